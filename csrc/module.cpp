@@ -1,0 +1,15 @@
+// The extension module `_core`: this file only lists what exists.
+#include <pybind11/pybind11.h>
+
+namespace py = pybind11;
+
+void register_kv_state(py::module_ & m);
+void register_host_buffer(py::module_ & m);
+
+PYBIND11_MODULE(_core, m) {
+    m.attr("LLAMA_VERSION")    = PYCTL_LLAMA_VERSION;
+    m.attr("GGML_VERSION")     = PYCTL_GGML_VERSION;
+    m.attr("BINDINGS_VERSION") = PYCTL_BINDINGS_VERSION;
+    register_host_buffer(m);
+    register_kv_state(m);
+}

@@ -1,0 +1,41 @@
+#include "state_io.h"
+
+void recorder::write(const void * src, size_t size) {
+    const auto * p = static_cast<const uint8_t *>(src);
+    steps.push_back({ nullptr, 0, size, std::vector<uint8_t>(p, p + size) });
+    total += size;
+}
+
+void recorder::write_tensor(ggml_tensor * tensor, size_t offset, size_t size) {
+    steps.push_back({ tensor, offset, size, {} });
+    total += size;
+}
+
+void tensor_writer::write_tensor(ggml_tensor * tensor, size_t offset, size_t size) {
+    if (size > left) {
+        throw std::runtime_error("llama.cpp wrote more state than it had announced");
+    }
+    ggml_backend_tensor_get(tensor, dst + done, offset, size);
+    done += size;
+    left -= size;
+}
+
+void stream_reader::read(void * dst, size_t size) {
+    if (at + size > plain.size()) {
+        throw std::runtime_error("llama.cpp asked for more state than was prepared");
+    }
+    std::memcpy(dst, plain.data() + at, size);
+    at += size;
+}
+
+void stream_reader::read_tensor(ggml_tensor * tensor, size_t offset, size_t size) {
+    if (src == nullptr) {
+        return;
+    }
+    if (size > left) {
+        throw std::runtime_error("llama.cpp asked for more tensor data than was given");
+    }
+    ggml_backend_tensor_set(tensor, src, offset, size);
+    src += size;
+    left -= size;
+}

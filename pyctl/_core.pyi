@@ -1,0 +1,94 @@
+"""The compiled extension: moves rows and state of one sequence in and out of a llama_context.
+
+Import it through `pyctl.native`, which loads the library first and checks that both belong together.
+Positions are token counts, sizes bytes. Every call checks its ranges and sizes before llama.cpp sees them and raises
+ValueError with the reason; the sequence is unchanged then. Copies release the GIL. None of this is thread-safe: the
+thread that owns the context makes the calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Buffer: TypeAlias = NDArray[np.uint8] | bytes | bytearray | memoryview
+
+LLAMA_VERSION: str
+GGML_VERSION: str
+BINDINGS_VERSION: str
+
+class HostBuffer:
+    """``size`` bytes of host memory, uninitialised; pinned if asked for and some device offers it.
+
+    Supports the buffer protocol, shape (size,), uint8, writable. MemoryError when there is no memory.
+    """
+
+    def __init__(self, size: int, pinned: bool = True) -> None: ...
+    @property
+    def pinned(self) -> bool: ...
+    def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+class KVState:
+    """Rows and state inside the context at address ``ctx``.
+
+    ``seq`` must hold at least one token: the layout is read from what llama.cpp writes for it. ``kind`` is
+    ``attention`` (rows only), ``hybrid`` (rows and a recurrent state) or ``whole`` (a memory of another kind, or one
+    stream per sequence: no rows, and the state is llama.cpp's own of the whole sequence).
+    """
+
+    def __init__(self, ctx: int, seq: int = 0) -> None: ...
+    @property
+    def kind(self) -> Literal["attention", "hybrid", "whole"]: ...
+    @property
+    def layout(self) -> str:
+        """Types and sizes of everything that is saved, as text; equal layouts may exchange blocks."""
+
+    @property
+    def layout_hash(self) -> int: ...
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one token over all attention layers, without the block header."""
+
+    @property
+    def n_layers(self) -> int:
+        """Attention layers that keep rows."""
+
+    @property
+    def transposed(self) -> bool: ...
+    def n_rows(self, seq: int) -> int:
+        """The position after the last token of ``seq``."""
+
+    def ordered(self, seq: int) -> bool:
+        """Whether row i lies in cell i for all rows, as after a cold prefill of a lone sequence."""
+
+    def rows_size(self, p0: int, p1: int) -> int:
+        """Bytes of the block that holds rows [p0, p1)."""
+
+    def save_rows(self, seq: int, p0: int, p1: int, out: Buffer) -> None:
+        """Copy rows [p0, p1) of ``seq`` into ``out``, which has exactly ``rows_size(p0, p1)`` bytes."""
+
+    def load_rows(self, seq: int, p0: int, spans: Sequence[tuple[Buffer, int, int]]) -> None:
+        """Append rows to ``seq``, which ends at ``p0``.
+
+        ``spans`` are (block, first, last): positions [first, last) out of a saved block, in order, the first
+        starting at ``p0``. The state is not touched.
+        """
+
+    def state_size(self, seq: int) -> int:
+        """Bytes of the state at the end of ``seq``; 0 for kind ``attention``."""
+
+    def save_state(self, seq: int, n: int, out: Buffer) -> None:
+        """Copy the state of ``seq``, which ends at ``n``, into ``out`` of exactly ``state_size(seq)`` bytes."""
+
+    def load_state(self, seq: int, n: int, data: Buffer) -> None:
+        """Replace the state of ``seq`` by one saved at ``n``; a hybrid's rows must end there already."""
+
+    def rewind(self, seq: int, n: int) -> None:
+        """Drop the rows from ``n`` on. A hybrid's state stays where it was: load the one at ``n`` next."""
+
+    def clear(self, seq: int) -> None:
+        """Drop everything that ``seq`` holds."""

@@ -1,0 +1,90 @@
+"""Every error that pyctl raises on purpose.
+
+* PyctlError
+  + ConfigError            flags or files the program cannot start with
+    - ModelError           a GGUF that cannot be loaded, or does not fit
+    - LibraryMismatchError llama.cpp, its headers and the extension are not of one release
+  + RequestError           a request that cannot be served as it stands (HTTP 400)
+    - ContextSizeError     a prompt that is longer than the context
+    - AuthenticationError  a missing or wrong API key (HTTP 401)
+    - NotFoundError        an unknown path or model (HTTP 404)
+    - NotSupportedError    something this model or build lacks (HTTP 501)
+  + UnavailableError       loading or shutting down (HTTP 503)
+  + EngineError            llama.cpp failed while serving (HTTP 500)
+    - StateError           bytes that do not fit the model's memory; a cache miss, never a failed request
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AuthenticationError",
+    "ConfigError",
+    "ContextSizeError",
+    "EngineError",
+    "LibraryMismatchError",
+    "ModelError",
+    "NotFoundError",
+    "NotSupportedError",
+    "PyctlError",
+    "RequestError",
+    "StateError",
+    "UnavailableError",
+]
+
+
+class PyctlError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class ConfigError(PyctlError):
+    """The program cannot start as it was asked to; the text is one line for the user."""
+
+
+class ModelError(ConfigError):
+    """A model file is missing, damaged, unsupported, or does not fit into memory."""
+
+
+class LibraryMismatchError(ConfigError):
+    """The loaded llama.cpp library and the compiled extension are not of the same release."""
+
+
+class RequestError(PyctlError):
+    """The client sent something that cannot be served."""
+
+
+class ContextSizeError(RequestError):
+    """The prompt has more tokens than the context holds.
+
+    ``n_prompt_tokens`` and ``n_ctx`` are token counts.
+    """
+
+    def __init__(self, n_prompt_tokens: int, n_ctx: int) -> None:
+        super().__init__(
+            f"request ({n_prompt_tokens} tokens) exceeds the available context size ({n_ctx} tokens), try increasing it"
+        )
+        self.n_prompt_tokens = n_prompt_tokens
+        self.n_ctx = n_ctx
+
+
+class AuthenticationError(RequestError):
+    """The API key is missing or wrong."""
+
+
+class NotFoundError(RequestError):
+    """No such path, model or object."""
+
+
+class NotSupportedError(RequestError):
+    """The model, the build or this version lacks what was asked for."""
+
+
+class UnavailableError(PyctlError):
+    """The server is loading its model or shutting down."""
+
+
+class EngineError(PyctlError):
+    """llama.cpp failed while it served a request."""
+
+
+class StateError(EngineError):
+    """Saved rows or a saved state do not fit the live memory; the sequence stays usable."""
