@@ -1,0 +1,211 @@
+"""Shapes of the models that the generator can write, and the cache sizes that follow from them.
+
+A shape is arithmetic only: it knows no tensor names and no file format. The full-size shapes repeat the published
+dimensions of the models they are named after; the tiny ones keep the same layout at the smallest useful widths.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+__all__ = ["QWEN36_27B", "QWEN36_35B_A3B", "SHAPES", "TINY_DENSE", "TINY_HYBRID", "TINY_MOE", "Arch", "Shape"]
+
+Arch = Literal["qwen3", "qwen35", "qwen35moe"]
+
+F32_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Dimensions of one model. All widths are in elements, `*_size` of a head is per head.
+
+    `feed_forward` is the width of one expert if there are experts. `attention_interval` is 4 when three recurrent
+    layers precede each full-attention layer, and 1 when every layer is full attention. `quantised` chooses Q4_K with
+    some Q6_K instead of f16 for the matrices.
+    """
+
+    name: str
+    arch: Arch
+    num_layers: int
+    embedding: int
+    feed_forward: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    rope_size: int
+    vocab_size: int
+    rope_sections: tuple[int, int, int, int] = (0, 0, 0, 0)
+    rope_base: float = 1e7
+    attention_interval: int = 1
+    num_key_heads: int = 0
+    num_value_heads: int = 0
+    recurrent_head_size: int = 0
+    conv_kernel: int = 0
+    num_experts: int = 0
+    num_experts_used: int = 0
+    shared_feed_forward: int = 0
+    context_length: int = 262_144
+    quantised: bool = False
+
+    def is_recurrent(self, layer: int) -> bool:
+        """Whether `layer` (from 0) is a Gated-DeltaNet layer."""
+        return (layer + 1) % self.attention_interval != 0
+
+    @property
+    def num_attention_layers(self) -> int:
+        return self.num_layers - self.num_recurrent_layers
+
+    @property
+    def num_recurrent_layers(self) -> int:
+        return sum(self.is_recurrent(layer) for layer in range(self.num_layers))
+
+    @property
+    def key_width(self) -> int:
+        """Width of the keys (and of the queries) of one recurrent layer."""
+        return self.num_key_heads * self.recurrent_head_size
+
+    @property
+    def value_width(self) -> int:
+        """Width of the values of one recurrent layer."""
+        return self.num_value_heads * self.recurrent_head_size
+
+    @property
+    def conv_channels(self) -> int:
+        """Channels of the short convolution: queries, keys and values."""
+        return 2 * self.key_width + self.value_width
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the recurrent state of one sequence (f32); 0 for a dense model.
+
+        Per recurrent layer one matrix per value head, and the last `conv_kernel - 1` inputs of the convolution.
+        """
+        matrices = self.num_value_heads * self.recurrent_head_size**2
+        conv = (self.conv_kernel - 1) * self.conv_channels
+        return self.num_recurrent_layers * (matrices + conv) * F32_BYTES
+
+    def row_bytes(self, type_k: str = "f16", type_v: str = "f16") -> int:
+        """Bytes of K and V of one token over all attention layers, with llama.cpp's names of the cache types.
+
+            QWEN36_27B.row_bytes()                # 65536
+            QWEN36_27B.row_bytes("q8_0", "q8_0")  # 34816
+
+        Raises `ValueError` for an unknown type or one whose blocks do not divide a head.
+        """
+        width = self.num_kv_heads * self.head_size
+        per_layer = 0
+        for name in (type_k, type_v):
+            try:
+                block, size = GGML_QUANT_SIZES[GGMLQuantizationType[name.upper()]]
+            except KeyError:
+                raise ValueError(f"unknown cache type {name!r}") from None
+            if self.head_size % block:
+                raise ValueError(f"cache type {name!r} has blocks of {block}, heads have {self.head_size} elements")
+            per_layer += width // block * size
+        return self.num_attention_layers * per_layer
+
+
+BYTE_VOCAB_SIZE = 282
+
+TINY_HYBRID = Shape(
+    name="tiny-hybrid",
+    arch="qwen35",
+    num_layers=8,
+    embedding=64,
+    feed_forward=128,
+    num_heads=2,
+    num_kv_heads=1,
+    head_size=64,
+    rope_size=16,
+    rope_sections=(3, 3, 2, 0),
+    vocab_size=BYTE_VOCAB_SIZE,
+    attention_interval=4,
+    num_key_heads=2,
+    num_value_heads=4,
+    recurrent_head_size=32,
+    conv_kernel=4,
+)
+
+TINY_MOE = Shape(
+    name="tiny-moe",
+    arch="qwen35moe",
+    num_layers=8,
+    embedding=64,
+    feed_forward=32,
+    num_heads=2,
+    num_kv_heads=1,
+    head_size=64,
+    rope_size=16,
+    rope_sections=(3, 3, 2, 0),
+    vocab_size=BYTE_VOCAB_SIZE,
+    attention_interval=4,
+    num_key_heads=2,
+    num_value_heads=4,
+    recurrent_head_size=32,
+    conv_kernel=4,
+    num_experts=8,
+    num_experts_used=2,
+    shared_feed_forward=32,
+)
+
+TINY_DENSE = Shape(
+    name="tiny-dense",
+    arch="qwen3",
+    num_layers=4,
+    embedding=64,
+    feed_forward=128,
+    num_heads=2,
+    num_kv_heads=1,
+    head_size=64,
+    rope_size=64,
+    rope_base=1e6,
+    vocab_size=BYTE_VOCAB_SIZE,
+)
+
+QWEN36_27B = Shape(
+    name="27b",
+    arch="qwen35",
+    num_layers=64,
+    embedding=5120,
+    feed_forward=17_408,
+    num_heads=24,
+    num_kv_heads=4,
+    head_size=256,
+    rope_size=64,
+    rope_sections=(11, 11, 10, 0),
+    vocab_size=248_320,
+    attention_interval=4,
+    num_key_heads=16,
+    num_value_heads=48,
+    recurrent_head_size=128,
+    conv_kernel=4,
+    quantised=True,
+)
+
+QWEN36_35B_A3B = Shape(
+    name="35b-a3b",
+    arch="qwen35moe",
+    num_layers=40,
+    embedding=2048,
+    feed_forward=512,
+    num_heads=16,
+    num_kv_heads=2,
+    head_size=256,
+    rope_size=64,
+    rope_sections=(11, 11, 10, 0),
+    vocab_size=248_320,
+    attention_interval=4,
+    num_key_heads=16,
+    num_value_heads=32,
+    recurrent_head_size=128,
+    conv_kernel=4,
+    num_experts=256,
+    num_experts_used=8,
+    shared_feed_forward=512,
+    quantised=True,
+)
+
+SHAPES = {shape.name: shape for shape in (TINY_HYBRID, TINY_MOE, TINY_DENSE, QWEN36_27B, QWEN36_35B_A3B)}
