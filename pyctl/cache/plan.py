@@ -1,0 +1,74 @@
+"""Where a prefill stops: batch ends, which depend on the prompt alone, and cuts, which deserve a snapshot."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+
+from pyctl.prompt import Prompt
+
+__all__ = ["MIN_BATCH", "batch_ends", "choose_cuts", "ends_within", "last_common_end", "last_end"]
+
+MIN_BATCH = 32
+"""A boundary ends a batch only this many tokens after the last batch end; smaller batches waste the device."""
+
+
+def batch_ends(prompt: Prompt, n_ubatch: int, min_batch: int = MIN_BATCH) -> list[int]:
+    """Token counts at which evaluation stops, ascending; the last is len(prompt).
+
+    A batch ends ``n_ubatch`` tokens after the one before, or at a boundary at least ``min_batch`` tokens after it.
+    Nothing else enters, so a prompt that extends another has the same ends in the shared part, except for the
+    shorter one's very end.
+    """
+    ends: list[int] = []
+    last = 0
+    for stop in (*prompt.boundaries, len(prompt)):
+        while last + n_ubatch <= stop:
+            last += n_ubatch
+            ends.append(last)
+        if stop - last >= min_batch:
+            last = stop
+            ends.append(last)
+    if len(prompt) > last:
+        ends.append(len(prompt))
+    return ends
+
+
+def last_end(ends: Sequence[int], limit: int) -> int:
+    """The deepest batch end at or before ``limit``, or 0."""
+    at = bisect.bisect_right(ends, limit)
+    return ends[at - 1] if at else 0
+
+
+def last_common_end(a: Sequence[int], b: Sequence[int], limit: int) -> int:
+    """The deepest position at or before ``limit`` that is a batch end in both, or 0."""
+    common = set(a[: bisect.bisect_right(a, limit)]).intersection(b[: bisect.bisect_right(b, limit)])
+    return max(common, default=0)
+
+
+def ends_within(ends: Sequence[int], first: int, last: int | None = None) -> tuple[int, ...]:
+    """The batch ends in (first, last]."""
+    return tuple(ends[bisect.bisect_right(ends, first) : None if last is None else bisect.bisect_right(ends, last)])
+
+
+def choose_cuts(prompt: Prompt, ends: Sequence[int], start: int, min_step: int) -> list[int]:
+    """The batch ends after ``start`` that deserve a snapshot, ascending.
+
+    These are the last ends at or before: the first boundary (the system and tools head), the two last boundaries (the
+    last message and the generation header), and every ``min_step`` tokens of a stretch without any other cut
+    (0 turns those off). A prompt without boundaries gets its last full batch.
+    """
+    inner = [end for end in ends if end < len(prompt)]
+    if not inner:
+        return []
+    wanted = {prompt.boundaries[0], *prompt.boundaries[-2:]} if prompt.boundaries else {inner[-1]}
+    cuts = {last_end(inner, boundary) for boundary in wanted} - {0}
+    if min_step > 0:
+        last = start
+        for end in inner:
+            if end in cuts:
+                last = end
+            elif end - last >= min_step:
+                cuts.add(end)
+                last = end
+    return sorted(cut for cut in cuts if cut > start)

@@ -1,0 +1,175 @@
+"""The snapshots in RAM: lookup, reservation, eviction, and the one place where bytes are counted."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from pyctl.cache.prefix import Prefix, prefixes
+from pyctl.cache.segment import NOTHING, Segment, Snapshot
+from pyctl.cache.slots import Reservation, Slot, Slots
+from pyctl.prompt import Tokens
+
+__all__ = ["RamCache"]
+
+
+class RamCache:
+    """Up to ``n_slots`` snapshots within ``budget`` bytes (None: no limit).
+
+    A published prefix always equals what its snapshot holds, a slot holds one snapshot, and a prefix is in at most one
+    slot. Snapshots that the caller spares (the restore source), pinned ones and reserved slots are never victims.
+    Not thread-safe: the engine's thread owns it.
+    """
+
+    def __init__(self, n_slots: int, budget: int | None) -> None:
+        self.slots = Slots(n_slots)
+        self.budget = budget
+        self.n_bytes = 0
+        self.n_evicted = 0
+        self._by_prefix: dict[Prefix, Slot] = {}
+
+    @property
+    def enabled(self) -> bool:
+        return self.slots.capacity > 0 and self.budget != 0
+
+    def snapshots(self) -> list[Snapshot]:
+        """All published snapshots, by slot."""
+        return [slot.snapshot for slot in self.slots.places if slot.snapshot is not None]
+
+    # -- lookup ------------------------------------------------------------------------------------------------------
+
+    def lookup(self, tokens: Tokens, limit: int) -> list[Snapshot]:
+        """Snapshots that hold a prefix of ``tokens`` of at most ``limit`` tokens, deepest first."""
+        lengths = {prefix.n for prefix in self._by_prefix if prefix.n <= min(limit, tokens.size)}
+        found = []
+        for prefix in reversed(prefixes(tokens, lengths)):
+            slot = self._by_prefix.get(prefix)
+            if slot is not None and slot.snapshot is not None and slot.snapshot.shared(tokens) == prefix.n:
+                found.append(slot.snapshot)
+        return found
+
+    def overlap(self, tokens: Tokens) -> tuple[Snapshot | None, int]:
+        """The snapshot that shares the most leading tokens with ``tokens``, and how many."""
+        best: tuple[Snapshot | None, int] = (None, 0)
+        for snapshot in self.snapshots():
+            shared = snapshot.shared(tokens)
+            if shared > best[1]:
+                best = snapshot, shared
+        return best
+
+    def touch(self, snapshot: Snapshot) -> None:
+        """Count a hit; only the snapshot that was used, not its ancestors."""
+        snapshot.hits += 1
+        slot = self._by_prefix.get(snapshot.prefix)
+        if slot is not None:
+            slot.touched = True
+
+    def __contains__(self, prefix: Prefix) -> bool:
+        return prefix in self._by_prefix
+
+    # -- change ------------------------------------------------------------------------------------------------------
+
+    def prepare(self, prefix: Prefix, n_bytes: int, spared: Collection[Snapshot] = ()) -> Reservation | None:
+        """Reserve a slot for a snapshot of ``prefix`` that will add ``n_bytes``.
+
+        Nothing leaves before `confirm`. None when the prefix is here already, the budget could never hold it, or every
+        slot is spared, pinned or reserved.
+        """
+        if not self.enabled or prefix in self._by_prefix or (self.budget is not None and n_bytes > self.budget):
+            return None
+        slot = self.slots.free() or self._superseded(spared) or self.slots.sweep(spared)
+        if slot is None:
+            return None
+        slot.reserved = True
+        return Reservation(prefix, slot, lambda reservation, snapshot: self._publish(reservation, snapshot, spared))
+
+    def drop(self, snapshot: Snapshot) -> None:
+        """Remove a snapshot, such as one that failed to restore."""
+        slot = self._by_prefix.get(snapshot.prefix)
+        if slot is not None and slot.snapshot is snapshot:
+            self._vacate(slot)
+
+    def clear(self) -> None:
+        """Remove everything that is not pinned or reserved."""
+        for slot in self.slots.occupied():
+            if not slot.pinned and not slot.reserved:
+                self._vacate(slot)
+
+    def _publish(self, reservation: Reservation, snapshot: Snapshot, spared: Collection[Snapshot]) -> bool:
+        if not all(segment.alive for segment, _ in list(snapshot.chain())[1:]):
+            raise ValueError("the snapshot builds on rows that were given up")
+        slot = reservation.slot
+        self._retain(snapshot.segment)
+        self.n_bytes += int(snapshot.state.nbytes)
+        if slot.snapshot is not None:
+            self._vacate(slot)
+            self.n_evicted += 1
+        twin = self._by_prefix.get(snapshot.prefix)
+        if twin is not None:
+            self._vacate(twin)
+        slot.snapshot, slot.touched = snapshot, False
+        self._by_prefix[snapshot.prefix] = slot
+        self.slots.hand = (slot.index + 1) % self.slots.capacity
+        return self._shrink({snapshot, *spared}) or self._take_back(slot)
+
+    def _shrink(self, spared: Collection[Snapshot]) -> bool:
+        while self.budget is not None and self.n_bytes > self.budget:
+            victim = self._superseded(spared) or self.slots.sweep(spared)
+            if victim is None:
+                return False
+            self._vacate(victim)
+            self.n_evicted += 1
+        return True
+
+    def _take_back(self, slot: Slot) -> bool:
+        self._vacate(slot)
+        return False
+
+    def _superseded(self, spared: Collection[Snapshot]) -> Slot | None:
+        """The slot of an interior snapshot that was not hit lately.
+
+        Interior means: on its chain lies a shallower snapshot, and it lies on the chain of a deeper one. The head and
+        the newest of a conversation are therefore never meant.
+        """
+        snapshots = self.snapshots()
+        reach = {snapshot: dict(snapshot.chain()) for snapshot in snapshots}
+
+        def stems_from(deep: Snapshot, shallow: Snapshot) -> bool:
+            return shallow.n < deep.n and reach[deep].get(shallow.segment, 0) >= shallow.n
+
+        for slot in self.slots.from_hand():
+            snapshot = slot.snapshot
+            if snapshot is None or slot.pinned or slot.reserved or slot.touched or snapshot in spared:
+                continue
+            if any(stems_from(other, snapshot) for other in snapshots) and any(
+                stems_from(snapshot, other) for other in snapshots
+            ):
+                return slot
+        return None
+
+    def _vacate(self, slot: Slot) -> None:
+        snapshot = slot.snapshot
+        assert snapshot is not None
+        del self._by_prefix[snapshot.prefix]
+        slot.snapshot, slot.touched, slot.pinned = None, False, False
+        self.n_bytes -= int(snapshot.state.nbytes)
+        self._release(snapshot.segment)
+
+    # -- bytes -------------------------------------------------------------------------------------------------------
+
+    def _retain(self, segment: Segment | None) -> None:
+        while segment is not None:
+            segment.references += 1
+            if segment.references > 1:
+                return
+            self.n_bytes += segment.n_bytes
+            segment = segment.parent
+
+    def _release(self, segment: Segment | None) -> None:
+        while segment is not None:
+            segment.references -= 1
+            if segment.references > 0:
+                return
+            self.n_bytes -= segment.n_bytes
+            # A live sequence may still point here; the memory must go now, when its bytes stop counting.
+            segment.rows = NOTHING
+            segment = segment.parent

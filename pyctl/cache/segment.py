@@ -1,0 +1,117 @@
+"""What the cache holds: segments of rows that share their stem, and snapshots at which a prompt can be resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyctl.cache.prefix import Prefix
+from pyctl.prompt import Tokens
+
+__all__ = ["NOTHING", "Block", "Segment", "Snapshot", "Span"]
+
+Block: TypeAlias = NDArray[np.uint8]
+"""Saved bytes, shape (size,), opaque to the cache."""
+
+NOTHING: Block = np.empty(0, np.uint8)
+
+Span: TypeAlias = tuple[Block, int, int]
+"""Positions [first, last) out of a block of rows."""
+
+
+@dataclass(eq=False)
+class Segment:
+    """The rows of tokens [start, start + len(tokens)), immutable, and the segment that covers what comes before.
+
+    The parent may reach past ``start``; its rows from there on belong to another branch. ``ends`` are the batch ends in
+    (start, end] that a cold run would have, too. ``references`` counts snapshots and children; only the cache that
+    counts the bytes changes it. A model without rows of its own
+    (whole-sequence states) has segments of zero bytes: they still hold the tokens.
+    """
+
+    start: int
+    tokens: Tokens
+    rows: Block
+    parent: Segment | None
+    ends: tuple[int, ...] = ()
+    references: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.start + int(self.tokens.size)
+
+    @property
+    def n_bytes(self) -> int:
+        return int(self.rows.nbytes) + int(self.tokens.nbytes)
+
+    @property
+    def alive(self) -> bool:
+        """Whether some snapshot still needs these rows."""
+        return self.references > 0
+
+
+@dataclass(eq=False)
+class Snapshot:
+    """Everything needed to resume at ``prefix.n`` tokens: a chain of segments over [0, n) and the state at n.
+
+    ``state`` is empty for models that need only rows. ``exact`` says that every row and the state came from batches
+    that a cold run would have evaluated.
+    """
+
+    prefix: Prefix
+    segment: Segment
+    state: Block
+    exact: bool = True
+    hits: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.segment.start < self.prefix.n <= self.segment.end:
+            covered = f"[{self.segment.start}, {self.segment.end})"
+            raise ValueError(f"a snapshot at {self.prefix.n} needs a segment that covers it, not {covered}")
+
+    @property
+    def n(self) -> int:
+        return self.prefix.n
+
+    def chain(self) -> Iterator[tuple[Segment, int]]:
+        """(segment, position up to which it counts), from the deepest to the first."""
+        n, segment = self.n, self.segment
+        while True:
+            yield segment, min(n, segment.end)
+            n = min(n, segment.start)
+            while segment.parent is not None and n <= segment.start:
+                segment = segment.parent
+            if n <= segment.start:
+                return
+
+    @property
+    def ends(self) -> list[int]:
+        """The exact batch ends of the whole chain, ascending."""
+        stems = reversed(list(self.chain()))
+        return [end for segment, last in stems for end in segment.ends if end <= last]
+
+    def shared(self, tokens: Tokens) -> int:
+        """How many leading tokens this snapshot shares with ``tokens``, at most n."""
+        position = 0
+        for segment, last in reversed(list(self.chain())):
+            stored = segment.tokens[: last - segment.start]
+            given = tokens[position : position + stored.size]
+            differs = stored[: given.size] != given
+            if differs.any():
+                return position + int(differs.argmax())
+            position += int(given.size)
+            if given.size < stored.size:
+                break
+        return position
+
+    def spans(self, first: int, last: int) -> list[Span]:
+        """The rows [first, last) of the chain, in order."""
+        result = []
+        for segment, stop in self.chain():
+            if stop > first and segment.start < last:
+                result.append((segment.rows, max(first, segment.start), min(stop, last)))
+        return result[::-1]

@@ -1,0 +1,62 @@
+"""What the engine and the cache know of a request: token ids and the places where messages begin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+__all__ = ["Prompt", "Tokens", "as_tokens", "common_prefix"]
+
+Tokens: TypeAlias = NDArray[np.int32]
+"""Token ids, shape (n,), read-only once they are part of a Prompt."""
+
+
+def as_tokens(values: ArrayLike) -> Tokens:
+    """A contiguous, read-only int32 copy of ``values``, shape (n,)."""
+    tokens = np.array(values, dtype=np.int32, ndmin=1)
+    if tokens.ndim != 1:
+        raise ValueError(f"tokens must have one dimension, not {tokens.ndim}")
+    tokens.flags.writeable = False
+    return tokens
+
+
+def common_prefix(a: Tokens, b: Tokens) -> int:
+    """How many leading tokens ``a`` and ``b`` share."""
+    n = min(a.size, b.size)
+    if n == 0:
+        return 0
+    differs = a[:n] != b[:n]
+    first = int(differs.argmax())
+    return first if differs[first] else n
+
+
+@dataclass(frozen=True, eq=False)
+class Prompt:
+    """Token ids of one request plus its boundaries.
+
+    ``boundaries`` are token counts at which a message begins, ascending, each in (0, len(tokens)); the
+    generation header, where there is one, is the last. Wrong boundaries raise ValueError.
+    """
+
+    tokens: Tokens
+    boundaries: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        previous = 0
+        for boundary in self.boundaries:
+            if not previous < boundary < self.tokens.size:
+                raise ValueError(f"boundary {boundary} is not ascending within (0, {self.tokens.size})")
+            previous = boundary
+
+    @classmethod
+    def of(cls, tokens: ArrayLike, boundaries: Iterable[int] = ()) -> Prompt:
+        """A prompt from anything that looks like a list of ids; boundaries are sorted and deduplicated."""
+        ids = as_tokens(tokens)
+        return cls(ids, tuple(sorted({int(b) for b in boundaries if 0 < b < ids.size})))
+
+    def __len__(self) -> int:
+        return int(self.tokens.size)

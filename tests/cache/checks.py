@@ -1,0 +1,55 @@
+"""The invariants of the cache, checked from scratch."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from pyctl.cache.prefix import prefixes
+from pyctl.cache.ram import RamCache
+from pyctl.cache.segment import Segment, Snapshot
+from pyctl.prompt import Tokens, as_tokens
+
+
+def tokens_of(snapshot: Snapshot) -> Tokens:
+    """The tokens that a snapshot covers, from its chain."""
+    parts = [segment.tokens[: last - segment.start] for segment, last in snapshot.chain()]
+    return as_tokens(np.concatenate(parts[::-1]))
+
+
+def check_invariants(cache: RamCache) -> None:
+    """Keys, slots, references and bytes agree with what is stored; the budget holds."""
+    published = {}
+    for slot in cache.slots.places:
+        if slot.snapshot is None:
+            assert not slot.pinned
+            continue
+        snapshot = slot.snapshot
+        assert snapshot.prefix not in published, "two slots hold one prefix"
+        published[snapshot.prefix] = slot
+        tokens = tokens_of(snapshot)
+        assert tokens.size == snapshot.n == snapshot.prefix.n
+        assert prefixes(tokens, [snapshot.n]) == [snapshot.prefix], "the key does not name what the slot holds"
+        rows = snapshot.spans(0, snapshot.n)
+        assert [first for _, first, _ in rows] == [0, *(last for _, _, last in rows[:-1])]
+        assert rows[-1][2] == snapshot.n
+    assert cache._by_prefix == published
+
+    references: Counter[int] = Counter()
+    segments: dict[int, Segment] = {}
+    for snapshot in cache.snapshots():
+        references[id(snapshot.segment)] += 1
+        for segment, _ in snapshot.chain():
+            segments[id(segment)] = segment
+    for segment in segments.values():
+        if segment.parent is not None:
+            references[id(segment.parent)] += 1
+            assert segment.parent.end >= segment.start
+            assert id(segment.parent) in segments
+    for key, segment in segments.items():
+        assert segment.references == references[key]
+    n_bytes = sum(segment.n_bytes for segment in segments.values())
+    n_bytes += sum(int(snapshot.state.nbytes) for snapshot in cache.snapshots())
+    assert cache.n_bytes == n_bytes
+    assert cache.budget is None or cache.n_bytes <= cache.budget
