@@ -1,0 +1,87 @@
+"""The edge to llama.cpp: what the engine asks of it. One real implementation (llama.py), one fake (fake.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+from pyctl.cache.segment import Block, Span
+from pyctl.engine.sampling import Sampling
+from pyctl.prompt import Tokens
+
+__all__ = ["Backend", "Sampler", "TopTokens"]
+
+TopTokens = tuple[tuple[int, float], ...]
+"""(id, natural log of the probability): the sampled token first, then the most likely ones."""
+
+
+class Sampler(Protocol):
+    """Chooses tokens for one request; remembers what its penalties need."""
+
+    def sample(self, index: int) -> int:
+        """A token from the logits of output ``index`` of the last evaluation."""
+
+    def close(self) -> None:
+        """Free what it holds in llama.cpp; calling twice is harmless."""
+
+
+class Backend(Protocol):
+    """Evaluates tokens and moves rows and state of sequences 0 .. n_seqs - 1.
+
+    Only the thread that made it may call it. Failing evaluation raises EngineError; rows or a state that do not fit
+    raise StateError before the sequence is changed.
+    """
+
+    @property
+    def kind(self) -> Literal["attention", "hybrid", "whole"]: ...
+    @property
+    def n_ctx(self) -> int: ...
+    @property
+    def n_seqs(self) -> int: ...
+    @property
+    def n_ubatch(self) -> int: ...
+
+    def evaluate(self, seq: int, tokens: Tokens, start: int) -> None:
+        """Evaluate ``tokens`` as one batch at positions start, start + 1, ...; output 0 is the last token's."""
+
+    def decode(self, items: Sequence[tuple[int, int, int]]) -> None:
+        """Evaluate one token for each (seq, token, position); output i belongs to item i."""
+
+    def sampler(self, sampling: Sampling, prompt: Tokens) -> Sampler:
+        """A sampler whose penalties have seen the end of ``prompt``."""
+
+    def top_tokens(self, index: int, token: int, n: int) -> TopTokens:
+        """The log-probability of ``token`` and of the ``n`` most likely tokens at output ``index``."""
+
+    def is_end(self, token: int) -> bool:
+        """Whether the model ends its reply with ``token``."""
+
+    def piece(self, token: int) -> bytes:
+        """The bytes of one generated token."""
+
+    def rows_size(self, first: int, last: int) -> int:
+        """Bytes of the block that holds rows [first, last); 0 if empty or for kind ``whole``."""
+
+    def state_size(self, seq: int) -> int:
+        """Bytes of the state block at the end of ``seq``; 0 for kind ``attention``."""
+
+    def save_rows(self, seq: int, first: int, last: int) -> Block:
+        """Rows [first, last) of ``seq``; empty for kind ``whole``."""
+
+    def save_state(self, seq: int, n: int) -> Block:
+        """The state of ``seq``, which ends at ``n``; empty for kind ``attention``."""
+
+    def load_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
+        """Append rows to ``seq``, which ends at ``first``."""
+
+    def load_state(self, seq: int, n: int, state: Block) -> None:
+        """Replace the state of ``seq`` by one saved at ``n``."""
+
+    def rewind(self, seq: int, n: int) -> None:
+        """Drop rows from ``n`` on; a hybrid needs its state at ``n`` loaded next."""
+
+    def clear(self, seq: int) -> None:
+        """Drop everything ``seq`` holds."""
+
+    def close(self) -> None:
+        """Free the context and the model."""

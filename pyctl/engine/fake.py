@@ -1,0 +1,185 @@
+"""A backend without a model, for tests: every output depends on every row, on the state, and on how batches were cut.
+
+A row or state that is missing, stale, of another branch, or from other batch ends therefore changes all later tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from pyctl.cache.segment import NOTHING, Block, Span
+from pyctl.engine.backend import TopTokens
+from pyctl.engine.sampling import Sampling
+from pyctl.errors import EngineError, StateError
+from pyctl.prompt import Tokens
+
+__all__ = ["FakeBackend"]
+
+ROW = 16
+HEADER = struct.Struct("<4sqq")
+
+
+def _hash(*parts: bytes) -> bytes:
+    return hashlib.blake2b(b"|".join(parts), digest_size=ROW).digest()
+
+
+@dataclass
+class _Seq:
+    rows: list[bytes] = field(default_factory=list)
+    state: bytes = bytes(ROW)
+    at: int = 0
+
+
+class FakeBackend:
+    """``n_vocab`` tokens, of which 0 ends a reply and the others are the letters of the alphabet, over and over.
+
+    ``fail_loads`` makes that many following loads refuse their bytes.
+    """
+
+    def __init__(
+        self,
+        kind: Literal["attention", "hybrid", "whole"] = "hybrid",
+        *,
+        n_ctx: int = 4096,
+        n_seqs: int = 1,
+        n_ubatch: int = 64,
+        n_vocab: int = 64,
+    ) -> None:
+        self.kind: Literal["attention", "hybrid", "whole"] = kind
+        self.n_ctx, self.n_seqs, self.n_ubatch, self.n_vocab = n_ctx, n_seqs, n_ubatch, n_vocab
+        self.fail_loads = 0
+        self.n_evaluated = 0
+        self.closed = False
+        self._seqs = [_Seq() for _ in range(n_seqs)]
+        self._outputs: list[bytes] = []
+
+    # -- evaluation --------------------------------------------------------------------------------------------------
+
+    def evaluate(self, seq: int, tokens: Tokens, start: int) -> None:
+        if not 0 < tokens.size <= self.n_ubatch:
+            raise EngineError(f"a batch of {tokens.size} tokens")
+        self._outputs = [self._advance(seq, tokens, start)]
+
+    def decode(self, items: Sequence[tuple[int, int, int]]) -> None:
+        self._outputs = [self._advance(seq, np.array([token], np.int32), position) for seq, token, position in items]
+
+    def _advance(self, seq: int, tokens: Tokens, start: int) -> bytes:
+        held = self._seqs[seq]
+        if len(held.rows) != start or (self.kind != "attention" and held.at != start):
+            raise EngineError(f"rows end at {len(held.rows)}, the state at {held.at}, the batch begins at {start}")
+        if start + tokens.size > self.n_ctx:
+            raise EngineError("the context is full")
+        # Like attention, a row depends on all rows before it; like GEMM rounding, on the shape of its batch.
+        before = _hash(*held.rows[-1:], held.state if self.kind != "attention" else b"", str(tokens.size).encode())
+        for i, token in enumerate(tokens.tolist()):
+            before = _hash(before, struct.pack("<qq", start + i, token))
+            held.rows.append(before)
+        held.state = _hash(held.state, tokens.tobytes())
+        held.at = start + int(tokens.size)
+        self.n_evaluated += int(tokens.size)
+        return self.digest(seq)
+
+    def digest(self, seq: int) -> bytes:
+        """What the logits at the end of ``seq`` depend on: all its rows and its state."""
+        held = self._seqs[seq]
+        return _hash(*held.rows, held.state if self.kind != "attention" else b"")
+
+    def sampler(self, sampling: Sampling, prompt: Tokens) -> _FakeSampler:
+        return _FakeSampler(self, sampling.ignore_eos)
+
+    def top_tokens(self, index: int, token: int, n: int) -> TopTokens:
+        return ((token, 0.0), *((i, -float(i)) for i in range(n)))
+
+    def is_end(self, token: int) -> bool:
+        return token == 0
+
+    def piece(self, token: int) -> bytes:
+        return bytes([ord("a") + token % 26])
+
+    # -- rows and state ----------------------------------------------------------------------------------------------
+
+    def rows_size(self, first: int, last: int) -> int:
+        return 0 if self.kind == "whole" or first >= last else HEADER.size + (last - first) * ROW
+
+    def state_size(self, seq: int) -> int:
+        whole = len(self._seqs[seq].rows) * ROW if self.kind == "whole" else 0
+        return 0 if self.kind == "attention" else HEADER.size + ROW + whole
+
+    def save_rows(self, seq: int, first: int, last: int) -> Block:
+        if self.kind == "whole":
+            return NOTHING
+        rows = self._seqs[seq].rows[first:last]
+        if len(rows) != last - first:
+            raise StateError(f"rows [{first}, {last}) are not there")
+        return _block(HEADER.pack(b"ROWS", first, last) + b"".join(rows))
+
+    def save_state(self, seq: int, n: int) -> Block:
+        if self.kind == "attention":
+            return NOTHING
+        held = self._seqs[seq]
+        if held.at != n:
+            raise StateError(f"the state stands at {held.at}, not {n}")
+        return _block(HEADER.pack(b"STAT", 0, n) + held.state + (b"".join(held.rows) if self.kind == "whole" else b""))
+
+    def load_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
+        self._maybe_fail()
+        held = self._seqs[seq]
+        if len(held.rows) != first:
+            raise StateError(f"rows end at {len(held.rows)}, not {first}")
+        for block, start, stop in spans:
+            magic, p0, p1 = HEADER.unpack(block[: HEADER.size].tobytes())
+            if magic != b"ROWS" or not p0 <= start < stop <= p1 or start != len(held.rows):
+                raise StateError(f"rows [{start}, {stop}) do not continue at {len(held.rows)}")
+            data = block[HEADER.size :].tobytes()
+            held.rows += [data[(i - p0) * ROW : (i - p0 + 1) * ROW] for i in range(start, stop)]
+
+    def load_state(self, seq: int, n: int, state: Block) -> None:
+        self._maybe_fail()
+        held = self._seqs[seq]
+        magic, _, at = HEADER.unpack(state[: HEADER.size].tobytes())
+        data = state[HEADER.size :].tobytes()
+        if magic != b"STAT" or at != n or (self.kind == "hybrid" and len(held.rows) != n):
+            raise StateError(f"a state at {at} does not belong to {n}")
+        held.state, held.at = data[:ROW], n
+        if self.kind == "whole":
+            held.rows = [data[i : i + ROW] for i in range(ROW, len(data), ROW)]
+
+    def rewind(self, seq: int, n: int) -> None:
+        if self.kind == "whole" and n:
+            raise StateError("nothing can be rewound")
+        del self._seqs[seq].rows[n:]
+        if n == 0:
+            self.clear(seq)
+
+    def clear(self, seq: int) -> None:
+        self._seqs[seq] = _Seq()
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _maybe_fail(self) -> None:
+        if self.fail_loads > 0:
+            self.fail_loads -= 1
+            raise StateError("made to fail")
+
+
+class _FakeSampler:
+    def __init__(self, backend: FakeBackend, ignore_eos: bool) -> None:
+        self._backend, self._first = backend, int(ignore_eos)
+
+    def sample(self, index: int) -> int:
+        value = int.from_bytes(self._backend._outputs[index][:8], "little")
+        return self._first + value % (self._backend.n_vocab - self._first)
+
+    def close(self) -> None:
+        pass
+
+
+def _block(data: bytes) -> Block:
+    return np.frombuffer(data, np.uint8)

@@ -1,0 +1,9 @@
+"""The one place of the package that talks to llama.cpp, through llama-cpp-python and the extension."""
+
+from __future__ import annotations
+
+from pyctl.engine.llama.backend import LlamaBackend
+from pyctl.engine.llama.loading import Loaded, load
+from pyctl.engine.llama.tokenizer import LlamaTokenizer
+
+__all__ = ["LlamaBackend", "LlamaTokenizer", "Loaded", "load"]

@@ -1,0 +1,198 @@
+"""The engine's backend on one llama_context."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, ParamSpec, TypeVar
+
+import numpy as np
+from llama_cpp import llama_cpp as api
+from numpy.typing import NDArray
+
+from pyctl.cache.segment import NOTHING, Block, Span
+from pyctl.engine.backend import TopTokens
+from pyctl.engine.llama.sampler import LlamaSampler
+from pyctl.engine.llama.tokenizer import LlamaTokenizer
+from pyctl.engine.sampling import Sampling
+from pyctl.errors import EngineError, StateError
+from pyctl.native import HostBuffer, KVState
+from pyctl.prompt import Tokens, as_tokens
+
+__all__ = ["LlamaBackend"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class LlamaBackend:
+    """Evaluates on ``ctx`` and moves its rows and states. Owns both pointers from now on.
+
+    The layout of the memory is read from what the library writes, so one token is evaluated and dropped first.
+    """
+
+    def __init__(self, model: Any, ctx: Any) -> None:
+        self._model, self._ctx = model, ctx
+        self.tokenizer = LlamaTokenizer(model)
+        self.n_ctx = int(api.llama_n_ctx_seq(ctx))
+        self.n_seqs = int(api.llama_n_seq_max(ctx))
+        self.n_ubatch = int(api.llama_n_ubatch(ctx))
+        self._batch = _Batch(max(self.n_ubatch, self.n_seqs))
+        self._end_tokens = self.tokenizer.end_tokens()
+        self.evaluate(0, as_tokens([max(self.tokenizer.bos, 0)]), 0)
+        self._memory = KVState(ctypes.cast(ctx, ctypes.c_void_p).value or 0, 0)
+        self.clear(0)
+
+    @property
+    def kind(self) -> Literal["attention", "hybrid", "whole"]:
+        return self._memory.kind
+
+    @property
+    def layout(self) -> str:
+        """What rows and states look like, as text."""
+        return self._memory.layout
+
+    # -- evaluation --------------------------------------------------------------------------------------------------
+
+    def evaluate(self, seq: int, tokens: Tokens, start: int) -> None:
+        batch = self._batch
+        n = int(tokens.size)
+        if n > self.n_ubatch:
+            raise EngineError(f"a batch of {n} tokens is larger than {self.n_ubatch}")
+        batch.tokens[:n] = tokens
+        batch.positions[:n] = np.arange(start, start + n)
+        batch.seqs[:n] = seq
+        batch.wanted[:n] = 0
+        batch.wanted[n - 1] = 1
+        self._run(n)
+        self._outputs = [n - 1]
+
+    def decode(self, items: Sequence[tuple[int, int, int]]) -> None:
+        batch = self._batch
+        for i, (seq, token, position) in enumerate(items):
+            batch.tokens[i], batch.positions[i], batch.seqs[i], batch.wanted[i] = token, position, seq, 1
+        self._run(len(items))
+        self._outputs = list(range(len(items)))
+
+    def _run(self, n: int) -> None:
+        self._batch.struct.n_tokens = n
+        code = api.llama_decode(self._ctx, self._batch.struct)
+        if code != 0:
+            reason = "the context is full" if code == 1 else f"llama_decode returned {code}"
+            raise EngineError(f"evaluation failed: {reason}")
+
+    def logits(self, index: int) -> NDArray[np.float32]:
+        """A copy of the logits of output ``index``, shape (n_vocab,)."""
+        pointer = api.llama_get_logits_ith(self._ctx, self._outputs[index])
+        return np.array(np.ctypeslib.as_array(pointer, (self.tokenizer.n_vocab,)), np.float32)
+
+    # -- choosing tokens ---------------------------------------------------------------------------------------------
+
+    def sampler(self, sampling: Sampling, prompt: Tokens) -> _IndexedSampler:
+        return _IndexedSampler(self, LlamaSampler(self._model, self._ctx, sampling, prompt, self._end_tokens))
+
+    def top_tokens(self, index: int, token: int, n: int) -> TopTokens:
+        logits = self.logits(index).astype(np.float64)
+        logits -= logits.max()
+        logprobs = logits - np.log(np.exp(logits).sum())
+        n = min(n, logprobs.size)
+        best = np.argpartition(-logprobs, n - 1)[:n]
+        best = best[np.argsort(-logprobs[best], kind="stable")]
+        return ((token, float(logprobs[token])), *((int(i), float(logprobs[i])) for i in best))
+
+    def is_end(self, token: int) -> bool:
+        return token in self._end_tokens
+
+    def piece(self, token: int) -> bytes:
+        return self.tokenizer.piece(token, special=False)
+
+    # -- rows and state ----------------------------------------------------------------------------------------------
+
+    def rows_size(self, first: int, last: int) -> int:
+        return 0 if self.kind == "whole" or first >= last else self._memory.rows_size(first, last)
+
+    def state_size(self, seq: int) -> int:
+        return self._memory.state_size(seq)
+
+    def save_rows(self, seq: int, first: int, last: int) -> Block:
+        if self.kind == "whole":
+            return NOTHING
+        block = _allocate(self._memory.rows_size(first, last))
+        _checked(self._memory.save_rows, seq, first, last, block)
+        return block
+
+    def save_state(self, seq: int, n: int) -> Block:
+        if self.kind == "attention":
+            return NOTHING
+        block = _allocate(self._memory.state_size(seq))
+        _checked(self._memory.save_state, seq, n, block)
+        return block
+
+    def load_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
+        _checked(self._memory.load_rows, seq, first, list(spans))
+
+    def load_state(self, seq: int, n: int, state: Block) -> None:
+        _checked(self._memory.load_state, seq, n, state)
+
+    def rewind(self, seq: int, n: int) -> None:
+        _checked(self._memory.rewind, seq, n)
+
+    def clear(self, seq: int) -> None:
+        self._memory.clear(seq)
+
+    def ordered(self, seq: int) -> bool:
+        """Whether the rows of ``seq`` lie in the cells where a lone cold prefill would have put them."""
+        return self._memory.ordered(seq)
+
+    def close(self) -> None:
+        if self._ctx is not None:
+            api.llama_free(self._ctx)
+            api.llama_model_free(self._model)
+            self._ctx = self._model = None
+
+
+class _IndexedSampler:
+    """Translates the engine's output numbers to positions in the last batch."""
+
+    def __init__(self, backend: LlamaBackend, sampler: LlamaSampler) -> None:
+        self._backend, self._sampler = backend, sampler
+
+    def sample(self, index: int) -> int:
+        return self._sampler.sample(self._backend._outputs[index])
+
+    def close(self) -> None:
+        self._sampler.close()
+
+
+class _Batch:
+    """A llama_batch whose arrays are numpy's, so that filling it is a handful of copies."""
+
+    def __init__(self, capacity: int) -> None:
+        self.tokens = np.zeros(capacity, np.int32)
+        self.positions = np.zeros(capacity, np.int32)
+        self.seqs = np.zeros(capacity, np.int32)
+        self.wanted = np.zeros(capacity, np.int8)
+        self._n_seqs = np.ones(capacity, np.int32)
+        # One pointer per token to the one sequence id that it belongs to.
+        self._pointers = self.seqs.ctypes.data + np.arange(capacity, dtype=np.uint64) * self.seqs.itemsize
+        self.struct = api.llama_batch()
+        for name, array in (
+            ("token", self.tokens),
+            ("pos", self.positions),
+            ("n_seq_id", self._n_seqs),
+            ("seq_id", self._pointers),
+            ("logits", self.wanted),
+        ):
+            setattr(self.struct, name, ctypes.cast(array.ctypes.data, type(getattr(self.struct, name))))
+
+
+def _allocate(size: int) -> Block:
+    return np.frombuffer(memoryview(HostBuffer(size)), np.uint8)
+
+
+def _checked(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Call the extension; its refusals become StateError."""
+    try:
+        return function(*args, **kwargs)
+    except (ValueError, RuntimeError) as error:
+        raise StateError(str(error)) from error

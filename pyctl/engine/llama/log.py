@@ -1,0 +1,44 @@
+"""llama.cpp's log, sent to Python's; the last error is kept for the message of a failed load."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+
+from llama_cpp import llama_cpp as api
+
+__all__ = ["last_error", "redirect"]
+
+log = logging.getLogger("llama.cpp")
+
+# ggml_log_level: none, debug, info, warn, error, and "continue the last line".
+LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.INFO, 4: logging.WARNING}
+ERROR, CONTINUED = 4, 5
+
+_errors: list[str] = []
+_level = logging.DEBUG
+
+
+@api.llama_log_callback  # type: ignore[untyped-decorator]
+def _receive(level: int, text: bytes, _: ctypes.c_void_p) -> None:
+    global _level
+    line = text.decode("utf-8", "replace").strip()
+    if level != CONTINUED:
+        _level = LEVELS.get(level, logging.DEBUG)
+    if not line:
+        return
+    if level == ERROR:
+        _errors.append(line)
+    log.log(_level, "%s", line)
+
+
+def redirect() -> None:
+    """Send everything llama.cpp says to the logger ``llama.cpp``, one level quieter than it thinks it is."""
+    api.llama_log_set(_receive, ctypes.c_void_p(0))
+
+
+def last_error(default: str) -> str:
+    """What llama.cpp complained about most recently, forgotten afterwards."""
+    text = _errors[0].rpartition(": ")[2] if _errors else default
+    _errors.clear()
+    return text

@@ -1,0 +1,70 @@
+"""Text to tokens and back by the model's own vocabulary. The vocabulary never changes, so any thread may use it."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+from llama_cpp import llama_cpp as api
+
+__all__ = ["LlamaTokenizer"]
+
+CONTROL, USER_DEFINED = 1 << 3, 1 << 4  # llama_token_attr
+
+
+class LlamaTokenizer:
+    """The vocabulary of ``model``, a pointer from llama_model_load_from_file."""
+
+    def __init__(self, model: Any) -> None:
+        self._vocab = api.llama_model_get_vocab(model)
+        self.n_vocab = int(api.llama_vocab_n_tokens(self._vocab))
+        self.bos = int(api.llama_vocab_bos(self._vocab))
+        self.eos = int(api.llama_vocab_eos(self._vocab))
+        self.add_bos = bool(api.llama_vocab_get_add_bos(self._vocab))
+        self._pieces: dict[tuple[int, bool], bytes] = {}
+
+    def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]:
+        """Token ids of ``text``; ``add_special`` adds BOS if the model wants it, ``parse_special`` reads markers."""
+        data = text.encode("utf-8", "surrogatepass")
+        size = len(data) + 2
+        buffer = (api.llama_token * size)()
+        n = api.llama_tokenize(self._vocab, data, len(data), buffer, size, add_special, parse_special)
+        if n < 0:
+            buffer = (api.llama_token * -n)()
+            n = api.llama_tokenize(self._vocab, data, len(data), buffer, -n, add_special, parse_special)
+        return buffer[:n]
+
+    def piece(self, token: int, *, special: bool = True) -> bytes:
+        """The bytes of one token; those of a control token are empty unless ``special``."""
+        known = self._pieces.get((token, special))
+        if known is None:
+            known = self._pieces[token, special] = self._read_piece(token, special)
+        return known
+
+    def detokenize(self, tokens: Sequence[int], *, special: bool = True) -> bytes:
+        """The bytes of ``tokens``, piece by piece."""
+        return b"".join([self.piece(token, special=special) for token in tokens])
+
+    def special_tokens(self) -> dict[str, int]:
+        """Control and user-defined tokens by their text."""
+        found = {}
+        for token in range(self.n_vocab):
+            if api.llama_vocab_get_attr(self._vocab, token) & (CONTROL | USER_DEFINED):
+                found[api.llama_vocab_get_text(self._vocab, token).decode("utf-8", "replace")] = token
+        return found
+
+    def end_tokens(self) -> frozenset[int]:
+        """All tokens that end a reply."""
+        return frozenset(token for token in range(self.n_vocab) if api.llama_vocab_is_eog(self._vocab, token))
+
+    def _read_piece(self, token: int, special: bool) -> bytes:
+        if not 0 <= token < self.n_vocab:
+            return b""
+        size = 64
+        buffer = ctypes.create_string_buffer(size)
+        n = api.llama_token_to_piece(self._vocab, token, buffer, size, 0, special)
+        if n < 0:
+            buffer = ctypes.create_string_buffer(-n)
+            n = api.llama_token_to_piece(self._vocab, token, buffer, -n, 0, special)
+        return buffer.raw[:n]

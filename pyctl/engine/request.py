@@ -1,0 +1,88 @@
+"""A request as the engine sees it, and the events by which it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from pyctl.cache.report import Report
+from pyctl.engine.sampling import Sampling
+from pyctl.prompt import Prompt
+
+__all__ = ["Done", "Event", "Failed", "Piece", "Progress", "Request", "StopType", "Timings"]
+
+StopType: TypeAlias = Literal["eos", "word", "limit"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to generate after ``prompt``.
+
+    ``max_tokens`` -1 means until the context is full, 0 means prefill only. ``stop`` are strings that end the
+    reply and are not part of it. ``n_probs`` asks for that many most likely tokens beside each sampled one.
+    """
+
+    prompt: Prompt
+    sampling: Sampling = field(default_factory=Sampling)
+    max_tokens: int = -1
+    stop: tuple[str, ...] = ()
+    n_probs: int = 0
+    cache_prompt: bool = True
+    return_progress: bool = False
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Counts in tokens, times in milliseconds; ``first_token_ms`` counts from submission."""
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    predicted_n: int
+    predicted_ms: float
+    queue_ms: float
+    first_token_ms: float
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Prefill has reached ``n_processed`` of ``n_total`` prompt tokens, ``n_cached`` of them restored."""
+
+    n_total: int
+    n_cached: int
+    n_processed: int
+    ms: float
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Text that is final: never half a character, never part of a stop string.
+
+    ``text`` may be empty when tokens ended within a character. ``tokens`` are the ids sampled since the last piece;
+    ``probs`` holds, per token, (id, logprob) of the sampled token followed by the ``n_probs`` most likely ones.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    probs: tuple[tuple[tuple[int, float], ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class Done:
+    """The reply ended. ``seq`` is the sequence that served it; ``stopping_word`` is set for ``word`` only."""
+
+    stop_type: StopType
+    stopping_word: str
+    timings: Timings
+    report: Report
+    seq: int
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The request ended without a reply; ``error`` says why."""
+
+    error: Exception
+
+
+Event: TypeAlias = Progress | Piece | Done | Failed

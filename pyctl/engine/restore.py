@@ -1,0 +1,106 @@
+"""Brings a live sequence to the deepest position of a prompt that can be restored, by the cheapest way."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from pyctl.cache.plan import ends_within, last_common_end, last_end
+from pyctl.cache.ram import RamCache
+from pyctl.cache.report import Source
+from pyctl.cache.segment import Snapshot
+from pyctl.engine.backend import Backend
+from pyctl.engine.live import LiveSeq
+from pyctl.errors import StateError
+from pyctl.prompt import Prompt
+
+__all__ = ["Candidate", "candidates", "restore"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way to resume at ``n`` tokens: keep [0, ``keep``) of the live rows, take the rest from ``snapshot``.
+
+    Without a snapshot nothing is copied: the live sequence is continued, or cut where the model allows it.
+    """
+
+    source: Source
+    n: int
+    keep: int
+    snapshot: Snapshot | None = None
+
+
+def candidates(
+    prompt: Prompt, ends: Sequence[int], live: LiveSeq, cache: RamCache, backend: Backend, *, exact: bool
+) -> Iterator[Candidate]:
+    """All ways to resume ``prompt``, deepest first; at least one token stays to be evaluated.
+
+    With ``exact`` only positions and rows count that a cold run would have produced.
+    """
+    limit = len(prompt) - 1
+    shared = live.shared(prompt.tokens)
+    # Live rows that a cold run of this prompt would have evaluated in the same batches.
+    same = last_common_end(ends, live.ends, shared)
+    found: list[Candidate] = []
+
+    if 0 < live.n == shared <= limit and (not exact or same == live.n):
+        found.append(Candidate("live", live.n, live.n))
+    elif backend.kind == "attention":
+        n = last_common_end(ends, live.ends, min(shared, limit)) if exact else min(shared, limit)
+        found.append(Candidate("live", n, n))
+
+    for snapshot in cache.lookup(prompt.tokens, limit):
+        if exact and last_end(ends, snapshot.n) != snapshot.n:
+            continue  # a boundary of another prompt; this one would not stop there
+        keep = 0 if backend.kind == "whole" else min(same, snapshot.n)
+        found.append(Candidate("live" if keep == snapshot.n else "ram", snapshot.n, keep, snapshot))
+    if backend.kind == "attention":
+        found += _inside(prompt, ends, same, cache, exact=exact)
+    found.sort(key=lambda candidate: (candidate.n, candidate.keep), reverse=True)
+    yield from (candidate for candidate in found if candidate.n > 0)
+
+
+def _inside(prompt: Prompt, ends: Sequence[int], same: int, cache: RamCache, *, exact: bool) -> Iterator[Candidate]:
+    """A position inside the snapshot that shares most: possible where rows alone suffice."""
+    snapshot, reach = cache.overlap(prompt.tokens)
+    if snapshot is None:
+        return
+    reach = min(reach, len(prompt) - 1)
+    n = last_common_end(ends, snapshot.ends, reach) if exact else reach
+    yield Candidate("ram", n, min(same, n), snapshot)
+
+
+def restore(candidate: Candidate, prompt: Prompt, ends: Sequence[int], live: LiveSeq, backend: Backend) -> bool:
+    """Make ``live`` hold the first ``candidate.n`` tokens of ``prompt``; False leaves it empty.
+
+    Bytes that do not fit are a miss: logged, never raised.
+    """
+    n, keep, snapshot = candidate.n, candidate.keep, candidate.snapshot
+    try:
+        if snapshot is None:
+            if n < live.n:
+                backend.rewind(live.id, n)
+        elif backend.kind == "whole":
+            backend.clear(live.id)
+            backend.load_state(live.id, n, snapshot.state)
+        else:
+            if keep < live.n:
+                backend.rewind(live.id, keep)
+            if keep < n:
+                backend.load_rows(live.id, keep, snapshot.spans(keep, n))
+            if backend.kind == "hybrid":
+                backend.load_state(live.id, n, snapshot.state)
+    except StateError as error:
+        log.warning("snapshot at %d could not be restored, evaluating instead: %s", n, error)
+        backend.clear(live.id)
+        live.reset(prompt.tokens[:0])
+        return False
+    if snapshot is None:
+        exact_rows, segment, n_saved = last_common_end(ends, live.ends, n), live.segment, min(live.n_saved, n)
+    else:
+        exact_rows, segment, n_saved = last_common_end(ends, snapshot.ends, n), snapshot.segment, n
+    live.reset(prompt.tokens[:n], ends=ends_within(ends, 0, exact_rows), segment=segment, n_saved=n_saved)
+    return True

@@ -1,0 +1,38 @@
+"""Fixtures that many tests share: the tiny models, made once a run, and contexts on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pyctl.config import ModelSettings
+from pyctl.engine.llama import Loaded, load
+from pyctl.models import SHAPES, cached_model
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """model_path("tiny-hybrid") -> the GGUF file of that shape."""
+    directory = tmp_path_factory.mktemp("models")
+    return lambda name: cached_model(SHAPES[name], directory)
+
+
+@pytest.fixture(scope="module")
+def open_model(model_path: Callable[[str], Path]) -> Iterator[Callable[..., Loaded]]:
+    """open_model("tiny-hybrid", n_ubatch=64, ...) -> a loaded model; closed when the module's tests are done."""
+    opened: dict[tuple[object, ...], Loaded] = {}
+
+    def get(name: str, **settings: object) -> Loaded:
+        key = (name, *sorted(settings.items()))
+        if key not in opened:
+            chosen = {"n_ctx": 4096, "n_ubatch": 64, "n_threads": 1, **settings}
+            opened[key] = load(ModelSettings(path=str(model_path(name)), **chosen))
+        return opened[key]
+
+    yield get
+    for loaded in opened.values():
+        loaded.backend.close()

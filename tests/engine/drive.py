@@ -1,0 +1,66 @@
+"""Drives an engine without a thread: submit, step, collect."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyctl.cache.ram import RamCache
+from pyctl.engine.backend import Backend
+from pyctl.engine.engine import Engine, EngineOptions
+from pyctl.engine.request import Done, Failed, Piece, Request
+from pyctl.engine.sampling import Sampling
+from pyctl.engine.ticket import Ticket
+from pyctl.prompt import Prompt
+
+GREEDY = Sampling(temperature=0.0)
+
+
+@dataclass
+class Reply:
+    """What came back: the tokens, and how it ended."""
+
+    text: str
+    tokens: list[int]
+    done: Done | None
+    error: Exception | None
+
+
+def request(prompt: Prompt, n: int = 8, **fields: object) -> Request:
+    return Request(prompt, **{"sampling": GREEDY, "max_tokens": n, **fields})
+
+
+def collect(ticket: Ticket) -> Reply:
+    reply = Reply("", [], None, None)
+    for event in ticket.waiting():
+        if isinstance(event, Piece):
+            reply.text += event.text
+            reply.tokens += event.tokens
+        elif isinstance(event, Done):
+            reply.done = event
+        elif isinstance(event, Failed):
+            reply.error = event.error
+    return reply
+
+
+def ask(engine: Engine, prompt: Prompt, n: int = 8, *, cancel_after: int | None = None, **fields: object) -> Reply:
+    """Run one request to its end, or cancel it after so many steps."""
+    ticket = Ticket(request(prompt, n, **fields))
+    engine.submit(ticket)
+    steps = 0
+    while True:
+        if steps == cancel_after:
+            ticket.cancel()
+        if not engine.step():
+            return collect(ticket)
+        steps += 1
+        assert steps < 10_000
+
+
+def cold(backend: Backend, prompt: Prompt, n: int = 8, options: EngineOptions | None = None, **fields: object) -> Reply:
+    """The reply of a fresh engine without any cache, on a backend that holds nothing afterwards."""
+    for seq in range(backend.n_seqs):
+        backend.clear(seq)
+    reply = ask(Engine(backend, RamCache(0, 0), options or EngineOptions()), prompt, n, cache_prompt=False, **fields)
+    for seq in range(backend.n_seqs):
+        backend.clear(seq)
+    return reply

@@ -1,0 +1,220 @@
+"""The way of a request, on the fake backend: what is restored, what is saved, what a failure leaves behind."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pyctl.cache.ram import RamCache
+from pyctl.engine.engine import Engine, EngineOptions
+from pyctl.engine.fake import FakeBackend
+from pyctl.engine.request import Progress
+from pyctl.engine.ticket import Ticket
+from pyctl.errors import EngineError, UnavailableError
+from pyctl.prompt import Prompt, Tokens
+from tests.cache.checks import check_invariants
+from tests.engine.drive import ask, cold, collect, request
+
+KINDS = ("hybrid", "attention", "whole")
+
+
+def chat(*messages: tuple[int, int]) -> Prompt:
+    """A prompt of messages (seed, length), ended by a generation header of 4 tokens.
+
+    Lengths in these tests leave 32 to 63 tokens in the last batch of 64, so that every boundary ends a batch.
+    """
+    parts = [np.random.default_rng(seed).integers(1, 60, length) for seed, length in (*messages, (999, 4))]
+    return Prompt.of(np.concatenate(parts), np.cumsum([part.size for part in parts])[:-1])
+
+
+def engine_of(backend: FakeBackend, n_slots: int = 32, budget: int | None = None, **options: object) -> Engine:
+    return Engine(backend, RamCache(n_slots, budget), EngineOptions(**options))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_growing_conversation_evaluates_only_what_is_new(kind: str) -> None:
+    engine = engine_of(FakeBackend(kind), exact=True)
+    messages = [(1, 300)]
+    boundary = 0
+    for turn in range(6):
+        messages += [(100 + turn, 100), (200 + turn, 40)]
+        prompt = chat(*messages)
+        reply = ask(engine, prompt)
+        assert reply.tokens == cold(FakeBackend(kind), prompt).tokens
+        report = reply.done.report
+        assert report.n_cached == boundary, f"turn {turn} must resume at the last generation header"
+        assert report.n_cached + report.n_evaluated == report.n_prompt == len(prompt)
+        boundary = len(prompt) - 4
+        check_invariants(engine.cache)
+
+
+def test_generated_text_is_reused_unless_exact() -> None:
+    for exact in (False, True):
+        engine = engine_of(FakeBackend(), exact=exact)
+        prompt = chat((1, 300))
+        reply = ask(engine, prompt, n=10)
+        follow = Prompt.of([*prompt.tokens, *reply.tokens, *range(1, 40)], prompt.boundaries)
+        report = ask(engine, follow).done.report
+        evaluated = len(prompt) + len(reply.tokens) - (1 if reply.done.stop_type == "limit" else 0)
+        assert report.n_cached == (300 if exact else evaluated), exact
+        assert report.source == "live"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_alternating_conversations_on_one_head(kind: str) -> None:
+    engine = engine_of(FakeBackend(kind), exact=True)
+    head = (1, 500)
+    for turn in range(4):
+        for conversation in (10, 20, 30):
+            prompt = chat(head, *((conversation + i, 40) for i in range(turn + 1)))
+            reply = ask(engine, prompt)
+            assert reply.tokens == cold(FakeBackend(kind), prompt).tokens
+            new = 4 + 40 if turn or conversation > 10 else len(prompt)
+            assert reply.done.report.n_evaluated == new, (turn, conversation)
+    check_invariants(engine.cache)
+
+
+def test_a_rewind_moves_no_rows_and_an_extension_only_what_is_missing() -> None:
+    backend = FakeBackend()
+    loaded: list[tuple[int, int]] = []
+    original = backend.load_rows
+    backend.load_rows = lambda seq, first, spans: (loaded.append((first, spans[-1][2])), original(seq, first, spans))[1]
+    engine = engine_of(backend, exact=True)
+    long, short = chat((1, 300), (2, 240), (3, 240)), chat((1, 300), (4, 60))
+    ask(engine, long)
+    ask(engine, short)
+    assert loaded == [], "the head is still there"
+    report = ask(engine, long).done.report
+    assert report.source == "ram"
+    assert report.n_cached == 780
+    assert loaded == [(300, 780)], "the head is live, only the rest is copied"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fail", [1, 2, 3, 50])
+def test_a_snapshot_that_cannot_be_restored_is_a_miss(kind: str, fail: int) -> None:
+    backend = FakeBackend(kind)
+    engine = engine_of(backend, exact=True)
+    first, second = chat((1, 300), (2, 240)), chat((7, 420))
+    ask(engine, first)
+    ask(engine, second)
+    backend.fail_loads = fail
+    reply = ask(engine, first)
+    assert reply.tokens == cold(FakeBackend(kind), first).tokens
+    assert reply.error is None
+    backend.fail_loads = 0
+    assert ask(engine, second).tokens == cold(FakeBackend(kind), second).tokens
+    check_invariants(engine.cache)
+
+
+@pytest.mark.parametrize("step", range(1, 14))
+def test_a_cancelled_prefill_is_continued_by_the_retry(step: int) -> None:
+    prompt, other = chat((1, 300), (2, 300)), chat((3, 240))
+    for between in (False, True):
+        backend = FakeBackend()
+        engine = engine_of(backend, exact=True)
+        ask(engine, prompt, cancel_after=step)
+        if between:
+            ask(engine, other)
+        before = backend.n_evaluated
+        reply = ask(engine, prompt)
+        assert reply.tokens == cold(FakeBackend(), prompt).tokens
+        # One batch at most is evaluated again: the live sequence was parked where it stood.
+        done = min(step, 11) * 64 - 64
+        assert backend.n_evaluated - before <= max(len(prompt) - done + 64, 4 + 8 + 64)
+        check_invariants(engine.cache)
+
+
+def test_an_evaluation_that_fails_ends_the_request_and_nothing_else() -> None:
+    backend = FakeBackend(n_ctx=600)
+    engine = engine_of(backend)
+    good = chat((1, 300))
+    expected = ask(engine, good).tokens
+    original = backend.evaluate
+    backend.evaluate = lambda seq, tokens, start: (_ for _ in ()).throw(EngineError("boom"))
+    reply = ask(engine, chat((1, 300), (2, 100)))
+    assert str(reply.error) == "boom"
+    backend.evaluate = original
+    assert ask(engine, good).tokens == expected
+    check_invariants(engine.cache)
+
+
+def test_side_requests_do_not_push_the_conversation_out() -> None:
+    engine = engine_of(FakeBackend(n_ctx=16384), n_slots=8, exact=True)
+    messages = [(1, 620)]
+    for turn in range(30):
+        messages.append((100 + turn, 120))
+        ask(engine, chat(*messages))
+        ask(engine, chat((5000 + turn, 240)))  # a title request with a head of its own
+    messages.append((900, 120))
+    report = ask(engine, chat(*messages)).done.report
+    assert report.n_evaluated == 124
+
+
+def test_progress_counts_what_is_done() -> None:
+    engine = engine_of(FakeBackend())
+    ticket = Ticket(request(chat((1, 300)), return_progress=True))
+    engine.submit(ticket)
+    while engine.step():
+        pass
+    seen = [event for event in ticket.waiting() if isinstance(event, Progress)]
+    assert [event.n_processed for event in seen] == [64, 128, 192, 256, 300, 304]
+    assert {event.n_total for event in seen} == {304}
+
+
+def test_limits_and_ends() -> None:
+    backend = FakeBackend(n_ctx=320)
+    engine = engine_of(backend)
+    reply = ask(engine, chat((1, 300)), n=-1)
+    assert reply.done.stop_type in ("limit", "eos")
+    assert len(reply.tokens) <= 320 - 304
+    assert ask(engine, chat((1, 300)), n=0).done.timings.predicted_n == 0
+    word = ask(engine, chat((1, 250)), n=20).text[3:5]
+    stopped = ask(engine, chat((1, 250)), n=20, stop=(word,))
+    assert stopped.done.stop_type == "word"
+    assert stopped.done.stopping_word == word
+    assert word not in stopped.text
+
+
+def test_two_sequences_decode_side_by_side() -> None:
+    backend = FakeBackend(n_seqs=2)
+    engine = engine_of(backend, exact=True)
+    prompts = [chat((1, 300), (2, 100)), chat((1, 300), (3, 150)), chat((4, 200))]
+    tickets = [Ticket(request(prompt, 20)) for prompt in prompts]
+    for ticket in tickets:
+        engine.submit(ticket)
+    while engine.step():
+        assert len(engine.running) <= 2
+    for prompt, ticket in zip(prompts, tickets, strict=True):
+        assert collect(ticket).tokens == cold(FakeBackend(), prompt, 20).tokens
+    check_invariants(engine.cache)
+
+
+def test_closing_ends_every_request() -> None:
+    engine = engine_of(FakeBackend())
+    tickets = [Ticket(request(chat((seed, 300)))) for seed in range(3)]
+    for ticket in tickets:
+        engine.submit(ticket)
+    engine.step()
+    engine.close(UnavailableError("bye"))
+    assert [str(collect(ticket).error) for ticket in tickets] == ["bye"] * 3
+    assert not engine.step()
+
+
+def test_cache_prompt_false_reads_and_writes_nothing() -> None:
+    engine = engine_of(FakeBackend())
+    prompt = chat((1, 300))
+    for _ in range(2):
+        report = ask(engine, prompt, cache_prompt=False).done.report
+        assert (report.n_cached, report.source, report.n_saved) == (0, "none", 0)
+
+
+def test_a_miss_names_the_first_differing_token() -> None:
+    engine = engine_of(FakeBackend(), exact=True)
+    prompt = chat((1, 300), (2, 240))
+    ask(engine, prompt)
+    edited: Tokens = prompt.tokens.copy()
+    edited[420] = 59 - edited[420]
+    report = ask(engine, Prompt.of(edited, prompt.boundaries)).done.report
+    assert report.miss is not None
+    assert (report.miss.position, report.miss.nearest) == (420, 300)

@@ -1,0 +1,148 @@
+"""Random conversations, edits, branches, cancels and failures: every reply equals that of an engine without a cache.
+
+The fake backend's tokens depend on every row, on the state and on how batches were cut, so any wrong restore shows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from pyctl.cache.plan import batch_ends
+from pyctl.cache.ram import RamCache
+from pyctl.engine.engine import Engine, EngineOptions
+from pyctl.engine.fake import FakeBackend
+from pyctl.prompt import Prompt, common_prefix
+from tests.cache.checks import check_invariants, tokens_of
+from tests.engine.drive import ask, cold
+
+Message = tuple[int, int]
+"""(seed, length)"""
+
+messages = st.tuples(st.integers(0, 30), st.sampled_from([3, 17, 40, 100, 170, 300]))
+N_UBATCH = 64
+
+
+def render(conversation: list[Message]) -> Prompt:
+    """Each message begins with token 63, so that boundaries are a function of the tokens, as with a real template."""
+    parts = [np.concatenate([[63], np.random.default_rng(seed).integers(1, 60, n)]) for seed, n in conversation]
+    tokens = np.concatenate([*parts, [63, 61, 62]])
+    return Prompt.of(tokens, np.flatnonzero(tokens == 63))
+
+
+class Conversations(RuleBasedStateMachine):
+    @initialize(
+        kind=st.sampled_from(["hybrid", "hybrid", "attention", "whole"]),
+        n_slots=st.sampled_from([1, 2, 3, 8, 32]),
+        budget=st.sampled_from([None, None, 6_000, 20_000]),
+        exact=st.sampled_from([True, True, False]),
+        min_step=st.sampled_from([0, 128, 8192]),
+        n_seqs=st.sampled_from([1, 1, 2]),
+    )
+    def start(self, kind: str, n_slots: int, budget: int | None, exact: bool, min_step: int, n_seqs: int) -> None:
+        self.kind = kind
+        self.backend = FakeBackend(kind, n_ctx=8192, n_ubatch=N_UBATCH, n_seqs=n_seqs)
+        self.engine = Engine(self.backend, RamCache(n_slots, budget), EngineOptions(exact=exact, min_step=min_step))
+        self.conversations: list[list[Message]] = [[(0, 300)]]
+        self.exact = exact
+
+    @rule(head=st.integers(0, 2), first=messages)
+    def begin(self, head: int, first: Message) -> None:
+        self.conversations = [*self.conversations[-5:], [(head, 300), first]]
+
+    @rule(data=st.data(), added=st.lists(messages, min_size=1, max_size=3))
+    def extend(self, data: st.DataObject, added: list[Message]) -> None:
+        conversation = data.draw(st.sampled_from(self.conversations))
+        if len(conversation) < 12:
+            conversation.extend(added)
+        self.check(conversation)
+
+    @rule(data=st.data())
+    def again(self, data: st.DataObject) -> None:
+        self.check(data.draw(st.sampled_from(self.conversations)))
+
+    @rule(data=st.data(), at=st.integers(0, 11), message=messages)
+    def edit(self, data: st.DataObject, at: int, message: Message) -> None:
+        conversation = data.draw(st.sampled_from(self.conversations))
+        conversation[at % len(conversation)] = message
+        self.check(conversation)
+
+    @rule(data=st.data(), at=st.integers(1, 11))
+    def shorten(self, data: st.DataObject, at: int) -> None:
+        conversation = data.draw(st.sampled_from(self.conversations))
+        del conversation[at % len(conversation) + 1 :]
+        self.check(conversation)
+
+    @rule(data=st.data(), message=messages)
+    def branch(self, data: st.DataObject, message: Message) -> None:
+        stem = data.draw(st.sampled_from(self.conversations))
+        self.conversations = [*self.conversations[-5:], [*stem[: max(1, len(stem) - 1)], message]]
+        self.check(self.conversations[-1])
+
+    @rule(data=st.data(), steps=st.integers(0, 25))
+    def cancel(self, data: st.DataObject, steps: int) -> None:
+        ask(self.engine, render(data.draw(st.sampled_from(self.conversations))), cancel_after=steps)
+
+    @rule(count=st.integers(1, 3))
+    def fail(self, count: int) -> None:
+        self.backend.fail_loads = count
+
+    @rule(data=st.data(), pinned=st.booleans())
+    @precondition(lambda self: self.engine.cache.snapshots())
+    def pin(self, data: st.DataObject, pinned: bool) -> None:
+        occupied = self.engine.cache.slots.occupied()
+        data.draw(st.sampled_from(occupied)).pinned = pinned and sum(slot.pinned for slot in occupied) < 1
+
+    @rule()
+    def clear(self) -> None:
+        self.engine.cache.clear()
+
+    def check(self, conversation: list[Message]) -> None:
+        prompt = render(conversation)
+        deepest = self.deepest(prompt)
+        failing = self.backend.fail_loads > 0
+        before = self.backend.n_evaluated
+        reply = ask(self.engine, prompt, 6)
+        assert reply.error is None
+        assert reply.done is not None
+        report = reply.done.report
+        assert report.n_cached + report.n_evaluated == report.n_prompt == len(prompt)
+        n_decoded = reply.done.timings.predicted_n - 1
+        assert self.backend.n_evaluated - before == report.n_evaluated + n_decoded
+        if not failing:
+            assert report.n_cached >= deepest, f"position {deepest} could have been restored"
+        if self.exact:
+            assert reply.tokens == cold(FakeBackend(self.kind, n_ctx=8192, n_ubatch=N_UBATCH), prompt, 6).tokens
+
+    def deepest(self, prompt: Prompt) -> int:
+        """What a plain search over everything that is stored says can be restored."""
+        ends = batch_ends(prompt, N_UBATCH)
+        best = 0
+        for snapshot in self.engine.cache.snapshots():
+            stored = tokens_of(snapshot)
+            n = common_prefix(stored, prompt.tokens)
+            if n == snapshot.n < len(prompt) and (not self.exact or n in ends):
+                best = max(best, n)
+            elif self.kind == "attention":
+                inside = [end for end in snapshot.ends if end in ends and end <= min(n, len(prompt) - 1)]
+                best = max([best, *inside])
+        return best
+
+    @invariant()
+    def holds(self) -> None:
+        if hasattr(self, "engine"):
+            check_invariants(self.engine.cache)
+            assert not self.engine.running
+            assert not any(slot.reserved for slot in self.engine.cache.slots.places)
+            for seq in self.engine.seqs:
+                held = self.backend._seqs[seq.id]
+                assert len(held.rows) == seq.n
+                assert seq.n_exact <= seq.n
+
+
+TestConversations = Conversations.TestCase
+TestConversations.settings = settings(
+    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
