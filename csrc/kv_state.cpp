@@ -288,13 +288,17 @@ void kv_state::load_rows(llama_seq_id seq, int64_t p0, const std::vector<row_spa
         throw std::invalid_argument(std::to_string(at) + " rows do not fit a context of " + std::to_string(attn->get_size()));
     }
     llama_synchronize(ctx);
-    claim_cells(scratch_seq, spans);
-    const auto runs = runs_of(scratch_seq, p0, at);
+    // The library reads whole sequences only. An empty one can be read in place; others take over from the scratch one.
+    const llama_seq_id target = p0 == 0 ? seq : scratch_seq;
+    claim_cells(target, spans);
+    const auto runs = runs_of(target, p0, at);
     for (const row_span & span : spans) {
         copy_in(runs, span);
     }
-    attn->seq_cp(scratch_seq, seq, -1, -1);
-    attn->seq_rm(scratch_seq, -1, -1);
+    if (target == scratch_seq) {
+        attn->seq_cp(scratch_seq, seq, -1, -1);
+        attn->seq_rm(scratch_seq, -1, -1);
+    }
 }
 
 // Lets the library find cells for the spans' positions: it reads metadata of our own making and no data.
@@ -304,6 +308,7 @@ void kv_state::claim_cells(llama_seq_id seq, const std::vector<row_span> & spans
     for (const row_span & span : spans) {
         n_cells += static_cast<uint32_t>(span.last - span.first);
     }
+    plain.reserve(n_cells * (sizeof(llama_pos) + 2 * sizeof(uint32_t) + sizeof(llama_kv_cell_ext)) + 4096);
     append(plain, uint32_t(1));
     append(plain, n_cells);
     for (const row_span & span : spans) {

@@ -1,0 +1,58 @@
+"""Prefill speed by batch size: what a small batch costs, and what a larger n_ubatch would gain.
+
+    python bench/batch.py                         # the tiny hybrid model
+    python bench/batch.py -m model.gguf --tokens 4096
+
+The default of MIN_BATCH (a boundary closer than this to the last batch end does not end a batch) and of --ubatch-size
+rest on this table.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+from common import median_seconds, show
+
+from pyctl.config import ModelSettings
+from pyctl.engine.llama import load
+from pyctl.models import builtin_model
+from pyctl.prompt import as_tokens
+
+SIZES = (1, 4, 8, 16, 32, 64, 128, 256, 384, 512, 1024, 2048)
+REFERENCE = 512
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-m", "--model", default=str(builtin_model()))
+    parser.add_argument("--tokens", type=int, default=2048, help="tokens per measurement, fewer for small batches")
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--keep", action="store_true", help="write results/batch.md")
+    arguments = parser.parse_args()
+    settings = ModelSettings(path=arguments.model, n_ctx=arguments.tokens + 64, n_ubatch=max(SIZES), n_batch=max(SIZES))
+    loaded = load(settings)
+    backend = loaded.backend
+    tokens = as_tokens(np.random.default_rng(0).integers(0, 200, arguments.tokens))
+    speeds = {}
+    for size in SIZES:
+        n = min(arguments.tokens, max(size, 32 * size))
+
+        def prefill(size: int = size, n: int = n) -> None:
+            backend.clear(0)
+            for start in range(0, n, size):
+                backend.evaluate(0, tokens[start : min(start + size, n)], start)
+            backend.logits(0)
+
+        speeds[size] = n / median_seconds(prefill, arguments.repeat)
+    backend.close()
+    rows = [
+        [size, f"{speed:,.0f}", f"{size / speed * 1e3:.2f}", f"{speed / speeds[REFERENCE]:.2f}"]
+        for size, speed in speeds.items()
+    ]
+    columns = ["batch", "tokens/s", "ms per batch", f"against {REFERENCE}"]
+    show("Prefill speed by batch size", columns, rows, keep="batch" if arguments.keep else "")
+
+
+if __name__ == "__main__":
+    main()
