@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from pyctl import __version__, flag_table
@@ -204,10 +204,8 @@ def parse_serve(argv: Sequence[str], environ: Mapping[str, str] = os.environ) ->
 
     --help and --version print and raise SystemExit(0); anything that cannot be served raises ConfigError.
     """
-    given = _read("serve -m FILE [flags]", argv, environ, {**_SHARED, "server": flag_table.SERVER})
+    given = _read("serve [-m FILE] [flags]", argv, environ, {**_SHARED, "server": flag_table.SERVER})
     values, warnings = _resolve(given)
-    if not values.get("path"):
-        raise ConfigError("no model; pass -m FILE with a GGUF file on this machine")
     return ServeSettings(
         model=_fill(ModelSettings, values),
         cache=_fill(CacheSettings, values),
@@ -221,15 +219,13 @@ def parse_serve(argv: Sequence[str], environ: Mapping[str, str] = os.environ) ->
 
 def parse_chat(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> ChatSettings:
     """The settings of ``pyctl chat``, likewise. The server's own flags are taken and have no effect."""
-    given = _read("chat (-m FILE | --url URL) [flags]", argv, environ, {"chat": flag_table.TERMINAL, **_SHARED})
+    given = _read("chat [-m FILE | --url URL] [flags]", argv, environ, {"chat": flag_table.TERMINAL, **_SHARED})
     values, warnings = _resolve(given)
     if values.get("url"):
         if "path" in given.typed:
             raise ConfigError(f"--url and {given.typed['path']} exclude each other: that server has its own model")
         idle = {flag.dest for flag in (*flag_table.MODEL, *flag_table.CONTEXT, *flag_table.CACHE, *flag_table.FORMAT)}
         warnings += tuple(f"{name} has no effect with --url" for dest, name in given.typed.items() if dest in idle)
-    elif not values.get("path"):
-        raise ConfigError("no model; pass -m FILE with a GGUF file on this machine, or --url of a running server")
     if values.get("prompt") == "":
         raise ConfigError("--prompt is empty")
     return ChatSettings(
@@ -255,6 +251,10 @@ def _read(usage: str, argv: Sequence[str], environ: Mapping[str, str], groups: M
         raise SystemExit(0)
     if "refused" in given.typed:
         raise ConfigError(f"{given.typed['refused']} is a question to llama-server, which pyctl cannot answer")
+    if "download" in given.typed:
+        if "path" not in given.values and "url" not in given.values:
+            raise ConfigError(f"{given.typed['download']} cannot fetch models yet; pass a GGUF file with -m")
+        given = replace(given, warnings=(f"{given.typed['download']} has no effect here", *given.warnings))
     known = {flag.env for flag in (*flags, *flag_table.SERVER)}
     unused = (
         f"{variable} has no effect here"

@@ -342,8 +342,11 @@ TERMINAL = (
     Flag("system_prompt", "-sys --system-prompt", "system message", str, "PYCTL_SYSTEM_PROMPT", "TEXT"),
     Flag("stats", "--stats", "a line of numbers after each reply", None, "PYCTL_STATS", off="--no-stats"),
 )
-REFUSED = (Flag("refused", "-cl --cache-list --list-devices --completion-bash", "ask llama-server and exit"),)
-"""What would end llama-server after an answer that pyctl does not have."""
+REFUSED = (
+    Flag("refused", "-cl --cache-list --list-devices --completion-bash", "ask llama-server and exit"),
+    Flag("download", "-hf -hfr --hf-repo -mu --model-url -dr --docker-repo", "fetch a model", str),
+)
+"""What would end llama-server after an answer that pyctl does not have, and what would fetch a model."""
 
 _NO_VALUE = """
 --no-host --embd-gemma-default --fim-qwen-1.5b-default --fim-qwen-3b-default --fim-qwen-7b-default --fim-qwen-7b-spec
@@ -363,7 +366,7 @@ _ONE_VALUE = """
 -C --cpu-mask -Cr --cpu-range --cpu-strict --prio --poll -Cb --cpu-mask-batch -Crb --cpu-range-batch --cpu-strict-batch
 --prio-batch --poll-batch --keep -dt --defrag-thold --rpc -lzm --lazy-mode --numa -dev --device -ot --override-tensor
 -ncmoe --n-cpu-moe -ncffn --n-cpu-ffn -fit --fit -fitt --fit-target -fitc --fit-ctx --override-kv --lora --lora-scaled
---control-vector --control-vector-scaled -mu --model-url -dr --docker-repo -hf -hfr --hf-repo -hff --hf-file -hft
+--control-vector --control-vector-scaled -hff --hf-file -hft
 --hf-token --log-file --log-colors --spec-draft-type-k -ctkd --cache-type-k-draft --spec-draft-type-v -ctvd
 --cache-type-v-draft --adaptive-target --adaptive-decay -j --json-schema -jf --json-schema-file -lcs
 --lookup-cache-static -lcd --lookup-cache-dynamic --kv-unified-per-slot -ctxcp --ctx-checkpoints --swa-checkpoints -r

@@ -444,10 +444,13 @@ def test_ubatch_is_cut_to_batch() -> None:
     assert (settings.model.n_ubatch, settings.warnings) == (2048, ("--ubatch-size 4096 is cut to --batch-size 2048",))
 
 
-def test_a_model_is_needed() -> None:
+def test_without_a_model_the_built_in_one_is_meant() -> None:
     for parse in (parse_serve, parse_chat):
-        with pytest.raises(ConfigError, match="no model; pass -m FILE"):
-            parse([], {})
+        assert parse([], {}).model.path == ""
+        for flag in ("-hf", "--hf-repo", "-mu"):
+            with pytest.raises(ConfigError, match=f"{flag} cannot fetch models yet"):
+                parse([flag, "user/repo:Q4_K_M"], {})
+    assert serve("-hf", "user/repo:Q4_K_M").model.path
 
 
 def test_help_lists_every_flag_by_group(capsys: pytest.CaptureFixture[str]) -> None:
