@@ -1,0 +1,121 @@
+"""Where messages begin in a prompt: at the tokens with which the chat template starts a message.
+
+Every occurrence of such a token, from index 1 on, is a boundary. So boundaries depend on the tokens before them and on
+nothing else, also in raw text, without a system message, and when a user pastes a marker (one more boundary then).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence, Set
+from typing import Any
+
+import numpy as np
+
+from pyctl.chat.template import Template
+from pyctl.chat.tokenizer import Tokenizer
+from pyctl.chat.traits import SAMPLE_CALL_ID, Traits
+from pyctl.errors import RequestError
+from pyctl.prompt import Tokens
+
+__all__ = ["boundaries", "message_starts"]
+
+log = logging.getLogger(__name__)
+
+_MARKS = tuple(f"pyctlsample{letter}" for letter in "abcd")
+
+
+def boundaries(tokens: Tokens, starts: Sequence[int]) -> tuple[int, ...]:
+    """Token counts at which a message begins, ascending: the indices above 0 of ``starts`` in ``tokens``."""
+    if not starts:
+        return ()
+    here = tokens == starts[0] if len(starts) == 1 else np.isin(tokens, starts)
+    return tuple(int(index) for index in np.flatnonzero(here) if index)
+
+
+def message_starts(
+    template: Template, tokenizer: Tokenizer, specials: Mapping[str, int], traits: Traits
+) -> tuple[int, ...]:
+    """Ids of the special tokens that begin a message, ascending; none for a template that begins them with plain text.
+
+    Found by comparing renderings: between two messages stand the special tokens that end the first, which is what also
+    stands there when no message follows, and then the one that begins the second.
+    """
+    gaps = _Gaps(template, tokenizer, {token for text, token in specials.items() if text.strip()})
+    starts = {start for start in _starts(gaps, traits) if start is not None}
+    if not starts:
+        log.warning("no special token begins the messages of this chat template: prompts have no message boundaries")
+    return tuple(sorted(starts))
+
+
+def _starts(gaps: _Gaps, traits: Traits) -> list[int | None]:
+    said = [_said(role, mark, traits) for role, mark in zip(("user", "assistant", "user"), _MARKS, strict=False)]
+    called = [said[0], _called(_MARKS[1], traits)]
+    result = {**_said("tool", _MARKS[2], traits), "tool_call_id": SAMPLE_CALL_ID, "name": "sample"}
+    found = [
+        gaps.first(said[:1]),
+        gaps.start(said[:1], said[:1], 1, header=True),
+        gaps.start(said[:2], said, 2),
+    ]
+    if traits.tool_calls:
+        found.append(gaps.start(called, [*called, result], 2))
+    return found
+
+
+class _Gaps:
+    """The special tokens between the marks of a rendered sample."""
+
+    def __init__(self, template: Template, tokenizer: Tokenizer, specials: Set[int]) -> None:
+        self._template = template
+        self._tokenizer = tokenizer
+        self._specials = specials
+
+    def first(self, messages: Sequence[Mapping[str, Any]]) -> int | None:
+        """The token that begins the first message."""
+        before = self.specials(messages, 0) or []
+        if before[:1] == [self._tokenizer.bos] and len(before) > 1:
+            before = before[1:]
+        return before[0] if before else None
+
+    def specials(self, messages: Sequence[Mapping[str, Any]], gap: int, header: bool = False) -> list[int] | None:
+        """Special tokens before mark ``gap``, or after the last if that is their number; None if a mark is missing."""
+        try:
+            text = self._template.render(messages, add_generation_prompt=header)
+        except RequestError:
+            return None
+        edges = [0]
+        for mark in _MARKS[: len(messages)]:
+            at = text.find(mark, edges[-1])
+            if at < 0:
+                return None
+            edges += [at, at + len(mark)]
+        edges.append(len(text))
+        between = self._tokenizer.tokenize(text[edges[2 * gap] : edges[2 * gap + 1]], parse_special=True)
+        return [token for token in between if token in self._specials]
+
+    def start(
+        self,
+        before: Sequence[Mapping[str, Any]],
+        after: Sequence[Mapping[str, Any]],
+        gap: int,
+        header: bool = False,
+    ) -> int | None:
+        """The token in ``gap`` of ``after`` that begins what ``before`` does not have yet."""
+        ends, between = self.specials(before, gap), self.specials(after, gap, header)
+        if ends is None or between is None:
+            return None
+        if len(ends) > 1 and ends[-1] == self._tokenizer.eos and between[: len(ends)] != ends:
+            ends.pop()  # some templates write EOS when nothing follows
+        if between[: len(ends)] != ends or len(between) == len(ends):
+            return None
+        return between[len(ends)]
+
+
+def _said(role: str, text: str, traits: Traits) -> dict[str, Any]:
+    return {"role": role, "content": text if traits.text else [{"type": "text", "text": text}]}
+
+
+def _called(mark: str, traits: Traits) -> dict[str, Any]:
+    arguments: Any = {"sample": mark} if traits.object_arguments else f'{{"sample": "{mark}"}}'
+    call = {"type": "function", "id": SAMPLE_CALL_ID, "function": {"name": "sample", "arguments": arguments}}
+    return {**_said("assistant", "", traits), "tool_calls": [call]}

@@ -1,0 +1,144 @@
+"""Chat messages as clients send them, checked and brought into the form that a template takes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyctl.chat.traits import Traits
+from pyctl.errors import RequestError
+
+__all__ = ["check_messages", "fit_messages", "text_of"]
+
+Message = dict[str, Any]
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+
+
+def check_messages(messages: object) -> list[Message]:
+    """Messages with a known role and with content as a string or as a list of strings, one per part.
+
+    Anything else raises RequestError, which names the message. Fields that no template reads are dropped.
+    """
+    if not isinstance(messages, list) or not messages:
+        raise RequestError("'messages' must be a list with at least one message")
+    return [_check(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def fit_messages(messages: Sequence[Message], traits: Traits) -> list[Message]:
+    """Checked messages as a template with ``traits`` takes them, in order, each in its place.
+
+    A system message where the template takes none becomes user text, and joins the user message beside it where the
+    template takes only one at a time. So text that was rendered for the first n messages mostly stays as it is.
+    """
+    fitted: list[Message] = []
+    for message in messages:
+        message = dict(message)
+        previous = fitted[-1] if fitted else None
+        if message["role"] == "system" and not traits.system_inside:
+            if previous is not None and previous["role"] == "system":
+                previous["content"] = f"{text_of(previous)}\n\n{text_of(message)}"
+                continue
+            if previous is not None or not traits.system_first:
+                message["role"] = "user"
+        if previous is not None and message["role"] == previous["role"] == "user" and not traits.repeated_user:
+            previous["content"] = f"{text_of(previous)}\n\n{text_of(message)}"
+            continue
+        fitted.append(message)
+    return [_fit(message, traits) for message in fitted]
+
+
+def text_of(message: Message) -> str:
+    """The content of a checked message as one string."""
+    content = message["content"]
+    return content if isinstance(content, str) else "\n".join(content)
+
+
+def _check(message: object, at: str) -> Message:
+    if not isinstance(message, dict):
+        raise RequestError(f"{at} must be an object")
+    role = message.get("role")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise RequestError(f"{at}.role must be one of {', '.join(_ROLES)}, not {json.dumps(role)[:80]}")
+    calls = message.get("tool_calls")
+    if "content" not in message:
+        if role != "assistant":
+            raise RequestError(f"{at}.content is missing")
+        if not calls and not message.get("reasoning_content"):
+            raise RequestError(f"{at} has neither content nor tool_calls")
+    checked: Message = {"role": _ROLES[role], "content": _checked_content(message.get("content"), f"{at}.content")}
+    for name in ("reasoning_content", "name", "tool_call_id"):
+        value = message.get(name)
+        if value is None:
+            continue
+        if not isinstance(value, str):
+            raise RequestError(f"{at}.{name} must be a string")
+        checked[name] = value
+    if calls is not None:
+        if not isinstance(calls, list):
+            raise RequestError(f"{at}.tool_calls must be a list")
+        if calls:
+            checked["tool_calls"] = [_checked_call(call, f"{at}.tool_calls[{i}]") for i, call in enumerate(calls)]
+    return checked
+
+
+def _checked_content(content: object, at: str) -> str | list[str]:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise RequestError(f"{at} must be a string or a list of parts")
+    texts = []
+    for index, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text":
+            raise RequestError(f"{at}[{index}]: only parts of type text can be read, not {json.dumps(kind)[:80]}")
+        if not isinstance(part.get("text"), str):
+            raise RequestError(f"{at}[{index}].text must be a string")
+        texts.append(part["text"])
+    return texts
+
+
+def _checked_call(call: object, at: str) -> Message:
+    if not isinstance(call, dict) or call.get("type", "function") != "function":
+        raise RequestError(f"{at} must be an object of type function")
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise RequestError(f"{at}.function must be an object with a name")
+    arguments = function.get("arguments", "")
+    if not isinstance(arguments, str | dict):
+        raise RequestError(f"{at}.function.arguments must be a string or an object")
+    checked: Message = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
+    if isinstance(call.get("id"), str):
+        checked["id"] = call["id"]
+    return checked
+
+
+def _fit(message: Message, traits: Traits) -> Message:
+    message["content"] = _content(message["content"], traits)
+    if "tool_calls" in message:
+        calls = message["tool_calls"]
+        message["tool_calls"] = [{**call, "function": _function(call["function"], traits)} for call in calls]
+    return message
+
+
+def _content(content: str | list[str], traits: Traits) -> str | list[dict[str, str]]:
+    if isinstance(content, list):
+        return [{"type": "text", "text": text} for text in content] if traits.parts else "\n".join(content)
+    return content if traits.text else [{"type": "text", "text": content}]
+
+
+def _function(function: Mapping[str, Any], traits: Traits) -> Message:
+    arguments = function["arguments"]
+    if traits.object_arguments and isinstance(arguments, str):
+        try:
+            parsed = json.loads(arguments or "{}")
+        except ValueError:
+            parsed = None
+        # Arguments that a model left unfinished stay text: a template may still take them, and if not, it says so.
+        arguments = parsed if isinstance(parsed, dict) else arguments
+    elif not traits.object_arguments and isinstance(arguments, dict):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return {"name": function["name"], "arguments": arguments}

@@ -1,0 +1,96 @@
+"""Splits a reply, as it streams, into what the model thinks and what it says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
+
+__all__ = ["THINK", "Delta", "ReasoningSplitter", "ReasoningTags", "Where"]
+
+Where: TypeAlias = Literal["start", "reasoning", "content"]
+"""Where a reply begins: at its very start, inside a reasoning block that the prompt has opened, or behind one."""
+
+
+@dataclass(frozen=True)
+class ReasoningTags:
+    """``open`` and ``close`` enclose the reasoning; what ``interrupts`` ends it, too, but belongs to the content."""
+
+    open: str
+    close: str
+    interrupts: tuple[str, ...] = ()
+
+
+THINK = ReasoningTags("<think>", "</think>", ("<tool_call>",))
+
+
+class Delta(NamedTuple):
+    """Text to append to each part."""
+
+    reasoning: str = ""
+    content: str = ""
+
+
+class ReasoningSplitter:
+    """Feed it the pieces of one reply; a tag may be spread over any number of them.
+
+    Blanks around the tags belong to neither part, except those that end the reasoning. A reasoning block is recognised
+    only where the reply begins: later tags are content. Without ``tags``, everything is content.
+    """
+
+    def __init__(self, tags: ReasoningTags | None = None, where: Where = "start") -> None:
+        self._tags = tags if where != "content" else None
+        self._inside = where == "reasoning"
+        self._trim = self._inside  # blanks that come next are dropped
+        self._held = ""
+        self._ends = (tags.close, *tags.interrupts) if tags is not None else ()
+        self._end_letters = {end[0] for end in self._ends}
+
+    def feed(self, text: str) -> Delta:
+        """What became certain with ``text``."""
+        if self._tags is None:
+            if self._trim:
+                text = text.lstrip()
+                self._trim = not text
+            return Delta(content=text)
+        self._held += text
+        return self._reason(self._tags) if self._inside else self._begin(self._tags)
+
+    def finish(self) -> Delta:
+        """What was still held back when the reply ended."""
+        held, self._held = self._held, ""
+        return Delta(reasoning=held) if self._inside else Delta(content=held)
+
+    def _begin(self, tags: ReasoningTags) -> Delta:
+        begun = self._held.lstrip()
+        if begun.startswith(tags.open):
+            self._held, self._inside, self._trim = begun[len(tags.open) :], True, True
+            return self._reason(tags)
+        if tags.open.startswith(begun):
+            return Delta()
+        content, self._held, self._tags = self._held, "", None
+        return Delta(content=content)
+
+    def _reason(self, tags: ReasoningTags) -> Delta:
+        if self._trim:
+            self._held = self._held.lstrip()
+            self._trim = not self._held
+        held = self._held
+        if self._end_letters.isdisjoint(held):
+            self._held = ""
+            return Delta(reasoning=held)
+        at, end = min(((at, end) for end in self._ends if (at := held.find(end)) >= 0), default=(-1, ""))
+        if at < 0:
+            keep = max(_overlap(held, end) for end in self._ends)
+            self._held = held[len(held) - keep :]
+            return Delta(reasoning=held[: len(held) - keep])
+        rest = held[at + len(tags.close) :].lstrip() if end == tags.close else held[at:]
+        self._held, self._inside, self._tags, self._trim = "", False, None, not rest
+        return Delta(reasoning=held[:at], content=rest)
+
+
+def _overlap(text: str, word: str) -> int:
+    """Length of the longest proper beginning of ``word`` that ends ``text``."""
+    for size in range(min(len(word) - 1, len(text)), 0, -1):
+        if text.endswith(word[:size]):
+            return size
+    return 0

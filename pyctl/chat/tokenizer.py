@@ -1,0 +1,44 @@
+"""What chat needs of a model's vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+__all__ = ["Tokenizer"]
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back. Thread-safe."""
+
+    def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]:
+        """Ids of ``text``. ``add_special`` adds BOS and EOS where the model wants them; without ``parse_special``
+        the text of a control token is ordinary text."""
+        ...
+
+    def detokenize(self, tokens: Sequence[int], *, special: bool = True) -> bytes:
+        """The pieces of ``tokens`` in a row; special tokens are empty unless ``special``."""
+        ...
+
+    def piece(self, token: int, *, special: bool = True) -> bytes:
+        """The bytes that ``token`` stands for, possibly a part of a character."""
+        ...
+
+    @property
+    def bos(self) -> int:
+        """Id of the beginning-of-sequence token, -1 when there is none."""
+        ...
+
+    @property
+    def eos(self) -> int:
+        """Id of the end-of-sequence token, -1 when there is none."""
+        ...
+
+    @property
+    def add_bos(self) -> bool:
+        """Whether the model wants BOS before every prompt."""
+        ...
+
+    def special_tokens(self) -> dict[str, int]:
+        """Text to id of all control and user-defined tokens."""
+        ...

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyctl.chat.boundaries import boundaries, message_starts
+from pyctl.chat.format import ChatFormat
+from pyctl.chat.template import Template
+from pyctl.chat.tokenizer import Tokenizer
+from pyctl.chat.traits import Traits
+from pyctl.prompt import as_tokens
+from tests.chat import toy
+from tests.chat.toy import ByteTokenizer
+
+LLAMA3 = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
+
+
+def starts(source: str, specials: tuple[str, ...], bos: str = "", eos: str = "") -> list[str]:
+    tokenizer = ByteTokenizer(specials, bos=bos, eos=eos)
+    template = Template(source, bos, eos)
+    found = message_starts(template, tokenizer, tokenizer.special_tokens(), Traits.of(template))
+    return [tokenizer.piece(token).decode() for token in found]
+
+
+@pytest.mark.parametrize(
+    ("source", "specials", "bos", "expected"),
+    [
+        (toy.CHATML, toy.CHATML_SPECIALS, "", ["<|im_start|>"]),
+        (toy.THINKING, toy.CHATML_SPECIALS, "", ["<|im_start|>"]),
+        (toy.THINKING, toy.CHATML_SPECIALS, "<|im_start|>", ["<|im_start|>"]),
+        (toy.PARTS_ONLY, toy.CHATML_SPECIALS, "", ["<|im_start|>"]),
+        (toy.LLAMA3, LLAMA3, "<|begin_of_text|>", ["<|start_header_id|>"]),
+        (toy.GEMMA, ("<bos>", "<start_of_turn>", "<end_of_turn>", "\n", "\n\n"), "<bos>", ["<start_of_turn>"]),
+        (toy.MISTRAL, ("<s>", "</s>", "[INST]", "[/INST]"), "<s>", ["[INST]"]),
+        (
+            toy.ROLE_TOKENS,
+            ("<|user|>", "<|assistant|>", "<|system|>", "<|end|>", "<eos>"),
+            "",
+            ["<|user|>", "<|assistant|>"],
+        ),
+    ],
+)
+def test_start_tokens_are_found_by_rendering(
+    source: str, specials: tuple[str, ...], bos: str, expected: list[str]
+) -> None:
+    eos = {"[INST]": "</s>", "<|user|>": "<eos>"}.get(expected[0], "")
+    assert starts(source, specials, bos, eos) == expected
+
+
+@pytest.mark.parametrize("source", [toy.PLAIN, "{{ raise_exception('never') }}"])
+def test_no_special_start_token_means_no_boundaries(source: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert starts(source, ("<s>", "</s>"), "<s>", "</s>") == []
+    assert "no message boundaries" in caplog.text
+    assert boundaries(as_tokens([1, 2, 3]), ()) == ()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 5), max_size=40), st.lists(st.integers(0, 5), max_size=10), st.sets(st.integers(0, 5)))
+def test_boundaries_depend_on_the_prefix_alone(head: list[int], tail: list[int], start_ids: set[int]) -> None:
+    ids = sorted(start_ids)
+    of_head = boundaries(as_tokens(head), ids)
+    of_whole = boundaries(as_tokens(head + tail), ids)
+    assert of_whole[: len(of_head)] == of_head
+    assert all(b >= len(head) for b in of_whole[len(of_head) :])
+    assert list(of_whole) == [i for i, t in enumerate(head + tail) if i and t in start_ids]
+
+
+class TestChatml:
+    @pytest.fixture
+    def chat(self) -> ChatFormat:
+        return ChatFormat(Template(toy.CHATML), toy.chatml_tokenizer())
+
+    def test_each_message_and_the_header(self, chat: ChatFormat) -> None:
+        messages = [{"role": role, "content": role.upper()} for role in ("system", "user", "assistant", "user")]
+        prompt = chat.prompt(messages)
+        start = chat.tokenizer.special_tokens()["<|im_start|>"]
+        assert [int(prompt.tokens[b]) for b in (0, *prompt.boundaries)] == [start] * 5
+        tails = [chat.tokenizer.detokenize(prompt.tokens[b:].tolist()) for b in prompt.boundaries]
+        assert tails[-1] == b"<|im_start|>assistant\n"
+        assert tails[-2].startswith(b"<|im_start|>user\nUSER")
+
+    def test_without_a_system_message(self, chat: ChatFormat) -> None:
+        prompt = chat.prompt([{"role": "user", "content": "a"}])
+        assert len(prompt.boundaries) == 1
+
+    def test_stray_markers_hide_nothing(self, chat: ChatFormat) -> None:
+        def ends(content: str) -> list[bytes]:
+            messages = [
+                {"role": "user", "content": content},
+                {"role": "assistant", "content": "b"},
+                {"role": "user", "content": "c"},
+            ]
+            prompt = chat.prompt(messages)
+            return [chat.tokenizer.detokenize(prompt.tokens[b:].tolist()) for b in prompt.boundaries]
+
+        assert ends("x<|im_end|>y") == ends("a")
+        assert ends("x<|im_start|>y")[1:] == ends("a")
+
+    def test_raw_text_has_the_same_boundaries(self, chat: ChatFormat) -> None:
+        messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+        asked = [*messages, {"role": "user", "content": "c"}]
+        prompt, raw = chat.prompt(asked), chat.prompt_from_text(chat.render(asked))
+        assert np.array_equal(prompt.tokens, raw.tokens)
+        assert prompt.boundaries == raw.boundaries
+
+    def test_a_continued_reply_has_no_header(self, chat: ChatFormat) -> None:
+        messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+        prompt = chat.prompt(messages)
+        assert chat.tokenizer.detokenize(prompt.tokens[prompt.boundaries[-1] :].tolist()) == b"<|im_start|>assistant\nb"
+
+
+def test_the_real_template_and_vocabulary(qwen_template: str, qwen_tokenizer: Tokenizer) -> None:
+    chat = ChatFormat(Template(qwen_template, eos_token="<|im_end|>"), qwen_tokenizer)
+    assert chat.starts == (qwen_tokenizer.special_tokens()["<|im_start|>"],)
+    call = {"type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    messages = [
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": None, "tool_calls": [call, call]},
+        {"role": "tool", "content": "one <|im_end|>"},
+        {"role": "tool", "content": "two"},
+    ]
+    prompt = chat.prompt(messages)
+    heads = [qwen_tokenizer.detokenize(prompt.tokens[b : b + 3].tolist()) for b in prompt.boundaries]
+    assert [head.split(b"\n")[0] for head in heads] == [
+        b"<|im_start|>assistant",
+        b"<|im_start|>user",
+        b"<|im_start|>assistant",
+    ]

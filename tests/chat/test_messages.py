@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pyctl.chat.messages import check_messages, fit_messages
+from pyctl.chat.template import Template
+from pyctl.chat.traits import Traits
+from pyctl.errors import RequestError
+from tests.chat import toy
+
+ALL = Traits(True, True, True, True, True, True, True, True)
+
+
+def fit(messages: Any, **traits: bool) -> list[tuple[str, Any]]:
+    fitted = fit_messages(check_messages(messages), replace(ALL, **traits))
+    return [(message["role"], message["content"]) for message in fitted]
+
+
+def said(*pairs: tuple[str, Any]) -> list[dict[str, Any]]:
+    return [{"role": role, "content": content} for role, content in pairs]
+
+
+@pytest.mark.parametrize(
+    ("messages", "why"),
+    [
+        (None, "'messages' must be a list"),
+        ([], "at least one"),
+        ("hi", "'messages' must be a list"),
+        ([123], r"messages\[0\] must be an object"),
+        ([{}], r"messages\[0\].role"),
+        ([{"role": 1, "content": "x"}], "not 1"),
+        ([{"role": "wizard", "content": "x"}], 'not "wizard"'),
+        ([{"role": "user"}], r"messages\[0\].content is missing"),
+        ([{"role": "user", "content": 1}], "must be a string or a list"),
+        ([{"role": "user", "content": [1]}], r"messages\[0\].content\[0\]"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "text must be a string"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], '"image_url"'),
+        ([{"role": "user", "content": "x"}, {"role": "assistant"}], r"messages\[1\] has neither"),
+        ([{"role": "assistant", "content": "", "reasoning_content": 1}], "reasoning_content must be a string"),
+        ([{"role": "assistant", "tool_calls": {}}], r"neither|list"),
+        ([{"role": "assistant", "content": "", "tool_calls": [{"type": "x"}]}], "of type function"),
+        ([{"role": "assistant", "content": "", "tool_calls": [{"function": {}}]}], "with a name"),
+        ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 1}}]}], "arguments must be"),
+    ],
+)
+def test_bad_messages_are_named(messages: Any, why: str) -> None:
+    with pytest.raises(RequestError, match=why):
+        check_messages(messages)
+
+
+def test_what_templates_do_not_read_is_dropped() -> None:
+    message = {"role": "assistant", "content": None, "refusal": None, "reasoning_content": "r", "name": None, "x": 1}
+    assert check_messages([message]) == [{"role": "assistant", "content": "", "reasoning_content": "r"}]
+
+
+def test_developer_is_system() -> None:
+    assert fit(said(("developer", "D"), ("user", "U"))) == [("system", "D"), ("user", "U")]
+
+
+def test_parts_are_joined_unless_the_template_takes_them() -> None:
+    parts = said(("user", [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]))
+    assert fit(parts, parts=False) == [("user", "a\nb")]
+    assert fit(parts) == [("user", parts[0]["content"])]
+    assert fit(said(("user", "a")), text=False) == [("user", [{"type": "text", "text": "a"}])]
+
+
+def test_system_messages_inside_stay_in_place_as_user_text() -> None:
+    messages = said(("system", "S"), ("user", "U"), ("system", "note"), ("assistant", "A"), ("system", "more"))
+    assert fit(messages) == [(m["role"], m["content"]) for m in messages]
+    assert fit(messages, system_inside=False) == [
+        ("system", "S"),
+        ("user", "U"),
+        ("user", "note"),
+        ("assistant", "A"),
+        ("user", "more"),
+    ]
+    assert fit(messages, system_inside=False, repeated_user=False) == [
+        ("system", "S"),
+        ("user", "U\n\nnote"),
+        ("assistant", "A"),
+        ("user", "more"),
+    ]
+
+
+def test_leading_system_messages_are_one_and_user_text_where_there_is_no_such_role() -> None:
+    messages = said(("system", "S1"), ("developer", "S2"), ("user", "U"))
+    assert fit(messages, system_inside=False) == [("system", "S1\n\nS2"), ("user", "U")]
+    without = {"system_first": False, "system_inside": False}
+    assert fit(messages, **without) == [("user", "S1"), ("user", "S2"), ("user", "U")]
+    assert fit(messages, **without, repeated_user=False) == [("user", "S1\n\nS2\n\nU")]
+
+
+def test_the_clients_messages_are_left_alone() -> None:
+    messages = said(("user", "U"), ("system", "S"))
+    checked = check_messages(messages)
+    fit_messages(checked, replace(ALL, system_inside=False, repeated_user=False))
+    assert checked == messages
+
+
+@pytest.mark.parametrize(
+    ("arguments", "as_object", "as_text"),
+    [
+        ('{"a": "ü"}', {"a": "ü"}, '{"a": "ü"}'),
+        ({"a": "ü"}, {"a": "ü"}, '{"a": "ü"}'),
+        ("", {}, ""),
+        ('{"a": ', '{"a": ', '{"a": '),
+        ("[1]", "[1]", "[1]"),
+    ],
+)
+def test_arguments_of_calls(arguments: Any, as_object: Any, as_text: str) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    checked = check_messages([{"role": "assistant", "content": None, "tool_calls": [call]}])
+    for traits, expected in ((ALL, as_object), (replace(ALL, object_arguments=False), as_text)):
+        fitted = fit_messages(checked, traits)[0]["tool_calls"]
+        assert fitted == [{**call, "function": {"name": "f", "arguments": expected}}]
+
+
+@pytest.mark.parametrize(
+    ("source", "lacks"),
+    [
+        (toy.CHATML, {"parts", "tools"}),
+        (toy.THINKING, {"parts", "tools", "tool_calls", "object_arguments", "system_inside"}),
+        (
+            toy.GEMMA,
+            {"parts", "tools", "tool_calls", "object_arguments", "system_first", "system_inside", "repeated_user"},
+        ),
+        (toy.PARTS_ONLY, {"text", "tools", "tool_calls", "object_arguments"}),
+    ],
+)
+def test_traits_are_found_by_rendering(source: str, lacks: set[str]) -> None:
+    traits = Traits.of(Template(source))
+    assert {name for name, has in vars(traits).items() if not has} == lacks
+
+
+def test_traits_of_the_real_template(qwen_template: str) -> None:
+    traits = Traits.of(Template(qwen_template))
+    assert {name for name, has in vars(traits).items() if not has} == {"system_inside"}

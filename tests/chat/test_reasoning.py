@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyctl.chat.reasoning import THINK, Delta, ReasoningSplitter, Where
+
+
+def split(pieces: list[str], where: Where = "start") -> tuple[str, str]:
+    splitter = ReasoningSplitter(THINK, where)
+    deltas = [*map(splitter.feed, pieces), splitter.finish()]
+    return "".join(d.reasoning for d in deltas), "".join(d.content for d in deltas)
+
+
+@pytest.mark.parametrize(
+    ("where", "text", "reasoning", "content"),
+    [
+        ("start", "Hello", "", "Hello"),
+        ("start", "  Hello", "", "  Hello"),
+        ("start", "<think>\nhm\n</think>\n\nHello ", "hm\n", "Hello "),
+        ("start", " \n<think>hm</think>Hello", "hm", "Hello"),
+        ("start", "<thinking>Hello", "", "<thinking>Hello"),
+        ("start", "<thin", "", "<thin"),
+        ("start", "Hello <think>no</think>", "", "Hello <think>no</think>"),
+        ("start", "", "", ""),
+        ("reasoning", "\nhm\n</think>\n\nHello", "hm\n", "Hello"),
+        ("reasoning", "never ends </thin", "never ends </thin", ""),
+        ("reasoning", "\n\n</think>\n\nHello", "", "Hello"),
+        ("reasoning", "a < b and <i>", "a < b and <i>", ""),
+        ("reasoning", "hm</think>a</think>b", "hm", "a</think>b"),
+        ("reasoning", "hm\n<tool_call>\n{}", "hm\n", "<tool_call>\n{}"),
+        ("reasoning", "hm</think>\n<tool_call>\n{}", "hm", "<tool_call>\n{}"),
+        ("content", " and <think>so</think> on", "", " and <think>so</think> on"),
+    ],
+)
+def test_whole_and_letter_by_letter(where: Where, text: str, reasoning: str, content: str) -> None:
+    assert split([text], where) == (reasoning, content)
+    assert split(list(text), where) == (reasoning, content)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_any_cutting_gives_the_same(data: st.DataObject) -> None:
+    parts = ["<think>", "</think>", "<tool_call>", "<", "</", "th", "x", " ", "\n", ">"]
+    text = "".join(data.draw(st.lists(st.sampled_from(parts), max_size=12)))
+    where: Where = data.draw(st.sampled_from(("start", "reasoning", "content")))
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=6)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert split(pieces, where) == split([text], where)
+
+
+def test_text_comes_out_as_soon_as_it_is_certain() -> None:
+    splitter = ReasoningSplitter(THINK, "reasoning")
+    assert splitter.feed("I think <") == Delta("I think ")
+    assert splitter.feed("b") == Delta("<b")
+    assert splitter.feed("</think> ") == Delta()
+    assert splitter.feed("\nYes") == Delta(content="Yes")
+    assert splitter.feed(" ") == Delta(content=" ")
+
+
+def test_without_tags_everything_is_content() -> None:
+    splitter = ReasoningSplitter()
+    assert splitter.feed(" <think>a</think>") == Delta(content=" <think>a</think>")
+    assert splitter.finish() == Delta()
