@@ -1,0 +1,84 @@
+"""The server's paths: what llama-server has, as far as it is there."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from pyctl.chat.format import ChatFormat
+from pyctl.chat.tokenizer import Tokenizer
+from pyctl.server import completions, facts, tokens
+from pyctl.server.errors import error_response, http_exception
+from pyctl.server.journal import failed
+from pyctl.server.keys import KeyMiddleware
+from pyctl.server.settings import Service, Settings, WorkerLike
+
+__all__ = ["create_app"]
+
+Handler: TypeAlias = Callable[[Service, Request], Awaitable[ASGIApp]]
+
+_GET: dict[str, Handler] = {
+    "/health": facts.health,
+    "/v1/health": facts.health,
+    "/models": facts.models,
+    "/v1/models": facts.models,
+    "/props": facts.props,
+}
+
+_POST: dict[str, Handler] = {
+    "/chat/completions": completions.chat_completions,
+    "/v1/chat/completions": completions.chat_completions,
+    "/v1/completions": completions.completions,
+    "/completion": completions.native_completion,
+    "/completions": completions.native_completion,
+    "/tokenize": tokens.tokenize,
+    "/detokenize": tokens.detokenize,
+    "/apply-template": tokens.apply_template,
+}
+
+
+def create_app(worker: WorkerLike, chat: ChatFormat, tokenizer: Tokenizer, settings: Settings) -> Starlette:
+    """The ASGI application that answers with ``worker``; it owns neither the worker nor its thread."""
+    service = Service(worker, chat, tokenizer, settings)
+    return Starlette(
+        routes=[
+            *(Route(path, _endpoint(service, handler), methods=["GET"]) for path, handler in _GET.items()),
+            *(Route(path, _endpoint(service, handler), methods=["POST"]) for path, handler in _POST.items()),
+        ],
+        middleware=[
+            Middleware(
+                CORSMiddleware,
+                allow_origin_regex=".*",  # names the origin, where a star would shut out requests with credentials
+                allow_credentials=True,
+                allow_methods=["*"],
+                allow_headers=["*"],
+                expose_headers=["x-pyctl-cache"],
+            ),
+            Middleware(KeyMiddleware, keys=settings.api_keys),
+        ],
+        exception_handlers={HTTPException: http_exception},
+    )
+
+
+def _endpoint(service: Service, handler: Handler) -> Callable[[Request], Awaitable[ASGIApp]]:
+    """``handler`` with its errors turned into responses."""
+
+    async def endpoint(request: Request) -> ASGIApp:
+        try:
+            return await handler(service, request)
+        except ClientDisconnect:
+            return Response(status_code=400)
+        except Exception as error:
+            failed(request.url.path, error)
+            return error_response(error)
+
+    return endpoint

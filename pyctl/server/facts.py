@@ -1,0 +1,104 @@
+"""The endpoints that only say what there is: health, models, properties."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pyctl.engine.request import Request as EngineRequest
+from pyctl.prompt import Prompt
+from pyctl.server.json import JsonResponse
+from pyctl.server.options import Options, settings_json
+from pyctl.server.settings import Service
+
+__all__ = ["health", "models", "props"]
+
+
+async def health(service: Service, request: Request) -> Response:
+    """GET /health"""
+    return JsonResponse({"status": "ok"})
+
+
+async def models(service: Service, request: Request) -> Response:
+    """GET /v1/models: OpenAI's list, and Ollama's beside it as llama-server has it."""
+    info = service.info
+    details = {
+        "parent_model": "",
+        "format": "gguf",
+        "family": "",
+        "families": [""],
+        "parameter_size": "",
+        "quantization_level": "",
+    }
+    named = {
+        "name": service.model,
+        "model": service.model,
+        "modified_at": "",
+        "size": "",
+        "digest": "",
+        "type": "model",
+        "description": "",
+        "tags": [""],
+        "capabilities": ["completion"],
+        "parameters": "",
+        "details": details,
+    }
+    model = {
+        "id": service.model,
+        "aliases": [info.model_alias] if info.model_alias else [],
+        "tags": [],
+        "object": "model",
+        "created": int(time.time()),
+        "owned_by": "llamacpp",
+        "meta": {
+            "n_vocab": info.n_vocab,
+            "n_ctx": info.n_ctx,
+            "n_ctx_train": info.n_ctx_train,
+            "n_embd": info.n_embd,
+            "n_params": info.n_params,
+            "size": info.model_size,
+            "ftype": info.ftype_name,
+        },
+    }
+    return JsonResponse({"models": [named], "object": "list", "data": [model]})
+
+
+async def props(service: Service, request: Request) -> Response:
+    """GET /props"""
+    info, settings, chat = service.info, service.settings, service.chat
+    defaults = EngineRequest(Prompt.of([]), settings.sampling, settings.n_predict, cache_prompt=settings.cache_prompt)
+    traits = chat.traits
+    body: dict[str, Any] = {
+        "default_generation_settings": {
+            "params": {**settings_json(defaults, Options()), "reasoning_format": settings.reasoning_format},
+            "n_ctx": info.n_ctx,
+        },
+        "total_slots": info.n_seqs,
+        "model_alias": service.model,
+        "model_ftype": info.ftype_name,
+        "model_path": info.model_path,
+        "modalities": {"vision": False, "video": False, "audio": False},
+        "endpoint_slots": False,
+        "endpoint_props": False,
+        "endpoint_metrics": False,
+        "ui": False,
+        "chat_template": chat.template.source,
+        "chat_template_caps": {
+            "supports_object_arguments": traits.object_arguments,
+            "supports_string_content": traits.text,
+            "supports_system_role": traits.system_first,
+            "supports_tool_calls": traits.tool_calls,
+            "supports_tools": traits.tools,
+            "supports_typed_content": traits.parts,
+        },
+        "bos_token": info.bos_token,
+        "eos_token": info.eos_token,
+        "build_info": info.build,
+        "is_sleeping": False,
+    }
+    if settings.prefix_cache is not None:
+        body["prefix_cache"] = dict(settings.prefix_cache())
+    return JsonResponse(body)

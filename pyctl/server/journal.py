@@ -1,0 +1,60 @@
+"""What is said about a request once it is over: one line in the log, one header in the answer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from pyctl.engine.request import Done, Progress
+from pyctl.errors import PyctlError
+from pyctl.server.reply import Reply
+
+__all__ = ["cache_header", "ended", "failed", "left"]
+
+log = logging.getLogger("pyctl.server")
+
+
+def cache_header(known: Done | Progress) -> dict[str, str]:
+    """``x-pyctl-cache``: where the prompt was restored from, and tokens restored and evaluated."""
+    if isinstance(known, Done):
+        source, cached, evaluated = known.report.source, known.report.n_cached, known.report.n_evaluated
+    else:
+        source, cached, evaluated = known.source, known.n_cached, known.n_total - known.n_cached
+    return {"x-pyctl-cache": f"source={source}; cached={cached}; evaluated={evaluated}"}
+
+
+def ended(path: str, done: Done) -> None:
+    """Log a request that was served."""
+    report, timings = done.report, done.timings
+    speed = max(timings.predicted_n - 1, 0) * 1e3 / timings.predicted_ms if timings.predicted_ms else 0.0
+    miss = f" (known up to {report.miss.position})" if report.miss is not None else ""
+    restored = f"{report.n_cached} from {report.source} in {report.lookup_ms + report.restore_ms:.1f} ms"
+    log.info(
+        "%s: %d prompt tokens, %s%s, %d evaluated in %.1f ms; first token after %.1f ms; "
+        "%d predicted in %.1f ms (%.1f tok/s), stop %s",
+        path,
+        report.n_prompt,
+        restored if report.n_cached else "none cached",
+        miss,
+        report.n_evaluated,
+        report.prefill_ms,
+        timings.first_token_ms,
+        timings.predicted_n,
+        timings.predicted_ms,
+        speed,
+        done.stop_type,
+    )
+
+
+def failed(path: str, error: Exception) -> None:
+    """Log a request that ended with an error, with a traceback if nobody raised it on purpose."""
+    if isinstance(error, PyctlError):
+        log.warning("%s: %s: %s", path, type(error).__name__, error)
+    else:
+        log.error("%s: unexpected error", path, exc_info=error)
+
+
+def left(path: str, replies: Sequence[Reply]) -> None:
+    """Log a request whose client did not wait for the end."""
+    n_predicted = sum(max(reply.n_predicted, len(reply.tokens)) for reply in replies)
+    log.info("%s: cancelled, the client left after %d predicted tokens", path, n_predicted)

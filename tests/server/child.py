@@ -1,0 +1,54 @@
+"""A server process on a fake worker, for tests of signals: prints its address, serves, prints how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from pyctl.engine.request import Event, Failed, Request
+from pyctl.errors import ConfigError, UnavailableError
+from pyctl.server.serve import bind, serve
+from tests.server.fake import Bench, FakeTicket, Pause, Script, play
+
+
+class StoppableTicket(FakeTicket):
+    """Ends with an error once ``stopped`` is true for all."""
+
+    stopped = False
+
+    async def __anext__(self) -> Event:
+        pending = asyncio.ensure_future(super().__anext__())
+        while not pending.done():
+            if StoppableTicket.stopped:
+                pending.cancel()
+                self._ended = True
+                return Failed(UnavailableError("the server is shutting down"))
+            await asyncio.wait((pending,), timeout=0.02)
+        return pending.result()
+
+
+def endless(request: Request) -> Script:
+    yield from list(play("a")(request))[:-1]
+    yield Pause(None)
+
+
+def main() -> None:
+    bench = Bench(endless)
+    bench.worker.submit = lambda request: StoppableTicket(endless(request))  # type: ignore[method-assign]
+
+    def stop() -> None:
+        StoppableTicket.stopped = True
+
+    host, port, grace = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+    try:
+        with bind(host, port) as sock:
+            ready = lambda address: print(address, flush=True)  # noqa: E731
+            serve(bench.app, sock, grace_seconds=grace, on_ready=ready, on_stop=stop)
+    except ConfigError as error:
+        print(error, flush=True)
+        raise SystemExit(2) from None
+    print("ended in good order", flush=True)
+
+
+if __name__ == "__main__":
+    main()

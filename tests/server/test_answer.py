@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from pyctl.engine.request import Piece, Request
+from pyctl.errors import EngineError
+from tests.server.fake import HI, Bench, Pause, Script, events, fail, play
+
+NEVER = Pause(None)
+
+
+class Caller:
+    """Calls an application as a server does, and hangs up when told to."""
+
+    def __init__(self, bench: Bench, path: str, body: dict[str, Any]) -> None:
+        self._app = bench.app
+        self._path = path
+        self._body = msgspec.json.encode(body)
+        self._asked = False
+        self.gone = asyncio.Event()
+        self.sent: list[dict[str, Any]] = []
+
+    async def call(self) -> None:
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": self._path,
+            "raw_path": self._path.encode(),
+            "query_string": b"",
+            "headers": [],
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+        }
+        await self._app(scope, self._receive, self._send)
+
+    async def _receive(self) -> dict[str, Any]:
+        if not self._asked:
+            self._asked = True
+            return {"type": "http.request", "body": self._body, "more_body": False}
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        for _ in range(500):
+            if condition():
+                return
+            await asyncio.sleep(0.005)
+        raise AssertionError("nothing happened")
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [message["body"] for message in self.sent if message["type"] == "http.response.body"]
+
+
+def chat(stream: bool, **fields: Any) -> dict[str, Any]:
+    return {"messages": HI, "stream": stream, **fields}
+
+
+def silent(request: Request) -> Script:
+    yield NEVER
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("script", [silent, play("a", "b", "c", pause=None)])
+def test_a_client_who_leaves_stops_the_work(
+    stream: bool, script: Callable[[Request], Script], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        bench = Bench(script)
+        caller = Caller(bench, "/v1/chat/completions", chat(stream))
+        call = asyncio.ensure_future(caller.call())
+        await caller.until(lambda: bool(bench.worker.tickets))
+        if stream and script is not silent:
+            await caller.until(lambda: bool(caller.sent))
+        await asyncio.sleep(0.02)
+        assert not bench.worker.tickets[0].cancelled
+        began = time.perf_counter()
+        caller.gone.set()
+        await call
+        assert time.perf_counter() - began < 0.5
+        assert bench.worker.tickets[0].cancelled
+
+    with caplog.at_level(logging.INFO, logger="pyctl.server"):
+        asyncio.run(run())
+    assert "the client left" in caplog.text
+
+
+def test_all_prompts_of_a_request_are_stopped() -> None:
+    async def run() -> None:
+        bench = Bench(silent)
+        caller = Caller(bench, "/completion", {"prompt": ["a", "b"]})
+        call = asyncio.ensure_future(caller.call())
+        await caller.until(lambda: len(bench.worker.tickets) == 2)
+        caller.gone.set()
+        await call
+        assert [ticket.cancelled for ticket in bench.worker.tickets] == [True, True]
+
+    asyncio.run(run())
+
+
+def test_a_stopping_server_stops_the_work() -> None:
+    async def run() -> None:
+        bench = Bench(silent)
+        caller = Caller(bench, "/v1/chat/completions", chat(True))
+        call = asyncio.ensure_future(caller.call())
+        await caller.until(lambda: bool(bench.worker.tickets))
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert bench.worker.tickets[0].cancelled
+
+    asyncio.run(run())
+
+
+def test_headers_go_out_with_the_first_progress() -> None:
+    async def run() -> None:
+        bench = Bench(lambda request: [*list(play()(request))[:1], NEVER])
+        caller = Caller(bench, "/v1/chat/completions", chat(True))
+        call = asyncio.ensure_future(caller.call())
+        await caller.until(lambda: bool(caller.sent))
+        assert dict(caller.sent[0]["headers"])[b"x-pyctl-cache"] == b"source=none; cached=0; evaluated=21"
+        assert caller.bodies == []
+        caller.gone.set()
+        await call
+
+    asyncio.run(run())
+
+
+def test_events_that_wait_together_are_sent_together() -> None:
+    async def run() -> None:
+        bench = Bench(play(*"abcdef"))
+        caller = Caller(bench, "/v1/chat/completions", chat(True))
+        await caller.call()
+        first, *rest = caller.bodies
+        assert len(events(first)) == 1 + 6 + 1  # the role, each letter, the end
+        assert rest == [b"data: [DONE]\n\n", b""]
+
+    asyncio.run(run())
+
+
+def test_what_was_said_before_a_failure_is_sent() -> None:
+    async def run() -> None:
+        bench = Bench(lambda request: [Piece("a", (97,)), *fail(EngineError("broken"))(request)])
+        caller = Caller(bench, "/completion", {"prompt": "x", "stream": True})
+        await caller.call()
+        said, error = events(b"".join(caller.bodies))
+        assert said["content"] == "a"
+        assert error["error"]["message"] == "broken"
+
+    asyncio.run(run())
+
+
+def test_a_silent_stream_sends_comments() -> None:
+    async def run() -> None:
+        bench = Bench(lambda request: [Pause(1.2), Piece("a", (97,)), *list(play()(request))[-1:]])
+        caller = Caller(bench, "/completion", {"prompt": "x", "stream": True, "sse_ping_interval": 1})
+        await caller.call()
+        assert caller.sent[0]["status"] == 200
+        assert caller.bodies[0] == b":\n\n"
+        assert [event["content"] for event in events(b"".join(caller.bodies[1:]))] == ["a", ""]
+
+    asyncio.run(run())
+
+
+def test_comments_can_be_turned_off() -> None:
+    async def run() -> None:
+        bench = Bench(lambda request: [Pause(0.05), *list(play()(request))[-1:]])
+        caller = Caller(bench, "/completion", {"prompt": "x", "stream": True, "sse_ping_interval": -1})
+        await caller.call()
+        assert b":\n\n" not in caller.bodies
+
+    asyncio.run(run())

@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from pyctl.server.settings import Settings
+from tests.chat import toy
+from tests.server.fake import HI, Bench, play
+
+TIMINGS = {
+    "cache_n": 16,
+    "prompt_n": 5,
+    "prompt_ms": 2.0,
+    "prompt_per_token_ms": 0.4,
+    "prompt_per_second": 2500.0,
+    "predicted_n": 3,
+    "predicted_ms": 3.0,
+    "predicted_per_token_ms": 1.5,
+    "predicted_per_second": 2000.0 / 3.0,
+    "source": "ram",
+}
+N_PROMPT = 21
+
+
+def test_a_whole_reply() -> None:
+    bench = Bench(play("Hello", " there", cached=16, source="ram"))
+    response = bench.post("/v1/chat/completions", {"messages": HI, "model": "whatever"})
+    body = response.json()
+    assert response.headers["content-type"] == "application/json; charset=utf-8"
+    assert response.headers["x-pyctl-cache"] == "source=ram; cached=16; evaluated=5"
+    assert body["choices"] == [
+        {"finish_reason": "stop", "index": 0, "message": {"role": "assistant", "content": "Hello there"}}
+    ]
+    assert body["usage"] == {
+        "completion_tokens": 3,
+        "prompt_tokens": N_PROMPT,
+        "total_tokens": N_PROMPT + 3,
+        "prompt_tokens_details": {"cached_tokens": 16},
+    }
+    assert body["timings"] == TIMINGS
+    assert body["object"] == "chat.completion"
+    assert body["model"] == "toy-1"
+    assert body["system_fingerprint"] == "b1-toy"
+    assert body["id"].startswith("chatcmpl-")
+    assert len(body["id"]) == len("chatcmpl-") + 32
+    assert isinstance(body["created"], int)
+    prompt = bench.worker.requests[0].prompt
+    assert bench.tokenizer.detokenize(prompt.tokens.tolist()).endswith(b"Hi<|im_end|>\n<|im_start|>assistant\n")
+    assert prompt.boundaries == (10,)
+
+
+def test_the_path_without_version_is_the_same() -> None:
+    response = Bench(play("x")).post("/chat/completions", {"messages": HI})
+    assert response.json()["choices"][0]["message"]["content"] == "x"
+
+
+def test_a_stream() -> None:
+    bench = Bench(play("Hel", "", "lo", cached=16, source="live", stop="limit"))
+    response = bench.post("/v1/chat/completions", {"messages": HI, "stream": True})
+    assert response.headers["x-pyctl-cache"] == "source=ram; cached=16; evaluated=5"
+    assert response.headers["x-accel-buffering"] == "no"
+    *chunks, end = bench.chat_stream()
+    assert end == "[DONE]"
+    assert [chunk["choices"][0] for chunk in chunks] == [
+        {"finish_reason": None, "index": 0, "delta": {"role": "assistant", "content": None}},
+        {"finish_reason": None, "index": 0, "delta": {"content": "Hel"}},
+        {"finish_reason": None, "index": 0, "delta": {"content": "lo"}},
+        {"finish_reason": "length", "index": 0, "delta": {}},
+    ]
+    assert [("timings" in chunk, "usage" in chunk) for chunk in chunks] == [(False, False)] * 3 + [(True, False)]
+    assert chunks[-1]["timings"]["source"] == "live"
+    assert len({(chunk["id"], chunk["model"], chunk["system_fingerprint"]) for chunk in chunks}) == 1
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+
+
+def test_usage_is_a_chunk_of_its_own_with_the_timings() -> None:
+    *_, last, usage, _ = Bench(play("x")).chat_stream(stream_options={"include_usage": True})
+    assert last["choices"][0]["finish_reason"] == "stop"
+    assert "timings" not in last
+    assert usage["choices"] == []
+    assert usage["usage"]["completion_tokens"] == 2
+    assert usage["timings"]["predicted_n"] == 2
+
+
+def test_a_reply_without_a_word_still_has_its_role() -> None:
+    first, last, _ = Bench(play()).chat_stream()
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": None}
+    assert last["choices"][0]["finish_reason"] == "stop"
+
+
+def test_progress_and_timings_per_token() -> None:
+    *chunks, last, _ = Bench(play("a", "b", cached=16)).chat_stream(return_progress=True, timings_per_token=True)
+    assert [chunk.get("prompt_progress") for chunk in chunks] == [
+        {"total": N_PROMPT, "cache": 16, "processed": 16, "time_ms": 0},
+        {"total": N_PROMPT, "cache": 16, "processed": N_PROMPT, "time_ms": 2},
+        None,
+        None,
+        None,
+    ]
+    role, a, b = chunks[2:]
+    assert "timings" not in role
+    assert (a["timings"]["predicted_n"], b["timings"]["predicted_n"]) == (1, 2)
+    assert (b["timings"]["cache_n"], b["timings"]["prompt_n"], b["timings"]["prompt_ms"]) == (16, 5, 2.0)
+    assert "source" not in b["timings"]
+    assert last["timings"]["predicted_n"] == 3
+
+
+def deltas(chunks: list[Any]) -> list[dict[str, str]]:
+    found = [chunk["choices"][0]["delta"] for chunk in chunks if chunk != "[DONE]"]
+    return [delta for delta in found if delta and "role" not in delta]
+
+
+def test_reasoning_of_a_template_that_opens_it() -> None:
+    bench = Bench(play("\nhm", "\n</th", "ink>", "\n\nYes", "."), toy.THINKING)
+    assert bench.chat()["choices"][0]["message"] == {
+        "role": "assistant",
+        "content": "Yes.",
+        "reasoning_content": "hm\n",
+    }
+    assert deltas(bench.chat_stream()) == [
+        {"reasoning_content": "hm"},
+        {"reasoning_content": "\n"},
+        {"content": "Yes"},
+        {"content": "."},
+    ]
+
+
+def test_reasoning_formats() -> None:
+    bench = Bench(play("hm</think>", "Yes"), toy.THINKING)
+    inside = {"role": "assistant", "content": "<think>\nhm</think>Yes"}
+    for name in ("auto", "deepseek", "deepseek-legacy"):
+        assert bench.chat(reasoning_format=name)["choices"][0]["message"]["content"] == "Yes"
+    assert bench.chat(reasoning_format="none")["choices"][0]["message"] == inside
+    for name in ("none", "deepseek-legacy"):
+        assert deltas(bench.chat_stream(reasoning_format=name)) == [
+            {"content": "<think>\nhm</think>"},
+            {"content": "Yes"},
+        ]
+    server = Bench(play("hm</think>", "Yes"), toy.THINKING, Settings(reasoning_format="none"))
+    assert server.chat()["choices"][0]["message"] == inside
+
+
+def test_thinking_can_be_turned_off() -> None:
+    bench = Bench(play("Yes"), toy.THINKING)
+    for fields in ({"reasoning_effort": "none"}, {"chat_template_kwargs": {"enable_thinking": False}}):
+        assert bench.chat(**fields)["choices"][0]["message"] == {"role": "assistant", "content": "Yes"}
+        prompt = bench.worker.requests[-1].prompt.tokens.tolist()
+        assert bench.tokenizer.detokenize(prompt).endswith(b"<think>\n\n</think>\n\n")
+
+
+def test_a_prefilled_reply_is_continued() -> None:
+    bench = Bench(play(" world"))
+    body = bench.chat(messages=[*HI, {"role": "assistant", "content": "Hello"}])
+    assert body["choices"][0]["message"]["content"] == " world"
+    prompt = bench.worker.requests[0].prompt.tokens.tolist()
+    assert bench.tokenizer.detokenize(prompt).endswith(b"assistant\nHello")
+
+
+def test_logprobs() -> None:
+    bench = Bench(play("a", "b", probs=[-0.5, -0.5, -float("inf")]))
+    content = bench.chat(logprobs=True, top_logprobs=2)["choices"][0]["logprobs"]["content"]
+    assert bench.worker.requests[0].n_probs == 2
+    assert content[0] == {
+        "id": 97,
+        "token": "a",
+        "bytes": [97],
+        "logprob": -0.5,
+        "top_logprobs": [
+            {"id": 98, "token": "b", "bytes": [98], "logprob": -0.5},
+            {"id": 99, "token": "c", "bytes": [99], "logprob": -3.4028234663852886e38},
+        ],
+    }
+    assert [entry["token"] for entry in content] == ["a", "b"]
+    chunks = bench.chat_stream(logprobs=True)
+    assert bench.worker.requests[1].n_probs == 20
+    said = [chunk["choices"][0] for chunk in chunks[1:-2]]
+    assert [choice["delta"]["content"] for choice in said] == ["a", "b"]
+    assert [[entry["token"] for entry in choice["logprobs"]["content"]] for choice in said] == [["a"], ["b"]]
+
+
+def test_tools_reach_the_template_and_calls_come_back_as_content() -> None:
+    tool = {"type": "function", "function": {"name": "look_up", "parameters": {}}}
+    template = "{{ tools | tojson if tools }}" + toy.CHATML
+    call = '<tool_call>{"name": "look_up"}</tool_call>'
+    bench = Bench(play(call), template)
+    message = bench.chat(tools=[tool], tool_choice="auto")["choices"][0]["message"]
+    assert message == {"role": "assistant", "content": call}
+    assert b'"look_up"' in bench.tokenizer.detokenize(bench.worker.requests[0].prompt.tokens.tolist())
+
+
+def test_verbose_shows_the_prompt() -> None:
+    body = Bench(play("x")).chat(verbose=True)
+    assert body["__verbose"]["prompt"] == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert body["__verbose"]["content"] == "x"
+
+
+def test_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(play("a", "b", cached=16, source="ram"))
+    for stream in (False, True):
+        caplog.clear()
+        with caplog.at_level(logging.INFO, logger="pyctl.server"):
+            bench.post("/v1/chat/completions", {"messages": HI, "stream": stream})
+        (line,) = [record.getMessage() for record in caplog.records if record.name == "pyctl.server"]
+        for part in ("/v1/chat/completions", "21 prompt tokens", "16 from ram", "5 evaluated", "3 predicted", "eos"):
+            assert part in line

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from pyctl.engine.sampling import Sampling
+from pyctl.server.settings import Settings
+from tests.chat import toy
+from tests.server.fake import N_CTX, Bench, play
+
+
+def test_health() -> None:
+    client = Bench(play()).client
+    for path in ("/health", "/v1/health"):
+        assert client.get(path).json() == {"status": "ok"}
+
+
+def test_models() -> None:
+    client = Bench(play()).client
+    body = client.get("/v1/models").json()
+    assert client.get("/models").json().keys() == body.keys() == {"models", "object", "data"}
+    (model,) = body["data"]
+    assert (model["id"], model["object"], model["owned_by"]) == ("toy-1", "model", "llamacpp")
+    assert model["meta"] == {
+        "n_vocab": 262,
+        "n_ctx": N_CTX,
+        "n_ctx_train": 8192,
+        "n_embd": 64,
+        "n_params": 1000,
+        "size": 2000,
+        "ftype": "F16",
+    }
+    assert body["models"][0]["name"] == "toy-1"
+
+
+def test_props() -> None:
+    settings = Settings(Sampling(temperature=0.25), n_predict=9, prefix_cache=lambda: {"n_slots": 3})
+    body = Bench(play(), toy.THINKING, settings).client.get("/props").json()
+    defaults = body["default_generation_settings"]
+    assert defaults["n_ctx"] == N_CTX
+    assert (defaults["params"]["temperature"], defaults["params"]["n_predict"]) == (0.25, 9)
+    assert defaults["params"]["reasoning_format"] == "auto"
+    assert body["total_slots"] == 1
+    assert body["model_alias"] == "toy-1"
+    assert body["model_path"] == "/models/toy.gguf"
+    assert body["chat_template"] == toy.THINKING
+    assert body["chat_template_caps"]["supports_system_role"] is True
+    assert body["modalities"] == {"vision": False, "video": False, "audio": False}
+    assert body["build_info"] == "b1-toy"
+    assert body["eos_token"] == "<|im_end|>"
+    assert body["is_sleeping"] is False
+    assert body["prefix_cache"] == {"n_slots": 3}
+    assert "prefix_cache" not in Bench(play()).client.get("/props").json()

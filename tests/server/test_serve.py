@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.server.fake import HI, events
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@contextmanager
+def server(host: str = "127.0.0.1", port: int = 0, grace: float = 0.1) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "tests.server.child", host, str(port), str(grace)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        _, complaints = process.communicate()
+    assert "Traceback" not in complaints
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def test_a_signal_ends_streams_and_lets_the_program_go_on() -> None:
+    with server() as process:
+        address = line(process)
+        assert httpx.get(f"{address}/health").json() == {"status": "ok"}
+        body = {"messages": HI, "stream": True}
+        with httpx.stream("POST", f"{address}/v1/chat/completions", json=body, timeout=10) as response:
+            chunks = response.iter_bytes()
+            received = next(chunks)
+            began = time.perf_counter()
+            process.terminate()
+            for chunk in chunks:
+                received += chunk
+        assert events(received)[-1]["error"]["type"] == "unavailable_error"
+        assert line(process) == "ended in good order"
+        assert process.wait(5) == 0
+        assert time.perf_counter() - began < 3
+
+
+def test_an_idle_server_ends_at_once() -> None:
+    with server(grace=30) as process:
+        address = line(process)
+        httpx.get(f"{address}/health")
+        process.terminate()
+        assert line(process) == "ended in good order"
+        assert process.wait(3) == 0
+
+
+def test_an_address_in_use_is_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with server(port=port) as process:
+            said = line(process)
+            assert f"127.0.0.1:{port}" in said
+            assert "in use" in said
+            assert process.wait(5) == 2
+
+
+@pytest.mark.parametrize("leftover", [False, True])
+def test_a_unix_socket(tmp_path: Path, leftover: bool) -> None:
+    path = tmp_path / "s.sock"
+    if leftover:
+        with socket.socket(socket.AF_UNIX) as old:
+            old.bind(str(path))
+    with server(str(path)) as process:
+        assert line(process) == f"unix://{path}"
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path))) as client:
+            assert client.get("http://server/health").json() == {"status": "ok"}
+        process.terminate()
+        assert line(process) == "ended in good order"
+    assert not path.exists()
