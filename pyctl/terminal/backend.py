@@ -1,0 +1,44 @@
+"""Where replies come from: one protocol, so that the chat does not know whether the model is in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+__all__ = ["Backend", "Delta", "Stats"]
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Numbers of one reply, in tokens, milliseconds and tokens per second; None where they are not known.
+
+    ``source`` says where the cached tokens came from, empty when nobody said; ``truncated`` that the reply met a limit.
+    """
+
+    n_cached: int | None = None
+    n_evaluated: int | None = None
+    n_predicted: int | None = None
+    first_token_ms: float | None = None
+    tokens_per_second: float | None = None
+    source: str = ""
+    truncated: bool = False
+
+
+@dataclass(frozen=True)
+class Delta:
+    """The next bit of a reply; the last one carries ``stats``."""
+
+    reasoning: str = ""
+    content: str = ""
+    stats: Stats | None = None
+
+
+class Backend(Protocol):
+    """Anything that continues a conversation. Used from one thread."""
+
+    def name(self) -> str:
+        """What answers, for people to read. Raises PyctlError when it cannot be reached."""
+
+    def stream(self, messages: Sequence[Mapping[str, Any]]) -> Generator[Delta, None, None]:
+        """The reply to ``messages`` (OpenAI's form). Closing the generator stops the work; raises PyctlError."""

@@ -1,0 +1,109 @@
+"""The messages of a chat as a value: every change makes a new conversation, so that a failed turn changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+from pyctl.errors import RequestError
+
+__all__ = ["Conversation", "Message", "Role"]
+
+Role: TypeAlias = Literal["user", "assistant"]
+
+
+@dataclass(frozen=True)
+class Message:
+    """One turn; ``stopped`` marks a reply that the user cut short."""
+
+    role: Role
+    content: str
+    reasoning: str = ""
+    stopped: bool = False
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A system text, empty for none, and the turns after it. What cannot be done raises RequestError."""
+
+    system: str = ""
+    messages: tuple[Message, ...] = ()
+
+    def asked(self, text: str) -> Conversation:
+        """With a message of the user at the end."""
+        return replace(self, messages=(*self.messages, Message("user", _encodable(text))))
+
+    def answered(self, content: str, reasoning: str = "", *, stopped: bool = False) -> Conversation:
+        """With a reply at the end."""
+        return replace(self, messages=(*self.messages, Message("assistant", content, reasoning, stopped)))
+
+    def undone(self) -> Conversation:
+        """Without the last message of the user and what came after it."""
+        return replace(self, messages=self.messages[: self._last_question()])
+
+    def reopened(self) -> Conversation:
+        """Without what came after the last message of the user, ready for another reply."""
+        return replace(self, messages=self.messages[: self._last_question() + 1])
+
+    def edited(self, text: str) -> Conversation:
+        """With ``text`` in place of the last message of the user and nothing after it."""
+        return self.undone().asked(text)
+
+    def question(self) -> str:
+        """The last message of the user."""
+        return self.messages[self._last_question()].content
+
+    def instructed(self, system: str) -> Conversation:
+        """With another system text; empty takes it away."""
+        return replace(self, system=_encodable(system))
+
+    def cleared(self) -> Conversation:
+        """Only the system text."""
+        return replace(self, messages=())
+
+    def for_model(self) -> list[dict[str, str]]:
+        """The messages in OpenAI's form, the system text first."""
+        made = [{"role": "system", "content": self.system}] if self.system else []
+        for message in self.messages:
+            turn = {"role": str(message.role), "content": message.content}
+            if message.reasoning:
+                turn["reasoning_content"] = message.reasoning
+            made.append(turn)
+        return made
+
+    def for_file(self) -> list[dict[str, Any]]:
+        """The same, with the marks of stopped replies; ``from_file`` reads it back."""
+        made: list[dict[str, Any]] = [{**turn} for turn in self.for_model()]
+        for turn, message in zip(made[len(made) - len(self.messages) :], self.messages, strict=True):
+            if message.stopped:
+                turn["stopped"] = True
+        return made
+
+    @classmethod
+    def from_file(cls, turns: Sequence[object]) -> Conversation:
+        """A conversation from messages in OpenAI's form; only texts, and a system message only at the start."""
+        system, messages = "", []
+        for index, turn in enumerate(turns):
+            if not isinstance(turn, Mapping) or not isinstance(turn.get("content"), str):
+                raise RequestError(f"message {index + 1} has no text")
+            role, content = turn.get("role"), _encodable(turn["content"])
+            reasoning = _encodable(str(turn.get("reasoning_content") or ""))
+            if role == "system" and index == 0:
+                system = content
+            elif role in ("user", "assistant"):
+                messages.append(Message(role, content, reasoning, turn.get("stopped") is True))
+            else:
+                raise RequestError(f"message {index + 1} has the role {role!r}, which a chat cannot hold there")
+        return cls(system, tuple(messages))
+
+    def _last_question(self) -> int:
+        for index in range(len(self.messages) - 1, -1, -1):
+            if self.messages[index].role == "user":
+                return index
+        raise RequestError("nothing has been asked yet")
+
+
+def _encodable(text: str) -> str:
+    """Without lone surrogates, which bytes that are no UTF-8 become in a terminal and \\ud800 in JSON."""
+    return text.encode("utf-8", "replace").decode("utf-8")

@@ -1,0 +1,95 @@
+"""Replies from a model in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, Protocol
+
+from pyctl.chat.format import ChatFormat
+from pyctl.engine.info import EngineInfo
+from pyctl.engine.request import Done, Failed, Piece, Request
+from pyctl.engine.sampling import Sampling
+from pyctl.engine.ticket import Ticket
+from pyctl.errors import EngineError, PyctlError
+from pyctl.terminal.backend import Delta, Stats
+
+__all__ = ["LocalBackend", "Submitter"]
+
+
+class Submitter(Protocol):
+    """The side of the engine's worker that a chat needs."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """Facts about the model."""
+
+    def submit(self, request: Request) -> Ticket:
+        """Queue ``request``; the ticket yields its events."""
+
+
+class LocalBackend:
+    """A chat with ``worker``; ``max_tokens`` -1 means until the context is full.
+
+    ``split`` False leaves the reasoning in the content, with its tags.
+    """
+
+    def __init__(
+        self,
+        worker: Submitter,
+        chat_format: ChatFormat,
+        sampling: Sampling | None = None,
+        max_tokens: int = -1,
+        *,
+        cache_prompt: bool = True,
+        split: bool = True,
+    ) -> None:
+        self._worker = worker
+        self._format = chat_format
+        self._sampling = sampling or Sampling()
+        self._max_tokens = max_tokens
+        self._cache_prompt = cache_prompt
+        self._split = split
+
+    def name(self) -> str:
+        """The model's name."""
+        return self._worker.info.model_alias or self._worker.info.model_name
+
+    def stream(self, messages: Sequence[Mapping[str, Any]]) -> Generator[Delta, None, None]:
+        """The model's reply; closing the generator, or Ctrl-C within, stops the work at the next batch end or token."""
+        turn = self._format.turn(list(messages))
+        splitter = self._format.splitter(turn, "auto" if self._split else "none")
+        ticket = self._worker.submit(
+            Request(
+                self._format.prompt_from_text(turn.text),
+                self._sampling,
+                self._max_tokens,
+                cache_prompt=self._cache_prompt,
+            )
+        )
+        try:
+            for event in ticket:
+                if isinstance(event, Piece):
+                    said = splitter.feed(event.text)
+                    yield Delta(said.reasoning, said.content)
+                elif isinstance(event, Done):
+                    said = splitter.finish()
+                    yield Delta(said.reasoning, said.content, _stats(event))
+                elif isinstance(event, Failed):
+                    if isinstance(event.error, PyctlError):
+                        raise event.error
+                    raise EngineError(str(event.error) or type(event.error).__name__) from event.error
+        finally:
+            ticket.cancel()
+
+
+def _stats(done: Done) -> Stats:
+    timings = done.timings
+    return Stats(
+        n_cached=timings.cache_n,
+        n_evaluated=timings.prompt_n,
+        n_predicted=timings.predicted_n,
+        first_token_ms=timings.first_token_ms,
+        tokens_per_second=1000.0 * timings.predicted_n / timings.predicted_ms if timings.predicted_ms > 0.0 else None,
+        source=done.report.source,
+        truncated=done.stop_type == "limit",
+    )

@@ -1,0 +1,203 @@
+"""Replies from a running server: pyctl's, llama-server's or any other that speaks OpenAI's chat completions."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import httpx
+
+from pyctl.errors import (
+    AuthenticationError,
+    EngineError,
+    NotFoundError,
+    PyctlError,
+    RequestError,
+    UnavailableError,
+)
+from pyctl.terminal.backend import Delta, Stats
+
+__all__ = ["RemoteBackend"]
+
+CONNECT_SECONDS = 10.0
+ERRORS: Mapping[int, type[PyctlError]] = {
+    401: AuthenticationError,
+    403: AuthenticationError,
+    404: NotFoundError,
+    503: UnavailableError,
+}
+
+
+class RemoteBackend:
+    """A chat with the server at ``url``, with or without /v1 at its end.
+
+    ``fields`` are added to every request: sampling that the user asked for, named as llama-server does. Connection
+    problems raise UnavailableError, refusals the error of their status.
+    """
+
+    def __init__(self, url: str, api_key: str = "", fields: Mapping[str, Any] | None = None) -> None:
+        self._url = url.rstrip("/").removesuffix("/v1")
+        self._fields = dict(fields or {})
+        self._model: str | None = None
+        # A prefill may take minutes, and a server says nothing meanwhile: only connecting has a limit.
+        self._client = httpx.Client(
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
+        )
+
+    def name(self) -> str:
+        """The first model the server lists, or its address when it lists none."""
+        if self._model is None:
+            with self._one_line():
+                response = self._client.get(f"{self._url}/v1/models")
+            if response.status_code == 404:
+                self._model = ""
+            else:
+                _check(response)
+                self._model = _first_model(response)
+        return self._model or self._url
+
+    def stream(self, messages: Sequence[Mapping[str, Any]]) -> Generator[Delta, None, None]:
+        """The server's reply to ``messages``; the time to the first token is measured here."""
+        body = {"messages": list(messages), "stream": True, "stream_options": {"include_usage": True}, **self._fields}
+        self.name()
+        if self._model:
+            body["model"] = self._model
+        started = time.perf_counter()
+        reply = _Reply()
+        with (
+            self._one_line(),
+            self._client.stream("POST", f"{self._url}/v1/chat/completions", json=body) as response,
+        ):
+            if not response.is_success:
+                response.read()
+                _check(response)
+            for event in _events(response.iter_bytes()):
+                delta = reply.take(event, time.perf_counter() - started)
+                if delta.reasoning or delta.content:
+                    yield delta
+        if not reply.finished:
+            raise UnavailableError(f"{self._url} ended the reply before its end")
+        yield Delta(stats=reply.stats(time.perf_counter() - started))
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    @contextlib.contextmanager
+    def _one_line(self) -> Iterator[None]:
+        try:
+            yield
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+            raise UnavailableError(f"cannot reach {self._url}: {error}") from error
+        except httpx.HTTPError as error:
+            raise UnavailableError(f"the connection to {self._url} broke: {error}") from error
+
+
+class _Reply:
+    """What the chunks of one reply have said so far; times are seconds since the request."""
+
+    def __init__(self) -> None:
+        self.finished = False
+        self._finish_reason = ""
+        self._first: float | None = None
+        self._usage: Mapping[str, Any] = {}
+        self._timings: Mapping[str, Any] = {}
+
+    def take(self, event: str, seconds: float) -> Delta:
+        if event == "[DONE]":
+            self.finished = True
+            return Delta()
+        try:
+            chunk = json.loads(event)
+            if "error" in chunk:
+                raise _failure(chunk, 500)
+            self._usage = dict(chunk.get("usage") or self._usage)
+            self._timings = dict(chunk.get("timings") or self._timings)
+            choice = (chunk.get("choices") or [{}])[0]
+            self._finish_reason = choice.get("finish_reason") or self._finish_reason
+            said = choice.get("delta") or {}
+            delta = Delta(str(said.get("reasoning_content") or ""), str(said.get("content") or ""))
+        except (ValueError, TypeError, AttributeError, LookupError) as error:
+            raise EngineError(f"the server sent what is not a chat completion: {event[:80]!r}") from error
+        self.finished = self.finished or bool(self._finish_reason)
+        if self._first is None and (delta.reasoning or delta.content):
+            self._first = seconds
+        return delta
+
+    def stats(self, seconds: float) -> Stats:
+        details = self._usage.get("prompt_tokens_details")
+        n_prompt = _count(self._usage, "prompt_tokens")
+        n_cached = _count(self._timings, "cache_n")
+        if n_cached is None and isinstance(details, Mapping):
+            n_cached = _count(details, "cached_tokens")
+        n_evaluated = _count(self._timings, "prompt_n")
+        if n_evaluated is None and n_prompt is not None:
+            n_evaluated = n_prompt - (n_cached or 0)
+        n_predicted = _count(self._timings, "predicted_n")
+        if n_predicted is None:
+            n_predicted = _count(self._usage, "completion_tokens")
+        rate = self._timings.get("predicted_per_second")
+        if not isinstance(rate, (int, float)):
+            rate = None
+            if n_predicted and self._first is not None and seconds > self._first:
+                rate = n_predicted / (seconds - self._first)
+        return Stats(
+            n_cached=n_cached,
+            n_evaluated=n_evaluated,
+            n_predicted=n_predicted,
+            first_token_ms=None if self._first is None else 1000.0 * self._first,
+            tokens_per_second=rate,
+            source=str(self._timings.get("source") or ""),
+            truncated=self._finish_reason == "length",
+        )
+
+
+def _count(counts: Mapping[str, Any], name: str) -> int | None:
+    value = counts.get(name)
+    return value if isinstance(value, int) else None
+
+
+def _events(chunks: Iterable[bytes]) -> Iterator[str]:
+    """The data of server-sent events. Lines end at LF only: text in JSON may hold Unicode's other line ends."""
+    pending, data = b"", []
+    for chunk in chunks:
+        *lines, pending = (pending + chunk).split(b"\n")
+        for line in lines:
+            field, _, value = line.rstrip(b"\r").decode("utf-8", "replace").partition(":")
+            if field == "data":
+                data.append(value.removeprefix(" "))
+            elif not field and data:
+                yield "\n".join(data)
+                data = []
+    if data:
+        yield "\n".join(data)
+
+
+def _check(response: httpx.Response) -> None:
+    if response.is_success:
+        return
+    try:
+        body = response.json()
+    except ValueError:
+        body = None
+    raise _failure(body, response.status_code)
+
+
+def _failure(body: object, status: int) -> PyctlError:
+    error = body.get("error") if isinstance(body, Mapping) else None
+    message = error.get("message") if isinstance(error, Mapping) else error
+    if isinstance(error, Mapping) and isinstance(error.get("code"), int):
+        status = error["code"]
+    kind = ERRORS.get(status, RequestError if 400 <= status < 500 else EngineError)
+    return kind(str(message or f"the server answered with HTTP status {status}"))
+
+
+def _first_model(response: httpx.Response) -> str:
+    try:
+        return str(response.json()["data"][0]["id"])
+    except (ValueError, TypeError, LookupError):
+        return ""

@@ -1,0 +1,143 @@
+"""What the user sees of a chat: dim and coloured on a terminal, bare text elsewhere."""
+
+from __future__ import annotations
+
+import re
+from typing import Protocol, TextIO
+
+from rich.console import Console
+from rich.text import Text
+
+from pyctl.terminal.backend import Delta, Stats
+
+__all__ = ["PlainView", "RichView", "View", "stats_line"]
+
+# A reply may hold control characters, and a terminal would obey them.
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+class View(Protocol):
+    """A place for replies and remarks."""
+
+    def delta(self, delta: Delta) -> None:
+        """The next bit of the reply, at once."""
+
+    def end(self, stats: Stats | None) -> None:
+        """The reply is over; ``stats`` is None when it was cut short."""
+
+    def info(self, text: str) -> None:
+        """An answer to a command."""
+
+    def error(self, text: str) -> None:
+        """One line that says what went wrong."""
+
+
+def stats_line(stats: Stats) -> str:
+    """The known numbers of a reply in one line."""
+    parts = []
+    if stats.n_cached is not None:
+        parts.append(f"{stats.n_cached:,} cached" + (f" ({stats.source})" if stats.source not in ("", "none") else ""))
+    if stats.n_evaluated is not None:
+        parts.append(f"{stats.n_evaluated:,} evaluated")
+    if stats.first_token_ms is not None:
+        ms = stats.first_token_ms
+        parts.append(f"first token {ms:.0f} ms" if ms < 1000.0 else f"first token {ms / 1000.0:.2f} s")
+    if stats.n_predicted is not None:
+        parts.append(f"{stats.n_predicted:,} tokens")
+    if stats.tokens_per_second is not None:
+        parts.append(f"{stats.tokens_per_second:.1f} tokens/s")
+    if stats.truncated:
+        parts.append("cut at the token limit")
+    return " | ".join(parts)
+
+
+class PlainView:
+    """Replies to ``out``; thoughts, numbers, remarks and errors to ``err``. Nothing but text is written."""
+
+    def __init__(self, out: TextIO, err: TextIO, *, stats: bool = True) -> None:
+        self._out = out
+        self._err = err
+        self._stats = stats
+        self._open: TextIO | None = None
+        self._last = ""
+
+    def delta(self, delta: Delta) -> None:
+        self._write(self._err, delta.reasoning)
+        self._write(self._out, delta.content)
+
+    def end(self, stats: Stats | None) -> None:
+        self._break()
+        if stats is not None and self._stats:
+            print(stats_line(stats), file=self._err, flush=True)
+
+    def info(self, text: str) -> None:
+        print(text, file=self._err, flush=True)
+
+    def error(self, text: str) -> None:
+        self._break()
+        print(f"error: {text}", file=self._err, flush=True)
+
+    def _write(self, file: TextIO, text: str) -> None:
+        if not text:
+            return
+        if self._open is not file:
+            self._break()
+            self._open = file
+        file.write(CONTROL.sub("", text) if file.isatty() else text)
+        file.flush()
+        self._last = text[-1]
+
+    def _break(self) -> None:
+        if self._open is not None and self._last != "\n":
+            self._open.write("\n")
+            self._open.flush()
+        self._open = None
+
+
+class RichView:
+    """Everything to one terminal: thoughts and numbers dim, errors red."""
+
+    def __init__(self, console: Console, *, stats: bool = True) -> None:
+        self._console = console
+        self._stats = stats
+        self._style: str | None = None
+        self._last = ""
+
+    def delta(self, delta: Delta) -> None:
+        self._write(delta.reasoning, "dim")
+        self._write(delta.content, "")
+
+    def end(self, stats: Stats | None) -> None:
+        self._break()
+        self._style = None
+        if stats is None:
+            self._line("stopped", "dim")
+        elif self._stats:
+            self._line(stats_line(stats), "dim")
+
+    def info(self, text: str) -> None:
+        self._line(text, "cyan")
+
+    def error(self, text: str) -> None:
+        self._break()
+        self._style = None
+        self._line(f"error: {text}", "red")
+
+    def _write(self, text: str, style: str) -> None:
+        if not text:
+            return
+        if self._style is not None and self._style != style:
+            self._break()
+            self._line("", "")
+        self._style = style
+        clean = CONTROL.sub("", text)
+        self._console.print(Text(clean, style=style), end="", soft_wrap=True)
+        self._last = text[-1]
+
+    def _break(self) -> None:
+        if self._style is not None and self._last != "\n":
+            self._line("", "")
+        self._last = "\n"
+
+    def _line(self, text: str, style: str) -> None:
+        self._console.print(Text(CONTROL.sub("", text), style=style), soft_wrap=True)

@@ -1,0 +1,55 @@
+"""A chat with a scripted backend in a process of its own: ``python child.py [--tty] [--no-stats] [-p TEXT]``.
+
+The reply repeats the question; "slow" is answered without end, "fail" with an error, "dead" by no backend at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import sys
+import termios
+import time
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
+
+from pyctl.errors import EngineError, UnavailableError
+from pyctl.terminal.backend import Delta, Stats
+from pyctl.terminal.program import run_chat
+
+
+class Echo:
+    """Thinks a little, then repeats."""
+
+    def __init__(self, dead: bool) -> None:
+        self._dead = dead
+
+    def name(self) -> str:
+        if self._dead:
+            raise UnavailableError("cannot reach\nanybody")
+        return "echo"
+
+    def stream(self, messages: Sequence[Mapping[str, Any]]) -> Generator[Delta, None, None]:
+        text = messages[-1]["content"]
+        yield Delta(reasoning="thinking")
+        while text == "slow":
+            yield Delta(content="word ")
+            time.sleep(0.01)
+        if text == "fail":
+            raise EngineError("it broke")
+        yield Delta(content=f"turn {len(messages)}: ")
+        yield Delta(content=repr(text), stats=Stats(7, 5, 3, 1.0, 2.0, "live"))
+
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--tty", action="store_true")
+parser.add_argument("--dead", action="store_true")
+parser.add_argument("--no-stats", action="store_true")
+parser.add_argument("-p", "--prompt")
+parser.add_argument("--system", default="")
+given = parser.parse_args()
+if given.tty:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+code = run_chat(Echo(given.dead), prompt=given.prompt, system=given.system, stats=not given.no_stats)
+print(f"exit {code}", file=sys.stderr)
+sys.exit(code)

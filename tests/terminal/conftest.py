@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from pyctl.terminal.backend import Delta, Stats
+
+
+class ScriptedBackend:
+    """Gives the prepared replies in order; an exception among the deltas is raised there."""
+
+    def __init__(self, *replies: Sequence[Delta | BaseException]) -> None:
+        self.replies = list(replies)
+        self.seen: list[list[Mapping[str, Any]]] = []
+        self.closed = 0
+
+    def name(self) -> str:
+        return "scripted"
+
+    def stream(self, messages: Sequence[Mapping[str, Any]]) -> Generator[Delta, None, None]:
+        self.seen.append(list(messages))
+        try:
+            for item in self.replies.pop(0):
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+        finally:
+            self.closed += 1
+
+
+STATS = Stats(n_cached=1000, n_evaluated=20, n_predicted=3, first_token_ms=120.0, tokens_per_second=30.0, source="ram")
+
+
+def say(*texts: str, reasoning: str = "", stats: Stats = STATS) -> list[Delta | BaseException]:
+    """A whole reply."""
+    return [*([Delta(reasoning=reasoning)] if reasoning else []), *map(_content, texts), Delta(stats=stats)]
+
+
+def _content(text: str) -> Delta:
+    return Delta(content=text)
+
+
+class Script:
+    """What tests take from here, as a fixture, because test modules cannot import each other."""
+
+    backend = ScriptedBackend
+    say = staticmethod(say)
+    stats = STATS
+
+
+@pytest.fixture
+def script() -> type[Script]:
+    return Script

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import pytest
+
+from pyctl.errors import RequestError
+from pyctl.terminal.conversation import Conversation, Message
+
+TWO_TURNS = Conversation().asked("a").answered("A").asked("b").answered("B", "because")
+
+
+def test_for_model_has_the_system_text_first_and_reasoning_where_there_is_some() -> None:
+    assert TWO_TURNS.instructed("Be brief.").for_model() == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "A"},
+        {"role": "user", "content": "b"},
+        {"role": "assistant", "content": "B", "reasoning_content": "because"},
+    ]
+
+
+def test_undo_takes_back_question_and_reply() -> None:
+    assert TWO_TURNS.undone() == Conversation().asked("a").answered("A")
+    assert TWO_TURNS.undone().undone() == Conversation()
+    assert Conversation().asked("a").undone() == Conversation()
+
+
+def test_reopened_keeps_the_question() -> None:
+    assert TWO_TURNS.reopened() == Conversation().asked("a").answered("A").asked("b")
+    assert TWO_TURNS.reopened().reopened() == TWO_TURNS.reopened()
+
+
+def test_edited_replaces_the_last_question() -> None:
+    assert TWO_TURNS.question() == "b"
+    assert TWO_TURNS.edited("c") == Conversation().asked("a").answered("A").asked("c")
+
+
+def test_nothing_to_take_back() -> None:
+    for change in (Conversation.undone, Conversation.reopened, Conversation.question):
+        with pytest.raises(RequestError, match="nothing has been asked yet"):
+            change(Conversation(system="s"))
+
+
+def test_clear_keeps_the_system_text() -> None:
+    assert TWO_TURNS.instructed("s").cleared() == Conversation("s")
+    assert TWO_TURNS.instructed("s").instructed("") == TWO_TURNS
+
+
+def test_changes_leave_the_original_alone() -> None:
+    before = TWO_TURNS.messages
+    TWO_TURNS.asked("c"), TWO_TURNS.undone(), TWO_TURNS.edited("d")
+    assert TWO_TURNS.messages == before
+
+
+@pytest.mark.parametrize(
+    "conversation", [Conversation(), TWO_TURNS, Conversation("s").asked("a").answered("A", stopped=True)]
+)
+def test_file_form_round_trips(conversation: Conversation) -> None:
+    assert Conversation.from_file(conversation.for_file()) == conversation
+
+
+def test_a_stopped_reply_is_marked_in_files_and_not_for_the_model() -> None:
+    conversation = Conversation("s").asked("a").answered("A", stopped=True)
+    assert conversation.for_file()[-1]["stopped"] is True
+    assert "stopped" not in conversation.for_model()[-1]
+    assert conversation.messages[-1] == Message("assistant", "A", stopped=True)
+
+
+@pytest.mark.parametrize(
+    ("turns", "text"),
+    [
+        (["hello"], "message 1 has no text"),
+        ([{"role": "user", "content": "a"}, {"role": "assistant"}], "message 2 has no text"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "message 1 has no text"),
+        ([{"role": "tool", "content": "a"}], "message 1 has the role 'tool'"),
+        ([{"role": "user", "content": "a"}, {"role": "system", "content": "b"}], "message 2 has the role 'system'"),
+        ([{"content": "a"}], "message 1 has the role None"),
+    ],
+)
+def test_what_a_chat_cannot_hold_is_refused(turns: list[object], text: str) -> None:
+    with pytest.raises(RequestError, match=text):
+        Conversation.from_file(turns)
+
+
+def test_lone_surrogates_do_not_get_in() -> None:
+    conversation = Conversation().instructed("\ud800").asked("a\udcff")
+    assert conversation.for_model() == [{"role": "system", "content": "?"}, {"role": "user", "content": "a?"}]
+    assert Conversation.from_file([{"role": "user", "content": "\udcff"}]).question() == "?"

@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyctl.errors import EngineError
+from pyctl.terminal.backend import Delta, Stats
+from pyctl.terminal.conversation import Conversation, Message
+from pyctl.terminal.loop import Chat
+from pyctl.terminal.reader import PipeReader
+
+
+class Recorder:
+    """A view that notes what it is shown."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.infos: list[str] = []
+        self.errors: list[str] = []
+        self.ends: list[Stats | None] = []
+
+    def delta(self, delta: Delta) -> None:
+        self.text += delta.content
+
+    def end(self, stats: Stats | None) -> None:
+        self.ends.append(stats)
+
+    def info(self, text: str) -> None:
+        self.infos.append(text)
+
+    def error(self, text: str) -> None:
+        self.errors.append(text)
+
+
+class Lines:
+    """A reader that gives prepared texts and notes what it was asked to edit."""
+
+    def __init__(self, items: Sequence[str | type[BaseException]]) -> None:
+        self.items = list(items)
+        self.defaults: list[str] = []
+
+    def read(self, default: str = "") -> str:
+        self.defaults.append(default)
+        item = self.items.pop(0) if self.items else EOFError
+        if isinstance(item, str):
+            return item
+        raise item
+
+
+def start(backend: Any, *items: str | type[BaseException], lasting: bool = True) -> tuple[Chat, Recorder, Lines]:
+    view, reader = Recorder(), Lines(items)
+    return Chat(backend, reader, view, Conversation(), lasting=lasting), view, reader
+
+
+def test_replies_follow_questions_and_history_grows(script: Any) -> None:
+    backend = script.backend(script.say("Hel", "lo", reasoning="hm"), script.say("Bye"))
+    chat, view, _ = start(backend, "hi", "", "  ", "bye")
+    assert chat.run() == 0
+    assert view.text == "HelloBye"
+    assert view.ends == [script.stats, script.stats]
+    assert backend.seen[1] == [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "Hello", "reasoning_content": "hm"},
+        {"role": "user", "content": "bye"},
+    ]
+    assert backend.closed == 2
+
+
+def test_regen_and_edit_and_undo(script: Any) -> None:
+    backend = script.backend(script.say("A"), script.say("A2"), script.say("B"), script.say("C"))
+    chat, _, reader = start(backend, "a", "/regen", "/edit b\nb", "/edit", "c", "/undo", "/undo")
+    assert chat.run() == 0
+    assert [seen[-1]["content"] for seen in backend.seen] == ["a", "a", "b\nb", "c"]
+    assert all(len(seen) == 1 for seen in backend.seen)
+    assert "b\nb" in reader.defaults
+    assert chat.conversation == Conversation()
+
+
+def test_undo_without_a_question_is_an_error_that_ends_nothing(script: Any) -> None:
+    chat, view, _ = start(script.backend(), "/undo", "/regen", "/edit")
+    assert chat.run() == 0
+    assert view.errors == ["nothing has been asked yet"] * 3
+
+
+def test_system_and_clear(script: Any) -> None:
+    backend = script.backend(script.say("A"), script.say("B"))
+    chat, view, _ = start(backend, "/system Be  brief.", "a", "/clear", "/system", "/system -", "b")
+    chat.run()
+    assert backend.seen[0][0] == {"role": "system", "content": "Be  brief."}
+    assert backend.seen[1] == [{"role": "user", "content": "b"}]
+    assert view.infos == ["system: Be  brief.", "system: Be  brief.", "no system message"]
+
+
+def test_save_and_load(script: Any, tmp_path: Path) -> None:
+    path = tmp_path / "my chat.json"
+    chat, view, _ = start(script.backend(script.say("A")), "a", f"/save {path}", "/clear", f"/load {path}")
+    chat.run()
+    assert chat.conversation == Conversation().asked("a").answered("A")
+    assert view.infos == ["saved 2 messages", "loaded 2 messages"]
+    assert json.loads(path.read_text())["messages"][1]["content"] == "A"
+
+
+def test_file_commands_without_a_usable_file(script: Any) -> None:
+    chat, view, _ = start(script.backend(), "/save", "/load", "/load /no/such/file", "/save ~nobody-of-that-name/x")
+    chat.run()
+    assert view.errors[:2] == ["which file?", "which file?"]
+    assert view.errors[2] == "cannot load /no/such/file: No such file or directory"
+    assert view.errors[3].endswith("no such user")
+
+
+def test_stats_sum_up(script: Any) -> None:
+    chat, view, _ = start(
+        script.backend(script.say("A"), script.say("B", stats=Stats(5))), "/stats", "a", "b", "/stats"
+    )
+    chat.run()
+    assert view.infos[0] == "all: 0 replies | 0 cached | 0 evaluated | 0 tokens"
+    assert view.infos[1] == "last: 5 cached\nall: 2 replies | 1,005 cached | 20 evaluated | 3 tokens"
+
+
+def test_help_names_every_command(script: Any) -> None:
+    chat, view, _ = start(script.backend(), "/help")
+    chat.run()
+    for name in ("help", "regen", "undo", "edit", "system", "save", "load", "stats", "clear", "quit"):
+        assert f"/{name} " in view.infos[0]
+
+
+def test_quit_ends_and_unknown_commands_do_not(script: Any) -> None:
+    chat, view, reader = start(script.backend(), "/frobnicate", "/quit", "never")
+    assert chat.run() == 0
+    assert view.errors == ["unknown command /frobnicate; /help lists them, and // begins a message with a slash"]
+    assert reader.items == ["never"]
+
+
+def test_two_slashes_begin_a_message(script: Any) -> None:
+    backend = script.backend(script.say("A"))
+    start(backend, "//usr/bin?")[0].run()
+    assert backend.seen[0][0]["content"] == "/usr/bin?"
+
+
+def test_ctrl_c_keeps_what_was_said_marked(script: Any) -> None:
+    backend = script.backend([Delta("hm"), Delta(content="par"), KeyboardInterrupt()], script.say("rest"))
+    chat, view, _ = start(backend, "a", KeyboardInterrupt, "b")
+    assert chat.run() == 0
+    assert chat.conversation.messages[1] == Message("assistant", "par", "hm", stopped=True)
+    assert view.ends == [None, script.stats]
+    assert backend.closed == 2
+    assert len(backend.seen[1]) == 3
+
+
+def test_ctrl_c_before_the_first_word_changes_nothing(script: Any) -> None:
+    backend = script.backend(script.say("A"), [KeyboardInterrupt()])
+    chat, view, _ = start(backend, "a", "/regen")
+    chat.run()
+    assert chat.conversation == Conversation().asked("a").answered("A")
+    assert view.infos == ["nothing had been said yet, so the conversation is as it was before"]
+
+
+def test_a_failed_reply_changes_nothing(script: Any) -> None:
+    backend = script.backend(script.say("A"), [Delta(content="par"), EngineError("out of\n memory")], script.say("B"))
+    chat, view, _ = start(backend, "a", "/regen", "b")
+    assert chat.run() == 0
+    assert view.errors == ["out of memory"]
+    assert len(backend.seen[2]) == 3
+
+
+def test_without_a_terminal_an_error_ends_the_chat(script: Any) -> None:
+    for items in (["/load"], ["/nonsense"], ["a"]):
+        chat, view, _ = start(script.backend([EngineError("no")]), *items, "never", lasting=False)
+        assert chat.run() == 1
+        assert len(view.errors) == 1
+
+
+def test_without_a_terminal_ctrl_c_ends_the_chat(script: Any) -> None:
+    chat, view, _ = start(script.backend([Delta(content="par"), KeyboardInterrupt()]), "a", lasting=False)
+    with pytest.raises(KeyboardInterrupt):
+        chat.run()
+    assert view.ends == [None]
+
+
+def test_only_the_first_of_several_interrupts_counts() -> None:
+    before = signal.getsignal(signal.SIGINT)
+
+    class Impatient:
+        closed = 0
+
+        def stream(self, messages: Any) -> Any:
+            try:
+                yield Delta(content="par")
+                os.kill(os.getpid(), signal.SIGINT)
+                yield Delta(content="never")
+            finally:
+                os.kill(os.getpid(), signal.SIGINT)
+                self.closed += 1
+
+    backend = Impatient()
+    chat, view, _ = start(backend, "a")
+    assert chat.run() == 0
+    assert backend.closed == 1
+    assert view.text == "par"
+    assert chat.conversation.messages[1].stopped
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_pipe_reader() -> None:
+    reader = PipeReader(io.StringIO("one\r\ntwo \\\n\nlast"))
+    assert [reader.read() for _ in range(4)] == ["one", "two \\", "", "last"]
+    with pytest.raises(EOFError):
+        reader.read()

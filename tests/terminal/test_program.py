@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import pyctl
+from pyctl.terminal.reader import history_path
+
+CHILD = str(Path(__file__).with_name("child.py"))
+ROOT = str(Path(pyctl.__file__).parents[1])
+CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|[\r\x08]")
+BRACKETED_PASTE_ON = "\x1b[?2004h"
+PROMPT = "<prompt>"
+STATS = "7 cached (live) | 5 evaluated | first token 1 ms | 3 tokens | 2.0 tokens/s"
+
+
+def environment(state: Path) -> dict[str, str]:
+    extra = {"XDG_STATE_HOME": str(state), "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "PYTHONPATH": ROOT}
+    return {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")} | extra
+
+
+def pipe(tmp_path: Path, text: str | bytes, *argv: str) -> subprocess.CompletedProcess[bytes]:
+    data = text.encode() if isinstance(text, str) else text
+    return subprocess.run(
+        [sys.executable, CHILD, *argv],
+        input=data,
+        capture_output=True,
+        env=environment(tmp_path),
+        timeout=20,
+        check=False,
+    )
+
+
+class Terminal:
+    """A child on a pseudo-terminal: type into it and wait for what it shows."""
+
+    def __init__(self, state: Path, *argv: str) -> None:
+        self._end, child_end = os.openpty()
+        fcntl.ioctl(child_end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+        self._child = subprocess.Popen(
+            [sys.executable, CHILD, "--tty", *argv],
+            stdin=child_end,
+            stdout=child_end,
+            stderr=child_end,
+            env=environment(state),
+            start_new_session=True,
+        )
+        os.close(child_end)
+        self.shown = ""
+
+    def type(self, keys: str) -> None:
+        os.write(self._end, keys.encode())
+
+    def expect(self, text: str, seconds: float = 10.0) -> str:
+        """Wait until ``text`` shows up; return what came before it, and forget both."""
+        end = time.monotonic() + seconds
+        while text not in (plain := CONTROL.sub("", self.shown.replace(BRACKETED_PASTE_ON, PROMPT))):
+            ready, _, _ = select.select([self._end], [], [], max(0.0, end - time.monotonic()))
+            assert ready, f"{text!r} did not appear in {plain!r}"
+            self.shown += os.read(self._end, 65536).decode()
+        before, _, self.shown = plain.partition(text)
+        return before
+
+    def code(self) -> int:
+        return self._child.wait(10.0)
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._child.poll() is None:
+            self._child.kill()
+            self._child.wait()
+        os.close(self._end)
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[Terminal]:
+    with Terminal(tmp_path) as terminal:
+        terminal.expect("echo  (/help for commands")
+        terminal.expect(PROMPT)
+        yield terminal
+
+
+def test_piped_lines_are_messages_and_commands(tmp_path: Path) -> None:
+    ended = pipe(tmp_path, "hello\n\n/undo\n/system Be brief.\nwor\\\nlast", "--system", "s")
+    assert ended.returncode == 0
+    assert ended.stdout.decode() == "turn 2: 'hello'\nturn 2: 'wor\\\\'\nturn 4: 'last'\n"
+    said = f"thinking\n{STATS}\n"
+    assert ended.stderr.decode() == f"{said}0 messages left\nsystem: Be brief.\n{said}{said}exit 0\n"
+
+
+def test_piped_without_stats(tmp_path: Path) -> None:
+    assert pipe(tmp_path, "a\n", "--no-stats").stderr.decode() == "thinking\nexit 0\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("fail\nnever\n", "error: it broke"),
+        (
+            "/nonsense\nnever\n",
+            "error: unknown command /nonsense; /help lists them, and // begins a message with a slash",
+        ),
+        ("/undo\n", "error: nothing has been asked yet"),
+        (b"\xff\n", "error: the input is not utf-8 text"),
+    ],
+)
+def test_piped_errors_exit_with_1_and_one_line(tmp_path: Path, text: str | bytes, message: str) -> None:
+    ended = pipe(tmp_path, text, "--no-stats")
+    assert ended.returncode == 1
+    assert ended.stdout == b""
+    assert ended.stderr.decode().removeprefix("thinking\n") == f"{message}\nexit 1\n"
+
+
+def test_one_shot_takes_its_text_literally(tmp_path: Path) -> None:
+    ended = pipe(tmp_path, "ignored\n", "-p", "/undo")
+    assert (ended.returncode, ended.stdout.decode()) == (0, "turn 1: '/undo'\n")
+    assert pipe(tmp_path, "", "-p", "fail").returncode == 1
+
+
+def test_piped_ctrl_c_exits_with_130(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, CHILD, "-p", "slow"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(tmp_path)
+    ) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        assert child.stdout.read(5) == b"word "
+        child.send_signal(signal.SIGINT)
+        assert child.wait(10.0) == 130
+        assert child.stderr.read() == b"thinking\nexit 130\n"
+
+
+def test_a_reader_that_leaves_is_no_traceback(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, CHILD, "-p", "slow"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(tmp_path)
+    ) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        child.stdout.read(5)
+        child.stdout.close()
+        assert child.wait(10.0) == 1
+        assert child.stderr.read() == b"thinking\nexit 1\n"
+
+
+def test_terminal_conversation(terminal: Terminal) -> None:
+    terminal.type("hello\r")
+    terminal.expect("thinking\n\nturn 1: 'hello'\n" + STATS)
+    terminal.expect(PROMPT)
+    terminal.type("/regen\r")
+    terminal.expect("turn 1: 'hello'")
+    terminal.expect(PROMPT)
+    terminal.type("fail\r")
+    terminal.expect("error: it broke")
+    terminal.expect(PROMPT)
+    terminal.type("again\r")
+    terminal.expect("turn 3: 'again'")
+    terminal.expect(PROMPT)
+    terminal.type("\x04")
+    terminal.expect("exit 0")
+    assert terminal.code() == 0
+
+
+def test_terminal_several_lines(terminal: Terminal) -> None:
+    terminal.type("one\x1b\rtwo\\\rthree\r")
+    terminal.expect(r"turn 1: 'one\ntwo\nthree'")
+    terminal.expect(PROMPT)
+    terminal.type("\x1b[200~pasted\rlines\x1b[201~\r")
+    terminal.expect(r"turn 3: 'pasted\nlines'")
+    terminal.expect(PROMPT)
+    terminal.type("/quit\r")
+    terminal.expect("exit 0")
+
+
+def test_terminal_ctrl_c_stops_the_reply_and_not_the_program(terminal: Terminal, tmp_path: Path) -> None:
+    terminal.type("slow\r")
+    terminal.expect("word word word")
+    terminal.type("\x03")
+    terminal.expect("stopped")
+    terminal.expect(PROMPT)
+    terminal.type(f"/save {tmp_path}/chat.json\r")
+    terminal.expect("saved 2 messages")
+    assert '"stopped": true' in (tmp_path / "chat.json").read_text()
+    terminal.expect(PROMPT)
+    terminal.type("slow\r")
+    terminal.expect("word word word")
+    terminal.type("\x03\x03\x03")
+    terminal.expect("stopped")
+    terminal.expect(PROMPT)
+    terminal.type("half a thought\x03")
+    terminal.expect(PROMPT)
+    terminal.type("after\r")
+    terminal.expect("turn 5: 'after'")
+    terminal.expect(PROMPT)
+    terminal.type("/quit\r")
+    terminal.expect("exit 0")
+
+
+def test_terminal_edit_begins_with_the_last_message(terminal: Terminal) -> None:
+    terminal.type("hello\r")
+    terminal.expect("turn 1: 'hello'")
+    terminal.expect(PROMPT)
+    terminal.type("/edit\r")
+    terminal.expect("> hello")
+    terminal.type(" there\r")
+    terminal.expect("turn 1: 'hello there'")
+    terminal.expect(PROMPT)
+    terminal.type("/quit\r")
+    terminal.expect("exit 0")
+
+
+def test_terminal_history_is_kept_and_private(tmp_path: Path) -> None:
+    for keys, reply in (("hello\r", "turn 1: 'hello'"), ("\x1b[A\r", "turn 1: 'hello'")):
+        with Terminal(tmp_path) as terminal:
+            terminal.expect(PROMPT)
+            terminal.type(keys)
+            terminal.expect(reply)
+            terminal.expect(PROMPT)
+            terminal.type("\x04")
+            terminal.expect("exit 0")
+    assert (tmp_path / "pyctl" / "history").stat().st_mode & 0o777 == 0o600
+
+
+def test_terminal_without_a_backend(tmp_path: Path) -> None:
+    with Terminal(tmp_path, "--dead") as terminal:
+        terminal.expect("error: cannot reach anybody\nexit 1")
+
+
+def test_history_path() -> None:
+    assert history_path({"XDG_STATE_HOME": "/state"}) == Path("/state/pyctl/history")
+    assert history_path({"XDG_STATE_HOME": "relative"}) == Path.home() / ".local" / "state" / "pyctl" / "history"
+    assert history_path({}) == Path.home() / ".local" / "state" / "pyctl" / "history"

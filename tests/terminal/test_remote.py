@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from pyctl.errors import (
+    AuthenticationError,
+    EngineError,
+    NotFoundError,
+    PyctlError,
+    RequestError,
+    UnavailableError,
+)
+from pyctl.terminal.backend import Delta, Stats
+from pyctl.terminal.remote import RemoteBackend
+
+TIMINGS = {"cache_n": 90, "prompt_n": 10, "predicted_n": 5, "predicted_per_second": 12.5}
+USAGE = {"prompt_tokens": 100, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 80}}
+MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+def chunk(finish: str | None = None, **delta: Any) -> str:
+    return "data: " + json.dumps({"choices": [{"delta": delta, "finish_reason": finish}]}) + "\n\n"
+
+
+def last(**fields: Any) -> str:
+    return "data: " + json.dumps({"choices": [], **fields}) + "\n\n"
+
+
+DONE = "data: [DONE]\n\n"
+REPLY = [chunk(role="assistant", content=None), chunk(reasoning_content="hm"), chunk(content="Yes"), chunk(content=".")]
+SCRIPTS: dict[str, list[str]] = {
+    "llama": [*REPLY, chunk("stop"), last(usage=USAGE, timings=TIMINGS), DONE],
+    "openai": [": comment\r\n\r\n", *REPLY, chunk("length"), last(usage=USAGE), DONE],
+    "bare": [*REPLY, DONE],
+    "separators": ['data: {"choices": [{"delta":\n', 'data: {"content": "a\u2028b\x85c"}}]}\n\n', chunk("stop"), DONE],
+    "broken": [*REPLY],
+    "odd error": ['data: {"error": "plain"}\n\n'],
+    "error": [*REPLY, 'data: {"error": {"code": 503, "message": "shutting down"}}\n\n'],
+    "nonsense": ["data: {]\n\n"],
+    "odd": ["data: [1]\n\n"],
+}
+
+
+class Server:
+    """A server in a thread that answers by the script that the question names."""
+
+    def __init__(self) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
+        self.left = threading.Event()
+        self.models: Any = {"data": [{"id": "tiny"}]}
+        routes = [Route("/v1/models", self._models), Route("/v1/chat/completions", self._chat, methods=["POST"])]
+        config = uvicorn.Config(Starlette(routes=routes), port=0, log_level="critical", ws="none", lifespan="off")
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run)
+        self._thread.start()
+        while not self._server.started:
+            time.sleep(0.005)
+        self.url = f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+
+    async def _models(self, request: Request) -> Response:
+        self.keys.append(request.headers.get("authorization"))
+        return JSONResponse(self.models, status_code=404 if self.models is None else 200)
+
+    async def _chat(self, request: Request) -> Response:
+        body = await request.json()
+        self.bodies.append(body)
+        question = body["messages"][-1]["content"]
+        if question.isdigit():
+            error = {"error": {"code": int(question), "message": f"because of\n{question}", "type": "x"}}
+            return JSONResponse(error, status_code=int(question))
+        if question == "elsewhere":
+            return Response(status_code=307, headers={"location": "/"})
+        if question == "html":
+            return Response("<html>", status_code=502)
+        return StreamingResponse(self._stream(question), media_type="text/event-stream")
+
+    async def _stream(self, question: str) -> AsyncIterator[bytes]:
+        import anyio
+
+        try:
+            if question == "endless":
+                while True:
+                    yield chunk(content="word ").encode()
+                    await anyio.sleep(0.005)
+            for text in SCRIPTS[question]:
+                data = text.encode()
+                yield data[:7]  # events and characters arrive in pieces
+                yield data[7:]
+        finally:
+            self.left.set()
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def server(running: Server) -> Server:
+    running.bodies, running.keys, running.models = [], [], {"data": [{"id": "tiny"}]}
+    running.left.clear()
+    return running
+
+
+@pytest.fixture
+def backend(server: Server) -> Iterator[RemoteBackend]:
+    backend = RemoteBackend(server.url)
+    yield backend
+    backend.close()
+
+
+def ask(backend: RemoteBackend, question: str) -> tuple[str, str, Stats]:
+    deltas = list(backend.stream([{"role": "user", "content": question}]))
+    stats = deltas[-1].stats
+    assert stats is not None
+    return "".join(delta.reasoning for delta in deltas), "".join(delta.content for delta in deltas), stats
+
+
+def test_a_reply_of_llama_server(backend: RemoteBackend) -> None:
+    reasoning, content, stats = ask(backend, "llama")
+    assert (reasoning, content) == ("hm", "Yes.")
+    assert (stats.n_cached, stats.n_evaluated, stats.n_predicted, stats.tokens_per_second) == (90, 10, 5, 12.5)
+    assert stats.first_token_ms is not None
+    assert 0.0 < stats.first_token_ms < 10_000.0
+    assert not stats.truncated
+
+
+def test_a_server_without_timings(backend: RemoteBackend) -> None:
+    _, content, stats = ask(backend, "openai")
+    assert content == "Yes."
+    assert (stats.n_cached, stats.n_evaluated, stats.n_predicted) == (80, 20, 5)
+    assert stats.tokens_per_second is not None
+    assert stats.tokens_per_second > 0.0
+    assert stats.truncated
+
+
+def test_a_server_without_any_numbers(backend: RemoteBackend) -> None:
+    stats = ask(backend, "bare")[2]
+    assert (stats.n_cached, stats.n_evaluated, stats.n_predicted, stats.tokens_per_second) == (None, None, None, None)
+
+
+def test_lines_end_where_sse_says_and_not_where_unicode_says(backend: RemoteBackend) -> None:
+    assert ask(backend, "separators")[1] == "a\u2028b\x85c"
+
+
+def test_the_request(server: Server) -> None:
+    backend = RemoteBackend(server.url + "/v1/", "secret", {"temperature": 0.5, "max_tokens": 7})
+    ask(backend, "llama")
+    backend.close()
+    assert server.keys == ["Bearer secret"]
+    body = server.bodies[0]
+    assert body["messages"] == [{"role": "user", "content": "llama"}]
+    assert (body["stream"], body["temperature"], body["max_tokens"], body["model"]) == (True, 0.5, 7, "tiny")
+    assert body["stream_options"] == {"include_usage": True}
+
+
+def test_name(server: Server, backend: RemoteBackend) -> None:
+    assert backend.name() == "tiny"
+    answers: list[Any] = [None, {}, [], {"data": []}]
+    for models in answers:
+        server.models = models
+        other = RemoteBackend(server.url)
+        assert other.name() == server.url
+        ask(other, "bare")
+        assert "model" not in server.bodies[-1]
+        other.close()
+
+
+@pytest.mark.parametrize(
+    ("question", "kind", "text"),
+    [
+        ("400", RequestError, "because of\n400"),
+        ("401", AuthenticationError, "because of\n401"),
+        ("404", NotFoundError, "because of\n404"),
+        ("500", EngineError, "because of\n500"),
+        ("503", UnavailableError, "because of\n503"),
+        ("html", EngineError, "the server answered with HTTP status 502"),
+        ("elsewhere", EngineError, "the server answered with HTTP status 307"),
+        ("broken", UnavailableError, "ended the reply before its end"),
+        ("error", UnavailableError, "shutting down"),
+        ("odd error", EngineError, "plain"),
+        ("nonsense", EngineError, "the server sent what is not a chat completion"),
+        ("odd", EngineError, "the server sent what is not a chat completion"),
+    ],
+)
+def test_refusals_and_failures(backend: RemoteBackend, question: str, kind: type[PyctlError], text: str) -> None:
+    with pytest.raises(kind, match=text) as caught:
+        ask(backend, question)
+    assert type(caught.value) is kind
+
+
+def test_closing_stops_the_server(server: Server, backend: RemoteBackend) -> None:
+    stream = backend.stream([{"role": "user", "content": "endless"}])
+    assert next(stream) == Delta(content="word ")
+    stream.close()
+    assert server.left.wait(5.0)
+
+
+def test_nobody_there_is_one_clear_line() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        backend = RemoteBackend(url)
+        for call in (backend.name, lambda: list(backend.stream(MESSAGES))):
+            with pytest.raises(UnavailableError, match=f"cannot reach {url}: .*refused"):
+                call()
+        backend.close()
+
+
+def test_an_address_that_is_none() -> None:
+    backend = RemoteBackend("http://local host:x")
+    with pytest.raises(UnavailableError, match="cannot reach"):
+        backend.name()
+    backend.close()
+
+
+def test_a_connection_that_breaks() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+        def hang_up() -> None:
+            connection, _ = listener.accept()
+            connection.recv(65536)
+            connection.close()
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        backend = RemoteBackend(url)
+        with pytest.raises(UnavailableError, match=f"the connection to {url} broke"):
+            backend.name()
+        backend.close()
+        thread.join()
