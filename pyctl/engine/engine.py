@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple, TypeAlias
 
 from pyctl.cache.plan import MIN_BATCH, batch_ends, choose_cuts, ends_within
 from pyctl.cache.prefix import prefixes
@@ -47,15 +48,14 @@ class EngineOptions:
     exact: bool = False
 
 
-@dataclass(frozen=True)
-class NextToken:
+class NextToken(NamedTuple):
     """A job waits for its ``token`` to be evaluated at ``position``; it is resumed with the output's index."""
 
     token: int
     position: int
 
 
-Steps = Generator[NextToken | None, int, None]
+Steps: TypeAlias = Generator[NextToken | None, int, None]
 """None after a prefill batch, NextToken while decoding."""
 
 
@@ -96,13 +96,21 @@ class Engine:
 
         Returns whether work is left.
         """
-        self._admit()
-        for job in [job for job in self.running if job.ticket.cancelled]:
-            self._end(job)
-        prefilling = next((job for job in self.running if job.wants is None), None)
+        if self.queue:
+            self._admit()
+        prefilling: Job | None = None
+        decoding = []
+        for job in tuple(self.running):
+            if job.ticket.cancelled:
+                self._end(job)
+            elif job.wants is not None:
+                decoding.append(job)
+            else:
+                prefilling = prefilling or job
         if prefilling is not None:
             self._resume(prefilling, None)
-        decoding = [job for job in self.running if job.wants is not None]
+            if prefilling.wants is not None and prefilling in self.running:
+                decoding.append(prefilling)
         if decoding:
             self._decode(decoding)
         return bool(self.running or self.queue)
@@ -148,7 +156,7 @@ class Engine:
             job.ticket.put(Failed(error))
 
     def _decode(self, jobs: list[Job]) -> None:
-        items = [(job.seq.id, job.wants.token, job.wants.position) for job in jobs if job.seq and job.wants]
+        items = [(job.seq.id, *job.wants) for job in jobs if job.seq and job.wants]
         try:
             self.backend.decode(items)
         except EngineError as error:
@@ -187,6 +195,8 @@ class Engine:
         used = self._restore(request, seq, ends, report)
         cuts = set(choose_cuts(prompt, ends, seq.n, self.options.min_step)) if request.cache_prompt else set()
 
+        if request.return_progress:
+            ticket.put(self._progress(seq, report, started))
         prefill_began, save_before = time.perf_counter(), report.save_ms
         for previous, end in itertools.pairwise([0, *ends]):
             if end <= seq.n:
@@ -197,7 +207,7 @@ class Engine:
             if end in cuts:
                 self._save(seq, spared=used, report=report)
             if request.return_progress:
-                ticket.put(Progress(len(prompt), report.n_cached, seq.n, (time.perf_counter() - started) * 1e3))
+                ticket.put(self._progress(seq, report, started))
             if end < len(prompt):
                 yield None
         report.n_evaluated = len(prompt) - report.n_cached
@@ -216,6 +226,10 @@ class Engine:
             first_token_ms=(first_token - job.submitted) * 1e3,
         )
         ticket.put(Done(stop_type, stopping_word, timings, report, seq.id))
+
+    def _progress(self, seq: LiveSeq, report: Report, started: float) -> Progress:
+        elapsed = (time.perf_counter() - started) * 1e3
+        return Progress(report.n_prompt, report.n_cached, seq.n, elapsed, report.source)
 
     def _generate(self, job: Job, seq: LiveSeq) -> Generator[NextToken, int, tuple[int, StopType, str]]:
         """Sample, stream, evaluate, until the reply ends."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
-from pyctl.cache.report import Report
+from pyctl.cache.report import Report, Source
 from pyctl.engine.sampling import Sampling
 from pyctl.prompt import Prompt
 
@@ -46,16 +46,19 @@ class Timings:
 
 @dataclass(frozen=True)
 class Progress:
-    """Prefill has reached ``n_processed`` of ``n_total`` prompt tokens, ``n_cached`` of them restored."""
+    """Prefill has reached ``n_processed`` of ``n_total`` prompt tokens, ``n_cached`` of them restored from ``source``.
+
+    The first one comes right after the restore, before anything is evaluated.
+    """
 
     n_total: int
     n_cached: int
     n_processed: int
     ms: float
+    source: Source
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """Text that is final: never half a character, never part of a stop string.
 
     ``text`` may be empty when tokens ended within a character. ``tokens`` are the ids sampled since the last piece;

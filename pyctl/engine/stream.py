@@ -23,9 +23,7 @@ class TextStream:
     def feed(self, data: bytes) -> str:
         """Text that became final with ``data``; empty after a stop string."""
         text = self._decoder.decode(data)
-        if not self._stop:
-            return text
-        return self._release(text)
+        return self._release(text) if self._stop else text
 
     def flush(self) -> str:
         """What was held back, at the end of the reply; half a character at the end becomes U+FFFD."""

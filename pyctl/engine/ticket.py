@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections import deque
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from queue import Empty, SimpleQueue
 
-from pyctl.engine.request import Done, Event, Failed, Request
+from pyctl.engine.request import Done, Event, Failed, Piece, Request
 
 __all__ = ["Ticket"]
+
+REST_SECONDS = 0.0005
+"""A consumer that took a piece of text rests so long before it waits for the next one. Waking a thread costs the one
+that generates some microseconds; pieces that come faster than this are taken together instead."""
+
+SIGNAL_SECONDS = 0.2
+"""A blocked consumer looks up this often, so that Ctrl-C gets through."""
 
 
 class Ticket:
@@ -21,8 +28,9 @@ class Ticket:
     def __init__(self, request: Request) -> None:
         self.request = request
         self.cancelled = False
-        self._events: deque[Event] = deque()
+        self._events: SimpleQueue[Event] = SimpleQueue()
         self._wake: Callable[[], None] | None = None
+        self._flowing = False
         self._ended = False
 
     def cancel(self) -> None:
@@ -30,8 +38,8 @@ class Ticket:
         self.cancelled = True
 
     def put(self, event: Event) -> None:
-        """Deliver an event. Waking costs a system call, so it happens only for a consumer that waits."""
-        self._events.append(event)
+        """Deliver an event. Waking an event loop costs a system call, so it happens only while one waits."""
+        self._events.put(event)
         wake, self._wake = self._wake, None
         if wake is not None:
             wake()
@@ -39,12 +47,12 @@ class Ticket:
     def waiting(self) -> list[Event]:
         """Events that are here already, taken without waiting."""
         events = []
-        while self._events and not self._ended:
-            events.append(self._take())
+        while not self._ended and not self._events.empty():
+            events.append(self._taken(self._events.get()))
         return events
 
-    def _take(self) -> Event:
-        event = self._events.popleft()
+    def _taken(self, event: Event) -> Event:
+        self._flowing = isinstance(event, Piece)
         self._ended = isinstance(event, (Done, Failed))
         return event
 
@@ -54,14 +62,13 @@ class Ticket:
     def __next__(self) -> Event:
         if self._ended:
             raise StopIteration
-        while not self._events:
-            woken = threading.Event()
-            self._wake = woken.set
-            # An event may have come between the test and the line above. The timeout lets Ctrl-C through.
-            while not self._events and not woken.wait(0.2):
-                pass
-        self._wake = None
-        return self._take()
+        if self._flowing and self._events.empty():
+            time.sleep(REST_SECONDS)
+        while True:
+            try:
+                return self._taken(self._events.get(timeout=SIGNAL_SECONDS))
+            except Empty:
+                continue
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self
@@ -69,7 +76,9 @@ class Ticket:
     async def __anext__(self) -> Event:
         if self._ended:
             raise StopAsyncIteration
-        while not self._events:
+        if self._flowing and self._events.empty():
+            await asyncio.sleep(REST_SECONDS)
+        while self._events.empty():
             loop = asyncio.get_running_loop()
             woken: asyncio.Future[None] = loop.create_future()
 
@@ -84,7 +93,7 @@ class Ticket:
                     self.cancel()
 
             self._wake = wake
-            if not self._events:
+            if self._events.empty():  # nothing came between the test and the line above
                 await woken
         self._wake = None
-        return self._take()
+        return self._taken(self._events.get())

@@ -71,11 +71,10 @@ class Worker:
     def _run(self) -> None:
         busy = False
         while True:
-            try:
-                item = self._inbox.get(block=not busy)
-            except queue.Empty:
+            if busy and self._inbox.empty():
                 busy = self._engine.step()
                 continue
+            item = self._inbox.get()
             if item is None:
                 break
             if isinstance(item, Ticket):

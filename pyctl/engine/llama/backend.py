@@ -71,8 +71,10 @@ class LlamaBackend:
         batch = self._batch
         for i, (seq, token, position) in enumerate(items):
             batch.tokens[i], batch.positions[i], batch.seqs[i], batch.wanted[i] = token, position, seq, 1
-        self._run(len(items))
-        self._outputs = list(range(len(items)))
+        n = len(items)
+        self._run(n)
+        if len(self._outputs) != n or self._outputs[0] != 0:
+            self._outputs = list(range(n))
 
     def _run(self, n: int) -> None:
         self._batch.struct.n_tokens = n

@@ -208,11 +208,18 @@ def _describe(path: Path, model: Any, backend: LlamaBackend, settings: ModelSett
         n_params=int(api.llama_model_n_params(model)),
         model_size=int(api.llama_model_size(model)),
         chat_template=template.decode("utf-8", "replace") if template else "",
-        bos_token=tokenizer.piece(tokenizer.bos).decode("utf-8", "replace") if tokenizer.bos >= 0 else "",
-        eos_token=tokenizer.piece(tokenizer.eos).decode("utf-8", "replace") if tokenizer.eos >= 0 else "",
+        bos_token=_special(model, tokenizer, "bos", tokenizer.bos),
+        eos_token=_special(model, tokenizer, "eos", tokenizer.eos),
         build=build_version(),
         fingerprint=_fingerprint(path, backend, settings),
     )
+
+
+def _special(model: Any, tokenizer: LlamaTokenizer, name: str, token: int) -> str:
+    """The text of a special token that the file names; llama.cpp makes one up where it does not."""
+    if not _meta(model, f"tokenizer.ggml.{name}_token_id"):
+        return ""
+    return tokenizer.piece(token).decode("utf-8", "replace")
 
 
 SAMPLES, SAMPLE_BYTES, HEAD_BYTES = 64, 1 << 16, 1 << 24

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import re
 
 from llama_cpp import llama_cpp as api
 
@@ -14,6 +15,9 @@ log = logging.getLogger("llama.cpp")
 # ggml_log_level: none, debug, info, warn, error, and "continue the last line".
 LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.INFO, 4: logging.WARNING}
 ERROR, CONTINUED = 4, 5
+
+FUNCTION = re.compile(r"^(\w+: )+")
+"""Names of functions that llama.cpp puts before its messages."""
 
 _errors: list[str] = []
 _level = logging.DEBUG
@@ -39,6 +43,6 @@ def redirect() -> None:
 
 def last_error(default: str) -> str:
     """What llama.cpp complained about most recently, forgotten afterwards."""
-    text = _errors[0].rpartition(": ")[2] if _errors else default
+    text = FUNCTION.sub("", _errors[0]) if _errors else default
     _errors.clear()
     return text

@@ -1,0 +1,38 @@
+# make demo    from a fresh checkout to a conversation that resumes from the cache
+# make test    everything that is tested
+# make lint | bench | build | clean
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo install test lint bench build clean
+
+demo: install
+	$(BIN)/python bench/demo.py
+
+install: .venv/installed
+
+.venv/bin/pip:
+	$(PYTHON) -m venv .venv
+
+# The editable install follows changes in pyctl/ by itself; csrc/ and the pin need a new build.
+.venv/installed: .venv/bin/pip pyproject.toml CMakeLists.txt vendor/llama.cpp/pin.txt $(wildcard csrc/*)
+	@echo "installing; llama.cpp is compiled unless pip's cache has it (about 5 minutes on 2 cores, longer with CUDA)"
+	$(BIN)/pip install --disable-pip-version-check --editable '.[test]'
+	@touch $@
+
+test: install lint
+	$(BIN)/python -m pytest
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: install
+	cd bench && for script in kv ttft batch decode; do ../$(BIN)/python $$script.py --keep || exit 1; done
+
+build: .venv/bin/pip
+	$(BIN)/pip wheel --disable-pip-version-check --no-deps --wheel-dir dist .
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,197 @@
+"""The command `pyctl`: reads the settings, builds the objects, runs them; nothing else knows concrete classes."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from pyctl import __version__
+from pyctl.cache.ram import RamCache
+from pyctl.chat.format import ChatFormat
+from pyctl.chat.template import Template
+from pyctl.config import (
+    CacheSettings,
+    ChatSettings,
+    FormatSettings,
+    ModelSettings,
+    ServeSettings,
+    parse_chat,
+    parse_serve,
+)
+from pyctl.engine.engine import Engine, EngineOptions
+from pyctl.engine.worker import Worker
+from pyctl.errors import ConfigError
+from pyctl.models import builtin_model
+from pyctl.server.app import create_app
+from pyctl.server.serve import bind, serve
+from pyctl.server.settings import Settings
+from pyctl.terminal.backend import Backend
+from pyctl.terminal.local import LocalBackend
+from pyctl.terminal.program import run_chat
+from pyctl.terminal.remote import RemoteBackend
+
+__all__ = ["main"]
+
+USAGE = """usage: pyctl COMMAND [flags]
+
+commands:
+  serve    answer llama-server's HTTP API
+  chat     talk in the terminal, in this process or with --url to a running server
+
+pyctl COMMAND --help lists the flags; pyctl --version prints the version.
+"""
+
+LEVELS = {-1: logging.CRITICAL + 1, 0: logging.CRITICAL, 1: logging.ERROR, 2: logging.WARNING, 3: logging.INFO}
+
+log = logging.getLogger("pyctl")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code: 0, 1 after a failure, 2 when it cannot start as asked."""
+    argv = sys.argv[1:] if argv is None else argv
+    commands: dict[str, Callable[[Sequence[str]], int]] = {"serve": _serve, "chat": _chat}
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(USAGE, end="")
+        return 0 if argv else 2
+    if argv[0] in ("-V", "--version", "version"):
+        print(f"pyctl {__version__}")
+        return 0
+    try:
+        if argv[0] not in commands:
+            raise ConfigError(f"unknown command {argv[0]!r}; commands are {', '.join(commands)}")
+        return commands[argv[0]](argv[1:])
+    except ConfigError as error:
+        print(f"pyctl: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _serve(argv: Sequence[str]) -> int:
+    settings = parse_serve(argv)
+    _start_log(settings.log.verbosity, settings.warnings)
+    server = settings.server
+    # The address is taken before the model is loaded: a port in use should not cost a minute.
+    with bind(server.host, server.port) as sock:
+        worker, chat_format = _open(settings.model, settings.cache, settings.format)
+        try:
+            serve(
+                create_app(worker, chat_format, chat_format.tokenizer, _server_settings(settings)),
+                sock,
+                ssl_key_file=server.ssl_key_file,
+                ssl_cert_file=server.ssl_cert_file,
+                on_ready=lambda address: log.info("%s on %s", worker.info.model_path, address),
+                on_stop=worker.close,
+            )
+        finally:
+            worker.close()
+    return 0
+
+
+def _chat(argv: Sequence[str]) -> int:
+    settings = parse_chat(argv)
+    _start_log(min(settings.log.verbosity, 2), settings.warnings)
+    terminal = settings.terminal
+    with _chat_backend(settings) as backend:
+        return run_chat(backend, prompt=terminal.prompt, system=terminal.system_prompt, stats=terminal.stats)
+
+
+@contextmanager
+def _chat_backend(settings: ChatSettings) -> Iterator[Backend]:
+    terminal, sampling = settings.terminal, settings.sampling
+    if terminal.url:
+        remote = RemoteBackend(terminal.url, terminal.api_key, sampling.request_fields())
+        try:
+            yield remote
+        finally:
+            remote.close()
+        return
+    worker, chat_format = _open(settings.model, settings.cache, settings.format)
+    try:
+        yield LocalBackend(
+            worker,
+            chat_format,
+            sampling.sampling,
+            sampling.n_predict,
+            cache_prompt=settings.cache.cache_prompt,
+            split=settings.format.reasoning_format != "none",
+        )
+    finally:
+        worker.close()
+
+
+def _open(model: ModelSettings, cache: CacheSettings, form: FormatSettings) -> tuple[Worker, ChatFormat]:
+    """Load the model and start the engine on it."""
+    # Only now: the import loads llama.cpp, which --help and a running server at --url do not need.
+    from pyctl.engine.llama import load
+
+    if not model.path:
+        path = builtin_model()
+        print(f"no -m given: running the built-in tiny model, whose words are gibberish ({path})", file=sys.stderr)
+        model = replace(model, path=str(path), n_ctx=model.n_ctx or 32768)
+    with _loading(model.path) as progress:
+        loaded = load(model, progress)
+    try:
+        template = Template(
+            form.chat_template or loaded.info.chat_template, loaded.info.bos_token, loaded.info.eos_token
+        )
+        chat_format = ChatFormat(template, loaded.tokenizer, kwargs=form.template_kwargs)
+    except BaseException:
+        loaded.backend.close()
+        raise
+    budget = None if cache.ram_mib < 0 else cache.ram_mib * 2**20
+    options = EngineOptions(min_step=cache.checkpoint_min_step, exact=cache.exact)
+    engine = Engine(loaded.backend, RamCache(cache.n_slots, budget), options)
+    # What is loaded stays until the end; the collector need not look at it again.
+    gc.collect()
+    gc.freeze()
+    return Worker(engine, loaded.info), chat_format
+
+
+def _server_settings(settings: ServeSettings) -> Settings:
+    return Settings(
+        sampling=settings.sampling.sampling,
+        n_predict=settings.sampling.n_predict,
+        cache_prompt=settings.cache.cache_prompt,
+        reasoning_format=settings.format.reasoning_format,
+        api_keys=settings.server.api_keys,
+        ping_seconds=settings.server.sse_ping_interval,
+    )
+
+
+def _start_log(verbosity: int, warnings: Sequence[str]) -> None:
+    logging.basicConfig(
+        level=LEVELS.get(verbosity, logging.DEBUG),
+        format="%(asctime)s %(message)s",
+        datefmt="%H:%M:%S",
+        stream=sys.stderr,
+    )
+    if verbosity <= 3:
+        logging.getLogger("llama.cpp").setLevel(logging.ERROR)
+    for warning in warnings:
+        log.warning("%s", warning)
+
+
+@contextmanager
+def _loading(path: str) -> Iterator[Callable[[float], None] | None]:
+    """A progress bar on a terminal, nothing elsewhere."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    columns = (TextColumn("loading {task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(os.path.basename(path), total=1.0)
+        yield lambda fraction: bar.update(task, completed=fraction)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

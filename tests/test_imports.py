@@ -1,0 +1,95 @@
+"""Imports climb one way, form no cycle, and llama.cpp is spoken to in one place."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[1] / "pyctl"
+
+LAYERS = {
+    "errors": set(),
+    "prompt": set(),
+    "flags": {"errors"},
+    "config": {"errors", "flags", "flag_table", "engine.sampling"},
+    "flag_table": {"flags", "engine.sampling"},
+    "native": {"errors"},
+    "models": {"errors"},
+    "cache": {"prompt", "errors"},
+    "chat": {"prompt", "errors"},
+    "engine": {"cache", "prompt", "errors", "config", "native"},
+    "server": {"chat", "engine", "cache", "prompt", "errors"},
+    "terminal": {"chat", "engine", "prompt", "errors"},
+}
+"""What each part may import besides itself; `cli` and `__main__` may import everything."""
+
+CONCRETE = {"pyctl.engine.llama", "pyctl.engine.fake", "pyctl.engine.worker", "pyctl.engine.engine", "pyctl.cache.ram"}
+"""Modules with classes that only cli.py builds."""
+
+
+def modules() -> dict[str, Path]:
+    names = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = ["pyctl", *path.relative_to(PACKAGE).with_suffix("").parts]
+        names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return names
+
+
+def imports_of(path: Path) -> set[str]:
+    """Names of pyctl's modules that ``path`` imports, at the top or inside functions."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively"
+            base = node.module or ""
+            found |= {f"{base}.{alias.name}" if f"{base}.{alias.name}" in MODULES else base for alias in node.names}
+    return found
+
+
+MODULES = modules()
+GRAPH = {name: imports_of(path) for name, path in MODULES.items()}
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name.count(".")])
+def test_layers(name: str) -> None:
+    layer = name.split(".")[1]
+    if layer in ("cli", "__main__"):
+        return
+    allowed = {f"pyctl.{part}" for part in LAYERS[layer] | {layer}} | {"pyctl"}
+    for target in GRAPH[name]:
+        if target.split(".")[0] == "pyctl" and target != "pyctl":
+            assert any(target == part or target.startswith(part + ".") for part in allowed), f"{name} imports {target}"
+
+
+def test_no_cycles() -> None:
+    done: set[str] = set()
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, " -> ".join([*path, name])
+        if name not in done:
+            for target in sorted(GRAPH[name] & MODULES.keys()):
+                if target != name:
+                    visit(target, (*path, name))
+            done.add(name)
+
+    for name in MODULES:
+        visit(name, ())
+
+
+def test_one_place_talks_to_llama_cpp() -> None:
+    speakers = {name for name, targets in GRAPH.items() if any(t.split(".")[0] == "llama_cpp" for t in targets)}
+    assert speakers
+    assert all(name == "pyctl.native" or name.startswith("pyctl.engine.llama.") for name in speakers)
+    users = {name for name, targets in GRAPH.items() if "pyctl.native" in targets}
+    assert all(name.startswith("pyctl.engine.llama.") for name in users)
+
+
+def test_only_the_command_builds_concrete_objects() -> None:
+    assert GRAPH["pyctl.cli"] & CONCRETE
+    for name in MODULES:
+        if name.startswith(("pyctl.server", "pyctl.terminal", "pyctl.chat")):
+            assert not {target for target in GRAPH[name] if target.startswith(tuple(CONCRETE))}, name
