@@ -10,9 +10,7 @@ from __future__ import annotations
 import argparse
 import functools
 import statistics
-import threading
 import time
-from collections.abc import Callable
 
 import numpy as np
 from common import show
@@ -59,15 +57,6 @@ def engine(worker: Worker, n: int) -> float:
     raise AssertionError("a reply ends with Done or Failed")
 
 
-def on_engine_thread(worker: Worker, function: Callable[[], float]) -> float:
-    """What ``function`` returns when the engine's thread calls it."""
-    found: list[float] = []
-    done = threading.Event()
-    worker.call(lambda: (found.append(function()), done.set())[0])
-    done.wait()
-    return found[0]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-m", "--model", default=str(builtin_model()))
@@ -83,7 +72,7 @@ def main() -> None:
         ratios, ours, theirs = [], [], []
         for _ in range(arguments.repeat):
             ours.append(engine(worker, arguments.n))
-            theirs.append(on_engine_thread(worker, functools.partial(bare, loaded.backend, arguments.n)))
+            theirs.append(worker.call(functools.partial(bare, loaded.backend, arguments.n)).result())
             ratios.append(ours[-1] / theirs[-1])
         worker.close()
         median = statistics.median

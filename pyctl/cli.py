@@ -26,6 +26,7 @@ from pyctl.config import (
     parse_chat,
     parse_serve,
 )
+from pyctl.engine.admin import CacheAdmin
 from pyctl.engine.engine import Engine, EngineOptions
 from pyctl.engine.worker import Worker
 from pyctl.errors import ConfigError
@@ -81,10 +82,10 @@ def _serve(argv: Sequence[str]) -> int:
     server = settings.server
     # The address is taken before the model is loaded: a port in use should not cost a minute.
     with bind(server.host, server.port) as sock:
-        worker, chat_format = _open(settings.model, settings.cache, settings.format)
+        worker, chat_format, admin = _open(settings.model, settings.cache, settings.format)
         try:
             serve(
-                create_app(worker, chat_format, chat_format.tokenizer, _server_settings(settings)),
+                create_app(worker, chat_format, chat_format.tokenizer, _server_settings(settings, admin)),
                 sock,
                 ssl_key_file=server.ssl_key_file,
                 ssl_cert_file=server.ssl_cert_file,
@@ -114,7 +115,7 @@ def _chat_backend(settings: ChatSettings) -> Iterator[Backend]:
         finally:
             remote.close()
         return
-    worker, chat_format = _open(settings.model, settings.cache, settings.format)
+    worker, chat_format, _ = _open(settings.model, settings.cache, settings.format)
     try:
         yield LocalBackend(
             worker,
@@ -128,7 +129,7 @@ def _chat_backend(settings: ChatSettings) -> Iterator[Backend]:
         worker.close()
 
 
-def _open(model: ModelSettings, cache: CacheSettings, form: FormatSettings) -> tuple[Worker, ChatFormat]:
+def _open(model: ModelSettings, cache: CacheSettings, form: FormatSettings) -> tuple[Worker, ChatFormat, CacheAdmin]:
     """Load the model and start the engine on it."""
     # Only now: the import loads llama.cpp, which --help and a running server at --url do not need.
     from pyctl.engine.llama import load
@@ -153,10 +154,11 @@ def _open(model: ModelSettings, cache: CacheSettings, form: FormatSettings) -> t
     # What is loaded stays until the end; the collector need not look at it again.
     gc.collect()
     gc.freeze()
-    return Worker(engine, loaded.info), chat_format
+    worker = Worker(engine, loaded.info)
+    return worker, chat_format, CacheAdmin(worker, engine)
 
 
-def _server_settings(settings: ServeSettings) -> Settings:
+def _server_settings(settings: ServeSettings, admin: CacheAdmin) -> Settings:
     return Settings(
         sampling=settings.sampling.sampling,
         n_predict=settings.sampling.n_predict,
@@ -164,6 +166,7 @@ def _server_settings(settings: ServeSettings) -> Settings:
         reasoning_format=settings.format.reasoning_format,
         api_keys=settings.server.api_keys,
         ping_seconds=settings.server.sse_ping_interval,
+        cache=admin,
     )
 
 

@@ -24,14 +24,19 @@ def as_tokens(values: ArrayLike) -> Tokens:
     return tokens
 
 
+BLOCK = 4096
+"""Tokens compared at a time, so that prompts that part early cost little."""
+
+
 def common_prefix(a: Tokens, b: Tokens) -> int:
     """How many leading tokens ``a`` and ``b`` share."""
     n = min(a.size, b.size)
-    if n == 0:
-        return 0
-    differs = a[:n] != b[:n]
-    first = int(differs.argmax())
-    return first if differs[first] else n
+    for start in range(0, n, BLOCK):
+        stop = min(start + BLOCK, n)
+        differs = a[start:stop] != b[start:stop]
+        if differs.any():
+            return start + int(differs.argmax())
+    return int(n)
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +62,11 @@ class Prompt:
         """A prompt from anything that looks like a list of ids; boundaries are sorted and deduplicated."""
         ids = as_tokens(tokens)
         return cls(ids, tuple(sorted({int(b) for b in boundaries if 0 < b < ids.size})))
+
+    @property
+    def end(self) -> int:
+        """Where the generation header begins, or the whole length without boundaries."""
+        return self.boundaries[-1] if self.boundaries else len(self)
 
     def __len__(self) -> int:
         return int(self.tokens.size)

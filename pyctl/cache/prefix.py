@@ -20,6 +20,11 @@ class Prefix:
     digest: bytes
     n: int
 
+    @property
+    def name(self) -> str:
+        """How people refer to it: ``<n>-<first 16 hex digits>``."""
+        return f"{self.n}-{self.digest.hex()[:16]}"
+
     def __repr__(self) -> str:
         return f"Prefix({self.digest.hex()[:8]}, {self.n})"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
 
 from pyctl.cache.prefix import Prefix, prefixes
@@ -59,6 +60,7 @@ class RamCache:
     def touch(self, snapshot: Snapshot) -> None:
         """Count a hit; only the snapshot that was used, not its ancestors."""
         snapshot.hits += 1
+        snapshot.used = time.monotonic()
         slot = self._by_prefix.get(snapshot.prefix)
         if slot is not None:
             slot.touched = True
@@ -88,11 +90,20 @@ class RamCache:
         if slot is not None and slot.snapshot is snapshot:
             self._vacate(slot)
 
-    def clear(self) -> None:
-        """Remove everything that is not pinned or reserved."""
-        for slot in self.slots.occupied():
-            if not slot.pinned and not slot.reserved:
-                self._vacate(slot)
+    def clear(self) -> int:
+        """Remove everything that is not pinned or reserved; returns how many snapshots went."""
+        going = [slot for slot in self.slots.occupied() if not slot.pinned and not slot.reserved]
+        for slot in going:
+            self._vacate(slot)
+        return len(going)
+
+    def pin(self, name: str, pinned: bool) -> bool:
+        """Protect the snapshot of the prefix called ``name`` from eviction, or stop to; False if there is none."""
+        for prefix, slot in self._by_prefix.items():
+            if prefix.name == name:
+                slot.pinned = pinned
+                return True
+        return False
 
     def _publish(self, reservation: Reservation, snapshot: Snapshot, spared: Collection[Snapshot]) -> bool:
         if not all(segment.alive for segment, _ in list(snapshot.chain())[1:]):

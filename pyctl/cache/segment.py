@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -59,7 +60,7 @@ class Snapshot:
     """Everything needed to resume at ``prefix.n`` tokens: a chain of segments over [0, n) and the state at n.
 
     ``state`` is empty for models that need only rows. ``exact`` says that every row and the state came from batches
-    that a cold run would have evaluated.
+    that a cold run would have evaluated. ``made`` and ``used`` are monotonic seconds.
     """
 
     prefix: Prefix
@@ -67,6 +68,8 @@ class Snapshot:
     state: Block
     exact: bool = True
     hits: int = 0
+    made: float = field(default_factory=time.monotonic)
+    used: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
         if not self.segment.start < self.prefix.n <= self.segment.end:
@@ -87,6 +90,13 @@ class Snapshot:
                 segment = segment.parent
             if n <= segment.start:
                 return
+
+    def segment_at(self, n: int) -> Segment:
+        """The segment that holds the row before position ``n``; ValueError outside (0, self.n]."""
+        for segment, last in self.chain():
+            if segment.start < n <= last:
+                return segment
+        raise ValueError(f"{n} is not in (0, {self.n}]")
 
     @property
     def ends(self) -> list[int]:

@@ -14,10 +14,11 @@ from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
-from pyctl.cache.plan import MIN_BATCH, batch_ends, choose_cuts, ends_within
+from pyctl.cache.plan import MIN_BATCH, batch_ends, choose_cuts, ends_within, last_common_end, last_end
 from pyctl.cache.prefix import prefixes
 from pyctl.cache.ram import RamCache
-from pyctl.cache.report import Miss, Report
+from pyctl.cache.recent import RecentPrompts
+from pyctl.cache.report import Miss, Report, Totals
 from pyctl.cache.segment import Segment, Snapshot
 from pyctl.engine.backend import Backend, TopTokens
 from pyctl.engine.live import LiveSeq
@@ -26,7 +27,7 @@ from pyctl.engine.restore import Candidate, candidates, restore
 from pyctl.engine.stream import TextStream
 from pyctl.engine.ticket import Ticket
 from pyctl.errors import EngineError, PyctlError, StateError
-from pyctl.prompt import as_tokens
+from pyctl.prompt import Prompt, as_tokens
 
 __all__ = ["Engine", "EngineOptions"]
 
@@ -81,6 +82,8 @@ class Engine:
         self.cache = cache
         self.options = options
         self.seqs = [LiveSeq(i, backend.n_ctx) for i in range(backend.n_seqs)]
+        self.recent = RecentPrompts()
+        self.totals = Totals()
         self.queue: deque[Job] = deque()
         self.running: list[Job] = []
         self._count = 0
@@ -192,8 +195,10 @@ class Engine:
         report = Report(n_prompt=len(prompt))
         ends = batch_ends(prompt, self.backend.n_ubatch, self.options.min_batch)
 
-        used = self._restore(request, seq, ends, report)
-        cuts = set(choose_cuts(prompt, ends, seq.n, self.options.min_step)) if request.cache_prompt else set()
+        used, branch = self._restore(request, seq, ends, report)
+        cuts: set[int] = set()
+        if request.cache_prompt:
+            cuts.update(choose_cuts(prompt, ends, seq.n, self.options.min_step, branch))
 
         if request.return_progress:
             ticket.put(self._progress(seq, report, started))
@@ -225,6 +230,7 @@ class Engine:
             queue_ms=(started - job.submitted) * 1e3,
             first_token_ms=(first_token - job.submitted) * 1e3,
         )
+        self.totals.add(report, n_predicted)
         ticket.put(Done(stop_type, stopping_word, timings, report, seq.id))
 
     def _progress(self, seq: LiveSeq, report: Report, started: float) -> Progress:
@@ -279,19 +285,24 @@ class Engine:
 
     # -- the cache ---------------------------------------------------------------------------------------------------
 
-    def _restore(self, request: Request, seq: LiveSeq, ends: list[int], report: Report) -> tuple[Snapshot, ...]:
-        """Bring ``seq`` to the deepest restorable position; returns the snapshot that was used, if any.
+    def _restore(
+        self, request: Request, seq: LiveSeq, ends: list[int], report: Report
+    ) -> tuple[tuple[Snapshot, ...], int]:
+        """Bring ``seq`` to the deepest restorable position.
 
-        What can be restored only in part is cut back to the next way; what cannot at all leaves an empty sequence.
+        Returns the snapshot that was used, if any, and the position at which the prompt leaves the nearest recent one.
+        What fails to restore falls back to the next way; what cannot be restored at all leaves an empty sequence.
         """
         prompt, exact = request.prompt, self.options.exact
         began = time.perf_counter()
         found: list[Candidate] = []
         shared = seq.shared(prompt.tokens)
-        reach = shared
+        near: Prompt | None = None
+        reach = 0
         if request.cache_prompt:
             found = list(candidates(prompt, ends, seq, self.cache, self.backend, exact=exact))
-            reach = max(shared, self.cache.overlap(prompt.tokens)[1])
+            near, reach = self.recent.nearest(prompt.tokens)
+            self.recent.add(prompt)
         report.lookup_ms = (time.perf_counter() - began) * 1e3
         if seq.cached and (shared < seq.n_prompt or not request.cache_prompt):
             self._park(seq, report, spared=tuple(c.snapshot for c in found if c.snapshot is not None))
@@ -312,14 +323,17 @@ class Engine:
                     self.cache.touch(candidate.snapshot)
                     used = (candidate.snapshot,)
                 break
+            self.totals.failed_restores += 1
             if candidate.snapshot is not None:
                 self.cache.drop(candidate.snapshot)
         else:
             self._forget(seq)
         report.restore_ms = (time.perf_counter() - began) * 1e3
-        if report.n_cached < min(reach, len(prompt) - 1):
-            report.miss = Miss(position=reach, nearest=report.n_cached)
-        return used
+        # Between here and the branch point the rows may be in the cache, only without a state to resume from.
+        seq.n_known = reach if last_end(ends, reach) > seq.n else 0
+        if near is not None and reach < near.end and last_end(ends, reach) > report.n_cached:
+            report.miss = Miss.at(reach, report.n_cached, near.tokens, prompt.tokens)
+        return used, reach
 
     def _park(self, seq: LiveSeq, report: Report, spared: tuple[Snapshot, ...]) -> None:
         """Keep the end of a live sequence before another conversation takes it."""
@@ -328,11 +342,22 @@ class Engine:
         if seq.n - covered >= PARK_MIN and (exact or not self.options.exact):
             self._save(seq, spared=spared, report=report)
 
+    def _saved(self, seq: LiveSeq) -> tuple[Segment | None, int]:
+        """The deepest segment that holds rows of ``seq``, and how many: its own, or those of a snapshot beside it."""
+        segment, covered = seq.saved()
+        if covered < seq.n_known:
+            other, shared = self.cache.overlap(seq.tokens)
+            common = last_common_end(seq.ends, other.ends, shared) if other is not None else 0
+            if other is not None and common > covered:
+                seq.keep(other.segment_at(common), common)
+                return seq.saved()
+        return segment, covered
+
     def _save(self, seq: LiveSeq, spared: tuple[Snapshot, ...], report: Report) -> None:
         """Take a snapshot at the end of ``seq``: the rows since the last one, and the state."""
         began = time.perf_counter()
         backend = self.backend
-        parent, covered = seq.saved()
+        parent, covered = self._saved(seq)
         prefix = prefixes(seq.tokens, [seq.n])[0]
         n_bytes = backend.rows_size(covered, seq.n) + backend.state_size(seq.id)
         reservation = self.cache.prepare(prefix, n_bytes, spared)

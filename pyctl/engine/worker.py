@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
+from typing import NamedTuple, TypeVar
 
 from pyctl.engine.engine import Engine
 from pyctl.engine.info import EngineInfo
@@ -15,7 +16,12 @@ from pyctl.errors import ContextSizeError, RequestError, UnavailableError
 
 __all__ = ["Worker"]
 
-log = logging.getLogger(__name__)
+R = TypeVar("R")
+
+
+class _Call(NamedTuple):
+    run: Callable[[], None]
+    cancel: Callable[[], bool]
 
 
 class Worker:
@@ -27,7 +33,7 @@ class Worker:
     def __init__(self, engine: Engine, info: EngineInfo) -> None:
         self._engine = engine
         self._info = info
-        self._inbox: queue.SimpleQueue[Ticket | Callable[[], None] | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Ticket | _Call | None] = queue.SimpleQueue()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="pyctl-engine", daemon=True)
         self._thread.start()
@@ -57,9 +63,19 @@ class Worker:
         self._inbox.put(ticket)
         return ticket
 
-    def call(self, function: Callable[[], None]) -> None:
-        """Run ``function`` on the engine's thread, between two steps."""
-        self._inbox.put(function)
+    def call(self, function: Callable[[], R]) -> Future[R]:
+        """Run ``function`` on the engine's thread, between two steps; cancelled if the worker closes first."""
+        future: Future[R] = Future()
+
+        def run() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function())
+                except BaseException as error:
+                    future.set_exception(error)
+
+        self._inbox.put(_Call(run, future.cancel))
+        return future
 
     def close(self, timeout: float = 10.0) -> None:
         """Stop after the current step; requests that are not done end with UnavailableError. Idempotent."""
@@ -81,11 +97,13 @@ class Worker:
                 self._engine.submit(item)
                 busy = True
             else:
-                item()
+                item.run()
         reason = UnavailableError("the server is shutting down")
         self._engine.close(reason)
         while not self._inbox.empty():
             item = self._inbox.get()
             if isinstance(item, Ticket):
                 item.put(Failed(reason))
+            elif item is not None:
+                item.cancel()
         self._engine.backend.close()

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from pyctl.engine.request import Done, Event, Failed, Piece, Progress
 from pyctl.errors import EngineError
 from pyctl.server.errors import error_event, error_response
-from pyctl.server.journal import cache_header, ended, failed, left
+from pyctl.server.journal import TextOf, cache_header, ended, failed, left
 from pyctl.server.json import JsonResponse
 from pyctl.server.reply import Reply
 from pyctl.server.settings import TicketLike
@@ -37,11 +37,13 @@ class Answer:
 
     When the client leaves, all work is cancelled. An error becomes a response of its own as long as nothing has been
     sent, and an event after that. A stream begins with the first event, or after one ping interval without any.
+    ``text_of`` shows tokens in the log.
     """
 
-    def __init__(self, runs: Sequence[Run], combine: Callable[[list[dict[str, Any]]], Any]) -> None:
+    def __init__(self, runs: Sequence[Run], combine: Callable[[list[dict[str, Any]]], Any], text_of: TextOf) -> None:
         self._runs = runs
         self._combine = combine
+        self._text_of = text_of
         self._options = runs[0].reply.options
         self._sending = asyncio.Lock()
         self._begun = False
@@ -72,7 +74,7 @@ class Answer:
             headers = cache_header(finals[0]) if len(finals) == 1 else {}
             response: Response = JsonResponse(self._combine(bodies), headers=headers)
             for done in finals:
-                ended(path, done)
+                ended(path, done, self._text_of)
         except Exception as error:
             failed(path, error)
             response = error_response(error)
@@ -108,7 +110,7 @@ class Answer:
                         raise each.error
                     frames.append(_frames(run.reply, each))
                     if isinstance(each, Done):
-                        ended(path, each)
+                        ended(path, each, self._text_of)
                 yield b"".join(frames)
 
     async def _send(self, send: Send, body: bytes) -> None:

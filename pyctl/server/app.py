@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeAlias
 
 from starlette.applications import Starlette
@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from pyctl.chat.format import ChatFormat
 from pyctl.chat.tokenizer import Tokenizer
-from pyctl.server import completions, facts, tokens
+from pyctl.server import cache, completions, facts, tokens
 from pyctl.server.errors import error_response, http_exception
 from pyctl.server.journal import failed
 from pyctl.server.keys import KeyMiddleware
@@ -32,6 +32,7 @@ _GET: dict[str, Handler] = {
     "/models": facts.models,
     "/v1/models": facts.models,
     "/props": facts.props,
+    "/cache": cache.show,
 }
 
 _POST: dict[str, Handler] = {
@@ -43,6 +44,11 @@ _POST: dict[str, Handler] = {
     "/tokenize": tokens.tokenize,
     "/detokenize": tokens.detokenize,
     "/apply-template": tokens.apply_template,
+    "/cache/pin": cache.pin,
+}
+
+_DELETE: dict[str, Handler] = {
+    "/cache": cache.clear,
 }
 
 
@@ -51,8 +57,8 @@ def create_app(worker: WorkerLike, chat: ChatFormat, tokenizer: Tokenizer, setti
     service = Service(worker, chat, tokenizer, settings)
     return Starlette(
         routes=[
-            *(Route(path, _endpoint(service, handler), methods=["GET"]) for path, handler in _GET.items()),
-            *(Route(path, _endpoint(service, handler), methods=["POST"]) for path, handler in _POST.items()),
+            Route(path, _endpoint(service, handlers), methods=list(handlers))
+            for path, handlers in _by_path({"GET": _GET, "POST": _POST, "DELETE": _DELETE}).items()
         ],
         middleware=[
             Middleware(
@@ -69,12 +75,21 @@ def create_app(worker: WorkerLike, chat: ChatFormat, tokenizer: Tokenizer, setti
     )
 
 
-def _endpoint(service: Service, handler: Handler) -> Callable[[Request], Awaitable[ASGIApp]]:
-    """``handler`` with its errors turned into responses."""
+def _by_path(methods: Mapping[str, Mapping[str, Handler]]) -> dict[str, dict[str, Handler]]:
+    """The handlers of each path by method; one route per path answers 405 for all others."""
+    paths: dict[str, dict[str, Handler]] = {}
+    for method, handlers in methods.items():
+        for path, handler in handlers.items():
+            paths.setdefault(path, {})[method] = handler
+    return paths
+
+
+def _endpoint(service: Service, handlers: Mapping[str, Handler]) -> Callable[[Request], Awaitable[ASGIApp]]:
+    """The handler of a request's method with its errors turned into responses."""
 
     async def endpoint(request: Request) -> ASGIApp:
         try:
-            return await handler(service, request)
+            return await handlers["GET" if request.method == "HEAD" else request.method](service, request)
         except ClientDisconnect:
             return Response(status_code=400)
         except Exception as error:

@@ -117,7 +117,7 @@ def _answer(service: Service, replies: Sequence[Reply]) -> Answer:
         for run in runs:
             run.ticket.cancel()
         raise
-    return Answer(runs, _combine)
+    return Answer(runs, _combine, service.text_of)
 
 
 def _combine(bodies: list[dict[str, Any]]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -99,6 +100,12 @@ async def props(service: Service, request: Request) -> Response:
         "build_info": info.build,
         "is_sleeping": False,
     }
-    if settings.prefix_cache is not None:
-        body["prefix_cache"] = dict(settings.prefix_cache())
+    if settings.cache is not None:
+        view = await asyncio.wrap_future(settings.cache.view())
+        body["prefix_cache"] = {
+            "capacity": view.n_slots,
+            "in_use": len(view.snapshots),
+            "resident_bytes": view.n_bytes,
+            "lifetime_hits": sum(view.totals.hits.values()),
+        }
     return JsonResponse(body)

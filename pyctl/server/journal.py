@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from pyctl.engine.request import Done, Progress
 from pyctl.errors import PyctlError
 from pyctl.server.reply import Reply
 
-__all__ = ["cache_header", "ended", "failed", "left"]
+__all__ = ["TextOf", "cache_header", "ended", "failed", "left"]
+
+TextOf: TypeAlias = Callable[[Sequence[int]], str]
+"""The text of some tokens, for people."""
 
 log = logging.getLogger("pyctl.server")
 
@@ -23,19 +27,17 @@ def cache_header(known: Done | Progress) -> dict[str, str]:
     return {"x-pyctl-cache": f"source={source}; cached={cached}; evaluated={evaluated}"}
 
 
-def ended(path: str, done: Done) -> None:
-    """Log a request that was served."""
+def ended(path: str, done: Done, text_of: TextOf) -> None:
+    """Log a request that was served; on a miss, also where and how its prompt left the nearest recent one."""
     report, timings = done.report, done.timings
     speed = max(timings.predicted_n - 1, 0) * 1e3 / timings.predicted_ms if timings.predicted_ms else 0.0
-    miss = f" (known up to {report.miss.position})" if report.miss is not None else ""
     restored = f"{report.n_cached} from {report.source} in {report.lookup_ms + report.restore_ms:.1f} ms"
     log.info(
-        "%s: %d prompt tokens, %s%s, %d evaluated in %.1f ms; first token after %.1f ms; "
+        "%s: %d prompt tokens, %s, %d evaluated in %.1f ms; first token after %.1f ms; "
         "%d predicted in %.1f ms (%.1f tok/s), stop %s",
         path,
         report.n_prompt,
         restored if report.n_cached else "none cached",
-        miss,
         report.n_evaluated,
         report.prefill_ms,
         timings.first_token_ms,
@@ -44,6 +46,16 @@ def ended(path: str, done: Done) -> None:
         speed,
         done.stop_type,
     )
+    if report.miss is not None:
+        miss = report.miss
+        log.info(
+            "%s: token %d differs from a recent prompt; nearest snapshot at %d; was %r, is %r",
+            path,
+            miss.position,
+            miss.nearest,
+            text_of(miss.known),
+            text_of(miss.given),
+        )
 
 
 def failed(path: str, error: Exception) -> None:

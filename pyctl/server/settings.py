@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
+from pyctl.cache.view import CacheView
 from pyctl.chat.format import ChatFormat
 from pyctl.chat.tokenizer import Tokenizer
 from pyctl.engine.info import EngineInfo
 from pyctl.engine.request import Event, Request
 from pyctl.engine.sampling import Sampling
 
-__all__ = ["Service", "Settings", "TicketLike", "WorkerLike"]
+__all__ = ["CacheLike", "Service", "Settings", "TicketLike", "WorkerLike"]
 
 
 class TicketLike(Protocol):
@@ -40,12 +42,20 @@ class WorkerLike(Protocol):
         ...
 
 
+class CacheLike(Protocol):
+    """Looks into the prefix cache and changes it; each call's future ends between two steps of the engine."""
+
+    def view(self) -> Future[CacheView]: ...
+    def pin(self, name: str, pinned: bool) -> Future[bool]: ...
+    def clear(self) -> Future[int]: ...
+
+
 @dataclass(frozen=True)
 class Settings:
     """``n_predict`` -1 means until the context is full; no ``api_keys`` means that everybody may ask.
 
     ``reasoning_format`` is auto, deepseek, deepseek-legacy or none. ``ping_seconds`` is the silence after which a
-    stream sends a comment, -1 for never. ``prefix_cache`` is asked for what /props shows of the cache.
+    stream sends a comment, -1 for never. ``cache`` is what /cache and /props show, None for nothing.
     """
 
     sampling: Sampling = field(default_factory=Sampling)
@@ -54,7 +64,7 @@ class Settings:
     reasoning_format: str = "auto"
     api_keys: tuple[str, ...] = ()
     ping_seconds: int = 30
-    prefix_cache: Callable[[], Mapping[str, Any]] | None = None
+    cache: CacheLike | None = None
 
 
 @dataclass(frozen=True)
@@ -70,6 +80,10 @@ class Service:
     def info(self) -> EngineInfo:
         """Facts about the model and the context."""
         return self.worker.info
+
+    def text_of(self, tokens: Sequence[int]) -> str:
+        """The text of ``tokens`` for people: special tokens shown, broken characters replaced."""
+        return self.tokenizer.detokenize(tokens).decode("utf-8", "replace")
 
     @property
     def model(self) -> str:

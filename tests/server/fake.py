@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +13,8 @@ import httpx
 import msgspec
 from starlette.applications import Starlette
 
-from pyctl.cache.report import Report, Source
+from pyctl.cache.report import Report, Source, Totals
+from pyctl.cache.view import CacheView, SnapshotView
 from pyctl.chat.format import ChatFormat
 from pyctl.chat.template import Template
 from pyctl.engine.info import EngineInfo
@@ -224,3 +226,33 @@ def events(body: bytes) -> list[Any]:
     assert all(frame.startswith(b"data: ") for frame in frames)
     data = [frame.removeprefix(b"data: ") for frame in frames]
     return ["[DONE]" if item == b"[DONE]" else msgspec.json.decode(item) for item in data]
+
+
+class FakeCache:
+    """A cache with a head and one conversation on it."""
+
+    def __init__(self) -> None:
+        self.pinned: dict[str, bool] = {"100-aa": False, "150-bb": False}
+
+    def view(self) -> Future[CacheView]:
+        snapshots = tuple(
+            SnapshotView(name, parent, n, 10, 20, 3, 1.5, 0.5, self.pinned[name], tuple(b"hello"))
+            for name, parent, n in (("100-aa", "", 100), ("150-bb", "100-aa", 150))
+        )
+        totals = Totals(requests=7, hits={"live": 2, "ram": 3, "disk": 0})
+        return done_future(CacheView(4, 3000, -1, 1, totals, snapshots))
+
+    def pin(self, name: str, pinned: bool) -> Future[bool]:
+        known = name in self.pinned
+        if known:
+            self.pinned[name] = pinned
+        return done_future(known)
+
+    def clear(self) -> Future[int]:
+        return done_future(sum(not pinned for pinned in self.pinned.values()))
+
+
+def done_future(value: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(value)
+    return future

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pyctl.engine.sampling import Sampling
 from pyctl.server.settings import Settings
 from tests.chat import toy
-from tests.server.fake import N_CTX, Bench, play
+from tests.server.fake import N_CTX, Bench, FakeCache, play
 
 
 def test_health() -> None:
@@ -31,7 +31,7 @@ def test_models() -> None:
 
 
 def test_props() -> None:
-    settings = Settings(Sampling(temperature=0.25), n_predict=9, prefix_cache=lambda: {"n_slots": 3})
+    settings = Settings(Sampling(temperature=0.25), n_predict=9, cache=FakeCache())
     body = Bench(play(), toy.THINKING, settings).client.get("/props").json()
     defaults = body["default_generation_settings"]
     assert defaults["n_ctx"] == N_CTX
@@ -46,5 +46,5 @@ def test_props() -> None:
     assert body["build_info"] == "b1-toy"
     assert body["eos_token"] == "<|im_end|>"
     assert body["is_sleeping"] is False
-    assert body["prefix_cache"] == {"n_slots": 3}
+    assert body["prefix_cache"] == {"capacity": 4, "in_use": 2, "resident_bytes": 3000, "lifetime_hits": 5}
     assert "prefix_cache" not in Bench(play()).client.get("/props").json()
