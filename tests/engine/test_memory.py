@@ -1,0 +1,54 @@
+"""What the cache costs in RAM: rows once, however many snapshots and branches share them, and one state per snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from pyctl.cache.ram import RamCache
+from pyctl.engine.engine import Engine, EngineOptions
+from pyctl.engine.llama import Loaded
+from pyctl.prompt import Prompt
+from tests.cache.checks import check_invariants, tokens_of
+from tests.engine.drive import ask
+
+START = 257
+
+
+def chat(messages: list[tuple[int, int]]) -> Prompt:
+    parts = [[START, *np.random.default_rng(seed).integers(0, 250, n - 1)] for seed, n in messages]
+    tokens = np.concatenate([*parts, [START, 97, 115]])
+    return Prompt.of(tokens, np.flatnonzero(tokens == START))
+
+
+def test_fifty_turns_in_four_branches(open_model: Callable[..., Loaded]) -> None:
+    backend = open_model("tiny-hybrid", n_ctx=16384).backend
+    backend.clear(0)
+    engine = Engine(backend, RamCache(256, None), EngineOptions(exact=True))
+    branches = [[(1, 700)]]
+    for turn in range(50):
+        if turn in (10, 20, 30):  # edit an earlier message and go on from there
+            stem = branches[0][: turn + 1]
+            branches.append([*stem, (9000 + turn, 110)])
+        conversation = branches[turn % len(branches)]
+        conversation += [(100 + turn, 130 + turn % 7), (500 + turn, 90 + turn % 11)]
+        ask(engine, chat(conversation), 2)
+    check_invariants(engine.cache)
+
+    positions = set()
+    for snapshot in engine.cache.snapshots():
+        tokens = tokens_of(snapshot)
+        digest = 0
+        for token in tokens.tolist():
+            digest = hash((digest, token))
+            positions.add(digest)
+    n_snapshots = len(engine.cache.snapshots())
+    row_bytes, state_bytes = backend._memory.row_bytes, backend._memory.state_size(0)
+    assert n_snapshots > 50
+    theoretical = len(positions) * row_bytes + n_snapshots * state_bytes
+    assert engine.cache.n_bytes <= 1.05 * theoretical
+    assert engine.cache.n_bytes >= theoretical
+    rows_only = engine.cache.n_bytes - n_snapshots * state_bytes
+    assert rows_only <= 1.05 * len(positions) * row_bytes, "also without the states, which are most of it here"
+    backend.clear(0)
