@@ -136,20 +136,22 @@ class RamCache:
         return False
 
     def _superseded(self, spared: Collection[Snapshot]) -> Slot | None:
-        """The slot of an interior snapshot that was not hit lately.
+        """The slot of the interior snapshot that was not used for longest, among the older half of all.
 
         Interior means: on its chain lies a shallower snapshot, and it lies on the chain of a deeper one. The head and
-        the newest of a conversation are therefore never meant.
+        the newest of a conversation are therefore never meant. What is fresh stays: the branch points of the
+        conversation that goes on are worth more than the ends of those that do not.
         """
+        by_use = sorted((slot for slot in self.slots.occupied() if slot.snapshot), key=lambda slot: slot.last_use)
         snapshots = self.snapshots()
         reach = {snapshot: dict(snapshot.chain()) for snapshot in snapshots}
 
         def stems_from(deep: Snapshot, shallow: Snapshot) -> bool:
             return shallow.n < deep.n and reach[deep].get(shallow.segment, 0) >= shallow.n
 
-        for slot in self.slots.from_hand():
+        for slot in by_use[: (len(by_use) + 1) // 2]:
             snapshot = slot.snapshot
-            if snapshot is None or slot.pinned or slot.reserved or slot.touched or snapshot in spared:
+            if snapshot is None or slot.pinned or slot.reserved or snapshot in spared:
                 continue
             if any(stems_from(other, snapshot) for other in snapshots) and any(
                 stems_from(snapshot, other) for other in snapshots

@@ -23,6 +23,11 @@ class Slot:
     pinned: bool = False
     reserved: bool = False
 
+    @property
+    def last_use(self) -> float:
+        """When its snapshot was made or last hit, in monotonic seconds; 0 for an empty slot."""
+        return self.snapshot.used if self.snapshot is not None else 0.0
+
 
 @dataclass(eq=False)
 class Slots:
