@@ -202,7 +202,9 @@ def replay(address: str, workload: Callable[[Ask], None]) -> tuple[int, int]:
 
 def deepest_shared(tokens: list[int], other: list[int], boundaries: list[int]) -> int:
     """The deepest boundary of ``tokens`` up to which ``other`` is the same."""
-    shared = next((i for i, (a, b) in enumerate(zip(tokens, other, strict=False)) if a != b), min(len(tokens), len(other)))
+    shared = next(
+        (i for i, (a, b) in enumerate(zip(tokens, other, strict=False)) if a != b), min(len(tokens), len(other))
+    )
     return max((boundary for boundary in boundaries if boundary <= shared), default=0)
 
 

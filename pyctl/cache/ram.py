@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 
-from pyctl.cache.prefix import Prefix, prefixes
+from pyctl.cache.compare import Comparison
+from pyctl.cache.prefix import Prefix
 from pyctl.cache.segment import NOTHING, Segment, Snapshot
 from pyctl.cache.slots import Reservation, Slot, Slots
-from pyctl.prompt import Tokens
 
 __all__ = ["RamCache"]
 
@@ -38,21 +38,21 @@ class RamCache:
 
     # -- lookup ------------------------------------------------------------------------------------------------------
 
-    def lookup(self, tokens: Tokens, limit: int) -> list[Snapshot]:
-        """Snapshots that hold a prefix of ``tokens`` of at most ``limit`` tokens, deepest first."""
-        lengths = {prefix.n for prefix in self._by_prefix if prefix.n <= min(limit, tokens.size)}
+    def lookup(self, prompt: Comparison, limit: int) -> list[Snapshot]:
+        """Snapshots that hold a prefix of ``prompt`` of at most ``limit`` tokens, deepest first."""
+        limit = min(limit, int(prompt.tokens.size))
         found = []
-        for prefix in reversed(prefixes(tokens, lengths)):
-            slot = self._by_prefix.get(prefix)
-            if slot is not None and slot.snapshot is not None and slot.snapshot.shared(tokens) == prefix.n:
+        for n in sorted({prefix.n for prefix in self._by_prefix if prefix.n <= limit}):
+            slot = self._by_prefix.get(prompt.prefix(n))
+            if slot is not None and slot.snapshot is not None and prompt.shared(slot.snapshot) == n:
                 found.append(slot.snapshot)
-        return found
+        return found[::-1]
 
-    def overlap(self, tokens: Tokens) -> tuple[Snapshot | None, int]:
-        """The snapshot that shares the most leading tokens with ``tokens``, and how many."""
+    def overlap(self, prompt: Comparison) -> tuple[Snapshot | None, int]:
+        """The snapshot that shares the most leading tokens with ``prompt``, and how many."""
         best: tuple[Snapshot | None, int] = (None, 0)
         for snapshot in self.snapshots():
-            shared = snapshot.shared(tokens)
+            shared = prompt.shared(snapshot)
             if shared > best[1]:
                 best = snapshot, shared
         return best
@@ -106,7 +106,7 @@ class RamCache:
         return False
 
     def _publish(self, reservation: Reservation, snapshot: Snapshot, spared: Collection[Snapshot]) -> bool:
-        if not all(segment.alive for segment, _ in list(snapshot.chain())[1:]):
+        if not all(segment.alive for segment, _ in list(snapshot.reach.items())[1:]):
             raise ValueError("the snapshot builds on rows that were given up")
         slot = reservation.slot
         self._retain(snapshot.segment)
@@ -144,10 +144,9 @@ class RamCache:
         """
         by_use = sorted((slot for slot in self.slots.occupied() if slot.snapshot), key=lambda slot: slot.last_use)
         snapshots = self.snapshots()
-        reach = {snapshot: dict(snapshot.chain()) for snapshot in snapshots}
 
         def stems_from(deep: Snapshot, shallow: Snapshot) -> bool:
-            return shallow.n < deep.n and reach[deep].get(shallow.segment, 0) >= shallow.n
+            return shallow.n < deep.n and deep.reach.get(shallow.segment, 0) >= shallow.n
 
         for slot in by_use[: (len(by_use) + 1) // 2]:
             snapshot = slot.snapshot

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -80,8 +81,12 @@ class Snapshot:
     def n(self) -> int:
         return self.prefix.n
 
-    def chain(self) -> Iterator[tuple[Segment, int]]:
-        """(segment, position up to which it counts), from the deepest to the first."""
+    @cached_property
+    def reach(self) -> dict[Segment, int]:
+        """Each segment of the chain with the position up to which it counts, from the deepest to the first."""
+        return dict(self._chain())
+
+    def _chain(self) -> Iterator[tuple[Segment, int]]:
         n, segment = self.n, self.segment
         while True:
             yield segment, min(n, segment.end)
@@ -93,7 +98,7 @@ class Snapshot:
 
     def segment_at(self, n: int) -> Segment:
         """The segment that holds the row before position ``n``; ValueError outside (0, self.n]."""
-        for segment, last in self.chain():
+        for segment, last in self.reach.items():
             if segment.start < n <= last:
                 return segment
         raise ValueError(f"{n} is not in (0, {self.n}]")
@@ -101,27 +106,13 @@ class Snapshot:
     @property
     def ends(self) -> list[int]:
         """The exact batch ends of the whole chain, ascending."""
-        stems = reversed(list(self.chain()))
+        stems = reversed(list(self.reach.items()))
         return [end for segment, last in stems for end in segment.ends if end <= last]
-
-    def shared(self, tokens: Tokens) -> int:
-        """How many leading tokens this snapshot shares with ``tokens``, at most n."""
-        position = 0
-        for segment, last in reversed(list(self.chain())):
-            stored = segment.tokens[: last - segment.start]
-            given = tokens[position : position + stored.size]
-            differs = stored[: given.size] != given
-            if differs.any():
-                return position + int(differs.argmax())
-            position += int(given.size)
-            if given.size < stored.size:
-                break
-        return position
 
     def spans(self, first: int, last: int) -> list[Span]:
         """The rows [first, last) of the chain, in order."""
         result = []
-        for segment, stop in self.chain():
+        for segment, stop in self.reach.items():
             if stop > first and segment.start < last:
                 result.append((segment.rows, max(first, segment.start), min(stop, last)))
         return result[::-1]

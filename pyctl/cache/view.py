@@ -59,10 +59,9 @@ def view_of(cache: RamCache, totals: Totals) -> CacheView:
         snapshot = slot.snapshot
         if snapshot is None:
             continue
-        reach = dict(snapshot.chain())
-        parent = next((p for p in reversed(known) if reach.get(p.segment, 0) >= p.n), None)
+        parent = next((p for p in reversed(known) if snapshot.reach.get(p.segment, 0) >= p.n), None)
         n_new = snapshot.n - (parent.n if parent else 0)
-        widths = [segment.rows.nbytes / segment.tokens.size for segment, _ in snapshot.chain()]
+        widths = [segment.rows.nbytes / segment.tokens.size for segment in snapshot.reach]
         views.append(
             SnapshotView(
                 id=snapshot.prefix.name,
@@ -85,7 +84,7 @@ def view_of(cache: RamCache, totals: Totals) -> CacheView:
 
 def _tail(snapshot: Snapshot) -> tuple[int, ...]:
     parts, n = [], 0
-    for segment, last in snapshot.chain():
+    for segment, last in snapshot.reach.items():
         parts.append(segment.tokens[: last - segment.start])
         n += int(parts[-1].size)
         if n >= SHOWN:

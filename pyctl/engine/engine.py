@@ -14,8 +14,8 @@ from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
+from pyctl.cache.compare import Comparison
 from pyctl.cache.plan import MIN_BATCH, batch_ends, choose_cuts, ends_within, last_common_end, last_end
-from pyctl.cache.prefix import prefixes
 from pyctl.cache.ram import RamCache
 from pyctl.cache.recent import RecentPrompts
 from pyctl.cache.report import Miss, Report, Totals
@@ -195,7 +195,8 @@ class Engine:
         report = Report(n_prompt=len(prompt))
         ends = batch_ends(prompt, self.backend.n_ubatch, self.options.min_batch)
 
-        used, branch = self._restore(request, seq, ends, report)
+        known = Comparison(tokens)
+        used, branch = self._restore(request, known, seq, ends, report)
         cuts: set[int] = set()
         if request.cache_prompt:
             cuts.update(choose_cuts(prompt, ends, seq.n, self.options.min_step, branch))
@@ -210,7 +211,7 @@ class Engine:
             # The very end of a prompt is a batch end of longer prompts only if it fills its batch.
             seq.append(tokens[seq.n : end], exact=end < len(prompt) or end - previous == self.backend.n_ubatch)
             if end in cuts:
-                self._save(seq, spared=used, report=report)
+                self._save(seq, known, used, report)
             if request.return_progress:
                 ticket.put(self._progress(seq, report, started))
             if end < len(prompt):
@@ -286,7 +287,7 @@ class Engine:
     # -- the cache ---------------------------------------------------------------------------------------------------
 
     def _restore(
-        self, request: Request, seq: LiveSeq, ends: list[int], report: Report
+        self, request: Request, known: Comparison, seq: LiveSeq, ends: list[int], report: Report
     ) -> tuple[tuple[Snapshot, ...], int]:
         """Bring ``seq`` to the deepest restorable position.
 
@@ -300,12 +301,12 @@ class Engine:
         near: Prompt | None = None
         reach = 0
         if request.cache_prompt:
-            found = list(candidates(prompt, ends, seq, self.cache, self.backend, exact=exact))
+            found = candidates(known, ends, seq, self.cache, self.backend, exact=exact)
             near, reach = self.recent.nearest(prompt.tokens)
             self.recent.add(prompt)
         report.lookup_ms = (time.perf_counter() - began) * 1e3
         if seq.cached and (shared < seq.n_prompt or not request.cache_prompt):
-            self._park(seq, report, spared=tuple(c.snapshot for c in found if c.snapshot is not None))
+            self._park(seq, tuple(c.snapshot for c in found if c.snapshot is not None), report)
         seq.cached = request.cache_prompt
 
         began = time.perf_counter()
@@ -335,30 +336,33 @@ class Engine:
             report.miss = Miss.at(reach, report.n_cached, near.tokens, prompt.tokens)
         return used, reach
 
-    def _park(self, seq: LiveSeq, report: Report, spared: tuple[Snapshot, ...]) -> None:
+    def _park(self, seq: LiveSeq, spared: tuple[Snapshot, ...], report: Report) -> None:
         """Keep the end of a live sequence before another conversation takes it."""
         _, covered = seq.saved()
         exact = seq.n_exact == seq.n
         if seq.n - covered >= PARK_MIN and (exact or not self.options.exact):
-            self._save(seq, spared=spared, report=report)
+            self._save(seq, Comparison(seq.tokens), spared, report)
 
-    def _saved(self, seq: LiveSeq) -> tuple[Segment | None, int]:
+    def _saved(self, seq: LiveSeq, known: Comparison) -> tuple[Segment | None, int]:
         """The deepest segment that holds rows of ``seq``, and how many: its own, or those of a snapshot beside it."""
         segment, covered = seq.saved()
         if covered < seq.n_known:
-            other, shared = self.cache.overlap(seq.tokens)
-            common = last_common_end(seq.ends, other.ends, shared) if other is not None else 0
+            other, shared = self.cache.overlap(known)
+            common = last_common_end(seq.ends, other.ends, min(shared, seq.n)) if other is not None else 0
             if other is not None and common > covered:
                 seq.keep(other.segment_at(common), common)
                 return seq.saved()
         return segment, covered
 
-    def _save(self, seq: LiveSeq, spared: tuple[Snapshot, ...], report: Report) -> None:
-        """Take a snapshot at the end of ``seq``: the rows since the last one, and the state."""
+    def _save(self, seq: LiveSeq, known: Comparison, spared: tuple[Snapshot, ...], report: Report) -> None:
+        """Take a snapshot at the end of ``seq``: the rows since the last one, and the state.
+
+        ``known`` begins with the tokens of ``seq``.
+        """
         began = time.perf_counter()
         backend = self.backend
-        parent, covered = self._saved(seq)
-        prefix = prefixes(seq.tokens, [seq.n])[0]
+        parent, covered = self._saved(seq, known)
+        prefix = known.prefix(seq.n)
         n_bytes = backend.rows_size(covered, seq.n) + backend.state_size(seq.id)
         reservation = self.cache.prepare(prefix, n_bytes, spared)
         if reservation is None:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from pyctl.cache.compare import Comparison
 from pyctl.cache.plan import ends_within, last_common_end, last_end
 from pyctl.cache.ram import RamCache
 from pyctl.cache.report import Source
@@ -34,13 +35,13 @@ class Candidate:
 
 
 def candidates(
-    prompt: Prompt, ends: Sequence[int], live: LiveSeq, cache: RamCache, backend: Backend, *, exact: bool
-) -> Iterator[Candidate]:
+    prompt: Comparison, ends: Sequence[int], live: LiveSeq, cache: RamCache, backend: Backend, *, exact: bool
+) -> list[Candidate]:
     """All ways to resume ``prompt``, deepest first; at least one token stays to be evaluated.
 
     With ``exact`` only positions and rows count that a cold run would have produced.
     """
-    limit = len(prompt) - 1
+    limit = int(prompt.tokens.size) - 1
     shared = live.shared(prompt.tokens)
     # Live rows that a cold run of this prompt would have evaluated in the same batches.
     same = last_common_end(ends, live.ends, shared)
@@ -52,7 +53,7 @@ def candidates(
         n = last_common_end(ends, live.ends, min(shared, limit)) if exact else min(shared, limit)
         found.append(Candidate("live", n, n))
 
-    for snapshot in cache.lookup(prompt.tokens, limit):
+    for snapshot in cache.lookup(prompt, limit):
         if exact and last_end(ends, snapshot.n) != snapshot.n:
             continue  # a boundary of another prompt; this one would not stop there
         keep = 0 if backend.kind == "whole" else min(same, snapshot.n)
@@ -60,15 +61,15 @@ def candidates(
     if backend.kind == "attention":
         found += _inside(prompt, ends, same, cache, exact=exact)
     found.sort(key=lambda candidate: (candidate.n, candidate.keep), reverse=True)
-    yield from (candidate for candidate in found if candidate.n > 0)
+    return [candidate for candidate in found if candidate.n > 0]
 
 
-def _inside(prompt: Prompt, ends: Sequence[int], same: int, cache: RamCache, *, exact: bool) -> Iterator[Candidate]:
+def _inside(prompt: Comparison, ends: Sequence[int], same: int, cache: RamCache, *, exact: bool) -> Iterator[Candidate]:
     """A position inside the snapshot that shares most: possible where rows alone suffice."""
-    snapshot, reach = cache.overlap(prompt.tokens)
+    snapshot, reach = cache.overlap(prompt)
     if snapshot is None:
         return
-    reach = min(reach, len(prompt) - 1)
+    reach = min(reach, int(prompt.tokens.size) - 1)
     n = last_common_end(ends, snapshot.ends, reach) if exact else reach
     yield Candidate("ram", n, min(same, n), snapshot)
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 
-from pyctl.cache.prefix import prefixes
+from pyctl.cache.compare import Comparison
 from pyctl.cache.ram import RamCache
 from pyctl.cache.segment import Segment, Snapshot
 from pyctl.prompt import Tokens, as_tokens
@@ -14,7 +14,7 @@ from pyctl.prompt import Tokens, as_tokens
 
 def tokens_of(snapshot: Snapshot) -> Tokens:
     """The tokens that a snapshot covers, from its chain."""
-    parts = [segment.tokens[: last - segment.start] for segment, last in snapshot.chain()]
+    parts = [segment.tokens[: last - segment.start] for segment, last in snapshot.reach.items()]
     return as_tokens(np.concatenate(parts[::-1]))
 
 
@@ -30,7 +30,7 @@ def check_invariants(cache: RamCache) -> None:
         published[snapshot.prefix] = slot
         tokens = tokens_of(snapshot)
         assert tokens.size == snapshot.n == snapshot.prefix.n
-        assert prefixes(tokens, [snapshot.n]) == [snapshot.prefix], "the key does not name what the slot holds"
+        assert Comparison(tokens).prefix(snapshot.n) == snapshot.prefix, "the key does not name what the slot holds"
         rows = snapshot.spans(0, snapshot.n)
         assert [first for _, first, _ in rows] == [0, *(last for _, _, last in rows[:-1])]
         assert rows[-1][2] == snapshot.n
@@ -40,7 +40,7 @@ def check_invariants(cache: RamCache) -> None:
     segments: dict[int, Segment] = {}
     for snapshot in cache.snapshots():
         references[id(snapshot.segment)] += 1
-        for segment, _ in snapshot.chain():
+        for segment, _ in snapshot.reach.items():
             segments[id(segment)] = segment
     for segment in segments.values():
         if segment.parent is not None:

@@ -1,4 +1,4 @@
-"""What the cache costs in RAM: rows once, however many snapshots and branches share them, and one state per snapshot."""
+"""What the cache costs in RAM: rows once, however many snapshots and branches share them, and a state for each."""
 
 from __future__ import annotations
 

@@ -1,0 +1,46 @@
+"""Prefixes are named by what they hold, in whatever order they are asked for; chains are compared link by link."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyctl.cache.compare import Comparison
+from pyctl.cache.prefix import Prefix
+from pyctl.cache.segment import NOTHING, Segment, Snapshot
+from pyctl.prompt import as_tokens, common_prefix
+
+
+@given(lengths=st.lists(st.integers(1, 1000), min_size=1, max_size=20))
+def test_prefixes_equal_hashing_each_alone(lengths: list[int]) -> None:
+    prompt = Comparison(as_tokens(np.arange(1000)))
+    for n in lengths:
+        data = np.arange(n, dtype="<i4").tobytes()
+        assert prompt.prefix(n) == Prefix(hashlib.blake2b(data, digest_size=16).digest(), n)
+
+
+@pytest.mark.parametrize("length", [0, -1, 11])
+def test_lengths_outside_are_refused(length: int) -> None:
+    with pytest.raises(ValueError, match="not a length"):
+        Comparison(as_tokens(range(10))).prefix(length)
+
+
+@given(data=st.data())
+def test_shared_equals_comparing_the_whole_chain(data: st.DataObject) -> None:
+    alphabet = st.integers(0, 1)
+    stored = as_tokens(data.draw(st.lists(alphabet, min_size=30, max_size=30)))
+    given_tokens = as_tokens(
+        data.draw(st.one_of(st.just(stored.tolist()), st.lists(alphabet, min_size=1, max_size=40)))
+    )
+    prompt = Comparison(given_tokens)
+    segment = None
+    for stop in (*sorted(data.draw(st.sets(st.integers(1, 29), max_size=4))), 30):
+        start = segment.end if segment else 0
+        segment = Segment(start, as_tokens(stored[start:stop]), NOTHING, segment)
+        n = data.draw(st.integers(start + 1, stop))
+        snapshot = Snapshot(Prefix(b"", n), segment, NOTHING)
+        assert prompt.shared(snapshot) == min(common_prefix(stored[:stop], given_tokens), n)
