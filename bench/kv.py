@@ -10,6 +10,7 @@ import argparse
 import itertools
 import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 from common import median_seconds, show
@@ -74,7 +75,7 @@ def main() -> None:
     rows: list[list[object]] = []
     with tempfile.TemporaryDirectory() as directory:
         wide = replace(TINY_DENSE, name="wide-dense", num_heads=8, num_kv_heads=8, head_size=128, rope_size=128)
-        paths = {"given": arguments.model} if arguments.model else {}
+        paths = {Path(arguments.model).stem: arguments.model} if arguments.model else {}
         if not paths:
             for shape in (wide, TINY_HYBRID):
                 paths[shape.name] = f"{directory}/{shape.name}.gguf"

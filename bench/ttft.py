@@ -66,6 +66,7 @@ def measure(engine: Engine, n: int, repeat: int) -> list[list[object]]:
     for way, done in times.items():
         report = done[-1].report
         restore = statistics.median(d.report.restore_ms for d in done)
+        save = statistics.median(d.report.save_ms for d in done)
         speedup = f"{medians['cold'] / medians[way]:.1f}x"
         rows.append(
             [
@@ -106,7 +107,17 @@ def main() -> None:
     ask(engine, prompt_of([1], 600))
     rows = [row for n in arguments.tokens for row in measure(engine, n, arguments.repeat)]
     loaded.backend.close()
-    columns = ["tokens", "way", "source", "cached", "evaluated", "restore ms", "first token ms", "against cold"]
+    columns = [
+        "tokens",
+        "way",
+        "source",
+        "cached",
+        "evaluated",
+        "restore ms",
+        "save ms",
+        "first token ms",
+        "against cold",
+    ]
     show("Time to first token", columns, rows, keep="ttft" if arguments.keep else "")
 
 

@@ -68,7 +68,9 @@ private:
 
 void register_host_buffer(py::module_ & m) {
     py::class_<host_buffer>(m, "HostBuffer", py::buffer_protocol())
-        .def(py::init<size_t, bool>(), py::arg("size"), py::arg("pinned") = true)
+        // Pinning takes long and touches no Python object.
+        .def(py::init<size_t, bool>(), py::arg("size"), py::arg("pinned") = true,
+             py::call_guard<py::gil_scoped_release>())
         .def_property_readonly("pinned", &host_buffer::pinned)
         .def("__len__", &host_buffer::size)
         .def_buffer([](host_buffer & self) {

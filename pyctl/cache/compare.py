@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+
 from pyctl.cache.prefix import DIGEST_BYTES, Prefix
 from pyctl.cache.segment import Segment, Snapshot
 from pyctl.prompt import Tokens, common_prefix

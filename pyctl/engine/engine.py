@@ -197,10 +197,10 @@ class Engine:
 
         known = Comparison(tokens)
         used, branch = self._restore(request, known, seq, ends, report)
-        cuts: set[int] = set()
+        cuts: list[int] = []
         if request.cache_prompt:
-            cuts.update(choose_cuts(prompt, ends, seq.n, self.options.min_step, branch))
-
+            cuts = choose_cuts(prompt, ends, seq.n, self.options.min_step, branch)
+            self._expect(seq, cuts)
         if request.return_progress:
             ticket.put(self._progress(seq, report, started))
         prefill_began, save_before = time.perf_counter(), report.save_ms
@@ -212,6 +212,7 @@ class Engine:
             seq.append(tokens[seq.n : end], exact=end < len(prompt) or end - previous == self.backend.n_ubatch)
             if end in cuts:
                 self._save(seq, known, used, report)
+                self._expect(seq, cuts)
             if request.return_progress:
                 ticket.put(self._progress(seq, report, started))
             if end < len(prompt):
@@ -342,6 +343,15 @@ class Engine:
         exact = seq.n_exact == seq.n
         if seq.n - covered >= PARK_MIN and (exact or not self.options.exact):
             self._save(seq, Comparison(seq.tokens), spared, report)
+
+    def _expect(self, seq: LiveSeq, cuts: list[int]) -> None:
+        """Tell the backend which blocks the next cut will need, and one state more for what comes after it."""
+        if not self.cache.enabled:
+            return
+        state = self.backend.state_size(seq.id)
+        upcoming = next((cut for cut in cuts if cut > seq.n), None)
+        rows = [] if upcoming is None else [self.backend.rows_size(seq.saved()[1], upcoming), state]
+        self.backend.expect([*rows, state])
 
     def _saved(self, seq: LiveSeq, known: Comparison) -> tuple[Segment | None, int]:
         """The deepest segment that holds rows of ``seq``, and how many: its own, or those of a snapshot beside it."""

@@ -111,6 +111,9 @@ class FakeBackend:
         whole = len(self._seqs[seq].rows) * ROW if self.kind == "whole" else 0
         return 0 if self.kind == "attention" else HEADER.size + ROW + whole
 
+    def expect(self, sizes: Sequence[int]) -> None:
+        pass
+
     def save_rows(self, seq: int, first: int, last: int) -> Block:
         if self.kind == "whole":
             return NOTHING

@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 
 from pyctl.cache.segment import NOTHING, Block, Span
 from pyctl.engine.backend import TopTokens
+from pyctl.engine.llama.blocks import Blocks
 from pyctl.engine.llama.sampler import LlamaSampler
 from pyctl.engine.llama.tokenizer import LlamaTokenizer
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import EngineError, StateError
-from pyctl.native import HostBuffer, KVState
+from pyctl.native import KVState
 from pyctl.prompt import Tokens, as_tokens
 
 __all__ = ["LlamaBackend"]
@@ -38,6 +39,7 @@ class LlamaBackend:
         self.n_seqs = int(api.llama_n_seq_max(ctx))
         self.n_ubatch = int(api.llama_n_ubatch(ctx))
         self._batch = _Batch(max(self.n_ubatch, self.n_seqs))
+        self._blocks = Blocks()
         self._end_tokens = self.tokenizer.end_tokens()
         self.evaluate(0, as_tokens([max(self.tokenizer.bos, 0)]), 0)
         self._memory = KVState(ctypes.cast(ctx, ctypes.c_void_p).value or 0, 0)
@@ -116,17 +118,20 @@ class LlamaBackend:
     def state_size(self, seq: int) -> int:
         return self._memory.state_size(seq)
 
+    def expect(self, sizes: Sequence[int]) -> None:
+        self._blocks.expect([size for size in sizes if size])
+
     def save_rows(self, seq: int, first: int, last: int) -> Block:
         if self.kind == "whole":
             return NOTHING
-        block = _allocate(self._memory.rows_size(first, last))
+        block = self._blocks.take(self._memory.rows_size(first, last))
         _checked(self._memory.save_rows, seq, first, last, block)
         return block
 
     def save_state(self, seq: int, n: int) -> Block:
         if self.kind == "attention":
             return NOTHING
-        block = _allocate(self._memory.state_size(seq))
+        block = self._blocks.take(self._memory.state_size(seq))
         _checked(self._memory.save_state, seq, n, block)
         return block
 
@@ -147,6 +152,7 @@ class LlamaBackend:
         return self._memory.ordered(seq)
 
     def close(self) -> None:
+        self._blocks.close()
         if self._ctx is not None:
             api.llama_free(self._ctx)
             api.llama_model_free(self._model)
@@ -186,10 +192,6 @@ class _Batch:
             ("logits", self.wanted),
         ):
             setattr(self.struct, name, ctypes.cast(array.ctypes.data, type(getattr(self.struct, name))))
-
-
-def _allocate(size: int) -> Block:
-    return np.frombuffer(memoryview(HostBuffer(size)), np.uint8)
 
 
 def _checked(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
