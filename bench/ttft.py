@@ -76,6 +76,7 @@ def measure(engine: Engine, n: int, repeat: int) -> list[list[object]]:
                 report.n_cached,
                 report.n_evaluated,
                 f"{restore:.2f}",
+                f"{save:.2f}",
                 f"{medians[way]:.1f}",
                 speedup,
             ]
