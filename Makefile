@@ -28,8 +28,10 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Tables go to bench/results. LLAMA_SERVER=/path/to/llama-server puts that server beside ours.
 bench: install
-	cd bench && for script in kv ttft batch decode; do ../$(BIN)/python $$script.py --keep || exit 1; done
+	cd bench && for script in kv ttft batch decode controller; do ../$(BIN)/python $$script.py --keep || exit 1; done
+	cd bench && ../$(BIN)/python replay.py --keep $(if $(LLAMA_SERVER),--llama-server $(LLAMA_SERVER))
 
 build: .venv/bin/pip
 	$(BIN)/pip wheel --disable-pip-version-check --no-deps --wheel-dir dist .

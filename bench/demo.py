@@ -1,8 +1,9 @@
-"""A server on the built-in tiny model, and a short conversation through the openai client: each turn warm, then cold.
+"""A server on the built-in tiny model, and a conversation through the openai client that outlives two restarts.
 
     make demo
 
-warm: the turn as a client sends it; the cache restores what it knows. cold: the same prompt with `cache_prompt: false`.
+Each turn is sent as a client sends it and then cold, with `cache_prompt: false`. Before turns 3 and 5 the server is
+stopped and started again, so that the cache comes back from disk.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -34,13 +36,18 @@ QUESTIONS = (
 )
 
 
+TURNS_PER_RUN = 2
+"""Turns between two restarts."""
+
+
 @contextmanager
-def running_server() -> Iterator[str]:
-    """A `pyctl serve` process on a free port; yields its address and stops it with SIGTERM."""
+def running_server(cache: str) -> Iterator[str]:
+    """A `pyctl serve` process on a free port with ``cache`` as its directory; stops it with SIGTERM."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "pyctl", "serve", "--port", str(port), "-c", "32768", "--verbosity", "2"]
+    command += ["--kv-cache-dir", cache]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("LLAMA_ARG_", "PYCTL_"))}
     process = subprocess.Popen(command, env=environment)
     try:
@@ -75,22 +82,24 @@ def turn(
 
 
 def main() -> None:
-    print("starting pyctl serve on the built-in tiny model", flush=True)
     rows: list[list[object]] = []
-    with running_server() as address:
-        client = openai.OpenAI(base_url=address, api_key="none")
-        messages = [{"role": "system", "content": HEAD}]
-        for number, question in enumerate(QUESTIONS, 1):
-            messages.append({"role": "user", "content": question})
-            _, _, cold = turn(client, messages, 1, cache_prompt=False)
-            reply, timings, warm = turn(client, messages, 40)
-            print(f"\n> {question}\n{reply}", flush=True)
-            messages.append({"role": "assistant", "content": reply})
-            cached, evaluated = timings["cache_n"], timings["prompt_n"]
-            speedup = f"{cold / warm:.1f}x"
-            rows.append([number, cached + evaluated, cached, evaluated, f"{warm:.0f}", f"{cold:.0f}", speedup])
+    messages = [{"role": "system", "content": HEAD}]
+    with tempfile.TemporaryDirectory() as cache:
+        for first in range(0, len(QUESTIONS), TURNS_PER_RUN):
+            print("\nstarting pyctl serve on the built-in tiny model", flush=True)
+            with running_server(cache) as address:
+                client = openai.OpenAI(base_url=address, api_key="none")
+                for number in range(first, min(first + TURNS_PER_RUN, len(QUESTIONS))):
+                    messages.append({"role": "user", "content": QUESTIONS[number]})
+                    reply, timings, warm = turn(client, messages, 40)
+                    _, _, cold = turn(client, messages, 1, cache_prompt=False)
+                    print(f"\n> {QUESTIONS[number]}\n{reply}", flush=True)
+                    messages.append({"role": "assistant", "content": reply})
+                    cached, evaluated = timings["cache_n"], timings["prompt_n"]
+                    counts = [cached + evaluated, timings["source"], cached, evaluated]
+                    rows.append([number + 1, *counts, f"{warm:.0f}", f"{cold:.0f}", f"{cold / warm:.1f}x"])
     print()
-    columns = ["turn", "prompt", "cached", "evaluated", "first token ms", "cold ms", "sooner"]
+    columns = ["turn", "prompt", "from", "cached", "evaluated", "first token ms", "cold ms", "sooner"]
     show("Tokens per turn, and milliseconds to the first token: warm against cold", columns, rows)
     print("The words are gibberish: the weights are random. Tokens, cache and times are real.")
 

@@ -37,8 +37,8 @@ def prompt_of(seeds: Sequence[int], head: int) -> Prompt:
     return Prompt.of(np.concatenate(parts), np.cumsum([part.size for part in parts])[:-1])
 
 
-def ask(engine: Engine, prompt: Prompt, *, cached: bool = True) -> Done:
-    ticket = Ticket(Request(prompt, Sampling(temperature=0.0), max_tokens=1, cache_prompt=cached))
+def ask(engine: Engine, prompt: Prompt, *, cached: bool = True, n_predict: int = 1) -> Done:
+    ticket = Ticket(Request(prompt, Sampling(temperature=0.0), max_tokens=n_predict, cache_prompt=cached))
     engine.submit(ticket)
     while engine.step():
         pass
@@ -60,7 +60,7 @@ def measure(engine: Engine, n: int, repeat: int) -> list[list[object]]:
         ask(engine, prompt_of([b], n))
         times["ram"].append(ask(engine, prompt_of([a, a + 3], n)))
         times["cold"].append(ask(engine, prompt_of([a, a + 4], n), cached=False))
-        engine.cache.clear()
+        engine.keeper.cache.clear()
     medians = {way: statistics.median(d.timings.first_token_ms for d in done) for way, done in times.items()}
     rows: list[list[object]] = []
     for way, done in times.items():

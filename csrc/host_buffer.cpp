@@ -4,12 +4,75 @@
 #include <pybind11/pybind11.h>
 
 #include <cstdlib>
+#include <iterator>
+#include <map>
+#include <mutex>
 #include <new>
 #include <stdexcept>
 
 namespace py = pybind11;
 
 namespace {
+
+// Pinned buffers that were released and wait to be used again: a driver takes longer to make one than to copy its bytes.
+class buffer_pool {
+public:
+    static buffer_pool & instance() {
+        static buffer_pool pool;
+        return pool;
+    }
+
+    void set_limit(size_t bytes) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        limit_ = bytes;
+        while (total_ > limit_) {
+            drop(std::prev(free_.end()));
+        }
+    }
+
+    size_t total() {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        return total_;
+    }
+
+    // The smallest one that holds `size` bytes and wastes at most an eighth of it, or null.
+    ggml_backend_buffer_t take(size_t size) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        const auto                        found = free_.lower_bound(size);
+        if (found == free_.end() || found->first > size + size / 8) {
+            return nullptr;
+        }
+        ggml_backend_buffer_t buffer = found->second;
+        total_ -= found->first;
+        free_.erase(found);
+        return buffer;
+    }
+
+    void give(ggml_backend_buffer_t buffer) {
+        const size_t size = ggml_backend_buffer_get_size(buffer);
+        {
+            const std::lock_guard<std::mutex> lock(mutex_);
+            if (total_ + size <= limit_) {
+                free_.emplace(size, buffer);
+                total_ += size;
+                return;
+            }
+        }
+        ggml_backend_buffer_free(buffer);
+    }
+
+private:
+    void drop(std::multimap<size_t, ggml_backend_buffer_t>::iterator which) {
+        ggml_backend_buffer_free(which->second);
+        total_ -= which->first;
+        free_.erase(which);
+    }
+
+    std::mutex                                     mutex_;
+    std::multimap<size_t, ggml_backend_buffer_t> free_;
+    size_t                                         total_ = 0;
+    size_t                                         limit_ = 0;
+};
 
 class host_buffer {
 public:
@@ -31,7 +94,7 @@ public:
 
     ~host_buffer() {
         if (buffer_ != nullptr) {
-            ggml_backend_buffer_free(buffer_);
+            buffer_pool::instance().give(buffer_);
         } else {
             std::free(data_);
         }
@@ -46,16 +109,15 @@ public:
 
 private:
     void allocate_pinned() {
-        for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
+        buffer_ = buffer_pool::instance().take(size_);
+        for (size_t i = 0; buffer_ == nullptr && i < ggml_backend_dev_count(); ++i) {
             ggml_backend_buffer_type_t type = ggml_backend_dev_host_buffer_type(ggml_backend_dev_get(i));
-            if (type == nullptr) {
-                continue;
+            if (type != nullptr) {
+                buffer_ = ggml_backend_buft_alloc_buffer(type, size_);
             }
-            buffer_ = ggml_backend_buft_alloc_buffer(type, size_);
-            if (buffer_ != nullptr) {
-                data_ = ggml_backend_buffer_get_base(buffer_);
-                return;
-            }
+        }
+        if (buffer_ != nullptr) {
+            data_ = ggml_backend_buffer_get_base(buffer_);
         }
     }
 
@@ -71,6 +133,9 @@ void register_host_buffer(py::module_ & m) {
         // Pinning takes long and touches no Python object.
         .def(py::init<size_t, bool>(), py::arg("size"), py::arg("pinned") = true,
              py::call_guard<py::gil_scoped_release>())
+        .def_static("keep", [](size_t bytes) { buffer_pool::instance().set_limit(bytes); }, py::arg("bytes"),
+                    py::call_guard<py::gil_scoped_release>())
+        .def_static("kept", [] { return buffer_pool::instance().total(); })
         .def_property_readonly("pinned", &host_buffer::pinned)
         .def("__len__", &host_buffer::size)
         .def_buffer([](host_buffer & self) {

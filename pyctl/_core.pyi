@@ -24,7 +24,16 @@ class HostBuffer:
     """``size`` bytes of host memory, uninitialised; pinned if asked for and some device offers it.
 
     Supports the buffer protocol, shape (size,), uint8, writable. MemoryError when there is no memory.
+    Released pinned memory is used again for sizes down to 8/9 of its own.
     """
+
+    @staticmethod
+    def keep(bytes: int) -> None:
+        """Hold at most so many bytes of released pinned memory; 0, the start value, gives all back at once."""
+
+    @staticmethod
+    def kept() -> int:
+        """Bytes of released pinned memory that wait to be used again."""
 
     def __init__(self, size: int, pinned: bool = True) -> None: ...
     @property

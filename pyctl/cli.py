@@ -9,17 +9,22 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from pyctl import __version__
+from pyctl.cache.disk.store import DiskStore
+from pyctl.cache.policy import DiskPolicy
 from pyctl.cache.ram import RamCache
+from pyctl.cache.tier import DiskTier
 from pyctl.chat.format import ChatFormat
 from pyctl.chat.template import Template
 from pyctl.config import (
     CacheSettings,
     ChatSettings,
+    DiskSettings,
     FormatSettings,
     ModelSettings,
     ServeSettings,
@@ -38,6 +43,7 @@ from pyctl.terminal.backend import Backend
 from pyctl.terminal.local import LocalBackend
 from pyctl.terminal.program import run_chat
 from pyctl.terminal.remote import RemoteBackend
+from pyctl.upkeep import run_cache
 
 __all__ = ["main"]
 
@@ -46,6 +52,7 @@ USAGE = """usage: pyctl COMMAND [flags]
 commands:
   serve    answer llama-server's HTTP API
   chat     talk in the terminal, in this process or with --url to a running server
+  cache    look through a cache directory: ls, verify, prune, pin, unpin, rm
 
 pyctl COMMAND --help lists the flags; pyctl --version prints the version.
 """
@@ -58,7 +65,7 @@ log = logging.getLogger("pyctl")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code: 0, 1 after a failure, 2 when it cannot start as asked."""
     argv = sys.argv[1:] if argv is None else argv
-    commands: dict[str, Callable[[Sequence[str]], int]] = {"serve": _serve, "chat": _chat}
+    commands: dict[str, Callable[[Sequence[str]], int]] = {"serve": _serve, "chat": _chat, "cache": run_cache}
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
         return 0 if argv else 2
@@ -82,7 +89,7 @@ def _serve(argv: Sequence[str]) -> int:
     server = settings.server
     # The address is taken before the model is loaded: a port in use should not cost a minute.
     with bind(server.host, server.port) as sock:
-        worker, chat_format, admin = _open(settings.model, settings.cache, settings.format)
+        worker, chat_format, admin = _open(settings.model, settings.cache, settings.disk, settings.format)
         try:
             serve(
                 create_app(worker, chat_format, chat_format.tokenizer, _server_settings(settings, admin)),
@@ -115,7 +122,7 @@ def _chat_backend(settings: ChatSettings) -> Iterator[Backend]:
         finally:
             remote.close()
         return
-    worker, chat_format, _ = _open(settings.model, settings.cache, settings.format)
+    worker, chat_format, _ = _open(settings.model, settings.cache, settings.disk, settings.format)
     try:
         yield LocalBackend(
             worker,
@@ -129,7 +136,9 @@ def _chat_backend(settings: ChatSettings) -> Iterator[Backend]:
         worker.close()
 
 
-def _open(model: ModelSettings, cache: CacheSettings, form: FormatSettings) -> tuple[Worker, ChatFormat, CacheAdmin]:
+def _open(
+    model: ModelSettings, cache: CacheSettings, disk: DiskSettings, form: FormatSettings
+) -> tuple[Worker, ChatFormat, CacheAdmin]:
     """Load the model and start the engine on it."""
     # Only now: the import loads llama.cpp, which --help and a running server at --url do not need.
     from pyctl.engine.llama import load
@@ -145,17 +154,37 @@ def _open(model: ModelSettings, cache: CacheSettings, form: FormatSettings) -> t
             form.chat_template or loaded.info.chat_template, loaded.info.bos_token, loaded.info.eos_token
         )
         chat_format = ChatFormat(template, loaded.tokenizer, kwargs=form.template_kwargs)
+        tier = _disk_tier(disk, loaded.info.fingerprint)
     except BaseException:
         loaded.backend.close()
         raise
     budget = None if cache.ram_mib < 0 else cache.ram_mib * 2**20
     options = EngineOptions(min_step=cache.checkpoint_min_step, exact=cache.exact)
-    engine = Engine(loaded.backend, RamCache(cache.n_slots, budget), options)
+    engine = Engine(loaded.backend, RamCache(cache.n_slots, budget), options, tier)
     # What is loaded stays until the end; the collector need not look at it again.
     gc.collect()
     gc.freeze()
     worker = Worker(engine, loaded.info)
     return worker, chat_format, CacheAdmin(worker, engine)
+
+
+def _disk_tier(settings: DiskSettings, fingerprint: str) -> DiskTier | None:
+    if not settings.cache_dir:
+        return None
+    directory = Path(settings.cache_dir).expanduser()
+    mib = 2**20
+    try:
+        store = DiskStore(
+            directory,
+            fingerprint,
+            settings.disk_mib * mib or None,
+            min_tokens=settings.min_tokens,
+            daily_bytes=settings.daily_mib * mib or None,
+        )
+    except OSError as error:
+        raise ConfigError(f"cannot use --kv-cache-dir {directory}: {error.strerror or error}") from error
+    policy = DiskPolicy.parse(settings.disk_policy)
+    return DiskTier(store, policy, min_tokens=settings.min_tokens, cold_max=settings.cold_max)
 
 
 def _server_settings(settings: ServeSettings, admin: CacheAdmin) -> Settings:
@@ -167,6 +196,7 @@ def _server_settings(settings: ServeSettings, admin: CacheAdmin) -> Settings:
         api_keys=settings.server.api_keys,
         ping_seconds=settings.server.sse_ping_interval,
         cache=admin,
+        disk_policy=DiskPolicy.parse(settings.disk.disk_policy),
     )
 
 

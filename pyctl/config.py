@@ -18,6 +18,7 @@ from pyctl.flags import Flag, Given, help_text, read_flags
 __all__ = [
     "CacheSettings",
     "ChatSettings",
+    "DiskSettings",
     "FormatSettings",
     "LogSettings",
     "ModelSettings",
@@ -83,6 +84,30 @@ class CacheSettings:
     cache_prompt: bool = True
     checkpoint_min_step: int = 8192
     exact: bool = False
+
+
+@dataclass(frozen=True)
+class DiskSettings:
+    """The prefix cache on disk; without ``cache_dir`` there is none.
+
+    ``disk_mib`` MiB is what the directory may hold and ``daily_mib`` what a day may write, 0 for no limit.
+    ``min_tokens`` and ``cold_max`` are tokens, ``disk_policy`` is a form that DiskPolicy.parse takes.
+    """
+
+    cache_dir: str = ""
+    disk_mib: int = 4096
+    min_tokens: int = 512
+    cold_max: int = 10240
+    # Restores more than full in every shape of bench/results/policy.md, and writes less.
+    disk_policy: str = "auto:30"
+    daily_mib: int = 0
+
+    def __post_init__(self) -> None:
+        if self.disk_policy.isdigit() and int(self.disk_policy) < self.min_tokens:
+            raise ConfigError(
+                f"--disk-prefix-cache {self.disk_policy} is below --kv-cache-min-tokens {self.min_tokens}: "
+                "nothing would ever be written"
+            )
 
 
 @dataclass(frozen=True)
@@ -168,6 +193,7 @@ class ServeSettings:
 
     model: ModelSettings
     cache: CacheSettings
+    disk: DiskSettings
     sampling: SamplingDefaults
     format: FormatSettings
     server: ServerSettings
@@ -181,6 +207,7 @@ class ChatSettings:
 
     model: ModelSettings
     cache: CacheSettings
+    disk: DiskSettings
     sampling: SamplingDefaults
     format: FormatSettings
     terminal: TerminalSettings
@@ -193,6 +220,7 @@ _SHARED: dict[str, tuple[Flag, ...]] = {
     "model": flag_table.MODEL,
     "context": flag_table.CONTEXT,
     "cache": flag_table.CACHE,
+    "disk cache": flag_table.DISK,
     "sampling": flag_table.SAMPLING,
     "chat format": flag_table.FORMAT,
     "log": flag_table.LOG,
@@ -209,6 +237,7 @@ def parse_serve(argv: Sequence[str], environ: Mapping[str, str] = os.environ) ->
     return ServeSettings(
         model=_fill(ModelSettings, values),
         cache=_fill(CacheSettings, values),
+        disk=_fill(DiskSettings, values),
         sampling=_sampling(values),
         format=_fill(FormatSettings, values),
         server=_fill(ServerSettings, values),
@@ -224,13 +253,15 @@ def parse_chat(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
     if values.get("url"):
         if "path" in given.typed:
             raise ConfigError(f"--url and {given.typed['path']} exclude each other: that server has its own model")
-        idle = {flag.dest for flag in (*flag_table.MODEL, *flag_table.CONTEXT, *flag_table.CACHE, *flag_table.FORMAT)}
+        here = (flag_table.MODEL, flag_table.CONTEXT, flag_table.CACHE, flag_table.DISK, flag_table.FORMAT)
+        idle = {flag.dest for group in here for flag in group}
         warnings += tuple(f"{name} has no effect with --url" for dest, name in given.typed.items() if dest in idle)
     if values.get("prompt") == "":
         raise ConfigError("--prompt is empty")
     return ChatSettings(
         model=_fill(ModelSettings, values),
         cache=_fill(CacheSettings, values),
+        disk=_fill(DiskSettings, values),
         sampling=_sampling(values),
         format=_fill(FormatSettings, values),
         terminal=_fill(TerminalSettings, values),
@@ -287,6 +318,14 @@ def _resolve(given: Given) -> tuple[dict[str, Any], tuple[str, ...]]:
     if values.get("reasoning", "auto") != "auto":
         kwargs = {**values.get("template_kwargs", {}), "enable_thinking": values["reasoning"] == "on"}
         values["template_kwargs"] = kwargs
+    if values.get("cache_dir"):
+        for dest, name in (("n_slots", "--prefix-cache-slots"), ("ram_mib", "--cache-ram")):
+            if values.get(dest) == 0:
+                raise ConfigError(f"--kv-cache-dir needs the prefix cache, which {name} 0 turns off")
+    else:
+        disk = {flag.dest for flag in flag_table.DISK}
+        idle = (name for dest, name in given.typed.items() if dest in disk)
+        warnings += [f"{name} has no effect without --kv-cache-dir" for name in idle]
     if not values.get("jinja", True):
         warnings.append("--no-jinja has no effect here")
     values["api_keys"] = (*values.get("api_keys", ()), *values.get("key_file", ()))
@@ -317,11 +356,13 @@ def _fill(settings: type[Any], values: Mapping[str, Any]) -> Any:
 
 
 def _defaults() -> dict[str, Any]:
-    parts = (ModelSettings(), CacheSettings(), Sampling(), FormatSettings(), ServerSettings(), TerminalSettings())
+    parts = (
+        *(ModelSettings(), CacheSettings(), DiskSettings(), Sampling(), FormatSettings()),
+        *(ServerSettings(), TerminalSettings(), LogSettings()),
+    )
     shown = {name: value for part in parts for name, value in asdict(part).items()}
     return {
         **shown,
-        **asdict(LogSettings()),
         "n_predict": -1,
         "seed": -1,
         "mmap": True,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 from pyctl.engine.sampling import DEFAULT_SAMPLERS, RANDOM_SEED
 from pyctl.flags import Flag, choice, file_text, integer, json_object, number, on_off_auto, words
@@ -14,6 +15,7 @@ from pyctl.flags import Flag, choice, file_text, integer, json_object, number, o
 __all__ = [
     "CACHE",
     "CONTEXT",
+    "DISK",
     "FORMAT",
     "GENERAL",
     "LOG",
@@ -70,6 +72,24 @@ def _proportions(text: str) -> tuple[float, ...]:
     if not any(values):
         raise ValueError("at least one proportion must be above 0")
     return values
+
+
+def _directory(text: str) -> str:
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError:
+        raise ValueError(f"{text!r} names a home that does not exist") from None
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"{text!r} is not a directory")
+    return str(path)
+
+
+def _disk_policy(text: str) -> str:
+    """In lower case, if it is a form that pyctl.cache.policy takes; flags come before the cache and cannot ask it."""
+    match = re.fullmatch("off|none|disabled|full|full-prefix|auto|(?:auto:)?([0-9]{1,9})", text.lower())
+    if match is None or (match[1] and not 1 <= int(match[1]) <= 1_000_000):
+        raise ValueError(f"{text!r} is none of off, full, auto, auto:N, N, with N from 1 to 1000000")
+    return text.lower()
 
 
 def _keys(text: str) -> tuple[str, ...]:
@@ -210,6 +230,47 @@ CACHE = (
         "LLAMA_ARG_CHECKPOINT_MIN_SPACING_NT",
     ),
     Flag("exact", "--exact", "never reuse generated text unevaluated", None, "PYCTL_EXACT", off="--no-exact"),
+)
+DISK = (
+    Flag(
+        "cache_dir",
+        "--kv-cache-dir",
+        "directory in which prompt prefixes survive a restart, made if missing; none without it",
+        _directory,
+        "PYCTL_KV_CACHE_DIR",
+        "DIR",
+    ),
+    Flag("disk_mib", "--kv-cache-budget", "MiB in that directory", integer(1), "PYCTL_KV_CACHE_BUDGET"),
+    Flag(
+        "min_tokens",
+        "--kv-cache-min-tokens",
+        "shorter prefixes are not written",
+        integer(0),
+        "PYCTL_KV_CACHE_MIN_TOKENS",
+    ),
+    Flag(
+        "cold_max",
+        "--kv-cache-cold-max",
+        "policy full also writes the beginning of longer prompts, at most N tokens, 0 = never",
+        integer(0),
+        "PYCTL_KV_CACHE_COLD_MAX",
+    ),
+    Flag(
+        "disk_policy",
+        "--disk-prefix-cache",
+        "what is written: off, full (where a prompt ends), auto:N (what it shares with the newest N prompts, and what "
+        "the next ones will), auto (auto:30) or N (its first N tokens)",
+        _disk_policy,
+        "PYCTL_DISK_PREFIX_CACHE",
+        "POLICY",
+    ),
+    Flag(
+        "daily_mib",
+        "--kv-cache-daily-writes",
+        "MiB written within a day at most, 0 = no limit",
+        integer(0),
+        "PYCTL_KV_CACHE_DAILY_WRITES",
+    ),
 )
 SAMPLING = (
     Flag(

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from pyctl import flag_table
+from pyctl.cache.policy import DiskPolicy
 from pyctl.config import (
     CacheSettings,
     ChatSettings,
+    DiskSettings,
     FormatSettings,
     LogSettings,
     ModelSettings,
@@ -21,13 +23,14 @@ from pyctl.config import (
     parse_serve,
 )
 from pyctl.engine.sampling import RANDOM_SEED, Sampling
-from pyctl.errors import ConfigError
+from pyctl.errors import ConfigError, RequestError
 from pyctl.flags import Flag
 
 SERVE_FLAGS = (
     *flag_table.MODEL,
     *flag_table.CONTEXT,
     *flag_table.CACHE,
+    *flag_table.DISK,
     *flag_table.SAMPLING,
     *flag_table.FORMAT,
     *flag_table.SERVER,
@@ -69,6 +72,12 @@ ROUND_TRIPS: dict[str, tuple[str, str, Any]] = {
     "cache_prompt": ("", "cache.cache_prompt", True),
     "checkpoint_min_step": ("0", "cache.checkpoint_min_step", 0),
     "exact": ("", "cache.exact", True),
+    "cache_dir": ("/var/cache/kv", "disk.cache_dir", "/var/cache/kv"),
+    "disk_mib": ("100", "disk.disk_mib", 100),
+    "min_tokens": ("0", "disk.min_tokens", 0),
+    "cold_max": ("0", "disk.cold_max", 0),
+    "disk_policy": ("AUTO:8", "disk.disk_policy", "auto:8"),
+    "daily_mib": ("20000", "disk.daily_mib", 20000),
     "n_predict": ("64", "sampling.n_predict", 64),
     "seed": ("42", "sampling.sampling.seed", 42),
     "samplers": ("", "", None),  # two flags, below
@@ -180,6 +189,7 @@ def test_defaults_are_those_of_llama_server() -> None:
     settings = parse_serve(["-m", "model.gguf"], {})
     assert settings.model == ModelSettings(path="model.gguf")
     assert settings.cache == CacheSettings(n_slots=32, ram_mib=8192, checkpoint_min_step=8192)
+    assert settings.disk == DiskSettings("", 4096, 512, 10240, "auto:30", 0)
     assert settings.sampling == SamplingDefaults(Sampling(), -1, frozenset())
     assert settings.format == FormatSettings()
     assert settings.server == ServerSettings(host="127.0.0.1", port=8080, timeout=3600)
@@ -188,8 +198,8 @@ def test_defaults_are_those_of_llama_server() -> None:
 
 
 def test_every_field_has_a_flag_and_every_flag_a_field() -> None:
-    parts = (ModelSettings, CacheSettings, FormatSettings, ServerSettings, LogSettings, TerminalSettings, Sampling)
-    names = {item.name for part in parts for item in dataclasses.fields(part)}
+    parts = (ModelSettings, CacheSettings, DiskSettings, FormatSettings, ServerSettings, LogSettings, TerminalSettings)
+    names = {item.name for part in (*parts, Sampling) for item in dataclasses.fields(part)}
     dests = {flag.dest for flag in (*SERVE_FLAGS, *flag_table.TERMINAL)}
     assert names - dests == {"min_keep"}
     assert dests - names == {
@@ -289,6 +299,33 @@ def test_reasoning_joins_the_template_values() -> None:
     settings = serve("--reasoning", "on", "--chat-template-kwargs", '{"effort": "low"}')
     assert settings.format.template_kwargs == {"effort": "low", "enable_thinking": True}
     assert serve("--reasoning", "auto").format.template_kwargs == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("off", "None", "disabled", "FULL", "full-prefix", "auto", "auto:1", "auto:1000000", "1", "1000000", "0900"),
+        *("", "core", "task", "auto:0", "auto:-1", "auto:", "auto:x", "auto: 3", "auto:1000001", "auto:auto:3"),
+        *("0", "-5", "+5", "1.5", "1000001", "99999999999", "off:3", "full:1", " off", "٣", "auto:٣"),
+    ],
+)
+def test_the_flag_takes_the_policies_that_a_request_takes(text: str) -> None:
+    try:
+        policy = DiskPolicy.parse(text)
+    except RequestError:
+        assert refused("--disk-prefix-cache", text, "--kv-cache-min-tokens", "0")
+    else:
+        settings = serve("--disk-prefix-cache", text, "--kv-cache-min-tokens", "0")
+        assert DiskPolicy.parse(settings.disk.disk_policy) == policy
+
+
+def test_flags_of_the_disk_without_a_directory() -> None:
+    assert serve("--disk-prefix-cache", "full", "--kv-cache-budget", "9", PYCTL_KV_CACHE_COLD_MAX="5").warnings == (
+        "--disk-prefix-cache has no effect without --kv-cache-dir",
+        "--kv-cache-budget has no effect without --kv-cache-dir",
+    )
+    assert serve("--disk-prefix-cache", "full", "--kv-cache-dir", "kv").warnings == ()
+    assert serve("--kv-cache-dir", "~/kv").disk.cache_dir == str(Path.home() / "kv")
 
 
 def test_tls_files() -> None:
@@ -393,6 +430,25 @@ def test_every_unused_flag_takes_as_many_values_as_in_llama_server(name: str) ->
         (["-ts", "1,x"], "-ts: 'x' is not a number"),
         (["--cache-ram", "-2"], "--cache-ram: -2 is too small, the least is -1"),
         (["--prefix-cache-slots", "-1"], "--prefix-cache-slots: -1 is too small, the least is 0"),
+        (["--kv-cache-budget", "0"], "--kv-cache-budget: 0 is too small, the least is 1"),
+        (["--kv-cache-dir", "/dev/null"], "--kv-cache-dir: '/dev/null' is not a directory"),
+        (["--kv-cache-dir", "~nobody-of-this-name/x"], "--kv-cache-dir: '~nobody-of-this-name/x' names a home that"),
+        (
+            ["--kv-cache-dir", "kv", "-cram", "0"],
+            "--kv-cache-dir needs the prefix cache, which --cache-ram 0 turns off",
+        ),
+        (
+            ["--kv-cache-dir", "kv", "--prefix-cache-slots", "0"],
+            "--kv-cache-dir needs the prefix cache, which --prefix-cache-slots 0 turns off",
+        ),
+        (
+            ["--disk-prefix-cache", "400"],
+            "--disk-prefix-cache 400 is below --kv-cache-min-tokens 512: nothing would ever be written",
+        ),
+        (
+            ["--disk-prefix-cache", "core"],
+            "--disk-prefix-cache: 'core' is none of off, full, auto, auto:N, N, with N from 1 to 1000000",
+        ),
         (["--temp", "hot"], "--temp: 'hot' is not a number"),
         (["--temp", "nan"], "--temp: 'nan' is not a finite number"),
         (["--top-k", "1.5"], "--top-k: '1.5' is not a whole number"),
@@ -458,7 +514,7 @@ def test_help_lists_every_flag_by_group(capsys: pytest.CaptureFixture[str]) -> N
         parse_serve(["-h"], {})
     assert caught.value.code == 0
     text = capsys.readouterr().out
-    for group in ("model:", "context:", "cache:", "sampling:", "chat format:", "server:", "log:"):
+    for group in ("model:", "context:", "cache:", "disk cache:", "sampling:", "chat format:", "server:", "log:"):
         assert f"\n{group}\n" in text
     for flag in SERVE_FLAGS:
         assert all(name in text for name in flag.spellings())

@@ -21,6 +21,7 @@ LAYERS = {
     "chat": {"prompt", "errors"},
     "engine": {"cache", "prompt", "errors", "config", "native"},
     "server": {"chat", "engine", "cache", "prompt", "errors"},
+    "upkeep": {"cache", "errors"},
     "terminal": {"chat", "engine", "prompt", "errors"},
 }
 """What each part may import besides itself; `cli` and `__main__` may import everything."""

@@ -51,19 +51,19 @@ def ends_within(ends: Sequence[int], first: int, last: int | None = None) -> tup
     return tuple(ends[bisect.bisect_right(ends, first) : None if last is None else bisect.bisect_right(ends, last)])
 
 
-def choose_cuts(prompt: Prompt, ends: Sequence[int], start: int, min_step: int, branch: int = 0) -> list[int]:
+def choose_cuts(prompt: Prompt, ends: Sequence[int], start: int, min_step: int, also: Sequence[int] = ()) -> list[int]:
     """The batch ends after ``start`` that deserve a snapshot, ascending.
 
     These are the last ends at or before: the first boundary (the system and tools head), the two last boundaries (the
-    last message and the generation header), ``branch`` (where the prompt leaves another one: it will not be the last
-    to do so), and every ``min_step`` tokens of a stretch without any other cut (0 turns those off). A prompt without
-    boundaries gets its last full batch.
+    last message and the generation header), the positions in ``also`` (where the prompt leaves another one, since it
+    will not be the last to do so; what goes to disk), and every ``min_step`` tokens of a stretch without any other cut
+    (0 turns those off). A prompt without boundaries gets its last full batch.
     """
     inner = [end for end in ends if end < len(prompt)]
     if not inner:
         return []
     wanted = {prompt.boundaries[0], *prompt.boundaries[-2:]} if prompt.boundaries else {inner[-1]}
-    cuts = {last_end(inner, position) for position in (*wanted, branch)} - {0}
+    cuts = {last_end(inner, position) for position in (*wanted, *also)} - {0}
     if min_step > 0:
         last = start
         for end in inner:

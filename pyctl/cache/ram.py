@@ -57,6 +57,23 @@ class RamCache:
                 best = snapshot, shared
         return best
 
+    def get(self, prefix: Prefix) -> Snapshot | None:
+        """The snapshot of exactly ``prefix``."""
+        slot = self._by_prefix.get(prefix)
+        return slot.snapshot if slot is not None else None
+
+    def leaves(self) -> list[Snapshot]:
+        """The ends of all conversations: snapshots that no deeper one builds on, the last used first."""
+        snapshots = self.snapshots()
+        inner = {
+            shallow.prefix
+            for shallow in snapshots
+            for deep in snapshots
+            if shallow.n < deep.n and deep.reach.get(shallow.segment, 0) >= shallow.n
+        }
+        ends = [snapshot for snapshot in snapshots if snapshot.prefix not in inner]
+        return sorted(ends, key=lambda snapshot: snapshot.used, reverse=True)
+
     def touch(self, snapshot: Snapshot) -> None:
         """Count a hit; only the snapshot that was used, not its ancestors."""
         snapshot.hits += 1
@@ -106,7 +123,7 @@ class RamCache:
         return False
 
     def _publish(self, reservation: Reservation, snapshot: Snapshot, spared: Collection[Snapshot]) -> bool:
-        if not all(segment.alive for segment, _ in list(snapshot.reach.items())[1:]):
+        if any(segment.dropped for segment in snapshot.reach):
             raise ValueError("the snapshot builds on rows that were given up")
         slot = reservation.slot
         self._retain(snapshot.segment)
@@ -183,5 +200,5 @@ class RamCache:
                 return
             self.n_bytes -= segment.n_bytes
             # A live sequence may still point here; the memory must go now, when its bytes stop counting.
-            segment.rows = NOTHING
+            segment.rows, segment.dropped = NOTHING, True
             segment = segment.parent

@@ -41,7 +41,8 @@ class Miss:
 class Report:
     """One request's account. Counts are tokens, times are milliseconds.
 
-    ``n_prompt == n_cached + n_evaluated`` once the prefill has ended; ``n_saved`` counts snapshots taken.
+    ``n_prompt == n_cached + n_evaluated`` once the prefill has ended; ``n_saved`` counts snapshots taken. ``save_ms``
+    includes the wait for the batch that the device was still computing.
     """
 
     n_prompt: int

@@ -31,7 +31,7 @@ class Segment:
 
     The parent may reach past ``start``; its rows from there on belong to another branch. ``ends`` are the batch ends in
     (start, end] that a cold run would have, too. ``references`` counts snapshots and children; only the cache that
-    counts the bytes changes it. A model without rows of its own
+    counts the bytes changes it, and sets ``dropped`` when it gives the rows up. A model without rows of its own
     (whole-sequence states) has segments of zero bytes: they still hold the tokens.
     """
 
@@ -41,6 +41,7 @@ class Segment:
     parent: Segment | None
     ends: tuple[int, ...] = ()
     references: int = 0
+    dropped: bool = False
 
     @property
     def end(self) -> int:
@@ -80,6 +81,11 @@ class Snapshot:
     @property
     def n(self) -> int:
         return self.prefix.n
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the whole chain and the state, shared or not."""
+        return sum(segment.n_bytes for segment in self.reach) + int(self.state.nbytes)
 
     @cached_property
     def reach(self) -> dict[Segment, int]:

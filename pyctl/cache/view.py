@@ -10,6 +10,7 @@ import numpy as np
 from pyctl.cache.ram import RamCache
 from pyctl.cache.report import Totals
 from pyctl.cache.segment import Snapshot
+from pyctl.cache.tier import DiskTier, DiskView
 
 __all__ = ["CacheView", "SnapshotView", "view_of"]
 
@@ -47,10 +48,11 @@ class CacheView:
     n_evicted: int
     totals: Totals
     snapshots: tuple[SnapshotView, ...]
+    disk: DiskView | None = None
 
 
-def view_of(cache: RamCache, totals: Totals) -> CacheView:
-    """What ``cache`` holds now, shallow prefixes first. Called by the thread that owns it."""
+def view_of(cache: RamCache, totals: Totals, disk: DiskTier | None = None) -> CacheView:
+    """What is held now, in RAM shallow prefixes first. Called by the thread that owns the cache."""
     now = time.monotonic()
     views = []
     by_depth = sorted(cache.slots.occupied(), key=lambda slot: slot.snapshot.n if slot.snapshot else 0)
@@ -79,7 +81,15 @@ def view_of(cache: RamCache, totals: Totals) -> CacheView:
         known.append(snapshot)
     budget = -1 if cache.budget is None else cache.budget
     copied = Totals(**asdict(totals))
-    return CacheView(cache.slots.capacity, cache.n_bytes, budget, cache.n_evicted, copied, tuple(views))
+    return CacheView(
+        cache.slots.capacity,
+        cache.n_bytes,
+        budget,
+        cache.n_evicted,
+        copied,
+        tuple(views),
+        disk.view() if disk else None,
+    )
 
 
 def _tail(snapshot: Snapshot) -> tuple[int, ...]:

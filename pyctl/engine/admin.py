@@ -19,12 +19,16 @@ class CacheAdmin:
 
     def view(self) -> Future[CacheView]:
         """What the cache holds."""
-        return self._worker.call(lambda: view_of(self._engine.cache, self._engine.totals))
+        return self._worker.call(self._view)
+
+    def _view(self) -> CacheView:
+        keeper = self._engine.keeper
+        return view_of(keeper.cache, keeper.totals, keeper.disk)
 
     def pin(self, name: str, pinned: bool) -> Future[bool]:
         """Pin or unpin a snapshot by its id; False if there is none."""
-        return self._worker.call(lambda: self._engine.cache.pin(name, pinned))
+        return self._worker.call(lambda: self._engine.keeper.cache.pin(name, pinned))
 
     def clear(self) -> Future[int]:
         """Drop every snapshot that is not pinned; how many went. Live sequences stay."""
-        return self._worker.call(self._engine.cache.clear)
+        return self._worker.call(self._engine.keeper.cache.clear)

@@ -65,8 +65,8 @@ class Backend(Protocol):
     def state_size(self, seq: int) -> int:
         """Bytes of the state block at the end of ``seq``; 0 for kind ``attention``."""
 
-    def expect(self, sizes: Sequence[int]) -> None:
-        """Blocks of ``sizes`` bytes will be saved soon; the backend may get the memory ready meanwhile."""
+    def idle(self) -> None:
+        """Nothing runs: the time to get ready what the next snapshots will need."""
 
     def save_rows(self, seq: int, first: int, last: int) -> Block:
         """Rows [first, last) of ``seq``; empty for kind ``whole``."""

@@ -11,42 +11,24 @@ import logging
 import time
 from collections import deque
 from collections.abc import Generator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-from pyctl.cache.compare import Comparison
-from pyctl.cache.plan import MIN_BATCH, batch_ends, choose_cuts, ends_within, last_common_end, last_end
+from pyctl.cache.plan import batch_ends
 from pyctl.cache.ram import RamCache
-from pyctl.cache.recent import RecentPrompts
-from pyctl.cache.report import Miss, Report, Totals
-from pyctl.cache.segment import Segment, Snapshot
+from pyctl.cache.report import Report
+from pyctl.cache.tier import DiskTier
 from pyctl.engine.backend import Backend, TopTokens
+from pyctl.engine.keeper import EngineOptions, Keeper
 from pyctl.engine.live import LiveSeq
-from pyctl.engine.request import Done, Failed, Piece, Progress, Request, StopType, Timings
-from pyctl.engine.restore import Candidate, candidates, restore
+from pyctl.engine.request import Done, Failed, Piece, Progress, StopType, Timings
 from pyctl.engine.stream import TextStream
 from pyctl.engine.ticket import Ticket
-from pyctl.errors import EngineError, PyctlError, StateError
-from pyctl.prompt import Prompt, as_tokens
+from pyctl.errors import EngineError, PyctlError
 
 __all__ = ["Engine", "EngineOptions"]
 
 log = logging.getLogger(__name__)
-
-PARK_MIN = 64
-"""Fewer new tokens than this are not worth a snapshot when a live sequence is given away."""
-
-
-@dataclass(frozen=True)
-class EngineOptions:
-    """``min_batch``: see plan.MIN_BATCH. ``min_step``: tokens between the sparse cuts of a long stretch, 0 for none.
-
-    ``exact``: reuse nothing that a cold run would not have computed the same way, generated text included.
-    """
-
-    min_batch: int = MIN_BATCH
-    min_step: int = 8192
-    exact: bool = False
 
 
 class NextToken(NamedTuple):
@@ -69,21 +51,20 @@ class Job:
     seq: LiveSeq | None = None
     steps: Steps | None = None
     wants: NextToken | None = None
+    first_token: float = 0.0
 
 
 class Engine:
-    """Serves jobs on the sequences of one backend, restoring from and saving to ``cache``.
+    """Serves jobs on the sequences of one backend, restoring from and saving to ``cache`` and ``disk``.
 
     Not thread-safe; `Worker` runs it on a thread of its own.
     """
 
-    def __init__(self, backend: Backend, cache: RamCache, options: EngineOptions) -> None:
+    def __init__(self, backend: Backend, cache: RamCache, options: EngineOptions, disk: DiskTier | None = None) -> None:
         self.backend = backend
-        self.cache = cache
         self.options = options
+        self.keeper = Keeper(backend, cache, options, disk)
         self.seqs = [LiveSeq(i, backend.n_ctx) for i in range(backend.n_seqs)]
-        self.recent = RecentPrompts()
-        self.totals = Totals()
         self.queue: deque[Job] = deque()
         self.running: list[Job] = []
         self._count = 0
@@ -118,6 +99,10 @@ class Engine:
             self._decode(decoding)
         return bool(self.running or self.queue)
 
+    def idle(self) -> None:
+        """Nothing is left to do for now."""
+        self.keeper.backend.idle()
+
     def close(self, reason: PyctlError) -> None:
         """End all jobs with ``reason``."""
         for job in [*self.running, *self.queue]:
@@ -125,6 +110,7 @@ class Engine:
                 self._end(job)
             job.ticket.put(Failed(reason))
         self.queue.clear()
+        self.keeper.close()
 
     def _admit(self) -> None:
         while self.queue:
@@ -182,8 +168,7 @@ class Engine:
     def _forget(self, seq: LiveSeq | None) -> None:
         """After a failure nobody knows what the sequence holds."""
         if seq is not None:
-            self.backend.clear(seq.id)
-            seq.reset(as_tokens([]))
+            self.keeper.forget(seq)
 
     # -- one request -------------------------------------------------------------------------------------------------
 
@@ -195,12 +180,7 @@ class Engine:
         report = Report(n_prompt=len(prompt))
         ends = batch_ends(prompt, self.backend.n_ubatch, self.options.min_batch)
 
-        known = Comparison(tokens)
-        used, branch = self._restore(request, known, seq, ends, report)
-        cuts: list[int] = []
-        if request.cache_prompt:
-            cuts = choose_cuts(prompt, ends, seq.n, self.options.min_step, branch)
-            self._expect(seq, cuts)
+        turn = self.keeper.restore(request, seq, ends, report)
         if request.return_progress:
             ticket.put(self._progress(seq, report, started))
         prefill_began, save_before = time.perf_counter(), report.save_ms
@@ -210,9 +190,8 @@ class Engine:
             self.backend.evaluate(seq.id, tokens[seq.n : end], seq.n)
             # The very end of a prompt is a batch end of longer prompts only if it fills its batch.
             seq.append(tokens[seq.n : end], exact=end < len(prompt) or end - previous == self.backend.n_ubatch)
-            if end in cuts:
-                self._save(seq, known, used, report)
-                self._expect(seq, cuts)
+            if end in turn.cuts:
+                self.keeper.save(seq, turn, report)
             if request.return_progress:
                 ticket.put(self._progress(seq, report, started))
             if end < len(prompt):
@@ -220,9 +199,10 @@ class Engine:
         report.n_evaluated = len(prompt) - report.n_cached
         report.prefill_ms = (time.perf_counter() - prefill_began) * 1e3 - (report.save_ms - save_before)
 
-        first_token = time.perf_counter()
+        self.keeper.persist(turn)
         n_predicted, stop_type, stopping_word = yield from self._generate(job, seq)
         finished = time.perf_counter()
+        first_token = job.first_token or finished
         timings = Timings(
             cache_n=report.n_cached,
             prompt_n=report.n_evaluated,
@@ -232,7 +212,7 @@ class Engine:
             queue_ms=(started - job.submitted) * 1e3,
             first_token_ms=(first_token - job.submitted) * 1e3,
         )
-        self.totals.add(report, n_predicted)
+        self.keeper.totals.add(report, n_predicted)
         ticket.put(Done(stop_type, stopping_word, timings, report, seq.id))
 
     def _progress(self, seq: LiveSeq, report: Report, started: float) -> Progress:
@@ -256,6 +236,8 @@ class Engine:
         try:
             while True:
                 token = sampler.sample(index)
+                if n_predicted == 0:  # only now has the device done what it was given
+                    job.first_token = time.perf_counter()
                 n_predicted += 1
                 if backend.is_end(token):
                     stop_type = "eos"
@@ -284,111 +266,3 @@ class Engine:
         if rest or pending:
             ticket.put(Piece(rest, tuple(pending), tuple(probs)))
         return n_predicted, stop_type, text.stopping_word
-
-    # -- the cache ---------------------------------------------------------------------------------------------------
-
-    def _restore(
-        self, request: Request, known: Comparison, seq: LiveSeq, ends: list[int], report: Report
-    ) -> tuple[tuple[Snapshot, ...], int]:
-        """Bring ``seq`` to the deepest restorable position.
-
-        Returns the snapshot that was used, if any, and the position at which the prompt leaves the nearest recent one.
-        What fails to restore falls back to the next way; what cannot be restored at all leaves an empty sequence.
-        """
-        prompt, exact = request.prompt, self.options.exact
-        began = time.perf_counter()
-        found: list[Candidate] = []
-        shared = seq.shared(prompt.tokens)
-        near: Prompt | None = None
-        reach = 0
-        if request.cache_prompt:
-            found = candidates(known, ends, seq, self.cache, self.backend, exact=exact)
-            near, reach = self.recent.nearest(prompt.tokens)
-            self.recent.add(prompt)
-        report.lookup_ms = (time.perf_counter() - began) * 1e3
-        if seq.cached and (shared < seq.n_prompt or not request.cache_prompt):
-            self._park(seq, tuple(c.snapshot for c in found if c.snapshot is not None), report)
-        seq.cached = request.cache_prompt
-
-        began = time.perf_counter()
-        used: tuple[Snapshot, ...] = ()
-        for candidate in found:
-            if candidate.snapshot is not None and not candidate.snapshot.segment.alive:
-                continue  # dropped by an attempt before this one
-            if candidate.keep > seq.n:  # an attempt before this one failed and left the sequence empty
-                if candidate.snapshot is None:
-                    continue
-                candidate = replace(candidate, source="ram", keep=0)
-            if restore(candidate, prompt, ends, seq, self.backend):
-                report.source, report.n_cached = candidate.source, candidate.n
-                if candidate.snapshot is not None:
-                    self.cache.touch(candidate.snapshot)
-                    used = (candidate.snapshot,)
-                break
-            self.totals.failed_restores += 1
-            if candidate.snapshot is not None:
-                self.cache.drop(candidate.snapshot)
-        else:
-            self._forget(seq)
-        report.restore_ms = (time.perf_counter() - began) * 1e3
-        # Between here and the branch point the rows may be in the cache, only without a state to resume from.
-        seq.n_known = reach if last_end(ends, reach) > seq.n else 0
-        if near is not None and reach < near.end and last_end(ends, reach) > report.n_cached:
-            report.miss = Miss.at(reach, report.n_cached, near.tokens, prompt.tokens)
-        return used, reach
-
-    def _park(self, seq: LiveSeq, spared: tuple[Snapshot, ...], report: Report) -> None:
-        """Keep the end of a live sequence before another conversation takes it."""
-        _, covered = seq.saved()
-        exact = seq.n_exact == seq.n
-        if seq.n - covered >= PARK_MIN and (exact or not self.options.exact):
-            self._save(seq, Comparison(seq.tokens), spared, report)
-
-    def _expect(self, seq: LiveSeq, cuts: list[int]) -> None:
-        """Tell the backend which blocks the next cut will need, and one state more for what comes after it."""
-        if not self.cache.enabled:
-            return
-        state = self.backend.state_size(seq.id)
-        upcoming = next((cut for cut in cuts if cut > seq.n), None)
-        rows = [] if upcoming is None else [self.backend.rows_size(seq.saved()[1], upcoming), state]
-        self.backend.expect([*rows, state])
-
-    def _saved(self, seq: LiveSeq, known: Comparison) -> tuple[Segment | None, int]:
-        """The deepest segment that holds rows of ``seq``, and how many: its own, or those of a snapshot beside it."""
-        segment, covered = seq.saved()
-        if covered < seq.n_known:
-            other, shared = self.cache.overlap(known)
-            common = last_common_end(seq.ends, other.ends, min(shared, seq.n)) if other is not None else 0
-            if other is not None and common > covered:
-                seq.keep(other.segment_at(common), common)
-                return seq.saved()
-        return segment, covered
-
-    def _save(self, seq: LiveSeq, known: Comparison, spared: tuple[Snapshot, ...], report: Report) -> None:
-        """Take a snapshot at the end of ``seq``: the rows since the last one, and the state.
-
-        ``known`` begins with the tokens of ``seq``.
-        """
-        began = time.perf_counter()
-        backend = self.backend
-        parent, covered = self._saved(seq, known)
-        prefix = known.prefix(seq.n)
-        n_bytes = backend.rows_size(covered, seq.n) + backend.state_size(seq.id)
-        reservation = self.cache.prepare(prefix, n_bytes, spared)
-        if reservation is None:
-            return
-        try:
-            with reservation:
-                segment = parent
-                if segment is None or covered < seq.n:
-                    rows = backend.save_rows(seq.id, covered, seq.n)
-                    segment = Segment(
-                        covered, as_tokens(seq.tokens[covered:]), rows, parent, ends_within(seq.ends, covered)
-                    )
-                snapshot = Snapshot(prefix, segment, backend.save_state(seq.id, seq.n), exact=seq.n_exact == seq.n)
-                if reservation.confirm(snapshot):
-                    seq.keep(segment, seq.n)
-                    report.n_saved += 1
-        except (StateError, MemoryError) as error:
-            log.warning("no snapshot at %d: %s", seq.n, error)
-        report.save_ms += (time.perf_counter() - began) * 1e3

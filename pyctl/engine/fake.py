@@ -111,7 +111,7 @@ class FakeBackend:
         whole = len(self._seqs[seq].rows) * ROW if self.kind == "whole" else 0
         return 0 if self.kind == "attention" else HEADER.size + ROW + whole
 
-    def expect(self, sizes: Sequence[int]) -> None:
+    def idle(self) -> None:
         pass
 
     def save_rows(self, seq: int, first: int, last: int) -> Block:

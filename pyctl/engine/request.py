@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
+from pyctl.cache.policy import DiskPolicy
 from pyctl.cache.report import Report, Source
 from pyctl.engine.sampling import Sampling
 from pyctl.prompt import Prompt
@@ -18,8 +19,9 @@ StopType: TypeAlias = Literal["eos", "word", "limit"]
 class Request:
     """What to generate after ``prompt``.
 
-    ``max_tokens`` -1 means until the context is full, 0 means prefill only. ``stop`` are strings that end the
-    reply and are not part of it. ``n_probs`` asks for that many most likely tokens beside each sampled one.
+    ``max_tokens`` -1 means until the context is full, 0 means prefill only. ``stop`` are strings that end the reply and
+    are not part of it. ``n_probs`` asks for that many most likely tokens beside each sampled one. ``disk_policy``
+    replaces the server's for this prompt.
     """
 
     prompt: Prompt
@@ -28,6 +30,7 @@ class Request:
     stop: tuple[str, ...] = ()
     n_probs: int = 0
     cache_prompt: bool = True
+    disk_policy: DiskPolicy | None = None
     return_progress: bool = False
 
 

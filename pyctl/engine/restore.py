@@ -16,7 +16,7 @@ from pyctl.engine.live import LiveSeq
 from pyctl.errors import StateError
 from pyctl.prompt import Prompt
 
-__all__ = ["Candidate", "candidates", "restore"]
+__all__ = ["Candidate", "candidates", "from_snapshot", "restore"]
 
 log = logging.getLogger(__name__)
 
@@ -54,14 +54,27 @@ def candidates(
         found.append(Candidate("live", n, n))
 
     for snapshot in cache.lookup(prompt, limit):
-        if exact and last_end(ends, snapshot.n) != snapshot.n:
-            continue  # a boundary of another prompt; this one would not stop there
-        keep = 0 if backend.kind == "whole" else min(same, snapshot.n)
-        found.append(Candidate("live" if keep == snapshot.n else "ram", snapshot.n, keep, snapshot))
+        candidate = from_snapshot("ram", snapshot, ends, same, backend, exact=exact)
+        if candidate is not None:
+            found.append(candidate)
     if backend.kind == "attention":
         found += _inside(prompt, ends, same, cache, exact=exact)
     found.sort(key=lambda candidate: (candidate.n, candidate.keep), reverse=True)
     return [candidate for candidate in found if candidate.n > 0]
+
+
+def from_snapshot(
+    source: Source, snapshot: Snapshot, ends: Sequence[int], same: int, backend: Backend, *, exact: bool
+) -> Candidate | None:
+    """How to resume a prompt at the end of ``snapshot``, which it begins with; None if that were not exact.
+
+    The live sequence holds the first ``same`` tokens as a cold run would, a batch end of both.
+    """
+    n = snapshot.n
+    if exact and (not snapshot.exact or last_end(ends, n) != n):
+        return None  # generated text, or a boundary of another prompt at which this one would not stop
+    keep = 0 if backend.kind == "whole" else last_end(ends, min(same, n))
+    return Candidate("live" if keep == n else source, n, keep, snapshot)
 
 
 def _inside(prompt: Comparison, ends: Sequence[int], same: int, cache: RamCache, *, exact: bool) -> Iterator[Candidate]:

@@ -62,4 +62,5 @@ def _tree(service: Service, view: CacheView) -> dict[str, Any]:
         "bytes": {"resident": view.n_bytes, "budget": view.budget},
         "totals": msgspec.to_builtins(view.totals),
         "prefixes": roots,
+        "disk": msgspec.to_builtins(view.disk),
     }

@@ -108,4 +108,12 @@ async def props(service: Service, request: Request) -> Response:
             "resident_bytes": view.n_bytes,
             "lifetime_hits": sum(view.totals.hits.values()),
         }
+        disk = view.disk
+        body["full_cache"] = {
+            "enabled": disk is not None and disk.policy != "off",
+            "in_use": disk.in_use if disk else 0,
+            "disk_bytes": disk.n_bytes if disk else 0,
+            "lifetime_hits": disk.hits if disk else 0,
+            "disk_policy": disk.policy if disk else "off",
+        }
     return JsonResponse(body)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from pyctl.cache.policy import DiskPolicy
 from pyctl.engine.request import Request
 from pyctl.errors import NotSupportedError, RequestError
 from pyctl.prompt import Prompt
@@ -61,6 +62,7 @@ def engine_request(fields: Fields, prompt: Prompt, service: Service, n_probs: in
         stop=tuple(word for word in fields.strings("stop") or () if word),
         n_probs=n_probs,
         cache_prompt=fields.boolean("cache_prompt", settings.cache_prompt),
+        disk_policy=DiskPolicy.of_request(fields.get("prefix_cache"), settings.disk_policy),
         return_progress=stream,  # the first report of progress is what a stream's headers wait for
     )
 

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from pyctl.cache.policy import DiskPolicy
 from pyctl.cache.view import CacheView
 from pyctl.chat.format import ChatFormat
 from pyctl.chat.tokenizer import Tokenizer
@@ -55,7 +56,8 @@ class Settings:
     """``n_predict`` -1 means until the context is full; no ``api_keys`` means that everybody may ask.
 
     ``reasoning_format`` is auto, deepseek, deepseek-legacy or none. ``ping_seconds`` is the silence after which a
-    stream sends a comment, -1 for never. ``cache`` is what /cache and /props show, None for nothing.
+    stream sends a comment, -1 for never. ``cache`` is what /cache and /props show, None for nothing, ``disk_policy``
+    what goes to disk.
     """
 
     sampling: Sampling = field(default_factory=Sampling)
@@ -65,6 +67,7 @@ class Settings:
     api_keys: tuple[str, ...] = ()
     ping_seconds: int = 30
     cache: CacheLike | None = None
+    disk_policy: DiskPolicy = field(default_factory=lambda: DiskPolicy("off"))
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def test_a_growing_conversation_evaluates_only_what_is_new(kind: str) -> None:
         assert report.n_cached == boundary, f"turn {turn} must resume at the last generation header"
         assert report.n_cached + report.n_evaluated == report.n_prompt == len(prompt)
         boundary = len(prompt) - 4
-        check_invariants(engine.cache)
+        check_invariants(engine.keeper.cache)
 
 
 def test_generated_text_is_reused_unless_exact() -> None:
@@ -71,7 +71,7 @@ def test_alternating_conversations_on_one_head(kind: str) -> None:
             assert reply.tokens == cold(FakeBackend(kind), prompt).tokens
             new = 4 + 40 if turn or conversation > 10 else len(prompt)
             assert reply.done.report.n_evaluated == new, (turn, conversation)
-    check_invariants(engine.cache)
+    check_invariants(engine.keeper.cache)
 
 
 def test_a_rewind_moves_no_rows_and_an_extension_only_what_is_missing() -> None:
@@ -104,7 +104,7 @@ def test_a_snapshot_that_cannot_be_restored_is_a_miss(kind: str, fail: int) -> N
     assert reply.error is None
     backend.fail_loads = 0
     assert ask(engine, second).tokens == cold(FakeBackend(kind), second).tokens
-    check_invariants(engine.cache)
+    check_invariants(engine.keeper.cache)
 
 
 @pytest.mark.parametrize("step", range(1, 14))
@@ -122,7 +122,7 @@ def test_a_cancelled_prefill_is_continued_by_the_retry(step: int) -> None:
         # One batch at most is evaluated again: the live sequence was parked where it stood.
         done = min(step, 11) * 64 - 64
         assert backend.n_evaluated - before <= max(len(prompt) - done + 64, 4 + 8 + 64)
-        check_invariants(engine.cache)
+        check_invariants(engine.keeper.cache)
 
 
 def test_an_evaluation_that_fails_ends_the_request_and_nothing_else() -> None:
@@ -136,7 +136,7 @@ def test_an_evaluation_that_fails_ends_the_request_and_nothing_else() -> None:
     assert str(reply.error) == "boom"
     backend.evaluate = original
     assert ask(engine, good).tokens == expected
-    check_invariants(engine.cache)
+    check_invariants(engine.keeper.cache)
 
 
 def test_side_requests_do_not_push_the_conversation_out() -> None:
@@ -187,7 +187,7 @@ def test_two_sequences_decode_side_by_side() -> None:
         assert len(engine.running) <= 2
     for prompt, ticket in zip(prompts, tickets, strict=True):
         assert collect(ticket).tokens == cold(FakeBackend(), prompt, 20).tokens
-    check_invariants(engine.cache)
+    check_invariants(engine.keeper.cache)
 
 
 def test_closing_ends_every_request() -> None:

@@ -90,14 +90,14 @@ class Conversations(RuleBasedStateMachine):
         self.backend.fail_loads = count
 
     @rule(data=st.data(), pinned=st.booleans())
-    @precondition(lambda self: self.engine.cache.snapshots())
+    @precondition(lambda self: self.engine.keeper.cache.snapshots())
     def pin(self, data: st.DataObject, pinned: bool) -> None:
-        occupied = self.engine.cache.slots.occupied()
+        occupied = self.engine.keeper.cache.slots.occupied()
         data.draw(st.sampled_from(occupied)).pinned = pinned and sum(slot.pinned for slot in occupied) < 1
 
     @rule()
     def clear(self) -> None:
-        self.engine.cache.clear()
+        self.engine.keeper.cache.clear()
 
     def check(self, conversation: list[Message]) -> None:
         prompt = render(conversation)
@@ -120,7 +120,7 @@ class Conversations(RuleBasedStateMachine):
         """What a plain search over everything that is stored says can be restored."""
         ends = batch_ends(prompt, N_UBATCH)
         best = 0
-        for snapshot in self.engine.cache.snapshots():
+        for snapshot in self.engine.keeper.cache.snapshots():
             stored = tokens_of(snapshot)
             n = common_prefix(stored, prompt.tokens)
             if n == snapshot.n < len(prompt) and (not self.exact or n in ends):
@@ -133,9 +133,9 @@ class Conversations(RuleBasedStateMachine):
     @invariant()
     def holds(self) -> None:
         if hasattr(self, "engine"):
-            check_invariants(self.engine.cache)
+            check_invariants(self.engine.keeper.cache)
             assert not self.engine.running
-            assert not any(slot.reserved for slot in self.engine.cache.slots.places)
+            assert not any(slot.reserved for slot in self.engine.keeper.cache.slots.places)
             for seq in self.engine.seqs:
                 held = self.backend._seqs[seq.id]
                 assert len(held.rows) == seq.n

@@ -43,6 +43,7 @@ class LlamaBackend:
         self._end_tokens = self.tokenizer.end_tokens()
         self.evaluate(0, as_tokens([max(self.tokenizer.bos, 0)]), 0)
         self._memory = KVState(ctypes.cast(ctx, ctypes.c_void_p).value or 0, 0)
+        self._spare_size = self._memory.state_size(0) if self.kind == "hybrid" else 0
         self.clear(0)
 
     @property
@@ -118,8 +119,8 @@ class LlamaBackend:
     def state_size(self, seq: int) -> int:
         return self._memory.state_size(seq)
 
-    def expect(self, sizes: Sequence[int]) -> None:
-        self._blocks.expect([size for size in sizes if size])
+    def idle(self) -> None:
+        self._blocks.spare(self._spare_size)
 
     def save_rows(self, seq: int, first: int, last: int) -> Block:
         if self.kind == "whole":
@@ -152,7 +153,6 @@ class LlamaBackend:
         return self._memory.ordered(seq)
 
     def close(self) -> None:
-        self._blocks.close()
         if self._ctx is not None:
             api.llama_free(self._ctx)
             api.llama_model_free(self._model)

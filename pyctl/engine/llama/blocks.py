@@ -1,10 +1,6 @@
-"""Memory for saved rows and states. Pinned memory takes a device's driver long to make, so it is made ahead."""
+"""Memory for saved rows and states: pinned where a device offers that, and used again, since pinning takes long."""
 
 from __future__ import annotations
-
-from collections import defaultdict, deque
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
@@ -13,39 +9,29 @@ from pyctl.native import HostBuffer
 
 __all__ = ["Blocks"]
 
+KEPT_BYTES = 2**30
+"""Released pinned memory that is held for the next snapshots, beside the cache's budget."""
+
+SPARES = 2
+"""States that a turn of a conversation saves: at its last message and at the generation header."""
+
 
 class Blocks:
-    """Hands out blocks; `expect` makes those that will be wanted on a thread of its own while the device computes.
+    """Hands out blocks. What nobody uses any more is kept and used again.
 
-    Without a device that pins memory, nothing is made ahead: plain memory is there at once.
+    Pinning beside a running device would hold up its kernels, so `spare` does it while nothing runs.
     """
 
     def __init__(self) -> None:
         self.pinned = HostBuffer(1).pinned
-        self._maker = ThreadPoolExecutor(1, thread_name_prefix="pyctl-blocks")
-        self._made: dict[int, deque[Future[HostBuffer]]] = defaultdict(deque)
-
-    def expect(self, sizes: Sequence[int]) -> None:
-        """Begin to make blocks of ``sizes`` bytes, in this order; give up what was expected before and not taken."""
-        if not self.pinned:
-            return
-        spare, self._made = self._made, defaultdict(deque)
-        for size in sizes:
-            if spare[size]:
-                self._made[size].append(spare[size].popleft())
-            else:
-                self._made[size].append(self._maker.submit(HostBuffer, size))
-        for futures in spare.values():
-            for future in futures:
-                future.cancel()
+        HostBuffer.keep(KEPT_BYTES)
 
     def take(self, size: int) -> Block:
         """A block of ``size`` bytes, uninitialised; MemoryError when there is no memory."""
-        made = self._made.get(size)
-        buffer = made.popleft().result() if made else HostBuffer(size)
-        return np.frombuffer(memoryview(buffer), np.uint8)
+        return np.frombuffer(memoryview(HostBuffer(size)), np.uint8)
 
-    def close(self) -> None:
-        """Give up what nobody took."""
-        self._maker.shutdown(wait=True, cancel_futures=True)
-        self._made.clear()
+    def spare(self, size: int) -> None:
+        """Pin memory for the states of the next turn, ``size`` bytes each, unless enough is kept."""
+        if self.pinned and size and HostBuffer.kept() < SPARES * size <= KEPT_BYTES:
+            # Released at once, all of them are kept.
+            _ = [HostBuffer(size) for _ in range(SPARES)]

@@ -1,0 +1,109 @@
+"""What each codec of the disk cache saves and costs, per kind of part, on one thread.
+
+python bench/codec.py              # made-up values with a scale per channel, and blocks of the tiny models
+python bench/codec.py --keep       # also writes results/codec.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+
+import numpy as np
+from common import median_seconds, show
+
+from pyctl.cache.disk.codec import CHUNK, Codec, Coding, choose, chunks, decode, encode, phase_of_blocks
+from pyctl.cache.segment import Block
+from pyctl.config import ModelSettings
+from pyctl.engine.llama import load
+from pyctl.models import TINY_DENSE, TINY_HYBRID, write_model
+from pyctl.prompt import as_tokens
+
+REPEAT = 3
+N_ROWS, WIDTH = 4096, 1024
+
+
+def values() -> np.ndarray:
+    """Gaussian rows with a log-normal scale per channel, as keys and values look after their projections."""
+    random = np.random.default_rng(0)
+    return random.standard_normal((N_ROWS, WIDTH)) * random.lognormal(0, 0.7, WIDTH)
+
+
+def as_q8_0(rows: np.ndarray) -> np.ndarray:
+    """ggml's q8_0: blocks of 32 values, each an f16 scale and 32 signed bytes."""
+    blocks = rows.reshape(-1, 32)
+    scales = (np.abs(blocks).max(axis=1, keepdims=True) / 127).astype(np.float16)
+    quants = np.round(blocks / scales.astype(np.float64)).clip(-127, 127).astype(np.int8)
+    return np.concatenate([scales.view(np.uint8), quants.view(np.uint8)], axis=1)
+
+
+def made_up() -> dict[str, Block]:
+    rows = values()
+    prompt = np.random.default_rng(1).zipf(1.2, 100_000) % 250_000
+    quants = as_q8_0(rows).reshape(-1).view(np.uint8)
+    return {
+        "f16 rows": rows.astype(np.float16).reshape(-1).view(np.uint8),
+        "q8_0 rows": np.concatenate([np.zeros(64, np.uint8), quants]),
+        "f32 state": rows.astype(np.float32).reshape(-1).view(np.uint8),
+        "random bytes": np.random.default_rng(2).integers(0, 256, 8 << 20, dtype=np.uint8),
+        "tokens": prompt.astype("<i4").view(np.uint8),
+    }
+
+
+def from_models() -> dict[str, Block]:
+    found = {}
+    with tempfile.TemporaryDirectory() as directory:
+        for shape, kind in ((TINY_DENSE, "f16"), (TINY_DENSE, "q8_0"), (TINY_HYBRID, "f16")):
+            path = f"{directory}/{shape.name}.gguf"
+            write_model(path, shape)
+            backend = load(ModelSettings(path=path, n_ctx=4096, type_k=kind, type_v=kind)).backend
+            tokens = as_tokens(np.random.default_rng(0).integers(0, 200, 3072))
+            for start in range(0, tokens.size, backend.n_ubatch):
+                backend.evaluate(0, tokens[start : start + backend.n_ubatch], start)
+            found[f"{shape.name}, {kind} rows"] = np.array(backend.save_rows(0, 0, tokens.size))
+            if backend.kind == "hybrid":
+                found[f"{shape.name}, state"] = np.array(backend.save_state(0, tokens.size))
+            backend.close()
+    return found
+
+
+def measure(name: str, part: Block, coding: Coding, chosen: Coding) -> list[object]:
+    ranges = list(chunks(part.size, CHUNK))
+    out = np.empty_like(part)
+    stored = [encode(coding, part[first:last]) for first, last in ranges]
+
+    def code() -> None:
+        for first, last in ranges:
+            encode(coding, part[first:last])
+
+    def back() -> None:
+        for data, (first, last) in zip(stored, ranges, strict=True):
+            decode(coding, data, out[first:last])
+
+    share = sum(len(data) for data in stored) / part.size
+    speeds = ["-" if coding.codec == Codec.RAW and f is code else f"{rate(part, f):.2f}" for f in (code, back)]
+    assert np.array_equal(out, part)
+    mark = "chosen" if coding.codec == chosen.codec else ""
+    return [name, f"{part.size / 1e6:,.1f}", coding.codec.name.lower(), f"{share:.1%}", *speeds, mark]
+
+
+def rate(part: Block, function: object) -> float:
+    return part.size / median_seconds(function, REPEAT) / 1e9
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--keep", action="store_true", help="write results/codec.md")
+    arguments = parser.parse_args()
+    rows = []
+    for name, part in {**made_up(), **from_models()}.items():
+        chosen = choose(part)
+        for codec in Codec:
+            phase = phase_of_blocks(part) if codec == Codec.BLOCKS34 else 0
+            rows.append(measure(name, part, Coding(codec, phase), chosen))
+    columns = ["part", "MB", "codec", "stored", "encode GB/s", "decode GB/s", ""]
+    show("Codecs of the disk cache, one thread", columns, rows, keep="codec" if arguments.keep else "")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""The disk tier: what writing costs the client, how fast it reads, how much it writes, what a restart saves.
+
+    python bench/disk.py                               # a dense shape with 16 KiB of rows per token
+    python bench/disk.py -m model.gguf --tokens 8192 32768
+
+Four tables. `delay` compares turns with the tier on and off in one process, in turn. `read` compares DiskStore.read
+with a plain read of the same files, both from the page cache. `written` compares the files of each turn with its new
+rows and state. `restart` compares the first token after a restart with a cold one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from common import median_seconds, show
+from ttft import ask, prompt_of
+
+from pyctl.cache.compare import Comparison
+from pyctl.cache.disk.store import DiskStore
+from pyctl.cache.policy import DiskPolicy
+from pyctl.cache.ram import RamCache
+from pyctl.cache.tier import DiskTier
+from pyctl.config import ModelSettings
+from pyctl.engine.engine import Engine, EngineOptions
+from pyctl.engine.llama import Loaded, load
+from pyctl.models import TINY_DENSE, write_model
+
+MIB = 2**20
+
+
+@contextmanager
+def engine_on(loaded: Loaded, directory: Path | None) -> Iterator[Engine]:
+    """A fresh engine with an empty RAM cache, and with a tier on ``directory`` if there is one."""
+    tier = None
+    if directory is not None:
+        store = DiskStore(directory, loaded.info.fingerprint, None)
+        tier = DiskTier(store, DiskPolicy("full"), min_tokens=512, cold_max=10240)
+    loaded.backend.clear(0)
+    engine = Engine(loaded.backend, RamCache(64, None), EngineOptions(), tier)
+    try:
+        yield engine
+    finally:
+        engine.keeper.close()
+
+
+def delay(loaded: Loaded, n: int, turns: int) -> list[list[object]]:
+    """First token and whole turn with the tier on, against off, medians over turns of conversations in alternation."""
+    times: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+    for conversation in range(4):
+        for on in (False, True) if conversation % 2 else (True, False):
+            with tempfile.TemporaryDirectory() as name, engine_on(loaded, Path(name) if on else None) as engine:
+                ask(engine, prompt_of([conversation], n))
+                for turn in range(turns):
+                    seeds = [conversation, *range(100, 101 + turn)]
+                    began = time.perf_counter()
+                    done = ask(engine, prompt_of(seeds, n), n_predict=32)
+                    times[on].append((done.timings.first_token_ms, (time.perf_counter() - began) * 1e3))
+    rows: list[list[object]] = []
+    for i, what in enumerate(("first token ms", "turn ms")):
+        on, off = (statistics.median(pair[i] for pair in times[state]) for state in (True, False))
+        rows.append([n, what, f"{off:.1f}", f"{on:.1f}", f"{on / off:.3f}"])
+    return rows
+
+
+def read(loaded: Loaded, n: int) -> list[object]:
+    """GB/s of reading a snapshot back, verified and decoded, against reading its files."""
+    with tempfile.TemporaryDirectory() as name:
+        with engine_on(loaded, Path(name)) as engine:
+            ask(engine, prompt_of([1], n))
+        prompt = prompt_of([1], n)
+        store = DiskStore(Path(name), loaded.info.fingerprint, None)
+        position = max(store.lengths())
+        prefix = Comparison(prompt.tokens).prefix(position)
+        snapshot = store.read(prefix, prompt.tokens)
+        assert snapshot is not None
+        files = [path for path in Path(name).rglob("*") if path.suffix in (".rows", ".state")]
+        stored, raw = sum(path.stat().st_size for path in files), snapshot.n_bytes
+        plain = stored / median_seconds(lambda: [path.read_bytes() for path in files], 5) / 1e9
+        # The store hands out segments again that are still in use: let go of them first.
+        del snapshot
+        seconds = median_seconds(lambda: store.read(prefix, prompt.tokens) is not None, 5)
+        store.close()
+        ours = stored / seconds / 1e9
+        decoded = f"{raw / seconds / 1e9:.2f}"
+        return [
+            n,
+            f"{raw / MIB:,.1f}",
+            f"{stored / MIB:,.1f}",
+            f"{plain:.2f}",
+            f"{ours:.2f}",
+            f"{ours / plain:.0%}",
+            decoded,
+        ]
+
+
+def written(loaded: Loaded, n: int) -> list[list[object]]:
+    """Bytes written in each turn against its new rows and one state, before compression."""
+    rows: list[list[object]] = []
+    with tempfile.TemporaryDirectory() as name, engine_on(loaded, Path(name)) as engine:
+        before_bytes, before = 0, 0
+        for turn in range(4):
+            prompt = prompt_of([1, *range(100, 100 + turn)], n)
+            ask(engine, prompt)
+            assert engine.keeper.disk is not None
+            engine.keeper.disk.flush(60)
+            total = sum(path.stat().st_size for path in Path(name).rglob("*") if path.suffix in (".rows", ".state"))
+            backend = loaded.backend
+            theory = backend.rows_size(before, prompt.end) + backend.state_size(0)
+            rows.append(
+                [
+                    n,
+                    turn + 1,
+                    prompt.end - before,
+                    total - before_bytes,
+                    theory,
+                    f"{(total - before_bytes) / theory:.3f}",
+                ]
+            )
+            before_bytes, before = total, prompt.end
+    return rows
+
+
+def restart(loaded: Loaded, n: int) -> list[object]:
+    """Milliseconds to the first token of the next turn, cold and after a restart."""
+    with tempfile.TemporaryDirectory() as name:
+        with engine_on(loaded, Path(name)) as engine:
+            ask(engine, prompt_of([1], n))
+        with engine_on(loaded, None) as engine:
+            cold = ask(engine, prompt_of([1, 2], n))
+        with engine_on(loaded, Path(name)) as engine:
+            warm = ask(engine, prompt_of([1, 2], n))
+    report, first = warm.report, warm.timings.first_token_ms
+    ratio = f"{cold.timings.first_token_ms / first:.1f}x"
+    return [
+        n,
+        report.source,
+        report.n_cached,
+        report.n_evaluated,
+        f"{report.restore_ms:.1f}",
+        f"{first:.1f}",
+        f"{cold.timings.first_token_ms:.1f}",
+        ratio,
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-m", "--model")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[4096, 8192])
+    parser.add_argument("--turns", type=int, default=8)
+    parser.add_argument("--keep", action="store_true", help="write results/disk-*.md")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        path = arguments.model or f"{name}/wide-dense.gguf"
+        if not arguments.model:
+            write_model(
+                path, replace(TINY_DENSE, name="wide-dense", num_heads=8, num_kv_heads=8, head_size=128, rope_size=128)
+            )
+        loaded = load(ModelSettings(path=path, n_ctx=max(arguments.tokens) + 4096))
+        sizes = arguments.tokens
+        tables = {
+            "delay": (
+                "Turns with the disk tier off and on",
+                ["tokens", "what", "off", "on", "on / off"],
+                [row for n in sizes for row in delay(loaded, n, arguments.turns)],
+            ),
+            "read": (
+                "Reading a snapshot from disk",
+                ["tokens", "raw MiB", "files MiB", "plain read GB/s", "files GB/s", "share", "decoded GB/s"],
+                [read(loaded, n) for n in sizes],
+            ),
+            "written": (
+                "Bytes written per turn",
+                ["tokens", "turn", "new tokens", "written", "new rows + state", "ratio"],
+                [row for n in sizes for row in written(loaded, n)],
+            ),
+            "restart": (
+                "First token after a restart",
+                ["tokens", "source", "cached", "evaluated", "restore ms", "first token ms", "cold ms", "sooner"],
+                [restart(loaded, n) for n in sizes],
+            ),
+        }
+        loaded.backend.close()
+    for key, (title, columns, rows) in tables.items():
+        show(title, columns, rows, keep=f"disk-{key}" if arguments.keep else "")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""Which prefixes of a prompt are worth persisting: ``off``, ``full``, ``auto[:N]`` or a fixed number of tokens.
+
+Compares tokens and counts messages; knows nothing of what is stored, of files or of the model.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from pyctl.errors import RequestError
+from pyctl.prompt import Prompt, common_prefix
+
+__all__ = ["MAX_COUNT", "DiskPolicy", "Kind", "Nearest", "Recent", "Selection"]
+
+Kind: TypeAlias = Literal["off", "full", "auto", "fixed"]
+
+MAX_COUNT = 1_000_000
+"""The largest window, in prompts, and the largest fixed prefix, in tokens."""
+
+PAST_START = 2
+"""Prefixes to persist of one prompt, past the place where it was restored."""
+
+SCOPE_TEXT = "prefix_cache.scope must be off, full, auto, auto:<window>, or a positive token count"
+WINDOW_TEXT = "prefix_cache.window must be a positive integer"
+
+_WORDS: Mapping[str, Kind] = {
+    "off": "off",
+    "none": "off",
+    "disabled": "off",
+    "full": "full",
+    "full-prefix": "full",
+    "auto": "auto",
+}
+
+
+@dataclass(frozen=True)
+class Recent:
+    """A prompt of late. It left the one nearest to it ``left`` boundaries before that one's end; 0 is unknown."""
+
+    prompt: Prompt
+    left: int = 0
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """The prompt of late that shares the most with a new one: ``common`` tokens, ``safe`` aligned to a boundary.
+
+    ``left`` is how many boundaries before its end the new one leaves it, 0 where it has none to count.
+    """
+
+    recent: Recent
+    common: int
+    safe: int
+    left: int
+
+    @classmethod
+    def find(cls, prompt: Prompt, recent: Iterable[Recent]) -> Nearest | None:
+        """The nearest to ``prompt`` of ``recent``, the first of equals; None if nothing is shared."""
+        best: Recent | None = None
+        common = 0
+        for other in recent:
+            if (n := common_prefix(other.prompt.tokens, prompt.tokens)) > common:
+                best, common = other, n
+        if best is None:
+            return None
+        safe = _floor(prompt, common)
+        boundaries = best.prompt.boundaries
+        left = len(boundaries) - bisect.bisect_left(boundaries, safe) if boundaries else int(common == len(best.prompt))
+        return cls(best, common, safe, left)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What a policy chose for one prompt, in tokens from its start.
+
+    ``selected`` is the scope, 0 for none, and ``safe`` the same before the least length counts. ``positions`` are the
+    prefixes to persist, ascending; at most two are past the restored position. Those at or before it cost no evaluation
+    but can only be had if the snapshot is still in memory.
+    """
+
+    safe: int = 0
+    selected: int = 0
+    positions: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class DiskPolicy:
+    """Chooses prefixes to persist. ``window`` counts prompts (``auto``), ``tokens`` is the length of ``fixed``.
+
+    * ``off``: none.
+    * ``full``: the deepest boundary, where the next turn of a conversation resumes. Past ``cold_max`` tokens also the
+      deepest boundary within them, so that a long prompt leaves something to those that share only its beginning.
+    * ``auto``: the scope is the longest prefix shared with one of the newest ``window`` prompts, aligned down to a
+      boundary. It is persisted, but alone it would leave two holes. Prompts differ at ever shallower places, each a
+      miss until the shallowest has been seen: so the first boundary, the system and tools head, is persisted as soon
+      as it is shared. And what a conversation shares with its last turn is one turn old: so the prompt is expected to
+      be left as many boundaries before its end as it left the nearest one, or as that one had left its own, and the
+      deeper of these places is persisted. For a conversation that is the generation header; for a reminder or a tool
+      result that is replaced in each turn, the place before it; for a dynamic tail, the scope itself. If all three are
+      still to be evaluated, the scope waits for another request.
+    * ``fixed``: the first ``tokens`` tokens of every longer prompt, wherever messages begin.
+
+    A prompt without boundaries is cut at any token, and its end stands for its last boundary.
+    """
+
+    kind: Kind
+    window: int = 30
+    tokens: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> DiskPolicy:
+        """From ``off|none|disabled|full|full-prefix|auto|auto:N|N``, any case; RequestError for anything else."""
+        name, colon, window = text.lower().partition(":")
+        if not colon and name in _WORDS:
+            return cls(_WORDS[name])
+        if colon and name == "auto" and (n := _count(window)):
+            return cls("auto", n)
+        if not colon and (n := _count(name)):
+            return cls("fixed", tokens=n)
+        raise RequestError(SCOPE_TEXT)
+
+    @classmethod
+    def of_request(cls, value: object, default: DiskPolicy) -> DiskPolicy:
+        """The policy of a request whose field ``prefix_cache`` is ``value``; None, or what it leaves open, is default.
+
+        A window changes ``auto`` only. RequestError if a value is not of the allowed form.
+        """
+        if value is None:
+            return default
+        if not isinstance(value, Mapping):
+            raise RequestError("prefix_cache must be an object with scope, window or both")
+        scope, window = value.get("scope"), value.get("window")
+        policy = default
+        if isinstance(scope, str) or type(scope) is int:
+            policy = cls.parse(str(scope))
+        elif scope is not None:
+            raise RequestError(SCOPE_TEXT)
+        if window is None:
+            return policy
+        if type(window) is not int or not 0 < window <= MAX_COUNT:
+            raise RequestError(WINDOW_TEXT)
+        return policy.with_window(window)
+
+    def with_window(self, n: int) -> DiskPolicy:
+        """The same, comparing with the newest ``n`` prompts; only ``auto`` compares."""
+        return replace(self, window=n) if self.kind == "auto" else self
+
+    @property
+    def name(self) -> str:
+        """How it is shown: ``off``, ``full``, ``auto:N`` or ``fixed:N``."""
+        return {"auto": f"auto:{self.window}", "fixed": f"fixed:{self.tokens}"}.get(self.kind, self.kind)
+
+    def select(
+        self, prompt: Prompt, recent: Sequence[Recent], *, min_tokens: int, cold_max: int, start: int = 0
+    ) -> Selection:
+        """What of ``prompt`` to persist, after the prompts ``recent``, newest first.
+
+        Nothing shorter than ``min_tokens``; ``start`` is where it was restored. ``cold_max`` is for ``full`` alone.
+        """
+        if self.kind == "fixed":
+            safe = self.tokens if len(prompt) > self.tokens else 0
+            wanted = {safe}
+        elif self.kind == "full":
+            safe = prompt.end
+            wanted = {safe, _floor(prompt, cold_max) if prompt.boundaries else safe}
+        elif self.kind == "auto":
+            nearest = Nearest.find(prompt, recent[: self.window])
+            safe = nearest.safe if nearest else 0
+            wanted = _expected(prompt, nearest) if nearest and safe else set()
+        else:
+            return Selection()
+        least = max(min_tokens, 1)
+        positions = sorted(n for n in wanted if n >= least)
+        ahead = [n for n in positions if n > start]
+        if len(ahead) > PAST_START:
+            positions.remove(ahead[1])
+        return Selection(safe, safe if safe >= least else 0, tuple(positions))
+
+
+def _count(text: str) -> int:
+    """The number in [1, MAX_COUNT] that ``text`` is, or 0."""
+    n = int(text) if re.fullmatch("[0-9]{1,9}", text) else 0
+    return n if n <= MAX_COUNT else 0
+
+
+def _floor(prompt: Prompt, n: int) -> int:
+    """The deepest boundary at or before ``n``, or 0; ``n`` itself if there are no boundaries."""
+    if not prompt.boundaries:
+        return n
+    at = bisect.bisect_right(prompt.boundaries, n)
+    return prompt.boundaries[at - 1] if at else 0
+
+
+def _expected(prompt: Prompt, nearest: Nearest) -> set[int]:
+    """Where the prompts to come may leave ``prompt``: the head, the scope, and what the last ones did."""
+    stops = prompt.boundaries or (len(prompt),)
+    places = {stops[-left] for left in (nearest.left, nearest.recent.left) if 0 < left <= len(stops)}
+    head = prompt.boundaries[0] if prompt.boundaries else nearest.safe
+    return {head, nearest.safe, max({nearest.safe, *places})}

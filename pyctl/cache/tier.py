@@ -1,0 +1,149 @@
+"""The disk as the engine sees it: what it holds for a prompt, what of a prompt belongs there, and the way there."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+
+from pyctl.cache.behind import WriteBehind
+from pyctl.cache.compare import Comparison
+from pyctl.cache.disk.store import DiskStore
+from pyctl.cache.policy import DiskPolicy
+from pyctl.cache.recent_log import RecentLog
+from pyctl.cache.segment import Snapshot
+from pyctl.prompt import Prompt
+
+__all__ = ["DiskTier", "DiskView"]
+
+log = logging.getLogger(__name__)
+
+RECENT_NAME = "recent"
+FLUSH_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class DiskView:
+    """Sums of the tier: lengths at which something is stored, bytes of the directory, its budget (-1: none), restores
+    that came from it, bytes written by this process, files found damaged."""
+
+    policy: str
+    in_use: int
+    n_bytes: int
+    budget: int
+    hits: int
+    written: int
+    damaged: int
+
+
+class DiskTier:
+    """Reads from and writes behind to ``store``; ``policy`` is what a request gets that names none.
+
+    The engine's thread calls everything; writing and recovery have threads of their own, and a lock keeps the recent
+    prompts between the two.
+    """
+
+    def __init__(self, store: DiskStore, policy: DiskPolicy, *, min_tokens: int, cold_max: int) -> None:
+        self.store = store
+        self.policy = policy
+        self._min_tokens, self._cold_max = min_tokens, cold_max
+        self._recent_path = store.directory / store.fingerprint / RECENT_NAME
+        self._recent = RecentLog()
+        self._recent.load(self._recent_path)
+        self._recent_lock = threading.Lock()
+        self._behind = WriteBehind(_Writer(self))
+        self.n_hits = 0
+        # Start-up never waits for a large directory; what is not adopted yet is a miss until it is.
+        self._recovery = threading.Thread(target=self._recover, name="pyctl-disk-recovery", daemon=True)
+        self._recovery.start()
+
+    def find(self, prompt: Comparison, above: int, limit: int) -> Snapshot | None:
+        """The deepest stored snapshot of ``prompt`` with ``above`` < n <= ``limit`` that reads back whole."""
+        for n in sorted(self.store.lengths(), reverse=True):
+            if not above < n <= limit:
+                continue
+            prefix = prompt.prefix(n)
+            if self.store.contains(prefix):
+                snapshot = self.store.read(prefix, prompt.tokens)
+                if snapshot is not None:
+                    self.n_hits += 1
+                    self._behind.later(partial(self.store.touch, prefix))
+                    return snapshot
+        return None
+
+    def select(self, prompt: Prompt, start: int, policy: DiskPolicy | None = None) -> tuple[int, ...]:
+        """The prefix lengths of ``prompt`` past ``start`` that belong on disk; remembers the prompt for the next."""
+        policy = policy or self.policy
+        if policy.kind == "off":
+            return ()
+        recent = self._recent.newest_first()
+        chosen = policy.select(prompt, recent, min_tokens=self._min_tokens, cold_max=self._cold_max, start=start)
+        with self._recent_lock:
+            self._recent.add(prompt)
+        if policy.kind == "auto":
+            log.info(
+                "[disk-cache] auto scope: window=%d recent=%d safe=%d selected=%d",
+                policy.window,
+                min(policy.window, len(recent)),
+                chosen.safe,
+                chosen.selected,
+            )
+        return chosen.positions
+
+    def offer(self, snapshots: Iterable[Snapshot]) -> None:
+        """Write ``snapshots`` behind, unless they are there."""
+        for snapshot in snapshots:
+            if snapshot.n >= self._min_tokens and not self.store.contains(snapshot.prefix):
+                self._behind.offer(snapshot)
+
+    def flush(self, timeout: float) -> bool:
+        """Wait until what was offered is written, ``timeout`` seconds at most; False if something is left."""
+        return self._behind.flush(timeout)
+
+    def view(self) -> DiskView:
+        """What the tier holds and did."""
+        return DiskView(
+            self.policy.name,
+            len(self.store.lengths()),
+            self.store.n_bytes,
+            self.store.budget or -1,
+            self.n_hits,
+            self._behind.n_bytes,
+            self.store.damaged,
+        )
+
+    def close(self, timeout: float = FLUSH_SECONDS) -> None:
+        """Write what is waiting, ``timeout`` seconds at most, and close the store."""
+        if not self._behind.close(timeout):
+            log.warning("the prefix cache could not be written completely within %.0f s", timeout)
+        self.save_recent()
+        self._recovery.join(timeout=1.0)
+        self.store.close()
+
+    def save_recent(self) -> None:
+        """Write the list of recent prompts, so that a restart compares with them."""
+        try:
+            with self._recent_lock:
+                self._recent.save(self._recent_path)
+        except OSError as error:
+            log.warning("the list of recent prompts could not be written: %s", error)
+
+    def _recover(self) -> None:
+        try:
+            self.store.recover()
+        except OSError as error:
+            log.warning("the prefix cache on disk could not be looked through: %s", error)
+
+
+class _Writer:
+    """Writes a snapshot and, since a process may be killed, the prompts that led to it."""
+
+    def __init__(self, tier: DiskTier) -> None:
+        self._tier = tier
+
+    def write(self, snapshot: Snapshot) -> int:
+        n_bytes = self._tier.store.write(snapshot)
+        self._tier.save_recent()
+        return n_bytes

@@ -1,0 +1,37 @@
+"""Stores in a temporary directory, closed when a test ends."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pyctl.cache.disk.store import DiskStore
+
+
+@pytest.fixture(autouse=True, scope="package")
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """Processes die in these tests, not machines. Child processes do wait."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture
+def open_store(tmp_path: Path) -> Iterator[Callable[..., DiskStore]]:
+    """open_store(fingerprint="model", budget=None, directory=..., **options)."""
+    opened: list[DiskStore] = []
+
+    def get(
+        fingerprint: str = "model", budget: int | None = None, directory: Path | None = None, **options: int | None
+    ) -> DiskStore:
+        options = {"min_tokens": 1, **options}
+        store = DiskStore(directory or tmp_path / "cache", fingerprint, budget, **options)  # type: ignore[arg-type]
+        opened.append(store)
+        return store
+
+    yield get
+    for store in opened:
+        store.close()

@@ -1,0 +1,94 @@
+"""Snapshots with known bytes, and comparing what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from pyctl.cache.compare import Comparison
+from pyctl.cache.disk.store import DiskStore
+from pyctl.cache.prefix import Prefix
+from pyctl.cache.segment import NOTHING, Block, Segment, Snapshot
+from pyctl.prompt import Tokens, as_tokens
+
+ROW = 48
+"""Bytes of rows per token."""
+
+
+def rows_for(tokens: Tokens, start: int) -> Block:
+    """Rows that only these tokens at these positions have."""
+    values = np.repeat(tokens.astype(np.int64) * 7919 + np.arange(start, start + tokens.size) * 104_729, ROW)
+    return (values + np.arange(values.size)).astype(np.uint8)
+
+
+def segment(
+    tokens: Sequence[int], parent: Segment | None = None, start: int | None = None, rows: bool = True
+) -> Segment:
+    """The next segment after ``parent``, or from ``start`` on; an end in its middle and at its end."""
+    ids = as_tokens(tokens)
+    if start is None:
+        start = parent.end if parent else 0
+    ends = tuple(sorted({start + max(1, ids.size // 2), start + ids.size}))
+    return Segment(start, ids, rows_for(ids, start) if rows else NOTHING, parent, ends)
+
+
+def tokens_of(snapshot: Snapshot) -> Tokens:
+    parts = [link.tokens[: last - link.start] for link, last in snapshot.reach.items()]
+    return as_tokens(np.concatenate(parts[::-1]))
+
+
+def snapshot(at: Segment, n: int | None = None, exact: bool = True, state: int | None = 500) -> Snapshot:
+    """A snapshot at the end of ``at``, or within it; ``state`` bytes."""
+    n = at.end if n is None else n
+    probe = Snapshot(Prefix(b"", n), at, NOTHING)
+    prefix = Comparison(tokens_of(probe)).prefix(n)
+    blob = np.random.default_rng(n).integers(0, 256, state, dtype=np.uint8) if state else NOTHING
+    return Snapshot(prefix, at, blob, exact)
+
+
+def conversation(seed: int, turns: int = 3, step: int = 20, parent: Segment | None = None) -> list[Snapshot]:
+    """A snapshot after each turn."""
+    random = np.random.default_rng(seed)
+    found = []
+    for _ in range(turns):
+        parent = segment(random.integers(0, 1000, step).tolist(), parent)
+        found.append(snapshot(parent))
+    return found
+
+
+def flat(given: Snapshot) -> list[tuple[object, ...]]:
+    return [
+        (link.start, last, link.tokens.tolist(), link.ends, link.rows.tobytes()) for link, last in given.reach.items()
+    ]
+
+
+def check_equal(found: Snapshot | None, expected: Snapshot) -> None:
+    assert found is not None
+    assert found.prefix == expected.prefix
+    assert found.state.tobytes() == expected.state.tobytes()
+    assert found.exact == expected.exact
+    assert flat(found) == flat(expected)
+    assert found.ends == expected.ends
+
+
+def check_read(store: DiskStore, expected: Snapshot) -> None:
+    assert store.contains(expected.prefix)
+    assert expected.n in store.lengths()
+    check_equal(store.read(expected.prefix, as_tokens([*tokens_of(expected), 5, 6])), expected)
+
+
+def on_disk(directory: Path) -> list[Path]:
+    """Every file of every fingerprint."""
+    return sorted(path for home in directory.iterdir() if home.is_dir() for path in home.iterdir())
+
+
+def check_directory(store: DiskStore) -> None:
+    """Index and files agree, nothing is left over, and the budget holds."""
+    report = store.verify()
+    assert report.sound, report
+    assert not report.foreign
+    files = on_disk(store.directory)
+    assert sum(path.stat().st_size for path in files) == store.n_bytes == report.n_bytes
+    assert store.budget is None or store.n_bytes <= store.budget

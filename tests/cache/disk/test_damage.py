@@ -1,0 +1,362 @@
+"""Whatever happens to the files or the index is a counted miss, never a wrong snapshot."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sqlite3
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pyctl.cache.disk.files import read_header
+from pyctl.cache.disk.format import header_size
+from pyctl.cache.disk.names import INDEX
+from pyctl.cache.disk.store import DiskStore
+from pyctl.cache.segment import Snapshot
+from tests.cache.disk.making import check_directory, check_read, conversation, on_disk, tokens_of
+
+Opener = Callable[..., DiskStore]
+
+
+@pytest.fixture
+def made() -> list[Snapshot]:
+    return conversation(3)
+
+
+@pytest.fixture
+def store(open_store: Opener, made: list[Snapshot]) -> DiskStore:
+    store = open_store()
+    for each in made:
+        store.write(each)
+    return store
+
+
+def file_of(store: DiskStore, start: str, suffix: str) -> Path:
+    (path,) = (path for path in on_disk(store.directory) if path.name.startswith(start) and path.suffix == suffix)
+    return path
+
+
+def check_lost(store: DiskStore, made: list[Snapshot], lost: list[bool]) -> None:
+    """Deepest first, as a lookup would: those in ``lost`` miss, the others come back; damage counts once."""
+    assert store.damaged == 0
+    for each, gone in reversed(list(zip(made, lost, strict=True))):
+        if gone:
+            assert store.read(each.prefix, tokens_of(each)) is None
+            assert not store.contains(each.prefix)
+        else:
+            check_read(store, each)
+    assert store.damaged == 1
+    check_directory(store)
+    for each in made:
+        store.write(each)
+        check_read(store, each)
+    check_directory(store)
+
+
+def positions(path: Path) -> Iterator[int]:
+    """A byte of every class: prelude, fields, names, part table, header checksum, each part, tail."""
+    header = read_header(path)
+    yield from (0, 8, 10, 11, 12, 16, 24, 32, 40, 50, 70, 85, 95)
+    size = header_size(header)
+    yield from range(100, size - 8, 7)
+    yield from (size - 8, size - 1)
+    yield from header.offsets[:-1]
+    yield path.stat().st_size - 1
+
+
+@pytest.mark.parametrize("suffix", [".rows", ".state"])
+@pytest.mark.parametrize("mask", [1, 0x80, 0xFF])
+def test_flipped_bytes(store: DiskStore, made: list[Snapshot], suffix: str, mask: int) -> None:
+    last = made[-1]
+    path = file_of(store, "40-60" if suffix == ".rows" else "60", suffix)
+    whole = path.read_bytes()
+    for n, at in enumerate(positions(path), 1):
+        broken = bytearray(whole)
+        broken[at] ^= mask
+        path.write_bytes(broken)
+        assert store.read(last.prefix, tokens_of(last)) is None, f"byte {at}"
+        assert store.damaged == n
+        assert not path.exists()
+        assert store.write(last) > 0
+    check_read(store, last)
+    check_directory(store)
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def cut_header(path: Path) -> None:
+    os.truncate(path, 60)
+
+
+def grow(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"\0")
+
+
+def fill_with_zeros(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def zero_tail(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2] + bytes(len(data) - len(data) // 2))
+
+
+def make_directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def dangle(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("nowhere")
+
+
+HARM = [truncate, empty, cut_header, grow, fill_with_zeros, zero_tail, make_directory, remove, dangle]
+
+
+@pytest.mark.parametrize("harm", HARM)
+@pytest.mark.parametrize(
+    ("start", "suffix", "lost"),
+    [
+        ("60", ".state", [False, False, True]),
+        ("40-60", ".rows", [False, False, True]),
+        ("20-40", ".rows", [False, True, True]),
+        ("0-20", ".rows", [True, True, True]),
+    ],
+)
+def test_harm(
+    store: DiskStore, made: list[Snapshot], harm: Callable[[Path], None], start: str, suffix: str, lost: list[bool]
+) -> None:
+    harm(file_of(store, start, suffix))
+    check_lost(store, made, lost)
+
+
+@pytest.mark.parametrize("harm", [*HARM, None])
+def test_recovery_finds_what_shows_without_reading_all(
+    store: DiskStore, made: list[Snapshot], harm: Callable[[Path], None] | None
+) -> None:
+    if harm is not None:
+        harm(file_of(store, "20-40", ".rows"))
+    store.recover()
+    if harm is zero_tail:
+        check_lost(store, made, [False, True, True])
+        return
+    assert store.lengths() == ({20, 40, 60} if harm is None else {20})
+    assert store.damaged == 0
+    check_directory(store)
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_verify_reports_and_fixes(store: DiskStore, harm: Callable[[Path], None]) -> None:
+    assert store.verify().sound
+    harm(file_of(store, "20-40", ".rows"))
+    before = on_disk(store.directory)
+    assert not store.verify().sound
+    assert on_disk(store.directory) == before
+    store.verify(fix=True)
+    check_directory(store)
+    assert store.lengths() == {20}
+
+
+@pytest.mark.parametrize("suffix", [".rows", ".state"])
+def test_swapped_files(store: DiskStore, made: list[Snapshot], suffix: str) -> None:
+    one = file_of(store, "20-40" if suffix == ".rows" else "40", suffix)
+    two = file_of(store, "40-60" if suffix == ".rows" else "60", suffix)
+    temp = one.with_name("temp")
+    one.rename(temp)
+    two.rename(one)
+    temp.rename(two)
+    for each in reversed(made[1:]):
+        assert store.read(each.prefix, tokens_of(each)) is None
+    assert store.damaged == 2
+    check_read(store, made[0])
+    check_directory(store)
+
+
+def test_files_of_another_model_under_our_name(open_store: Opener, made: list[Snapshot]) -> None:
+    theirs, ours = open_store("theirs"), open_store("ours")
+    for each in made:
+        ours.write(each)
+        theirs.write(each)
+    (path,) = (ours.directory / "ours").glob("60-*.state")
+    shutil.copy(ours.directory / "theirs" / path.name, path)
+    check_lost(ours, made, [False, False, True])
+
+
+def test_foreign_files_stay_and_do_not_count(store: DiskStore, made: list[Snapshot]) -> None:
+    home = store.directory / "model"
+    names = ["README", "5-abc.state", "1-2.rows", ".x.tmp", "0-20-" + "0" * 32 + ".rows"]
+    for name in names:
+        (home / name).write_bytes(b"x" * 99)
+    (store.directory / "note").write_bytes(b"x")
+    before = store.n_bytes
+    report = store.recover()
+    assert len(report.foreign) == len(names)
+    assert store.n_bytes == before
+    assert all((home / name).exists() for name in names)
+    check_read(store, made[-1])
+
+
+def test_garbage_under_a_good_name_is_removed(store: DiskStore) -> None:
+    path = store.directory / "model" / f"99-{'0' * 32}.state"
+    path.write_bytes(os.urandom(5000))
+    assert store.recover().broken == [f"model/{path.name}"]
+    assert not path.exists()
+    check_directory(store)
+
+
+def test_temp_files_go_with_their_process(store: DiskStore) -> None:
+    child = subprocess.Popen(["true"])
+    child.wait()
+    home = store.directory / "model"
+    dead, alive, old = (
+        home / f".{pid}-{'0' * 15}{i}.tmp" for i, pid in enumerate((child.pid, os.getpid(), os.getpid()))
+    )
+    for path in (dead, alive, old):
+        path.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    report = store.recover()
+    assert sorted(report.temps) == sorted(f"model/{path.name}" for path in (dead, old))
+    assert [path.exists() for path in (dead, alive, old)] == [False, True, False]
+
+
+def garbage(path: Path) -> None:
+    for suffix in ("-wal", "-shm"):
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
+    path.write_bytes(os.urandom(10_000))
+
+
+def half(path: Path) -> None:
+    os.truncate(path, 5000)
+
+
+def other_schema(path: Path) -> None:
+    path.unlink()
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE files(x)")
+    connection.execute("PRAGMA user_version = 77")
+    connection.close()
+
+
+@pytest.mark.parametrize("harm", [remove, garbage, empty, half, other_schema])
+@pytest.mark.parametrize("running", [False, True])
+def test_lost_index_is_rebuilt(
+    open_store: Opener, made: list[Snapshot], harm: Callable[[Path], None], running: bool
+) -> None:
+    store = open_store()
+    for each in made:
+        store.write(each)
+    if not running:
+        store.close()
+    harm(store.directory / INDEX)
+    if not running:
+        store = open_store()
+    for each in made:
+        found = store.read(each.prefix, tokens_of(each))
+        assert found is None or tokens_of(found).tolist() == tokens_of(each).tolist()
+    assert store.damaged == 0
+    store.recover()
+    for each in made:
+        check_read(store, each)
+    check_directory(store)
+
+
+def test_write_rebuilds_a_lost_index(store: DiskStore, made: list[Snapshot]) -> None:
+    (store.directory / INDEX).unlink()
+    following = conversation(3, turns=4)
+    assert store.write(following[-1]) > 0
+    for each in following:
+        check_read(store, each)
+    check_directory(store)
+
+
+def test_stale_index(store: DiskStore, made: list[Snapshot], open_store: Opener) -> None:
+    store.close()
+    home = store.directory / "model"
+    (path,) = home.glob("20-40-*")
+    path.unlink()
+    store = open_store()
+    assert store.write(made[-1]) == 0, "its own state is there"
+    report = store.recover()
+    assert report.missing == [f"model/{path.name}"]
+    assert store.lengths() == {20}
+    check_directory(store)
+    assert store.write(made[-1]) > 0
+    check_read(store, made[-1])
+
+
+def test_a_write_replaces_rows_that_vanished(store: DiskStore, made: list[Snapshot]) -> None:
+    (path,) = (store.directory / "model").glob("20-40-*")
+    path.unlink()
+    following = conversation(3, turns=4)[-1]
+    assert store.write(following) > 0
+    check_read(store, following)
+    check_directory(store)
+
+
+@pytest.mark.parametrize("call", ["pwrite", "fsync", "replace"])
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_full_disk(
+    open_store: Opener, made: list[Snapshot], monkeypatch: pytest.MonkeyPatch, call: str, after: int
+) -> None:
+    store = open_store()
+    store.write(made[0])
+    before = on_disk(store.directory)
+    real, left = getattr(os, call), [after]
+
+    def full(*args: object) -> object:
+        if left[0] == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        left[0] -= 1
+        return real(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, full)
+        with pytest.raises(OSError, match="No space"):
+            store.write(made[2])
+    assert on_disk(store.directory) == before
+    check_read(store, made[0])
+    check_directory(store)
+    assert store.write(made[2]) > 0
+    check_directory(store)
+
+
+def test_small_disk(open_store: Opener, tmp_path: Path) -> None:
+    mount = tmp_path / "small"
+    mount.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", mount], capture_output=True).returncode:
+        pytest.skip("mounting a tmpfs is not allowed here")
+    try:
+        store = open_store(directory=mount)
+        kept: list[Snapshot] = []
+
+        def fill() -> None:
+            for seed in range(200):
+                made = conversation(seed, turns=1, step=100)[0]
+                store.write(made)
+                kept.append(made)
+
+        with pytest.raises(OSError, match=r"space|full|disk"):
+            fill()
+        assert len(kept) > 3
+        assert not [path for path in on_disk(mount) if path.suffix == ".tmp"]
+        for made in kept:
+            check_read(store, made)
+        check_directory(store)
+        store.close()
+    finally:
+        subprocess.run(["umount", "-l", mount], check=True)

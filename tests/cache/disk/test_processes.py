@@ -1,0 +1,157 @@
+"""Real processes: killed in the middle of writing, and several on one directory."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pyctl.cache.disk.store import DiskStore
+from pyctl.cache.segment import Snapshot
+from tests.cache.disk.making import check_directory, check_read, conversation, on_disk, tokens_of
+
+Opener = Callable[..., DiskStore]
+
+BUDGET = 60_000
+N_CONVERSATIONS = 12
+ROUNDS = int(os.environ.get("PYCTL_KILL_ROUNDS", "20"))
+"""More for a stress test."""
+
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def all_snapshots(first: int = 0) -> list[Snapshot]:
+    return [made for seed in range(first, first + N_CONVERSATIONS) for made in conversation(seed, turns=4, step=40)]
+
+
+def write_for_ever(directory: str, seed: int, ready: object) -> None:
+    """Write all of it in turn, removing some, until killed."""
+    store = DiskStore(Path(directory), "model", BUDGET, min_tokens=1)
+    store.recover()
+    choice = random.Random(seed)
+    made = all_snapshots()
+    ready.set()  # type: ignore[attr-defined]
+    while True:
+        for each in choice.sample(made, len(made)):
+            store.write(each)
+            store.touch(each.prefix)
+            if choice.random() < 0.1:
+                store.remove(each.prefix.name)
+
+
+def write_once(directory: str, first: int, damaged: object) -> None:
+    store = DiskStore(Path(directory), "model", BUDGET, min_tokens=1)
+    store.recover()
+    for each in all_snapshots(first):
+        store.write(each)
+        found = store.read(each.prefix, tokens_of(each))
+        assert found is None or found.state.tobytes() == each.state.tobytes()
+        assert store.n_bytes <= BUDGET
+    damaged.value += store.damaged  # type: ignore[attr-defined]
+    store.close()
+
+
+def check_all(store: DiskStore) -> int:
+    """Whatever is in the index reads back equal; how much that is."""
+    there = [each for each in all_snapshots() if store.contains(each.prefix)]
+    for each in there:
+        check_read(store, each)
+    assert store.damaged == 0
+    check_directory(store)
+    return len(there)
+
+
+def test_killed_while_writing(tmp_path: Path) -> None:
+    choice = random.Random(0)
+    kept = []
+    for number in range(ROUNDS):
+        child = start(tmp_path / "cache", number)
+        time.sleep(choice.uniform(0.0, 0.15))
+        kill(child)
+        kept.append(reopen(tmp_path / "cache"))
+    assert max(kept) > 5
+
+
+def start(directory: Path, seed: int) -> multiprocessing.process.BaseProcess:
+    ready = SPAWN.Event()
+    child = SPAWN.Process(target=write_for_ever, args=(str(directory), seed, ready), daemon=True)
+    child.start()
+    assert ready.wait(30)
+    return child
+
+
+def kill(child: multiprocessing.process.BaseProcess) -> None:
+    assert child.pid is not None
+    child.kill()
+    child.join(30)
+    assert child.exitcode == -signal.SIGKILL
+    child.close()
+
+
+def reopen(directory: Path) -> int:
+    """What a new process finds: no temp files, nothing wrong, within the budget; returns how many snapshots."""
+    store = DiskStore(directory, "model", BUDGET, min_tokens=1)
+    try:
+        store.recover()
+        assert not [path for path in on_disk(directory) if path.suffix == ".tmp"]
+        return check_all(store)
+    finally:
+        store.close()
+
+
+def test_two_processes_write_at_once(open_store: Opener, tmp_path: Path) -> None:
+    directory = tmp_path / "cache"
+    damaged = SPAWN.Value("i", 0)
+    children = [SPAWN.Process(target=write_once, args=(str(directory), first, damaged)) for first in (0, 0, 6)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(60)
+        assert child.exitcode == 0
+        child.close()
+    assert damaged.value == 0
+    store = open_store(directory=directory, budget=BUDGET)
+    assert store.recover().sound
+    assert check_all(store) > 0
+
+
+def test_reads_while_recovering_and_writing(open_store: Opener) -> None:
+    made = all_snapshots()
+    store = open_store(budget=BUDGET)
+    errors: list[BaseException] = []
+
+    def guarded(work: Callable[[], object]) -> threading.Thread:
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        return thread
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)
+    try:
+        threads = [
+            guarded(lambda: [store.write(each) for each in made]),
+            guarded(lambda: [store.recover() for _ in range(20)]),
+            guarded(lambda: [store.touch(each.prefix) for each in made]),
+        ]
+        while any(thread.is_alive() for thread in threads):
+            for each in made:
+                found = store.read(each.prefix, tokens_of(each))
+                assert found is None or found.state.tobytes() == each.state.tobytes()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not errors
+    assert check_all(store) > 0

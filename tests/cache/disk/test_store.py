@@ -1,0 +1,295 @@
+"""What is written comes back equal, shares what it can, and goes when the budget says so."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyctl.cache.disk.store import DiskStore
+from pyctl.cache.segment import Segment, Snapshot
+from pyctl.prompt import as_tokens
+from tests.cache.disk.making import (
+    check_directory,
+    check_equal,
+    check_read,
+    conversation,
+    on_disk,
+    segment,
+    snapshot,
+    tokens_of,
+)
+
+Opener = Callable[..., DiskStore]
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> list[Snapshot]:
+    """Snapshots on branching chains: clipped parents, positions within segments, states without new rows."""
+    rows = draw(st.booleans())
+    segments: list[Segment] = []
+    found: dict[object, Snapshot] = {}
+    for _ in range(draw(st.integers(1, 6))):
+        tokens = draw(st.lists(st.integers(0, 3), min_size=1, max_size=9))
+        parent = draw(st.sampled_from(segments)) if segments and draw(st.booleans()) else None
+        start = draw(st.integers(parent.start + 1, parent.end)) if parent else 0
+        segments.append(segment(tokens, parent, start, rows))
+        for _ in range(draw(st.integers(1, 2))):
+            n = draw(st.integers(start + 1, segments[-1].end))
+            made = snapshot(segments[-1], n, draw(st.booleans()), draw(st.sampled_from([0, 40])))
+            found.setdefault(made.prefix, made)
+    return list(found.values())
+
+
+@given(made=trees())
+@settings(max_examples=40, deadline=None)
+def test_round_trip(made: list[Snapshot]) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        store = DiskStore(Path(directory), "model", None, min_tokens=1)
+        for each in made:
+            assert store.write(each) > 0
+            assert store.write(each) == 0
+        check_directory(store)
+        store.close()
+        store = DiskStore(Path(directory), "model", None, min_tokens=1)
+        for each in made:
+            check_read(store, each)
+        assert store.lengths() == {each.n for each in made}
+        assert store.damaged == 0
+        store.close()
+
+
+def test_big_parts_in_many_chunks(open_store: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyctl.cache.disk.codec.MIN_SAVING", 0.07)
+    random = np.random.default_rng(0)
+    tokens = as_tokens(random.integers(0, 1000, 3000))
+    rows = random.standard_normal(5_000_001).astype(np.float16).view(np.uint8)
+    state = random.standard_normal(1_500_000).astype(np.float32).view(np.uint8)
+    made = snapshot(Segment(0, tokens, rows, None, (3000,)), state=None)
+    made = Snapshot(made.prefix, made.segment, state)
+    store = open_store()
+    written = store.write(made)
+    assert written == store.n_bytes < 0.95 * (rows.nbytes + state.nbytes)
+    check_read(store, made)
+    check_directory(store)
+
+
+def test_a_turn_writes_only_what_is_new(open_store: Opener) -> None:
+    store = open_store()
+    made = conversation(0, turns=5)
+    written = [store.write(each) for each in made]
+    assert max(written) - min(written) < 150
+    assert len(on_disk(store.directory)) == 10
+
+
+def test_what_comes_back_can_be_built_on(open_store: Opener) -> None:
+    store = open_store()
+    first = conversation(0, turns=2)
+    store.write(first[-1])
+    back = store.read(first[-1].prefix, tokens_of(first[-1]))
+    assert back is not None
+    before = len(on_disk(store.directory))
+    following = snapshot(segment(range(10), back.segment, back.n))
+    store.write(following)
+    assert len(on_disk(store.directory)) == before + 2
+    check_read(store, following)
+
+
+def test_chains_share_segments_unless_they_were_given_up(open_store: Opener) -> None:
+    store = open_store()
+    made = conversation(0, turns=2)
+    for each in made:
+        store.write(each)
+    short = store.read(made[0].prefix, tokens_of(made[1]))
+    long = store.read(made[1].prefix, tokens_of(made[1]))
+    assert short is not None
+    assert long is not None
+    assert long.segment.parent is short.segment
+    short.segment.rows, short.segment.dropped = np.empty(0, np.uint8), True
+    check_equal(store.read(made[0].prefix, tokens_of(made[1])), made[0])
+
+
+def test_equal_tokens_with_other_rows_are_kept_apart(open_store: Opener) -> None:
+    store = open_store()
+    decoded, prefilled = conversation(0, turns=1)[0], conversation(0, turns=1)[0]
+    decoded.segment.rows = decoded.segment.rows ^ 1
+    decoded.exact = False
+    assert store.write(decoded)
+    store.pin(decoded.prefix.name, True)
+    assert store.write(prefilled), "what is exact replaces what is not"
+    check_read(store, prefilled)
+    assert store.write(decoded) == 0
+    assert [entry.pinned for entry in store.entries()] == [True]
+    check_directory(store)
+
+
+def test_tokens_decide_not_digests(open_store: Opener) -> None:
+    store = open_store()
+    made = conversation(0)[0]
+    store.write(made)
+    other = as_tokens(tokens_of(made) + 1)
+    assert store.read(made.prefix, other) is None
+    assert store.read(made.prefix, other[:3]) is None
+    assert store.damaged == 0
+    check_read(store, made)
+
+
+def test_short_and_given_up_snapshots_are_not_written(open_store: Opener) -> None:
+    store = open_store(min_tokens=30)
+    short, long = conversation(0, turns=2)
+    assert store.write(short) == 0
+    assert short.segment.rows.size
+    short.segment.rows, short.segment.dropped = np.empty(0, np.uint8), True
+    assert store.write(long) == 0
+    assert on_disk(store.directory) == []
+
+
+def test_everything_is_synced_before_it_has_its_name(open_store: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store()
+    home = store.directory / "model"
+    order: list[str] = []
+    real = os.replace
+
+    def fsync(descriptor: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        order.append("directory" if path == home.resolve() else path.suffix)
+
+    def rename(source: Path, target: Path) -> None:
+        order.append("rename")
+        real(source, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", rename)
+    store.write(conversation(0, turns=2)[-1])
+    assert order == [".tmp"] * 3 + ["rename"] * 3 + ["directory"]
+
+
+def test_budget_holds_after_every_write(open_store: Opener) -> None:
+    store = open_store(budget=12_000)
+    for seed in range(12):
+        for made in conversation(seed, turns=2):
+            assert store.write(made) > 0
+            check_read(store, made)
+            check_directory(store)
+    assert len(store.entries()) >= 3
+
+
+def test_what_can_never_fit_drives_nothing_out(open_store: Opener) -> None:
+    store = open_store(budget=4_000)
+    small, big = conversation(0, turns=1)[0], conversation(1, turns=1, step=400)[0]
+    store.write(small)
+    assert store.write(big) == 0
+    check_read(store, small)
+    check_directory(store)
+
+
+def test_use_and_pins_decide_who_goes(open_store: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+    store = open_store()
+    pinned, old, used = (conversation(seed, turns=1)[0] for seed in range(3))
+    for made in (pinned, old, used):
+        store.write(made)
+    assert store.pin(pinned.prefix.name, True)
+    assert not store.pin("1-0", True)
+    now += 3600
+    store.touch(used.prefix)
+    one = store.n_bytes // 3
+    assert store.prune(2 * one + 50) > 0
+    assert not store.contains(old.prefix)
+    assert store.prune(0) > 0
+    assert [entry.name for entry in store.entries()] == [pinned.prefix.name]
+    check_read(store, pinned)
+    store.close()
+    again = open_store()
+    entry = again.entries()[0]
+    assert entry.pinned
+    assert again.pin(f"model/{entry.name}", False)
+    again.prune(0)
+    assert on_disk(again.directory) == []
+
+
+def test_interior_states_go_before_ends_and_rows_stay_for_children(open_store: Opener) -> None:
+    store = open_store()
+    made = conversation(0, turns=1, step=100)
+    inner = snapshot(segment(range(4), made[0].segment))
+    outer = snapshot(segment(range(100), inner.segment))
+    for each in (made[0], inner, outer):
+        store.write(each)
+    assert [(e.n, e.parent) for e in sorted(store.entries(), key=lambda e: e.n)] == [
+        (100, ""),
+        (104, made[0].prefix.name),
+        (204, inner.prefix.name),
+    ]
+    store.prune(store.n_bytes - 1)
+    assert store.lengths() == {100, 204}
+    check_read(store, outer)
+    check_directory(store)
+
+
+def test_remove_takes_only_what_nobody_needs(open_store: Opener) -> None:
+    store = open_store()
+    first, second = conversation(0, turns=2)
+    store.write(first)
+    store.write(second)
+    assert store.remove(first.prefix.name)
+    assert not store.remove(first.prefix.name)
+    check_read(store, second)
+    check_directory(store)
+    assert store.remove(second.prefix.name)
+    assert on_disk(store.directory) == []
+
+
+def test_hits_and_recency_persist(open_store: Opener) -> None:
+    store = open_store()
+    first, second = conversation(0, turns=2)
+    store.write(first)
+    store.write(second)
+    store.touch(first.prefix)
+    store.touch(first.prefix)
+    store.close()
+    entries = open_store().entries()
+    assert [(entry.n, entry.hits) for entry in entries] == [(20, 2), (40, 0)]
+
+
+def test_daily_budget_survives_a_restart(open_store: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+    store = open_store(daily_bytes=4_500)
+    made = [conversation(seed, turns=1)[0] for seed in range(4)]
+    assert [store.write(each) > 0 for each in made] == [True, True, False, False]
+    store.close()
+    store = open_store(daily_bytes=4_500)
+    assert store.write(made[2]) == 0
+    now += 86_400
+    assert store.write(made[2]) > 0
+
+
+def test_other_fingerprints_count_and_go_by_the_same_rule(open_store: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+    other, mine = open_store("old-model"), open_store("model", budget=5_000)
+    stale = [conversation(seed, turns=1)[0] for seed in range(2)]
+    for each in stale:
+        other.write(each)
+    assert mine.lengths() == set()
+    assert mine.read(stale[0].prefix, tokens_of(stale[0])) is None
+    now += 3600
+    fresh = conversation(9, turns=1)[0]
+    mine.write(fresh)
+    assert {(entry.fingerprint, entry.n) for entry in mine.entries()} == {("model", 20), ("old-model", 20)}
+    check_directory(mine)
+    check_read(mine, fresh)
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", ".hidden", "x" * 200, "ä"])
+def test_fingerprints_are_names(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="fingerprint"):
+        DiskStore(tmp_path, name, None)

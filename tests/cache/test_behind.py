@@ -1,0 +1,121 @@
+"""Writing behind: nothing waits for the disk, rows are held until written, a refusing disk is only a warning."""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from pyctl.cache.behind import WriteBehind
+from pyctl.cache.compare import Comparison
+from pyctl.cache.ram import RamCache
+from pyctl.cache.segment import Segment, Snapshot
+from pyctl.prompt import as_tokens
+
+
+class SlowWriter:
+    """Remembers what it wrote; waits for ``gate`` first, raises ``error`` if there is one."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.written: list[tuple[int, bytes]] = []
+        self.error: Exception | None = None
+
+    def write(self, snapshot: Snapshot) -> int:
+        assert self.gate.wait(10)
+        if self.error is not None:
+            raise self.error
+        rows = b"".join(segment.rows.tobytes() for segment in reversed(snapshot.reach))
+        self.written.append((snapshot.n, rows))
+        return len(rows)
+
+
+@pytest.fixture
+def writer() -> SlowWriter:
+    return SlowWriter()
+
+
+@pytest.fixture
+def behind(writer: SlowWriter) -> Iterator[WriteBehind]:
+    behind = WriteBehind(writer, limit=3)
+    yield behind
+    writer.gate.set()
+    behind.close(5)
+
+
+def snapshot(seed: int, n: int = 50) -> Snapshot:
+    tokens = as_tokens(np.random.default_rng(seed).integers(0, 100, n))
+    rows = np.full(n, seed, np.uint8)
+    return Snapshot(Comparison(tokens).prefix(n), Segment(0, tokens, rows, None), np.zeros(4, np.uint8))
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_offering_never_waits_and_a_full_queue_gives_up_its_oldest(writer: SlowWriter, behind: WriteBehind) -> None:
+    began = time.monotonic()
+    behind.offer(snapshot(0))
+    wait_until(lambda: not behind._waiting)  # the thread holds it, at the closed gate
+    for seed in range(1, 6):
+        behind.offer(snapshot(seed))
+        behind.offer(snapshot(seed))
+    assert time.monotonic() - began < 2
+    assert not behind.flush(0.05)
+    writer.gate.set()
+    assert behind.flush(5)
+    assert [rows[0] for _, rows in writer.written] == [0, 5, 4, 3], "the newest first, each once, two given up"
+    assert behind.n_bytes == 200
+
+
+def test_rows_are_held_although_the_cache_drops_them(writer: SlowWriter, behind: WriteBehind) -> None:
+    cache = RamCache(1, None)
+    kept = snapshot(7)
+    reservation = cache.prepare(kept.prefix, 0)
+    assert reservation is not None
+    reservation.confirm(kept)
+    behind.offer(kept)
+    cache.drop(kept)
+    assert kept.segment.rows.nbytes == 0
+    writer.gate.set()
+    assert behind.flush(5)
+    assert writer.written == [(50, bytes([7]) * 50)]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), PermissionError("read-only"), ZeroDivisionError()])
+def test_a_disk_that_refuses_is_left_alone_for_a_while(
+    writer: SlowWriter, behind: WriteBehind, error: Exception
+) -> None:
+    writer.gate.set()
+    writer.error = error
+    behind.offer(snapshot(1))
+    assert behind.flush(5)
+    assert behind.n_failed == 1
+    writer.error = None
+    behind.offer(snapshot(2))
+    assert behind.flush(5)
+    assert bool(writer.written) == (not isinstance(error, OSError))
+
+
+def test_calls_are_made_by_the_thread_that_writes(writer: SlowWriter, behind: WriteBehind) -> None:
+    seen: list[str] = []
+    behind.later(lambda: seen.append(threading.current_thread().name))
+    behind.later(lambda: [][0])
+    behind.later(lambda: seen.append("after a failure"))
+    assert behind.flush(5)
+    assert seen == ["pyctl-disk", "after a failure"]
+
+
+def test_closing_gives_up_after_its_time(writer: SlowWriter, behind: WriteBehind) -> None:
+    behind.offer(snapshot(1))
+    began = time.monotonic()
+    assert not behind.close(0.2)
+    assert time.monotonic() - began < 3
+    writer.gate.set()

@@ -1,0 +1,379 @@
+"""What the policies select, in what forms they are asked for, and the list of prompts that `auto` compares with."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyctl.cache.policy import DiskPolicy, Nearest, Recent, Selection
+from pyctl.cache.recent_log import RecentLog
+from pyctl.errors import RequestError
+from pyctl.prompt import Prompt, common_prefix
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+
+
+def prompts(*texts: str) -> list[Recent]:
+    return [Recent(Prompt.of([int(token) for token in text.split()])) for text in texts]
+
+
+def auto(window: int, prompt: Prompt, recent: list[Recent], min_tokens: int = 2) -> int:
+    return DiskPolicy("auto", window).select(prompt, recent, min_tokens=min_tokens, cold_max=0).selected
+
+
+def of_length(n: int, *boundaries: int) -> Prompt:
+    return Prompt.of(np.arange(n), boundaries)
+
+
+def chat(*lengths: int, seed: str = "", upto: int = 0) -> Prompt:
+    """Messages of these lengths and a generation header of 4 tokens; those after ``upto`` depend on ``seed``."""
+    texts = [f"{i}:{length}:{seed if i >= upto else ''}" for i, length in enumerate(lengths)]
+    parts = [
+        np.random.default_rng(list(text.encode())).integers(10, 9999, length)
+        for text, length in zip(texts, lengths, strict=True)
+    ]
+    return Prompt.of(np.concatenate([*parts, np.array([1, 2, 3, 4])]), np.cumsum(lengths))
+
+
+# -- select ------------------------------------------------------------------------------------------------------------
+
+
+def test_auto_aligns_the_longest_common_prefix_of_the_window() -> None:
+    recent = prompts("1 2 3 4 8", "1 2 3 4 7", "7 8")
+    marked, plain = Prompt.of([1, 2, 3, 4, 5, 9], [2, 4]), Prompt.of([1, 2, 3, 4, 5, 9])
+    assert auto(2, marked, recent) == 4
+    assert auto(2, plain, recent) == 4
+    assert auto(3, plain, recent) == 4
+    assert auto(2, marked, recent, min_tokens=5) == 0
+
+
+@pytest.mark.parametrize(("window", "selected"), [(1, 0), (2, 4), (3, 4), (0, 0)])
+def test_auto_looks_at_the_newest_of_its_window_only(window: int, selected: int) -> None:
+    assert auto(window, Prompt.of([1, 2, 3, 4, 5]), prompts("9", "1 2 3 4 0", "1 2 3 4 9")) == selected
+
+
+def test_auto_aligns_as_reported() -> None:
+    prompt = of_length(5000, 1200, 3801, 4400)
+    other = np.concatenate([np.arange(3804), np.zeros(100)])
+    chosen = DiskPolicy("auto").select(prompt, [Recent(Prompt.of(other))], min_tokens=512, cold_max=0)
+    assert (chosen.safe, chosen.selected) == (3801, 3801)
+
+
+def test_auto_has_nothing_for_the_first_prompt() -> None:
+    chosen = DiskPolicy("auto").select(of_length(5000, 1000), [], min_tokens=512, cold_max=10240)
+    assert chosen == Selection()
+
+
+@pytest.mark.parametrize(("n", "min_tokens", "selected"), [(2000, 512, 1000), (500, 0, 0), (2000, 1001, 0)])
+def test_fixed(n: int, min_tokens: int, selected: int) -> None:
+    chosen = DiskPolicy.parse("1000").select(of_length(n, 100), [], min_tokens=min_tokens, cold_max=1)
+    assert chosen.selected == selected
+    assert chosen.positions == ((selected,) if selected else ())
+
+
+def test_full_is_the_last_boundary_and_of_long_prompts_the_beginning() -> None:
+    def positions(prompt: Prompt, min_tokens: int = 512, cold_max: int = 10_240) -> tuple[int, ...]:
+        return DiskPolicy("full").select(prompt, [], min_tokens=min_tokens, cold_max=cold_max).positions
+
+    assert positions(of_length(9000, 100, 8000, 8990)) == (8990,)
+    assert positions(of_length(20_000, 9000, 11_000, 19_990)) == (9000, 19_990)
+    assert positions(of_length(20_000, 9000, 11_000, 19_990), cold_max=0) == (19_990,)
+    assert positions(of_length(20_000, 400, 11_000, 19_990)) == (19_990,)
+    assert positions(of_length(500, 300)) == ()
+    assert positions(of_length(20_000)) == (20_000,)
+
+
+def test_off_selects_nothing() -> None:
+    prompt = of_length(9000, 8000)
+    assert DiskPolicy("off").select(prompt, [Recent(prompt)], min_tokens=0, cold_max=9000) == Selection()
+
+
+def persisted(log: RecentLog, prompt: Prompt, start: int = 0) -> tuple[int, ...]:
+    chosen = DiskPolicy("auto").select(prompt, log.newest_first(), min_tokens=50, cold_max=0, start=start)
+    log.add(prompt)
+    return chosen.positions
+
+
+def test_a_conversation_is_persisted_to_its_end() -> None:
+    log = RecentLog()
+    assert persisted(log, chat(600, 100)) == ()
+    assert persisted(log, chat(600, 100, 50, 60)) == (600, 810)
+    assert persisted(log, chat(600, 100, 50, 60, 40, 30), start=810) == (600, 810, 880)
+
+
+def test_a_dynamic_tail_is_left_out() -> None:
+    log = RecentLog()
+    for i in range(3):
+        assert persisted(log, chat(600, 100, 200, seed=str(i), upto=2)) == ((600, 700) if i else ())
+
+
+def test_a_message_that_is_replaced_at_the_end_of_each_turn_is_left_out() -> None:
+    log = RecentLog()
+    assert persisted(log, chat(600, 100, 70, seed="a", upto=2)) == ()
+    assert persisted(log, chat(600, 100, 90, 80, 70, seed="b", upto=4)) == (600, 870)
+
+
+def test_a_new_conversation_is_left_as_the_one_before_was() -> None:
+    log = RecentLog()
+    persisted(log, chat(600, 100))
+    persisted(log, chat(600, 100, 50, 60))
+    assert persisted(log, chat(600, 110, seed="other", upto=1)) == (600, 710)
+
+
+def test_of_three_still_to_be_evaluated_the_scope_waits() -> None:
+    log = RecentLog()
+    persisted(log, chat(600, 300, 100))
+    persisted(log, chat(600, 300, 100, 50, 60))
+    other = chat(600, 300, 110, seed="other", upto=2)
+    assert Nearest.find(other, log.newest_first()) is not None
+    recent = log.newest_first()
+    policy = DiskPolicy("auto")
+    assert policy.select(other, recent, min_tokens=50, cold_max=0).positions == (600, 1010)
+    assert policy.select(other, recent, min_tokens=50, cold_max=0, start=600).positions == (600, 900, 1010)
+
+
+tokens = st.lists(st.integers(0, 2), min_size=1, max_size=24)
+boundaries = st.sets(st.integers(1, 23), max_size=6)
+recents = st.lists(
+    st.builds(lambda t, b, n: Recent(Prompt.of(t, b), n), tokens, boundaries, st.integers(0, 7)), max_size=6
+)
+
+
+@given(ids=tokens, at=boundaries, recent=recents, window=st.integers(0, 7), least=st.integers(0, 9), data=st.data())
+def test_what_auto_selects(
+    ids: list[int], at: set[int], recent: list[Recent], window: int, least: int, data: st.DataObject
+) -> None:
+    prompt = Prompt.of(ids, at)
+    start = data.draw(st.integers(0, len(prompt)))
+    chosen, wider = (
+        DiskPolicy("auto", n).select(prompt, recent, min_tokens=least, cold_max=5, start=start)
+        for n in (window, window + 1)
+    )
+    assert chosen.selected <= wider.selected
+    longest = max((common_prefix(one.prompt.tokens, prompt.tokens) for one in recent[:window]), default=0)
+    assert chosen.selected in (0, chosen.safe)
+    assert chosen.safe <= longest
+    assert not any(chosen.safe < boundary <= longest for boundary in prompt.boundaries)
+    assert list(chosen.positions) == sorted(set(chosen.positions))
+    assert sum(n > start for n in chosen.positions) <= 2
+    for n in (chosen.selected, *chosen.positions):
+        assert 0 <= n <= len(prompt)
+        assert n >= least or n == 0
+        assert n == 0 or not prompt.boundaries or n in prompt.boundaries
+    assert 0 not in chosen.positions
+    if not longest:
+        assert chosen == Selection()
+
+
+# -- forms -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("off", "off"),
+        ("None", "off"),
+        ("disabled", "off"),
+        ("FULL", "full"),
+        ("full-prefix", "full"),
+        ("auto", "auto:30"),
+        ("Auto:8", "auto:8"),
+        ("auto:1000000", "auto:1000000"),
+        ("1000", "fixed:1000"),
+    ],
+)
+def test_names(text: str, name: str) -> None:
+    assert DiskPolicy.parse(text).name == name
+
+
+@pytest.mark.parametrize("text", ["core", "task", "auto:0", "auto:-1", "auto:1000001", "-5", "0", "", "off:1", "1e3"])
+def test_other_forms_are_refused(text: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        DiskPolicy.parse(text)
+    assert str(caught.value) == ("prefix_cache.scope must be off, full, auto, auto:<window>, or a positive token count")
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (None, "auto:8"),
+        ({}, "auto:8"),
+        ({"scope": None, "window": None}, "auto:8"),
+        ({"scope": "off"}, "off"),
+        ({"scope": "auto"}, "auto:30"),
+        ({"scope": "auto:4", "window": 5}, "auto:5"),
+        ({"window": 1_000_000}, "auto:1000000"),
+        ({"scope": 700}, "fixed:700"),
+        ({"scope": "700", "window": 3}, "fixed:700"),
+    ],
+)
+def test_a_request_overrides_the_default(value: object, name: str) -> None:
+    assert DiskPolicy.of_request(value, DiskPolicy("auto", 8)).name == name
+
+
+@pytest.mark.parametrize("window", [0, -1, 1_000_001, 2.0, "3", True, [1]])
+def test_a_bad_window_is_refused(window: object) -> None:
+    for scope in ("auto", "off"):
+        with pytest.raises(RequestError, match=r"^prefix_cache\.window must be a positive integer$"):
+            DiskPolicy.of_request({"scope": scope, "window": window}, DiskPolicy("full"))
+
+
+@pytest.mark.parametrize("scope", ["core", 0, -3, 1_000_001, 1.5, True, ["auto"], {}])
+def test_a_bad_scope_is_refused(scope: object) -> None:
+    with pytest.raises(RequestError, match=r"^prefix_cache\.scope must be off, full, auto, auto:<window>, or a"):
+        DiskPolicy.of_request({"scope": scope}, DiskPolicy("full"))
+
+
+@pytest.mark.parametrize("value", ["auto", 3, ["auto"], True])
+def test_an_override_that_is_no_object_is_refused(value: object) -> None:
+    with pytest.raises(RequestError, match=r"^prefix_cache must be an object"):
+        DiskPolicy.of_request(value, DiskPolicy("full"))
+
+
+# -- the list of recent prompts ----------------------------------------------------------------------------------------
+
+
+def contents(log: RecentLog) -> list[tuple[list[int], tuple[int, ...], int]]:
+    return [(one.prompt.tokens.tolist(), one.prompt.boundaries, one.left) for one in log.newest_first()]
+
+
+def test_a_conversation_is_one_entry_and_the_newest_comes_first() -> None:
+    log = RecentLog()
+    first, second, other = chat(30, 10), chat(30, 10, 20, 10), chat(40, 5)
+    for prompt in (first, other, second, second):
+        log.add(prompt)
+    assert [one.prompt for one in log.newest_first()] == [second, other]
+    assert [one.left for one in log.newest_first()] == [1, 0]
+
+
+def test_the_list_is_bounded() -> None:
+    log = RecentLog(capacity=3, max_tokens=100)
+    for i in range(5):
+        log.add(Prompt.of([i] * 10))
+    assert [one.prompt.tokens[0] for one in log.newest_first()] == [4, 3, 2]
+    log.add(Prompt.of([7] * 85))
+    assert [len(one.prompt) for one in log.newest_first()] == [85, 10]
+    log.add(Prompt.of([8] * 101))
+    assert len(log) == 0
+
+
+@given(recent=st.lists(st.tuples(st.lists(st.integers(0, 150_000), min_size=1), boundaries), max_size=6))
+def test_the_list_survives_a_restart(
+    recent: list[tuple[list[int], set[int]]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("log") / "recent"
+    log, loaded = RecentLog(), RecentLog()
+    for ids, at in recent:
+        log.add(Prompt.of(ids, at))
+    log.save(path)
+    loaded.load(path)
+    assert contents(loaded) == contents(log)
+    assert [entry.name for entry in path.parent.iterdir()] == ["recent"]
+
+
+def test_a_damaged_list_is_an_empty_one(tmp_path: Path) -> None:
+    path = tmp_path / "recent"
+    log = RecentLog()
+    log.load(path)
+    assert len(log) == 0
+    log.load(tmp_path)
+    assert len(log) == 0
+
+    log.add(chat(30, 10))
+    log.save(path)
+    whole = path.read_bytes()
+    damaged = [whole[:n] for n in range(len(whole))] + [whole + b"\0"]
+    damaged += [whole[:i] + bytes([whole[i] ^ 0x40]) + whole[i + 1 :] for i in range(len(whole))]
+    for data in damaged:
+        path.write_bytes(data)
+        log.load(path)
+        assert len(log) == 0
+    path.write_bytes(whole)
+    log.load(path)
+    assert len(log) == 1
+
+
+def test_a_list_of_another_layout_is_an_empty_one(tmp_path: Path) -> None:
+    for numbers in ([3], [1, 5, 0, 0, 1, 2], [1, -4, 9, 0], [1, 2, -1, 0, 7, 7], [1, 2, 1]):
+        frame = zstandard.compress(np.array(numbers, "<i4").tobytes())
+        path = tmp_path / "recent"
+        path.write_bytes(b"PYRL\x01" + hashlib.blake2b(frame, digest_size=16).digest() + frame)
+        log = RecentLog()
+        log.load(path)
+        assert len(log) == 0
+
+
+def test_a_list_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "recent").mkdir()
+    with pytest.raises(OSError, match="recent"):
+        RecentLog().save(tmp_path / "recent")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["recent"]
+
+
+# -- the simulation ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[ModuleType]:
+    spec = importlib.util.spec_from_file_location("bench_policy", BENCH / "policy.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["bench_policy"] = module
+    sys.path.insert(0, str(BENCH))
+    try:
+        spec.loader.exec_module(module)
+        yield module
+    finally:
+        sys.path.remove(str(BENCH))
+        del sys.modules["bench_policy"]
+
+
+def test_the_simulation_counts_as_by_hand(bench: ModuleType) -> None:
+    row, state = 65_536, 156_893_184
+    fan = [chat(600, 100, seed=str(i), upto=1) for i in range(3)]
+
+    tally = bench.simulate(fan, DiskPolicy("auto"))
+    assert (tally.requests, tally.hits, tally.cached, tally.cacheable) == (3, 1, 600, 1200)
+    assert (tally.states, tally.written) == (1, 600 * row + state)
+
+    tally = bench.simulate(fan, DiskPolicy("full"))
+    assert (tally.hits, tally.cached, tally.states, tally.written) == (0, 0, 3, 3 * (700 * row + state))
+
+    talk = [chat(600, 100), chat(600, 100, 50, 60), chat(600, 100, 50, 60, 40, 30)]
+    tally = bench.simulate(talk, DiskPolicy("full"))
+    assert (tally.hits, tally.cached, tally.cacheable) == (2, 700 + 810, 700 + 810)
+    assert (tally.states, tally.written) == (3, 880 * row + 3 * state)
+
+    tally = bench.simulate(talk, DiskPolicy("auto"))
+    assert (tally.hits, tally.cached) == (1, 810)
+    assert (tally.states, tally.written) == (3, 880 * row + 3 * state)  # 600 and 810, then 880
+
+    tally = bench.simulate(talk, DiskPolicy("auto"), merged=True)
+    assert (tally.hits, tally.cached) == (0, 0)
+    assert (tally.states, tally.written) == (2, (700 + 810) * row + 2 * state)
+
+    tally = bench.simulate(talk, DiskPolicy.parse("650"))
+    assert (tally.hits, tally.cached, tally.states, tally.written) == (2, 1300, 1, 650 * row + state)
+    assert bench.simulate(talk, DiskPolicy("off")).hits == 0
+
+
+def test_auto_reaches_its_aims_and_writes_less_than_full(bench: ModuleType) -> None:
+    aims = {"stable_head": 0.93, "drifting_middle": 0.93, "task_state": 0.9, "recent_turns": 0.9}
+    for workload in bench.WORKLOADS:
+        if workload.__name__ in aims:
+            run = [bench.prompt_of(messages) for messages in workload(bench.Writer(0))]
+            tally, full = (bench.simulate(run, DiskPolicy(kind)) for kind in ("auto", "full"))
+            assert tally.hits >= aims[workload.__name__] * tally.requests
+            assert tally.cached >= 0.9 * tally.cacheable
+            assert tally.written <= full.written

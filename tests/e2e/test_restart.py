@@ -1,0 +1,160 @@
+"""A conversation goes on after the server was stopped, and after it was killed, as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.conftest import Server
+
+KILL_ROUNDS = int(os.environ.get("PYCTL_KILL_ROUNDS", "20"))
+"""How often the server is killed; 200 make a stress test of it."""
+
+HEADER = 1 + len("assistant\n")
+"""Tokens of the generation header: one marker, and a token per byte."""
+
+SYSTEM = {"role": "system", "content": "You keep the manual of the north gate. " * 25}
+
+
+def user(seed: object, n: int = 200) -> dict[str, str]:
+    return {"role": "user", "content": "".join(random.Random(str(seed)).choices("abcdefghij klmno", k=n))}
+
+
+def ask(server: Server, messages: list[dict[str, str]], **fields: Any) -> dict[str, Any]:
+    body = {"messages": messages, "max_tokens": 12, "temperature": 0, **fields}
+    response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+    assert response.status_code == 200, response.text
+    return dict(response.json())
+
+
+def text_of(reply: dict[str, Any]) -> str:
+    return str(reply["choices"][0]["message"]["content"])
+
+
+def check_directory(directory: Path, budget_mib: int = 64) -> None:
+    files = [path for path in directory.rglob("*") if path.is_file()]
+    assert not [path for path in files if ".tmp" in path.name], files
+    assert sum(path.stat().st_size for path in files) <= (budget_mib + 1) * 2**20
+
+
+@pytest.mark.parametrize("policy", ["full", "auto", "auto:2", "600"])
+def test_stop_start_and_go_on(start: Callable[..., Server], tmp_path: Path, policy: str) -> None:
+    flags = ["--exact", "--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", policy, "--kv-cache-budget", "64"]
+    messages: list[dict[str, str]] = [SYSTEM]
+    server = start("tiny-hybrid", *flags)
+    cacheable = restored = known = 0
+    for turn in range(6):
+        messages.append(user(turn))
+        reply = ask(server, messages)
+        timings = reply["timings"]
+        assert text_of(reply) == text_of(ask(server, messages, cache_prompt=False))
+        n_prompt = timings["cache_n"] + timings["prompt_n"]
+        if turn:
+            # Everything up to the generation header of the turn before was a prompt already.
+            cacheable += known
+            restored += timings["cache_n"]
+            assert timings["source"] == "disk"
+        known = n_prompt - HEADER
+        messages.append({"role": "assistant", "content": text_of(reply)})
+        assert server.stop() == 0
+        check_directory(tmp_path)
+        server = start("tiny-hybrid", *flags)
+    server.stop()
+    if policy != "600":
+        assert restored >= 0.98 * cacheable, f"{restored} of {cacheable} tokens came back"
+    else:
+        assert restored >= 5 * 500
+
+
+def test_off_writes_nothing(start: Callable[..., Server], tmp_path: Path) -> None:
+    server = start("tiny-hybrid", "--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "off")
+    for turn in range(3):
+        ask(server, [SYSTEM, user(turn)])
+    assert server.stop() == 0
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size > 2**20]
+    server = start("tiny-hybrid", "--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "off")
+    assert ask(server, [SYSTEM, user(0)])["timings"]["source"] == "none"
+
+
+@pytest.mark.timeout(60 + 10 * KILL_ROUNDS)
+def test_kill_at_random_moments(start: Callable[..., Server], tmp_path: Path) -> None:
+    """Never a wrong reply, never a failed start, no temporary files left, the directory within its budget."""
+    flags = ["--exact", "--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "full", "--kv-cache-budget", "64"]
+    rng = random.Random(4)
+    conversations = [[SYSTEM, user((i, 0), 300)] for i in range(3)]
+    expected: dict[str, str] = {}
+    from_disk = 0
+    for round_ in range(KILL_ROUNDS):
+        server = start("tiny-hybrid", *flags)
+        deadline = time.monotonic() + rng.uniform(0.05, 0.6)
+        turn = 0
+        while time.monotonic() < deadline:
+            conversation = rng.choice(conversations)
+            reply = ask(server, conversation)
+            from_disk += reply["timings"]["source"] == "disk"
+            key = str(conversation)
+            if key not in expected:
+                expected[key] = text_of(ask(server, conversation, cache_prompt=False))
+            assert text_of(reply) == expected[key], f"round {round_}"
+            if len(conversation) < 12:
+                conversation += [{"role": "assistant", "content": text_of(reply)}, user((round_, turn), 120)]
+            turn += 1
+        server.process.send_signal(signal.SIGKILL)
+        server.process.wait(10)
+    assert from_disk > 5
+    server = start("tiny-hybrid", *flags)
+    time.sleep(0.5)
+    assert server.stop() == 0
+    check_directory(tmp_path)
+
+
+def test_a_damaged_directory_is_no_reason_to_fail(start: Callable[..., Server], tmp_path: Path) -> None:
+    flags = ["--exact", "--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "full"]
+    server = start("tiny-hybrid", *flags)
+    expected = text_of(ask(server, [SYSTEM, user(1)]))
+    assert server.stop() == 0
+    for path in tmp_path.rglob("*"):
+        if path.is_file():
+            data = bytearray(path.read_bytes())
+            for at in range(0, len(data), 97):
+                data[at] ^= 0xFF
+            path.write_bytes(data)
+    server = start("tiny-hybrid", *flags)
+    reply = ask(server, [SYSTEM, user(1)])
+    assert text_of(reply) == expected
+    assert reply["timings"]["cache_n"] == 0
+
+
+def test_a_directory_that_cannot_be_written(start: Callable[..., Server], tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a directory")
+    server = start("tiny-hybrid")
+    assert text_of(ask(server, [SYSTEM, user(1)]))
+    command = ["--kv-cache-dir", str(blocked / "below")]
+    with pytest.raises(AssertionError, match="error: "):
+        start("tiny-hybrid", *command)
+
+
+@pytest.mark.parametrize(
+    ("value", "status"),
+    [({"scope": "off"}, 200), ({"scope": "auto:4", "window": 2}, 200), ({"scope": "core"}, 400), ({"window": 0}, 400)],
+)
+def test_a_request_may_choose_its_own_policy(
+    start: Callable[..., Server], tmp_path: Path, value: dict[str, Any], status: int
+) -> None:
+    server = start("tiny-hybrid", "--kv-cache-dir", str(tmp_path))
+    body = {"messages": [SYSTEM, user(1)], "max_tokens": 1, "prefix_cache": value}
+    response = httpx.post(f"{server.url}/v1/chat/completions", json=body)
+    assert response.status_code == status
+    if status == 400:
+        assert response.json()["error"]["message"].startswith("prefix_cache.")
+    full_cache = httpx.get(f"{server.url}/props").json()["full_cache"]
+    assert full_cache["disk_policy"]
