@@ -1,0 +1,126 @@
+"""The disk tier under the engine, on the fake backend: what a restart finds, and what a broken disk costs."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyctl.cache.disk.store import DiskStore
+from pyctl.cache.policy import DiskPolicy
+from pyctl.cache.ram import RamCache
+from pyctl.cache.tier import DiskTier
+from pyctl.engine.engine import Engine, EngineOptions
+from pyctl.engine.fake import FakeBackend
+from tests.cache.checks import check_invariants
+from tests.engine.drive import ask, cold
+from tests.engine.test_engine import KINDS, chat
+
+
+def engine_on(directory: Path, kind: str, policy: str = "full", n_slots: int = 32, **store: object) -> Engine:
+    """A fresh engine and backend, as after a restart, on a cache directory."""
+    tier = DiskTier(
+        DiskStore(directory, "fake", None, min_tokens=100, **store),
+        DiskPolicy.parse(policy),
+        min_tokens=100,
+        cold_max=10240,
+    )
+    return Engine(FakeBackend(kind), RamCache(n_slots, None), EngineOptions(exact=True), tier)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("policy", ["full", "auto", "auto:2"])
+def test_each_turn_after_a_restart_goes_on_where_the_last_ended(tmp_path: Path, kind: str, policy: str) -> None:
+    messages = [(1, 300)]
+    deepest = 0
+    for turn in range(5):
+        messages += [(100 + turn, 100), (200 + turn, 40)]
+        prompt = chat(*messages)
+        engine = engine_on(tmp_path, kind, policy)
+        reply = ask(engine, prompt)
+        report = reply.done.report
+        assert reply.tokens == cold(FakeBackend(kind), prompt).tokens
+        assert report.n_cached == deepest
+        assert report.source == ("disk" if turn else "none")
+        check_invariants(engine.keeper.cache)
+        deepest = prompt.end
+        engine.keeper.close()
+
+
+def test_the_deeper_tier_wins_and_ram_wins_a_tie(tmp_path: Path) -> None:
+    engine = engine_on(tmp_path, "hybrid")
+    long = chat((1, 300), (2, 240), (3, 240))
+    ask(engine, long)
+    assert engine.keeper.disk.flush(10)
+    ask(engine, chat((9, 300)))
+    assert ask(engine, long).done.report.source == "ram"
+    engine.keeper.cache.clear()
+    ask(engine, chat((8, 300)))
+    report = ask(engine, long).done.report
+    assert (report.source, report.n_cached) == ("disk", 780)
+    ask(engine, chat((7, 300)))
+    assert ask(engine, long).done.report.source == "ram", "what came from disk is in RAM now"
+    check_invariants(engine.keeper.cache)
+    engine.keeper.close()
+
+
+def test_files_that_vanish_are_a_miss(tmp_path: Path) -> None:
+    prompt = chat((1, 300), (2, 240))
+    engine = engine_on(tmp_path, "hybrid")
+    expected = ask(engine, prompt).tokens
+    engine.keeper.close()
+    for path in tmp_path.rglob("*.rows"):
+        path.unlink()
+    engine = engine_on(tmp_path, "hybrid")
+    reply = ask(engine, prompt)
+    assert reply.tokens == expected
+    assert reply.done.report.n_cached == 0
+    engine.keeper.close()
+    engine = engine_on(tmp_path, "hybrid")
+    assert ask(engine, prompt).done.report.source == "disk", "it was written again"
+    engine.keeper.close()
+    shutil.rmtree(tmp_path / "fake")
+    engine = engine_on(tmp_path, "hybrid")
+    assert ask(engine, prompt).tokens == expected
+    engine.keeper.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_snapshot_that_reads_but_does_not_load_is_a_miss(tmp_path: Path, kind: str) -> None:
+    prompt = chat((1, 300), (2, 240))
+    engine = engine_on(tmp_path, kind)
+    expected = ask(engine, prompt).tokens
+    engine.keeper.close()
+    engine = engine_on(tmp_path, kind)
+    engine.backend.fail_loads = 1
+    reply = ask(engine, prompt)
+    assert reply.tokens == expected
+    assert reply.error is None
+    check_invariants(engine.keeper.cache)
+    engine.keeper.close()
+
+
+def test_a_request_can_stay_off_the_disk(tmp_path: Path) -> None:
+    engine = engine_on(tmp_path, "hybrid")
+    ask(engine, chat((1, 300)), disk_policy=DiskPolicy("off"))
+    assert engine.keeper.disk.flush(10)
+    assert engine.keeper.disk.store.lengths() == set()
+    engine.keeper.close()
+
+
+def test_random_branches_over_many_restarts(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    conversations = [[(i % 2, 300)] for i in range(4)]
+    for _ in range(12):
+        engine = engine_on(tmp_path, "hybrid", "auto:8", n_slots=int(rng.integers(1, 6)), daily_bytes=None)
+        for _ in range(4):
+            conversation = conversations[rng.integers(4)]
+            if len(conversation) > 6:
+                del conversation[2:]
+            conversation.append((int(rng.integers(1000)), int(rng.choice([40, 100, 170]))))
+            prompt = chat(*conversation)
+            assert ask(engine, prompt, 4).tokens == cold(FakeBackend("hybrid"), prompt, 4).tokens
+            check_invariants(engine.keeper.cache)
+        engine.keeper.close()
