@@ -153,7 +153,7 @@ def restart(loaded: Loaded, n: int) -> list[object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-m", "--model")
-    parser.add_argument("--tokens", type=int, nargs="+", default=[4096, 8192])
+    parser.add_argument("--tokens", type=int, nargs="+", default=[2048, 4096])
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--keep", action="store_true", help="write results/disk-*.md")
     arguments = parser.parse_args()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -44,6 +45,9 @@ from pyctl.terminal.local import LocalBackend
 from pyctl.terminal.program import run_chat
 from pyctl.terminal.remote import RemoteBackend
 from pyctl.upkeep import run_cache
+
+if TYPE_CHECKING:
+    from pyctl.engine.llama import Loaded
 
 __all__ = ["main"]
 
@@ -154,7 +158,7 @@ def _open(
             form.chat_template or loaded.info.chat_template, loaded.info.bos_token, loaded.info.eos_token
         )
         chat_format = ChatFormat(template, loaded.tokenizer, kwargs=form.template_kwargs)
-        tier = _disk_tier(disk, loaded.info.fingerprint)
+        tier = _disk_tier(disk, loaded)
     except BaseException:
         loaded.backend.close()
         raise
@@ -168,7 +172,7 @@ def _open(
     return worker, chat_format, CacheAdmin(worker, engine)
 
 
-def _disk_tier(settings: DiskSettings, fingerprint: str) -> DiskTier | None:
+def _disk_tier(settings: DiskSettings, loaded: Loaded) -> DiskTier | None:
     if not settings.cache_dir:
         return None
     directory = Path(settings.cache_dir).expanduser()
@@ -176,7 +180,7 @@ def _disk_tier(settings: DiskSettings, fingerprint: str) -> DiskTier | None:
     try:
         store = DiskStore(
             directory,
-            fingerprint,
+            loaded.info.fingerprint,
             settings.disk_mib * mib or None,
             min_tokens=settings.min_tokens,
             daily_bytes=settings.daily_mib * mib or None,
@@ -184,7 +188,11 @@ def _disk_tier(settings: DiskSettings, fingerprint: str) -> DiskTier | None:
     except OSError as error:
         raise ConfigError(f"cannot use --kv-cache-dir {directory}: {error.strerror or error}") from error
     policy = DiskPolicy.parse(settings.disk_policy)
-    return DiskTier(store, policy, min_tokens=settings.min_tokens, cold_max=settings.cold_max)
+
+    def text_of(tokens: Sequence[int]) -> str:
+        return loaded.tokenizer.detokenize(tokens).decode("utf-8", "replace")
+
+    return DiskTier(store, policy, min_tokens=settings.min_tokens, cold_max=settings.cold_max, text_of=text_of)
 
 
 def _server_settings(settings: ServeSettings, admin: CacheAdmin) -> Settings:

@@ -10,9 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from pyctl.cache.disk.catalog import Catalog
+from pyctl.cache.disk.names import WORDS
+from pyctl.cache.disk.words import Words
 from pyctl.errors import ConfigError
 
 __all__ = ["run_cache"]
@@ -74,13 +77,15 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _list(catalog: Catalog, _: argparse.Namespace) -> int:
-    table = Table("id", "tokens", "MiB", "age", "last used", "hits", "", "builds on", box=None)
+    table = Table("id", "tokens", "MiB", "age", "last used", "hits", "", "text", box=None)
     for column in table.columns:
         column.no_wrap = True
     for column in table.columns[1:6]:
         column.justify = "right"
     now = time.time()
     entries = catalog.entries()
+    models = {entry.fingerprint for entry in entries}
+    texts = {model: Words(catalog.directory / model / WORDS).load() for model in models}
     for entry in entries:
         marks = " ".join(mark for mark, is_set in (("pinned", entry.pinned), ("inexact", not entry.exact)) if is_set)
         table.add_row(
@@ -91,13 +96,12 @@ def _list(catalog: Catalog, _: argparse.Namespace) -> int:
             _span(now - entry.used),
             str(entry.hits),
             marks,
-            entry.parent,
+            escape(texts[entry.fingerprint].get(entry.name, "")),
         )
     console = Console(width=None if sys.stdout.isatty() else 160)
     if entries:
         console.print(table)
-    models = len({entry.fingerprint for entry in entries})
-    console.print(f"{len(entries)} snapshots of {models} models, {catalog.n_bytes / MIB:.1f} MiB")
+    console.print(f"{len(entries)} snapshots of {len(models)} models, {catalog.n_bytes / MIB:.1f} MiB")
     return 0
 
 

@@ -115,6 +115,20 @@ class Snapshot:
         stems = reversed(list(self.reach.items()))
         return [end for segment, last in stems for end in segment.ends if end <= last]
 
+    def head(self, n: int) -> tuple[int, ...]:
+        """The first ``n`` tokens, or fewer."""
+        first, last = list(self.reach.items())[-1]
+        return tuple(first.tokens[: min(n, last)].tolist())
+
+    def tail(self, n: int) -> tuple[int, ...]:
+        """The last ``n`` tokens, or fewer."""
+        parts: list[Tokens] = []
+        for segment, last in self.reach.items():
+            parts.append(segment.tokens[: last - segment.start])
+            if sum(part.size for part in parts) >= n:
+                break
+        return tuple(np.concatenate(parts[::-1])[-n:].tolist())
+
     def spans(self, first: int, last: int) -> list[Span]:
         """The rows [first, last) of the chain, in order."""
         result = []

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from pyctl.cache.behind import WriteBehind
 from pyctl.cache.compare import Comparison
+from pyctl.cache.disk.names import RECENT, WORDS
 from pyctl.cache.disk.store import DiskStore
+from pyctl.cache.disk.words import Words
 from pyctl.cache.policy import DiskPolicy
 from pyctl.cache.recent_log import RecentLog
 from pyctl.cache.segment import Snapshot
@@ -20,8 +22,9 @@ __all__ = ["DiskTier", "DiskView"]
 
 log = logging.getLogger(__name__)
 
-RECENT_NAME = "recent"
 FLUSH_SECONDS = 10.0
+HEAD_TOKENS, TAIL_TOKENS = 12, 24
+"""How much of a prefix people are shown."""
 
 
 @dataclass(frozen=True)
@@ -41,15 +44,26 @@ class DiskView:
 class DiskTier:
     """Reads from and writes behind to ``store``; ``policy`` is what a request gets that names none.
 
-    The engine's thread calls everything; writing and recovery have threads of their own, and a lock keeps the recent
-    prompts between the two.
+    ``text_of`` makes text of tokens for people. The engine's thread calls everything; writing and recovery have threads
+    of their own, and a lock keeps the recent prompts between the two.
     """
 
-    def __init__(self, store: DiskStore, policy: DiskPolicy, *, min_tokens: int, cold_max: int) -> None:
+    def __init__(
+        self,
+        store: DiskStore,
+        policy: DiskPolicy,
+        *,
+        min_tokens: int,
+        cold_max: int,
+        text_of: Callable[[Sequence[int]], str] | None = None,
+    ) -> None:
         self.store = store
         self.policy = policy
         self._min_tokens, self._cold_max = min_tokens, cold_max
-        self._recent_path = store.directory / store.fingerprint / RECENT_NAME
+        home = store.directory / store.fingerprint
+        self._recent_path = home / RECENT
+        self._words = Words(home / WORDS)
+        self._text_of = text_of
         self._recent = RecentLog()
         self._recent.load(self._recent_path)
         self._recent_lock = threading.Lock()
@@ -122,6 +136,12 @@ class DiskTier:
         self._recovery.join(timeout=1.0)
         self.store.close()
 
+    def describe(self, snapshot: Snapshot) -> None:
+        """Note how the prefix begins and ends, for `pyctl cache ls`."""
+        if self._text_of is not None:
+            parts = (self._text_of(tokens) for tokens in (snapshot.head(HEAD_TOKENS), snapshot.tail(TAIL_TOKENS)))
+            self._words.add(snapshot.prefix.name, " … ".join(" ".join(part.split()) for part in parts))
+
     def save_recent(self) -> None:
         """Write the list of recent prompts, so that a restart compares with them."""
         try:
@@ -133,6 +153,7 @@ class DiskTier:
     def _recover(self) -> None:
         try:
             self.store.recover()
+            self._words.keep({entry.name for entry in self.store.entries()})
         except OSError as error:
             log.warning("the prefix cache on disk could not be looked through: %s", error)
 
@@ -145,5 +166,7 @@ class _Writer:
 
     def write(self, snapshot: Snapshot) -> int:
         n_bytes = self._tier.store.write(snapshot)
+        if n_bytes:
+            self._tier.describe(snapshot)
         self._tier.save_recent()
         return n_bytes

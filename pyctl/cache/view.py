@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import asdict, dataclass
 
-import numpy as np
-
 from pyctl.cache.ram import RamCache
 from pyctl.cache.report import Totals
 from pyctl.cache.segment import Snapshot
@@ -75,7 +73,7 @@ def view_of(cache: RamCache, totals: Totals, disk: DiskTier | None = None) -> Ca
                 age=now - snapshot.made,
                 idle=now - snapshot.used,
                 pinned=slot.pinned,
-                tail=_tail(snapshot),
+                tail=snapshot.tail(SHOWN),
             )
         )
         known.append(snapshot)
@@ -90,13 +88,3 @@ def view_of(cache: RamCache, totals: Totals, disk: DiskTier | None = None) -> Ca
         tuple(views),
         disk.view() if disk else None,
     )
-
-
-def _tail(snapshot: Snapshot) -> tuple[int, ...]:
-    parts, n = [], 0
-    for segment, last in snapshot.reach.items():
-        parts.append(segment.tokens[: last - segment.start])
-        n += int(parts[-1].size)
-        if n >= SHOWN:
-            break
-    return tuple(np.concatenate(parts[::-1])[-SHOWN:].tolist())

@@ -134,7 +134,11 @@ class Keeper:
         """Put what the disk has before ``found`` if it is deeper, and publish it in RAM."""
         assert self.disk is not None
         best = found[0].n if found else 0
-        snapshot = self.disk.find(known, best, int(known.tokens.size) - 1)
+        try:
+            snapshot = self.disk.find(known, best, int(known.tokens.size) - 1)
+        except (OSError, MemoryError) as error:
+            log.warning("the prefix cache on disk could not be read, evaluating instead: %s", error)
+            snapshot = None
         if snapshot is None:
             return found
         same = last_common_end(ends, seq.ends, seq.shared(known.tokens))

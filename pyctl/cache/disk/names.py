@@ -7,9 +7,22 @@ import re
 import secrets
 from dataclasses import dataclass
 
-__all__ = ["INDEX", "TAG_BYTES", "SegmentName", "StateName", "check_fingerprint", "parse", "temp_name", "temp_pid"]
+__all__ = [
+    "INDEX",
+    "RECENT",
+    "TAG_BYTES",
+    "WORDS",
+    "SegmentName",
+    "StateName",
+    "check_fingerprint",
+    "parse",
+    "temp_name",
+    "temp_pid",
+]
 
 INDEX = "index.sqlite3"
+RECENT = "recent"
+WORDS = "words"
 TAG_BYTES = 8
 
 _FINGERPRINT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
