@@ -1,4 +1,4 @@
-"""What the engine costs besides llama.cpp: its decode loop against a bare loop of llama_decode and greedy sampling.
+"""What the engine costs besides llama.cpp: its decode loop against a bare loop of llama_decode and the same samplers.
 
     python bench/decode.py            # the smallest model, where the engine's share is largest
 
@@ -20,35 +20,37 @@ from pyctl.cache.ram import RamCache
 from pyctl.config import ModelSettings
 from pyctl.engine.engine import Engine, EngineOptions
 from pyctl.engine.llama import LlamaBackend, load
+from pyctl.engine.llama.sampler import LlamaSampler
 from pyctl.engine.request import Done, Failed, Request
 from pyctl.engine.sampling import Sampling
 from pyctl.engine.worker import Worker
 from pyctl.models import builtin_model
 from pyctl.prompt import Prompt, as_tokens
 
+SAMPLING = Sampling(temperature=0.0, ignore_eos=True)
 PROMPT = as_tokens(np.random.default_rng(0).integers(0, 200, 300))
 
 
 def bare(backend: LlamaBackend, n: int) -> float:
-    """Tokens per second of the shortest loop that generates n tokens with the bindings."""
+    """Tokens per second of the shortest loop that generates n tokens with the bindings and the same samplers."""
     backend.clear(0)
     backend.evaluate(0, PROMPT, 0)
-    chain = api.llama_sampler_chain_init(api.llama_sampler_chain_default_params())
-    api.llama_sampler_chain_add(chain, api.llama_sampler_init_greedy())
+    sampler = LlamaSampler(backend._model, backend._ctx, SAMPLING, PROMPT, backend.tokenizer.end_tokens())
+    chain = sampler._chain
     token = (api.llama_token * 1)()
     began = time.perf_counter()
     for _ in range(n):
         token[0] = api.llama_sampler_sample(chain, backend._ctx, -1)
         api.llama_decode(backend._ctx, api.llama_batch_get_one(token, 1))
     elapsed = time.perf_counter() - began
-    api.llama_sampler_free(chain)
+    sampler.close()
     backend.clear(0)
     return n / elapsed
 
 
 def engine(worker: Worker, n: int) -> float:
     """Tokens per second as the engine reports them, text and events included."""
-    request = Request(Prompt(PROMPT), Sampling(temperature=0.0, ignore_eos=True), max_tokens=n, cache_prompt=False)
+    request = Request(Prompt(PROMPT), SAMPLING, max_tokens=n, cache_prompt=False)
     for event in worker.submit(request):
         if isinstance(event, Failed):
             raise event.error

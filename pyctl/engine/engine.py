@@ -145,7 +145,7 @@ class Engine:
             job.ticket.put(Failed(error))
 
     def _decode(self, jobs: list[Job]) -> None:
-        items = [(job.seq.id, *job.wants) for job in jobs if job.seq and job.wants]
+        items = [(job.seq.id, *job.wants) for job in jobs if job.seq is not None and job.wants is not None]
         try:
             self.backend.decode(items)
         except EngineError as error:
@@ -233,26 +233,27 @@ class Engine:
         pending: list[int] = []
         probs: list[TopTokens] = []
         index = 0
+        is_end, piece, put = backend.is_end, backend.piece, ticket.put
         try:
             while True:
                 token = sampler.sample(index)
                 if n_predicted == 0:  # only now has the device done what it was given
                     job.first_token = time.perf_counter()
                 n_predicted += 1
-                if backend.is_end(token):
+                if is_end(token):
                     stop_type = "eos"
                     break
                 pending.append(token)
                 if request.n_probs:
                     probs.append(backend.top_tokens(index, token, request.n_probs))
-                final = text.feed(backend.piece(token))
+                final = text.feed(piece(token))
                 if text.stopping_word:
                     stop_type = "word"
                     ticket.put(Piece(final, tuple(pending), tuple(probs)))
                     pending, probs = [], []
                     break
                 if final:
-                    ticket.put(Piece(final, tuple(pending), tuple(probs)))
+                    put(Piece(final, tuple(pending), tuple(probs)))
                     pending, probs = [], []
                 if n_predicted >= limit:
                     break

@@ -17,17 +17,21 @@ class TextStream:
     def __init__(self, stop: tuple[str, ...] = ()) -> None:
         self.stopping_word = ""
         self._stop = tuple(word for word in stop if word)
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._rest = b""
         self._held = ""
 
     def feed(self, data: bytes) -> str:
         """Text that became final with ``data``; empty after a stop string."""
-        text = self._decoder.decode(data)
+        # The incremental decoder of the library does the same in Python, for every token.
+        data = self._rest + data
+        text, used = codecs.utf_8_decode(data, "replace", False)
+        self._rest = data[used:]
         return self._release(text) if self._stop else text
 
     def flush(self) -> str:
         """What was held back, at the end of the reply; half a character at the end becomes U+FFFD."""
-        text = self._decoder.decode(b"", final=True)
+        text = self._rest.decode("utf-8", "replace")
+        self._rest = b""
         if not self._stop:
             return text
         text = self._release(text) + self._held

@@ -11,7 +11,7 @@ from pyctl.engine.request import Done, Event, Failed, Piece, Request
 
 __all__ = ["Ticket"]
 
-REST_SECONDS = 0.0005
+REST_SECONDS = 0.002
 """A consumer that took a piece of text rests so long before it waits for the next one. Waking a thread costs the one
 that generates some microseconds; pieces that come faster than this are taken together instead."""
 

@@ -22,6 +22,8 @@ from pyctl.prompt import Tokens, as_tokens
 
 __all__ = ["LlamaBackend"]
 
+ONE_OUTPUT = [0]
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -74,10 +76,8 @@ class LlamaBackend:
         batch = self._batch
         for i, (seq, token, position) in enumerate(items):
             batch.tokens[i], batch.positions[i], batch.seqs[i], batch.wanted[i] = token, position, seq, 1
-        n = len(items)
-        self._run(n)
-        if len(self._outputs) != n or self._outputs[0] != 0:
-            self._outputs = list(range(n))
+        self._run(len(items))
+        self._outputs = ONE_OUTPUT if len(items) == 1 else list(range(len(items)))
 
     def _run(self, n: int) -> None:
         self._batch.struct.n_tokens = n
