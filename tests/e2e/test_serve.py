@@ -6,8 +6,9 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
@@ -15,6 +16,8 @@ import openai
 import pytest
 
 from tests.e2e.conftest import Server
+
+ClientOf = Callable[[Server], openai.OpenAI]
 
 SYSTEM = {"role": "system", "content": "You keep the manual. " * 40}
 
@@ -29,15 +32,20 @@ def hybrid(start: Callable[..., Server]) -> Server:
     return start("tiny-hybrid", "--exact", "--alias", "tiny")
 
 
-def client_of(server: Server) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+@pytest.fixture
+def client_of() -> Iterator[Callable[[Server], openai.OpenAI]]:
+    """client_of(server) -> an openai client that is closed after the test."""
+    with ExitStack() as stack:
+        yield lambda server: stack.enter_context(
+            openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        )
 
 
 def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
-def test_a_conversation_is_cached_and_equal_to_an_uncached_one(server: Server) -> None:
+def test_a_conversation_is_cached_and_equal_to_an_uncached_one(server: Server, client_of: ClientOf) -> None:
     client = client_of(server)
     messages: list[Any] = [SYSTEM]
     for turn in range(5):
@@ -57,7 +65,7 @@ def test_a_conversation_is_cached_and_equal_to_an_uncached_one(server: Server) -
         messages.append({"role": "assistant", "content": warm.choices[0].message.content})
 
 
-def test_streaming_gives_the_same_text_and_ends_with_usage(hybrid: Server) -> None:
+def test_streaming_gives_the_same_text_and_ends_with_usage(hybrid: Server, client_of: ClientOf) -> None:
     client = client_of(hybrid)
     fields: dict[str, Any] = {"model": "any", "messages": [SYSTEM, user("Hello there")], "max_tokens": 30, "seed": 5}
     whole = client.chat.completions.create(**fields)
@@ -70,7 +78,7 @@ def test_streaming_gives_the_same_text_and_ends_with_usage(hybrid: Server) -> No
     assert set(reasons[:-1]) == {None}
 
 
-def test_models_props_tokenize_and_templates(hybrid: Server) -> None:
+def test_models_props_tokenize_and_templates(hybrid: Server, client_of: ClientOf) -> None:
     assert [model.id for model in client_of(hybrid).models.list()] == ["tiny"]
     props = httpx.get(f"{hybrid.url}/props").json()
     assert props["total_slots"] == 1
