@@ -30,12 +30,13 @@ public:
         }
     }
 
-    size_t total() {
+    // How many would be taken for `size` bytes: those that hold them and waste at most an eighth.
+    size_t count(size_t size) {
         const std::lock_guard<std::mutex> lock(mutex_);
-        return total_;
+        return std::distance(free_.lower_bound(size), free_.upper_bound(size + size / 8));
     }
 
-    // The smallest one that holds `size` bytes and wastes at most an eighth of it, or null.
+    // The smallest of these, or null.
     ggml_backend_buffer_t take(size_t size) {
         const std::lock_guard<std::mutex> lock(mutex_);
         const auto                        found = free_.lower_bound(size);
@@ -52,6 +53,10 @@ public:
         const size_t size = ggml_backend_buffer_get_size(buffer);
         {
             const std::lock_guard<std::mutex> lock(mutex_);
+            // Large ones are odd sizes; small ones come again.
+            while (total_ + size > limit_ && !free_.empty() && free_.rbegin()->first > size) {
+                drop(std::prev(free_.end()));
+            }
             if (total_ + size <= limit_) {
                 free_.emplace(size, buffer);
                 total_ += size;
@@ -135,7 +140,7 @@ void register_host_buffer(py::module_ & m) {
              py::call_guard<py::gil_scoped_release>())
         .def_static("keep", [](size_t bytes) { buffer_pool::instance().set_limit(bytes); }, py::arg("bytes"),
                     py::call_guard<py::gil_scoped_release>())
-        .def_static("kept", [] { return buffer_pool::instance().total(); })
+        .def_static("kept", [](size_t size) { return buffer_pool::instance().count(size); }, py::arg("size"))
         .def_property_readonly("pinned", &host_buffer::pinned)
         .def("__len__", &host_buffer::size)
         .def_buffer([](host_buffer & self) {

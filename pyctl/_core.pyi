@@ -32,8 +32,8 @@ class HostBuffer:
         """Hold at most so many bytes of released pinned memory; 0, the start value, gives all back at once."""
 
     @staticmethod
-    def kept() -> int:
-        """Bytes of released pinned memory that wait to be used again."""
+    def kept(size: int) -> int:
+        """How many pieces of released pinned memory wait to be used again for ``size`` bytes."""
 
     def __init__(self, size: int, pinned: bool = True) -> None: ...
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from pyctl.config import ModelSettings
 from pyctl.engine.llama import Loaded, load
 from pyctl.models import SHAPES, cached_model
 
-ROOT = Path(__file__).resolve().parent.parent
+# A runner that was started in the background may have left SIGINT ignored, for us and for every child.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -36,5 +36,6 @@ def test_host_buffers_are_writable_memory() -> None:
     assert len(buffer) == view.nbytes == 1000
     view[:] = bytes(range(250)) * 4
     assert bytes(view[:250]) == bytes(range(250))
+    assert native.HostBuffer.kept(1000) == 0, "plain memory is not held"
     with pytest.raises(ValueError, match="at least one byte"):
         native.HostBuffer(0)

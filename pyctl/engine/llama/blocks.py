@@ -32,6 +32,6 @@ class Blocks:
 
     def spare(self, size: int) -> None:
         """Pin memory for the states of the next turn, ``size`` bytes each, unless enough is kept."""
-        if self.pinned and size and HostBuffer.kept() < SPARES * size <= KEPT_BYTES:
+        if self.pinned and size and SPARES * size <= KEPT_BYTES and HostBuffer.kept(size) < SPARES:
             # Released at once, all of them are kept.
             _ = [HostBuffer(size) for _ in range(SPARES)]
