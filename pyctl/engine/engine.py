@@ -173,7 +173,7 @@ class Engine:
     # -- one request -------------------------------------------------------------------------------------------------
 
     def _serve(self, job: Job, seq: LiveSeq) -> Steps:
-        """The whole way of a request; see DESIGN 3 for the steps."""
+        """The whole way of a request: restore, evaluate batch by batch, save at cuts, generate, report."""
         request, ticket = job.ticket.request, job.ticket
         prompt, tokens = request.prompt, request.prompt.tokens
         started = time.perf_counter()
