@@ -75,10 +75,9 @@ class DiskTier:
 
     def find(self, prompt: Comparison, above: int, limit: int) -> Snapshot | None:
         """The deepest stored snapshot of ``prompt`` with ``above`` < n <= ``limit`` that reads back whole."""
-        for n in sorted(self.store.lengths(), reverse=True):
-            if not above < n <= limit:
-                continue
-            prefix = prompt.prefix(n)
+        lengths = sorted(n for n in self.store.lengths() if above < n <= limit)
+        # Named in ascending order, all prefixes cost one pass over the prompt.
+        for prefix in reversed([prompt.prefix(n) for n in lengths]):
             if self.store.contains(prefix):
                 snapshot = self.store.read(prefix, prompt.tokens)
                 if snapshot is not None:

@@ -105,8 +105,33 @@ class Keeper:
         return Turn(known, tuple(cuts), used, persist)
 
     def save(self, seq: LiveSeq, turn: Turn, report: Report) -> None:
-        """Take a snapshot at the end of ``seq``, which is a cut of ``turn``."""
-        self._save(seq, turn.known, turn.used, report)
+        """Take a snapshot at the end of ``seq``, with whose tokens ``turn.known`` begins.
+
+        It takes the rows since the last one, and the state; what the turn uses is no victim.
+        """
+        began = time.perf_counter()
+        backend = self.backend
+        parent, covered = self._saved(seq, turn.known)
+        prefix = turn.known.prefix(seq.n)
+        n_bytes = backend.rows_size(covered, seq.n) + backend.state_size(seq.id)
+        reservation = self.cache.prepare(prefix, n_bytes, turn.used)
+        if reservation is None:
+            return
+        try:
+            with reservation:
+                segment = parent
+                if segment is None or covered < seq.n:
+                    rows = backend.save_rows(seq.id, covered, seq.n)
+                    segment = Segment(
+                        covered, as_tokens(seq.tokens[covered:]), rows, parent, ends_within(seq.ends, covered)
+                    )
+                snapshot = Snapshot(prefix, segment, backend.save_state(seq.id, seq.n), exact=seq.n_exact == seq.n)
+                if reservation.confirm(snapshot):
+                    seq.keep(segment, seq.n)
+                    report.n_saved += 1
+        except (StateError, MemoryError) as error:
+            log.warning("no snapshot at %d: %s", seq.n, error)
+        report.save_ms += (time.perf_counter() - began) * 1e3
 
     def persist(self, turn: Turn) -> None:
         """Send to disk what the policy chose of the prompt, as far as there are snapshots of it."""
@@ -181,7 +206,7 @@ class Keeper:
         _, covered = seq.saved()
         exact = seq.n_exact == seq.n
         if seq.cached and shared < seq.n_prompt and seq.n - covered >= PARK_MIN and (exact or not self.options.exact):
-            self._save(seq, Comparison(seq.tokens), spared, report)
+            self.save(seq, Turn(Comparison(seq.tokens), used=spared), report)
 
     def _saved(self, seq: LiveSeq, known: Comparison) -> tuple[Segment | None, int]:
         """The deepest segment that holds rows of ``seq``, and how many: its own, or those of a snapshot beside it."""
@@ -193,32 +218,3 @@ class Keeper:
                 seq.keep(other.segment_at(common), common)
                 return seq.saved()
         return segment, covered
-
-    def _save(self, seq: LiveSeq, known: Comparison, spared: tuple[Snapshot, ...], report: Report) -> None:
-        """Take a snapshot at the end of ``seq``: the rows since the last one, and the state.
-
-        ``known`` begins with the tokens of ``seq``.
-        """
-        began = time.perf_counter()
-        backend = self.backend
-        parent, covered = self._saved(seq, known)
-        prefix = known.prefix(seq.n)
-        n_bytes = backend.rows_size(covered, seq.n) + backend.state_size(seq.id)
-        reservation = self.cache.prepare(prefix, n_bytes, spared)
-        if reservation is None:
-            return
-        try:
-            with reservation:
-                segment = parent
-                if segment is None or covered < seq.n:
-                    rows = backend.save_rows(seq.id, covered, seq.n)
-                    segment = Segment(
-                        covered, as_tokens(seq.tokens[covered:]), rows, parent, ends_within(seq.ends, covered)
-                    )
-                snapshot = Snapshot(prefix, segment, backend.save_state(seq.id, seq.n), exact=seq.n_exact == seq.n)
-                if reservation.confirm(snapshot):
-                    seq.keep(segment, seq.n)
-                    report.n_saved += 1
-        except (StateError, MemoryError) as error:
-            log.warning("no snapshot at %d: %s", seq.n, error)
-        report.save_ms += (time.perf_counter() - began) * 1e3
