@@ -90,7 +90,7 @@ class Keeper:
         spared = tuple(candidate.snapshot for candidate in found if candidate.snapshot is not None)
         self._leave(seq, seq.shared(prompt.tokens), spared, report)
         seq.cached = True
-        if self.disk is not None:
+        if self.disk is not None and (request.disk_policy or self.disk.policy).kind != "off":
             found = self._with_disk(known, ends, seq, found)
         used = self._first_that_works(found, prompt, ends, seq, report)
         report.restore_ms = (time.perf_counter() - began) * 1e3

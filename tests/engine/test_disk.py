@@ -110,6 +110,19 @@ def test_a_request_can_stay_off_the_disk(tmp_path: Path) -> None:
     engine.keeper.close()
 
 
+def test_off_reads_nothing_either(tmp_path: Path) -> None:
+    prompt = chat((1, 300), (2, 240))
+    engine = engine_on(tmp_path, "hybrid")
+    ask(engine, prompt)
+    engine.keeper.close()
+    engine = engine_on(tmp_path, "hybrid")
+    assert ask(engine, prompt, disk_policy=DiskPolicy("off")).done.report.source == "none"
+    engine.keeper.close()
+    engine = engine_on(tmp_path, "hybrid", "off")
+    assert ask(engine, prompt).done.report.source == "none"
+    engine.keeper.close()
+
+
 def test_random_branches_over_many_restarts(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     conversations = [[(i % 2, 300)] for i in range(4)]
