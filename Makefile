@@ -30,7 +30,7 @@ lint: install
 
 # Tables go to bench/results. LLAMA_SERVER=/path/to/llama-server puts that server beside ours.
 bench: install
-	cd bench && for script in kv ttft batch decode controller policy codec disk; do ../$(BIN)/python $$script.py --keep || exit 1; done
+	cd bench && for script in exact kv ttft batch decode controller policy codec disk; do ../$(BIN)/python $$script.py --keep || exit 1; done
 	cd bench && ../$(BIN)/python replay.py --keep $(if $(LLAMA_SERVER),--llama-server $(LLAMA_SERVER))
 
 build: .venv/bin/pip
