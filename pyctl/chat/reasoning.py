@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
-__all__ = ["THINK", "Delta", "ReasoningSplitter", "ReasoningTags", "Where"]
+__all__ = ["THINK", "CallDelta", "Delta", "ReasoningSplitter", "ReasoningTags", "Where"]
 
 Where: TypeAlias = Literal["start", "reasoning", "content"]
 """Where a reply begins: at its very start, inside a reasoning block that the prompt has opened, or behind one."""
@@ -23,11 +23,25 @@ class ReasoningTags:
 THINK = ReasoningTags("<think>", "</think>", ("<tool_call>",))
 
 
+@dataclass(frozen=True)
+class CallDelta:
+    """More of tool call number ``index`` of a reply; the first of each has its ``id`` and ``name``, no other has.
+
+    ``arguments`` is JSON text to append.
+    """
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
 class Delta(NamedTuple):
-    """Text to append to each part."""
+    """Text to append to each part of a reply, and more of its tool calls."""
 
     reasoning: str = ""
     content: str = ""
+    calls: tuple[CallDelta, ...] = ()
 
 
 class ReasoningSplitter:

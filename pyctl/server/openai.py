@@ -7,9 +7,9 @@ import string
 import time
 from typing import Any
 
-from pyctl.chat.format import Turn
-from pyctl.chat.reasoning import Delta, ReasoningSplitter
+from pyctl.chat.reasoning import Delta
 from pyctl.engine.request import Done, Piece, Progress, Request
+from pyctl.server.chat import ChatJob
 from pyctl.server.json import encode
 from pyctl.server.native import NativeReply
 from pyctl.server.options import Options
@@ -71,27 +71,17 @@ class ChatReply(_OpenAIReply):
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 
-    def __init__(
-        self,
-        service: Service,
-        request: Request,
-        options: Options,
-        identity: Identity,
-        turn: Turn,
-        splitter: ReasoningSplitter,
-        opened: str,
-    ) -> None:
-        """``opened`` is text of the prompt that the content begins with."""
-        super().__init__(service, request, options, identity, text=turn.text)
-        self._splitter = splitter
-        self._opened = opened
+    def __init__(self, service: Service, job: ChatJob, identity: Identity, index: int = 0) -> None:
+        super().__init__(service, job.request, job.options, identity, index, job.turn.text)
+        self._splitter = job.splitter
+        self._opened = job.opened
         self._said_role = False
         self._held_probs: list[TokenProbs] = []
         self._before = b'{"choices":[{"finish_reason":null,"index":%d,"delta":' % self.index
         self._content_before = self._before + b'{"content":'
         self._reasoning_before = self._before + b'{"reasoning_content":'
         self._after = b"}}]" + self._tail + b"}"
-        self._plain = not options.timings_per_token and not request.n_probs
+        self._plain = not self.options.timings_per_token and not self.request.n_probs
 
     def progress_frames(self, progress: Progress) -> bytes:
         return self._chunk(_ROLE, extras=self.extras(progress))

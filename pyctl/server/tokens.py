@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pyctl.errors import RequestError
-from pyctl.server.completions import chat_turn
+from pyctl.server.chat import chat_turn
 from pyctl.server.fields import Fields
 from pyctl.server.json import JsonResponse
 from pyctl.server.prompts import mixed
