@@ -22,6 +22,30 @@ py::buffer_info bytes_of(const py::buffer & buffer, bool writable) {
     return info;
 }
 
+// A kv_state and the buffers that its copies have yet to read or fill.
+struct bound_state {
+    bound_state(uintptr_t ctx, llama_seq_id seq) : state(reinterpret_cast<llama_context *>(ctx), seq) {}
+
+    void hold(py::buffer_info && info) {
+        if (state.beside()) {
+            in_flight.push_back(std::move(info));
+        }
+    }
+
+    void finish() {
+        {
+            const py::gil_scoped_release release;
+            state.finish();
+        }
+        in_flight.clear();
+    }
+
+    ~bound_state() { state.finish(); }
+
+    kv_state                     state;
+    std::vector<py::buffer_info> in_flight;
+};
+
 size_t n_bytes(const py::buffer_info & info) {
     return static_cast<size_t>(info.size) * static_cast<size_t>(info.itemsize);
 }
@@ -29,37 +53,39 @@ size_t n_bytes(const py::buffer_info & info) {
 }  // namespace
 
 void register_kv_state(py::module_ & m) {
-    py::class_<kv_state>(m, "KVState")
-        .def(py::init([](uintptr_t ctx, llama_seq_id seq) {
-                 return new kv_state(reinterpret_cast<llama_context *>(ctx), seq);
-             }),
-             py::arg("ctx"), py::arg("seq") = 0)
+    py::class_<bound_state>(m, "KVState")
+        .def(py::init<uintptr_t, llama_seq_id>(), py::arg("ctx"), py::arg("seq") = 0)
         .def_property_readonly("kind",
-                               [](const kv_state & self) {
-                                   switch (self.kind()) {
+                               [](const bound_state & self) {
+                                   switch (self.state.kind()) {
                                        case memory_kind::attention: return "attention";
                                        case memory_kind::hybrid:    return "hybrid";
                                        default:                     return "whole";
                                    }
                                })
-        .def_property_readonly("layout", &kv_state::describe)
-        .def_property_readonly("layout_hash", &kv_state::layout)
-        .def_property_readonly("row_bytes", &kv_state::row_bytes)
-        .def_property_readonly("n_layers", &kv_state::n_layers)
-        .def_property_readonly("transposed", &kv_state::transposed)
-        .def("n_rows", &kv_state::n_rows, py::arg("seq"))
-        .def("ordered", &kv_state::ordered, py::arg("seq"))
-        .def("rows_size", &kv_state::rows_size, py::arg("p0"), py::arg("p1"))
+        .def_property_readonly("layout", [](const bound_state & self) { return self.state.describe(); })
+        .def_property_readonly("layout_hash", [](const bound_state & self) { return self.state.layout(); })
+        .def_property_readonly("row_bytes", [](const bound_state & self) { return self.state.row_bytes(); })
+        .def_property_readonly("n_layers", [](const bound_state & self) { return self.state.n_layers(); })
+        .def_property_readonly("transposed", [](const bound_state & self) { return self.state.transposed(); })
+        .def_property_readonly("beside", [](const bound_state & self) { return self.state.beside(); })
+        .def("n_rows", [](const bound_state & self, llama_seq_id seq) { return self.state.n_rows(seq); }, py::arg("seq"))
+        .def("ordered", [](const bound_state & self, llama_seq_id seq) { return self.state.ordered(seq); }, py::arg("seq"))
+        .def("rows_size", [](const bound_state & self, int64_t p0, int64_t p1) { return self.state.rows_size(p0, p1); },
+             py::arg("p0"), py::arg("p1"))
         .def("save_rows",
-             [](const kv_state & self, llama_seq_id seq, int64_t p0, int64_t p1, const py::buffer & out) {
-                 const py::buffer_info info = bytes_of(out, true);
-                 // The copies touch no Python object; `info` keeps the buffer alive.
-                 const py::gil_scoped_release release;
-                 self.save_rows(seq, p0, p1, static_cast<uint8_t *>(info.ptr), n_bytes(info));
+             [](bound_state & self, llama_seq_id seq, int64_t p0, int64_t p1, const py::buffer & out) {
+                 py::buffer_info info = bytes_of(out, true);
+                 {
+                     // The copies touch no Python object; `info` keeps the buffer alive.
+                     const py::gil_scoped_release release;
+                     self.state.save_rows(seq, p0, p1, static_cast<uint8_t *>(info.ptr), n_bytes(info));
+                 }
+                 self.hold(std::move(info));
              },
              py::arg("seq"), py::arg("p0"), py::arg("p1"), py::arg("out"))
         .def("load_rows",
-             [](kv_state & self, llama_seq_id seq, int64_t p0, const std::vector<std::tuple<py::buffer, int64_t, int64_t>> & spans) {
+             [](bound_state & self, llama_seq_id seq, int64_t p0, const std::vector<std::tuple<py::buffer, int64_t, int64_t>> & spans) {
                  std::vector<py::buffer_info> infos;
                  std::vector<row_span>        parts;
                  infos.reserve(spans.size());
@@ -67,25 +93,37 @@ void register_kv_state(py::module_ & m) {
                      infos.push_back(bytes_of(buffer, false));
                      parts.push_back({ static_cast<const uint8_t *>(infos.back().ptr), n_bytes(infos.back()), first, last });
                  }
-                 const py::gil_scoped_release release;
-                 self.load_rows(seq, p0, parts);
+                 {
+                     const py::gil_scoped_release release;
+                     self.state.load_rows(seq, p0, parts);
+                 }
+                 for (py::buffer_info & info : infos) {
+                     self.hold(std::move(info));
+                 }
              },
              py::arg("seq"), py::arg("p0"), py::arg("spans"))
-        .def("state_size", &kv_state::state_size, py::arg("seq"))
+        .def("state_size", [](const bound_state & self, llama_seq_id seq) { return self.state.state_size(seq); }, py::arg("seq"))
         .def("save_state",
-             [](const kv_state & self, llama_seq_id seq, int64_t n, const py::buffer & out) {
-                 const py::buffer_info        info = bytes_of(out, true);
-                 const py::gil_scoped_release release;
-                 self.save_state(seq, n, static_cast<uint8_t *>(info.ptr), n_bytes(info));
+             [](bound_state & self, llama_seq_id seq, int64_t n, const py::buffer & out) {
+                 py::buffer_info info = bytes_of(out, true);
+                 {
+                     const py::gil_scoped_release release;
+                     self.state.save_state(seq, n, static_cast<uint8_t *>(info.ptr), n_bytes(info));
+                 }
+                 self.hold(std::move(info));
              },
              py::arg("seq"), py::arg("n"), py::arg("out"))
         .def("load_state",
-             [](kv_state & self, llama_seq_id seq, int64_t n, const py::buffer & data) {
-                 const py::buffer_info        info = bytes_of(data, false);
-                 const py::gil_scoped_release release;
-                 self.load_state(seq, n, static_cast<const uint8_t *>(info.ptr), n_bytes(info));
+             [](bound_state & self, llama_seq_id seq, int64_t n, const py::buffer & data) {
+                 py::buffer_info info = bytes_of(data, false);
+                 {
+                     const py::gil_scoped_release release;
+                     self.state.load_state(seq, n, static_cast<const uint8_t *>(info.ptr), n_bytes(info));
+                 }
+                 self.hold(std::move(info));
              },
              py::arg("seq"), py::arg("n"), py::arg("data"))
-        .def("rewind", &kv_state::rewind, py::arg("seq"), py::arg("n"))
-        .def("clear", &kv_state::clear, py::arg("seq"));
+        .def("rewind", [](bound_state & self, llama_seq_id seq, int64_t n) { self.state.rewind(seq, n); }, py::arg("seq"), py::arg("n"))
+        .def("clear", [](bound_state & self, llama_seq_id seq) { self.state.clear(seq); }, py::arg("seq"))
+        .def("finish", &bound_state::finish);
 }

@@ -73,6 +73,44 @@ kv_state::kv_state(llama_context * context, llama_seq_id seq) : ctx(context) {
         }
     }
     layout_hash = fnv1a(description);
+
+    std::vector<ggml_tensor *> tensors;
+    for (const auto * parts : { &k_parts, &v_parts }) {
+        plan_planes(*parts);
+        for (const row_part & part : *parts) {
+            tensors.push_back(part.tensor);
+        }
+    }
+    for (const io_step & step : recurrent_steps) {
+        if (step.tensor != nullptr) {
+            tensors.push_back(step.tensor);
+        }
+    }
+    copies = std::make_unique<transfer>(ctx, tensors, recurrent_bytes);
+}
+
+// Joins parts of one shape whose tensors lie at equal distances in one buffer.
+void kv_state::plan_planes(const std::vector<row_part> & parts) {
+    const size_t n_ctx = parts.empty() ? 0 : attn->get_size();
+    for (size_t i = 0; i < parts.size();) {
+        const row_part & first  = parts[i];
+        const auto       at     = [&](size_t j) { return static_cast<const uint8_t *>(parts[j].tensor->data); };
+        const auto       stride = i + 1 < parts.size() ? at(i + 1) - at(i) : 0;
+        size_t           n      = 1;
+        while (first.n_embd == 1 && stride > 0 && i + n < parts.size() && parts[i + n].row == first.row &&
+               buffer_of(parts[i + n].tensor) == buffer_of(first.tensor) && at(i + n) - at(i + n - 1) == stride) {
+            ++n;
+        }
+        // Copies are checked against the size of the tensor, so this one has to reach to the end of the last.
+        const size_t size = at(i + n - 1) - at(i) + ggml_nbytes(parts[i + n - 1].tensor);
+        row_plane    plane{ bytes_of(first.tensor, 0, size), first.row, n, n > 1 ? static_cast<size_t>(stride) : 0 };
+        if (first.n_embd > 1) {
+            plane.count  = first.n_embd;
+            plane.stride = n_ctx * first.row;
+        }
+        planes.push_back(plane);
+        i += n;
+    }
 }
 
 void kv_state::discover_attention(llama_seq_id seq) {
@@ -223,37 +261,46 @@ size_t kv_state::rows_size(int64_t p0, int64_t p1) const {
     return sizeof(block_header) + static_cast<size_t>(p1 - p0) * bytes_per_row;
 }
 
-void kv_state::save_rows(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size) const {
+void kv_state::save_rows(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size) {
     check_seq(seq);
     if (size != rows_size(p0, p1)) {
         throw std::invalid_argument("rows " + range_text(p0, p1) + " need a buffer of " +
                                     std::to_string(rows_size(p0, p1)) + " bytes, not " + std::to_string(size));
     }
     const auto runs = runs_of(seq, p0, p1);
-    llama_synchronize(ctx);
     put_header(out, "ROWS", p0, p1);
 
-    const size_t n   = static_cast<size_t>(p1 - p0);
-    uint8_t *    dst = out + sizeof(block_header);
-    const auto & cells = attn->get_cells(seq);
     if (has_ext) {
+        const auto & cells = attn->get_cells(seq);
+        uint8_t *    dst   = out + sizeof(block_header);
         for (const run & r : runs) {
             for (int64_t i = 0; i < r.count; ++i) {
                 const llama_kv_cell_ext ext = cells.ext_get(r.cell + i);
                 std::memcpy(dst + (r.pos + i - p0) * sizeof(ext), &ext, sizeof(ext));
             }
         }
-        dst += n * sizeof(llama_kv_cell_ext);
     }
-    for (const auto * parts : { &k_parts, &v_parts }) {
-        for (const row_part & part : *parts) {
-            for (size_t j = 0; j < part.n_embd; ++j, dst += n * part.row) {
-                for (const run & r : runs) {
-                    ggml_backend_tensor_get(part.tensor, dst + (r.pos - p0) * part.row,
-                                            (j * cells.size() + r.cell) * part.row, r.count * part.row);
-                }
+    copies->save_begin();
+    each_strip(runs, p0, p1, p0, p1, [&](const strip & s, size_t at) { copies->save(s, out + at); });
+}
+
+// Calls `move(strip, offset in a block of rows [p0, p1))` for positions [first, last) of every plane.
+template <typename F>
+void kv_state::each_strip(const std::vector<run> & runs, int64_t p0, int64_t p1, int64_t first, int64_t last,
+                          const F & move) {
+    const size_t n  = static_cast<size_t>(p1 - p0);
+    size_t       at = sizeof(block_header) + (has_ext ? n * sizeof(llama_kv_cell_ext) : 0);
+    for (row_plane & plane : planes) {
+        for (const run & r : runs) {
+            const int64_t from = std::max(r.pos, first);
+            const int64_t to   = std::min(r.pos + r.count, last);
+            if (from < to) {
+                strip s{ &plane.tensor, (r.cell + (from - r.pos)) * plane.row,
+                         (to - from) * plane.row, plane.count, plane.stride, n * plane.row };
+                move(s, at + (from - p0) * plane.row);
             }
         }
+        at += plane.count * n * plane.row;
     }
 }
 
@@ -287,14 +334,17 @@ void kv_state::load_rows(llama_seq_id seq, int64_t p0, const std::vector<row_spa
     if (at > static_cast<int64_t>(attn->get_size())) {
         throw std::invalid_argument(std::to_string(at) + " rows do not fit a context of " + std::to_string(attn->get_size()));
     }
-    llama_synchronize(ctx);
+    copies->load_begin();
     // The library reads whole sequences only. An empty one can be read in place; others take over from the scratch one.
     const llama_seq_id target = p0 == 0 ? seq : scratch_seq;
     claim_cells(target, spans);
     const auto runs = runs_of(target, p0, at);
     for (const row_span & span : spans) {
-        copy_in(runs, span);
+        const block_header header = get_header(span.data, span.size, "ROWS");
+        each_strip(runs, header.p0, header.p1, span.first, span.last,
+                   [&](const strip & s, size_t offset) { copies->load(s, span.data + offset); });
     }
+    copies->load_end();
     if (target == scratch_seq) {
         attn->seq_cp(scratch_seq, seq, -1, -1);
         attn->seq_rm(scratch_seq, -1, -1);
@@ -339,30 +389,8 @@ void kv_state::claim_cells(llama_seq_id seq, const std::vector<row_span> & spans
             append(plain, uint64_t(part.row));
         }
     }
-    stream_reader reader(std::move(plain), nullptr, 0);
+    stream_reader reader(std::move(plain), nullptr, nullptr, 0);
     attn->state_read(reader, seq);
-}
-
-// Copies the rows of one span to the cells that hold their positions.
-void kv_state::copy_in(const std::vector<run> & runs, const row_span & span) const {
-    const block_header header = get_header(span.data, span.size, "ROWS");
-    const size_t       n      = static_cast<size_t>(header.p1 - header.p0);
-    const size_t       n_ctx  = attn->get_size();
-    const uint8_t *    src    = span.data + sizeof(block_header) + (has_ext ? n * sizeof(llama_kv_cell_ext) : 0);
-    for (const auto * parts : { &k_parts, &v_parts }) {
-        for (const row_part & part : *parts) {
-            for (size_t j = 0; j < part.n_embd; ++j, src += n * part.row) {
-                for (const run & r : runs) {
-                    const int64_t first = std::max(r.pos, span.first);
-                    const int64_t last  = std::min(r.pos + r.count, span.last);
-                    if (first < last) {
-                        ggml_backend_tensor_set(part.tensor, src + (first - header.p0) * part.row,
-                                                (j * n_ctx + r.cell + (first - r.pos)) * part.row, (last - first) * part.row);
-                    }
-                }
-            }
-        }
-    }
 }
 
 size_t kv_state::state_size(llama_seq_id seq) const {
@@ -375,7 +403,7 @@ size_t kv_state::state_size(llama_seq_id seq) const {
     return sizeof(block_header) + llama_state_seq_get_size(ctx, seq);
 }
 
-void kv_state::save_state(llama_seq_id seq, int64_t n, uint8_t * out, size_t size) const {
+void kv_state::save_state(llama_seq_id seq, int64_t n, uint8_t * out, size_t size) {
     check_seq(seq);
     if (kind_ == memory_kind::attention) {
         throw std::invalid_argument("this model has no state besides its rows");
@@ -389,15 +417,26 @@ void kv_state::save_state(llama_seq_id seq, int64_t n, uint8_t * out, size_t siz
     if (size != state_size(seq)) {
         throw std::invalid_argument("the state needs a buffer of " + std::to_string(state_size(seq)) + " bytes, not " + std::to_string(size));
     }
-    llama_synchronize(ctx);
     if (recr != nullptr) {
-        tensor_writer writer(out + sizeof(block_header), recurrent_bytes);
-        recr->state_write(writer, seq);
-        if (writer.n_bytes() != recurrent_bytes) {
-            throw std::runtime_error("llama.cpp wrote less recurrent state than before");
+        recorder stream;
+        recr->state_write(stream, seq);
+        std::vector<strip> strips;
+        size_t             n_bytes = 0;
+        for (const io_step & step : stream.steps) {
+            if (step.tensor != nullptr) {
+                strips.push_back({ step.tensor, step.offset, step.size });
+                n_bytes += step.size;
+            }
         }
-    } else if (llama_state_seq_get_data(ctx, out + sizeof(block_header), size - sizeof(block_header), seq) == 0) {
-        throw std::runtime_error("llama.cpp could not write the state of the sequence");
+        if (n_bytes != recurrent_bytes) {
+            throw std::runtime_error("llama.cpp wrote another amount of recurrent state than before");
+        }
+        copies->save_staged(strips, out + sizeof(block_header));
+    } else {
+        llama_synchronize(ctx);
+        if (llama_state_seq_get_data(ctx, out + sizeof(block_header), size - sizeof(block_header), seq) == 0) {
+            throw std::runtime_error("llama.cpp could not write the state of the sequence");
+        }
     }
     put_header(out, "STAT", 0, n);
 }
@@ -431,9 +470,10 @@ void kv_state::load_state(llama_seq_id seq, int64_t n, const uint8_t * data, siz
                 plain.insert(plain.end(), step.bytes.begin(), step.bytes.end());
             }
         }
-        llama_synchronize(ctx);
-        stream_reader reader(std::move(plain), data + sizeof(block_header), recurrent_bytes);
+        copies->load_begin();
+        stream_reader reader(std::move(plain), copies.get(), data + sizeof(block_header), recurrent_bytes);
         recr->state_read(reader, seq);
+        copies->load_end();
         return;
     }
     llama_synchronize(ctx);
@@ -458,10 +498,12 @@ void kv_state::rewind(llama_seq_id seq, int64_t n) {
         return;
     }
     check_rows();
+    finish();  // cells that are given up may be filled again
     attn->seq_rm(seq, static_cast<llama_pos>(n), -1);
 }
 
 void kv_state::clear(llama_seq_id seq) {
     check_seq(seq);
+    finish();
     llama_memory_seq_rm(llama_get_memory(ctx), seq, -1, -1);
 }

@@ -8,10 +8,12 @@
 #pragma once
 
 #include "state_io.h"
+#include "transfer.h"
 
 #include "llama.h"
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -41,6 +43,15 @@ struct row_part {
     size_t        per_token() const { return row * n_embd; }
 };
 
+// `count` pieces of one token's `row` bytes each, a `stride` apart on the device: tensors of the same kind that lie at
+// equal distances, such as K of all layers, are one of these, and rows of all move in one copy.
+struct row_plane {
+    ggml_tensor tensor;   // from the first piece to the end of the last
+    size_t      row;
+    size_t      count;
+    size_t      stride;
+};
+
 // A part of a saved block of rows: positions [first, last) out of the block at `data`.
 struct row_span {
     const uint8_t * data;
@@ -49,6 +60,7 @@ struct row_span {
     int64_t         last;
 };
 
+// What is saved and loaded may still be on its way when a function returns, see transfer.h: `finish` waits for it.
 class kv_state {
 public:
     // `seq` must hold at least one token: the layout is read from what the library writes for it.
@@ -65,15 +77,18 @@ public:
     bool    ordered(llama_seq_id seq) const;
 
     size_t rows_size(int64_t p0, int64_t p1) const;
-    void   save_rows(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size) const;
+    void   save_rows(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size);
     void   load_rows(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans);
 
     size_t state_size(llama_seq_id seq) const;
-    void   save_state(llama_seq_id seq, int64_t n, uint8_t * out, size_t size) const;
+    void   save_state(llama_seq_id seq, int64_t n, uint8_t * out, size_t size);
     void   load_state(llama_seq_id seq, int64_t n, const uint8_t * data, size_t size);
 
     void rewind(llama_seq_id seq, int64_t n);
     void clear(llama_seq_id seq);
+
+    bool beside() const { return copies->beside(); }
+    void finish() { copies->finish(); }
 
 private:
     llama_context *          ctx;
@@ -86,6 +101,9 @@ private:
     size_t                bytes_per_row = 0;  // over all parts, extra positions included
     std::vector<row_part> k_parts;
     std::vector<row_part> v_parts;
+    std::vector<row_plane> planes;  // in the order of a block's bytes
+
+    std::unique_ptr<transfer> copies;
 
     std::vector<io_step> recurrent_steps;  // as written for one cell
     size_t               recurrent_bytes = 0;
@@ -104,7 +122,9 @@ private:
     void check_rows() const;
 
     void claim_cells(llama_seq_id seq, const std::vector<row_span> & spans);
-    void copy_in(const std::vector<run> & runs, const row_span & span) const;
+    void plan_planes(const std::vector<row_part> & parts);
+    template <typename F>
+    void each_strip(const std::vector<run> & runs, int64_t p0, int64_t p1, int64_t first, int64_t last, const F & move);
     void put_header(uint8_t * out, const char * magic, int64_t p0, int64_t p1) const;
     block_header get_header(const uint8_t * data, size_t size, const char * magic) const;
 };

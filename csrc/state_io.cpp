@@ -11,15 +11,6 @@ void recorder::write_tensor(ggml_tensor * tensor, size_t offset, size_t size) {
     total += size;
 }
 
-void tensor_writer::write_tensor(ggml_tensor * tensor, size_t offset, size_t size) {
-    if (size > left) {
-        throw std::runtime_error("llama.cpp wrote more state than it had announced");
-    }
-    ggml_backend_tensor_get(tensor, dst + done, offset, size);
-    done += size;
-    left -= size;
-}
-
 void stream_reader::read(void * dst, size_t size) {
     if (at + size > plain.size()) {
         throw std::runtime_error("llama.cpp asked for more state than was prepared");
@@ -29,13 +20,13 @@ void stream_reader::read(void * dst, size_t size) {
 }
 
 void stream_reader::read_tensor(ggml_tensor * tensor, size_t offset, size_t size) {
-    if (src == nullptr) {
+    if (copies == nullptr) {
         return;
     }
     if (size > left) {
         throw std::runtime_error("llama.cpp asked for more tensor data than was given");
     }
-    ggml_backend_tensor_set(tensor, src, offset, size);
+    copies->load({ tensor, offset, size }, src);
     src += size;
     left -= size;
 }

@@ -2,6 +2,8 @@
 // modules write and read themselves, and nothing of rows, positions or policy.
 #pragma once
 
+#include "transfer.h"
+
 #include "llama-io.h"
 
 #include "ggml-backend.h"
@@ -33,26 +35,11 @@ private:
     size_t total = 0;
 };
 
-// Copies tensor data straight into the caller's buffer and drops everything else.
-class tensor_writer : public llama_io_write_i {
-public:
-    tensor_writer(uint8_t * dst, size_t size) : dst(dst), left(size) {}
-
-    void   write(const void *, size_t) override {}
-    void   write_tensor(ggml_tensor * tensor, size_t offset, size_t size) override;
-    size_t n_bytes() override { return done; }
-
-private:
-    uint8_t * dst;
-    size_t    left;
-    size_t    done = 0;
-};
-
-// Feeds a memory module with plain bytes written by us; tensor data comes from `src`, or is skipped when src is null.
+// Feeds a memory module with plain bytes written by us; `copies` brings tensor data from `src`, or, if it is null, none.
 class stream_reader : public llama_io_read_i {
 public:
-    stream_reader(std::vector<uint8_t> plain, const uint8_t * src, size_t size)
-        : plain(std::move(plain)), src(src), left(size) {}
+    stream_reader(std::vector<uint8_t> plain, transfer * copies, const uint8_t * src, size_t size)
+        : plain(std::move(plain)), copies(copies), src(src), left(size) {}
 
     void   read(void * dst, size_t size) override;
     void   read_tensor(ggml_tensor * tensor, size_t offset, size_t size) override;
@@ -61,6 +48,7 @@ public:
 private:
     std::vector<uint8_t> plain;
     size_t               at = 0;
+    transfer *           copies;
     const uint8_t *      src;
     size_t               left;
 };

@@ -4,6 +4,10 @@ Import it through `pyctl.native`, which loads the library first and checks that 
 Positions are token counts, sizes bytes. Every call checks its ranges and sizes before llama.cpp sees them and raises
 ValueError with the reason; the sequence is unchanged then. Copies release the GIL. None of this is thread-safe: the
 thread that owns the context makes the calls.
+
+On a device that copies beside the computation, `save_*` and `load_*` only start the copies. They happen in the order of
+the calls and hold their buffers; evaluation comes before or after them as it was called. `KVState.finish` waits: only
+then can anybody else read what was saved or change what was loaded.
 """
 
 from __future__ import annotations
@@ -21,19 +25,29 @@ GGML_VERSION: str
 BINDINGS_VERSION: str
 
 class HostBuffer:
-    """``size`` bytes of host memory, uninitialised; pinned if asked for and some device offers it.
+    """``size`` bytes of host memory, uninitialised; pinned if asked for and the arena was opened and has room.
 
-    Supports the buffer protocol, shape (size,), uint8, writable. MemoryError when there is no memory.
-    Released pinned memory is used again for sizes down to 8/9 of its own.
+    Supports the buffer protocol, shape (size,), uint8, writable. MemoryError when there is no memory. Any thread.
     """
 
     @staticmethod
-    def keep(bytes: int) -> None:
-        """Hold at most so many bytes of released pinned memory; 0, the start value, gives all back at once."""
+    def open(limit: int, ahead: int) -> bool:
+        """Open the arena of pinned memory, ``limit`` bytes at most, with ``ahead`` bytes ready beyond what is used.
+
+        False where no loaded device library can register memory. A second call can only raise ``ahead``.
+        """
 
     @staticmethod
-    def kept(size: int) -> int:
-        """How many pieces of released pinned memory wait to be used again for ``size`` bytes."""
+    def want(bytes: int) -> None:
+        """Let the arena make so many bytes ready in one piece, once."""
+
+    @staticmethod
+    def ready() -> int:
+        """Bytes of the arena that are pinned."""
+
+    @staticmethod
+    def used() -> int:
+        """Bytes of the arena that are handed out."""
 
     def __init__(self, size: int, pinned: bool = True) -> None: ...
     @property
@@ -68,6 +82,10 @@ class KVState:
 
     @property
     def transposed(self) -> bool: ...
+    @property
+    def beside(self) -> bool:
+        """Whether copies run beside the computation."""
+
     def n_rows(self, seq: int) -> int:
         """The position after the last token of ``seq``."""
 
@@ -101,3 +119,6 @@ class KVState:
 
     def clear(self, seq: int) -> None:
         """Drop everything that ``seq`` holds."""
+
+    def finish(self) -> None:
+        """Wait for all copies."""

@@ -163,6 +163,7 @@ def _open(
         loaded.backend.close()
         raise
     budget = None if cache.ram_mib < 0 else cache.ram_mib * 2**20
+    loaded.backend.blocks.open(budget)
     options = EngineOptions(min_step=cache.checkpoint_min_step, exact=cache.exact)
     engine = Engine(loaded.backend, RamCache(cache.n_slots, budget), options, tier)
     # What is loaded stays until the end; the collector need not look at it again.
@@ -184,6 +185,7 @@ def _disk_tier(settings: DiskSettings, loaded: Loaded) -> DiskTier | None:
             settings.disk_mib * mib or None,
             min_tokens=settings.min_tokens,
             daily_bytes=settings.daily_mib * mib or None,
+            space=loaded.backend.blocks.take,
         )
     except OSError as error:
         raise ConfigError(f"cannot use --kv-cache-dir {directory}: {error.strerror or error}") from error

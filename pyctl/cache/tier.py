@@ -10,6 +10,7 @@ from functools import partial
 
 from pyctl.cache.behind import WriteBehind
 from pyctl.cache.compare import Comparison
+from pyctl.cache.disk.arrival import Arrival
 from pyctl.cache.disk.names import RECENT, WORDS
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk.words import Words
@@ -73,18 +74,21 @@ class DiskTier:
         self._recovery = threading.Thread(target=self._recover, name="pyctl-disk-recovery", daemon=True)
         self._recovery.start()
 
-    def find(self, prompt: Comparison, above: int, limit: int) -> Snapshot | None:
-        """The deepest stored snapshot of ``prompt`` with ``above`` < n <= ``limit`` that reads back whole."""
+    def find(self, prompt: Comparison, above: int, limit: int) -> Arrival | None:
+        """The deepest stored snapshot of ``prompt`` with ``above`` < n <= ``limit``, on its way here."""
         lengths = sorted(n for n in self.store.lengths() if above < n <= limit)
         # Named in ascending order, all prefixes cost one pass over the prompt.
         for prefix in reversed([prompt.prefix(n) for n in lengths]):
             if self.store.contains(prefix):
-                snapshot = self.store.read(prefix, prompt.tokens)
-                if snapshot is not None:
-                    self.n_hits += 1
-                    self._behind.later(partial(self.store.touch, prefix))
-                    return snapshot
+                arrival = self.store.open(prefix, prompt.tokens)
+                if arrival is not None:
+                    return arrival
         return None
+
+    def count_hit(self, snapshot: Snapshot) -> None:
+        """Note that a snapshot from here was of use."""
+        self.n_hits += 1
+        self._behind.later(partial(self.store.touch, snapshot.prefix))
 
     def select(self, prompt: Prompt, start: int, policy: DiskPolicy | None = None) -> tuple[int, ...]:
         """The prefix lengths of ``prompt`` past ``start`` that belong on disk; remembers the prompt for the next."""

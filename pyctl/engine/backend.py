@@ -65,14 +65,14 @@ class Backend(Protocol):
     def state_size(self, seq: int) -> int:
         """Bytes of the state block at the end of ``seq``; 0 for kind ``attention``."""
 
-    def idle(self) -> None:
-        """Nothing runs: the time to get ready what the next snapshots will need."""
-
     def save_rows(self, seq: int, first: int, last: int) -> Block:
-        """Rows [first, last) of ``seq``; empty for kind ``whole``."""
+        """Rows [first, last) of ``seq``; empty for kind ``whole``. The bytes are there after `settle`."""
 
     def save_state(self, seq: int, n: int) -> Block:
-        """The state of ``seq``, which ends at ``n``; empty for kind ``attention``."""
+        """The state of ``seq``, which ends at ``n``; empty for kind ``attention``. There after `settle`."""
+
+    def settle(self) -> None:
+        """Wait until every block that was saved is complete. What loads blocks need not wait."""
 
     def load_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
         """Append rows to ``seq``, which ends at ``first``."""

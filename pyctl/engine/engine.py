@@ -19,7 +19,7 @@ from pyctl.cache.ram import RamCache
 from pyctl.cache.report import Report
 from pyctl.cache.tier import DiskTier
 from pyctl.engine.backend import Backend, TopTokens
-from pyctl.engine.keeper import EngineOptions, Keeper
+from pyctl.engine.keeper import EngineOptions, Keeper, Turn
 from pyctl.engine.live import LiveSeq
 from pyctl.engine.request import Done, Failed, Piece, Progress, StopType, Timings
 from pyctl.engine.stream import TextStream
@@ -98,10 +98,6 @@ class Engine:
         if decoding:
             self._decode(decoding)
         return bool(self.running or self.queue)
-
-    def idle(self) -> None:
-        """Nothing is left to do for now."""
-        self.keeper.backend.idle()
 
     def close(self, reason: PyctlError) -> None:
         """End all jobs with ``reason``."""
@@ -199,8 +195,9 @@ class Engine:
         report.n_evaluated = len(prompt) - report.n_cached
         report.prefill_ms = (time.perf_counter() - prefill_began) * 1e3 - (report.save_ms - save_before)
 
-        self.keeper.persist(turn)
-        n_predicted, stop_type, stopping_word = yield from self._generate(job, seq)
+        n_predicted, stop_type, stopping_word = yield from self._generate(job, seq, turn)
+        if n_predicted <= 1:
+            self.keeper.persist(turn)
         finished = time.perf_counter()
         first_token = job.first_token or finished
         timings = Timings(
@@ -219,8 +216,8 @@ class Engine:
         elapsed = (time.perf_counter() - started) * 1e3
         return Progress(report.n_prompt, report.n_cached, seq.n, elapsed, report.source)
 
-    def _generate(self, job: Job, seq: LiveSeq) -> Generator[NextToken, int, tuple[int, StopType, str]]:
-        """Sample, stream, evaluate, until the reply ends."""
+    def _generate(self, job: Job, seq: LiveSeq, turn: Turn) -> Generator[NextToken, int, tuple[int, StopType, str]]:
+        """Sample, stream, evaluate, until the reply ends; the disk waits for the first token."""
         request, ticket, backend = job.ticket.request, job.ticket, self.backend
         room = backend.n_ctx - seq.n
         limit = room if request.max_tokens < 0 else min(request.max_tokens, room)
@@ -257,6 +254,8 @@ class Engine:
                     pending, probs = [], []
                 if n_predicted >= limit:
                     break
+                if n_predicted == 1:
+                    self.keeper.persist(turn)
                 index = yield NextToken(token, seq.n)
                 seq.append_one(token)
         finally:

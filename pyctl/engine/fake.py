@@ -39,7 +39,7 @@ class _Seq:
 class FakeBackend:
     """``n_vocab`` tokens, of which 0 ends a reply and the others are the letters of the alphabet, over and over.
 
-    ``fail_loads`` makes that many following loads refuse their bytes.
+    ``fail_loads`` makes that many following loads refuse their bytes. Saved blocks are zeros until they settle.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class FakeBackend:
         self.closed = False
         self._seqs = [_Seq() for _ in range(n_seqs)]
         self._outputs: list[bytes] = []
+        self._on_the_way: list[tuple[Block, bytes]] = []
 
     # -- evaluation --------------------------------------------------------------------------------------------------
 
@@ -111,16 +112,13 @@ class FakeBackend:
         whole = len(self._seqs[seq].rows) * ROW if self.kind == "whole" else 0
         return 0 if self.kind == "attention" else HEADER.size + ROW + whole
 
-    def idle(self) -> None:
-        pass
-
     def save_rows(self, seq: int, first: int, last: int) -> Block:
         if self.kind == "whole":
             return NOTHING
         rows = self._seqs[seq].rows[first:last]
         if len(rows) != last - first:
             raise StateError(f"rows [{first}, {last}) are not there")
-        return _block(HEADER.pack(b"ROWS", first, last) + b"".join(rows))
+        return self._later(HEADER.pack(b"ROWS", first, last) + b"".join(rows))
 
     def save_state(self, seq: int, n: int) -> Block:
         if self.kind == "attention":
@@ -128,9 +126,17 @@ class FakeBackend:
         held = self._seqs[seq]
         if held.at != n:
             raise StateError(f"the state stands at {held.at}, not {n}")
-        return _block(HEADER.pack(b"STAT", 0, n) + held.state + (b"".join(held.rows) if self.kind == "whole" else b""))
+        return self._later(
+            HEADER.pack(b"STAT", 0, n) + held.state + (b"".join(held.rows) if self.kind == "whole" else b"")
+        )
+
+    def settle(self) -> None:
+        for block, data in self._on_the_way:
+            block[:] = np.frombuffer(data, np.uint8)
+        self._on_the_way.clear()
 
     def load_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
+        self.settle()
         self._maybe_fail()
         held = self._seqs[seq]
         if len(held.rows) != first:
@@ -143,6 +149,7 @@ class FakeBackend:
             held.rows += [data[(i - p0) * ROW : (i - p0 + 1) * ROW] for i in range(start, stop)]
 
     def load_state(self, seq: int, n: int, state: Block) -> None:
+        self.settle()
         self._maybe_fail()
         held = self._seqs[seq]
         magic, _, at = HEADER.unpack(state[: HEADER.size].tobytes())
@@ -166,6 +173,12 @@ class FakeBackend:
     def close(self) -> None:
         self.closed = True
 
+    def _later(self, data: bytes) -> Block:
+        """A block that has its bytes only once somebody waits for them."""
+        block = np.zeros(len(data), np.uint8)
+        self._on_the_way.append((block, data))
+        return block
+
     def _maybe_fail(self) -> None:
         if self.fail_loads > 0:
             self.fail_loads -= 1
@@ -182,7 +195,3 @@ class _FakeSampler:
 
     def close(self) -> None:
         pass
-
-
-def _block(data: bytes) -> Block:
-    return np.frombuffer(data, np.uint8)

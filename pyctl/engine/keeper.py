@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pyctl.cache.compare import Comparison
+from pyctl.cache.disk.arrival import Arrival
 from pyctl.cache.plan import MIN_BATCH, choose_cuts, ends_within, last_common_end, last_end
 from pyctl.cache.ram import RamCache
 from pyctl.cache.recent import RecentPrompts
@@ -90,9 +91,9 @@ class Keeper:
         spared = tuple(candidate.snapshot for candidate in found if candidate.snapshot is not None)
         self._leave(seq, seq.shared(prompt.tokens), spared, report)
         seq.cached = True
-        if self.disk is not None and (request.disk_policy or self.disk.policy).kind != "off":
-            found = self._with_disk(known, ends, seq, found)
-        used = self._first_that_works(found, prompt, ends, seq, report)
+        from_disk = self.disk is not None and (request.disk_policy or self.disk.policy).kind != "off"
+        ways = self._with_disk(known, ends, seq, found) if from_disk else iter(found)
+        used = self._first_that_works(ways, prompt, ends, seq, report)
         report.restore_ms = (time.perf_counter() - began) * 1e3
 
         # Between here and the branch point the rows may be in the cache, only without a state to resume from.
@@ -135,7 +136,8 @@ class Keeper:
 
     def persist(self, turn: Turn) -> None:
         """Send to disk what the policy chose of the prompt, as far as there are snapshots of it."""
-        if self.disk is not None:
+        if self.disk is not None and turn.persist:
+            self.backend.settle()
             found = (self.cache.get(turn.known.prefix(n)) for n in turn.persist if n)
             self.disk.offer(snapshot for snapshot in found if snapshot is not None)
 
@@ -148,6 +150,7 @@ class Keeper:
         """Send the ends of all conversations to disk and wait until they are there, within the tier's limit."""
         if self.disk is not None:
             if self.disk.policy.kind != "off":
+                self.backend.settle()
                 self.disk.offer(self.cache.leaves())
             self.disk.close()
 
@@ -155,31 +158,32 @@ class Keeper:
 
     def _with_disk(
         self, known: Comparison, ends: Sequence[int], seq: LiveSeq, found: list[Candidate]
-    ) -> list[Candidate]:
-        """Put what the disk has before ``found`` if it is deeper, and publish it in RAM."""
+    ) -> Iterator[Candidate]:
+        """First what the disk has that is deeper than ``found``, as often as it fails to arrive, then ``found``."""
         assert self.disk is not None
-        best = found[0].n if found else 0
-        try:
-            snapshot = self.disk.find(known, best, int(known.tokens.size) - 1)
-        except (OSError, MemoryError) as error:
-            log.warning("the prefix cache on disk could not be read, evaluating instead: %s", error)
-            snapshot = None
-        if snapshot is None:
-            return found
-        same = last_common_end(ends, seq.ends, seq.shared(known.tokens))
-        candidate = from_snapshot("disk", snapshot, ends, same, self.backend, exact=self.options.exact)
-        if candidate is None:
-            return found
-        reservation = self.cache.prepare(snapshot.prefix, snapshot.n_bytes)
-        if reservation is not None:
-            with reservation:
-                reservation.confirm(snapshot)
-        return [candidate, *found]
+        best, limit = found[0].n if found else 0, int(known.tokens.size) - 1
+        while best < limit:
+            try:
+                arrival = self.disk.find(known, best, limit)
+            except (OSError, MemoryError) as error:
+                log.warning("the prefix cache on disk could not be read, evaluating instead: %s", error)
+                break
+            if arrival is None:
+                break
+            snapshot = arrival.snapshot
+            same = last_common_end(ends, seq.ends, seq.shared(known.tokens))
+            exact = self.options.exact
+            candidate = from_snapshot("disk", snapshot, ends, same, self.backend, exact=exact, arrival=arrival)
+            if candidate is not None:
+                yield candidate
+            arrival.cancel()
+            limit = snapshot.n - 1
+        yield from found
 
     def _first_that_works(
-        self, found: Sequence[Candidate], prompt: Prompt, ends: Sequence[int], seq: LiveSeq, report: Report
+        self, ways: Iterator[Candidate], prompt: Prompt, ends: Sequence[int], seq: LiveSeq, report: Report
     ) -> tuple[Snapshot, ...]:
-        for candidate in found:
+        for candidate in ways:
             snapshot = candidate.snapshot
             if snapshot is not None and snapshot.segment.dropped:
                 continue  # by an attempt before this one
@@ -191,6 +195,8 @@ class Keeper:
                 report.source, report.n_cached = candidate.source, candidate.n
                 if snapshot is None:
                     return ()
+                if candidate.arrival is not None and not self._publish(candidate.arrival):
+                    return ()
                 self.cache.touch(snapshot)
                 return (snapshot,)
             self.totals.failed_restores += 1
@@ -198,6 +204,21 @@ class Keeper:
                 self.cache.drop(snapshot)
         self.forget(seq)
         return ()
+
+    def _publish(self, arrival: Arrival) -> bool:
+        """Put what has arrived from disk into RAM; False if there is no room or some of it never came."""
+        assert self.disk is not None
+        self.disk.count_hit(arrival.snapshot)
+        try:
+            snapshot = arrival.complete()
+        except StateError as error:  # rows that the live sequence had already
+            log.warning("a snapshot from disk stays incomplete: %s", error)
+            return False
+        reservation = self.cache.prepare(snapshot.prefix, snapshot.n_bytes)
+        if reservation is None:
+            return False
+        with reservation:
+            return reservation.confirm(snapshot)
 
     # -- saving ------------------------------------------------------------------------------------------------------
 

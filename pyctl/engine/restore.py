@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pyctl.cache.compare import Comparison
+from pyctl.cache.disk.arrival import Arrival
 from pyctl.cache.plan import ends_within, last_common_end, last_end
 from pyctl.cache.ram import RamCache
 from pyctl.cache.report import Source
@@ -25,13 +26,15 @@ log = logging.getLogger(__name__)
 class Candidate:
     """A way to resume at ``n`` tokens: keep [0, ``keep``) of the live rows, take the rest from ``snapshot``.
 
-    Without a snapshot nothing is copied: the live sequence is continued, or cut where the model allows it.
+    Without a snapshot nothing is copied: the live sequence is continued, or cut where the model allows it. With an
+    ``arrival`` the snapshot still comes from disk.
     """
 
     source: Source
     n: int
     keep: int
     snapshot: Snapshot | None = None
+    arrival: Arrival | None = None
 
 
 def candidates(
@@ -64,7 +67,14 @@ def candidates(
 
 
 def from_snapshot(
-    source: Source, snapshot: Snapshot, ends: Sequence[int], same: int, backend: Backend, *, exact: bool
+    source: Source,
+    snapshot: Snapshot,
+    ends: Sequence[int],
+    same: int,
+    backend: Backend,
+    *,
+    exact: bool,
+    arrival: Arrival | None = None,
 ) -> Candidate | None:
     """How to resume a prompt at the end of ``snapshot``, which it begins with; None if that were not exact.
 
@@ -74,7 +84,7 @@ def from_snapshot(
     if exact and (not snapshot.exact or last_end(ends, n) != n):
         return None  # generated text, or a boundary of another prompt at which this one would not stop
     keep = 0 if backend.kind == "whole" else last_end(ends, min(same, n))
-    return Candidate("live" if keep == n else source, n, keep, snapshot)
+    return Candidate("live" if keep == n else source, n, keep, snapshot, arrival)
 
 
 def _inside(prompt: Comparison, ends: Sequence[int], same: int, cache: RamCache, *, exact: bool) -> Iterator[Candidate]:
@@ -97,15 +107,16 @@ def restore(candidate: Candidate, prompt: Prompt, ends: Sequence[int], live: Liv
         if snapshot is None:
             if n < live.n:
                 backend.rewind(live.id, n)
-        elif backend.kind == "whole":
-            backend.clear(live.id)
-            backend.load_state(live.id, n, snapshot.state)
         else:
-            if keep < live.n:
+            if backend.kind == "whole":
+                backend.clear(live.id)
+            elif keep < live.n:
                 backend.rewind(live.id, keep)
-            if keep < n:
-                backend.load_rows(live.id, keep, snapshot.spans(keep, n))
-            if backend.kind == "hybrid":
+            if backend.kind != "whole" and keep < n:
+                _load_rows(candidate, snapshot, live, backend)
+            if backend.kind != "attention":
+                if candidate.arrival is not None:
+                    candidate.arrival.wait_state()
                 backend.load_state(live.id, n, snapshot.state)
     except StateError as error:
         log.warning("snapshot at %d could not be restored, evaluating instead: %s", n, error)
@@ -118,3 +129,16 @@ def restore(candidate: Candidate, prompt: Prompt, ends: Sequence[int], live: Liv
         exact_rows, segment, n_saved = last_common_end(ends, snapshot.ends, n), snapshot.segment, n
     live.reset(prompt.tokens[:n], ends=ends_within(ends, 0, exact_rows), segment=segment, n_saved=n_saved)
     return True
+
+
+def _load_rows(candidate: Candidate, snapshot: Snapshot, live: LiveSeq, backend: Backend) -> None:
+    """Append the rows [keep, n); those from disk go to the device segment by segment while the next are being read."""
+    at, n, arrival = candidate.keep, candidate.n, candidate.arrival
+    if arrival is None:
+        return backend.load_rows(live.id, at, snapshot.spans(at, n))
+    while at < n:
+        segment = snapshot.segment_at(at + 1)
+        arrival.wait_rows(segment)
+        last = min(snapshot.reach[segment], n)
+        backend.load_rows(live.id, at, [(segment.rows, at, last)])
+        at = last

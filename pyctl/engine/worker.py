@@ -89,8 +89,6 @@ class Worker:
         while True:
             if busy and self._inbox.empty():
                 busy = self._engine.step()
-                if not busy:
-                    self._engine.idle()
                 continue
             item = self._inbox.get()
             if item is None:

@@ -79,7 +79,10 @@ def identify(snapshot: Snapshot, checksums: Checksums) -> list[Link]:
 
 @dataclass(frozen=True)
 class Found:
-    """A file of a chain on disk and the bytes that are read into place; ``last`` is up to where it counts."""
+    """A file of a chain on disk and the bytes that are read into place; ``last`` is up to where it counts.
+
+    ``outs`` has space for what is small; that for rows or a state is put there when they are to be read.
+    """
 
     path: Path
     header: Header
@@ -98,12 +101,16 @@ class Found:
     def ends(self) -> tuple[int, ...]:
         return tuple(int(end) for end in self.outs[What.ENDS].view("<u4"))
 
+    def size_of(self, what: What) -> int:
+        """Bytes of a part."""
+        return next(part.size for part in self.header.parts if part.what == what)
+
     def jobs(self, *parts: What) -> list[Callable[[], None]]:
         """What to run on any thread to fill ``parts``."""
         return list(read_jobs(self.path, self.header, {what: self.outs[what] for what in parts if what in self.outs}))
 
     def segment(self, parent: Segment | None) -> Segment:
-        """The segment in RAM, once everything is read."""
+        """The segment in RAM; its rows are what `outs` has space for."""
         return Segment(self.start, as_tokens(self.tokens), self.outs[What.ROWS], parent, self.ends)
 
 
@@ -138,7 +145,8 @@ def check_tokens(chain: list[Found], state: StateName) -> Tokens:
 
 
 def _space(header: Header) -> dict[What, Block]:
-    return {part.what: np.empty(part.size, np.uint8) for part in header.parts}
+    small = (What.TOKENS, What.ENDS)
+    return {part.what: np.empty(part.size, np.uint8) for part in header.parts if part.what in small}
 
 
 def _bytes(tokens: Tokens) -> bytes:

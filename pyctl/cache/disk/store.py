@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from weakref import WeakValueDictionary
 
 import numpy as np
 
+from pyctl.cache.disk.arrival import Arrival
 from pyctl.cache.disk.catalog import THREADS, Catalog, as_os_error
 from pyctl.cache.disk.chain import Checksums, Found, Link, check_tokens, find, identify
 from pyctl.cache.disk.files import parts_of, remove_file, sync_directory, write_temp
@@ -21,6 +23,7 @@ from pyctl.cache.disk.index import Index, Record
 from pyctl.cache.disk.names import StateName, check_fingerprint, parse
 from pyctl.cache.prefix import Prefix
 from pyctl.cache.segment import Block, Segment, Snapshot
+from pyctl.errors import StateError
 from pyctl.prompt import Tokens, common_prefix
 
 __all__ = ["DiskStore"]
@@ -30,8 +33,9 @@ class DiskStore(Catalog):
     """Snapshots of one ``fingerprint`` under ``directory``, which other fingerprints and processes may share.
 
     ``budget`` bounds the bytes of all files of the directory, ``daily_bytes`` what is written in a day (UTC) by all
-    processes; None is no limit. Safe from any thread; a read never waits for a write. OSError if the directory cannot
-    be used. The caller runs `recover` once, on whatever thread; reads and writes work meanwhile.
+    processes; None is no limit. ``space`` gives memory for what is read. Safe from any thread; a read never waits for a
+    write. OSError if the directory cannot be used. The caller runs `recover` once, on whatever thread; reads and writes
+    work meanwhile.
     """
 
     def __init__(
@@ -42,12 +46,14 @@ class DiskStore(Catalog):
         *,
         min_tokens: int = 512,
         daily_bytes: int | None = None,
+        space: Callable[[int], Block] = lambda size: np.empty(size, np.uint8),
     ) -> None:
         self.fingerprint = check_fingerprint(fingerprint)
         super().__init__(directory, budget)
         self.min_tokens = min_tokens
         self.daily_bytes = daily_bytes
         self.damaged = 0
+        self._space = space
         self._home = directory / fingerprint
         self._home.mkdir(exist_ok=True)
         self._checksums = Checksums()
@@ -74,40 +80,63 @@ class DiskStore(Catalog):
         """Whether a state for ``prefix`` is stored; it may still turn out to be damaged."""
         return self._record(_file(prefix)) is not None
 
-    def read(self, prefix: Prefix, tokens: Tokens) -> Snapshot | None:
-        """The snapshot of ``prefix``, the first tokens of ``tokens``; None on a miss.
+    def open(self, prefix: Prefix, tokens: Tokens) -> Arrival | None:
+        """The snapshot of ``prefix``, the first tokens of ``tokens``, on its way here; None on a miss.
 
-        Damage is a miss: the broken file goes with everything that hangs on it, and `damaged` counts it. The rows of
-        segments that an earlier snapshot from here still holds are shared, so call this on the thread that gives
-        snapshots up.
+        Damage is a miss, now or when it arrives: the broken file goes with everything that hangs on it, and `damaged`
+        counts it. The rows of segments that an earlier snapshot from here still holds are shared, so call this on the
+        thread that gives snapshots up.
         """
         state = StateName(prefix.n, prefix.digest)
         if self._record(str(state)) is None or tokens.size < prefix.n:
             return None
         try:
-            return self._read(prefix, state, tokens)
-        except Damage as damage:
-            self._lose(damage.file)
-        except FileNotFoundError as error:
-            self._lose(Path(error.filename).name, vanished=True)
-        except (OSError, MemoryError):
-            pass  # short of memory or descriptors, which says nothing about the files
+            return self._open(prefix, state, tokens)
+        except (OSError, MemoryError, Damage) as error:
+            self._failed(error)
         return None
 
-    def _read(self, prefix: Prefix, state: StateName, tokens: Tokens) -> Snapshot | None:
+    def read(self, prefix: Prefix, tokens: Tokens) -> Snapshot | None:
+        """The snapshot of ``prefix`` once all of it is here; otherwise as `open`."""
+        arrival = self.open(prefix, tokens)
+        try:
+            return arrival.complete() if arrival is not None else None
+        except StateError:
+            return None
+
+    def _open(self, prefix: Prefix, state: StateName, tokens: Tokens) -> Arrival | None:
         top, chain = find(self._home, state)
         self._run(job for found in chain for job in found.jobs(What.TOKENS, What.ENDS))
         if common_prefix(check_tokens(chain, state), tokens) < prefix.n:
             return None
-        held = {found.path.name: self._held(found) for found in chain}
-        missing = [found for found in chain if held[found.path.name] is None]
-        self._run(job for found in [*missing, top] for job in found.jobs(What.ROWS, What.STATE))
+        segments: dict[str, Segment] = {}
+        coming: dict[Segment, list[Future[None]]] = {}
         segment: Segment | None = None
         for found in chain:
-            segment = held[found.path.name] or found.segment(segment)
-            self._handed[found.path.name] = segment
+            held = self._held(found)
+            if held is None:
+                found.outs[What.ROWS] = self._space(found.size_of(What.ROWS))
+                held = found.segment(segment)
+                coming[held] = [self._readers.submit(job) for job in found.jobs(What.ROWS)]
+            segment = segments[found.path.name] = held
         assert segment is not None
-        return Snapshot(prefix, segment, top.outs[What.STATE], top.header.exact)
+        top.outs[What.STATE] = self._space(top.size_of(What.STATE))
+        return Arrival(
+            Snapshot(prefix, segment, top.outs[What.STATE], top.header.exact),
+            coming,
+            [self._readers.submit(job) for job in top.jobs(What.STATE)],
+            done=lambda: self._handed.update(segments),
+            failed=self._failed,
+        )
+
+    def _failed(self, error: BaseException) -> None:
+        """Note why a read failed; being short of memory or descriptors says nothing about the files."""
+        if isinstance(error, Damage):
+            self._lose(error.file)
+        elif isinstance(error, FileNotFoundError):
+            self._lose(Path(error.filename).name, vanished=True)
+        elif not isinstance(error, (OSError, MemoryError)):
+            raise error
 
     def _held(self, found: Found) -> Segment | None:
         segment = self._handed.get(found.path.name)

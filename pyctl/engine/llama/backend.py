@@ -41,11 +41,10 @@ class LlamaBackend:
         self.n_seqs = int(api.llama_n_seq_max(ctx))
         self.n_ubatch = int(api.llama_n_ubatch(ctx))
         self._batch = _Batch(max(self.n_ubatch, self.n_seqs))
-        self._blocks = Blocks()
         self._end_tokens = self.tokenizer.end_tokens()
         self.evaluate(0, as_tokens([max(self.tokenizer.bos, 0)]), 0)
         self._memory = KVState(ctypes.cast(ctx, ctypes.c_void_p).value or 0, 0)
-        self._spare_size = self._memory.state_size(0) if self.kind == "hybrid" else 0
+        self.blocks = Blocks(self._memory.beside)
         self.clear(0)
 
     @property
@@ -119,20 +118,20 @@ class LlamaBackend:
     def state_size(self, seq: int) -> int:
         return self._memory.state_size(seq)
 
-    def idle(self) -> None:
-        self._blocks.spare(self._spare_size)
+    def settle(self) -> None:
+        self._memory.finish()
 
     def save_rows(self, seq: int, first: int, last: int) -> Block:
         if self.kind == "whole":
             return NOTHING
-        block = self._blocks.take(self._memory.rows_size(first, last))
+        block = self.blocks.take(self._memory.rows_size(first, last))
         _checked(self._memory.save_rows, seq, first, last, block)
         return block
 
     def save_state(self, seq: int, n: int) -> Block:
         if self.kind == "attention":
             return NOTHING
-        block = self._blocks.take(self._memory.state_size(seq))
+        block = self.blocks.take(self._memory.state_size(seq))
         _checked(self._memory.save_state, seq, n, block)
         return block
 
@@ -154,6 +153,7 @@ class LlamaBackend:
 
     def close(self) -> None:
         if self._ctx is not None:
+            self._memory.finish()
             api.llama_free(self._ctx)
             api.llama_model_free(self._model)
             self._ctx = self._model = None

@@ -1,6 +1,8 @@
-"""Memory for saved rows and states: pinned where a device offers that, and used again, since pinning takes long."""
+"""Memory for saved rows and states: pinned where a device can use that, plain otherwise."""
 
 from __future__ import annotations
+
+import os
 
 import numpy as np
 
@@ -9,29 +11,34 @@ from pyctl.native import HostBuffer
 
 __all__ = ["Blocks"]
 
-KEPT_BYTES = 2**30
-"""Released pinned memory that is held for the next snapshots, beside the cache's budget."""
+SLACK = 2**30
+"""What is ready or on its way to disk beside what the cache counts."""
 
-SPARES = 2
-"""States that a turn of a conversation saves: at its last message and at the generation header."""
+AHEAD = 3 * 2**28
+"""Bytes kept ready for the next snapshots: rows of a long stretch and some states."""
 
 
 class Blocks:
-    """Hands out blocks. What nobody uses any more is kept and used again.
+    """Hands out blocks. With ``beside``, a device copies while it computes, and pinned memory is made ready ahead.
 
-    Pinning beside a running device would hold up its kernels, so `spare` does it while nothing runs.
+    Memory that was pinned once is used again and not given back.
     """
 
-    def __init__(self) -> None:
-        self.pinned = HostBuffer(1).pinned
-        HostBuffer.keep(KEPT_BYTES)
+    def __init__(self, beside: bool) -> None:
+        self._beside = beside
+
+    def open(self, budget: int | None) -> None:
+        """Make memory ready for a cache of ``budget`` bytes; None for as much as half of the machine has."""
+        if self._beside and budget != 0:
+            limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+            if budget is not None:
+                limit = min(limit, budget + SLACK)
+            HostBuffer.open(limit, min(AHEAD, limit // 4))
 
     def take(self, size: int) -> Block:
-        """A block of ``size`` bytes, uninitialised; MemoryError when there is no memory."""
-        return np.frombuffer(memoryview(HostBuffer(size)), np.uint8)
+        """A block of ``size`` bytes, uninitialised; MemoryError when there is no memory. Any thread."""
+        return np.frombuffer(memoryview(HostBuffer(size, self._beside)), np.uint8) if size else np.empty(0, np.uint8)
 
-    def spare(self, size: int) -> None:
-        """Pin memory for the states of the next turn, ``size`` bytes each, unless enough is kept."""
-        if self.pinned and size and SPARES * size <= KEPT_BYTES and HostBuffer.kept(size) < SPARES:
-            # Released at once, all of them are kept.
-            _ = [HostBuffer(size) for _ in range(SPARES)]
+    def want(self, n_bytes: int) -> None:
+        """Let ``n_bytes`` be ready soon, in one piece."""
+        HostBuffer.want(n_bytes)

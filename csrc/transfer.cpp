@@ -1,0 +1,193 @@
+#include "transfer.h"
+
+#include "host_arena.h"
+
+#include "llama-context.h"
+
+#include <algorithm>
+
+namespace {
+
+// The device whose own memory holds all `tensors`, or null.
+ggml_backend_dev_t only_device(const std::vector<ggml_tensor *> & tensors) {
+    ggml_backend_dev_t device = nullptr;
+    for (const ggml_tensor * tensor : tensors) {
+        ggml_backend_buffer_t      buffer = buffer_of(tensor);
+        ggml_backend_buffer_type_t type   = ggml_backend_buffer_get_type(buffer);
+        ggml_backend_dev_t         owner  = ggml_backend_buft_get_device(type);
+        if (owner == nullptr || ggml_backend_buffer_is_host(buffer) || type != ggml_backend_dev_buffer_type(owner) ||
+            (device != nullptr && owner != device)) {
+            return nullptr;
+        }
+        device = owner;
+    }
+    return device;
+}
+
+ggml_backend_t backend_of(ggml_backend_sched_t scheduler, ggml_backend_dev_t device) {
+    for (int i = 0; i < ggml_backend_sched_get_n_backends(scheduler); ++i) {
+        ggml_backend_t backend = ggml_backend_sched_get_backend(scheduler, i);
+        if (ggml_backend_get_device(backend) == device) {
+            return backend;
+        }
+    }
+    return nullptr;
+}
+
+// Calls `copy(index of the first piece, how many, offset in a piece, bytes)` so that no call crosses two registered
+// ranges of host memory, with as many whole pieces in one call as possible.
+template <typename F> void in_pieces(const strip & s, const uint8_t * host, const F & copy) {
+    const host_arena & arena = host_arena::instance();
+    for (size_t i = 0; i < s.count;) {
+        const uint8_t * at   = host + i * s.pitch;
+        const size_t    room = arena.piece(at, (s.count - i - 1) * s.pitch + s.size);
+        if (room >= s.size) {
+            const size_t whole = s.pitch > 0 ? std::min(s.count - i, (room - s.size) / s.pitch + 1) : 1;
+            copy(i, whole, size_t(0), s.size);
+            i += whole;
+            continue;
+        }
+        for (size_t done = 0; done < s.size;) {
+            const size_t part = arena.piece(at + done, s.size - done);
+            copy(i, size_t(1), done, part);
+            done += part;
+        }
+        ++i;
+    }
+}
+
+}  // namespace
+
+ggml_backend_buffer_t buffer_of(const ggml_tensor * tensor) {
+    return tensor->view_src != nullptr ? tensor->view_src->buffer : tensor->buffer;
+}
+
+ggml_tensor bytes_of(const ggml_tensor * tensor, size_t offset, size_t size) {
+    ggml_tensor bytes{};
+    bytes.type   = GGML_TYPE_I8;
+    bytes.buffer = buffer_of(tensor);
+    bytes.data   = static_cast<uint8_t *>(tensor->data) + offset;
+    bytes.ne[0]  = static_cast<int64_t>(size);
+    bytes.nb[0]  = 1;
+    for (int i = 1; i < GGML_MAX_DIMS; ++i) {
+        bytes.ne[i] = 1;
+        bytes.nb[i] = size;
+    }
+    return bytes;
+}
+
+transfer::transfer(llama_context * context, const std::vector<ggml_tensor *> & tensors, size_t staged) : ctx(context) {
+    ggml_backend_dev_t device = only_device(tensors);
+    if (device == nullptr) {
+        return;
+    }
+    compute                      = backend_of(ctx->get_sched(), device);
+    ggml_backend_dev_props props{};
+    ggml_backend_dev_get_props(device, &props);
+    if (compute == nullptr || !props.caps.async || !props.caps.events) {
+        return;
+    }
+    computed = ggml_backend_event_new(device);
+    copied   = ggml_backend_event_new(device);
+    if (computed == nullptr || copied == nullptr) {
+        return;
+    }
+    side = ggml_backend_dev_init(device, nullptr);
+    if (side == nullptr || staged == 0) {
+        return;
+    }
+    stage_buffer = ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(device), staged);
+    if (stage_buffer != nullptr) {
+        stage.buffer = stage_buffer;
+        stage.data   = ggml_backend_buffer_get_base(stage_buffer);
+        stage        = bytes_of(&stage, 0, staged);
+    }
+}
+
+transfer::~transfer() {
+    if (side != nullptr) {
+        finish();
+        ggml_backend_free(side);
+    }
+    ggml_backend_buffer_free(stage_buffer);
+    ggml_backend_event_free(computed);
+    ggml_backend_event_free(copied);
+}
+
+void transfer::save_begin() {
+    if (!beside()) {
+        llama_synchronize(ctx);
+        return;
+    }
+    ggml_backend_event_record(computed, compute);
+    ggml_backend_event_wait(side, computed);
+}
+
+void transfer::save(const strip & from, uint8_t * dst) {
+    in_pieces(from, dst, [&](size_t i, size_t count, size_t skip, size_t size) {
+        const size_t offset = from.offset + i * from.stride + skip;
+        uint8_t *    out    = dst + i * from.pitch + skip;
+        if (beside()) {
+            ggml_backend_tensor_get_2d_async(side, from.tensor, out, offset, size, count, from.stride, from.pitch);
+            return;
+        }
+        for (size_t j = 0; j < count; ++j) {
+            ggml_backend_tensor_get(from.tensor, out + j * from.pitch, offset + j * from.stride, size);
+        }
+    });
+}
+
+void transfer::save_staged(const std::vector<strip> & from, uint8_t * dst) {
+    if (stage_buffer == nullptr) {
+        save_begin();
+        for (const strip & s : from) {
+            save(s, dst);
+            dst += s.size;
+        }
+        load_end();  // what comes next may overwrite the tensors
+        return;
+    }
+    // The stage is free again when its last content has left it.
+    ggml_backend_event_wait(compute, copied);
+    size_t at = 0;
+    for (const strip & s : from) {
+        const ggml_tensor source = bytes_of(s.tensor, s.offset, s.size);
+        ggml_tensor       target = bytes_of(&stage, at, s.size);
+        ggml_backend_tensor_copy_async(compute, compute, &source, &target);
+        at += s.size;
+    }
+    save_begin();
+    save({ &stage, 0, at }, dst);
+    ggml_backend_event_record(copied, side);
+}
+
+void transfer::load_begin() {
+    llama_synchronize(ctx);
+}
+
+void transfer::load(const strip & to, const uint8_t * src) {
+    in_pieces(to, src, [&](size_t i, size_t count, size_t skip, size_t size) {
+        const size_t    offset = to.offset + i * to.stride + skip;
+        const uint8_t * in     = src + i * to.pitch + skip;
+        if (beside()) {
+            ggml_backend_tensor_set_2d_async(side, to.tensor, in, offset, size, count, to.stride, to.pitch);
+            return;
+        }
+        for (size_t j = 0; j < count; ++j) {
+            ggml_backend_tensor_set(to.tensor, in + j * to.pitch, offset + j * to.stride, size);
+        }
+    });
+}
+
+void transfer::load_end() {
+    if (beside()) {
+        ggml_backend_event_record(copied, side);
+        ggml_backend_event_wait(compute, copied);
+    }
+}
+
+void transfer::finish() {
+    if (beside()) {
+        ggml_backend_synchronize(side);
+    }
+}

@@ -1,0 +1,65 @@
+// Copies between tensors of a context and host memory: beside the computation where one device holds everything and
+// offers a second stream, one after the other where not.
+//
+// Beside the computation nothing waits on the host: `save` and `load` put copies on a stream of their own, events order
+// it with the stream that computes, and `finish` waits. The host memory has to live until then.
+#pragma once
+
+#include "ggml-backend.h"
+#include "llama.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+// `count` pieces of `size` bytes: in the tensor from `offset` on, `stride` apart; in host memory `pitch` apart.
+struct strip {
+    ggml_tensor * tensor;
+    size_t        offset;
+    size_t        size;
+    size_t        count  = 1;
+    size_t        stride = 0;
+    size_t        pitch  = 0;
+};
+
+// The buffer that a tensor or what it is a view of lies in.
+ggml_backend_buffer_t buffer_of(const ggml_tensor * tensor);
+
+// `size` bytes of `tensor` from `offset` on, as a tensor of bytes.
+ggml_tensor bytes_of(const ggml_tensor * tensor, size_t offset, size_t size);
+
+class transfer {
+public:
+    // `tensors` is what will be copied; `staged` bytes of it at a time are copied by `save_staged`.
+    transfer(llama_context * ctx, const std::vector<ggml_tensor *> & tensors, size_t staged);
+    ~transfer();
+
+    transfer(const transfer &)             = delete;
+    transfer & operator=(const transfer &) = delete;
+
+    bool beside() const { return side != nullptr; }
+
+    // What has been computed, or will be by what is on its way, goes to `dst`; the tensors must not change before `finish`.
+    void save_begin();
+    void save(const strip & from, uint8_t * dst);
+
+    // The same for tensors that the next computation overwrites: a copy on the device goes to the host.
+    void save_staged(const std::vector<strip> & from, uint8_t * dst);
+
+    // `src` goes to the tensors; what is computed after `load_end` sees it.
+    void load_begin();
+    void load(const strip & to, const uint8_t * src);
+    void load_end();
+
+    // Wait for all copies.
+    void finish();
+
+private:
+    llama_context *       ctx;
+    ggml_backend_t        compute      = nullptr;
+    ggml_backend_t        side         = nullptr;
+    ggml_backend_event_t  computed     = nullptr;
+    ggml_backend_event_t  copied       = nullptr;
+    ggml_backend_buffer_t stage_buffer = nullptr;
+    ggml_tensor           stage{};
+};
