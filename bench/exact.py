@@ -1,27 +1,35 @@
 """Whether rewound and restored runs give the logits of a cold one, on any model and device: the largest difference.
 
+Restored from RAM and from disk. The last column is no zero: how far apart the logits of two different prompts are.
+
     python bench/exact.py                              # the built-in tiny model
     python bench/exact.py -m model.gguf --tokens 3000
 
-Every number should be 0. The tests hold that on tiny models; this is for full-size ones on a GPU.
+Every other number should be 0. The tests hold that on tiny models; this is for full-size ones on a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 from common import show
 
+from pyctl.cache.compare import Comparison
+from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.plan import batch_ends
+from pyctl.cache.segment import Segment, Snapshot
 from pyctl.config import ModelSettings
-from pyctl.engine.llama import LlamaBackend, load
+from pyctl.engine.llama import LlamaBackend, Loaded, load
 from pyctl.models import builtin_model
 from pyctl.prompt import Prompt, Tokens
 
 Logits = dict[int, np.ndarray]
 
-SETTINGS = (("f16", "on"), ("q8_0", "on"), ("f16", "off"))
+SETTINGS = (("f16", "on"), ("q8_0", "on"), ("q4_0", "on"), ("f16", "off"))
 """KV type and flash attention."""
 
 
@@ -41,29 +49,68 @@ def difference(warm: Logits, cold: Logits) -> float:
     return float(np.max([np.abs(logits - cold[end]).max() for end, logits in warm.items()]))
 
 
-def measure(backend: LlamaBackend, prompt: Prompt) -> list[float]:
-    """Differences of a second cold run, of one that saved at each boundary, rewound, restored, and restored in part."""
-    tokens, cuts = prompt.tokens, list(prompt.boundaries)
+COLUMNS = ["cold again", "after saving", "rewound", "restored", "restored in part", "from disk", "other prompt"]
+
+
+def measure(loaded: Loaded, prompt: Prompt) -> list[float]:
+    """Differences, by COLUMNS: of a second cold run, of one that saved at each boundary, and of those that resumed."""
+    backend, tokens, cuts = loaded.backend, prompt.tokens, list(prompt.boundaries)
     ends = batch_ends(prompt, backend.n_ubatch)
     cold = run(backend, tokens, ends)
     backend.clear(0)
     found = [difference(run(backend, tokens, ends), cold)]
     backend.clear(0)
-    chain, states, start = [], {}, 0
+    segments: list[Segment] = []
+    states, start = {}, 0
     for cut in cuts:
         run(backend, tokens, [end for end in ends if end <= cut], start)
-        chain.append((backend.save_rows(0, start, cut), start, cut))
+        rows = backend.save_rows(0, start, cut)
+        segments.append(Segment(start, tokens[start:cut], rows, segments[-1] if segments else None))
         states[cut] = backend.save_state(0, cut)
         start = cut
     found.append(difference(run(backend, tokens, ends, start), cold))
-    # (position, live rows that are kept): rewound in place, restored from nothing, restored from within a batch on.
-    for n, keep in ((cuts[2], cuts[2]), (cuts[3], 0), (cuts[1], cuts[0] + 7)):
+    known = Comparison(tokens)
+    saved = {cut: Snapshot(known.prefix(cut), segments[i], states[cut]) for i, cut in enumerate(cuts)}
+
+    def resumed(snapshot: Snapshot, keep: int) -> float:
+        """From ``snapshot`` on, with ``keep`` of the live rows."""
         backend.rewind(0, keep)
-        backend.load_rows(0, keep, [(rows, max(a, keep), b) for rows, a, b in chain if keep < b <= n])
+        backend.load_rows(0, keep, snapshot.spans(keep, snapshot.n))
         if backend.kind == "hybrid":
-            backend.load_state(0, n, states[n])
-        found.append(difference(run(backend, tokens, ends, n), cold))
-    return found
+            backend.load_state(0, snapshot.n, snapshot.state)
+        return difference(run(backend, tokens, ends, snapshot.n), cold)
+
+    # Rewound in place, restored from nothing, and from within a batch on.
+    found += [resumed(saved[cuts[2]], cuts[2]), resumed(saved[cuts[3]], 0), resumed(saved[cuts[1]], cuts[0] + 7)]
+    found.append(resumed(through_disk(saved[cuts[3]], loaded.info.fingerprint, tokens), 0))
+    backend.clear(0)
+    other = run(backend, tokens[::-1].copy(), ends)
+    return [*found, float(min(np.abs(logits - cold[end]).max() for end, logits in other.items()))]
+
+
+def through_disk(snapshot: Snapshot, fingerprint: str, tokens: Tokens) -> Snapshot:
+    """``snapshot`` as another process would find it."""
+    with tempfile.TemporaryDirectory() as name:
+        for step in ("write", "read"):
+            store = DiskStore(Path(name), fingerprint, None)
+            try:
+                found = store.write(snapshot) if step == "write" else store.read(snapshot.prefix, tokens)
+            finally:
+                store.close()
+        assert isinstance(found, Snapshot)
+        return found
+
+
+def differences(model: str, n: int, n_ubatch: int) -> Iterator[tuple[tuple[str, str], list[float]]]:
+    """What `measure` finds in each of SETTINGS, for a prompt of ``n`` tokens."""
+    tokens = np.random.default_rng(5).integers(0, 200, n)
+    prompt = Prompt.of(tokens, [n // 30, n // 5, n // 2, n * 9 // 10])
+    for kv, flash in SETTINGS:
+        loaded = load(
+            ModelSettings(path=model, n_ctx=n + 64, n_ubatch=n_ubatch, type_k=kv, type_v=kv, flash_attn=flash)
+        )
+        yield (kv, flash), measure(loaded, prompt)
+        loaded.backend.close()
 
 
 def main() -> None:
@@ -73,19 +120,9 @@ def main() -> None:
     parser.add_argument("-ub", type=int, default=512)
     parser.add_argument("--keep", action="store_true", help="write results/exact.md")
     arguments = parser.parse_args()
-    n = arguments.tokens
-    tokens = np.random.default_rng(5).integers(0, 200, n)
-    prompt = Prompt.of(tokens, [n // 30, n // 5, n // 2, n * 9 // 10])
-    rows: list[list[object]] = []
-    for kv, flash in SETTINGS:
-        settings = ModelSettings(
-            path=arguments.model, n_ctx=n + 64, n_ubatch=arguments.ub, type_k=kv, type_v=kv, flash_attn=flash
-        )
-        backend = load(settings).backend
-        rows.append([kv, flash, *measure(backend, prompt)])
-        backend.close()
-    columns = ["KV", "flash", "cold again", "after saving", "rewound", "restored", "restored in part"]
-    show("Largest difference of logits from a cold run", columns, rows, keep="exact" if arguments.keep else "")
+    rows = [[*setting, *found] for setting, found in differences(arguments.model, arguments.tokens, arguments.ub)]
+    title = "Largest difference of logits from a cold run"
+    show(title, ["KV", "flash", *COLUMNS], rows, keep="exact" if arguments.keep else "")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""How fast rows and state leave and enter a context, against a plain copy of as many bytes in the same run.
+"""How fast rows and state leave and enter a context, against a copy of as many bytes in the same run.
+
+On a GPU that is one copy between pinned and device memory, elsewhere one from memory to memory.
 
 python bench/kv.py                 # a dense shape with 16 KiB of rows per token, and the tiny hybrid
 python bench/kv.py -m model.gguf --tokens 8192 32768
@@ -9,11 +11,13 @@ from __future__ import annotations
 import argparse
 import itertools
 import tempfile
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from common import median_seconds, show
+from cuda import open_device
 
 from pyctl.config import ModelSettings
 from pyctl.engine.llama import LlamaBackend, load
@@ -23,14 +27,14 @@ from pyctl.prompt import as_tokens
 REPEAT = 5
 
 
-def rates(backend: LlamaBackend, n: int) -> list[list[object]]:
+def rates(backend: LlamaBackend, n: int) -> list[Rate]:
     """GB/s out and in for the rows of ``n`` tokens in one block and in 32 segments, and for the state."""
     tokens = as_tokens(np.random.default_rng(0).integers(0, 200, n))
     backend.clear(0)
     for start in range(0, n, backend.n_ubatch):
         backend.evaluate(0, tokens[start : start + backend.n_ubatch], start)
     memory = backend._memory
-    found = []
+    found: list[Rate] = []
     step = n // 32
     for label, edges in (("rows", [0, n]), ("rows, 32 segments", list(range(0, n + 1, step)))):
         blocks = [backend.save_rows(0, a, b) for a, b in itertools.pairwise(edges)]
@@ -45,25 +49,51 @@ def rates(backend: LlamaBackend, n: int) -> list[list[object]]:
             backend.rewind(0, 0)
             backend.load_rows(0, 0, spans)
 
-        found.append(row(label, n, sum(block.nbytes for block in blocks), out, back))
+        found.append(rate(label, n, sum(block.nbytes for block in blocks), out, back))
         if state is not None:
             backend.load_state(0, n, state)
     if backend.kind == "hybrid":
         state = backend.save_state(0, n)
         found.append(
-            row(
+            rate(
                 "state", n, state.nbytes, lambda: memory.save_state(0, n, state), lambda: memory.load_state(0, n, state)
             )
         )
     return found
 
 
-def row(label: str, n: int, size: int, out: object, back: object) -> list[object]:
+@dataclass(frozen=True)
+class Rate:
+    """``size`` bytes of ``what``, at ``n`` tokens, in GB/s; ``copy_out`` and ``copy_in`` are the plain copies."""
+
+    what: str
+    n: int
+    size: int
+    out: float
+    back: float
+    copy_out: float
+    copy_in: float
+
+    def cells(self) -> list[object]:
+        """As a row of the table."""
+        moved = ((self.out, self.copy_out), (self.back, self.copy_in))
+        shares = [f"{rate:.2f} ({rate / copy:.0%})" for rate, copy in moved]
+        return [self.what, self.n, f"{self.size / 1e6:,.1f}", f"{self.copy_out:.2f}", f"{self.copy_in:.2f}", *shares]
+
+
+def rate(what: str, n: int, size: int, out: Callable[[], object], back: Callable[[], object]) -> Rate:
+    moved = [size / median_seconds(function, REPEAT) / 1e9 for function in (out, back)]
+    return Rate(what, n, size, moved[0], moved[1], *copies(size))
+
+
+def copies(size: int) -> tuple[float, float]:
+    """GB/s of a plain copy of ``size`` bytes out and in."""
+    device = open_device()
+    if device is not None:
+        return device.copy_rates(size, REPEAT)
     source, target = np.ones(size, np.uint8), np.empty(size, np.uint8)
-    copy = size / median_seconds(lambda: np.copyto(target, source), REPEAT) / 1e9
-    speeds = [size / median_seconds(function, REPEAT) / 1e9 for function in (out, back)]
-    cells = [f"{speed:.2f} ({speed / copy:.0%})" for speed in speeds]
-    return [label, n, f"{size / 1e6:,.1f}", f"{copy:.2f}", *cells]
+    found = size / median_seconds(lambda: np.copyto(target, source), REPEAT) / 1e9
+    return found, found
 
 
 def main() -> None:
@@ -83,9 +113,9 @@ def main() -> None:
         for name, path in paths.items():
             loaded = load(ModelSettings(path=str(path), n_ctx=max(arguments.tokens) + 64))
             for n in arguments.tokens:
-                rows += [[name, *cells] for cells in rates(loaded.backend, n)]
+                rows += [[name, *found.cells()] for found in rates(loaded.backend, n)]
             loaded.backend.close()
-    columns = ["model", "what", "tokens", "MB", "plain copy GB/s", "out GB/s", "in GB/s"]
+    columns = ["model", "what", "tokens", "MB", "copy out GB/s", "copy in GB/s", "out GB/s", "in GB/s"]
     show("Rows and state out of and into a context", columns, rows, keep="kv" if arguments.keep else "")
 
 

@@ -72,7 +72,7 @@ class NativeReply(Reply):
             "stop_type": done.stop_type,
             "stopping_word": done.stopping_word,
             "tokens_cached": n_prompt + max(n_predicted - 1, 0),
-            "timings": timings_json(done.timings, done.report.source),
+            "timings": timings_json(done.timings, done.report),
         }
 
     def _chosen(self, body: dict[str, Any]) -> dict[str, Any]:

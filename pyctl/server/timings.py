@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from pyctl.cache.report import Report
 from pyctl.engine.request import Done, Progress, Timings
 
 __all__ = ["progress_json", "timings_json", "usage_json"]
 
 
-def timings_json(timings: Timings, source: str | None = None) -> dict[str, Any]:
+def timings_json(timings: Timings, report: Report | None = None) -> dict[str, Any]:
     """Counts are tokens. The first predicted token comes with the prompt, so n tokens are n - 1 steps.
 
-    ``source``, once it is known, is where the cached tokens were restored from; llama-server does not have it.
+    ``report``, once it is complete, adds what llama-server does not have: where the cached tokens were restored from,
+    and what lookup, restore and save took of the prompt's time.
     """
     n_steps = max(timings.predicted_n - 1, 0)
     return {
@@ -25,7 +27,16 @@ def timings_json(timings: Timings, source: str | None = None) -> dict[str, Any]:
         "predicted_ms": timings.predicted_ms,
         "predicted_per_token_ms": _ratio(timings.predicted_ms, n_steps),
         "predicted_per_second": _ratio(n_steps, timings.predicted_ms, 1e3),
-        **({"source": source} if source is not None else {}),
+        **(_cache_json(report) if report is not None else {}),
+    }
+
+
+def _cache_json(report: Report) -> dict[str, Any]:
+    return {
+        "source": report.source,
+        "lookup_ms": report.lookup_ms,
+        "restore_ms": report.restore_ms,
+        "save_ms": report.save_ms,
     }
 
 

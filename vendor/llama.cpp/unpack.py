@@ -80,6 +80,18 @@ def unpack(archive: Path, target: Path, wanted: Callable[[str], bool]) -> int:
     return count
 
 
+def copy(tree: Path, target: Path) -> int:
+    """Copy what is wanted of an unpacked source tree, whose release the caller vouches for; returns how many files."""
+    files = [path for pattern in WANTED for path in sorted(tree.glob(pattern))]
+    if tree / "include" / "llama.h" not in files:
+        raise SystemExit(f"{tree} is no source tree of llama.cpp")
+    for path in files:
+        destination = target / path.relative_to(tree)
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, destination)
+    return len(files)
+
+
 def is_wanted(path: str) -> bool:
     return any(path.count("/") == pattern.count("/") and fnmatch.fnmatch(path, pattern) for pattern in WANTED)
 
@@ -87,10 +99,16 @@ def is_wanted(path: str) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--all", type=Path, metavar="DIR", help="unpack the complete source tree into DIR")
+    parser.add_argument("--from", type=Path, dest="tree", metavar="DIR", help="copy from such a tree, without pip")
     arguments = parser.parse_args()
     requirement, digest = pinned()
     identity = f"{requirement} {digest}\n" + "\n".join(WANTED) + "\n"
     if arguments.all is None and STAMP.exists() and STAMP.read_text(encoding="utf-8") == identity:
+        return
+    if arguments.tree is not None:
+        count = copy(arguments.tree, HERE)
+        STAMP.write_text(identity, encoding="utf-8")
+        print(f"{count} files copied", flush=True)
         return
     with tempfile.TemporaryDirectory() as directory:
         print(f"fetching the source of {requirement} for its headers", flush=True)

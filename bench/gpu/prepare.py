@@ -1,0 +1,317 @@
+"""Prepare a machine for bench/gpu/measure.py: libraries, llama-server, the extension, and full-size models.
+
+    python3 bench/gpu/prepare.py /data/gpu                      # bare machine: CUDA toolkit, compiler, cmake, network
+    python3 bench/gpu/prepare.py /data/gpu --source SDIST       # without network: an unpacked sdist or its .tar.gz
+    python3 bench/gpu/prepare.py /data/gpu --libs DIR           # libraries that were built before
+    python3 bench/gpu/prepare.py /data/gpu --cpu --models tiny-hybrid
+
+llama.cpp comes from the source that vendor/llama.cpp/pin.txt names; this extension and llama-server use the same
+libraries. Everything goes to the given directory, the extension also into pyctl/. What is there already is not made
+again. Models are written in the background, and measure.py waits for them. `DIR/python` runs Python with all of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+
+from toolchain import Cuda, compilers, find_cuda
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+VENDOR = REPOSITORY / "vendor" / "llama.cpp"
+SERVER_FILES = ("llama-server", "libllama-server-impl.so*", "libllama-common.so*", "libmtmd.so*")
+BEGAN = time.monotonic()
+
+
+def say(text: str) -> None:
+    print(f"{time.monotonic() - BEGAN:7.1f} s  {text}", flush=True)
+
+
+def log_of(place: Path, name: str) -> Path:
+    (place / "logs").mkdir(parents=True, exist_ok=True)
+    return place / "logs" / f"{name}.log"
+
+
+def run(command: Sequence[str | Path], log: Path, environment: dict[str, str]) -> None:
+    """Run a command with its output in ``log``; SystemExit with the end of it on failure."""
+    with log.open("ab") as out:
+        code = subprocess.run([str(part) for part in command], stdout=out, stderr=out, env=environment, check=False)
+    if code.returncode != 0:
+        lines = log.read_text(errors="replace").splitlines()
+        errors = [line for line in lines if re.search(r"error|FAILED|fatal", line, re.IGNORECASE)][:15]
+        raise SystemExit("\n".join([f"failed: {' '.join(map(str, command))}", *errors, *lines[-8:], f"log: {log}"]))
+
+
+# -- Python ------------------------------------------------------------------------------------------------------------
+
+
+def requirements() -> dict[str, str]:
+    """Import name to requirement of everything pyctl needs at run time, and of what builds it."""
+    text = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
+    listed = re.findall(r'"([^"]+)"', text.partition("\ndependencies = [")[2].partition("\n]")[0])
+    needed = [*listed, "pybind11>=2.13", "diskcache>=5.6", "typing-extensions>=4.5"]
+    named = {re.split(r"[<>=~!\[]", item)[0].replace("-", "_"): item for item in needed}
+    del named["llama_cpp_python"]
+    return named
+
+
+def install_packages(place: Path, wheels: Path | None) -> None:
+    """Put into site/ what this Python lacks: from ``wheels`` if given, else through pip."""
+    missing = [item for name, item in requirements().items() if not present(name, place / "site")]
+    if not missing:
+        return
+    command = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--quiet", "--no-compile"]
+    command += ["--target", str(place / "site")]
+    if wheels is not None:
+        files = sorted(str(path) for path in wheels.glob("*.whl"))
+        run([*command, "--no-index", "--no-deps", "--upgrade", *files], log_of(place, "pip"), dict(os.environ))
+    else:
+        run([*command, *missing], log_of(place, "pip"), dict(os.environ))
+    lacking = [item for name, item in requirements().items() if not present(name, place / "site")]
+    if lacking:
+        raise SystemExit(f"still missing after pip: {', '.join(lacking)}")
+    say(f"Python packages installed: {', '.join(missing)}")
+
+
+def present(name: str, site: Path) -> bool:
+    return (site / name).exists() or (site / f"{name}.py").exists() or importlib.util.find_spec(name) is not None
+
+
+def install_bindings(place: Path, source: Path | None) -> None:
+    """llama-cpp-python's own Python files into site/, unless this Python has the pinned release of it."""
+    wanted = unpacker().pinned()[0].partition("==")[2]
+    try:
+        if importlib.metadata.version("llama_cpp_python") == wanted:
+            return
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    target = place / "site" / "llama_cpp"
+    origin = next(
+        (path for path in (source and source / "llama_cpp", target, bindings_here()) if path and path.is_dir()), None
+    )
+    if origin is None:
+        raise SystemExit("llama-cpp-python is not here: give --source with the source distribution")
+    if f'"{wanted}"' not in (origin / "__init__.py").read_text(encoding="utf-8"):
+        raise SystemExit(f"{origin} is not llama-cpp-python {wanted}, which vendor/llama.cpp/pin.txt names")
+    if origin != target:
+        shutil.copytree(origin, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.so*", "__pycache__"))
+    say(f"bindings of llama-cpp-python {wanted} from {origin}")
+
+
+def bindings_here() -> Path | None:
+    spec = importlib.util.find_spec("llama_cpp")
+    return Path(spec.origin).parent if spec is not None and spec.origin is not None else None
+
+
+# -- llama.cpp ---------------------------------------------------------------------------------------------------------
+
+
+def unpacker() -> ModuleType:
+    """vendor/llama.cpp/unpack.py as a module."""
+    spec = importlib.util.spec_from_file_location("unpack", VENDOR / "unpack.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def fetch_source(place: Path, given: Path | None) -> Path:
+    """The unpacked source distribution: ``given``, or what pip fetches and verifies; the headers go to vendor/."""
+    root = given
+    if root is None or root.is_file():
+        root = place / "source"
+        if not (root / "vendor").is_dir():
+            unpack = unpacker()
+            place.mkdir(parents=True, exist_ok=True)
+            archive = given or unpack.download(place)
+            if hashlib.sha256(archive.read_bytes()).hexdigest() != unpack.pinned()[1]:
+                raise SystemExit(f"{archive} is not what vendor/llama.cpp/pin.txt names")
+            temporary = place / "source.tmp"
+            with tarfile.open(archive) as tar:
+                tar.extractall(temporary, filter="data")
+            next(temporary.iterdir()).rename(root)
+            temporary.rmdir()
+            say(f"source unpacked from {archive}")
+    tree = root / "vendor" / "llama.cpp"
+    headers = tree if tree.is_dir() else root
+    run([sys.executable, VENDOR / "unpack.py", "--from", headers], log_of(place, "unpack"), dict(os.environ))
+    return root
+
+
+def build_libraries(place: Path, source: Path | None, options: argparse.Namespace, cuda: Cuda | None) -> None:
+    """libllama, libggml* and llama-server into lib/; with --libs only the server, against the libraries given."""
+    (place / "lib").mkdir(parents=True, exist_ok=True)
+    if options.libs is not None and not (place / "lib" / "libllama.so").exists():
+        copy(sorted(options.libs.glob("lib*.so*")), place / "lib")
+        copy(sorted(options.libs.glob("llama-server")), place / "lib")
+    if (place / "lib" / "libllama.so").exists() and (options.no_server or (place / "lib" / "llama-server").exists()):
+        return say("libraries and llama-server are there")
+    if source is None:
+        raise SystemExit("nothing to build llama-server from: give --source, or --no-server")
+    tree = source / "vendor" / "llama.cpp"
+    tree = tree if tree.is_dir() else source
+    own = options.libs is None
+    settings = {
+        "CMAKE_BUILD_TYPE": "Release", "BUILD_SHARED_LIBS": "ON", "LLAMA_BUILD_TESTS": "OFF", "LLAMA_BUILD_UI": "OFF",
+        "LLAMA_BUILD_EXAMPLES": "OFF", "LLAMA_BUILD_APP": "OFF", "LLAMA_OPENSSL": "OFF", "LLAMA_BUILD_MTMD": "OFF",
+        "CMAKE_INSTALL_RPATH": "$ORIGIN", "CMAKE_BUILD_WITH_INSTALL_RPATH": "ON",
+    }  # fmt: skip
+    environment = {**os.environ, **compilers()}
+    if own and cuda is not None:
+        settings |= {"GGML_CUDA": "ON", "GGML_CUDA_NCCL": "OFF", "CMAKE_CUDA_ARCHITECTURES": cuda.architectures}
+        settings["CMAKE_CUDA_HOST_COMPILER"] = environment["CUDAHOSTCXX"]
+        environment |= cuda.environment
+    defined = [f"-D{name}={value}" for name, value in settings.items()]
+    extra = cuda.options if own and cuda is not None else ()
+    log = log_of(place, "libraries")
+    run(["cmake", "-S", tree, "-B", place / "build", *generator(), *defined, *extra], log, environment)
+    targets = ["llama", "ggml"] * own + ["llama-server"] * (not options.no_server)
+    run(["cmake", "--build", place / "build", "-j", str(options.jobs), "--target", *targets], log, environment)
+    # Libraries that were given are never replaced by the ones that the server was linked with.
+    patterns = SERVER_FILES if not own else (*SERVER_FILES, "lib*.so*")
+    built = {path for pattern in patterns for path in (place / "build" / "bin").glob(pattern)}
+    copy(sorted(built), place / "lib")
+    say("built libllama, ggml and llama-server" if own else "built llama-server for the given libraries")
+
+
+def generator() -> list[str]:
+    return ["-G", "Ninja"] if shutil.which("ninja") else []
+
+
+def copy(files: Sequence[Path], target: Path) -> None:
+    for path in files:
+        (target / path.name).unlink(missing_ok=True)
+        shutil.copy2(path, target / path.name, follow_symlinks=False)
+
+
+def build_extension(place: Path, environment: dict[str, str]) -> None:
+    """pyctl/_core*.so; cmake and ninja rebuild what changed."""
+    query = [sys.executable, "-m", "pybind11", "--cmakedir"]
+    directory = subprocess.run(query, capture_output=True, text=True, env=environment, check=True).stdout.strip()
+    log = log_of(place, "extension")
+    command = ["cmake", "-S", REPOSITORY, "-B", place / "extension", *generator(), "-DCMAKE_BUILD_TYPE=Release"]
+    command += [f"-Dpybind11_DIR={directory}", f"-DPython_EXECUTABLE={sys.executable}"]
+    run(command, log, {**environment, **compilers()})
+    run(["cmake", "--build", place / "extension"], log, environment)
+    for path in (place / "extension").glob("_core*.so"):
+        temporary = REPOSITORY / "pyctl" / f".{path.name}.tmp"
+        shutil.copy2(path, temporary)
+        temporary.replace(REPOSITORY / "pyctl" / path.name)
+    say("built the extension")
+
+
+# -- models and the end ------------------------------------------------------------------------------------------------
+
+
+def write_models(place: Path, shapes: Sequence[str], environment: dict[str, str]) -> dict[str, Path]:
+    """Start writing the models that are not there yet; each file appears whole, and its writer's id before it."""
+    (place / "models").mkdir(parents=True, exist_ok=True)
+    paths = {shape: place / "models" / f"{shape}.gguf" for shape in shapes}
+    for shape, path in paths.items():
+        pid = path.with_suffix(".pid")
+        if path.exists() or (pid.exists() and Path(f"/proc/{pid.read_text()}").exists()):
+            continue
+        command = ["nice", "-n", "5", sys.executable, "-m", "pyctl.models", "--shape", shape, "-o", str(path)]
+        with log_of(place, f"model-{shape}").open("wb") as out:
+            writer = subprocess.Popen(
+                command, stdout=out, stderr=out, env=environment, cwd=REPOSITORY, start_new_session=True
+            )
+        pid.write_text(str(writer.pid))
+        say(f"writing {path} in the background")
+    return paths
+
+
+def environment_of(place: Path, cuda: Cuda | None) -> dict[str, str]:
+    """The variables with which Python and llama-server find everything."""
+    libraries = [place / "lib", *(cuda.library_dirs if cuda is not None else ())]
+    paths = {"PYTHONPATH": [place / "site", REPOSITORY], "LD_LIBRARY_PATH": libraries}
+    joined = {}
+    for name, first in paths.items():
+        rest = [part for part in os.environ.get(name, "").split(os.pathsep) if part and Path(part) not in first]
+        joined[name] = os.pathsep.join([*map(str, first), *rest])
+    return {**joined, "LLAMA_CPP_LIB_PATH": str(place / "lib")}
+
+
+def finish(place: Path, variables: dict[str, str], models: dict[str, Path], server: bool) -> None:
+    """Check that both programs start, and write `python` and prepared.json."""
+    environment = {**os.environ, **variables}
+    check = "from pyctl.native import HostBuffer, build_version as v; print(v(), 'pinned', HostBuffer(4096).pinned)"
+    command = [sys.executable, "-c", check]
+    shown = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=REPOSITORY, check=False)
+    if shown.returncode != 0:
+        raise SystemExit(f"the extension does not load:\n{shown.stderr}")
+    say(shown.stdout.strip())
+    binary = place / "lib" / "llama-server"
+    if server:
+        shown = subprocess.run([binary, "--version"], capture_output=True, text=True, env=environment, check=False)
+        if shown.returncode != 0:
+            raise SystemExit(f"llama-server does not start:\n{shown.stderr}")
+        say(f"llama-server {(shown.stdout + shown.stderr).strip().splitlines()[-2:]}")
+    lines = [f'export {name}="{value}"' for name, value in variables.items()]
+    (place / "python").write_text(
+        "\n".join(["#!/bin/sh", *lines, f'exec "{sys.executable}" "$@"', ""]), encoding="utf-8"
+    )
+    (place / "python").chmod(0o755)
+    prepared = {
+        "environment": variables,
+        "llama_server": str(binary) if server else None,
+        "models": {shape: str(path) for shape, path in models.items()},
+    }
+    (place / "prepared.json").write_text(json.dumps(prepared, indent=2) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--cpu", action="store_true", help="build without CUDA")
+    parser.add_argument("--source", type=Path, metavar="PATH", help="llama-cpp-python's sdist, or its tree, unpacked")
+    parser.add_argument("--libs", type=Path, metavar="DIR", help="use these libraries, and llama-server if it is there")
+    parser.add_argument("--wheels", type=Path, metavar="DIR", help="take missing Python packages from here")
+    parser.add_argument("--no-server", action="store_true", help="do without llama-server")
+    parser.add_argument("--models", nargs="*", default=["27b", "35b-a3b"], metavar="SHAPE")
+    parser.add_argument("--arch", help="CMAKE_CUDA_ARCHITECTURES; default: this machine's GPU")
+    parser.add_argument("-j", "--jobs", type=int, default=os.cpu_count() or 2)
+    options = parser.parse_args()
+    place = options.directory.resolve()
+    (place / "site").mkdir(parents=True, exist_ok=True)
+    cuda = None if options.cpu else find_cuda(options.arch)
+    variables = environment_of(place, cuda)
+    environment = {**os.environ, **variables}
+    for name in ("PYTHONPATH", "LD_LIBRARY_PATH"):
+        os.environ[name] = variables[name]
+
+    install_packages(place, options.wheels)
+    models = write_models(place, options.models, environment)
+    complete = options.libs is not None and (options.no_server or (options.libs / "llama-server").exists())
+    headers = (VENDOR / "unpacked.txt").exists()
+    source = None if complete and headers and options.source is None else fetch_source(place, options.source)
+    install_bindings(place, source)
+    jobs: tuple[Callable[[], None], ...] = (
+        lambda: build_libraries(place, source, options, cuda),
+        lambda: build_extension(place, environment),
+    )
+    with ThreadPoolExecutor() as pool:
+        futures: list[Future[None]] = [pool.submit(job) for job in jobs]
+    for future in futures:
+        future.result()
+    finish(place, variables, models, not options.no_server)
+    say(f"done; next: {place}/python bench/gpu/measure.py {place}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,277 @@
+"""Tables out of records: pure functions from what was measured to Markdown."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+__all__ = ["aims", "document", "first_tokens", "median_of"]
+
+Record = dict[str, Any]
+Row = list[str]
+
+OURS, PEER = "pyctl", "llama-server"
+COLD, RESTART, WARM_RESTART = "cold", "after a restart", "after a restart, files in the page cache"
+WAYS = (
+    COLD, "append", "regenerate", "branch", "return after another", "shortened", "shortened to half", RESTART,
+    WARM_RESTART,
+)  # fmt: skip
+
+
+def median_of(records: Iterable[Record], field: str, **wanted: object) -> float | None:
+    """The median of ``field`` over the records that have all of ``wanted``; None if there are none."""
+    values = [
+        record[field]
+        for record in records
+        if record.get(field) is not None and all(record.get(name) == value for name, value in wanted.items())
+    ]
+    return statistics.median(values) if values else None
+
+
+def first_tokens(records: Sequence[Record]) -> list[tuple[int, str, dict[str, tuple[float, float]]]]:
+    """(size, way, {server: (tokens evaluated, milliseconds)}) for everything measured, long conversations last.
+
+    What a restart costs llama-server does not depend on the page cache, so it stands beside both of ours.
+    """
+    found = []
+    for size in sorted({record["size"] for record in records if record["kind"] == "first token"}):
+        for way in WAYS:
+            servers = {}
+            for server in (OURS, PEER):
+                asked = RESTART if server == PEER and way == WARM_RESTART else way
+                key = {"kind": "first token", "size": size, "way": asked, "server": server}
+                evaluated, ms = median_of(records, "evaluated", **key), median_of(records, "first_ms", **key)
+                if evaluated is not None and ms is not None:
+                    servers[server] = (evaluated, ms)
+            if servers:
+                found.append((size, way, servers))
+    return found
+
+
+def prefill_rate(records: Sequence[Record], server: str, size: int) -> float | None:
+    """Tokens per second of a cold prompt."""
+    key = {"kind": "first token", "size": size, "way": COLD, "server": server}
+    evaluated, ms = median_of(records, "evaluated", **key), median_of(records, "first_ms", **key)
+    return None if evaluated is None or ms is None else evaluated / ms * 1e3
+
+
+def _ratio(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None or not b else a / b
+
+
+def _show(value: float | None, form: str = "{:.1f}") -> str:
+    return "" if value is None else form.format(value)
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---:|" * len(columns)]
+    return [*lines, *("| " + " | ".join(row) + " |" for row in rows), ""]
+
+
+def _section(title: str, text: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return [f"## {title}", "", *([text, ""] if text else []), *_table(columns, rows)] if rows else []
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def first_token_rows(records: Sequence[Record]) -> list[Row]:
+    rows = []
+    for size, way, servers in first_tokens(records):
+        (n_ours, ours), (n_peer, peer) = servers.get(OURS, (None, None)), servers.get(PEER, (None, None))
+        cells = [f"{size:,}", way, _show(n_ours, "{:,.0f}"), _show(ours, "{:,.0f}"), _show(n_peer, "{:,.0f}")]
+        rows.append([*cells, _show(peer, "{:,.0f}"), _show(_ratio(peer, ours), "{:.2f}x")])
+    return rows
+
+
+def speed_rows(records: Sequence[Record]) -> list[Row]:
+    rows = []
+    for size in sorted({record["size"] for record in records if record.get("way") == COLD}):
+        ours, peer = (prefill_rate(records, server, size) for server in (OURS, PEER))
+        rows.append(
+            [
+                f"cold prefill, {size:,} tokens",
+                _show(ours, "{:,.0f}"),
+                _show(peer, "{:,.0f}"),
+                _show(_ratio(ours, peer), "{:.3f}"),
+            ]
+        )
+    for size in sorted({record["size"] for record in records if record["kind"] == "decode"}):
+        ours, peer = (median_of(records, "tokens_per_second", kind="decode", size=size, server=s) for s in (OURS, PEER))
+        rows.append([f"decode after {size:,} tokens", _show(ours), _show(peer), _show(_ratio(ours, peer), "{:.3f}")])
+    return rows
+
+
+def cut_shares(records: Sequence[Record]) -> list[tuple[int, float, float | None]]:
+    """(size, share of the time to the first token reported for saving, share by the clock against nothing cached)."""
+    found = []
+    for size in sorted({record["size"] for record in records if record.get("way") == COLD}):
+        key = {"kind": "first token", "size": size, "server": OURS}
+        ms, save = median_of(records, "first_ms", way=COLD, **key), median_of(records, "save_ms", way=COLD, **key)
+        bare = median_of(records, "first_ms", way="nothing cached", **key)
+        if ms is not None and save is not None:
+            found.append((size, save / ms, None if bare is None else (ms - bare) / ms))
+    return found
+
+
+def disk_rates(records: Sequence[Record]) -> list[tuple[str, int, float, float, float | None]]:
+    """(state of the page cache, size, share of bytes read from the drive, GB/s restored, the drive's own GB/s)."""
+    found = []
+    drive = max((record["gb_per_second"] for record in records if record["kind"] == "drive"), default=None)
+    for record in records:
+        if record["kind"] == "disk restore" and record["restore_ms"]:
+            rate = record["bytes"] / record["restore_ms"] / 1e6
+            found.append((record["way"], record["size"], record["read"] / record["bytes"], rate, drive))
+    return found
+
+
+def memory(records: Sequence[Record]) -> dict[str, float | None]:
+    """VRAM of both in MiB and the difference; RAM of a kept turn against its rows and states."""
+    peak = {}
+    for server in (OURS, PEER):
+        values = [r["vram_mib"] for r in records if r["kind"] == "memory" and r["server"] == server and r["vram_mib"]]
+        peak[server] = max(values, default=None)
+    ours, peer = peak[OURS], peak[PEER]
+    turn = median_of(records, "ratio", kind="kept turn")
+    return {OURS: ours, PEER: peer, "beyond": None if ours is None or peer is None else ours - peer, "turn": turn}
+
+
+def exact_rows(records: Sequence[Record]) -> list[Row]:
+    rows = []
+    for record in records:
+        if record["kind"] == "exact":
+            rows.append([record["kv"], record["flash"], *(f"{value:.3g}" for value in record["differences"].values())])
+    return rows
+
+
+# -- what was aimed at -------------------------------------------------------------------------------------------------
+
+
+def aims(records: Sequence[Record]) -> list[tuple[str, str, str, bool]]:
+    """(what, aim, found, reached) for every aim that was measured."""
+    found: list[tuple[str, str, str, bool]] = []
+
+    def check(what: str, aim: str, value: float | None, form: str, reached: bool) -> None:
+        if value is not None:
+            found.append((what, aim, form.format(value), reached))
+
+    table = first_tokens(records)
+    worst = max(((s[OURS][1] / s[PEER][1], size, way) for size, way, s in table if len(s) == 2), default=None)
+    if worst is not None:
+        what = f"first token, latest against llama-server: {worst[2]}, {worst[1]:,}"
+        check(what, "<= 1.02x", worst[0], "{:.2f}x", worst[0] <= 1.02)
+    times = {(size, way): servers for size, way, servers in table}
+    for size in sorted({size for size, _, _ in table}):
+        cold = times.get((size, COLD), {}).get(OURS)
+        for way in (RESTART, WARM_RESTART):
+            warm = times.get((size, way), {}).get(OURS)
+            sooner = _ratio(cold[1], warm[1]) if cold and warm else None
+            check(f"{way}, {size:,}: sooner than cold", ">= 40x", sooner, "{:.1f}x", bool(sooner and sooner >= 40))
+        both = times.get((size, "return after another"), {})
+        sooner = both[PEER][1] / both[OURS][1] if len(both) == 2 else None
+        check(f"return, {size:,}: sooner than llama-server", ">= 3x", sooner, "{:.1f}x", bool(sooner and sooner >= 3))
+    for what, *_, ratio in speed_rows(records):
+        if ratio:
+            check(f"{what}, against llama-server", ">= 0.98", float(ratio), "{:.3f}", float(ratio) >= 0.98)
+    for size, reported, clock in cut_shares(records):
+        check(f"cuts, {size:,}: share of the prefill, reported", "<= 1 %", reported * 100, "{:.2f} %", reported <= 0.01)
+        if clock is not None:
+            check(f"cuts, {size:,}: by the clock", "<= 1 %", clock * 100, "{:.2f} %", clock <= 0.01)
+    for record in records:
+        if record["kind"] == "copy" and record["what"] != "state":
+            what, back, out = f"{record['what']}, {record['tokens']:,}", record["back_share"], record["out_share"]
+            check(f"restore from RAM, {what}: of a pinned copy", ">= 70 %", back * 100, "{:.0f} %", back >= 0.7)
+            check(f"save, {what}: of a pinned copy", ">= 50 %", out * 100, "{:.0f} %", out >= 0.5)
+    for way, size, read, rate, drive in disk_rates(records):
+        if drive is not None and read > 0.5:
+            share = rate / drive
+            check(f"{way}, {size:,}: of the drive's speed", ">= 80 %", share * 100, "{:.0f} %", share >= 0.8)
+    held = memory(records)
+    beyond, turn = held["beyond"], held["turn"]
+    check("VRAM beyond llama-server's", "<= 200 MiB", beyond, "{:.0f} MiB", beyond is not None and beyond <= 200)
+    check("RAM per kept turn, of rows and states", "<= 1.05", turn, "{:.3f}", turn is not None and turn <= 1.05)
+    exact = [record["differences"] for record in records if record["kind"] == "exact"]
+    if exact:
+        resumed = [value for found in exact for name, value in found.items() if name != "other prompt"]
+        apart = min(found["other prompt"] for found in exact)
+        reached = all(value == 0 for value in resumed) and apart > 0
+        check("logits of resumed runs, largest difference", "0", max(resumed), "{:.3g}", reached)
+    return found
+
+
+def document(data: dict[str, Any]) -> str:
+    """All tables of one model as Markdown."""
+    records = data["records"]
+    lines = [f"# pyctl and llama-server side by side, {data['shape']} shape", ""]
+    lines += [f"- {name}: {value}" for name, value in data.get("machine", {}).items()]
+    flags = next((record["flags"] for record in records if record["kind"] == "flags"), None)
+    lines += [f"- flags of both: `{flags}`"] * bool(flags) + [""]
+    rows = [[what, aim, found, "yes" if reached else "NO"] for what, aim, found, reached in aims(records)]
+    lines += _section("Aims", "", ["what", "aim", "found", "reached"], rows)
+    text = "Milliseconds on the client's clock, streaming, medians; tokens are those evaluated."
+    columns = ["conversation", "way", "pyctl: tokens", "ms", "llama-server: tokens", "ms", "sooner"]
+    lines += _section("Time to first token", text, columns, first_token_rows(records))
+    lines += _section("Tokens per second", "", ["what", "pyctl", "llama-server", "ratio"], speed_rows(records))
+    rows = [[f"{n:,}", f"{a:.2%}", "" if b is None else f"{b:.2%}"] for n, a, b in cut_shares(records)]
+    lines += _section("Share of a cold prefill spent on snapshots", "", ["tokens", "reported", "by the clock"], rows)
+    rows = [
+        [
+            r["what"],
+            f"{r['tokens']:,}",
+            f"{r['mb']:,.0f}",
+            f"{r['out']:.1f} ({r['out_share']:.0%})",
+            f"{r['back']:.1f} ({r['back_share']:.0%})",
+        ]
+        for r in records
+        if r["kind"] == "copy"
+    ]
+    text = "In brackets the share of one copy of as many bytes between pinned and device memory."
+    lines += _section("Rows and state, GB/s", text, ["what", "tokens", "MB", "save", "restore"], rows)
+    rows = [
+        [way, f"{size:,}", f"{read:.0%}", f"{rate:.2f}", _show(drive, "{:.2f}"), _show(_ratio(rate, drive), "{:.0%}")]
+        for way, size, read, rate, drive in disk_rates(records)
+    ]
+    columns = ["way", "conversation", "read from the drive", "restored GB/s", "drive alone GB/s", "share"]
+    lines += _section(
+        "From disk", "The drive alone: the same files past the page cache, best of several depths.", columns, rows
+    )
+    held = memory(records)
+    rows = [[name, _show(held[name], "{:,.0f}")] for name in (OURS, PEER, "beyond") if held[name] is not None]
+    lines += _section("VRAM, MiB", "", ["server", "most"], rows)
+    rows = [
+        [
+            r["way"],
+            f"{r['tokens']:,}",
+            str(r["snapshots"]),
+            f"{r['bytes'] / 1e6:,.1f}",
+            f"{r['theory'] / 1e6:,.1f}",
+            f"{r['ratio']:.3f}",
+        ]
+        for r in records
+        if r["kind"] == "kept turn"
+    ]
+    lines += _section(
+        "RAM of kept turns", "", ["way", "new tokens", "snapshots", "MB", "rows and states MB", "ratio"], rows
+    )
+    rows = exact_rows(records)
+    names = next((list(record["differences"]) for record in records if record["kind"] == "exact"), [])
+    text = "Logits, largest difference from a cold run; the last column compares another prompt and must not be 0."
+    lines += _section("Exactness", text, ["KV", "flash", *names], rows)
+    rows = [
+        [
+            r["flags"],
+            f"{r['limit_mib']:,.0f}",
+            f"{r['vram_mib']:,.0f}",
+            f"{r['prompt']:,}",
+            f"{r['first_ms'] / 1e3:,.1f}",
+            f"{r['next_ms']:,.0f}",
+        ]
+        for r in records
+        if r["kind"] == "small card"
+    ]
+    columns = ["flags", "VRAM left MiB", "VRAM used MiB", "prompt", "cold s", "next turn ms"]
+    lines += _section("On a card of 24 GB", "", columns, rows)
+    skipped = [f"- {r['section']}: {r['what']} ({r['why']})" for r in records if r["kind"] == "skipped"]
+    lines += ["## Not measured", "", *skipped, ""] if skipped else []
+    return "\n".join(lines).rstrip()

@@ -1,0 +1,169 @@
+"""The two servers under test, each a process with an address, and what a client sees of one reply."""
+
+from __future__ import annotations
+
+import ctypes
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Messages", "Reply", "Server", "llama_server", "pyctl"]
+
+Messages = list[dict[str, str]]
+
+DEATH_SIGNAL = 1
+"""PR_SET_PDEATHSIG: a server must not outlive a measurement that was killed."""
+
+
+BUDGET_MIB = "1048576"
+"""For the files of the disk tier: more than any run writes."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One streamed answer. Times are the client's, in milliseconds from the sending of the request."""
+
+    text: str
+    first_ms: float
+    total_ms: float
+    n_predicted: int
+    decode_ms: float
+    timings: dict[str, Any]
+
+    @property
+    def cached(self) -> int:
+        return int(self.timings.get("cache_n", 0))
+
+    @property
+    def evaluated(self) -> int:
+        return int(self.timings["prompt_n"])
+
+
+@dataclass
+class Server:
+    """A server program that can be started, asked, and killed."""
+
+    name: str
+    command: Sequence[str]
+    log: Path
+    timeout: float = 600.0
+    load_seconds: float = 0.0
+    _port: int = 0
+    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    def start(self) -> None:
+        """Returns when it answers; OSError with the end of its log if it does not."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self._port = probe.getsockname()[1]
+        began = time.monotonic()
+        with self.log.open("ab") as out:
+            self._process = subprocess.Popen(
+                [*self.command, "--port", str(self._port)], stdout=out, stderr=out, preexec_fn=_die_with_parent
+            )
+        while not self._healthy():
+            if self._process.poll() is not None or time.monotonic() - began > self.timeout:
+                self.kill()
+                raise OSError(f"{self.name} did not start: {self.log.read_text(errors='replace')[-800:]}")
+            time.sleep(0.05)
+        self.load_seconds = time.monotonic() - began
+
+    def _healthy(self) -> bool:
+        try:
+            connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=5)
+            try:
+                connection.request("GET", "/health")
+                return connection.getresponse().status == 200
+            finally:
+                connection.close()
+        except OSError:
+            return False
+
+    def kill(self) -> None:
+        """End it without a chance to tidy up."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def get(self, path: str) -> Any:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=self.timeout)
+        try:
+            connection.request("GET", path)
+            return json.loads(connection.getresponse().read())
+        finally:
+            connection.close()
+
+    def ask(self, messages: Messages, n_predict: int, **fields: Any) -> Reply:
+        """Send a conversation and read the stream; OSError if the server refuses."""
+        body = {"messages": messages, "max_tokens": n_predict, "temperature": 0, "stream": True, **fields}
+        body["stream_options"] = {"include_usage": True}
+        data = json.dumps(body).encode()
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=self.timeout)
+        try:
+            began = time.perf_counter()
+            connection.request("POST", "/v1/chat/completions", data, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            if response.status != 200:
+                raise OSError(f"{self.name} answers {response.status}: {response.read()[:300]!r}")
+            return _read(response, began)
+        finally:
+            connection.close()
+
+
+def _read(response: http.client.HTTPResponse, began: float) -> Reply:
+    first = last = 0.0
+    text, timings, n_predicted = "", {}, 0
+    for line in response:
+        now = time.perf_counter()
+        if not line.startswith(b"data: {"):
+            continue
+        event = json.loads(line[6:])
+        if "error" in event:
+            raise OSError(f"the stream ended with {event['error']}")
+        timings = event.get("timings") or timings
+        n_predicted = (event.get("usage") or {}).get("completion_tokens", n_predicted)
+        for choice in event.get("choices", ()):
+            delta = choice.get("delta", {})
+            said = (delta.get("content") or "") + (delta.get("reasoning_content") or "")
+            if said:
+                text += delta.get("content") or ""
+                last = now
+            if (said or choice.get("finish_reason")) and not first:
+                first = now
+    end = time.perf_counter()
+    if not first or "prompt_n" not in timings:
+        raise OSError("the stream ended without a token or without timings")
+    return Reply(
+        text, (first - began) * 1e3, (end - began) * 1e3, n_predicted, max(last - first, 0.0) * 1e3, dict(timings)
+    )
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(DEATH_SIGNAL, signal.SIGKILL)
+
+
+def pyctl(flags: Sequence[str], cache_dir: Path | None, log: Path) -> Server:
+    """`pyctl serve`, with the ends of all prompts on disk if there is a directory."""
+    disk = ["--kv-cache-dir", str(cache_dir), "--disk-prefix-cache", "full", "--kv-cache-budget", BUDGET_MIB]
+    return Server("pyctl", [sys.executable, "-m", "pyctl", "serve", *flags, *(disk if cache_dir else ())], log)
+
+
+def llama_server(binary: str, flags: Sequence[str], log: Path) -> Server:
+    """llama-server with its defaults: checkpoints and its cache in RAM are on."""
+    os.environ.setdefault("LLAMA_LOG_COLORS", "off")
+    return Server("llama-server", [binary, *flags], log)

@@ -1,0 +1,125 @@
+"""Conversations and the ways in which a client comes back to them. Text in, text out: no server here.
+
+The tokenizer of the generated models has one token per byte, so lengths in characters are lengths in tokens. A long
+history arrives in one go, as when a saved conversation is opened; what follows grows turn by turn.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+
+__all__ = ["Conversation", "Step", "alternate", "cut", "grow", "restarted"]
+
+Messages = list[dict[str, str]]
+
+SYSTEM, USER, ASSISTANT, OVERHEAD = 2000, 250, 700, 18
+"""Characters per message, and tokens that the template adds to one."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One request: how it comes about, in which conversation (by its size), and how many new tokens it brings."""
+
+    way: str
+    size: int
+    messages: Messages
+    n_new: int
+
+
+Steps = Generator[Step, str, None]
+"""Yields requests; the reply's text is sent back."""
+
+
+def words(seed: object, n: int) -> str:
+    """``n`` characters of text that starts differently for each seed."""
+    rng = random.Random(str(seed))
+    text = ""
+    while len(text) < n:
+        text += "".join(rng.choice("aeioubdfgklmnprst") for _ in range(rng.randint(2, 8))) + " "
+    return text[:n]
+
+
+class Conversation:
+    """A conversation of about ``size`` tokens that goes on; the same for the same seed and the same replies."""
+
+    def __init__(self, seed: str, size: int) -> None:
+        self.size = size
+        self._seed = f"{seed} {size}"
+        self._count = 0
+        self.messages: Messages = [self._message("system", min(SYSTEM, size // 4))]
+        left = size - len(self.messages[0]["content"]) - 3 * OVERHEAD - USER
+        while left >= USER + ASSISTANT + 2 * OVERHEAD:
+            self.messages += [self._message("user", USER), self._message("assistant", ASSISTANT)]
+            left -= USER + ASSISTANT + 2 * OVERHEAD
+        self.messages.append(self._message("user", USER + max(left, 0)))
+        self.opened = len(self.messages)
+
+    def _message(self, role: str, n: int) -> dict[str, str]:
+        self._count += 1
+        return {"role": role, "content": words(f"{self._seed} {self._count}", n)}
+
+    def step(self, way: str, n_new: int) -> Step:
+        return Step(way, self.size, list(self.messages), n_new)
+
+    def ask(self, way: str, n_new: int) -> Steps:
+        """Send it as it is, and remember the reply."""
+        reply = yield self.step(way, n_new)
+        self.messages.append({"role": "assistant", "content": reply})
+
+    def turn(self, way: str) -> Steps:
+        """One more message."""
+        self.messages.append(self._message("user", USER))
+        yield from self.ask(way, USER)
+
+    def replace_last(self, way: str) -> Steps:
+        """Another message instead of the last exchange."""
+        self.messages[-2:] = [self._message("user", USER)]
+        yield from self.ask(way, USER)
+
+    def regenerate(self, way: str) -> Steps:
+        """The same request again."""
+        del self.messages[-1]
+        yield from self.ask(way, 0)
+
+    def shorten(self, way: str, keep: int, n_new: int) -> Steps:
+        """Only the first ``keep`` messages, and a new one."""
+        self.messages[keep:] = [self._message("user", USER)]
+        yield from self.ask(way, n_new)
+
+
+def grow(conversation: Conversation) -> Steps:
+    """From nothing through its first turns."""
+    yield from conversation.ask("cold", conversation.size)
+    yield from conversation.turn("append")
+    yield from conversation.turn("append")
+    yield from conversation.regenerate("regenerate")
+    yield from conversation.replace_last("branch")
+
+
+def alternate(conversations: Sequence[Conversation], rounds: int = 2) -> Steps:
+    """A turn of each, in turn: each returns after the others."""
+    for _ in range(rounds):
+        for conversation in conversations:
+            yield from conversation.turn("return after another")
+
+
+def restarted(conversations: Sequence[Conversation], way: str) -> Steps:
+    """The next turn of each in a new process."""
+    for conversation in conversations:
+        yield from conversation.turn(way)
+
+
+def cut(conversation: Conversation) -> Steps:
+    """Back to before the last message that was there when it was opened, then to half of that history.
+
+    The history arrived in one go, so the second place is none where a message was ever the last one. Afterwards the
+    conversation goes on as if this had not been.
+    """
+    yield from conversation.turn("return after another")
+    kept = list(conversation.messages)
+    yield from conversation.shorten("shortened", conversation.opened - 1, USER)
+    half = (conversation.opened // 2) // 2 * 2 + 1
+    yield from conversation.shorten("shortened to half", half, min(8192, conversation.size // 2))
+    conversation.messages = kept
