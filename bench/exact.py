@@ -68,6 +68,7 @@ def measure(loaded: Loaded, prompt: Prompt) -> list[float]:
         segments.append(Segment(start, tokens[start:cut], rows, segments[-1] if segments else None))
         states[cut] = backend.save_state(0, cut)
         start = cut
+    backend.settle()
     found.append(difference(run(backend, tokens, ends, start), cold))
     known = Comparison(tokens)
     saved = {cut: Snapshot(known.prefix(cut), segments[i], states[cut]) for i, cut in enumerate(cuts)}
@@ -109,6 +110,7 @@ def differences(model: str, n: int, n_ubatch: int) -> Iterator[tuple[tuple[str, 
         loaded = load(
             ModelSettings(path=model, n_ctx=n + 64, n_ubatch=n_ubatch, type_k=kv, type_v=kv, flash_attn=flash)
         )
+        loaded.backend.blocks.open(None)
         yield (kv, flash), measure(loaded, prompt)
         loaded.backend.close()
 

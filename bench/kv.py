@@ -44,21 +44,28 @@ def rates(backend: LlamaBackend, n: int) -> list[Rate]:
         def out(blocks: list[np.ndarray] = blocks, edges: list[int] = edges) -> None:
             for block, a, b in zip(blocks, edges, edges[1:], strict=False):
                 memory.save_rows(0, a, b, block)
+            memory.finish()
 
         def back(spans: list[tuple[np.ndarray, int, int]] = spans, state: np.ndarray | None = state) -> None:
             backend.rewind(0, 0)
             backend.load_rows(0, 0, spans)
+            memory.finish()
 
         found.append(rate(label, n, sum(block.nbytes for block in blocks), out, back))
         if state is not None:
             backend.load_state(0, n, state)
     if backend.kind == "hybrid":
         state = backend.save_state(0, n)
-        found.append(
-            rate(
-                "state", n, state.nbytes, lambda: memory.save_state(0, n, state), lambda: memory.load_state(0, n, state)
-            )
-        )
+
+        def state_out() -> None:
+            memory.save_state(0, n, state)
+            memory.finish()
+
+        def state_back() -> None:
+            memory.load_state(0, n, state)
+            memory.finish()
+
+        found.append(rate("state", n, state.nbytes, state_out, state_back))
     return found
 
 
@@ -112,6 +119,7 @@ def main() -> None:
                 write_model(paths[shape.name], shape)
         for name, path in paths.items():
             loaded = load(ModelSettings(path=str(path), n_ctx=max(arguments.tokens) + 64))
+            loaded.backend.blocks.open(None)
             for n in arguments.tokens:
                 rows += [[name, *found.cells()] for found in rates(loaded.backend, n)]
             loaded.backend.close()

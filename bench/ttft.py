@@ -104,6 +104,7 @@ def main() -> None:
         type_v=kv,
     )
     loaded = load(settings)
+    loaded.backend.blocks.open(None)
     engine = Engine(loaded.backend, RamCache(64, None), EngineOptions())
     ask(engine, prompt_of([1], 600))
     rows = [row for n in arguments.tokens for row in measure(engine, n, arguments.repeat)]
