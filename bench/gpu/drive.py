@@ -13,7 +13,7 @@ from pathlib import Path
 __all__ = ["cached_share", "direct_rate", "evict", "settle"]
 
 BLOCK = 4 * 2**20
-LIMIT = 8 * 2**30
+LIMIT = 4 * 2**30
 """Enough to know the drive's speed."""
 
 

@@ -27,10 +27,10 @@ from typing import Any
 
 from drive import cached_share, direct_rate, evict, settle
 from machine import available_mib, describe, resident_mib, storage_reads, vram_mib
-from report import COLD, OURS, PEER, RESTART, WARM_RESTART, aims
+from report import BARE, COLD, ONE_MESSAGE, OURS, PEER, RESTART, WARM_RESTART, aims
 from results import Clock, Results
 from servers import Reply, Server, llama_server, pyctl
-from workloads import Conversation, Step, alternate, cut, grow, restarted
+from workloads import Conversation, Step, alternate, cut, grow, once, restarted
 
 from pyctl.models import SHAPES
 
@@ -156,13 +156,12 @@ class Visit:
         """Tokens per second of a reply, by the client's clock, the first token left out."""
         if not self.run.clock.fits(8):
             return self.run.results.skip(self.section, f"{self.server.name}: decode", "no time left")
-        for _ in range(2):
-            reply = self.server.ask([*conversation.messages, *_question()], N_DECODE, ignore_eos=True)
-            n = reply.n_predicted
-            rate = (n - 1) / reply.decode_ms * 1e3 if n > 1 and reply.decode_ms else None
-            self.run.results.add(
-                self.section, "decode", server=self.server.name, size=conversation.size, n=n, tokens_per_second=rate
-            )
+        reply = self.server.ask([*conversation.messages, *_question()], N_DECODE, ignore_eos=True)
+        n = reply.n_predicted
+        rate = (n - 1) / reply.decode_ms * 1e3 if n > 1 and reply.decode_ms else None
+        self.run.results.add(
+            self.section, "decode", server=self.server.name, size=conversation.size, n=n, tokens_per_second=rate
+        )
 
 
 def _question() -> list[dict[str, str]]:
@@ -175,8 +174,12 @@ def _walk(nodes: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         yield from _walk(node["children"])
 
 
-def side_by_side(run: Run, section: str, sizes: Sequence[int], *, bare: bool) -> None:
-    """Both servers, one after the other, through the same conversations; ``bare`` also measures without any cache."""
+def side_by_side(run: Run, section: str, sizes: Sequence[int], *, thorough: bool) -> None:
+    """Both servers, one after the other, through the same conversations.
+
+    ``thorough`` adds a cold prompt of one message, prompts that pyctl does not cache, and llama-server after a restart,
+    which knows nothing then and evaluates everything.
+    """
     run.results.add(section, "flags", flags=" ".join(run.flags()))
     for name in (OURS, PEER):
         if name not in run.options.servers or (name == PEER and run.llama_server is None):
@@ -189,14 +192,14 @@ def side_by_side(run: Run, section: str, sizes: Sequence[int], *, bare: bool) ->
             flags = ["-m", str(run.model), *run.flags()]
             server = pyctl(flags, cache, log) if name == OURS else llama_server(str(run.llama_server), flags, log)
             try:
-                one_server(run, section, server, sizes, cache, bare=bare and name == OURS)
+                one_server(run, section, server, sizes, cache, thorough=thorough)
             except OSError as error:
                 run.results.skip(section, name, f"failed: {str(error)[:200]}")
             finally:
                 server.kill()
 
 
-def one_server(run: Run, section: str, server: Server, sizes: Sequence[int], cache: Path, *, bare: bool) -> None:
+def one_server(run: Run, section: str, server: Server, sizes: Sequence[int], cache: Path, *, thorough: bool) -> None:
     vram, available = vram_mib(), available_mib()
     server.start()
     print(f"    {run.clock.elapsed:6.1f} s  {server.name} loaded in {server.load_seconds:.1f} s", flush=True)
@@ -216,20 +219,18 @@ def one_server(run: Run, section: str, server: Server, sizes: Sequence[int], cac
     visit.decode(conversations[-1])
     for conversation in conversations:
         visit.follow(cut(conversation))
-    if bare:
-        fresh = Conversation(f"{run.shape} b", sizes[0])
-        visit.follow(_once(fresh, "nothing cached"), cache_prompt=False)
+    if thorough:
+        document = Conversation(f"{run.shape} document", sizes[-1], one_message=True)
+        visit.follow(once(document, ONE_MESSAGE))
+        for size in sizes if server.name == OURS else ():
+            visit.follow(once(Conversation(f"{run.shape} b", size), BARE), cache_prompt=False)
     visit.memory("end", vram, available)
     if server.name == OURS:
         restart_ours(run, section, visit, conversations, cache)
-    else:
+    elif thorough and run.clock.fits(run.loading):
         server.kill()
         server.start()
         visit.follow(restarted(conversations, RESTART))
-
-
-def _once(conversation: Conversation, way: str) -> Generator[Step, str, None]:
-    yield conversation.step(way, conversation.size)
 
 
 def restart_ours(run: Run, section: str, visit: Visit, conversations: Sequence[Conversation], cache: Path) -> None:
@@ -339,10 +340,10 @@ def jobs(runs: Sequence[Run], only: Sequence[str]) -> list[tuple[str, Run, Calla
         options = run.options
         sizes, long = options.sizes, [options.long, min(2048, options.sizes[-1])]
         kv_sizes = [n // 512 * 512 for n in (min(options.sizes), max(options.sizes))]
-        base.append(("base", run, lambda run, sizes=sizes: side_by_side(run, "base", sizes, bare=True)))
+        base.append(("base", run, lambda run, sizes=sizes: side_by_side(run, "base", sizes, thorough=True)))
         others += [
             ("kv", run, lambda run, sizes=kv_sizes: inside(run, "kv", 40, "copy", "kv", sizes)),
-            ("long", run, lambda run, sizes=long: side_by_side(run, "long", sizes, bare=False)),
+            ("long", run, lambda run, sizes=long: side_by_side(run, "long", sizes, thorough=False)),
             ("exact", run, lambda run: inside(run, "exact", 60, "exact", "exact", [run.options.exact_tokens])),
         ]
         if run is runs[0]:

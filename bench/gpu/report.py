@@ -12,10 +12,12 @@ Record = dict[str, Any]
 Row = list[str]
 
 OURS, PEER = "pyctl", "llama-server"
-COLD, RESTART, WARM_RESTART = "cold", "after a restart", "after a restart, files in the page cache"
+COLD, ONE_MESSAGE, BARE = "cold", "cold, one message", "cold, nothing cached"
+TO_HALF = "shortened to half"
+RESTART, WARM_RESTART = "after a restart", "after a restart, files in the page cache"
 WAYS = (
-    COLD, "append", "regenerate", "branch", "return after another", "shortened", "shortened to half", RESTART,
-    WARM_RESTART,
+    COLD, ONE_MESSAGE, "append", "regenerate", "branch", "return after another", "shortened", TO_HALF,
+    RESTART, WARM_RESTART,
 )  # fmt: skip
 
 
@@ -49,9 +51,9 @@ def first_tokens(records: Sequence[Record]) -> list[tuple[int, str, dict[str, tu
     return found
 
 
-def prefill_rate(records: Sequence[Record], server: str, size: int) -> float | None:
+def prefill_rate(records: Sequence[Record], server: str, size: int, way: str) -> float | None:
     """Tokens per second of a cold prompt."""
-    key = {"kind": "first token", "size": size, "way": COLD, "server": server}
+    key = {"kind": "first token", "size": size, "way": way, "server": server}
     evaluated, ms = median_of(records, "evaluated", **key), median_of(records, "first_ms", **key)
     return None if evaluated is None or ms is None else evaluated / ms * 1e3
 
@@ -87,16 +89,10 @@ def first_token_rows(records: Sequence[Record]) -> list[Row]:
 
 def speed_rows(records: Sequence[Record]) -> list[Row]:
     rows = []
-    for size in sorted({record["size"] for record in records if record.get("way") == COLD}):
-        ours, peer = (prefill_rate(records, server, size) for server in (OURS, PEER))
-        rows.append(
-            [
-                f"cold prefill, {size:,} tokens",
-                _show(ours, "{:,.0f}"),
-                _show(peer, "{:,.0f}"),
-                _show(_ratio(ours, peer), "{:.3f}"),
-            ]
-        )
+    for size, way in sorted({(r["size"], r["way"]) for r in records if r.get("way") in (COLD, ONE_MESSAGE)}):
+        ours, peer = (prefill_rate(records, server, size, way) for server in (OURS, PEER))
+        cells = [_show(ours, "{:,.0f}"), _show(peer, "{:,.0f}"), _show(_ratio(ours, peer), "{:.3f}")]
+        rows.append([f"prefill, {way}, {size:,} tokens", *cells])
     for size in sorted({record["size"] for record in records if record["kind"] == "decode"}):
         ours, peer = (median_of(records, "tokens_per_second", kind="decode", size=size, server=s) for s in (OURS, PEER))
         rows.append([f"decode after {size:,} tokens", _show(ours), _show(peer), _show(_ratio(ours, peer), "{:.3f}")])
@@ -109,7 +105,7 @@ def cut_shares(records: Sequence[Record]) -> list[tuple[int, float, float | None
     for size in sorted({record["size"] for record in records if record.get("way") == COLD}):
         key = {"kind": "first token", "size": size, "server": OURS}
         ms, save = median_of(records, "first_ms", way=COLD, **key), median_of(records, "save_ms", way=COLD, **key)
-        bare = median_of(records, "first_ms", way="nothing cached", **key)
+        bare = median_of(records, "first_ms", way=BARE, **key)
         if ms is not None and save is not None:
             found.append((size, save / ms, None if bare is None else (ms - bare) / ms))
     return found

@@ -10,7 +10,7 @@ import random
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Conversation", "Step", "alternate", "cut", "grow", "restarted"]
+__all__ = ["Conversation", "Step", "alternate", "cut", "grow", "once", "restarted"]
 
 Messages = list[dict[str, str]]
 
@@ -42,13 +42,20 @@ def words(seed: object, n: int) -> str:
 
 
 class Conversation:
-    """A conversation of about ``size`` tokens that goes on; the same for the same seed and the same replies."""
+    """A conversation of about ``size`` tokens that goes on; the same for the same seed and the same replies.
 
-    def __init__(self, seed: str, size: int) -> None:
+    It opens with many short messages, or with ``one_message`` of everything, such as a document.
+    """
+
+    def __init__(self, seed: str, size: int, *, one_message: bool = False) -> None:
         self.size = size
         self._seed = f"{seed} {size}"
         self._count = 0
         self.messages: Messages = [self._message("system", min(SYSTEM, size // 4))]
+        if one_message:
+            self.messages.append(self._message("user", size - min(SYSTEM, size // 4) - 3 * OVERHEAD))
+            self.opened = 2
+            return
         left = size - len(self.messages[0]["content"]) - 3 * OVERHEAD - USER
         while left >= USER + ASSISTANT + 2 * OVERHEAD:
             self.messages += [self._message("user", USER), self._message("assistant", ASSISTANT)]
@@ -96,6 +103,11 @@ def grow(conversation: Conversation) -> Steps:
     yield from conversation.turn("append")
     yield from conversation.regenerate("regenerate")
     yield from conversation.replace_last("branch")
+
+
+def once(conversation: Conversation, way: str) -> Steps:
+    """One request without a sequel."""
+    yield conversation.step(way, conversation.size)
 
 
 def alternate(conversations: Sequence[Conversation], rounds: int = 2) -> Steps:

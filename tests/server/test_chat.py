@@ -20,6 +20,9 @@ TIMINGS = {
     "predicted_per_token_ms": 1.5,
     "predicted_per_second": 2000.0 / 3.0,
     "source": "ram",
+    "lookup_ms": 0.0,
+    "restore_ms": 0.0,
+    "save_ms": 0.0,
 }
 N_PROMPT = 21
 

@@ -1,0 +1,201 @@
+"""The parts of bench/gpu that need no server: conversations, tables, the plan, files on a drive, what gets built."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+MACHINE = {"GPU": "none", "build": "llama.cpp"}
+
+
+def follow(steps: Any) -> list[Any]:
+    """Answer every request of a workload with its number."""
+    found = []
+    step = next(steps)
+    while True:
+        found.append(step)
+        try:
+            step = steps.send(f"reply {len(found)}")
+        except StopIteration:
+            return found
+
+
+def first_token(server: str, size: int, way: str, ms: float, evaluated: int = 10, **more: Any) -> dict[str, Any]:
+    kept = {"save_ms": 1.0, "lookup_ms": 0.1, "restore_ms": 0.2} if server == "pyctl" else {}
+    record = {"section": "base", "kind": "first token", "server": server, "size": size, "way": way, "first_ms": ms}
+    return {**record, "evaluated": evaluated, **kept, **more}
+
+
+def found() -> list[dict[str, Any]]:
+    records = []
+    for server, factor in (("pyctl", 1.0), ("llama-server", 4.0)):
+        records += [
+            first_token(server, 1000, "cold", 1000.0, 1000),
+            first_token(server, 1000, "return after another", 10.0 * factor),
+            first_token(server, 1000, "return after another", 30.0 * factor),
+            first_token(server, 1000, "after a restart", 20.0 if server == "pyctl" else 1000.0),
+            {"section": "base", "kind": "decode", "server": server, "size": 1000, "tokens_per_second": 50.0},
+            {"section": "base", "kind": "memory", "server": server, "vram_mib": 1000.0 + factor},
+        ]
+    records.append(first_token("pyctl", 1000, "cold, nothing cached", 980.0, 1000))
+    return records
+
+
+def test_a_conversation_has_its_size_and_repeats_itself() -> None:
+    from workloads import Conversation
+
+    for size in (1000, 8192, 32768):
+        for one_message in (False, True):
+            messages = Conversation("a", size, one_message=one_message).messages
+            assert messages == Conversation("a", size, one_message=one_message).messages
+            assert messages != Conversation("b", size, one_message=one_message).messages
+            assert 0.95 * size < sum(len(m["content"]) + 18 for m in messages) <= 1.02 * size
+            assert [m["role"] for m in messages[1::2]] == ["user"] * (len(messages) // 2)
+            assert messages[-1]["role"] == "user"
+
+
+def test_a_conversation_grows_by_its_replies_and_survives_cuts() -> None:
+    from workloads import Conversation, cut, grow
+
+    talk = Conversation("a", 8192)
+    steps = follow(grow(talk))
+    assert [step.way for step in steps] == ["cold", "append", "append", "regenerate", "branch"]
+    cold, first, second, again, branch = (step.messages for step in steps)
+    assert first[: len(cold) + 1] == [*cold, {"role": "assistant", "content": "reply 1"}]
+    assert second[: len(first) + 1] == [*first, {"role": "assistant", "content": "reply 2"}]
+    assert again == second
+    assert branch[:-1] == second[:-1]
+    assert branch[-1] != second[-1]
+    back, shortened, half = (step.messages for step in follow(cut(talk)))
+    assert talk.messages[:-1] == back
+    assert shortened[:-1] == cold[:-1]
+    assert half[:-1] == cold[: len(half) - 1]
+    assert 0.3 < len(half) / len(cold) < 0.7
+
+
+def test_aims_are_compared_with_medians() -> None:
+    from report import aims
+
+    table = {what: (found, reached) for what, _, found, reached in aims(found())}
+    assert table["return, 1,000: sooner than llama-server"] == ("4.0x", True)
+    assert table["after a restart, 1,000: sooner than cold"] == ("50.0x", True)
+    assert table["first token, latest against llama-server: cold, 1,000"] == ("1.00x", True)
+    assert table["decode after 1,000 tokens, against llama-server"] == ("1.000", True)
+    assert table["cuts, 1,000: share of the prefill, reported"] == ("0.10 %", True)
+    assert table["cuts, 1,000: by the clock"] == ("2.00 %", False)
+    assert table["VRAM beyond llama-server's"] == ("-3 MiB", True)
+
+
+def test_logits_that_are_no_numbers_are_not_exact() -> None:
+    from report import aims
+
+    for value, expected in ((0.0, True), (1e-6, False), (float("nan"), False)):
+        differences = {"rewound": 0.0, "restored": value, "other prompt": 3.0}
+        record = {"section": "exact", "kind": "exact", "kv": "f16", "flash": "on", "differences": differences}
+        assert [reached for *_, reached in aims([record])] == [expected]
+
+
+def test_results_are_on_disk_after_each_finding_and_sections_are_replaced(tmp_path: Path) -> None:
+    from results import Results
+
+    results = Results(tmp_path, "tiny", MACHINE)
+    results.begin("base")
+    for record in found():
+        results.add(record.pop("section"), record.pop("kind"), **record)
+    results.skip("long", "cold, 5000", "no time left")
+    text = (tmp_path / "gpu-side-by-side-tiny.md").read_text()
+    assert "| 1,000 | return after another | 10 | 20 | 10 | 80 | 4.00x |" in text
+    assert "- long: cold, 5000 (no time left)" in text
+    again = Results(tmp_path, "tiny", MACHINE)
+    again.begin("base")
+    again.save()
+    kept = json.loads((tmp_path / "gpu-side-by-side-tiny.json").read_text())["records"]
+    assert [record["kind"] for record in kept] == ["skipped"]
+
+
+def test_the_clock_learns_and_refuses_what_does_not_fit() -> None:
+    from results import Clock
+
+    clock = Clock(time.monotonic() + 100, 1000.0)
+    assert clock.fits(clock.prefill(50_000))
+    clock.learn(10_000, 100.0)
+    assert not clock.fits(clock.prefill(50_000))
+
+
+def test_the_plan_begins_with_the_base_of_every_model() -> None:
+    from measure import jobs
+
+    options = argparse.Namespace(sizes=[32768, 8192], long=100_000, exact_tokens=3000)
+    runs = [SimpleNamespace(shape=shape, options=options) for shape in ("27b", "35b-a3b")]
+    planned = [(section, run.shape) for section, run, _ in jobs(runs, ["base", "kv", "long", "exact", "card"])]
+    assert planned[:3] == [("base", "27b"), ("base", "35b-a3b"), ("kv", "27b")]
+    assert planned[-1] == ("card", "27b")
+    assert len(planned) == 9
+    assert [section for section, *_ in jobs(runs, ["kv"])] == ["kv", "kv"]
+
+
+def test_a_step_that_does_not_fit_is_skipped_and_told(tmp_path: Path) -> None:
+    from measure import Visit
+    from results import Clock, Results
+    from workloads import Conversation, grow
+
+    results = Results(tmp_path, "tiny-hybrid", MACHINE)
+    run = SimpleNamespace(shape="tiny-hybrid", results=results, clock=Clock(time.monotonic() + 1, 10.0))
+    server = SimpleNamespace(name="pyctl", ask=lambda *_: pytest.fail("asked all the same"))
+    assert not Visit(run, "base", server).follow(grow(Conversation("a", 1000)))
+    assert results.records_of("skipped")[0]["what"] == "pyctl: cold, 1000"
+
+
+def test_files_leave_the_page_cache(tmp_path: Path) -> None:
+    from drive import cached_share, direct_rate, evict, settle
+
+    path = tmp_path / "block"
+    path.write_bytes(os.urandom(8 * 2**20))
+    assert settle(tmp_path, quiet=0.2) == 8 * 2**20
+    assert cached_share([path]) == 1
+    evict([path])
+    # Some file systems live in memory, or refuse to be read past the page cache.
+    assert 0 <= cached_share([path]) <= 1
+    rate = direct_rate([path], 2)
+    assert rate is None or rate > 0
+
+
+def test_everything_that_pyctl_needs_is_looked_for() -> None:
+    from prepare import requirements
+
+    names = requirements()
+    assert {"gguf", "numpy", "prompt_toolkit", "starlette", "pybind11"} <= set(names)
+    assert "llama_cpp_python" not in names
+
+
+def test_the_environment_puts_the_prepared_folders_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from prepare import environment_of
+
+    monkeypatch.setenv("PYTHONPATH", f"/elsewhere:{tmp_path / 'site'}")
+    variables = environment_of(tmp_path, None)
+    parts = variables["PYTHONPATH"].split(":")
+    assert parts[0] == str(tmp_path / "site")
+    assert parts.count(parts[0]) == 1
+    assert "/elsewhere" in parts
+    assert variables["LLAMA_CPP_LIB_PATH"] == str(tmp_path / "lib")
+
+
+def test_pictures_are_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from plot import breakdown, breakdown_figure, first_token_figure
+
+    data = {"shape": "tiny", "machine": MACHINE, "records": found()}
+    (way, parts), _ = breakdown(data["records"], 1000)
+    assert (way, sum(parts.values())) == ("return after another", pytest.approx(20.0))
+    for draw in (first_token_figure, breakdown_figure):
+        figure = draw(data)
+        assert figure is not None
+        figure.savefig(tmp_path / "figure.svg")
+        assert draw({**data, "records": []}) is None
