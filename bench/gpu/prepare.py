@@ -247,7 +247,7 @@ def environment_of(place: Path, cuda: Cuda | None) -> dict[str, str]:
     return {**joined, "LLAMA_CPP_LIB_PATH": str(place / "lib")}
 
 
-def finish(place: Path, variables: dict[str, str], models: dict[str, Path], server: bool) -> None:
+def finish(place: Path, variables: dict[str, str], models: dict[str, Path], *, server: bool, gpu: bool) -> None:
     """Check that both programs start, and write `python` and prepared.json."""
     environment = {**os.environ, **variables}
     check = "from pyctl.native import HostBuffer, build_version as v; print(v(), 'pinned', HostBuffer(4096).pinned)"
@@ -256,6 +256,8 @@ def finish(place: Path, variables: dict[str, str], models: dict[str, Path], serv
     if shown.returncode != 0:
         raise SystemExit(f"the extension does not load:\n{shown.stderr}")
     say(shown.stdout.strip())
+    if gpu and shown.stdout.split()[-1] != "True":
+        raise SystemExit("these libraries find no GPU: see nvidia-smi, or give --cpu")
     binary = place / "lib" / "llama-server"
     if server:
         shown = subprocess.run([binary, "--version"], capture_output=True, text=True, env=environment, check=False)
@@ -289,7 +291,7 @@ def main() -> None:
     options = parser.parse_args()
     place = options.directory.resolve()
     (place / "site").mkdir(parents=True, exist_ok=True)
-    cuda = None if options.cpu else find_cuda(options.arch)
+    cuda = None if options.cpu else find_cuda(options.arch, build=options.libs is None)
     variables = environment_of(place, cuda)
     environment = {**os.environ, **variables}
     for name in ("PYTHONPATH", "LD_LIBRARY_PATH"):
@@ -309,7 +311,7 @@ def main() -> None:
         futures: list[Future[None]] = [pool.submit(job) for job in jobs]
     for future in futures:
         future.result()
-    finish(place, variables, models, not options.no_server)
+    finish(place, variables, models, server=not options.no_server, gpu=not options.cpu)
     say(f"done; next: {place}/python bench/gpu/measure.py {place}")
 
 

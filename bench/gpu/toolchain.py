@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -53,13 +54,18 @@ def _shares_its_library(compiler: str) -> bool:
         return any(f"[{shared}" in needed for shared in ("libstdc++.so", "libc++.so"))
 
 
-def find_cuda(architectures: str | None) -> Cuda:
-    """The toolkit of this machine, for its own GPU unless ``architectures`` says otherwise; SystemExit without one."""
-    known = [shutil.which("nvcc"), *sorted(Path("/usr/local").glob("cuda*/bin/nvcc"), reverse=True)]
-    nvcc = next((Path(path).resolve() for path in known if path is not None), None)
+def find_cuda(architectures: str | None, *, build: bool) -> Cuda | None:
+    """The toolkit of this machine, for its own GPU unless ``architectures`` says otherwise.
+
+    Where nothing is to be built with it (``build``), None if there is none; else SystemExit.
+    """
+    known = [shutil.which("nvcc"), *sorted(map(str, Path("/usr/local").glob("cuda*/bin/nvcc")), reverse=True)]
+    nvcc = next((Path(path) for path in known if path is not None), None)
     if nvcc is None:
-        raise SystemExit("no nvcc: install the CUDA toolkit, give --libs, or --cpu")
-    root = nvcc.parent.parent
+        if build:
+            raise SystemExit("no nvcc: install the CUDA toolkit, give --libs, or --cpu")
+        return None
+    root = _root(nvcc)
     places = [root / "lib64", root / "targets/x86_64-linux/lib", root / "lib"]
     options, environment = [], {"CUDACXX": str(nvcc)}
     if not any((place / "libcublas.so").exists() for place in places):
@@ -75,7 +81,16 @@ def find_cuda(architectures: str | None) -> Cuda:
     if not any(True for _ in root.rglob("libcuda.so")):
         options.append("-DGGML_CUDA_NO_VMM=ON")  # no stub of the driver to link to
     dirs = tuple(place for place in places if place.is_dir())
-    return Cuda(root, architectures or _architecture(), tuple(options), dirs, environment)
+    return Cuda(root, architectures or (_architecture() if build else ""), tuple(options), dirs, environment)
+
+
+def _root(nvcc: Path) -> Path:
+    """Where the toolkit lies; the nvcc on the path may be a script that calls another."""
+    with tempfile.NamedTemporaryFile(suffix=".cu") as empty:
+        command = [str(nvcc), "--dryrun", "-c", empty.name, "-o", os.devnull]
+        shown = subprocess.run(command, capture_output=True, text=True, check=False).stderr
+    top = re.search(r"^#\$ TOP=(.+)$", shown, re.MULTILINE)
+    return Path(top[1].strip()).resolve() if top is not None else nvcc.resolve().parent.parent
 
 
 def _architecture() -> str:
