@@ -30,7 +30,7 @@ from machine import available_mib, describe, resident_mib, storage_reads, vram_m
 from report import BARE, COLD, ONE_MESSAGE, OURS, PEER, RESTART, WARM_RESTART, aims
 from results import Clock, Results
 from servers import Reply, Server, llama_server, pyctl
-from workloads import Conversation, Step, alternate, cut, grow, once, restarted
+from workloads import RETURN, Conversation, Step, alternate, cut, grow, once, restarted
 
 from pyctl.models import SHAPES
 
@@ -48,6 +48,9 @@ N_FIRST, N_DECODE = 4, 256
 CARD_MIB = 24_000
 """What a card of 24 GB has left beside the driver's own."""
 
+LARGE = 50_000
+"""Tokens of a conversation whose rows and states may be more than --cache-ram holds."""
+
 STREAMS = (1, 4, 16)
 """Blocks read at a time when the drive is measured alone."""
 
@@ -64,9 +67,8 @@ class Run:
     clock: Clock
     work: Path
 
-    @property
-    def loading(self) -> float:
-        return LOADING.get(self.shape, 2.0)
+    loading: float = 2.0
+    """Seconds until a server answers: a guess at first, then what the last one took."""
 
     def flags(self, kv: str = "f16", n_ctx: int | None = None) -> list[str]:
         """What both servers get."""
@@ -89,13 +91,7 @@ class Visit:
         with closing(steps):
             step = next(steps, None)
             while step is not None:
-                # Nobody but us finds anything after a restart or after half of a history.
-                n_new = (
-                    sum(len(message["content"]) for message in step.messages)
-                    if self.server.name == PEER and step.way == RESTART
-                    else step.n_new
-                )
-                if not self.run.clock.fits(self.run.clock.prefill(n_new)):
+                if not self.run.clock.fits(self.run.clock.prefill(self.expected(step))):
                     self.run.results.skip(self.section, f"{self.server.name}: {step.way}, {step.size}", "no time left")
                     return False
                 reply = self.server.ask(step.messages, N_FIRST, **fields)
@@ -105,6 +101,13 @@ class Visit:
                 except StopIteration:
                     step = None
         return True
+
+    def expected(self, step: Step) -> int:
+        """How many tokens the server may have to evaluate: llama-server knows nothing after a restart, and what is
+        larger than its cache in RAM is lost to it when another conversation comes."""
+        if self.server.name == PEER and (step.way == RESTART or (step.way == RETURN and step.size > LARGE)):
+            return sum(len(message["content"]) for message in step.messages)
+        return step.n_new
 
     def keep(self, step: Step, reply: Reply) -> None:
         timings, name = reply.timings, self.server.name
@@ -147,9 +150,11 @@ class Visit:
 
     def memory(self, when: str, before: float | None, available: float) -> None:
         vram = vram_mib()
+        cache = self.server.get("/cache")["bytes"]["resident"] / 2**20 if self.server.name == OURS else None
         self.run.results.add(
             self.section, "memory", server=self.server.name, when=when, resident_mib=resident_mib(self.server.pid),
             vram_mib=None if vram is None or before is None else vram - before, ram_mib=available - available_mib(),
+            cache_mib=cache,
         )  # fmt: skip
 
     def decode(self, conversation: Conversation) -> None:
@@ -202,6 +207,7 @@ def side_by_side(run: Run, section: str, sizes: Sequence[int], *, thorough: bool
 def one_server(run: Run, section: str, server: Server, sizes: Sequence[int], cache: Path, *, thorough: bool) -> None:
     vram, available = vram_mib(), available_mib()
     server.start()
+    run.loading = server.load_seconds + 1
     print(f"    {run.clock.elapsed:6.1f} s  {server.name} loaded in {server.load_seconds:.1f} s", flush=True)
     visit = Visit(run, section, server)
     visit.memory("loaded", vram, available)
@@ -215,10 +221,12 @@ def one_server(run: Run, section: str, server: Server, sizes: Sequence[int], cac
             conversations.append(conversation)
     if not conversations:
         return
-    visit.follow(alternate(conversations))
-    visit.decode(conversations[-1])
-    for conversation in conversations:
-        visit.follow(cut(conversation))
+    if thorough:
+        visit.follow(alternate(conversations, rounds=2))
+        visit.decode(conversations[-1])
+        visit.follow(cut(conversations[-1]))
+    visit.follow(alternate(conversations[:1], rounds=1))
+    visit.follow(cut(conversations[0]))
     if thorough:
         document = Conversation(f"{run.shape} document", sizes[-1], one_message=True)
         visit.follow(once(document, ONE_MESSAGE))

@@ -140,11 +140,9 @@ def _read(response: http.client.HTTPResponse, began: float) -> Reply:
         for choice in event.get("choices", ()):
             delta = choice.get("delta", {})
             said = (delta.get("content") or "") + (delta.get("reasoning_content") or "")
-            if said:
-                text += delta.get("content") or ""
-                last = now
-            if (said or choice.get("finish_reason")) and not first:
-                first = now
+            text += delta.get("content") or ""
+            if said or choice.get("finish_reason"):
+                first, last = first or now, now
     end = time.perf_counter()
     if not first or "prompt_n" not in timings:
         raise OSError("the stream ended without a token or without timings")

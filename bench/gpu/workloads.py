@@ -10,12 +10,15 @@ import random
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Conversation", "Step", "alternate", "cut", "grow", "once", "restarted"]
+__all__ = ["RETURN", "Conversation", "Step", "alternate", "cut", "grow", "once", "restarted"]
 
 Messages = list[dict[str, str]]
 
 SYSTEM, USER, ASSISTANT, OVERHEAD = 2000, 250, 700, 18
 """Characters per message, and tokens that the template adds to one."""
+
+
+RETURN = "return after another"
 
 
 @dataclass(frozen=True)
@@ -110,11 +113,11 @@ def once(conversation: Conversation, way: str) -> Steps:
     yield conversation.step(way, conversation.size)
 
 
-def alternate(conversations: Sequence[Conversation], rounds: int = 2) -> Steps:
+def alternate(conversations: Sequence[Conversation], rounds: int) -> Steps:
     """A turn of each, in turn: each returns after the others."""
     for _ in range(rounds):
         for conversation in conversations:
-            yield from conversation.turn("return after another")
+            yield from conversation.turn(RETURN)
 
 
 def restarted(conversations: Sequence[Conversation], way: str) -> Steps:
@@ -129,7 +132,6 @@ def cut(conversation: Conversation) -> Steps:
     The history arrived in one go, so the second place is none where a message was ever the last one. Afterwards the
     conversation goes on as if this had not been.
     """
-    yield from conversation.turn("return after another")
     kept = list(conversation.messages)
     yield from conversation.shorten("shortened", conversation.opened - 1, USER)
     half = (conversation.opened // 2) // 2 * 2 + 1
