@@ -153,6 +153,8 @@ def _open(
         model = replace(model, path=str(path), n_ctx=model.n_ctx or 32768)
     with _loading(model.path) as progress:
         loaded = load(model, progress)
+    budget = None if cache.ram_mib < 0 else cache.ram_mib * 2**20
+    loaded.backend.blocks.open(budget)
     try:
         template = Template(
             form.chat_template or loaded.info.chat_template, loaded.info.bos_token, loaded.info.eos_token
@@ -162,8 +164,6 @@ def _open(
     except BaseException:
         loaded.backend.close()
         raise
-    budget = None if cache.ram_mib < 0 else cache.ram_mib * 2**20
-    loaded.backend.blocks.open(budget)
     options = EngineOptions(min_step=cache.checkpoint_min_step, exact=cache.exact)
     engine = Engine(loaded.backend, RamCache(cache.n_slots, budget), options, tier)
     # What is loaded stays until the end; the collector need not look at it again.
@@ -190,6 +190,8 @@ def _disk_tier(settings: DiskSettings, loaded: Loaded) -> DiskTier | None:
     except OSError as error:
         raise ConfigError(f"cannot use --kv-cache-dir {directory}: {error.strerror or error}") from error
     policy = DiskPolicy.parse(settings.disk_policy)
+    # What a restart will bring back goes into memory that is ready for it.
+    loaded.backend.blocks.want(store.n_bytes)
 
     def text_of(tokens: Sequence[int]) -> str:
         return loaded.tokenizer.detokenize(tokens).decode("utf-8", "replace")

@@ -26,6 +26,7 @@ class Blocks:
 
     def __init__(self, beside: bool) -> None:
         self._beside = beside
+        self._limit = 0
 
     def open(self, budget: int | None) -> None:
         """Make memory ready for a cache of ``budget`` bytes; None for as much as half of the machine has."""
@@ -33,6 +34,7 @@ class Blocks:
             limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
             if budget is not None:
                 limit = min(limit, budget + SLACK)
+            self._limit = limit
             HostBuffer.open(limit, min(AHEAD, limit // 4))
 
     def take(self, size: int) -> Block:
@@ -40,5 +42,5 @@ class Blocks:
         return np.frombuffer(memoryview(HostBuffer(size, self._beside)), np.uint8) if size else np.empty(0, np.uint8)
 
     def want(self, n_bytes: int) -> None:
-        """Let ``n_bytes`` be ready soon, in one piece."""
-        HostBuffer.want(n_bytes)
+        """Let ``n_bytes`` be ready soon, in one piece, but no more than half of what there may be."""
+        HostBuffer.want(min(n_bytes, self._limit // 2))
