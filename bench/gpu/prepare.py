@@ -250,11 +250,12 @@ def environment_of(place: Path, cuda: Cuda | None) -> dict[str, str]:
 def finish(place: Path, variables: dict[str, str], models: dict[str, Path], *, server: bool, gpu: bool) -> None:
     """Check that both programs start, and write `python` and prepared.json."""
     environment = {**os.environ, **variables}
-    check = "from pyctl.native import HostBuffer, build_version as v; print(v(), 'pinned', HostBuffer.open(2**28, 2**26))"
+    check = "import pyctl.cli; from pyctl.native import HostBuffer, build_version"
+    check += "; print(build_version(), 'pinned', HostBuffer.open(2**28, 2**26))"
     command = [sys.executable, "-c", check]
     shown = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=REPOSITORY, check=False)
     if shown.returncode != 0:
-        raise SystemExit(f"the extension does not load:\n{shown.stderr}")
+        raise SystemExit(f"pyctl does not load:\n{shown.stderr}")
     say(shown.stdout.strip())
     if gpu and shown.stdout.split()[-1] != "True":
         raise SystemExit("these libraries find no GPU: see nvidia-smi, or give --cpu")

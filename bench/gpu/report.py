@@ -1,15 +1,17 @@
-"""Tables out of records: pure functions from what was measured to Markdown."""
+"""What the records of a measurement say: medians and ratios, and the aims that they are held against."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-__all__ = ["aims", "document", "first_tokens", "median_of"]
+__all__ = [
+    "BARE", "COLD", "ONE_MESSAGE", "OURS", "PEER", "RESTART", "TO_HALF", "WARM_RESTART", "Record", "aims", "cut_shares",
+    "disk_rates", "first_tokens", "median_of", "memory", "ratio", "speeds",
+]  # fmt: skip
 
 Record = dict[str, Any]
-Row = list[str]
 
 OURS, PEER = "pyctl", "llama-server"
 LATEST = 1.02
@@ -64,45 +66,20 @@ def prefill_rate(records: Sequence[Record], server: str, size: int, way: str) ->
     return None if evaluated is None or ms is None else evaluated / ms * 1e3
 
 
-def _ratio(a: float | None, b: float | None) -> float | None:
+def ratio(a: float | None, b: float | None) -> float | None:
     return None if a is None or b is None or not b else a / b
 
 
-def _show(value: float | None, form: str = "{:.1f}") -> str:
-    return "" if value is None else form.format(value)
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---:|" * len(columns)]
-    return [*lines, *("| " + " | ".join(row) + " |" for row in rows), ""]
-
-
-def _section(title: str, text: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return [f"## {title}", "", *([text, ""] if text else []), *_table(columns, rows)] if rows else []
-
-
-# -- tables ------------------------------------------------------------------------------------------------------------
-
-
-def first_token_rows(records: Sequence[Record]) -> list[Row]:
-    rows = []
-    for size, way, servers in first_tokens(records):
-        (n_ours, ours), (n_peer, peer) = servers.get(OURS, (None, None)), servers.get(PEER, (None, None))
-        cells = [f"{size:,}", way, _show(n_ours, "{:,.0f}"), _show(ours, "{:,.0f}"), _show(n_peer, "{:,.0f}")]
-        rows.append([*cells, _show(peer, "{:,.0f}"), _show(_ratio(peer, ours), "{:.2f}x")])
-    return rows
-
-
-def speed_rows(records: Sequence[Record]) -> list[Row]:
-    rows = []
+def speeds(records: Sequence[Record]) -> list[tuple[str, float | None, float | None]]:
+    """(what, pyctl's tokens per second, llama-server's) for prefill and decode."""
+    found = []
     for size, way in sorted({(r["size"], r["way"]) for r in records if r.get("way") in (COLD, ONE_MESSAGE)}):
         ours, peer = (prefill_rate(records, server, size, way) for server in (OURS, PEER))
-        cells = [_show(ours, "{:,.0f}"), _show(peer, "{:,.0f}"), _show(_ratio(ours, peer), "{:.3f}")]
-        rows.append([f"prefill, {way}, {size:,} tokens", *cells])
+        found.append((f"prefill, {way}, {size:,} tokens", ours, peer))
     for size in sorted({record["size"] for record in records if record["kind"] == "decode"}):
         ours, peer = (median_of(records, "tokens_per_second", kind="decode", size=size, server=s) for s in (OURS, PEER))
-        rows.append([f"decode after {size:,} tokens", _show(ours), _show(peer), _show(_ratio(ours, peer), "{:.3f}")])
-    return rows
+        found.append((f"decode after {size:,} tokens", ours, peer))
+    return found
 
 
 def cut_shares(records: Sequence[Record]) -> list[tuple[int, float, float | None]]:
@@ -139,68 +116,6 @@ def memory(records: Sequence[Record]) -> dict[str, float | None]:
     return {OURS: ours, PEER: peer, "beyond": None if ours is None or peer is None else ours - peer, "turn": turn}
 
 
-def _rows(records: Sequence[Record], kind: str, cells: Callable[[Record], Row]) -> list[Row]:
-    return [cells(record) for record in records if record["kind"] == kind]
-
-
-def aim_rows(records: Sequence[Record]) -> list[Row]:
-    return [[what, aim, found, "yes" if reached else "NO"] for what, aim, found, reached in aims(records)]
-
-
-def cut_rows(records: Sequence[Record]) -> list[Row]:
-    return [[f"{n:,}", f"{reported:.2%}", _show(clock, "{:.2%}")] for n, reported, clock in cut_shares(records)]
-
-
-def copy_rows(records: Sequence[Record]) -> list[Row]:
-    def cells(r: Record) -> Row:
-        rates = [f"{r['out']:.1f} ({r['out_share']:.0%})", f"{r['back']:.1f} ({r['back_share']:.0%})"]
-        return [r["what"], f"{r['tokens']:,}", f"{r['mb']:,.0f}", *rates]
-
-    return _rows(records, "copy", cells)
-
-
-def disk_rows(records: Sequence[Record]) -> list[Row]:
-    return [
-        [way, f"{size:,}", f"{read:.0%}", f"{rate:.2f}", _show(drive, "{:.2f}"), _show(_ratio(rate, drive), "{:.0%}")]
-        for way, size, read, rate, drive in disk_rates(records)
-    ]
-
-
-def memory_rows(records: Sequence[Record]) -> list[Row]:
-    def cells(r: Record) -> Row:
-        sizes = [_show(r[name], "{:,.0f}") for name in ("vram_mib", "ram_mib", "cache_mib")]
-        return [r["server"], f"{r['section']}, {r['when']}", *sizes]
-
-    return _rows(records, "memory", cells)
-
-
-def kept_rows(records: Sequence[Record]) -> list[Row]:
-    def cells(r: Record) -> Row:
-        sizes = [f"{r['bytes'] / 1e6:,.1f}", f"{r['theory'] / 1e6:,.1f}", f"{r['ratio']:.3f}"]
-        return [r["way"], f"{r['tokens']:,}", str(r["snapshots"]), *sizes]
-
-    return _rows(records, "kept turn", cells)
-
-
-def card_rows(records: Sequence[Record]) -> list[Row]:
-    def cells(r: Record) -> Row:
-        memory = [f"{r['limit_mib']:,.0f}", f"{r['vram_mib']:,.0f}"]
-        return [r["flags"], *memory, f"{r['prompt']:,}", f"{r['first_ms'] / 1e3:,.1f}", f"{r['next_ms']:,.0f}"]
-
-    return _rows(records, "small card", cells)
-
-
-def exact_rows(records: Sequence[Record]) -> list[Row]:
-    rows = []
-    for record in records:
-        if record["kind"] == "exact":
-            rows.append([record["kv"], record["flash"], *(f"{value:.3g}" for value in record["differences"].values())])
-    return rows
-
-
-# -- what was aimed at -------------------------------------------------------------------------------------------------
-
-
 def aims(records: Sequence[Record]) -> list[tuple[str, str, str, bool]]:
     """(what, aim, found, reached) for every aim that was measured."""
     found: list[tuple[str, str, str, bool]] = []
@@ -212,21 +127,21 @@ def aims(records: Sequence[Record]) -> list[tuple[str, str, str, bool]]:
     table = first_tokens(records)
     against = [(s[OURS][1] / s[PEER][1], f"{way}, {size:,}") for size, way, s in table if len(s) == 2]
     late = sorted((pair for pair in against if pair[0] > LATEST), reverse=True) or [max(against)] if against else []
-    for ratio, what in late:
-        check(f"first token, {what}: against llama-server", f"<= {LATEST}x", ratio, "{:.2f}x", ratio <= LATEST)
+    for later, what in late:
+        check(f"first token, {what}: against llama-server", f"<= {LATEST}x", later, "{:.2f}x", later <= LATEST)
     times = {(size, way): servers for size, way, servers in table}
     for size in sorted({size for size, _, _ in table}):
         cold = times.get((size, COLD), {}).get(OURS)
         for way in (RESTART, WARM_RESTART) if size >= RESTART_SIZE else ():
             warm = times.get((size, way), {}).get(OURS)
-            sooner = _ratio(cold[1], warm[1]) if cold and warm else None
+            sooner = ratio(cold[1], warm[1]) if cold and warm else None
             check(f"{way}, {size:,}: sooner than cold", ">= 40x", sooner, "{:.1f}x", bool(sooner and sooner >= 40))
         both = times.get((size, "return after another"), {})
         sooner = both[PEER][1] / both[OURS][1] if len(both) == 2 else None
         check(f"return, {size:,}: sooner than llama-server", ">= 3x", sooner, "{:.1f}x", bool(sooner and sooner >= 3))
-    for what, *_, ratio in speed_rows(records):
-        if ratio:
-            check(f"{what}, against llama-server", ">= 0.98", float(ratio), "{:.3f}", float(ratio) >= 0.98)
+    for what, ours, peer in speeds(records):
+        of_peer = ratio(ours, peer)
+        check(f"{what}, against llama-server", ">= 0.98", of_peer, "{:.3f}", bool(of_peer and of_peer >= 0.98))
     for size, reported, clock in cut_shares(records):
         check(f"cuts, {size:,}: share of the prefill, reported", "<= 1 %", reported * 100, "{:.2f} %", reported <= 0.01)
         if clock is not None:
@@ -251,69 +166,3 @@ def aims(records: Sequence[Record]) -> list[tuple[str, str, str, bool]]:
         reached = all(value == 0 for value in resumed) and apart > 0
         check("logits of resumed runs, largest difference", "0", max(resumed), "{:.3g}", reached)
     return found
-
-
-def document(data: dict[str, Any]) -> str:
-    """All tables of one model as Markdown."""
-    records = data["records"]
-    lines = [f"# pyctl and llama-server side by side, {data['shape']} shape", ""]
-    lines += [f"- {name}: {value}" for name, value in data.get("machine", {}).items()]
-    flags = next((record["flags"] for record in records if record["kind"] == "flags"), None)
-    lines += [f"- flags of both: `{flags}`"] * bool(flags) + [""]
-    exact = next((list(record["differences"]) for record in records if record["kind"] == "exact"), [])
-    for title, text, columns, rows in (
-        ("Aims", "", ["what", "aim", "found", "reached"], aim_rows(records)),
-        (
-            "Time to first token",
-            "Milliseconds on the client's clock, streaming, medians; tokens are those evaluated.",
-            ["conversation", "way", "pyctl: tokens", "ms", "llama-server: tokens", "ms", "sooner"],
-            first_token_rows(records),
-        ),
-        ("Tokens per second", "", ["what", "pyctl", "llama-server", "ratio"], speed_rows(records)),
-        (
-            "Share of a cold prefill spent on snapshots",
-            "By the clock: against the same number of tokens with `cache_prompt: false`.",
-            ["tokens", "reported", "by the clock"],
-            cut_rows(records),
-        ),
-        (
-            "Rows and state, GB/s",
-            "In brackets the share of one copy of as many bytes between pinned and device memory.",
-            ["what", "tokens", "MB", "save", "restore"],
-            copy_rows(records),
-        ),
-        (
-            "From disk",
-            "The drive alone: the same files past the page cache, best of several depths.",
-            ["way", "conversation", "read from the drive", "restored GB/s", "drive alone GB/s", "share"],
-            disk_rows(records),
-        ),
-        (
-            "Memory, MiB",
-            "Against the moment before the start; RAM is what the machine has less of, the cache's share as it says.",
-            ["server", "when", "VRAM", "RAM", "cache"],
-            memory_rows(records),
-        ),
-        (
-            "RAM of kept turns",
-            "",
-            ["way", "new tokens", "snapshots", "MB", "rows and states MB", "ratio"],
-            kept_rows(records),
-        ),
-        (
-            "Exactness",
-            "Logits, largest difference from a cold run; the last column compares another prompt and must not be 0.",
-            ["KV", "flash", *exact],
-            exact_rows(records),
-        ),
-        (
-            "On a card of 24 GB",
-            "",
-            ["flags", "VRAM left MiB", "VRAM used MiB", "prompt", "cold s", "next turn ms"],
-            card_rows(records),
-        ),
-    ):
-        lines += _section(title, text, columns, rows)
-    skipped = [f"- {r['section']}: {r['what']} ({r['why']})" for r in records if r["kind"] == "skipped"]
-    lines += ["## Not measured", "", *skipped, ""] if skipped else []
-    return "\n".join(lines).rstrip()

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from report import document
+from tables import document
 
 __all__ = ["Clock", "Results"]
 

@@ -151,8 +151,8 @@ def test_the_plan_begins_with_the_base_of_every_model() -> None:
 
 
 def test_a_step_that_does_not_fit_is_skipped_and_told(tmp_path: Path) -> None:
-    from measure import Visit
     from results import Clock, Results
+    from visit import Visit
     from workloads import Conversation, grow
 
     results = Results(tmp_path, "tiny-hybrid", MACHINE)

@@ -1,0 +1,145 @@
+"""One model under measurement, and one server that is asked what a workload says."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from machine import available_mib, resident_mib, vram_mib
+from report import COLD, OURS, PEER, RESTART
+from results import Clock, Results
+from servers import Reply, Server
+from workloads import RETURN, Conversation, Step
+
+from pyctl.models import SHAPES
+
+__all__ = ["N_FIRST", "QUESTION", "Run", "Visit"]
+
+N_FIRST, N_DECODE = 4, 256
+"""Tokens generated where the first one counts, and where their speed does."""
+
+LARGE = 50_000
+"""Tokens of a conversation whose rows and states may be more than --cache-ram holds."""
+
+QUESTION = {"role": "user", "content": "tell me more about that"}
+
+
+@dataclass
+class Run:
+    """One model, its tables, and the time that is left."""
+
+    shape: str
+    model: Path
+    llama_server: str | None
+    options: argparse.Namespace
+    results: Results
+    clock: Clock
+    work: Path
+
+    loading: float = 2.0
+    """Seconds until a server answers: a guess at first, then what the last one took."""
+
+    def flags(self, kv: str = "f16", n_ctx: int | None = None) -> list[str]:
+        """What both servers get."""
+        flags = ["-ngl", "99", "-fa", "on", "-c", str(n_ctx or self.options.ctx), "-ub", "512", "--parallel", "1"]
+        return [*flags, "-ctk", kv, "-ctv", kv, *self.options.flags]
+
+
+class Visit:
+    """One server with the conversations it is asked about; every answer becomes a record."""
+
+    def __init__(self, run: Run, section: str, server: Server) -> None:
+        self.run, self.section, self.server = run, section, server
+        self._last: dict[str, Any] = {}
+
+    def follow(self, steps: Generator[Step, str, None], **fields: Any) -> bool:
+        """Ask step by step; False if time ran out."""
+        with closing(steps):
+            step = next(steps, None)
+            while step is not None:
+                if not self.run.clock.fits(self.run.clock.prefill(self.expected(step))):
+                    self.run.results.skip(self.section, f"{self.server.name}: {step.way}, {step.size}", "no time left")
+                    return False
+                reply = self.server.ask(step.messages, N_FIRST, **fields)
+                self.keep(step, reply)
+                try:
+                    step = steps.send(reply.text)
+                except StopIteration:
+                    step = None
+        return True
+
+    def expected(self, step: Step) -> int:
+        """How many tokens the server may have to evaluate: llama-server knows nothing after a restart, and what is
+        larger than its cache in RAM is lost to it when another conversation comes."""
+        if self.server.name == PEER and (step.way == RESTART or (step.way == RETURN and step.size > LARGE)):
+            return sum(len(message["content"]) for message in step.messages)
+        return step.n_new
+
+    def keep(self, step: Step, reply: Reply) -> None:
+        timings, name = reply.timings, self.server.name
+        if step.way == COLD:
+            self.run.clock.learn(reply.evaluated, reply.first_ms / 1e3)
+        self.run.results.add(
+            self.section, "first token", server=name, way=step.way, size=step.size, first_ms=reply.first_ms,
+            prompt=reply.cached + reply.evaluated, cached=reply.cached, evaluated=reply.evaluated,
+            prompt_ms=timings["prompt_ms"], source=timings.get("source"), lookup_ms=timings.get("lookup_ms"),
+            restore_ms=timings.get("restore_ms"), save_ms=timings.get("save_ms"),
+        )  # fmt: skip
+        source = f" from {timings['source']}" if "source" in timings else ""
+        shown = f"{step.way}, {step.size}: {reply.evaluated} evaluated, {reply.cached} cached{source}"
+        print(
+            f"    {self.run.clock.elapsed:6.1f} s  {name:12} {shown}, first token {reply.first_ms:.1f} ms", flush=True
+        )
+        if name == OURS:
+            self._kept(step)
+
+    def _kept(self, step: Step) -> None:
+        """What the cache grew by in this turn, against the new rows and states."""
+        seen = self.server.get("/cache")
+        flat = list(_walk(seen["prefixes"]))
+        now = {
+            "size": step.size, "bytes": seen["bytes"]["resident"], "evicted": seen["slots"]["evicted"],
+            "states": sum(node["state_bytes"] for node in flat), "count": len(flat),
+            "n": max((node["n"] for node in flat), default=0),
+        }  # fmt: skip
+        before, self._last = self._last, now
+        comparable = before and before["size"] == step.size and before["evicted"] == now["evicted"]
+        if not comparable or step.way != "append" or now["n"] <= before["n"]:
+            return
+        shape = SHAPES[self.run.shape]
+        theory = (now["n"] - before["n"]) * shape.row_bytes() + now["states"] - before["states"]
+        grown = now["bytes"] - before["bytes"]
+        self.run.results.add(
+            self.section, "kept turn", way=f"{step.way}, {step.size:,}", tokens=now["n"] - before["n"],
+            snapshots=now["count"] - before["count"], bytes=grown, theory=theory, ratio=grown / theory,
+        )  # fmt: skip
+
+    def memory(self, when: str, before: float | None, available: float) -> None:
+        vram = vram_mib()
+        cache = self.server.get("/cache")["bytes"]["resident"] / 2**20 if self.server.name == OURS else None
+        self.run.results.add(
+            self.section, "memory", server=self.server.name, when=when, resident_mib=resident_mib(self.server.pid),
+            vram_mib=None if vram is None or before is None else vram - before, ram_mib=available - available_mib(),
+            cache_mib=cache,
+        )  # fmt: skip
+
+    def decode(self, conversation: Conversation) -> None:
+        """Tokens per second of a reply, by the client's clock, the first token left out."""
+        if not self.run.clock.fits(8):
+            return self.run.results.skip(self.section, f"{self.server.name}: decode", "no time left")
+        reply = self.server.ask([*conversation.messages, QUESTION], N_DECODE, ignore_eos=True)
+        n = reply.n_predicted
+        rate = (n - 1) / reply.decode_ms * 1e3 if n > 1 and reply.decode_ms else None
+        self.run.results.add(
+            self.section, "decode", server=self.server.name, size=conversation.size, n=n, tokens_per_second=rate
+        )
+
+
+def _walk(nodes: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for node in nodes:
+        yield node
+        yield from _walk(node["children"])
