@@ -42,7 +42,7 @@ class Clock:
 class Results:
     """Everything about one model, in ``<directory>/gpu-side-by-side-<shape>.json`` and .md.
 
-    A section measured again replaces what it had found before; others stay.
+    A section measured again replaces what it had found before; others stay, and so does one that finds nothing.
     """
 
     def __init__(self, directory: Path, shape: str, header: dict[str, str]) -> None:
@@ -52,6 +52,7 @@ class Results:
         if self._path.exists():
             self.data = json.loads(self._path.read_text(encoding="utf-8"))
         self.data["machine"] = header
+        self._old: dict[str, list[Record]] = {}
 
     @property
     def records(self) -> list[Record]:
@@ -61,11 +62,16 @@ class Results:
         return [record for record in self.records if record["kind"] == kind]
 
     def begin(self, section: str) -> None:
-        """Forget what an earlier run found in this section."""
-        self.data["records"] = [record for record in self.records if record["section"] != section]
+        """From the next finding on, forget what an earlier run had in this section."""
+        mine = [record for record in self.records if record["section"] == section]
+        self._old[section] = [record for record in mine if record["kind"] != "skipped"]
+        self.data["records"] = [r for r in self.records if r["section"] != section or r["kind"] != "skipped"]
 
     def add(self, section: str, kind: str, **fields: Any) -> None:
         """Keep one finding, and write both files."""
+        if kind != "skipped":
+            old = self._old.pop(section, [])
+            self.data["records"] = [record for record in self.records if record not in old]
         self.data["records"].append({"section": section, "kind": kind, **fields})
         self.save()
 

@@ -28,7 +28,6 @@ def side_by_side(run: Run, section: str, sizes: Sequence[int], *, thorough: bool
     ``thorough`` adds a cold prompt of one message, prompts that pyctl does not cache, and llama-server after a restart,
     which knows nothing then and evaluates everything.
     """
-    run.results.add(section, "flags", flags=" ".join(run.flags()))
     for name in (OURS, PEER):
         if name not in run.options.servers or (name == PEER and run.llama_server is None):
             continue
@@ -51,6 +50,7 @@ def one_server(run: Run, section: str, server: Server, sizes: Sequence[int], cac
     vram, available = vram_mib(), available_mib()
     server.start()
     run.loading = server.load_seconds + 1
+    run.results.add(section, "flags", server=server.name, flags=" ".join(run.flags()))
     print(f"    {run.clock.elapsed:6.1f} s  {server.name} loaded in {server.load_seconds:.1f} s", flush=True)
     visit = Visit(run, section, server)
     visit.memory("loaded", vram, available)

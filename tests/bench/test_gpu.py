@@ -124,9 +124,15 @@ def test_results_are_on_disk_after_each_finding_and_sections_are_replaced(tmp_pa
     assert "- long: cold, 5000 (no time left)" in text
     again = Results(tmp_path, "tiny", MACHINE)
     again.begin("base")
-    again.save()
+    again.skip("base", "all", "no time left")
+    assert len(again.records) == len(found()) + 2
+    again.add("base", "decode", server="pyctl", size=1, tokens_per_second=2.0)
     kept = json.loads((tmp_path / "gpu-side-by-side-tiny.json").read_text())["records"]
-    assert [record["kind"] for record in kept] == ["skipped"]
+    assert [(record["section"], record["kind"]) for record in kept] == [
+        ("long", "skipped"),
+        ("base", "skipped"),
+        ("base", "decode"),
+    ]
 
 
 def test_the_clock_learns_and_refuses_what_does_not_fit() -> None:
