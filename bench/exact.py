@@ -23,7 +23,7 @@ from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.plan import batch_ends
 from pyctl.cache.segment import Segment, Snapshot
 from pyctl.config import ModelSettings
-from pyctl.engine.llama import LlamaBackend, Loaded, load
+from pyctl.engine.llama import LlamaBackend, Loaded, load, open_pinned
 from pyctl.models import builtin_model
 from pyctl.prompt import Prompt, Tokens
 
@@ -110,7 +110,7 @@ def differences(model: str, n: int, n_ubatch: int) -> Iterator[tuple[tuple[str, 
         loaded = load(
             ModelSettings(path=model, n_ctx=n + 64, n_ubatch=n_ubatch, type_k=kv, type_v=kv, flash_attn=flash)
         )
-        loaded.backend.blocks.open(None)
+        open_pinned(None)
         yield (kv, flash), measure(loaded, prompt)
         loaded.backend.close()
 

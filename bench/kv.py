@@ -20,7 +20,7 @@ from common import median_seconds, show
 from cuda import open_device
 
 from pyctl.config import ModelSettings
-from pyctl.engine.llama import LlamaBackend, load
+from pyctl.engine.llama import LlamaBackend, load, open_pinned
 from pyctl.models import TINY_DENSE, TINY_HYBRID, write_model
 from pyctl.prompt import as_tokens
 
@@ -119,7 +119,7 @@ def main() -> None:
                 write_model(paths[shape.name], shape)
         for name, path in paths.items():
             loaded = load(ModelSettings(path=str(path), n_ctx=max(arguments.tokens) + 64))
-            loaded.backend.blocks.open(None)
+            open_pinned(None)
             for n in arguments.tokens:
                 rows += [[name, *found.cells()] for found in rates(loaded.backend, n)]
             loaded.backend.close()

@@ -19,7 +19,7 @@ from common import show
 from pyctl.cache.ram import RamCache
 from pyctl.config import ModelSettings
 from pyctl.engine.engine import Engine, EngineOptions
-from pyctl.engine.llama import load
+from pyctl.engine.llama import load, open_pinned
 from pyctl.engine.request import Done, Failed, Request
 from pyctl.engine.sampling import Sampling
 from pyctl.engine.ticket import Ticket
@@ -104,7 +104,7 @@ def main() -> None:
         type_v=kv,
     )
     loaded = load(settings)
-    loaded.backend.blocks.open(None)
+    open_pinned(None)
     engine = Engine(loaded.backend, RamCache(64, None), EngineOptions())
     ask(engine, prompt_of([1], 600))
     rows = [row for n in arguments.tokens for row in measure(engine, n, arguments.repeat)]

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from pyctl import __version__
+from pyctl.cache.disk.catalog import Catalog
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.policy import DiskPolicy
 from pyctl.cache.ram import RamCache
@@ -145,16 +146,18 @@ def _open(
 ) -> tuple[Worker, ChatFormat, CacheAdmin]:
     """Load the model and start the engine on it."""
     # Only now: the import loads llama.cpp, which --help and a running server at --url do not need.
-    from pyctl.engine.llama import load
+    from pyctl.engine.llama import load, open_pinned
 
     if not model.path:
         path = builtin_model()
         print(f"no -m given: running the built-in tiny model, whose words are gibberish ({path})", file=sys.stderr)
         model = replace(model, path=str(path), n_ctx=model.n_ctx or 32768)
+    budget = None if cache.ram_mib < 0 else cache.ram_mib * 2**20
+    if model.n_gpu_layers != 0:
+        # While the model loads; what a restart will bring back goes into memory that is ready for it.
+        open_pinned(budget, soon=_stored_bytes(disk) if disk.cache_dir else 0)
     with _loading(model.path) as progress:
         loaded = load(model, progress)
-    budget = None if cache.ram_mib < 0 else cache.ram_mib * 2**20
-    loaded.backend.blocks.open(budget)
     try:
         template = Template(
             form.chat_template or loaded.info.chat_template, loaded.info.bos_token, loaded.info.eos_token
@@ -173,7 +176,18 @@ def _open(
     return worker, chat_format, CacheAdmin(worker, engine)
 
 
+def _stored_bytes(settings: DiskSettings) -> int:
+    """What the cache directory holds; 0 for one that cannot be read, which `_disk_tier` will complain about."""
+    try:
+        with closing(Catalog(Path(settings.cache_dir).expanduser())) as catalog:
+            return catalog.n_bytes
+    except OSError:
+        return 0
+
+
 def _disk_tier(settings: DiskSettings, loaded: Loaded) -> DiskTier | None:
+    from pyctl.engine.llama import take_block
+
     if not settings.cache_dir:
         return None
     directory = Path(settings.cache_dir).expanduser()
@@ -185,13 +199,11 @@ def _disk_tier(settings: DiskSettings, loaded: Loaded) -> DiskTier | None:
             settings.disk_mib * mib or None,
             min_tokens=settings.min_tokens,
             daily_bytes=settings.daily_mib * mib or None,
-            space=loaded.backend.blocks.take,
+            space=take_block,
         )
     except OSError as error:
         raise ConfigError(f"cannot use --kv-cache-dir {directory}: {error.strerror or error}") from error
     policy = DiskPolicy.parse(settings.disk_policy)
-    # What a restart will bring back goes into memory that is ready for it.
-    loaded.backend.blocks.want(store.n_bytes)
 
     def text_of(tokens: Sequence[int]) -> str:
         return loaded.tokenizer.detokenize(tokens).decode("utf-8", "replace")

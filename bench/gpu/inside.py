@@ -22,8 +22,9 @@ def kv(model: str, sizes: list[int]) -> None:
     from kv import rates
 
     from pyctl.config import ModelSettings
-    from pyctl.engine.llama import load
+    from pyctl.engine.llama import load, open_pinned
 
+    open_pinned(None)
     loaded = load(ModelSettings(path=model, n_ctx=max(sizes) + 64, flash_attn="on"))
     for n in sizes:
         for found in rates(loaded.backend, n):

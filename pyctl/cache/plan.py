@@ -9,6 +9,9 @@ from pyctl.prompt import Prompt
 
 __all__ = ["MIN_BATCH", "batch_ends", "choose_cuts", "ends_within", "last_common_end", "last_end"]
 
+LADDER = 512
+"""The first rung: how far from a prompt's end its history is expected to be changed."""
+
 MIN_BATCH = 32
 """A boundary ends a batch only this many tokens after the last batch end; smaller batches waste the device."""
 
@@ -56,14 +59,16 @@ def choose_cuts(prompt: Prompt, ends: Sequence[int], start: int, min_step: int, 
 
     These are the last ends at or before: the first boundary (the system and tools head), the two last boundaries (the
     last message and the generation header), the positions in ``also`` (where the prompt leaves another one, since it
-    will not be the last to do so; what goes to disk), and every ``min_step`` tokens of a stretch without any other cut
-    (0 turns those off). A prompt without boundaries gets its last full batch.
+    will not be the last to do so; what goes to disk), a ladder of rungs LADDER, twice, four times, ... as many tokens
+    before the end (a history that is changed so far back costs about as much again), and every ``min_step`` tokens of a
+    stretch without any other cut (0 turns those off). A prompt without boundaries gets its last full batch.
     """
     inner = [end for end in ends if end < len(prompt)]
     if not inner:
         return []
     wanted = {prompt.boundaries[0], *prompt.boundaries[-2:]} if prompt.boundaries else {inner[-1]}
-    cuts = {last_end(inner, position) for position in (*wanted, *also)} - {0}
+    rungs = [_rung(prompt, position) for position in _ladder(len(prompt))]
+    cuts = {last_end(inner, position) for position in (*wanted, *also, *rungs)} - {0}
     if min_step > 0:
         last = start
         for end in inner:
@@ -73,3 +78,19 @@ def choose_cuts(prompt: Prompt, ends: Sequence[int], start: int, min_step: int, 
                 cuts.add(end)
                 last = end
     return sorted(cut for cut in cuts if cut > start)
+
+
+def _ladder(n: int) -> list[int]:
+    """LADDER, twice, four times as many tokens before ``n``, and so on."""
+    rungs, distance = [], LADDER
+    while distance < n:
+        rungs.append(n - distance)
+        distance *= 2
+    return rungs
+
+
+def _rung(prompt: Prompt, position: int) -> int:
+    """The last boundary before ``position``, where histories change, or ``position`` if that is much closer."""
+    at = bisect.bisect_right(prompt.boundaries, position)
+    boundary = prompt.boundaries[at - 1] if at else 0
+    return boundary if 2 * (len(prompt) - boundary) <= 3 * (len(prompt) - position) else position

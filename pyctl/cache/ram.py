@@ -153,11 +153,12 @@ class RamCache:
         return False
 
     def _superseded(self, spared: Collection[Snapshot]) -> Slot | None:
-        """The slot of the interior snapshot that was not used for longest, among the older half of all.
+        """The slot of the interior snapshot that would be missed least, among the half that was not used for longest.
 
         Interior means: on its chain lies a shallower snapshot, and it lies on the chain of a deeper one. The head and
         the newest of a conversation are therefore never meant. What is fresh stays: the branch points of the
-        conversation that goes on are worth more than the ends of those that do not.
+        conversation that goes on are worth more than the ends of those that do not. Least missed is the one with the
+        fewest tokens between itself and the next shallower one, which is where its prompts would resume.
         """
         by_use = sorted((slot for slot in self.slots.occupied() if slot.snapshot), key=lambda slot: slot.last_use)
         snapshots = self.snapshots()
@@ -165,15 +166,17 @@ class RamCache:
         def stems_from(deep: Snapshot, shallow: Snapshot) -> bool:
             return shallow.n < deep.n and deep.reach.get(shallow.segment, 0) >= shallow.n
 
+        least: tuple[int, Slot] | None = None
         for slot in by_use[: (len(by_use) + 1) // 2]:
             snapshot = slot.snapshot
             if snapshot is None or slot.pinned or slot.reserved or snapshot in spared:
                 continue
-            if any(stems_from(other, snapshot) for other in snapshots) and any(
-                stems_from(snapshot, other) for other in snapshots
-            ):
-                return slot
-        return None
+            below = max((other.n for other in snapshots if stems_from(snapshot, other)), default=0)
+            if below and any(stems_from(other, snapshot) for other in snapshots):
+                gap = snapshot.n - below
+                if least is None or gap < least[0]:
+                    least = gap, slot
+        return least[1] if least is not None else None
 
     def _vacate(self, slot: Slot) -> None:
         snapshot = slot.snapshot

@@ -41,8 +41,8 @@ class Backend(Protocol):
     @property
     def n_ubatch(self) -> int: ...
 
-    def evaluate(self, seq: int, tokens: Tokens, start: int) -> None:
-        """Evaluate ``tokens`` as one batch at positions start, start + 1, ...; output 0 is the last token's."""
+    def evaluate(self, seq: int, tokens: Tokens, start: int, *, output: bool = True) -> None:
+        """Evaluate ``tokens`` as one batch at positions start, start + 1, ...; with ``output``, 0 is the last token's."""
 
     def decode(self, items: Sequence[tuple[int, int, int]]) -> None:
         """Evaluate one token for each (seq, token, position); output i belongs to item i."""

@@ -183,7 +183,7 @@ class Engine:
         for previous, end in itertools.pairwise([0, *ends]):
             if end <= seq.n:
                 continue
-            self.backend.evaluate(seq.id, tokens[seq.n : end], seq.n)
+            self.backend.evaluate(seq.id, tokens[seq.n : end], seq.n, output=end == len(prompt))
             # The very end of a prompt is a batch end of longer prompts only if it fills its batch.
             seq.append(tokens[seq.n : end], exact=end < len(prompt) or end - previous == self.backend.n_ubatch)
             if end in turn.cuts:

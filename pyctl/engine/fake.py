@@ -62,10 +62,11 @@ class FakeBackend:
 
     # -- evaluation --------------------------------------------------------------------------------------------------
 
-    def evaluate(self, seq: int, tokens: Tokens, start: int) -> None:
+    def evaluate(self, seq: int, tokens: Tokens, start: int, *, output: bool = True) -> None:
         if not 0 < tokens.size <= self.n_ubatch:
             raise EngineError(f"a batch of {tokens.size} tokens")
-        self._outputs = [self._advance(seq, tokens, start)]
+        after = self._advance(seq, tokens, start)
+        self._outputs = [after] if output else []
 
     def decode(self, items: Sequence[tuple[int, int, int]]) -> None:
         self._outputs = [self._advance(seq, np.array([token], np.int32), position) for seq, token, position in items]

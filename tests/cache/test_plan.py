@@ -52,12 +52,12 @@ def test_a_longer_prompt_stops_where_the_shorter_one_did(
     assert all(0 < b - a <= n_ubatch for a, b in zip([0, *longer], longer, strict=False))
 
 
-def test_cuts_are_head_last_message_and_generation_header() -> None:
+def test_cuts_are_head_last_message_generation_header_and_a_ladder() -> None:
     given_prompt = prompt(1000, 240, 440, 680, 936)
     ends = batch_ends(given_prompt, 64, 32)
-    assert choose_cuts(given_prompt, ends, 0, 0) == [240, 680, 936]
+    assert choose_cuts(given_prompt, ends, 0, 0) == [240, 432, 680, 936]
     assert choose_cuts(given_prompt, ends, 680, 0) == [936]
-    assert choose_cuts(prompt(1000), batch_ends(prompt(1000), 64, 32), 0, 0) == [960]
+    assert choose_cuts(prompt(1000), batch_ends(prompt(1000), 64, 32), 0, 0) == [448, 960]
     assert choose_cuts(prompt(20), [20], 0, 0) == []
 
 
@@ -73,3 +73,13 @@ def test_long_stretches_are_cut_too() -> None:
     cuts = choose_cuts(given_prompt, batch_ends(given_prompt, 64, 32), 0, 2000)
     assert {500, 9_950} <= set(cuts)
     assert max(b - a for a, b in zip([0, *cuts], [*cuts, 10_000], strict=True)) <= 2000 + 64
+
+
+@given(st.sets(st.integers(1, 20_000), max_size=60), st.integers(100, 20_000), st.integers(1, 20_000))
+def test_a_history_changed_anywhere_costs_about_what_follows(boundaries: set[int], n: int, back: int) -> None:
+    given_prompt = prompt(n, *boundaries)
+    ends = batch_ends(given_prompt, 64, 32)
+    cuts = choose_cuts(given_prompt, ends, 0, 0)
+    changed = n - min(back, n)
+    # Once again as much as from the change on, half of that more for a boundary, and one batch.
+    assert n - max((cut for cut in cuts if cut <= changed), default=0) <= max(3 * (n - changed), 768) + 64

@@ -20,7 +20,7 @@ from pyctl.cache.prefix import Prefix
 
 __all__ = ["THREADS", "Catalog", "Entry", "as_os_error"]
 
-THREADS = min(8, os.cpu_count() or 1)
+THREADS = min(16, os.cpu_count() or 1)
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import struct
 import weakref
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from isal.isal_zlib import crc32
 
 from pyctl.cache.disk.files import read_header, read_jobs
 from pyctl.cache.disk.format import Damage, Header, What
@@ -32,7 +32,7 @@ class Checksums:
         known = self._known.get(id(block))
         if known is not None and known[0]() is block:
             return known[1]
-        crc = zlib.crc32(block.data)
+        crc = crc32(block.data)
         key = id(block)
         self._known[key] = weakref.ref(block, lambda _: self._known.pop(key, None)), crc
         return crc

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+from isal.isal_zlib import crc32
 
 from pyctl.cache.disk.codec import Codec, Data, choose, chunks, decode, encode
 from pyctl.cache.disk.format import Damage, Header, Part, What, header_size, pack, unpack
@@ -110,7 +110,7 @@ def sync_directory(directory: Path) -> None:
 def _encoded(part: Part, block: Block, pool: Executor) -> Iterator[tuple[Data, int]]:
     def one(place: tuple[int, int]) -> tuple[Data, int]:
         data = encode(part.coding, block[place[0] : place[1]])
-        return data, zlib.crc32(data)
+        return data, crc32(data)
 
     places = chunks(part.size, part.chunk)
     while batch := list(islice(places, AHEAD)):
@@ -143,13 +143,15 @@ def _read_chunk(path: Path, part: Part, out: Block, offset: int, stored: int, cr
     raw = part.coding.codec == Codec.RAW and stored == out.size
     data = out.data if raw else np.empty(stored, np.uint8).data
     with _opened(path) as descriptor:
+        # The whole chunk at once: read-ahead alone asks a cold disk for less than it can give.
+        os.posix_fadvise(descriptor, offset, stored, os.POSIX_FADV_WILLNEED)
         done = 0
         while done < stored:
             n = os.preadv(descriptor, [data[done:]], offset + done)
             if n == 0:
                 raise Damage(path.name, "ends too early")
             done += n
-    if zlib.crc32(data) != crc:
+    if crc32(data) != crc:
         raise Damage(path.name, f"wrong checksum in the {part.what.name.lower()}")
     if not raw:
         try:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pyctl.cache.segment import NOTHING, Block, Span
 from pyctl.engine.backend import TopTokens
-from pyctl.engine.llama.blocks import Blocks
+from pyctl.engine.llama.blocks import take_block
 from pyctl.engine.llama.sampler import LlamaSampler
 from pyctl.engine.llama.tokenizer import LlamaTokenizer
 from pyctl.engine.sampling import Sampling
@@ -44,8 +44,9 @@ class LlamaBackend:
         self._end_tokens = self.tokenizer.end_tokens()
         self.evaluate(0, as_tokens([max(self.tokenizer.bos, 0)]), 0)
         self._memory = KVState(ctypes.cast(ctx, ctypes.c_void_p).value or 0, 0)
-        self.blocks = Blocks(self._memory.beside)
         self.clear(0)
+        if self._memory.beside:
+            self._warm_up()
 
     @property
     def kind(self) -> Literal["attention", "hybrid", "whole"]:
@@ -58,7 +59,7 @@ class LlamaBackend:
 
     # -- evaluation --------------------------------------------------------------------------------------------------
 
-    def evaluate(self, seq: int, tokens: Tokens, start: int) -> None:
+    def evaluate(self, seq: int, tokens: Tokens, start: int, *, output: bool = True) -> None:
         batch = self._batch
         n = int(tokens.size)
         if n > self.n_ubatch:
@@ -67,9 +68,9 @@ class LlamaBackend:
         batch.positions[:n] = np.arange(start, start + n)
         batch.seqs[:n] = seq
         batch.wanted[:n] = 0
-        batch.wanted[n - 1] = 1
+        batch.wanted[n - 1] = output
         self._run(n)
-        self._outputs = [n - 1]
+        self._outputs = [n - 1] if output else []
 
     def decode(self, items: Sequence[tuple[int, int, int]]) -> None:
         batch = self._batch
@@ -77,6 +78,12 @@ class LlamaBackend:
             batch.tokens[i], batch.positions[i], batch.seqs[i], batch.wanted[i] = token, position, seq, 1
         self._run(len(items))
         self._outputs = ONE_OUTPUT if len(items) == 1 else list(range(len(items)))
+
+    def _warm_up(self) -> None:
+        """Let a device load what large batches need now, and not while the first prompt waits."""
+        self.evaluate(0, as_tokens([max(self.tokenizer.bos, 0)] * self.n_ubatch), 0)
+        api.llama_synchronize(self._ctx)
+        self.clear(0)
 
     def _run(self, n: int) -> None:
         self._batch.struct.n_tokens = n
@@ -124,14 +131,15 @@ class LlamaBackend:
     def save_rows(self, seq: int, first: int, last: int) -> Block:
         if self.kind == "whole":
             return NOTHING
-        block = self.blocks.take(self._memory.rows_size(first, last))
+        block = take_block(self._memory.rows_size(first, last))
         _checked(self._memory.save_rows, seq, first, last, block)
         return block
 
     def save_state(self, seq: int, n: int) -> Block:
         if self.kind == "attention":
             return NOTHING
-        block = self.blocks.take(self._memory.state_size(seq))
+        # llama.cpp itself must not copy across two pinned ranges, and the state of kind `whole` is its own.
+        block = take_block(self._memory.state_size(seq), pinned=self.kind != "whole")
         _checked(self._memory.save_state, seq, n, block)
         return block
 

@@ -9,7 +9,7 @@ import numpy as np
 from pyctl.cache.segment import Block
 from pyctl.native import HostBuffer
 
-__all__ = ["Blocks"]
+__all__ = ["open_pinned", "take_block"]
 
 SLACK = 2**30
 """What is ready or on its way to disk beside what the cache counts."""
@@ -18,29 +18,21 @@ AHEAD = 3 * 2**28
 """Bytes kept ready for the next snapshots: rows of a long stretch and some states."""
 
 
-class Blocks:
-    """Hands out blocks. With ``beside``, a device copies while it computes, and pinned memory is made ready ahead.
+def open_pinned(budget: int | None, soon: int = 0) -> bool:
+    """Make pinned memory ready, in the background, for a cache of ``budget`` bytes; None for half of the machine's.
 
-    Memory that was pinned once is used again and not given back.
+    ``soon`` bytes of it, at most half, are made ready once, more than the usual. Memory that was pinned is used again
+    and not given back. False, and plain memory from then on, where no device library is loaded that can pin any.
     """
+    limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    if budget is not None:
+        limit = min(limit, budget + SLACK)
+    if budget == 0 or not HostBuffer.open(limit, min(AHEAD, limit // 4)):
+        return False
+    HostBuffer.want(min(soon, limit // 2))
+    return True
 
-    def __init__(self, beside: bool) -> None:
-        self._beside = beside
-        self._limit = 0
 
-    def open(self, budget: int | None) -> None:
-        """Make memory ready for a cache of ``budget`` bytes; None for as much as half of the machine has."""
-        if self._beside and budget != 0:
-            limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-            if budget is not None:
-                limit = min(limit, budget + SLACK)
-            self._limit = limit
-            HostBuffer.open(limit, min(AHEAD, limit // 4))
-
-    def take(self, size: int) -> Block:
-        """A block of ``size`` bytes, uninitialised; MemoryError when there is no memory. Any thread."""
-        return np.frombuffer(memoryview(HostBuffer(size, self._beside)), np.uint8) if size else np.empty(0, np.uint8)
-
-    def want(self, n_bytes: int) -> None:
-        """Let ``n_bytes`` be ready soon, in one piece, but no more than half of what there may be."""
-        HostBuffer.want(min(n_bytes, self._limit // 2))
+def take_block(size: int, *, pinned: bool = True) -> Block:
+    """A block of ``size`` bytes, uninitialised; pinned if there is room. MemoryError without memory. Any thread."""
+    return np.frombuffer(memoryview(HostBuffer(size, pinned)), np.uint8) if size else np.empty(0, np.uint8)

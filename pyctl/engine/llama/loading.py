@@ -108,6 +108,8 @@ def _make_context(model: Any, settings: ModelSettings) -> Any:
     params.n_batch = settings.n_batch
     params.n_ubatch = settings.n_ubatch
     params.n_seq_max = settings.n_seqs
+    # One output per sequence: room for those of a whole batch would cost half a GB with a large vocabulary.
+    params.n_outputs_max, params.n_outputs_max_per_seq = settings.n_seqs, 1
     params.n_threads = settings.n_threads if settings.n_threads > 0 else _physical_cores()
     params.n_threads_batch = settings.n_threads_batch if settings.n_threads_batch > 0 else params.n_threads
     params.flash_attn_type = FLASH[settings.flash_attn]
