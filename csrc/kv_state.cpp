@@ -22,6 +22,28 @@ uint64_t fnv1a(const std::string & text) {
     return hash;
 }
 
+// How many rows take their cells at a time.
+constexpr int64_t rows_per_step = 8192;
+
+std::vector<std::vector<row_span>> in_steps(const std::vector<row_span> & spans) {
+    std::vector<std::vector<row_span>> steps;
+    int64_t                            room = 0;
+    for (row_span span : spans) {
+        const int64_t end = span.last;
+        while (span.first < end) {
+            if (room == 0) {
+                steps.emplace_back();
+                room = rows_per_step;
+            }
+            span.last = std::min(end, span.first + room);
+            steps.back().push_back(span);
+            room -= span.last - span.first;
+            span.first = span.last;
+        }
+    }
+    return steps;
+}
+
 std::string range_text(int64_t p0, int64_t p1) {
     return "[" + std::to_string(p0) + ", " + std::to_string(p1) + ")";
 }
@@ -335,16 +357,31 @@ void kv_state::load_rows(llama_seq_id seq, int64_t p0, const std::vector<row_spa
         throw std::invalid_argument(std::to_string(at) + " rows do not fit a context of " + std::to_string(attn->get_size()));
     }
     copies->load_begin();
+    // Taking cells costs the host some time per row: in steps, so that one step is copied while the next takes its cells.
+    try {
+        for (const std::vector<row_span> & step : in_steps(spans)) {
+            append_rows(seq, step);
+        }
+    } catch (...) {
+        finish();
+        attn->seq_rm(seq, static_cast<llama_pos>(p0), -1);
+        throw;
+    }
+    copies->load_end();
+}
+
+// Appends the rows of `spans`, which follow those that `seq` holds.
+void kv_state::append_rows(llama_seq_id seq, const std::vector<row_span> & spans) {
     // The library reads whole sequences only. An empty one can be read in place; others take over from the scratch one.
+    const int64_t      p0     = spans.front().first;
     const llama_seq_id target = p0 == 0 ? seq : scratch_seq;
     claim_cells(target, spans);
-    const auto runs = runs_of(target, p0, at);
+    const auto runs = runs_of(target, p0, spans.back().last);
     for (const row_span & span : spans) {
         const block_header header = get_header(span.data, span.size, "ROWS");
         each_strip(runs, header.p0, header.p1, span.first, span.last,
                    [&](const strip & s, size_t offset) { copies->load(s, span.data + offset); });
     }
-    copies->load_end();
     if (target == scratch_seq) {
         attn->seq_cp(scratch_seq, seq, -1, -1);
         attn->seq_rm(scratch_seq, -1, -1);

@@ -121,6 +121,7 @@ private:
     void check_seq(llama_seq_id seq) const;
     void check_rows() const;
 
+    void append_rows(llama_seq_id seq, const std::vector<row_span> & spans);
     void claim_cells(llama_seq_id seq, const std::vector<row_span> & spans);
     void plan_planes(const std::vector<row_part> & parts);
     template <typename F>

@@ -62,6 +62,8 @@ commands:
 pyctl COMMAND --help lists the flags; pyctl --version prints the version.
 """
 
+SWITCH_SECONDS = 0.0005
+
 LEVELS = {-1: logging.CRITICAL + 1, 0: logging.CRITICAL, 1: logging.ERROR, 2: logging.WARNING, 3: logging.INFO}
 
 log = logging.getLogger("pyctl")
@@ -70,6 +72,8 @@ log = logging.getLogger("pyctl")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code: 0, 1 after a failure, 2 when it cannot start as asked."""
     argv = sys.argv[1:] if argv is None else argv
+    # The engine's thread asks for the interpreter several times a token; nobody may keep it waiting for 5 ms.
+    sys.setswitchinterval(SWITCH_SECONDS)
     commands: dict[str, Callable[[Sequence[str]], int]] = {"serve": _serve, "chat": _chat, "cache": run_cache}
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(USAGE, end="")

@@ -42,7 +42,10 @@ class Backend(Protocol):
     def n_ubatch(self) -> int: ...
 
     def evaluate(self, seq: int, tokens: Tokens, start: int, *, output: bool = True) -> None:
-        """Evaluate ``tokens`` as one batch at positions start, start + 1, ...; with ``output``, 0 is the last token's."""
+        """Evaluate ``tokens`` as one batch at positions start, start + 1, ...
+
+        With ``output``, output 0 is that of the last token.
+        """
 
     def decode(self, items: Sequence[tuple[int, int, int]]) -> None:
         """Evaluate one token for each (seq, token, position); output i belongs to item i."""

@@ -235,6 +235,31 @@ def test_rows_that_do_not_fit_the_context(open_model: Callable[..., Loaded]) -> 
         small.load_rows(0, 0, [(rows, 0, N)])
 
 
+def test_more_rows_than_take_their_cells_at_a_time(open_model: Callable[..., Loaded]) -> None:
+    n, cut = 9000, 5000
+    backend = open_model("tiny-hybrid", n_ctx=n + 100).backend
+    tokens = tokens_of(7, n)
+    backend.clear(0)
+    for start in range(0, n, backend.n_ubatch):
+        backend.evaluate(0, tokens[start : start + backend.n_ubatch], start, output=False)
+    parts = [(backend.save_rows(0, 0, cut), 0, cut), (backend.save_rows(0, cut, n), cut, n)]
+    whole, state = backend.save_rows(0, 0, n), backend.save_state(0, n)
+    backend.evaluate(0, tokens[:64], n)
+    cold = backend.logits(0)
+    for keep in (0, 100):
+        backend.rewind(0, keep)
+        spans = [(block, max(first, keep), last) for block, first, last in parts]
+        backend.load_rows(0, keep, spans)
+        backend.load_state(0, n, state)
+        assert backend.ordered(0)
+        assert (backend.save_rows(0, 0, n) == whole).all()
+        backend.evaluate(0, tokens[:64], n)
+        assert (backend.logits(0) == cold).all()
+    with pytest.raises(StateError, match="do not follow"):
+        backend.load_rows(0, n + 64, [(whole, 0, n)])
+    backend.clear(0)
+
+
 def test_sequences_of_a_unified_cache_move_rows_independently(open_model: Callable[..., Loaded]) -> None:
     backend = open_model("tiny-hybrid", n_seqs=3).backend
     prompts = [tokens_of(10 + i, 200) for i in range(3)]

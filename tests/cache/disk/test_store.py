@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pyctl.cache.disk.codec import CHUNK
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.segment import Segment, Snapshot
 from pyctl.prompt import as_tokens
@@ -100,6 +101,20 @@ def test_what_comes_back_can_be_built_on(open_store: Opener) -> None:
     store.write(following)
     assert len(on_disk(store.directory)) == before + 2
     check_read(store, following)
+
+
+def test_files_come_back_the_same_from_memory_and_from_the_drive(open_store: Opener) -> None:
+    store = open_store()
+    rows = np.random.default_rng(0).integers(0, 256, 2 * CHUNK + 12_345, np.uint8)
+    large = snapshot(Segment(0, as_tokens(range(40)), rows, None))
+    store.write(large)
+    for path in on_disk(store.directory):
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    check_read(store, large)  # from the drive, unless this file system keeps everything in memory
+    for path in on_disk(store.directory):
+        path.read_bytes()
+    check_read(store, large)
 
 
 def test_chains_share_segments_unless_they_were_given_up(open_store: Opener) -> None:
