@@ -131,6 +131,14 @@ void host_arena::want(size_t bytes) {
     changed_.notify_one();
 }
 
+void host_arena::stop() {
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        full_ = true;
+    }
+    const std::lock_guard<std::mutex> last_slab(growing_);
+}
+
 size_t host_arena::piece(const void * data, size_t size) const {
     const auto * at = static_cast<const uint8_t *>(data);
     if (base_ == nullptr || at < base_ || at >= base_ + limit_) {
@@ -168,7 +176,7 @@ bool host_arena::grow() {
     const bool pinned = runtime().pin(base_ + at, slab);
 
     const std::lock_guard<std::mutex> lock(mutex_);
-    full_ = !pinned;
+    full_ = full_ || !pinned;
     if (!pinned) {
         madvise(base_ + at, slab, MADV_DONTNEED);
         return false;

@@ -30,6 +30,10 @@ public:
     // Make `bytes` in one piece ready soon, once, before somebody needs them; returns at once.
     void want(size_t bytes);
 
+    // Make nothing ready any more; returns when the thread no longer calls the device library, which the end of the
+    // process takes apart.
+    void stop();
+
     // How many of `size` bytes at `data` one copy may move.
     size_t piece(const void * data, size_t size) const;
 
@@ -53,7 +57,7 @@ private:
     size_t                   wanted_ = 0;  // more than `ahead_`, once
     size_t                   ready_ = 0;
     size_t                   used_  = 0;
-    bool                     full_  = false;  // the system refused more
+    bool                     full_  = false;  // the system refused more, or nobody wants more
     std::map<size_t, size_t> free_;   // offset -> size, never adjacent
     std::map<size_t, size_t> taken_;  // offset -> size
 };

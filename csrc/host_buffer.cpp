@@ -61,6 +61,7 @@ void register_host_buffer(py::module_ & m) {
         .def_static("open", [](size_t limit, size_t ahead) { return host_arena::instance().open(limit, ahead); },
                     py::arg("limit"), py::arg("ahead"))
         .def_static("want", [](size_t bytes) { host_arena::instance().want(bytes); }, py::arg("bytes"))
+        .def_static("stop", [] { host_arena::instance().stop(); }, py::call_guard<py::gil_scoped_release>())
         .def_static("ready", [] { return host_arena::instance().n_ready(); })
         .def_static("used", [] { return host_arena::instance().n_used(); })
         .def_property_readonly("pinned", &host_buffer::pinned)

@@ -42,6 +42,10 @@ class HostBuffer:
         """Let the arena make so many bytes ready in one piece, once."""
 
     @staticmethod
+    def stop() -> None:
+        """Pin nothing more; call it before the process ends."""
+
+    @staticmethod
     def ready() -> int:
         """Bytes of the arena that are pinned."""
 

@@ -251,7 +251,7 @@ def finish(place: Path, variables: dict[str, str], models: dict[str, Path], *, s
     """Check that both programs start, and write `python` and prepared.json."""
     environment = {**os.environ, **variables}
     check = "import pyctl.cli; from pyctl.native import HostBuffer, build_version"
-    check += "; print(build_version(), 'pinned', HostBuffer.open(2**28, 2**26))"
+    check += "; print(build_version(), 'pinned', HostBuffer.open(2**28, 2**26)); HostBuffer.stop()"
     command = [sys.executable, "-c", check]
     shown = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=REPOSITORY, check=False)
     if shown.returncode != 0:

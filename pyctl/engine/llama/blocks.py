@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 
 import numpy as np
@@ -30,6 +31,7 @@ def open_pinned(budget: int | None, soon: int = 0) -> bool:
     if budget == 0 or not HostBuffer.open(limit, min(AHEAD, limit // 4)):
         return False
     HostBuffer.want(min(soon, limit // 2))
+    atexit.register(HostBuffer.stop)
     return True
 
 
