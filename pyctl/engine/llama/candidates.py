@@ -49,3 +49,11 @@ class Candidates:
         self.apply(chain)
         chosen = self._entries[self.array.selected]
         return int(chosen["id"]) if self.array.selected >= 0 and chosen["logit"] > -np.inf else None
+
+    def top(self, token: int, n: int) -> tuple[tuple[int, float], ...]:
+        """(id, probability) of ``token``, then of the ``n`` most likely ones that are left, without zeros."""
+        left = self.left
+        order = np.argsort(-left["p"], kind="stable")[:n]
+        own = left["p"][left["id"] == token]
+        best = [(int(left["id"][i]), float(left["p"][i])) for i in order if left["p"][i] > 0.0]
+        return ((token, float(own[0]) if own.size else 1.0), *best)

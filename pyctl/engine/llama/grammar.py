@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import re
 from typing import Any
 
@@ -13,6 +14,11 @@ from pyctl.engine.sampling import Sampling
 from pyctl.errors import RequestError
 
 __all__ = ["LlamaGrammar"]
+
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]', re.DOTALL)
+_MOST_GROUPS, _MOST_RULES = 2000, 20000
+"""llama.cpp reads a group within a group, and follows a rule to another, by a call of its own: ten times as many
+overflow the stack of a thread."""
 
 
 class LlamaGrammar:
@@ -31,9 +37,15 @@ class LlamaGrammar:
             self._triggers = [re.compile(pattern.encode()) for pattern in sampling.grammar_triggers]
         except re.error as error:
             raise RequestError(f"failed to parse grammar trigger: {error}") from error
-        self._sampler = api.llama_sampler_init_grammar(vocab, sampling.grammar.encode("utf-8", "replace"), b"root")
+        if _too_deep(sampling.grammar):
+            raise RequestError("failed to parse grammar: it is nested too deeply")
+        text = sampling.grammar.encode("utf-8", "replace")
+        self._sampler = api.llama_sampler_init_grammar(vocab, text, b"root") if b"\0" not in text else None
         if not self._sampler:
             raise RequestError("failed to parse grammar")
+        if sampling.grammar_prefill and not self._waiting and not self._read(sampling.grammar_prefill.encode()):
+            self.close()
+            raise RequestError("the grammar does not allow what the prompt holds of the reply")
 
     def allows(self, token: int) -> bool:
         """Whether ``token`` may come next."""
@@ -49,7 +61,9 @@ class LlamaGrammar:
             candidates.apply(self._sampler)
 
     def accept(self, token: int) -> None:
-        """``token``, which is allowed, comes next."""
+        """``token`` comes next; one that is not allowed, since it was forced, is passed over."""
+        if not self._waiting and not self.allows(token):
+            return
         if not self._waiting:
             api.llama_sampler_accept(self._sampler, token)
             return
@@ -70,13 +84,17 @@ class LlamaGrammar:
         """Bind from here on; ``text`` is what the grammar has to have read by now."""
         self._waiting = False
         self._seen.clear()
+        if not self._read(text):
+            self._waiting, self._triggers = True, []
+
+    def _read(self, text: bytes) -> bool:
         tokens = (api.llama_token * (len(text) + 1))()
         n = api.llama_tokenize(self._vocab, text, len(text), tokens, len(tokens), False, True)
         for token in tokens[: max(n, 0)]:
             if not self.allows(token):
-                self._waiting, self._triggers = True, []
-                return
+                return False
             api.llama_sampler_accept(self._sampler, token)
+        return True
 
     def _piece(self, token: int) -> bytes:
         buffer = ctypes.create_string_buffer(64)
@@ -85,3 +103,8 @@ class LlamaGrammar:
             buffer = ctypes.create_string_buffer(-n)
             n = api.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, True)
         return buffer.raw[:n]
+
+
+def _too_deep(grammar: str) -> bool:
+    steps = (1 if sign == "(" else -1 for sign in _QUOTED.sub("", grammar) if sign in "()")
+    return grammar.count("::=") > _MOST_RULES or max(itertools.accumulate(steps), default=0) > _MOST_GROUPS

@@ -9,6 +9,7 @@ from typing import Any
 
 from llama_cpp import llama_cpp as api
 
+from pyctl.engine.backend import TopTokens
 from pyctl.engine.llama.candidates import Candidates
 from pyctl.engine.llama.grammar import LlamaGrammar
 from pyctl.engine.sampling import RANDOM_SEED, Sampling
@@ -40,6 +41,7 @@ class LlamaSampler:
         try:
             if sampling.grammar:
                 self._grammar = LlamaGrammar(self._vocab, sampling)
+            if sampling.grammar or sampling.post_sampling_probs:
                 self._candidates = Candidates(self._n_vocab)
             self._build(sampling, end_tokens)
         except BaseException:
@@ -57,19 +59,28 @@ class LlamaSampler:
         takes longer than everything else here (common/sampling.cpp does the same). If it allows none, the reply ends.
         """
         grammar, candidates = self._grammar, self._candidates
-        if grammar is None or candidates is None:
+        if candidates is None:
             return int(api.llama_sampler_sample(self._chain, self._ctx, index))
         candidates.fill(api.llama_get_logits_ith(self._ctx, index))
         token = candidates.choose(self._chain)
-        if token is None or not grammar.allows(token):
+        if grammar is not None and (token is None or not grammar.allows(token)):
             candidates.fill(api.llama_get_logits_ith(self._ctx, index))
             grammar.restrict(candidates)
             token = candidates.choose(self._chain)
-            if token is None:
-                return self._eos
-        grammar.accept(token)
-        api.llama_sampler_accept(self._chain, token)
+        if token is None:
+            return self._eos
+        self.force(token)
         return token
+
+    def force(self, token: int) -> None:
+        """``token`` comes next, whoever chose it."""
+        if self._grammar is not None:
+            self._grammar.accept(token)
+        api.llama_sampler_accept(self._chain, token)
+
+    def top_tokens(self, token: int, n: int) -> TopTokens:
+        """The probability of ``token`` and of the ``n`` most likely ones, as the last sampling left them."""
+        return self._candidates.top(token, n) if self._candidates is not None else ()
 
     def close(self) -> None:
         """Free the chain and the grammar."""
@@ -83,7 +94,7 @@ class LlamaSampler:
         api.llama_sampler_chain_add(self._chain, sampler)
 
     def _build(self, sampling: Sampling, end_tokens: frozenset[int]) -> None:
-        bias = dict(sampling.logit_bias)
+        bias = {**dict(sampling.logit_bias), **dict.fromkeys(self._suppressed(), float("-inf"))}
         if sampling.ignore_eos:
             bias.update(dict.fromkeys(end_tokens, float("-inf")))
         if any(not 0 <= token < self._n_vocab for token in bias):
@@ -96,13 +107,23 @@ class LlamaSampler:
             self._add(self._mirostat(sampling))
             return
         links = self._links(sampling)
+        # Without a temperature, the most likely token is chosen right away, unless somebody asks how likely it is.
+        greedy = sampling.temperature <= 0.0 and "temperature" in sampling.samplers and self._candidates is None
         for name in sampling.samplers:
-            if name != "temperature" or sampling.temperature > 0.0:
+            if name not in ("temperature", "adaptive_p") or not greedy:
                 links[name]()
-        if sampling.temperature <= 0.0:
+        if greedy:
             self._add(api.llama_sampler_init_greedy())
+        elif "adaptive_p" in sampling.samplers:
+            self._add(api.llama_sampler_init_adaptive_p(sampling.adaptive_target, sampling.adaptive_decay, self._seed))
         else:
             self._add(api.llama_sampler_init_dist(self._seed))
+
+    def _suppressed(self) -> list[int]:
+        """Tokens that the model's file forbids."""
+        n = ctypes.c_int32()
+        tokens = api.llama_vocab_get_suppress_tokens(self._vocab, ctypes.byref(n))
+        return [int(token) for token in tokens[: n.value]] if tokens else []
 
     def _mirostat(self, sampling: Sampling) -> Any:
         tau, eta = sampling.mirostat_tau, sampling.mirostat_eta
@@ -134,6 +155,8 @@ class LlamaSampler:
                 s.xtc_probability > 0.0,
                 lambda: api.llama_sampler_init_xtc(s.xtc_probability, s.xtc_threshold, keep, self._seed),
             ),
+            "infill": when(True, lambda: api.llama_sampler_init_infill(self._vocab)),
+            "adaptive_p": when(False, lambda: None),
             "temperature": when(
                 True, lambda: api.llama_sampler_init_temp_ext(s.temperature, s.dynatemp_range, s.dynatemp_exponent)
             ),
