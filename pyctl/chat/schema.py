@@ -13,13 +13,14 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from pyctl.chat.grammar import Grammar, repeated
+from pyctl.chat.grammar import Grammar, literal, repeated
 from pyctl.chat.json_rules import JsonRules, constant
 from pyctl.chat.numerals import integers
 from pyctl.chat.pattern import string_of
+from pyctl.chat.reasoning import ReasoningTags, Where
 from pyctl.errors import RequestError
 
-__all__ = ["SchemaRules", "schema_grammar"]
+__all__ = ["SchemaRules", "reply_grammar", "schema_grammar"]
 
 _FORMATS = {"date": "date", "time": "time", "date-time": "date-time", "uuid": "uuid"}
 _FORMATS |= {f"uuid{version}": "uuid" for version in range(1, 6)}
@@ -32,6 +33,22 @@ def schema_grammar(schema: Any) -> str:
     """The grammar of the JSON texts that ``schema`` accepts; RequestError if it cannot be converted."""
     grammar = Grammar()
     grammar.add("root", SchemaRules(grammar, schema).rule("reply"))
+    return grammar.text()
+
+
+def reply_grammar(schema: Any, tags: ReasoningTags, where: Where) -> str:
+    """The grammar of a reply whose content ``schema`` accepts, behind a reasoning block if there is one.
+
+    ``where`` says where the reply begins: inside of the block, behind it, or where one may be opened.
+    """
+    grammar = Grammar()
+    content = SchemaRules(grammar, schema).rule("reply")
+    blank = grammar.add("blank", r"[ \t\n]{0,8}")
+    parts = [blank, content]
+    if where != "content":
+        close = f"{grammar.until('reasoning', tags.close)} {literal(tags.close)}"
+        parts.insert(0, close if where == "reasoning" else f"({blank} {literal(tags.open)} {close})?")
+    grammar.add("root", " ".join(parts))
     return grammar.text()
 
 

@@ -218,7 +218,7 @@ class Engine:
 
     def _progress(self, seq: LiveSeq, report: Report, started: float) -> Progress:
         elapsed = (time.perf_counter() - started) * 1e3
-        return Progress(report.n_prompt, report.n_cached, seq.n, elapsed, report.source)
+        return Progress(report.n_prompt, report.n_cached, seq.n, elapsed, report.source, seq.id)
 
     def _generate(self, job: Job, seq: LiveSeq, turn: Turn) -> Generator[NextToken, int, tuple[int, StopType, str]]:
         """Sample, stream, evaluate, until the reply ends; the disk waits for the first token."""

@@ -55,7 +55,8 @@ class Timings:
 
 @dataclass(frozen=True)
 class Progress:
-    """Prefill has reached ``n_processed`` of ``n_total`` prompt tokens, ``n_cached`` of them restored from ``source``.
+    """Prefill has reached ``n_processed`` of ``n_total`` prompt tokens, ``n_cached`` of them restored from ``source``
+    into sequence ``seq``.
 
     The first one comes right after the restore, before anything is evaluated.
     """
@@ -65,6 +66,7 @@ class Progress:
     n_processed: int
     ms: float
     source: Source
+    seq: int = 0
 
 
 class Piece(NamedTuple):
