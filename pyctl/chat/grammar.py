@@ -83,7 +83,8 @@ class Grammar:
             steps: dict[str, int] = {}
             for letter in dict.fromkeys(word):
                 text = word[:read] + letter
-                steps[letter] = next(n for n in range(len(text), -1, -1) if text.endswith(word[:n]))
+                if to := next(n for n in range(len(text), -1, -1) if text.endswith(word[:n])):
+                    steps[letter] = to
             parts = [f"{literal(letter)} {names[to]}" for letter, to in steps.items() if to < len(word)]
             self._rules[own] = f"({' | '.join(parts)} | {none_of(steps)} {names[0]})?"
         return names[0]

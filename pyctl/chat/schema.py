@@ -43,12 +43,10 @@ def reply_grammar(schema: Any, tags: ReasoningTags, where: Where) -> str:
     """
     grammar = Grammar()
     content = SchemaRules(grammar, schema).rule("reply")
-    blank = grammar.add("blank", r"[ \t\n]{0,8}")
-    parts = [blank, content]
+    block = ""
     if where != "content":
-        close = f"{grammar.until('reasoning', tags.close)} {literal(tags.close)}"
-        parts.insert(0, close if where == "reasoning" else f"({blank} {literal(tags.open)} {close})?")
-    grammar.add("root", " ".join(parts))
+        block = f"{grammar.until('reasoning', tags.close)} {literal(tags.close)} [ \\t\\n]{{0,8}} "
+    grammar.add("root", (block if where == "reasoning" else block and f"({literal(tags.open)} {block})? ") + content)
     return grammar.text()
 
 
