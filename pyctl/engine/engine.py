@@ -245,7 +245,7 @@ class Engine:
                     token = sampler.sample(index)
                 else:
                     token = forced
-                    sampler.force(token)
+                    sampler.force(index, token)
                 if budget is not None:
                     budget.saw(token)
                 if n_predicted == 0:  # only now has the device done what it was given

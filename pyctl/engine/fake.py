@@ -193,7 +193,7 @@ class _FakeSampler:
         value = int.from_bytes(self._backend._outputs[index][:8], "little")
         return self._first + value % (self._backend.n_vocab - self._first)
 
-    def force(self, token: int) -> None:
+    def force(self, index: int, token: int) -> None:
         pass
 
     def top_tokens(self, token: int, n: int) -> TopTokens:

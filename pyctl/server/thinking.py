@@ -24,7 +24,7 @@ def reasoning_limit(fields: Fields, service: Service, turn: Turn | None) -> Reas
     else:
         tags = service.chat.tags
         start, ends = tags.open, [tags.close, *tags.interrupts]
-        if tags.interrupts:  # Qwen's form has the tag on a line of its own
+        if "<function=" in service.chat.template.source:  # Qwen's newer form, which has the tag on a line of its own
             ends.insert(0, f"\n{tags.close}")
         read = turn.opened + turn.prefill if turn.where == "reasoning" else ""
         n_tokens = n_tokens if n_tokens >= 0 else service.settings.reasoning_budget

@@ -43,8 +43,8 @@ def test_fields(fields: dict[str, Any], n_tokens: int | None) -> None:
 def test_the_servers_own_budget_is_the_default() -> None:
     settings = Settings(reasoning_budget=9, reasoning_budget_message="So:")
     limit = limit_of(settings)
-    assert limit == ReasoningLimit(9, (THINK,), ((LINE, END), (END,), (CALL,)), (*b"So:", LINE, END), (THINK, LINE))
-    assert limit_of(settings, reasoning_budget_message="").forced == (LINE, END)
+    assert limit == ReasoningLimit(9, (THINK,), ((END,), (CALL,)), (*b"So:", END), (THINK, LINE))
+    assert limit_of(settings, reasoning_budget_message="").forced == (END,)
     assert limit_of(settings, reasoning_budget_tokens=2).n_tokens == 2
     assert limit_of(settings, path="/completion") is None, "a raw prompt names no tags"
 
@@ -63,3 +63,10 @@ def test_a_raw_prompt_names_its_tags() -> None:
     tags = {"reasoning_budget_start_tag": "<think>", "reasoning_budget_end_tag": "</think>"}
     limit = limit_of(path="/completion", reasoning_budget_tokens=3, generation_prompt="<think>", **tags)
     assert limit == ReasoningLimit(3, (THINK,), ((END,),), (END,), (THINK,))
+
+
+def test_qwens_newer_form_ends_on_a_line_of_its_own() -> None:
+    bench = Bench(play("x"), template=OPENED + "{#- <function= -#}")
+    bench.chat(reasoning_budget_tokens=4)
+    limit = bench.worker.requests[0].reasoning
+    assert (limit.ends, limit.forced) == (((LINE, END), (END,), (CALL,)), (LINE, END))

@@ -168,8 +168,8 @@ class _IndexedSampler:
     def sample(self, index: int) -> int:
         return self._sampler.sample(self._backend._outputs[index])
 
-    def force(self, token: int) -> None:
-        self._sampler.force(token)
+    def force(self, index: int, token: int) -> None:
+        self._sampler.force(self._backend._outputs[index], token)
 
     def top_tokens(self, token: int, n: int) -> TopTokens:
         return self._sampler.top_tokens(token, n)

@@ -35,6 +35,10 @@ class Candidates:
         self._entries["p"] = 0.0
         self.array.data, self.array.size, self.array.selected, self.array.sorted = self._data, self._ids.size, -1, False
 
+    def keep_only(self, token: int) -> None:
+        """Make every token but ``token`` impossible."""
+        self.left["logit"][self.left["id"] != token] = -np.inf
+
     def fill_one(self, token: int) -> None:
         """Begin with ``token`` alone."""
         self._entries[0] = (token, 1.0, 0.0)

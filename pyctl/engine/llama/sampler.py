@@ -38,10 +38,11 @@ class LlamaSampler:
         self._chain: Any = api.llama_sampler_chain_init(api.llama_sampler_chain_default_params())
         self._grammar: LlamaGrammar | None = None
         self._candidates: Candidates | None = None
+        self._direct = not (sampling.grammar or sampling.post_sampling_probs)
         try:
             if sampling.grammar:
                 self._grammar = LlamaGrammar(self._vocab, sampling)
-            if sampling.grammar or sampling.post_sampling_probs:
+            if not self._direct:
                 self._candidates = Candidates(self._n_vocab)
             self._build(sampling, end_tokens)
         except BaseException:
@@ -59,7 +60,7 @@ class LlamaSampler:
         takes longer than everything else here (common/sampling.cpp does the same). If it allows none, the reply ends.
         """
         grammar, candidates = self._grammar, self._candidates
-        if candidates is None:
+        if self._direct or candidates is None:
             return int(api.llama_sampler_sample(self._chain, self._ctx, index))
         candidates.fill(api.llama_get_logits_ith(self._ctx, index))
         token = candidates.choose(self._chain)
@@ -69,11 +70,18 @@ class LlamaSampler:
             token = candidates.choose(self._chain)
         if token is None:
             return self._eos
-        self.force(token)
+        self._accept(token)
         return token
 
-    def force(self, token: int) -> None:
-        """``token`` comes next, whoever chose it."""
+    def force(self, index: int, token: int) -> None:
+        """Sample from output ``index`` as if only ``token`` were possible: the next random numbers are the same."""
+        candidates = self._candidates = self._candidates or Candidates(self._n_vocab)
+        candidates.fill(api.llama_get_logits_ith(self._ctx, index))
+        candidates.keep_only(token)
+        candidates.apply(self._chain)
+        self._accept(token)
+
+    def _accept(self, token: int) -> None:
         if self._grammar is not None:
             self._grammar.accept(token)
         api.llama_sampler_accept(self._chain, token)
@@ -108,7 +116,7 @@ class LlamaSampler:
             return
         links = self._links(sampling)
         # Without a temperature, the most likely token is chosen right away, unless somebody asks how likely it is.
-        greedy = sampling.temperature <= 0.0 and "temperature" in sampling.samplers and self._candidates is None
+        greedy = sampling.temperature <= 0.0 and "temperature" in sampling.samplers and not sampling.post_sampling_probs
         for name in sampling.samplers:
             if name not in ("temperature", "adaptive_p") or not greedy:
                 links[name]()
