@@ -69,7 +69,10 @@ class SchemaRules:
 
         RequestError says what cannot be converted.
         """
-        return self._visit(self._root if schema is None else schema, name)
+        try:
+            return self._visit(self._root if schema is None else schema, name)
+        except RecursionError as error:
+            raise RequestError("the JSON schema is nested too deeply") from error
 
     def _visit(self, schema: Any, name: str) -> str:
         self._depth += 1

@@ -22,6 +22,8 @@ def constraint_of(fields: Fields, turn: Turn | None = None, tags: ReasoningTags 
     schema = schema_of(fields)
     if turn is None:
         return {"grammar": grammar or _converted(schema)} if grammar or schema is not None else {}
+    if "grammar" in fields and fields.get("tools") and fields.get("tool_choice") != "none":
+        raise RequestError("Cannot use custom grammar constraints with tools.")
     if grammar and schema is not None:
         raise RequestError("Cannot use both json_schema and grammar")
     if grammar:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pyctl.chat.grammar import Grammar
 from pyctl.chat.schema import SchemaRules, schema_grammar
@@ -79,3 +82,23 @@ def test_a_name_stands_for_one_body() -> None:
     assert grammar.add("a-b", '"x"') == "a-b"
     assert grammar.add("a-b", '"y"') == "a-b-1"
     assert grammar.text() == 'a-b ::= "x"\na-b-1 ::= "y"\n'
+
+
+KEYWORDS = (
+    "$ref", "allOf", "anyOf", "oneOf", "type", "const", "enum", "properties", "required", "additionalProperties",
+    "items", "prefixItems", "minItems", "maxItems", "minLength", "maxLength", "pattern", "format", "minimum",
+    "exclusiveMaximum", "a",
+)  # fmt: skip
+WORDS = ("object", "array", "string", "integer", "number", "#", "#/a", "#/anyOf/0", "date", "uuid", "^a$", "a+|(b", "")
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 30) | st.floats() | st.sampled_from(WORDS),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYWORDS), inner, max_size=5),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(JSON)
+def test_anything_is_converted_or_refused(schema: Any) -> None:
+    with contextlib.suppress(RequestError):
+        assert "root ::= " in schema_grammar(schema)

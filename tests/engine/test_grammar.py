@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from pyctl.cache.ram import RamCache
 from pyctl.chat.grammar import Grammar, literal
-from pyctl.chat.schema import SchemaRules, schema_grammar
+from pyctl.chat.reasoning import THINK
+from pyctl.chat.schema import SchemaRules, reply_grammar, schema_grammar
 from pyctl.engine.engine import Engine, EngineOptions
 from pyctl.engine.llama import Loaded
 from pyctl.engine.request import Piece
@@ -220,3 +221,25 @@ def test_probabilities_after_sampling(model: Loaded) -> None:
             assert own in best
             assert sum(p for _, p in best) == pytest.approx(1.0, abs=1e-4)
             assert sampling.temperature > 0.0 or best == [own]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.text('ab\\d.[]()-^$|*+?{1,}"\n ', max_size=12))
+def test_what_a_pattern_becomes_can_be_parsed(model: Loaded, pattern: str) -> None:
+    try:
+        grammar = schema_grammar({"type": "string", "pattern": pattern})
+    except RequestError:
+        return
+    reply = said(model, 6, grammar=grammar)
+    assert reply.done is not None, (grammar, reply.error)
+
+
+@pytest.mark.parametrize(("where", "prefill"), [("start", ""), ("reasoning", ""), ("content", "[tr")])
+def test_a_whole_reply_ends_in_an_instance(model: Loaded, where: Any, prefill: str) -> None:
+    schema = {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 2}
+    likes = tuple((model.tokenizer.tokenize(text)[0], 16.0) for text in ("<think>", "</think>"))
+    reply = said(model, 300, grammar=reply_grammar(schema, THINK, where), grammar_prefill=prefill, logit_bias=likes)
+    reasoning, close, content = model.tokenizer.detokenize(reply.tokens).decode().rpartition("</think>")
+    assert bool(close) == (where != "content")
+    assert reasoning.startswith("<think>") == (where == "start")
+    jsonschema.validate(json.loads(prefill + content), schema)

@@ -17,6 +17,7 @@ from pyctl.errors import (
 from pyctl.server.errors import error_body
 from tests.server.fake import HI, N_CTX, Bench, fail, play
 
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 CALL = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
@@ -83,6 +84,7 @@ def test_errors_of_the_program_keep_their_text_to_the_log(caplog: pytest.LogCapt
         ({"messages": HI, "reasoning_budget_tokens": -2}, "'reasoning_budget_tokens'"),
         ({"messages": HI, "grammar": 3}, "'grammar'"),
         ({"messages": HI, "grammar": "x", "json_schema": {}}, "both json_schema and grammar"),
+        ({"messages": HI, "grammar": "x", "tools": [TOOL]}, "with tools"),
         ({"messages": HI, "json_schema": 3}, "JSON schema"),
         ({"messages": HI, "response_format": []}, "'response_format'"),
         ({"messages": HI, "response_format": {"type": "json_object", "schema": {"type": "x"}}}, "JSON schema"),
