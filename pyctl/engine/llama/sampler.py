@@ -35,6 +35,7 @@ class LlamaSampler:
         self._n_vocab = int(api.llama_vocab_n_tokens(self._vocab))
         self._eos = int(api.llama_vocab_eos(self._vocab))
         self._seed = secrets.randbits(32) if sampling.seed == RANDOM_SEED else sampling.seed
+        self._n_ctx = int(api.llama_n_ctx_seq(ctx))
         self._chain: Any = api.llama_sampler_chain_init(api.llama_sampler_chain_default_params())
         self._grammar: LlamaGrammar | None = None
         self._candidates: Candidates | None = None
@@ -48,7 +49,7 @@ class LlamaSampler:
         except BaseException:
             self.close()
             raise
-        window = max(_seen(sampling.repeat_last_n, prompt), _seen(sampling.dry_penalty_last_n, prompt))
+        window = max(self._last(sampling.repeat_last_n), self._last(sampling.dry_penalty_last_n))
         if window and (_penalises(sampling) or sampling.dry_multiplier != 0.0):
             for token in prompt[-window:].tolist():
                 api.llama_sampler_accept(self._chain, token)
@@ -150,7 +151,11 @@ class LlamaSampler:
             "penalties": when(
                 _penalises(s),
                 lambda: api.llama_sampler_init_penalties(
-                    self._n_vocab, s.repeat_last_n, s.repeat_penalty, s.frequency_penalty, s.presence_penalty
+                    self._n_vocab,
+                    self._last(s.repeat_last_n),
+                    s.repeat_penalty,
+                    s.frequency_penalty,
+                    s.presence_penalty,
                 ),
             ),
             "dry": when(s.dry_multiplier != 0.0, lambda: self._dry(s)),
@@ -170,17 +175,23 @@ class LlamaSampler:
             ),
         }
 
+    def _last(self, n: int) -> int:
+        """``n`` tokens, or all that the context holds for -1; the library takes memory for them right away."""
+        return self._n_ctx if n < 0 else min(n, self._n_ctx)
+
     def _dry(self, s: Sampling) -> Any:
         words = [word.encode() for word in s.dry_sequence_breakers]
         breakers = (ctypes.c_char_p * len(words))(*words)
         return api.llama_sampler_init_dry(
-            self._vocab, s.dry_multiplier, s.dry_base, s.dry_allowed_length, s.dry_penalty_last_n, breakers, len(words)
+            self._vocab,
+            s.dry_multiplier,
+            s.dry_base,
+            s.dry_allowed_length,
+            self._last(s.dry_penalty_last_n),
+            breakers,
+            len(words),
         )
 
 
 def _penalises(s: Sampling) -> bool:
     return s.repeat_last_n != 0 and (s.repeat_penalty, s.frequency_penalty, s.presence_penalty) != (1.0, 0.0, 0.0)
-
-
-def _seen(last_n: int, prompt: Tokens) -> int:
-    return int(prompt.size) if last_n < 0 else min(last_n, int(prompt.size))
