@@ -215,6 +215,7 @@ def _server_settings(settings: ServeSettings, admin: CacheAdmin) -> Settings:
     return Settings(
         sampling=settings.sampling.sampling,
         n_predict=settings.sampling.n_predict,
+        n_batch=settings.model.n_batch,
         cache_prompt=settings.cache.cache_prompt,
         reasoning_format=settings.format.reasoning_format,
         api_keys=settings.server.api_keys,

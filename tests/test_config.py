@@ -201,7 +201,8 @@ def test_every_field_has_a_flag_and_every_flag_a_field() -> None:
     parts = (ModelSettings, CacheSettings, DiskSettings, FormatSettings, ServerSettings, LogSettings, TerminalSettings)
     names = {item.name for part in (*parts, Sampling) for item in dataclasses.fields(part)}
     dests = {flag.dest for flag in (*SERVE_FLAGS, *flag_table.TERMINAL)}
-    assert names - dests == {"min_keep"}
+    of_requests = {"min_keep", "grammar_lazy", "grammar_triggers", "grammar_prefill", "post_sampling_probs"}
+    assert names - dests == {*of_requests, "adaptive_target", "adaptive_decay"}
     assert dests - names == {
         "mmap",
         "mlock",

@@ -21,6 +21,14 @@ class Sampler(Protocol):
     def sample(self, index: int) -> int:
         """A token from the logits of output ``index`` of the last evaluation."""
 
+    def force(self, index: int, token: int) -> None:
+        """Sample from output ``index`` as if no token but ``token`` were possible."""
+
+    def top_tokens(self, token: int, n: int) -> TopTokens:
+        """The probability of the last ``token`` and of the ``n`` most likely ones after sampling, without zeros.
+
+        Only for a `Sampling` with ``post_sampling_probs``."""
+
     def close(self) -> None:
         """Free what it holds in llama.cpp; calling twice is harmless."""
 

@@ -19,7 +19,9 @@ from pyctl.cache.ram import RamCache
 from pyctl.cache.report import Report
 from pyctl.cache.tier import DiskTier
 from pyctl.engine.backend import Backend, TopTokens
+from pyctl.engine.budget import Budget
 from pyctl.engine.keeper import EngineOptions, Keeper, Turn
+from pyctl.engine.lines import Lines
 from pyctl.engine.live import LiveSeq
 from pyctl.engine.request import Done, Failed, Piece, Progress, StopType, Timings
 from pyctl.engine.stream import TextStream
@@ -109,15 +111,17 @@ class Engine:
         self.keeper.close()
 
     def _admit(self) -> None:
-        while self.queue:
-            job = self.queue[0]
-            if job.ticket.cancelled:
-                self.queue.popleft()
-                continue
-            idle = [seq for seq in self.seqs if not seq.busy]
-            if not idle:
+        for job in tuple(self.queue):
+            if all(seq.busy for seq in self.seqs):
                 return
-            self.queue.popleft()
+            if job.ticket.cancelled:
+                self.queue.remove(job)
+                continue
+            wanted = job.ticket.request.seq
+            idle = [seq for seq in self.seqs if not seq.busy and wanted in (-1, seq.id)]
+            if not idle:
+                continue  # a later one may want another sequence
+            self.queue.remove(job)
             prompt = job.ticket.request.prompt.tokens
             # The sequence that already holds most of the prompt, else the one that was not used for longest.
             job.seq = max(idle, key=lambda seq: (seq.shared(prompt), -seq.used))
@@ -214,7 +218,7 @@ class Engine:
 
     def _progress(self, seq: LiveSeq, report: Report, started: float) -> Progress:
         elapsed = (time.perf_counter() - started) * 1e3
-        return Progress(report.n_prompt, report.n_cached, seq.n, elapsed, report.source)
+        return Progress(report.n_prompt, report.n_cached, seq.n, elapsed, report.source, seq.id)
 
     def _generate(self, job: Job, seq: LiveSeq, turn: Turn) -> Generator[NextToken, int, tuple[int, StopType, str]]:
         """Sample, stream, evaluate, until the reply ends; the disk waits for the first token."""
@@ -222,6 +226,9 @@ class Engine:
         room = backend.n_ctx - seq.n
         limit = room if request.max_tokens < 0 else min(request.max_tokens, room)
         text = TextStream(request.stop)
+        lines = Lines(request.n_indent) if request.n_indent or request.max_ms else None
+        budget = Budget(request.reasoning, backend.piece) if request.reasoning is not None else None
+        after_sampling = request.sampling.post_sampling_probs
         n_predicted = 0
         stop_type: StopType = "limit"
         if limit == 0:
@@ -233,7 +240,14 @@ class Engine:
         is_end, piece, put = backend.is_end, backend.piece, ticket.put
         try:
             while True:
-                token = sampler.sample(index)
+                forced = budget.next() if budget is not None else None
+                if forced is None:
+                    token = sampler.sample(index)
+                else:
+                    token = forced
+                    sampler.force(index, token)
+                if budget is not None:
+                    budget.saw(token)
                 if n_predicted == 0:  # only now has the device done what it was given
                     job.first_token = time.perf_counter()
                 n_predicted += 1
@@ -242,8 +256,13 @@ class Engine:
                     break
                 pending.append(token)
                 if request.n_probs:
-                    probs.append(backend.top_tokens(index, token, request.n_probs))
+                    n = request.n_probs
+                    probs.append(
+                        sampler.top_tokens(token, n) if after_sampling else backend.top_tokens(index, token, n)
+                    )
                 final = text.feed(piece(token))
+                if lines is not None:
+                    final = lines.feed(final, 0 < request.max_ms < (time.perf_counter() - job.first_token) * 1e3)
                 if text.stopping_word:
                     stop_type = "word"
                     ticket.put(Piece(final, tuple(pending), tuple(probs)))
@@ -252,7 +271,7 @@ class Engine:
                 if final:
                     put(Piece(final, tuple(pending), tuple(probs)))
                     pending, probs = [], []
-                if n_predicted >= limit:
+                if n_predicted >= limit or (lines is not None and lines.ended):
                     break
                 if n_predicted == 1:
                     self.keeper.persist(turn)
@@ -260,7 +279,7 @@ class Engine:
                 seq.append_one(token)
         finally:
             sampler.close()
-        rest = text.flush()
+        rest = text.flush() if lines is None or not lines.ended else ""
         if text.stopping_word:
             stop_type = "word"
         if rest or pending:

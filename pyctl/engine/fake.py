@@ -194,5 +194,11 @@ class _FakeSampler:
         value = int.from_bytes(self._backend._outputs[index][:8], "little")
         return self._first + value % (self._backend.n_vocab - self._first)
 
+    def force(self, index: int, token: int) -> None:
+        pass
+
+    def top_tokens(self, token: int, n: int) -> TopTokens:
+        return ((token, 1.0), *[(token, 1.0)][:n])
+
     def close(self) -> None:
         pass

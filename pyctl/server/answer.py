@@ -16,6 +16,7 @@ from pyctl.errors import EngineError
 from pyctl.server.errors import error_event, error_response
 from pyctl.server.journal import TextOf, cache_header, ended, failed, left
 from pyctl.server.json import JsonResponse
+from pyctl.server.merging import merged
 from pyctl.server.reply import Reply
 from pyctl.server.settings import TicketLike
 
@@ -33,7 +34,7 @@ class Run:
 
 
 class Answer:
-    """An ASGI application that sends the replies of ``runs``, in their order; ``combine`` makes one body of whole ones.
+    """An ASGI application that sends the replies of ``runs``; ``combine`` makes one body of whole ones, in their order.
 
     When the client leaves, all work is cancelled. An error becomes a response of its own as long as nothing has been
     sent, and an event after that. A stream begins with the first event, or after one ping interval without any.
@@ -100,15 +101,15 @@ class Answer:
 
     async def _batches(self, path: str) -> AsyncGenerator[bytes, None]:
         """What can be sent, as it comes; events that wait together are sent together. Raises what a Failed holds."""
-        for run in self._runs:
-            async for event in run.ticket:
+        async with aclosing(merged([run.ticket for run in self._runs])) as found:
+            async for number, events in found:
                 frames: list[bytes] = []
-                for each in (event, *run.ticket.waiting()):
+                for each in events:
                     if isinstance(each, Failed):
                         if any(frames):
                             yield b"".join(frames)
                         raise each.error
-                    frames.append(_frames(run.reply, each))
+                    frames.append(_frames(self._runs[number].reply, each))
                     if isinstance(each, Done):
                         ended(path, each, self._text_of)
                 yield b"".join(frames)

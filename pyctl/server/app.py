@@ -41,6 +41,7 @@ _POST: dict[str, Handler] = {
     "/v1/completions": completions.completions,
     "/completion": completions.native_completion,
     "/completions": completions.native_completion,
+    "/infill": completions.infill,
     "/tokenize": tokens.tokenize,
     "/detokenize": tokens.detokenize,
     "/apply-template": tokens.apply_template,

@@ -34,7 +34,7 @@ def chat_job(service: Service, fields: Fields) -> ChatJob:
     turn = chat_turn(service, fields)
     options = Options.of(fields, service.settings.ping_seconds)
     reasoning = _reasoning_format(fields, service, options)
-    request = engine_request(fields, service.chat.prompt_from_text(turn.text), service, _n_chat_probs(fields))
+    request = engine_request(fields, service.chat.prompt_from_text(turn.text), service, _n_chat_probs(fields), turn)
     opened = turn.opened if reasoning == "none" else ""
     return ChatJob(request, options, turn, service.chat.splitter(turn, reasoning), opened)
 
@@ -109,5 +109,5 @@ def _n_chat_probs(fields: Fields) -> int:
     if fields.boolean("logprobs", False):
         return fields.integer("top_logprobs", default=20, low=0)
     if "top_logprobs" in fields:
-        raise RequestError("'top_logprobs' needs 'logprobs': true")
+        raise RequestError("top_logprobs requires logprobs to be set to true")
     return fields.integer("n_probs", default=0, low=0)

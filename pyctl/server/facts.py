@@ -11,8 +11,9 @@ from starlette.responses import Response
 
 from pyctl.engine.request import Request as EngineRequest
 from pyctl.prompt import Prompt
+from pyctl.server.generation_settings import settings_json
 from pyctl.server.json import JsonResponse
-from pyctl.server.options import Options, settings_json
+from pyctl.server.options import Options
 from pyctl.server.settings import Service
 
 __all__ = ["health", "models", "props"]

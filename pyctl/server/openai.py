@@ -59,7 +59,9 @@ class _OpenAIReply(Reply):
         body = {"choices": [choice], **self._identity.fields, "object": self.kind, "usage": usage_json(done)}
         body["timings"] = timings_json(done.timings, done.report)
         if self.options.verbose:
-            native = NativeReply(self.service, self.request, self.options, self.prompt_text, self.index)
+            native = NativeReply(
+                self.service, self.request, self.options, self.prompt_text, self.index, self.kind == "chat.completion"
+            )
             native.texts, native.tokens = self.texts, self.tokens
             body["__verbose"] = native.whole(done)
         return body

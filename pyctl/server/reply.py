@@ -83,7 +83,7 @@ class Reply(ABC):
 
     def logprobs(self, probs: list[TokenProbs]) -> dict[str, Any]:
         """``probs`` as the OpenAI endpoints write them."""
-        return {"content": probs_json(probs, self.service.tokenizer)}
+        return {"content": probs_json(probs, self.service.tokenizer, self.request.sampling.post_sampling_probs)}
 
     def kept_probs(self, done: Done) -> list[TokenProbs]:
         """The probabilities of the tokens in `text`: those of a stop string are left out, as far as can be told."""

@@ -57,7 +57,9 @@ class Settings:
 
     ``reasoning_format`` is auto, deepseek, deepseek-legacy or none. ``ping_seconds`` is the silence after which a
     stream sends a comment, -1 for never. ``cache`` is what /cache and /props show, None for nothing, ``disk_policy``
-    what goes to disk.
+    what goes to disk. ``reasoning_budget`` is how many tokens a reply may reason, -1 for any number; ``..._message`` is
+    what it says when the budget is spent. ``spm_infill`` puts the suffix first in /infill, ``n_batch`` bounds the text
+    around the gap there.
     """
 
     sampling: Sampling = field(default_factory=Sampling)
@@ -68,6 +70,10 @@ class Settings:
     ping_seconds: int = 30
     cache: CacheLike | None = None
     disk_policy: DiskPolicy = field(default_factory=lambda: DiskPolicy("off"))
+    reasoning_budget: int = -1
+    reasoning_budget_message: str = ""
+    spm_infill: bool = False
+    n_batch: int = 2048
 
 
 @dataclass(frozen=True)

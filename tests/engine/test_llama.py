@@ -159,3 +159,11 @@ def test_the_fingerprint_tells_what_may_be_mixed(
         fingerprint(model_path("tiny-hybrid"), rope_freq_base=5e6),
     ]
     assert len({base, *others}) == 6
+
+
+def test_penalties_over_all_tokens_take_no_more_memory_than_the_context(hybrid: Loaded) -> None:
+    fields = {"seed": 1, "ignore_eos": True, "repeat_penalty": 1.3, "dry_multiplier": 0.8}
+    replies = [
+        sampled(hybrid, Sampling(repeat_last_n=n, dry_penalty_last_n=n, **fields)) for n in (-1, 4096, 2**31 - 1, 0)
+    ]
+    assert replies[0] == replies[1] == replies[2] != replies[3]

@@ -176,6 +176,12 @@ class _IndexedSampler:
     def sample(self, index: int) -> int:
         return self._sampler.sample(self._backend._outputs[index])
 
+    def force(self, index: int, token: int) -> None:
+        self._sampler.force(self._backend._outputs[index], token)
+
+    def top_tokens(self, token: int, n: int) -> TopTokens:
+        return self._sampler.top_tokens(token, n)
+
     def close(self) -> None:
         self._sampler.close()
 
