@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from pyctl import __version__
 from pyctl.cache.disk.store import DiskStore
@@ -36,8 +33,11 @@ from pyctl.engine.admin import CacheAdmin
 from pyctl.engine.engine import Engine, EngineOptions
 from pyctl.engine.worker import Worker
 from pyctl.errors import ConfigError
+from pyctl.loading import LoadProgress
 from pyctl.models import builtin_model
 from pyctl.server.app import create_app
+from pyctl.server.cors import Cors
+from pyctl.server.gate import Gate
 from pyctl.server.serve import bind, serve
 from pyctl.server.settings import Settings
 from pyctl.terminal.backend import Backend
@@ -91,21 +91,55 @@ def _serve(argv: Sequence[str]) -> int:
     settings = parse_serve(argv)
     _start_log(settings.log.verbosity, settings.warnings)
     server = settings.server
-    # The address is taken before the model is loaded: a port in use should not cost a minute.
     with bind(server.host, server.port) as sock:
-        worker, chat_format, admin = _open(settings.model, settings.cache, settings.disk, settings.format)
+        service = _Service(settings)
         try:
             serve(
-                create_app(worker, chat_format, chat_format.tokenizer, _server_settings(settings, admin)),
+                service.gate,
                 sock,
                 ssl_key_file=server.ssl_key_file,
                 ssl_cert_file=server.ssl_cert_file,
-                on_ready=lambda address: log.info("%s on %s", worker.info.model_path, address),
-                on_stop=worker.close,
+                on_ready=service.open,
+                on_stop=service.close,
             )
         finally:
-            worker.close()
+            service.close()
     return 0
+
+
+class _Service:
+    """What answers at the address: a gate at once, behind it the application as soon as the model is loaded."""
+
+    def __init__(self, settings: ServeSettings) -> None:
+        self._settings = settings
+        self._closing = threading.Event()
+        self._worker: Worker | None = None
+        self.gate = Gate(_cors(settings))
+
+    def open(self, address: str) -> None:
+        """Load the model and let requests through; may be stopped by `close` on another thread."""
+        settings = self._settings
+        log.debug("listening at %s, loading the model", address)
+        worker, chat_format, admin = _open(
+            settings.model,
+            settings.cache,
+            settings.disk,
+            settings.format,
+            sleep_seconds=settings.server.sleep_idle_seconds,
+            go_on=lambda: not self._closing.is_set(),
+        )
+        self._worker = worker
+        if self._closing.is_set():
+            worker.close()
+            return
+        self.gate.open(create_app(worker, chat_format, chat_format.tokenizer, _server_settings(settings, admin)))
+        log.info("%s on %s", worker.info.model_path, address)
+
+    def close(self) -> None:
+        """Stop loading, or end the engine. Idempotent."""
+        self._closing.set()
+        if self._worker is not None:
+            self._worker.close()
 
 
 def _chat(argv: Sequence[str]) -> int:
@@ -141,9 +175,15 @@ def _chat_backend(settings: ChatSettings) -> Iterator[Backend]:
 
 
 def _open(
-    model: ModelSettings, cache: CacheSettings, disk: DiskSettings, form: FormatSettings
+    model: ModelSettings,
+    cache: CacheSettings,
+    disk: DiskSettings,
+    form: FormatSettings,
+    *,
+    sleep_seconds: int = -1,
+    go_on: Callable[[], bool] = lambda: True,
 ) -> tuple[Worker, ChatFormat, CacheAdmin]:
-    """Load the model and start the engine on it."""
+    """Load the model and start the engine on it; UnavailableError when ``go_on`` said no meanwhile."""
     # Only now: the import loads llama.cpp, which --help and a running server at --url do not need.
     from pyctl.engine.llama import load
 
@@ -151,8 +191,13 @@ def _open(
         path = builtin_model()
         print(f"no -m given: running the built-in tiny model, whose words are gibberish ({path})", file=sys.stderr)
         model = replace(model, path=str(path), n_ctx=model.n_ctx or 32768)
-    with _loading(model.path) as progress:
-        loaded = load(model, progress)
+    with LoadProgress(model.path) as progress:
+
+        def report(fraction: float) -> bool:
+            progress.show(fraction)
+            return go_on()
+
+        loaded = load(model, report, keep_vocabulary=sleep_seconds >= 0)
     budget = None if cache.ram_mib < 0 else cache.ram_mib * 2**20
     loaded.backend.blocks.open(budget)
     try:
@@ -169,7 +214,7 @@ def _open(
     # What is loaded stays until the end; the collector need not look at it again.
     gc.collect()
     gc.freeze()
-    worker = Worker(engine, loaded.info)
+    worker = Worker(engine, loaded.info, sleep_seconds)
     return worker, chat_format, CacheAdmin(worker, engine)
 
 
@@ -209,7 +254,14 @@ def _server_settings(settings: ServeSettings, admin: CacheAdmin) -> Settings:
         ping_seconds=settings.server.sse_ping_interval,
         cache=admin,
         disk_policy=DiskPolicy.parse(settings.disk.disk_policy),
+        cors=_cors(settings),
+        api_prefix=settings.server.api_prefix,
     )
+
+
+def _cors(settings: ServeSettings) -> Cors:
+    server = settings.server
+    return Cors(server.cors_origins, server.cors_methods, server.cors_headers, server.cors_credentials)
 
 
 def _start_log(verbosity: int, warnings: Sequence[str]) -> None:
@@ -223,19 +275,6 @@ def _start_log(verbosity: int, warnings: Sequence[str]) -> None:
         logging.getLogger("llama.cpp").setLevel(logging.ERROR)
     for warning in warnings:
         log.warning("%s", warning)
-
-
-@contextmanager
-def _loading(path: str) -> Iterator[Callable[[float], None] | None]:
-    """A progress bar on a terminal, nothing elsewhere."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield None
-        return
-    columns = (TextColumn("loading {task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(os.path.basename(path), total=1.0)
-        yield lambda fraction: bar.update(task, completed=fraction)
 
 
 if __name__ == "__main__":

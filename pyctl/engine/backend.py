@@ -87,4 +87,7 @@ class Backend(Protocol):
         """Drop everything ``seq`` holds."""
 
     def close(self) -> None:
-        """Free the context and the model."""
+        """Free the context and the model; nothing but `open` may be called after it."""
+
+    def open(self) -> None:
+        """Load the model again after `close`, empty; ModelError when that fails or it is not the same any more."""

@@ -67,6 +67,7 @@ class Engine:
         self.seqs = [LiveSeq(i, backend.n_ctx) for i in range(backend.n_seqs)]
         self.queue: deque[Job] = deque()
         self.running: list[Job] = []
+        self.asleep = False
         self._count = 0
 
     # -- scheduling --------------------------------------------------------------------------------------------------
@@ -98,6 +99,23 @@ class Engine:
         if decoding:
             self._decode(decoding)
         return bool(self.running or self.queue)
+
+    def sleep(self) -> None:
+        """Free the model, after the ends of all conversations went to the cache; nothing may be running."""
+        for seq in self.seqs:
+            self.keeper.park(seq)
+        self.backend.settle()
+        self.backend.close()
+        self.asleep = True
+        log.info("idle: the model is freed until the next request")
+
+    def wake(self) -> None:
+        """Load the model again if it was freed; ModelError when that fails."""
+        if self.asleep:
+            began = time.perf_counter()
+            self.backend.open()
+            self.asleep = False
+            log.info("the model is loaded again after %.1f s", time.perf_counter() - began)
 
     def close(self, reason: PyctlError) -> None:
         """End all jobs with ``reason``."""

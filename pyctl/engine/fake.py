@@ -179,6 +179,11 @@ class FakeBackend:
         self._on_the_way.append((block, data))
         return block
 
+    def open(self) -> None:
+        self.closed = False
+        for seq in range(self.n_seqs):
+            self.clear(seq)
+
     def _maybe_fail(self) -> None:
         if self.fail_loads > 0:
             self.fail_loads -= 1

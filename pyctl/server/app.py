@@ -8,7 +8,6 @@ from typing import TypeAlias
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -17,6 +16,7 @@ from starlette.types import ASGIApp
 from pyctl.chat.format import ChatFormat
 from pyctl.chat.tokenizer import Tokenizer
 from pyctl.server import cache, completions, facts, tokens
+from pyctl.server.cors import CorsMiddleware
 from pyctl.server.errors import error_response, http_exception
 from pyctl.server.journal import failed
 from pyctl.server.keys import KeyMiddleware
@@ -57,19 +57,12 @@ def create_app(worker: WorkerLike, chat: ChatFormat, tokenizer: Tokenizer, setti
     service = Service(worker, chat, tokenizer, settings)
     return Starlette(
         routes=[
-            Route(path, _endpoint(service, handlers), methods=list(handlers))
+            Route(settings.api_prefix + path, _endpoint(service, handlers), methods=list(handlers))
             for path, handlers in _by_path({"GET": _GET, "POST": _POST, "DELETE": _DELETE}).items()
         ],
         middleware=[
-            Middleware(
-                CORSMiddleware,
-                allow_origin_regex=".*",  # names the origin, where a star would shut out requests with credentials
-                allow_credentials=True,
-                allow_methods=["*"],
-                allow_headers=["*"],
-                expose_headers=["x-pyctl-cache"],
-            ),
-            Middleware(KeyMiddleware, keys=settings.api_keys),
+            Middleware(CorsMiddleware, cors=settings.cors),
+            Middleware(KeyMiddleware, keys=settings.api_keys, prefix=settings.api_prefix),
         ],
         exception_handlers={HTTPException: http_exception},
     )

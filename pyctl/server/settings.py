@@ -14,6 +14,7 @@ from pyctl.chat.tokenizer import Tokenizer
 from pyctl.engine.info import EngineInfo
 from pyctl.engine.request import Event, Request
 from pyctl.engine.sampling import Sampling
+from pyctl.server.cors import Cors
 
 __all__ = ["CacheLike", "Service", "Settings", "TicketLike", "WorkerLike"]
 
@@ -57,7 +58,7 @@ class Settings:
 
     ``reasoning_format`` is auto, deepseek, deepseek-legacy or none. ``ping_seconds`` is the silence after which a
     stream sends a comment, -1 for never. ``cache`` is what /cache and /props show, None for nothing, ``disk_policy``
-    what goes to disk.
+    what goes to disk. ``api_prefix`` stands before every path.
     """
 
     sampling: Sampling = field(default_factory=Sampling)
@@ -68,6 +69,8 @@ class Settings:
     ping_seconds: int = 30
     cache: CacheLike | None = None
     disk_policy: DiskPolicy = field(default_factory=lambda: DiskPolicy("off"))
+    cors: Cors = field(default_factory=Cors)
+    api_prefix: str = ""
 
 
 @dataclass(frozen=True)

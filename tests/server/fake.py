@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import msgspec
 from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 from pyctl.cache.report import Report, Source, Totals
 from pyctl.cache.view import CacheView, SnapshotView
@@ -163,7 +164,7 @@ def fail(error: Exception, *texts: str) -> Callable[[Request], Script]:
 class Client:
     """Sends single requests to an application, without a network."""
 
-    def __init__(self, app: Starlette) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._transport = httpx.ASGITransport(app, raise_app_exceptions=False)
 
     def request(self, method: str, path: str, **kwargs: Any) -> httpx.Response:

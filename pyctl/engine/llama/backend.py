@@ -16,7 +16,7 @@ from pyctl.engine.llama.blocks import Blocks
 from pyctl.engine.llama.sampler import LlamaSampler
 from pyctl.engine.llama.tokenizer import LlamaTokenizer
 from pyctl.engine.sampling import Sampling
-from pyctl.errors import EngineError, StateError
+from pyctl.errors import EngineError, ModelError, StateError
 from pyctl.native import KVState
 from pyctl.prompt import Tokens, as_tokens
 
@@ -29,14 +29,31 @@ R = TypeVar("R")
 
 
 class LlamaBackend:
-    """Evaluates on ``ctx`` and moves its rows and states. Owns both pointers from now on.
+    """Evaluates on the context that ``make`` returns with its model, and moves its rows and states. Owns both.
 
     The layout of the memory is read from what the library writes, so one token is evaluated and dropped first.
+    ``identify`` names what saved bytes mean, by default that layout; it must not change when the model is opened again.
     """
 
-    def __init__(self, model: Any, ctx: Any) -> None:
-        self._model, self._ctx = model, ctx
-        self.tokenizer = LlamaTokenizer(model)
+    def __init__(
+        self, make: Callable[[], tuple[Any, Any]], identify: Callable[[LlamaBackend], str] | None = None
+    ) -> None:
+        self._make, self._identify = make, identify
+        self.identity = ""
+        self.open()
+        self.blocks = Blocks(self._memory.beside)
+
+    def open(self) -> None:
+        self.model, self._ctx = self._make()
+        try:
+            self._attach()
+        except BaseException:
+            self.close()
+            raise
+
+    def _attach(self) -> None:
+        ctx = self._ctx
+        self.tokenizer = LlamaTokenizer(self.model)
         self.n_ctx = int(api.llama_n_ctx_seq(ctx))
         self.n_seqs = int(api.llama_n_seq_max(ctx))
         self.n_ubatch = int(api.llama_n_ubatch(ctx))
@@ -44,8 +61,11 @@ class LlamaBackend:
         self._end_tokens = self.tokenizer.end_tokens()
         self.evaluate(0, as_tokens([max(self.tokenizer.bos, 0)]), 0)
         self._memory = KVState(ctypes.cast(ctx, ctypes.c_void_p).value or 0, 0)
-        self.blocks = Blocks(self._memory.beside)
         self.clear(0)
+        identity = self._identify(self) if self._identify is not None else self.layout
+        if self.identity and identity != self.identity:
+            raise ModelError("the model is not the one that was loaded before")
+        self.identity = identity
 
     @property
     def kind(self) -> Literal["attention", "hybrid", "whole"]:
@@ -93,7 +113,7 @@ class LlamaBackend:
     # -- choosing tokens ---------------------------------------------------------------------------------------------
 
     def sampler(self, sampling: Sampling, prompt: Tokens) -> _IndexedSampler:
-        return _IndexedSampler(self, LlamaSampler(self._model, self._ctx, sampling, prompt, self._end_tokens))
+        return _IndexedSampler(self, LlamaSampler(self.model, self._ctx, sampling, prompt, self._end_tokens))
 
     def top_tokens(self, index: int, token: int, n: int) -> TopTokens:
         logits = self.logits(index).astype(np.float64)
@@ -155,8 +175,8 @@ class LlamaBackend:
         if self._ctx is not None:
             self._memory.finish()
             api.llama_free(self._ctx)
-            api.llama_model_free(self._model)
-            self._ctx = self._model = None
+            api.llama_model_free(self.model)
+            self._ctx = self.model = None
 
 
 class _IndexedSampler:
