@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -29,8 +30,9 @@ from pyctl.config import (
     parse_chat,
     parse_serve,
 )
-from pyctl.engine.admin import CacheAdmin
+from pyctl.engine.admin import CacheAdmin, EngineAdmin
 from pyctl.engine.engine import Engine, EngineOptions
+from pyctl.engine.slots import SlotAdmin
 from pyctl.engine.worker import Worker
 from pyctl.errors import ConfigError
 from pyctl.loading import LoadProgress
@@ -120,7 +122,7 @@ class _Service:
         """Load the model and let requests through; may be stopped by `close` on another thread."""
         settings = self._settings
         log.debug("listening at %s, loading the model", address)
-        worker, chat_format, admin = _open(
+        worker, chat_format, engine = _open(
             settings.model,
             settings.cache,
             settings.disk,
@@ -132,7 +134,8 @@ class _Service:
         if self._closing.is_set():
             worker.close()
             return
-        self.gate.open(create_app(worker, chat_format, chat_format.tokenizer, _server_settings(settings, admin)))
+        served = _server_settings(settings, worker, engine)
+        self.gate.open(create_app(worker, chat_format, chat_format.tokenizer, served))
         log.info("%s on %s", worker.info.model_path, address)
 
     def close(self) -> None:
@@ -182,7 +185,7 @@ def _open(
     *,
     sleep_seconds: int = -1,
     go_on: Callable[[], bool] = lambda: True,
-) -> tuple[Worker, ChatFormat, CacheAdmin]:
+) -> tuple[Worker, ChatFormat, Engine]:
     """Load the model and start the engine on it; UnavailableError when ``go_on`` said no meanwhile."""
     # Only now: the import loads llama.cpp, which --help and a running server at --url do not need.
     from pyctl.engine.llama import load
@@ -215,7 +218,7 @@ def _open(
     gc.collect()
     gc.freeze()
     worker = Worker(engine, loaded.info, sleep_seconds)
-    return worker, chat_format, CacheAdmin(worker, engine)
+    return worker, chat_format, engine
 
 
 def _disk_tier(settings: DiskSettings, loaded: Loaded) -> DiskTier | None:
@@ -244,18 +247,28 @@ def _disk_tier(settings: DiskSettings, loaded: Loaded) -> DiskTier | None:
     return DiskTier(store, policy, min_tokens=settings.min_tokens, cold_max=settings.cold_max, text_of=text_of)
 
 
-def _server_settings(settings: ServeSettings, admin: CacheAdmin) -> Settings:
+def _server_settings(settings: ServeSettings, worker: Worker, engine: Engine) -> Settings:
+    server = settings.server
     return Settings(
         sampling=settings.sampling.sampling,
         n_predict=settings.sampling.n_predict,
         cache_prompt=settings.cache.cache_prompt,
         reasoning_format=settings.format.reasoning_format,
-        api_keys=settings.server.api_keys,
-        ping_seconds=settings.server.sse_ping_interval,
-        cache=admin,
+        api_keys=server.api_keys,
+        ping_seconds=server.sse_ping_interval,
+        cache=CacheAdmin(worker, engine),
+        engine=EngineAdmin(worker, engine),
+        slots=SlotAdmin(worker, engine),
         disk_policy=DiskPolicy.parse(settings.disk.disk_policy),
         cors=_cors(settings),
-        api_prefix=settings.server.api_prefix,
+        api_prefix=server.api_prefix,
+        show_slots=server.slots,
+        show_metrics=server.metrics,
+        change_props=server.props,
+        slots_debug=bool(os.environ.get("LLAMA_SERVER_SLOTS_DEBUG")),
+        slot_save_path=Path(server.slot_save_path) if server.slot_save_path else None,
+        embeddings=settings.model.embeddings,
+        embd_normalize=server.embd_normalize,
     )
 
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pyctl.cache.segment import Block, Span
 from pyctl.engine.sampling import Sampling
@@ -85,6 +89,21 @@ class Backend(Protocol):
 
     def clear(self, seq: int) -> None:
         """Drop everything ``seq`` holds."""
+
+    def save_file(self, seq: int, path: Path, tokens: Tokens) -> int:
+        """Write ``seq``, which holds ``tokens``, to ``path`` in llama-server's form; returns the bytes of the file."""
+
+    def load_file(self, seq: int, path: Path) -> tuple[Tokens, int]:
+        """Fill ``seq``, which is empty, from such a file; returns its tokens and the bytes of the file.
+
+        Raises StateError, and then nobody knows what ``seq`` holds.
+        """
+
+    def embed(self, tokens: Tokens) -> NDArray[np.float32]:
+        """The embeddings of ``tokens``, shape (1, width) if the model pools them and (n, width) if not.
+
+        Raises RequestError when there are more tokens than one batch holds. Leaves the sequences as they are.
+        """
 
     def close(self) -> None:
         """Free the context and the model; nothing but `open` may be called after it."""

@@ -9,14 +9,16 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pyctl.cache.segment import NOTHING, Block, Span
 from pyctl.engine.backend import TopTokens
 from pyctl.engine.sampling import Sampling
-from pyctl.errors import EngineError, StateError
+from pyctl.errors import EngineError, RequestError, StateError
 from pyctl.prompt import Tokens
 
 __all__ = ["FakeBackend"]
@@ -169,6 +171,28 @@ class FakeBackend:
 
     def clear(self, seq: int) -> None:
         self._seqs[seq] = _Seq()
+
+    def save_file(self, seq: int, path: Path, tokens: Tokens) -> int:
+        held = self._seqs[seq]
+        data = HEADER.pack(b"FILE", held.at, len(held.rows)) + held.state + tokens.tobytes() + b"".join(held.rows)
+        return path.write_bytes(data)
+
+    def load_file(self, seq: int, path: Path) -> tuple[Tokens, int]:
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise StateError(str(error)) from error
+        magic, at, n = HEADER.unpack(data[: HEADER.size])
+        if magic != b"FILE":
+            raise StateError("no saved sequence")
+        state, tokens, rows = np.split(np.frombuffer(data, np.uint8, offset=HEADER.size), [ROW, ROW + 4 * n])
+        self._seqs[seq] = _Seq([row.tobytes() for row in rows.reshape(n, ROW)], state.tobytes(), at)
+        return tokens.view(np.int32).copy(), len(data)
+
+    def embed(self, tokens: Tokens) -> NDArray[np.float32]:
+        if tokens.size > self.n_ubatch:
+            raise RequestError("too many tokens")
+        return np.array([[tokens.sum(), tokens.size]], np.float32)
 
     def close(self) -> None:
         self.closed = True

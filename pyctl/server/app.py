@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from pyctl.chat.format import ChatFormat
 from pyctl.chat.tokenizer import Tokenizer
-from pyctl.server import cache, completions, facts, tokens
+from pyctl.server import absent, cache, completions, embeddings, facts, lora, metrics, slots, tokens
 from pyctl.server.cors import CorsMiddleware
 from pyctl.server.errors import error_response, http_exception
 from pyctl.server.journal import failed
@@ -32,6 +32,12 @@ _GET: dict[str, Handler] = {
     "/models": facts.models,
     "/v1/models": facts.models,
     "/props": facts.props,
+    "/metrics": metrics.show,
+    "/slots": slots.show,
+    "/lora-adapters": lora.show,
+    "/v1/stream": absent.resume_stream,
+    "/tools": absent.disabled,
+    "/cors-proxy": absent.disabled,
     "/cache": cache.show,
 }
 
@@ -44,10 +50,23 @@ _POST: dict[str, Handler] = {
     "/tokenize": tokens.tokenize,
     "/detokenize": tokens.detokenize,
     "/apply-template": tokens.apply_template,
+    "/props": facts.change_props,
+    "/slots/{id}": slots.act,
+    "/lora-adapters": lora.change,
+    "/embedding": embeddings.native,
+    "/embeddings": embeddings.native,
+    "/v1/embeddings": embeddings.openai,
+    **dict.fromkeys(("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"), absent.rerank),
+    **dict.fromkeys(("/audio/transcriptions", "/v1/audio/transcriptions"), absent.transcribe),
+    "/v1/chat/completions/control": absent.control,
+    "/v1/streams/lookup": absent.find_streams,
+    "/tools": absent.disabled,
+    "/cors-proxy": absent.disabled,
     "/cache/pin": cache.pin,
 }
 
 _DELETE: dict[str, Handler] = {
+    "/v1/stream": absent.end_stream,
     "/cache": cache.clear,
 }
 

@@ -61,7 +61,7 @@ class CorsMiddleware:
                 "access-control-allow-methods": self._cors.methods,
                 "access-control-allow-headers": headers,
             }
-            return await Response(headers=added, media_type="text/html")(scope, receive, send)
+            return await Response(headers=added | {"content-type": "text/html"})(scope, receive, send)
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":

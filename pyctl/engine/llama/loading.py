@@ -17,6 +17,7 @@ from llama_cpp import llama_cpp as api
 from pyctl.config import ModelSettings
 from pyctl.engine.info import EngineInfo
 from pyctl.engine.llama.backend import LlamaBackend
+from pyctl.engine.llama.embedder import POOLING, Embedder
 from pyctl.engine.llama.log import last_error, redirect
 from pyctl.engine.llama.tokenizer import LlamaTokenizer
 from pyctl.errors import ModelError, UnavailableError
@@ -61,7 +62,11 @@ def load(
     redirect()
     api.llama_backend_init()
     source = _Source(path, settings, progress)
-    backend = LlamaBackend(source, lambda backend: _fingerprint(path, backend, settings))
+    backend = LlamaBackend(
+        source,
+        lambda backend: _fingerprint(path, backend, settings),
+        (lambda model: _make_embedder(model, settings)) if settings.embeddings else None,
+    )
     source.settle(backend.n_ctx)
     tokenizer = LlamaTokenizer(_load_vocabulary(path)) if keep_vocabulary else backend.tokenizer
     return Loaded(backend, tokenizer, _describe(path, backend, settings))
@@ -137,7 +142,20 @@ def _load_vocabulary(path: Path) -> Any:
     return model
 
 
-def _make_context(model: Any, settings: ModelSettings) -> Any:
+def _make_embedder(model: Any, settings: ModelSettings) -> Embedder:
+    """A context for one text at a time, which must fit into one batch."""
+    params = _context_params(settings)
+    params.n_seq_max = 1
+    params.n_ctx = params.n_batch = params.n_ubatch
+    params.embeddings = True
+    params.pooling_type = POOLING[settings.pooling]
+    ctx = api.llama_init_from_model(model, params)
+    if not ctx:
+        raise ModelError(f"cannot make the context for embeddings: {last_error('llama.cpp gave no reason')}")
+    return Embedder(model, ctx)
+
+
+def _context_params(settings: ModelSettings) -> Any:
     params = api.llama_context_default_params()
     params.n_batch = settings.n_batch
     params.n_ubatch = settings.n_ubatch
@@ -155,7 +173,11 @@ def _make_context(model: Any, settings: ModelSettings) -> Any:
     # Rows move between sequences only within one stream of cells; and one cache of cells serves long prompts better.
     params.kv_unified = True
     params.no_perf = True
+    return params
 
+
+def _make_context(model: Any, settings: ModelSettings) -> Any:
+    params = _context_params(settings)
     n_train = int(api.llama_model_n_ctx_train(model))
     row_bytes = _row_bytes(model, settings)
     available = _available_bytes() if not _uses_gpu(settings) else None
@@ -245,6 +267,8 @@ def _describe(path: Path, backend: LlamaBackend, settings: ModelSettings) -> Eng
         bos_token=_special(model, tokenizer, "bos", tokenizer.bos),
         eos_token=_special(model, tokenizer, "eos", tokenizer.eos),
         build=build_version(),
+        vocab_type=int(api.llama_vocab_type(api.llama_model_get_vocab(model))),
+        pooling=backend.embedder.pooling if backend.embedder is not None else "",
         fingerprint=backend.identity,
     )
 
