@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -13,10 +14,19 @@ from pyctl.cache.segment import Block, Span
 from pyctl.engine.sampling import Sampling
 from pyctl.prompt import Tokens
 
-__all__ = ["Backend", "Sampler", "TopTokens"]
+__all__ = ["Backend", "Sampler", "SavedSeq", "TopTokens"]
 
 TopTokens = tuple[tuple[int, float], ...]
 """(id, natural log of the probability): the sampled token first, then the most likely ones."""
+
+
+@dataclass(frozen=True)
+class SavedSeq:
+    """What a file held: the tokens of the sequence, its exact batch ends, and how many bytes it has."""
+
+    tokens: Tokens
+    ends: tuple[int, ...]
+    n_bytes: int
 
 
 class Sampler(Protocol):
@@ -90,14 +100,14 @@ class Backend(Protocol):
     def clear(self, seq: int) -> None:
         """Drop everything ``seq`` holds."""
 
-    def save_file(self, seq: int, path: Path, tokens: Tokens) -> int:
-        """Write ``seq``, which holds ``tokens``, to ``path`` in llama-server's form; returns the bytes of the file."""
+    def save_file(self, seq: int, path: Path, tokens: Tokens, ends: Sequence[int]) -> int:
+        """Write ``seq``, which holds ``tokens``, to ``path``; returns the bytes of the file.
 
-    def load_file(self, seq: int, path: Path) -> tuple[Tokens, int]:
-        """Fill ``seq``, which is empty, from such a file; returns its tokens and the bytes of the file.
-
-        Raises StateError, and then nobody knows what ``seq`` holds.
+        ``ends`` are the batch ends that a cold run would have, too. Raises StateError.
         """
+
+    def load_file(self, seq: int, path: Path) -> SavedSeq:
+        """Fill ``seq``, which is empty, from such a file. Raises StateError, and then nobody knows what it holds."""
 
     def embed(self, tokens: Tokens) -> NDArray[np.float32]:
         """The embeddings of ``tokens``, shape (1, width) if the model pools them and (n, width) if not.

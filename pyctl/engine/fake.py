@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyctl.cache.segment import NOTHING, Block, Span
-from pyctl.engine.backend import TopTokens
+from pyctl.engine.backend import SavedSeq, TopTokens
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import EngineError, RequestError, StateError
 from pyctl.prompt import Tokens
@@ -172,12 +172,12 @@ class FakeBackend:
     def clear(self, seq: int) -> None:
         self._seqs[seq] = _Seq()
 
-    def save_file(self, seq: int, path: Path, tokens: Tokens) -> int:
+    def save_file(self, seq: int, path: Path, tokens: Tokens, ends: Sequence[int]) -> int:
         held = self._seqs[seq]
-        data = HEADER.pack(b"FILE", held.at, len(held.rows)) + held.state + tokens.tobytes() + b"".join(held.rows)
-        return path.write_bytes(data)
+        head = HEADER.pack(b"FILE", held.at, len(held.rows)) + np.array([len(ends), *ends], np.int32).tobytes()
+        return path.write_bytes(head + held.state + tokens.tobytes() + b"".join(held.rows))
 
-    def load_file(self, seq: int, path: Path) -> tuple[Tokens, int]:
+    def load_file(self, seq: int, path: Path) -> SavedSeq:
         try:
             data = path.read_bytes()
         except OSError as error:
@@ -185,9 +185,12 @@ class FakeBackend:
         magic, at, n = HEADER.unpack(data[: HEADER.size])
         if magic != b"FILE":
             raise StateError("no saved sequence")
-        state, tokens, rows = np.split(np.frombuffer(data, np.uint8, offset=HEADER.size), [ROW, ROW + 4 * n])
+        n_ends = struct.unpack_from("<i", data, HEADER.size)[0]
+        ends = struct.unpack_from(f"<{n_ends}i", data, HEADER.size + 4)
+        rest = np.frombuffer(data, np.uint8, offset=HEADER.size + 4 + 4 * n_ends)
+        state, tokens, rows = np.split(rest, [ROW, ROW + 4 * n])
         self._seqs[seq] = _Seq([row.tobytes() for row in rows.reshape(n, ROW)], state.tobytes(), at)
-        return tokens.view(np.int32).copy(), len(data)
+        return SavedSeq(tokens.view(np.int32).copy(), ends, len(data))
 
     def embed(self, tokens: Tokens) -> NDArray[np.float32]:
         if tokens.size > self.n_ubatch:

@@ -64,7 +64,7 @@ class SlotAdmin:
 
     def _save(self, seq: LiveSeq, path: Path) -> SlotFile:
         began = time.perf_counter()
-        n_bytes = self._engine.backend.save_file(seq.id, path, seq.tokens)
+        n_bytes = self._engine.backend.save_file(seq.id, path, seq.tokens, seq.ends)
         return SlotFile(seq.n, n_bytes, (time.perf_counter() - began) * 1e3)
 
     def _restore(self, seq: LiveSeq, path: Path) -> SlotFile:
@@ -72,12 +72,12 @@ class SlotAdmin:
         self._engine.keeper.park(seq)
         self._engine.keeper.forget(seq)
         try:
-            tokens, n_bytes = self._engine.backend.load_file(seq.id, path)
+            saved = self._engine.backend.load_file(seq.id, path)
         except StateError as error:
             self._engine.keeper.forget(seq)
             raise RequestError(f"Unable to restore slot: {error}") from error
-        seq.reset(tokens)
-        return SlotFile(seq.n, n_bytes, (time.perf_counter() - began) * 1e3)
+        seq.reset(saved.tokens, ends=saved.ends)
+        return SlotFile(seq.n, saved.n_bytes, (time.perf_counter() - began) * 1e3)
 
     def _erase(self, seq: LiveSeq) -> int:
         n = seq.n

@@ -12,7 +12,7 @@ from llama_cpp import llama_cpp as api
 from numpy.typing import NDArray
 
 from pyctl.cache.segment import NOTHING, Block, Span
-from pyctl.engine.backend import TopTokens
+from pyctl.engine.backend import SavedSeq, TopTokens
 from pyctl.engine.llama.batch import Batch
 from pyctl.engine.llama.blocks import Blocks
 from pyctl.engine.llama.embedder import Embedder
@@ -176,11 +176,11 @@ class LlamaBackend:
         """Whether the rows of ``seq`` lie in the cells where a lone cold prefill would have put them."""
         return self._memory.ordered(seq)
 
-    def save_file(self, seq: int, path: Path, tokens: Tokens) -> int:
-        return save_file(self._ctx, seq, path, tokens)
+    def save_file(self, seq: int, path: Path, tokens: Tokens, ends: Sequence[int]) -> int:
+        return save_file(self._ctx, seq, path, tokens, ends, self.identity)
 
-    def load_file(self, seq: int, path: Path) -> tuple[Tokens, int]:
-        return load_file(self._ctx, seq, path, self.n_ctx, self.tokenizer.n_vocab)
+    def load_file(self, seq: int, path: Path) -> SavedSeq:
+        return load_file(self._ctx, seq, path, self.n_ctx, self.tokenizer.n_vocab, self.identity)
 
     def embed(self, tokens: Tokens) -> NDArray[np.float32]:
         if self.embedder is None:
