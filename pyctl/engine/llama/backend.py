@@ -57,7 +57,7 @@ class LlamaBackend:
         try:
             self._attach()
         except BaseException:
-            self.close()
+            self._free()
             raise
 
     def _attach(self) -> None:
@@ -188,14 +188,16 @@ class LlamaBackend:
         return self.embedder.embed(tokens)
 
     def close(self) -> None:
-        if self.embedder is not None:
-            self.embedder.close()
-            self.embedder = None
         if self._ctx is not None:
             self._memory.finish()
-            api.llama_free(self._ctx)
-            api.llama_model_free(self.model)
-            self._ctx = self.model = None
+            self._free()
+
+    def _free(self) -> None:
+        if self.embedder is not None:
+            self.embedder.close()
+        api.llama_free(self._ctx)
+        api.llama_model_free(self.model)
+        self.embedder = self._ctx = self.model = None
 
 
 class _IndexedSampler:
