@@ -22,6 +22,7 @@ from pyctl.engine.backend import Backend, TopTokens
 from pyctl.engine.keeper import EngineOptions, Keeper, Turn
 from pyctl.engine.live import LiveSeq
 from pyctl.engine.meter import Meter
+from pyctl.engine.progress import PrefillLog
 from pyctl.engine.request import Done, Failed, Piece, Progress, StopType, Timings
 from pyctl.engine.stream import TextStream
 from pyctl.engine.ticket import Ticket
@@ -231,6 +232,7 @@ class Engine:
         turn = self.keeper.restore(request, seq, ends, report)
         if request.return_progress:
             ticket.put(self._progress(seq, report, started))
+        shown = PrefillLog(job.id, seq.n, len(prompt))
         prefill_began, save_before = time.perf_counter(), report.save_ms
         for previous, end in itertools.pairwise([0, *ends]):
             if end <= seq.n:
@@ -239,6 +241,7 @@ class Engine:
             self.meter.evaluated(1, end)
             # The very end of a prompt is a batch end of longer prompts only if it fills its batch.
             seq.append(tokens[seq.n : end], exact=end < len(prompt) or end - previous == self.backend.n_ubatch)
+            shown.reached(end)
             if end in turn.cuts:
                 self.keeper.save(seq, turn, report)
             if request.return_progress:
