@@ -193,6 +193,8 @@ class LlamaBackend:
             self._free()
 
     def _free(self) -> None:
+        if hasattr(self, "_memory"):
+            del self._memory  # what it holds on the device goes before the context that it belongs to
         if self.embedder is not None:
             self.embedder.close()
         api.llama_free(self._ctx)
