@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pyctl import cli
-from pyctl.config import ServeSettings, parse_serve
+from pyctl.config import ServeSettings
 
 
 def main() -> int:
-    changes = json.loads(sys.argv[1])
+    changes, parse_serve = json.loads(sys.argv[1]), cli.parse_serve
 
     def parse(argv: Sequence[str]) -> ServeSettings:
         settings = parse_serve(argv)
