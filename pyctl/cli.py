@@ -6,14 +6,12 @@ import gc
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from pyctl import __version__
 from pyctl.cache.disk.catalog import Catalog
@@ -33,12 +31,16 @@ from pyctl.config import (
     parse_chat,
     parse_serve,
 )
-from pyctl.engine.admin import CacheAdmin
+from pyctl.engine.admin import CacheAdmin, EngineAdmin
 from pyctl.engine.engine import Engine, EngineOptions
+from pyctl.engine.slots import SlotAdmin
 from pyctl.engine.worker import Worker
 from pyctl.errors import ConfigError
+from pyctl.loading import LoadProgress
 from pyctl.models import builtin_model
 from pyctl.server.app import create_app
+from pyctl.server.cors import Cors
+from pyctl.server.gate import Gate
 from pyctl.server.serve import bind, serve
 from pyctl.server.settings import Settings
 from pyctl.terminal.backend import Backend
@@ -92,21 +94,56 @@ def _serve(argv: Sequence[str]) -> int:
     settings = parse_serve(argv)
     _start_log(settings.log.verbosity, settings.warnings)
     server = settings.server
-    # The address is taken before the model is loaded: a port in use should not cost a minute.
     with bind(server.host, server.port) as sock:
-        worker, chat_format, admin = _open(settings.model, settings.cache, settings.disk, settings.format)
+        service = _Service(settings)
         try:
             serve(
-                create_app(worker, chat_format, chat_format.tokenizer, _server_settings(settings, admin)),
+                service.gate,
                 sock,
                 ssl_key_file=server.ssl_key_file,
                 ssl_cert_file=server.ssl_cert_file,
-                on_ready=lambda address: log.info("%s on %s", worker.info.model_path, address),
-                on_stop=worker.close,
+                on_ready=service.open,
+                on_stop=service.close,
             )
         finally:
-            worker.close()
+            service.close()
     return 0
+
+
+class _Service:
+    """What answers at the address: a gate at once, behind it the application as soon as the model is loaded."""
+
+    def __init__(self, settings: ServeSettings) -> None:
+        self._settings = settings
+        self._closing = threading.Event()
+        self._worker: Worker | None = None
+        self.gate = Gate(_cors(settings))
+
+    def open(self, address: str) -> None:
+        """Load the model and let requests through; may be stopped by `close` on another thread."""
+        settings = self._settings
+        log.debug("listening at %s, loading the model", address)
+        worker, chat_format, engine = _open(
+            settings.model,
+            settings.cache,
+            settings.disk,
+            settings.format,
+            sleep_seconds=settings.server.sleep_idle_seconds,
+            go_on=lambda: not self._closing.is_set(),
+        )
+        self._worker = worker
+        if self._closing.is_set():
+            worker.close()
+            return
+        served = _server_settings(settings, worker, engine)
+        self.gate.open(create_app(worker, chat_format, chat_format.tokenizer, served))
+        log.info("%s on %s", worker.info.model_path, address)
+
+    def close(self) -> None:
+        """Stop loading, or end the engine. Idempotent."""
+        self._closing.set()
+        if self._worker is not None:
+            self._worker.close()
 
 
 def _chat(argv: Sequence[str]) -> int:
@@ -142,9 +179,15 @@ def _chat_backend(settings: ChatSettings) -> Iterator[Backend]:
 
 
 def _open(
-    model: ModelSettings, cache: CacheSettings, disk: DiskSettings, form: FormatSettings
-) -> tuple[Worker, ChatFormat, CacheAdmin]:
-    """Load the model and start the engine on it."""
+    model: ModelSettings,
+    cache: CacheSettings,
+    disk: DiskSettings,
+    form: FormatSettings,
+    *,
+    sleep_seconds: int = -1,
+    go_on: Callable[[], bool] = lambda: True,
+) -> tuple[Worker, ChatFormat, Engine]:
+    """Load the model and start the engine on it; UnavailableError when ``go_on`` said no meanwhile."""
     # Only now: the import loads llama.cpp, which --help and a running server at --url do not need.
     from pyctl.engine.llama import load, open_pinned
 
@@ -156,8 +199,13 @@ def _open(
     if model.n_gpu_layers != 0:
         # While the model loads; what a restart will bring back goes into memory that is ready for it.
         open_pinned(budget, soon=_stored_bytes(disk) if disk.cache_dir else 0)
-    with _loading(model.path) as progress:
-        loaded = load(model, progress)
+    with LoadProgress(model.path) as progress:
+
+        def report(fraction: float) -> bool:
+            progress.show(fraction)
+            return go_on()
+
+        loaded = load(model, report, keep_vocabulary=sleep_seconds >= 0)
     try:
         template = Template(
             form.chat_template or loaded.info.chat_template, loaded.info.bos_token, loaded.info.eos_token
@@ -172,8 +220,8 @@ def _open(
     # What is loaded stays until the end; the collector need not look at it again.
     gc.collect()
     gc.freeze()
-    worker = Worker(engine, loaded.info)
-    return worker, chat_format, CacheAdmin(worker, engine)
+    worker = Worker(engine, loaded.info, sleep_seconds)
+    return worker, chat_format, engine
 
 
 def _stored_bytes(settings: DiskSettings) -> int:
@@ -211,18 +259,35 @@ def _disk_tier(settings: DiskSettings, loaded: Loaded) -> DiskTier | None:
     return DiskTier(store, policy, min_tokens=settings.min_tokens, cold_max=settings.cold_max, text_of=text_of)
 
 
-def _server_settings(settings: ServeSettings, admin: CacheAdmin) -> Settings:
+def _server_settings(settings: ServeSettings, worker: Worker, engine: Engine) -> Settings:
+    server = settings.server
     return Settings(
         sampling=settings.sampling.sampling,
         n_predict=settings.sampling.n_predict,
         n_batch=settings.model.n_batch,
         cache_prompt=settings.cache.cache_prompt,
         reasoning_format=settings.format.reasoning_format,
-        api_keys=settings.server.api_keys,
-        ping_seconds=settings.server.sse_ping_interval,
-        cache=admin,
+        api_keys=server.api_keys,
+        ping_seconds=server.sse_ping_interval,
+        cache=CacheAdmin(worker, engine),
+        engine=EngineAdmin(worker, engine),
+        slots=SlotAdmin(worker, engine),
         disk_policy=DiskPolicy.parse(settings.disk.disk_policy),
+        cors=_cors(settings),
+        api_prefix=server.api_prefix,
+        show_slots=server.slots,
+        show_metrics=server.metrics,
+        change_props=server.props,
+        slots_debug=bool(os.environ.get("LLAMA_SERVER_SLOTS_DEBUG")),
+        slot_save_path=Path(server.slot_save_path) if server.slot_save_path else None,
+        embeddings=settings.model.embeddings,
+        embd_normalize=server.embd_normalize,
     )
+
+
+def _cors(settings: ServeSettings) -> Cors:
+    server = settings.server
+    return Cors(server.cors_origins, server.cors_methods, server.cors_headers, server.cors_credentials)
 
 
 def _start_log(verbosity: int, warnings: Sequence[str]) -> None:
@@ -236,19 +301,6 @@ def _start_log(verbosity: int, warnings: Sequence[str]) -> None:
         logging.getLogger("llama.cpp").setLevel(logging.ERROR)
     for warning in warnings:
         log.warning("%s", warning)
-
-
-@contextmanager
-def _loading(path: str) -> Iterator[Callable[[float], None] | None]:
-    """A progress bar on a terminal, nothing elsewhere."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield None
-        return
-    columns = (TextColumn("loading {task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(os.path.basename(path), total=1.0)
-        yield lambda fraction: bar.update(task, completed=fraction)
 
 
 if __name__ == "__main__":

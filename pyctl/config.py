@@ -38,6 +38,7 @@ class ModelSettings:
     ``n_gpu_layers`` -1 means as many as fit, -2 all. ``n_threads`` below 1 leaves the choice to llama.cpp, and
     ``n_threads_batch`` below 1 means the same number. ``n_ctx`` 0, ``rope_*`` 0 or empty, ``yarn_orig_ctx`` 0 and the
     other ``yarn_*`` -1 mean the model's own value. ``tensor_split`` are proportions, empty for an even split.
+    ``pooling`` is none, mean, cls, last or rank, empty for the model's own; it is for ``embeddings`` only.
     """
 
     path: str = ""
@@ -65,6 +66,8 @@ class ModelSettings:
     yarn_attn_factor: float = -1.0
     yarn_beta_slow: float = -1.0
     yarn_beta_fast: float = -1.0
+    embeddings: bool = False
+    pooling: str = ""
 
     def __post_init__(self) -> None:
         if self.flash_attn == "off" and "q" in self.type_v:
@@ -148,8 +151,9 @@ class FormatSettings:
 class ServerSettings:
     """Where and to whom the server answers.
 
-    ``host`` may be a UNIX socket, a path ending in .sock; ``port`` 0 is any free one. ``timeout`` and
-    ``sse_ping_interval`` are seconds, -1 of the latter is never.
+    ``host`` may be a UNIX socket, a path ending in .sock; ``port`` 0 is any free one. ``timeout``,
+    ``sse_ping_interval`` and ``sleep_idle_seconds`` are seconds, -1 of the last two is never. ``cors_*`` are as in
+    server.cors.Cors. ``slot_save_path`` is a directory, empty for none.
     """
 
     host: str = "127.0.0.1"
@@ -163,6 +167,14 @@ class ServerSettings:
     metrics: bool = False
     props: bool = False
     slots: bool = True
+    slot_save_path: str = ""
+    sleep_idle_seconds: int = -1
+    api_prefix: str = ""
+    cors_origins: str = "*"
+    cors_methods: str = "GET, POST, DELETE, OPTIONS"
+    cors_headers: str = "*"
+    cors_credentials: bool = True
+    embd_normalize: int = 2
 
     def __post_init__(self) -> None:
         if bool(self.ssl_key_file) != bool(self.ssl_cert_file):

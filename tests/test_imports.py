@@ -17,6 +17,7 @@ LAYERS = {
     "flag_table": {"flags", "engine.sampling"},
     "native": {"errors"},
     "models": {"errors"},
+    "loading": set(),
     "cache": {"prompt", "errors"},
     "chat": {"prompt", "errors"},
     "engine": {"cache", "prompt", "errors", "config", "native"},

@@ -10,7 +10,7 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
@@ -23,12 +23,14 @@ from pyctl.engine.budget import Budget
 from pyctl.engine.keeper import EngineOptions, Keeper, Turn
 from pyctl.engine.lines import Lines
 from pyctl.engine.live import LiveSeq
+from pyctl.engine.meter import Meter
+from pyctl.engine.progress import PrefillLog
 from pyctl.engine.request import Done, Failed, Piece, Progress, StopType, Timings
 from pyctl.engine.stream import TextStream
 from pyctl.engine.ticket import Ticket
 from pyctl.errors import EngineError, PyctlError
 
-__all__ = ["Engine", "EngineOptions"]
+__all__ = ["Engine", "EngineOptions", "Errand"]
 
 log = logging.getLogger(__name__)
 
@@ -46,14 +48,28 @@ Steps: TypeAlias = Generator[NextToken | None, int, None]
 
 @dataclass(eq=False)
 class Job:
-    """A request on its way, the sequence that serves it, and the generator that does."""
+    """A request on its way, the sequence that serves it, and the generator that does.
+
+    ``id`` counts up; ``report`` is there as soon as the work has begun.
+    """
 
     ticket: Ticket
+    id: int = -1
+    report: Report | None = None
     submitted: float = field(default_factory=time.perf_counter)
     seq: LiveSeq | None = None
     steps: Steps | None = None
     wants: NextToken | None = None
     first_token: float = 0.0
+
+
+@dataclass(eq=False)
+class Errand:
+    """Something to do with sequence ``seq`` as soon as no job owns it; ``fail`` is called if that never comes."""
+
+    seq: int
+    run: Callable[[], None]
+    fail: Callable[[PyctlError], None]
 
 
 class Engine:
@@ -69,6 +85,10 @@ class Engine:
         self.seqs = [LiveSeq(i, backend.n_ctx) for i in range(backend.n_seqs)]
         self.queue: deque[Job] = deque()
         self.running: list[Job] = []
+        self.last: dict[int, Job] = {}  # of each sequence, the job that it serves or served
+        self.errands: list[Errand] = []
+        self.meter = Meter()
+        self.asleep = False
         self._count = 0
 
     # -- scheduling --------------------------------------------------------------------------------------------------
@@ -77,11 +97,17 @@ class Engine:
         """Queue a request."""
         self.queue.append(Job(ticket))
 
+    def when_idle(self, errand: Errand) -> None:
+        """Have ``errand`` done when its sequence is free, before the next job gets it."""
+        self.errands.append(errand)
+
     def step(self) -> bool:
         """Advance everybody once: one batch for the first job in prefill, one token for all that decode.
 
         Returns whether work is left.
         """
+        if self.errands:
+            self._run_errands()
         if self.queue:
             self._admit()
         prefilling: Job | None = None
@@ -99,7 +125,24 @@ class Engine:
                 decoding.append(prefilling)
         if decoding:
             self._decode(decoding)
-        return bool(self.running or self.queue)
+        return bool(self.running or self.queue or self.errands)
+
+    def sleep(self) -> None:
+        """Free the model, after the ends of all conversations went to the cache; nothing may be running."""
+        for seq in self.seqs:
+            self.keeper.park(seq)
+        self.backend.settle()
+        self.backend.close()
+        self.asleep = True
+        log.info("idle: the model is freed until the next request")
+
+    def wake(self) -> None:
+        """Load the model again if it was freed; ModelError when that fails."""
+        if self.asleep:
+            began = time.perf_counter()
+            self.backend.open()
+            self.asleep = False
+            log.info("the model is loaded again after %.1f s", time.perf_counter() - began)
 
     def close(self, reason: PyctlError) -> None:
         """End all jobs with ``reason``."""
@@ -107,8 +150,16 @@ class Engine:
             if job.steps is not None:
                 self._end(job)
             job.ticket.put(Failed(reason))
+        for errand in self.errands:
+            errand.fail(reason)
         self.queue.clear()
         self.keeper.close()
+
+    def _run_errands(self) -> None:
+        ready = [errand for errand in self.errands if not self.seqs[errand.seq].busy]
+        self.errands = [errand for errand in self.errands if errand not in ready]
+        for errand in ready:
+            errand.run()
 
     def _admit(self) -> None:
         for job in tuple(self.queue):
@@ -126,7 +177,8 @@ class Engine:
             # The sequence that already holds most of the prompt, else the one that was not used for longest.
             job.seq = max(idle, key=lambda seq: (seq.shared(prompt), -seq.used))
             self._count += 1
-            job.seq.busy, job.seq.used = True, self._count
+            job.seq.busy, job.seq.used, job.id = True, self._count, self._count
+            self.last[job.seq.id] = job
             job.steps = self._serve(job, job.seq)
             self.running.append(job)
 
@@ -154,6 +206,7 @@ class Engine:
                 self._end(job)
                 job.ticket.put(Failed(error))
             return
+        self.meter.evaluated(len(items), max(position for _, _, position in items) + 1)
         for index, job in enumerate(jobs):
             self._resume(job, index)
 
@@ -177,19 +230,22 @@ class Engine:
         request, ticket = job.ticket.request, job.ticket
         prompt, tokens = request.prompt, request.prompt.tokens
         started = time.perf_counter()
-        report = Report(n_prompt=len(prompt))
+        report = job.report = Report(n_prompt=len(prompt))
         ends = batch_ends(prompt, self.backend.n_ubatch, self.options.min_batch)
 
         turn = self.keeper.restore(request, seq, ends, report)
         if request.return_progress:
             ticket.put(self._progress(seq, report, started))
+        shown = PrefillLog(job.id, seq.n, len(prompt))
         prefill_began, save_before = time.perf_counter(), report.save_ms
         for previous, end in itertools.pairwise([0, *ends]):
             if end <= seq.n:
                 continue
             self.backend.evaluate(seq.id, tokens[seq.n : end], seq.n, output=end == len(prompt))
+            self.meter.evaluated(1, end)
             # The very end of a prompt is a batch end of longer prompts only if it fills its batch.
             seq.append(tokens[seq.n : end], exact=end < len(prompt) or end - previous == self.backend.n_ubatch)
+            shown.reached(end)
             if end in turn.cuts:
                 self.keeper.save(seq, turn, report)
             if request.return_progress:
@@ -214,6 +270,7 @@ class Engine:
             first_token_ms=(first_token - job.submitted) * 1e3,
         )
         self.keeper.totals.add(report, n_predicted)
+        self.meter.served(timings)
         ticket.put(Done(stop_type, stopping_word, timings, report, seq.id))
 
     def _progress(self, seq: LiveSeq, report: Report, started: float) -> Progress:

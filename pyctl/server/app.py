@@ -8,7 +8,6 @@ from typing import TypeAlias
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -16,7 +15,8 @@ from starlette.types import ASGIApp
 
 from pyctl.chat.format import ChatFormat
 from pyctl.chat.tokenizer import Tokenizer
-from pyctl.server import cache, completions, facts, tokens
+from pyctl.server import absent, cache, completions, embeddings, facts, lora, metrics, slots, tokens
+from pyctl.server.cors import CorsMiddleware
 from pyctl.server.errors import error_response, http_exception
 from pyctl.server.journal import failed
 from pyctl.server.keys import KeyMiddleware
@@ -32,6 +32,12 @@ _GET: dict[str, Handler] = {
     "/models": facts.models,
     "/v1/models": facts.models,
     "/props": facts.props,
+    "/metrics": metrics.show,
+    "/slots": slots.show,
+    "/lora-adapters": lora.show,
+    "/v1/stream": absent.resume_stream,
+    "/tools": absent.disabled,
+    "/cors-proxy": absent.disabled,
     "/cache": cache.show,
 }
 
@@ -45,10 +51,23 @@ _POST: dict[str, Handler] = {
     "/tokenize": tokens.tokenize,
     "/detokenize": tokens.detokenize,
     "/apply-template": tokens.apply_template,
+    "/props": facts.change_props,
+    "/slots/{id}": slots.act,
+    "/lora-adapters": lora.change,
+    "/embedding": embeddings.native,
+    "/embeddings": embeddings.native,
+    "/v1/embeddings": embeddings.openai,
+    **dict.fromkeys(("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"), absent.rerank),
+    **dict.fromkeys(("/audio/transcriptions", "/v1/audio/transcriptions"), absent.transcribe),
+    "/v1/chat/completions/control": absent.control,
+    "/v1/streams/lookup": absent.find_streams,
+    "/tools": absent.disabled,
+    "/cors-proxy": absent.disabled,
     "/cache/pin": cache.pin,
 }
 
 _DELETE: dict[str, Handler] = {
+    "/v1/stream": absent.end_stream,
     "/cache": cache.clear,
 }
 
@@ -58,19 +77,12 @@ def create_app(worker: WorkerLike, chat: ChatFormat, tokenizer: Tokenizer, setti
     service = Service(worker, chat, tokenizer, settings)
     return Starlette(
         routes=[
-            Route(path, _endpoint(service, handlers), methods=list(handlers))
+            Route(settings.api_prefix + path, _endpoint(service, handlers), methods=list(handlers))
             for path, handlers in _by_path({"GET": _GET, "POST": _POST, "DELETE": _DELETE}).items()
         ],
         middleware=[
-            Middleware(
-                CORSMiddleware,
-                allow_origin_regex=".*",  # names the origin, where a star would shut out requests with credentials
-                allow_credentials=True,
-                allow_methods=["*"],
-                allow_headers=["*"],
-                expose_headers=["x-pyctl-cache"],
-            ),
-            Middleware(KeyMiddleware, keys=settings.api_keys),
+            Middleware(CorsMiddleware, cors=settings.cors),
+            Middleware(KeyMiddleware, keys=settings.api_keys, prefix=settings.api_prefix),
         ],
         exception_handlers={HTTPException: http_exception},
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from typing import Any
 
 from pyctl.engine.request import Request
 from pyctl.server.options import Options
 
-__all__ = ["settings_json"]
+__all__ = ["settings_json", "without_long"]
 
 _FLOATS = (
     "temperature",
@@ -45,6 +46,9 @@ _PLAIN = (
     "samplers",
     "post_sampling_probs",
 )
+_LONG = frozenset(
+    ("stop", "logit_bias", "grammar", "grammar_lazy", "grammar_triggers", "preserved_tokens", "dry_sequence_breakers")
+)
 
 
 def settings_json(request: Request, options: Options, generation_prompt: str | None = None) -> dict[str, Any]:
@@ -74,3 +78,8 @@ def settings_json(request: Request, options: Options, generation_prompt: str | N
         "lora": [{"id": number, "scale": scale} for number, scale in options.lora],
         "cache_prompt": request.cache_prompt,
     }
+
+
+def without_long(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What /props and /slots show of the ``settings``: all but what may be long."""
+    return {key: value for key, value in settings.items() if key not in _LONG}

@@ -7,7 +7,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,10 @@ from llama_cpp import llama_cpp as api
 from pyctl.config import ModelSettings
 from pyctl.engine.info import EngineInfo
 from pyctl.engine.llama.backend import LlamaBackend
+from pyctl.engine.llama.embedder import POOLING, Embedder
 from pyctl.engine.llama.log import last_error, redirect
 from pyctl.engine.llama.tokenizer import LlamaTokenizer
-from pyctl.errors import ModelError
+from pyctl.errors import ModelError, UnavailableError
 from pyctl.native import build_version
 
 __all__ = ["Loaded", "load"]
@@ -48,23 +49,47 @@ class Loaded:
     info: EngineInfo
 
 
-def load(settings: ModelSettings, progress: Callable[[float], None] | None = None) -> Loaded:
-    """Load the model and make its context; ``progress`` hears fractions from 0 to 1.
+def load(
+    settings: ModelSettings, progress: Callable[[float], bool] | None = None, *, keep_vocabulary: bool = False
+) -> Loaded:
+    """Load the model and make its context; ``progress`` hears fractions from 0 to 1 and says whether to go on.
 
-    Raises ModelError when the file is missing, damaged or unsupported, or when it does not fit into memory.
+    With ``keep_vocabulary`` the tokenizer has a copy of its own and stays usable while the backend is closed. Raises
+    ModelError when the file is missing, damaged or unsupported, or when it does not fit into memory, and
+    UnavailableError when ``progress`` said no.
     """
     path = Path(settings.path)
-    _check_file(path)
     redirect()
     api.llama_backend_init()
-    model = _load_model(path, settings, progress)
-    try:
-        ctx = _make_context(model, settings)
-    except BaseException:
-        api.llama_model_free(model)
-        raise
-    backend = LlamaBackend(model, ctx)
-    return Loaded(backend, backend.tokenizer, _describe(path, model, backend, settings))
+    source = _Source(path, settings, progress)
+    backend = LlamaBackend(
+        source,
+        lambda backend: _fingerprint(path, backend, settings),
+        (lambda model: _make_embedder(model, settings)) if settings.embeddings else None,
+    )
+    source.settle(backend.n_ctx)
+    tokenizer = LlamaTokenizer(_load_vocabulary(path)) if keep_vocabulary else backend.tokenizer
+    return Loaded(backend, tokenizer, _describe(path, backend, settings))
+
+
+class _Source:
+    """Makes the model and its context, again and again the same."""
+
+    def __init__(self, path: Path, settings: ModelSettings, progress: Callable[[float], bool] | None) -> None:
+        self._path, self._settings, self._progress = path, settings, progress
+
+    def settle(self, n_ctx: int) -> None:
+        """Whatever memory there is next time, the context has this size."""
+        self._settings = replace(self._settings, n_ctx=n_ctx)
+
+    def __call__(self) -> tuple[Any, Any]:
+        _check_file(self._path)
+        model = _load_model(self._path, self._settings, self._progress)
+        try:
+            return model, _make_context(model, self._settings)
+        except BaseException:
+            api.llama_model_free(model)
+            raise
 
 
 def _check_file(path: Path) -> None:
@@ -77,7 +102,7 @@ def _check_file(path: Path) -> None:
         raise ModelError(f"{path} is not a GGUF file")
 
 
-def _load_model(path: Path, settings: ModelSettings, progress: Callable[[float], None] | None) -> Any:
+def _load_model(path: Path, settings: ModelSettings, progress: Callable[[float], bool] | None) -> Any:
     params = api.llama_model_default_params()
     params.n_gpu_layers = settings.n_gpu_layers
     params.split_mode = SPLIT_MODES[settings.split_mode]
@@ -89,21 +114,49 @@ def _load_model(path: Path, settings: ModelSettings, progress: Callable[[float],
             raise ModelError(f"--tensor-split names {len(settings.tensor_split)} devices, {n_devices} are possible")
         split = (ctypes.c_float * n_devices)(*settings.tensor_split)
         params.tensor_split = split
+    stopped = False
 
     def report(fraction: float, _: ctypes.c_void_p) -> bool:
-        if progress is not None:
-            progress(fraction)
-        return True
+        nonlocal stopped
+        stopped = progress is not None and not progress(fraction)
+        return not stopped
 
     callback = api.llama_progress_callback(report)
     params.progress_callback = callback
     model = api.llama_model_load_from_file(str(path).encode(), params)
+    if stopped:
+        if model:
+            api.llama_model_free(model)
+        raise UnavailableError("loading was stopped")
     if not model:
         raise ModelError(f"cannot load the model {path}: {last_error('llama.cpp gave no reason')}")
     return model
 
 
-def _make_context(model: Any, settings: ModelSettings) -> Any:
+def _load_vocabulary(path: Path) -> Any:
+    params = api.llama_model_default_params()
+    params.vocab_only = True
+    model = api.llama_model_load_from_file(str(path).encode(), params)
+    if not model:
+        raise ModelError(f"cannot load the vocabulary of {path}: {last_error('llama.cpp gave no reason')}")
+    return model
+
+
+def _make_embedder(model: Any, settings: ModelSettings) -> Embedder:
+    """A context for one text at a time, which must fit into one batch."""
+    params = _context_params(settings)
+    params.n_seq_max = 1
+    params.n_ctx = params.n_batch = params.n_ubatch
+    params.n_outputs_max = params.n_outputs_max_per_seq = params.n_ubatch  # without pooling every token has one
+    params.embeddings = True
+    params.pooling_type = POOLING[settings.pooling]
+    ctx = api.llama_init_from_model(model, params)
+    if not ctx:
+        raise ModelError(f"cannot make the context for embeddings: {last_error('llama.cpp gave no reason')}")
+    return Embedder(model, ctx)
+
+
+def _context_params(settings: ModelSettings) -> Any:
     params = api.llama_context_default_params()
     params.n_batch = settings.n_batch
     params.n_ubatch = settings.n_ubatch
@@ -123,7 +176,11 @@ def _make_context(model: Any, settings: ModelSettings) -> Any:
     # Rows move between sequences only within one stream of cells; and one cache of cells serves long prompts better.
     params.kv_unified = True
     params.no_perf = True
+    return params
 
+
+def _make_context(model: Any, settings: ModelSettings) -> Any:
+    params = _context_params(settings)
     n_train = int(api.llama_model_n_ctx_train(model))
     row_bytes = _row_bytes(model, settings)
     available = _available_bytes() if not _uses_gpu(settings) else None
@@ -192,8 +249,8 @@ def _meta(model: Any, key: str, default: str = "") -> str:
     return buffer.value.decode("utf-8", "replace") if n >= 0 else default
 
 
-def _describe(path: Path, model: Any, backend: LlamaBackend, settings: ModelSettings) -> EngineInfo:
-    tokenizer = backend.tokenizer
+def _describe(path: Path, backend: LlamaBackend, settings: ModelSettings) -> EngineInfo:
+    model, tokenizer = backend.model, backend.tokenizer
     template = api.llama_model_chat_template(model, None)
     name = _meta(model, "general.name") or path.stem
     return EngineInfo(
@@ -213,7 +270,9 @@ def _describe(path: Path, model: Any, backend: LlamaBackend, settings: ModelSett
         bos_token=_special(model, tokenizer, "bos", tokenizer.bos),
         eos_token=_special(model, tokenizer, "eos", tokenizer.eos),
         build=build_version(),
-        fingerprint=_fingerprint(path, backend, settings),
+        vocab_type=int(api.llama_vocab_type(api.llama_model_get_vocab(model))),
+        pooling=backend.embedder.pooling if backend.embedder is not None else "",
+        fingerprint=backend.identity,
     )
 
 
