@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from pyctl.chat.format import ChatFormat
 from pyctl.chat.tokenizer import Tokenizer
-from pyctl.server import cache, completions, facts, tokens
+from pyctl.server import anthropic, cache, completions, counts, facts, tokens
 from pyctl.server.errors import error_response, http_exception
 from pyctl.server.journal import failed
 from pyctl.server.keys import KeyMiddleware
@@ -45,6 +45,10 @@ _POST: dict[str, Handler] = {
     "/detokenize": tokens.detokenize,
     "/apply-template": tokens.apply_template,
     "/cache/pin": cache.pin,
+    "/v1/messages": anthropic.messages,
+    "/v1/messages/count_tokens": anthropic.count_tokens,
+    "/chat/completions/input_tokens": counts.chat_input_tokens,
+    "/v1/chat/completions/input_tokens": counts.chat_input_tokens,
 }
 
 _DELETE: dict[str, Handler] = {

@@ -1,0 +1,88 @@
+"""Replies told as named events, each of which opens, fills or closes a part of the reply.
+
+A stream begins with the first report of the prefill, before anything is evaluated, so that its opening events already
+say what was cached and no client waits for them through a long prompt; llama-server sends them with the first token.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import Any
+
+from pyctl.chat.reasoning import Delta
+from pyctl.engine.request import Done, Piece, Progress
+from pyctl.server.answer import Answer, Run
+from pyctl.server.chat import ChatJob
+from pyctl.server.json import encode
+from pyctl.server.reply import Reply
+from pyctl.server.settings import Service
+
+__all__ = ["EventReply", "answer", "named"]
+
+
+def named(events: Iterable[dict[str, Any]]) -> bytes:
+    """``events`` as server-sent events that are named after their types."""
+    return b"".join(b"event: " + event["type"].encode() + b"\ndata: " + encode(event) + b"\n\n" for event in events)
+
+
+def answer(service: Service, reply: Reply) -> Answer:
+    """Ask for ``reply`` and answer with it. Raises ContextSizeError and UnavailableError."""
+    return Answer([Run(service.worker.submit(reply.request), reply)], lambda bodies: bodies[0], service.text_of)
+
+
+class EventReply(Reply):
+    """The reply to ``job``: `begin`, then `more` for each part, then `close`."""
+
+    def __init__(self, service: Service, job: ChatJob) -> None:
+        super().__init__(service, job.request, job.options)
+        self.begun = False
+        self._splitter = job.splitter
+        self._opened = job.opened
+
+    @abstractmethod
+    def begin(self) -> list[dict[str, Any]]:
+        """The events that come before all others."""
+
+    @abstractmethod
+    def more(self, delta: Delta) -> list[dict[str, Any]]:
+        """Events for more of the reply; what the end needs of it is kept."""
+
+    @abstractmethod
+    def close(self, done: Done) -> list[dict[str, Any]]:
+        """The last events."""
+
+    @abstractmethod
+    def body(self, done: Done) -> dict[str, Any]:
+        """The reply that `more` has been told, as one body."""
+
+    def progressed(self, progress: Progress) -> bytes:
+        self.progress = progress
+        return self._begin() + (self.progress_frames(progress) if self.options.return_progress else b"")
+
+    def piece_frames(self, piece: Piece) -> bytes:
+        return self._begin() + self.frames(self.more(self._split(piece.text)))
+
+    def ended(self, done: Done) -> bytes:
+        rest = self.more(self._split("")) + self.more(self._splitter.finish())
+        return self._begin() + self.frames(rest) + named(self.close(done))
+
+    def whole(self, done: Done) -> dict[str, Any]:
+        self.more(self._split(self.text()))
+        self.more(self._splitter.finish())
+        return self.body(done)
+
+    def frames(self, events: list[dict[str, Any]]) -> bytes:
+        """``events`` of one piece, as they are sent."""
+        return named(events)
+
+    def _begin(self) -> bytes:
+        if self.begun:
+            return b""
+        self.begun = True
+        return named(self.begin())
+
+    def _split(self, text: str) -> Delta:
+        if self._opened:
+            text, self._opened = self._opened + text, ""
+        return self._splitter.feed(text) if text else Delta()
