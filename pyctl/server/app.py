@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from pyctl.chat.format import ChatFormat
 from pyctl.chat.tokenizer import Tokenizer
-from pyctl.server import anthropic, cache, completions, counts, facts, tokens
+from pyctl.server import anthropic, cache, completions, counts, facts, responses, tokens
 from pyctl.server.errors import error_response, http_exception
 from pyctl.server.journal import failed
 from pyctl.server.keys import KeyMiddleware
@@ -33,6 +33,7 @@ _GET: dict[str, Handler] = {
     "/v1/models": facts.models,
     "/props": facts.props,
     "/cache": cache.show,
+    "/v1/responses/{id}": responses.retrieve,
 }
 
 _POST: dict[str, Handler] = {
@@ -47,12 +48,17 @@ _POST: dict[str, Handler] = {
     "/cache/pin": cache.pin,
     "/v1/messages": anthropic.messages,
     "/v1/messages/count_tokens": anthropic.count_tokens,
+    "/responses": responses.create,
+    "/v1/responses": responses.create,
     "/chat/completions/input_tokens": counts.chat_input_tokens,
     "/v1/chat/completions/input_tokens": counts.chat_input_tokens,
+    "/responses/input_tokens": responses.input_tokens,
+    "/v1/responses/input_tokens": responses.input_tokens,
 }
 
 _DELETE: dict[str, Handler] = {
     "/cache": cache.clear,
+    "/v1/responses/{id}": responses.delete,
 }
 
 

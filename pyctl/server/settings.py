@@ -14,6 +14,7 @@ from pyctl.chat.tokenizer import Tokenizer
 from pyctl.engine.info import EngineInfo
 from pyctl.engine.request import Event, Request
 from pyctl.engine.sampling import Sampling
+from pyctl.server.responses_store import ResponseStore
 
 __all__ = ["CacheLike", "Service", "Settings", "TicketLike", "WorkerLike"]
 
@@ -78,6 +79,7 @@ class Service:
     chat: ChatFormat
     tokenizer: Tokenizer
     settings: Settings
+    responses: ResponseStore = field(default_factory=ResponseStore)
 
     @property
     def info(self) -> EngineInfo:
