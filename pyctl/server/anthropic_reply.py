@@ -56,8 +56,8 @@ class MessageReply(EventReply):
     def error_response(self, error: Exception) -> Response:
         return error_response(error)
 
-    def progress_frames(self, progress: Progress) -> bytes:
-        return b""  # the API has no event for it
+    def reported(self, events: list[dict[str, Any]], progress: Progress) -> list[dict[str, Any]]:
+        return events  # the API has no place for it
 
     def begin(self) -> list[dict[str, Any]]:
         cached = self.progress.n_cached if self.progress is not None else 0

@@ -45,6 +45,10 @@ class EventReply(Reply):
         """The events that come before all others."""
 
     @abstractmethod
+    def reported(self, events: list[dict[str, Any]], progress: Progress) -> list[dict[str, Any]]:
+        """``events``, which are about to be sent, with a report of the prefill."""
+
+    @abstractmethod
     def more(self, delta: Delta) -> list[dict[str, Any]]:
         """Events for more of the reply; what the end needs of it is kept."""
 
@@ -58,14 +62,20 @@ class EventReply(Reply):
 
     def progressed(self, progress: Progress) -> bytes:
         self.progress = progress
-        return self._begin() + (self.progress_frames(progress) if self.options.return_progress else b"")
+        events = self._begin()
+        if self.options.return_progress:
+            events = self.reported(events, progress)
+        return named(events)
+
+    def progress_frames(self, progress: Progress) -> bytes:
+        return named(self.reported([], progress))
 
     def piece_frames(self, piece: Piece) -> bytes:
-        return self._begin() + self.frames(self.more(self._split(piece.text)))
+        return named(self._begin()) + self.frames(self.more(self._split(piece.text)))
 
     def ended(self, done: Done) -> bytes:
         rest = self.more(self._split("")) + self.more(self._splitter.finish())
-        return self._begin() + self.frames(rest) + named(self.close(done))
+        return named(self._begin()) + self.frames(rest) + named(self.close(done))
 
     def whole(self, done: Done) -> dict[str, Any]:
         self.more(self._split(self.text()))
@@ -76,11 +86,11 @@ class EventReply(Reply):
         """``events`` of one piece, as they are sent."""
         return named(events)
 
-    def _begin(self) -> bytes:
+    def _begin(self) -> list[dict[str, Any]]:
         if self.begun:
-            return b""
+            return []
         self.begun = True
-        return named(self.begin())
+        return self.begin()
 
     def _split(self, text: str) -> Delta:
         if self._opened:

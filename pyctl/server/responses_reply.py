@@ -67,8 +67,10 @@ class ResponseReply(EventReply):
     def begin(self) -> list[dict[str, Any]]:
         return [self._lifecycle(name, "in_progress") for name in ("created", "in_progress")]
 
-    def progress_frames(self, progress: Progress) -> bytes:
-        return named([{**self._still(), **self._timings(), "prompt_progress": progress_json(progress)}])
+    def reported(self, events: list[dict[str, Any]], progress: Progress) -> list[dict[str, Any]]:
+        events = events or [self._still()]
+        events[-1] |= {**self._timings(), "prompt_progress": progress_json(progress)}
+        return events
 
     def frames(self, events: list[dict[str, Any]]) -> bytes:
         if events:

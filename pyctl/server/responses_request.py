@@ -121,10 +121,18 @@ def _tools(value: Any) -> list[dict[str, Any]]:
     for tool in value:
         if tool.get("type") != "function":
             log.warning("a tool of type %.40r is left out: only functions can be called", tool.get("type"))
-    functions = [{**tool, "strict": tool.get("strict", True)} for tool in value if tool.get("type") == "function"]
-    for function in functions:
-        del function["type"]
-    return [{"type": "function", "function": function} for function in functions]
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": tool.get("name"),
+                "description": tool.get("description") or "",
+                "parameters": tool.get("parameters") or {},
+            },
+        }
+        for tool in value
+        if tool.get("type") == "function"
+    ]
 
 
 def _tool_choice(value: Any) -> Any:

@@ -144,11 +144,12 @@ def test_options_have_their_chat_names() -> None:
 
 
 def test_functions_are_nested_and_other_tools_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    function = {"type": "function", "name": "look", "parameters": {"type": "object"}}
-    fields = converted("hi", tools=[{"type": "web_search"}, function, {**function, "name": "b", "strict": False}])
+    schema = {"type": "object"}
+    look = {"type": "function", "name": "look", "description": "Look", "parameters": schema, "strict": True}
+    fields = converted("hi", tools=[{"type": "web_search"}, look, {"type": "function", "name": "wait"}])
     assert fields["tools"] == [
-        {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}, "strict": True}},
-        {"type": "function", "function": {"name": "b", "parameters": {"type": "object"}, "strict": False}},
+        {"type": "function", "function": {"name": "look", "description": "Look", "parameters": schema}},
+        {"type": "function", "function": {"name": "wait", "description": "", "parameters": {}}},
     ]
     assert "web_search" in caplog.text
     assert "tools" not in converted("hi", tools=[{"type": "web_search"}])
