@@ -4,6 +4,7 @@ What Anthropic's API does not know (seed, min_p, cache_prompt, prefix_cache, ...
 llama-server's, so that both render the same prompt, but for these:
 
 * Text that follows a tool result in one message stays behind it; llama-server moves it before the result.
+* The text blocks of an assistant turn are one text again, as the model wrote it, whatever the template makes of parts.
 * ``tool_choice`` none and a named tool, ``disable_parallel_tool_use`` and ``thinking`` disabled are obeyed;
   llama-server overhears the wish or widens it.
 * ``output_config.format`` binds the reply to a schema; llama-server ignores it.
@@ -112,26 +113,27 @@ def _messages(value: Any) -> list[Any]:
 def _split(role: str, blocks: list[Fields]) -> list[dict[str, Any]]:
     """One message for each run of blocks between tool results, and one for each of these."""
     messages: list[dict[str, Any]] = []
-    texts: list[dict[str, Any]] = []
+    texts: list[str] = []
     calls: list[dict[str, Any]] = []
     thoughts: list[str] = []
 
     def flush() -> None:
         if not (texts or calls or thoughts):
             return
-        message: dict[str, Any] = {"role": role, "content": texts.copy() or ""}
+        parts: Any = [{"type": "text", "text": text} for text in texts]
+        message: dict[str, Any] = {"role": role, "content": parts if parts and role != "assistant" else "".join(texts)}
         if calls:
             message["tool_calls"] = calls.copy()
         if thoughts:
             message["reasoning_content"] = "".join(thoughts)
         messages.append(message)
-        for part in (texts, calls, thoughts):
-            part.clear()
+        for told in (texts, calls, thoughts):
+            told.clear()
 
     for block in blocks:
         kind = block.get("type")
         if kind == "text" or kind == "document":
-            texts.append({"type": "text", "text": _text(block)})
+            texts.append(_text(block))
         elif kind == "image":
             raise _no_images()
         elif kind == "thinking" and block.string("thinking", ""):

@@ -7,6 +7,7 @@ that both render the same prompt, but for these:
 * ``text.format`` binds the reply to a schema, and a function that ``tool_choice`` names is passed on; llama-server
   ignores both.
 * An assistant message needs no ``type``, and null counts as absent, as OpenAI has it.
+* The texts of an assistant turn are one text again, as the model wrote it, whatever the template makes of parts.
 * A reasoning item is read from its text, or else from what our own ``encrypted_content`` carries, or else from its
   summary, and left out without any of them; llama-server refuses all but the first. Clients that store nothing at the
   server send back only the second.
@@ -164,7 +165,10 @@ def _message(item: Fields, at: str) -> dict[str, Any]:
     kind = item.get("type")
     role = item.get("role")
     if role is not None and kind in (None, "message"):
-        return {"role": role, "content": _content(item.get("content"), f"{at}.content")}
+        content = _content(item.get("content"), f"{at}.content")
+        if role == "assistant" and not isinstance(content, str):
+            content = "".join(part["text"] for part in content)
+        return {"role": role, "content": content}
     if kind == "function_call":
         function = {"name": _required(item, "name", at), "arguments": _required(item, "arguments", at)}
         call = {"id": _required(item, "call_id", at), "type": "function", "function": function}
@@ -194,7 +198,10 @@ def _content(value: Any, at: str) -> Any:
 def _part(part: Any, at: str) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind in ("input_text", "output_text", "refusal"):
-        return {"type": "text", "text": part.get("refusal" if kind == "refusal" else "text")}
+        member = "refusal" if kind == "refusal" else "text"
+        if not isinstance(part.get(member), str):
+            raise RequestError(f"{at}.{member} must be a string")
+        return {"type": "text", "text": part[member]}
     if kind in ("input_image", "input_file"):
         raise RequestError(f"{at}: this model reads text only, it cannot take a part of type {kind}")
     raise RequestError(f"{at}.type must be input_text or output_text")
@@ -227,14 +234,8 @@ def _joined(messages: list[Any]) -> list[Any]:
         if "reasoning_content" in message:
             last["reasoning_content"] = last.get("reasoning_content", "") + message["reasoning_content"]
         if "content" in message:
-            last["content"] = [*_parts(last.get("content")), *_parts(message["content"])]
+            last["content"] = last.get("content", "") + message["content"]
         if "tool_calls" in message:
             last["tool_calls"] = [*last.get("tool_calls", []), *message["tool_calls"]]
     spoken = ("tool_calls", "reasoning_content")
     return [message for message in joined if "content" in message or any(message.get(name) for name in spoken)]
-
-
-def _parts(content: Any) -> list[Any]:
-    if isinstance(content, list):
-        return content
-    return [{"type": "text", "text": content}] if content else []

@@ -59,14 +59,15 @@ def test_an_assistant_turn_keeps_its_thoughts_its_text_and_its_calls() -> None:
             {"type": "thinking", "thinking": "hm ", "signature": ""},
             {"type": "redacted_thinking", "data": "xyz"},
             {"type": "thinking", "thinking": "so", "signature": ""},
-            text("I look."),
+            text("I look"),
             {"type": "tool_use", "id": "t1", "name": "look", "input": {"at": ["ä", 1]}},
+            text(" and wait."),
             {"type": "tool_use", "id": "t2", "name": "wait", "input": {}},
         ],
     }
     assert messages_of(HI, turn)[1] == {
         "role": "assistant",
-        "content": [text("I look.")],
+        "content": "I look and wait.",
         "reasoning_content": "hm so",
         "tool_calls": [
             {"id": "t1", "type": "function", "function": {"name": "look", "arguments": '{"at":["ä",1]}'}},

@@ -80,7 +80,7 @@ def test_the_items_of_a_turn_are_one_message() -> None:
         {
             "role": "assistant",
             "reasoning_content": "hm so",
-            "content": [text("I look."), text("!")],
+            "content": "I look.!",
             "tool_calls": calls,
         },
         {"role": "tool", "tool_call_id": "call_look", "content": "sunny"},
@@ -90,7 +90,7 @@ def test_the_items_of_a_turn_are_one_message() -> None:
 
 def test_a_refusal_is_text() -> None:
     item = {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}
-    assert messages_of(item)[0]["content"] == [text("no")]
+    assert messages_of(item)[0]["content"] == "no"
 
 
 @given(st.text(min_size=1))
@@ -186,6 +186,8 @@ def test_a_previous_response_comes_before_what_is_asked_now() -> None:
     "body",
     [
         {},
+        {"input": [{"role": "user", "content": [{"type": "input_text"}]}]},
+        {"input": [{"role": "assistant", "content": [{"type": "output_text", "text": 7}]}]},
         {"input": 7},
         {"input": ["hi"]},
         {"input": [{}]},
