@@ -8,7 +8,8 @@ Names and members are llama-server's. What differs, after Anthropic's own API an
   clients read both.
 * The last usage repeats what was cached.
 * A silent stream gets ping events, not comments, which the watchdogs of some clients do not see.
-* Errors carry ``"type": "error"`` beside ``error``, in bodies and in events.
+* Errors carry ``"type": "error"`` beside ``error``, in bodies and in events, and a prompt that does not fit is also
+  refused in Anthropic's words, by which agents know that they have to shorten it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from starlette.responses import Response
 
 from pyctl.chat.reasoning import Delta
 from pyctl.engine.request import Done, Progress
+from pyctl.errors import ContextSizeError
 from pyctl.server.chat import ChatJob
 from pyctl.server.errors import error_body
 from pyctl.server.events import EventReply, named
@@ -34,8 +36,8 @@ _PING = named([{"type": "ping"}])
 
 def error_response(error: BaseException) -> Response:
     """``error`` as the whole answer."""
-    body = error_body(error)
-    return JsonResponse({"type": "error", **body}, status_code=body["error"]["code"])
+    body = _error(error)
+    return JsonResponse(body, status_code=body["error"]["code"])
 
 
 class MessageReply(EventReply):
@@ -51,7 +53,7 @@ class MessageReply(EventReply):
         return _PING
 
     def error_event(self, error: Exception) -> bytes:
-        return named([{"type": "error", **error_body(error)}])
+        return named([_error(error)])
 
     def error_response(self, error: Exception) -> Response:
         return error_response(error)
@@ -145,6 +147,14 @@ class MessageReply(EventReply):
         else:
             block["input"] = _object(text)
         return [*events, {"type": "content_block_stop", "index": len(self._blocks) - 1}]
+
+
+def _error(error: BaseException) -> dict[str, Any]:
+    body = {"type": "error", **error_body(error)}
+    if isinstance(error, ContextSizeError):
+        too_long = f"prompt is too long: {error.n_prompt_tokens} tokens > {error.n_ctx} maximum"
+        body["error"]["message"] = f"{too_long}; {error}"
+    return body
 
 
 def _object(arguments: str) -> dict[str, Any]:

@@ -182,7 +182,9 @@ def test_a_prompt_that_is_too_long_is_refused() -> None:
     body = {"messages": [{"role": "user", "content": "x" * 5000}], "stream": True}
     response = Bench(play("x")).post("/v1/messages", body)
     assert response.status_code == 400
-    assert response.json()["error"]["type"] == "exceed_context_size_error"
+    error = response.json()["error"]
+    assert error["type"] == "exceed_context_size_error"
+    assert error["message"].startswith(f"prompt is too long: {error['n_prompt_tokens']} tokens > 4096 maximum; request")
 
 
 @pytest.mark.parametrize("streamed", [True, False])
