@@ -37,6 +37,7 @@ class EventReply(Reply):
     def __init__(self, service: Service, job: ChatJob) -> None:
         super().__init__(service, job.request, job.options)
         self.begun = False
+        self.n_reasoned = 0  # tokens whose text is reasoning and nothing else
         self._splitter = job.splitter
         self._opened = job.opened
 
@@ -71,15 +72,17 @@ class EventReply(Reply):
         return named(self.reported([], progress))
 
     def piece_frames(self, piece: Piece) -> bytes:
-        return named(self._begin()) + self.frames(self.more(self._split(piece.text)))
+        return named(self._begin()) + self.frames(self._take(piece))
 
     def ended(self, done: Done) -> bytes:
-        rest = self.more(self._split("")) + self.more(self._splitter.finish())
-        return named(self._begin()) + self.frames(rest) + named(self.close(done))
+        return named(self._begin()) + self.frames(self._rest()) + named(self.close(done))
+
+    def keep(self, piece: Piece) -> None:
+        self.n_predicted += len(piece.tokens)
+        self._take(piece)
 
     def whole(self, done: Done) -> dict[str, Any]:
-        self.more(self._split(self.text()))
-        self.more(self._splitter.finish())
+        self._rest()
         return self.body(done)
 
     def frames(self, events: list[dict[str, Any]]) -> bytes:
@@ -92,7 +95,14 @@ class EventReply(Reply):
         self.begun = True
         return self.begin()
 
-    def _split(self, text: str) -> Delta:
-        if self._opened:
-            text, self._opened = self._opened + text, ""
-        return self._splitter.feed(text) if text else Delta()
+    def _take(self, piece: Piece) -> list[dict[str, Any]]:
+        text, self._opened = self._opened + piece.text, ""
+        delta = self._splitter.feed(text)
+        if delta.reasoning and not delta.content and not delta.calls:
+            self.n_reasoned += len(piece.tokens)
+        return self.more(delta)
+
+    def _rest(self) -> list[dict[str, Any]]:
+        """What is said by nothing but the end; all that the prompt has opened, if the model said nothing."""
+        events = self.more(self._splitter.feed(self._opened)) if self._opened else []
+        return events + self.more(self._splitter.finish())

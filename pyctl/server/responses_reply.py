@@ -196,14 +196,12 @@ class ResponseReply(EventReply):
 
     def _usage(self, done: Done) -> dict[str, Any]:
         n_prompt, n_predicted = done.report.n_prompt, done.timings.predicted_n
-        thoughts = "".join(item["content"][0]["text"] for item in self._items if item["type"] == "reasoning")
-        n_thought = len(self.service.tokenizer.tokenize(thoughts, add_special=False)) if thoughts else 0
         return {
             "input_tokens": n_prompt,
             "output_tokens": n_predicted,
             "total_tokens": n_prompt + n_predicted,
             "input_tokens_details": {"cached_tokens": done.timings.cache_n},
-            "output_tokens_details": {"reasoning_tokens": min(n_thought, n_predicted)},
+            "output_tokens_details": {"reasoning_tokens": self.n_reasoned},
         }
 
 

@@ -133,7 +133,7 @@ def test_a_reply_that_was_cut_off_says_so() -> None:
 
 
 def test_reasoning_is_an_item_and_counted() -> None:
-    body = ask(Bench(play("<think>", "hm", "</think>", "Yes")))
+    body = ask(Bench(play("<think>", "h", "m", "</think>", "Yes")))
     assert body["output"][0]["content"] == [{"type": "reasoning_text", "text": "hm"}]
     assert body["output"][0]["encrypted_content"] == ""
     assert body["usage"]["output_tokens_details"] == {"reasoning_tokens": 2}
