@@ -13,7 +13,6 @@ from starlette.types import Receive, Scope, Send
 
 from pyctl.engine.request import Done, Event, Failed, Piece, Progress
 from pyctl.errors import EngineError
-from pyctl.server.errors import error_event, error_response
 from pyctl.server.journal import TextOf, cache_header, ended, failed, left
 from pyctl.server.json import JsonResponse
 from pyctl.server.merging import merged
@@ -21,8 +20,6 @@ from pyctl.server.reply import Reply
 from pyctl.server.settings import TicketLike
 
 __all__ = ["Answer", "Run"]
-
-_PING = b":\n\n"
 
 
 @dataclass(frozen=True)
@@ -78,23 +75,24 @@ class Answer:
                 ended(path, done, self._text_of)
         except Exception as error:
             failed(path, error)
-            response = error_response(error)
+            response = self._runs[-1].reply.error_response(error)
         await response(scope, receive, send)
 
     async def _stream(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         self._last_sent = asyncio.get_running_loop().time()
+        reply = self._runs[-1].reply
         pinger = asyncio.ensure_future(self._ping(send, self._options.ping_seconds))
         try:
             async with aclosing(self._batches(path)) as batches:
                 async for batch in batches:
                     await self._send(send, batch)
-            await self._send(send, self._runs[-1].reply.end)
+            await self._send(send, reply.end)
         except Exception as error:
             pinger.cancel()
             failed(path, error)
             if not self._begun:
-                return await error_response(error)(scope, receive, send)
-            await self._send(send, error_event(error))
+                return await reply.error_response(error)(scope, receive, send)
+            await self._send(send, reply.error_event(error))
         finally:
             pinger.cancel()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -134,14 +132,14 @@ class Answer:
         return [(name.encode(), value.encode()) for name, value in headers.items()]
 
     async def _ping(self, send: Send, seconds: int) -> None:
-        """Send a comment whenever the stream has been silent for ``seconds``; never if that is not above 0."""
+        """Send a sign of life whenever the stream has been silent for ``seconds``; never if that is not above 0."""
         loop = asyncio.get_running_loop()
         while seconds > 0:
             rest = self._last_sent + seconds - loop.time()
             if rest > 0:
                 await asyncio.sleep(rest)
             else:
-                await self._send(send, _PING)
+                await self._send(send, self._runs[-1].reply.ping())
 
 
 def _frames(reply: Reply, event: Progress | Piece | Done) -> bytes:

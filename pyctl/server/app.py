@@ -15,7 +15,20 @@ from starlette.types import ASGIApp
 
 from pyctl.chat.format import ChatFormat
 from pyctl.chat.tokenizer import Tokenizer
-from pyctl.server import absent, cache, completions, embeddings, facts, lora, metrics, slots, tokens
+from pyctl.server import (
+    absent,
+    anthropic,
+    cache,
+    completions,
+    counts,
+    embeddings,
+    facts,
+    lora,
+    metrics,
+    responses,
+    slots,
+    tokens,
+)
 from pyctl.server.cors import CorsMiddleware
 from pyctl.server.errors import error_response, http_exception
 from pyctl.server.journal import failed
@@ -39,6 +52,7 @@ _GET: dict[str, Handler] = {
     "/tools": absent.disabled,
     "/cors-proxy": absent.disabled,
     "/cache": cache.show,
+    "/v1/responses/{id}": responses.retrieve,
 }
 
 _POST: dict[str, Handler] = {
@@ -64,11 +78,20 @@ _POST: dict[str, Handler] = {
     "/tools": absent.disabled,
     "/cors-proxy": absent.disabled,
     "/cache/pin": cache.pin,
+    "/v1/messages": anthropic.messages,
+    "/v1/messages/count_tokens": anthropic.count_tokens,
+    "/responses": responses.create,
+    "/v1/responses": responses.create,
+    "/chat/completions/input_tokens": counts.chat_input_tokens,
+    "/v1/chat/completions/input_tokens": counts.chat_input_tokens,
+    "/responses/input_tokens": responses.input_tokens,
+    "/v1/responses/input_tokens": responses.input_tokens,
 }
 
 _DELETE: dict[str, Handler] = {
     "/v1/stream": absent.end_stream,
     "/cache": cache.clear,
+    "/v1/responses/{id}": responses.delete,
 }
 
 

@@ -21,6 +21,7 @@ from pyctl.engine.sampling import Sampling
 from pyctl.engine.views import Scrape, SlotFile, SlotView
 from pyctl.prompt import Tokens
 from pyctl.server.cors import Cors
+from pyctl.server.responses_store import ResponseStore
 
 __all__ = ["CacheLike", "EngineLike", "Service", "Settings", "SlotsLike", "TicketLike", "WorkerLike"]
 
@@ -127,6 +128,7 @@ class Service:
     chat: ChatFormat
     tokenizer: Tokenizer
     settings: Settings
+    responses: ResponseStore = field(default_factory=ResponseStore)
 
     @property
     def info(self) -> EngineInfo:
