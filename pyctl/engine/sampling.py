@@ -35,7 +35,9 @@ class Sampling:
     Sampling(temperature=0.0)     # greedy
     Sampling(seed=7, top_k=20)
 
-    ``logit_bias`` holds (token id, bias) pairs; -inf forbids a token. Values out of range raise RequestError.
+    ``logit_bias`` holds (token id, bias) pairs; -inf forbids a token. A ``grammar_lazy`` grammar binds nothing until
+    the reply's text, special tokens included, holds a match of one of ``grammar_triggers`` (regular expressions); then
+    it binds from the match's first group that took part, or from the match. Values out of range raise RequestError.
     """
 
     seed: int = RANDOM_SEED
@@ -66,6 +68,8 @@ class Sampling:
     logit_bias: tuple[tuple[int, float], ...] = ()
     ignore_eos: bool = False
     grammar: str = ""
+    grammar_lazy: bool = False
+    grammar_triggers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -81,5 +85,7 @@ class Sampling:
         unknown = [name for name in self.samplers if name not in DEFAULT_SAMPLERS]
         if unknown:
             raise RequestError(f"unknown sampler {unknown[0]!r}; known are {', '.join(DEFAULT_SAMPLERS)}")
+        if self.grammar_lazy and not self.grammar_triggers:
+            raise RequestError("a lazy grammar needs a trigger")
         if not 0 <= self.seed <= RANDOM_SEED:
             raise RequestError("seed must be a 32-bit unsigned number, or -1 for a random one")

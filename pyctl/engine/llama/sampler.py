@@ -9,6 +9,8 @@ from typing import Any
 
 from llama_cpp import llama_cpp as api
 
+from pyctl.engine.llama.candidates import Candidates
+from pyctl.engine.llama.grammar import LlamaGrammar
 from pyctl.engine.sampling import RANDOM_SEED, Sampling
 from pyctl.errors import RequestError
 from pyctl.prompt import Tokens
@@ -30,9 +32,15 @@ class LlamaSampler:
         self._ctx = ctx
         self._vocab = api.llama_model_get_vocab(model)
         self._n_vocab = int(api.llama_vocab_n_tokens(self._vocab))
+        self._eos = int(api.llama_vocab_eos(self._vocab))
         self._seed = secrets.randbits(32) if sampling.seed == RANDOM_SEED else sampling.seed
         self._chain: Any = api.llama_sampler_chain_init(api.llama_sampler_chain_default_params())
+        self._grammar: LlamaGrammar | None = None
+        self._candidates: Candidates | None = None
         try:
+            if sampling.grammar:
+                self._grammar = LlamaGrammar(self._vocab, sampling)
+                self._candidates = Candidates(self._n_vocab)
             self._build(sampling, end_tokens)
         except BaseException:
             self.close()
@@ -43,11 +51,30 @@ class LlamaSampler:
                 api.llama_sampler_accept(self._chain, token)
 
     def sample(self, index: int) -> int:
-        """A token from output ``index`` of the last evaluation; the chain remembers it."""
-        return int(api.llama_sampler_sample(self._chain, self._ctx, index))
+        """A token from output ``index`` of the last evaluation; the chain and the grammar remember it.
+
+        A grammar is asked about one token, and about all of them only if it refuses that, since a question about all
+        takes longer than everything else here (common/sampling.cpp does the same). If it allows none, the reply ends.
+        """
+        grammar, candidates = self._grammar, self._candidates
+        if grammar is None or candidates is None:
+            return int(api.llama_sampler_sample(self._chain, self._ctx, index))
+        candidates.fill(api.llama_get_logits_ith(self._ctx, index))
+        token = candidates.choose(self._chain)
+        if token is None or not grammar.allows(token):
+            candidates.fill(api.llama_get_logits_ith(self._ctx, index))
+            grammar.restrict(candidates)
+            token = candidates.choose(self._chain)
+            if token is None:
+                return self._eos
+        grammar.accept(token)
+        api.llama_sampler_accept(self._chain, token)
+        return token
 
     def close(self) -> None:
-        """Free the chain."""
+        """Free the chain and the grammar."""
+        if self._grammar is not None:
+            self._grammar.close()
         if self._chain is not None:
             api.llama_sampler_free(self._chain)
             self._chain = None
@@ -64,11 +91,6 @@ class LlamaSampler:
         if bias:
             entries = (api.llama_logit_bias * len(bias))(*(api.llama_logit_bias(*item) for item in bias.items()))
             self._add(api.llama_sampler_init_logit_bias(self._n_vocab, len(bias), entries))
-        if sampling.grammar:
-            grammar = api.llama_sampler_init_grammar(self._vocab, sampling.grammar.encode(), b"root")
-            if not grammar:
-                raise RequestError("failed to parse grammar")
-            self._add(grammar)
         if sampling.mirostat:
             self._add(api.llama_sampler_init_temp(sampling.temperature))
             self._add(self._mirostat(sampling))
