@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from pyctl.chat.calls import CallParser
 from pyctl.chat.delta import CallDelta, Delta
@@ -32,10 +33,12 @@ class Reply:
 
     @property
     def reasoning(self) -> str:
+        """What the model thought."""
         return "".join(self._reasoning)
 
     @property
     def content(self) -> str:
+        """What it said."""
         return "".join(self._content)
 
     @property
@@ -46,12 +49,23 @@ class Reply:
             for head, arguments in zip(self._heads, self._arguments, strict=True)
         ]
 
+    def message(self, prefill: str = "") -> dict[str, Any]:
+        """The reply as an assistant message, the content after ``prefill``."""
+        message: dict[str, Any] = {"role": "assistant", "content": prefill + self.content}
+        if reasoning := self.reasoning:
+            message["reasoning_content"] = reasoning
+        if calls := self.calls:
+            message["tool_calls"] = [
+                {"type": "function", "id": call.id, "function": {"name": call.name, "arguments": call.arguments}}
+                for call in calls
+            ]
+        return message
+
 
 class ReplySplitter:
     """Feed it the pieces of one reply: text, and the tokens that it stands for where they are known.
 
-    ``opened`` is text of the prompt that the content begins with. ``on_end`` gets the whole reply in the end: its text,
-    its tokens and its parts.
+    ``on_end`` gets the whole reply in the end: its text, its tokens and its parts.
     """
 
     def __init__(
@@ -59,12 +73,10 @@ class ReplySplitter:
         reasoning: ReasoningSplitter,
         calls: CallParser | None = None,
         *,
-        opened: str = "",
         on_end: Callable[[str, list[int], Reply], None] | None = None,
     ) -> None:
         self._reasoning = reasoning
         self._calls = calls
-        self._opened = opened
         self._on_end = on_end
         self._texts: list[str] = []
         self._tokens: list[int] = []
@@ -72,8 +84,7 @@ class ReplySplitter:
 
     def feed(self, text: str, tokens: Sequence[int] = ()) -> Delta:
         """What became certain with ``text``."""
-        opened, self._opened = self._opened, ""
-        delta = self._reasoning.feed(opened + text if opened else text)
+        delta = self._reasoning.feed(text)
         if self._calls is not None and delta.content:
             found = self._calls.feed(delta.content)
             delta = Delta(delta.reasoning, found.content, found.calls)
@@ -86,8 +97,6 @@ class ReplySplitter:
     def finish(self) -> Delta:
         """What was still held back when the reply ended."""
         delta = self._reasoning.finish()
-        if self._opened:
-            delta, self._opened = delta._replace(content=self._opened + delta.content), ""
         if self._calls is not None:
             found, rest = self._calls.feed(delta.content), self._calls.finish()
             delta = Delta(delta.reasoning, found.content + rest.content, found.calls + rest.calls)
