@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from pyctl.chat.boundaries import boundaries, message_starts
+from pyctl.chat.call_grammar import CALL_TRIGGER, call_grammar
 from pyctl.chat.calls import CallParser
 from pyctl.chat.messages import check_messages, fit_messages, text_of
 from pyctl.chat.reasoning import THINK, ReasoningSplitter, ReasoningTags, Where
@@ -169,6 +170,26 @@ class ChatFormat:
     def _prompt(self, parts: Sequence[Tokens]) -> Prompt:
         tokens = as_tokens(np.concatenate(parts)) if parts else as_tokens([])
         return Prompt(tokens, boundaries(tokens, self.starts))
+
+    def call_grammar(self, turn: Turn) -> tuple[str, tuple[str, ...]]:
+        """The grammar that binds the calls in the reply to ``turn``, and what triggers it: nothing if a call is forced.
+
+        Without need there is none, which is an empty one: it would slow down every token, and the calls of a model that
+        knows its form are read without one. A single call at most needs it, and so does a tool with ``strict``.
+        """
+        tools = turn.tools
+        if tools is None or not (tools.forced or not tools.parallel or any(tool.strict for tool in tools.tools)):
+            return "", ()
+        form = self.traits.call_form
+        if not tools.forced:
+            return call_grammar(tools, form), (CALL_TRIGGER,)
+        thinks = turn.where == "reasoning" or (
+            turn.where == "start"
+            and self.tags.open in self.template.source
+            and not turn.text.rstrip().endswith(self.tags.close)
+        )
+        opened = self.tags.open if turn.where == "start" else ""
+        return call_grammar(tools, form, think_open=opened, think_close=self.tags.close if thinks else ""), ()
 
     def _text_of(self, tokens: Sequence[int], special: bool) -> str:
         return self.tokenizer.detokenize(tokens, special=special).decode("utf-8", "replace")

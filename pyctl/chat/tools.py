@@ -17,10 +17,11 @@ ALL_TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object
 
 @dataclass(frozen=True)
 class Tool:
-    """A function with the JSON schema of its arguments."""
+    """A function with the JSON schema of its arguments; with ``strict``, a call must be an instance of that."""
 
     name: str
     parameters: Mapping[str, Any]
+    strict: bool = False
 
     @property
     def properties(self) -> Mapping[str, Any]:
@@ -53,8 +54,10 @@ class Tools:
         """Read tools as OpenAI writes them, each of type function and with a name."""
         found = []
         for tool in tools:
-            parameters = tool["function"].get("parameters")
-            found.append(Tool(tool["function"]["name"], parameters if isinstance(parameters, Mapping) else {}))
+            function = tool["function"]
+            parameters = function.get("parameters")
+            strict = function.get("strict") is True
+            found.append(Tool(function["name"], parameters if isinstance(parameters, Mapping) else {}, strict))
         return cls(tuple(found), parallel, forced)
 
     def types(self, name: str, argument: str) -> frozenset[str]:

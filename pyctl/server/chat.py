@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pyctl.chat.format import Continue, ReasoningFormat, Turn
@@ -36,6 +36,12 @@ def chat_job(service: Service, fields: Fields) -> ChatJob:
     options = Options.of(fields, service.settings.ping_seconds)
     reasoning = _reasoning_format(fields, service, options)
     request = engine_request(fields, service.chat.prompt_of(turn), service, _n_chat_probs(fields))
+    grammar, triggers = service.chat.call_grammar(turn) if not request.sampling.grammar else ("", ())
+    if grammar:
+        sampling = replace(
+            request.sampling, grammar=grammar, grammar_lazy=bool(triggers), grammar_triggers=tuple(triggers)
+        )
+        request = replace(request, sampling=sampling)
     opened = turn.opened if reasoning == "none" else ""
     return ChatJob(request, options, turn, service.chat.splitter(turn, reasoning), opened)
 
@@ -58,7 +64,7 @@ def chat_turn(service: Service, fields: Fields) -> Turn:
     return service.chat.turn(
         fields.get("messages"),
         tools=tools,
-        callable_tools=_callable(fields, tools) if tools else None,
+        callable_tools=_callable(fields, fields.get("tools")) if tools else None,
         kwargs=kwargs,
         add_generation_prompt=add_header,
         continues=continues,

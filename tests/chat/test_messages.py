@@ -132,7 +132,7 @@ def test_arguments_of_calls(arguments: Any, as_object: Any, as_text: str) -> Non
 )
 def test_traits_are_found_by_rendering(source: str, lacks: set[str]) -> None:
     traits = Traits.of(Template(source))
-    assert {name for name, has in vars(traits).items() if not has} == lacks
+    assert {name for name, has in vars(traits).items() if has is False} == lacks
 
 
 def test_traits_of_the_real_template(qwen_template: str) -> None:
