@@ -117,11 +117,11 @@ def _callable(fields: Fields, tools: list[dict[str, Any]]) -> Tools | None:
         if not tools:
             raise RequestError(f"'tool_choice' names {name!r}, which is none of the tools")
     elif choice not in ("auto", "none", "required"):
-        raise RequestError("'tool_choice' must be auto, none, required or an object")
+        raise RequestError(f"Invalid tool_choice: {str(choice)[:80]}")
     if choice == "none":
         return None
     if "grammar" in fields:
-        raise RequestError("'grammar' cannot be used together with tools")
+        raise RequestError("Cannot use custom grammar constraints with tools.")
     return Tools.of(tools, fields.boolean("parallel_tool_calls", True), forced=choice != "auto")
 
 

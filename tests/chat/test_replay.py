@@ -5,6 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pyctl.chat.format import ChatFormat
 from pyctl.chat.replay import Replay
@@ -206,3 +208,22 @@ def test_memory_is_bounded_and_the_longest_unused_goes_first() -> None:
     before = replay.n_bytes
     replay.remember(said[-1], "<|im_start|>assistant\n", "reply 19", None, 19)
     assert replay.n_bytes == before
+
+
+PARTS = ["<think>", "</think>", XML, JSON, XML[:60], "<tool_call>", "</tool_call>", "\n", " ", "Well", "<|im_end|>"]
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    replies=st.lists(st.lists(st.sampled_from(PARTS), max_size=6).map("".join), min_size=1, max_size=4),
+    thinks=st.booleans(),
+    asks=st.lists(st.booleans(), min_size=4, max_size=4),
+)
+def test_whatever_was_said_is_unbroken_when_it_is_returned(replies: list[str], thinks: bool, asks: list[bool]) -> None:
+    dialogue = Dialogue(qwen())
+    sent: list[Message] = [HI]
+    for reply, ask in zip(replies, asks, strict=False):
+        said = dialogue.turn(*sent, reply=reply, enable_thinking=thinks)
+        sent = [said, HI if ask else RESULT]
+    dialogue.turn(*sent, reply="")
+    assert all(dialogue.unbroken)

@@ -95,6 +95,14 @@ def test_a_stream_brings_the_same_call(client: openai.OpenAI) -> None:
     assert reasons[-1] == "tool_calls"
 
 
+def test_a_single_call_is_bound_from_where_it_begins(client: openai.OpenAI) -> None:
+    biased = {**PLAIN, "logit_bias": {"<tool_call>": 30.0}}
+    (choice,) = called(client, tool_choice="auto", extra_body=biased).choices
+    (call,) = choice.message.tool_calls
+    assert set(json.loads(call.function.arguments)) == {"days", "city"}
+    assert choice.finish_reason == "tool_calls"
+
+
 def test_reasoning_comes_before_a_forced_call(client: openai.OpenAI, form: str) -> None:
     if form == "json":
         pytest.skip("this template knows no reasoning")
