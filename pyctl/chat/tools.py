@@ -12,6 +12,9 @@ CallForm: TypeAlias = Literal["xml", "json", ""]
 """How a template writes calls: ``<function=name><parameter=key>``, ``{"name": ..., "arguments": ...}``, both inside
 of ``<tool_call>``, or in another way."""
 
+_DEPTH = 64
+"""Of schemas within schemas; what lies deeper is not looked at."""
+
 ALL_TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
 
 
@@ -66,14 +69,21 @@ class Tools:
         return tool.types(argument) if tool is not None else ALL_TYPES
 
 
-def types_of(schema: object, root: Mapping[str, Any], seen: frozenset[str] = frozenset()) -> frozenset[str]:
+def types_of(schema: object, root: Mapping[str, Any]) -> frozenset[str]:
     """JSON types of the values that ``schema`` allows, as far as it says; ``root`` is where references lead."""
-    if not isinstance(schema, Mapping):
+    return _types(schema, root, {}, 0) or ALL_TYPES
+
+
+def _types(schema: object, root: Mapping[str, Any], known: dict[str, frozenset[str]], depth: int) -> frozenset[str]:
+    """``known`` has the types of references; none as long as they are being looked for, so that a circle ends."""
+    if not isinstance(schema, Mapping) or depth > _DEPTH:
         return ALL_TYPES
     reference = schema.get("$ref")
     if isinstance(reference, str):
-        target = None if reference in seen else _target(reference, root)
-        return types_of(target, root, seen | {reference}) if target is not None else ALL_TYPES
+        if reference not in known:
+            known[reference] = frozenset()
+            known[reference] = _types(_target(reference, root), root, known, depth + 1)
+        return known[reference]
     types = ALL_TYPES
     kind = schema.get("type")
     if isinstance(kind, str):
@@ -90,11 +100,11 @@ def types_of(schema: object, root: Mapping[str, Any], seen: frozenset[str] = fro
         types &= {"array"}
     for word in ("anyOf", "oneOf"):
         if isinstance(schema.get(word), list):
-            types &= frozenset().union(*(types_of(child, root, seen) for child in schema[word]))
+            types &= frozenset().union(*(_types(child, root, known, depth + 1) for child in schema[word]))
     if isinstance(schema.get("allOf"), list):
         for child in schema["allOf"]:
-            types &= types_of(child, root, seen)
-    return types or ALL_TYPES
+            types &= _types(child, root, known, depth + 1)
+    return types
 
 
 def _named(kinds: Sequence[Any]) -> frozenset[str]:
@@ -112,7 +122,7 @@ def _type_of(value: object) -> str:
 
 
 def _target(reference: str, root: Mapping[str, Any]) -> Any:
-    """What a reference within the document stands for; None if it leads nowhere."""
+    """What a reference within the document stands for; None, which says nothing, if it leads nowhere."""
     if not reference.startswith("#"):
         return None
     node: Any = root
