@@ -117,7 +117,7 @@ def _callable(fields: Fields, tools: list[dict[str, Any]]) -> Tools | None:
         if not tools:
             raise RequestError(f"'tool_choice' names {name!r}, which is none of the tools")
     elif choice not in ("auto", "none", "required"):
-        raise RequestError(f"Invalid tool_choice: {str(choice)[:80]}")
+        raise RequestError("'tool_choice' must be auto, none, required or an object")
     if choice == "none":
         return None
     if "grammar" in fields:
