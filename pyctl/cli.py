@@ -20,6 +20,7 @@ from pyctl.cache.policy import DiskPolicy
 from pyctl.cache.ram import RamCache
 from pyctl.cache.tier import DiskTier
 from pyctl.chat.format import ChatFormat
+from pyctl.chat.replay import Replay
 from pyctl.chat.template import Template
 from pyctl.config import (
     CacheSettings,
@@ -210,7 +211,7 @@ def _open(
         template = Template(
             form.chat_template or loaded.info.chat_template, loaded.info.bos_token, loaded.info.eos_token
         )
-        chat_format = ChatFormat(template, loaded.tokenizer, kwargs=form.template_kwargs)
+        chat_format = ChatFormat(template, loaded.tokenizer, form.template_kwargs, Replay(form.prompt_replay))
         tier = _disk_tier(disk, loaded)
     except BaseException:
         loaded.backend.close()

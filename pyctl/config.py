@@ -145,6 +145,7 @@ class FormatSettings:
     chat_template: str = ""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     reasoning_format: str = "auto"
+    prompt_replay: str = "equal"
 
 
 @dataclass(frozen=True)

@@ -361,6 +361,15 @@ FORMAT = (
         "LLAMA_ARG_THINK",
         "FORMAT",
     ),
+    Flag(
+        "prompt_replay",
+        "--prompt-replay",
+        "own replies go into later prompts as they were sampled: equal (if the message that the client returns means"
+        " the same), full (also if it lacks the reasoning) or off",
+        choice("equal", "full", "off"),
+        "PYCTL_PROMPT_REPLAY",
+        "MODE",
+    ),
     Flag("jinja", "--jinja", "templates are always rendered as Jinja", None, "LLAMA_ARG_JINJA", off="--no-jinja"),
 )
 SERVER = (

@@ -111,6 +111,7 @@ ROUND_TRIPS: dict[str, tuple[str, str, Any]] = {
     "template_kwargs": ('{"a": 1}', "format.template_kwargs", {"a": 1}),
     "reasoning": ("off", "format.template_kwargs", {"enable_thinking": False}),
     "reasoning_format": ("deepseek", "format.reasoning_format", "deepseek"),
+    "prompt_replay": ("full", "format.prompt_replay", "full"),
     "jinja": ("", "warnings", ()),
     "host": ("0.0.0.0", "server.host", "0.0.0.0"),
     "port": ("0", "server.port", 0),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pyctl.chat.template import Template
+from pyctl.chat.tools import CallForm
 from pyctl.errors import RequestError
 
 __all__ = ["SAMPLE_CALL_ID", "Traits"]
@@ -21,7 +23,8 @@ _A, _B = "pyctlsamplea", "pyctlsampleb"
 class Traits:
     """``system_first``, ``system_inside``: system messages at the start, later on. ``repeated_user``: user messages
     in a row. ``text``, ``parts``: content as a string, as a list of parts. ``tools``, ``tool_calls``: a list of tools,
-    calls in assistant messages, ``object_arguments`` their arguments as an object (else as JSON text).
+    calls in assistant messages, ``object_arguments`` their arguments as an object (else as JSON text), ``call_form``
+    how they are written.
     """
 
     system_first: bool
@@ -32,6 +35,7 @@ class Traits:
     tools: bool
     tool_calls: bool
     object_arguments: bool
+    call_form: CallForm = ""
 
     @classmethod
     def of(cls, template: Template) -> Traits:
@@ -60,7 +64,18 @@ class Traits:
             tools=_shows(template, [said("user", "a")], _A, tools=[tool]),
             tool_calls=objects or _shows(template, called(f'{{"{_A}": "{_B}"}}'), _A, _B),
             object_arguments=objects,
+            call_form=_call_form(template, called({_A: _B} if objects else f'{{"{_A}": "{_B}"}}'), tool),
         )
+
+
+def _call_form(template: Template, messages: Sequence[Mapping[str, Any]], tool: Mapping[str, Any]) -> CallForm:
+    try:
+        text = template.render(messages, tools=[tool])
+    except RequestError:
+        return ""
+    if re.search(rf"<tool_call>\s*<function=sample>\s*<parameter={_A}>\s*{_B}\s*</parameter>", text):
+        return "xml"
+    return "json" if re.search(r'<tool_call>\s*\{"name": "sample", "arguments": \{', text) else ""
 
 
 def _message(role: str, content: Any) -> dict[str, Any]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyctl.chat.format import Turn
-from pyctl.chat.reasoning import ReasoningTags
+from pyctl.chat.format import ChatFormat, Turn
 from pyctl.chat.schema import reply_grammar, schema_grammar
 from pyctl.errors import RequestError
 from pyctl.server.fields import Fields
@@ -13,7 +12,7 @@ from pyctl.server.fields import Fields
 __all__ = ["constraint_of", "schema_of"]
 
 
-def constraint_of(fields: Fields, turn: Turn | None = None, tags: ReasoningTags | None = None) -> dict[str, Any]:
+def constraint_of(fields: Fields, chat: ChatFormat, turn: Turn | None = None) -> dict[str, Any]:
     """The members of Sampling that bind the reply; none without such a field. Raises RequestError.
 
     In a chat, a schema binds the content, which may follow a reasoning block; a grammar binds everything.
@@ -21,9 +20,7 @@ def constraint_of(fields: Fields, turn: Turn | None = None, tags: ReasoningTags 
     grammar = fields.string("grammar", "")
     schema = schema_of(fields)
     if turn is None:
-        return {"grammar": grammar or _converted(schema)} if grammar or schema is not None else {}
-    if "grammar" in fields and fields.get("tools") and fields.get("tool_choice") != "none":
-        raise RequestError("Cannot use custom grammar constraints with tools.")
+        return {"grammar": grammar or _converted(schema, chat)} if grammar or schema is not None else {}
     if grammar and schema is not None:
         raise RequestError("Cannot use both json_schema and grammar")
     if grammar:
@@ -31,7 +28,7 @@ def constraint_of(fields: Fields, turn: Turn | None = None, tags: ReasoningTags 
     if schema is None:
         return {}
     prefill = turn.prefill if turn.where == "content" else ""
-    return {"grammar": _converted(schema, turn, tags), "grammar_prefill": prefill}
+    return {"grammar": _converted(schema, chat, turn), "grammar_prefill": prefill}
 
 
 def schema_of(fields: Fields) -> Any:
@@ -48,10 +45,8 @@ def schema_of(fields: Fields) -> Any:
     return {"type": "object"} if schema == {} else schema
 
 
-def _converted(schema: Any, turn: Turn | None = None, tags: ReasoningTags | None = None) -> str:
+def _converted(schema: Any, chat: ChatFormat, turn: Turn | None = None) -> str:
     try:
-        if turn is None or tags is None:
-            return schema_grammar(schema)
-        return reply_grammar(schema, tags, turn.where)
+        return schema_grammar(schema) if turn is None else reply_grammar(schema, chat.tags, chat.begins(turn))
     except RequestError as error:
         raise RequestError(f"Field 'json_schema': JSON schema conversion failed: {error}") from error

@@ -88,7 +88,7 @@ def engine_request(
     """
     settings = service.settings
     sampling = sampling_of(fields, settings.sampling, service.tokenizer, service.info.n_vocab)
-    constraint = constraint_of(fields, turn, service.chat.tags)
+    constraint = constraint_of(fields, service.chat, turn)
     wanted = fields.integer("id_slot", default=-1)
     return Request(
         prompt=prompt,

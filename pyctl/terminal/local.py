@@ -60,7 +60,7 @@ class LocalBackend:
         splitter = self._format.splitter(turn, "auto" if self._split else "none")
         ticket = self._worker.submit(
             Request(
-                self._format.prompt_from_text(turn.text),
+                self._format.prompt_of(turn),
                 self._sampling,
                 self._max_tokens,
                 cache_prompt=self._cache_prompt,
@@ -69,7 +69,7 @@ class LocalBackend:
         try:
             for event in ticket:
                 if isinstance(event, Piece):
-                    said = splitter.feed(event.text)
+                    said = splitter.feed(event.text, event.tokens)
                     yield Delta(said.reasoning, said.content)
                 elif isinstance(event, Done):
                     said = splitter.finish()

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 from pyctl.cache.report import Report, Source, Totals
 from pyctl.cache.view import CacheView, SnapshotView
 from pyctl.chat.format import ChatFormat
+from pyctl.chat.replay import Replay
 from pyctl.chat.template import Template
 from pyctl.engine.info import EngineInfo
 from pyctl.engine.meter import Meter
@@ -195,11 +196,15 @@ class Bench:
     """An application with its worker and a client."""
 
     def __init__(
-        self, script: Callable[[Request], Script], template: str = CHATML, settings: Settings | None = None
+        self,
+        script: Callable[[Request], Script],
+        template: str = CHATML,
+        settings: Settings | None = None,
+        replay: Replay | None = None,
     ) -> None:
         self.tokenizer: ByteTokenizer = chatml_tokenizer()
         self.worker = FakeWorker(script)
-        chat = ChatFormat(Template(template, eos_token="<|im_end|>"), self.tokenizer)
+        chat = ChatFormat(Template(template, eos_token="<|im_end|>"), self.tokenizer, replay=replay)
         self.app: Starlette = create_app(self.worker, chat, self.tokenizer, settings or Settings())
         self.client = Client(self.app)
 

@@ -183,16 +183,6 @@ def test_logprobs() -> None:
     assert [[entry["token"] for entry in choice["logprobs"]["content"]] for choice in said] == [["a"], ["b"]]
 
 
-def test_tools_reach_the_template_and_calls_come_back_as_content() -> None:
-    tool = {"type": "function", "function": {"name": "look_up", "parameters": {}}}
-    template = "{{ tools | tojson if tools }}" + toy.CHATML
-    call = '<tool_call>{"name": "look_up"}</tool_call>'
-    bench = Bench(play(call), template)
-    message = bench.chat(tools=[tool], tool_choice="auto")["choices"][0]["message"]
-    assert message == {"role": "assistant", "content": call}
-    assert b'"look_up"' in bench.tokenizer.detokenize(bench.worker.requests[0].prompt.tokens.tolist())
-
-
 def test_verbose_shows_the_prompt() -> None:
     body = Bench(play("x")).chat(verbose=True)
     assert body["__verbose"]["prompt"] == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"

@@ -34,7 +34,7 @@ def test_schemas(fields: dict[str, Any], schema: Any) -> None:
     bench.chat(**fields)
     bench.post("/completion", {"prompt": "x", **fields})
     chat, raw = (request.sampling for request in bench.worker.requests)
-    assert chat.grammar == ("" if schema is None else reply_grammar(schema, THINK, "start"))
+    assert chat.grammar == ("" if schema is None else schema_grammar(schema))
     assert raw.grammar == ("" if schema is None else schema_grammar(schema))
 
 
