@@ -50,7 +50,7 @@ from pyctl.terminal.remote import RemoteBackend
 from pyctl.upkeep import run_cache
 
 if TYPE_CHECKING:
-    from pyctl.engine.llama import Loaded
+    from pyctl.engine.llama import Loaded, MemoryPlan
 
 __all__ = ["main"]
 
@@ -188,11 +188,15 @@ def _open(
         print(f"no -m given: running the built-in tiny model, whose words are gibberish ({path})", file=sys.stderr)
         model = replace(model, path=str(path), n_ctx=model.n_ctx or 32768)
     budget = None if cache.ram_mib < 0 else cache.ram_mib * 2**20
-    if model.n_gpu_layers != 0:
-        # While the model loads; what a restart will bring back goes into memory that is ready for it.
-        open_pinned(budget, soon=_stored_bytes(disk) if disk.cache_dir else 0)
+
+    def announce(plan: MemoryPlan) -> None:
+        _announce(plan, budget)
+        if model.n_gpu_layers != 0:
+            # While the model loads; what a restart will bring back goes into memory that is ready for it.
+            open_pinned(budget, soon=_stored_bytes(disk) if disk.cache_dir else 0)
+
     with _loading(model.path) as progress:
-        loaded = load(model, progress)
+        loaded = load(model, progress, announce)
     try:
         template = Template(
             form.chat_template or loaded.info.chat_template, loaded.info.bos_token, loaded.info.eos_token
@@ -209,6 +213,17 @@ def _open(
     gc.freeze()
     worker = Worker(engine, loaded.info)
     return worker, chat_format, CacheAdmin(worker, engine)
+
+
+def _announce(plan: MemoryPlan, budget: int | None) -> None:
+    """Say what will be used: in the log, or where that is quiet, to a person at the terminal."""
+    table = "\n  ".join(plan.lines(budget))
+    if log.isEnabledFor(logging.INFO):
+        log.info("%s", table)
+    elif sys.stderr.isatty():
+        print(table, file=sys.stderr)
+    for warning in plan.warnings(budget):
+        log.warning("%s", warning)
 
 
 def _stored_bytes(settings: DiskSettings) -> int:

@@ -13,6 +13,7 @@ from pyctl.engine.sampling import RANDOM_SEED, Sampling
 from pyctl.errors import ConfigError
 
 __all__ = [
+    "CPU_EXPERTS",
     "CacheSettings",
     "ChatSettings",
     "DiskSettings",
@@ -25,10 +26,20 @@ __all__ = [
     "ServerSettings",
     "TerminalSettings",
     "Wanted",
+    "experts_on_cpu",
 ]
 
 Wanted: TypeAlias = Literal["run", "devices", "models"]
 """What the user asked for: to run, or to list devices or fetched models."""
+
+
+CPU_EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+"""Expert weights of any layer, as llama-server's --cpu-moe matches them."""
+
+
+def experts_on_cpu(n_layers: int) -> tuple[tuple[str, str], ...]:
+    """Placements that keep the experts of the first ``n_layers`` layers on the CPU."""
+    return tuple((rf"blk\.{layer}{CPU_EXPERTS}", "CPU") for layer in range(n_layers))
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ Names, defaults and variables are llama-server's wherever it has them; the varia
 
 from __future__ import annotations
 
+from pyctl.config import CPU_EXPERTS
 from pyctl.flag_values import (
-    CPU_EXPERTS,
     KV_TYPES,
     LOAD_MODES,
     adapters,

@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+from pyctl.config import experts_on_cpu
 from pyctl.engine.sampling import DEFAULT_SAMPLERS, RANDOM_SEED
 from pyctl.flags import FALSE_WORDS, TRUE_WORDS, file_text, integer, number, words
 
 __all__ = [
-    "CPU_EXPERTS",
     "KV_TYPES",
     "LOAD_MODES",
     "adapters",
@@ -164,8 +164,6 @@ def numbers(text: str) -> tuple[int, ...]:
     return tuple(int(integer(0)(part)) for part in text.split(","))
 
 
-CPU_EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
-"""Expert weights of any layer, as llama-server's --cpu-moe matches them."""
 DENSE_FFN = r"\.ffn_(up|down|gate)\."
 
 
@@ -186,7 +184,7 @@ def placements(text: str) -> tuple[tuple[str, str], ...]:
 
 def cpu_experts(text: str) -> tuple[tuple[str, str], ...]:
     """Placements that keep the experts of the first N layers on the CPU."""
-    return tuple((rf"blk\.{layer}{CPU_EXPERTS}", "CPU") for layer in range(integer(0, 10_000)(text)))
+    return experts_on_cpu(integer(0, 10_000)(text))
 
 
 def cpu_ffn(text: str) -> tuple[tuple[str, str], ...]:
