@@ -49,9 +49,9 @@ class ModelSettings:
     ``n_gpu_layers`` -1 means as many as fit, -2 all. ``placements`` are (regular expression over tensor names, buffer
     type), the first match counts. With ``fit``, what was not given is made to fit: the context down to ``fit_ctx``
     tokens, then the layers on the GPU, so that ``fit_target`` MiB stay free on each. ``metadata`` are (key, value),
-    ``lora`` are (file, scale). ``n_threads`` below 1 leaves the choice to llama.cpp, and
-    ``n_threads_batch`` below 1 means the same number. ``n_ctx`` 0, ``rope_*`` 0 or empty, ``yarn_orig_ctx`` 0 and the
-    other ``yarn_*`` -1 mean the model's own value. ``tensor_split`` are proportions, empty for an even split.
+    ``lora`` are (file, scale). ``n_threads`` below 1 leaves the choice to llama.cpp, and ``n_threads_batch`` below 1
+    means the same number. ``n_ctx`` 0, ``rope_*`` 0 or empty, ``yarn_orig_ctx`` 0, the other ``yarn_*`` -1 and an empty
+    ``pooling`` mean the model's own value. ``tensor_split`` are proportions, empty for an even split.
     """
 
     path: str = ""
@@ -93,6 +93,8 @@ class ModelSettings:
     yarn_attn_factor: float = -1.0
     yarn_beta_slow: float = -1.0
     yarn_beta_fast: float = -1.0
+    embeddings: bool = False
+    pooling: str = ""
 
     def __post_init__(self) -> None:
         if self.flash_attn == "off" and "q" in self.type_v:
@@ -204,8 +206,8 @@ class ServerSettings:
 
     ``host`` may be a UNIX socket, a path ending in .sock; ``port`` 0 is any free one. ``timeout``,
     ``sse_ping_interval`` and ``sleep_idle_seconds`` are seconds, -1 of the latter two is never. ``api_prefix`` stands
-    before every path, ``slot_save_path`` is where sequences are saved, empty for nowhere. An empty ``pooling`` is the
-    model's own.
+    before every path, ``slot_save_path`` is where sequences are saved, empty for nowhere.
+    ``embd_normalize`` is llama-server's: -1 no norm, 0 int16 range, p the p-norm.
     """
 
     host: str = "127.0.0.1"
@@ -226,8 +228,8 @@ class ServerSettings:
     cors_headers: str = "*"
     cors_credentials: bool = True
     sleep_idle_seconds: int = -1
-    embeddings: bool = False
-    pooling: str = ""
+    embd_normalize: int = 2
+    spm_infill: bool = False
 
     def __post_init__(self) -> None:
         if bool(self.ssl_key_file) != bool(self.ssl_cert_file):

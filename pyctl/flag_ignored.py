@@ -56,7 +56,7 @@ UNUSED: Mapping[str, int] = _names(
     """
 --embd-gemma-default --fim-qwen-1.5b-default --fim-qwen-3b-default --fim-qwen-7b-default --fim-qwen-30b-default
 --gpt-oss-20b-default --gpt-oss-120b-default --vision-gemma-4b-default --vision-gemma-12b-default --perf --log-jsonl
--bs --backend-sampling -no-kvu --no-kv-unified --no-cache-idle-slots --context-shift -sp --special --spm-infill
+-bs --backend-sampling -no-kvu --no-kv-unified --no-cache-idle-slots --context-shift -sp --special
 -nocb --no-cont-batching --mmproj-auto --reuse-port --ui-mcp-proxy --webui-mcp-proxy -ag --agent --rerank
 --reranking --models-autoload --skip-chat-parsing
 """,
@@ -66,7 +66,7 @@ UNUSED: Mapping[str, int] = _names(
 --control-vector-scaled --adaptive-target --adaptive-decay -j --json-schema -jf --json-schema-file -ctxcp
 --ctx-checkpoints --swa-checkpoints -r --reverse-prompt -mm --mmproj -mmu --mmproj-url -mmdev --mmproj-device
 --image-min-tokens --image-max-tokens --mtmd-batch-max-tokens --video-fps --video-timestamp-interval
---video-ffmpeg-dir --tags --embd-normalize --path --ui-config --webui-config --ui-config-file --webui-config-file
+--video-ffmpeg-dir --tags --path --ui-config --webui-config --ui-config-file --webui-config-file
 --tools --tools-runtime --mcp-servers-config --mcp-servers-json --cache-reuse --media-path --models-dir
 --models-preset --models-max -sps --slot-prompt-similarity --log-prompts-dir
 """,

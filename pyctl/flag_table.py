@@ -476,6 +476,13 @@ SERVER = (
         "LLAMA_ARG_POOLING",
         "TYPE",
     ),
+    Flag(
+        "embd_normalize",
+        "--embd-normalize",
+        "norm of embeddings: -1 none, 0 int16 range, 1 taxicab, 2 Euclidean, p the p-norm",
+        integer(-1),
+    ),
+    Flag("spm_infill", "--spm-infill", "/infill puts what comes after the gap first"),
 )
 LOG = (
     Flag("verbosity", "-v --verbose --log-verbose", "log everything", const=5),

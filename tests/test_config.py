@@ -165,8 +165,10 @@ ROUND_TRIPS: dict[str, tuple[str, str, Any]] = {
     "cors_headers": ("x-a", "server.cors_headers", "x-a"),
     "cors_credentials": ("", "server.cors_credentials", True),
     "sleep_idle_seconds": ("60", "server.sleep_idle_seconds", 60),
-    "embeddings": ("", "server.embeddings", True),
-    "pooling": ("mean", "server.pooling", "mean"),
+    "embeddings": ("", "model.embeddings", True),
+    "pooling": ("mean", "model.pooling", "mean"),
+    "embd_normalize": ("-1", "server.embd_normalize", -1),
+    "spm_infill": ("", "server.spm_infill", True),
     "verbosity": ("", "", None),  # three flags, below
     "log_file": ("x.log", "log.log_file", "x.log"),
     "timestamps": ("", "log.timestamps", True),
