@@ -219,9 +219,9 @@ def _announce(plan: MemoryPlan, budget: int | None) -> None:
     """Say what will be used: in the log, or where that is quiet, to a person at the terminal."""
     table = "\n  ".join(plan.lines(budget))
     if log.isEnabledFor(logging.INFO):
-        log.info("%s", table)
+        log.info("memory:\n  %s", table)
     elif sys.stderr.isatty():
-        print(table, file=sys.stderr)
+        print(f"memory:\n  {table}", file=sys.stderr)
     for warning in plan.warnings(budget):
         log.warning("%s", warning)
 
@@ -304,9 +304,17 @@ def _loading(path: str) -> Iterator[Callable[[float], None] | None]:
         yield None
         return
     columns = (TextColumn("loading {task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(os.path.basename(path), total=1.0)
-        yield lambda fraction: bar.update(task, completed=fraction)
+    bar = Progress(*columns, console=console, transient=True)
+    task = bar.add_task(os.path.basename(path), total=1.0)
+
+    def show(fraction: float) -> None:
+        bar.start()  # only now: what is said before has the terminal for itself
+        bar.update(task, completed=fraction)
+
+    try:
+        yield show
+    finally:
+        bar.stop()
 
 
 if __name__ == "__main__":

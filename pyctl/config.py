@@ -197,17 +197,16 @@ class FormatSettings:
     reasoning_format: str = "auto"
     reasoning_budget: int = -1
     reasoning_budget_message: str = ""
-    prefill_assistant: bool = True
 
 
 @dataclass(frozen=True)
 class ServerSettings:
     """Where and to whom the server answers.
 
-    ``host`` may be a UNIX socket, a path ending in .sock; ``port`` 0 is any free one. ``timeout``,
-    ``sse_ping_interval`` and ``sleep_idle_seconds`` are seconds, -1 of the latter two is never. ``api_prefix`` stands
-    before every path, ``slot_save_path`` is where sequences are saved, empty for nowhere.
-    ``embd_normalize`` is llama-server's: -1 no norm, 0 int16 range, p the p-norm.
+    ``host`` may be a UNIX socket, a path ending in .sock; ``port`` 0 is any free one. ``sse_ping_interval`` and
+    ``sleep_idle_seconds`` are seconds, -1 is never. ``api_prefix`` stands before every path, ``slot_save_path`` is
+    where sequences are saved, empty for nowhere. ``embd_normalize`` is llama-server's: -1 no norm, 0 int16 range, p the
+    p-norm.
     """
 
     host: str = "127.0.0.1"
@@ -215,9 +214,7 @@ class ServerSettings:
     api_keys: tuple[str, ...] = ()
     ssl_key_file: str = ""
     ssl_cert_file: str = ""
-    timeout: int = 3600
     sse_ping_interval: int = 30
-    webui: bool = True
     metrics: bool = False
     props: bool = False
     slots: bool = True

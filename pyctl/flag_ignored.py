@@ -19,7 +19,7 @@ AGREED: Mapping[str, int] = _names(
 --no-perf -e --escape --no-escape -kvu --kv-unified -cb --cont-batching --no-context-shift --cache-idle-slots
 --warmup --no-warmup --no-mmproj --no-mmproj-auto --mmproj-offload --no-mmproj-offload --log-prefix --no-log-prefix
 --no-log-jsonl --no-ui-mcp-proxy --no-webui-mcp-proxy -no-ag --no-agent --no-models-autoload --no-skip-chat-parsing
---no-spec-draft-backend-sampling
+--no-spec-draft-backend-sampling --no-webui --no-ui --prefill-assistant
 """,
     """
 --log-colors --threads-http
@@ -58,7 +58,7 @@ UNUSED: Mapping[str, int] = _names(
 --gpt-oss-20b-default --gpt-oss-120b-default --vision-gemma-4b-default --vision-gemma-12b-default --perf --log-jsonl
 -bs --backend-sampling -no-kvu --no-kv-unified --no-cache-idle-slots --context-shift -sp --special
 -nocb --no-cont-batching --mmproj-auto --reuse-port --ui-mcp-proxy --webui-mcp-proxy -ag --agent --rerank
---reranking --models-autoload --skip-chat-parsing
+--reranking --models-autoload --skip-chat-parsing --webui --ui --no-prefill-assistant
 """,
     """
 -C --cpu-mask -Cr --cpu-range --cpu-strict --prio --poll -Cb --cpu-mask-batch -Crb --cpu-range-batch
@@ -68,7 +68,7 @@ UNUSED: Mapping[str, int] = _names(
 --image-min-tokens --image-max-tokens --mtmd-batch-max-tokens --video-fps --video-timestamp-interval
 --video-ffmpeg-dir --tags --path --ui-config --webui-config --ui-config-file --webui-config-file
 --tools --tools-runtime --mcp-servers-config --mcp-servers-json --cache-reuse --media-path --models-dir
---models-preset --models-max -sps --slot-prompt-similarity --log-prompts-dir
+--models-preset --models-max -sps --slot-prompt-similarity --log-prompts-dir -to --timeout
 """,
     """
 --control-vector-layer-range

@@ -416,14 +416,6 @@ FORMAT = (
         "LLAMA_ARG_THINK_BUDGET_MESSAGE",
         "TEXT",
     ),
-    Flag(
-        "prefill_assistant",
-        "--prefill-assistant",
-        "an assistant message at the end is the beginning of the reply",
-        None,
-        "LLAMA_ARG_PREFILL_ASSISTANT",
-        off="--no-prefill-assistant",
-    ),
     Flag("jinja", "--jinja", "templates are always rendered as Jinja", None, "LLAMA_ARG_JINJA", off="--no-jinja"),
 )
 SERVER = (
@@ -435,7 +427,6 @@ SERVER = (
     Flag("key_file", "--api-key-file", "file with one key a line", key_lines, "LLAMA_ARG_API_KEY_FILE", "FILE"),
     Flag("ssl_key_file", "--ssl-key-file", "private key (PEM)", str, "LLAMA_ARG_SSL_KEY_FILE", "FILE"),
     Flag("ssl_cert_file", "--ssl-cert-file", "certificate (PEM)", str, "LLAMA_ARG_SSL_CERT_FILE", "FILE"),
-    Flag("timeout", "-to --timeout", "seconds a connection may stand still", integer(1), "LLAMA_ARG_TIMEOUT"),
     Flag(
         "sse_ping_interval",
         "--sse-ping-interval",
@@ -443,7 +434,6 @@ SERVER = (
         integer(-1),
         "LLAMA_ARG_SSE_PING_INTERVAL",
     ),
-    Flag("webui", "--webui --ui", "serve the web page", None, "LLAMA_ARG_UI", off="--no-webui --no-ui"),
     Flag("metrics", "--metrics", "serve /metrics", None, "LLAMA_ARG_ENDPOINT_METRICS"),
     Flag("props", "--props", "allow POST /props", None, "LLAMA_ARG_ENDPOINT_PROPS"),
     Flag("slots", "--slots", "serve /slots", None, "LLAMA_ARG_ENDPOINT_SLOTS", off="--no-slots"),

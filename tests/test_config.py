@@ -144,7 +144,6 @@ ROUND_TRIPS: dict[str, tuple[str, str, Any]] = {
     "reasoning_preserve": ("", "format.template_kwargs", PRESERVED),
     "reasoning_budget": ("64", "format.reasoning_budget", 64),
     "reasoning_budget_message": ("Enough.", "format.reasoning_budget_message", "Enough."),
-    "prefill_assistant": ("", "format.prefill_assistant", True),
     "jinja": ("", "warnings", ()),
     "host": ("0.0.0.0", "server.host", "0.0.0.0"),
     "port": ("0", "server.port", 0),
@@ -152,9 +151,7 @@ ROUND_TRIPS: dict[str, tuple[str, str, Any]] = {
     "key_file": ("", "", None),  # needs a file, below
     "ssl_key_file": ("", "", None),  # one needs the other, below
     "ssl_cert_file": ("", "", None),
-    "timeout": ("60", "server.timeout", 60),
     "sse_ping_interval": ("-1", "server.sse_ping_interval", -1),
-    "webui": ("", "server.webui", True),
     "metrics": ("", "server.metrics", True),
     "props": ("", "server.props", True),
     "slots": ("", "server.slots", True),
@@ -245,7 +242,7 @@ def test_defaults_are_those_of_llama_server() -> None:
     assert settings.disk == DiskSettings("", 4096, 512, 10240, "auto:30", 0)
     assert settings.sampling == SamplingDefaults(Sampling(), -1, frozenset())
     assert settings.format == FormatSettings(template_kwargs=PRESERVED)
-    assert settings.server == ServerSettings(host="127.0.0.1", port=8080, timeout=3600)
+    assert settings.server == ServerSettings(host="127.0.0.1", port=8080)
     assert settings.log == LogSettings(3)
     assert settings.hub == HubSettings()
     assert settings.wanted == "run"
@@ -256,7 +253,8 @@ def test_every_field_has_a_flag_and_every_flag_a_field() -> None:
     parts = (ModelSettings, HubSettings, CacheSettings, DiskSettings, FormatSettings, ServerSettings, LogSettings)
     names = {item.name for part in (*parts, TerminalSettings, Sampling) for item in dataclasses.fields(part)}
     dests = {flag.dest for flag in (*SERVE_FLAGS, *flag_table.TERMINAL)}
-    assert names - dests == {"min_keep"}
+    of_requests = {"min_keep", "grammar_lazy", "grammar_triggers", "grammar_prefill", "post_sampling_probs"}
+    assert names - dests <= of_requests
     assert dests - names == {
         "mmap",
         "mlock",

@@ -74,7 +74,7 @@ class MemoryPlan:
         rows = [(title, values) for title, values in rows if any(values)]
         together = [sum(values) for values in zip(*(values for _, values in rows), strict=True)]
         width = max(len(title) for title, _ in rows)
-        yield f"{'memory in MiB':{width}}" + "".join(f"  {place.name:>10}" for place in self.places)
+        yield f"{'MiB':{width}}" + "".join(f"  {place.name:>10}" for place in self.places)
         for title, values in (*rows, ("together", together)):
             yield f"{title:{width}}" + "".join(f"  {_mib(value):>10}" for value in values)
         known = ["?" if place.free is None else _mib(place.free) for place in self.places]
