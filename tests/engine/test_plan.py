@@ -14,7 +14,8 @@ import pytest
 from gguf import GGUFWriter
 
 from pyctl.config import ModelSettings, experts_on_cpu
-from pyctl.engine.llama import MemoryPlan, fit, load
+from pyctl.engine.llama import MemoryPlan, dryrun, fit, load
+from pyctl.engine.llama.devices import Device
 from pyctl.engine.llama.dryrun import dry_run
 from pyctl.engine.llama.fit import fitted
 from pyctl.engine.llama.plan import MIB, Place, Usage
@@ -96,6 +97,45 @@ def test_full_size_models_are_planned_from_their_heads(
     assert plan.host.usage.weights == pytest.approx(path.stat().st_size, rel=0.01)
     # Logits of one output a batch are small: it is the activations of 512 tokens that count.
     assert 400 * MIB < plan.host.usage.compute < 700 * MIB
+
+
+@pytest.mark.parametrize("first", [0, 4])
+def test_each_layer_counts_where_llama_cpp_puts_it(
+    model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    """As if there were a GPU with the layers from ``first`` on: only the names in llama.cpp's log are changed."""
+    path, n_ctx = model_path("tiny-hybrid"), 16_384
+    with dry_run(ModelSettings(path=str(path))) as run:
+        host = run.plan(n_ctx).host.usage
+        sizes = dict(run.tensors)
+    captured = dryrun.captured
+
+    @contextmanager
+    def renamed() -> Iterator[list[str]]:
+        with captured() as lines:
+            yield lines
+        layer = re.compile(rf"(layer +[{first}-8](?: assigned to device|: dev =) )CPU")
+        lines[:] = [
+            layer.sub(r"\1CUDA0", line)
+            .replace("CPU RS buffer", "CUDA0 RS buffer")
+            .replace("CPU compute", "CUDA0 compute")
+            for line in lines
+        ]
+
+    gpu = Device("CUDA0", "a GPU", True, 0, "CUDA0", 0, 24_000 * MIB, 24_576 * MIB)
+    monkeypatch.setattr(dryrun, "devices", lambda: (gpu,))
+    monkeypatch.setattr(dryrun, "captured", renamed)
+    with dry_run(ModelSettings(path=str(path), placements=((r"blk\.5\.ffn", "CPU"),))) as run:
+        plan = run.plan(n_ctx)
+    (place,) = plan.gpus
+    moved = [name for name in sizes if re.match(rf"blk\.[{first}-7]\.|output", name) and "blk.5.ffn" not in name]
+    assert place.usage.weights == sum(sizes[name] for name in moved)
+    assert plan.host.usage.weights == sum(sizes.values()) - place.usage.weights
+    assert place.usage.kv == pytest.approx(host.kv * (1.0 if first == 0 else 0.5), abs=8)
+    # A second state is for copies within the GPU, which need everything there.
+    assert place.usage.states == host.states * (2 if first == 0 else 1)
+    assert place.usage.compute == host.compute
+    assert (place.name, place.free) == ("CUDA0", 24_000 * MIB)
 
 
 GPU_LAYERS = 33
