@@ -96,7 +96,7 @@ def test_full_size_models_are_planned_from_their_heads(
     assert plan.state_bytes == pytest.approx(state_bytes, abs=MIB / 100)
     assert plan.host.usage.weights == pytest.approx(path.stat().st_size, rel=0.01)
     # Logits of one output a batch are small: it is the activations of 512 tokens that count.
-    assert 400 * MIB < plan.host.usage.compute < 700 * MIB
+    assert 100 * MIB < plan.host.usage.compute < 400 * MIB
 
 
 @pytest.mark.parametrize("first", [0, 4])
