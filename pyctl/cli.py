@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyctl import __version__
+from pyctl.arguments import parse_chat, parse_serve
 from pyctl.cache.disk.catalog import Catalog
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.policy import DiskPolicy
@@ -27,10 +28,11 @@ from pyctl.config import (
     ChatSettings,
     DiskSettings,
     FormatSettings,
+    HubSettings,
+    LogSettings,
     ModelSettings,
     ServeSettings,
-    parse_chat,
-    parse_serve,
+    Wanted,
 )
 from pyctl.engine.admin import CacheAdmin, EngineAdmin
 from pyctl.engine.engine import Engine, EngineOptions
@@ -51,7 +53,7 @@ from pyctl.terminal.remote import RemoteBackend
 from pyctl.upkeep import run_cache
 
 if TYPE_CHECKING:
-    from pyctl.engine.llama import Loaded
+    from pyctl.engine.llama import Loaded, MemoryPlan
 
 __all__ = ["main"]
 
@@ -93,7 +95,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _serve(argv: Sequence[str]) -> int:
     settings = parse_serve(argv)
-    _start_log(settings.log.verbosity, settings.warnings)
+    if settings.wanted != "run":
+        return _list(settings.wanted)
+    _start_log(settings.log, settings.warnings)
     server = settings.server
     with bind(server.host, server.port) as sock:
         service = _Service(settings)
@@ -125,7 +129,7 @@ class _Service:
         settings = self._settings
         log.debug("listening at %s, loading the model", address)
         worker, chat_format, engine = _open(
-            settings.model,
+            _found(settings.model, settings.hub),
             settings.cache,
             settings.disk,
             settings.format,
@@ -149,7 +153,9 @@ class _Service:
 
 def _chat(argv: Sequence[str]) -> int:
     settings = parse_chat(argv)
-    _start_log(min(settings.log.verbosity, 2), settings.warnings)
+    if settings.wanted != "run":
+        return _list(settings.wanted)
+    _start_log(replace(settings.log, verbosity=min(settings.log.verbosity, 2)), settings.warnings)
     terminal = settings.terminal
     with _chat_backend(settings) as backend:
         return run_chat(backend, prompt=terminal.prompt, system=terminal.system_prompt, stats=terminal.stats)
@@ -165,7 +171,8 @@ def _chat_backend(settings: ChatSettings) -> Iterator[Backend]:
         finally:
             remote.close()
         return
-    worker, chat_format, _ = _open(settings.model, settings.cache, settings.disk, settings.format)
+    model = _found(settings.model, settings.hub)
+    worker, chat_format, _ = _open(model, settings.cache, settings.disk, settings.format)
     try:
         yield LocalBackend(
             worker,
@@ -177,6 +184,32 @@ def _chat_backend(settings: ChatSettings) -> Iterator[Backend]:
         )
     finally:
         worker.close()
+
+
+def _list(wanted: Wanted) -> int:
+    """Print what is asked for."""
+    if wanted == "models":
+        from pyctl.hub import cached_models
+
+        for name in cached_models():
+            print(name)
+    else:
+        from pyctl.engine.llama import devices
+
+        for device in devices():
+            memory = f" ({device.total // 2**20} MiB, {(device.free or 0) // 2**20} MiB free)" if device.total else ""
+            print(f"{device.name}: {device.description}{memory}")
+    return 0
+
+
+def _found(model: ModelSettings, hub: HubSettings) -> ModelSettings:
+    """With the path of the model that ``hub`` names, fetched if need be, unless there is a path."""
+    if model.path or not (hub.hf_repo or hub.model_url):
+        return model
+    # Only now: the import takes a while, and most models are files.
+    from pyctl.hub import fetch
+
+    return replace(model, path=str(fetch(hub)), alias=model.alias or ((hub.hf_repo,) if hub.hf_repo else ()))
 
 
 def _open(
@@ -197,16 +230,20 @@ def _open(
         print(f"no -m given: running the built-in tiny model, whose words are gibberish ({path})", file=sys.stderr)
         model = replace(model, path=str(path), n_ctx=model.n_ctx or 32768)
     budget = None if cache.ram_mib < 0 else cache.ram_mib * 2**20
-    if model.n_gpu_layers != 0:
-        # While the model loads; what a restart will bring back goes into memory that is ready for it.
-        open_pinned(budget, soon=_stored_bytes(disk) if disk.cache_dir else 0)
+
+    def announce(plan: MemoryPlan) -> None:
+        _announce(plan, budget)
+        if model.n_gpu_layers != 0:
+            # While the model loads; what a restart will bring back goes into memory that is ready for it.
+            open_pinned(budget, soon=_stored_bytes(disk) if disk.cache_dir else 0)
+
     with LoadProgress(model.path) as progress:
 
         def report(fraction: float) -> bool:
             progress.show(fraction)
             return go_on()
 
-        loaded = load(model, report, keep_vocabulary=sleep_seconds >= 0)
+        loaded = load(model, report, announce, keep_vocabulary=sleep_seconds >= 0)
     try:
         template = Template(
             form.chat_template or loaded.info.chat_template, loaded.info.bos_token, loaded.info.eos_token
@@ -223,6 +260,17 @@ def _open(
     gc.freeze()
     worker = Worker(engine, loaded.info, sleep_seconds)
     return worker, chat_format, engine
+
+
+def _announce(plan: MemoryPlan, budget: int | None) -> None:
+    """Say what will be used: in the log, or where that is quiet, to a person at the terminal."""
+    table = "\n  ".join(plan.lines(budget))
+    if log.isEnabledFor(logging.INFO):
+        log.info("memory:\n  %s", table)
+    elif sys.stderr.isatty():
+        print(f"memory:\n  {table}", file=sys.stderr)
+    for warning in plan.warnings(budget):
+        log.warning("%s", warning)
 
 
 def _stored_bytes(settings: DiskSettings) -> int:
@@ -266,7 +314,10 @@ def _server_settings(settings: ServeSettings, worker: Worker, engine: Engine) ->
         sampling=settings.sampling.sampling,
         n_predict=settings.sampling.n_predict,
         n_batch=settings.model.n_batch,
+        spm_infill=server.spm_infill,
         cache_prompt=settings.cache.cache_prompt,
+        reasoning_budget=settings.format.reasoning_budget,
+        reasoning_budget_message=settings.format.reasoning_budget_message,
         reasoning_format=settings.format.reasoning_format,
         api_keys=server.api_keys,
         ping_seconds=server.sse_ping_interval,
@@ -291,14 +342,23 @@ def _cors(settings: ServeSettings) -> Cors:
     return Cors(server.cors_origins, server.cors_methods, server.cors_headers, server.cors_credentials)
 
 
-def _start_log(verbosity: int, warnings: Sequence[str]) -> None:
+def _start_log(settings: LogSettings, warnings: Sequence[str]) -> None:
+    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
+    if settings.log_file:
+        try:
+            handlers.append(logging.FileHandler(settings.log_file, encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"cannot write --log-file {settings.log_file}: {error.strerror}") from error
     logging.basicConfig(
-        level=LEVELS.get(verbosity, logging.DEBUG),
-        format="%(asctime)s %(message)s",
+        level=LEVELS.get(settings.verbosity, logging.DEBUG),
+        format="%(asctime)s %(message)s" if settings.timestamps else "%(message)s",
         datefmt="%H:%M:%S",
-        stream=sys.stderr,
+        handlers=handlers,
     )
-    if verbosity <= 3:
+    # Libraries have a line for each of their own steps.
+    for name in ("httpx", "httpx2", "huggingface_hub"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    if settings.verbosity <= 3:
         logging.getLogger("llama.cpp").setLevel(logging.ERROR)
     for warning in warnings:
         log.warning("%s", warning)

@@ -31,13 +31,13 @@ class LoadProgress:
 
     def show(self, fraction: float) -> None:
         """The loading has come to ``fraction``."""
+        self._bar.start()  # only now: what is said before has the terminal for itself
         self._bar.update(self._task, completed=fraction)
         if self._bar.disable and time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + LINE_SECONDS
             log.info("loading %s: %.0f %%", self._name, fraction * 100)
 
     def __enter__(self) -> LoadProgress:
-        self._bar.start()
         return self
 
     def __exit__(

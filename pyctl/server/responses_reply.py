@@ -20,7 +20,7 @@ import string
 import time
 from typing import Any
 
-from pyctl.chat.reasoning import CallDelta, Delta
+from pyctl.chat.delta import CallDelta, Delta
 from pyctl.engine.request import Done, Progress
 from pyctl.server.chat import ChatJob
 from pyctl.server.errors import error_body

@@ -70,10 +70,10 @@ class LocalBackend:
             for event in ticket:
                 if isinstance(event, Piece):
                     said = splitter.feed(event.text, event.tokens)
-                    yield Delta(said.reasoning, said.content)
+                    yield Delta(said.reasoning, said.content, said.calls)
                 elif isinstance(event, Done):
                     said = splitter.finish()
-                    yield Delta(said.reasoning, said.content, _stats(event))
+                    yield Delta(said.reasoning, said.content, said.calls, _stats(event))
                 elif isinstance(event, Failed):
                     if isinstance(event.error, PyctlError):
                         raise event.error

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pyctl.chat.reasoning import CallDelta, Delta
+from pyctl.chat.delta import CallDelta, Delta
 
 
 class PartSplitter:
