@@ -16,10 +16,12 @@ from starlette.types import ASGIApp
 
 from pyctl.chat.format import ChatFormat
 from pyctl.chat.tokenizer import Tokenizer
+from pyctl.errors import RequestError
 from pyctl.server import cache, completions, facts, tokens
 from pyctl.server.errors import error_response, http_exception
 from pyctl.server.journal import failed
 from pyctl.server.keys import KeyMiddleware
+from pyctl.server.limits import BodyLimitMiddleware
 from pyctl.server.settings import Service, Settings, WorkerLike
 
 __all__ = ["create_app"]
@@ -70,6 +72,7 @@ def create_app(worker: WorkerLike, chat: ChatFormat, tokenizer: Tokenizer, setti
                 expose_headers=["x-pyctl-cache"],
             ),
             Middleware(KeyMiddleware, keys=settings.api_keys),
+            Middleware(BodyLimitMiddleware),
         ],
         exception_handlers={HTTPException: http_exception},
     )
@@ -92,6 +95,8 @@ def _endpoint(service: Service, handlers: Mapping[str, Handler]) -> Callable[[Re
             return await handlers["GET" if request.method == "HEAD" else request.method](service, request)
         except ClientDisconnect:
             return Response(status_code=400)
+        except RecursionError:
+            return error_response(RequestError("the body is nested too deeply"))
         except Exception as error:
             failed(request.url.path, error)
             return error_response(error)
