@@ -16,12 +16,11 @@ from starlette.types import ASGIApp
 
 from pyctl.chat.format import ChatFormat
 from pyctl.chat.tokenizer import Tokenizer
-from pyctl.errors import RequestError
 from pyctl.server import cache, completions, facts, tokens
 from pyctl.server.errors import error_response, http_exception
 from pyctl.server.journal import failed
 from pyctl.server.keys import KeyMiddleware
-from pyctl.server.limits import BodyLimitMiddleware
+from pyctl.server.limits import BodyLimitMiddleware, depth_error
 from pyctl.server.settings import Service, Settings, WorkerLike
 
 __all__ = ["create_app"]
@@ -96,7 +95,7 @@ def _endpoint(service: Service, handlers: Mapping[str, Handler]) -> Callable[[Re
         except ClientDisconnect:
             return Response(status_code=400)
         except RecursionError:
-            return error_response(RequestError("the body is nested too deeply"))
+            return error_response(depth_error())
         except Exception as error:
             failed(request.url.path, error)
             return error_response(error)

@@ -1,14 +1,14 @@
-"""How large a request may be."""
+"""How large and how deep a request may be."""
 
 from __future__ import annotations
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pyctl.errors import TooLargeError
+from pyctl.errors import RequestError, TooLargeError
 from pyctl.server.errors import error_response
 
-__all__ = ["MAX_BODY_BYTES", "BodyLimitMiddleware"]
+__all__ = ["MAX_BODY_BYTES", "BodyLimitMiddleware", "depth_error"]
 
 MAX_BODY_BYTES = 32 * 2**20
 """About three times what a prompt of a million tokens takes as JSON, with every character escaped."""
@@ -51,3 +51,8 @@ class BodyLimitMiddleware:
 
     def _error(self) -> TooLargeError:
         return TooLargeError(f"the body is larger than {self._limit} bytes")
+
+
+def depth_error() -> RequestError:
+    """What a RecursionError while reading a request means to the client."""
+    return RequestError("the body is nested too deeply")
