@@ -37,10 +37,15 @@ FLAGS = ("-c", "8192", "-t", "1", "-ub", "128")
 
 REASONS: tuple[tuple[str, str, str], ...] = (
     ("", r"^status: 500 / 4\d\d$", "bad input is the client's mistake: 4xx where llama-server fails with 500"),
-    ("", r"extra (\S+\.)?timings\.source$", "says where the prompt was restored from"),
+    ("", r"extra (\S+\.)?timings\.(source|\w+_ms)$", "says what the cache did"),
     ("", r"extra (\S+\.)?(generation_settings|params)\.cache_prompt$", "shows whether the cache may be used"),
     ("^/props", r"extra (full_cache|prefix_cache)$", "shows the cache's policy and size"),
     ("^/props", r"value of bos_token", "the model has no such token; llama-server shows what its id would be"),
+    ("^/metrics", r"extra pyctl:", "the cache's own metrics"),
+    ("responses", r"extra ", "members of OpenAI's API that llama-server leaves out"),
+    ("responses", r'status: "completed" / "incomplete"', "as OpenAI says it when the limit of tokens was reached"),
+    ("^/v1/messages.* tools, any", "", "the reply begins with the call; llama-server lets the model talk before it"),
+    ("^/v1/messages", r"extra (\S+\.)?usage\.", "counts of Anthropic's API that llama-server leaves out"),
 )
 """Deliberate differences: what matches (endpoint and probe; one line of the difference), and why it is so."""
 
@@ -52,6 +57,7 @@ class Server:
         self._command, self._log = command, log
         self._process: subprocess.Popen[bytes] | None = None
         self._client = httpx.Client(timeout=30, headers={"accept-encoding": "identity"})
+        self._broken = False
 
     def ask(self, probe: Probe) -> dict[str, Any]:
         """The reduced reply; status 0 if the server ended or sent no whole reply."""
@@ -67,6 +73,8 @@ class Server:
             return {"status": 0, "type": type(error).__name__, "headers": {}, "body": None}
 
     def _start(self) -> None:
+        if self._broken:
+            raise RuntimeError("the server does not start")
         if self._process is not None and self._process.poll() is None:
             return
         with socket.socket() as free:
@@ -78,13 +86,15 @@ class Server:
         for _ in range(300):
             for path in ("/health", "/pre/health"):
                 try:
-                    if self._client.get(path).status_code == 200:
+                    if self._client.get(path).is_success:
                         return
                 except httpx.TransportError:
                     pass
             if self._process.poll() is not None:
-                raise RuntimeError("the server does not start")
+                break
             time.sleep(0.1)
+        self._broken = True
+        raise RuntimeError("the server does not start")
 
     def close(self) -> None:
         self._client.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
+    "CALLING",
     "CHAT",
     "COMPLETION",
     "HI",
@@ -28,16 +29,18 @@ TOOL: dict[str, Any] = {
     "function": {
         "name": "weather",
         "description": "The weather of a day",
-        "parameters": {"type": "object", "properties": {"day": {"enum": ["today"]}}, "required": ["day"]},
+        "parameters": {"type": "object", "properties": {"tomorrow": {"type": "boolean"}}, "required": ["tomorrow"]},
     },
 }
-CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"day": "today"}'}}
+CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"tomorrow": true}'}}
 HI = [{"role": "user", "content": "Hello"}]
 TOOL_TURN = [
     *HI,
     {"role": "assistant", "content": None, "tool_calls": [CALL]},
     {"role": "tool", "tool_call_id": "c1", "content": "rain"},
 ]
+CALLING = {"<tool_call>": 100}
+"""Makes the model, whose words are random, call a tool at once; the grammar does the rest."""
 REASONING = 'root ::= "hm\\n</think>\\n\\nyes"'
 PIXEL = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAA"
 PIXEL += "DUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -239,7 +242,7 @@ RESPONSES: dict[str, tuple[Any, ...]] = {
         [{"role": "user", "content": [{"type": "wizard"}]}],
         [
             *HI,
-            {"type": "function_call", "call_id": "c", "name": "weather", "arguments": '{"day": "today"}'},
+            {"type": "function_call", "call_id": "c", "name": "weather", "arguments": '{"tomorrow": true}'},
             {"type": "function_call_output", "call_id": "c", "output": "rain"},
         ],
         [*HI, {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}],

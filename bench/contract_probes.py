@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from contract_fields import (
+    CALLING,
     CHAT,
     COMPLETION,
     HI,
@@ -31,7 +32,8 @@ KEY = "right"
 GROUPS: dict[str, tuple[str, ...]] = {
     "main": ("--alias", "tiny", "--metrics", "--slot-save-path", "{directory}", "-np", "2"),
     "plain": ("--no-slots", "-np", "1"),
-    "key": ("--api-key", f"other,{KEY}", "--api-prefix", "/pre"),
+    "key": ("--api-key", f"other,{KEY}"),
+    "prefix": ("--api-prefix", "/pre"),
     "embeddings": ("--embeddings", "--pooling", "mean", "-np", "1"),
 }
 """The flags of the servers that answer the probes of each group, besides those of contract.py."""
@@ -119,11 +121,17 @@ def _both(endpoint: str, what: str, body: dict[str, Any], show: tuple[str, ...] 
 def _chat(chat: dict[str, Any]) -> Iterator[Probe]:
     path = "/v1/chat/completions"
     long = {**chat, "max_tokens": 200}
-    tools = {**long, "tools": [TOOL], "chat_template_kwargs": {"enable_thinking": False}}
-    yield from _both(path, "tools, tool_choice=required", {**tools, "tool_choice": "required"}, ("name", "arguments"))
+    tools = {**long, "tools": [TOOL], "chat_template_kwargs": {"enable_thinking": False}, "logit_bias": CALLING}
+    yield from _both(
+        path,
+        "tools, tool_choice=required",
+        {**tools, "tool_choice": "required", "parallel_tool_calls": False},
+        ("name",),
+    )
     yield from _both(
         path, "tools, required, parallel", {**tools, "tool_choice": "required", "parallel_tool_calls": True}
     )
+    yield from _both(path, "tools, auto", {**tools, "parallel_tool_calls": False}, ("name",))
     yield from _both(path, "tools, tool_choice=none", {**tools, "tool_choice": "none", "max_tokens": 4})
     yield from _both(path, "tools and grammar", {**tools, "grammar": 'root ::= "a"'})
     yield from _both(
@@ -157,8 +165,8 @@ def _chat(chat: dict[str, Any]) -> Iterator[Probe]:
 
 def _tools_anthropic(messages: dict[str, Any]) -> Iterator[Probe]:
     tool = {"name": "weather", "input_schema": TOOL["function"]["parameters"]}
-    off = {"type": "disabled"}
-    body = {**messages, "max_tokens": 200, "tools": [tool], "tool_choice": {"type": "any"}, "thinking": off}
+    body = {**messages, "max_tokens": 200, "tools": [tool], "tool_choice": {"type": "any"}, "logit_bias": CALLING}
+    body["chat_template_kwargs"] = {"enable_thinking": False}
     yield from _both("/v1/messages", "tools, any", body, ("name", "input", "partial_json"))
     yield from _both(
         "/v1/messages", "thinking", {**messages, "max_tokens": 200, "grammar": REASONING}, ("text", "thinking")
@@ -169,8 +177,8 @@ def _tools_anthropic(messages: dict[str, Any]) -> Iterator[Probe]:
 def _tools_responses(responses: dict[str, Any]) -> Iterator[Probe]:
     tool = {"type": "function", **TOOL["function"]}
     body = {**responses, "max_output_tokens": 200, "tools": [tool], "tool_choice": "required"}
-    body["chat_template_kwargs"] = {"enable_thinking": False}
-    yield from _both("/v1/responses", "tools, required", body, ("name", "arguments"))
+    body |= {"chat_template_kwargs": {"enable_thinking": False}, "logit_bias": CALLING, "parallel_tool_calls": False}
+    yield from _both("/v1/responses", "tools, required", body, ("name",))
     yield from _both(
         "/v1/responses", "reasoning text", {**responses, "max_output_tokens": 200, "grammar": REASONING}, ("text",)
     )
@@ -325,15 +333,10 @@ def _keys() -> Iterator[Probe]:
     )
     for path in ("/health", "/v1/models", "/models", "/props", "/nowhere", "/"):
         for what, headers in cases:
-            yield Probe(path, what, "GET", headers=headers, group="key", path=f"/pre{path}", show=("error",))
+            yield Probe(path, what, "GET", headers=headers, group="key", show=("error",))
     for what, headers in cases:
-        yield Probe("/tokenize", what, body={"content": "a"}, headers=headers, group="key", path="/pre/tokenize")
-    yield Probe(
-        "/props",
-        "CORS preflight without key",
-        "OPTIONS",
-        headers={"Origin": "http://a.example"},
-        group="key",
-        path="/pre/props",
-    )
-    yield Probe("/props", "without the prefix", "GET", headers={"X-Api-Key": KEY}, group="key")
+        yield Probe("/tokenize", what, body={"content": "a"}, headers=headers, group="key")
+    origin = {"Origin": "http://a.example"}
+    yield Probe("/props", "CORS preflight without key", "OPTIONS", headers=origin, group="key")
+    for path in ("/pre/health", "/pre/props", "/health", "/props"):
+        yield Probe(path, "with --api-prefix /pre", "GET", group="prefix")
