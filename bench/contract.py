@@ -5,7 +5,7 @@
 
 Both serve the same tiny model with the same flags. A reply is compared by status, content type, members with their
 types, the values that clients branch on, and for a stream the sequence of its events. Wording of messages, ids, times
-and the number of chunks do not count. With --keep the table goes to results/contract.md, all replies to contract.json.
+and the number of chunks do not count. With --keep the table goes to results/contract.md, all shapes to contract.json.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import httpx
 from common import RESULTS, machine
 from contract_fields import TEMPLATE
 from contract_probes import GROUPS, Probe, probes
-from contract_shape import differences, reduced, summary
+from contract_shape import differences, record, reduced, summary
 
 from pyctl.models import SHAPES, cached_model
 
@@ -202,10 +202,9 @@ def main() -> None:
     if arguments.keep:
         RESULTS.mkdir(exist_ok=True)
         (RESULTS / "contract.md").write_text(text, encoding="utf-8")
-        records = json.dumps(rows, ensure_ascii=False, separators=(",", ":"))
-        (RESULTS / "contract.json").write_text(
-            records.replace('},{"endpoint"', '},\n{"endpoint"') + "\n", encoding="utf-8"
-        )
+        kept = [{**row, **{name: record(row[name]) for name in commands}} for row in rows]
+        lines = ",\n".join(json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in kept)
+        (RESULTS / "contract.json").write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

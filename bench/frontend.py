@@ -1,12 +1,11 @@
-"""What other clients cost a running reply: its decode step alone, and beside idle streams and small requests.
+"""What other clients cost a running reply: its tokens per second alone, and beside idle streams and small requests.
 
     python bench/frontend.py
-    python bench/frontend.py --rounds 5 --burst
 
-One reply is generated again and again, in turn alone and under load, on a server that is bound to two cores. Under
-load 200 streams wait in the queue, each with a ping every second, and 2,000 requests (/health, /v1/models, /props,
-/tokenize) arrive while the reply is made: evenly, or with --burst all at once. The clients run on the other cores if
-there are any.
+One long reply is streamed by a server that is bound to two cores. In turn it runs alone and under load for a while:
+200 streams that wait in the queue, with a ping every second each, and in all 2,000 requests (/health, /v1/models,
+/props, /tokenize) that come evenly. Neighbouring times are compared, so that a busy machine spoils neither side more
+than the other. The clients run on other cores if there are any; where there are not, their work counts as load, too.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ from replay import server
 from pyctl.models import TINY_HYBRID, cached_model
 
 N_STREAMS, N_REQUESTS, N_CONNECTIONS = 200, 2000, 16
+SETTLE_SECONDS = 0.5
 SHAPE = replace(
     TINY_HYBRID,
     name="frontend",
@@ -77,17 +77,16 @@ async def waiting_streams(host: str, port: int) -> AsyncIterator[None]:
             writer.close()
 
 
-async def small_requests(host: str, port: int, seconds: float) -> float:
-    """2,000 requests over ``seconds``, or as fast as they are answered; returns the time that they took."""
+async def small_requests(host: str, port: int, count: int, seconds: float) -> None:
+    """``count`` requests spread over ``seconds``."""
     began = time.perf_counter()
-    numbers = iter(range(N_REQUESTS))
+    numbers = iter(range(count))
     asked = itertools.cycle(SMALL)
 
     async def connection() -> None:
         reader, writer = await asyncio.open_connection(host, port)
         for number in numbers:
-            due = began + seconds * number / N_REQUESTS
-            await asyncio.sleep(max(due - time.perf_counter(), 0))
+            await asyncio.sleep(max(began + seconds * number / count - time.perf_counter(), 0))
             writer.write(next(asked))
             head = await reader.readuntil(b"\r\n\r\n")
             length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
@@ -97,60 +96,80 @@ async def small_requests(host: str, port: int, seconds: float) -> float:
         writer.close()
 
     await asyncio.gather(*(connection() for _ in range(N_CONNECTIONS)))
-    return time.perf_counter() - began
 
 
-async def step_ms(client: httpx.AsyncClient, n_tokens: int) -> float:
-    """Milliseconds per token of one reply, as the server reports them."""
-    body = {"prompt": "Once upon a time", "n_predict": n_tokens, "ignore_eos": True, "temperature": 0}
-    reply = await client.post("/completion", json=body)
-    return float(reply.json()["timings"]["predicted_per_token_ms"])
+class Reply:
+    """A reply that goes on and on, and how many tokens of it have come."""
+
+    def __init__(self) -> None:
+        self.n_tokens = 0
+
+    async def read(self, address: str) -> None:
+        body = {"prompt": "Once upon a time", "n_predict": -1, "ignore_eos": True, "temperature": 0, "stream": True}
+        async with (
+            httpx.AsyncClient(base_url=address, timeout=600) as client,
+            client.stream("POST", "/completion", json=body) as response,
+        ):
+            async for line in response.aiter_lines():
+                if line.startswith("data: "):
+                    self.n_tokens += len(json.loads(line[6:])["tokens"])
+
+    async def rate(self, seconds: float) -> float:
+        """Tokens per second from now on."""
+        began, before = time.perf_counter(), self.n_tokens
+        await asyncio.sleep(seconds)
+        return (self.n_tokens - before) / (time.perf_counter() - began)
 
 
-async def measure(address: str, seconds: float, rounds: int, burst: bool) -> list[tuple[float, float, float]]:
-    """Per round: the step alone, the step under load, and the seconds that the small requests took."""
+async def measure(address: str, seconds: float, rounds: int) -> list[tuple[float, float, float]]:
+    """Tokens per second of each round: before the load, under it, and after it."""
     host, port = address.removeprefix("http://").split(":")
     found = []
-    async with httpx.AsyncClient(base_url=address, timeout=600) as client:
-        n_tokens = round(seconds * 1e3 / await step_ms(client, 100))
-        for _ in range(rounds):
-            alone = await step_ms(client, n_tokens)
-            reply = asyncio.ensure_future(step_ms(client, n_tokens))
-            await asyncio.sleep(0.2)
-            async with waiting_streams(host, int(port)):
-                await asyncio.sleep(0.2)
-                took = await small_requests(host, int(port), 0 if burst else 0.8 * seconds)
-                found.append((alone, await reply, took))
-            await asyncio.sleep(0.5)
+    reply = Reply()
+    reading = asyncio.ensure_future(reply.read(address))
+    await asyncio.sleep(SETTLE_SECONDS)
+    before = await reply.rate(seconds)
+    for _ in range(rounds):
+        async with waiting_streams(host, int(port)):
+            await asyncio.sleep(SETTLE_SECONDS)
+            requests = asyncio.ensure_future(small_requests(host, int(port), N_REQUESTS // rounds, seconds))
+            loaded = await reply.rate(seconds)
+            await requests
+        await asyncio.sleep(SETTLE_SECONDS)
+        after = await reply.rate(seconds)
+        found.append((before, loaded, after))
+        before = after
+    if reading.done():
+        raise SystemExit("the reply ended too soon: fewer rounds, or a larger context")
+    reading.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await reading
     return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=10.0, help="length of a reply")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--burst", action="store_true", help="the requests come at once instead of evenly")
+    parser.add_argument("--seconds", type=float, default=2.0, help="length of each measurement")
+    parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--keep", action="store_true", help="write results/frontend.md")
     arguments = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as directory:
         model = cached_model(SHAPE, directory)
         os.sched_setaffinity(0, cores[:2])
-        command = [sys.executable, "-m", "pyctl", "serve", "-m", str(model), "-c", "16384", "-t", "1", "-np", "1"]
+        command = [sys.executable, "-m", "pyctl", "serve", "-m", str(model), "-c", "65536", "-t", "1", "-np", "1"]
         with server(command, Path(directory) / "log") as address:
             os.sched_setaffinity(0, cores[2:] or cores)
-            found = asyncio.run(measure(address, arguments.seconds, arguments.rounds, arguments.burst))
-    rows = [
-        (number, f"{alone:.2f}", f"{loaded:.2f}", f"{loaded / alone:.3f}", f"{took:.1f}")
-        for number, (alone, loaded, took) in enumerate(found, 1)
-    ]
-    ratio = statistics.median(loaded / alone for alone, loaded, _ in found)
-    rows.append(("median", "", "", f"{ratio:.3f}", ""))
-    columns = ("round", "step alone, ms", "step under load, ms", "ratio", "2,000 requests took, s")
-    manner = "at once" if arguments.burst else "evenly"
-    title = f"A decode step beside {N_STREAMS} waiting streams and {N_REQUESTS:,} small requests that come {manner}"
-    name = "frontend-burst" if arguments.burst else "frontend"
-    show(title, columns, rows, keep=name if arguments.keep else "")
+            found = asyncio.run(measure(address, arguments.seconds, arguments.rounds))
+    rows: list[tuple[object, ...]] = []
+    ratios = []
+    for number, (before, loaded, after) in enumerate(found, 1):
+        ratios.append((before + after) / 2 / loaded)
+        rows.append((number, f"{before:.1f}", f"{loaded:.1f}", f"{after:.1f}", f"{ratios[-1]:.3f}"))
+    rows.append(("median", "", "", "", f"{statistics.median(ratios):.3f}"))
+    columns = ("round", "alone before, tokens/s", "under load", "alone after", "length of a step under load")
+    title = f"A decode step beside {N_STREAMS} waiting streams and {N_REQUESTS:,} small requests"
+    show(title, columns, rows, keep="frontend" if arguments.keep else "")
 
 
 if __name__ == "__main__":
