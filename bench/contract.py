@@ -35,6 +35,7 @@ from pyctl.models import SHAPES, cached_model
 
 FLAGS = ("-c", "8192", "-t", "1", "-ub", "128")
 
+WRONG = "a value of the wrong kind is refused, where llama-server silently takes the default"
 REASONS: tuple[tuple[str, str, str], ...] = (
     ("", r"^status: 500 / 4\d\d$", "bad input is the client's mistake: 4xx where llama-server fails with 500"),
     ("", r"extra (\S+\.)?timings\.(source|\w+_ms)$", "says what the cache did"),
@@ -42,9 +43,21 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     ("^/props", r"extra (full_cache|prefix_cache)$", "shows the cache's policy and size"),
     ("^/props", r"value of bos_token", "the model has no such token; llama-server shows what its id would be"),
     ("^/metrics", r"extra pyctl:", "the cache's own metrics"),
+    ("", r"^status: 500 / 200$", "taken, where llama-server fails with 500"),
+    (
+        r"(='x'|=7|=\[7\]|kwargs=\[\]|='json'|messages=None|wrong add_special|fraction)(, streamed)?$",
+        r"^status: 200 / 400$",
+        WRONG,
+    ),
+    (r"(repeat|penalty)_last_n=-1", r"^status: 400 / 200$", "-1 is the whole context, as earlier releases had it"),
     ("responses", r"extra ", "members of OpenAI's API that llama-server leaves out"),
     ("responses", r'status: "completed" / "incomplete"', "as OpenAI says it when the limit of tokens was reached"),
+    ("previous_response_id", r"type of error\.code", "OpenAI's error, by which its SDK knows it"),
     ("^/v1/messages.* tools, any", "", "the reply begins with the call; llama-server lets the model talk before it"),
+    ("^/v1/messages.*thinking={'type': 'disabled'}", "", "thinking is off when it is switched off"),
+    ("^/v1/messages thinking", "", "the grammar is kept; llama-server drops it from requests of this API"),
+    ("^/v1/messages stop sequence", 'stop_reason: "end_turn" / "stop_sequence"', "as Anthropic's API says it"),
+    ("^/v1/messages", r"extra type$", "errors in the form of Anthropic's API"),
     ("^/v1/messages", r"extra (\S+\.)?usage\.", "counts of Anthropic's API that llama-server leaves out"),
 )
 """Deliberate differences: what matches (endpoint and probe; one line of the difference), and why it is so."""
