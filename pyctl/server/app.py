@@ -33,6 +33,7 @@ from pyctl.server.cors import CorsMiddleware
 from pyctl.server.errors import error_response, http_exception
 from pyctl.server.journal import failed
 from pyctl.server.keys import KeyMiddleware
+from pyctl.server.limits import BodyLimitMiddleware, depth_error
 from pyctl.server.settings import Service, Settings, WorkerLike
 
 __all__ = ["create_app"]
@@ -106,6 +107,7 @@ def create_app(worker: WorkerLike, chat: ChatFormat, tokenizer: Tokenizer, setti
         middleware=[
             Middleware(CorsMiddleware, cors=settings.cors),
             Middleware(KeyMiddleware, keys=settings.api_keys, prefix=settings.api_prefix),
+            Middleware(BodyLimitMiddleware),
         ],
         exception_handlers={HTTPException: http_exception},
     )
@@ -128,6 +130,8 @@ def _endpoint(service: Service, handlers: Mapping[str, Handler]) -> Callable[[Re
             return await handlers["GET" if request.method == "HEAD" else request.method](service, request)
         except ClientDisconnect:
             return Response(status_code=400)
+        except RecursionError:
+            return error_response(depth_error())
         except Exception as error:
             failed(request.url.path, error)
             return error_response(error)

@@ -15,6 +15,7 @@ from pyctl.errors import (
     NotSupportedError,
     PyctlError,
     RequestError,
+    TooLargeError,
     UnavailableError,
 )
 from pyctl.server.json import JsonResponse, encode
@@ -26,6 +27,7 @@ _KINDS: dict[type[BaseException], tuple[int, str]] = {
     ContextSizeError: (400, "exceed_context_size_error"),
     AuthenticationError: (401, "authentication_error"),
     NotFoundError: (404, "not_found_error"),
+    TooLargeError: (413, "invalid_request_error"),
     NotSupportedError: (501, "not_supported_error"),
     UnavailableError: (503, "unavailable_error"),
     BaseException: (500, "server_error"),
