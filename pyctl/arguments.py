@@ -11,6 +11,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from pyctl import __version__, flag_table
+from pyctl.chat.traits import keep_reasoning
 from pyctl.config import (
     CacheSettings,
     ChatSettings,
@@ -166,8 +167,7 @@ def _resolve(given: Given) -> tuple[dict[str, Any], tuple[str, ...]]:
     if values.get("reasoning_effort", "default") != "default":
         kwargs["reasoning_effort"] = values["reasoning_effort"]
     preserve = bool(values.get("reasoning_preserve", kwargs.pop("preserve_reasoning", True)))
-    # The names that templates know for it.
-    values["template_kwargs"] = {"preserve_thinking": preserve, "clear_thinking": not preserve, **kwargs}
+    values["template_kwargs"] = {**keep_reasoning(preserve), **kwargs}
     if values.get("path") and (download := [given.typed[x] for x in ("hf_repo", "model_url") if x in given.typed]):
         # As in llama-server, the file is where that model was to be kept; here it is the model.
         warnings.append(f"{download[0]} has no effect beside {given.typed.get('path', 'LLAMA_ARG_MODEL')}")

@@ -63,7 +63,7 @@ UNUSED: Mapping[str, int] = _names(
     """
 -C --cpu-mask -Cr --cpu-range --cpu-strict --prio --poll -Cb --cpu-mask-batch -Crb --cpu-range-batch
 --cpu-strict-batch --prio-batch --poll-batch --keep -dt --defrag-thold --rpc --control-vector
---control-vector-scaled --adaptive-target --adaptive-decay -j --json-schema -jf --json-schema-file -ctxcp
+--control-vector-scaled -ctxcp
 --ctx-checkpoints --swa-checkpoints -r --reverse-prompt -mm --mmproj -mmu --mmproj-url -mmdev --mmproj-device
 --image-min-tokens --image-max-tokens --mtmd-batch-max-tokens --video-fps --video-timestamp-interval
 --video-ffmpeg-dir --tags --path --ui-config --webui-config --ui-config-file --webui-config-file

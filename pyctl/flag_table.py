@@ -28,6 +28,8 @@ from pyctl.flag_values import (
     proportions,
     samplers,
     scaled_adapters,
+    schema,
+    schema_file,
     seed,
     sendable,
     sleep,
@@ -330,6 +332,10 @@ SAMPLING = (
         metavar="TEXT",
         many=True,
     ),
+    Flag(
+        "adaptive_target", "--adaptive-target", "probability that tokens should have; below 0 = off", number(high=1.0)
+    ),
+    Flag("adaptive_decay", "--adaptive-decay", "how slowly that adapts", number(0.0, 0.99)),
     Flag("mirostat", "--mirostat", "0 = off, 1 or 2 = its version", integer(0, 2)),
     Flag("mirostat_eta", "--mirostat-lr", "learning rate", number()),
     Flag("mirostat_tau", "--mirostat-ent", "target entropy", number()),
@@ -343,6 +349,8 @@ SAMPLING = (
     ),
     Flag("grammar", "--grammar", "GBNF that replies must follow", str, metavar="GBNF"),
     Flag("grammar", "--grammar-file", "the same from a file", file_text, metavar="FILE"),
+    Flag("grammar", "-j --json-schema", "JSON schema that replies must follow", schema, metavar="SCHEMA"),
+    Flag("grammar", "-jf --json-schema-file", "the same from a file", schema_file, metavar="FILE"),
 )
 FORMAT = (
     Flag(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
+from pyctl.chat.schema import schema_grammar
 from pyctl.config import experts_on_cpu
 from pyctl.engine.sampling import DEFAULT_SAMPLERS, RANDOM_SEED
+from pyctl.errors import RequestError
 from pyctl.flags import FALSE_WORDS, TRUE_WORDS, file_text, integer, number, words
 
 __all__ = [
@@ -32,6 +35,8 @@ __all__ = [
     "proportions",
     "samplers",
     "scaled_adapters",
+    "schema",
+    "schema_file",
     "seed",
     "sendable",
     "sleep",
@@ -126,6 +131,21 @@ def sendable(text: str) -> str:
     if not (text.isascii() and text.isprintable()):
         raise ValueError("a key can only hold printable ASCII characters")
     return text
+
+
+def schema(text: str) -> str:
+    """The grammar of a JSON schema."""
+    try:
+        return schema_grammar(json.loads(text))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not a JSON schema: {error}") from error
+    except RequestError as error:
+        raise ValueError(str(error)) from error
+
+
+def schema_file(text: str) -> str:
+    """The same of a file."""
+    return schema(file_text(text))
 
 
 def template(text: str) -> str:

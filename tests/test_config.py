@@ -10,6 +10,7 @@ import pytest
 from pyctl import flag_table
 from pyctl.arguments import parse_chat, parse_serve
 from pyctl.cache.policy import DiskPolicy
+from pyctl.chat.traits import keep_reasoning
 from pyctl.config import (
     CacheSettings,
     ChatSettings,
@@ -43,7 +44,7 @@ SERVE_FLAGS = (
     *flag_table.LOG,
 )
 
-PRESERVED = {"preserve_thinking": True, "clear_thinking": False}
+PRESERVED = keep_reasoning(True)
 
 # Per destination: what is typed, where it ends up, and as what.
 ROUND_TRIPS: dict[str, tuple[str, str, Any]] = {
@@ -133,8 +134,10 @@ ROUND_TRIPS: dict[str, tuple[str, str, Any]] = {
     "mirostat": ("2", "sampling.sampling.mirostat", 2),
     "mirostat_eta": ("0.2", "sampling.sampling.mirostat_eta", 0.2),
     "mirostat_tau": ("4", "sampling.sampling.mirostat_tau", 4.0),
+    "adaptive_target": ("0.5", "sampling.sampling.adaptive_target", 0.5),
+    "adaptive_decay": ("0.8", "sampling.sampling.adaptive_decay", 0.8),
     "logit_bias": ("15043-1.5", "sampling.sampling.logit_bias", ((15043, -1.5),)),
-    "grammar": ("", "", None),  # two flags, below
+    "grammar": ("", "", None),  # four flags, below
     "chat_template": ("{{ messages }}", "format.chat_template", "{{ messages }}"),
     "template_file": ("", "", None),  # needs a file, below
     "template_kwargs": ('{"a": 1}', "format.template_kwargs", {**PRESERVED, "a": 1}),
@@ -224,7 +227,7 @@ def test_every_negation_by_flag_and_by_variable(flag: Flag) -> None:
     value = {
         "mmap": "none",
         "jinja": ("--no-jinja has no effect here",),
-        "reasoning_preserve": {"preserve_thinking": False, "clear_thinking": True},
+        "reasoning_preserve": keep_reasoning(False),
     }.get(flag.dest, False)
     for name in flag.off.split():
         assert at(serve(name), path) == value
@@ -255,7 +258,7 @@ def test_every_field_has_a_flag_and_every_flag_a_field() -> None:
     names = {item.name for part in (*parts, TerminalSettings, Sampling) for item in dataclasses.fields(part)}
     dests = {flag.dest for flag in (*SERVE_FLAGS, *flag_table.TERMINAL)}
     of_requests = {"min_keep", "grammar_lazy", "grammar_triggers", "grammar_prefill", "post_sampling_probs"}
-    assert names - dests == {*of_requests, "adaptive_target", "adaptive_decay"}
+    assert names - dests == of_requests
     assert dests - names == {
         "mmap",
         "mlock",
@@ -349,6 +352,11 @@ def test_values_from_files(tmp_path: Path) -> None:
     assert serve("--chat-template-file", str(tmp_path / "template")).format.chat_template == "{{ ü }}"
     assert serve("--api-key", "k", "--api-key-file", str(tmp_path / "keys")).server.api_keys == ("k", "key1", "key 2")
     assert serve("--grammar-file", str(tmp_path / "grammar")).sampling.sampling.grammar == 'root ::= "a"'
+    (tmp_path / "schema").write_text('{"type": "boolean"}')
+    for flags in (["-jf", str(tmp_path / "schema")], ["--json-schema", '{"type": "boolean"}']):
+        assert '"true" | "false"' in serve(*flags).sampling.sampling.grammar
+    assert "unknown type" in refused("-j", '{"type": "wizard"}')
+    assert "not a JSON schema" in refused("-j", "{")
     assert serve("--grammar", "root ::= [a-z]").sampling.sampling.grammar == "root ::= [a-z]"
     settings = serve("--chat-template", "{{ x }}", LLAMA_ARG_CHAT_TEMPLATE_FILE=str(tmp_path / "template"))
     assert settings.format.chat_template == "{{ x }}"
@@ -358,7 +366,7 @@ def test_reasoning_joins_the_template_values() -> None:
     settings = serve("--reasoning", "on", "--chat-template-kwargs", '{"effort": "low"}')
     assert settings.format.template_kwargs == {**PRESERVED, "effort": "low", "enable_thinking": True}
     assert serve("--reasoning", "auto").format.template_kwargs == PRESERVED
-    forgetting = {"preserve_thinking": False, "clear_thinking": True}
+    forgetting = keep_reasoning(False)
     assert serve("--chat-template-kwargs", '{"preserve_reasoning": false}').format.template_kwargs == forgetting
 
 

@@ -94,6 +94,9 @@ async def props(service: Service, request: Request) -> Response:
         "chat_template": chat.template.source,
         "chat_template_caps": {
             "supports_object_arguments": traits.object_arguments,
+            "supports_parallel_tool_calls": traits.parallel_calls,
+            "supports_preserve_reasoning": traits.old_reasoning,
+            "supports_reasoning_effort": traits.reasoning_effort,
             "supports_string_content": traits.text,
             "supports_system_role": traits.system_first,
             "supports_tool_calls": traits.tool_calls,
