@@ -10,9 +10,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import NamedTuple, TypeVar
 
+from pyctl.cache.report import Report
 from pyctl.engine.engine import Engine
 from pyctl.engine.info import EngineInfo
-from pyctl.engine.request import Failed, Request
+from pyctl.engine.request import Done, Failed, Request, Timings
 from pyctl.engine.ticket import Ticket
 from pyctl.errors import ContextSizeError, RequestError, UnavailableError
 
@@ -59,20 +60,20 @@ class Worker:
     def submit(self, request: Request) -> Ticket:
         """Queue ``request``; iterate over the ticket for its events.
 
-        Raises ContextSizeError when the prompt does not fit, RequestError for an empty one, UnavailableError after
-        `close`.
+        An empty prompt gets an empty reply. Raises ContextSizeError when the prompt does not fit, UnavailableError
+        after `close`.
         """
         n_ctx = self._info.n_ctx
         if self._closing:
             raise UnavailableError("the server is shutting down")
-        if len(request.prompt) == 0:
-            raise RequestError("the prompt is empty")
         if len(request.prompt) >= n_ctx:
             raise ContextSizeError(len(request.prompt), n_ctx)
-        tokens = request.prompt.tokens
+        ticket, tokens = Ticket(request), request.prompt.tokens
+        if not tokens.size:  # as llama-server does
+            ticket.put(Done("limit", "", Timings(0, 0, 0.0, 0, 0.0, 0.0, 0.0), Report(0), max(request.seq, 0)))
+            return ticket
         if int(tokens.min()) < 0 or int(tokens.max()) >= self._info.n_vocab:
             raise RequestError(f"token ids must be in [0, {self._info.n_vocab})")
-        ticket = Ticket(request)
         self._inbox.put(ticket)
         return ticket
 

@@ -34,7 +34,7 @@ def chat_job(service: Service, fields: Fields) -> ChatJob:
     """Read the body of a chat completion, OpenAI's fields and llama-server's. Raises RequestError."""
     turn = chat_turn(service, fields)
     options = Options.of(fields, service.settings.ping_seconds)
-    reasoning = _reasoning_format(fields, service, options)
+    reasoning = _reasoning_format(fields, service)
     request = engine_request(fields, service.chat.prompt_of(turn), service, _n_chat_probs(fields), turn)
     grammar, triggers = service.chat.call_grammar(turn) if not request.sampling.grammar else ("", ())
     if grammar:
@@ -64,7 +64,7 @@ def chat_turn(service: Service, fields: Fields) -> Turn:
     return service.chat.turn(
         fields.get("messages"),
         tools=tools,
-        callable_tools=_callable(fields, fields.get("tools")) if tools else None,
+        callable_tools=_callable(fields, fields.get("tools") or []),
         kwargs=kwargs,
         add_generation_prompt=add_header,
         continues=continues,
@@ -108,6 +108,11 @@ def _tool(tool: dict[str, Any], at: str) -> dict[str, Any]:
 def _callable(fields: Fields, tools: list[dict[str, Any]]) -> Tools | None:
     """What of ``tools`` the reply may call, and whether it must; None for nothing."""
     choice = fields.get("tool_choice") or "auto"
+    wanted = fields.boolean("parse_tool_calls", True)
+    if not isinstance(choice, dict) and choice not in ("auto", "none", "required"):
+        raise RequestError("'tool_choice' must be auto, none, required or an object")
+    if not tools:
+        return None
     if isinstance(choice, dict):
         function = choice.get("function")
         name = function.get("name") if isinstance(function, dict) else None
@@ -116,22 +121,20 @@ def _callable(fields: Fields, tools: list[dict[str, Any]]) -> Tools | None:
         tools = [tool for tool in tools if tool["function"]["name"] == name]
         if not tools:
             raise RequestError(f"'tool_choice' names {name!r}, which is none of the tools")
-    elif choice not in ("auto", "none", "required"):
-        raise RequestError("'tool_choice' must be auto, none, required or an object")
     if choice == "none":
         return None
     if "grammar" in fields:
         raise RequestError("Cannot use custom grammar constraints with tools.")
+    if not wanted:
+        return None
     return Tools.of(tools, fields.boolean("parallel_tool_calls", True), forced=choice != "auto")
 
 
-def _reasoning_format(fields: Fields, service: Service, options: Options) -> ReasoningFormat:
+def _reasoning_format(fields: Fields, service: Service) -> ReasoningFormat:
     value = fields.string("reasoning_format", service.settings.reasoning_format)
-    if value == "deepseek-legacy":  # a stream leaves the reasoning where it is
-        return "none" if options.stream else "deepseek"
     if value == "auto":
         return "auto"
-    if value == "deepseek":
+    if value in ("deepseek", "deepseek-legacy"):  # llama-server, too, treats both alike
         return "deepseek"
     if value != "none":
         raise RequestError(f"'reasoning_format' must be auto, deepseek, deepseek-legacy or none, not {value!r}")
@@ -144,4 +147,4 @@ def _n_chat_probs(fields: Fields) -> int:
         return fields.integer("top_logprobs", default=20, low=0)
     if "top_logprobs" in fields:
         raise RequestError("top_logprobs requires logprobs to be set to true")
-    return fields.integer("n_probs", default=0, low=0)
+    return max(fields.integer("n_probs", default=0), 0)

@@ -47,6 +47,7 @@ class Options:
     @classmethod
     def of(cls, fields: Fields, ping_seconds: int) -> Options:
         """Read from ``fields``; ``ping_seconds`` is the server's own."""
+        fields.integer("n_cache_reuse", default=0, low=0)  # without use here, but refused where llama-server does
         return cls(
             stream=fields.boolean("stream", False),
             include_usage=fields.object("stream_options").boolean("include_usage", False),
@@ -54,7 +55,7 @@ class Options:
             return_progress=fields.boolean("return_progress", False),
             return_tokens=fields.boolean("return_tokens", False),
             verbose=fields.boolean("verbose", False),
-            response_fields=fields.strings("response_fields") or (),
+            response_fields=_response_fields(fields),
             ping_seconds=fields.integer("sse_ping_interval", default=ping_seconds, low=-1),
             reasoning_format=fields.string("reasoning_format", "auto"),
             n_keep=fields.integer("n_keep", default=0, low=-1),
@@ -113,6 +114,11 @@ def _n_probs(fields: Fields) -> int:
     if isinstance(value, bool):  # OpenAI's chat writes logprobs so
         return int(value)
     return max(fields.integer("n_probs", "logprobs", default=0), 0)
+
+
+def _response_fields(fields: Fields) -> tuple[str, ...]:
+    """Names of members; anything but a list means all of them, as in llama-server."""
+    return tuple(fields.strings("response_fields") or ()) if isinstance(fields.get("response_fields"), list) else ()
 
 
 def _lora(value: Any) -> list[tuple[int, float]]:

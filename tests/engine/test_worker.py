@@ -220,3 +220,8 @@ def test_closing_ends_what_waits_for_a_slot(make: Any, tmp_path: Path) -> None:
     bench.worker.close()
     with pytest.raises(UnavailableError):
         result(future)
+
+
+def test_an_empty_prompt_gets_an_empty_reply(make: Any) -> None:
+    served = make().ask(Prompt.of([]))
+    assert (served.tokens, served.report.n_prompt) == ([], 0)
