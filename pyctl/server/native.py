@@ -79,7 +79,7 @@ class NativeReply(Reply):
             "prompt": self._prompt_text,
             "has_new_line": has_new_line,
             "truncated": n_prompt + n_predicted >= self.service.info.n_ctx,
-            "stop_type": done.stop_type,
+            "stop_type": done.stop_type if n_prompt else "none",
             "stopping_word": done.stopping_word,
             "tokens_cached": n_prompt + max(n_predicted - 1, 0),
             "timings": timings_json(done.timings, done.report),

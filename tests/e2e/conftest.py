@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,14 +41,13 @@ def clean_environment() -> dict[str, str]:
 def start(
     model_path: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., Server]]:
-    """start("tiny-hybrid", "--exact", ...) -> a server that answers /health; ``settings`` are laid over the flags."""
+    """start("tiny-hybrid", "--exact", ...) -> a server that answers /health"""
     started: list[Server] = []
 
-    def run(name: str, *flags: str, settings: Mapping[str, Mapping[str, object]] | None = None) -> Server:
+    def run(name: str, *flags: str) -> Server:
         directory = tmp_path_factory.mktemp("server")
         log_path = directory / "log"
-        program = ["pyctl", "serve"] if settings is None else ["tests.e2e.child", json.dumps(settings)]
-        command = [sys.executable, "-m", *program, "-m", str(model_path(name)), "--port", "0"]
+        command = [sys.executable, "-m", "pyctl", "serve", "-m", str(model_path(name)), "--port", "0"]
         command += ["-c", "8192", "-t", "1", "-ub", "128", *flags]
         with log_path.open("wb") as log:
             process = subprocess.Popen(command, stderr=log, env=clean_environment())

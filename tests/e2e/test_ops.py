@@ -31,7 +31,7 @@ def is_sleeping(server: Server) -> bool:
 
 
 def test_it_sleeps_keeps_its_cache_and_wakes(start: Start) -> None:
-    server = start("tiny-hybrid", "--exact", "--alias", "tiny", settings={"server": {"sleep_idle_seconds": 1}})
+    server = start("tiny-hybrid", "--exact", "--alias", "tiny", "--sleep-idle-seconds", "1")
     ask(server, "What is in chapter one?")
     deadline = time.monotonic() + 20
     while not is_sleeping(server):
@@ -55,8 +55,7 @@ def test_it_sleeps_keeps_its_cache_and_wakes(start: Start) -> None:
 
 @pytest.mark.parametrize("shape", ["tiny-hybrid", "tiny-dense"])
 def test_a_slot_survives_a_restart(start: Start, tmp_path: Path, shape: str) -> None:
-    settings = {"server": {"slot_save_path": str(tmp_path)}}
-    server = start(shape, settings=settings)
+    server = start(shape, "--slot-save-path", str(tmp_path))
     body = {"prompt": "Once upon a time there was a king " * 20, "n_predict": 8, "temperature": 0, "ignore_eos": True}
     first = httpx.post(f"{server.url}/completion", json={**body, "return_tokens": True}).json()
     saved = httpx.post(f"{server.url}/slots/0?action=save", json={"filename": "king.bin"}).json()
@@ -67,7 +66,7 @@ def test_a_slot_survives_a_restart(start: Start, tmp_path: Path, shape: str) -> 
     expected = httpx.post(f"{server.url}/completion", json=goes_on).json()
     assert expected["timings"]["source"] == "live"
 
-    other = start(shape, settings=settings)
+    other = start(shape, "--slot-save-path", str(tmp_path))
     read = httpx.post(f"{other.url}/slots/0?action=restore", json={"filename": "king.bin"}).json()
     assert (read["n_restored"], read["n_read"]) == (saved["n_saved"], saved["n_written"])
     reply = httpx.post(f"{other.url}/completion", json=goes_on).json()
@@ -87,7 +86,7 @@ def test_a_slot_survives_a_restart(start: Start, tmp_path: Path, shape: str) -> 
 
 
 def test_embeddings_beside_a_conversation(start: Start) -> None:
-    server = start("tiny-hybrid", settings={"model": {"embeddings": True, "pooling": "mean"}})
+    server = start("tiny-hybrid", "--embeddings", "--pooling", "mean")
     first = ask(server, "What is in chapter one?")
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
         texts = ["the cat sat", "the cat sat", "nothing of the kind"]
@@ -107,7 +106,7 @@ def test_embeddings_beside_a_conversation(start: Start) -> None:
 
 
 def test_embeddings_of_each_token(start: Start) -> None:
-    server = start("tiny-dense", settings={"model": {"embeddings": True, "pooling": "none"}})
+    server = start("tiny-dense", "--embeddings", "--pooling", "none")
     tokens = httpx.post(f"{server.url}/tokenize", json={"content": "a cat"}).json()["tokens"]
     (item,) = httpx.post(f"{server.url}/embeddings", json={"input": "a cat"}).json()
     assert len(item["embedding"]) == len(tokens)
