@@ -13,6 +13,7 @@ class EngineInfo:
 
     ``fingerprint`` is equal for two processes exactly when their saved rows and states may be mixed. ``vocab_type`` is
     llama.cpp's number. ``pooling`` says how embeddings are made of a text, empty when there are none.
+    ``lora`` are adapters, (path, scale).
     """
 
     model_path: str
@@ -34,3 +35,4 @@ class EngineInfo:
     fingerprint: str
     vocab_type: int = 0
     pooling: str = ""
+    lora: tuple[tuple[str, float], ...] = ()

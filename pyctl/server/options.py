@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from pyctl.cache.policy import DiskPolicy
 from pyctl.chat.format import Turn
 from pyctl.engine.request import Request
 from pyctl.engine.sampling import RANDOM_SEED
-from pyctl.errors import RequestError
 from pyctl.prompt import Prompt
 from pyctl.server.constraint import constraint_of
 from pyctl.server.fields import Fields
+from pyctl.server.lora import scales_of
 from pyctl.server.sampling import sampling_of
 from pyctl.server.settings import Service
 from pyctl.server.thinking import reasoning_limit
@@ -61,7 +60,7 @@ class Options:
             n_keep=fields.integer("n_keep", default=0, low=-1),
             n_discard=fields.integer("n_discard", default=0, low=0),
             backend_sampling=fields.boolean("backend_sampling", False),
-            lora=tuple(_lora(fields.get("lora"))),
+            lora=tuple(scales_of(fields.get("lora"))),
         )
 
 
@@ -88,6 +87,7 @@ def engine_request(
     ``turn`` is the conversation behind the prompt of a chat.
     """
     settings = service.settings
+    scales_of(fields.get("lora"), service.info)
     sampling = sampling_of(fields, settings.sampling, service.tokenizer, service.info.n_vocab)
     constraint = constraint_of(fields, service.chat, turn)
     wanted = fields.integer("id_slot", default=-1)
@@ -119,13 +119,3 @@ def _n_probs(fields: Fields) -> int:
 def _response_fields(fields: Fields) -> tuple[str, ...]:
     """Names of members; anything but a list means all of them, as in llama-server."""
     return tuple(fields.strings("response_fields") or ()) if isinstance(fields.get("response_fields"), list) else ()
-
-
-def _lora(value: Any) -> list[tuple[int, float]]:
-    """Adapters by number and scale. There are none here, and llama-server, too, passes over those it does not have."""
-    if value is None:
-        return []
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise RequestError("'lora' must be an array of objects with 'id' and 'scale' fields")
-    entries = [Fields(item) for item in value]
-    return [(entry.integer("id", default=-1), entry.number("scale", 0.0)) for entry in entries]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pyctl.server.settings import Settings
@@ -52,3 +54,20 @@ def test_props_change_only_with_the_flag() -> None:
     for allowed, status in ((False, 501), (True, 200)):
         settings = Settings(change_props=allowed)
         assert Bench(play(), settings=settings).client.post("/props", json={}).status_code == status
+
+
+def test_scales_of_adapters_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(play("x"))
+    adapted = replace(bench.worker.info, lora=(("a.gguf", 0.5),))
+    monkeypatch.setattr(type(bench.worker), "info", property(lambda worker: adapted))
+    assert bench.client.get("/lora-adapters").json()[0] == {
+        "id": 0,
+        "path": "a.gguf",
+        "scale": 0.5,
+        "task_name": "",
+        "prompt_prefix": "",
+    }
+    for scale, status in ((0.5, 200), (1.0, 501)):
+        entries = [{"id": 0, "scale": scale}, {"id": 7, "scale": 1.0}]
+        assert bench.client.post("/lora-adapters", json=entries).status_code == status
+        assert bench.post("/completion", {"prompt": "x", "lora": entries}).status_code == status

@@ -80,7 +80,7 @@ class _Source:
         _check_file(self._path)
         model = _load_model(self._path, self._settings, self._progress)
         try:
-            return model, _make_context(model, self._settings)
+            return model, _make_context(model, self._settings, context_params(self._settings, self._settings.n_ctx))
         except BaseException:
             api.llama_model_free(model)
             raise
@@ -125,22 +125,14 @@ def _make_embedder(model: Any, settings: ModelSettings) -> Embedder:
     params.n_outputs_max = params.n_outputs_max_per_seq = settings.n_ubatch  # without pooling every token has one
     params.embeddings = True
     params.pooling_type = POOLING[settings.pooling]
+    return Embedder(model, _make_context(model, settings, params))
+
+
+def _make_context(model: Any, settings: ModelSettings, params: Any) -> Any:
     ctx = api.llama_init_from_model(model, params)
     if not ctx:
-        raise ModelError(f"cannot make the context for embeddings: {last_error('llama.cpp gave no reason')}")
-    try:
-        _apply_adapters(model, ctx, settings)
-    except BaseException:
-        api.llama_free(ctx)
-        raise
-    return Embedder(model, ctx)
-
-
-def _make_context(model: Any, settings: ModelSettings) -> Any:
-    ctx = api.llama_init_from_model(model, context_params(settings, settings.n_ctx))
-    if not ctx:
         reason = last_error("it does not fit into memory")
-        raise ModelError(f"cannot make the context of {settings.n_ctx} tokens: {reason}; try a smaller --ctx-size")
+        raise ModelError(f"cannot make the context of {params.n_ctx} tokens: {reason}; try a smaller --ctx-size")
     try:
         _apply_adapters(model, ctx, settings)
     except BaseException:
@@ -196,6 +188,7 @@ def _describe(path: Path, backend: LlamaBackend, settings: ModelSettings) -> Eng
         vocab_type=int(api.llama_vocab_type(api.llama_model_get_vocab(model))),
         pooling=backend.embedder.pooling if backend.embedder is not None else "",
         fingerprint=backend.identity,
+        lora=settings.lora,
     )
 
 
