@@ -5,7 +5,7 @@
 
 Both serve the same tiny model with the same flags. A reply is compared by status, content type, members with their
 types, the values that clients branch on, and for a stream the sequence of its events. Wording of messages, ids, times
-and the number of chunks do not count. With --keep the table goes to results/contract.md, all shapes to contract.json.
+and the number of chunks do not count. With --keep the table goes to results/contract.md.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import httpx
 from common import RESULTS, machine
 from contract_fields import TEMPLATE
 from contract_probes import GROUPS, Probe, probes
-from contract_shape import differences, record, reduced, summary
+from contract_shape import differences, reduced, summary
 
 from pyctl.models import SHAPES, cached_model
 
@@ -208,7 +208,7 @@ def main() -> None:
     parser.add_argument("--llama-server", metavar="BINARY", required=True)
     parser.add_argument("--shape", default="tiny-hybrid", choices=[name for name in SHAPES if name.startswith("tiny")])
     parser.add_argument("--only", metavar="REGEX", default="", help="probes whose endpoint and name match")
-    parser.add_argument("--keep", action="store_true", help="write results/contract.md and .json")
+    parser.add_argument("--keep", action="store_true", help="write results/contract.md")
     arguments = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as name:
@@ -236,9 +236,6 @@ def main() -> None:
     if arguments.keep:
         RESULTS.mkdir(exist_ok=True)
         (RESULTS / "contract.md").write_text(text, encoding="utf-8")
-        kept = [{**row, **{name: record(row[name]) for name in commands}} for row in rows]
-        lines = ",\n".join(json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in kept)
-        (RESULTS / "contract.json").write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

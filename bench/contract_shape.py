@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-__all__ = ["differences", "record", "reduced", "summary"]
+__all__ = ["differences", "reduced", "summary"]
 
 Reduced = dict[str, Any]
 """``status``, ``type``, ``headers``, and ``body``: for a stream a list of [event name, data], else one value."""
@@ -169,13 +169,6 @@ def _stream_differences(theirs: list[Any], ours: list[Any], show: tuple[str, ...
     lines = [line for line, _ in left], [line for line, _ in right]
     if set(lines[0]) == set(lines[1]) and lines[0] != lines[1]:
         yield f"order of events: {len(lines[0])} / {len(lines[1])} runs"
-
-
-def record(reply: Reduced) -> dict[str, Any]:
-    """A reply to be kept: the shape of its body, or the shapes of its events in their order."""
-    body = reply["body"]
-    stream = reply["type"] == "text/event-stream"
-    return {**reply, "body": [line for line, _ in _sequence(body, ())] if stream else shape(body)}
 
 
 def summary(reply: Reduced) -> str:

@@ -29,7 +29,6 @@ from pyctl.config import (
     DiskSettings,
     FormatSettings,
     HubSettings,
-    LogSettings,
     ModelSettings,
     ServeSettings,
     Wanted,
@@ -40,6 +39,7 @@ from pyctl.engine.slots import SlotAdmin
 from pyctl.engine.worker import Worker
 from pyctl.errors import ConfigError
 from pyctl.loading import LoadProgress
+from pyctl.logs import start_log
 from pyctl.models import builtin_model
 from pyctl.server.app import create_app
 from pyctl.server.cors import Cors
@@ -66,8 +66,6 @@ commands:
 
 pyctl COMMAND --help lists the flags; pyctl --version prints the version.
 """
-
-LEVELS = {-1: logging.CRITICAL + 1, 0: logging.CRITICAL, 1: logging.ERROR, 2: logging.WARNING, 3: logging.INFO}
 
 log = logging.getLogger("pyctl")
 
@@ -97,7 +95,7 @@ def _serve(argv: Sequence[str]) -> int:
     settings = parse_serve(argv)
     if settings.wanted != "run":
         return _list(settings.wanted)
-    _start_log(settings.log, settings.warnings)
+    start_log(settings.log, settings.warnings)
     server = settings.server
     with bind(server.host, server.port) as sock:
         service = _Service(settings)
@@ -155,7 +153,7 @@ def _chat(argv: Sequence[str]) -> int:
     settings = parse_chat(argv)
     if settings.wanted != "run":
         return _list(settings.wanted)
-    _start_log(replace(settings.log, verbosity=min(settings.log.verbosity, 2)), settings.warnings)
+    start_log(replace(settings.log, verbosity=min(settings.log.verbosity, 2)), settings.warnings)
     terminal = settings.terminal
     with _chat_backend(settings) as backend:
         return run_chat(backend, prompt=terminal.prompt, system=terminal.system_prompt, stats=terminal.stats)
@@ -340,28 +338,6 @@ def _server_settings(settings: ServeSettings, worker: Worker, engine: Engine) ->
 def _cors(settings: ServeSettings) -> Cors:
     server = settings.server
     return Cors(server.cors_origins, server.cors_methods, server.cors_headers, server.cors_credentials)
-
-
-def _start_log(settings: LogSettings, warnings: Sequence[str]) -> None:
-    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
-    if settings.log_file:
-        try:
-            handlers.append(logging.FileHandler(settings.log_file, encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError(f"cannot write --log-file {settings.log_file}: {error.strerror}") from error
-    logging.basicConfig(
-        level=LEVELS.get(settings.verbosity, logging.DEBUG),
-        format="%(asctime)s %(message)s" if settings.timestamps else "%(message)s",
-        datefmt="%H:%M:%S",
-        handlers=handlers,
-    )
-    # Libraries have a line for each of their own steps.
-    for name in ("httpx", "httpx2", "huggingface_hub"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    if settings.verbosity <= 3:
-        logging.getLogger("llama.cpp").setLevel(logging.ERROR)
-    for warning in warnings:
-        log.warning("%s", warning)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ LAYERS = {
     "native": {"errors"},
     "models": {"errors"},
     "loading": set(),
+    "logs": {"config", "errors"},
     "cache": {"prompt", "errors"},
     "chat": {"prompt", "errors"},
     "engine": {"cache", "prompt", "errors", "config", "native"},

@@ -10,9 +10,7 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from collections.abc import Generator
 
 from pyctl.cache.plan import batch_ends
 from pyctl.cache.ram import RamCache
@@ -20,6 +18,7 @@ from pyctl.cache.report import Report
 from pyctl.cache.tier import DiskTier
 from pyctl.engine.backend import Backend, TopTokens
 from pyctl.engine.budget import Budget
+from pyctl.engine.job import Errand, Job, NextToken, Steps
 from pyctl.engine.keeper import EngineOptions, Keeper, Turn
 from pyctl.engine.lines import Lines
 from pyctl.engine.live import LiveSeq
@@ -30,46 +29,9 @@ from pyctl.engine.stream import TextStream
 from pyctl.engine.ticket import Ticket
 from pyctl.errors import EngineError, PyctlError
 
-__all__ = ["Engine", "EngineOptions", "Errand"]
+__all__ = ["Engine", "EngineOptions"]
 
 log = logging.getLogger(__name__)
-
-
-class NextToken(NamedTuple):
-    """A job waits for its ``token`` to be evaluated at ``position``; it is resumed with the output's index."""
-
-    token: int
-    position: int
-
-
-Steps: TypeAlias = Generator[NextToken | None, int, None]
-"""None after a prefill batch, NextToken while decoding."""
-
-
-@dataclass(eq=False)
-class Job:
-    """A request on its way, the sequence that serves it, and the generator that does.
-
-    ``id`` counts up; ``report`` is there as soon as the work has begun.
-    """
-
-    ticket: Ticket
-    id: int = -1
-    report: Report | None = None
-    submitted: float = field(default_factory=time.perf_counter)
-    seq: LiveSeq | None = None
-    steps: Steps | None = None
-    wants: NextToken | None = None
-    first_token: float = 0.0
-
-
-@dataclass(eq=False)
-class Errand:
-    """Something to do with sequence ``seq`` as soon as no job owns it; ``fail`` is called if that never comes."""
-
-    seq: int
-    run: Callable[[], None]
-    fail: Callable[[PyctlError], None]
 
 
 class Engine:

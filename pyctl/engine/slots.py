@@ -8,7 +8,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
-from pyctl.engine.engine import Engine, Errand
+from pyctl.engine.engine import Engine
+from pyctl.engine.job import Errand
 from pyctl.engine.live import LiveSeq
 from pyctl.engine.views import SlotFile, SlotView
 from pyctl.engine.worker import Worker
