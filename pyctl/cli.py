@@ -6,39 +6,44 @@ import gc
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
 from pyctl import __version__
+from pyctl.arguments import parse_chat, parse_serve
 from pyctl.cache.disk.catalog import Catalog
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.policy import DiskPolicy
 from pyctl.cache.ram import RamCache
 from pyctl.cache.tier import DiskTier
 from pyctl.chat.format import ChatFormat
+from pyctl.chat.replay import Replay
 from pyctl.chat.template import Template
 from pyctl.config import (
     CacheSettings,
     ChatSettings,
     DiskSettings,
     FormatSettings,
+    HubSettings,
     ModelSettings,
     ServeSettings,
-    parse_chat,
-    parse_serve,
+    Wanted,
 )
-from pyctl.engine.admin import CacheAdmin
+from pyctl.engine.admin import CacheAdmin, EngineAdmin
 from pyctl.engine.engine import Engine, EngineOptions
+from pyctl.engine.slots import SlotAdmin
 from pyctl.engine.worker import Worker
 from pyctl.errors import ConfigError
+from pyctl.loading import LoadProgress
+from pyctl.logs import start_log
 from pyctl.models import builtin_model
 from pyctl.server.app import create_app
+from pyctl.server.cors import Cors
+from pyctl.server.gate import Gate
 from pyctl.server.serve import bind, serve
 from pyctl.server.settings import Settings
 from pyctl.terminal.backend import Backend
@@ -48,7 +53,7 @@ from pyctl.terminal.remote import RemoteBackend
 from pyctl.upkeep import run_cache
 
 if TYPE_CHECKING:
-    from pyctl.engine.llama import Loaded
+    from pyctl.engine.llama import Loaded, MemoryPlan
 
 __all__ = ["main"]
 
@@ -63,8 +68,6 @@ pyctl COMMAND --help lists the flags; pyctl --version prints the version.
 """
 
 SWITCH_SECONDS = 0.0005
-
-LEVELS = {-1: logging.CRITICAL + 1, 0: logging.CRITICAL, 1: logging.ERROR, 2: logging.WARNING, 3: logging.INFO}
 
 log = logging.getLogger("pyctl")
 
@@ -94,28 +97,67 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _serve(argv: Sequence[str]) -> int:
     settings = parse_serve(argv)
-    _start_log(settings.log.verbosity, settings.warnings)
+    if settings.wanted != "run":
+        return _list(settings.wanted)
+    start_log(settings.log, settings.warnings)
     server = settings.server
-    # The address is taken before the model is loaded: a port in use should not cost a minute.
     with bind(server.host, server.port) as sock:
-        worker, chat_format, admin = _open(settings.model, settings.cache, settings.disk, settings.format)
+        service = _Service(settings)
         try:
             serve(
-                create_app(worker, chat_format, chat_format.tokenizer, _server_settings(settings, admin)),
+                service.gate,
                 sock,
                 ssl_key_file=server.ssl_key_file,
                 ssl_cert_file=server.ssl_cert_file,
-                on_ready=lambda address: log.info("%s on %s", worker.info.model_path, address),
-                on_stop=worker.close,
+                on_ready=service.open,
+                on_stop=service.close,
             )
         finally:
-            worker.close()
+            service.close()
     return 0
+
+
+class _Service:
+    """What answers at the address: a gate at once, behind it the application as soon as the model is loaded."""
+
+    def __init__(self, settings: ServeSettings) -> None:
+        self._settings = settings
+        self._closing = threading.Event()
+        self._worker: Worker | None = None
+        self.gate = Gate(_cors(settings))
+
+    def open(self, address: str) -> None:
+        """Load the model and let requests through; may be stopped by `close` on another thread."""
+        settings = self._settings
+        log.debug("listening at %s, loading the model", address)
+        worker, chat_format, engine = _open(
+            _found(settings.model, settings.hub),
+            settings.cache,
+            settings.disk,
+            settings.format,
+            sleep_seconds=settings.server.sleep_idle_seconds,
+            go_on=lambda: not self._closing.is_set(),
+        )
+        self._worker = worker
+        if self._closing.is_set():
+            worker.close()
+            return
+        served = _server_settings(settings, worker, engine)
+        self.gate.open(create_app(worker, chat_format, chat_format.tokenizer, served))
+        log.info("%s on %s", worker.info.model_path, address)
+
+    def close(self) -> None:
+        """Stop loading, or end the engine. Idempotent."""
+        self._closing.set()
+        if self._worker is not None:
+            self._worker.close()
 
 
 def _chat(argv: Sequence[str]) -> int:
     settings = parse_chat(argv)
-    _start_log(min(settings.log.verbosity, 2), settings.warnings)
+    if settings.wanted != "run":
+        return _list(settings.wanted)
+    start_log(replace(settings.log, verbosity=min(settings.log.verbosity, 2)), settings.warnings)
     terminal = settings.terminal
     with _chat_backend(settings) as backend:
         return run_chat(backend, prompt=terminal.prompt, system=terminal.system_prompt, stats=terminal.stats)
@@ -131,7 +173,8 @@ def _chat_backend(settings: ChatSettings) -> Iterator[Backend]:
         finally:
             remote.close()
         return
-    worker, chat_format, _ = _open(settings.model, settings.cache, settings.disk, settings.format)
+    model = _found(settings.model, settings.hub)
+    worker, chat_format, _ = _open(model, settings.cache, settings.disk, settings.format)
     try:
         yield LocalBackend(
             worker,
@@ -145,10 +188,42 @@ def _chat_backend(settings: ChatSettings) -> Iterator[Backend]:
         worker.close()
 
 
+def _list(wanted: Wanted) -> int:
+    """Print what is asked for."""
+    if wanted == "models":
+        from pyctl.hub import cached_models
+
+        for name in cached_models():
+            print(name)
+    else:
+        from pyctl.engine.llama import devices
+
+        for device in devices():
+            memory = f" ({device.total // 2**20} MiB, {(device.free or 0) // 2**20} MiB free)" if device.total else ""
+            print(f"{device.name}: {device.description}{memory}")
+    return 0
+
+
+def _found(model: ModelSettings, hub: HubSettings) -> ModelSettings:
+    """With the path of the model that ``hub`` names, fetched if need be, unless there is a path."""
+    if model.path or not (hub.hf_repo or hub.model_url):
+        return model
+    # Only now: the import takes a while, and most models are files.
+    from pyctl.hub import fetch
+
+    return replace(model, path=str(fetch(hub)), alias=model.alias or ((hub.hf_repo,) if hub.hf_repo else ()))
+
+
 def _open(
-    model: ModelSettings, cache: CacheSettings, disk: DiskSettings, form: FormatSettings
-) -> tuple[Worker, ChatFormat, CacheAdmin]:
-    """Load the model and start the engine on it."""
+    model: ModelSettings,
+    cache: CacheSettings,
+    disk: DiskSettings,
+    form: FormatSettings,
+    *,
+    sleep_seconds: int = -1,
+    go_on: Callable[[], bool] = lambda: True,
+) -> tuple[Worker, ChatFormat, Engine]:
+    """Load the model and start the engine on it; UnavailableError when ``go_on`` said no meanwhile."""
     # Only now: the import loads llama.cpp, which --help and a running server at --url do not need.
     from pyctl.engine.llama import load, open_pinned
 
@@ -157,16 +232,25 @@ def _open(
         print(f"no -m given: running the built-in tiny model, whose words are gibberish ({path})", file=sys.stderr)
         model = replace(model, path=str(path), n_ctx=model.n_ctx or 32768)
     budget = None if cache.ram_mib < 0 else cache.ram_mib * 2**20
-    if model.n_gpu_layers != 0:
-        # While the model loads; what a restart will bring back goes into memory that is ready for it.
-        open_pinned(budget, soon=_stored_bytes(disk) if disk.cache_dir else 0)
-    with _loading(model.path) as progress:
-        loaded = load(model, progress)
+
+    def announce(plan: MemoryPlan) -> None:
+        _announce(plan, budget)
+        if model.n_gpu_layers != 0:
+            # While the model loads; what a restart will bring back goes into memory that is ready for it.
+            open_pinned(budget, soon=_stored_bytes(disk) if disk.cache_dir else 0)
+
+    with LoadProgress(model.path) as progress:
+
+        def report(fraction: float) -> bool:
+            progress.show(fraction)
+            return go_on()
+
+        loaded = load(model, report, announce, keep_vocabulary=sleep_seconds >= 0)
     try:
         template = Template(
             form.chat_template or loaded.info.chat_template, loaded.info.bos_token, loaded.info.eos_token
         )
-        chat_format = ChatFormat(template, loaded.tokenizer, kwargs=form.template_kwargs)
+        chat_format = ChatFormat(template, loaded.tokenizer, form.template_kwargs, Replay(form.prompt_replay))
         tier = _disk_tier(disk, loaded)
     except BaseException:
         loaded.backend.close()
@@ -176,8 +260,19 @@ def _open(
     # What is loaded stays until the end; the collector need not look at it again.
     gc.collect()
     gc.freeze()
-    worker = Worker(engine, loaded.info)
-    return worker, chat_format, CacheAdmin(worker, engine)
+    worker = Worker(engine, loaded.info, sleep_seconds)
+    return worker, chat_format, engine
+
+
+def _announce(plan: MemoryPlan, budget: int | None) -> None:
+    """Say what will be used: in the log, or where that is quiet, to a person at the terminal."""
+    table = "\n  ".join(plan.lines(budget))
+    if log.isEnabledFor(logging.INFO):
+        log.info("memory:\n  %s", table)
+    elif sys.stderr.isatty():
+        print(f"memory:\n  {table}", file=sys.stderr)
+    for warning in plan.warnings(budget):
+        log.warning("%s", warning)
 
 
 def _stored_bytes(settings: DiskSettings) -> int:
@@ -215,43 +310,38 @@ def _disk_tier(settings: DiskSettings, loaded: Loaded) -> DiskTier | None:
     return DiskTier(store, policy, min_tokens=settings.min_tokens, cold_max=settings.cold_max, text_of=text_of)
 
 
-def _server_settings(settings: ServeSettings, admin: CacheAdmin) -> Settings:
+def _server_settings(settings: ServeSettings, worker: Worker, engine: Engine) -> Settings:
+    server = settings.server
     return Settings(
         sampling=settings.sampling.sampling,
         n_predict=settings.sampling.n_predict,
+        n_batch=settings.model.n_batch,
+        spm_infill=server.spm_infill,
         cache_prompt=settings.cache.cache_prompt,
+        reasoning_budget=settings.format.reasoning_budget,
+        reasoning_budget_message=settings.format.reasoning_budget_message,
         reasoning_format=settings.format.reasoning_format,
-        api_keys=settings.server.api_keys,
-        ping_seconds=settings.server.sse_ping_interval,
-        cache=admin,
+        api_keys=server.api_keys,
+        ping_seconds=server.sse_ping_interval,
+        cache=CacheAdmin(worker, engine),
+        engine=EngineAdmin(worker, engine),
+        slots=SlotAdmin(worker, engine),
         disk_policy=DiskPolicy.parse(settings.disk.disk_policy),
+        cors=_cors(settings),
+        api_prefix=server.api_prefix,
+        show_slots=server.slots,
+        show_metrics=server.metrics,
+        change_props=server.props,
+        slots_debug=bool(os.environ.get("LLAMA_SERVER_SLOTS_DEBUG")),
+        slot_save_path=Path(server.slot_save_path) if server.slot_save_path else None,
+        embeddings=settings.model.embeddings,
+        embd_normalize=server.embd_normalize,
     )
 
 
-def _start_log(verbosity: int, warnings: Sequence[str]) -> None:
-    logging.basicConfig(
-        level=LEVELS.get(verbosity, logging.DEBUG),
-        format="%(asctime)s %(message)s",
-        datefmt="%H:%M:%S",
-        stream=sys.stderr,
-    )
-    if verbosity <= 3:
-        logging.getLogger("llama.cpp").setLevel(logging.ERROR)
-    for warning in warnings:
-        log.warning("%s", warning)
-
-
-@contextmanager
-def _loading(path: str) -> Iterator[Callable[[float], None] | None]:
-    """A progress bar on a terminal, nothing elsewhere."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield None
-        return
-    columns = (TextColumn("loading {task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(os.path.basename(path), total=1.0)
-        yield lambda fraction: bar.update(task, completed=fraction)
+def _cors(settings: ServeSettings) -> Cors:
+    server = settings.server
+    return Cors(server.cors_origins, server.cors_methods, server.cors_headers, server.cors_credentials)
 
 
 if __name__ == "__main__":

@@ -1,43 +1,58 @@
-"""What the program was asked to do: frozen settings, filled from flags and variables, contradictions refused.
+"""What the program was asked to do, as frozen settings; contradictions raise ConfigError with one line of text.
 
-Everything wrong raises ConfigError with one line of text. The flags themselves are in ``flag_table``.
+``arguments`` fills them from flags and variables.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
 
-from pyctl import __version__, flag_table
 from pyctl.engine.sampling import RANDOM_SEED, Sampling
-from pyctl.errors import ConfigError, RequestError
-from pyctl.flags import Flag, Given, help_text, read_flags
+from pyctl.errors import ConfigError
 
 __all__ = [
+    "CPU_EXPERTS",
     "CacheSettings",
     "ChatSettings",
     "DiskSettings",
     "FormatSettings",
+    "HubSettings",
     "LogSettings",
     "ModelSettings",
     "SamplingDefaults",
     "ServeSettings",
     "ServerSettings",
     "TerminalSettings",
-    "parse_chat",
-    "parse_serve",
+    "Wanted",
+    "experts_on_cpu",
 ]
+
+Wanted: TypeAlias = Literal["run", "devices", "models"]
+"""What the user asked for: to run, or to list devices or fetched models."""
+
+
+CPU_EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+"""Expert weights of any layer, as llama-server's --cpu-moe matches them."""
+
+
+def experts_on_cpu(n_layers: int) -> tuple[tuple[str, str], ...]:
+    """Placements that keep the experts of the first ``n_layers`` layers on the CPU."""
+    return tuple((rf"blk\.{layer}{CPU_EXPERTS}", "CPU") for layer in range(n_layers))
 
 
 @dataclass(frozen=True)
 class ModelSettings:
     """The model file and the context that llama.cpp makes for it; counts are tokens or layers.
 
-    ``n_gpu_layers`` -1 means as many as fit, -2 all. ``n_threads`` below 1 leaves the choice to llama.cpp, and
-    ``n_threads_batch`` below 1 means the same number. ``n_ctx`` 0, ``rope_*`` 0 or empty, ``yarn_orig_ctx`` 0 and the
-    other ``yarn_*`` -1 mean the model's own value. ``tensor_split`` are proportions, empty for an even split.
+    ``n_gpu_layers`` -1 means as many as fit, -2 all. ``placements`` are (regular expression over tensor names, buffer
+    type), the first match counts. With ``fit``, what was not given is made to fit: the context down to ``fit_ctx``
+    tokens, then the layers on the GPU, so that ``fit_target`` MiB stay free on each. ``metadata`` are (key, value),
+    ``lora`` are (file, scale). ``n_threads`` below 1 leaves the choice to llama.cpp, and ``n_threads_batch`` below 1
+    means the same number. ``n_ctx`` 0, ``rope_*`` 0 or empty, ``yarn_orig_ctx`` 0, the other ``yarn_*`` -1 and an empty
+    ``pooling`` mean the model's own value. ``tensor_split`` are proportions, empty for an even split. ``pooling`` is
+    none, mean, cls, last or rank, for ``embeddings`` only.
     """
 
     path: str = ""
@@ -47,6 +62,18 @@ class ModelSettings:
     tensor_split: tuple[float, ...] = ()
     main_gpu: int = 0
     load_mode: str = "auto"
+    lazy_mode: str = "auto"
+    devices: tuple[str, ...] = ()
+    placements: tuple[tuple[str, str], ...] = ()
+    fit: bool = True
+    fit_target: tuple[int, ...] = (1024,)
+    fit_ctx: int = 4096
+    metadata: tuple[tuple[str, int | float | bool | str], ...] = ()
+    check_tensors: bool = False
+    repack: bool = True
+    no_host: bool = False
+    numa: str = ""
+    lora: tuple[tuple[str, float], ...] = ()
     n_ctx: int = 0
     n_seqs: int = 1
     n_batch: int = 2048
@@ -57,6 +84,8 @@ class ModelSettings:
     type_k: str = "f16"
     type_v: str = "f16"
     offload_kqv: bool = True
+    op_offload: bool = True
+    swa_full: bool = False
     rope_scaling: str = ""
     rope_freq_base: float = 0.0
     rope_freq_scale: float = 0.0
@@ -65,10 +94,32 @@ class ModelSettings:
     yarn_attn_factor: float = -1.0
     yarn_beta_slow: float = -1.0
     yarn_beta_fast: float = -1.0
+    embeddings: bool = False
+    pooling: str = ""
 
     def __post_init__(self) -> None:
         if self.flash_attn == "off" and "q" in self.type_v:
             raise ConfigError(f"--cache-type-v {self.type_v} needs flash attention, which --flash-attn off forbids")
+
+
+@dataclass(frozen=True)
+class HubSettings:
+    """A model on huggingface.co, or at an address; ``hf_repo`` is USER/MODEL or USER/MODEL:QUANT.
+
+    ``hf_file`` wins over the quant. ``offline`` takes only what has been fetched before.
+    """
+
+    hf_repo: str = ""
+    hf_file: str = ""
+    hf_token: str = ""
+    model_url: str = ""
+    offline: bool = False
+
+    def __post_init__(self) -> None:
+        if self.hf_file and not self.hf_repo:
+            raise ConfigError("--hf-file needs --hf-repo")
+        if self.hf_repo and self.model_url:
+            raise ConfigError("--hf-repo and --model-url exclude each other")
 
 
 @dataclass(frozen=True)
@@ -137,19 +188,27 @@ class SamplingDefaults:
 
 @dataclass(frozen=True)
 class FormatSettings:
-    """How messages become text and replies messages; an empty ``chat_template`` means the model's own."""
+    """How messages become text and replies messages; an empty ``chat_template`` means the model's own.
+
+    ``reasoning_budget`` is tokens, -1 for no limit; ``reasoning_budget_message`` is what ends the thinking then.
+    """
 
     chat_template: str = ""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     reasoning_format: str = "auto"
+    prompt_replay: str = "equal"
+    reasoning_budget: int = -1
+    reasoning_budget_message: str = ""
 
 
 @dataclass(frozen=True)
 class ServerSettings:
     """Where and to whom the server answers.
 
-    ``host`` may be a UNIX socket, a path ending in .sock; ``port`` 0 is any free one. ``timeout`` and
-    ``sse_ping_interval`` are seconds, -1 of the latter is never.
+    ``host`` may be a UNIX socket, a path ending in .sock; ``port`` 0 is any free one. ``sse_ping_interval`` and
+    ``sleep_idle_seconds`` are seconds, -1 is never. ``api_prefix`` stands before every path, ``slot_save_path`` is
+    where sequences are saved, empty for nowhere. ``cors_*`` are as in server.cors.Cors. ``embd_normalize`` is
+    llama-server's: -1 no norm, 0 int16 range, p the p-norm.
     """
 
     host: str = "127.0.0.1"
@@ -157,12 +216,19 @@ class ServerSettings:
     api_keys: tuple[str, ...] = ()
     ssl_key_file: str = ""
     ssl_cert_file: str = ""
-    timeout: int = 3600
     sse_ping_interval: int = 30
-    webui: bool = True
     metrics: bool = False
     props: bool = False
     slots: bool = True
+    slot_save_path: str = ""
+    api_prefix: str = ""
+    cors_origins: str = "*"
+    cors_methods: str = "GET, POST, DELETE, OPTIONS"
+    cors_headers: str = "*"
+    cors_credentials: bool = True
+    sleep_idle_seconds: int = -1
+    embd_normalize: int = 2
+    spm_infill: bool = False
 
     def __post_init__(self) -> None:
         if bool(self.ssl_key_file) != bool(self.ssl_cert_file):
@@ -171,9 +237,11 @@ class ServerSettings:
 
 @dataclass(frozen=True)
 class LogSettings:
-    """-1 nothing, 1 errors, 2 warnings, 3 information, 4 trace, 5 everything."""
+    """-1 nothing, 1 errors, 2 warnings, 3 information, 4 trace, 5 everything; ``log_file`` gets the lines, too."""
 
     verbosity: int = 3
+    log_file: str = ""
+    timestamps: bool = True
 
 
 @dataclass(frozen=True)
@@ -192,6 +260,7 @@ class ServeSettings:
     """All of ``pyctl serve``; ``warnings`` are lines for the user."""
 
     model: ModelSettings
+    hub: HubSettings
     cache: CacheSettings
     disk: DiskSettings
     sampling: SamplingDefaults
@@ -199,6 +268,7 @@ class ServeSettings:
     server: ServerSettings
     log: LogSettings
     warnings: tuple[str, ...] = ()
+    wanted: Wanted = "run"
 
 
 @dataclass(frozen=True)
@@ -206,6 +276,7 @@ class ChatSettings:
     """All of ``pyctl chat``; ``warnings`` are lines for the user."""
 
     model: ModelSettings
+    hub: HubSettings
     cache: CacheSettings
     disk: DiskSettings
     sampling: SamplingDefaults
@@ -213,159 +284,4 @@ class ChatSettings:
     terminal: TerminalSettings
     log: LogSettings
     warnings: tuple[str, ...] = ()
-
-
-_SHARED: dict[str, tuple[Flag, ...]] = {
-    "general": flag_table.GENERAL,
-    "model": flag_table.MODEL,
-    "context": flag_table.CONTEXT,
-    "cache": flag_table.CACHE,
-    "disk cache": flag_table.DISK,
-    "sampling": flag_table.SAMPLING,
-    "chat format": flag_table.FORMAT,
-    "log": flag_table.LOG,
-}
-
-
-def parse_serve(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> ServeSettings:
-    """The settings of ``pyctl serve``; ``argv`` begins after the command.
-
-    --help and --version print and raise SystemExit(0); anything that cannot be served raises ConfigError.
-    """
-    given = _read("serve [-m FILE] [flags]", argv, environ, {**_SHARED, "server": flag_table.SERVER})
-    values, warnings = _resolve(given)
-    return ServeSettings(
-        model=_fill(ModelSettings, values),
-        cache=_fill(CacheSettings, values),
-        disk=_fill(DiskSettings, values),
-        sampling=_sampling(values),
-        format=_fill(FormatSettings, values),
-        server=_fill(ServerSettings, values),
-        log=_fill(LogSettings, values),
-        warnings=warnings,
-    )
-
-
-def parse_chat(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> ChatSettings:
-    """The settings of ``pyctl chat``, likewise. The server's own flags are taken and have no effect."""
-    given = _read("chat [-m FILE | --url URL] [flags]", argv, environ, {"chat": flag_table.TERMINAL, **_SHARED})
-    values, warnings = _resolve(given)
-    if values.get("url"):
-        if "path" in given.typed:
-            raise ConfigError(f"--url and {given.typed['path']} exclude each other: that server has its own model")
-        here = (flag_table.MODEL, flag_table.CONTEXT, flag_table.CACHE, flag_table.DISK, flag_table.FORMAT)
-        idle = {flag.dest for group in here for flag in group}
-        warnings += tuple(f"{name} has no effect with --url" for dest, name in given.typed.items() if dest in idle)
-    if values.get("prompt") == "":
-        raise ConfigError("--prompt is empty")
-    return ChatSettings(
-        model=_fill(ModelSettings, values),
-        cache=_fill(CacheSettings, values),
-        disk=_fill(DiskSettings, values),
-        sampling=_sampling(values),
-        format=_fill(FormatSettings, values),
-        terminal=_fill(TerminalSettings, values),
-        log=_fill(LogSettings, values),
-        warnings=warnings,
-    )
-
-
-def _read(usage: str, argv: Sequence[str], environ: Mapping[str, str], groups: Mapping[str, Iterable[Flag]]) -> Given:
-    server_only = {name: int(flag.convert is not None) for flag in flag_table.SERVER for name in flag.spellings()}
-    flags = [flag for group in groups.values() for flag in group]
-    given = read_flags(argv, environ, [*flags, *flag_table.REFUSED], {**flag_table.UNUSED, **server_only})
-    if "help" in given.values:
-        print(help_text(f"pyctl {usage}", groups, _defaults()), end="")
-        raise SystemExit(0)
-    if "version" in given.values:
-        print(f"pyctl {__version__}")
-        raise SystemExit(0)
-    if "refused" in given.typed:
-        raise ConfigError(f"{given.typed['refused']} is a question to llama-server, which pyctl cannot answer")
-    if "download" in given.typed:
-        if "path" not in given.values and "url" not in given.values:
-            raise ConfigError(f"{given.typed['download']} cannot fetch models yet; pass a GGUF file with -m")
-        given = replace(given, warnings=(f"{given.typed['download']} has no effect here", *given.warnings))
-    known = {flag.env for flag in (*flags, *flag_table.SERVER)}
-    unused = (
-        f"{variable} has no effect here"
-        for variable in sorted(environ)
-        if variable.startswith("LLAMA_ARG_") and not {variable, variable.replace("_NO_", "_", 1)} & known
-    )
-    return Given(given.values, given.typed, (*given.warnings, *unused))
-
-
-def _resolve(given: Given) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Settle what several flags say about one value."""
-    values, warnings = dict(given.values), list(given.warnings)
-
-    if _chosen(given, "load_mode", ("mmap", "mlock")):
-        mapped = values.get("mmap", True)
-        locked = values.get("mlock", False)
-        values["load_mode"] = {(True, True): "mmap+mlock", (True, False): "mmap", (False, True): "mlock"}.get(
-            (mapped, locked), "none"
-        )
-    if _chosen(given, "rope_freq_scale", ("rope_scale",)):
-        values["rope_freq_scale"] = 1.0 / values["rope_scale"]
-    if _chosen(given, "chat_template", ("template_file",)):
-        values["chat_template"] = values["template_file"]
-
-    n_batch = values.get("n_batch", ModelSettings.n_batch)
-    if values.get("n_ubatch", ModelSettings.n_ubatch) > n_batch:
-        if "n_ubatch" in values:
-            warnings.append(f"--ubatch-size {values['n_ubatch']} is cut to --batch-size {n_batch}")
-        values["n_ubatch"] = n_batch
-    if values.get("reasoning", "auto") != "auto":
-        kwargs = {**values.get("template_kwargs", {}), "enable_thinking": values["reasoning"] == "on"}
-        values["template_kwargs"] = kwargs
-    if values.get("cache_dir"):
-        for dest, name in (("n_slots", "--prefix-cache-slots"), ("ram_mib", "--cache-ram")):
-            if values.get(dest) == 0:
-                raise ConfigError(f"--kv-cache-dir needs the prefix cache, which {name} 0 turns off")
-    else:
-        disk = {flag.dest for flag in flag_table.DISK}
-        idle = (name for dest, name in given.typed.items() if dest in disk)
-        warnings += [f"{name} has no effect without --kv-cache-dir" for name in idle]
-    if not values.get("jinja", True):
-        warnings.append("--no-jinja has no effect here")
-    values["api_keys"] = (*values.get("api_keys", ()), *values.get("key_file", ()))
-    return values, tuple(warnings)
-
-
-def _chosen(given: Given, dest: str, others: Sequence[str]) -> bool:
-    """Whether ``others``, which say the same in another way, count instead of ``dest``; both typed is an error."""
-    typed = [given.typed[other] for other in others if other in given.typed]
-    if typed and dest in given.typed:
-        raise ConfigError(f"{given.typed[dest]} and {typed[0]} exclude each other")
-    return bool(typed) or (dest not in given.values and any(other in given.values for other in others))
-
-
-def _sampling(values: Mapping[str, Any]) -> SamplingDefaults:
-    known = {item.name for item in fields(Sampling)}
-    set_here = {name: value for name, value in values.items() if name in known}
-    try:
-        sampling = Sampling(**set_here)
-    except RequestError as error:
-        raise ConfigError(str(error)) from error
-    n_predict = values.get("n_predict", -1)
-    return SamplingDefaults(sampling, n_predict, frozenset(set_here) | values.keys() & {"n_predict"})
-
-
-def _fill(settings: type[Any], values: Mapping[str, Any]) -> Any:
-    return settings(**{item.name: values[item.name] for item in fields(settings) if item.name in values})
-
-
-def _defaults() -> dict[str, Any]:
-    parts = (
-        *(ModelSettings(), CacheSettings(), DiskSettings(), Sampling(), FormatSettings()),
-        *(ServerSettings(), TerminalSettings(), LogSettings()),
-    )
-    shown = {name: value for part in parts for name, value in asdict(part).items()}
-    return {
-        **shown,
-        "n_predict": -1,
-        "seed": -1,
-        "mmap": True,
-        "jinja": True,
-        "reasoning": "auto",
-    }
+    wanted: Wanted = "run"

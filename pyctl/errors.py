@@ -8,6 +8,7 @@
     - ContextSizeError     a prompt that is longer than the context
     - AuthenticationError  a missing or wrong API key (HTTP 401)
     - NotFoundError        an unknown path or model (HTTP 404)
+    - TooLargeError        a body beyond the limit (HTTP 413)
     - NotSupportedError    something this model or build lacks (HTTP 501)
   + UnavailableError       loading or shutting down (HTTP 503)
   + EngineError            llama.cpp failed while serving (HTTP 500)
@@ -28,6 +29,7 @@ __all__ = [
     "PyctlError",
     "RequestError",
     "StateError",
+    "TooLargeError",
     "UnavailableError",
 ]
 
@@ -72,6 +74,10 @@ class AuthenticationError(RequestError):
 
 class NotFoundError(RequestError):
     """No such path, model or object."""
+
+
+class TooLargeError(RequestError):
+    """The body has more bytes than the server takes."""
 
 
 class NotSupportedError(RequestError):

@@ -1,132 +1,51 @@
-"""The flags of pyctl by group, and the names of llama-server's that pyctl takes without using them.
+"""The flags of pyctl by group.
 
 Names, defaults and variables are llama-server's wherever it has them; the variables of our own begin with PYCTL_.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from pathlib import Path
-
-from pyctl.engine.sampling import DEFAULT_SAMPLERS, RANDOM_SEED
+from pyctl.config import CPU_EXPERTS
+from pyctl.flag_values import (
+    KV_TYPES,
+    LOAD_MODES,
+    adapters,
+    address,
+    bias,
+    breaker,
+    cpu_experts,
+    cpu_ffn,
+    directory,
+    disk_policy,
+    hub_name,
+    key_lines,
+    letters,
+    metadata,
+    numbers,
+    on_off,
+    placements,
+    prefix,
+    proportions,
+    samplers,
+    scaled_adapters,
+    schema,
+    schema_file,
+    seed,
+    sendable,
+    sleep,
+    temperature,
+    template,
+    url,
+)
 from pyctl.flags import Flag, choice, file_text, integer, json_object, number, on_off_auto, words
 
-__all__ = [
-    "CACHE",
-    "CONTEXT",
-    "DISK",
-    "FORMAT",
-    "GENERAL",
-    "LOG",
-    "MODEL",
-    "REFUSED",
-    "SAMPLING",
-    "SERVER",
-    "TERMINAL",
-    "UNUSED",
-]
-
-KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
-LOAD_MODES = ("auto", "none", "mmap", "mlock", "mmap+mlock", "dio")
-SAMPLER_LETTERS = dict(zip("edskypmxt", DEFAULT_SAMPLERS, strict=True))
-SAMPLER_ALIASES = {"nucleus": "top_p", "temp": "temperature", "typ": "typ_p"}
-
-
-def _samplers(text: str) -> tuple[str, ...]:
-    plain = {name.replace("_", ""): name for name in DEFAULT_SAMPLERS}
-    given = (part.strip().lower() for part in text.split(";") if part.strip())
-    return tuple(SAMPLER_ALIASES.get(name) or plain.get(re.sub("[_-]", "", name), name) for name in given)
-
-
-def _letters(text: str) -> tuple[str, ...]:
-    unknown = [letter for letter in text if letter not in SAMPLER_LETTERS]
-    if unknown:
-        raise ValueError(f"{unknown[0]!r} is none of the letters {''.join(SAMPLER_LETTERS)}")
-    return tuple(SAMPLER_LETTERS[letter] for letter in text)
-
-
-def _seed(text: str) -> int:
-    value = int(integer(-1, RANDOM_SEED)(text))
-    return RANDOM_SEED if value == -1 else value
-
-
-def _temperature(text: str) -> float:
-    return max(float(number()(text)), 0.0)
-
-
-def _bias(text: str) -> tuple[tuple[int, float], ...]:
-    match = re.fullmatch(r"([0-9]+)([+-][0-9]*\.?[0-9]+|-inf)", text)
-    if match is None:
-        raise ValueError(f"{text!r} is not of the form TOKEN_ID+BIAS or TOKEN_ID-BIAS")
-    return ((int(match[1]), float(match[2])),)
-
-
-def _breaker(text: str) -> tuple[str, ...]:
-    escapes = {"n": "\n", "r": "\r", "t": "\t"}
-    return () if text == "none" else (re.sub(r"\\([nrt'\"\\])", lambda m: escapes.get(m[1], m[1]), text),)
-
-
-def _proportions(text: str) -> tuple[float, ...]:
-    values = tuple(float(number(0.0)(part)) for part in re.split("[,/]+", text))
-    if not any(values):
-        raise ValueError("at least one proportion must be above 0")
-    return values
-
-
-def _directory(text: str) -> str:
-    try:
-        path = Path(text).expanduser()
-    except RuntimeError:
-        raise ValueError(f"{text!r} names a home that does not exist") from None
-    if path.exists() and not path.is_dir():
-        raise ValueError(f"{text!r} is not a directory")
-    return str(path)
-
-
-def _disk_policy(text: str) -> str:
-    """In lower case, if it is a form that pyctl.cache.policy takes; flags come before the cache and cannot ask it."""
-    match = re.fullmatch("off|none|disabled|full|full-prefix|auto|(?:auto:)?([0-9]{1,9})", text.lower())
-    if match is None or (match[1] and not 1 <= int(match[1]) <= 1_000_000):
-        raise ValueError(f"{text!r} is none of off, full, auto, auto:N, N, with N from 1 to 1000000")
-    return text.lower()
-
-
-def _keys(text: str) -> tuple[str, ...]:
-    keys = tuple(line for line in file_text(text).splitlines() if line and not line.startswith("#"))
-    if not keys:
-        raise ValueError(f"no key in {text!r}")
-    return keys
-
-
-def _sendable(text: str) -> str:
-    if not (text.isascii() and text.isprintable()):
-        raise ValueError("a key can only hold printable ASCII characters")
-    return text
-
-
-def _template(text: str) -> str:
-    if "{" not in text:
-        raise ValueError(f"{text!r} is not a Jinja template; llama.cpp's built-in templates cannot be named here")
-    return text
-
-
-def _address(text: str) -> str:
-    if len(addresses := words(text)) != 1:
-        raise ValueError(f"{text!r} is not one address")
-    return addresses[0]
-
-
-def _url(text: str) -> str:
-    url = (text if "://" in text else f"http://{text}").rstrip("/")
-    if not re.fullmatch(r"https?://[^/\s]+(/\S*)?", url):
-        raise ValueError(f"{text!r} is not an http or https address")
-    return url
-
+__all__ = ["CACHE", "CONTEXT", "DISK", "FORMAT", "GENERAL", "HUB", "LOG", "MODEL", "SAMPLING", "SERVER", "TERMINAL"]
 
 GENERAL = (
     Flag("help", "-h --help --usage", "show this and exit"),
     Flag("version", "--version", "show the version and exit"),
+    Flag("list_devices", "--list-devices", "show the devices that can hold a model and exit"),
+    Flag("list_models", "-cl --cache-list", "show the models that -hf has fetched and exit"),
 )
 MODEL = (
     Flag("path", "-m --model", "GGUF file to load", str, "LLAMA_ARG_MODEL", "FILE"),
@@ -146,7 +65,7 @@ MODEL = (
         "LLAMA_ARG_SPLIT_MODE",
         "MODE",
     ),
-    Flag("tensor_split", "-ts --tensor-split", "share of each GPU", _proportions, "LLAMA_ARG_TENSOR_SPLIT", "N,N,..."),
+    Flag("tensor_split", "-ts --tensor-split", "share of each GPU", proportions, "LLAMA_ARG_TENSOR_SPLIT", "N,N,..."),
     Flag("main_gpu", "-mg --main-gpu", "the GPU of split modes none and row", integer(0), "LLAMA_ARG_MAIN_GPU"),
     Flag(
         "load_mode",
@@ -158,6 +77,104 @@ MODEL = (
     ),
     Flag("mmap", "--mmap", "map the file into memory; older form of -lm", None, "LLAMA_ARG_MMAP", off="--no-mmap"),
     Flag("mlock", "--mlock", "keep the model in RAM; older form of -lm", None, "LLAMA_ARG_MLOCK"),
+    Flag(
+        "lazy_mode",
+        "-lzm --lazy-mode",
+        "read some large tensors on demand: on, off or auto",
+        on_off_auto,
+        "LLAMA_ARG_LAZY_MODE",
+        "WHEN",
+    ),
+    Flag(
+        "devices",
+        "-dev --device",
+        "devices to use, comma-separated, none = only the CPU; --list-devices names them",
+        words,
+        "LLAMA_ARG_DEVICE",
+        "NAMES",
+    ),
+    Flag(
+        "placements",
+        "-ot --override-tensor",
+        "where tensors go whose names match; may be repeated",
+        placements,
+        "LLAMA_ARG_OVERRIDE_TENSOR",
+        "PATTERN=BUFFER,...",
+        many=True,
+    ),
+    Flag(
+        "placements",
+        "-cmoe --cpu-moe",
+        "keep all experts on the CPU",
+        None,
+        "LLAMA_ARG_CPU_MOE",
+        const=((CPU_EXPERTS, "CPU"),),
+        many=True,
+    ),
+    Flag(
+        "placements",
+        "-ncmoe --n-cpu-moe",
+        "keep the experts of the first N layers on the CPU",
+        cpu_experts,
+        "LLAMA_ARG_N_CPU_MOE",
+        many=True,
+    ),
+    Flag(
+        "placements",
+        "-ncffn --n-cpu-ffn",
+        "keep the dense feed-forward weights of the first N layers on the CPU",
+        cpu_ffn,
+        "LLAMA_ARG_N_CPU_FFN",
+        many=True,
+    ),
+    Flag("fit", "-fit --fit", "fit what was not given into memory: on or off", on_off, "LLAMA_ARG_FIT", "WHEN"),
+    Flag(
+        "fit_target", "-fitt --fit-target", "MiB to leave free on each GPU", numbers, "LLAMA_ARG_FIT_TARGET", "MiB,..."
+    ),
+    Flag("fit_ctx", "-fitc --fit-ctx", "context that fitting leaves at least", integer(1), "LLAMA_ARG_FIT_CTX"),
+    Flag(
+        "metadata",
+        "--override-kv",
+        "metadata in place of the file's; types int, float, bool, str; may be repeated",
+        metadata,
+        metavar="KEY=TYPE:VALUE,...",
+        many=True,
+    ),
+    Flag("check_tensors", "--check-tensors", "look for invalid values in the weights"),
+    Flag(
+        "repack",
+        "--repack",
+        "rearrange weights for the CPU",
+        None,
+        "LLAMA_ARG_REPACK",
+        off="-nr --no-repack",
+    ),
+    Flag("no_host", "--no-host", "no host buffers, which leaves room for extra ones", None, "LLAMA_ARG_NO_HOST"),
+    Flag(
+        "numa",
+        "--numa",
+        "distribute, isolate or numactl",
+        choice("distribute", "isolate", "numactl"),
+        "LLAMA_ARG_NUMA",
+        "TYPE",
+    ),
+    Flag("lora", "--lora", "LoRA adapters, comma-separated; may be repeated", adapters, metavar="FILES", many=True),
+    Flag("lora", "--lora-scaled", "the same with scales", scaled_adapters, metavar="FILE:SCALE,...", many=True),
+    Flag("lora_unapplied", "--lora-init-without-apply", "load adapters at scale 0"),
+)
+HUB = (
+    Flag(
+        "hf_repo",
+        "-hf -hfr --hf-repo",
+        "model from huggingface.co, kept in its cache; Q4_K_M or Q8_0 where no QUANT is given, else the first file",
+        hub_name,
+        "LLAMA_ARG_HF_REPO",
+        "USER/MODEL[:QUANT]",
+    ),
+    Flag("hf_file", "-hff --hf-file", "this file of it", str, "LLAMA_ARG_HF_FILE", "FILE"),
+    Flag("hf_token", "-hft --hf-token", "access token", sendable, "HF_TOKEN", "TOKEN"),
+    Flag("model_url", "-mu --model-url", "model from this address", url, "LLAMA_ARG_MODEL_URL", "URL"),
+    Flag("offline", "--offline", "only what has been fetched before", None, "LLAMA_ARG_OFFLINE"),
 )
 CONTEXT = (
     Flag("n_ctx", "-c --ctx-size", "tokens of context, 0 = what the model has", integer(0), "LLAMA_ARG_CTX_SIZE"),
@@ -191,6 +208,15 @@ CONTEXT = (
         None,
         "LLAMA_ARG_KV_OFFLOAD",
         off="-nkvo --no-kv-offload",
+    ),
+    Flag("op_offload", "--op-offload", "host operations on the GPU for large batches", off="--no-op-offload"),
+    Flag("swa_full", "--swa-full", "sliding windows keep all tokens", None, "LLAMA_ARG_SWA_FULL"),
+    Flag(
+        "n_ctx_per_seq",
+        "--kv-unified-per-slot",
+        "tokens of each live sequence; without -c, the context is N for each",
+        integer(1),
+        "LLAMA_ARG_KV_UNIFIED_PER_SLOT",
     ),
     Flag(
         "rope_scaling",
@@ -236,7 +262,7 @@ DISK = (
         "cache_dir",
         "--kv-cache-dir",
         "directory in which prompt prefixes survive a restart, made if missing; none without it",
-        _directory,
+        directory,
         "PYCTL_KV_CACHE_DIR",
         "DIR",
     ),
@@ -260,7 +286,7 @@ DISK = (
         "--disk-prefix-cache",
         "what is written: off, full (where a prompt ends), auto:N (what it shares with the newest N prompts, and what "
         "the next ones will), auto (auto:30) or N (its first N tokens)",
-        _disk_policy,
+        disk_policy,
         "PYCTL_DISK_PREFIX_CACHE",
         "POLICY",
     ),
@@ -276,11 +302,11 @@ SAMPLING = (
     Flag(
         "n_predict", "-n --predict --n-predict", "tokens of a reply, -1 = no limit", integer(-1), "LLAMA_ARG_N_PREDICT"
     ),
-    Flag("seed", "-s --seed", "-1 = random", _seed, metavar="SEED"),
-    Flag("samplers", "--samplers", "samplers in order, separated by ';'", _samplers, metavar="NAMES"),
-    Flag("samplers", "--sampler-seq --sampling-seq", "the same by letters", _letters, metavar="LETTERS"),
+    Flag("seed", "-s --seed", "-1 = random", seed, metavar="SEED"),
+    Flag("samplers", "--samplers", "samplers in order, separated by ';'", samplers, metavar="NAMES"),
+    Flag("samplers", "--sampler-seq --sampling-seq", "the same by letters", letters, metavar="LETTERS"),
     Flag("ignore_eos", "--ignore-eos", "do not end at the end-of-text token"),
-    Flag("temperature", "--temp --temperature", "0 = always the likeliest", _temperature, "LLAMA_ARG_TEMPERATURE"),
+    Flag("temperature", "--temp --temperature", "0 = always the likeliest", temperature, "LLAMA_ARG_TEMPERATURE"),
     Flag("dynatemp_range", "--dynatemp-range", "dynamic temperature, 0 = off", number()),
     Flag("dynatemp_exponent", "--dynatemp-exp", "its exponent", number()),
     Flag("top_k", "--top-k", "0 = off", integer(-1), "LLAMA_ARG_TOP_K"),
@@ -302,10 +328,14 @@ SAMPLING = (
         "dry_sequence_breakers",
         "--dry-sequence-breaker",
         "replaces the usual ones, none = no breakers; may be repeated",
-        _breaker,
+        breaker,
         metavar="TEXT",
         many=True,
     ),
+    Flag(
+        "adaptive_target", "--adaptive-target", "probability that tokens should have; below 0 = off", number(high=1.0)
+    ),
+    Flag("adaptive_decay", "--adaptive-decay", "how slowly that adapts", number(0.0, 0.99)),
     Flag("mirostat", "--mirostat", "0 = off, 1 or 2 = its version", integer(0, 2)),
     Flag("mirostat_eta", "--mirostat-lr", "learning rate", number()),
     Flag("mirostat_tau", "--mirostat-ent", "target entropy", number()),
@@ -313,19 +343,21 @@ SAMPLING = (
         "logit_bias",
         "-l --logit-bias",
         "make a token likelier or less likely: 15043+1, 15043-1; may be repeated",
-        _bias,
+        bias,
         metavar="ID+BIAS",
         many=True,
     ),
     Flag("grammar", "--grammar", "GBNF that replies must follow", str, metavar="GBNF"),
     Flag("grammar", "--grammar-file", "the same from a file", file_text, metavar="FILE"),
+    Flag("grammar", "-j --json-schema", "JSON schema that replies must follow", schema, metavar="SCHEMA"),
+    Flag("grammar", "-jf --json-schema-file", "the same from a file", schema_file, metavar="FILE"),
 )
 FORMAT = (
     Flag(
         "chat_template",
         "--chat-template",
         "Jinja text instead of the model's",
-        _template,
+        template,
         "LLAMA_ARG_CHAT_TEMPLATE",
         "TEXT",
     ),
@@ -361,18 +393,57 @@ FORMAT = (
         "LLAMA_ARG_THINK",
         "FORMAT",
     ),
+    Flag(
+        "prompt_replay",
+        "--prompt-replay",
+        "own replies go into later prompts as they were sampled: equal (if the message that the client returns means"
+        " the same), full (also if it lacks the reasoning) or off",
+        choice("equal", "full", "off"),
+        "PYCTL_PROMPT_REPLAY",
+        "MODE",
+    ),
+    Flag(
+        "reasoning_effort",
+        "--reasoning-effort",
+        "effort for the template, such as low or high; default = its own",
+        str,
+        "LLAMA_ARG_REASONING_EFFORT",
+        "LEVEL",
+    ),
+    Flag(
+        "reasoning_preserve",
+        "--reasoning-preserve",
+        "tell the template to keep the thoughts of earlier replies, or not to",
+        None,
+        "LLAMA_ARG_REASONING_PRESERVE",
+        off="--no-reasoning-preserve",
+    ),
+    Flag(
+        "reasoning_budget",
+        "--reasoning-budget",
+        "tokens of thinking, -1 = no limit, 0 = none",
+        integer(-1),
+        "LLAMA_ARG_THINK_BUDGET",
+    ),
+    Flag(
+        "reasoning_budget_message",
+        "--reasoning-budget-message",
+        "what the model is made to say when that is used up",
+        str,
+        "LLAMA_ARG_THINK_BUDGET_MESSAGE",
+        "TEXT",
+    ),
     Flag("jinja", "--jinja", "templates are always rendered as Jinja", None, "LLAMA_ARG_JINJA", off="--no-jinja"),
 )
 SERVER = (
-    Flag("host", "--host", "address to listen on, or a path ending in .sock", _address, "LLAMA_ARG_HOST", "HOST"),
+    Flag("host", "--host", "address to listen on, or a path ending in .sock", address, "LLAMA_ARG_HOST", "HOST"),
     Flag("port", "--port", "port to listen on, 0 = any free one", integer(0, 65535), "LLAMA_ARG_PORT"),
     Flag(
         "api_keys", "--api-key", "keys that clients may use, comma-separated", words, "LLAMA_API_KEY", "KEYS", many=True
     ),
-    Flag("key_file", "--api-key-file", "file with one key a line", _keys, "LLAMA_ARG_API_KEY_FILE", "FILE"),
+    Flag("key_file", "--api-key-file", "file with one key a line", key_lines, "LLAMA_ARG_API_KEY_FILE", "FILE"),
     Flag("ssl_key_file", "--ssl-key-file", "private key (PEM)", str, "LLAMA_ARG_SSL_KEY_FILE", "FILE"),
     Flag("ssl_cert_file", "--ssl-cert-file", "certificate (PEM)", str, "LLAMA_ARG_SSL_CERT_FILE", "FILE"),
-    Flag("timeout", "-to --timeout", "seconds a connection may stand still", integer(1), "LLAMA_ARG_TIMEOUT"),
     Flag(
         "sse_ping_interval",
         "--sse-ping-interval",
@@ -380,10 +451,45 @@ SERVER = (
         integer(-1),
         "LLAMA_ARG_SSE_PING_INTERVAL",
     ),
-    Flag("webui", "--webui --ui", "serve the web page", None, "LLAMA_ARG_UI", off="--no-webui --no-ui"),
     Flag("metrics", "--metrics", "serve /metrics", None, "LLAMA_ARG_ENDPOINT_METRICS"),
     Flag("props", "--props", "allow POST /props", None, "LLAMA_ARG_ENDPOINT_PROPS"),
     Flag("slots", "--slots", "serve /slots", None, "LLAMA_ARG_ENDPOINT_SLOTS", off="--no-slots"),
+    Flag("slot_save_path", "--slot-save-path", "directory for saved sequences", directory, metavar="DIR"),
+    Flag("api_prefix", "--api-prefix", "path before all others", prefix, "LLAMA_ARG_API_PREFIX", "PATH"),
+    Flag("cors_origins", "--cors-origins", "pages that may ask, or localhost", str, "LLAMA_ARG_CORS_ORIGINS", "LIST"),
+    Flag("cors_methods", "--cors-methods", "how they may ask", str, "LLAMA_ARG_CORS_METHODS", "LIST"),
+    Flag("cors_headers", "--cors-headers", "headers they may send", str, "LLAMA_ARG_CORS_HEADERS", "LIST"),
+    Flag(
+        "cors_credentials",
+        "--cors-credentials",
+        "with credentials",
+        None,
+        "LLAMA_ARG_CORS_CREDENTIALS",
+        off="--no-cors-credentials",
+    ),
+    Flag(
+        "sleep_idle_seconds",
+        "--sleep-idle-seconds",
+        "unload the model after this long without a request, -1 = never",
+        sleep,
+        metavar="SECONDS",
+    ),
+    Flag("embeddings", "--embedding --embeddings", "serve embeddings", None, "LLAMA_ARG_EMBEDDINGS"),
+    Flag(
+        "pooling",
+        "--pooling",
+        "how embeddings are pooled: none, mean, cls, last or rank",
+        choice("none", "mean", "cls", "last", "rank"),
+        "LLAMA_ARG_POOLING",
+        "TYPE",
+    ),
+    Flag(
+        "embd_normalize",
+        "--embd-normalize",
+        "norm of embeddings: -1 none, 0 int16 range, 1 taxicab, 2 Euclidean, p the p-norm",
+        integer(-1),
+    ),
+    Flag("spm_infill", "--spm-infill", "/infill puts what comes after the gap first"),
 )
 LOG = (
     Flag("verbosity", "-v --verbose --log-verbose", "log everything", const=5),
@@ -395,65 +501,20 @@ LOG = (
         integer(-1),
         "LLAMA_ARG_LOG_VERBOSITY",
     ),
+    Flag("log_file", "--log-file", "log to this file, too", str, "LLAMA_ARG_LOG_FILE", "FILE"),
+    Flag(
+        "timestamps",
+        "--log-timestamps",
+        "begin each line with the time",
+        None,
+        "LLAMA_ARG_LOG_TIMESTAMPS",
+        off="--no-log-timestamps",
+    ),
 )
 TERMINAL = (
-    Flag("url", "--url", "talk to this server instead of loading a model", _url, "PYCTL_URL", "URL"),
-    Flag("api_key", "--api-key", "key for that server", _sendable, "LLAMA_API_KEY", "KEY"),
+    Flag("url", "--url", "talk to this server instead of loading a model", url, "PYCTL_URL", "URL"),
+    Flag("api_key", "--api-key", "key for that server", sendable, "LLAMA_API_KEY", "KEY"),
     Flag("prompt", "-p --prompt", "send this, print the reply and exit", str, metavar="TEXT"),
     Flag("system_prompt", "-sys --system-prompt", "system message", str, "PYCTL_SYSTEM_PROMPT", "TEXT"),
     Flag("stats", "--stats", "a line of numbers after each reply", None, "PYCTL_STATS", off="--no-stats"),
 )
-REFUSED = (
-    Flag("refused", "-cl --cache-list --list-devices --completion-bash", "ask llama-server and exit"),
-    Flag("download", "-hf -hfr --hf-repo -mu --model-url -dr --docker-repo", "fetch a model", str),
-)
-"""What would end llama-server after an answer that pyctl does not have, and what would fetch a model."""
-
-_NO_VALUE = """
---no-host --embd-gemma-default --fim-qwen-1.5b-default --fim-qwen-3b-default --fim-qwen-7b-default --fim-qwen-7b-spec
---fim-qwen-14b-spec --fim-qwen-30b-default --gpt-oss-20b-default --gpt-oss-120b-default --vision-gemma-4b-default
---vision-gemma-12b-default --spec-default --swa-full --perf --no-perf -e --escape --no-escape --repack -nr --no-repack
--cmoe --cpu-moe --check-tensors --op-offload --no-op-offload --log-jsonl --no-log-jsonl --offline --log-prefix
---no-log-prefix --log-timestamps --no-log-timestamps -bs --backend-sampling -kvu --kv-unified -no-kvu --no-kv-unified
---cache-idle-slots --no-cache-idle-slots --context-shift --no-context-shift -sp --special --warmup --no-warmup
---spm-infill -cb --cont-batching -nocb --no-cont-batching --mmproj-auto --no-mmproj --no-mmproj-auto --mmproj-offload
---no-mmproj-offload --reuse-port --cors-credentials --no-cors-credentials --ui-mcp-proxy --webui-mcp-proxy
---no-ui-mcp-proxy --no-webui-mcp-proxy -ag --agent -no-ag --no-agent --embedding --embeddings --rerank --reranking
---models-autoload --no-models-autoload --reasoning-preserve --no-reasoning-preserve --skip-chat-parsing
---no-skip-chat-parsing --prefill-assistant --no-prefill-assistant --lora-init-without-apply --spec-draft-cpu-moe -cmoed
---cpu-moe-draft --spec-draft-backend-sampling --no-spec-draft-backend-sampling
-"""
-_ONE_VALUE = """
--C --cpu-mask -Cr --cpu-range --cpu-strict --prio --poll -Cb --cpu-mask-batch -Crb --cpu-range-batch --cpu-strict-batch
---prio-batch --poll-batch --keep -dt --defrag-thold --rpc -lzm --lazy-mode --numa -dev --device -ot --override-tensor
--ncmoe --n-cpu-moe -ncffn --n-cpu-ffn -fit --fit -fitt --fit-target -fitc --fit-ctx --override-kv --lora --lora-scaled
---control-vector --control-vector-scaled -hff --hf-file -hft
---hf-token --log-file --log-colors --spec-draft-type-k -ctkd --cache-type-k-draft --spec-draft-type-v -ctvd
---cache-type-v-draft --adaptive-target --adaptive-decay -j --json-schema -jf --json-schema-file -lcs
---lookup-cache-static -lcd --lookup-cache-dynamic --kv-unified-per-slot -ctxcp --ctx-checkpoints --swa-checkpoints -r
---reverse-prompt --pooling -mm --mmproj -mmu --mmproj-url -mmdev --mmproj-device --image-min-tokens --image-max-tokens
---mtmd-batch-max-tokens --video-fps --video-timestamp-interval --video-ffmpeg-dir --tags --embd-normalize --path
---cors-origins --cors-methods --cors-headers --api-prefix --ui-config --webui-config --ui-config-file
---webui-config-file --tools --tools-runtime --mcp-servers-config --mcp-servers-json --threads-http
---cache-reuse --slot-save-path --media-path --models-dir --models-preset --models-max --reasoning-effort
---reasoning-budget --reasoning-budget-message -sps --slot-prompt-similarity --sleep-idle-seconds --log-prompts-dir
---spec-draft-hf -hfd -hfrd --hf-repo-draft --spec-draft-threads -td --threads-draft --spec-draft-threads-batch -tbd
---threads-batch-draft --spec-draft-cpu-mask -Cd --cpu-mask-draft --spec-draft-cpu-range -Crd --cpu-range-draft
---spec-draft-cpu-strict --cpu-strict-draft --spec-draft-prio --prio-draft --spec-draft-poll --poll-draft
---spec-draft-cpu-mask-batch -Cbd --cpu-mask-batch-draft --spec-draft-cpu-strict-batch --cpu-strict-batch-draft
---spec-draft-prio-batch --prio-batch-draft --spec-draft-poll-batch --poll-batch-draft --spec-draft-override-tensor -otd
---override-tensor-draft --spec-draft-n-cpu-moe --spec-draft-ncmoe -ncmoed --n-cpu-moe-draft --spec-draft-n-max
---spec-draft-n-min --spec-synth-len --spec-synth-rates --spec-draft-p-split --draft-p-split --spec-draft-p-min
---draft-p-min --spec-draft-device -devd --device-draft --spec-draft-ngl -ngld --gpu-layers-draft --n-gpu-layers-draft
---spec-draft-model -md --model-draft --spec-type --spec-ngram-mod-n-min --spec-ngram-mod-n-max --spec-ngram-mod-n-match
---spec-ngram-simple-size-n --spec-ngram-simple-size-m --spec-ngram-simple-min-hits --spec-ngram-map-k-size-n
---spec-ngram-map-k-size-m --spec-ngram-map-k-min-hits --spec-ngram-map-k4v-size-n --spec-ngram-map-k4v-size-m
---spec-ngram-map-k4v-min-hits --draft --draft-n --draft-max --draft-min --draft-n-min --spec-ngram-size-n
---spec-ngram-size-m --spec-ngram-min-hits
-"""
-UNUSED: Mapping[str, int] = {
-    **dict.fromkeys(_NO_VALUE.split(), 0),
-    **dict.fromkeys(_ONE_VALUE.split(), 1),
-    "--control-vector-layer-range": 2,
-}
-"""How many values follow each flag of llama-server that has no effect here."""

@@ -70,11 +70,11 @@ class Flag:
 
 @dataclass(frozen=True)
 class Given:
-    """What was asked for: values by destination, the name typed for each, and lines worth telling the user."""
+    """What was asked for: values by destination, the name typed for each, and names that were taken without effect."""
 
     values: Mapping[str, Any]
     typed: Mapping[str, str]
-    warnings: tuple[str, ...]
+    unused: tuple[str, ...]
 
 
 def read_flags(
@@ -82,14 +82,14 @@ def read_flags(
 ) -> Given:
     """Read ``argv``, then from ``environ`` what it left open.
 
-    ``unused`` are names that only earn a warning, with the number of values after each. Raises ConfigError for any
-    other name, and for a value that is missing or wrong.
+    ``unused`` are names that are taken without effect, with the number of values after each. Raises ConfigError for
+    any other name, and for a value that is missing or wrong.
     """
     flags = tuple(flags)
     known = {name: flag for flag in flags for name in flag.spellings()}
     values: dict[str, Any] = {}
     typed: dict[str, str] = {}
-    warnings: dict[str, None] = {}
+    ignored: dict[str, None] = {}
     rest = list(argv)
     while rest:
         word = rest.pop(0)
@@ -107,7 +107,7 @@ def read_flags(
             if len(rest) < unused[name]:
                 raise ConfigError(f"{name} needs a value")
             del rest[: unused[name]]
-            warnings[f"{name} has no effect here"] = None
+            ignored[name] = None
         elif not name.startswith("-") or not name.strip("-"):
             raise ConfigError(f"unexpected argument {word!r}")
         else:
@@ -116,7 +116,7 @@ def read_flags(
     for flag in flags:
         if flag.env and flag.dest not in typed:
             _read_env(flag, environ, values)
-    return Given(values, typed, tuple(warnings))
+    return Given(values, typed, tuple(ignored))
 
 
 def _typed_value(name: str, flag: Flag, rest: list[str], attached: bool) -> Any:
@@ -139,7 +139,10 @@ def _read_env(flag: Flag, environ: Mapping[str, str], values: dict[str, Any]) ->
     if not text:
         return
     if flag.convert is not None:
-        values[flag.dest] = _converted(flag.env, flag.convert, text)
+        value = _converted(flag.env, flag.convert, text)
+        values[flag.dest] = values.get(flag.dest, ()) + value if flag.many else value
+    elif text in TRUE_WORDS and flag.many:
+        values[flag.dest] = values.get(flag.dest, ()) + flag.const
     elif text in TRUE_WORDS:
         values[flag.dest] = flag.const
     elif text not in FALSE_WORDS:

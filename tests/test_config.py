@@ -1,33 +1,40 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pyctl import flag_table
+from pyctl.arguments import parse_chat, parse_serve
 from pyctl.cache.policy import DiskPolicy
+from pyctl.chat.traits import keep_reasoning
 from pyctl.config import (
     CacheSettings,
     ChatSettings,
     DiskSettings,
     FormatSettings,
+    HubSettings,
     LogSettings,
     ModelSettings,
     SamplingDefaults,
     ServerSettings,
     ServeSettings,
     TerminalSettings,
-    parse_chat,
-    parse_serve,
 )
 from pyctl.engine.sampling import RANDOM_SEED, Sampling
 from pyctl.errors import ConfigError, RequestError
+from pyctl.flag_ignored import AGREED, REFUSED, SPECULATIVE, UNUSED
 from pyctl.flags import Flag
+
+CONTRACT = Path(__file__).resolve().parents[1] / "vendor/llama.cpp/tools/server/README.md"
+IGNORED = {**AGREED, **SPECULATIVE, **UNUSED, **REFUSED}
 
 SERVE_FLAGS = (
     *flag_table.MODEL,
+    *flag_table.HUB,
     *flag_table.CONTEXT,
     *flag_table.CACHE,
     *flag_table.DISK,
@@ -36,6 +43,8 @@ SERVE_FLAGS = (
     *flag_table.SERVER,
     *flag_table.LOG,
 )
+
+PRESERVED = keep_reasoning(True)
 
 # Per destination: what is typed, where it ends up, and as what.
 ROUND_TRIPS: dict[str, tuple[str, str, Any]] = {
@@ -48,6 +57,24 @@ ROUND_TRIPS: dict[str, tuple[str, str, Any]] = {
     "load_mode": ("dio", "model.load_mode", "dio"),
     "mmap": ("", "model.load_mode", "mmap"),
     "mlock": ("", "model.load_mode", "mmap+mlock"),
+    "lazy_mode": ("off", "model.lazy_mode", "off"),
+    "devices": ("CUDA0,CUDA1", "model.devices", ("CUDA0", "CUDA1")),
+    "placements": ("", "", None),  # four flags, below
+    "fit": ("off", "model.fit", False),
+    "fit_target": ("512,256", "model.fit_target", (512, 256)),
+    "fit_ctx": ("8192", "model.fit_ctx", 8192),
+    "metadata": ("a.b=int:-3", "model.metadata", (("a.b", -3),)),
+    "check_tensors": ("", "model.check_tensors", True),
+    "repack": ("", "model.repack", True),
+    "no_host": ("", "model.no_host", True),
+    "numa": ("isolate", "model.numa", "isolate"),
+    "lora": ("", "", None),  # two flags, below
+    "lora_unapplied": ("", "", None),
+    "hf_repo": ("org/m-GGUF:Q8_0", "hub.hf_repo", "org/m-GGUF:Q8_0"),
+    "hf_file": ("", "", None),  # needs a repository, below
+    "hf_token": ("hf_x", "hub.hf_token", "hf_x"),
+    "model_url": ("http://h/m.gguf", "hub.model_url", "http://h/m.gguf"),
+    "offline": ("", "hub.offline", True),
     "n_ctx": ("4096", "model.n_ctx", 4096),
     "n_seqs": ("4", "model.n_seqs", 4),
     "n_batch": ("1024", "model.n_batch", 1024),
@@ -58,6 +85,9 @@ ROUND_TRIPS: dict[str, tuple[str, str, Any]] = {
     "type_k": ("q8_0", "model.type_k", "q8_0"),
     "type_v": ("iq4_nl", "model.type_v", "iq4_nl"),
     "offload_kqv": ("", "model.offload_kqv", True),
+    "op_offload": ("", "model.op_offload", True),
+    "swa_full": ("", "model.swa_full", True),
+    "n_ctx_per_seq": ("2048", "model.n_ctx", 2048),
     "rope_scaling": ("yarn", "model.rope_scaling", "yarn"),
     "rope_scale": ("4", "model.rope_freq_scale", 0.25),
     "rope_freq_base": ("1e6", "model.rope_freq_base", 1e6),
@@ -104,13 +134,20 @@ ROUND_TRIPS: dict[str, tuple[str, str, Any]] = {
     "mirostat": ("2", "sampling.sampling.mirostat", 2),
     "mirostat_eta": ("0.2", "sampling.sampling.mirostat_eta", 0.2),
     "mirostat_tau": ("4", "sampling.sampling.mirostat_tau", 4.0),
+    "adaptive_target": ("0.5", "sampling.sampling.adaptive_target", 0.5),
+    "adaptive_decay": ("0.8", "sampling.sampling.adaptive_decay", 0.8),
     "logit_bias": ("15043-1.5", "sampling.sampling.logit_bias", ((15043, -1.5),)),
-    "grammar": ("", "", None),  # two flags, below
+    "grammar": ("", "", None),  # four flags, below
     "chat_template": ("{{ messages }}", "format.chat_template", "{{ messages }}"),
     "template_file": ("", "", None),  # needs a file, below
-    "template_kwargs": ('{"a": 1}', "format.template_kwargs", {"a": 1}),
-    "reasoning": ("off", "format.template_kwargs", {"enable_thinking": False}),
+    "template_kwargs": ('{"a": 1}', "format.template_kwargs", {**PRESERVED, "a": 1}),
+    "reasoning": ("off", "format.template_kwargs", {**PRESERVED, "enable_thinking": False}),
     "reasoning_format": ("deepseek", "format.reasoning_format", "deepseek"),
+    "prompt_replay": ("full", "format.prompt_replay", "full"),
+    "reasoning_effort": ("high", "format.template_kwargs", {**PRESERVED, "reasoning_effort": "high"}),
+    "reasoning_preserve": ("", "format.template_kwargs", PRESERVED),
+    "reasoning_budget": ("64", "format.reasoning_budget", 64),
+    "reasoning_budget_message": ("Enough.", "format.reasoning_budget_message", "Enough."),
     "jinja": ("", "warnings", ()),
     "host": ("0.0.0.0", "server.host", "0.0.0.0"),
     "port": ("0", "server.port", 0),
@@ -118,13 +155,24 @@ ROUND_TRIPS: dict[str, tuple[str, str, Any]] = {
     "key_file": ("", "", None),  # needs a file, below
     "ssl_key_file": ("", "", None),  # one needs the other, below
     "ssl_cert_file": ("", "", None),
-    "timeout": ("60", "server.timeout", 60),
     "sse_ping_interval": ("-1", "server.sse_ping_interval", -1),
-    "webui": ("", "server.webui", True),
     "metrics": ("", "server.metrics", True),
     "props": ("", "server.props", True),
     "slots": ("", "server.slots", True),
+    "slot_save_path": ("/tmp", "server.slot_save_path", "/tmp"),
+    "api_prefix": ("/llm", "server.api_prefix", "/llm"),
+    "cors_origins": ("localhost", "server.cors_origins", "localhost"),
+    "cors_methods": ("GET", "server.cors_methods", "GET"),
+    "cors_headers": ("x-a", "server.cors_headers", "x-a"),
+    "cors_credentials": ("", "server.cors_credentials", True),
+    "sleep_idle_seconds": ("60", "server.sleep_idle_seconds", 60),
+    "embeddings": ("", "model.embeddings", True),
+    "pooling": ("mean", "model.pooling", "mean"),
+    "embd_normalize": ("-1", "server.embd_normalize", -1),
+    "spm_infill": ("", "server.spm_infill", True),
     "verbosity": ("", "", None),  # three flags, below
+    "log_file": ("x.log", "log.log_file", "x.log"),
+    "timestamps": ("", "log.timestamps", True),
 }
 PLAIN_FLAGS = [flag for flag in SERVE_FLAGS if ROUND_TRIPS[flag.dest][1]]
 
@@ -163,10 +211,10 @@ def test_every_spelling_sets_its_value(flag: Flag) -> None:
 @pytest.mark.parametrize("flag", [flag for flag in PLAIN_FLAGS if flag.env], ids=lambda flag: flag.dest)
 def test_every_variable_sets_its_value_and_a_flag_wins_over_it(flag: Flag) -> None:
     text, path, value = ROUND_TRIPS[flag.dest]
-    if flag.dest != "path":
+    if flag.dest not in ("path", "hf_repo", "model_url"):
         assert at(parse_serve(["-m", "m"], {flag.env: text or "on"}), path) == value
     else:
-        assert parse_serve([], {flag.env: text}).model.path == value
+        assert at(parse_serve([], {flag.env: text}), path) == value
     name = flag.names.split()[0]
     poison = "off" if flag.convert is None else "not a value at all"
     argv = ["-m", "m", name, text] if flag.convert else ["-m", "m", name]
@@ -176,9 +224,15 @@ def test_every_variable_sets_its_value_and_a_flag_wins_over_it(flag: Flag) -> No
 @pytest.mark.parametrize("flag", [flag for flag in SERVE_FLAGS if flag.off], ids=lambda flag: flag.dest)
 def test_every_negation_by_flag_and_by_variable(flag: Flag) -> None:
     path = {"mmap": "model.load_mode", "jinja": "warnings"}.get(flag.dest, ROUND_TRIPS[flag.dest][1])
-    value = {"mmap": "none", "jinja": ("--no-jinja has no effect here",)}.get(flag.dest, False)
+    value = {
+        "mmap": "none",
+        "jinja": ("--no-jinja has no effect here",),
+        "reasoning_preserve": keep_reasoning(False),
+    }.get(flag.dest, False)
     for name in flag.off.split():
         assert at(serve(name), path) == value
+    if not flag.env:
+        return
     for word in ("0", "off", "false", "disabled"):
         assert at(serve(**{flag.env: word}), path) == value
     if flag.env.startswith("LLAMA_ARG_"):
@@ -191,30 +245,38 @@ def test_defaults_are_those_of_llama_server() -> None:
     assert settings.cache == CacheSettings(n_slots=32, ram_mib=8192, checkpoint_min_step=8192)
     assert settings.disk == DiskSettings("", 4096, 512, 10240, "auto:30", 0)
     assert settings.sampling == SamplingDefaults(Sampling(), -1, frozenset())
-    assert settings.format == FormatSettings()
-    assert settings.server == ServerSettings(host="127.0.0.1", port=8080, timeout=3600)
+    assert settings.format == FormatSettings(template_kwargs=PRESERVED)
+    assert settings.server == ServerSettings(host="127.0.0.1", port=8080)
     assert settings.log == LogSettings(3)
+    assert settings.hub == HubSettings()
+    assert settings.wanted == "run"
     assert settings.warnings == ()
 
 
 def test_every_field_has_a_flag_and_every_flag_a_field() -> None:
-    parts = (ModelSettings, CacheSettings, DiskSettings, FormatSettings, ServerSettings, LogSettings, TerminalSettings)
-    names = {item.name for part in (*parts, Sampling) for item in dataclasses.fields(part)}
+    parts = (ModelSettings, HubSettings, CacheSettings, DiskSettings, FormatSettings, ServerSettings, LogSettings)
+    names = {item.name for part in (*parts, TerminalSettings, Sampling) for item in dataclasses.fields(part)}
     dests = {flag.dest for flag in (*SERVE_FLAGS, *flag_table.TERMINAL)}
-    assert names - dests == {"min_keep"}
+    of_requests = {"min_keep", "grammar_lazy", "grammar_triggers", "grammar_prefill", "post_sampling_probs"}
+    assert names - dests == of_requests
     assert dests - names == {
         "mmap",
         "mlock",
+        "lora_unapplied",
+        "n_ctx_per_seq",
         "rope_scale",
         "n_predict",
         "template_file",
         "reasoning",
+        "reasoning_effort",
+        "reasoning_preserve",
         "jinja",
         "key_file",
     }
     spellings = [name for flag in (*SERVE_FLAGS, *flag_table.GENERAL) for name in flag.spellings()]
     assert len(spellings) == len(set(spellings))
-    assert not set(spellings) & flag_table.UNUSED.keys()
+    assert not set(spellings) & IGNORED.keys()
+    assert sum(map(len, (AGREED, SPECULATIVE, UNUSED, REFUSED))) == len(IGNORED)
 
 
 def test_the_last_of_several_wins() -> None:
@@ -290,6 +352,11 @@ def test_values_from_files(tmp_path: Path) -> None:
     assert serve("--chat-template-file", str(tmp_path / "template")).format.chat_template == "{{ ü }}"
     assert serve("--api-key", "k", "--api-key-file", str(tmp_path / "keys")).server.api_keys == ("k", "key1", "key 2")
     assert serve("--grammar-file", str(tmp_path / "grammar")).sampling.sampling.grammar == 'root ::= "a"'
+    (tmp_path / "schema").write_text('{"type": "boolean"}')
+    for flags in (["-jf", str(tmp_path / "schema")], ["--json-schema", '{"type": "boolean"}']):
+        assert '"true" | "false"' in serve(*flags).sampling.sampling.grammar
+    assert "unknown type" in refused("-j", '{"type": "wizard"}')
+    assert "not a JSON schema" in refused("-j", "{")
     assert serve("--grammar", "root ::= [a-z]").sampling.sampling.grammar == "root ::= [a-z]"
     settings = serve("--chat-template", "{{ x }}", LLAMA_ARG_CHAT_TEMPLATE_FILE=str(tmp_path / "template"))
     assert settings.format.chat_template == "{{ x }}"
@@ -297,8 +364,10 @@ def test_values_from_files(tmp_path: Path) -> None:
 
 def test_reasoning_joins_the_template_values() -> None:
     settings = serve("--reasoning", "on", "--chat-template-kwargs", '{"effort": "low"}')
-    assert settings.format.template_kwargs == {"effort": "low", "enable_thinking": True}
-    assert serve("--reasoning", "auto").format.template_kwargs == {}
+    assert settings.format.template_kwargs == {**PRESERVED, "effort": "low", "enable_thinking": True}
+    assert serve("--reasoning", "auto").format.template_kwargs == PRESERVED
+    forgetting = keep_reasoning(False)
+    assert serve("--chat-template-kwargs", '{"preserve_reasoning": false}').format.template_kwargs == forgetting
 
 
 @pytest.mark.parametrize(
@@ -337,32 +406,75 @@ COPIED = [
     (
         "-m qwen.gguf -c 65536 -ngl 99 -fa on --jinja --host 0.0.0.0 --port 8001 -ctk q8_0 -ctv q8_0"
         " --temp 0.6 --top-p 0.95 --top-k 20 --min-p 0 --presence-penalty 1.5 --no-context-shift",
-        "--no-context-shift",
+        (),
     ),
     (
         "--model q.gguf --threads -1 --ctx-size 16384 --n-gpu-layers 99 -ot .ffn_.*_exps.=CPU --seed 3407 --prio 2"
         " --temp 1.0 --min-p 0.0 --top-p 0.95 --top-k 40 --repeat-penalty 1.0",
-        "-ot --prio",
+        ("without effect here: --prio",),
     ),
     (
         "-m a.gguf -a qwen3 -np 2 -cb -kvu --metrics --slots --no-webui --cache-ram 16384 -ctxcp 16 --cache-reuse 256"
         ' -sps 0.5 --slot-save-path /tmp --no-warmup -cmoe --chat-template-kwargs {"enable_thinking":false}',
-        "-cb -kvu -ctxcp --cache-reuse -sps --slot-save-path --no-warmup -cmoe",
+        ("without effect here: -ctxcp, --cache-reuse, -sps",),
     ),
     (
         "-m a.gguf -hf org/model:Q4_K_M --mlock --no-mmap --numa distribute -t 8 -tb 16 -b 4096 -ub 4096 -fa"
         " --control-vector-layer-range 1 2 --poll 50 --log-file x.log -md d.gguf -ngld 99 --draft-max 16"
         " --mmproj-auto --mmproj p.gguf --lora l.gguf --rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 32768",
-        "-hf --numa --control-vector-layer-range --poll --log-file -md -ngld --draft-max --mmproj-auto --mmproj --lora",
+        (
+            "without effect here: --control-vector-layer-range, --poll, --mmproj-auto, --mmproj;"
+            " no speculative decoding: -md, -ngld, --draft-max",
+            "-hf has no effect beside -m",
+        ),
     ),
 ]
 
 
-@pytest.mark.parametrize(("line", "names"), COPIED)
-def test_copied_command_lines_start_with_a_warning_per_unused_flag(line: str, names: str) -> None:
+@pytest.mark.parametrize(("line", "warnings"), COPIED)
+def test_copied_command_lines_start_with_one_line_about_what_has_no_effect(line: str, warnings: tuple[str]) -> None:
     settings = parse_serve(line.split(), {})
-    assert settings.warnings == tuple(f"{name} has no effect here" for name in names.split())
+    assert settings.warnings == warnings
     assert settings.model.path.endswith(".gguf")
+
+
+def contract() -> list[tuple[list[str], bool, str]]:
+    """The flags in the documentation of the pinned llama-server: names, whether a value follows, the variable."""
+    if not CONTRACT.exists():
+        pytest.skip("llama-server's README is not unpacked under vendor/llama.cpp; the build does that")
+    rows = []
+    for line in CONTRACT.read_text(encoding="utf-8").splitlines():
+        if (match := re.match(r"\| `(-[^`]*)` \| (.*) \|$", line)) is None:
+            continue
+        words = re.findall(r"(?:^|, )(-[\w.-]+)", match[1])
+        text = match[1][match[1].rindex(words[-1]) + len(words[-1]) :].strip()
+        variable = re.search(r"\(env: (\w+)\)", match[2])
+        rows.append((words, bool(text), variable[1] if variable else ""))
+    assert len(rows) > 200
+    return rows
+
+
+def test_every_flag_of_llama_server_is_known_with_its_values_and_its_variable() -> None:
+    used = {name: flag for flag in (*SERVE_FLAGS, *flag_table.GENERAL) for name in flag.spellings()}
+    for names, with_value, variable in contract():
+        for name in names:
+            if name in used:
+                assert (used[name].convert is not None) == with_value, name
+                assert used[name].env == variable, name
+            elif name != "--control-vector-layer-range":
+                assert IGNORED[name] == int(with_value), name
+
+
+def test_every_other_flag_of_pyctl_is_its_own() -> None:
+    documented = {name for names, *_ in contract() for name in names}
+    own = {name for flag in SERVE_FLAGS for name in flag.spellings()} - documented
+    assert own == {
+        *("--prefix-cache-slots", "--exact", "--no-exact", "--kv-cache-dir", "--kv-cache-budget"),
+        *("--kv-cache-min-tokens", "--kv-cache-cold-max", "--disk-prefix-cache", "--kv-cache-daily-writes"),
+        "--prompt-replay",
+        *("--mmap", "--no-mmap", "--mlock"),  # older names, which llama-server still takes
+    }
+    assert IGNORED.keys() <= documented
 
 
 def test_a_copied_environment_starts() -> None:
@@ -375,25 +487,77 @@ def test_a_copied_environment_starts() -> None:
         "LLAMA_ARG_THREADS": "",
         "LLAMA_ARG_CONT_BATCHING": "1",
         "LLAMA_ARG_NO_SLOTS": "1",
+        "LLAMA_ARG_SPEC_TYPE": "draft-mtp",
         "PATH": "/bin",
     }
     settings = parse_serve([], environ)
     assert (settings.model.n_ctx, settings.model.n_seqs, settings.model.n_threads) == (4096, 2, -1)
     assert (settings.server.port, settings.server.metrics) == (8081, True)
     assert settings.warnings == (
-        "LLAMA_ARG_CONT_BATCHING has no effect here",
-        "LLAMA_ARG_NO_SLOTS has no effect here",
+        "without effect here: LLAMA_ARG_CONT_BATCHING, LLAMA_ARG_NO_SLOTS;"
+        " no speculative decoding: LLAMA_ARG_SPEC_TYPE",
     )
 
 
-@pytest.mark.parametrize("name", sorted(flag_table.UNUSED))
-def test_every_unused_flag_takes_as_many_values_as_in_llama_server(name: str) -> None:
-    values = ["1"] * flag_table.UNUSED[name]
+@pytest.mark.parametrize("name", sorted(IGNORED.keys() - REFUSED.keys()))
+def test_every_ignored_flag_takes_as_many_values_as_in_llama_server(name: str) -> None:
+    values = ["1"] * IGNORED[name]
     settings = serve(name, *values, "-c", "7")
     assert settings.model.n_ctx == 7
-    assert settings.warnings == (f"{name} has no effect here",)
+    assert len(settings.warnings) == (name not in AGREED)
+    assert all(name in warning for warning in settings.warnings)
     if values:
         assert refused(name, *values[1:]) == f"{name} needs a value"
+
+
+def test_placements_keep_their_order_and_their_variables_add_up() -> None:
+    experts = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+    argv = ["-ot", r"blk\.0\.=CUDA0,attn=CPU", "-cmoe", "--n-cpu-moe", "2", "-ncffn", "1"]
+    assert serve(*argv).model.placements == (
+        (r"blk\.0\.", "CUDA0"),
+        ("attn", "CPU"),
+        (experts, "CPU"),
+        (r"blk\.0" + experts, "CPU"),
+        (r"blk\.1" + experts, "CPU"),
+        (r"blk\.0\.ffn_(up|down|gate)\.", "CPU"),
+    )
+    environ = {"LLAMA_ARG_OVERRIDE_TENSOR": "attn=CPU", "LLAMA_ARG_CPU_MOE": "1", "LLAMA_ARG_N_CPU_MOE": "1"}
+    made = parse_serve(["-m", "m"], environ).model.placements
+    assert made == (("attn", "CPU"), (experts, "CPU"), (r"blk\.0" + experts, "CPU"))
+
+
+def test_metadata_of_every_type() -> None:
+    text = "a=int:-5,b=float:0.5,c=bool:true,d=str:x:y=z"
+    assert serve("--override-kv", text, "--override-kv", "e=bool:false").model.metadata == (
+        ("a", -5),
+        ("b", 0.5),
+        ("c", True),
+        ("d", "x:y=z"),
+        ("e", False),
+    )
+
+
+def test_adapters() -> None:
+    argv = ["--lora", "a.gguf,b.gguf", "--lora-scaled", "c.gguf:0.5"]
+    assert serve(*argv).model.lora == (("a.gguf", 1.0), ("b.gguf", 1.0), ("c.gguf", 0.5))
+    assert [scale for _, scale in serve(*argv, "--lora-init-without-apply").model.lora] == [0.0] * 3
+
+
+def test_the_context_of_several_sequences() -> None:
+    assert serve("-np", "3", "--kv-unified-per-slot", "1024").model.n_ctx == 3072
+    assert serve("-np", "3", "--kv-unified-per-slot", "1024", "-c", "512").model.n_ctx == 512
+
+
+def test_models_from_the_network() -> None:
+    settings = parse_serve(["-hf", "a/b", "-hff", "x.gguf", "--offline"], {"HF_TOKEN": "t"})
+    assert settings.hub == HubSettings("a/b", "x.gguf", "t", "", True)
+    assert settings.model.path == ""
+    assert settings.warnings == ()
+
+
+def test_questions() -> None:
+    assert parse_serve(["--list-devices"], {}).wanted == "devices"
+    assert parse_serve(["-cl"], {}).wanted == "models"
 
 
 @pytest.mark.parametrize(
@@ -469,7 +633,19 @@ def test_every_unused_flag_takes_as_many_values_as_in_llama_server(name: str) ->
         (["--api-key-file", "/dev/null"], "--api-key-file: no key in '/dev/null'"),
         (["--ssl-key-file", "k"], "--ssl-key-file and --ssl-cert-file need each other"),
         (["--reasoning-format", "x"], "--reasoning-format: 'x' is none of auto, none, deepseek, deepseek-legacy"),
-        (["--list-devices"], "--list-devices is a question to llama-server, which pyctl cannot answer"),
+        (["-dr", "ai/x"], "-dr is for llama-server only: pyctl can neither answer it nor do without"),
+        (["-ot", "attn"], "-ot: 'attn' is not of the form PATTERN=BUFFER"),
+        (["-ot", "(=CPU"], "-ot: '(' is not a regular expression: "),
+        (["-ncmoe", "-1"], "-ncmoe: -1 is too small, the least is 0"),
+        (["--override-kv", "a=u8:1"], "--override-kv: 'a=u8:1' is not of the form KEY=TYPE:VALUE with a type of"),
+        (["--override-kv", "a=int:x"], "--override-kv: 'x' is not a whole number"),
+        (["--override-kv", "a=bool:1"], "--override-kv: '1' is none of true, false"),
+        (["--lora-scaled", "a.gguf"], "--lora-scaled: 'a.gguf' is not of the form FILE:SCALE"),
+        (["--fit", "maybe"], "--fit: 'maybe' is none of on, off"),
+        (["-hf", "model"], "-hf: 'model' is not of the form USER/MODEL or USER/MODEL:QUANT"),
+        (["-hff", "x.gguf"], "--hf-file needs --hf-repo"),
+        (["--api-prefix", "llm/"], "--api-prefix: 'llm/' is not a path such as /llm"),
+        (["--sleep-idle-seconds", "0"], "--sleep-idle-seconds: 0 is neither a time nor -1"),
     ],
 )
 def test_what_is_refused_is_one_clear_line(argv: list[str], text: str) -> None:
@@ -503,10 +679,6 @@ def test_ubatch_is_cut_to_batch() -> None:
 def test_without_a_model_the_built_in_one_is_meant() -> None:
     for parse in (parse_serve, parse_chat):
         assert parse([], {}).model.path == ""
-        for flag in ("-hf", "--hf-repo", "-mu"):
-            with pytest.raises(ConfigError, match=f"{flag} cannot fetch models yet"):
-                parse([flag, "user/repo:Q4_K_M"], {})
-    assert serve("-hf", "user/repo:Q4_K_M").model.path
 
 
 def test_help_lists_every_flag_by_group(capsys: pytest.CaptureFixture[str]) -> None:
@@ -514,7 +686,17 @@ def test_help_lists_every_flag_by_group(capsys: pytest.CaptureFixture[str]) -> N
         parse_serve(["-h"], {})
     assert caught.value.code == 0
     text = capsys.readouterr().out
-    for group in ("model:", "context:", "cache:", "disk cache:", "sampling:", "chat format:", "server:", "log:"):
+    for group in (
+        "model:",
+        "context:",
+        "model from the network:",
+        "cache:",
+        "disk cache:",
+        "sampling:",
+        "chat format:",
+        "server:",
+        "log:",
+    ):
         assert f"\n{group}\n" in text
     for flag in SERVE_FLAGS:
         assert all(name in text for name in flag.spellings())
@@ -539,7 +721,7 @@ def test_chat_settings() -> None:
 
 def test_chat_takes_server_flags_without_effect() -> None:
     settings = chat("--host", "0.0.0.0", "--port", "9", "--metrics", LLAMA_ARG_PORT="8081")
-    assert settings.warnings == tuple(f"{name} has no effect here" for name in ("--host", "--port", "--metrics"))
+    assert settings.warnings == ("without effect here: --host, --port, --metrics",)
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,11 @@ class WriteBehind:
                 self._waiting.popitem(last=False)
             self._changed.notify_all()
 
+    @property
+    def n_waiting(self) -> int:
+        """Snapshots in the queue."""
+        return len(self._waiting)
+
     def later(self, function: Callable[[], None]) -> None:
         """Have ``function``, which may wait for the disk, called by the thread that writes."""
         with self._changed:

@@ -31,7 +31,8 @@ HEAD_TOKENS, TAIL_TOKENS = 12, 24
 @dataclass(frozen=True)
 class DiskView:
     """Sums of the tier: lengths at which something is stored, bytes of the directory, its budget (-1: none), restores
-    that came from it, bytes written by this process, files found damaged."""
+    that came from it, bytes written by this process, files found damaged, snapshots that wait to be written, and those
+    that could not be."""
 
     policy: str
     in_use: int
@@ -40,6 +41,8 @@ class DiskView:
     hits: int
     written: int
     damaged: int
+    waiting: int = 0
+    failed: int = 0
 
 
 class DiskTier:
@@ -129,6 +132,8 @@ class DiskTier:
             self.n_hits,
             self._behind.n_bytes,
             self.store.damaged,
+            self._behind.n_waiting,
+            self._behind.n_failed,
         )
 
     def close(self, timeout: float = FLUSH_SECONDS) -> None:

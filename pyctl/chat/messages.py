@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,11 +16,16 @@ Message = dict[str, Any]
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
+_BILLING = "x-anthropic-billing-header:"
+_STAMP = re.compile(r"\bcch=[^;\s]{1,16};")
+
 
 def check_messages(messages: object) -> list[Message]:
     """Messages with a known role and with content as a string or as a list of strings, one per part.
 
-    Anything else raises RequestError, which names the message. Fields that no template reads are dropped.
+    Anything else raises RequestError, which names the message. Fields that no template reads are dropped, and the stamp
+    that Claude Code writes anew at the head of each request is blotted out as llama-server does it: it would part each
+    prompt from all before.
     """
     if not isinstance(messages, list) or not messages:
         raise RequestError("'messages' must be a list with at least one message")
@@ -68,6 +74,9 @@ def _check(message: object, at: str) -> Message:
         if not calls and not message.get("reasoning_content"):
             raise RequestError(f"{at} has neither content nor tool_calls")
     checked: Message = {"role": _ROLES[role], "content": _checked_content(message.get("content"), f"{at}.content")}
+    if checked["role"] == "system":
+        content = checked["content"]
+        checked["content"] = _unstamped(content) if isinstance(content, str) else [_unstamped(text) for text in content]
     for name in ("reasoning_content", "name", "tool_call_id"):
         value = message.get(name)
         if value is None:
@@ -81,6 +90,14 @@ def _check(message: object, at: str) -> Message:
         if calls:
             checked["tool_calls"] = [_checked_call(call, f"{at}.tool_calls[{i}]") for i, call in enumerate(calls)]
     return checked
+
+
+def _unstamped(text: str) -> str:
+    """``text`` without the stamp, if it is a billing header: ``x-anthropic-billing-header: ...; cch=a5145;``"""
+    if not text.startswith(_BILLING):
+        return text
+    line, end, rest = text.partition("\n")
+    return _STAMP.sub("cch=fffff;", line, count=1) + end + rest
 
 
 def _checked_content(content: object, at: str) -> str | list[str]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
-__all__ = ["THINK", "CallDelta", "Delta", "ReasoningSplitter", "ReasoningTags", "Where"]
+from pyctl.chat.delta import CallDelta, Delta
+
+__all__ = ["THINK", "CallDelta", "Delta", "ReasoningSplitter", "ReasoningTags", "Where", "overlap"]
 
 Where: TypeAlias = Literal["start", "reasoning", "content"]
 """Where a reply begins: at its very start, inside a reasoning block that the prompt has opened, or behind one."""
@@ -21,27 +23,6 @@ class ReasoningTags:
 
 
 THINK = ReasoningTags("<think>", "</think>", ("<tool_call>",))
-
-
-@dataclass(frozen=True)
-class CallDelta:
-    """More of tool call number ``index`` of a reply; the first of each has its ``id`` and ``name``, no other has.
-
-    ``arguments`` is JSON text to append.
-    """
-
-    index: int
-    id: str = ""
-    name: str = ""
-    arguments: str = ""
-
-
-class Delta(NamedTuple):
-    """Text to append to each part of a reply, and more of its tool calls."""
-
-    reasoning: str = ""
-    content: str = ""
-    calls: tuple[CallDelta, ...] = ()
 
 
 class ReasoningSplitter:
@@ -94,7 +75,7 @@ class ReasoningSplitter:
             return Delta(reasoning=held)
         at, end = min(((at, end) for end in self._ends if (at := held.find(end)) >= 0), default=(-1, ""))
         if at < 0:
-            keep = max(_overlap(held, end) for end in self._ends)
+            keep = max(overlap(held, end) for end in self._ends)
             self._held = held[len(held) - keep :]
             return Delta(reasoning=held[: len(held) - keep])
         rest = held[at + len(tags.close) :].lstrip() if end == tags.close else held[at:]
@@ -102,7 +83,7 @@ class ReasoningSplitter:
         return Delta(reasoning=held[:at], content=rest)
 
 
-def _overlap(text: str, word: str) -> int:
+def overlap(text: str, word: str) -> int:
     """Length of the longest proper beginning of ``word`` that ends ``text``."""
     for size in range(min(len(word) - 1, len(text)), 0, -1):
         if text.endswith(word[:size]):

@@ -42,3 +42,7 @@ class Tokenizer(Protocol):
     def special_tokens(self) -> dict[str, int]:
         """Text to id of all control and user-defined tokens."""
         ...
+
+    def fim_tokens(self) -> dict[str, int]:
+        """The tokens for filling gaps that the model has, by name: pre, suf, mid, rep, sep."""
+        ...

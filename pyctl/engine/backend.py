@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pyctl.cache.segment import Block, Span
 from pyctl.engine.sampling import Sampling
 from pyctl.prompt import Tokens
 
-__all__ = ["Backend", "Sampler", "TopTokens"]
+__all__ = ["Backend", "Sampler", "SavedSeq", "TopTokens"]
 
 TopTokens = tuple[tuple[int, float], ...]
 """(id, natural log of the probability): the sampled token first, then the most likely ones."""
+
+
+@dataclass(frozen=True)
+class SavedSeq:
+    """What a file held: the tokens of the sequence, its exact batch ends, and how many bytes it has."""
+
+    tokens: Tokens
+    ends: tuple[int, ...]
+    n_bytes: int
 
 
 class Sampler(Protocol):
@@ -20,6 +34,14 @@ class Sampler(Protocol):
 
     def sample(self, index: int) -> int:
         """A token from the logits of output ``index`` of the last evaluation."""
+
+    def force(self, index: int, token: int) -> None:
+        """Sample from output ``index`` as if no token but ``token`` were possible."""
+
+    def top_tokens(self, token: int, n: int) -> TopTokens:
+        """The probability of the last ``token`` and of the ``n`` most likely ones after sampling, without zeros.
+
+        Only for a `Sampling` with ``post_sampling_probs``."""
 
     def close(self) -> None:
         """Free what it holds in llama.cpp; calling twice is harmless."""
@@ -42,10 +64,7 @@ class Backend(Protocol):
     def n_ubatch(self) -> int: ...
 
     def evaluate(self, seq: int, tokens: Tokens, start: int, *, output: bool = True) -> None:
-        """Evaluate ``tokens`` as one batch at positions start, start + 1, ...
-
-        With ``output``, output 0 is that of the last token.
-        """
+        """Evaluate ``tokens`` as one batch from position ``start`` on; output 0, if wanted, is the last token's."""
 
     def decode(self, items: Sequence[tuple[int, int, int]]) -> None:
         """Evaluate one token for each (seq, token, position); output i belongs to item i."""
@@ -89,5 +108,23 @@ class Backend(Protocol):
     def clear(self, seq: int) -> None:
         """Drop everything ``seq`` holds."""
 
+    def save_file(self, seq: int, path: Path, tokens: Tokens, ends: Sequence[int]) -> int:
+        """Write ``seq``, which holds ``tokens``, to ``path``; returns the bytes of the file.
+
+        ``ends`` are the batch ends that a cold run would have, too. Raises StateError.
+        """
+
+    def load_file(self, seq: int, path: Path) -> SavedSeq:
+        """Fill ``seq``, which is empty, from such a file. Raises StateError, and then nobody knows what it holds."""
+
+    def embed(self, tokens: Tokens) -> NDArray[np.float32]:
+        """The embeddings of ``tokens``, shape (1, width) if the model pools them and (n, width) if not.
+
+        Raises RequestError when there are more tokens than one batch holds. Leaves the sequences as they are.
+        """
+
     def close(self) -> None:
-        """Free the context and the model."""
+        """Free the context and the model; nothing but `open` may be called after it."""
+
+    def open(self) -> None:
+        """Load the model again after `close`, empty; ModelError when that fails or it is not the same any more."""

@@ -11,16 +11,19 @@ import logging
 import time
 from collections import deque
 from collections.abc import Generator
-from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
 
 from pyctl.cache.plan import batch_ends
 from pyctl.cache.ram import RamCache
 from pyctl.cache.report import Report
 from pyctl.cache.tier import DiskTier
 from pyctl.engine.backend import Backend, TopTokens
+from pyctl.engine.budget import Budget
+from pyctl.engine.job import Errand, Job, NextToken, Steps
 from pyctl.engine.keeper import EngineOptions, Keeper, Turn
+from pyctl.engine.lines import Lines
 from pyctl.engine.live import LiveSeq
+from pyctl.engine.meter import Meter
+from pyctl.engine.progress import PrefillLog
 from pyctl.engine.request import Done, Failed, Piece, Progress, StopType, Timings
 from pyctl.engine.stream import TextStream
 from pyctl.engine.ticket import Ticket
@@ -29,29 +32,6 @@ from pyctl.errors import EngineError, PyctlError
 __all__ = ["Engine", "EngineOptions"]
 
 log = logging.getLogger(__name__)
-
-
-class NextToken(NamedTuple):
-    """A job waits for its ``token`` to be evaluated at ``position``; it is resumed with the output's index."""
-
-    token: int
-    position: int
-
-
-Steps: TypeAlias = Generator[NextToken | None, int, None]
-"""None after a prefill batch, NextToken while decoding."""
-
-
-@dataclass(eq=False)
-class Job:
-    """A request on its way, the sequence that serves it, and the generator that does."""
-
-    ticket: Ticket
-    submitted: float = field(default_factory=time.perf_counter)
-    seq: LiveSeq | None = None
-    steps: Steps | None = None
-    wants: NextToken | None = None
-    first_token: float = 0.0
 
 
 class Engine:
@@ -67,6 +47,10 @@ class Engine:
         self.seqs = [LiveSeq(i, backend.n_ctx) for i in range(backend.n_seqs)]
         self.queue: deque[Job] = deque()
         self.running: list[Job] = []
+        self.last: dict[int, Job] = {}  # of each sequence, the job that it serves or served
+        self.errands: list[Errand] = []
+        self.meter = Meter()
+        self.asleep = False
         self._count = 0
 
     # -- scheduling --------------------------------------------------------------------------------------------------
@@ -75,11 +59,17 @@ class Engine:
         """Queue a request."""
         self.queue.append(Job(ticket))
 
+    def when_idle(self, errand: Errand) -> None:
+        """Have ``errand`` done when its sequence is free, before the next job gets it."""
+        self.errands.append(errand)
+
     def step(self) -> bool:
         """Advance everybody once: one batch for the first job in prefill, one token for all that decode.
 
         Returns whether work is left.
         """
+        if self.errands:
+            self._run_errands()
         if self.queue:
             self._admit()
         prefilling: Job | None = None
@@ -97,7 +87,24 @@ class Engine:
                 decoding.append(prefilling)
         if decoding:
             self._decode(decoding)
-        return bool(self.running or self.queue)
+        return bool(self.running or self.queue or self.errands)
+
+    def sleep(self) -> None:
+        """Free the model, after the ends of all conversations went to the cache; nothing may be running."""
+        for seq in self.seqs:
+            self.keeper.park(seq)
+        self.backend.settle()
+        self.backend.close()
+        self.asleep = True
+        log.info("idle: the model is freed until the next request")
+
+    def wake(self) -> None:
+        """Load the model again if it was freed; ModelError when that fails."""
+        if self.asleep:
+            began = time.perf_counter()
+            self.backend.open()
+            self.asleep = False
+            log.info("the model is loaded again after %.1f s", time.perf_counter() - began)
 
     def close(self, reason: PyctlError) -> None:
         """End all jobs with ``reason``."""
@@ -105,24 +112,35 @@ class Engine:
             if job.steps is not None:
                 self._end(job)
             job.ticket.put(Failed(reason))
+        for errand in self.errands:
+            errand.fail(reason)
         self.queue.clear()
         self.keeper.close()
 
+    def _run_errands(self) -> None:
+        ready = [errand for errand in self.errands if not self.seqs[errand.seq].busy]
+        self.errands = [errand for errand in self.errands if errand not in ready]
+        for errand in ready:
+            errand.run()
+
     def _admit(self) -> None:
-        while self.queue:
-            job = self.queue[0]
-            if job.ticket.cancelled:
-                self.queue.popleft()
-                continue
-            idle = [seq for seq in self.seqs if not seq.busy]
-            if not idle:
+        for job in tuple(self.queue):
+            if all(seq.busy for seq in self.seqs):
                 return
-            self.queue.popleft()
+            if job.ticket.cancelled:
+                self.queue.remove(job)
+                continue
+            wanted = job.ticket.request.seq
+            idle = [seq for seq in self.seqs if not seq.busy and wanted in (-1, seq.id)]
+            if not idle:
+                continue  # a later one may want another sequence
+            self.queue.remove(job)
             prompt = job.ticket.request.prompt.tokens
             # The sequence that already holds most of the prompt, else the one that was not used for longest.
             job.seq = max(idle, key=lambda seq: (seq.shared(prompt), -seq.used))
             self._count += 1
-            job.seq.busy, job.seq.used = True, self._count
+            job.seq.busy, job.seq.used, job.id = True, self._count, self._count
+            self.last[job.seq.id] = job
             job.steps = self._serve(job, job.seq)
             self.running.append(job)
 
@@ -150,6 +168,7 @@ class Engine:
                 self._end(job)
                 job.ticket.put(Failed(error))
             return
+        self.meter.evaluated(len(items), max(position for _, _, position in items) + 1)
         for index, job in enumerate(jobs):
             self._resume(job, index)
 
@@ -173,19 +192,22 @@ class Engine:
         request, ticket = job.ticket.request, job.ticket
         prompt, tokens = request.prompt, request.prompt.tokens
         started = time.perf_counter()
-        report = Report(n_prompt=len(prompt))
+        report = job.report = Report(n_prompt=len(prompt))
         ends = batch_ends(prompt, self.backend.n_ubatch, self.options.min_batch)
 
         turn = self.keeper.restore(request, seq, ends, report)
         if request.return_progress:
             ticket.put(self._progress(seq, report, started))
+        shown = PrefillLog(job.id, seq.n, len(prompt))
         prefill_began, save_before = time.perf_counter(), report.save_ms
         for previous, end in itertools.pairwise([0, *ends]):
             if end <= seq.n:
                 continue
             self.backend.evaluate(seq.id, tokens[seq.n : end], seq.n, output=end == len(prompt))
+            self.meter.evaluated(1, end)
             # The very end of a prompt is a batch end of longer prompts only if it fills its batch.
             seq.append(tokens[seq.n : end], exact=end < len(prompt) or end - previous == self.backend.n_ubatch)
+            shown.reached(end)
             if end in turn.cuts:
                 self.keeper.save(seq, turn, report)
             if request.return_progress:
@@ -210,11 +232,12 @@ class Engine:
             first_token_ms=(first_token - job.submitted) * 1e3,
         )
         self.keeper.totals.add(report, n_predicted)
+        self.meter.served(timings)
         ticket.put(Done(stop_type, stopping_word, timings, report, seq.id))
 
     def _progress(self, seq: LiveSeq, report: Report, started: float) -> Progress:
         elapsed = (time.perf_counter() - started) * 1e3
-        return Progress(report.n_prompt, report.n_cached, seq.n, elapsed, report.source)
+        return Progress(report.n_prompt, report.n_cached, seq.n, elapsed, report.source, seq.id)
 
     def _generate(self, job: Job, seq: LiveSeq, turn: Turn) -> Generator[NextToken, int, tuple[int, StopType, str]]:
         """Sample, stream, evaluate, until the reply ends; the disk waits for the first token."""
@@ -222,6 +245,9 @@ class Engine:
         room = backend.n_ctx - seq.n
         limit = room if request.max_tokens < 0 else min(request.max_tokens, room)
         text = TextStream(request.stop)
+        lines = Lines(request.n_indent) if request.n_indent or request.max_ms else None
+        budget = Budget(request.reasoning, backend.piece) if request.reasoning is not None else None
+        after_sampling = request.sampling.post_sampling_probs
         n_predicted = 0
         stop_type: StopType = "limit"
         if limit == 0:
@@ -233,7 +259,14 @@ class Engine:
         is_end, piece, put = backend.is_end, backend.piece, ticket.put
         try:
             while True:
-                token = sampler.sample(index)
+                forced = budget.next() if budget is not None else None
+                if forced is None:
+                    token = sampler.sample(index)
+                else:
+                    token = forced
+                    sampler.force(index, token)
+                if budget is not None:
+                    budget.saw(token)
                 if n_predicted == 0:  # only now has the device done what it was given
                     job.first_token = time.perf_counter()
                 n_predicted += 1
@@ -242,8 +275,13 @@ class Engine:
                     break
                 pending.append(token)
                 if request.n_probs:
-                    probs.append(backend.top_tokens(index, token, request.n_probs))
+                    n = request.n_probs
+                    probs.append(
+                        sampler.top_tokens(token, n) if after_sampling else backend.top_tokens(index, token, n)
+                    )
                 final = text.feed(piece(token))
+                if lines is not None:
+                    final = lines.feed(final, 0 < request.max_ms < (time.perf_counter() - job.first_token) * 1e3)
                 if text.stopping_word:
                     stop_type = "word"
                     ticket.put(Piece(final, tuple(pending), tuple(probs)))
@@ -252,7 +290,7 @@ class Engine:
                 if final:
                     put(Piece(final, tuple(pending), tuple(probs)))
                     pending, probs = [], []
-                if n_predicted >= limit:
+                if n_predicted >= limit or (lines is not None and lines.ended):
                     break
                 if n_predicted == 1:
                     self.keeper.persist(turn)
@@ -260,7 +298,7 @@ class Engine:
                 seq.append_one(token)
         finally:
             sampler.close()
-        rest = text.flush()
+        rest = text.flush() if lines is None or not lines.ended else ""
         if text.stopping_word:
             stop_type = "word"
         if rest or pending:

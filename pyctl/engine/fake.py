@@ -9,14 +9,16 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pyctl.cache.segment import NOTHING, Block, Span
-from pyctl.engine.backend import TopTokens
+from pyctl.engine.backend import SavedSeq, TopTokens
 from pyctl.engine.sampling import Sampling
-from pyctl.errors import EngineError, StateError
+from pyctl.errors import EngineError, RequestError, StateError
 from pyctl.prompt import Tokens
 
 __all__ = ["FakeBackend"]
@@ -171,6 +173,31 @@ class FakeBackend:
     def clear(self, seq: int) -> None:
         self._seqs[seq] = _Seq()
 
+    def save_file(self, seq: int, path: Path, tokens: Tokens, ends: Sequence[int]) -> int:
+        held = self._seqs[seq]
+        head = HEADER.pack(b"FILE", held.at, len(held.rows)) + np.array([len(ends), *ends], np.int32).tobytes()
+        return path.write_bytes(head + held.state + tokens.tobytes() + b"".join(held.rows))
+
+    def load_file(self, seq: int, path: Path) -> SavedSeq:
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise StateError(str(error)) from error
+        magic, at, n = HEADER.unpack(data[: HEADER.size])
+        if magic != b"FILE":
+            raise StateError("no saved sequence")
+        n_ends = struct.unpack_from("<i", data, HEADER.size)[0]
+        ends = struct.unpack_from(f"<{n_ends}i", data, HEADER.size + 4)
+        rest = np.frombuffer(data, np.uint8, offset=HEADER.size + 4 + 4 * n_ends)
+        state, tokens, rows = np.split(rest, [ROW, ROW + 4 * n])
+        self._seqs[seq] = _Seq([row.tobytes() for row in rows.reshape(n, ROW)], state.tobytes(), at)
+        return SavedSeq(tokens.view(np.int32).copy(), ends, len(data))
+
+    def embed(self, tokens: Tokens) -> NDArray[np.float32]:
+        if tokens.size > self.n_ubatch:
+            raise RequestError("too many tokens")
+        return np.array([[tokens.sum(), tokens.size]], np.float32)
+
     def close(self) -> None:
         self.closed = True
 
@@ -179,6 +206,11 @@ class FakeBackend:
         block = np.zeros(len(data), np.uint8)
         self._on_the_way.append((block, data))
         return block
+
+    def open(self) -> None:
+        self.closed = False
+        for seq in range(self.n_seqs):
+            self.clear(seq)
 
     def _maybe_fail(self) -> None:
         if self.fail_loads > 0:
@@ -193,6 +225,12 @@ class _FakeSampler:
     def sample(self, index: int) -> int:
         value = int.from_bytes(self._backend._outputs[index][:8], "little")
         return self._first + value % (self._backend.n_vocab - self._first)
+
+    def force(self, index: int, token: int) -> None:
+        pass
+
+    def top_tokens(self, token: int, n: int) -> TopTokens:
+        return ((token, 1.0), *[(token, 1.0)][:n])
 
     def close(self) -> None:
         pass

@@ -11,7 +11,9 @@ __all__ = ["EngineInfo"]
 class EngineInfo:
     """Sizes are tokens unless the name says otherwise; ``model_size`` is bytes, ``n_params`` weights.
 
-    ``fingerprint`` is equal for two processes exactly when their saved rows and states may be mixed.
+    ``fingerprint`` is equal for two processes exactly when their saved rows and states may be mixed. ``vocab_type`` is
+    llama.cpp's number. ``pooling`` says how embeddings are made of a text, empty when there are none.
+    ``lora`` are adapters, (path, scale).
     """
 
     model_path: str
@@ -31,3 +33,6 @@ class EngineInfo:
     eos_token: str
     build: str
     fingerprint: str
+    vocab_type: int = 0
+    pooling: str = ""
+    lora: tuple[tuple[str, float], ...] = ()

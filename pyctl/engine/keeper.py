@@ -141,6 +141,11 @@ class Keeper:
             found = (self.cache.get(turn.known.prefix(n)) for n in turn.persist if n)
             self.disk.offer(snapshot for snapshot in found if snapshot is not None)
 
+    def park(self, seq: LiveSeq) -> None:
+        """Snapshot the end of ``seq`` if that is worth it; the sequence is about to be lost."""
+        self._leave(seq, 0, (), Report(n_prompt=0))
+        seq.reset(as_tokens([]))
+
     def forget(self, seq: LiveSeq) -> None:
         """Empty ``seq``."""
         self.backend.clear(seq.id)

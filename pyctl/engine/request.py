@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from pyctl.cache.policy import DiskPolicy
 from pyctl.cache.report import Report, Source
+from pyctl.engine.budget import ReasoningLimit
 from pyctl.engine.sampling import Sampling
 from pyctl.prompt import Prompt
 
@@ -21,7 +22,8 @@ class Request:
 
     ``max_tokens`` -1 means until the context is full, 0 means prefill only. ``stop`` are strings that end the reply and
     are not part of it. ``n_probs`` asks for that many most likely tokens beside each sampled one. ``disk_policy``
-    replaces the server's for this prompt.
+    replaces the server's for this prompt. ``seq`` asks for that sequence, -1 for any. Two more limits, 0 for none: a
+    line with less than ``n_indent`` blanks at its start, and a line end later than ``max_ms`` after the first token.
     """
 
     prompt: Prompt
@@ -32,6 +34,10 @@ class Request:
     cache_prompt: bool = True
     disk_policy: DiskPolicy | None = None
     return_progress: bool = False
+    reasoning: ReasoningLimit | None = None
+    seq: int = -1
+    n_indent: int = 0
+    max_ms: int = 0
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,8 @@ class Timings:
 
 @dataclass(frozen=True)
 class Progress:
-    """Prefill has reached ``n_processed`` of ``n_total`` prompt tokens, ``n_cached`` of them restored from ``source``.
+    """Prefill has reached ``n_processed`` of ``n_total`` prompt tokens, ``n_cached`` of them restored from ``source``
+    into sequence ``seq``.
 
     The first one comes right after the restore, before anything is evaluated.
     """
@@ -59,13 +66,15 @@ class Progress:
     n_processed: int
     ms: float
     source: Source
+    seq: int = 0
 
 
 class Piece(NamedTuple):
     """Text that is final: never half a character, never part of a stop string.
 
     ``text`` may be empty when tokens ended within a character. ``tokens`` are the ids sampled since the last piece;
-    ``probs`` holds, per token, (id, logprob) of the sampled token followed by the ``n_probs`` most likely ones.
+    ``probs`` holds, per token, (id, logprob) of the sampled token followed by the ``n_probs`` most likely ones;
+    probabilities instead of their logarithms if they are those after sampling.
     """
 
     text: str

@@ -8,7 +8,7 @@ from typing import Any
 
 from pyctl.errors import RequestError
 
-__all__ = ["DEFAULT_SAMPLERS", "RANDOM_SEED", "Sampling"]
+__all__ = ["DEFAULT_SAMPLERS", "RANDOM_SEED", "SAMPLERS", "Sampling"]
 
 RANDOM_SEED = 0xFFFFFFFF
 """The seed value that asks for a fresh random seed."""
@@ -26,6 +26,9 @@ DEFAULT_SAMPLERS = (
 )
 """Order in which llama-server applies its samplers unless a request says otherwise."""
 
+SAMPLERS = (*DEFAULT_SAMPLERS, "infill", "adaptive_p")
+"""All that a request may name. Wherever ``adaptive_p`` stands, it comes last and chooses the token."""
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -35,7 +38,11 @@ class Sampling:
     Sampling(temperature=0.0)     # greedy
     Sampling(seed=7, top_k=20)
 
-    ``logit_bias`` holds (token id, bias) pairs; -inf forbids a token. Values out of range raise RequestError.
+    ``logit_bias`` holds (token id, bias) pairs; -inf forbids a token. A ``grammar_lazy`` grammar binds nothing until
+    the reply's text, special tokens included, holds a match of one of ``grammar_triggers`` (regular expressions); then
+    it binds from the match's first group that took part, or from the match. Any other grammar has read
+    ``grammar_prefill`` before the reply begins. ``post_sampling_probs`` asks for probabilities as they are after all
+    samplers, not the model's own. Values out of range raise RequestError.
     """
 
     seed: int = RANDOM_SEED
@@ -66,6 +73,12 @@ class Sampling:
     logit_bias: tuple[tuple[int, float], ...] = ()
     ignore_eos: bool = False
     grammar: str = ""
+    grammar_lazy: bool = False
+    grammar_triggers: tuple[str, ...] = ()
+    grammar_prefill: str = ""
+    adaptive_target: float = -1.0
+    adaptive_decay: float = 0.9
+    post_sampling_probs: bool = False
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -78,8 +91,10 @@ class Sampling:
             raise RequestError("mirostat must be 0, 1 or 2")
         if self.repeat_last_n < -1 or self.dry_penalty_last_n < -1:
             raise RequestError("repeat_last_n and dry_penalty_last_n must be at least -1")
-        unknown = [name for name in self.samplers if name not in DEFAULT_SAMPLERS]
+        unknown = [name for name in self.samplers if name not in SAMPLERS]
         if unknown:
-            raise RequestError(f"unknown sampler {unknown[0]!r}; known are {', '.join(DEFAULT_SAMPLERS)}")
+            raise RequestError(f"unknown sampler {unknown[0]!r}; known are {', '.join(SAMPLERS)}")
+        if self.grammar_lazy and not self.grammar_triggers:
+            raise RequestError("a lazy grammar needs a trigger")
         if not 0 <= self.seed <= RANDOM_SEED:
             raise RequestError("seed must be a 32-bit unsigned number, or -1 for a random one")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 
-__all__ = ["TextStream"]
+__all__ = ["TextStream", "ends_within_character"]
 
 
 class TextStream:
@@ -49,6 +49,11 @@ class TextStream:
         keep = max(_overlap(text, word) for word in self._stop)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
+
+
+def ends_within_character(data: bytes) -> bool:
+    """Whether more bytes have to follow for ``data`` to be whole characters."""
+    return codecs.utf_8_decode(data[-3:], "ignore", False)[1] < len(data[-3:])
 
 
 def _overlap(text: str, word: str) -> int:

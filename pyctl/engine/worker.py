@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import NamedTuple, TypeVar
 
+from pyctl.cache.report import Report
 from pyctl.engine.engine import Engine
 from pyctl.engine.info import EngineInfo
-from pyctl.engine.request import Failed, Request
+from pyctl.engine.request import Done, Failed, Request, Timings
 from pyctl.engine.ticket import Ticket
 from pyctl.errors import ContextSizeError, RequestError, UnavailableError
 
@@ -18,21 +21,27 @@ __all__ = ["Worker"]
 
 R = TypeVar("R")
 
+log = logging.getLogger(__name__)
+
 
 class _Call(NamedTuple):
     run: Callable[[], None]
-    cancel: Callable[[], bool]
+    fail: Callable[[Exception | None], None]
+    needs_model: bool
 
 
 class Worker:
     """Runs ``engine`` on a thread of its own.
 
-    `submit`, `call` and `close` may be called from any thread; everything else happens on the worker's.
+    After ``sleep_seconds`` without work, below 0 never, the model is freed until there is work again. `submit`, `call`
+    and `close` may be called from any thread; everything else happens on the worker's.
     """
 
-    def __init__(self, engine: Engine, info: EngineInfo) -> None:
+    def __init__(self, engine: Engine, info: EngineInfo, sleep_seconds: float = -1) -> None:
         self._engine = engine
         self._info = info
+        self._sleep_seconds = sleep_seconds
+        self._last_work = time.monotonic()
         self._inbox: queue.SimpleQueue[Ticket | _Call | None] = queue.SimpleQueue()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="pyctl-engine", daemon=True)
@@ -43,28 +52,36 @@ class Worker:
         """Facts about the model and the context."""
         return self._info
 
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether the model is freed for now; the next request loads it again."""
+        return self._engine.asleep
+
     def submit(self, request: Request) -> Ticket:
         """Queue ``request``; iterate over the ticket for its events.
 
-        Raises ContextSizeError when the prompt does not fit, RequestError for an empty one, UnavailableError after
-        `close`.
+        An empty prompt gets an empty reply. Raises ContextSizeError when the prompt does not fit, UnavailableError
+        after `close`.
         """
         n_ctx = self._info.n_ctx
         if self._closing:
             raise UnavailableError("the server is shutting down")
-        if len(request.prompt) == 0:
-            raise RequestError("the prompt is empty")
         if len(request.prompt) >= n_ctx:
             raise ContextSizeError(len(request.prompt), n_ctx)
-        tokens = request.prompt.tokens
+        ticket, tokens = Ticket(request), request.prompt.tokens
+        if not tokens.size:  # as llama-server does
+            ticket.put(Done("limit", "", Timings(0, 0, 0.0, 0, 0.0, 0.0, 0.0), Report(0), max(request.seq, 0)))
+            return ticket
         if int(tokens.min()) < 0 or int(tokens.max()) >= self._info.n_vocab:
             raise RequestError(f"token ids must be in [0, {self._info.n_vocab})")
-        ticket = Ticket(request)
         self._inbox.put(ticket)
         return ticket
 
-    def call(self, function: Callable[[], R]) -> Future[R]:
-        """Run ``function`` on the engine's thread, between two steps; cancelled if the worker closes first."""
+    def call(self, function: Callable[[], R], *, needs_model: bool = False) -> Future[R]:
+        """Run ``function`` on the engine's thread, between two steps; cancelled if the worker closes first.
+
+        With ``needs_model`` it is work: a sleeping engine is woken for it. Otherwise the engine may be asleep.
+        """
         future: Future[R] = Future()
 
         def run() -> None:
@@ -74,7 +91,13 @@ class Worker:
                 except BaseException as error:
                     future.set_exception(error)
 
-        self._inbox.put(_Call(run, future.cancel))
+        def fail(error: Exception | None) -> None:
+            if error is None:
+                future.cancel()
+            elif future.set_running_or_notify_cancel():
+                future.set_exception(error)
+
+        self._inbox.put(_Call(run, fail, needs_model))
         return future
 
     def close(self, timeout: float = 10.0) -> None:
@@ -89,15 +112,17 @@ class Worker:
         while True:
             if busy and self._inbox.empty():
                 busy = self._engine.step()
+                if not busy:
+                    self._last_work = time.monotonic()
                 continue
-            item = self._inbox.get()
+            try:
+                item = self._inbox.get(timeout=None if busy else self._until_sleep())
+            except queue.Empty:
+                self._engine.sleep()
+                continue
             if item is None:
                 break
-            if isinstance(item, Ticket):
-                self._engine.submit(item)
-                busy = True
-            else:
-                item.run()
+            busy = self._take(item) or busy
         reason = UnavailableError("the server is shutting down")
         self._engine.close(reason)
         while not self._inbox.empty():
@@ -105,5 +130,33 @@ class Worker:
             if isinstance(item, Ticket):
                 item.put(Failed(reason))
             elif item is not None:
-                item.cancel()
+                item.fail(None)
         self._engine.backend.close()
+
+    def _take(self, item: Ticket | _Call) -> bool:
+        """Begin with ``item``; returns whether the engine has work to do."""
+        if isinstance(item, _Call) and not item.needs_model:
+            item.run()
+            return False
+        try:
+            self._engine.wake()
+        except Exception as error:
+            log.error("the model cannot be loaded again: %s", error)
+            reason = UnavailableError(f"the model cannot be loaded again: {error}")
+            if isinstance(item, Ticket):
+                item.put(Failed(reason))
+            else:
+                item.fail(reason)
+            return False
+        self._last_work = time.monotonic()
+        if isinstance(item, Ticket):
+            self._engine.submit(item)
+        else:
+            item.run()
+        return True
+
+    def _until_sleep(self) -> float | None:
+        """Seconds until the model is freed, None for not."""
+        if self._sleep_seconds < 0 or self._engine.asleep:
+            return None
+        return max(self._last_work + self._sleep_seconds - time.monotonic(), 0.0)

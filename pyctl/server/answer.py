@@ -13,15 +13,13 @@ from starlette.types import Receive, Scope, Send
 
 from pyctl.engine.request import Done, Event, Failed, Piece, Progress
 from pyctl.errors import EngineError
-from pyctl.server.errors import error_event, error_response
 from pyctl.server.journal import TextOf, cache_header, ended, failed, left
 from pyctl.server.json import JsonResponse
+from pyctl.server.merging import merged
 from pyctl.server.reply import Reply
 from pyctl.server.settings import TicketLike
 
 __all__ = ["Answer", "Run"]
-
-_PING = b":\n\n"
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ class Run:
 
 
 class Answer:
-    """An ASGI application that sends the replies of ``runs``, in their order; ``combine`` makes one body of whole ones.
+    """An ASGI application that sends the replies of ``runs``; ``combine`` makes one body of whole ones, in their order.
 
     When the client leaves, all work is cancelled. An error becomes a response of its own as long as nothing has been
     sent, and an event after that. A stream begins with the first event, or after one ping interval without any.
@@ -77,38 +75,39 @@ class Answer:
                 ended(path, done, self._text_of)
         except Exception as error:
             failed(path, error)
-            response = error_response(error)
+            response = self._runs[-1].reply.error_response(error)
         await response(scope, receive, send)
 
     async def _stream(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         self._last_sent = asyncio.get_running_loop().time()
+        reply = self._runs[-1].reply
         pinger = asyncio.ensure_future(self._ping(send, self._options.ping_seconds))
         try:
             async with aclosing(self._batches(path)) as batches:
                 async for batch in batches:
                     await self._send(send, batch)
-            await self._send(send, self._runs[-1].reply.end)
+            await self._send(send, reply.end)
         except Exception as error:
             pinger.cancel()
             failed(path, error)
             if not self._begun:
-                return await error_response(error)(scope, receive, send)
-            await self._send(send, error_event(error))
+                return await reply.error_response(error)(scope, receive, send)
+            await self._send(send, reply.error_event(error))
         finally:
             pinger.cancel()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _batches(self, path: str) -> AsyncGenerator[bytes, None]:
         """What can be sent, as it comes; events that wait together are sent together. Raises what a Failed holds."""
-        for run in self._runs:
-            async for event in run.ticket:
+        async with aclosing(merged([run.ticket for run in self._runs])) as found:
+            async for number, events in found:
                 frames: list[bytes] = []
-                for each in (event, *run.ticket.waiting()):
+                for each in events:
                     if isinstance(each, Failed):
                         if any(frames):
                             yield b"".join(frames)
                         raise each.error
-                    frames.append(_frames(run.reply, each))
+                    frames.append(_frames(self._runs[number].reply, each))
                     if isinstance(each, Done):
                         ended(path, each, self._text_of)
                 yield b"".join(frames)
@@ -133,14 +132,14 @@ class Answer:
         return [(name.encode(), value.encode()) for name, value in headers.items()]
 
     async def _ping(self, send: Send, seconds: int) -> None:
-        """Send a comment whenever the stream has been silent for ``seconds``; never if that is not above 0."""
+        """Send a sign of life whenever the stream has been silent for ``seconds``; never if that is not above 0."""
         loop = asyncio.get_running_loop()
         while seconds > 0:
             rest = self._last_sent + seconds - loop.time()
             if rest > 0:
                 await asyncio.sleep(rest)
             else:
-                await self._send(send, _PING)
+                await self._send(send, self._runs[-1].reply.ping())
 
 
 def _frames(reply: Reply, event: Progress | Piece | Done) -> bytes:

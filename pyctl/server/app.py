@@ -8,7 +8,6 @@ from typing import TypeAlias
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -16,10 +15,25 @@ from starlette.types import ASGIApp
 
 from pyctl.chat.format import ChatFormat
 from pyctl.chat.tokenizer import Tokenizer
-from pyctl.server import cache, completions, facts, tokens
+from pyctl.server import (
+    absent,
+    anthropic,
+    cache,
+    completions,
+    counts,
+    embeddings,
+    facts,
+    lora,
+    metrics,
+    responses,
+    slots,
+    tokens,
+)
+from pyctl.server.cors import CorsMiddleware
 from pyctl.server.errors import error_response, http_exception
 from pyctl.server.journal import failed
 from pyctl.server.keys import KeyMiddleware
+from pyctl.server.limits import BodyLimitMiddleware, depth_error
 from pyctl.server.settings import Service, Settings, WorkerLike
 
 __all__ = ["create_app"]
@@ -32,7 +46,14 @@ _GET: dict[str, Handler] = {
     "/models": facts.models,
     "/v1/models": facts.models,
     "/props": facts.props,
+    "/metrics": metrics.show,
+    "/slots": slots.show,
+    "/lora-adapters": lora.show,
+    "/v1/stream": absent.resume_stream,
+    "/tools": absent.disabled,
+    "/cors-proxy": absent.disabled,
     "/cache": cache.show,
+    "/v1/responses/{id}": responses.retrieve,
 }
 
 _POST: dict[str, Handler] = {
@@ -41,14 +62,37 @@ _POST: dict[str, Handler] = {
     "/v1/completions": completions.completions,
     "/completion": completions.native_completion,
     "/completions": completions.native_completion,
+    "/infill": completions.infill,
     "/tokenize": tokens.tokenize,
     "/detokenize": tokens.detokenize,
     "/apply-template": tokens.apply_template,
+    "/props": facts.change_props,
+    "/slots/{id}": slots.act,
+    "/lora-adapters": lora.change,
+    "/embedding": embeddings.native,
+    "/embeddings": embeddings.native,
+    "/v1/embeddings": embeddings.openai,
+    **dict.fromkeys(("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"), absent.rerank),
+    **dict.fromkeys(("/audio/transcriptions", "/v1/audio/transcriptions"), absent.transcribe),
+    "/v1/chat/completions/control": absent.control,
+    "/v1/streams/lookup": absent.find_streams,
+    "/tools": absent.disabled,
+    "/cors-proxy": absent.disabled,
     "/cache/pin": cache.pin,
+    "/v1/messages": anthropic.messages,
+    "/v1/messages/count_tokens": anthropic.count_tokens,
+    "/responses": responses.create,
+    "/v1/responses": responses.create,
+    "/chat/completions/input_tokens": counts.chat_input_tokens,
+    "/v1/chat/completions/input_tokens": counts.chat_input_tokens,
+    "/responses/input_tokens": responses.input_tokens,
+    "/v1/responses/input_tokens": responses.input_tokens,
 }
 
 _DELETE: dict[str, Handler] = {
+    "/v1/stream": absent.end_stream,
     "/cache": cache.clear,
+    "/v1/responses/{id}": responses.delete,
 }
 
 
@@ -57,19 +101,13 @@ def create_app(worker: WorkerLike, chat: ChatFormat, tokenizer: Tokenizer, setti
     service = Service(worker, chat, tokenizer, settings)
     return Starlette(
         routes=[
-            Route(path, _endpoint(service, handlers), methods=list(handlers))
+            Route(settings.api_prefix + path, _endpoint(service, handlers), methods=list(handlers))
             for path, handlers in _by_path({"GET": _GET, "POST": _POST, "DELETE": _DELETE}).items()
         ],
         middleware=[
-            Middleware(
-                CORSMiddleware,
-                allow_origin_regex=".*",  # names the origin, where a star would shut out requests with credentials
-                allow_credentials=True,
-                allow_methods=["*"],
-                allow_headers=["*"],
-                expose_headers=["x-pyctl-cache"],
-            ),
-            Middleware(KeyMiddleware, keys=settings.api_keys),
+            Middleware(CorsMiddleware, cors=settings.cors),
+            Middleware(KeyMiddleware, keys=settings.api_keys, prefix=settings.api_prefix),
+            Middleware(BodyLimitMiddleware),
         ],
         exception_handlers={HTTPException: http_exception},
     )
@@ -92,6 +130,8 @@ def _endpoint(service: Service, handlers: Mapping[str, Handler]) -> Callable[[Re
             return await handlers["GET" if request.method == "HEAD" else request.method](service, request)
         except ClientDisconnect:
             return Response(status_code=400)
+        except RecursionError:
+            return error_response(depth_error())
         except Exception as error:
             failed(request.url.path, error)
             return error_response(error)

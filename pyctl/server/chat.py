@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pyctl.chat.format import Continue, ReasoningFormat, Turn
-from pyctl.chat.reasoning import ReasoningSplitter
+from pyctl.chat.reply import ReplySplitter
+from pyctl.chat.tools import Tools
 from pyctl.engine.request import Request
 from pyctl.errors import RequestError
 from pyctl.server.fields import Fields
@@ -25,7 +26,7 @@ class ChatJob:
     request: Request
     options: Options
     turn: Turn
-    splitter: ReasoningSplitter
+    splitter: ReplySplitter
     opened: str
 
 
@@ -33,8 +34,14 @@ def chat_job(service: Service, fields: Fields) -> ChatJob:
     """Read the body of a chat completion, OpenAI's fields and llama-server's. Raises RequestError."""
     turn = chat_turn(service, fields)
     options = Options.of(fields, service.settings.ping_seconds)
-    reasoning = _reasoning_format(fields, service, options)
-    request = engine_request(fields, service.chat.prompt_from_text(turn.text), service, _n_chat_probs(fields))
+    reasoning = _reasoning_format(fields, service)
+    request = engine_request(fields, service.chat.prompt_of(turn), service, _n_chat_probs(fields), turn)
+    grammar, triggers = service.chat.call_grammar(turn) if not request.sampling.grammar else ("", ())
+    if grammar:
+        sampling = replace(
+            request.sampling, grammar=grammar, grammar_lazy=bool(triggers), grammar_triggers=tuple(triggers)
+        )
+        request = replace(request, sampling=sampling)
     opened = turn.opened if reasoning == "none" else ""
     return ChatJob(request, options, turn, service.chat.splitter(turn, reasoning), opened)
 
@@ -53,9 +60,11 @@ def chat_turn(service: Service, fields: Fields) -> Turn:
     add_header = fields.boolean("add_generation_prompt", continues is None)
     if continues is not None and add_header:
         raise RequestError("'add_generation_prompt' and 'continue_final_message' exclude each other")
+    tools = _tools(fields)
     return service.chat.turn(
         fields.get("messages"),
-        tools=_tools(fields),
+        tools=tools,
+        callable_tools=_callable(fields, fields.get("tools") or []),
         kwargs=kwargs,
         add_generation_prompt=add_header,
         continues=continues,
@@ -72,32 +81,60 @@ def _continues(fields: Fields) -> Continue | None:
 
 
 def _tools(fields: Fields) -> list[dict[str, Any]] | None:
+    """The tools as llama-server hands them to the template: name, description and parameters, and nothing else."""
     tools = fields.get("tools")
     if tools is None:
         return None
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise RequestError("'tools' must be a list of objects")
-    for index, tool in enumerate(tools):
-        function = tool.get("function")
-        if (
-            tool.get("type") != "function"
-            or not isinstance(function, dict)
-            or not isinstance(function.get("name"), str)
-        ):
-            raise RequestError(f"tools[{index}] must be of type function, with a function that has a name")
-    choice = fields.get("tool_choice")
-    if isinstance(choice, str) and choice not in ("auto", "none", "required"):
+    return [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
+
+
+def _tool(tool: dict[str, Any], at: str) -> dict[str, Any]:
+    function = tool.get("function")
+    if tool.get("type") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise RequestError(f"{at} must be of type function, with a function that has a name")
+    description, parameters = function.get("description"), function.get("parameters")
+    if not isinstance(description, str | None):
+        raise RequestError(f"{at}.function.description must be a string")
+    if not isinstance(parameters, dict | None):
+        raise RequestError(f"{at}.function.parameters must be an object")
+    return {
+        "type": "function",
+        "function": {"name": function["name"], "description": description or "", "parameters": parameters or {}},
+    }
+
+
+def _callable(fields: Fields, tools: list[dict[str, Any]]) -> Tools | None:
+    """What of ``tools`` the reply may call, and whether it must; None for nothing."""
+    choice = fields.get("tool_choice") or "auto"
+    wanted = fields.boolean("parse_tool_calls", True)
+    if not isinstance(choice, dict) and choice not in ("auto", "none", "required"):
         raise RequestError("'tool_choice' must be auto, none, required or an object")
-    return tools
+    if not tools:
+        return None
+    if isinstance(choice, dict):
+        function = choice.get("function")
+        name = function.get("name") if isinstance(function, dict) else None
+        if choice.get("type") != "function" or not isinstance(name, str):
+            raise RequestError("'tool_choice' as an object must be of type function, with a function that has a name")
+        tools = [tool for tool in tools if tool["function"]["name"] == name]
+        if not tools:
+            raise RequestError(f"'tool_choice' names {name!r}, which is none of the tools")
+    if choice == "none":
+        return None
+    if "grammar" in fields:
+        raise RequestError("Cannot use custom grammar constraints with tools.")
+    if not wanted:
+        return None
+    return Tools.of(tools, fields.boolean("parallel_tool_calls", True), forced=choice != "auto")
 
 
-def _reasoning_format(fields: Fields, service: Service, options: Options) -> ReasoningFormat:
+def _reasoning_format(fields: Fields, service: Service) -> ReasoningFormat:
     value = fields.string("reasoning_format", service.settings.reasoning_format)
-    if value == "deepseek-legacy":  # a stream leaves the reasoning where it is
-        return "none" if options.stream else "deepseek"
     if value == "auto":
         return "auto"
-    if value == "deepseek":
+    if value in ("deepseek", "deepseek-legacy"):  # llama-server, too, treats both alike
         return "deepseek"
     if value != "none":
         raise RequestError(f"'reasoning_format' must be auto, deepseek, deepseek-legacy or none, not {value!r}")
@@ -109,5 +146,5 @@ def _n_chat_probs(fields: Fields) -> int:
     if fields.boolean("logprobs", False):
         return fields.integer("top_logprobs", default=20, low=0)
     if "top_logprobs" in fields:
-        raise RequestError("'top_logprobs' needs 'logprobs': true")
-    return fields.integer("n_probs", default=0, low=0)
+        raise RequestError("top_logprobs requires logprobs to be set to true")
+    return max(fields.integer("n_probs", default=0), 0)

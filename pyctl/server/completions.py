@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
 
-from pyctl.errors import RequestError
+from pyctl.engine.request import Request as EngineRequest
 from pyctl.prompt import Prompt
 from pyctl.server.answer import Answer, Run
 from pyctl.server.chat import chat_job
 from pyctl.server.fields import Fields
+from pyctl.server.infill import infill_prompt
 from pyctl.server.native import NativeReply
 from pyctl.server.openai import ChatReply, Identity, TextReply
-from pyctl.server.options import Options, engine_request
+from pyctl.server.options import Options, choice, engine_request, n_choices
 from pyctl.server.prompts import prompts_of
 from pyctl.server.reply import Reply
 from pyctl.server.settings import Service
 
-__all__ = ["chat_completions", "completions", "native_completion"]
+__all__ = ["chat_completions", "completions", "infill", "native_completion"]
 
 
 async def chat_completions(service: Service, request: Request) -> Answer:
     """POST /v1/chat/completions"""
-    return _answer(service, [await asyncio.to_thread(_chat_reply, service, Fields.parse(await request.body()))])
+    return _answer(service, await asyncio.to_thread(_chat_replies, service, Fields.parse(await request.body())))
 
 
 async def completions(service: Service, request: Request) -> Answer:
@@ -38,31 +40,46 @@ async def native_completion(service: Service, request: Request) -> Answer:
     return _answer(service, await asyncio.to_thread(_native_replies, service, Fields.parse(await request.body())))
 
 
-def _chat_reply(service: Service, fields: Fields) -> Reply:
-    return ChatReply(service, chat_job(service, fields), Identity(service))
+async def infill(service: Service, request: Request) -> Answer:
+    """POST /infill"""
+    return _answer(service, await asyncio.to_thread(_infill_replies, service, Fields.parse(await request.body())))
+
+
+def _chat_replies(service: Service, fields: Fields) -> list[Reply]:
+    identity = Identity(service)
+    replies: list[Reply] = []
+    for number in range(n_choices(fields)):
+        job = chat_job(service, fields)
+        replies.append(ChatReply(service, replace(job, request=choice(job.request, number)), identity, number))
+    return replies
 
 
 def _text_replies(service: Service, fields: Fields) -> list[Reply]:
-    if fields.get("echo"):
-        raise RequestError("'echo' is not supported")
-    if fields.get("suffix"):
-        raise RequestError("'suffix' is not supported")
-    if fields.integer("best_of", default=1) != 1:
-        raise RequestError("'best_of' is not supported")
     options, identity = Options.of(fields, service.settings.ping_seconds), Identity(service)
     replies: list[Reply] = []
-    for index, (prompt, text) in enumerate(_prompts(service, fields)):
-        engine = engine_request(fields, prompt, service)
-        replies.append(TextReply(service, engine, options, identity, index, text))
+    for engine, text in _requests(service, fields):
+        replies.append(TextReply(service, engine, options, identity, len(replies), text))
     return replies
 
 
 def _native_replies(service: Service, fields: Fields) -> list[Reply]:
     options = Options.of(fields, service.settings.ping_seconds)
     replies: list[Reply] = []
-    for index, (prompt, text) in enumerate(_prompts(service, fields)):
-        replies.append(NativeReply(service, engine_request(fields, prompt, service), options, text, index))
+    for engine, text in _requests(service, fields):
+        replies.append(NativeReply(service, engine, options, text, len(replies)))
     return replies
+
+
+def _infill_replies(service: Service, fields: Fields) -> list[Reply]:
+    return _native_replies(service, Fields({**fields.as_dict(), "prompt": infill_prompt(service, fields)}))
+
+
+def _requests(service: Service, fields: Fields) -> Iterator[tuple[EngineRequest, str]]:
+    """For each prompt as many requests as it gets replies, with the prompt's text."""
+    for prompt, text in _prompts(service, fields):
+        request = engine_request(fields, prompt, service)
+        for number in range(n_choices(fields)):
+            yield choice(request, number), text
 
 
 def _prompts(service: Service, fields: Fields) -> list[tuple[Prompt, str]]:

@@ -15,6 +15,7 @@ from pyctl.errors import (
     NotSupportedError,
     PyctlError,
     RequestError,
+    TooLargeError,
     UnavailableError,
 )
 from pyctl.server.json import JsonResponse, encode
@@ -26,6 +27,7 @@ _KINDS: dict[type[BaseException], tuple[int, str]] = {
     ContextSizeError: (400, "exceed_context_size_error"),
     AuthenticationError: (401, "authentication_error"),
     NotFoundError: (404, "not_found_error"),
+    TooLargeError: (413, "invalid_request_error"),
     NotSupportedError: (501, "not_supported_error"),
     UnavailableError: (503, "unavailable_error"),
     BaseException: (500, "server_error"),
@@ -54,11 +56,7 @@ def error_event(error: BaseException) -> bytes:
 
 
 async def http_exception(request: Request, error: Exception) -> Response:
-    """Starlette's own errors (no such path, wrong method) in the same form."""
-    if not isinstance(error, HTTPException):
-        return error_response(error)
-    if error.status_code == 404:
-        return error_response(NotFoundError(f"no such path: {request.url.path}"))
-    message = f"{request.method} {request.url.path}: {error.detail}"
-    body = {"code": error.status_code, "message": message, "type": "invalid_request_error"}
-    return JsonResponse({"error": body}, status_code=error.status_code, headers=error.headers)
+    """Starlette's own errors in the same form; a wrong method is an unknown path, as it is to llama-server."""
+    if isinstance(error, HTTPException) and error.status_code in (404, 405):
+        error = NotFoundError("File Not Found")
+    return error_response(error)

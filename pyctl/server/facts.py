@@ -10,12 +10,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pyctl.engine.request import Request as EngineRequest
+from pyctl.errors import NotSupportedError
 from pyctl.prompt import Prompt
+from pyctl.server.generation_settings import settings_json, without_long
 from pyctl.server.json import JsonResponse
-from pyctl.server.options import Options, settings_json
+from pyctl.server.options import Options
 from pyctl.server.settings import Service
 
-__all__ = ["health", "models", "props"]
+__all__ = ["change_props", "health", "models", "props"]
 
 
 async def health(service: Service, request: Request) -> Response:
@@ -55,6 +57,7 @@ async def models(service: Service, request: Request) -> Response:
         "created": int(time.time()),
         "owned_by": "llamacpp",
         "meta": {
+            "vocab_type": info.vocab_type,
             "n_vocab": info.n_vocab,
             "n_ctx": info.n_ctx,
             "n_ctx_train": info.n_ctx_train,
@@ -74,7 +77,7 @@ async def props(service: Service, request: Request) -> Response:
     traits = chat.traits
     body: dict[str, Any] = {
         "default_generation_settings": {
-            "params": {**settings_json(defaults, Options()), "reasoning_format": settings.reasoning_format},
+            "params": without_long(settings_json(defaults, Options(reasoning_format="none"))),
             "n_ctx": info.n_ctx,
         },
         "total_slots": info.n_seqs,
@@ -82,13 +85,18 @@ async def props(service: Service, request: Request) -> Response:
         "model_ftype": info.ftype_name,
         "model_path": info.model_path,
         "modalities": {"vision": False, "video": False, "audio": False},
-        "endpoint_slots": False,
-        "endpoint_props": False,
-        "endpoint_metrics": False,
+        "media_marker": "",
+        "endpoint_slots": settings.show_slots,
+        "endpoint_props": settings.change_props,
+        "endpoint_metrics": settings.show_metrics,
         "ui": False,
+        "ui_settings": {},
         "chat_template": chat.template.source,
         "chat_template_caps": {
             "supports_object_arguments": traits.object_arguments,
+            "supports_parallel_tool_calls": traits.parallel_calls,
+            "supports_preserve_reasoning": traits.old_reasoning,
+            "supports_reasoning_effort": traits.reasoning_effort,
             "supports_string_content": traits.text,
             "supports_system_role": traits.system_first,
             "supports_tool_calls": traits.tool_calls,
@@ -98,7 +106,8 @@ async def props(service: Service, request: Request) -> Response:
         "bos_token": info.bos_token,
         "eos_token": info.eos_token,
         "build_info": info.build,
-        "is_sleeping": False,
+        "is_sleeping": service.worker.is_sleeping,
+        "cors_proxy_enabled": False,
     }
     if settings.cache is not None:
         view = await asyncio.wrap_future(settings.cache.view())
@@ -117,3 +126,10 @@ async def props(service: Service, request: Request) -> Response:
             "disk_policy": disk.policy if disk else "off",
         }
     return JsonResponse(body)
+
+
+async def change_props(service: Service, request: Request) -> Response:
+    """POST /props: as in llama-server, nothing can be changed yet, and with --props that is a success."""
+    if not service.settings.change_props:
+        raise NotSupportedError("This server does not support changing global properties. Start it with `--props`")
+    return JsonResponse({"success": True})

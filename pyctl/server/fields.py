@@ -72,7 +72,10 @@ class Fields:
             raise RequestError(f"'{name}' must be a number")
         if low is not None:
             value = max(value, low)
-        return float(value if high is None else min(value, high))
+        try:
+            return float(value if high is None else min(value, high))
+        except OverflowError:
+            raise RequestError(f"'{name}' is too large a number") from None
 
     def string(self, name: str, default: str) -> str:
         """A string."""

@@ -30,20 +30,21 @@ def cache_header(known: Done | Progress) -> dict[str, str]:
 def ended(path: str, done: Done, text_of: TextOf) -> None:
     """Log a request that was served; on a miss, also where and how its prompt left the nearest recent one."""
     report, timings = done.report, done.timings
-    speed = max(timings.predicted_n - 1, 0) * 1e3 / timings.predicted_ms if timings.predicted_ms else 0.0
-    restored = f"{report.n_cached} from {report.source} in {report.lookup_ms + report.restore_ms:.1f} ms"
+    # A device may still be busy when the prefill has been handed to it; the first token waits for it.
+    prefill_ms = max(report.prefill_ms, timings.prompt_ms - report.lookup_ms - report.restore_ms)
+    restored = f"{report.n_cached} from {report.source} in {_time(report.lookup_ms + report.restore_ms)}"
     log.info(
-        "%s: %d prompt tokens, %s, %d evaluated in %.1f ms; first token after %.1f ms; "
-        "%d predicted in %.1f ms (%.1f tok/s), stop %s",
+        "%s: %d prompt tokens, %s, %d evaluated in %s%s; %d predicted in %s%s, the first after %s; stop: %s",
         path,
         report.n_prompt,
         restored if report.n_cached else "none cached",
         report.n_evaluated,
-        report.prefill_ms,
-        timings.first_token_ms,
+        _time(prefill_ms),
+        _speed(report.n_evaluated, prefill_ms),
         timings.predicted_n,
-        timings.predicted_ms,
-        speed,
+        _time(timings.predicted_ms),
+        _speed(timings.predicted_n - 1, timings.predicted_ms),
+        _time(timings.first_token_ms),
         done.stop_type,
     )
     if report.miss is not None:
@@ -70,3 +71,11 @@ def left(path: str, replies: Sequence[Reply]) -> None:
     """Log a request whose client did not wait for the end."""
     n_predicted = sum(max(reply.n_predicted, len(reply.tokens)) for reply in replies)
     log.info("%s: cancelled, the client left after %d predicted tokens", path, n_predicted)
+
+
+def _time(ms: float) -> str:
+    return f"{ms:.1f} ms" if ms < 100 else f"{ms:.0f} ms" if ms < 1000 else f"{ms / 1e3:.1f} s"
+
+
+def _speed(n: int, ms: float) -> str:
+    return f" ({n * 1e3 / ms:.1f} tok/s)" if n > 0 and ms > 0 else ""

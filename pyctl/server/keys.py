@@ -12,18 +12,27 @@ from pyctl.server.errors import error_response
 
 __all__ = ["KeyMiddleware"]
 
-_PUBLIC = frozenset({"/health", "/v1/health"})
+_PUBLIC = ("/health", "/v1/health")
 
 
 class KeyMiddleware:
-    """Lets requests pass that carry one of ``keys``, as bearer token or as ``x-api-key``; all if there are none."""
+    """Lets requests pass that carry one of ``keys``, as bearer token or as ``x-api-key``; all if there are none.
 
-    def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
+    Health is public; ``prefix`` stands before every path.
+    """
+
+    def __init__(self, app: ASGIApp, keys: tuple[str, ...], prefix: str = "") -> None:
         self._app = app
+        self._public = frozenset(prefix + path for path in _PUBLIC)
         self._keys = [key.encode() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not self._keys or scope["path"] in _PUBLIC or self._known(Headers(scope=scope)):
+        if (
+            scope["type"] != "http"
+            or not self._keys
+            or scope["path"] in self._public
+            or self._known(Headers(scope=scope))
+        ):
             await self._app(scope, receive, send)
         else:
             await error_response(AuthenticationError("Invalid API Key"))(scope, receive, send)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from pyctl.engine.request import Done, Piece, Progress, Request
+from pyctl.server.generation_settings import settings_json
 from pyctl.server.json import encode
-from pyctl.server.options import Options, settings_json
-from pyctl.server.probs import probs_json
+from pyctl.server.options import Options
 from pyctl.server.reply import Reply, frame
 from pyctl.server.settings import Service
 from pyctl.server.timings import timings_json
@@ -16,11 +16,20 @@ __all__ = ["NativeReply"]
 
 
 class NativeReply(Reply):
-    """What /completion answers; ``prompt_text`` is the prompt as text."""
+    """What /completion answers; ``prompt_text`` is the prompt as text, which a ``chat`` has rendered."""
 
-    def __init__(self, service: Service, request: Request, options: Options, prompt_text: str, index: int = 0) -> None:
+    def __init__(
+        self,
+        service: Service,
+        request: Request,
+        options: Options,
+        prompt_text: str,
+        index: int = 0,
+        chat: bool = False,
+    ) -> None:
         super().__init__(service, request, options, index)
         self._prompt_text = prompt_text
+        self._chat = chat
         self._has_new_line = False
 
     def progress_frames(self, progress: Progress) -> bytes:
@@ -38,7 +47,7 @@ class NativeReply(Reply):
         tokens = self.tokens if self.options.return_tokens else []
         body = self._final(done, text, tokens, "\n" in text)
         if self.request.n_probs:
-            body["completion_probabilities"] = probs_json(self.kept_probs(done), self.service.tokenizer)
+            body["completion_probabilities"] = self.logprobs(self.kept_probs(done))["content"]
         return self._chosen(body)
 
     def _chunk(self, piece: Piece, extras: bytes) -> bytes:
@@ -47,11 +56,12 @@ class NativeReply(Reply):
             "content": piece.text,
             "tokens": piece.tokens,
             "stop": False,
+            "id_slot": self.progress.seq if self.progress is not None else 0,
             "tokens_predicted": self.n_predicted,
             "tokens_evaluated": len(self.request.prompt),
         }
         if piece.probs:
-            body["completion_probabilities"] = probs_json(piece.probs, self.service.tokenizer)
+            body["completion_probabilities"] = self.logprobs(list(piece.probs))["content"]
         return frame(encode(body)[:-1] + extras + b"}")
 
     def _final(self, done: Done, content: str, tokens: list[int], has_new_line: bool) -> dict[str, Any]:
@@ -65,15 +75,22 @@ class NativeReply(Reply):
             "model": self.service.model,
             "tokens_predicted": n_predicted,
             "tokens_evaluated": n_prompt,
-            "generation_settings": settings_json(self.request, self.options),
+            "generation_settings": settings_json(self.request, self.options, self._generation_prompt()),
             "prompt": self._prompt_text,
             "has_new_line": has_new_line,
-            "truncated": done.stop_type == "limit" and n_prompt + n_predicted >= self.service.info.n_ctx,
-            "stop_type": done.stop_type,
+            "truncated": n_prompt + n_predicted >= self.service.info.n_ctx,
+            "stop_type": done.stop_type if n_prompt else "none",
             "stopping_word": done.stopping_word,
             "tokens_cached": n_prompt + max(n_predicted - 1, 0),
             "timings": timings_json(done.timings, done.report),
         }
+
+    def _generation_prompt(self) -> str | None:
+        """What the prompt of a chat holds of the reply: all that follows its last boundary."""
+        prompt = self.request.prompt
+        if not self._chat:
+            return None
+        return self.service.text_of(prompt.tokens[prompt.boundaries[-1] :].tolist()) if prompt.boundaries else ""
 
     def _chosen(self, body: dict[str, Any]) -> dict[str, Any]:
         return _pick(body, self.options.response_fields) if self.options.response_fields else body

@@ -5,9 +5,11 @@ from __future__ import annotations
 import secrets
 import string
 import time
+from collections.abc import Sequence
 from typing import Any
 
-from pyctl.chat.reasoning import Delta
+from pyctl.chat.delta import CallDelta, Delta
+from pyctl.chat.reply import Reply as ParsedReply
 from pyctl.engine.request import Done, Piece, Progress, Request
 from pyctl.server.chat import ChatJob
 from pyctl.server.json import encode
@@ -59,14 +61,16 @@ class _OpenAIReply(Reply):
         body = {"choices": [choice], **self._identity.fields, "object": self.kind, "usage": usage_json(done)}
         body["timings"] = timings_json(done.timings, done.report)
         if self.options.verbose:
-            native = NativeReply(self.service, self.request, self.options, self.prompt_text, self.index)
+            native = NativeReply(
+                self.service, self.request, self.options, self.prompt_text, self.index, self.kind == "chat.completion"
+            )
             native.texts, native.tokens = self.texts, self.tokens
             body["__verbose"] = native.whole(done)
         return body
 
 
 class ChatReply(_OpenAIReply):
-    """A chat completion: the reply taken apart into reasoning and content."""
+    """A chat completion: the reply taken apart into reasoning, content and tool calls."""
 
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
@@ -76,6 +80,7 @@ class ChatReply(_OpenAIReply):
         self._splitter = job.splitter
         self._opened = job.opened
         self._said_role = False
+        self._called = False
         self._held_probs: list[TokenProbs] = []
         self._before = b'{"choices":[{"finish_reason":null,"index":%d,"delta":' % self.index
         self._content_before = self._before + b'{"content":'
@@ -89,7 +94,7 @@ class ChatReply(_OpenAIReply):
     def piece_frames(self, piece: Piece) -> bytes:
         frames = self._role()
         self._held_probs += piece.probs
-        return frames + self._deltas(self._split(piece.text))
+        return frames + self._deltas(self._split(piece.text, piece.tokens))
 
     def ended(self, done: Done) -> bytes:
         frames = self._role() + self._deltas(self._splitter.finish())
@@ -97,24 +102,27 @@ class ChatReply(_OpenAIReply):
         usage = b""
         if self.options.include_usage:
             usage = frame(b'{"choices":[]' + self._tail + b',"usage":' + encode(usage_json(done)) + timings + b"}")
-        last = b'{"choices":[{"finish_reason":%s,"index":%d,"delta":{}}]' % (encode(_finish(done)), self.index)
+        last = b'{"choices":[{"finish_reason":%s,"index":%d,"delta":{}}]' % (encode(self._finish(done)), self.index)
         return frames + frame(last + self._tail + (b"" if usage else timings) + b"}") + usage
 
     def whole(self, done: Done) -> dict[str, Any]:
-        first, last = self._split(self.text()), self._splitter.finish()
-        message = {"role": "assistant", "content": first.content + last.content}
-        reasoning = first.reasoning + last.reasoning
-        if reasoning:
-            message["reasoning_content"] = reasoning
-        choice: dict[str, Any] = {"finish_reason": _finish(done), "index": self.index, "message": message}
+        reply = ParsedReply()
+        reply.add(self._split(self.text(), self.tokens))
+        reply.add(self._splitter.finish())
+        message = reply.message()
+        self._called = "tool_calls" in message
+        choice: dict[str, Any] = {"finish_reason": self._finish(done), "index": self.index, "message": message}
         if self.request.n_probs:
             choice["logprobs"] = self.logprobs(self.kept_probs(done))
         return self.body(choice, done)
 
-    def _split(self, text: str) -> Delta:
+    def _split(self, text: str, tokens: Sequence[int]) -> Delta:
         if self._opened:
             text, self._opened = self._opened + text, ""
-        return self._splitter.feed(text)
+        return self._splitter.feed(text, tokens)
+
+    def _finish(self, done: Done) -> str:
+        return "tool_calls" if self._called and done.stop_type != "limit" else _finish(done)
 
     def _role(self) -> bytes:
         if self._said_role:
@@ -123,7 +131,9 @@ class ChatReply(_OpenAIReply):
         return self._chunk(_ROLE)
 
     def _deltas(self, delta: Delta) -> bytes:
-        if self._plain:
+        if delta.calls:
+            self._called = True
+        if self._plain and not delta.calls:
             frames = b""
             if delta.reasoning:
                 frames = frame(self._reasoning_before + encode(delta.reasoning) + self._after)
@@ -135,6 +145,7 @@ class ChatReply(_OpenAIReply):
             parts.append(encode({"reasoning_content": delta.reasoning}))
         if delta.content:
             parts.append(encode({"content": delta.content}))
+        parts += [encode({"tool_calls": [_call_json(call)]}) for call in delta.calls]
         frames = b"".join(self._chunk(part) for part in parts[:-1])
         if not parts:
             return frames
@@ -174,6 +185,13 @@ class TextReply(_OpenAIReply):
 
 
 _ROLE = b'{"role":"assistant","content":null}'
+
+
+def _call_json(call: CallDelta) -> dict[str, Any]:
+    if not call.name:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"index": call.index, "id": call.id, "type": "function", "function": function}
 
 
 def _finish(done: Done) -> str:

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from pyctl.cache.policy import DiskPolicy
+from pyctl.chat.format import Turn
 from pyctl.engine.request import Request
-from pyctl.errors import NotSupportedError, RequestError
+from pyctl.engine.sampling import RANDOM_SEED
 from pyctl.prompt import Prompt
+from pyctl.server.constraint import constraint_of
 from pyctl.server.fields import Fields
+from pyctl.server.lora import scales_of
 from pyctl.server.sampling import sampling_of
 from pyctl.server.settings import Service
+from pyctl.server.thinking import reasoning_limit
 
-__all__ = ["Options", "engine_request", "settings_json"]
+__all__ = ["MOST_CHOICES", "Options", "choice", "engine_request", "n_choices"]
+
+MOST_CHOICES = 128
+"""Replies to one prompt (``n``), as many as OpenAI allows. llama-server needs a slot for each; here they may queue."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """How to answer; names and defaults are llama-server's."""
+    """How to answer; names and defaults are llama-server's.
+
+    The last row has no meaning here: it is shown back in the settings, as llama-server does.
+    """
 
     stream: bool = False
     include_usage: bool = False
@@ -28,10 +37,16 @@ class Options:
     verbose: bool = False
     response_fields: tuple[str, ...] = ()
     ping_seconds: int = 30
+    reasoning_format: str = "auto"
+    n_keep: int = 0
+    n_discard: int = 0
+    backend_sampling: bool = False
+    lora: tuple[tuple[int, float], ...] = ()
 
     @classmethod
     def of(cls, fields: Fields, ping_seconds: int) -> Options:
         """Read from ``fields``; ``ping_seconds`` is the server's own."""
+        fields.integer("n_cache_reuse", default=0, low=0)  # without use here, but refused where llama-server does
         return cls(
             stream=fields.boolean("stream", False),
             include_usage=fields.object("stream_options").boolean("include_usage", False),
@@ -39,91 +54,68 @@ class Options:
             return_progress=fields.boolean("return_progress", False),
             return_tokens=fields.boolean("return_tokens", False),
             verbose=fields.boolean("verbose", False),
-            response_fields=fields.strings("response_fields") or (),
+            response_fields=_response_fields(fields),
             ping_seconds=fields.integer("sse_ping_interval", default=ping_seconds, low=-1),
+            reasoning_format=fields.string("reasoning_format", "auto"),
+            n_keep=fields.integer("n_keep", default=0, low=-1),
+            n_discard=fields.integer("n_discard", default=0, low=0),
+            backend_sampling=fields.boolean("backend_sampling", False),
+            lora=tuple(scales_of(fields.get("lora"))),
         )
 
 
-def engine_request(fields: Fields, prompt: Prompt, service: Service, n_probs: int | None = None) -> Request:
-    """What the engine is to do for ``fields``; ``n_probs`` overrides the field. Raises RequestError."""
-    _refuse_unsupported(fields)
+def n_choices(fields: Fields) -> int:
+    """How many replies each prompt gets."""
+    return fields.integer("n_cmpl", "n", default=1, low=1, high=MOST_CHOICES)
+
+
+def choice(request: Request, number: int) -> Request:
+    """``request`` for reply ``number`` to its prompt: a given seed counts up, as in llama-server."""
+    seed = request.sampling.seed
+    if not number:
+        return request
+    if seed != RANDOM_SEED:
+        request = replace(request, sampling=replace(request.sampling, seed=(seed + number) & RANDOM_SEED))
+    return replace(request, seq=-1)
+
+
+def engine_request(
+    fields: Fields, prompt: Prompt, service: Service, n_probs: int | None = None, turn: Turn | None = None
+) -> Request:
+    """What the engine is to do for ``fields``; ``n_probs`` overrides the field. Raises RequestError.
+
+    ``turn`` is the conversation behind the prompt of a chat.
+    """
     settings = service.settings
-    if n_probs is None:
-        n_probs = _n_probs(fields)
-    if n_probs and fields.boolean("post_sampling_probs", False):
-        raise NotSupportedError("probabilities after sampling are not supported, only those of the model")
-    stream = fields.boolean("stream", False)
+    scales_of(fields.get("lora"), service.info)
+    sampling = sampling_of(fields, settings.sampling, service.tokenizer, service.info.n_vocab)
+    constraint = constraint_of(fields, service.chat, turn)
+    wanted = fields.integer("id_slot", default=-1)
     return Request(
         prompt=prompt,
-        sampling=sampling_of(fields, settings.sampling, service.tokenizer, service.info.n_vocab),
+        sampling=replace(sampling, **constraint) if constraint else sampling,
         max_tokens=fields.integer(
             "n_predict", "max_completion_tokens", "max_tokens", default=settings.n_predict, low=-1
         ),
         stop=tuple(word for word in fields.strings("stop") or () if word),
-        n_probs=n_probs,
+        n_probs=_n_probs(fields) if n_probs is None else n_probs,
         cache_prompt=fields.boolean("cache_prompt", settings.cache_prompt),
         disk_policy=DiskPolicy.of_request(fields.get("prefix_cache"), settings.disk_policy),
-        return_progress=stream,  # the first report of progress is what a stream's headers wait for
+        return_progress=fields.boolean("stream", False),  # what a stream's headers wait for is the first of these
+        reasoning=reasoning_limit(fields, service, turn),
+        seq=wanted % service.info.n_seqs if wanted >= 0 else -1,
+        n_indent=fields.integer("n_indent", default=0, low=0),
+        max_ms=max(fields.integer("t_max_predict_ms", default=-1, low=-1, high=2**63 - 1), 0),
     )
-
-
-def settings_json(request: Request, options: Options) -> dict[str, Any]:
-    """llama-server's ``generation_settings``."""
-    sampling = request.sampling
-    return {
-        "seed": sampling.seed,
-        "temperature": sampling.temperature,
-        "dynatemp_range": sampling.dynatemp_range,
-        "dynatemp_exponent": sampling.dynatemp_exponent,
-        "top_k": sampling.top_k,
-        "top_p": sampling.top_p,
-        "min_p": sampling.min_p,
-        "top_n_sigma": sampling.top_n_sigma,
-        "xtc_probability": sampling.xtc_probability,
-        "xtc_threshold": sampling.xtc_threshold,
-        "typical_p": sampling.typical_p,
-        "repeat_last_n": sampling.repeat_last_n,
-        "repeat_penalty": sampling.repeat_penalty,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "dry_multiplier": sampling.dry_multiplier,
-        "dry_base": sampling.dry_base,
-        "dry_allowed_length": sampling.dry_allowed_length,
-        "dry_penalty_last_n": sampling.dry_penalty_last_n,
-        "dry_sequence_breakers": sampling.dry_sequence_breakers,
-        "mirostat": sampling.mirostat,
-        "mirostat_tau": sampling.mirostat_tau,
-        "mirostat_eta": sampling.mirostat_eta,
-        "stop": request.stop,
-        "max_tokens": request.max_tokens,
-        "n_predict": request.max_tokens,
-        "ignore_eos": sampling.ignore_eos,
-        "stream": options.stream,
-        "logit_bias": [{"bias": bias, "token": token} for token, bias in sampling.logit_bias],
-        "n_probs": request.n_probs,
-        "min_keep": sampling.min_keep,
-        "grammar": sampling.grammar,
-        "samplers": sampling.samplers,
-        "timings_per_token": options.timings_per_token,
-        "cache_prompt": request.cache_prompt,
-    }
 
 
 def _n_probs(fields: Fields) -> int:
     value = fields.get("n_probs") if "n_probs" in fields else fields.get("logprobs")
     if isinstance(value, bool):  # OpenAI's chat writes logprobs so
         return int(value)
-    return fields.integer("n_probs", "logprobs", default=0, low=0)
+    return max(fields.integer("n_probs", "logprobs", default=0), 0)
 
 
-def _refuse_unsupported(fields: Fields) -> None:
-    n = fields.integer("n_cmpl", "n", default=1, low=1)
-    if n > 1:
-        raise NotSupportedError("more than one reply to a prompt (n > 1) is not supported")
-    kind = fields.object("response_format").string("type", "text")
-    if kind in ("json_object", "json_schema") or "json_schema" in fields:
-        raise NotSupportedError("replies bound to a JSON schema are not supported")
-    if kind != "text":
-        raise RequestError(f"'response_format.type' must be text, json_object or json_schema, not {kind!r}")
-    if fields.get("lora"):
-        raise NotSupportedError("LoRA adapters are not supported")
+def _response_fields(fields: Fields) -> tuple[str, ...]:
+    """Names of members; anything but a list means all of them, as in llama-server."""
+    return tuple(fields.strings("response_fields") or ()) if isinstance(fields.get("response_fields"), list) else ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pyctl.chat.format import ChatFormat
-from pyctl.errors import NotSupportedError, RequestError
+from pyctl.errors import RequestError
 from pyctl.prompt import Prompt
 
 __all__ = ["mixed", "prompts_of"]
@@ -22,7 +22,7 @@ def prompts_of(value: Any, chat: ChatFormat, n_vocab: int) -> list[tuple[Prompt,
         prompts = [_prompt(item, chat, n_vocab) for item in value]
     else:
         prompts = [_prompt(value, chat, n_vocab)]
-    if not prompts or any(len(prompt) == 0 for prompt, _ in prompts):
+    if not prompts:
         raise RequestError("'prompt' is empty")
     return prompts
 
@@ -42,7 +42,7 @@ def mixed(value: Any, name: str, n_vocab: int) -> list[str | int]:
 def _prompt(value: Any, chat: ChatFormat, n_vocab: int) -> tuple[Prompt, str | None]:
     if isinstance(value, dict):
         if value.get("multimodal_data"):
-            raise NotSupportedError("prompts with images or sound are not supported")
+            raise RequestError("prompts with images or sound are not supported")
         value = value.get("prompt_string")
     if isinstance(value, str):
         return chat.prompt_from_text(value), value

@@ -6,7 +6,10 @@ import time
 from abc import ABC, abstractmethod
 from typing import Any
 
+from starlette.responses import Response
+
 from pyctl.engine.request import Done, Piece, Progress, Request, Timings
+from pyctl.server.errors import error_event, error_response
 from pyctl.server.json import encode
 from pyctl.server.options import Options
 from pyctl.server.probs import TokenProbs, probs_json
@@ -77,13 +80,25 @@ class Reply(ABC):
     def whole(self, done: Done) -> dict[str, Any]:
         """The reply as one body."""
 
+    def ping(self) -> bytes:
+        """A sign of life for a silent stream."""
+        return b":\n\n"
+
+    def error_event(self, error: Exception) -> bytes:
+        """``error`` as the last event of a stream that has begun."""
+        return error_event(error)
+
+    def error_response(self, error: Exception) -> Response:
+        """``error`` as the whole answer."""
+        return error_response(error)
+
     def text(self) -> str:
         """What `keep` has seen."""
         return "".join(self.texts)
 
     def logprobs(self, probs: list[TokenProbs]) -> dict[str, Any]:
         """``probs`` as the OpenAI endpoints write them."""
-        return {"content": probs_json(probs, self.service.tokenizer)}
+        return {"content": probs_json(probs, self.service.tokenizer, self.request.sampling.post_sampling_probs)}
 
     def kept_probs(self, done: Done) -> list[TokenProbs]:
         """The probabilities of the tokens in `text`: those of a stop string are left out, as far as can be told."""

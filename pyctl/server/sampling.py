@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from pyctl.chat.tokenizer import Tokenizer
-from pyctl.engine.sampling import DEFAULT_SAMPLERS, RANDOM_SEED, Sampling
+from pyctl.engine.sampling import RANDOM_SEED, SAMPLERS, Sampling
 from pyctl.errors import RequestError
 from pyctl.server.fields import Fields
 
@@ -32,6 +32,7 @@ _NUMBERS: dict[str, tuple[float, float]] = {
     "dry_base": (-_INFINITY, _INFINITY),
     "mirostat_tau": (-_INFINITY, _INFINITY),
     "mirostat_eta": (-_INFINITY, _INFINITY),
+    "adaptive_target": (-_INFINITY, 1.0),
 }
 """Values beyond these ends are cut to them, as llama-server does."""
 
@@ -50,10 +51,12 @@ _SAMPLER_LETTERS = {
     "m": "min_p",
     "x": "xtc",
     "t": "temperature",
+    "i": "infill",
+    "a": "adaptive_p",
 }
 
 _SAMPLER_NAMES = {
-    **{name.replace("_", dash): name for name in DEFAULT_SAMPLERS for dash in ("_", "-", "")},
+    **{name.replace("_", dash): name for name in SAMPLERS for dash in ("_", "-", "")},
     "nucleus": "top_p",
     "temp": "temperature",
     "typ": "typ_p",
@@ -81,27 +84,32 @@ def sampling_of(fields: Fields, defaults: Sampling, tokenizer: Tokenizer, n_voca
         del changes["dry_base"]
     if "seed" in fields:
         changes["seed"] = int(fields.number("seed", 0)) & RANDOM_SEED  # -1 is random; wider numbers lose bits
-    if "ignore_eos" in fields:
-        changes["ignore_eos"] = fields.boolean("ignore_eos", False)
-    if "grammar" in fields:
-        changes["grammar"] = fields.string("grammar", "")
+    for name in ("ignore_eos", "post_sampling_probs"):
+        if name in fields:
+            changes[name] = fields.boolean(name, False)
+    if "adaptive_decay" in fields:
+        changes["adaptive_decay"] = decay = fields.number("adaptive_decay", 0.0)
+        if not 0.0 <= decay <= 0.99:
+            raise RequestError(f"'adaptive_decay' must be in [0, 0.99], not {decay}")
     if "dry_sequence_breakers" in fields:
         breakers = fields.get("dry_sequence_breakers")
         if not isinstance(breakers, list) or not breakers or not all(isinstance(item, str) for item in breakers):
             raise RequestError("'dry_sequence_breakers' must be a list of strings with at least one")
         changes["dry_sequence_breakers"] = tuple(breakers)
     if "samplers" in fields:
-        changes["samplers"] = tuple(_samplers(fields.get("samplers")))
+        changes["samplers"] = tuple(_samplers(fields.get("samplers"), defaults.samplers))
     if "logit_bias" in fields:
         changes["logit_bias"] = tuple(_logit_bias(fields.get("logit_bias"), tokenizer, n_vocab))
     return replace(defaults, **changes)
 
 
-def _samplers(value: Any) -> Iterable[str]:
-    """Names, in any spelling, or one letter per sampler; what is unknown is left out."""
+def _samplers(value: Any, default: tuple[str, ...]) -> Iterable[str]:
+    """Names, in any spelling, or one letter per sampler; what is unknown is left out, another type means nothing."""
     if isinstance(value, str):
         return [_SAMPLER_LETTERS[letter] for letter in value if letter in _SAMPLER_LETTERS]
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+    if not isinstance(value, list):
+        return default
+    if not all(isinstance(item, str) for item in value):
         raise RequestError("'samplers' must be a list of names or a string of letters")
     return [_SAMPLER_NAMES[name.lower()] for name in value if name.lower() in _SAMPLER_NAMES]
 
@@ -109,14 +117,14 @@ def _samplers(value: Any) -> Iterable[str]:
 def _logit_bias(value: Any, tokenizer: Tokenizer, n_vocab: int) -> Iterable[tuple[int, float]]:
     """``[[token or text, bias or false], ...]`` or ``{token or text: bias or false}``.
 
-    A text stands for each of its tokens, false for never. Pairs that make no sense are left out.
+    A text stands for each of its tokens, false for never. What makes no sense is left out.
     """
     if isinstance(value, dict):
         pairs = [(int(key) if _is_integer(key) else key, bias) for key, bias in value.items()]
     elif isinstance(value, list):
         pairs = [(pair[0], pair[1]) for pair in value if isinstance(pair, list) and len(pair) == 2]
     else:
-        raise RequestError("'logit_bias' must be a list or an object")
+        return
     for token, bias in pairs:
         if bias is False:
             bias = -_INFINITY

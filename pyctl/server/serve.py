@@ -27,8 +27,7 @@ _DRAIN_SECONDS = 15
 def bind(host: str = "127.0.0.1", port: int = 8080) -> Iterator[socket.socket]:
     """Take the address: ``host`` (a UNIX socket if it ends in .sock) and ``port`` (0: any), for the time of the block.
 
-    Clients are refused until `serve` listens, so that a model can be loaded in between. Raises ConfigError if the
-    address cannot be had.
+    Clients are refused until `serve` listens. Raises ConfigError if the address cannot be had.
     """
     try:
         sock = _bind_unix(host) if host.endswith(".sock") else _bind(host, port)
@@ -56,9 +55,10 @@ def serve(
 ) -> None:
     """Serve ``app`` on ``sock``, a bound socket; return after SIGTERM or SIGINT.
 
-    ``on_ready`` gets the address as soon as requests are taken. After a signal running replies have ``grace_seconds``
-    to end; then ``on_stop`` is called, on a thread of its own, and must make the rest end. Raises ConfigError if the
-    certificate cannot be used.
+    ``on_ready`` gets the address as soon as requests are taken, on a thread of its own, where it may take its time;
+    what it raises before a signal comes ends the server and is raised here. After a signal running replies have
+    ``grace_seconds`` to end; then ``on_stop`` is called, on a thread of its own, and must make the rest end,
+    ``on_ready`` included. Raises ConfigError if the certificate cannot be used.
     """
     config = uvicorn.Config(
         app,
@@ -77,10 +77,11 @@ def serve(
         config.load()
     except OSError as error:
         raise ConfigError(f"cannot use the certificate: {error}") from error
-    server = _Server(config, grace_seconds, on_stop)
-    if on_ready is not None:
-        server.on_started = lambda: on_ready(_address(sock, "https" if ssl_cert_file else "http"))
+    address = _address(sock, "https" if ssl_cert_file else "http")
+    begin = (lambda: on_ready(address)) if on_ready is not None else None
+    server = _Server(config, grace_seconds, begin, on_stop)
     server.run(sockets=[sock])
+    server.join()
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -122,11 +123,26 @@ def _address(sock: socket.socket, scheme: str) -> str:
 class _Server(uvicorn.Server):
     """uvicorn's server, which after a signal lets its caller go on, and ends running replies in good order."""
 
-    def __init__(self, config: uvicorn.Config, grace_seconds: float, on_stop: Callable[[], None] | None) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        grace_seconds: float,
+        begin: Callable[[], None] | None,
+        on_stop: Callable[[], None] | None,
+    ) -> None:
         super().__init__(config)
         self._grace_seconds = grace_seconds
+        self._begin = begin
         self._on_stop = on_stop
-        self.on_started: Callable[[], None] | None = None
+        self._beginning: threading.Thread | None = None
+        self._failure: BaseException | None = None
+
+    def join(self) -> None:
+        """Wait for the thread that began; raises what it raised."""
+        if self._beginning is not None:
+            self._beginning.join()
+        if self._failure is not None:
+            raise self._failure
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -143,8 +159,18 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        if self.on_started is not None and self.started:
-            self.on_started()
+        if self._begin is not None and self.started:
+            self._beginning = threading.Thread(target=self._run_begin, name="pyctl-start", daemon=True)
+            self._beginning.start()
+
+    def _run_begin(self) -> None:
+        assert self._begin is not None
+        try:
+            self._begin()
+        except BaseException as error:
+            if not self.should_exit:
+                self._failure = error
+                self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         stopping = asyncio.ensure_future(self._stop_replies())

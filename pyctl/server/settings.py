@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pyctl.cache.policy import DiskPolicy
 from pyctl.cache.view import CacheView
@@ -14,8 +18,12 @@ from pyctl.chat.tokenizer import Tokenizer
 from pyctl.engine.info import EngineInfo
 from pyctl.engine.request import Event, Request
 from pyctl.engine.sampling import Sampling
+from pyctl.engine.views import Scrape, SlotFile, SlotView
+from pyctl.prompt import Tokens
+from pyctl.server.cors import Cors
+from pyctl.server.responses_store import ResponseStore
 
-__all__ = ["CacheLike", "Service", "Settings", "TicketLike", "WorkerLike"]
+__all__ = ["CacheLike", "EngineLike", "Service", "Settings", "SlotsLike", "TicketLike", "WorkerLike"]
 
 
 class TicketLike(Protocol):
@@ -38,9 +46,30 @@ class WorkerLike(Protocol):
     @property
     def info(self) -> EngineInfo: ...
 
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether the model is freed until the next request."""
+        ...
+
     def submit(self, request: Request) -> TicketLike:
         """Queue ``request``; raises ContextSizeError and UnavailableError at once. Any thread."""
         ...
+
+
+class EngineLike(Protocol):
+    """Watches the engine and embeds texts with its model."""
+
+    def scrape(self) -> Future[Scrape]: ...
+    def embed(self, tokens: Tokens) -> Future[NDArray[np.float32]]: ...
+
+
+class SlotsLike(Protocol):
+    """Looks at the live sequences and moves them between memory and files; see SlotAdmin for the errors."""
+
+    def view(self) -> Future[tuple[SlotView, ...]]: ...
+    def save(self, seq: int, path: Path) -> Future[SlotFile]: ...
+    def restore(self, seq: int, path: Path) -> Future[SlotFile]: ...
+    def erase(self, seq: int) -> Future[int]: ...
 
 
 class CacheLike(Protocol):
@@ -57,7 +86,13 @@ class Settings:
 
     ``reasoning_format`` is auto, deepseek, deepseek-legacy or none. ``ping_seconds`` is the silence after which a
     stream sends a comment, -1 for never. ``cache`` is what /cache and /props show, None for nothing, ``disk_policy``
-    what goes to disk.
+    what goes to disk. ``reasoning_budget`` is how many tokens a reply may reason, -1 for any number; ``..._message`` is
+    what it says when the budget is spent. ``spm_infill`` puts the suffix first in /infill, ``n_batch`` bounds the text
+    around the gap there. ``api_prefix`` stands before every path.
+
+    ``engine`` and ``slots`` are what /metrics, /embeddings and /slots work with. ``show_slots``, ``show_metrics`` and
+    ``change_props`` switch those endpoints on, ``slots_debug`` adds prompts to the slots, ``slot_save_path`` is where
+    slots are saved, None for nowhere. ``embd_normalize`` is llama-server's: -1 no norm, 0 int16 range, p the p-norm.
     """
 
     sampling: Sampling = field(default_factory=Sampling)
@@ -68,6 +103,21 @@ class Settings:
     ping_seconds: int = 30
     cache: CacheLike | None = None
     disk_policy: DiskPolicy = field(default_factory=lambda: DiskPolicy("off"))
+    reasoning_budget: int = -1
+    reasoning_budget_message: str = ""
+    spm_infill: bool = False
+    n_batch: int = 2048
+    cors: Cors = field(default_factory=Cors)
+    api_prefix: str = ""
+    engine: EngineLike | None = None
+    slots: SlotsLike | None = None
+    show_slots: bool = True
+    show_metrics: bool = False
+    change_props: bool = False
+    slots_debug: bool = False
+    slot_save_path: Path | None = None
+    embeddings: bool = False
+    embd_normalize: int = 2
 
 
 @dataclass(frozen=True)
@@ -78,6 +128,7 @@ class Service:
     chat: ChatFormat
     tokenizer: Tokenizer
     settings: Settings
+    responses: ResponseStore = field(default_factory=ResponseStore)
 
     @property
     def info(self) -> EngineInfo:

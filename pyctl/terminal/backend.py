@@ -6,6 +6,8 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from pyctl.chat.delta import CallDelta
+
 __all__ = ["Backend", "Delta", "Stats"]
 
 
@@ -31,7 +33,13 @@ class Delta:
 
     reasoning: str = ""
     content: str = ""
+    calls: tuple[CallDelta, ...] = ()
     stats: Stats | None = None
+
+    @property
+    def says(self) -> bool:
+        """Whether there is anything to show."""
+        return bool(self.reasoning or self.content or self.calls)
 
 
 class Backend(Protocol):

@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
+from pyctl.chat.delta import CallDelta
 from pyctl.errors import RequestError
 
-__all__ = ["Conversation", "Message", "Role"]
+__all__ = ["Call", "Conversation", "Message", "Role"]
 
 Role: TypeAlias = Literal["user", "assistant"]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A tool that a reply asks for; ``arguments`` is JSON text."""
+
+    id: str
+    name: str
+    arguments: str
+
+    def for_model(self) -> dict[str, Any]:
+        """In OpenAI's form."""
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+    @classmethod
+    def joined(cls, deltas: Iterable[CallDelta]) -> tuple[Call, ...]:
+        """The calls that ``deltas`` add up to, without one that was cut short."""
+        made: dict[int, Call] = {}
+        for delta in deltas:
+            call = made.get(delta.index, cls("", "", ""))
+            made[delta.index] = cls(call.id or delta.id, call.name or delta.name, call.arguments + delta.arguments)
+        return tuple(call for _, call in sorted(made.items()) if call.name and _is_json(call.arguments))
 
 
 @dataclass(frozen=True)
@@ -21,6 +45,7 @@ class Message:
     content: str
     reasoning: str = ""
     stopped: bool = False
+    calls: tuple[Call, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -34,9 +59,11 @@ class Conversation:
         """With a message of the user at the end."""
         return replace(self, messages=(*self.messages, Message("user", _encodable(text))))
 
-    def answered(self, content: str, reasoning: str = "", *, stopped: bool = False) -> Conversation:
+    def answered(
+        self, content: str, reasoning: str = "", calls: tuple[Call, ...] = (), *, stopped: bool = False
+    ) -> Conversation:
         """With a reply at the end."""
-        return replace(self, messages=(*self.messages, Message("assistant", content, reasoning, stopped)))
+        return replace(self, messages=(*self.messages, Message("assistant", content, reasoning, stopped, calls)))
 
     def undone(self) -> Conversation:
         """Without the last message of the user and what came after it."""
@@ -62,13 +89,15 @@ class Conversation:
         """Only the system text."""
         return replace(self, messages=())
 
-    def for_model(self) -> list[dict[str, str]]:
+    def for_model(self) -> list[dict[str, Any]]:
         """The messages in OpenAI's form, the system text first."""
-        made = [{"role": "system", "content": self.system}] if self.system else []
+        made: list[dict[str, Any]] = [{"role": "system", "content": self.system}] if self.system else []
         for message in self.messages:
-            turn = {"role": str(message.role), "content": message.content}
+            turn: dict[str, Any] = {"role": str(message.role), "content": message.content}
             if message.reasoning:
                 turn["reasoning_content"] = message.reasoning
+            if message.calls:
+                turn["tool_calls"] = [call.for_model() for call in message.calls]
             made.append(turn)
         return made
 
@@ -92,7 +121,8 @@ class Conversation:
             if role == "system" and index == 0:
                 system = content
             elif role in ("user", "assistant"):
-                messages.append(Message(role, content, reasoning, turn.get("stopped") is True))
+                calls = _calls(turn.get("tool_calls"), f"message {index + 1}")
+                messages.append(Message(role, content, reasoning, turn.get("stopped") is True, calls))
             else:
                 raise RequestError(f"message {index + 1} has the role {role!r}, which a chat cannot hold there")
         return cls(system, tuple(messages))
@@ -102,6 +132,26 @@ class Conversation:
             if self.messages[index].role == "user":
                 return index
         raise RequestError("nothing has been asked yet")
+
+
+def _calls(listed: object, where: str) -> tuple[Call, ...]:
+    """Calls in OpenAI's form; None for none."""
+    made = []
+    for item in listed if isinstance(listed, list) else []:
+        function = item.get("function") if isinstance(item, Mapping) else None
+        if not isinstance(function, Mapping) or not _is_json(function.get("arguments")):
+            raise RequestError(f"{where} has a tool call without a function and its arguments")
+        name, arguments = _encodable(str(function.get("name") or "")), _encodable(function["arguments"])
+        made.append(Call(_encodable(str(item.get("id") or "")), name, arguments))
+    return tuple(made)
+
+
+def _is_json(text: object) -> bool:
+    try:
+        json.loads(text if isinstance(text, str) else "")
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _encodable(text: str) -> str:

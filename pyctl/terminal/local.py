@@ -60,7 +60,7 @@ class LocalBackend:
         splitter = self._format.splitter(turn, "auto" if self._split else "none")
         ticket = self._worker.submit(
             Request(
-                self._format.prompt_from_text(turn.text),
+                self._format.prompt_of(turn),
                 self._sampling,
                 self._max_tokens,
                 cache_prompt=self._cache_prompt,
@@ -69,11 +69,11 @@ class LocalBackend:
         try:
             for event in ticket:
                 if isinstance(event, Piece):
-                    said = splitter.feed(event.text)
-                    yield Delta(said.reasoning, said.content)
+                    said = splitter.feed(event.text, event.tokens)
+                    yield Delta(said.reasoning, said.content, said.calls)
                 elif isinstance(event, Done):
                     said = splitter.finish()
-                    yield Delta(said.reasoning, said.content, _stats(event))
+                    yield Delta(said.reasoning, said.content, said.calls, _stats(event))
                 elif isinstance(event, Failed):
                     if isinstance(event.error, PyctlError):
                         raise event.error

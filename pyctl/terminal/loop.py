@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from pyctl.chat.delta import CallDelta
 from pyctl.errors import PyctlError, RequestError
 from pyctl.terminal import transcript
 from pyctl.terminal.backend import Backend, Stats
-from pyctl.terminal.conversation import Conversation
+from pyctl.terminal.conversation import Call, Conversation
 from pyctl.terminal.reader import Reader
 from pyctl.terminal.view import View, stats_line
 
@@ -105,12 +106,14 @@ class Chat:
 
     def _reply(self, asked: Conversation) -> None:
         reasoning, content = "", ""
+        calls: list[CallDelta] = []
         stats: Stats | None = None
         try:
             with _one_interrupt(), contextlib.closing(self._backend.stream(asked.for_model())) as deltas:
                 for delta in deltas:
                     reasoning += delta.reasoning
                     content += delta.content
+                    calls += delta.calls
                     stats = delta.stats or stats
                     self._view.delta(delta)
         except KeyboardInterrupt:
@@ -120,8 +123,8 @@ class Chat:
         self._view.end(stats)
         if stats is not None:
             self._last, self._totals = stats, self._totals.with_reply(stats)
-        if stats is not None or content or reasoning:
-            self.conversation = asked.answered(content, reasoning, stopped=stats is None)
+        if stats is not None or content or reasoning or calls:
+            self.conversation = asked.answered(content, reasoning, Call.joined(calls), stopped=stats is None)
         else:
             self._view.info("nothing had been said yet, so the conversation is as it was before")
 

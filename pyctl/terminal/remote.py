@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 
+from pyctl.chat.delta import CallDelta
 from pyctl.errors import (
     AuthenticationError,
     EngineError,
@@ -77,7 +78,7 @@ class RemoteBackend:
                 _check(response)
             for event in _events(response.iter_bytes()):
                 delta = reply.take(event, time.perf_counter() - started)
-                if delta.reasoning or delta.content:
+                if delta.says:
                     yield delta
         if not reply.finished:
             raise UnavailableError(f"{self._url} ended the reply before its end")
@@ -120,11 +121,12 @@ class _Reply:
             choice = (chunk.get("choices") or [{}])[0]
             self._finish_reason = choice.get("finish_reason") or self._finish_reason
             said = choice.get("delta") or {}
-            delta = Delta(str(said.get("reasoning_content") or ""), str(said.get("content") or ""))
+            calls = tuple(_call(call) for call in said.get("tool_calls") or ())
+            delta = Delta(str(said.get("reasoning_content") or ""), str(said.get("content") or ""), calls)
         except (ValueError, TypeError, AttributeError, LookupError) as error:
             raise EngineError(f"the server sent what is not a chat completion: {event[:80]!r}") from error
         self.finished = self.finished or bool(self._finish_reason)
-        if self._first is None and (delta.reasoning or delta.content):
+        if self._first is None and delta.says:
             self._first = seconds
         return delta
 
@@ -154,6 +156,12 @@ class _Reply:
             source=str(self._timings.get("source") or ""),
             truncated=self._finish_reason == "length",
         )
+
+
+def _call(call: Mapping[str, Any]) -> CallDelta:
+    function = call.get("function") or {}
+    name, arguments = str(function.get("name") or ""), str(function.get("arguments") or "")
+    return CallDelta(int(call.get("index") or 0), str(call.get("id") or ""), name, arguments)
 
 
 def _count(counts: Mapping[str, Any], name: str) -> int | None:

@@ -8,12 +8,16 @@ from typing import Protocol, TextIO
 from rich.console import Console
 from rich.text import Text
 
+from pyctl.chat.delta import CallDelta
 from pyctl.terminal.backend import Delta, Stats
 
 __all__ = ["PlainView", "RichView", "View", "stats_line"]
 
 # A reply may hold control characters, and a terminal would obey them.
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+CALL_STYLE = "yellow"
 
 
 class View(Protocol):
@@ -30,6 +34,11 @@ class View(Protocol):
 
     def error(self, text: str) -> None:
         """One line that says what went wrong."""
+
+
+def call_text(call: CallDelta) -> str:
+    """More of a tool call: its name first, then its arguments as they come."""
+    return f"call {call.name} {call.arguments}" if call.name else call.arguments
 
 
 def stats_line(stats: Stats) -> str:
@@ -52,7 +61,7 @@ def stats_line(stats: Stats) -> str:
 
 
 class PlainView:
-    """Replies to ``out``; thoughts, numbers, remarks and errors to ``err``. Nothing but text is written."""
+    """Replies to ``out``; thoughts, tool calls, numbers, remarks and errors to ``err``. Nothing but text is written."""
 
     def __init__(self, out: TextIO, err: TextIO, *, stats: bool = True) -> None:
         self._out = out
@@ -64,6 +73,10 @@ class PlainView:
     def delta(self, delta: Delta) -> None:
         self._write(self._err, delta.reasoning)
         self._write(self._out, delta.content)
+        for call in delta.calls:
+            if call.name:
+                self._break()
+            self._write(self._err, call_text(call))
 
     def end(self, stats: Stats | None) -> None:
         self._break()
@@ -95,7 +108,7 @@ class PlainView:
 
 
 class RichView:
-    """Everything to one terminal: thoughts and numbers dim, errors red."""
+    """Everything to one terminal: thoughts and numbers dim, tool calls yellow, errors red."""
 
     def __init__(self, console: Console, *, stats: bool = True) -> None:
         self._console = console
@@ -106,6 +119,10 @@ class RichView:
     def delta(self, delta: Delta) -> None:
         self._write(delta.reasoning, "dim")
         self._write(delta.content, "")
+        for call in delta.calls:
+            if call.name and self._style == CALL_STYLE:
+                self._break()
+            self._write(call_text(call), CALL_STYLE)
 
     def end(self, stats: Stats | None) -> None:
         self._break()

@@ -11,6 +11,7 @@ from pyctl.chat.traits import Traits
 from pyctl.errors import RequestError
 from tests.chat import toy
 
+CALLS = {"tool_calls", "parallel_calls", "object_arguments"}
 ALL = Traits(True, True, True, True, True, True, True, True)
 
 
@@ -121,20 +122,32 @@ def test_arguments_of_calls(arguments: Any, as_object: Any, as_text: str) -> Non
 @pytest.mark.parametrize(
     ("source", "lacks"),
     [
-        (toy.CHATML, {"parts", "tools"}),
-        (toy.THINKING, {"parts", "tools", "tool_calls", "object_arguments", "system_inside"}),
-        (
-            toy.GEMMA,
-            {"parts", "tools", "tool_calls", "object_arguments", "system_first", "system_inside", "repeated_user"},
-        ),
-        (toy.PARTS_ONLY, {"text", "tools", "tool_calls", "object_arguments"}),
+        (toy.CHATML, {"parts", "tools", "old_reasoning"}),
+        (toy.THINKING, {"parts", "tools", *CALLS, "system_inside"}),
+        (toy.GEMMA, {"parts", "tools", *CALLS, "old_reasoning", "system_first", "system_inside", "repeated_user"}),
+        (toy.PARTS_ONLY, {"text", "tools", *CALLS, "old_reasoning"}),
+        (toy.CHATML + "{{ reasoning_effort }}", {"parts", "tools", "old_reasoning", "reasoning_effort"}),
     ],
 )
 def test_traits_are_found_by_rendering(source: str, lacks: set[str]) -> None:
     traits = Traits.of(Template(source))
-    assert {name for name, has in vars(traits).items() if not has} == lacks
+    assert {name for name, has in vars(traits).items() if has is False} == lacks ^ {"reasoning_effort"}
 
 
 def test_traits_of_the_real_template(qwen_template: str) -> None:
     traits = Traits.of(Template(qwen_template))
-    assert {name for name, has in vars(traits).items() if not has} == {"system_inside"}
+    lacks = {name for name, has in vars(traits).items() if not has}
+    assert lacks == {"system_inside", "old_reasoning", "reasoning_effort"}
+
+
+def test_the_stamp_in_the_billing_header_is_blotted_out() -> None:
+    header = "x-anthropic-billing-header: cc_version=2.1.101.e51; cc_entrypoint=cli; cch={};"
+    for stamp in ("a5145", "0", "0123456789abcdef"):
+        text = header.format(stamp) + "You are Claude Code. cch=a5145;"
+        blotted = header.format("fffff") + "You are Claude Code. cch=a5145;"
+        assert fit(said(("system", text))) == [("system", blotted)]
+        parts = [{"type": "text", "text": text}, {"type": "text", "text": "x"}]
+        assert check_messages(said(("system", parts)))[0]["content"] == [blotted, "x"]
+        assert fit(said(("user", text))) == [("user", text)]
+    for text in ("cch=a5145;", header.format("") + "\ncch=a5145;", "See " + header.format("a5145")):
+        assert fit(said(("system", text))) == [("system", text)]

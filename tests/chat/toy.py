@@ -38,6 +38,10 @@ class ByteTokenizer:
     def detokenize(self, tokens: Sequence[int], *, special: bool = True) -> bytes:
         return b"".join(self.piece(token, special=special) for token in tokens)
 
+    def fim_tokens(self) -> dict[str, int]:
+        specials = self.special_tokens()
+        return {name: specials[f"<|fim_{name}|>"] for name in ("pre", "suf", "mid") if f"<|fim_{name}|>" in specials}
+
     def special_tokens(self) -> dict[str, int]:
         return dict(self._specials)
 

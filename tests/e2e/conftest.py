@@ -41,7 +41,7 @@ def clean_environment() -> dict[str, str]:
 def start(
     model_path: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., Server]]:
-    """start("tiny-hybrid", "--exact", ...) -> a server that answers /health."""
+    """start("tiny-hybrid", "--exact", ...) -> a server that answers /health"""
     started: list[Server] = []
 
     def run(name: str, *flags: str) -> Server:

@@ -12,10 +12,12 @@ from llama_cpp import llama_cpp as api
 
 from pyctl.cache.ram import RamCache
 from pyctl.config import ModelSettings
+from pyctl.engine.backend import SavedSeq
 from pyctl.engine.engine import Engine, EngineOptions
 from pyctl.engine.llama import LlamaBackend, Loaded, load
+from pyctl.engine.llama.files import DIGEST_SIZE, END, END_MAGIC
 from pyctl.engine.sampling import Sampling
-from pyctl.errors import EngineError, RequestError
+from pyctl.errors import EngineError, ModelError, RequestError, StateError, UnavailableError
 from pyctl.prompt import Prompt, as_tokens
 from tests.engine.drive import ask, cold
 
@@ -118,7 +120,7 @@ def test_a_memory_without_movable_rows_is_saved_whole(model_path: Callable[[str]
     params = api.llama_context_default_params()
     params.n_ctx, params.n_seq_max, params.n_ubatch, params.n_threads = 2048, 2, 64, 1
     params.kv_unified = False  # one stream of cells per sequence, which the extension does not take apart
-    backend = LlamaBackend(model, api.llama_init_from_model(model, params))
+    backend = LlamaBackend(lambda: (model, api.llama_init_from_model(model, params)))
     assert backend.kind == "whole"
     assert backend._memory.row_bytes == 0
     rng = np.random.default_rng(0)
@@ -159,3 +161,85 @@ def test_the_fingerprint_tells_what_may_be_mixed(
         fingerprint(model_path("tiny-hybrid"), rope_freq_base=5e6),
     ]
     assert len({base, *others}) == 6
+
+
+def test_penalties_over_all_tokens_take_no_more_memory_than_the_context(hybrid: Loaded) -> None:
+    fields = {"seed": 1, "ignore_eos": True, "repeat_penalty": 1.3, "dry_multiplier": 0.8}
+    replies = [
+        sampled(hybrid, Sampling(repeat_last_n=n, dry_penalty_last_n=n, **fields)) for n in (-1, 4096, 2**31 - 1, 0)
+    ]
+    assert replies[0] == replies[1] == replies[2] != replies[3]
+
+
+@pytest.mark.parametrize("shape", ["tiny-hybrid", "tiny-dense"])
+def test_a_damaged_sequence_file_is_refused(open_model: Callable[..., Loaded], tmp_path: Path, shape: str) -> None:
+    backend = open_model(shape).backend
+    tokens = as_tokens(range(40))
+    backend.clear(0)
+    backend.evaluate(0, tokens, 0)
+    expected = backend.logits(0)
+    path = tmp_path / "a.bin"
+    assert backend.save_file(0, path, tokens, [40]) == path.stat().st_size
+    whole = path.read_bytes()
+    rng = np.random.default_rng(0)
+
+    def load_bytes(data: bytes) -> SavedSeq:
+        path.write_bytes(data)
+        backend.clear(0)
+        return backend.load_file(0, path)
+
+    for cut in rng.integers(0, len(whole), 20).tolist():
+        with pytest.raises(StateError):
+            load_bytes(whole[:cut])
+    for at in rng.integers(0, len(whole) - len(END_MAGIC), 40).tolist():
+        with pytest.raises(StateError):
+            load_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+    # llama-server's files have no end of ours, and older ones the plain tokens.
+    n_end = END.size + DIGEST_SIZE + 4
+    for data in (whole, whole[:-n_end], whole[:8] + b"\x28\0\0\0" + tokens.tobytes() + whole[12 + 44 * 4 : -n_end]):
+        saved = load_bytes(data)
+        assert (saved.tokens == tokens).all()
+        assert saved.ends == ((40,) if data == whole else ())
+        assert saved.n_bytes == len(data)
+    backend.decode([(0, 5, 40)])
+    assert np.isfinite(backend.logits(0)).all()
+    assert backend.logits(0).shape == expected.shape
+    backend.clear(0)
+    path.write_bytes(whole)
+    other = open_model(shape, n_ubatch=32).backend
+    with pytest.raises(StateError, match="another model"):
+        other.load_file(0, path)
+
+
+def test_closed_and_opened_again_it_is_the_same(model_path: Callable[[str], Path], tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    shutil.copy(model_path("tiny-hybrid"), path)
+    settings = ModelSettings(path=str(path), n_ctx=512, n_ubatch=64, n_threads=1, embeddings=True, pooling="mean")
+    loaded = load(settings, keep_vocabulary=True)
+    backend, prompt = loaded.backend, Prompt.of(range(120), [100])
+    engine = Engine(backend, RamCache(8, None), EngineOptions(exact=True))
+    first = ask(engine, prompt)
+    vector = backend.embed(as_tokens([1, 2, 3]))
+    engine.sleep()
+    assert loaded.tokenizer.tokenize("hi")
+    assert loaded.tokenizer.special_tokens()
+    engine.wake()
+    warm = ask(engine, prompt)
+    assert (warm.done.report.source, warm.done.report.n_cached) == ("ram", 100)
+    assert warm.tokens == first.tokens
+    assert (backend.embed(as_tokens([1, 2, 3])) == vector).all()
+    engine.sleep()
+    data = bytearray(path.read_bytes())
+    data[-100] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ModelError, match="not the one"):
+        engine.wake()
+    assert engine.asleep
+    path.unlink()
+    with pytest.raises(ModelError, match="cannot read"):
+        engine.wake()
+
+
+def test_loading_can_be_stopped(model_path: Callable[[str], Path]) -> None:
+    with pytest.raises(UnavailableError):
+        load(ModelSettings(path=str(model_path("tiny-hybrid")), n_ctx=512), lambda fraction: False)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 
 from pyctl.engine.request import Event, Failed, Request
 from pyctl.errors import ConfigError, UnavailableError
+from pyctl.server.cors import Cors
+from pyctl.server.gate import Gate
 from pyctl.server.serve import bind, serve
 from tests.server.fake import Bench, FakeTicket, Pause, Script, play
 
@@ -39,11 +42,20 @@ def main() -> None:
     def stop() -> None:
         StoppableTicket.stopped = True
 
-    host, port, grace = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+    def begin(address: str) -> None:
+        if loading == "at once":
+            gate.open(bench.app)
+        print(address, flush=True)
+        while loading == "slowly" and not StoppableTicket.stopped:
+            time.sleep(0.01)
+        if loading == "failing":
+            raise ConfigError("the model is broken")
+
+    host, port, grace, loading = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
+    gate = Gate(Cors())
     try:
         with bind(host, port) as sock:
-            ready = lambda address: print(address, flush=True)  # noqa: E731
-            serve(bench.app, sock, grace_seconds=grace, on_ready=ready, on_stop=stop)
+            serve(gate, sock, grace_seconds=grace, on_ready=begin, on_stop=stop)
     except ConfigError as error:
         print(error, flush=True)
         raise SystemExit(2) from None

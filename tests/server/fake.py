@@ -7,19 +7,27 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 from pyctl.cache.report import Report, Source, Totals
 from pyctl.cache.view import CacheView, SnapshotView
 from pyctl.chat.format import ChatFormat
+from pyctl.chat.replay import Replay
 from pyctl.chat.template import Template
 from pyctl.engine.info import EngineInfo
+from pyctl.engine.meter import Meter
 from pyctl.engine.request import Done, Event, Failed, Piece, Progress, Request, StopType, Timings
-from pyctl.errors import ContextSizeError
+from pyctl.engine.views import Scrape, SlotFile, SlotView
+from pyctl.errors import ContextSizeError, RequestError
+from pyctl.prompt import Prompt, Tokens
 from pyctl.server.app import create_app
 from pyctl.server.settings import Settings
 from tests.chat.toy import CHATML, ByteTokenizer, chatml_tokenizer
@@ -83,6 +91,7 @@ class FakeWorker:
     script: Callable[[Request], Script]
     requests: list[Request] = field(default_factory=list)
     tickets: list[FakeTicket] = field(default_factory=list)
+    is_sleeping: bool = False
 
     @property
     def info(self) -> EngineInfo:
@@ -163,7 +172,7 @@ def fail(error: Exception, *texts: str) -> Callable[[Request], Script]:
 class Client:
     """Sends single requests to an application, without a network."""
 
-    def __init__(self, app: Starlette) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._transport = httpx.ASGITransport(app, raise_app_exceptions=False)
 
     def request(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
@@ -187,11 +196,15 @@ class Bench:
     """An application with its worker and a client."""
 
     def __init__(
-        self, script: Callable[[Request], Script], template: str = CHATML, settings: Settings | None = None
+        self,
+        script: Callable[[Request], Script],
+        template: str = CHATML,
+        settings: Settings | None = None,
+        replay: Replay | None = None,
     ) -> None:
         self.tokenizer: ByteTokenizer = chatml_tokenizer()
         self.worker = FakeWorker(script)
-        chat = ChatFormat(Template(template, eos_token="<|im_end|>"), self.tokenizer)
+        chat = ChatFormat(Template(template, eos_token="<|im_end|>"), self.tokenizer, replay=replay)
         self.app: Starlette = create_app(self.worker, chat, self.tokenizer, settings or Settings())
         self.client = Client(self.app)
 
@@ -255,4 +268,55 @@ class FakeCache:
 def done_future(value: Any) -> Future[Any]:
     future: Future[Any] = Future()
     future.set_result(value)
+    return future
+
+
+class FakeEngine:
+    """An engine with some history, whose embedding of tokens is their sum and their count."""
+
+    def __init__(self) -> None:
+        self.last = Meter()
+
+    def scrape(self) -> Future[Scrape]:
+        total = Meter(10, 12, 90, n_cached=40, n_prompt=60, prompt_ms=500.0, n_predicted=20, predicted_ms=250.0)
+        recent = Meter() if self.last.n_calls else total
+        self.last = total
+        return done_future(Scrape(total, recent, 1, 2, FakeCache().view().result()))
+
+    def embed(self, tokens: Tokens) -> Future[NDArray[np.float32]]:
+        if tokens.size > 8:
+            return failed_future(RequestError("input is too large to process"))
+        return done_future(np.array([[float(tokens.sum()), float(tokens.size)]], np.float32))
+
+
+class FakeSlots:
+    """Two slots, the second of which serves a request; saving and restoring is noted."""
+
+    def __init__(self, idle: bool = True) -> None:
+        self.done: list[tuple[str, int, Path | None]] = []
+        self.idle = idle
+
+    def view(self) -> Future[tuple[SlotView, ...]]:
+        request = Request(Prompt.of(list(b"hello")), max_tokens=9)
+        busy = SlotView(1, N_CTX, True, 7, request, 8, 2, 3, 4, tuple(b"hello"), tuple(b"a\nb"))
+        return done_future((SlotView(0, N_CTX, not self.idle), busy))
+
+    def save(self, seq: int, path: Path) -> Future[SlotFile]:
+        self.done.append(("save", seq, path))
+        return done_future(SlotFile(11, 222, 3.5))
+
+    def restore(self, seq: int, path: Path) -> Future[SlotFile]:
+        self.done.append(("restore", seq, path))
+        if seq == 1:
+            return failed_future(RequestError("Unable to restore slot: no"))
+        return done_future(SlotFile(5, 6, 7.0))
+
+    def erase(self, seq: int) -> Future[int]:
+        self.done.append(("erase", seq, None))
+        return done_future(4)
+
+
+def failed_future(error: Exception) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_exception(error)
     return future

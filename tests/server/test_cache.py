@@ -36,4 +36,4 @@ def test_without_a_cache_it_is_not_supported() -> None:
     client = Bench(play()).client
     assert client.get("/cache").status_code == 501
     assert client.request("DELETE", "/cache").json()["error"]["type"] == "not_supported_error"
-    assert client.request("PUT", "/cache").status_code == 405
+    assert client.request("PUT", "/cache").status_code == 404

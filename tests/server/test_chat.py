@@ -136,11 +136,11 @@ def test_reasoning_formats() -> None:
     for name in ("auto", "deepseek", "deepseek-legacy"):
         assert bench.chat(reasoning_format=name)["choices"][0]["message"]["content"] == "Yes"
     assert bench.chat(reasoning_format="none")["choices"][0]["message"] == inside
-    for name in ("none", "deepseek-legacy"):
-        assert deltas(bench.chat_stream(reasoning_format=name)) == [
-            {"content": "<think>\nhm</think>"},
-            {"content": "Yes"},
-        ]
+    assert deltas(bench.chat_stream(reasoning_format="none")) == [
+        {"content": "<think>\nhm</think>"},
+        {"content": "Yes"},
+    ]
+    assert {"reasoning_content": "hm"} in deltas(bench.chat_stream(reasoning_format="deepseek-legacy"))
     server = Bench(play("hm</think>", "Yes"), toy.THINKING, Settings(reasoning_format="none"))
     assert server.chat()["choices"][0]["message"] == inside
 
@@ -181,16 +181,6 @@ def test_logprobs() -> None:
     said = [chunk["choices"][0] for chunk in chunks[1:-2]]
     assert [choice["delta"]["content"] for choice in said] == ["a", "b"]
     assert [[entry["token"] for entry in choice["logprobs"]["content"]] for choice in said] == [["a"], ["b"]]
-
-
-def test_tools_reach_the_template_and_calls_come_back_as_content() -> None:
-    tool = {"type": "function", "function": {"name": "look_up", "parameters": {}}}
-    template = "{{ tools | tojson if tools }}" + toy.CHATML
-    call = '<tool_call>{"name": "look_up"}</tool_call>'
-    bench = Bench(play(call), template)
-    message = bench.chat(tools=[tool], tool_choice="auto")["choices"][0]["message"]
-    assert message == {"role": "assistant", "content": call}
-    assert b'"look_up"' in bench.tokenizer.detokenize(bench.worker.requests[0].prompt.tokens.tolist())
 
 
 def test_verbose_shows_the_prompt() -> None:

@@ -53,6 +53,7 @@ def test_a_native_stream() -> None:
             "content": content,
             "tokens": [token],
             "stop": False,
+            "id_slot": 0,
             "tokens_predicted": n,
             "tokens_evaluated": 4,
         }

@@ -19,6 +19,7 @@ def test_models() -> None:
     (model,) = body["data"]
     assert (model["id"], model["object"], model["owned_by"]) == ("toy-1", "model", "llamacpp")
     assert model["meta"] == {
+        "vocab_type": 0,
         "n_vocab": 262,
         "n_ctx": N_CTX,
         "n_ctx_train": 8192,
@@ -36,7 +37,7 @@ def test_props() -> None:
     defaults = body["default_generation_settings"]
     assert defaults["n_ctx"] == N_CTX
     assert (defaults["params"]["temperature"], defaults["params"]["n_predict"]) == (0.25, 9)
-    assert defaults["params"]["reasoning_format"] == "auto"
+    assert defaults["params"]["reasoning_format"] == "none"
     assert body["total_slots"] == 1
     assert body["model_alias"] == "toy-1"
     assert body["model_path"] == "/models/toy.gguf"
@@ -46,5 +47,6 @@ def test_props() -> None:
     assert body["build_info"] == "b1-toy"
     assert body["eos_token"] == "<|im_end|>"
     assert body["is_sleeping"] is False
+    assert (body["endpoint_slots"], body["endpoint_props"], body["endpoint_metrics"]) == (True, False, False)
     assert body["prefix_cache"] == {"capacity": 4, "in_use": 2, "resident_bytes": 3000, "lifetime_hits": 5}
     assert "prefix_cache" not in Bench(play()).client.get("/props").json()

@@ -41,20 +41,9 @@ def test_health_is_public(bench: Bench) -> None:
     assert bench.client.get("/v1/models").status_code == 401
 
 
-def test_browsers_of_any_origin_may_ask(bench: Bench) -> None:
-    asked = {
-        "Origin": "https://app.example",
-        "Access-Control-Request-Method": "POST",
-        "Access-Control-Request-Headers": "authorization,content-type",
-    }
-    response = bench.client.options("/v1/chat/completions", headers=asked)  # without a key, as browsers do
-    assert response.status_code == 200
-    assert response.headers["access-control-allow-origin"] == "https://app.example"
-    assert response.headers["access-control-allow-credentials"] == "true"
-    assert "POST" in response.headers["access-control-allow-methods"]
-    assert "authorization" in response.headers["access-control-allow-headers"]
-    for key, status in (("one", 200), ("two", 401)):
-        headers = {"Origin": "https://app.example", "X-Api-Key": key}
-        response = bench.client.get("/v1/models", headers=headers)
-        assert response.status_code == status
-        assert response.headers["access-control-allow-origin"] == "https://app.example"
+def test_a_prefix_stands_before_every_path() -> None:
+    client = Bench(play("x"), settings=Settings(api_keys=("one",), api_prefix="/llm")).client
+    assert client.get("/llm/health").status_code == 200
+    assert client.get("/llm/props").status_code == 401
+    assert client.get("/llm/props", headers={"X-Api-Key": "one"}).status_code == 200
+    assert client.get("/props", headers={"X-Api-Key": "one"}).status_code == 404

@@ -51,12 +51,14 @@ def test_all_names() -> None:
         "mirostat": 2,
         "mirostat_tau": 4.0,
         "mirostat_eta": 0.2,
+        "adaptive_target": 0.5,
+        "adaptive_decay": 0.7,
         "min_keep": 2,
         "seed": 42,
     }
-    sampling = read(**numbers, ignore_eos=True, grammar="root ::= x", dry_sequence_breakers=["\n"])
+    sampling = read(**numbers, ignore_eos=True, post_sampling_probs=True, dry_sequence_breakers=["\n"])
     assert {name: getattr(sampling, name) for name in numbers} == numbers
-    assert (sampling.ignore_eos, sampling.grammar, sampling.dry_sequence_breakers) == (True, "root ::= x", ("\n",))
+    assert (sampling.ignore_eos, sampling.post_sampling_probs, sampling.dry_sequence_breakers) == (True, True, ("\n",))
 
 
 @pytest.mark.parametrize(
@@ -85,7 +87,9 @@ def test_seeds(given: int, used: int) -> None:
     [
         (["top_k", "temperature"], ("top_k", "temperature")),
         (["Top-K", "temp", "nucleus", "typ", "minp"], ("top_k", "temperature", "top_p", "typ_p", "min_p")),
-        (["infill", "top_k", "no_such"], ("top_k",)),
+        (["infill", "top_k", "no_such", "adaptive-p"], ("infill", "top_k", "adaptive_p")),
+        ("ia", ("infill", "adaptive_p")),
+        (3, DEFAULT_SAMPLERS),
         ("edskypmxt", DEFAULT_SAMPLERS),
         ("k?t", ("top_k", "temperature")),
         ([], ()),
@@ -106,6 +110,8 @@ def test_samplers(given: Any, used: tuple[str, ...]) -> None:
         ([[10**9, 1], [-1, 1], [97], 5, [97, True], [97, "x"], [None, 1], [True, 1]], ()),
         ([["<|im_start|>", 1]], tuple((byte, 1.0) for byte in b"<|im_start|>")),
         ([], ()),
+        ("x", ()),
+        (False, ()),
     ],
 )
 def test_logit_bias(given: Any, used: tuple[tuple[int, float], ...]) -> None:
@@ -119,9 +125,8 @@ def test_logit_bias(given: Any, used: tuple[tuple[int, float], ...]) -> None:
         {"repeat_last_n": -2},
         {"dry_allowed_length": -1},
         {"temperature": 1e400},
-        {"grammar": 3},
         {"ignore_eos": 1},
-        {"logit_bias": "x"},
+        {"adaptive_decay": -0.1},
         {"dry_sequence_breakers": "x"},
         {"samplers": [1]},
     ],

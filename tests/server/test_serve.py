@@ -17,8 +17,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @contextmanager
-def server(host: str = "127.0.0.1", port: int = 0, grace: float = 0.1) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "tests.server.child", host, str(port), str(grace)]
+def server(
+    host: str = "127.0.0.1", port: int = 0, grace: float = 0.1, loading: str = "at once"
+) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "tests.server.child", host, str(port), str(grace), loading]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         yield process
@@ -58,6 +60,23 @@ def test_an_idle_server_ends_at_once() -> None:
         process.terminate()
         assert line(process) == "ended in good order"
         assert process.wait(3) == 0
+
+
+def test_a_signal_while_loading() -> None:
+    with server(grace=30, loading="slowly") as process:
+        address = line(process)
+        response = httpx.get(f"{address}/health")
+        assert (response.status_code, response.json()["error"]["message"]) == (503, "Loading model")
+        process.terminate()
+        assert line(process) == "ended in good order"
+        assert process.wait(5) == 0
+
+
+def test_a_failure_while_loading() -> None:
+    with server(loading="failing") as process:
+        assert line(process).startswith("http://")
+        assert line(process) == "the model is broken"
+        assert process.wait(5) == 2
 
 
 def test_an_address_in_use_is_one_line() -> None:

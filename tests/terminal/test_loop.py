@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from pyctl.chat.delta import CallDelta
 from pyctl.errors import EngineError
 from pyctl.terminal.backend import Delta, Stats
-from pyctl.terminal.conversation import Conversation, Message
+from pyctl.terminal.conversation import Call, Conversation, Message
 from pyctl.terminal.loop import Chat
 from pyctl.terminal.reader import PipeReader
 
@@ -71,6 +72,15 @@ def test_replies_follow_questions_and_history_grows(script: Any) -> None:
         {"role": "user", "content": "bye"},
     ]
     assert backend.closed == 2
+
+
+def test_tool_calls_are_part_of_the_history(script: Any) -> None:
+    called = [Delta(calls=(CallDelta(0, "a", "f", '{"x":'),)), Delta(calls=(CallDelta(0, arguments=" 1}"),))]
+    backend = script.backend([*called, Delta(stats=script.stats)], script.say("B"))
+    chat, _, _ = start(backend, "a", "b")
+    chat.run()
+    assert chat.conversation.messages[1].calls == (Call("a", "f", '{"x": 1}'),)
+    assert backend.seen[1][1]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"x": 1}'}
 
 
 def test_regen_and_edit_and_undo(script: Any) -> None:

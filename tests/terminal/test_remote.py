@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from pyctl.chat.delta import CallDelta
 from pyctl.errors import (
     AuthenticationError,
     EngineError,
@@ -45,6 +46,14 @@ SCRIPTS: dict[str, list[str]] = {
     "openai": [": comment\r\n\r\n", *REPLY, chunk("length"), last(usage=USAGE), DONE],
     "bare": [*REPLY, DONE],
     "separators": ['data: {"choices": [{"delta":\n', 'data: {"content": "a\u2028b\x85c"}}]}\n\n', chunk("stop"), DONE],
+    "calls": [
+        chunk(tool_calls=[{"index": 0, "id": "a", "type": "function", "function": {"name": "f", "arguments": ""}}]),
+        chunk(tool_calls=[{"index": 0, "function": {"arguments": '{"x": 1}'}}]),
+        chunk(tool_calls=[{"index": 1, "id": "b", "function": {"name": "g", "arguments": None}}]),
+        chunk("tool_calls"),
+        DONE,
+    ],
+    "odd calls": [chunk(tool_calls=[3])],
     "broken": [*REPLY],
     "odd error": ['data: {"error": "plain"}\n\n'],
     "error": [*REPLY, 'data: {"error": {"code": 503, "message": "shutting down"}}\n\n'],
@@ -133,6 +142,17 @@ def ask(backend: RemoteBackend, question: str) -> tuple[str, str, Stats]:
     stats = deltas[-1].stats
     assert stats is not None
     return "".join(delta.reasoning for delta in deltas), "".join(delta.content for delta in deltas), stats
+
+
+def test_tool_calls(backend: RemoteBackend) -> None:
+    deltas = list(backend.stream([{"role": "user", "content": "calls"}]))
+    assert [call for delta in deltas for call in delta.calls] == [
+        CallDelta(0, "a", "f"),
+        CallDelta(0, arguments='{"x": 1}'),
+        CallDelta(1, "b", "g"),
+    ]
+    with pytest.raises(EngineError, match="not a chat completion"):
+        list(backend.stream([{"role": "user", "content": "odd calls"}]))
 
 
 def test_a_reply_of_llama_server(backend: RemoteBackend) -> None:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import io
+import re
 
 from rich.console import Console
 
+from pyctl.chat.delta import CallDelta
 from pyctl.terminal.backend import Delta, Stats
 from pyctl.terminal.view import PlainView, RichView, stats_line
 
@@ -81,3 +83,29 @@ def test_rich_obeys_neither_markup_nor_escapes_nor_the_width() -> None:
     view.delta(Delta(content=text + "\x1b[31m\x07\x9b1m"))
     view.error("\x1b]0;title\x07")
     assert out.getvalue() == f"{text}[31m1m\n\x1b[31merror: ]0;title\x1b[0m\n"
+
+
+CALLS = [
+    Delta(content="Let me see.", calls=(CallDelta(0, "a", "weather", '{"city":'),)),
+    Delta(calls=(CallDelta(0, arguments=' "Oslo"}'), CallDelta(1, "b", "time", "{}"))),
+]
+
+
+def test_rich_shows_each_tool_call_on_a_line_of_its_own() -> None:
+    view, out = rich_view()
+    for delta in (Delta("hm"), *CALLS):
+        view.delta(delta)
+    view.end(Stats(1, 2))
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
+    assert plain == ('hm\n\nLet me see.\n\ncall weather {"city": "Oslo"}\ncall time {}\n1 cached | 2 evaluated\n')
+    assert "\x1b[33mcall weather" in out.getvalue()
+
+
+def test_plain_keeps_tool_calls_out_of_the_reply() -> None:
+    out, err = io.StringIO(), io.StringIO()
+    view = PlainView(out, err, stats=False)
+    for delta in CALLS:
+        view.delta(delta)
+    view.end(Stats(1, 2))
+    assert out.getvalue() == "Let me see.\n"
+    assert err.getvalue() == 'call weather {"city": "Oslo"}\ncall time {}\n'

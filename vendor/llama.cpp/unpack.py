@@ -31,6 +31,10 @@ WANTED = (
     "ggml/src/*.h",
     "models/ggml-vocab-qwen35.gguf",
     "models/templates/Qwen3.5-4B.jinja",
+    "models/templates/Qwen3-Coder.jinja",
+    "models/templates/Qwen-Qwen3-0.6B.jinja",
+    "models/templates/NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use.jinja",
+    "tools/server/README.md",
 )
 """Patterns below vendor/llama.cpp of the source distribution; a star does not cross a slash."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar
 
 import numpy as np
@@ -11,12 +12,15 @@ from llama_cpp import llama_cpp as api
 from numpy.typing import NDArray
 
 from pyctl.cache.segment import NOTHING, Block, Span
-from pyctl.engine.backend import TopTokens
+from pyctl.engine.backend import SavedSeq, TopTokens
+from pyctl.engine.llama.batch import Batch
 from pyctl.engine.llama.blocks import take_block
+from pyctl.engine.llama.embedder import Embedder
+from pyctl.engine.llama.files import load_file, save_file
 from pyctl.engine.llama.sampler import LlamaSampler
 from pyctl.engine.llama.tokenizer import LlamaTokenizer
 from pyctl.engine.sampling import Sampling
-from pyctl.errors import EngineError, StateError
+from pyctl.errors import EngineError, ModelError, NotSupportedError, StateError
 from pyctl.native import KVState
 from pyctl.prompt import Tokens, as_tokens
 
@@ -29,24 +33,50 @@ R = TypeVar("R")
 
 
 class LlamaBackend:
-    """Evaluates on ``ctx`` and moves its rows and states. Owns both pointers from now on.
+    """Evaluates on the context that ``make`` returns with its model, and moves its rows and states. Owns both.
 
     The layout of the memory is read from what the library writes, so one token is evaluated and dropped first.
+    ``identify`` names what saved bytes mean, by default that layout; it must not change when the model is opened again.
+    ``embedder`` makes what embeds texts with a model.
     """
 
-    def __init__(self, model: Any, ctx: Any) -> None:
-        self._model, self._ctx = model, ctx
-        self.tokenizer = LlamaTokenizer(model)
+    def __init__(
+        self,
+        make: Callable[[], tuple[Any, Any]],
+        identify: Callable[[LlamaBackend], str] | None = None,
+        embedder: Callable[[Any], Embedder] | None = None,
+    ) -> None:
+        self._make, self._identify, self._make_embedder = make, identify, embedder
+        self.embedder: Embedder | None = None
+        self.identity = ""
+        self.open()
+
+    def open(self) -> None:
+        self.model, self._ctx = self._make()
+        try:
+            self._attach()
+        except BaseException:
+            self._free()
+            raise
+
+    def _attach(self) -> None:
+        ctx = self._ctx
+        self.tokenizer = LlamaTokenizer(self.model)
         self.n_ctx = int(api.llama_n_ctx_seq(ctx))
         self.n_seqs = int(api.llama_n_seq_max(ctx))
         self.n_ubatch = int(api.llama_n_ubatch(ctx))
-        self._batch = _Batch(max(self.n_ubatch, self.n_seqs))
+        self._batch = Batch(max(self.n_ubatch, self.n_seqs))
         self._end_tokens = self.tokenizer.end_tokens()
         self.evaluate(0, as_tokens([max(self.tokenizer.bos, 0)]), 0)
         self._memory = KVState(ctypes.cast(ctx, ctypes.c_void_p).value or 0, 0)
         self.clear(0)
         if self._memory.beside:
             self._warm_up()
+        identity = self._identify(self) if self._identify is not None else self.layout
+        if self.identity and identity != self.identity:
+            raise ModelError("the model is not the one that was loaded before")
+        self.identity = identity
+        self.embedder = self._make_embedder(self.model) if self._make_embedder is not None else None
 
     @property
     def kind(self) -> Literal["attention", "hybrid", "whole"]:
@@ -60,15 +90,10 @@ class LlamaBackend:
     # -- evaluation --------------------------------------------------------------------------------------------------
 
     def evaluate(self, seq: int, tokens: Tokens, start: int, *, output: bool = True) -> None:
-        batch = self._batch
         n = int(tokens.size)
         if n > self.n_ubatch:
             raise EngineError(f"a batch of {n} tokens is larger than {self.n_ubatch}")
-        batch.tokens[:n] = tokens
-        batch.positions[:n] = np.arange(start, start + n)
-        batch.seqs[:n] = seq
-        batch.wanted[:n] = 0
-        batch.wanted[n - 1] = output
+        self._batch.fill(seq, tokens, start, last=output)
         self._run(n)
         self._outputs = [n - 1] if output else []
 
@@ -100,7 +125,7 @@ class LlamaBackend:
     # -- choosing tokens ---------------------------------------------------------------------------------------------
 
     def sampler(self, sampling: Sampling, prompt: Tokens) -> _IndexedSampler:
-        return _IndexedSampler(self, LlamaSampler(self._model, self._ctx, sampling, prompt, self._end_tokens))
+        return _IndexedSampler(self, LlamaSampler(self.model, self._ctx, sampling, prompt, self._end_tokens))
 
     def top_tokens(self, index: int, token: int, n: int) -> TopTokens:
         logits = self.logits(index).astype(np.float64)
@@ -126,7 +151,8 @@ class LlamaBackend:
         return self._memory.state_size(seq)
 
     def settle(self) -> None:
-        self._memory.finish()
+        if self._ctx is not None:
+            self._memory.finish()
 
     def save_rows(self, seq: int, first: int, last: int) -> Block:
         if self.kind == "whole":
@@ -159,12 +185,30 @@ class LlamaBackend:
         """Whether the rows of ``seq`` lie in the cells where a lone cold prefill would have put them."""
         return self._memory.ordered(seq)
 
+    def save_file(self, seq: int, path: Path, tokens: Tokens, ends: Sequence[int]) -> int:
+        return save_file(self._ctx, seq, path, tokens, ends, self.identity)
+
+    def load_file(self, seq: int, path: Path) -> SavedSeq:
+        return load_file(self._ctx, seq, path, self.n_ctx, self.tokenizer.n_vocab, self.identity)
+
+    def embed(self, tokens: Tokens) -> NDArray[np.float32]:
+        if self.embedder is None:
+            raise NotSupportedError("the model was loaded without embeddings")
+        return self.embedder.embed(tokens)
+
     def close(self) -> None:
         if self._ctx is not None:
             self._memory.finish()
-            api.llama_free(self._ctx)
-            api.llama_model_free(self._model)
-            self._ctx = self._model = None
+            self._free()
+
+    def _free(self) -> None:
+        if hasattr(self, "_memory"):
+            del self._memory  # what it holds on the device goes before the context that it belongs to
+        if self.embedder is not None:
+            self.embedder.close()
+        api.llama_free(self._ctx)
+        api.llama_model_free(self.model)
+        self.embedder = self._ctx = self.model = None
 
 
 class _IndexedSampler:
@@ -176,30 +220,14 @@ class _IndexedSampler:
     def sample(self, index: int) -> int:
         return self._sampler.sample(self._backend._outputs[index])
 
+    def force(self, index: int, token: int) -> None:
+        self._sampler.force(self._backend._outputs[index], token)
+
+    def top_tokens(self, token: int, n: int) -> TopTokens:
+        return self._sampler.top_tokens(token, n)
+
     def close(self) -> None:
         self._sampler.close()
-
-
-class _Batch:
-    """A llama_batch whose arrays are numpy's, so that filling it is a handful of copies."""
-
-    def __init__(self, capacity: int) -> None:
-        self.tokens = np.zeros(capacity, np.int32)
-        self.positions = np.zeros(capacity, np.int32)
-        self.seqs = np.zeros(capacity, np.int32)
-        self.wanted = np.zeros(capacity, np.int8)
-        self._n_seqs = np.ones(capacity, np.int32)
-        # One pointer per token to the one sequence id that it belongs to.
-        self._pointers = self.seqs.ctypes.data + np.arange(capacity, dtype=np.uint64) * self.seqs.itemsize
-        self.struct = api.llama_batch()
-        for name, array in (
-            ("token", self.tokens),
-            ("pos", self.positions),
-            ("n_seq_id", self._n_seqs),
-            ("seq_id", self._pointers),
-            ("logits", self.wanted),
-        ):
-            setattr(self.struct, name, ctypes.cast(array.ctypes.data, type(getattr(self.struct, name))))
 
 
 def _checked(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 import logging
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from llama_cpp import llama_cpp as api
 
-__all__ = ["last_error", "redirect"]
+__all__ = ["captured", "last_error", "redirect"]
 
 log = logging.getLogger("llama.cpp")
 
@@ -20,6 +22,7 @@ FUNCTION = re.compile(r"^(\w+: )+")
 """Names of functions that llama.cpp puts before its messages."""
 
 _errors: list[str] = []
+_captured: list[str] | None = None
 _level = logging.DEBUG
 
 
@@ -33,12 +36,27 @@ def _receive(level: int, text: bytes, _: ctypes.c_void_p) -> None:
         return
     if level == ERROR:
         _errors.append(line)
-    log.log(_level, "%s", line)
+    if _captured is None:
+        log.log(_level, "%s", line)
+    else:
+        _captured.append(line)
 
 
 def redirect() -> None:
     """Send everything llama.cpp says to the logger ``llama.cpp``, one level quieter than it thinks it is."""
     api.llama_log_set(_receive, ctypes.c_void_p(0))
+
+
+@contextmanager
+def captured() -> Iterator[list[str]]:
+    """The lines that llama.cpp says within the block, which go nowhere else. Not for two threads at once."""
+    global _captured
+    lines: list[str] = []
+    _captured = lines
+    try:
+        yield lines
+    finally:
+        _captured = None
 
 
 def last_error(default: str) -> str:

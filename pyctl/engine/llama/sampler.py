@@ -9,6 +9,9 @@ from typing import Any
 
 from llama_cpp import llama_cpp as api
 
+from pyctl.engine.backend import TopTokens
+from pyctl.engine.llama.candidates import Candidates
+from pyctl.engine.llama.grammar import LlamaGrammar
 from pyctl.engine.sampling import RANDOM_SEED, Sampling
 from pyctl.errors import RequestError
 from pyctl.prompt import Tokens
@@ -30,24 +33,68 @@ class LlamaSampler:
         self._ctx = ctx
         self._vocab = api.llama_model_get_vocab(model)
         self._n_vocab = int(api.llama_vocab_n_tokens(self._vocab))
+        self._eos = int(api.llama_vocab_eos(self._vocab))
         self._seed = secrets.randbits(32) if sampling.seed == RANDOM_SEED else sampling.seed
+        self._n_ctx = int(api.llama_n_ctx_seq(ctx))
         self._chain: Any = api.llama_sampler_chain_init(api.llama_sampler_chain_default_params())
+        self._grammar: LlamaGrammar | None = None
+        self._candidates: Candidates | None = None
+        self._direct = not (sampling.grammar or sampling.post_sampling_probs)
         try:
+            if sampling.grammar:
+                self._grammar = LlamaGrammar(self._vocab, sampling)
+            if not self._direct:
+                self._candidates = Candidates(self._n_vocab)
             self._build(sampling, end_tokens)
         except BaseException:
             self.close()
             raise
-        window = max(_seen(sampling.repeat_last_n, prompt), _seen(sampling.dry_penalty_last_n, prompt))
+        window = max(self._last(sampling.repeat_last_n), self._last(sampling.dry_penalty_last_n))
         if window and (_penalises(sampling) or sampling.dry_multiplier != 0.0):
             for token in prompt[-window:].tolist():
                 api.llama_sampler_accept(self._chain, token)
 
     def sample(self, index: int) -> int:
-        """A token from output ``index`` of the last evaluation; the chain remembers it."""
-        return int(api.llama_sampler_sample(self._chain, self._ctx, index))
+        """A token from output ``index`` of the last evaluation; the chain and the grammar remember it.
+
+        A grammar is asked about one token, and about all of them only if it refuses that, since a question about all
+        takes longer than everything else here (common/sampling.cpp does the same). If it allows none, the reply ends.
+        """
+        grammar, candidates = self._grammar, self._candidates
+        if self._direct or candidates is None:
+            return int(api.llama_sampler_sample(self._chain, self._ctx, index))
+        candidates.fill(api.llama_get_logits_ith(self._ctx, index))
+        token = candidates.choose(self._chain)
+        if grammar is not None and (token is None or not grammar.allows(token)):
+            candidates.fill(api.llama_get_logits_ith(self._ctx, index))
+            grammar.restrict(candidates)
+            token = candidates.choose(self._chain)
+        if token is None:
+            return self._eos
+        self._accept(token)
+        return token
+
+    def force(self, index: int, token: int) -> None:
+        """Sample from output ``index`` as if only ``token`` were possible: the next random numbers are the same."""
+        candidates = self._candidates = self._candidates or Candidates(self._n_vocab)
+        candidates.fill(api.llama_get_logits_ith(self._ctx, index))
+        candidates.keep_only(token)
+        candidates.apply(self._chain)
+        self._accept(token)
+
+    def _accept(self, token: int) -> None:
+        if self._grammar is not None:
+            self._grammar.accept(token)
+        api.llama_sampler_accept(self._chain, token)
+
+    def top_tokens(self, token: int, n: int) -> TopTokens:
+        """The probability of ``token`` and of the ``n`` most likely ones, as the last sampling left them."""
+        return self._candidates.top(token, n) if self._candidates is not None else ()
 
     def close(self) -> None:
-        """Free the chain."""
+        """Free the chain and the grammar."""
+        if self._grammar is not None:
+            self._grammar.close()
         if self._chain is not None:
             api.llama_sampler_free(self._chain)
             self._chain = None
@@ -56,7 +103,7 @@ class LlamaSampler:
         api.llama_sampler_chain_add(self._chain, sampler)
 
     def _build(self, sampling: Sampling, end_tokens: frozenset[int]) -> None:
-        bias = dict(sampling.logit_bias)
+        bias = {**dict(sampling.logit_bias), **dict.fromkeys(self._suppressed(), float("-inf"))}
         if sampling.ignore_eos:
             bias.update(dict.fromkeys(end_tokens, float("-inf")))
         if any(not 0 <= token < self._n_vocab for token in bias):
@@ -64,23 +111,28 @@ class LlamaSampler:
         if bias:
             entries = (api.llama_logit_bias * len(bias))(*(api.llama_logit_bias(*item) for item in bias.items()))
             self._add(api.llama_sampler_init_logit_bias(self._n_vocab, len(bias), entries))
-        if sampling.grammar:
-            grammar = api.llama_sampler_init_grammar(self._vocab, sampling.grammar.encode(), b"root")
-            if not grammar:
-                raise RequestError("failed to parse grammar")
-            self._add(grammar)
         if sampling.mirostat:
             self._add(api.llama_sampler_init_temp(sampling.temperature))
             self._add(self._mirostat(sampling))
             return
         links = self._links(sampling)
+        # Without a temperature, the most likely token is chosen right away, unless somebody asks how likely it is.
+        greedy = sampling.temperature <= 0.0 and "temperature" in sampling.samplers and not sampling.post_sampling_probs
         for name in sampling.samplers:
-            if name != "temperature" or sampling.temperature > 0.0:
+            if name not in ("temperature", "adaptive_p") or not greedy:
                 links[name]()
-        if sampling.temperature <= 0.0:
+        if greedy:
             self._add(api.llama_sampler_init_greedy())
+        elif "adaptive_p" in sampling.samplers:
+            self._add(api.llama_sampler_init_adaptive_p(sampling.adaptive_target, sampling.adaptive_decay, self._seed))
         else:
             self._add(api.llama_sampler_init_dist(self._seed))
+
+    def _suppressed(self) -> list[int]:
+        """Tokens that the model's file forbids."""
+        n = ctypes.c_int32()
+        tokens = api.llama_vocab_get_suppress_tokens(self._vocab, ctypes.byref(n))
+        return [int(token) for token in tokens[: n.value]] if tokens else []
 
     def _mirostat(self, sampling: Sampling) -> Any:
         tau, eta = sampling.mirostat_tau, sampling.mirostat_eta
@@ -99,7 +151,11 @@ class LlamaSampler:
             "penalties": when(
                 _penalises(s),
                 lambda: api.llama_sampler_init_penalties(
-                    self._n_vocab, s.repeat_last_n, s.repeat_penalty, s.frequency_penalty, s.presence_penalty
+                    self._n_vocab,
+                    self._last(s.repeat_last_n),
+                    s.repeat_penalty,
+                    s.frequency_penalty,
+                    s.presence_penalty,
                 ),
             ),
             "dry": when(s.dry_multiplier != 0.0, lambda: self._dry(s)),
@@ -112,22 +168,30 @@ class LlamaSampler:
                 s.xtc_probability > 0.0,
                 lambda: api.llama_sampler_init_xtc(s.xtc_probability, s.xtc_threshold, keep, self._seed),
             ),
+            "infill": when(True, lambda: api.llama_sampler_init_infill(self._vocab)),
+            "adaptive_p": when(False, lambda: None),
             "temperature": when(
                 True, lambda: api.llama_sampler_init_temp_ext(s.temperature, s.dynatemp_range, s.dynatemp_exponent)
             ),
         }
 
+    def _last(self, n: int) -> int:
+        """``n`` tokens, or all that the context holds for -1; the library takes memory for them right away."""
+        return self._n_ctx if n < 0 else min(n, self._n_ctx)
+
     def _dry(self, s: Sampling) -> Any:
         words = [word.encode() for word in s.dry_sequence_breakers]
         breakers = (ctypes.c_char_p * len(words))(*words)
         return api.llama_sampler_init_dry(
-            self._vocab, s.dry_multiplier, s.dry_base, s.dry_allowed_length, s.dry_penalty_last_n, breakers, len(words)
+            self._vocab,
+            s.dry_multiplier,
+            s.dry_base,
+            s.dry_allowed_length,
+            self._last(s.dry_penalty_last_n),
+            breakers,
+            len(words),
         )
 
 
 def _penalises(s: Sampling) -> bool:
     return s.repeat_last_n != 0 and (s.repeat_penalty, s.frequency_penalty, s.presence_penalty) != (1.0, 0.0, 0.0)
-
-
-def _seen(last_n: int, prompt: Tokens) -> int:
-    return int(prompt.size) if last_n < 0 else min(last_n, int(prompt.size))

@@ -11,6 +11,7 @@ from llama_cpp import llama_cpp as api
 __all__ = ["LlamaTokenizer"]
 
 CONTROL, USER_DEFINED = 1 << 3, 1 << 4  # llama_token_attr
+FIM = ("pre", "suf", "mid", "rep", "sep")
 
 
 class LlamaTokenizer:
@@ -57,6 +58,11 @@ class LlamaTokenizer:
     def end_tokens(self) -> frozenset[int]:
         """All tokens that end a reply."""
         return frozenset(token for token in range(self.n_vocab) if api.llama_vocab_is_eog(self._vocab, token))
+
+    def fim_tokens(self) -> dict[str, int]:
+        """The tokens for filling gaps that the model has: pre, suf, mid (prefix, suffix, middle), rep, sep."""
+        found = {name: getattr(api, f"llama_vocab_fim_{name}")(self._vocab) for name in FIM}
+        return {name: int(token) for name, token in found.items() if token >= 0}
 
     def _read_piece(self, token: int, special: bool) -> bytes:
         if not 0 <= token < self.n_vocab:

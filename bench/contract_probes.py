@@ -1,0 +1,342 @@
+"""What contract.py asks both servers: every endpoint and every documented field of llama-server, valid and not.
+
+Sources: tools/server/README.md of the pinned llama.cpp release, and what its tests send.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from contract_fields import (
+    CALLING,
+    CHAT,
+    COMPLETION,
+    HI,
+    INFILL,
+    MESSAGES,
+    OAI_COMPLETION,
+    REASONING,
+    RESPONSES,
+    SCHEMA,
+    SHARED,
+    TOOL,
+    TOOL_TURN,
+)
+
+__all__ = ["GROUPS", "Probe", "probes"]
+
+KEY = "right"
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "main": ("--alias", "tiny", "--metrics", "--slot-save-path", "{directory}", "-np", "2"),
+    "plain": ("--no-slots", "-np", "1"),
+    "key": ("--api-key", f"other,{KEY}"),
+    "prefix": ("--api-prefix", "/pre"),
+    "embeddings": ("--embeddings", "--pooling", "mean", "-np", "1"),
+}
+"""The flags of the servers that answer the probes of each group, besides those of contract.py."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One request. ``endpoint`` and ``what`` name it in the table; ``body`` is sent as JSON unless it is bytes.
+
+    ``show`` names members whose values are compared as well, wherever they are in the reply; "*" is all of them.
+    """
+
+    endpoint: str
+    what: str
+    method: str = "POST"
+    body: Any = None
+    headers: dict[str, str] = field(default_factory=dict)
+    group: str = "main"
+    path: str = ""
+    show: tuple[str, ...] = ()
+
+
+def probes() -> Iterator[Probe]:
+    """All of them, in the order in which they are asked."""
+    yield from _facts()
+    yield from _text()
+    completion = {"prompt": "Once upon", "n_predict": 4, "temperature": 0, "seed": 1}
+    yield from _fields("/completion", completion, {**SHARED, **COMPLETION}, show=("generation_settings",))
+    yield Probe("/completions", "as /completion", body=completion)
+    plain = {"prompt": "Once upon", "max_tokens": 4, "temperature": 0, "seed": 1}
+    yield from _fields("/v1/completions", plain, {**SHARED, **OAI_COMPLETION, "prompt": COMPLETION["prompt"]})
+    chat = {"messages": HI, "max_tokens": 4, "temperature": 0, "seed": 1}
+    yield from _fields("/v1/chat/completions", chat, {**SHARED, **CHAT})
+    yield Probe("/chat/completions", "as /v1/chat/completions", body=chat)
+    yield from _chat(chat)
+    messages = {"model": "tiny", "messages": HI, "max_tokens": 4, "temperature": 0}
+    yield from _fields("/v1/messages", messages, MESSAGES)
+    yield from _tools_anthropic(messages)
+    yield from _fields(
+        "/v1/messages/count_tokens", {"model": "tiny", "messages": HI}, MESSAGES, stream=False, show=("*",)
+    )
+    responses = {"model": "tiny", "input": "Hello", "max_output_tokens": 4, "temperature": 0}
+    yield from _fields("/v1/responses", responses, RESPONSES)
+    yield from _tools_responses(responses)
+    yield Probe("/responses", "as /v1/responses", body=responses)
+    for prefix in ("", "/v1"):
+        yield Probe(f"{prefix}/chat/completions/input_tokens", "", body=chat, show=("*",))
+        yield Probe(f"{prefix}/responses/input_tokens", "", body=responses, show=("*",))
+    yield Probe("/v1/chat/completions/input_tokens", "no messages", body={})
+    infill = {"input_prefix": "def f(", "input_suffix": ")", "n_predict": 4, "temperature": 0}
+    yield from _fields("/infill", infill, INFILL)
+    yield from _slots()
+    yield from _refused()
+    yield from _embeddings()
+    yield from _keys()
+
+
+def _fields(
+    endpoint: str,
+    base: dict[str, Any],
+    fields: dict[str, tuple[Any, ...]],
+    *,
+    stream: bool = True,
+    show: tuple[str, ...] = (),
+) -> Iterator[Probe]:
+    """The plain request, broken bodies, and each value of each field; the plain one and valid values streamed too."""
+    yield Probe(endpoint, "plain", body=base, show=show)
+    if stream:
+        yield Probe(endpoint, "plain, streamed", body={**base, "stream": True}, show=show)
+    for what, raw in (("not JSON", b"{"), ("empty body", b""), ("a list", b"[]"), ("no fields", b"{}")):
+        yield Probe(endpoint, what, body=raw)
+    for name, values in fields.items():
+        for i, value in enumerate(values):
+            text = repr(value) if len(repr(value)) < 70 else f"{type(value).__name__} number {i}"
+            yield Probe(endpoint, f"{name}={text}", body={**base, name: value}, show=show)
+            if stream and i == 0 and name != "stream":
+                yield Probe(endpoint, f"{name}={text}, streamed", body={**base, name: value, "stream": True}, show=show)
+
+
+def _both(endpoint: str, what: str, body: dict[str, Any], show: tuple[str, ...] = ()) -> Iterator[Probe]:
+    yield Probe(endpoint, what, body=body, show=show)
+    yield Probe(endpoint, f"{what}, streamed", body={**body, "stream": True}, show=show)
+
+
+def _chat(chat: dict[str, Any]) -> Iterator[Probe]:
+    path = "/v1/chat/completions"
+    long = {**chat, "max_tokens": 200}
+    tools = {**long, "tools": [TOOL], "chat_template_kwargs": {"enable_thinking": False}, "logit_bias": CALLING}
+    yield from _both(
+        path,
+        "tools, tool_choice=required",
+        {**tools, "tool_choice": "required", "parallel_tool_calls": False},
+        ("name",),
+    )
+    yield from _both(
+        path, "tools, required, parallel", {**tools, "tool_choice": "required", "parallel_tool_calls": True}
+    )
+    yield from _both(path, "tools, auto", {**tools, "parallel_tool_calls": False}, ("name",))
+    yield from _both(path, "tools, tool_choice=none", {**tools, "tool_choice": "none", "max_tokens": 4})
+    yield from _both(path, "tools and grammar", {**tools, "grammar": 'root ::= "a"'})
+    yield from _both(
+        path, "tools and response_format", {**tools, "response_format": {"type": "json_object", "schema": SCHEMA}}
+    )
+    yield from _both(path, "tool result", {**chat, "messages": TOOL_TURN, "tools": [TOOL]})
+    text = ("content", "reasoning_content")
+    yield from _both(path, "reasoning", {**long, "grammar": REASONING}, text)
+    for name in ("none", "auto", "deepseek", "deepseek-legacy"):
+        yield from _both(
+            path, f"reasoning, reasoning_format={name}", {**long, "grammar": REASONING, "reasoning_format": name}, text
+        )
+    yield from _both(path, "logprobs", {**chat, "logprobs": True, "top_logprobs": 2})
+    yield from _both(path, "usage", {**chat, "stream_options": {"include_usage": True}})
+    yield from _both(path, "n=2", {**chat, "n": 2})
+    yield from _both(path, "stop word", {**long, "grammar": 'root ::= "</think>ab!cd"', "stop": ["!"]}, text)
+    yield from _both(
+        path,
+        "json_schema with thinking off",
+        {
+            **long,
+            "chat_template_kwargs": {"enable_thinking": False},
+            "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}},
+        },
+        text,
+    )
+    yield Probe(f"{path}/control", "unknown id", body={"id": "chatcmpl-x", "action": "reasoning_end"}, show=("*",))
+    yield Probe(f"{path}/control", "unknown action", body={"id": "chatcmpl-x", "action": "x"}, show=("*",))
+    yield Probe(f"{path}/control", "no id", body={})
+
+
+def _tools_anthropic(messages: dict[str, Any]) -> Iterator[Probe]:
+    tool = {"name": "weather", "input_schema": TOOL["function"]["parameters"]}
+    body = {**messages, "max_tokens": 200, "tools": [tool], "tool_choice": {"type": "any"}, "logit_bias": CALLING}
+    body["chat_template_kwargs"] = {"enable_thinking": False}
+    yield from _both("/v1/messages", "tools, any", body, ("name", "input", "partial_json"))
+    yield from _both(
+        "/v1/messages", "thinking", {**messages, "max_tokens": 200, "grammar": REASONING}, ("text", "thinking")
+    )
+    yield Probe("/v1/messages", "stop sequence", body={**messages, "stop_sequences": ["e", "a", "o"], "max_tokens": 60})
+
+
+def _tools_responses(responses: dict[str, Any]) -> Iterator[Probe]:
+    tool = {"type": "function", **TOOL["function"]}
+    body = {**responses, "max_output_tokens": 200, "tools": [tool], "tool_choice": "required"}
+    body |= {"chat_template_kwargs": {"enable_thinking": False}, "logit_bias": CALLING, "parallel_tool_calls": False}
+    yield from _both("/v1/responses", "tools, required", body, ("name",))
+    yield from _both(
+        "/v1/responses", "reasoning text", {**responses, "max_output_tokens": 200, "grammar": REASONING}, ("text",)
+    )
+
+
+def _facts() -> Iterator[Probe]:
+    for path in ("/health", "/v1/health"):
+        yield Probe(path, "", "GET", show=("*",))
+    for path in ("/models", "/v1/models"):
+        yield Probe(path, "", "GET", show=("*",))
+    yield Probe("/props", "", "GET", show=("*",))
+    yield Probe("/props", "set, without --props", body={}, show=("*",))
+    yield Probe("/metrics", "", "GET", show=("*",))
+    yield Probe("/metrics", "without --metrics", "GET", group="plain", show=("*",))
+    yield Probe("/slots", "", "GET", show=("is_processing", "n_ctx", "speculative"))
+    yield Probe("/slots", "fail_on_no_slot", "GET", path="/slots?fail_on_no_slot=1")
+    yield Probe("/slots", "with --no-slots", "GET", group="plain", show=("*",))
+    yield Probe("/lora-adapters", "", "GET", show=("*",))
+    yield Probe("/lora-adapters", "set none", body=[], show=("*",))
+    yield Probe("/lora-adapters", "set unknown", body=[{"id": 3, "scale": 1.0}])
+    yield Probe("/lora-adapters", "wrong type", body={})
+    yield Probe("/", "the page", "GET")
+    yield Probe("/nowhere", "", "GET", show=("*",))
+    yield Probe("/nowhere", "POST", body={})
+    for method, path in (("GET", "/completion"), ("POST", "/health"), ("PUT", "/props"), ("DELETE", "/v1/models")):
+        yield Probe(path, f"wrong method {method}", method, show=("*",))
+    yield Probe("/health", "HEAD", "HEAD")
+    origin = {"Origin": "http://page.example"}
+    preflight = {
+        **origin,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "content-type,x-a",
+    }
+    yield Probe("/v1/chat/completions", "CORS preflight", "OPTIONS", headers=preflight)
+    yield Probe("/v1/chat/completions", "OPTIONS without asking", "OPTIONS", headers=origin)
+    yield Probe("/nowhere", "OPTIONS", "OPTIONS", headers=origin)
+    yield Probe("/health", "with an Origin", "GET", headers=origin)
+    yield Probe("/v1/chat/completions", "error with an Origin", body={}, headers=origin)
+
+
+def _text() -> Iterator[Probe]:
+    everything = ("*",)
+    for what, body in (
+        ("text", {"content": "Hello Äpfel 🍏"}),
+        ("add_special", {"content": "Hello", "add_special": True}),
+        ("parse_special", {"content": "<|im_start|>a", "parse_special": True}),
+        ("parse_special off", {"content": "<|im_start|>a", "parse_special": False}),
+        ("with_pieces", {"content": "aé🍏", "with_pieces": True}),
+        ("mixed", {"content": [40, "ab", 41]}),
+        ("empty", {"content": ""}),
+        ("number", {"content": 7}),
+        ("null", {"content": None}),
+        ("nothing", {}),
+        ("wrong add_special", {"content": "a", "add_special": "x"}),
+    ):
+        yield Probe("/tokenize", what, body=body, show=everything)
+    for what, body in (
+        ("tokens", {"tokens": [40, 41]}),
+        ("none", {"tokens": []}),
+        ("nothing", {}),
+        ("no list", {"tokens": "x"}),
+        ("no numbers", {"tokens": ["x"]}),
+        ("half a character", {"tokens": [128]}),
+        ("fraction", {"tokens": [1.5]}),
+        ("null", {"tokens": None}),
+    ):
+        yield Probe("/detokenize", what, body=body, show=everything)
+    for name, value in (
+        ("tools", [TOOL]), ("chat_template_kwargs", {"enable_thinking": False}), ("add_generation_prompt", False),
+        ("response_format", {"type": "json_object"}), ("reasoning_effort", "low"), ("grammar", 'root ::= "a"'),
+    ):  # fmt: skip
+        yield Probe("/apply-template", name, body={"messages": HI, name: value}, show=everything)
+    for i, value in enumerate(CHAT["messages"]):
+        text = repr(value) if len(repr(value)) < 70 else f"list number {i}"
+        yield Probe("/apply-template", f"messages={text}", body={"messages": value}, show=everything)
+    yield Probe("/apply-template", "no messages", body={})
+
+
+def _slots() -> Iterator[Probe]:
+    fill = {"prompt": "abcabcabc", "n_predict": 2, "temperature": 0, "id_slot": 1}
+    yield Probe("/slots/1", "fill it", path="/completion", body=fill, show=("id_slot",))
+    for what, path, body in (
+        ("save", "/slots/1?action=save", {"filename": "one.bin"}),
+        ("restore", "/slots/0?action=restore", {"filename": "one.bin"}),
+        ("erase", "/slots/1?action=erase", {}),
+        ("save, no name", "/slots/1?action=save", {}),
+        ("save, a path", "/slots/1?action=save", {"filename": "../one.bin"}),
+        ("restore, no file", "/slots/0?action=restore", {"filename": "none.bin"}),
+        ("unknown action", "/slots/0?action=wizard", {}),
+        ("no action", "/slots/0", {}),
+        ("unknown slot", "/slots/77?action=erase", {}),
+        ("no number", "/slots/x?action=erase", {}),
+    ):
+        yield Probe("/slots/1", what, path=path, body=body, show=("id_slot", "filename", "n_saved", "n_restored"))
+    yield Probe(
+        "/slots/0", "without --slot-save-path", path="/slots/0?action=save", body={"filename": "a"}, group="plain"
+    )
+
+
+def _refused() -> Iterator[Probe]:
+    """What this model or build lacks."""
+    for path in ("/embedding", "/embeddings", "/v1/embeddings"):
+        yield Probe(path, "not an embedding server", body={"input": "a", "content": "a"}, show=("*",))
+    for path in ("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"):
+        yield Probe(path, "no reranker", body={"query": "a", "documents": ["b"]}, show=("*",))
+    for path in ("/v1/audio/transcriptions", "/audio/transcriptions"):
+        yield Probe(path, "no audio", body={})
+    for path in ("/cors-proxy", "/tools"):
+        yield Probe(path, "off", "GET", show=("*",))
+        yield Probe(path, "off, POST", body={}, show=("*",))
+    yield Probe("/v1/stream", "no id", "GET")
+    yield Probe("/v1/stream", "no id", "DELETE")
+    yield Probe("/v1/streams/lookup", "nothing", body={})
+    yield Probe("/models/load", "no router", body={"model": "x"})
+    yield Probe("/models/unload", "no router", body={"model": "x"})
+
+
+def _embeddings() -> Iterator[Probe]:
+    for path in ("/v1/embeddings", "/embeddings", "/embedding"):
+        for what, body in (
+            ("input", {"input": "hello"}),
+            ("content", {"content": "hello"}),
+            ("list", {"input": ["hello", "world"]}),
+            ("tokens", {"input": [40, 41]}),
+            ("lists of tokens", {"input": [[40], [41]]}),
+            ("base64", {"input": "hello", "encoding_format": "base64"}),
+            ("wrong encoding_format", {"input": "hello", "encoding_format": "x"}),
+            ("embd_normalize", {"input": "hello", "embd_normalize": -1}),
+            ("dimensions", {"input": "hello", "dimensions": 8}),
+            ("empty", {"input": ""}),
+            ("none", {"input": []}),
+            ("nothing", {}),
+            ("number", {"input": 7}),
+            ("too long", {"input": "x" * 20000}),
+        ):
+            yield Probe(path, what, body=body, group="embeddings", show=("object", "model"))
+    yield Probe("/completion", "on an embedding server", body={"prompt": "a", "n_predict": 1}, group="embeddings")
+    yield Probe(
+        "/v1/chat/completions", "on an embedding server", body={"messages": HI, "max_tokens": 1}, group="embeddings"
+    )
+    yield Probe("/rerank", "on an embedding server", body={"query": "a", "documents": ["b"]}, group="embeddings")
+
+
+def _keys() -> Iterator[Probe]:
+    cases: tuple[tuple[str, dict[str, str]], ...] = (
+        ("no key", {}),
+        ("wrong key", {"Authorization": "Bearer wrong"}),
+        ("right key", {"Authorization": f"Bearer {KEY}"}),
+        ("right key without Bearer", {"Authorization": KEY}),
+        ("x-api-key", {"X-Api-Key": KEY}),
+        ("both, the first wrong", {"Authorization": "Bearer wrong", "X-Api-Key": KEY}),
+    )
+    for path in ("/health", "/v1/models", "/models", "/props", "/nowhere", "/"):
+        for what, headers in cases:
+            yield Probe(path, what, "GET", headers=headers, group="key", show=("error",))
+    for what, headers in cases:
+        yield Probe("/tokenize", what, body={"content": "a"}, headers=headers, group="key")
+    origin = {"Origin": "http://a.example"}
+    yield Probe("/props", "CORS preflight without key", "OPTIONS", headers=origin, group="key")
+    for path in ("/pre/health", "/pre/props", "/health", "/props"):
+        yield Probe(path, "with --api-prefix /pre", "GET", group="prefix")

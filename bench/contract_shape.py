@@ -1,0 +1,188 @@
+"""Replies reduced to what a client's code depends on, and the difference of two of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+
+__all__ = ["differences", "reduced", "summary"]
+
+Reduced = dict[str, Any]
+"""``status``, ``type``, ``headers``, and ``body``: for a stream a list of [event name, data], else one value."""
+
+VALUES = frozenset(
+    {"object", "type", "role", "finish_reason", "stop_reason", "stop_type", "status", "code", "stop", "index"}
+)
+"""Members whose values matter everywhere: clients branch on them."""
+
+VOLATILE = frozenset(
+    {"id", "created", "timings", "system_fingerprint", "build_info", "media_marker", "model_path", "t_ms", "id_task"}
+    | {"seed", "created_at", "completed_at", "time_ms", "message", "id_slot"}
+)
+"""Members whose values differ from run to run, or are for people."""
+
+CORS = ("access-control-allow-origin", "access-control-allow-credentials", "access-control-allow-methods")
+CORS += ("access-control-allow-headers",)
+
+
+def reduced(response: httpx.Response, body: bytes, *, cors: bool) -> Reduced:
+    """The parts of a reply that are compared; a JSON body or the data of events as they are."""
+    kind = response.headers.get("content-type", "").partition(";")[0]
+    found: Reduced = {"status": response.status_code, "type": kind if body else "", "headers": {}, "body": None}
+    if cors:
+        found["headers"] = {name: response.headers[name] for name in CORS if name in response.headers}
+    text = body.decode("utf-8", "replace")
+    if kind == "text/event-stream":
+        found["body"] = [list(event) for event in _events(text)]
+    elif kind == "application/json":
+        try:
+            found["body"] = json.loads(text)
+        except ValueError:
+            found["body"] = {"": "not JSON"}
+    elif kind == "text/plain" and "# TYPE" in text:
+        found["body"] = _metrics(text)
+    return found
+
+
+def _events(text: str) -> Iterator[tuple[str, Any]]:
+    for block in text.replace("\r\n", "\n").split("\n\n"):
+        lines = [line for line in block.split("\n") if line and not line.startswith(":")]
+        if not lines:
+            continue
+        name = next((line[6:].strip() for line in lines if line.startswith("event:")), "")
+        data = "\n".join(line[5:].strip() for line in lines if line.startswith("data:"))
+        try:
+            yield name, json.loads(data)
+        except ValueError:
+            yield name, data
+
+
+def _metrics(text: str) -> dict[str, str]:
+    """The type of each metric by name."""
+    return dict(re.findall(r"^# TYPE (\S+) (\S+)", text, re.MULTILINE))
+
+
+def differences(theirs: Reduced, ours: Reduced, show: tuple[str, ...] = ()) -> list[str]:
+    """What a client could see, each as one line; their side first. ``show`` as in `Probe`."""
+    found = []
+    for name in ("status", "type"):
+        if theirs[name] != ours[name]:
+            found.append(f"{name}: {theirs[name]} / {ours[name]}")
+    for name in sorted({*theirs["headers"], *ours["headers"]}):
+        if theirs["headers"].get(name) != ours["headers"].get(name):
+            found.append(f"header {name}: {theirs['headers'].get(name)} / {ours['headers'].get(name)}")
+    a, b = theirs["body"], ours["body"]
+    if theirs["type"] == ours["type"] == "text/event-stream":
+        found += _stream_differences(a, b, show)
+    elif theirs["status"] == ours["status"]:
+        found += _compare(a, b, "", show, shown="*" in show)
+    return list(dict.fromkeys(found))
+
+
+def _compare(a: Any, b: Any, path: str, show: tuple[str, ...], shown: bool) -> Iterator[str]:
+    if isinstance(a, dict) and isinstance(b, dict):
+        for name in sorted({*a, *b}):
+            inner = f"{path}.{name}" if path else name
+            if name not in b:
+                yield f"missing {inner}"
+            elif name not in a:
+                yield f"extra {inner}"
+            else:
+                matters = name in VALUES or ((shown or name in show) and name not in VOLATILE)
+                yield from _compare(a[name], b[name], inner, show, matters)
+    elif isinstance(a, list) and isinstance(b, list):
+        if shown and len(a) != len(b):
+            yield f"{path}[]: {len(a)} / {len(b)} items"
+        if shown and a and not isinstance(a[0], dict | list):
+            if a != b:
+                yield f"value of {path}: {_short(a)} / {_short(b)}"
+        elif a and b:
+            for left, right in zip(a, b, strict=False):
+                yield from _compare(left, right, f"{path}[]", show, shown)
+        elif a or b:
+            yield f"{path}[]: {len(a)} / {len(b)} items"
+    elif _type(a) != _type(b):
+        yield f"type of {path}: {_type(a)} / {_type(b)}"
+    elif shown and a != b and not (isinstance(a, float) and abs(a - b) < 1e-6):
+        yield f"value of {path}: {_short(a)} / {_short(b)}"
+
+
+def _type(value: Any) -> str:
+    return {type(None): "null", dict: "object", list: "list"}.get(type(value), type(value).__name__)
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _sequence(events: list[Any], show: tuple[str, ...]) -> list[tuple[str, Any]]:
+    """The shape of each event beside one event of that shape; a run of one shape counts once."""
+    found: list[tuple[str, Any]] = []
+    for name, data in events:
+        line = f"{name} {shape(data, show)}".strip()
+        if not found or found[-1][0] != line:
+            found.append((line, [name, data]))
+    return found
+
+
+def shape(value: Any, show: tuple[str, ...] = (), shown: bool = False) -> str:
+    """Keys and types, and the values that matter: {choices[{delta{content:str}}]}."""
+    if isinstance(value, dict):
+        parts = []
+        for name in sorted(value):
+            matters = name in VALUES or ((shown or name in show) and name not in VOLATILE)
+            inner = shape(value[name], show, matters)
+            parts.append(name + inner if inner[:1] in "{[" else f"{name}:{inner}")
+        return "{" + ",".join(parts) + "}"
+    if isinstance(value, list):
+        return "[" + "|".join(dict.fromkeys(shape(item, show, shown) for item in value)) + "]"
+    return _short(value) if shown or value == "[DONE]" else _type(value)
+
+
+def _stream_differences(theirs: list[Any], ours: list[Any], show: tuple[str, ...]) -> Iterator[str]:
+    """The events that only one of the two has, those of the same place compared member by member; else their order."""
+    left, right = _sequence(theirs, show), _sequence(ours, show)
+    only_left = [one for line, one in dict(left).items() if line not in dict(right)]
+    only_right = [one for line, one in dict(right).items() if line not in dict(left)]
+    while only_left and only_right:
+        one = only_left.pop(0)
+        other = next((each for each in only_right if each[0] == one[0]), None)
+        if other is None:
+            yield f"no event {one[0]} {shape(one[1], show)}".replace("  ", " ")
+            continue
+        only_right.remove(other)
+        kinds = isinstance(one[1], dict) and isinstance(other[1], dict)
+        where = f"event {one[0]}".strip()
+        if kinds:
+            yield from (f"{where}: {line}" for line in _compare(one[1], other[1], "", show, "*" in show))
+        else:
+            yield f"{where}: {_short(one[1])} / {_short(other[1])}"
+    for name, data in only_left:
+        yield f"no event {name} {shape(data, show)}".replace("  ", " ")
+    for name, data in only_right:
+        yield f"extra event {name} {shape(data, show)}".replace("  ", " ")
+    lines = [line for line, _ in left], [line for line, _ in right]
+    if set(lines[0]) == set(lines[1]) and lines[0] != lines[1]:
+        yield f"order of events: {len(lines[0])} / {len(lines[1])} runs"
+
+
+def summary(reply: Reduced) -> str:
+    """A reply in a few words, for the table."""
+    body = reply["body"]
+    if isinstance(body, dict) and isinstance(body.get("error"), dict):
+        text = str(body["error"].get("type"))
+    elif reply["type"] == "text/event-stream":
+        names = [name for name, _ in body if name] or [f"{len(_sequence(body, ()))} kinds of events"]
+        text = "stream: " + ", ".join(dict.fromkeys(names))
+    elif isinstance(body, dict):
+        text = ", ".join(list(body)[:6]) + (", ..." if len(body) > 6 else "")
+    elif isinstance(body, list):
+        text = f"list of {len(body)}"
+    else:
+        text = reply["type"] or "no body"
+    return f"{reply['status']} {text}"

@@ -1,0 +1,176 @@
+"""What other clients cost a running reply: its tokens per second alone, and beside idle streams and small requests.
+
+    python bench/frontend.py
+
+One long reply is streamed by a server that is bound to two cores. In turn it runs alone and under load for a while:
+200 streams that wait in the queue, with a ping every second each, and in all 2,000 requests (/health, /v1/models,
+/props, /tokenize) that come evenly. Neighbouring times are compared, so that a busy machine spoils neither side more
+than the other. The clients run on other cores if there are any; where there are not, their work counts as load, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+from common import show
+from replay import server
+
+from pyctl.models import TINY_HYBRID, cached_model
+
+N_STREAMS, N_REQUESTS, N_CONNECTIONS = 200, 2000, 16
+SETTLE_SECONDS = 0.5
+SHAPE = replace(
+    TINY_HYBRID,
+    name="frontend",
+    embedding=768,
+    feed_forward=3072,
+    num_heads=12,
+    num_kv_heads=2,
+    num_key_heads=8,
+    num_value_heads=16,
+    recurrent_head_size=64,
+)
+"""Large enough that a step takes some milliseconds on one core."""
+
+
+def message(path: str, body: object = None) -> bytes:
+    """A request as it goes over the wire, on a connection that stays open."""
+    data = b"" if body is None else json.dumps(body).encode()
+    method = "GET" if body is None else "POST"
+    return f"{method} {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
+
+
+SMALL = (
+    message("/health"),
+    message("/v1/models"),
+    message("/props"),
+    message("/tokenize", {"content": "Some text to be counted, as clients do. " * 4}),
+)
+
+
+@contextlib.asynccontextmanager
+async def waiting_streams(host: str, port: int) -> AsyncIterator[None]:
+    """200 clients that asked for a stream and wait for their turn."""
+    body = {"messages": [{"role": "user", "content": "a"}], "stream": True, "max_tokens": 1, "sse_ping_interval": 1}
+    writers = []
+    try:
+        for _ in range(N_STREAMS):
+            _, writer = await asyncio.open_connection(host, port)
+            writers.append(writer)
+            writer.write(message("/v1/chat/completions", body))
+        yield
+    finally:
+        for writer in writers:
+            writer.close()
+
+
+async def small_requests(host: str, port: int, count: int, seconds: float) -> None:
+    """``count`` requests spread over ``seconds``."""
+    began = time.perf_counter()
+    numbers = iter(range(count))
+    asked = itertools.cycle(SMALL)
+
+    async def connection() -> None:
+        reader, writer = await asyncio.open_connection(host, port)
+        for number in numbers:
+            await asyncio.sleep(max(began + seconds * number / count - time.perf_counter(), 0))
+            writer.write(next(asked))
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
+            await reader.readexactly(length)
+            if not head.startswith(b"HTTP/1.1 200"):
+                raise SystemExit(f"refused: {head!r}")
+        writer.close()
+
+    await asyncio.gather(*(connection() for _ in range(N_CONNECTIONS)))
+
+
+class Reply:
+    """A reply that goes on and on, and how many tokens of it have come."""
+
+    def __init__(self) -> None:
+        self.n_tokens = 0
+
+    async def read(self, address: str) -> None:
+        body = {"prompt": "Once upon a time", "n_predict": -1, "ignore_eos": True, "temperature": 0, "stream": True}
+        async with (
+            httpx.AsyncClient(base_url=address, timeout=600) as client,
+            client.stream("POST", "/completion", json=body) as response,
+        ):
+            async for line in response.aiter_lines():
+                if line.startswith("data: "):
+                    self.n_tokens += len(json.loads(line[6:])["tokens"])
+
+    async def rate(self, seconds: float) -> float:
+        """Tokens per second from now on."""
+        began, before = time.perf_counter(), self.n_tokens
+        await asyncio.sleep(seconds)
+        return (self.n_tokens - before) / (time.perf_counter() - began)
+
+
+async def measure(address: str, seconds: float, rounds: int) -> list[tuple[float, float, float]]:
+    """Tokens per second of each round: before the load, under it, and after it."""
+    host, port = address.removeprefix("http://").split(":")
+    found = []
+    reply = Reply()
+    reading = asyncio.ensure_future(reply.read(address))
+    await asyncio.sleep(SETTLE_SECONDS)
+    before = await reply.rate(seconds)
+    for _ in range(rounds):
+        async with waiting_streams(host, int(port)):
+            await asyncio.sleep(SETTLE_SECONDS)
+            requests = asyncio.ensure_future(small_requests(host, int(port), N_REQUESTS // rounds, seconds))
+            loaded = await reply.rate(seconds)
+            await requests
+        await asyncio.sleep(SETTLE_SECONDS)
+        after = await reply.rate(seconds)
+        found.append((before, loaded, after))
+        before = after
+    if reading.done():
+        raise SystemExit("the reply ended too soon: fewer rounds, or a larger context")
+    reading.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await reading
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=2.0, help="length of each measurement")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--keep", action="store_true", help="write results/frontend.md")
+    arguments = parser.parse_args()
+    cores = sorted(os.sched_getaffinity(0))
+    with tempfile.TemporaryDirectory() as directory:
+        model = cached_model(SHAPE, directory)
+        os.sched_setaffinity(0, cores[:2])
+        command = [sys.executable, "-m", "pyctl", "serve", "-m", str(model), "-c", "65536", "-t", "1", "-np", "1"]
+        with server(command, Path(directory) / "log") as address:
+            os.sched_setaffinity(0, cores[2:] or cores)
+            found = asyncio.run(measure(address, arguments.seconds, arguments.rounds))
+    rows: list[tuple[object, ...]] = []
+    ratios = []
+    for number, (before, loaded, after) in enumerate(found, 1):
+        ratios.append((before + after) / 2 / loaded)
+        rows.append((number, f"{before:.1f}", f"{loaded:.1f}", f"{after:.1f}", f"{ratios[-1]:.3f}"))
+    rows.append(("median", "", "", "", f"{statistics.median(ratios):.3f}"))
+    columns = ("round", "alone before, tokens/s", "under load", "alone after", "length of a step under load")
+    title = f"A decode step beside {N_STREAMS} waiting streams and {N_REQUESTS:,} small requests"
+    show(title, columns, rows, keep="frontend" if arguments.keep else "")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""The tools of a request: what the model may call, and of which types the arguments are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+__all__ = ["ALL_TYPES", "CallForm", "Tool", "Tools", "types_of"]
+
+CallForm: TypeAlias = Literal["xml", "json", ""]
+"""How a template writes calls: ``<function=name><parameter=key>``, ``{"name": ..., "arguments": ...}``, both inside
+of ``<tool_call>``, or in another way."""
+
+_DEPTH = 64
+"""Of schemas within schemas; what lies deeper is not looked at."""
+
+ALL_TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function with the JSON schema of its arguments; with ``strict``, a call must be an instance of that."""
+
+    name: str
+    parameters: Mapping[str, Any]
+    strict: bool = False
+
+    @property
+    def properties(self) -> Mapping[str, Any]:
+        """The schema of each argument."""
+        properties = self.parameters.get("properties")
+        return properties if isinstance(properties, Mapping) else {}
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """The arguments that a call must have."""
+        required = self.parameters.get("required")
+        names = required if isinstance(required, Sequence) and not isinstance(required, str) else ()
+        return tuple(name for name in names if name in self.properties)
+
+    def types(self, argument: str) -> frozenset[str]:
+        """JSON types that the schema allows for ``argument``; all for one that it does not know."""
+        return types_of(self.properties.get(argument, True), self.parameters)
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What the model may call, and how: ``parallel`` for several calls in one reply, ``forced`` for at least one."""
+
+    tools: tuple[Tool, ...]
+    parallel: bool = True
+    forced: bool = False
+
+    @classmethod
+    def of(cls, tools: Sequence[Mapping[str, Any]], parallel: bool = True, forced: bool = False) -> Tools:
+        """Read tools as OpenAI writes them, each of type function and with a name."""
+        found = []
+        for tool in tools:
+            function = tool["function"]
+            parameters = function.get("parameters")
+            strict = function.get("strict") is True
+            found.append(Tool(function["name"], parameters if isinstance(parameters, Mapping) else {}, strict))
+        return cls(tuple(found), parallel, forced)
+
+    def types(self, name: str, argument: str) -> frozenset[str]:
+        """The types of an argument of tool ``name``."""
+        tool = next((tool for tool in self.tools if tool.name == name), None)
+        return tool.types(argument) if tool is not None else ALL_TYPES
+
+
+def types_of(schema: object, root: Mapping[str, Any]) -> frozenset[str]:
+    """JSON types of the values that ``schema`` allows, as far as it says; ``root`` is where references lead."""
+    return _types(schema, root, {}, 0) or ALL_TYPES
+
+
+def _types(schema: object, root: Mapping[str, Any], known: dict[str, frozenset[str]], depth: int) -> frozenset[str]:
+    """``known`` has the types of references; none as long as they are being looked for, so that a circle ends."""
+    if not isinstance(schema, Mapping) or depth > _DEPTH:
+        return ALL_TYPES
+    reference = schema.get("$ref")
+    if isinstance(reference, str):
+        if reference not in known:
+            known[reference] = frozenset()
+            known[reference] = _types(_target(reference, root), root, known, depth + 1)
+        return known[reference]
+    types = ALL_TYPES
+    kind = schema.get("type")
+    if isinstance(kind, str):
+        types &= _named((kind,))
+    elif isinstance(kind, list):
+        types &= _named(kind)
+    elif isinstance(schema.get("enum"), list):
+        types &= frozenset(_type_of(value) for value in schema["enum"])
+    elif "const" in schema:
+        types &= {_type_of(schema["const"])}
+    elif "properties" in schema:
+        types &= {"object"}
+    elif "items" in schema or "prefixItems" in schema:
+        types &= {"array"}
+    for word in ("anyOf", "oneOf"):
+        if isinstance(schema.get(word), list):
+            types &= frozenset().union(*(_types(child, root, known, depth + 1) for child in schema[word]))
+    if isinstance(schema.get("allOf"), list):
+        for child in schema["allOf"]:
+            types &= _types(child, root, known, depth + 1)
+    return types
+
+
+def _named(kinds: Sequence[Any]) -> frozenset[str]:
+    types = frozenset(kind for kind in kinds if isinstance(kind, str)) & ALL_TYPES
+    return types | {"integer"} if "number" in types else types
+
+
+def _type_of(value: object) -> str:
+    if value is None:
+        return "null"
+    for kind, name in ((bool, "boolean"), (int, "integer"), (float, "number"), (str, "string"), (list, "array")):
+        if isinstance(value, kind):
+            return name
+    return "object"
+
+
+def _target(reference: str, root: Mapping[str, Any]) -> Any:
+    """What a reference within the document stands for; None, which says nothing, if it leads nowhere."""
+    if not reference.startswith("#"):
+        return None
+    node: Any = root
+    for step in reference[1:].strip("/").split("/") if len(reference) > 1 else ():
+        step = step.replace("~1", "/").replace("~0", "~")
+        if not isinstance(node, Mapping) or step not in node:
+            return None
+        node = node[step]
+    return node

@@ -1,0 +1,168 @@
+"""llama.cpp's parameters for a model and a context, from the settings."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+from llama_cpp import llama_cpp as api
+
+from pyctl.config import ModelSettings
+from pyctl.engine.llama.devices import Device, devices
+from pyctl.errors import ModelError
+
+__all__ = ["ModelParams", "context_params"]
+
+TYPES = {
+    name: int(gguf.GGMLQuantizationType[name.upper()])
+    for name in ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+}
+SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
+LOAD_MODES = {"auto": -1, "none": 0, "mmap": 1, "mlock": 2, "mmap+mlock": 3, "dio": 4}
+LAZY_MODES = {"off": 0, "auto": 1, "on": 2}
+FLASH = {"auto": -1, "off": 0, "on": 1}
+ROPE_SCALING = {"": -1, "none": 0, "linear": 1, "yarn": 2, "longrope": 3}
+
+
+class _Placement(ctypes.Structure):
+    """llama_model_tensor_buft_override."""
+
+    _fields_ = (("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p))
+
+
+class ModelParams:
+    """``struct`` is a llama_model_params. What it points to lives as long as this object, which must outlive the load.
+
+    ``stopped`` says whether what `report` was given ended the load.
+
+    Raises ModelError for devices and buffer types that are not there.
+    """
+
+    def __init__(self, settings: ModelSettings) -> None:
+        self._kept: list[object] = []
+        self.stopped = False
+        self.struct = params = api.llama_model_default_params()
+        params.n_gpu_layers = settings.n_gpu_layers
+        params.split_mode = SPLIT_MODES[settings.split_mode]
+        params.main_gpu = settings.main_gpu
+        params.load_mode = LOAD_MODES[settings.load_mode]
+        params.lazy_mode = LAZY_MODES[settings.lazy_mode]
+        params.check_tensors = settings.check_tensors
+        params.use_extra_bufts = settings.repack
+        params.no_host = settings.no_host
+        if settings.tensor_split:
+            params.tensor_split = self._tensor_split(settings)
+        if settings.devices:
+            params.devices = self._devices(settings.devices)
+        if settings.placements:
+            params.tensor_buft_overrides = self._placements(settings)
+        if settings.metadata:
+            params.kv_overrides = self._metadata(settings)
+
+    def report(self, progress: Callable[[float], bool]) -> None:
+        """Tell ``progress`` fractions from 0 to 1; it says whether to go on."""
+
+        def tell(fraction: float, _: ctypes.c_void_p) -> bool:
+            self.stopped = not progress(fraction)
+            return not self.stopped
+
+        callback = api.llama_progress_callback(tell)
+        self._kept.append(callback)
+        self.struct.progress_callback = callback
+
+    def _tensor_split(self, settings: ModelSettings) -> Any:
+        n_devices = api.llama_max_devices()
+        if len(settings.tensor_split) > n_devices:
+            raise ModelError(f"--tensor-split names {len(settings.tensor_split)} devices, {n_devices} are possible")
+        return (ctypes.c_float * n_devices)(*settings.tensor_split)
+
+    def _devices(self, names: tuple[str, ...]) -> Any:
+        if names == ("none",):
+            return self._pointer((ctypes.c_void_p * 1)(None))
+        gpus = {device.name: device.handle for device in devices() if device.is_gpu}
+        if unknown := [name for name in names if name not in gpus]:
+            raise ModelError(f"--device: no {unknown[0]} here; there are {', '.join(gpus) or 'none but the CPU'}")
+        return self._pointer((ctypes.c_void_p * (len(names) + 1))(*(gpus[name] for name in names), None))
+
+    def _placements(self, settings: ModelSettings) -> Any:
+        buffers = {device.buffer_name: device.buffer_type for device in devices()}
+        if unknown := [name for _, name in settings.placements if name not in buffers]:
+            raise ModelError(f"--override-tensor: no buffer type {unknown[0]} here; there are {', '.join(buffers)}")
+        most = int(api.llama_max_tensor_buft_overrides())
+        if len(settings.placements) >= most:
+            raise ModelError(f"{len(settings.placements)} tensor placements are more than llama.cpp's {most - 1}")
+        rows = [_Placement(pattern.encode(), buffers[name]) for pattern, name in settings.placements]
+        return self._pointer((_Placement * (len(rows) + 1))(*rows, _Placement(None, None)))
+
+    def _metadata(self, settings: ModelSettings) -> Any:
+        rows = (api.llama_model_kv_override * (len(settings.metadata) + 1))()
+        for row, (key, value) in zip(rows, settings.metadata, strict=False):
+            row.key = key.encode()
+            # A bool is an int, too, so it comes first.
+            for tag, kind, field in (
+                (api.LLAMA_KV_OVERRIDE_TYPE_BOOL, bool, "val_bool"),
+                (api.LLAMA_KV_OVERRIDE_TYPE_INT, int, "val_i64"),
+                (api.LLAMA_KV_OVERRIDE_TYPE_FLOAT, float, "val_f64"),
+                (api.LLAMA_KV_OVERRIDE_TYPE_STR, str, "val_str"),
+            ):
+                if isinstance(value, kind):
+                    row.tag = tag
+                    setattr(row.value, field, value.encode() if isinstance(value, str) else value)
+                    break
+        return ctypes.cast(self._pointer(rows), ctypes.POINTER(api.llama_model_kv_override))
+
+    def _pointer(self, array: Any) -> ctypes.c_void_p:
+        self._kept.append(array)
+        return ctypes.cast(array, ctypes.c_void_p)
+
+
+def context_params(settings: ModelSettings, n_ctx: int) -> Any:
+    """A llama_context_params for ``n_ctx`` tokens."""
+    params = api.llama_context_default_params()
+    params.n_ctx = n_ctx
+    params.n_batch = settings.n_batch
+    params.n_ubatch = settings.n_ubatch
+    params.n_seq_max = settings.n_seqs
+    # One output per sequence: room for those of a whole batch would cost half a GB with a large vocabulary.
+    params.n_outputs_max, params.n_outputs_max_per_seq = settings.n_seqs, 1
+    params.n_threads = settings.n_threads if settings.n_threads > 0 else _physical_cores()
+    params.n_threads_batch = settings.n_threads_batch if settings.n_threads_batch > 0 else params.n_threads
+    params.flash_attn_type = FLASH[settings.flash_attn]
+    params.type_k, params.type_v = TYPES[settings.type_k], TYPES[settings.type_v]
+    params.offload_kqv = settings.offload_kqv
+    params.op_offload = settings.op_offload
+    params.swa_full = settings.swa_full
+    params.rope_scaling_type = ROPE_SCALING[settings.rope_scaling]
+    params.rope_freq_base, params.rope_freq_scale = settings.rope_freq_base, settings.rope_freq_scale
+    params.yarn_orig_ctx = settings.yarn_orig_ctx
+    params.yarn_ext_factor, params.yarn_attn_factor = settings.yarn_ext_factor, settings.yarn_attn_factor
+    params.yarn_beta_fast, params.yarn_beta_slow = settings.yarn_beta_fast, settings.yarn_beta_slow
+    # Rows move between sequences only within one stream of cells; and one cache of cells serves long prompts better.
+    params.kv_unified = True
+    params.no_perf = True
+    return params
+
+
+def gpus_for(settings: ModelSettings) -> tuple[Device, ...]:
+    """The GPUs that a model of ``settings`` may use."""
+    if settings.n_gpu_layers == 0 or settings.devices == ("none",):
+        return ()
+    found = tuple(device for device in devices() if device.is_gpu)
+    return tuple(device for device in found if device.name in settings.devices) if settings.devices else found
+
+
+def _physical_cores() -> int:
+    """Cores this process may use; two threads of one core count once, since they share its arithmetic units."""
+    siblings = set()
+    for cpu in os.sched_getaffinity(0):
+        try:
+            siblings.add(
+                Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text(encoding="ascii")
+            )
+        except OSError:
+            siblings.add(str(cpu))
+    return max(len(siblings), 1)

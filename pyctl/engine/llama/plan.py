@@ -1,0 +1,104 @@
+"""How much memory a model will take, and where: known before any of it is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+__all__ = ["MemoryPlan", "Place", "Usage"]
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Bytes: the model's tensors, K and V of the whole context, recurrent states, and buffers of the computation."""
+
+    weights: int = 0
+    kv: int = 0
+    states: int = 0
+    compute: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.kv + self.states + self.compute
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(*(getattr(self, item.name) + getattr(other, item.name) for item in fields(Usage)))
+
+
+@dataclass(frozen=True)
+class Place:
+    """One GPU, or the host's memory; ``free`` is bytes before anything is taken, None if it is not known."""
+
+    name: str
+    is_gpu: bool
+    usage: Usage
+    free: int | None
+
+    def lacks(self, margin: int = 0, *, mapped: bool = False) -> int:
+        """Bytes missing if ``margin`` shall stay free, 0 if it fits; ``mapped`` weights can leave memory again."""
+        if self.free is None:
+            return 0
+        return max(self.usage.total - (self.usage.weights if mapped else 0) + margin - self.free, 0)
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What goes where, the host last; ``row_bytes`` is K and V of one token, ``state_bytes`` a state of a sequence."""
+
+    n_ctx: int
+    n_seqs: int
+    row_bytes: float
+    state_bytes: int
+    places: tuple[Place, ...]
+
+    @property
+    def host(self) -> Place:
+        return self.places[-1]
+
+    @property
+    def gpus(self) -> tuple[Place, ...]:
+        return self.places[:-1]
+
+    def lines(self, cache_bytes: int | None = None) -> Iterator[str]:
+        """A table; ``cache_bytes`` is the most that the prefix cache may take of the host, None without a limit."""
+        sequences = "1 sequence" if self.n_seqs == 1 else f"{self.n_seqs} sequences"
+        rows = [
+            ("weights", [place.usage.weights for place in self.places]),
+            (f"KV of {self.n_ctx:,} tokens, {self.row_bytes / 1024:.1f} KiB each", [p.usage.kv for p in self.places]),
+            (f"state of {sequences}", [place.usage.states for place in self.places]),
+            ("computing", [place.usage.compute for place in self.places]),
+            ("prefix cache, at most", [0 for _ in self.gpus] + [cache_bytes or 0]),
+        ]
+        rows = [(title, values) for title, values in rows if any(values)]
+        together = [sum(values) for values in zip(*(values for _, values in rows), strict=True)]
+        width = max(len(title) for title, _ in rows)
+        yield f"{'MiB':{width}}" + "".join(f"  {place.name:>10}" for place in self.places)
+        for title, values in (*rows, ("together", together)):
+            yield f"{title:{width}}" + "".join(f"  {_mib(value):>10}" for value in values)
+        known = ["?" if place.free is None else _mib(place.free) for place in self.places]
+        yield f"{'free before':{width}}" + "".join(f"  {value:>10}" for value in known)
+
+    def warnings(self, cache_bytes: int | None = None) -> Iterator[str]:
+        """What does not fit, and which flags would help."""
+        for place in self.gpus:
+            if missing := place.lacks():
+                flags = "a smaller -c, -ctk q8_0 -ctv q8_0, --n-cpu-moe (experts) or a smaller -ngl"
+                yield f"{place.name} has {_mib(missing)} MiB too little; what would help: {flags}"
+        host = self.host
+        if missing := host.lacks():
+            yield f"the host has {_mib(missing)} MiB of memory too little; what would help: a smaller model or -c"
+        elif host.free is not None:
+            left = host.free - host.usage.total
+            if cache_bytes is None:
+                yield f"--cache-ram -1 sets no limit; {_mib(left)} MiB are left for it"
+            elif cache_bytes > left:
+                yield (
+                    f"the prefix cache may grow to {_mib(cache_bytes)} MiB, {_mib(left)} MiB are left; "
+                    f"what would help: --cache-ram {max(left // MIB // 2, 0)}"
+                )
+
+
+def _mib(value: int) -> str:
+    return f"{-(-value // MIB):,}" if value else "-"

@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyctl.chat.format import ChatFormat
+from pyctl.chat.replay import Replay
+from pyctl.chat.reply import Reply
+from pyctl.chat.template import Template
+from pyctl.chat.tokenizer import Tokenizer
+from pyctl.chat.tools import Tools
+from tests.chat import toy
+from tests.chat.conftest import unpacked
+
+Message = dict[str, Any]
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
+    },
+}
+HI: Message = {"role": "user", "content": "Hi"}
+RESULT: Message = {"role": "tool", "tool_call_id": "x", "content": "rain"}
+XML = "<tool_call>\n<function=look_up>\n<parameter=days>\n 3\n</parameter>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call>"  # noqa: E501
+JSON = '<tool_call>\n{"name":"look_up",  "arguments":{ "days":3,"city":"Par\\u0069s"}}\n</tool_call>'
+
+
+class Dialogue:
+    """A client and a server that remembers; replies are sampled one byte a token, as no tokeniser would."""
+
+    def __init__(self, template: str, mode: str = "equal", tokenizer: Tokenizer | None = None) -> None:
+        self.replay = Replay(mode)
+        self.chat = ChatFormat(
+            Template(template, eos_token="<|im_end|>"), tokenizer or toy.chatml_tokenizer(), replay=self.replay
+        )
+        self.messages: list[Message] = []
+        self.tokens: list[int] = []
+        self.unbroken: list[bool] = []
+
+    def turn(self, *messages: Message, reply: str, tokens: list[int] | None = None, **kwargs: Any) -> Message:
+        """Send ``messages`` and get ``reply``, which is returned as a message; notes whether the prompt goes on where
+        the last reply ended.
+        """
+        self.messages += messages
+        turn = self.chat.turn(self.messages, tools=[TOOL], callable_tools=Tools.of([TOOL]), kwargs=kwargs)
+        prompt = self.chat.prompt_of(turn).tokens.tolist()
+        self.unbroken.append(prompt[: len(self.tokens)] == self.tokens)
+        tokens = list(reply.encode()) if tokens is None else tokens
+        self.tokens = prompt + tokens
+        parsed: list[Any] = []
+        splitter = self.chat.splitter(turn)
+        for at, letter in enumerate(reply):
+            parsed.append(splitter.feed(letter, tokens if at == 0 else ()))
+        parsed.append(splitter.finish())
+        whole = Reply()
+        for delta in parsed:
+            whole.add(delta)
+        return whole.message()
+
+
+def rewritten(message: Message, **changes: Any) -> Message:
+    """The message as a client may send it back: without ids, arguments written in another way."""
+    calls = []
+    for call in message.get("tool_calls", ()):
+        arguments = json.loads(call["function"]["arguments"])
+        text = json.dumps(dict(sorted(arguments.items())), indent=2)
+        calls.append({"type": "function", "function": {"name": call["function"]["name"], "arguments": text}})
+    return {**message, **({"tool_calls": calls} if calls else {}), **changes}
+
+
+def qwen() -> str:
+    return unpacked("templates/Qwen3.5-4B.jinja").read_text()
+
+
+@pytest.mark.parametrize(
+    ("template", "reply"),
+    [
+        (qwen, f"hm\n\n</think>\n\nI look.\n{XML}\n"),
+        (qwen, f" so{XML}"),
+        (lambda: unpacked("templates/Qwen3-Coder.jinja").read_text(), f"I look.\n{XML}"),
+        (lambda: unpacked("templates/Qwen-Qwen3-0.6B.jinja").read_text(), f"<think>hm</think>{JSON}"),
+    ],
+)
+def test_a_round_trip_of_a_tool_is_unbroken(template: Callable[[], str], reply: str) -> None:
+    for mode in ("equal", "off"):
+        dialogue = Dialogue(template(), mode)
+        said = dialogue.turn(HI, reply=reply)
+        assert json.loads(said["tool_calls"][0]["function"]["arguments"]) == {"city": "Paris", "days": 3}
+        dialogue.turn(rewritten(said), RESULT, reply="It rains.")
+        assert dialogue.unbroken == [True, mode == "equal"]
+
+
+def test_the_thinking_of_a_whole_chain_stays_after_the_next_question() -> None:
+    dialogue = Dialogue(qwen())
+    said = dialogue.turn(HI, reply=f"hm\n</think>\n\n{XML}")
+    said = dialogue.turn(said, RESULT, reply="fine\n</think>\n\nIt rains.")
+    dialogue.turn(said, HI, reply="bye</think>Bye")
+    assert dialogue.unbroken == [True, True, True]
+    assert "hm\n</think>" in dialogue.chat.turn(dialogue.messages, tools=[TOOL]).text
+    without = ChatFormat(dialogue.chat.template, toy.chatml_tokenizer())
+    assert "hm" not in without.turn(dialogue.messages, tools=[TOOL]).text
+
+
+@pytest.mark.parametrize(("mode", "unbroken"), [("equal", False), ("full", True)])
+def test_reasoning_that_the_client_dropped_comes_back_only_if_asked_for(mode: str, unbroken: bool) -> None:
+    dialogue = Dialogue(qwen(), mode)
+    said = dialogue.turn(HI, reply=f"hm\n</think>\n\n{XML}")
+    del said["reasoning_content"]
+    dialogue.turn(said, RESULT, reply="</think>It rains.")
+    assert dialogue.unbroken == [True, unbroken]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"content": "other"}, {"reasoning_content": "other"}, {"tool_calls": []}],
+)
+def test_a_message_that_means_something_else_is_not_replaced(changes: Message) -> None:
+    for mode in ("equal", "full"):
+        dialogue = Dialogue(qwen(), mode)
+        said = {**dialogue.turn(HI, reply=f"hm\n</think>\n\nI look.\n\n{XML}"), **changes}
+        messages = [HI, said, RESULT]
+        plain = ChatFormat(dialogue.chat.template, toy.chatml_tokenizer())
+        assert dialogue.chat.turn(messages).text == plain.turn(messages).text
+
+
+def test_other_arguments_are_not_replaced() -> None:
+    dialogue = Dialogue(qwen())
+    said = dialogue.turn(HI, reply=XML, enable_thinking=False)
+    call = {"type": "function", "function": {"name": "look_up", "arguments": {"city": "Rome", "days": 3}}}
+    dialogue.turn({**said, "tool_calls": [call]}, RESULT, reply="x")
+    assert dialogue.unbroken == [True, False]
+    assert "Rome" in dialogue.chat.turn(dialogue.messages).text
+
+
+def test_the_same_call_twice_is_told_apart_by_place_and_by_id() -> None:
+    for keep_ids in (True, False):
+        dialogue = Dialogue(qwen(), "full")
+        sent: list[Message] = []
+        for thought in ("one", "two", "three"):
+            said = dialogue.turn(*sent, HI if not sent else RESULT, reply=f"{thought}\n</think>\n\n{XML}")
+            del said["reasoning_content"]
+            sent = [said if keep_ids else rewritten(said)]
+        assert dialogue.unbroken == [True, True, True]
+    later = [HI, HI, *dialogue.messages[1:]]  # every place has moved, and there are no ids
+    assert dialogue.chat.turn(later, tools=[TOOL]).text.count("three\n</think>") == 2
+
+
+def test_a_continued_message_is_remembered_with_its_beginning() -> None:
+    dialogue = Dialogue(toy.THINKING)
+    dialogue.messages = [HI, {"role": "assistant", "content": "We"}]
+    assert dialogue.turn(reply="ll  ")["content"] == "ll  "
+    whole = {"role": "assistant", "content": "Well"}
+    assert "Well  <|im_end|>" in dialogue.chat.turn([HI, whole, HI]).text
+    assert dialogue.chat.turn([HI, whole]).text.endswith("Well")  # it is being continued and stays as it is
+
+
+def test_replay_goes_on_under_a_message_that_is_continued() -> None:
+    dialogue = Dialogue(qwen())
+    said = dialogue.turn(HI, reply=f"hm\n</think>\n\n{XML}")
+    turn = dialogue.chat.turn([HI, said, RESULT, {"role": "assistant", "content": "It"}], tools=[TOOL])
+    assert dialogue.chat.prompt_of(turn).tokens[: len(dialogue.tokens)].tolist() == dialogue.tokens
+    assert turn.text.endswith("</think>\n\nIt")
+
+
+def test_tokens_that_say_something_else_are_not_kept() -> None:
+    dialogue = Dialogue(toy.CHATML)
+    said = dialogue.turn(HI, reply="Well", tokens=list(b"Well, STOP"))  # as after a stop string
+    turn = dialogue.chat.turn([HI, said, HI])
+    assert turn.text.startswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nWell<|im_end|>\n")
+    assert dialogue.chat.prompt_of(turn).tokens.tolist() == dialogue.chat.prompt_from_text(turn.text).tokens.tolist()
+
+
+@pytest.mark.parametrize("template", [toy.MISTRAL, toy.PLAIN, toy.LLAMA3.replace("<|start_header_id|>", "")])
+def test_nothing_is_replaced_where_no_token_begins_the_message(template: str) -> None:
+    dialogue = Dialogue(template)
+    said = dialogue.turn({"role": "user", "content": "a\nb"}, reply="  Well")
+    messages = [{"role": "user", "content": "a\nc"}, said, HI]
+    plain = ChatFormat(dialogue.chat.template, toy.chatml_tokenizer())
+    assert dialogue.chat.turn(messages).text == plain.turn(messages).text
+
+
+def test_a_user_who_writes_a_mark_gets_nothing_replaced() -> None:
+    dialogue = Dialogue(toy.CHATML)
+    said = dialogue.turn(HI, reply="Well", tokens=[87, 101, 108, 108])
+    messages = [HI, said, {"role": "user", "content": "pyctl-said-before-4c9e-1;"}]
+    assert dialogue.chat.turn(messages).parts == ()
+    assert dialogue.chat.turn([HI, said, HI]).parts != ()
+
+
+def test_memory_is_bounded_and_the_longest_unused_goes_first() -> None:
+    replay = Replay("equal", max_bytes=5000)
+    said = [{"role": "assistant", "content": f"reply {i}"} for i in range(20)]
+    for place, message in enumerate(said):
+        replay.remember(message, "<|im_start|>assistant\n", message["content"], None, place)
+        assert replay.n_bytes <= 5000
+        assert replay.find(said[0], 0) is not None  # in use all the time
+    kept = [replay.find(message, place) is not None for place, message in enumerate(said)]
+    assert kept[1:] == sorted(kept[1:])
+    assert 2 < sum(kept) < 19
+    before = replay.n_bytes
+    replay.remember(said[-1], "<|im_start|>assistant\n", "reply 19", None, 19)
+    assert replay.n_bytes == before
+
+
+PARTS = ["<think>", "</think>", XML, JSON, XML[:60], "<tool_call>", "</tool_call>", "\n", " ", "Well", "<|im_end|>"]
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    replies=st.lists(st.lists(st.sampled_from(PARTS), max_size=6).map("".join), min_size=1, max_size=4),
+    thinks=st.booleans(),
+    asks=st.lists(st.booleans(), min_size=4, max_size=4),
+)
+def test_whatever_was_said_is_unbroken_when_it_is_returned(replies: list[str], thinks: bool, asks: list[bool]) -> None:
+    dialogue = Dialogue(qwen())
+    sent: list[Message] = [HI]
+    for reply, ask in zip(replies, asks, strict=False):
+        said = dialogue.turn(*sent, reply=reply, enable_thinking=thinks)
+        sent = [said, HI if ask else RESULT]
+    dialogue.turn(*sent, reply="")
+    assert all(dialogue.unbroken)

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pyctl.chat.tools import ALL_TYPES, Tools, types_of
+
+ROOT: dict[str, Any] = {
+    "$defs": {
+        "word": {"type": "string"},
+        "tree": {"anyOf": [{"type": "array"}, {"$ref": "#/$defs/tree"}]},
+        "circle": {"$ref": "#/$defs/circle"},
+        "a/b": {"type": "boolean"},
+        **{f"n{i}": {"anyOf": [{"$ref": f"#/$defs/n{i + 1}"}] * 2} for i in range(24)},
+        "n24": {"type": "null"},
+    }
+}
+
+
+def deep(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "null"}
+    for _ in range(depth):
+        schema = {"anyOf": [schema]}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("schema", "types"),
+    [
+        ({"type": "string"}, {"string"}),
+        ({"type": ["string", "null"]}, {"string", "null"}),
+        ({"type": "number"}, {"number", "integer"}),
+        ({"type": "integer"}, {"integer"}),
+        ({"enum": ["a", 1, 1.5, True, None, [], {}]}, ALL_TYPES),
+        ({"enum": ["a", 1]}, {"string", "integer"}),
+        ({"const": False}, {"boolean"}),
+        ({"properties": {}}, {"object"}),
+        ({"items": {}}, {"array"}),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, {"string", "null"}),
+        ({"oneOf": [{"type": "object"}, {"items": {}}]}, {"object", "array"}),
+        ({"allOf": [{"type": ["string", "null"]}, {"type": ["null", "array"]}]}, {"null"}),
+        ({"allOf": [{"type": "string"}, {"type": "null"}]}, ALL_TYPES),  # nothing at all: do not be strict
+        ({"$ref": "#/$defs/word"}, {"string"}),
+        ({"$ref": "#/$defs/a~1b"}, {"boolean"}),
+        ({"$ref": "#/$defs/tree"}, {"array"}),
+        ({"$ref": "#/$defs/circle"}, ALL_TYPES),
+        ({"$ref": "#/$defs/none"}, ALL_TYPES),
+        ({"$ref": "other.json"}, ALL_TYPES),
+        ({"$ref": "#/$defs/n0"}, {"null"}),
+        (deep(30), {"null"}),
+        (deep(900), ALL_TYPES),
+        ({"type": 3}, ALL_TYPES),
+        ({"type": "nothing"}, ALL_TYPES),
+        ({}, ALL_TYPES),
+        (True, ALL_TYPES),
+    ],
+)
+def test_types_of_a_schema(schema: Any, types: set[str]) -> None:
+    assert types_of(schema, ROOT) == types
+
+
+def test_what_nobody_declared_may_be_anything() -> None:
+    function = {"name": "f", "parameters": {"properties": {"a": {"type": "null"}}, "required": ["a", "b"]}}
+    tools = Tools.of([{"type": "function", "function": function}, {"type": "function", "function": {"name": "g"}}])
+    assert tools.types("f", "a") == {"null"}
+    assert tools.types("f", "b") == tools.types("g", "a") == tools.types("h", "a") == ALL_TYPES
+    assert tools.tools[0].required == ("a",)
+    odd = {"name": "f", "parameters": {"properties": [], "required": "a"}}
+    assert Tools.of([{"type": "function", "function": odd}]).tools[0].required == ()

@@ -1,0 +1,245 @@
+"""Grammars on a real vocabulary: what a model without any knowledge says under them is an instance of the schema."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pyctl.cache.ram import RamCache
+from pyctl.chat.grammar import Grammar, literal
+from pyctl.chat.reasoning import THINK
+from pyctl.chat.schema import SchemaRules, reply_grammar, schema_grammar
+from pyctl.engine.engine import Engine, EngineOptions
+from pyctl.engine.llama import Loaded
+from pyctl.engine.request import Piece
+from pyctl.engine.sampling import Sampling
+from pyctl.engine.ticket import Ticket
+from pyctl.errors import RequestError
+from pyctl.prompt import Prompt, as_tokens
+from tests.engine.drive import Reply, ask, request
+
+
+@pytest.fixture
+def model(open_model: Callable[..., Loaded]) -> Loaded:
+    return open_model("tiny-hybrid")
+
+
+def said(model: Loaded, n: int = 400, **fields: Any) -> Reply:
+    prompt = Prompt(as_tokens(model.tokenizer.tokenize("Say:")))
+    sampling = Sampling(**{"seed": 1, "temperature": 1.0, **fields})
+    return ask(Engine(model.backend, RamCache(0, 0), EngineOptions()), prompt, n, sampling=sampling)
+
+
+SCHEMAS: list[Any] = [
+    {"type": "boolean"},
+    {"type": ["null", "boolean"]},
+    {"enum": ['a"b', "c\\d", "e\nf", "ü", 1, None, {"x": [1, "y"]}]},
+    {"const": {"a": [1, 2.5, "]"]}},
+    {"type": "integer", "minimum": -3, "maximum": 12},
+    {"type": "integer", "exclusiveMinimum": 99, "exclusiveMaximum": 1001},
+    {"type": "string", "minLength": 2, "maxLength": 4},
+    {"type": "string", "pattern": "^[A-Z]{2}-\\d{3}$"},
+    {"type": "string", "pattern": '^(a|b"c|\\\\|[^a-z]){1,3}$'},
+    {"type": "string", "format": "date"},
+    {"type": "string", "format": "uuid"},
+    {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 3},
+    {"type": "array", "prefixItems": [{"const": 1}, {"const": "b"}], "items": False, "minItems": 2},
+    {
+        "type": "object",
+        "properties": {"b": {"type": "boolean"}, "a": {"enum": [1, 2]}, 'c\n"': {"type": "null"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    },
+    {
+        "properties": {"kind": {"const": "x"}, "key": {"const": 1}},
+        "required": ["kind"],
+        "additionalProperties": {"type": "string", "maxLength": 2},
+    },
+    {
+        "allOf": [{"$ref": "#/$defs/a"}, {"properties": {"b": {"type": "boolean"}}}],
+        "required": ["b"],
+        "$defs": {"a": {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}},
+    },
+    {"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"anyOf": [{"const": 1}, {"type": "boolean"}]}}},
+]
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: json.dumps(schema)[:60])
+def test_replies_are_instances(model: Loaded, schema: Any) -> None:
+    grammar = schema_grammar(schema)
+    ended = 0
+    for seed in range(3):
+        reply = said(model, seed=seed, grammar=grammar)
+        assert reply.done is not None, reply.error
+        if reply.done.stop_type == "eos":
+            ended += 1
+            jsonschema.validate(json.loads(reply.text), schema, jsonschema.Draft202012Validator)
+    assert ended, "no reply came to its end"
+
+
+LEAVES = st.sampled_from(
+    [
+        {"type": "boolean"},
+        {"type": "null"},
+        {"enum": ["one", "two", 3]},
+        {"const": '\\"'},
+        {"type": "integer", "minimum": -20, "maximum": 1000},
+        {"type": "string", "maxLength": 3},
+        {"type": "string", "pattern": "^[a-f]{1,3}$"},
+    ]
+)
+
+
+def objects(schemas: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    keys = st.text('ab"\\-', min_size=1, max_size=3)
+
+    @st.composite
+    def build(draw: st.DrawFn) -> Any:
+        properties = draw(st.dictionaries(keys, schemas, max_size=3))
+        required = [key for key in properties if draw(st.booleans())]
+        return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+    return build()
+
+
+SIMPLE = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        objects(inner),
+        st.builds(lambda item: {"type": "array", "items": item, "maxItems": 2}, inner),
+        st.builds(lambda *parts: {"anyOf": list(parts)}, inner, inner),
+    ),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(SIMPLE, st.integers(0, 1000))
+def test_replies_to_any_simple_schema_are_instances(model: Loaded, schema: Any, seed: int) -> None:
+    reply = said(model, 300, seed=seed, grammar=schema_grammar(schema))
+    assert reply.done is not None, reply.error
+    if reply.done.stop_type == "eos":
+        jsonschema.validate(json.loads(reply.text), schema, jsonschema.Draft202012Validator)
+
+
+def test_a_lazy_grammar_binds_from_its_trigger_on(model: Loaded) -> None:
+    grammar = 'root ::= "e" [0-9]{3}'
+    reply = said(model, 60, grammar=grammar, grammar_lazy=True, grammar_triggers=("e",), ignore_eos=True)
+    head, _, tail = reply.text.partition("e")
+    assert head
+    assert tail[:3].isdigit(), reply.text
+    free = said(model, 60, ignore_eos=True).text
+    assert free.startswith(head)
+    assert (
+        said(model, 60, grammar=grammar, grammar_lazy=True, grammar_triggers=("\x07x",), ignore_eos=True).text == free
+    )
+
+
+def test_a_grammar_reads_what_the_prompt_holds_of_the_reply(model: Loaded) -> None:
+    grammar = 'root ::= "abc" [0-9] "!"'
+    reply = said(model, grammar=grammar, grammar_prefill="abc")
+    assert reply.text[0].isdigit()
+    assert reply.text[1:] == "!"
+    assert isinstance(said(model, grammar=grammar, grammar_prefill="x").error, RequestError)
+
+
+def test_a_grammar_that_allows_nothing_more_ends_the_reply(model: Loaded) -> None:
+    reply = said(model, grammar='root ::= "ab"', ignore_eos=True)
+    assert (reply.text, reply.done.stop_type) == ("ab", "eos")
+
+
+def test_any_text_until_a_word(model: Loaded) -> None:
+    grammar = Grammar()
+    body = grammar.until("body", "aab")
+    grammar.add("root", f'{body} {literal("aab")} "!"')
+    # Likes the letters of the word, so that all their beginnings turn up.
+    likes = tuple((model.tokenizer.tokenize(letter)[0], 8.0) for letter in "ab")
+    for seed in range(4):
+        text = said(model, 200, seed=seed, grammar=grammar.text(), logit_bias=likes).text
+        if "aab" in text:
+            assert text.index("aab") + len("aab!") == len(text), text
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        "root ::= unknown",
+        'start ::= "a"',
+        "root ::= root",
+        "::",
+        "\0",
+        "root ::= [a",
+        "root ::= " + "(" * 100_000 + '"a"' + ")" * 100_000,
+        "root ::= r0\n" + "".join(f"r{i} ::= r{i + 1}\n" for i in range(100_000)) + 'r100000 ::= "a"',
+    ],
+    ids=lambda grammar: grammar[:12],
+)
+def test_a_broken_grammar_is_refused(model: Loaded, grammar: str) -> None:
+    assert isinstance(said(model, grammar=grammar).error, RequestError)
+
+
+def test_a_broken_trigger_is_refused(model: Loaded) -> None:
+    fields = {"grammar": 'root ::= "a"', "grammar_lazy": True}
+    assert isinstance(said(model, grammar_triggers=("(",), **fields).error, RequestError)
+    with pytest.raises(RequestError):
+        Sampling(**fields)
+
+
+def test_the_grammar_changes_nothing_that_it_allows(model: Loaded) -> None:
+    free = said(model, 40, ignore_eos=True)
+    assert said(model, 40, ignore_eos=True, grammar="root ::= [^\\x00]*").text.startswith(free.text[:5])
+
+
+def test_several_schemas_in_one_grammar(model: Loaded) -> None:
+    grammar = Grammar()
+    names = [SchemaRules(grammar, {"const": value}).rule("call") for value in ("x", "y")]
+    grammar.add("root", " ".join(names))
+    assert said(model, grammar=grammar.text()).text == '"x""y"'
+
+
+def test_probabilities_after_sampling(model: Loaded) -> None:
+    prompt = Prompt(as_tokens(model.tokenizer.tokenize("Say:")))
+    engine = Engine(model.backend, RamCache(0, 0), EngineOptions())
+    for sampling in (
+        Sampling(seed=1, top_k=5, post_sampling_probs=True, ignore_eos=True),
+        Sampling(temperature=0.0, post_sampling_probs=True, ignore_eos=True),
+    ):
+        ticket = Ticket(request(prompt, 6, sampling=sampling, n_probs=10))
+        engine.submit(ticket)
+        while engine.step():
+            pass
+        probs = [entry for event in ticket.waiting() if isinstance(event, Piece) for entry in event.probs]
+        assert len(probs) == 6
+        for own, *best in probs:
+            assert len(best) <= 5
+            assert own in best
+            assert sum(p for _, p in best) == pytest.approx(1.0, abs=1e-4)
+            assert sampling.temperature > 0.0 or best == [own]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.text('ab\\d.[]()-^$|*+?{1,}"\n ', max_size=12))
+def test_what_a_pattern_becomes_can_be_parsed(model: Loaded, pattern: str) -> None:
+    try:
+        grammar = schema_grammar({"type": "string", "pattern": pattern})
+    except RequestError:
+        return
+    reply = said(model, 6, grammar=grammar)
+    assert reply.done is not None, (grammar, reply.error)
+
+
+@pytest.mark.parametrize(("where", "prefill"), [("start", ""), ("reasoning", ""), ("content", "[tr")])
+def test_a_whole_reply_ends_in_an_instance(model: Loaded, where: Any, prefill: str) -> None:
+    schema = {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 2}
+    likes = tuple((model.tokenizer.tokenize(text)[0], 16.0) for text in ("<think>", "</think>"))
+    reply = said(model, 300, grammar=reply_grammar(schema, THINK, where), grammar_prefill=prefill, logit_bias=likes)
+    reasoning, close, content = model.tokenizer.detokenize(reply.tokens).decode().rpartition("</think>")
+    assert bool(close) == (where != "content")
+    assert reasoning.startswith("<think>") == (where == "start")
+    jsonschema.validate(json.loads(prefill + content), schema)

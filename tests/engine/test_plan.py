@@ -1,0 +1,254 @@
+"""Memory: what is announced before a model is loaded, against what llama.cpp then takes."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gguf import GGUFWriter
+
+from pyctl.config import ModelSettings, experts_on_cpu
+from pyctl.engine.llama import MemoryPlan, dryrun, fit, load
+from pyctl.engine.llama.devices import Device
+from pyctl.engine.llama.dryrun import dry_run
+from pyctl.engine.llama.fit import fitted
+from pyctl.engine.llama.plan import MIB, Place, Usage
+from pyctl.errors import ModelError
+from pyctl.models import SHAPES, Shape, generate
+
+ALIGNMENT = 32
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("tiny-hybrid", {"n_ctx": 8192, "n_ubatch": 512}),
+        ("tiny-hybrid", {"n_ctx": 65536, "n_seqs": 3, "type_k": "q8_0", "type_v": "q8_0", "n_ubatch": 64}),
+        ("tiny-moe", {"n_ctx": 16384, "flash_attn": "off", "n_ubatch": 256}),
+        ("tiny-dense", {"n_ctx": 16384, "type_k": "f32", "n_ubatch": 128}),
+    ],
+)
+def test_the_plan_is_what_llama_cpp_takes(
+    model_path: Callable[[str], Path], caplog: pytest.LogCaptureFixture, name: str, settings: dict[str, Any]
+) -> None:
+    caplog.set_level(logging.DEBUG, "llama.cpp")
+    plans: list[MemoryPlan] = []
+    loaded = load(ModelSettings(path=str(model_path(name)), n_threads=1, **settings), announce=plans.append)
+    loaded.backend.close()
+    taken = dict.fromkeys(("model", "KV", "RS", "compute"), 0.0)
+    for line in caplog.messages:
+        if match := re.search(r"(model|KV|RS|compute) buffer size = +([\d.]+) MiB", line):
+            taken[match[1]] += float(match[2]) * MIB
+    (plan,) = plans
+    usage = plan.host.usage
+    assert plan.gpus == ()
+    assert usage.weights == pytest.approx(taken["model"], rel=0.03)
+    assert usage.kv == pytest.approx(taken["KV"], rel=0.01)
+    assert usage.states == pytest.approx(taken["RS"], rel=0.01)
+    assert usage.compute == pytest.approx(taken["compute"], rel=0.01)
+    assert min(usage.weights, usage.kv, usage.compute) > 0
+    shape = SHAPES[name]
+    row_bytes = shape.row_bytes(settings.get("type_k", "f16"), settings.get("type_v", "f16"))
+    assert plan.row_bytes == pytest.approx(row_bytes, rel=0.01)
+    assert plan.state_bytes == pytest.approx(shape.state_bytes, abs=MIB / 100)
+
+
+def hollow_model(path: Path, shape: Shape, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of the full size with the right head and nothing in it, which takes no space on disk."""
+
+    def make_room(writer: GGUFWriter, listing: list[Any], *_: object) -> None:
+        assert writer.fout is not None
+        (file,) = writer.fout
+        sizes = [file.tell(), *(tensor.num_bytes for tensor in listing)]
+        file.truncate(sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes))
+
+    monkeypatch.setattr(generate, "_write_data", make_room)
+    generate.write_model(path, shape)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "types", "row_bytes", "state_bytes"),
+    [
+        ("27b", "f16", 65_536, 156_893_184),
+        ("27b", "q8_0", 34_816, 156_893_184),
+        ("27b", "q4_0", 18_432, 156_893_184),
+        ("35b-a3b", "f16", 20_480, 65_863_680),
+        ("35b-a3b", "q8_0", 10_880, 65_863_680),
+        ("35b-a3b", "q4_0", 5_760, 65_863_680),
+    ],
+)
+def test_full_size_models_are_planned_from_their_heads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, types: str, row_bytes: int, state_bytes: int
+) -> None:
+    path = hollow_model(tmp_path / "m.gguf", SHAPES[name], monkeypatch)
+    n_ctx = 102_400
+    with dry_run(ModelSettings(path=str(path), type_k=types, type_v=types)) as run:
+        plan = run.plan(n_ctx)
+    assert round(plan.row_bytes) == row_bytes
+    assert plan.host.usage.kv == row_bytes * n_ctx
+    assert plan.state_bytes == pytest.approx(state_bytes, abs=MIB / 100)
+    assert plan.host.usage.weights == pytest.approx(path.stat().st_size, rel=0.01)
+    # Logits of one output a batch are small: it is the activations of 512 tokens that count.
+    assert 100 * MIB < plan.host.usage.compute < 400 * MIB
+
+
+@pytest.mark.parametrize("first", [0, 4])
+def test_each_layer_counts_where_llama_cpp_puts_it(
+    model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    """As if there were a GPU with the layers from ``first`` on: only the names in llama.cpp's log are changed."""
+    path, n_ctx = model_path("tiny-hybrid"), 16_384
+    with dry_run(ModelSettings(path=str(path))) as run:
+        host = run.plan(n_ctx).host.usage
+        sizes = dict(run.tensors)
+    captured = dryrun.captured
+
+    @contextmanager
+    def renamed() -> Iterator[list[str]]:
+        with captured() as lines:
+            yield lines
+        layer = re.compile(rf"(layer +[{first}-8](?: assigned to device|: dev =) )CPU")
+        lines[:] = [
+            layer.sub(r"\1CUDA0", line)
+            .replace("CPU RS buffer", "CUDA0 RS buffer")
+            .replace("CPU compute", "CUDA0 compute")
+            for line in lines
+        ]
+
+    gpu = Device("CUDA0", "a GPU", True, 0, "CUDA0", 0, 24_000 * MIB, 24_576 * MIB)
+    monkeypatch.setattr(dryrun, "devices", lambda: (gpu,))
+    monkeypatch.setattr(dryrun, "captured", renamed)
+    with dry_run(ModelSettings(path=str(path), placements=((r"blk\.5\.ffn", "CPU"),))) as run:
+        plan = run.plan(n_ctx)
+    (place,) = plan.gpus
+    moved = [name for name in sizes if re.match(rf"blk\.[{first}-7]\.|output", name) and "blk.5.ffn" not in name]
+    assert place.usage.weights == sum(sizes[name] for name in moved)
+    assert plan.host.usage.weights == sum(sizes.values()) - place.usage.weights
+    assert place.usage.kv == pytest.approx(host.kv * (1.0 if first == 0 else 0.5), abs=8)
+    # A second state is for copies within the GPU, which need everything there.
+    assert place.usage.states == host.states * (2 if first == 0 else 1)
+    assert place.usage.compute == host.compute
+    assert (place.name, place.free) == ("CUDA0", 24_000 * MIB)
+
+
+GPU_LAYERS = 33
+
+
+class Run:
+    """A model of 32 layers with 100 MiB of experts and 20 MiB of others in each, 0.1 MiB of KV a token, on one GPU."""
+
+    n_ctx_train = 65_536
+    n_layers = 32
+
+    def __init__(self, settings: ModelSettings, free: int, host: int) -> None:
+        self.settings, self.free, self.host = settings, free, host
+        self.tensors = {f"blk.{i}.ffn_up_exps.weight": 100 * MIB for i in range(32)}
+        self.tensors |= {f"blk.{i}.attn_q.weight": 20 * MIB for i in range(32)}
+
+    def plan(self, n_ctx: int) -> MemoryPlan:
+        on_gpu = min(self.settings.n_gpu_layers - 1, 32) if self.settings.n_gpu_layers >= 0 else 32
+        experts = max(on_gpu - len(self.settings.placements), 0)
+        weights = (on_gpu * 20 + experts * 100) * MIB
+        kv = n_ctx * MIB // 10
+        gpu = Usage(weights, kv * on_gpu // 32, 0, 500 * MIB)
+        host = Usage(32 * 120 * MIB - weights, kv - kv * on_gpu // 32, 0, 10 * MIB)
+        places = (Place("CUDA0", True, gpu, self.free), Place("host", False, host, self.host))
+        return MemoryPlan(n_ctx, 1, MIB / 10, 0, places)
+
+
+@pytest.fixture
+def fitting(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[ModelSettings, MemoryPlan]]:
+    """fitting(free MiB, field=...) -> settings and plan for a GPU with that much free memory."""
+
+    def run_with(free: int, host: int = 64_000, **fields: Any) -> tuple[ModelSettings, MemoryPlan]:
+        @contextmanager
+        def stub(settings: ModelSettings) -> Iterator[Run]:
+            yield Run(settings, free * MIB, host * MIB)
+
+        monkeypatch.setattr(fit, "dry_run", stub)
+        return fitted(ModelSettings(path="m.gguf", **fields))
+
+    return run_with
+
+
+def test_what_fits_stays_as_it_is(fitting: Callable[..., tuple[ModelSettings, MemoryPlan]]) -> None:
+    settings, plan = fitting(24_000)
+    assert settings == ModelSettings(path="m.gguf", n_ctx=65_536)
+    assert list(plan.warnings(8192 * MIB)) == []
+
+
+def test_an_open_context_shrinks_first(fitting: Callable[..., tuple[ModelSettings, MemoryPlan]]) -> None:
+    settings, plan = fitting(8_000)
+    assert settings.n_gpu_layers == -1
+    assert settings.placements == ()
+    # 8000 free - 1024 margin - 3840 weights - 500 computing, at 0.1 a token
+    assert 26_360 - 512 < settings.n_ctx <= 26_360
+    assert settings.n_ctx % 256 == 0
+    assert plan.n_ctx == settings.n_ctx
+    assert fitting(8_000, fit_target=(2048,))[0].n_ctx < settings.n_ctx - 10_000
+    assert fitting(8_000, fit=False)[0].n_ctx == 65_536
+
+
+def test_then_experts_leave_the_gpu(fitting: Callable[..., tuple[ModelSettings, MemoryPlan]]) -> None:
+    settings, plan = fitting(5_000, n_ctx=8192)
+    assert settings.placements == experts_on_cpu(12)  # 1183 MiB too much
+    assert plan.gpus[0].lacks(1024 * MIB) == 0
+    assert 4096 <= fitting(5_000)[0].n_ctx < 8192
+
+
+def test_then_layers_leave_the_gpu(fitting: Callable[..., tuple[ModelSettings, MemoryPlan]]) -> None:
+    settings, plan = fitting(2_000, n_ctx=8192)
+    assert 0 < settings.n_gpu_layers < GPU_LAYERS
+    assert plan.gpus[0].lacks(1024 * MIB) == 0
+
+
+@pytest.mark.parametrize("fields", [{"n_gpu_layers": 99}, {"fit": False}, {"tensor_split": (1.0,)}])
+def test_what_the_user_has_placed_stays_with_a_warning(
+    fitting: Callable[..., tuple[ModelSettings, MemoryPlan]], fields: dict[str, Any]
+) -> None:
+    settings, plan = fitting(4_000, n_ctx=8192, **fields)
+    assert settings == ModelSettings(path="m.gguf", n_ctx=8192, **fields)
+    (warning,) = plan.warnings(8192 * MIB)
+    assert warning.startswith("CUDA0 has 1,160 MiB too little; what would help: a smaller -c")
+
+
+def test_a_context_that_the_host_cannot_hold_is_refused(
+    fitting: Callable[..., tuple[ModelSettings, MemoryPlan]],
+) -> None:
+    with pytest.raises(ModelError, match=r"65536 tokens need about .* MiB are free; try a smaller --ctx-size"):
+        fitting(4_000, 1_000, n_ctx=65_536, n_gpu_layers=1)
+
+
+def test_warnings_about_the_host() -> None:
+    place = Place("host", False, Usage(1000 * MIB, 500 * MIB), 2000 * MIB)
+    plan = MemoryPlan(4096, 1, 1.0, 0, (place,))
+    assert list(plan.warnings(400 * MIB)) == []
+    (large,) = plan.warnings(800 * MIB)
+    assert large.startswith("the prefix cache may grow to 800 MiB, 500 MiB are left; what would help: --cache-ram 250")
+    assert "no limit" in next(plan.warnings(None))
+    (short,) = replace(plan, places=(replace(place, free=1400 * MIB),)).warnings(0)
+    assert short.startswith("the host has 100 MiB of memory too little")
+
+
+def test_the_table_adds_up() -> None:
+    gpu = Place("CUDA0", True, Usage(15_000 * MIB, 3_400 * MIB, 300 * MIB, 500 * MIB), 24_000 * MIB)
+    host = Place("host", False, Usage(680 * MIB, 0, 0, 30 * MIB), None)
+    lines = list(MemoryPlan(102_400, 1, 34_816.0, 150 * MIB, (gpu, host)).lines(8192 * MIB))
+    assert [line.split()[-2:] for line in lines] == [
+        ["CUDA0", "host"],
+        ["15,000", "680"],
+        ["3,400", "-"],
+        ["300", "-"],
+        ["500", "30"],
+        ["-", "8,192"],
+        ["19,200", "8,902"],
+        ["24,000", "?"],
+    ]
+    assert len({len(line) for line in lines}) == 1

@@ -1,0 +1,227 @@
+"""The engine's thread: what sleeps, what wakes it, and what the cache keeps meanwhile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyctl.cache.ram import RamCache
+from pyctl.cache.report import Report
+from pyctl.engine.admin import CacheAdmin, EngineAdmin
+from pyctl.engine.engine import Engine, EngineOptions
+from pyctl.engine.fake import FakeBackend
+from pyctl.engine.request import Done, Failed, Piece
+from pyctl.engine.sampling import Sampling
+from pyctl.engine.slots import SlotAdmin
+from pyctl.engine.worker import Worker
+from pyctl.errors import ModelError, RequestError, UnavailableError
+from pyctl.prompt import Prompt, as_tokens
+from tests.engine.drive import request
+from tests.server.fake import INFO
+
+PROMPT = Prompt.of([1 + i % 60 for i in range(300)], [100, 290])
+
+ENDLESS = Sampling(temperature=0.0, ignore_eos=True)
+
+
+@dataclass
+class Served:
+    tokens: list[int]
+    report: Report
+
+
+class Bench:
+    """A worker on a fake backend, with everything that looks into it."""
+
+    def __init__(self, sleep_seconds: float = -1, n_seqs: int = 1, exact: bool = False) -> None:
+        self.backend = FakeBackend("hybrid", n_seqs=n_seqs)
+        self.engine = Engine(self.backend, RamCache(8, None), EngineOptions(exact=exact))
+        self.worker = Worker(self.engine, INFO, sleep_seconds)
+        self.slots = SlotAdmin(self.worker, self.engine)
+        self.admin = EngineAdmin(self.worker, self.engine)
+
+    def ask(self, prompt: Prompt, n: int = 8) -> Served:
+        tokens: list[int] = []
+        for event in self.worker.submit(request(prompt, n)):
+            if isinstance(event, Piece):
+                tokens += event.tokens
+            elif isinstance(event, Done):
+                return Served(tokens, event.report)
+            else:
+                assert not isinstance(event, Failed), event.error
+        raise AssertionError("no end")
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 10
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+
+@pytest.fixture
+def make() -> Any:
+    benches: list[Bench] = []
+
+    def build(*args: Any, **kwargs: Any) -> Bench:
+        benches.append(Bench(*args, **kwargs))
+        return benches[-1]
+
+    yield build
+    for bench in benches:
+        bench.worker.close()
+
+
+def result(future: Future[Any]) -> Any:
+    return future.result(timeout=10)
+
+
+def test_an_idle_engine_sleeps_and_resumes_from_the_cache(make: Any) -> None:
+    awake, bench = make(exact=True), make(0.05, exact=True)
+    first = bench.ask(PROMPT)
+    bench.wait_until(lambda: bench.worker.is_sleeping)
+    assert bench.backend.closed
+    longer = Prompt.of([*PROMPT.tokens, *first.tokens[:-1], 7, 8, 9], [100, 290, 305])
+    warm = bench.ask(longer)
+    assert (warm.report.source, warm.report.n_cached) == ("ram", 290)
+    assert not bench.backend.closed
+    assert awake.ask(PROMPT).tokens == first.tokens
+    assert awake.ask(longer).tokens == warm.tokens
+    bench.wait_until(lambda: bench.worker.is_sleeping)  # and again
+
+
+def test_only_work_wakes_it(make: Any) -> None:
+    bench = make(0.02)
+    bench.wait_until(lambda: bench.worker.is_sleeping)
+    result(bench.admin.scrape())
+    result(bench.slots.view())
+    result(CacheAdmin(bench.worker, bench.engine).view())
+    assert bench.worker.is_sleeping
+    assert result(bench.admin.embed(as_tokens([3, 4]))).tolist() == [[7.0, 2.0]]
+
+
+def test_looking_does_not_keep_it_awake(make: Any) -> None:
+    bench = make(0.1)
+
+    def looked() -> bool:
+        result(bench.admin.scrape())
+        return bool(bench.worker.is_sleeping)
+
+    bench.wait_until(looked)
+
+
+def test_it_sleeps_on_when_it_cannot_be_woken(make: Any) -> None:
+    bench = make(0.02)
+    bench.wait_until(lambda: bench.worker.is_sleeping)
+    works = bench.backend.open
+
+    def fails() -> None:
+        raise ModelError("no memory")
+
+    bench.backend.open = fails
+    (event,) = list(bench.worker.submit(request(PROMPT)))
+    assert isinstance(event, Failed)
+    assert isinstance(event.error, UnavailableError)
+    assert "no memory" in str(event.error)
+    with pytest.raises(UnavailableError, match="no memory"):
+        result(bench.slots.erase(0))
+    assert bench.worker.is_sleeping
+    bench.backend.open = works
+    assert len(bench.ask(PROMPT).tokens) == 8
+
+
+def test_a_sleeping_engine_closes(make: Any) -> None:
+    bench = make(0.02)
+    bench.wait_until(lambda: bench.worker.is_sleeping)
+    bench.worker.close()
+    assert not bench.worker._thread.is_alive()
+    with pytest.raises(UnavailableError):
+        bench.worker.submit(request(PROMPT))
+
+
+def test_slots_show_the_request_that_they_serve(make: Any) -> None:
+    bench = make(n_seqs=2)
+    assert [view.task for view in result(bench.slots.view())] == [-1, -1]
+    ticket = bench.worker.submit(request(PROMPT, 3000, sampling=ENDLESS))
+    bench.wait_until(lambda: any(view.n_predicted > 5 for view in result(bench.slots.view())))
+    (view,) = [view for view in result(bench.slots.view()) if view.busy]
+    assert view.prompt == tuple(PROMPT.tokens.tolist())
+    assert view.n_evaluated == 300
+    assert view.n_tokens == 300 + len(view.reply)
+    assert view.n_predicted == len(view.reply) + 1
+    scrape = result(bench.admin.scrape())
+    assert (scrape.n_processing, scrape.n_waiting) == (1, 0)
+    ticket.cancel()
+    bench.wait_until(lambda: not any(view.busy for view in result(bench.slots.view())))
+
+
+def test_the_meter_counts_what_was_served(make: Any) -> None:
+    bench = make()
+    bench.ask(PROMPT, 8)
+    total = result(bench.admin.scrape()).total
+    assert (total.n_prompt, total.n_cached, total.n_predicted) == (300, 0, 8)
+    assert total.n_longest == 307
+    assert total.n_calls == total.n_busy > 8
+    again = bench.ask(PROMPT, 8).report
+    scrape = result(bench.admin.scrape())
+    assert scrape.recent.n_cached == again.n_cached > 0
+    assert scrape.total.n_prompt == 300 + again.n_evaluated == 300 + scrape.recent.n_prompt
+
+
+def test_a_slot_is_saved_erased_and_restored(make: Any, tmp_path: Path) -> None:
+    bench, other = make(), make()
+    first = bench.ask(PROMPT)
+    path = tmp_path / "a.bin"
+    saved = result(bench.slots.save(0, path))
+    assert (saved.n_tokens, saved.n_bytes) == (307, path.stat().st_size)
+    assert result(bench.slots.erase(5)) == 307  # numbers wrap around
+    assert result(bench.slots.erase(0)) == 0
+    assert result(other.slots.restore(0, path)).n_tokens == 307
+    longer = Prompt.of([*PROMPT.tokens, *first.tokens[:-1], 7, 8, 9])
+    reply = other.ask(longer)
+    assert (reply.report.source, reply.report.n_cached) == ("live", 307)
+    bench.ask(PROMPT)
+    assert bench.ask(longer).tokens == reply.tokens
+
+
+def test_a_file_that_is_no_slot(make: Any, tmp_path: Path) -> None:
+    bench = make()
+    bench.ask(PROMPT)
+    (tmp_path / "bad").write_bytes(bytes(64))
+    for name in ("bad", "missing"):
+        with pytest.raises(RequestError, match="Unable to restore slot"):
+            result(bench.slots.restore(0, tmp_path / name))
+    warm = bench.ask(PROMPT)
+    assert warm.report.source == "ram", "the conversation that was there went to the cache"
+
+
+def test_a_busy_slot_is_saved_when_it_is_free(make: Any, tmp_path: Path) -> None:
+    bench = make()
+    ticket = bench.worker.submit(request(PROMPT, 3000, sampling=ENDLESS))
+    bench.wait_until(lambda: result(bench.slots.view())[0].n_predicted > 0)
+    future = bench.slots.save(0, tmp_path / "a.bin")
+    result(bench.slots.view())
+    assert not future.done()
+    ticket.cancel()
+    assert result(future).n_tokens >= 300
+
+
+def test_closing_ends_what_waits_for_a_slot(make: Any, tmp_path: Path) -> None:
+    bench = make()
+    bench.worker.submit(request(PROMPT, 3000, sampling=ENDLESS))
+    bench.wait_until(lambda: result(bench.slots.view())[0].n_predicted > 0)
+    future = bench.slots.save(0, tmp_path / "a.bin")
+    result(bench.slots.view())
+    bench.worker.close()
+    with pytest.raises(UnavailableError):
+        result(future)
+
+
+def test_an_empty_prompt_gets_an_empty_reply(make: Any) -> None:
+    served = make().ask(Prompt.of([]))
+    assert (served.tokens, served.report.n_prompt) == ([], 0)

@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pyctl.errors import RequestError
+from pyctl.server.anthropic_request import chat_fields
+from pyctl.server.fields import Fields
+
+STAMPED = "x-anthropic-billing-header: cc_version=2.1.101.e51; cc_entrypoint=cli; cch={};You are a helper."
+
+
+def converted(messages: Any, **fields: Any) -> dict[str, Any]:
+    return chat_fields(Fields({"messages": messages, **fields})).as_dict()
+
+
+def messages_of(*messages: Any, **fields: Any) -> Any:
+    return converted(list(messages), **fields)["messages"]
+
+
+def user(*blocks: Any) -> dict[str, Any]:
+    return {"role": "user", "content": list(blocks)}
+
+
+def text(value: str, **more: Any) -> dict[str, Any]:
+    return {"type": "text", "text": value, **more}
+
+
+HI = {"role": "user", "content": "hi"}
+
+
+def test_system_text_comes_first_and_its_blocks_are_joined() -> None:
+    assert messages_of(HI, system="be kind") == [{"role": "system", "content": "be kind"}, HI]
+    blocks = [text("a", cache_control={"type": "ephemeral"}), text("b")]
+    assert messages_of(HI, system=blocks)[0] == {"role": "system", "content": "ab"}
+
+
+@pytest.mark.parametrize("form", [lambda value: value, lambda value: [text(value)]])
+def test_the_stamp_of_the_billing_header_is_always_the_same(form: Any) -> None:
+    one, two = (messages_of(HI, system=form(STAMPED.format(stamp)))[0] for stamp in ("a5145", "09bcd"))
+    assert one == two == {"role": "system", "content": STAMPED.format("fffff")}
+
+
+@pytest.mark.parametrize("system", ["cch=a5145; hello", " " + STAMPED.format("a5145"), STAMPED.format("a514")])
+def test_other_system_text_is_left_alone(system: str) -> None:
+    assert messages_of(HI, system=system)[0]["content"] == system
+
+
+def test_a_system_message_stays_in_its_place() -> None:
+    inside = {"role": "system", "content": "from now on, shout"}
+    assert messages_of(HI, inside, HI) == [HI, inside, HI]
+
+
+def test_an_assistant_turn_keeps_its_thoughts_its_text_and_its_calls() -> None:
+    turn = {
+        "role": "assistant",
+        "content": [
+            {"type": "thinking", "thinking": "hm ", "signature": ""},
+            {"type": "redacted_thinking", "data": "xyz"},
+            {"type": "thinking", "thinking": "so", "signature": ""},
+            text("I look"),
+            {"type": "tool_use", "id": "t1", "name": "look", "input": {"at": ["ä", 1]}},
+            text(" and wait."),
+            {"type": "tool_use", "id": "t2", "name": "wait", "input": {}},
+        ],
+    }
+    assert messages_of(HI, turn)[1] == {
+        "role": "assistant",
+        "content": "I look and wait.",
+        "reasoning_content": "hm so",
+        "tool_calls": [
+            {"id": "t1", "type": "function", "function": {"name": "look", "arguments": '{"at":["ä",1]}'}},
+            {"id": "t2", "type": "function", "function": {"name": "wait", "arguments": "{}"}},
+        ],
+    }
+
+
+def test_tool_results_are_messages_of_their_own_in_their_order() -> None:
+    results = user(
+        {"type": "tool_result", "tool_use_id": "t1", "content": "sunny"},
+        {"type": "tool_result", "tool_use_id": "t2", "content": [text("25"), text(" degrees")], "is_error": False},
+        {"type": "tool_result", "tool_use_id": "t3"},
+        text("And now?"),
+    )
+    assert messages_of(results) == [
+        {"role": "tool", "tool_call_id": "t1", "content": "sunny"},
+        {"role": "tool", "tool_call_id": "t2", "content": "25 degrees"},
+        {"role": "tool", "tool_call_id": "t3", "content": ""},
+        {"role": "user", "content": [text("And now?")]},
+    ]
+
+
+def test_an_assistant_message_without_anything_is_left_out() -> None:
+    assert messages_of(HI, {"role": "assistant"}, {"role": "assistant", "content": []}, HI) == [HI, HI]
+
+
+def test_a_plain_text_document_is_read() -> None:
+    document = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "a report"}}
+    assert messages_of(user(document, text("Sum it up"))) == [user(text("a report"), text("Sum it up"))]
+
+
+def test_tools_and_their_choice() -> None:
+    schema = {"type": "object", "properties": {"at": {"type": "string"}}}
+    tools = [{"name": "look", "description": "Look", "input_schema": schema, "cache_control": {}}, {"name": "bash"}]
+    assert converted([HI], tools=tools)["tools"] == [
+        {"type": "function", "function": {"name": "look", "description": "Look", "parameters": schema}},
+        {"type": "function", "function": {"name": "bash", "description": "", "parameters": {}}},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ({"type": "auto"}, "auto"),
+        ({"type": "any"}, "required"),
+        ({"type": "none"}, "none"),
+        ({"type": "tool", "name": "look"}, {"type": "function", "function": {"name": "look"}}),
+    ],
+)
+def test_tool_choice(choice: Any, expected: Any) -> None:
+    fields = converted([HI], tool_choice=choice)
+    assert fields["tool_choice"] == expected
+    assert "parallel_tool_calls" not in fields
+    assert converted([HI], tool_choice={**choice, "disable_parallel_tool_use": True})["parallel_tool_calls"] is False
+
+
+def test_options_have_their_openai_names() -> None:
+    fields = converted(
+        [HI],
+        model="claude",
+        max_tokens=7,
+        stop_sequences=["END"],
+        temperature=0.5,
+        top_p=0.9,
+        top_k=3,
+        stream=True,
+        metadata={"user_id": "me"},
+        thinking={"type": "enabled", "budget_tokens": 99},
+        output_config={"effort": "high", "format": {"type": "json_schema", "schema": {"type": "object"}}},
+        cache_prompt=False,
+    )
+    assert fields == {
+        "messages": [HI],
+        "max_tokens": 7,
+        "stop": ["END"],
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 3,
+        "stream": True,
+        "thinking_budget_tokens": 99,
+        "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}},
+        "cache_prompt": False,
+    }
+
+
+def test_what_is_left_out_has_llama_servers_defaults() -> None:
+    assert converted([HI]) == {"messages": [HI], "max_tokens": 4096}
+    assert converted([HI], thinking={"type": "enabled"})["thinking_budget_tokens"] == 10000
+
+
+def test_disabled_thinking_is_not_begun() -> None:
+    disabled = {"type": "disabled"}
+    assert converted([HI], thinking=disabled)["chat_template_kwargs"] == {"enable_thinking": False}
+    kwargs = {"enable_thinking": True, "x": 1}
+    assert converted([HI], thinking=disabled, chat_template_kwargs=kwargs)["chat_template_kwargs"] == kwargs
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"messages": "hi"},
+        {"messages": ["hi"]},
+        {"messages": [user("hi")]},
+        {"messages": [user({"type": "text", "text": 7})]},
+        {"messages": [user({"type": "image", "source": {}})]},
+        {"messages": [user({"type": "tool_result", "tool_use_id": "t", "content": [{"type": "image"}]})]},
+        {"messages": [user({"type": "document", "source": {"type": "base64", "data": ""}})]},
+        {"messages": [user({"type": "tool_use", "id": 7, "name": "x"})]},
+        {"messages": [HI], "system": 7},
+        {"messages": [HI], "system": ["x"]},
+        {"messages": [HI], "tools": {}},
+        {"messages": [HI], "tools": [7]},
+        {"messages": [HI], "tool_choice": "auto"},
+        {"messages": [HI], "tool_choice": {"type": ["auto"]}},
+        {"messages": [HI], "thinking": "on"},
+        {"messages": [HI], "thinking": {"type": "enabled", "budget_tokens": "many"}},
+        {"messages": [HI], "output_config": {"format": []}},
+    ],
+)
+def test_bad_requests_are_refused(body: dict[str, Any]) -> None:
+    with pytest.raises(RequestError):
+        chat_fields(Fields(body))

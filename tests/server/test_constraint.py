@@ -1,0 +1,65 @@
+"""Fields that bind the form of a reply, and what of them reaches the engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pyctl.chat.reasoning import THINK
+from pyctl.chat.schema import reply_grammar, schema_grammar
+from tests.server.fake import HI, Bench, play
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+ANY = {"type": "object"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "schema"),
+    [
+        ({"response_format": {"type": "json_object"}}, ANY),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, SCHEMA),
+        ({"response_format": {"type": "json_object"}, "json_schema": SCHEMA}, SCHEMA),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}, SCHEMA),
+        ({"response_format": {"type": "json_schema"}}, ANY),
+        ({"json_schema": SCHEMA}, SCHEMA),
+        ({"json_schema": {}}, ANY),
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {}}, None),
+        ({}, None),
+    ],
+)
+def test_schemas(fields: dict[str, Any], schema: Any) -> None:
+    bench = Bench(play("x"))
+    bench.chat(**fields)
+    bench.post("/completion", {"prompt": "x", **fields})
+    chat, raw = (request.sampling for request in bench.worker.requests)
+    assert chat.grammar == ("" if schema is None else schema_grammar(schema))
+    assert raw.grammar == ("" if schema is None else schema_grammar(schema))
+
+
+def test_where_a_schema_begins_to_bind() -> None:
+    bench = Bench(play("x"), template=OPENED)
+    bench.chat(json_schema=SCHEMA)
+    bench.post(
+        "/v1/chat/completions", {"messages": [*HI, {"role": "assistant", "content": '{"a"'}], "json_schema": SCHEMA}
+    )
+    inside, behind = (request.sampling for request in bench.worker.requests)
+    assert inside.grammar == reply_grammar(SCHEMA, THINK, "reasoning")
+    assert (behind.grammar, behind.grammar_prefill) == (reply_grammar(SCHEMA, THINK, "content"), '{"a"')
+
+
+def test_grammars_bind_from_the_start() -> None:
+    bench = Bench(play("x"), template=OPENED)
+    bench.chat(grammar="root ::= [0-9]")
+    bench.post("/completion", {"prompt": "x", "grammar": "root ::= [0-9]", "json_schema": SCHEMA})
+    for request in bench.worker.requests:
+        assert (request.sampling.grammar, request.sampling.grammar_prefill) == ("root ::= [0-9]", "")
+
+
+OPENED = """\
+{%- for m in messages -%}
+{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n<think>\\n' -}}{%- endif -%}
+"""

@@ -1,0 +1,69 @@
+"""Bodies of the Messages and Responses APIs that no client would send."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.server.fake import Bench, play
+
+# fmt: off
+NAMES = [
+    "messages", "input", "role", "content", "type", "text", "system", "tools", "tool_choice", "name", "input_schema",
+    "parameters", "thinking", "source", "data", "id", "call_id", "tool_use_id", "arguments", "output", "summary",
+    "encrypted_content", "stop_sequences", "max_tokens", "max_output_tokens", "budget_tokens", "reasoning", "effort",
+    "format", "output_config", "include", "previous_response_id", "metadata", "store", "instructions",
+]
+# fmt: on
+# fmt: off
+WORDS = [
+    "user", "assistant", "system", "developer", "tool", "text", "image", "document", "thinking", "redacted_thinking",
+    "tool_use", "tool_result", "message", "function", "function_call", "function_call_output", "reasoning",
+    "input_text", "output_text", "refusal", "input_image", "enabled", "disabled", "auto", "any", "none",
+    "json_schema", "json_object", "pyctl-reasoning-AAAA", "x-anthropic-billing-header:cch=",
+]
+# fmt: on
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 2**40)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.sampled_from(WORDS)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=5),
+    max_leaves=25,
+)
+BLOCKS = st.dictionaries(st.sampled_from(NAMES), st.text() | VALUES, max_size=4).flatmap(
+    lambda members: st.sampled_from(WORDS).map(lambda kind: {**members, "type": kind})
+)
+ITEMS = st.builds(
+    lambda role, content, more: {**more, "role": role, "content": content},
+    st.sampled_from(["user", "assistant", "system", "tool"]),
+    st.text() | st.lists(BLOCKS, max_size=4),
+    st.dictionaries(st.sampled_from(["type", "status", "id"]), st.sampled_from(WORDS), max_size=2),
+)
+BODIES = st.builds(
+    lambda items, more: {"messages": items, "input": items, **more},
+    st.lists(ITEMS, max_size=2) | st.lists(ITEMS | BLOCKS, max_size=4),
+    st.just({}) | st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=2),
+)
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+def test_any_body_is_answered_or_refused(path: str) -> None:
+    bench = Bench(play("a"))
+
+    @given(BODIES)
+    @settings(max_examples=100, deadline=None)
+    def ask(body: dict[str, Any]) -> None:
+        response = bench.post(path, body)
+        assert response.status_code in (200, 400, 501), response.text
+        if response.status_code != 200:
+            assert response.json()["error"]["message"]
+
+    ask()
+    assert bench.worker.requests, "some are answered"

@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyctl.errors import NotFoundError, NotSupportedError, RequestError
+from pyctl.server.fields import Fields
+from pyctl.server.responses_request import ResponseRequest, seal
+from pyctl.server.responses_store import ResponseStore
+
+
+def converted(given: Any, store: ResponseStore | None = None, **fields: Any) -> dict[str, Any]:
+    return ResponseRequest.of(Fields({"input": given, **fields}), store or ResponseStore()).chat.as_dict()
+
+
+def messages_of(*items: Any, **fields: Any) -> Any:
+    return converted(list(items), **fields)["messages"]
+
+
+def part(text: str, kind: str = "output_text") -> dict[str, Any]:
+    return {"type": kind, "text": text}
+
+
+def text(value: str) -> dict[str, Any]:
+    return {"type": "text", "text": value}
+
+
+def reasoning(**members: Any) -> dict[str, Any]:
+    return {"type": "reasoning", "summary": [], **members}
+
+
+def call(name: str) -> dict[str, Any]:
+    return {"type": "function_call", "call_id": f"call_{name}", "name": name, "arguments": "{}"}
+
+
+HI = {"role": "user", "content": "hi"}
+
+
+def test_a_string_is_what_the_user_says() -> None:
+    assert converted("hi") == {"messages": [HI]}
+    assert converted("hi", instructions="Be kind.")["messages"] == [{"role": "system", "content": "Be kind."}, HI]
+    assert converted("hi", instructions=None)["messages"] == [HI]
+
+
+def test_messages_of_all_roles_in_their_places() -> None:
+    items = [
+        {"type": "message", "role": "developer", "content": "a", "status": "completed"},
+        {"role": "user", "content": [part("b", "input_text"), part("c", "input_text")]},
+        {"role": "assistant", "content": "d"},
+        {"role": "system", "content": [part("e", "input_text")]},
+    ]
+    assert messages_of(*items) == [
+        {"role": "developer", "content": "a"},
+        {"role": "user", "content": [text("b"), text("c")]},
+        {"role": "assistant", "content": "d"},
+        {"role": "system", "content": [text("e")]},
+    ]
+
+
+def test_the_items_of_a_turn_are_one_message() -> None:
+    turn = [
+        reasoning(id="rs_1", content=[part("hm ", "reasoning_text"), part("so", "reasoning_text")]),
+        {"type": "message", "role": "assistant", "id": "msg_1", "content": [part("I look."), part("!", "output_text")]},
+        call("look"),
+        call("wait"),
+    ]
+    outputs = [
+        {"type": "function_call_output", "call_id": "call_look", "output": "sunny"},
+        {"type": "function_call_output", "call_id": "call_wait", "output": [part("done", "input_text")]},
+    ]
+    calls = [
+        {"id": f"call_{name}", "type": "function", "function": {"name": name, "arguments": "{}"}}
+        for name in ("look", "wait")
+    ]
+    assert messages_of(HI, *turn, *outputs) == [
+        HI,
+        {
+            "role": "assistant",
+            "reasoning_content": "hm so",
+            "content": "I look.!",
+            "tool_calls": calls,
+        },
+        {"role": "tool", "tool_call_id": "call_look", "content": "sunny"},
+        {"role": "tool", "tool_call_id": "call_wait", "content": [text("done")]},
+    ]
+
+
+def test_a_refusal_is_text() -> None:
+    item = {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}
+    assert messages_of(item)[0]["content"] == "no"
+
+
+@given(st.text(min_size=1))
+def test_sealed_reasoning_comes_back(thought: str) -> None:
+    item = reasoning(encrypted_content=seal(thought))
+    assert messages_of(item, call("x"))[0]["reasoning_content"] == thought
+
+
+@pytest.mark.parametrize(
+    "sealed", ["", None, "gAAAAABo", "pyctl-reasoning-", "pyctl-reasoning-AAAA", "pyctl-reasoning-ä"]
+)
+def test_reasoning_that_cannot_be_read_is_left_out(sealed: str | None) -> None:
+    assert messages_of(HI, reasoning(encrypted_content=sealed), HI) == [HI, HI]
+    summary = [{"type": "summary_text", "text": "short"}]
+    item = {**reasoning(encrypted_content=sealed), "summary": summary}
+    assert messages_of(HI, item, call("x"))[1]["reasoning_content"] == "short"
+
+
+def test_options_have_their_chat_names() -> None:
+    schema = {"type": "object"}
+    style = {"type": "json_schema", "name": "n", "schema": schema, "strict": True}
+    fields = converted(
+        "hi",
+        model="gpt",
+        max_output_tokens=7,
+        temperature=0.5,
+        reasoning={"effort": "low", "summary": "auto"},
+        text={"format": style, "verbosity": "low"},
+        parallel_tool_calls=False,
+        metadata={"a": "b"},
+        store=False,
+        include=[],
+        truncation="disabled",
+        seed=3,
+        stream=True,
+    )
+    assert fields == {
+        "messages": [HI],
+        "max_tokens": 7,
+        "temperature": 0.5,
+        "reasoning_effort": "low",
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "n", "schema": schema, "strict": True},
+        },
+        "parallel_tool_calls": False,
+        "seed": 3,
+        "stream": True,
+    }
+    assert converted("hi", text={"format": {"type": "json_object"}})["response_format"] == {"type": "json_object"}
+
+
+def test_functions_are_nested_and_other_tools_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    schema = {"type": "object"}
+    look = {"type": "function", "name": "look", "description": "Look", "parameters": schema, "strict": True}
+    fields = converted("hi", tools=[{"type": "web_search"}, look, {"type": "function", "name": "wait"}])
+    assert fields["tools"] == [
+        {"type": "function", "function": {"name": "look", "description": "Look", "parameters": schema}},
+        {"type": "function", "function": {"name": "wait", "description": "", "parameters": {}}},
+    ]
+    assert "web_search" in caplog.text
+    assert "tools" not in converted("hi", tools=[{"type": "web_search"}])
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ("required", "required"),
+        ({"type": "function", "name": "look"}, {"type": "function", "function": {"name": "look"}}),
+        ({"type": "allowed_tools", "mode": "required", "tools": []}, "required"),
+        ({"type": "web_search"}, "auto"),
+    ],
+)
+def test_tool_choice(choice: Any, expected: Any) -> None:
+    assert converted("hi", tool_choice=choice)["tool_choice"] == expected
+
+
+def test_a_previous_response_comes_before_what_is_asked_now() -> None:
+    store = ResponseStore()
+    store.put({"id": "resp_1"}, [HI, {"role": "assistant", "tool_calls": ["c"]}], None)
+    output = {"type": "function_call_output", "call_id": "call_x", "output": "y"}
+    fields = Fields({"input": [output], "previous_response_id": "resp_1", "instructions": "new"})
+    asked = ResponseRequest.of(fields, store)
+    tool = {"role": "tool", "tool_call_id": "call_x", "content": "y"}
+    system = {"role": "system", "content": "new"}
+    assert asked.chat.get("messages") == [system, HI, {"role": "assistant", "tool_calls": ["c"]}, tool]
+    assert (asked.added, asked.previous) == ([tool], "resp_1")
+    with pytest.raises(NotFoundError):
+        ResponseRequest.of(Fields({"input": "x", "previous_response_id": "resp_2"}), store)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"input": [{"role": "user", "content": [{"type": "input_text"}]}]},
+        {"input": [{"role": "assistant", "content": [{"type": "output_text", "text": 7}]}]},
+        {"input": 7},
+        {"input": ["hi"]},
+        {"input": [{}]},
+        {"input": [{"role": "user"}]},
+        {"input": [{"role": "user", "content": [7]}]},
+        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+        {"input": [{"role": "user", "content": [{"type": "input_file"}]}]},
+        {"input": [{"role": "user", "content": [{"type": "video"}]}]},
+        {"input": [{"type": "function_call", "name": "x"}]},
+        {"input": [{"type": "function_call_output", "call_id": "x"}]},
+        {"input": [{"type": "function_call_output", "output": "x"}]},
+        {"input": [{"type": "reasoning", "content": "x"}]},
+        {"input": [{"type": "reasoning", "summary": [7]}]},
+        {"input": [{"type": "item_reference", "id": "msg_1"}]},
+        {"input": "x", "instructions": ["y"]},
+        {"input": "x", "tools": {}},
+        {"input": "x", "tools": [7]},
+        {"input": "x", "reasoning": "low"},
+        {"input": "x", "text": "json"},
+        {"input": "x", "previous_response_id": 7},
+    ],
+)
+def test_bad_requests_are_refused(body: dict[str, Any]) -> None:
+    with pytest.raises(RequestError):
+        ResponseRequest.of(Fields(body), ResponseStore())
+
+
+def test_conversations_at_the_server_are_not_supported() -> None:
+    with pytest.raises(NotSupportedError):
+        converted("hi", conversation="conv_1")

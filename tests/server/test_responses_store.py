@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyctl.errors import NotFoundError
+from pyctl.server.json import encode
+from pyctl.server.responses_store import ResponseStore
+
+
+def put(store: ResponseStore, name: str, parent: str | None = None, text: str = "") -> None:
+    store.put({"id": name, "text": text}, [f"asked {name}", f"answered {name}"], parent)
+
+
+def test_a_conversation_is_everything_since_its_beginning() -> None:
+    store = ResponseStore()
+    put(store, "a")
+    put(store, "b", "a")
+    put(store, "c", "b")
+    put(store, "x", "a")
+    assert store.conversation("c") == [f"{did} {name}" for name in "abc" for did in ("asked", "answered")]
+    assert store.conversation("x") == [f"{did} {name}" for name in "ax" for did in ("asked", "answered")]
+    assert store.get("b") == {"id": "b", "text": ""}
+
+
+def test_what_is_not_there_is_not_found() -> None:
+    store = ResponseStore()
+    for ask in (store.get, store.conversation, store.delete):
+        with pytest.raises(NotFoundError, match="'nothing'"):
+            ask("nothing")
+
+
+def test_the_end_of_a_conversation_goes_before_its_beginning() -> None:
+    store = ResponseStore(380)
+    put(store, "a")
+    put(store, "b", "a")
+    put(store, "other", text="x" * 250)
+    assert store.get("a")
+    with pytest.raises(NotFoundError):
+        store.get("b")
+
+
+def test_a_response_that_is_too_long_alone_is_not_kept() -> None:
+    store = ResponseStore(100)
+    put(store, "a", text="x" * 200)
+    assert (len(store), store.n_bytes) == (0, 0)
+
+
+def test_a_response_whose_parent_has_gone_is_not_kept() -> None:
+    store = ResponseStore()
+    put(store, "b", "gone")
+    assert len(store) == 0
+
+
+def test_a_deleted_response_stays_for_those_that_continue_it() -> None:
+    store = ResponseStore()
+    put(store, "a")
+    put(store, "b", "a")
+    store.delete("a")
+    with pytest.raises(NotFoundError):
+        store.get("a")
+    assert store.conversation("b")[0] == "asked a"
+    store.delete("b")
+    assert (len(store), store.n_bytes) == (0, 0)
+
+
+ACTIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["put", "put", "put", "get", "conversation", "delete"]),
+        st.integers(0, 9),
+        st.none() | st.integers(0, 9),
+        st.integers(0, 120),
+    ),
+    max_size=40,
+)
+
+
+@given(ACTIONS, st.integers(0, 600))
+def test_bytes_are_bounded_and_everything_known_can_be_continued(actions: list[Any], limit: int) -> None:
+    store = ResponseStore(limit)
+    told: dict[str, list[str]] = {}
+    sizes: dict[str, int] = {}
+    for number, (action, target, parent, size) in enumerate(actions):
+        names = list(told)
+        if action == "put":
+            at = names[parent % len(names)] if names and parent is not None else None
+            name = f"r{number}"
+            put(store, name, at, "x" * size)
+            messages = [f"asked {name}", f"answered {name}"]
+            told[name] = [*(told[at] if at else []), *messages]
+            sizes[name] = len(encode({"id": name, "text": "x" * size})) + len(encode(messages))
+        elif names:
+            try:
+                getattr(store, action)(names[target % len(names)])
+            except NotFoundError:
+                continue
+        assert store.n_bytes <= limit
+        for name in told:
+            try:
+                assert store.conversation(name) == told[name]
+            except NotFoundError:
+                continue
+    assert store.n_bytes <= sum(sizes.values())

@@ -1,0 +1,226 @@
+"""Models by name, from a server on this machine that answers as huggingface.co does."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+FILES = {
+    "README.md": b"words",
+    "mmproj-model-F16.gguf": b"eyes",
+    "model-BF16-00001-of-00002.gguf": b"GGUF one",
+    "model-BF16-00002-of-00002.gguf": b"GGUF two",
+    "model-Q4_K_M.gguf": b"GGUF small",
+    "model-Q8_0.gguf": b"GGUF large",
+}
+REPOS = {
+    "org/model-GGUF": FILES,
+    "org/large": {"x-IQ2_M.gguf": b"GGUF", "x-q8_0.gguf": b"GGUF 8"},
+    "org/odd": {"mmproj.gguf": b"-", "sub/first.gguf": b"GGUF first", "sub/second.gguf": b"GGUF second"},
+    "org/none": {"README.md": b"words"},
+    "org/secret": {"s-Q8_0.gguf": b"GGUF secret"},
+}
+
+
+class Hub(BaseHTTPRequestHandler):
+    """The list of files, their sizes and their contents; ``seen`` counts requests, ``broken`` answers 503."""
+
+    seen: list[str]
+    broken = False
+
+    def do_HEAD(self) -> None:
+        self._answer(False)
+
+    def do_GET(self) -> None:
+        self._answer(True)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def _answer(self, with_body: bool) -> None:
+        Hub.seen.append(self.path)
+        if Hub.broken:
+            return self._send(503, b"", with_body)
+        if (match := re.fullmatch(r"/api/models/([^/]+/[^/?]+).*", self.path)) and match[1] in REPOS:
+            if match[1] == "org/secret" and self.headers.get("Authorization") != "Bearer t0ken":
+                return self._send(401, b"", with_body, {"X-Error-Code": "GatedRepo"})
+            names = [{"rfilename": name} for name in REPOS[match[1]]]
+            body = json.dumps({"id": match[1], "sha": COMMIT, "siblings": names}).encode()
+            return self._send(200, body, with_body, {"Content-Type": "application/json"})
+        if match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/[^/]+/(.+)", self.path):
+            body = REPOS.get(match[1], {}).get(match[2])
+            if body is not None:
+                etag = hashlib.sha256(body).hexdigest()
+                return self._send(200, body, with_body, {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT})
+            return self._send(404, b"", with_body, {"X-Error-Code": "EntryNotFound"})
+        if self.path.startswith("/files/"):
+            body = FILES.get(self.path.removeprefix("/files/"))
+            return self._send(200 if body else 404, body or b"", with_body)
+        return self._send(401, b"", with_body, {"X-Error-Code": "RepoNotFound"})
+
+    def _send(self, status: int, body: bytes, with_body: bool, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if with_body:
+            self.wfile.write(body)
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[str]:
+    Hub.seen = []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+CHILD = """
+import json, sys
+from pyctl.config import HubSettings
+from pyctl.errors import ConfigError
+from pyctl.hub import cached_models, fetch
+for settings in json.loads(sys.argv[1]):
+    try:
+        path = fetch(HubSettings(**settings)) if settings else None
+        print(json.dumps([path.name, path.read_text()] if path else cached_models()))
+    except ConfigError as error:
+        print(json.dumps(str(error)))
+"""
+Run = Callable[..., list[object]]
+
+
+@pytest.fixture
+def run(hub: str, tmp_path: Path) -> Run:
+    """run({settings}, ...) -> [name, content] of the file, or the text of the error, for each.
+
+    In a process of its own: the library reads its variables when it is imported. No settings mean the list of models.
+    """
+
+    def child(*settings: dict[str, object], endpoint: str = hub, **variables: str) -> list[object]:
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+        environ |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hf"), "XDG_CACHE_HOME": str(tmp_path)}
+        environ |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", **variables}
+        command = [sys.executable, "-c", CHILD, json.dumps(settings)]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environ)
+        assert result.returncode == 0, result.stderr
+        return [json.loads(line) for line in result.stdout.splitlines()]
+
+    return child
+
+
+def test_the_quant_is_chosen_as_llama_server_does(run: Run) -> None:
+    model = {"hf_repo": "org/model-GGUF"}
+    assert run(
+        model,
+        {"hf_repo": "org/model-GGUF:q8_0"},
+        {"hf_repo": "org/model-GGUF:bf16"},
+        {**model, "hf_file": "mmproj-model-F16.gguf"},
+        {"hf_repo": "org/large"},
+        {"hf_repo": "org/odd"},
+        {"hf_repo": "org/secret", "hf_token": "t0ken"},
+        {},
+    ) == [
+        ["model-Q4_K_M.gguf", "GGUF small"],
+        ["model-Q8_0.gguf", "GGUF large"],
+        ["model-BF16-00001-of-00002.gguf", "GGUF one"],
+        ["mmproj-model-F16.gguf", "eyes"],
+        ["x-q8_0.gguf", "GGUF 8"],
+        ["first.gguf", "GGUF first"],
+        ["s-Q8_0.gguf", "GGUF secret"],
+        [
+            *("org/large:Q8_0", "org/model-GGUF:BF16", "org/model-GGUF:Q4_K_M", "org/model-GGUF:Q8_0", "org/odd"),
+            "org/secret:Q8_0",
+        ],
+    ]
+
+
+def test_what_was_fetched_is_found_without_a_network(run: Run, hub: str) -> None:
+    split, small = {"hf_repo": "org/model-GGUF:BF16"}, {"hf_repo": "org/model-GGUF"}
+    fetched = run(split, small)
+    n_seen = len(Hub.seen)
+    assert run({**split, "offline": True}, {**small, "offline": True}) == fetched
+    assert len(Hub.seen) == n_seen
+    assert run(split, small, endpoint="http://127.0.0.1:9") == fetched
+    assert run(split, HF_HUB_OFFLINE="1") == fetched[:1]
+    Hub.broken = True
+    try:
+        assert run(split) == fetched[:1]
+    finally:
+        Hub.broken = False
+    (missing,) = run({"hf_repo": "org/model-GGUF:Q8_0", "offline": True})
+    assert missing == (
+        "no GGUF file of quant Q8_0 in what was fetched of org/model-GGUF; there are model-BF16-00001-of-00002.gguf,"
+        " model-Q4_K_M.gguf"
+    )
+
+
+def test_a_split_model_of_which_a_part_is_missing(run: Run, tmp_path: Path) -> None:
+    run({"hf_repo": "org/model-GGUF:BF16"})
+    (part,) = tmp_path.rglob("model-BF16-00002-of-00002.gguf")
+    part.unlink()
+    (message,) = run({"hf_repo": "org/model-GGUF:BF16", "offline": True})
+    assert message == (
+        "model-BF16-00002-of-00002.gguf of org/model-GGUF has not been fetched before, and --offline is given"
+    )
+
+
+def test_what_the_hub_does_not_have(run: Run, hub: str) -> None:
+    assert run(
+        {"hf_repo": "org/nothing"},
+        {"hf_repo": "org/model-GGUF:Q5_K_M"},
+        {"hf_repo": "org/model-GGUF", "hf_file": "x.gguf"},
+        {"hf_repo": "org/none"},
+        {"hf_repo": "org/secret"},
+        {"hf_repo": "org/model-GGUF", "offline": True},
+        {},
+    ) == [
+        f"there is no model org/nothing at {hub}, or it needs --hf-token",
+        "no GGUF file of quant Q5_K_M in org/model-GGUF; there are model-BF16-00001-of-00002.gguf, model-Q4_K_M.gguf,"
+        " model-Q8_0.gguf",
+        "no file x.gguf in org/model-GGUF; there are model-BF16-00001-of-00002.gguf, model-Q4_K_M.gguf,"
+        " model-Q8_0.gguf",
+        "no GGUF file in org/none; there are none",
+        "org/secret is open only to those who accepted its terms; then pass --hf-token",
+        "org/model-GGUF has not been fetched before, and --offline is given",
+        [],
+    ]
+
+
+def test_no_network_and_nothing_fetched(run: Run) -> None:
+    (message,) = run({"hf_repo": "org/model-GGUF"}, endpoint="http://127.0.0.1:9")
+    assert str(message).startswith(
+        "org/model-GGUF has not been fetched before, and http://127.0.0.1:9 cannot be reached ("
+    )
+
+
+def test_models_by_address(run: Run, hub: str, tmp_path: Path) -> None:
+    model = {"model_url": f"{hub}/files/model-BF16-00001-of-00002.gguf"}
+    fetched = ["model-BF16-00001-of-00002.gguf", "GGUF one"]
+    assert run(model) == [fetched]
+    assert len(list(tmp_path.rglob("model-BF16-0000?-of-00002.gguf"))) == 2
+    assert run({**model, "offline": True}) == [fetched]
+    missing = {"model_url": f"{hub}/files/x.gguf"}
+    assert run(missing, {**missing, "offline": True}, {"model_url": f"{hub}/files/README.md"}) == [
+        f"{hub}/files/x.gguf answers with status 404",
+        "x.gguf has not been fetched before, and --offline is given",
+        f"{hub}/files/README.md does not end in the name of a GGUF file",
+    ]
+    (message,) = run({"model_url": "http://127.0.0.1:9/x.gguf"})
+    assert str(message).startswith("cannot fetch http://127.0.0.1:9/x.gguf: ")
+    assert not list(tmp_path.rglob("*.part"))
