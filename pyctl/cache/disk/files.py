@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import mmap
 import os
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
@@ -28,12 +26,6 @@ AHEAD = 8
 
 NOT_DAMAGE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Errors of a read that say nothing about the file."""
-
-NO_SUCH_READ = (errno.EAGAIN, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
-"""What a file system answers that has nothing in memory, or does not know this way to read."""
-
-PAGE = 4096
-"""Alignment of reads past the page cache; the block size of drives."""
 
 FIRST_READ = 4096
 """Bytes read in the hope that they hold the whole header."""
@@ -151,9 +143,15 @@ def _read_chunk(path: Path, part: Part, out: Block, offset: int, stored: int, cr
     raw = part.coding.codec == Codec.RAW and stored == out.size
     data = out.data if raw else np.empty(stored, np.uint8).data
     with _opened(path) as descriptor:
-        done = _cached(descriptor, data, offset)
-        if done < stored and not _direct(path, data[done:], offset + done):
-            _plain(path, descriptor, data[done:], offset + done)
+        # The whole chunk at once: read-ahead alone asks a cold drive for less than it can give. Reading past the page
+        # cache is no faster, and asking what is cached (RWF_NOWAIT) makes it slower.
+        os.posix_fadvise(descriptor, offset, stored, os.POSIX_FADV_WILLNEED)
+        done = 0
+        while done < stored:
+            n = os.preadv(descriptor, [data[done:]], offset + done)
+            if n == 0:
+                raise Damage(path.name, "ends too early")
+            done += n
     if crc32(data) != crc:
         raise Damage(path.name, f"wrong checksum in the {part.what.name.lower()}")
     if not raw:
@@ -161,62 +159,3 @@ def _read_chunk(path: Path, part: Part, out: Block, offset: int, stored: int, cr
             decode(part.coding, data, out)
         except ValueError as error:
             raise Damage(path.name, str(error)) from None
-
-
-def _cached(descriptor: int, data: memoryview, offset: int) -> int:
-    """Read what the page cache has of the start of ``data``; how many bytes that was."""
-    done = 0
-    try:
-        while done < len(data) and (n := os.preadv(descriptor, [data[done:]], offset + done, os.RWF_NOWAIT)):
-            done += n
-    except OSError as error:
-        if error.errno not in NO_SUCH_READ:
-            raise
-    return done
-
-
-def _direct(path: Path, data: memoryview, offset: int) -> bool:
-    """Read past the page cache: faster on a cold drive, and nothing is in RAM twice. False if it cannot be."""
-    first, last = offset // PAGE * PAGE, -(-(offset + len(data)) // PAGE) * PAGE
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
-    except OSError as error:
-        if error.errno not in NO_SUCH_READ:
-            raise
-        return False
-    try:
-        aligned = _aligned(last - first)
-        if os.preadv(descriptor, [aligned], first) < offset - first + len(data):
-            return False
-        data[:] = aligned[offset - first :][: len(data)]
-        return True
-    except OSError as error:
-        if error.errno not in NO_SUCH_READ:
-            raise
-        return False
-    finally:
-        os.close(descriptor)
-
-
-def _plain(path: Path, descriptor: int, data: memoryview, offset: int) -> None:
-    done = 0
-    while done < len(data):
-        n = os.preadv(descriptor, [data[done:]], offset + done)
-        if n == 0:
-            raise Damage(path.name, "ends too early")
-        done += n
-
-
-class _Scratch(threading.local):
-    """Page-aligned memory of one thread."""
-
-    memory: mmap.mmap | None = None
-
-
-_scratch = _Scratch()
-
-
-def _aligned(size: int) -> memoryview:
-    if _scratch.memory is None or len(_scratch.memory) < size:
-        _scratch.memory = mmap.mmap(-1, size)
-    return memoryview(_scratch.memory)[:size]
