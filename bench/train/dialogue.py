@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from random import Random
-from typing import Any
 
 from facts import KINDS, OPEN_KINDS, Fact, new_fact
 from filler import document, small_talk
@@ -37,9 +36,10 @@ class Message:
 
 @dataclass(frozen=True)
 class Question:
-    """A question about a needle: the index of its answer in the messages, and the fact."""
+    """A question about a needle: the indices of its answer and of where it was told, and the fact."""
 
     index: int
+    told: int
     fact: Fact
 
 
@@ -97,11 +97,10 @@ class Dialogue:
         old = self.random.choice(list(self.facts.values()))
         self.tell(fact=Fact(old.kind, old.owner, old.kind.value(self.told)))
 
-    def ask(self, fact: Fact | None = None) -> Question:
+    def ask(self, fact: Fact | None = None) -> None:
         fact = fact or self.random.choice(list(self.facts.values()))
         thought = f"The user asks for something told before. {fact.answered}"
         self.turn(fact.asked(self.values), fact.answered, thought)
-        return Question(len(self.messages) - 1, fact)
 
     def ask_unknown(self) -> None:
         """A question about something that was not told, often close to something that was."""
@@ -222,7 +221,7 @@ def conversation(random: Random, tokens: int) -> list[Message]:
     return dialogue.messages
 
 
-def needles(random: Random, tokens: int, count: int, **options: Any) -> tuple[list[Message], list[Question]]:
+def needles(random: Random, tokens: int, count: int) -> tuple[list[Message], list[Question]]:
     """A test conversation of about `tokens` tokens: `count` held-out facts told on the way, all asked for at the end.
 
     Between them are other facts of the same kinds with other owners, talk, documents and fixed phrases.
@@ -233,15 +232,21 @@ def needles(random: Random, tokens: int, count: int, **options: Any) -> tuple[li
     while len(facts) < count:
         fact = new_fact(dialogue.told, OPEN_KINDS)
         facts.setdefault(fact.key, fact)
+    places = {}
     for number, fact in enumerate(facts.values()):
         while dialogue.tokens < tokens * number // count:
             distract(dialogue, tokens, facts)
+        places[fact] = len(dialogue.messages)
         dialogue.tell(fact=fact)
     while dialogue.tokens < tokens:
         distract(dialogue, tokens, facts)
     order = list(facts.values())
     random.shuffle(order)
-    return dialogue.messages, [dialogue.ask(fact) for fact in order]
+    questions = []
+    for fact in order:
+        dialogue.ask(fact)
+        questions.append(Question(len(dialogue.messages) - 1, places[fact], fact))
+    return dialogue.messages, questions
 
 
 def distract(dialogue: Dialogue, tokens: int, avoid: dict[tuple[str, str], Fact]) -> None:

@@ -1,14 +1,21 @@
-"""Writes a trained network and its tokenizer as a GGUF file that llama.cpp loads as `qwen35`."""
+"""Writes a trained network and its tokenizer as a GGUF file that llama.cpp loads as `qwen35`.
+
+    python bench/train/export.py DIR -o pyctl/models/builtin.gguf
+
+with the network.pt and the tokenizer.json that train.py left in DIR; train.py itself does this, too.
+"""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from gguf import GGML_QUANT_VERSION, GGUFWriter, LlamaFileType, TokenType
-from network import Attention, Network
+from network import Attention, Network, Sizes
 from tokenizers import Tokenizer
 from tokens import SPECIAL, merges
 
@@ -18,10 +25,10 @@ TEMPLATE = Path(__file__).with_name("template.jinja")
 _CONTEXT = 262_144
 
 
-def write_gguf(path: Path, network: Network, tokenizer: Tokenizer, *, name: str, half: bool = True) -> None:
+def write_gguf(path: Path, network: Network, tokenizer: Tokenizer, *, half: bool = True) -> None:
     """Write to `path`: matrices as f16 (f32 if not `half`), norms and what llama.cpp wants so as f32."""
     writer = GGUFWriter(path, "qwen35")
-    _add_sizes(writer, network, name, half)
+    _add_sizes(writer, network, half)
     _add_tokenizer(writer, tokenizer)
     for key, tensor, matrix in _tensors(network):
         values = tensor.detach().float().cpu().numpy()
@@ -61,10 +68,10 @@ def _tensors(network: Network) -> Iterator[tuple[str, Any, bool]]:
             yield head + "ssm_out.weight", mixer.out.weight, True
 
 
-def _add_sizes(writer: GGUFWriter, network: Network, name: str, half: bool) -> None:
+def _add_sizes(writer: GGUFWriter, network: Network, half: bool) -> None:
     sizes = network.sizes
     inner = sizes.recurrent_heads * sizes.recurrent_head
-    writer.add_name(name)
+    writer.add_name("pyctl built-in")
     writer.add_license("MIT")
     writer.add_file_type(LlamaFileType.MOSTLY_F16 if half else LlamaFileType.ALL_F32)
     writer.add_quantization_version(GGML_QUANT_VERSION)
@@ -104,3 +111,17 @@ def _add_tokenizer(writer: GGUFWriter, tokenizer: Tokenizer) -> None:
     writer.add_pad_token_id(tokenizer.token_to_id("<|endoftext|>"))
     writer.add_add_bos_token(False)
     writer.add_chat_template(TEMPLATE.read_text())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("trained", type=Path, metavar="DIR")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE")
+    args = parser.parse_args()
+    network = Network(Sizes())
+    network.load_state_dict(torch.load(args.trained / "network.pt", map_location="cpu", weights_only=True))
+    write_gguf(args.output, network, Tokenizer.from_file(str(args.trained / "tokenizer.json")))
+
+
+if __name__ == "__main__":
+    main()

@@ -218,7 +218,7 @@ def main() -> None:
     plain = Network(network.sizes).to(device)
     plain.load_state_dict(network.state_dict())
     torch.save(plain.state_dict(), args.out / "network.pt")
-    write_gguf(args.out / "builtin.gguf", plain, tokenizer, name="pyctl built-in")
+    write_gguf(args.out / "builtin.gguf", plain, tokenizer)
     log("wrote builtin.gguf")
     examine(plain, tokenizer, device, args, log)
 
