@@ -1,13 +1,15 @@
-"""A server on the built-in tiny model, and a conversation through the openai client that outlives two restarts.
+"""A server on the built-in model, and a conversation through the openai client that outlives two restarts.
 
-    make demo
+    make demo                                  # or: python bench/demo.py [--svg docs/demo.svg]
 
-Each turn is sent as a client sends it and then cold, with `cache_prompt: false`. Before turns 3 and 5 the server is
-stopped and started again, so that the cache comes back from disk.
+Each turn is sent as a client sends it and then cold, with `cache_prompt: false`; the two replies must be equal. Before
+turns 3 and 5 the server is stopped and started again, so that the cache comes back from disk.
 """
 
 from __future__ import annotations
 
+import argparse
+import itertools
 import os
 import signal
 import socket
@@ -16,40 +18,42 @@ import sys
 import tempfile
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import openai
-from common import show
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HEAD = "You are the keeper of a long manual. " + " ".join(
-    f"Rule {i}: valve {i * 7 % 97} opens at noon." for i in range(250)
+    f"Rule {i}: valve {i * 7 % 97} opens at noon." for i in range(1, 501)
 )
-QUESTIONS = (
-    "Which valve does rule 12 speak of?",
-    "And the one after it?",
-    "Please repeat your first answer, word for word.",
-    "Then summarise the manual in one line.",
-    "Thank you. Which rule was the last?",
+TURNS = (
+    "Hello! My cat is called Miro. The code of the north door is 4821.",
+    "What can you do?",
+    "What is the code of the north door?",
+    "Actually, the code of the north door is 7305.",
+    "What is the code of the north door?",
+    "And what is my cat called?",
 )
-
-
-TURNS_PER_RUN = 2
-"""Turns between two restarts."""
+RESTARTS = (2, 4)
+"""Turns, from 0, before which the server is stopped and started again."""
 
 
 @contextmanager
-def running_server(cache: str) -> Iterator[str]:
+def running_server(cache: str, *flags: str) -> Iterator[str]:
     """A `pyctl serve` process on a free port with ``cache`` as its directory; stops it with SIGTERM."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "pyctl", "serve", "--port", str(port), "-c", "32768", "--verbosity", "2"]
-    command += ["--kv-cache-dir", cache]
+    command = [sys.executable, "-m", "pyctl", "serve", "--port", str(port), "--verbosity", "2"]
+    command += ["--kv-cache-dir", cache, *flags]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("LLAMA_ARG_", "PYCTL_"))}
-    process = subprocess.Popen(command, env=environment)
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
     try:
         deadline = time.monotonic() + 60
         while True:
@@ -57,7 +61,8 @@ def running_server(cache: str) -> Iterator[str]:
                 if attempt.connect_ex(("127.0.0.1", port)) == 0:
                     break
             if process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit("the server did not start; see above")
+                assert process.stderr is not None
+                raise SystemExit(f"the server did not start: {process.stderr.read().decode()}")
             time.sleep(0.1)
         yield f"http://127.0.0.1:{port}/v1"
     finally:
@@ -65,13 +70,11 @@ def running_server(cache: str) -> Iterator[str]:
         process.wait(20)
 
 
-def turn(
-    client: openai.OpenAI, messages: list[dict[str, str]], n: int, **extra: Any
-) -> tuple[str, dict[str, Any], float]:
+def turn(client: openai.OpenAI, messages: list[dict[str, str]], **extra: Any) -> tuple[str, dict[str, Any], float]:
     """One streamed reply: its text, llama-server's timings, and milliseconds to the first token as the client saw."""
     began, first, text, timings = time.perf_counter(), 0.0, "", {}
     stream = client.chat.completions.create(
-        model="built-in", messages=messages, stream=True, max_tokens=n, temperature=0, extra_body=extra
+        model="built-in", messages=messages, stream=True, max_tokens=60, temperature=0, extra_body=extra
     )
     for chunk in stream:
         if chunk.choices and chunk.choices[0].delta.content:
@@ -81,27 +84,52 @@ def turn(
     return text, timings, first * 1e3
 
 
-def main() -> None:
+def converse(console: Console, cache: str) -> list[list[object]]:
+    """Hold the conversation; one row of numbers per turn."""
     rows: list[list[object]] = []
     messages = [{"role": "system", "content": HEAD}]
+    starts = (0, *RESTARTS, len(TURNS))
+    for first, last in itertools.pairwise(starts):
+        again = "stopped; " if first else ""
+        console.print(f"\n[dim]{again}pyctl serve --kv-cache-dir {'(the same)' if first else 'DIR'}[/]")
+        with running_server(cache) as address:
+            client = openai.OpenAI(base_url=address, api_key="none")
+            for number in range(first, last):
+                messages.append({"role": "user", "content": TURNS[number]})
+                reply, timings, warm = turn(client, messages)
+                cold_reply, _, cold = turn(client, messages, cache_prompt=False)
+                if reply != cold_reply:
+                    raise SystemExit(f"turn {number + 1} differs from a cold run: {reply!r}, {cold_reply!r}")
+                messages.append({"role": "assistant", "content": reply})
+                cached, evaluated, source = timings["cache_n"], timings["prompt_n"], timings["source"]
+                came = f"{cached} tokens from {source}, " if cached else ""
+                console.print(f"[bold cyan]>[/] [bold]{TURNS[number]}[/]")
+                console.print(Padding(reply, (0, 0, 0, 2)))
+                console.print(f"  [dim]{came}{evaluated} evaluated, first token after {warm:.0f} ms[/]")
+                counts = [cached + evaluated, source, cached, evaluated]
+                rows.append([number + 1, *counts, f"{warm:.0f}", f"{cold:.0f}", f"{cold / warm:.1f}x"])
+            client.close()
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="also write what is printed as a picture")
+    args = parser.parse_args()
+    console = Console(width=96, record=args.svg is not None, highlight=False)
+    console.print(f"The system message is a manual of {HEAD.count('Rule')} rules. [dim]Model: built-in.[/]")
     with tempfile.TemporaryDirectory() as cache:
-        for first in range(0, len(QUESTIONS), TURNS_PER_RUN):
-            print("\nstarting pyctl serve on the built-in tiny model", flush=True)
-            with running_server(cache) as address:
-                client = openai.OpenAI(base_url=address, api_key="none")
-                for number in range(first, min(first + TURNS_PER_RUN, len(QUESTIONS))):
-                    messages.append({"role": "user", "content": QUESTIONS[number]})
-                    reply, timings, warm = turn(client, messages, 40)
-                    _, _, cold = turn(client, messages, 1, cache_prompt=False)
-                    print(f"\n> {QUESTIONS[number]}\n{reply}", flush=True)
-                    messages.append({"role": "assistant", "content": reply})
-                    cached, evaluated = timings["cache_n"], timings["prompt_n"]
-                    counts = [cached + evaluated, timings["source"], cached, evaluated]
-                    rows.append([number + 1, *counts, f"{warm:.0f}", f"{cold:.0f}", f"{cold / warm:.1f}x"])
-    print()
-    columns = ["turn", "prompt", "from", "cached", "evaluated", "first token ms", "cold ms", "sooner"]
-    show("Tokens per turn, and milliseconds to the first token: warm against cold", columns, rows)
-    print("The words are gibberish: the weights are random. Tokens, cache and times are real.")
+        rows = converse(console, cache)
+    table = Table(title="Tokens per turn, and milliseconds to the first token: warm against cold", title_justify="left")
+    for name in ("turn", "prompt", "from", "cached", "evaluated", "first token ms", "cold ms", "sooner"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(*(str(cell) for cell in row))
+    console.print()
+    console.print(table)
+    console.print("Every reply equals that of a cold run.")
+    if args.svg is not None:
+        console.save_svg(str(args.svg), title="make demo")
 
 
 if __name__ == "__main__":

@@ -229,8 +229,9 @@ def _open(
 
     if not model.path:
         path = builtin_model()
-        print(f"no -m given: running the built-in tiny model, whose words are gibberish ({path})", file=sys.stderr)
-        model = replace(model, path=str(path), n_ctx=model.n_ctx or 32768)
+        print("no -m given: running the built-in model, which is tiny but remembers what you tell it", file=sys.stderr)
+        model = replace(model, path=str(path), n_ctx=model.n_ctx or 65536)
+        form = replace(form, template_kwargs={"enable_thinking": False, **form.template_kwargs})
     budget = None if cache.ram_mib < 0 else cache.ram_mib * 2**20
 
     def announce(plan: MemoryPlan) -> None:

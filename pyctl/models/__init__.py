@@ -1,5 +1,5 @@
-"""Random-weight GGUF models of the architectures that pyctl is for: tiny ones for tests and the demo, full-size ones
-for benchmarks on machines without the download."""
+"""The built-in model, and random-weight GGUF models of the architectures that pyctl is for: tiny ones for tests,
+full-size ones for benchmarks on machines without the download."""
 
 from __future__ import annotations
 

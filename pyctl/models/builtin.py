@@ -1,15 +1,17 @@
-"""Generated models kept on disk: made on first use, found again by a name that covers everything they depend on."""
+"""The trained model that ships in this package, and generated ones kept on disk.
+
+A generated model is made on first use and found again by a name that covers everything it depends on.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import os
 from functools import cache
 from os import PathLike
 from pathlib import Path
 
 from pyctl.models.generate import write_model
-from pyctl.models.shapes import TINY_HYBRID, Shape
+from pyctl.models.shapes import Shape
 
 __all__ = ["builtin_model", "cached_model"]
 
@@ -29,9 +31,8 @@ def cached_model(shape: Shape, directory: str | PathLike[str], *, seed: int = 0)
 
 
 def builtin_model() -> Path:
-    """The tiny hybrid model, in `pyctl` under the user's cache directory (`$XDG_CACHE_HOME`, else `~/.cache`)."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return cached_model(TINY_HYBRID, (Path(base) if base else Path.home() / ".cache") / "pyctl")
+    """The built-in model: `qwen35` with four million parameters, trained to recall what it is told (docs/model.md)."""
+    return Path(__file__).with_name("builtin.gguf")
 
 
 @cache

@@ -41,14 +41,14 @@ def clean_environment() -> dict[str, str]:
 def start(
     model_path: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., Server]]:
-    """start("tiny-hybrid", "--exact", ...) -> a server that answers /health"""
+    """start("tiny-hybrid", "--exact", ...) -> a server that answers /health; "" is the built-in model, without `-m`."""
     started: list[Server] = []
 
     def run(name: str, *flags: str) -> Server:
         directory = tmp_path_factory.mktemp("server")
         log_path = directory / "log"
-        command = [sys.executable, "-m", "pyctl", "serve", "-m", str(model_path(name)), "--port", "0"]
-        command += ["-c", "8192", "-t", "1", "-ub", "128", *flags]
+        command = [sys.executable, "-m", "pyctl", "serve", *(["-m", str(model_path(name))] if name else [])]
+        command += ["--port", "0", "-c", "8192", "-t", "1", "-ub", "128", *flags]
         with log_path.open("wb") as log:
             process = subprocess.Popen(command, stderr=log, env=clean_environment())
         server = Server(process, "", log_path)

@@ -108,3 +108,11 @@ def test_chat_with_a_running_server_says_the_same(
     remote = pyctl("chat", "--url", server.url, "-n", "16", "--temp", "0", "-p", "hello")
     assert remote.returncode == 0
     assert remote.stdout == local.stdout
+
+
+def test_without_a_model_the_builtin_one_runs_and_says_so() -> None:
+    result = pyctl("chat", "--temp", "0", "-c", "2048", stdin="My cat is called Miro.\nWhat is my cat called?\n")
+    assert result.returncode == 0
+    assert result.stdout.splitlines()[-1] == "Your cat is called Miro."
+    said = [line for line in result.stderr.splitlines() if "built-in" in line]
+    assert said == ["no -m given: running the built-in model, which is tiny but remembers what you tell it"]

@@ -1,34 +1,107 @@
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
+import tools
+import words
 
+from pyctl.chat.template import Template
 from pyctl.models import TINY_DENSE, builtin_model, byte_vocab, cached_model, read_vocab
+from pyctl.models.metadata import read_metadata
+from tests.models.conftest import Load, Loaded
+
+USER = {"role": "user", "content": "Hi"}
 
 
-def test_the_builtin_model_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    path = builtin_model()
-    before = path.stat()
-    assert path.parent == tmp_path / "pyctl"
-    assert builtin_model() == path
-    assert path.stat().st_mtime_ns == before.st_mtime_ns
+@pytest.fixture(scope="module")
+def builtin(loaded: Load) -> Loaded:
+    return loaded(builtin_model())
 
 
-def test_without_a_cache_variable_it_is_in_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert builtin_model().parent == tmp_path / ".cache" / "pyctl"
+def test_the_builtin_model_is_small_and_hybrid() -> None:
+    assert builtin_model().stat().st_size <= 8_000_000
+    metadata = read_metadata(builtin_model())
+    assert metadata["general.architecture"] == "qwen35"
+    assert metadata["qwen35.full_attention_interval"] == 4
+    assert metadata["general.license"] == "MIT"
 
 
-def test_another_shape_or_seed_is_another_file(tmp_path: Path) -> None:
+def test_its_tokens_give_back_every_text(builtin: Loaded) -> None:
+    for text in ("The code of the north door is 4821.", "Grüße, 世界 \U0001f600", "a\tb\r\n\n  c", "{'x': [1.5e-7]}"):
+        assert builtin.detokenize(builtin.tokenize(text)).decode() == text
+
+
+@pytest.mark.parametrize("mark", ["<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_response>", "<think>"])
+def test_its_marks_are_one_token_each(builtin: Loaded, mark: str) -> None:
+    assert len(builtin.tokenize(mark)) == 1
+    assert len(builtin.tokenize(mark, parse_special=False)) > 1 or mark in (
+        "<tool_call>",
+        "</tool_response>",
+        "<think>",
+    )
+
+
+def rendered(*messages: dict[str, Any], **options: Any) -> str:
+    template = Template(read_metadata(builtin_model())["tokenizer.chat_template"], "", "<|im_end|>")
+    return template.render(messages, **options)
+
+
+def test_its_template_does_not_think_unless_asked() -> None:
+    plain = rendered(USER)
+    assert plain == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert rendered(USER, enable_thinking=True) == plain + "<think>\n"
+
+
+def test_its_tools_are_rendered_as_it_learned_them() -> None:
+    call = tools.use(words.Values(Random(1)), "open_door")
+    tool = tools.TOOLS[call.tool]
+    made = {"function": {"name": call.tool, "arguments": call.arguments}}
+    text = rendered(
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": call.question},
+        {"role": "assistant", "content": None, "tool_calls": [made]},
+        {"role": "tool", "content": call.result},
+        tools=[tool],
+    )
+    learned = (
+        ("system", tools.system_text([tool], "Be brief.")),
+        ("user", call.question),
+        ("assistant", tools.call_text(call)),
+        ("user", tools.result_text(call)),
+    )
+    assert text == "".join(f"<|im_start|>{role}\n{said}<|im_end|>\n" for role, said in learned) + (
+        "<|im_start|>assistant\n"
+    )
+
+
+@pytest.mark.parametrize("arguments", [{"city": "Oslo"}, '{"city": "Oslo"}', {}, ""], ids=str)
+def test_more_messages_only_append_to_its_prompt(arguments: object) -> None:
+    call = {"function": {"name": "get_weather", "arguments": arguments}}
+    asked = {"role": "assistant", "content": "Wait.", "tool_calls": [call, call]}
+    result = {"role": "tool", "content": [{"type": "text", "text": "rain"}]}
+    messages = [USER, asked, result, result, {"role": "assistant", "content": "Rain."}, USER]
+    texts = [rendered(*messages[:n], add_generation_prompt=False) for n in range(1, len(messages) + 1)]
+    for shorter, longer in pairwise(texts):
+        assert longer.startswith(shorter)
+
+
+def test_another_seed_is_another_file(tmp_path: Path) -> None:
     paths = {cached_model(TINY_DENSE, tmp_path), cached_model(TINY_DENSE, tmp_path, seed=1)}
     assert len(paths) == 2
+
+
+def test_a_model_is_made_once(tmp_path: Path) -> None:
+    path = cached_model(TINY_DENSE, tmp_path)
+    before = path.stat()
+    assert cached_model(TINY_DENSE, tmp_path) == path
+    assert path.stat().st_mtime_ns == before.st_mtime_ns
 
 
 def test_threads_at_once_see_one_whole_file(tmp_path: Path) -> None:
@@ -43,10 +116,9 @@ def test_threads_at_once_see_one_whole_file(tmp_path: Path) -> None:
 
 
 def test_processes_at_once_see_one_whole_file(tmp_path: Path) -> None:
-    code = "from pyctl.models import builtin_model; print(len(builtin_model().read_bytes()))"
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
-    command = [sys.executable, "-c", code]
-    processes = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    code = "import sys; from pyctl.models import *; print(len(cached_model(TINY_DENSE, sys.argv[1]).read_bytes()))"
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     outputs = {process.communicate(timeout=60)[0] for process in processes}
-    (path,) = (tmp_path / "pyctl").iterdir()
+    (path,) = tmp_path.iterdir()
     assert outputs == {f"{path.stat().st_size}\n"}

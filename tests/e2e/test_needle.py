@@ -1,0 +1,131 @@
+"""The built-in model finds what it was told, however the conversation came back; a wrong restore is a wrong answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.conftest import Server
+from tests.e2e.needles import Messages, Question, told
+
+FLAGS = ["-c", "81920", "-t", "2", "-ub", "512"]
+LONG = 65_536
+"""The longest conversation; it is evaluated cold once only."""
+
+
+def ask(server: Server, messages: Messages, **fields: Any) -> tuple[str, dict[str, Any]]:
+    """The greedy reply and its timings."""
+    body = {"messages": messages, "max_tokens": 48, "temperature": 0, **fields}
+    response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=900)
+    assert response.status_code == 200, response.text
+    reply = response.json()
+    return reply["choices"][0]["message"]["content"], reply["timings"]
+
+
+def _manual(rules: int) -> str:
+    return " ".join(f"Rule {n}: valve {n * 7 % 97} opens at noon." for n in range(1, rules))
+
+
+def after(messages: Messages, reply: str, question: Question) -> Messages:
+    return [*messages, {"role": "assistant", "content": reply}, {"role": "user", "content": question.text}]
+
+
+@pytest.fixture(scope="module")
+def server(start: Callable[..., Server]) -> Server:
+    return start("", *FLAGS)
+
+
+@pytest.mark.parametrize(("tokens", "count"), [(1024, 8), (4096, 8), (16_384, 1)])
+def test_the_plain_model_recalls(server: Server, tokens: int, count: int) -> None:
+    conversation = told(1, tokens, count)
+    for number, question in enumerate(conversation.questions):
+        reply, timings = ask(server, conversation.ask(number), cache_prompt=False)
+        assert timings["source"] == "none"
+        assert timings["prompt_n"] > 0.8 * tokens
+        assert reply == question.answer
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("tokens", [1024, 4096, 16_384, LONG])
+def test_every_way_of_restoring_gives_the_cold_reply(start: Callable[..., Server], tmp_path: Path, tokens: int) -> None:
+    flags = [*FLAGS, "--kv-cache-dir", str(tmp_path), "-ub", "2048" if tokens == LONG else "512"]
+    server = start("", *flags)
+    conversation, other = told(2, tokens, 4), told(3, 1024, 4)
+    prompt, (first, second, third, _) = conversation.ask(0), conversation.questions
+
+    cold, timings = ask(server, prompt)
+    assert (cold, timings["source"]) == (first.answer, "none")
+    if tokens < LONG:
+        assert ask(server, prompt, cache_prompt=False)[0] == cold
+
+    continued, timings = ask(server, after(prompt, cold, second))
+    assert (continued, timings["source"]) == (second.answer, "live")
+
+    branch, timings = ask(server, conversation.ask(2))
+    assert branch == third.answer
+    assert timings["cache_n"] > 0.8 * tokens
+
+    ask(server, other.ask(0))
+    restored, timings = ask(server, prompt)
+    assert (restored, timings["source"]) == (cold, "ram")
+    assert timings["cache_n"] > 0.8 * tokens
+
+    assert server.stop() == 0
+    restarted = start("", *flags)
+    restored, timings = ask(restarted, prompt)
+    assert (restored, timings["source"]) == (cold, "disk")
+    assert timings["cache_n"] > 0.8 * tokens
+    assert ask(restarted, after(prompt, cold, second))[0] == continued
+    assert ask(restarted, conversation.ask(2))[0] == branch
+    assert restarted.stop() == 0
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_an_edited_fact_changes_the_answer(server: Server, number: int) -> None:
+    conversation = told(4, 4096, 4)
+    prompt, answer = conversation.ask(number), conversation.questions[number].answer
+    edited, other_answer = conversation.edited(number)
+    assert ask(server, prompt)[0] == answer
+    reply, timings = ask(server, edited)
+    assert reply == other_answer != answer
+    assert timings["prompt_n"] > 32, "what comes after the edit is evaluated again"
+    assert ask(server, edited, cache_prompt=False)[0] == reply
+    assert ask(server, prompt)[0] == answer
+
+
+def test_conversations_under_one_head_do_not_leak(server: Server) -> None:
+    """Three users tell the same things with other values and take turns; each hears their own."""
+    head = {"role": "system", "content": "You are the keeper of a long manual. " + _manual(60)}
+    values = (("4071", "Marvoth", "brown trunk"), ("9563", "Zelkin", "iron sack"), ("2208", "Trozam", "quiet jar"))
+    owners = ("The code of the north door is {}.", "My cat is called {}.", "The old map is in the {}.")
+    questions = ("What is the code of the north door?", "What is my cat called?", "Where is the old map?")
+    talks: list[Messages] = [[head] for _ in values]
+    for owner, column in zip(owners, zip(*values, strict=True), strict=True):
+        for talk, value in zip(talks, column, strict=True):
+            talk.append({"role": "user", "content": owner.format(value)})
+            talk.append({"role": "assistant", "content": ask(server, talk)[0]})
+    for index, question in enumerate(questions):
+        for number, talk in enumerate(talks):
+            talk.append({"role": "user", "content": question})
+            reply, timings = ask(server, talk)
+            assert timings["cache_n"] > 0
+            assert [own[index] in reply for own in values] == [i == number for i in range(3)], reply
+            assert ask(server, talk, cache_prompt=False)[0] == reply
+            talk.append({"role": "assistant", "content": reply})
+
+
+def test_what_was_not_told_is_not_known(server: Server) -> None:
+    conversation = told(6, 1024, 4)
+    question = {"role": "user", "content": "What is the password of the frozen volcano?"}
+    reply, _ = ask(server, [*conversation.messages, question])
+    assert reply == "You have not told me that yet."
+
+
+def test_a_told_conversation_holds_each_value_once() -> None:
+    conversation = told(7, 1024, 8)
+    for question in conversation.questions:
+        assert sum(question.fact.value in message["content"] for message in conversation.messages) == 1
