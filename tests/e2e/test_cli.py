@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 import sys
@@ -108,3 +109,17 @@ def test_chat_with_a_running_server_says_the_same(
     remote = pyctl("chat", "--url", server.url, "-n", "16", "--temp", "0", "-p", "hello")
     assert remote.returncode == 0
     assert remote.stdout == local.stdout
+
+
+def test_ctrl_c_ends_a_download() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/m.gguf"
+        command = [sys.executable, "-m", "pyctl", "serve", "-mu", url, "--port", "0"]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, env=clean_environment()) as process:
+            silent.settimeout(30)
+            connection, _ = silent.accept()
+            with connection:
+                process.send_signal(signal.SIGINT)
+                assert process.wait(20) == 130
