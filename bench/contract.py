@@ -70,7 +70,7 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     ("tools and response_format", "", "the reply follows the schema"),
     ("control unknown id", "", "a running reply cannot be steered"),
     ("^/v1/embeddings", "value of model", "the model's name, not its path"),
-    ("^/ ", r"^status: 404 / 401$", "only health and the model list are public"),
+    ("^/ ", r"^status: 404 / 401$", "only health is public"),
     ("responses", r"extra ", "members of OpenAI's API that llama-server leaves out"),
     ("responses", r'status: "completed" / "incomplete"', "as OpenAI says it when the limit of tokens was reached"),
     ("previous_response_id", r"type of error\.code", "OpenAI's error, by which its SDK knows it"),

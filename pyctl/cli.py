@@ -102,7 +102,8 @@ def _serve(argv: Sequence[str]) -> int:
     start_log(settings.log, settings.warnings)
     server = settings.server
     with bind(server.host, server.port) as sock:
-        service = _Service(settings)
+        # Here and not behind the address: Ctrl-C must end a download.
+        service = _Service(replace(settings, model=_found(settings.model, settings.hub)))
         try:
             serve(
                 service.gate,
@@ -131,7 +132,7 @@ class _Service:
         settings = self._settings
         log.debug("listening at %s, loading the model", address)
         worker, chat_format, engine = _open(
-            _found(settings.model, settings.hub),
+            settings.model,
             settings.cache,
             settings.disk,
             settings.format,

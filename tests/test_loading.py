@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import io
 import logging
 
 import pytest
+from rich.console import Console
 
 from pyctl import loading
 from pyctl.loading import LoadProgress
@@ -18,3 +20,16 @@ def test_without_a_terminal_a_line_now_and_then(
             progress.show(0.25)
             progress.show(1.0)
         assert [record.getMessage() for record in caplog.records] == expected
+
+
+def test_the_bar_stays_away_once_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.StringIO()
+    monkeypatch.setattr(loading, "Console", lambda stderr: Console(file=shown, force_terminal=True))
+    with LoadProgress("/models/big.gguf") as progress:
+        assert not shown.getvalue()
+        progress.show(0.5)
+        assert "big.gguf" in shown.getvalue()
+    shown.seek(0)
+    shown.truncate()
+    progress.show(0.25)  # a model that is loaded again after a sleep
+    assert not shown.getvalue()

@@ -108,25 +108,26 @@ class Chat:
         reasoning, content = "", ""
         calls: list[CallDelta] = []
         stats: Stats | None = None
-        try:
-            with _one_interrupt(), contextlib.closing(self._backend.stream(asked.for_model())) as deltas:
-                for delta in deltas:
-                    reasoning += delta.reasoning
-                    content += delta.content
-                    calls += delta.calls
-                    stats = delta.stats or stats
-                    self._view.delta(delta)
-        except KeyboardInterrupt:
-            if not self._lasting:
-                self._view.end(None)
-                raise
-        self._view.end(stats)
-        if stats is not None:
-            self._last, self._totals = stats, self._totals.with_reply(stats)
-        if stats is not None or content or reasoning or calls:
-            self.conversation = asked.answered(content, reasoning, Call.joined(calls), stopped=stats is None)
-        else:
-            self._view.info("nothing had been said yet, so the conversation is as it was before")
+        with _one_interrupt():
+            try:
+                with contextlib.closing(self._backend.stream(asked.for_model())) as deltas:
+                    for delta in deltas:
+                        reasoning += delta.reasoning
+                        content += delta.content
+                        calls += delta.calls
+                        stats = delta.stats or stats
+                        self._view.delta(delta)
+            except KeyboardInterrupt:
+                if not self._lasting:
+                    self._view.end(None)
+                    raise
+            self._view.end(stats)
+            if stats is not None:
+                self._last, self._totals = stats, self._totals.with_reply(stats)
+            if stats is not None or content or reasoning or calls:
+                self.conversation = asked.answered(content, reasoning, Call.joined(calls), stopped=stats is None)
+            else:
+                self._view.info("nothing had been said yet, so the conversation is as it was before")
 
     def _help(self, _: str) -> None:
         lines = [f"{name:<8} {text}" for name, (_handler, text) in self._commands.items()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 import sys
@@ -116,3 +117,17 @@ def test_without_a_model_the_builtin_one_runs_and_says_so() -> None:
     assert result.stdout.splitlines()[-1] == "Your cat is called Miro."
     said = [line for line in result.stderr.splitlines() if "built-in" in line]
     assert said == ["no -m given: running the built-in model, which is tiny but remembers what you tell it"]
+
+
+def test_ctrl_c_ends_a_download() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/m.gguf"
+        command = [sys.executable, "-m", "pyctl", "serve", "-mu", url, "--port", "0"]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, env=clean_environment()) as process:
+            silent.settimeout(30)
+            connection, _ = silent.accept()
+            with connection:
+                process.send_signal(signal.SIGINT)
+                assert process.wait(20) == 130
