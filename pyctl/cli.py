@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from pyctl import __version__
 from pyctl.arguments import parse_chat, parse_serve
 from pyctl.cache.disk.catalog import Catalog
+from pyctl.cache.disk.names import REPLIES
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.policy import DiskPolicy
 from pyctl.cache.ram import RamCache
@@ -252,8 +253,11 @@ def _open(
         template = Template(
             form.chat_template or loaded.info.chat_template, loaded.info.bos_token, loaded.info.eos_token
         )
-        chat_format = ChatFormat(template, loaded.tokenizer, form.template_kwargs, Replay(form.prompt_replay))
         tier = _disk_tier(disk, loaded)
+        # Beside the snapshots: the prompts of both must be the same after a restart.
+        replies = tier.store.directory / tier.store.fingerprint / REPLIES if tier is not None else None
+        replay = Replay(form.prompt_replay, path=replies)
+        chat_format = ChatFormat(template, loaded.tokenizer, form.template_kwargs, replay)
     except BaseException:
         loaded.backend.close()
         raise

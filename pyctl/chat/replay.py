@@ -25,10 +25,11 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from sys import getsizeof
 from typing import Any
 
+from pyctl.chat.replay_log import ReplayLog, Said
 from pyctl.chat.values import parse_json
 from pyctl.prompt import Tokens
 
@@ -41,36 +42,24 @@ _ENTRY_BYTES = 600
 """What the containers around one reply take, roughly."""
 
 
-@dataclass(frozen=True, eq=False)
-class Said:
-    """A reply as it was written: ``head`` is the text from the token that begins the message to the first sampled one,
-    ``text`` and ``tokens`` are what was sampled, tokens None if they are not known.
+class Replay:
+    """Remembers replies, the last used of together ``max_bytes``; ``mode`` is off, equal or full. Thread-safe.
 
-    It was message number ``place``, with calls of these ``ids`` and with reasoning of this digest.
+    With a ``path`` they are also in that file, and those in it are remembered from the beginning.
     """
 
-    head: str
-    text: str
-    tokens: Tokens | None
-    place: int
-    ids: tuple[str, ...]
-    reasoning: bytes
-
-    @property
-    def n_bytes(self) -> int:
-        """What it takes in memory, roughly."""
-        return getsizeof(self.head) + getsizeof(self.text) + (self.tokens.nbytes if self.tokens is not None else 0)
-
-
-class Replay:
-    """Remembers replies, the last used of together ``max_bytes``; ``mode`` is off, equal or full. Thread-safe."""
-
-    def __init__(self, mode: str = "equal", max_bytes: int = DEFAULT_REPLAY_BYTES) -> None:
+    def __init__(self, mode: str = "equal", max_bytes: int = DEFAULT_REPLAY_BYTES, path: Path | None = None) -> None:
         self.mode = mode
         self._max_bytes = max_bytes
-        self._lock = threading.Lock()  # guards the two below
+        self._lock = threading.Lock()  # guards what follows
         self._said: OrderedDict[bytes, list[Said]] = OrderedDict()
         self._n_bytes = 0
+        self._log = ReplayLog(path) if path is not None and mode != "off" else None
+        if self._log is not None:
+            for key, said in self._log.read():
+                self._keep(key, said)
+            if len(self._log) > max_bytes:
+                self._log.replace((key, said) for key, replies in self._said.items() for said in replies)
 
     @property
     def n_bytes(self) -> int:
@@ -84,15 +73,9 @@ class Replay:
         said = Said(head, text, tokens, place, _ids(message), _reasoning(message))
         key = _meaning(message)
         with self._lock:
-            others = self._said.pop(key, [])
-            same = [
-                each for each in others if (each.place, each.ids, each.reasoning) == (place, said.ids, said.reasoning)
-            ]
-            self._n_bytes += _charge([said]) - _charge(same)
-            self._said[key] = [each for each in others if each not in same] + [said]
-            while self._n_bytes > self._max_bytes:
-                _, old = self._said.popitem(last=False)
-                self._n_bytes -= _charge(old)
+            self._keep(key, said)
+            if self._log is not None:
+                self._log.append(key, said)
 
     def find(self, message: dict[str, Any], place: int) -> Said | None:
         """The reply that ``message``, number ``place`` of a conversation, means."""
@@ -110,9 +93,23 @@ class Replay:
             self._said.move_to_end(key)
         return max(enumerate(found), key=lambda item: (item[1].ids == ids, item[1].place == place, item[0]))[1]
 
+    def _keep(self, key: bytes, said: Said) -> None:
+        others = self._said.pop(key, [])
+        slot = said.place, said.ids, said.reasoning
+        same = [each for each in others if (each.place, each.ids, each.reasoning) == slot]
+        self._n_bytes += _charge([said]) - _charge(same)
+        self._said[key] = [each for each in others if each not in same] + [said]
+        while self._n_bytes > self._max_bytes:
+            _, old = self._said.popitem(last=False)
+            self._n_bytes -= _charge(old)
 
-def _charge(said: Sequence[Said]) -> int:
-    return sum(each.n_bytes + _ENTRY_BYTES for each in said)
+
+def _charge(replies: Sequence[Said]) -> int:
+    """What they take in memory, roughly."""
+    return sum(
+        getsizeof(each.head) + getsizeof(each.text) + (0 if each.tokens is None else each.tokens.nbytes) + _ENTRY_BYTES
+        for each in replies
+    )
 
 
 def _digest(text: str) -> bytes:

@@ -5,7 +5,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyctl.chat.calls import CallParser, new_call_id
@@ -222,8 +222,10 @@ VALUES = {
     "where": st.dictionaries(st.text(max_size=4), st.integers() | st.text(max_size=5), max_size=3),
     "tags": st.lists(st.none() | st.booleans() | st.text(max_size=5), max_size=4),
 }
+# Between tags, only the declared type tells "0" from 0: tools that declare nothing get nothing.
 CALLS = st.lists(
-    st.tuples(st.sampled_from(("look_up", "stop", "other-1.x")), st.fixed_dictionaries({}, optional=VALUES)),
+    st.tuples(st.just("look_up"), st.fixed_dictionaries({}, optional=VALUES))
+    | st.tuples(st.sampled_from(("stop", "other-1.x")), st.just({})),
     min_size=1,
     max_size=3,
 )
@@ -238,7 +240,6 @@ def chat(request: pytest.FixtureRequest) -> ChatFormat:
 @settings(max_examples=60, deadline=None)
 @given(calls=CALLS, said=st.sampled_from(("", "Well.", "a < b")), ascii_only=st.booleans())
 def test_every_rendered_call_parses_back(chat: ChatFormat, calls: list[Any], said: str, ascii_only: bool) -> None:
-    assume("other-1.x" not in [name for name, _ in calls] or not any(arguments for _, arguments in calls))
     sent = [
         {"type": "function", "function": {"name": name, "arguments": json.dumps(arguments, ensure_ascii=ascii_only)}}
         for name, arguments in calls

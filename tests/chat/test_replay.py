@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from pyctl.chat.reply import Reply
 from pyctl.chat.template import Template
 from pyctl.chat.tokenizer import Tokenizer
 from pyctl.chat.tools import Tools
+from pyctl.prompt import as_tokens
 from tests.chat import toy
 from tests.chat.conftest import unpacked
 
@@ -227,3 +230,59 @@ def test_whatever_was_said_is_unbroken_when_it_is_returned(replies: list[str], t
         sent = [said, HI if ask else RESULT]
     dialogue.turn(*sent, reply="")
     assert all(dialogue.unbroken)
+
+
+def test_replies_outlive_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "replies"
+    replay = Replay(path=path)
+    message = {"role": "assistant", "content": "It rains.", "reasoning_content": "hm \ud800"}
+    replay.remember(message, "head", "raw \ud800", as_tokens([5, 6]), 3)
+    replay.remember({"role": "assistant", "content": "Bye."}, "head", "raw", None, 5)
+    again = Replay(path=path)
+    assert again.n_bytes == replay.n_bytes
+    found = again.find(message, 3)
+    assert found is not None
+    assert (found.text, found.place) == ("raw \ud800", 3)
+    assert found.tokens is not None
+    assert found.tokens.tolist() == [5, 6]
+    assert Replay("off", path=path).find(message, 3) is None
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_damaged_file_loses_the_damaged_lines_only(data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "replies"
+        replay = Replay(path=path)
+        messages: list[Message] = [{"role": "assistant", "content": f"reply {i}"} for i in range(4)]
+        for place, message in enumerate(messages):
+            replay.remember(message, "head", "raw", None, place)
+        lines = path.read_bytes().splitlines(keepends=True)
+        hit = data.draw(st.integers(0, 3))
+        cut = data.draw(st.integers(0, len(lines[hit]) - 2))
+        junk = data.draw(st.binary(max_size=20)).replace(b"\n", b"")
+        path.write_bytes(b"".join(lines[:hit]) + lines[hit][:cut] + junk + b"\n" + b"".join(lines[hit + 1 :]))
+        again = Replay(path=path)
+        found = [again.find(message, place) is not None for place, message in enumerate(messages)]
+        assert all(found[:hit] + found[hit + 1 :])
+        again.remember({"role": "assistant", "content": "new"}, "head", "raw", None, 9)
+        assert Replay(path=path).find({"role": "assistant", "content": "new"}, 9) is not None
+
+
+def test_a_line_that_was_cut_off_takes_no_other_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "replies"
+    path.write_bytes(b'{"key":"00')
+    Replay(path=path).remember(HI | {"role": "assistant"}, "head", "raw", None, 1)
+    assert Replay(path=path).find(HI | {"role": "assistant"}, 1) is not None
+
+
+def test_a_file_that_grew_too_long_is_written_anew(tmp_path: Path) -> None:
+    path = tmp_path / "replies"
+    replay = Replay(max_bytes=20_000, path=path)
+    for number in range(200):
+        replay.remember({"role": "assistant", "content": str(number)}, "head", "raw " * 20, None, number)
+    before = path.stat().st_size
+    again = Replay(max_bytes=20_000, path=path)
+    assert path.stat().st_size < 20_000 < before
+    assert again.find({"role": "assistant", "content": "199"}, 199) is not None
+    assert again.find({"role": "assistant", "content": "0"}, 0) is None

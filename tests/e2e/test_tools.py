@@ -144,6 +144,34 @@ def test_the_prompt_after_a_tool_goes_on_where_the_call_ended(
             assert (second.usage.prompt_tokens_details.cached_tokens >= kept) is unbroken
 
 
+def test_the_prompt_after_a_restart_goes_on_where_the_last_one_ended(
+    form: str, start: Callable[..., Server], tmp_path: Path
+) -> None:
+    cached = ["--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "full", "--kv-cache-min-tokens", "1"]
+    server = start("tiny-hybrid", *flags(form), *cached)
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        message = called(client, seed=11).choices[0].message
+        function = {"name": "forecast", "arguments": json.dumps(json.loads(message.tool_calls[0].function.arguments))}
+        returned = {"role": "assistant", "tool_calls": [{"id": "other", "type": "function", "function": function}]}
+        messages = [*ASKED, returned, {"role": "tool", "tool_call_id": "other", "content": "It rains. " * 20}]
+        options: Any = {
+            "model": "any",
+            "tools": [TOOL],
+            "tool_choice": "none",
+            "max_tokens": 1,
+            "temperature": 0,
+            "extra_body": PLAIN,
+        }
+        before = client.chat.completions.create(messages=messages, **options)
+    assert server.stop() == 0
+    server = start("tiny-hybrid", *flags(form), *cached)
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        after = client.chat.completions.create(messages=messages, **options)
+    assert after.usage.prompt_tokens == before.usage.prompt_tokens
+    assert after.usage.prompt_tokens_details.cached_tokens > before.usage.prompt_tokens - 40
+    assert after.choices[0].message.content == before.choices[0].message.content
+
+
 def test_what_was_remembered_does_not_change_what_is_said(client: openai.OpenAI, forgetful: openai.OpenAI) -> None:
     messages = [*ASKED, {"role": "assistant", "content": "No."}, {"role": "user", "content": "Sure?"}]
     texts = {

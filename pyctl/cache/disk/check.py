@@ -16,7 +16,7 @@ from pyctl.cache.disk.files import read_header, read_jobs, remove_file
 from pyctl.cache.disk.format import Damage, Header
 from pyctl.cache.disk.holdings import Holdings, Key
 from pyctl.cache.disk.index import Index, Record
-from pyctl.cache.disk.names import RECENT, WORDS, SegmentName, StateName, check_fingerprint, parse, temp_pid
+from pyctl.cache.disk.names import RECENT, REPLIES, WORDS, SegmentName, StateName, check_fingerprint, parse, temp_pid
 
 __all__ = ["Report", "check"]
 
@@ -113,7 +113,7 @@ def _ours(directory: Path, report: Report, fix: bool) -> Iterator[Path]:
         for path in sorted(home.iterdir()):
             if parse(path.name) is not None:
                 yield path
-            elif path.name in (RECENT, WORDS):
+            elif path.name in (RECENT, REPLIES, WORDS):
                 continue
             elif (pid := temp_pid(path.name)) is None:
                 report.foreign.append(_label((home.name, path.name)))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 __all__ = [
     "INDEX",
     "RECENT",
+    "REPLIES",
     "TAG_BYTES",
     "WORDS",
     "SegmentName",
@@ -22,6 +23,7 @@ __all__ = [
 
 INDEX = "index.sqlite3"
 RECENT = "recent"
+REPLIES = "replies"
 WORDS = "words"
 TAG_BYTES = 8
 
