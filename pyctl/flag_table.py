@@ -266,7 +266,7 @@ DISK = (
         "PYCTL_KV_CACHE_DIR",
         "DIR",
     ),
-    Flag("disk_mib", "--kv-cache-budget", "MiB in that directory", integer(1), "PYCTL_KV_CACHE_BUDGET"),
+    Flag("disk_mib", "--kv-cache-budget", "MiB in that directory, 0 = no limit", integer(0), "PYCTL_KV_CACHE_BUDGET"),
     Flag(
         "min_tokens",
         "--kv-cache-min-tokens",

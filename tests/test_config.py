@@ -594,7 +594,7 @@ def test_questions() -> None:
         (["-ts", "1,x"], "-ts: 'x' is not a number"),
         (["--cache-ram", "-2"], "--cache-ram: -2 is too small, the least is -1"),
         (["--prefix-cache-slots", "-1"], "--prefix-cache-slots: -1 is too small, the least is 0"),
-        (["--kv-cache-budget", "0"], "--kv-cache-budget: 0 is too small, the least is 1"),
+        (["--kv-cache-budget", "-1"], "--kv-cache-budget: -1 is too small, the least is 0"),
         (["--kv-cache-dir", "/dev/null"], "--kv-cache-dir: '/dev/null' is not a directory"),
         (["--kv-cache-dir", "~nobody-of-this-name/x"], "--kv-cache-dir: '~nobody-of-this-name/x' names a home that"),
         (
