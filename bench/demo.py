@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import openai
 from rich.console import Console
 from rich.padding import Padding
@@ -56,10 +57,7 @@ def running_server(cache: str, *flags: str) -> Iterator[str]:
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
     try:
         deadline = time.monotonic() + 60
-        while True:
-            with socket.socket() as attempt:
-                if attempt.connect_ex(("127.0.0.1", port)) == 0:
-                    break
+        while not ready(port):
             if process.poll() is not None or time.monotonic() > deadline:
                 assert process.stderr is not None
                 raise SystemExit(f"the server did not start: {process.stderr.read().decode()}")
@@ -68,6 +66,14 @@ def running_server(cache: str, *flags: str) -> Iterator[str]:
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(20)
+
+
+def ready(port: int) -> bool:
+    """Whether the server has loaded its model; until then it answers 503."""
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 def turn(client: openai.OpenAI, messages: list[dict[str, str]], **extra: Any) -> tuple[str, dict[str, Any], float]:
