@@ -53,18 +53,7 @@ def parse_serve(argv: Sequence[str], environ: Mapping[str, str] = os.environ) ->
     """
     given = _read("serve [-m FILE | -hf REPO] [flags]", argv, environ, {**_SHARED, "server": flag_table.SERVER})
     values, warnings = _resolve(given)
-    return ServeSettings(
-        model=_fill(ModelSettings, values),
-        hub=_fill(HubSettings, values),
-        cache=_fill(CacheSettings, values),
-        disk=_fill(DiskSettings, values),
-        sampling=_sampling(values),
-        format=_fill(FormatSettings, values),
-        server=_fill(ServerSettings, values),
-        log=_fill(LogSettings, values),
-        warnings=warnings,
-        wanted=_wanted(values),
-    )
+    return ServeSettings(server=_fill(ServerSettings, values), **_shared(values, warnings))
 
 
 def parse_chat(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> ChatSettings:
@@ -89,18 +78,22 @@ def parse_chat(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
         warnings += tuple(f"{name} has no effect with --url" for dest, name in given.typed.items() if dest in idle)
     if values.get("prompt") == "":
         raise ConfigError("--prompt is empty")
-    return ChatSettings(
-        model=_fill(ModelSettings, values),
-        hub=_fill(HubSettings, values),
-        cache=_fill(CacheSettings, values),
-        disk=_fill(DiskSettings, values),
-        sampling=_sampling(values),
-        format=_fill(FormatSettings, values),
-        terminal=_fill(TerminalSettings, values),
-        log=_fill(LogSettings, values),
-        warnings=warnings,
-        wanted=_wanted(values),
-    )
+    return ChatSettings(terminal=_fill(TerminalSettings, values), **_shared(values, warnings))
+
+
+def _shared(values: Mapping[str, Any], warnings: tuple[str, ...]) -> dict[str, Any]:
+    """The members that the settings of both commands have."""
+    return {
+        "model": _fill(ModelSettings, values),
+        "hub": _fill(HubSettings, values),
+        "cache": _fill(CacheSettings, values),
+        "disk": _fill(DiskSettings, values),
+        "sampling": _sampling(values),
+        "format": _fill(FormatSettings, values),
+        "log": _fill(LogSettings, values),
+        "warnings": warnings,
+        "wanted": _wanted(values),
+    }
 
 
 def _read(usage: str, argv: Sequence[str], environ: Mapping[str, str], groups: Mapping[str, Iterable[Flag]]) -> Given:
