@@ -97,7 +97,7 @@ class EventReply(Reply):
 
     def _take(self, piece: Piece) -> list[dict[str, Any]]:
         text, self._opened = self._opened + piece.text, ""
-        delta = self._splitter.feed(text)
+        delta = self._splitter.feed(text, piece.tokens)
         if delta.reasoning and not delta.content and not delta.calls:
             self.n_reasoned += len(piece.tokens)
         return self.more(delta)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -18,7 +19,7 @@ class PartSplitter:
     def __init__(self) -> None:
         self._held = ""
 
-    def feed(self, text: str) -> Delta:
+    def feed(self, text: str, tokens: Sequence[int] = ()) -> Delta:
         *lines, self._held = (self._held + text).split("\n")
         reasoning, content, calls = "", "", []
         for line in lines:
