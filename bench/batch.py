@@ -14,8 +14,8 @@ import argparse
 import numpy as np
 from common import median_seconds, show
 
-from pyctl.config import ModelSettings
 from pyctl.engine.llama import load
+from pyctl.engine.llama.model_settings import ModelSettings
 from pyctl.models import builtin_model
 from pyctl.prompt import as_tokens
 

@@ -13,11 +13,11 @@ import numpy as np
 from common import median_seconds, show
 
 from pyctl.cache.disk.codec import CHUNK, Codec, Coding, choose, chunks, decode, encode, phase_of_blocks
-from pyctl.cache.segment import Block
-from pyctl.config import ModelSettings
+from pyctl.cache.snapshot import Block
 from pyctl.engine.llama import load
-from pyctl.models import TINY_DENSE, TINY_HYBRID, write_model
+from pyctl.engine.llama.model_settings import ModelSettings
 from pyctl.prompt import as_tokens
+from tools.generator import TINY_DENSE, TINY_HYBRID, write_model
 
 REPEAT = 3
 N_ROWS, WIDTH = 4096, 1024

@@ -18,7 +18,7 @@ def machine() -> str:
     """The processor, how many cores this process may use, and the llama.cpp release."""
     from os import sched_getaffinity
 
-    from pyctl.native import build_version
+    from pyctl.engine.llama.library import build_version
 
     names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     cpu = names[0].partition(": ")[2] if names else platform.processor()

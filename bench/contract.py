@@ -31,7 +31,7 @@ from contract_fields import TEMPLATE
 from contract_probes import GROUPS, Probe, probes
 from contract_shape import differences, reduced, summary
 
-from pyctl.models import SHAPES, cached_model
+from tools.generator import SHAPES, cached_model
 
 FLAGS = ("-c", "8192", "-t", "1", "-ub", "128")
 

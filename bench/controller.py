@@ -21,15 +21,15 @@ from common import show
 from llama_cpp import llama_cpp as api
 
 from pyctl.cache.ram import RamCache
-from pyctl.cache.segment import Block
-from pyctl.chat.format import ChatFormat
+from pyctl.cache.snapshot import Block
+from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.template import Template
 from pyctl.engine.engine import Engine, EngineOptions
 from pyctl.engine.fake import FakeBackend
+from pyctl.engine.handle import RequestHandle
 from pyctl.engine.llama import LlamaTokenizer
 from pyctl.engine.request import Request
 from pyctl.engine.sampling import Sampling
-from pyctl.engine.ticket import Ticket
 from pyctl.prompt import Tokens
 
 VENDOR = Path(__file__).resolve().parent.parent / "vendor/llama.cpp"
@@ -97,7 +97,7 @@ def measure(chat: ChatFormat, n_messages: int, words_each: int, turns: int) -> l
         parsed = time.perf_counter()
         prompt = chat.prompt(given)
         rendered = time.perf_counter()
-        ticket = Ticket(Request(prompt, Sampling(temperature=0.0), max_tokens=1))
+        ticket = RequestHandle(Request(prompt, Sampling(temperature=0.0), max_tokens=1))
         engine.submit(ticket)
         while engine.step():
             pass

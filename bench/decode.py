@@ -17,9 +17,9 @@ from common import show
 from llama_cpp import llama_cpp as api
 
 from pyctl.cache.ram import RamCache
-from pyctl.config import ModelSettings
 from pyctl.engine.engine import Engine, EngineOptions
 from pyctl.engine.llama import LlamaBackend, load
+from pyctl.engine.llama.model_settings import ModelSettings
 from pyctl.engine.llama.sampler import LlamaSampler
 from pyctl.engine.request import Done, Failed, Request
 from pyctl.engine.sampling import Sampling

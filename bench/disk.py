@@ -22,15 +22,15 @@ from pathlib import Path
 from common import median_seconds, show
 from ttft import ask, prompt_of
 
-from pyctl.cache.compare import Comparison
 from pyctl.cache.disk.store import DiskStore
-from pyctl.cache.policy import DiskPolicy
+from pyctl.cache.disk_tier import DiskTier
+from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
-from pyctl.cache.tier import DiskTier
-from pyctl.config import ModelSettings
+from pyctl.cache.snapshot import PromptMatch
 from pyctl.engine.engine import Engine, EngineOptions
-from pyctl.engine.llama import Loaded, load, open_pinned, take_block
-from pyctl.models import TINY_DENSE, write_model
+from pyctl.engine.llama import Loaded, allocate, load, reserve_pinned
+from pyctl.engine.llama.model_settings import ModelSettings
+from tools.generator import TINY_DENSE, write_model
 
 MIB = 2**20
 
@@ -40,7 +40,7 @@ def engine_on(loaded: Loaded, directory: Path | None) -> Iterator[Engine]:
     """A fresh engine with an empty RAM cache, and with a tier on ``directory`` if there is one."""
     tier = None
     if directory is not None:
-        store = DiskStore(directory, loaded.info.fingerprint, None, space=take_block)
+        store = DiskStore(directory, loaded.info.fingerprint, None, space=allocate)
         tier = DiskTier(store, DiskPolicy("full"), min_tokens=512, cold_max=10240)
     loaded.backend.clear(0)
     engine = Engine(loaded.backend, RamCache(64, None), EngineOptions(), tier)
@@ -75,9 +75,9 @@ def read(loaded: Loaded, n: int) -> list[object]:
         with engine_on(loaded, Path(name)) as engine:
             ask(engine, prompt_of([1], n))
         prompt = prompt_of([1], n)
-        store = DiskStore(Path(name), loaded.info.fingerprint, None, space=take_block)
+        store = DiskStore(Path(name), loaded.info.fingerprint, None, space=allocate)
         position = max(store.lengths())
-        prefix = Comparison(prompt.tokens).prefix(position)
+        prefix = PromptMatch(prompt.tokens).prefix(position)
         snapshot = store.read(prefix, prompt.tokens)
         assert snapshot is not None
         files = [path for path in Path(name).rglob("*") if path.suffix in (".rows", ".state")]
@@ -164,7 +164,7 @@ def main() -> None:
                 path, replace(TINY_DENSE, name="wide-dense", num_heads=8, num_kv_heads=8, head_size=128, rope_size=128)
             )
         loaded = load(ModelSettings(path=path, n_ctx=max(arguments.tokens) + 4096))
-        open_pinned(None)
+        reserve_pinned(None)
         sizes = arguments.tokens
         tables = {
             "delay": (

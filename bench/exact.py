@@ -18,12 +18,11 @@ from pathlib import Path
 import numpy as np
 from common import show
 
-from pyctl.cache.compare import Comparison
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.plan import batch_ends
-from pyctl.cache.segment import Segment, Snapshot
-from pyctl.config import ModelSettings
-from pyctl.engine.llama import LlamaBackend, Loaded, load, open_pinned
+from pyctl.cache.snapshot import PromptMatch, Segment, Snapshot
+from pyctl.engine.llama import LlamaBackend, Loaded, load, reserve_pinned
+from pyctl.engine.llama.model_settings import ModelSettings
 from pyctl.models import builtin_model
 from pyctl.prompt import Prompt, Tokens
 
@@ -70,7 +69,7 @@ def measure(loaded: Loaded, prompt: Prompt) -> list[float]:
         start = cut
     backend.settle()
     found.append(difference(run(backend, tokens, ends, start), cold))
-    known = Comparison(tokens)
+    known = PromptMatch(tokens)
     saved = {cut: Snapshot(known.prefix(cut), segments[i], states[cut]) for i, cut in enumerate(cuts)}
 
     def resumed(snapshot: Snapshot, keep: int) -> float:
@@ -110,7 +109,7 @@ def differences(model: str, n: int, n_ubatch: int) -> Iterator[tuple[tuple[str, 
         loaded = load(
             ModelSettings(path=model, n_ctx=n + 64, n_ubatch=n_ubatch, type_k=kv, type_v=kv, flash_attn=flash)
         )
-        open_pinned(None)
+        reserve_pinned(None)
         yield (kv, flash), measure(loaded, prompt)
         loaded.backend.close()
 

@@ -28,7 +28,7 @@ import httpx
 from common import show
 from replay import server
 
-from pyctl.models import TINY_HYBRID, cached_model
+from tools.generator import TINY_HYBRID, cached_model
 
 N_STREAMS, N_REQUESTS, N_CONNECTIONS = 200, 2000, 16
 SETTLE_SECONDS = 0.5

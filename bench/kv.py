@@ -19,10 +19,10 @@ import numpy as np
 from common import median_seconds, show
 from cuda import open_device
 
-from pyctl.config import ModelSettings
-from pyctl.engine.llama import LlamaBackend, load, open_pinned
-from pyctl.models import TINY_DENSE, TINY_HYBRID, write_model
+from pyctl.engine.llama import LlamaBackend, load, reserve_pinned
+from pyctl.engine.llama.model_settings import ModelSettings
 from pyctl.prompt import as_tokens
+from tools.generator import TINY_DENSE, TINY_HYBRID, write_model
 
 REPEAT = 5
 
@@ -119,7 +119,7 @@ def main() -> None:
                 write_model(paths[shape.name], shape)
         for name, path in paths.items():
             loaded = load(ModelSettings(path=str(path), n_ctx=max(arguments.tokens) + 64))
-            open_pinned(None)
+            reserve_pinned(None)
             for n in arguments.tokens:
                 rows += [[name, *found.cells()] for found in rates(loaded.backend, n)]
             loaded.backend.close()

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 from common import show
 
-from pyctl.cache.policy import DiskPolicy, Selection
-from pyctl.cache.recent_log import RecentLog
+from pyctl.cache.persist import DiskPolicy, Selection
+from pyctl.cache.recent import RecentLog
 from pyctl.prompt import Prompt, common_prefix
 
 ROW_BYTES, STATE_BYTES = 65_536, 156_893_184

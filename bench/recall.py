@@ -20,7 +20,7 @@ from common import show
 from demo import running_server
 
 sys.path.insert(0, str(Path(__file__).parent / "train"))
-from dialogue import needles
+from tools.training.dialogue import needles
 
 SIZES = ((1024, 10, 8, 8), (4096, 12, 8, 4), (16_384, 6, 8, 8), (65_536, 1, 8, 1))
 """Tokens, conversations, questions in each, and how many of those are asked cold, too."""

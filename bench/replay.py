@@ -25,7 +25,7 @@ from pathlib import Path
 import httpx
 from common import show
 
-from pyctl.models import SHAPES, cached_model
+from tools.generator import SHAPES, cached_model
 
 Messages = list[dict[str, str]]
 Ask = Callable[[Messages], str]

@@ -17,12 +17,12 @@ import numpy as np
 from common import show
 
 from pyctl.cache.ram import RamCache
-from pyctl.config import ModelSettings
 from pyctl.engine.engine import Engine, EngineOptions
-from pyctl.engine.llama import load, open_pinned
+from pyctl.engine.handle import RequestHandle
+from pyctl.engine.llama import load, reserve_pinned
+from pyctl.engine.llama.model_settings import ModelSettings
 from pyctl.engine.request import Done, Failed, Request
 from pyctl.engine.sampling import Sampling
-from pyctl.engine.ticket import Ticket
 from pyctl.models import builtin_model
 from pyctl.prompt import Prompt
 
@@ -38,7 +38,7 @@ def prompt_of(seeds: Sequence[int], head: int) -> Prompt:
 
 
 def ask(engine: Engine, prompt: Prompt, *, cached: bool = True, n_predict: int = 1) -> Done:
-    ticket = Ticket(Request(prompt, Sampling(temperature=0.0), max_tokens=n_predict, cache_prompt=cached))
+    ticket = RequestHandle(Request(prompt, Sampling(temperature=0.0), max_tokens=n_predict, cache_prompt=cached))
     engine.submit(ticket)
     while engine.step():
         pass
@@ -104,7 +104,7 @@ def main() -> None:
         type_v=kv,
     )
     loaded = load(settings)
-    open_pinned(None)
+    reserve_pinned(None)
     engine = Engine(loaded.backend, RamCache(64, None), EngineOptions())
     ask(engine, prompt_of([1], 600))
     rows = [row for n in arguments.tokens for row in measure(engine, n, arguments.repeat)]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pyctl.config import ModelSettings
 from pyctl.engine.llama import Loaded, load
-from pyctl.models import SHAPES, cached_model
+from pyctl.engine.llama.model_settings import ModelSettings
+from tools.generator import SHAPES, cached_model
 
 # A runner that was started in the background may have left SIGINT ignored, for us and for every child.
 signal.signal(signal.SIGINT, signal.default_int_handler)

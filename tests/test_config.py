@@ -7,30 +7,30 @@ from typing import Any
 
 import pytest
 
-from pyctl import flag_table
-from pyctl.arguments import parse_chat, parse_serve
-from pyctl.cache.policy import DiskPolicy
-from pyctl.chat.traits import keep_reasoning
-from pyctl.config import (
+from pyctl.cache.persist import DiskPolicy
+from pyctl.chat.template import keep_reasoning
+from pyctl.cli import flag_table
+from pyctl.cli.arguments import parse_chat, parse_serve
+from pyctl.cli.flag_table import IGNORED, NO_OP, REJECTED, SPECULATIVE
+from pyctl.cli.flags import Flag
+from pyctl.cli.settings import (
     CacheSettings,
     ChatSettings,
     DiskSettings,
     FormatSettings,
-    HubSettings,
     LogSettings,
-    ModelSettings,
     SamplingDefaults,
     ServerSettings,
     ServeSettings,
     TerminalSettings,
 )
+from pyctl.engine.llama.model_settings import ModelSettings
 from pyctl.engine.sampling import RANDOM_SEED, Sampling
 from pyctl.errors import ConfigError, RequestError
-from pyctl.flag_ignored import AGREED, REFUSED, SPECULATIVE, UNUSED
-from pyctl.flags import Flag
+from pyctl.models import HubSettings
 
 CONTRACT = Path(__file__).resolve().parents[1] / "vendor/llama.cpp/tools/server/README.md"
-IGNORED = {**AGREED, **SPECULATIVE, **UNUSED, **REFUSED}
+WITHOUT_USE = {**NO_OP, **SPECULATIVE, **IGNORED, **REJECTED}
 
 SERVE_FLAGS = (
     *flag_table.MODEL,
@@ -275,8 +275,8 @@ def test_every_field_has_a_flag_and_every_flag_a_field() -> None:
     }
     spellings = [name for flag in (*SERVE_FLAGS, *flag_table.GENERAL) for name in flag.spellings()]
     assert len(spellings) == len(set(spellings))
-    assert not set(spellings) & IGNORED.keys()
-    assert sum(map(len, (AGREED, SPECULATIVE, UNUSED, REFUSED))) == len(IGNORED)
+    assert not set(spellings) & WITHOUT_USE.keys()
+    assert sum(map(len, (NO_OP, SPECULATIVE, IGNORED, REJECTED))) == len(WITHOUT_USE)
 
 
 def test_the_last_of_several_wins() -> None:
@@ -462,7 +462,7 @@ def test_every_flag_of_llama_server_is_known_with_its_values_and_its_variable() 
                 assert (used[name].convert is not None) == with_value, name
                 assert used[name].env == variable, name
             elif name != "--control-vector-layer-range":
-                assert IGNORED[name] == int(with_value), name
+                assert WITHOUT_USE[name] == int(with_value), name
 
 
 def test_every_other_flag_of_pyctl_is_its_own() -> None:
@@ -474,7 +474,7 @@ def test_every_other_flag_of_pyctl_is_its_own() -> None:
         "--prompt-replay",
         *("--mmap", "--no-mmap", "--mlock"),  # older names, which llama-server still takes
     }
-    assert IGNORED.keys() <= documented
+    assert WITHOUT_USE.keys() <= documented
 
 
 def test_a_copied_environment_starts() -> None:
@@ -499,12 +499,12 @@ def test_a_copied_environment_starts() -> None:
     )
 
 
-@pytest.mark.parametrize("name", sorted(IGNORED.keys() - REFUSED.keys()))
+@pytest.mark.parametrize("name", sorted(WITHOUT_USE.keys() - REJECTED.keys()))
 def test_every_ignored_flag_takes_as_many_values_as_in_llama_server(name: str) -> None:
-    values = ["1"] * IGNORED[name]
+    values = ["1"] * WITHOUT_USE[name]
     settings = serve(name, *values, "-c", "7")
     assert settings.model.n_ctx == 7
-    assert len(settings.warnings) == (name not in AGREED)
+    assert len(settings.warnings) == (name not in NO_OP)
     assert all(name in warning for warning in settings.warnings)
     if values:
         assert refused(name, *values[1:]) == f"{name} needs a value"

@@ -92,9 +92,9 @@ def hub() -> Iterator[str]:
 
 CHILD = """
 import json, sys
-from pyctl.config import HubSettings
+from pyctl.cli.settings import HubSettings
 from pyctl.errors import ConfigError
-from pyctl.hub import cached_models, fetch
+from pyctl.models.hub import cached_models, fetch
 for settings in json.loads(sys.argv[1]):
     try:
         path = fetch(HubSettings(**settings)) if settings else None

@@ -6,8 +6,8 @@ import logging
 import pytest
 from rich.console import Console
 
-from pyctl import loading
-from pyctl.loading import LoadProgress
+from pyctl.cli import logs as loading
+from pyctl.cli.logs import LoadProgress
 
 
 def test_without_a_terminal_a_line_now_and_then(

@@ -21,10 +21,10 @@ MIB = 2**20
 def kv(model: str, sizes: list[int]) -> None:
     from kv import rates
 
-    from pyctl.config import ModelSettings
-    from pyctl.engine.llama import load, open_pinned
+    from pyctl.engine.llama import load, reserve_pinned
+    from pyctl.engine.llama.model_settings import ModelSettings
 
-    open_pinned(None)
+    reserve_pinned(None)
     loaded = load(ModelSettings(path=model, n_ctx=max(sizes) + 64, flash_attn="on"))
     for n in sizes:
         for found in rates(loaded.backend, n):

@@ -22,7 +22,7 @@ def _output(*command: str) -> str:
 
 def describe() -> dict[str, str]:
     """Devices, driver, versions and build, as the tables show them."""
-    from pyctl.native import build_version
+    from pyctl.engine.llama.library import build_version
 
     fields = "name,driver_version,memory.total,pcie.link.gen.max,pcie.link.width.max"
     gpu = [part.strip() for part in _output("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader").split(",")]

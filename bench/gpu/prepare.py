@@ -226,7 +226,7 @@ def write_models(place: Path, shapes: Sequence[str], environment: dict[str, str]
         pid = path.with_suffix(".pid")
         if path.exists() or (pid.exists() and Path(f"/proc/{pid.read_text()}").exists()):
             continue
-        command = ["nice", "-n", "5", sys.executable, "-m", "pyctl.models", "--shape", shape, "-o", str(path)]
+        command = ["nice", "-n", "5", sys.executable, "-m", "tools.generator", "--shape", shape, "-o", str(path)]
         with log_of(place, f"model-{shape}").open("wb") as out:
             writer = subprocess.Popen(
                 command, stdout=out, stderr=out, env=environment, cwd=REPOSITORY, start_new_session=True
@@ -250,7 +250,7 @@ def environment_of(place: Path, cuda: Cuda | None) -> dict[str, str]:
 def finish(place: Path, variables: dict[str, str], models: dict[str, Path], *, server: bool, gpu: bool) -> None:
     """Check that both programs start, and write `python` and prepared.json."""
     environment = {**os.environ, **variables}
-    check = "import pyctl.cli; from pyctl.native import HostBuffer, build_version"
+    check = "import pyctl.cli; from pyctl.engine.llama.library import HostBuffer, build_version"
     check += "; print(build_version(), 'pinned', HostBuffer.open(2**28, 2**26)); HostBuffer.stop()"
     command = [sys.executable, "-c", check]
     shown = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=REPOSITORY, check=False)

@@ -14,7 +14,7 @@ from servers import Server, llama_server, pyctl
 from visit import N_FIRST, Run, Visit
 from workloads import Conversation, alternate, cut, grow, once, restarted
 
-from pyctl.models import SHAPES
+from tools.generator import SHAPES
 
 __all__ = ["side_by_side"]
 

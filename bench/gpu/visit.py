@@ -15,7 +15,7 @@ from results import Clock, Results
 from servers import Reply, Server
 from workloads import RETURN, Conversation, Step
 
-from pyctl.models import SHAPES
+from tools.generator import SHAPES
 
 __all__ = ["N_FIRST", "QUESTION", "Run", "Visit"]
 

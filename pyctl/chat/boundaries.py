@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from pyctl.chat.template import Template
-from pyctl.chat.tokenizer import Tokenizer
-from pyctl.chat.traits import SAMPLE_CALL_ID, Traits
+from pyctl.chat.cached_tokenizer import Tokenizer
+from pyctl.chat.template import SAMPLE_CALL_ID, Template, TemplateCapabilities
 from pyctl.errors import RequestError
 from pyctl.prompt import Tokens
 
@@ -34,7 +33,7 @@ def boundaries(tokens: Tokens, starts: Sequence[int]) -> tuple[int, ...]:
 
 
 def message_starts(
-    template: Template, tokenizer: Tokenizer, specials: Mapping[str, int], traits: Traits
+    template: Template, tokenizer: Tokenizer, specials: Mapping[str, int], traits: TemplateCapabilities
 ) -> tuple[int, ...]:
     """Ids of the special tokens that begin a message, ascending; none for a template that begins them with plain text.
 
@@ -48,7 +47,7 @@ def message_starts(
     return tuple(sorted(starts))
 
 
-def _starts(gaps: _Gaps, traits: Traits) -> list[int | None]:
+def _starts(gaps: _Gaps, traits: TemplateCapabilities) -> list[int | None]:
     said = [_said(role, mark, traits) for role, mark in zip(("user", "assistant", "user"), _MARKS, strict=False)]
     called = [said[0], _called(_MARKS[1], traits)]
     result = {**_said("tool", _MARKS[2], traits), "tool_call_id": SAMPLE_CALL_ID, "name": "sample"}
@@ -111,11 +110,11 @@ class _Gaps:
         return between[len(ends)]
 
 
-def _said(role: str, text: str, traits: Traits) -> dict[str, Any]:
+def _said(role: str, text: str, traits: TemplateCapabilities) -> dict[str, Any]:
     return {"role": role, "content": text if traits.text else [{"type": "text", "text": text}]}
 
 
-def _called(mark: str, traits: Traits) -> dict[str, Any]:
+def _called(mark: str, traits: TemplateCapabilities) -> dict[str, Any]:
     arguments: Any = {"sample": mark} if traits.object_arguments else f'{{"sample": "{mark}"}}'
     call = {"type": "function", "id": SAMPLE_CALL_ID, "function": {"name": "sample", "arguments": arguments}}
     return {**_said("assistant", "", traits), "tool_calls": [call]}

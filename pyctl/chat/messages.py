@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pyctl.chat.traits import Traits
+from pyctl.chat.template import TemplateCapabilities
 from pyctl.errors import RequestError
 
 __all__ = ["check_messages", "fit_messages", "text_of"]
@@ -32,7 +32,7 @@ def check_messages(messages: object) -> list[Message]:
     return [_check(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
-def fit_messages(messages: Sequence[Message], traits: Traits) -> list[Message]:
+def fit_messages(messages: Sequence[Message], traits: TemplateCapabilities) -> list[Message]:
     """Checked messages as a template with ``traits`` takes them, in order, each in its place.
 
     A system message where the template takes none becomes user text, and joins the user message beside it where the
@@ -133,7 +133,7 @@ def _checked_call(call: object, at: str) -> Message:
     return checked
 
 
-def _fit(message: Message, traits: Traits) -> Message:
+def _fit(message: Message, traits: TemplateCapabilities) -> Message:
     message["content"] = _content(message["content"], traits)
     if "tool_calls" in message:
         calls = message["tool_calls"]
@@ -141,13 +141,13 @@ def _fit(message: Message, traits: Traits) -> Message:
     return message
 
 
-def _content(content: str | list[str], traits: Traits) -> str | list[dict[str, str]]:
+def _content(content: str | list[str], traits: TemplateCapabilities) -> str | list[dict[str, str]]:
     if isinstance(content, list):
         return [{"type": "text", "text": text} for text in content] if traits.parts else "\n".join(content)
     return content if traits.text else [{"type": "text", "text": content}]
 
 
-def _function(function: Mapping[str, Any], traits: Traits) -> Message:
+def _function(function: Mapping[str, Any], traits: TemplateCapabilities) -> Message:
     arguments = function["arguments"]
     if traits.object_arguments and isinstance(arguments, str):
         try:

@@ -1,15 +1,36 @@
-"""Splits a reply, as it streams, into what the model thinks and what it says."""
+"""What a piece of a reply adds to each of its parts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
-from pyctl.chat.delta import CallDelta, Delta
+__all__ = ["THINK", "CallDelta", "ReasoningSplitter", "ReasoningTags", "ReplyDelta", "Where", "overlap"]
 
-__all__ = ["THINK", "CallDelta", "Delta", "ReasoningSplitter", "ReasoningTags", "Where", "overlap"]
+
+@dataclass(frozen=True)
+class CallDelta:
+    """More of tool call number ``index`` of a reply; the first of each has its ``id`` and ``name``, no other has.
+
+    ``arguments`` is JSON text to append.
+    """
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+class ReplyDelta(NamedTuple):
+    """Text to append to each part of a reply, and more of its tool calls."""
+
+    reasoning: str = ""
+    content: str = ""
+    calls: tuple[CallDelta, ...] = ()
+
 
 Where: TypeAlias = Literal["start", "reasoning", "content"]
+
 """Where a reply begins: at its very start, inside a reasoning block that the prompt has opened, or behind one."""
 
 
@@ -40,47 +61,47 @@ class ReasoningSplitter:
         self._ends = (tags.close, *tags.interrupts) if tags is not None else ()
         self._end_letters = {end[0] for end in self._ends}
 
-    def feed(self, text: str) -> Delta:
+    def feed(self, text: str) -> ReplyDelta:
         """What became certain with ``text``."""
         if self._tags is None:
             if self._trim:
                 text = text.lstrip()
                 self._trim = not text
-            return Delta(content=text)
+            return ReplyDelta(content=text)
         self._held += text
         return self._reason(self._tags) if self._inside else self._begin(self._tags)
 
-    def finish(self) -> Delta:
+    def finish(self) -> ReplyDelta:
         """What was still held back when the reply ended."""
         held, self._held = self._held, ""
-        return Delta(reasoning=held) if self._inside else Delta(content=held)
+        return ReplyDelta(reasoning=held) if self._inside else ReplyDelta(content=held)
 
-    def _begin(self, tags: ReasoningTags) -> Delta:
+    def _begin(self, tags: ReasoningTags) -> ReplyDelta:
         begun = self._held.lstrip()
         if begun.startswith(tags.open):
             self._held, self._inside, self._trim = begun[len(tags.open) :], True, True
             return self._reason(tags)
         if tags.open.startswith(begun):
-            return Delta()
+            return ReplyDelta()
         content, self._held, self._tags = self._held, "", None
-        return Delta(content=content)
+        return ReplyDelta(content=content)
 
-    def _reason(self, tags: ReasoningTags) -> Delta:
+    def _reason(self, tags: ReasoningTags) -> ReplyDelta:
         if self._trim:
             self._held = self._held.lstrip()
             self._trim = not self._held
         held = self._held
         if self._end_letters.isdisjoint(held):
             self._held = ""
-            return Delta(reasoning=held)
+            return ReplyDelta(reasoning=held)
         at, end = min(((at, end) for end in self._ends if (at := held.find(end)) >= 0), default=(-1, ""))
         if at < 0:
             keep = max(overlap(held, end) for end in self._ends)
             self._held = held[len(held) - keep :]
-            return Delta(reasoning=held[: len(held) - keep])
+            return ReplyDelta(reasoning=held[: len(held) - keep])
         rest = held[at + len(tags.close) :].lstrip() if end == tags.close else held[at:]
         self._held, self._inside, self._tags, self._trim = "", False, None, not rest
-        return Delta(reasoning=held[:at], content=rest)
+        return ReplyDelta(reasoning=held[:at], content=rest)
 
 
 def overlap(text: str, word: str) -> int:

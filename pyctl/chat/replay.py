@@ -1,44 +1,134 @@
-"""Replies as the model wrote them, put back in place of what the template would make of them.
-
-A template writes a message in its own way: arguments in its own JSON, the reasoning trimmed, and Qwen's leaves out the
-reasoning before the last question of the user. From that message on the next prompt differs from what the model has in
-memory. So each finished reply is remembered: its tokens, and what it means. The rule, exactly:
-
-- A message of the assistant means the same as a reply if the content is equal but for blanks around it, and the calls
-  are equal in number and order, each in name and in the value of its arguments (order of members and white space do
-  not count, nor do call ids).
-- ``equal``: such a message is replaced if its reasoning is equal, too, but for blanks around it. Nothing comes in that
-  the client did not send, except that reasoning which it did send stays in although the template would leave it out.
-- ``full``: also a message without reasoning is replaced, which puts back reasoning that the client has dropped. That
-  changes what the model sees. One with other reasoning is not replaced.
-- Among several replies that fit, one with the same call ids comes first, then one at the same place of the
-  conversation, then the newest.
-- Replaced is all from the token that begins the message to the end of what the model wrote: by the header that the
-  reply had then, and by its sampled tokens. The end of the message is the template's. Where messages of the assistant
-  begin with no such token, or the template cannot render one without its calls, nothing is replaced.
-"""
+"""Replies as they were sampled: remembered, kept in a file, and put into later prompts."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import os
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from sys import getsizeof
-from typing import Any
+from typing import Any, TypeAlias
 
-from pyctl.chat.replay_log import ReplayLog, Said
-from pyctl.chat.values import parse_json
-from pyctl.prompt import Tokens
+from pyctl.chat.call_formats.scan import parse_json
+from pyctl.prompt import Tokens, as_tokens
 
-__all__ = ["DEFAULT_REPLAY_BYTES", "Replay", "Said"]
+__all__ = ["DEFAULT_REPLAY_BYTES", "Part", "Replay", "ReplayLog", "SampledReply", "Splice"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class SampledReply:
+    """A reply as it was written: ``head`` is the text from the token that begins the message to the first sampled one,
+    ``text`` and ``tokens`` are what was sampled, tokens None if they are not known.
+
+    It was message number ``place``, with calls of these ``ids`` and with reasoning of this digest.
+    """
+
+    head: str
+    text: str
+    tokens: Tokens | None
+    place: int
+    ids: tuple[str, ...]
+    reasoning: bytes
+
+
+class ReplayLog:
+    """The file at ``path``. What the disk refuses is a warning and no error; not thread-safe."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __len__(self) -> int:
+        """Bytes of the file."""
+        try:
+            return self._path.stat().st_size
+        except OSError:
+            return 0
+
+    def read(self) -> Iterator[tuple[bytes, SampledReply]]:
+        """Every reply in the file with its key, the oldest first."""
+        try:
+            with self._path.open("rb") as file:
+                for line in file:
+                    try:
+                        yield _unpacked(json.loads(line))
+                    except (ValueError, KeyError, TypeError, OverflowError):
+                        continue
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            log.warning("remembered replies could not be read: %s", error)
+
+    def append(self, key: bytes, said: SampledReply) -> None:
+        """Add a reply at the end."""
+        try:
+            # One write, so that lines of several processes do not mix; a line cut off before is ended first.
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            try:
+                size = os.fstat(descriptor).st_size
+                whole = size == 0 or os.pread(descriptor, 1, size - 1) == b"\n"
+                os.write(descriptor, (b"" if whole else b"\n") + _packed(key, said))
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            log.warning("a reply could not be remembered on disk: %s", error)
+
+    def replace(self, entries: Iterator[tuple[bytes, SampledReply]]) -> None:
+        """Write the file anew."""
+        temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}.tmp")
+        try:
+            with temporary.open("wb") as file:
+                file.writelines(_packed(key, said) for key, said in entries)
+            os.replace(temporary, self._path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            log.warning("remembered replies could not be written: %s", error)
+
+
+def _packed(key: bytes, said: SampledReply) -> bytes:
+    fields = {
+        "key": key.hex(),
+        "head": said.head,
+        "text": said.text,
+        "tokens": said.tokens.tolist() if said.tokens is not None else None,
+        "place": said.place,
+        "ids": said.ids,
+        "reasoning": said.reasoning.hex(),
+    }
+    return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
+
+
+def _unpacked(fields: dict[str, object]) -> tuple[bytes, SampledReply]:
+    head, text, tokens, place, ids = (fields[name] for name in ("head", "text", "tokens", "place", "ids"))
+    if not isinstance(head, str) or not isinstance(text, str) or not isinstance(place, int):
+        raise TypeError("another kind of value")
+    if not isinstance(ids, list) or not all(isinstance(each, str) for each in ids):
+        raise TypeError("another kind of id")
+    if tokens is not None and not isinstance(tokens, list):
+        raise TypeError("another kind of tokens")
+    said = SampledReply(
+        head,
+        text,
+        as_tokens(tokens) if tokens is not None else None,
+        place,
+        tuple(ids),
+        bytes.fromhex(str(fields["reasoning"])),
+    )
+    return bytes.fromhex(str(fields["key"])), said
+
 
 DEFAULT_REPLAY_BYTES = 64 << 20
+
 """Some 7 million tokens: weeks of an agent's work."""
 
 _ENTRY_BYTES = 600
+
 """What the containers around one reply take, roughly."""
 
 
@@ -52,7 +142,7 @@ class Replay:
         self.mode = mode
         self._max_bytes = max_bytes
         self._lock = threading.Lock()  # guards what follows
-        self._said: OrderedDict[bytes, list[Said]] = OrderedDict()
+        self._said: OrderedDict[bytes, list[SampledReply]] = OrderedDict()
         self._n_bytes = 0
         self._log = ReplayLog(path) if path is not None and mode != "off" else None
         if self._log is not None:
@@ -70,14 +160,14 @@ class Replay:
         """Keep a reply that means ``message``, an assistant message as OpenAI writes them."""
         if self.mode == "off":
             return
-        said = Said(head, text, tokens, place, _ids(message), _reasoning(message))
+        said = SampledReply(head, text, tokens, place, _ids(message), _reasoning(message))
         key = _meaning(message)
         with self._lock:
             self._keep(key, said)
             if self._log is not None:
                 self._log.append(key, said)
 
-    def find(self, message: dict[str, Any], place: int) -> Said | None:
+    def find(self, message: dict[str, Any], place: int) -> SampledReply | None:
         """The reply that ``message``, number ``place`` of a conversation, means."""
         if self.mode == "off":
             return None
@@ -93,7 +183,7 @@ class Replay:
             self._said.move_to_end(key)
         return max(enumerate(found), key=lambda item: (item[1].ids == ids, item[1].place == place, item[0]))[1]
 
-    def _keep(self, key: bytes, said: Said) -> None:
+    def _keep(self, key: bytes, said: SampledReply) -> None:
         others = self._said.pop(key, [])
         slot = said.place, said.ids, said.reasoning
         same = [each for each in others if (each.place, each.ids, each.reasoning) == slot]
@@ -104,7 +194,7 @@ class Replay:
             self._n_bytes -= _charge(old)
 
 
-def _charge(replies: Sequence[Said]) -> int:
+def _charge(replies: Sequence[SampledReply]) -> int:
     """What they take in memory, roughly."""
     return sum(
         getsizeof(each.head) + getsizeof(each.text) + (0 if each.tokens is None else each.tokens.nbytes) + _ENTRY_BYTES
@@ -144,3 +234,65 @@ def _value(arguments: Any) -> Any:
         return parse_json(arguments or "{}")
     except ValueError:
         return arguments
+
+
+Part: TypeAlias = str | SampledReply
+
+"""Text as it was rendered, or a reply as it was sampled."""
+
+_MARK = "pyctl-said-before-4c9e-"
+
+
+class Splice:
+    """Replaces messages by what ``replay`` remembers; ``starts`` are the texts of the tokens that begin a message."""
+
+    def __init__(self, replay: Replay, starts: Sequence[str]) -> None:
+        self.replay = replay
+        self._starts = starts
+
+    def mark(
+        self, messages: Sequence[dict[str, Any]], keep_last: bool = False
+    ) -> tuple[list[dict[str, Any]], Mapping[str, SampledReply]]:
+        """Checked messages with a mark for each that can be replaced, and what belongs in the place of each mark."""
+        if self.replay.mode == "off" or not self._starts:
+            return list(messages), {}
+        marked, replayed = list(messages), {}
+        for place, message in enumerate(messages[: len(messages) - keep_last]):
+            said = self.replay.find(message, place) if message["role"] == "assistant" else None
+            if said is not None:
+                mark = f"{_MARK}{place};"
+                marked[place], replayed[mark] = {"role": "assistant", "content": mark}, said
+        return marked, replayed
+
+    def parts(self, text: str, replayed: Mapping[str, SampledReply]) -> tuple[Part, ...] | None:
+        """``text`` with each mark, and the header before it, replaced; None if a mark is not where it should be."""
+        if text.count(_MARK) != len(replayed):
+            return None
+        parts: list[Part] = []
+        done = 0
+        for mark, said in replayed.items():
+            at = text.find(mark, done)
+            start = self._last_start(text, done, at) if at >= 0 else -1
+            if start < 0 or not _same_header(text[start:at], said.head):
+                return None
+            parts += [text[done:start] + said.head, said]
+            done = at + len(mark)
+        return (*parts, text[done:])
+
+    def head(self, text: str, prefill: str) -> str:
+        """What the prompt ``text`` has of the message that the reply goes on with, ``prefill`` included; empty if it
+        cannot be told.
+        """
+        if self.replay.mode == "off" or any(start in prefill for start in self._starts):
+            return ""
+        start = self._last_start(text, 0, len(text))
+        return text[start:] if start >= 0 else ""
+
+    def _last_start(self, text: str, low: int, high: int) -> int:
+        return max((text.rfind(start, low, high) for start in self._starts), default=-1)
+
+
+def _same_header(rendered: str, head: str) -> bool:
+    """Whether both begin with the same line: the role. What follows may differ, such as an empty reasoning block."""
+    line = rendered.partition("\n")[0]
+    return head.partition("\n")[0] == line

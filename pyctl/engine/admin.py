@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import fields, replace
+from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pyctl.cache.view import CacheView, view_of
-from pyctl.engine.engine import Engine
-from pyctl.engine.meter import Meter
-from pyctl.engine.views import Scrape
+from pyctl.cache.cache_stats import CacheView, view_of
+from pyctl.engine.engine import Engine, IdleTask
+from pyctl.engine.engine_stats import EngineCounters, EngineStats, SequenceFile, SequenceView
+from pyctl.engine.sequence import LiveSequence
 from pyctl.engine.worker import Worker
+from pyctl.errors import PyctlError, RequestError, StateError
 from pyctl.prompt import Tokens
 
-__all__ = ["CacheAdmin", "EngineAdmin"]
+__all__ = ["CacheAdmin", "EngineAdmin", "SequenceAdmin"]
 
 
 class EngineAdmin:
@@ -23,9 +28,9 @@ class EngineAdmin:
 
     def __init__(self, worker: Worker, engine: Engine) -> None:
         self._worker, self._engine = worker, engine
-        self._last = Meter()
+        self._last = EngineCounters()
 
-    def scrape(self) -> Future[Scrape]:
+    def scrape(self) -> Future[EngineStats]:
         """The numbers of now; wakes nobody."""
         return self._worker.call(self._scrape)
 
@@ -33,13 +38,15 @@ class EngineAdmin:
         """The embeddings of ``tokens``, shape (1 or n, width); see Backend.embed for the errors."""
         return self._worker.call(lambda: self._engine.backend.embed(tokens), needs_model=True)
 
-    def _scrape(self) -> Scrape:
+    def _scrape(self) -> EngineStats:
         engine, keeper = self._engine, self._engine.keeper
         total = replace(engine.meter)
         before, self._last = self._last, total
-        recent = Meter(*(getattr(total, each.name) - getattr(before, each.name) for each in fields(Meter)))
+        recent = EngineCounters(
+            *(getattr(total, each.name) - getattr(before, each.name) for each in fields(EngineCounters))
+        )
         view = view_of(keeper.cache, keeper.totals, keeper.disk)
-        return Scrape(total, recent, len(engine.running), len(engine.queue), view)
+        return EngineStats(total, recent, len(engine.running), len(engine.queue), view)
 
 
 class CacheAdmin:
@@ -63,3 +70,98 @@ class CacheAdmin:
     def clear(self) -> Future[int]:
         """Drop every snapshot that is not pinned; how many went. Live sequences stay."""
         return self._worker.call(self._engine.keeper.cache.clear)
+
+
+R = TypeVar("R")
+
+
+class SequenceAdmin:
+    """Each call is done between two steps of the engine, those that change a sequence once it is idle. Any thread.
+
+    Numbers of sequences wrap around, as in llama-server.
+    """
+
+    def __init__(self, worker: Worker, engine: Engine) -> None:
+        self._worker, self._engine = worker, engine
+
+    def view(self) -> Future[tuple[SequenceView, ...]]:
+        """All sequences."""
+        return self._worker.call(lambda: tuple(self._view_of(seq) for seq in self._engine.seqs))
+
+    def save(self, seq: int, path: Path) -> Future[SequenceFile]:
+        """Write a sequence to ``path``; StateError if that fails."""
+        return self._when_idle(seq, lambda live: self._save(live, path))
+
+    def restore(self, seq: int, path: Path) -> Future[SequenceFile]:
+        """Fill a sequence from ``path``; RequestError, and an empty sequence, if that fails."""
+        return self._when_idle(seq, lambda live: self._restore(live, path))
+
+    def erase(self, seq: int) -> Future[int]:
+        """Empty a sequence; how many tokens it held."""
+        return self._when_idle(seq, self._erase)
+
+    def _view_of(self, seq: LiveSequence) -> SequenceView:
+        job = self._engine.last.get(seq.id)
+        if job is None:
+            return SequenceView(seq.id, seq.capacity, seq.busy)
+        request, report = job.ticket.request, job.report
+        view = SequenceView(seq.id, seq.capacity, seq.busy, job.id, request, seq.n)
+        if not seq.busy or report is None:
+            return view
+        n_prompt = len(request.prompt)
+        return SequenceView(
+            *(seq.id, seq.capacity, True, job.id, request, seq.n),
+            n_cached=report.n_cached,
+            n_evaluated=min(seq.n, n_prompt) - report.n_cached,
+            n_predicted=seq.n - n_prompt + 1 if seq.n >= n_prompt else 0,
+            prompt=tuple(seq.tokens[:n_prompt].tolist()),
+            reply=tuple(seq.tokens[n_prompt:].tolist()),
+        )
+
+    def _save(self, seq: LiveSequence, path: Path) -> SequenceFile:
+        began = time.perf_counter()
+        n_bytes = self._engine.backend.save_file(seq.id, path, seq.tokens, seq.ends)
+        return SequenceFile(seq.n, n_bytes, (time.perf_counter() - began) * 1e3)
+
+    def _restore(self, seq: LiveSequence, path: Path) -> SequenceFile:
+        began = time.perf_counter()
+        self._engine.keeper.park(seq)
+        self._engine.keeper.forget(seq)
+        try:
+            saved = self._engine.backend.load_file(seq.id, path)
+        except StateError as error:
+            self._engine.keeper.forget(seq)
+            raise RequestError(f"Unable to restore slot: {error}") from error
+        seq.reset(saved.tokens, ends=saved.ends)
+        return SequenceFile(seq.n, saved.n_bytes, (time.perf_counter() - began) * 1e3)
+
+    def _erase(self, seq: LiveSequence) -> int:
+        n = seq.n
+        self._engine.keeper.forget(seq)
+        return n
+
+    def _when_idle(self, seq: int, function: Callable[[LiveSequence], R]) -> Future[R]:
+        future: Future[R] = Future()
+        live = self._engine.seqs[seq % len(self._engine.seqs)]
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(function(live))
+            except Exception as error:
+                future.set_exception(error)
+
+        def fail(error: PyctlError) -> None:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(error)
+
+        def unless_begun(call: Future[None]) -> None:
+            if call.cancelled():
+                future.cancel()
+            elif isinstance(error := call.exception(), PyctlError):
+                fail(error)
+
+        errand = IdleTask(live.id, run, fail)
+        self._worker.call(lambda: self._engine.when_idle(errand), needs_model=True).add_done_callback(unless_begun)
+        return future

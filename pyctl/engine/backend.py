@@ -1,4 +1,4 @@
-"""The edge to llama.cpp: what the engine asks of it. One real implementation (llama.py), one fake (fake.py)."""
+"""What is loaded: facts about the model and the context that do not change while the program runs."""
 
 from __future__ import annotations
 
@@ -10,18 +10,51 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pyctl.cache.segment import Block, Span
+from pyctl.cache.snapshot import Block, Span
 from pyctl.engine.sampling import Sampling
 from pyctl.prompt import Tokens
 
-__all__ = ["Backend", "Sampler", "SavedSeq", "TopTokens"]
+__all__ = ["Backend", "EngineInfo", "Sampler", "SavedSequence", "TopTokens"]
+
+
+@dataclass(frozen=True)
+class EngineInfo:
+    """Sizes are tokens unless the name says otherwise; ``model_size`` is bytes, ``n_params`` weights.
+
+    ``fingerprint`` is equal for two processes exactly when their saved rows and states may be mixed. ``vocab_type`` is
+    llama.cpp's number. ``pooling`` says how embeddings are made of a text, empty when there are none.
+    ``lora`` are adapters, (path, scale).
+    """
+
+    model_path: str
+    model_name: str
+    model_alias: str
+    arch: str
+    ftype_name: str
+    n_ctx: int
+    n_ctx_train: int
+    n_seqs: int
+    n_vocab: int
+    n_embd: int
+    n_params: int
+    model_size: int
+    chat_template: str
+    bos_token: str
+    eos_token: str
+    build: str
+    fingerprint: str
+    vocab_type: int = 0
+    pooling: str = ""
+    lora: tuple[tuple[str, float], ...] = ()
+
 
 TopTokens = tuple[tuple[int, float], ...]
+
 """(id, natural log of the probability): the sampled token first, then the most likely ones."""
 
 
 @dataclass(frozen=True)
-class SavedSeq:
+class SavedSequence:
     """What a file held: the tokens of the sequence, its exact batch ends, and how many bytes it has."""
 
     tokens: Tokens
@@ -114,7 +147,7 @@ class Backend(Protocol):
         ``ends`` are the batch ends that a cold run would have, too. Raises StateError.
         """
 
-    def load_file(self, seq: int, path: Path) -> SavedSeq:
+    def load_file(self, seq: int, path: Path) -> SavedSequence:
         """Fill ``seq``, which is empty, from such a file. Raises StateError, and then nobody knows what it holds."""
 
     def embed(self, tokens: Tokens) -> NDArray[np.float32]:

@@ -1,8 +1,4 @@
-"""The engine: what happens to a request between its arrival and its last token.
-
-It knows token ids and events, no text formats and no HTTP. One thread calls it. Each request is a generator that stops
-wherever another sequence may run; `step` resumes them, one prefill batch and one decoded token for everybody at a time.
-"""
+"""A request on its way through the engine, and errands that wait between requests."""
 
 from __future__ import annotations
 
@@ -10,26 +6,63 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
 
+from pyctl.cache.cache_stats import RequestStats
+from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.plan import batch_ends
 from pyctl.cache.ram import RamCache
-from pyctl.cache.report import Report
-from pyctl.cache.tier import DiskTier
 from pyctl.engine.backend import Backend, TopTokens
-from pyctl.engine.budget import Budget
-from pyctl.engine.job import Errand, Job, NextToken, Steps
-from pyctl.engine.keeper import EngineOptions, Keeper, Turn
-from pyctl.engine.lines import Lines
-from pyctl.engine.live import LiveSeq
-from pyctl.engine.meter import Meter
-from pyctl.engine.progress import PrefillLog
+from pyctl.engine.engine_stats import EngineCounters, PrefillLog
+from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Failed, Piece, Progress, StopType, Timings
-from pyctl.engine.stream import TextStream
-from pyctl.engine.ticket import Ticket
+from pyctl.engine.sequence import LiveSequence
+from pyctl.engine.snapshotter import CachePlan, EngineOptions, Snapshotter
+from pyctl.engine.stream import LineLimits, ReasoningBudget, TextStream
 from pyctl.errors import EngineError, PyctlError
 
-__all__ = ["Engine", "EngineOptions"]
+__all__ = ["ActiveRequest", "Engine", "EngineOptions", "IdleTask", "NextToken", "Steps"]
+
+
+class NextToken(NamedTuple):
+    """A job waits for its ``token`` to be evaluated at ``position``; it is resumed with the output's index."""
+
+    token: int
+    position: int
+
+
+Steps: TypeAlias = Generator[NextToken | None, int, None]
+
+"""None after a prefill batch, NextToken while decoding."""
+
+
+@dataclass(eq=False)
+class ActiveRequest:
+    """A request on its way, the sequence that serves it, and the generator that does.
+
+    ``id`` counts up; ``report`` is there as soon as the work has begun.
+    """
+
+    ticket: RequestHandle
+    id: int = -1
+    report: RequestStats | None = None
+    submitted: float = field(default_factory=time.perf_counter)
+    seq: LiveSequence | None = None
+    steps: Steps | None = None
+    wants: NextToken | None = None
+    first_token: float = 0.0
+
+
+@dataclass(eq=False)
+class IdleTask:
+    """Something to do with sequence ``seq`` as soon as no job owns it; ``fail`` is called if that never comes."""
+
+    seq: int
+    run: Callable[[], None]
+    fail: Callable[[PyctlError], None]
+
 
 log = logging.getLogger(__name__)
 
@@ -43,23 +76,23 @@ class Engine:
     def __init__(self, backend: Backend, cache: RamCache, options: EngineOptions, disk: DiskTier | None = None) -> None:
         self.backend = backend
         self.options = options
-        self.keeper = Keeper(backend, cache, options, disk)
-        self.seqs = [LiveSeq(i, backend.n_ctx) for i in range(backend.n_seqs)]
-        self.queue: deque[Job] = deque()
-        self.running: list[Job] = []
-        self.last: dict[int, Job] = {}  # of each sequence, the job that it serves or served
-        self.errands: list[Errand] = []
-        self.meter = Meter()
+        self.keeper = Snapshotter(backend, cache, options, disk)
+        self.seqs = [LiveSequence(i, backend.n_ctx) for i in range(backend.n_seqs)]
+        self.queue: deque[ActiveRequest] = deque()
+        self.running: list[ActiveRequest] = []
+        self.last: dict[int, ActiveRequest] = {}  # of each sequence, the job that it serves or served
+        self.errands: list[IdleTask] = []
+        self.meter = EngineCounters()
         self.asleep = False
         self._count = 0
 
     # -- scheduling --------------------------------------------------------------------------------------------------
 
-    def submit(self, ticket: Ticket) -> None:
+    def submit(self, ticket: RequestHandle) -> None:
         """Queue a request."""
-        self.queue.append(Job(ticket))
+        self.queue.append(ActiveRequest(ticket))
 
-    def when_idle(self, errand: Errand) -> None:
+    def when_idle(self, errand: IdleTask) -> None:
         """Have ``errand`` done when its sequence is free, before the next job gets it."""
         self.errands.append(errand)
 
@@ -72,7 +105,7 @@ class Engine:
             self._run_errands()
         if self.queue:
             self._admit()
-        prefilling: Job | None = None
+        prefilling: ActiveRequest | None = None
         decoding = []
         for job in tuple(self.running):
             if job.ticket.cancelled:
@@ -144,7 +177,7 @@ class Engine:
             job.steps = self._serve(job, job.seq)
             self.running.append(job)
 
-    def _resume(self, job: Job, index: int | None) -> None:
+    def _resume(self, job: ActiveRequest, index: int | None) -> None:
         assert job.steps is not None
         try:
             job.wants = next(job.steps) if index is None else job.steps.send(index)
@@ -158,7 +191,7 @@ class Engine:
                 error = EngineError(f"internal error: {error}")
             job.ticket.put(Failed(error))
 
-    def _decode(self, jobs: list[Job]) -> None:
+    def _decode(self, jobs: list[ActiveRequest]) -> None:
         items = [(job.seq.id, *job.wants) for job in jobs if job.seq is not None and job.wants is not None]
         try:
             self.backend.decode(items)
@@ -172,7 +205,7 @@ class Engine:
         for index, job in enumerate(jobs):
             self._resume(job, index)
 
-    def _end(self, job: Job) -> None:
+    def _end(self, job: ActiveRequest) -> None:
         if job.steps is not None:
             job.steps.close()
         if job.seq is not None:
@@ -180,19 +213,19 @@ class Engine:
         if job in self.running:
             self.running.remove(job)
 
-    def _forget(self, seq: LiveSeq | None) -> None:
+    def _forget(self, seq: LiveSequence | None) -> None:
         """After a failure nobody knows what the sequence holds."""
         if seq is not None:
             self.keeper.forget(seq)
 
     # -- one request -------------------------------------------------------------------------------------------------
 
-    def _serve(self, job: Job, seq: LiveSeq) -> Steps:
+    def _serve(self, job: ActiveRequest, seq: LiveSequence) -> Steps:
         """The whole way of a request: restore, evaluate batch by batch, save at cuts, generate, report."""
         request, ticket = job.ticket.request, job.ticket
         prompt, tokens = request.prompt, request.prompt.tokens
         started = time.perf_counter()
-        report = job.report = Report(n_prompt=len(prompt))
+        report = job.report = RequestStats(n_prompt=len(prompt))
         ends = batch_ends(prompt, self.backend.n_ubatch, self.options.min_batch)
 
         turn = self.keeper.restore(request, seq, ends, report)
@@ -235,18 +268,20 @@ class Engine:
         self.meter.served(timings)
         ticket.put(Done(stop_type, stopping_word, timings, report, seq.id))
 
-    def _progress(self, seq: LiveSeq, report: Report, started: float) -> Progress:
+    def _progress(self, seq: LiveSequence, report: RequestStats, started: float) -> Progress:
         elapsed = (time.perf_counter() - started) * 1e3
         return Progress(report.n_prompt, report.n_cached, seq.n, elapsed, report.source, seq.id)
 
-    def _generate(self, job: Job, seq: LiveSeq, turn: Turn) -> Generator[NextToken, int, tuple[int, StopType, str]]:
+    def _generate(
+        self, job: ActiveRequest, seq: LiveSequence, turn: CachePlan
+    ) -> Generator[NextToken, int, tuple[int, StopType, str]]:
         """Sample, stream, evaluate, until the reply ends; the disk waits for the first token."""
         request, ticket, backend = job.ticket.request, job.ticket, self.backend
         room = backend.n_ctx - seq.n
         limit = room if request.max_tokens < 0 else min(request.max_tokens, room)
         text = TextStream(request.stop)
-        lines = Lines(request.n_indent) if request.n_indent or request.max_ms else None
-        budget = Budget(request.reasoning, backend.piece) if request.reasoning is not None else None
+        lines = LineLimits(request.n_indent) if request.n_indent or request.max_ms else None
+        budget = ReasoningBudget(request.reasoning, backend.piece) if request.reasoning is not None else None
         after_sampling = request.sampling.post_sampling_probs
         n_predicted = 0
         stop_type: StopType = "limit"

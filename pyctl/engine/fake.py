@@ -15,8 +15,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pyctl.cache.segment import NOTHING, Block, Span
-from pyctl.engine.backend import SavedSeq, TopTokens
+from pyctl.cache.snapshot import NOTHING, Block, Span
+from pyctl.engine.backend import SavedSequence, TopTokens
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import EngineError, RequestError, StateError
 from pyctl.prompt import Tokens
@@ -178,7 +178,7 @@ class FakeBackend:
         head = HEADER.pack(b"FILE", held.at, len(held.rows)) + np.array([len(ends), *ends], np.int32).tobytes()
         return path.write_bytes(head + held.state + tokens.tobytes() + b"".join(held.rows))
 
-    def load_file(self, seq: int, path: Path) -> SavedSeq:
+    def load_file(self, seq: int, path: Path) -> SavedSequence:
         try:
             data = path.read_bytes()
         except OSError as error:
@@ -191,7 +191,7 @@ class FakeBackend:
         rest = np.frombuffer(data, np.uint8, offset=HEADER.size + 4 + 4 * n_ends)
         state, tokens, rows = np.split(rest, [ROW, ROW + 4 * n])
         self._seqs[seq] = _Seq([row.tobytes() for row in rows.reshape(n, ROW)], state.tobytes(), at)
-        return SavedSeq(tokens.view(np.int32).copy(), ends, len(data))
+        return SavedSequence(tokens.view(np.int32).copy(), ends, len(data))
 
     def embed(self, tokens: Tokens) -> NDArray[np.float32]:
         if tokens.size > self.n_ubatch:

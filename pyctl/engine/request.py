@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
-from pyctl.cache.policy import DiskPolicy
-from pyctl.cache.report import Report, Source
-from pyctl.engine.budget import ReasoningLimit
+from pyctl.cache.cache_stats import RequestStats, Source
+from pyctl.cache.persist import DiskPolicy
 from pyctl.engine.sampling import Sampling
+from pyctl.engine.stream import ReasoningLimit
 from pyctl.prompt import Prompt
 
 __all__ = ["Done", "Event", "Failed", "Piece", "Progress", "Request", "StopType", "Timings"]
@@ -89,7 +89,7 @@ class Done:
     stop_type: StopType
     stopping_word: str
     timings: Timings
-    report: Report
+    report: RequestStats
     seq: int
 
 

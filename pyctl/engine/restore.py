@@ -6,14 +6,13 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pyctl.cache.compare import Comparison
-from pyctl.cache.disk.arrival import Arrival
+from pyctl.cache.cache_stats import Source
+from pyctl.cache.disk.chain import PendingSnapshot
 from pyctl.cache.plan import ends_within, last_common_end, last_end
 from pyctl.cache.ram import RamCache
-from pyctl.cache.report import Source
-from pyctl.cache.segment import Snapshot
+from pyctl.cache.snapshot import PromptMatch, Snapshot
 from pyctl.engine.backend import Backend
-from pyctl.engine.live import LiveSeq
+from pyctl.engine.sequence import LiveSequence
 from pyctl.errors import StateError
 from pyctl.prompt import Prompt
 
@@ -34,11 +33,11 @@ class Candidate:
     n: int
     keep: int
     snapshot: Snapshot | None = None
-    arrival: Arrival | None = None
+    arrival: PendingSnapshot | None = None
 
 
 def candidates(
-    prompt: Comparison, ends: Sequence[int], live: LiveSeq, cache: RamCache, backend: Backend, *, exact: bool
+    prompt: PromptMatch, ends: Sequence[int], live: LiveSequence, cache: RamCache, backend: Backend, *, exact: bool
 ) -> list[Candidate]:
     """All ways to resume ``prompt``, deepest first; at least one token stays to be evaluated.
 
@@ -74,7 +73,7 @@ def from_snapshot(
     backend: Backend,
     *,
     exact: bool,
-    arrival: Arrival | None = None,
+    arrival: PendingSnapshot | None = None,
 ) -> Candidate | None:
     """How to resume a prompt at the end of ``snapshot``, which it begins with; None if that were not exact.
 
@@ -87,7 +86,9 @@ def from_snapshot(
     return Candidate("live" if keep == n else source, n, keep, snapshot, arrival)
 
 
-def _inside(prompt: Comparison, ends: Sequence[int], same: int, cache: RamCache, *, exact: bool) -> Iterator[Candidate]:
+def _inside(
+    prompt: PromptMatch, ends: Sequence[int], same: int, cache: RamCache, *, exact: bool
+) -> Iterator[Candidate]:
     """A position inside the snapshot that shares most: possible where rows alone suffice."""
     snapshot, reach = cache.overlap(prompt)
     if snapshot is None:
@@ -97,7 +98,7 @@ def _inside(prompt: Comparison, ends: Sequence[int], same: int, cache: RamCache,
     yield Candidate("ram", n, min(same, n), snapshot)
 
 
-def restore(candidate: Candidate, prompt: Prompt, ends: Sequence[int], live: LiveSeq, backend: Backend) -> bool:
+def restore(candidate: Candidate, prompt: Prompt, ends: Sequence[int], live: LiveSequence, backend: Backend) -> bool:
     """Make ``live`` hold the first ``candidate.n`` tokens of ``prompt``; False leaves it empty.
 
     Bytes that do not fit are a miss: logged, never raised.
@@ -131,7 +132,7 @@ def restore(candidate: Candidate, prompt: Prompt, ends: Sequence[int], live: Liv
     return True
 
 
-def _load_rows(candidate: Candidate, snapshot: Snapshot, live: LiveSeq, backend: Backend) -> None:
+def _load_rows(candidate: Candidate, snapshot: Snapshot, live: LiveSequence, backend: Backend) -> None:
     """Append the rows [keep, n); those from disk go to the device segment by segment while the next are being read."""
     at, n, arrival = candidate.keep, candidate.n, candidate.arrival
     if arrival is None:

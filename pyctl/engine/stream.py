@@ -1,10 +1,12 @@
-"""From bytes of tokens to text that is final: whole characters only, stop strings withheld."""
+"""The text of a reply as it becomes final, and what ends it or its reasoning: stop strings, lines, time, budgets."""
 
 from __future__ import annotations
 
 import codecs
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-__all__ = ["TextStream", "ends_within_character"]
+__all__ = ["LineLimits", "ReasoningBudget", "ReasoningLimit", "TextStream", "ends_within_character"]
 
 
 class TextStream:
@@ -62,3 +64,92 @@ def _overlap(text: str, word: str) -> int:
         if text.endswith(word[:size]):
             return size
     return 0
+
+
+class LineLimits:
+    """Feed it the reply's final text; `ended` becomes true where a limit ends the reply.
+
+    ``n_indent`` is the least number of blanks or tabs that a line after the first has to begin with, 0 for any. Once
+    the time is up, the reply ends with a line (llama-server's ``t_max_predict_ms``).
+    """
+
+    def __init__(self, n_indent: int) -> None:
+        self.ended = False
+        self._n_indent = n_indent
+        self._blanks = -1  # of the line so far; -1 when its text has begun
+
+    def feed(self, text: str, time_is_up: bool) -> str:
+        """What of ``text`` belongs to the reply."""
+        if self._n_indent:
+            for at, letter in enumerate(text):
+                if letter == "\n":
+                    self._blanks = 0
+                elif self._blanks >= 0 and letter in " \t":
+                    self._blanks += 1
+                elif 0 <= self._blanks < self._n_indent:
+                    self.ended = True
+                    return text[:at]
+                else:
+                    self._blanks = -1
+        self.ended = time_is_up and "\n" in text
+        return text
+
+
+@dataclass(frozen=True)
+class ReasoningLimit:
+    """At most ``n_tokens`` from a ``start`` on until one of ``ends``; then ``forced`` follows, whatever the model says.
+
+    All are token ids. ``read`` is what the prompt holds already of the reply, from the reasoning's start on.
+    """
+
+    n_tokens: int
+    start: tuple[int, ...]
+    ends: tuple[tuple[int, ...], ...]
+    forced: tuple[int, ...]
+    read: tuple[int, ...] = ()
+
+
+class ReasoningBudget:
+    """Ask `next` before each token, tell `saw` after it. A reply that opens another block gets the limit anew.
+
+    The end is never forced within a character; ``piece`` gives the bytes of a token.
+    """
+
+    def __init__(self, limit: ReasoningLimit, piece: Callable[[int], bytes]) -> None:
+        self._limit = limit
+        self._piece = piece
+        self._left = -1  # tokens until the end is forced, -1 outside of a block
+        self._forced: list[int] = []
+        self._last: list[int] = []
+        for token in limit.read:
+            self.saw(token)
+
+    def next(self) -> int | None:
+        """The token that has to come now, None for any."""
+        if self._left == 0 and not self._forced and not ends_within_character(self._bytes()):
+            self._forced = list(self._limit.forced)
+        return self._forced[0] if self._forced else None
+
+    def saw(self, token: int) -> None:
+        """``token`` came."""
+        self._last = [*self._last[-self._window() :], token]
+        if self._forced:
+            del self._forced[0]
+            if not self._forced:
+                self._left = -1
+        elif self._left < 0:
+            if self._ends_in(self._limit.start):
+                self._left, self._last = self._limit.n_tokens, []
+        elif any(self._ends_in(end) for end in self._limit.ends):
+            self._left = -1
+        else:
+            self._left = max(self._left - 1, 0)
+
+    def _window(self) -> int:
+        return max(len(self._limit.start), *map(len, self._limit.ends), 4)
+
+    def _ends_in(self, tokens: Sequence[int]) -> bool:
+        return bool(tokens) and tuple(self._last[-len(tokens) :]) == tuple(tokens)
+
+    def _bytes(self) -> bytes:
+        return b"".join(self._piece(token) for token in self._last)

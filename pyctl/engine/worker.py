@@ -10,11 +10,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import NamedTuple, TypeVar
 
-from pyctl.cache.report import Report
+from pyctl.cache.cache_stats import RequestStats
+from pyctl.engine.backend import EngineInfo
 from pyctl.engine.engine import Engine
-from pyctl.engine.info import EngineInfo
+from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Failed, Request, Timings
-from pyctl.engine.ticket import Ticket
 from pyctl.errors import ContextSizeError, RequestError, UnavailableError
 
 __all__ = ["Worker"]
@@ -42,7 +42,7 @@ class Worker:
         self._info = info
         self._sleep_seconds = sleep_seconds
         self._last_work = time.monotonic()
-        self._inbox: queue.SimpleQueue[Ticket | _Call | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[RequestHandle | _Call | None] = queue.SimpleQueue()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="pyctl-engine", daemon=True)
         self._thread.start()
@@ -57,7 +57,7 @@ class Worker:
         """Whether the model is freed for now; the next request loads it again."""
         return self._engine.asleep
 
-    def submit(self, request: Request) -> Ticket:
+    def submit(self, request: Request) -> RequestHandle:
         """Queue ``request``; iterate over the ticket for its events.
 
         An empty prompt gets an empty reply. Raises ContextSizeError when the prompt does not fit, UnavailableError
@@ -68,9 +68,9 @@ class Worker:
             raise UnavailableError("the server is shutting down")
         if len(request.prompt) >= n_ctx:
             raise ContextSizeError(len(request.prompt), n_ctx)
-        ticket, tokens = Ticket(request), request.prompt.tokens
+        ticket, tokens = RequestHandle(request), request.prompt.tokens
         if not tokens.size:  # as llama-server does
-            ticket.put(Done("limit", "", Timings(0, 0, 0.0, 0, 0.0, 0.0, 0.0), Report(0), max(request.seq, 0)))
+            ticket.put(Done("limit", "", Timings(0, 0, 0.0, 0, 0.0, 0.0, 0.0), RequestStats(0), max(request.seq, 0)))
             return ticket
         if int(tokens.min()) < 0 or int(tokens.max()) >= self._info.n_vocab:
             raise RequestError(f"token ids must be in [0, {self._info.n_vocab})")
@@ -127,13 +127,13 @@ class Worker:
         self._engine.close(reason)
         while not self._inbox.empty():
             item = self._inbox.get()
-            if isinstance(item, Ticket):
+            if isinstance(item, RequestHandle):
                 item.put(Failed(reason))
             elif item is not None:
                 item.fail(None)
         self._engine.backend.close()
 
-    def _take(self, item: Ticket | _Call) -> bool:
+    def _take(self, item: RequestHandle | _Call) -> bool:
         """Begin with ``item``; returns whether the engine has work to do."""
         if isinstance(item, _Call) and not item.needs_model:
             item.run()
@@ -143,13 +143,13 @@ class Worker:
         except Exception as error:
             log.error("the model cannot be loaded again: %s", error)
             reason = UnavailableError(f"the model cannot be loaded again: {error}")
-            if isinstance(item, Ticket):
+            if isinstance(item, RequestHandle):
                 item.put(Failed(reason))
             else:
                 item.fail(reason)
             return False
         self._last_work = time.monotonic()
-        if isinstance(item, Ticket):
+        if isinstance(item, RequestHandle):
             self._engine.submit(item)
         else:
             item.run()

@@ -1,27 +1,35 @@
-"""The built-in model, and random-weight GGUF models of the architectures that pyctl is for: tiny ones for tests,
-full-size ones for benchmarks on machines without the download."""
+"""The models that pyctl brings or fetches."""
 
 from __future__ import annotations
 
-from pyctl.models.builtin import builtin_model, cached_model
-from pyctl.models.generate import write_model
-from pyctl.models.shapes import QWEN36_27B, QWEN36_35B_A3B, SHAPES, TINY_DENSE, TINY_HYBRID, TINY_MOE, Shape
-from pyctl.models.template import CHATML_TEMPLATE
-from pyctl.models.vocab import Vocab, byte_vocab, read_vocab
+from dataclasses import dataclass
+from pathlib import Path
 
-__all__ = [
-    "CHATML_TEMPLATE",
-    "QWEN36_27B",
-    "QWEN36_35B_A3B",
-    "SHAPES",
-    "TINY_DENSE",
-    "TINY_HYBRID",
-    "TINY_MOE",
-    "Shape",
-    "Vocab",
-    "builtin_model",
-    "byte_vocab",
-    "cached_model",
-    "read_vocab",
-    "write_model",
-]
+from pyctl.errors import ConfigError
+
+__all__ = ["HubSettings", "builtin_model"]
+
+
+@dataclass(frozen=True)
+class HubSettings:
+    """A model on huggingface.co, or at an address; ``hf_repo`` is USER/MODEL or USER/MODEL:QUANT.
+
+    ``hf_file`` wins over the quant. ``offline`` takes only what has been fetched before.
+    """
+
+    hf_repo: str = ""
+    hf_file: str = ""
+    hf_token: str = ""
+    model_url: str = ""
+    offline: bool = False
+
+    def __post_init__(self) -> None:
+        if self.hf_file and not self.hf_repo:
+            raise ConfigError("--hf-file needs --hf-repo")
+        if self.hf_repo and self.model_url:
+            raise ConfigError("--hf-repo and --model-url exclude each other")
+
+
+def builtin_model() -> Path:
+    """The built-in model: `qwen35` with four million parameters, trained to recall what it is told (docs/model.md)."""
+    return Path(__file__).with_name("builtin.gguf")

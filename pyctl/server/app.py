@@ -13,46 +13,43 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from pyctl.chat.format import ChatFormat
-from pyctl.chat.tokenizer import Tokenizer
-from pyctl.server import (
-    absent,
+from pyctl.chat.cached_tokenizer import Tokenizer
+from pyctl.chat.chat_format import ChatFormat
+from pyctl.server.api import (
     anthropic,
-    cache,
     completions,
-    counts,
     embeddings,
-    facts,
+    info,
     lora,
     metrics,
+    prefix_cache,
     responses,
-    slots,
-    tokens,
+    sequences,
+    token_counts,
+    unsupported,
 )
-from pyctl.server.cors import CorsMiddleware
-from pyctl.server.errors import error_response, http_exception
-from pyctl.server.journal import failed
-from pyctl.server.keys import KeyMiddleware
-from pyctl.server.limits import BodyLimitMiddleware, depth_error
-from pyctl.server.settings import Service, Settings, WorkerLike
+from pyctl.server.generate.respond import log_error
+from pyctl.server.http import error_response, http_exception
+from pyctl.server.middleware import BodyLimitMiddleware, CorsMiddleware, KeyMiddleware, depth_error
+from pyctl.server.service import Service, Settings, WorkerLike
 
 __all__ = ["create_app"]
 
 Handler: TypeAlias = Callable[[Service, Request], Awaitable[ASGIApp]]
 
 _GET: dict[str, Handler] = {
-    "/health": facts.health,
-    "/v1/health": facts.health,
-    "/models": facts.models,
-    "/v1/models": facts.models,
-    "/props": facts.props,
+    "/health": info.health,
+    "/v1/health": info.health,
+    "/models": info.models,
+    "/v1/models": info.models,
+    "/props": info.props,
     "/metrics": metrics.show,
-    "/slots": slots.show,
+    "/slots": sequences.show,
     "/lora-adapters": lora.show,
-    "/v1/stream": absent.resume_stream,
-    "/tools": absent.disabled,
-    "/cors-proxy": absent.disabled,
-    "/cache": cache.show,
+    "/v1/stream": unsupported.resume_stream,
+    "/tools": unsupported.disabled,
+    "/cors-proxy": unsupported.disabled,
+    "/cache": prefix_cache.show,
     "/v1/responses/{id}": responses.retrieve,
 }
 
@@ -63,35 +60,35 @@ _POST: dict[str, Handler] = {
     "/completion": completions.native_completion,
     "/completions": completions.native_completion,
     "/infill": completions.infill,
-    "/tokenize": tokens.tokenize,
-    "/detokenize": tokens.detokenize,
-    "/apply-template": tokens.apply_template,
-    "/props": facts.change_props,
-    "/slots/{id}": slots.act,
+    "/tokenize": token_counts.tokenize,
+    "/detokenize": token_counts.detokenize,
+    "/apply-template": token_counts.apply_template,
+    "/props": info.change_props,
+    "/slots/{id}": sequences.act,
     "/lora-adapters": lora.change,
     "/embedding": embeddings.native,
     "/embeddings": embeddings.native,
     "/v1/embeddings": embeddings.openai,
-    **dict.fromkeys(("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"), absent.rerank),
-    **dict.fromkeys(("/audio/transcriptions", "/v1/audio/transcriptions"), absent.transcribe),
-    "/v1/chat/completions/control": absent.control,
-    "/v1/streams/lookup": absent.find_streams,
-    "/tools": absent.disabled,
-    "/cors-proxy": absent.disabled,
-    "/cache/pin": cache.pin,
+    **dict.fromkeys(("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"), unsupported.rerank),
+    **dict.fromkeys(("/audio/transcriptions", "/v1/audio/transcriptions"), unsupported.transcribe),
+    "/v1/chat/completions/control": unsupported.control,
+    "/v1/streams/lookup": unsupported.find_streams,
+    "/tools": unsupported.disabled,
+    "/cors-proxy": unsupported.disabled,
+    "/cache/pin": prefix_cache.pin,
     "/v1/messages": anthropic.messages,
     "/v1/messages/count_tokens": anthropic.count_tokens,
     "/responses": responses.create,
     "/v1/responses": responses.create,
-    "/chat/completions/input_tokens": counts.chat_input_tokens,
-    "/v1/chat/completions/input_tokens": counts.chat_input_tokens,
+    "/chat/completions/input_tokens": token_counts.chat_input_tokens,
+    "/v1/chat/completions/input_tokens": token_counts.chat_input_tokens,
     "/responses/input_tokens": responses.input_tokens,
     "/v1/responses/input_tokens": responses.input_tokens,
 }
 
 _DELETE: dict[str, Handler] = {
-    "/v1/stream": absent.end_stream,
-    "/cache": cache.clear,
+    "/v1/stream": unsupported.end_stream,
+    "/cache": prefix_cache.clear,
     "/v1/responses/{id}": responses.delete,
 }
 
@@ -133,7 +130,7 @@ def _endpoint(service: Service, handlers: Mapping[str, Handler]) -> Callable[[Re
         except RecursionError:
             return error_response(depth_error())
         except Exception as error:
-            failed(request.url.path, error)
+            log_error(request.url.path, error)
             return error_response(error)
 
     return endpoint

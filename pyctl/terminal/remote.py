@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from pyctl.chat.delta import CallDelta
+from pyctl.chat.reasoning import CallDelta
 from pyctl.errors import (
     AuthenticationError,
     EngineError,
@@ -19,7 +19,7 @@ from pyctl.errors import (
     RequestError,
     UnavailableError,
 )
-from pyctl.terminal.backend import Delta, Stats
+from pyctl.terminal.chat_backend import ChatDelta, ReplyStats
 
 __all__ = ["RemoteBackend"]
 
@@ -61,7 +61,7 @@ class RemoteBackend:
                 self._model = _first_model(response)
         return self._model or self._url
 
-    def stream(self, messages: Sequence[Mapping[str, Any]]) -> Generator[Delta, None, None]:
+    def stream(self, messages: Sequence[Mapping[str, Any]]) -> Generator[ChatDelta, None, None]:
         """The server's reply to ``messages``; the time to the first token is measured here."""
         body = {"messages": list(messages), "stream": True, "stream_options": {"include_usage": True}, **self._fields}
         self.name()
@@ -82,7 +82,7 @@ class RemoteBackend:
                     yield delta
         if not reply.finished:
             raise UnavailableError(f"{self._url} ended the reply before its end")
-        yield Delta(stats=reply.stats(time.perf_counter() - started))
+        yield ChatDelta(stats=reply.stats(time.perf_counter() - started))
 
     def close(self) -> None:
         """Close the connections."""
@@ -108,10 +108,10 @@ class _Reply:
         self._usage: Mapping[str, Any] = {}
         self._timings: Mapping[str, Any] = {}
 
-    def take(self, event: str, seconds: float) -> Delta:
+    def take(self, event: str, seconds: float) -> ChatDelta:
         if event == "[DONE]":
             self.finished = True
-            return Delta()
+            return ChatDelta()
         try:
             chunk = json.loads(event)
             if "error" in chunk:
@@ -122,7 +122,7 @@ class _Reply:
             self._finish_reason = choice.get("finish_reason") or self._finish_reason
             said = choice.get("delta") or {}
             calls = tuple(_call(call) for call in said.get("tool_calls") or ())
-            delta = Delta(str(said.get("reasoning_content") or ""), str(said.get("content") or ""), calls)
+            delta = ChatDelta(str(said.get("reasoning_content") or ""), str(said.get("content") or ""), calls)
         except (ValueError, TypeError, AttributeError, LookupError) as error:
             raise EngineError(f"the server sent what is not a chat completion: {event[:80]!r}") from error
         self.finished = self.finished or bool(self._finish_reason)
@@ -130,7 +130,7 @@ class _Reply:
             self._first = seconds
         return delta
 
-    def stats(self, seconds: float) -> Stats:
+    def stats(self, seconds: float) -> ReplyStats:
         details = self._usage.get("prompt_tokens_details")
         n_prompt = _count(self._usage, "prompt_tokens")
         n_cached = _count(self._timings, "cache_n")
@@ -147,7 +147,7 @@ class _Reply:
             rate = None
             if n_predicted and self._first is not None and seconds > self._first:
                 rate = n_predicted / (seconds - self._first)
-        return Stats(
+        return ReplyStats(
             n_cached=n_cached,
             n_evaluated=n_evaluated,
             n_predicted=n_predicted,

@@ -6,9 +6,8 @@ from collections import Counter
 
 import numpy as np
 
-from pyctl.cache.compare import Comparison
 from pyctl.cache.ram import RamCache
-from pyctl.cache.segment import Segment, Snapshot
+from pyctl.cache.snapshot import PromptMatch, Segment, Snapshot
 from pyctl.prompt import Tokens, as_tokens
 
 
@@ -30,7 +29,7 @@ def check_invariants(cache: RamCache) -> None:
         published[snapshot.prefix] = slot
         tokens = tokens_of(snapshot)
         assert tokens.size == snapshot.n == snapshot.prefix.n
-        assert Comparison(tokens).prefix(snapshot.n) == snapshot.prefix, "the key does not name what the slot holds"
+        assert PromptMatch(tokens).prefix(snapshot.n) == snapshot.prefix, "the key does not name what the slot holds"
         rows = snapshot.spans(0, snapshot.n)
         assert [first for _, first, _ in rows] == [0, *(last for _, _, last in rows[:-1])]
         assert rows[-1][2] == snapshot.n

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from pyctl.cache.behind import WriteBehind
-from pyctl.cache.compare import Comparison
+from pyctl.cache.disk_tier import WriteBehind
 from pyctl.cache.ram import RamCache
-from pyctl.cache.segment import Segment, Snapshot
+from pyctl.cache.snapshot import PromptMatch, Segment, Snapshot
 from pyctl.prompt import as_tokens
 
 
@@ -50,7 +49,7 @@ def behind(writer: SlowWriter) -> Iterator[WriteBehind]:
 def snapshot(seed: int, n: int = 50) -> Snapshot:
     tokens = as_tokens(np.random.default_rng(seed).integers(0, 100, n))
     rows = np.full(n, seed, np.uint8)
-    return Snapshot(Comparison(tokens).prefix(n), Segment(0, tokens, rows, None), np.zeros(4, np.uint8))
+    return Snapshot(PromptMatch(tokens).prefix(n), Segment(0, tokens, rows, None), np.zeros(4, np.uint8))
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

@@ -9,15 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyctl.cache.compare import Comparison
-from pyctl.cache.prefix import Prefix
-from pyctl.cache.segment import NOTHING, Segment, Snapshot
+from pyctl.cache.snapshot import NOTHING, Prefix, PromptMatch, Segment, Snapshot
 from pyctl.prompt import as_tokens, common_prefix
 
 
 @given(lengths=st.lists(st.integers(1, 1000), min_size=1, max_size=20))
 def test_prefixes_equal_hashing_each_alone(lengths: list[int]) -> None:
-    prompt = Comparison(as_tokens(np.arange(1000)))
+    prompt = PromptMatch(as_tokens(np.arange(1000)))
     for n in lengths:
         data = np.arange(n, dtype="<i4").tobytes()
         assert prompt.prefix(n) == Prefix(hashlib.blake2b(data, digest_size=16).digest(), n)
@@ -26,7 +24,7 @@ def test_prefixes_equal_hashing_each_alone(lengths: list[int]) -> None:
 @pytest.mark.parametrize("length", [0, -1, 11])
 def test_lengths_outside_are_refused(length: int) -> None:
     with pytest.raises(ValueError, match="not a length"):
-        Comparison(as_tokens(range(10))).prefix(length)
+        PromptMatch(as_tokens(range(10))).prefix(length)
 
 
 @given(data=st.data())
@@ -36,7 +34,7 @@ def test_shared_equals_comparing_the_whole_chain(data: st.DataObject) -> None:
     given_tokens = as_tokens(
         data.draw(st.one_of(st.just(stored.tolist()), st.lists(alphabet, min_size=1, max_size=40)))
     )
-    prompt = Comparison(given_tokens)
+    prompt = PromptMatch(given_tokens)
     segment = None
     for stop in (*sorted(data.draw(st.sets(st.integers(1, 29), max_size=4))), 30):
         start = segment.end if segment else 0

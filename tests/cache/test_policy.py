@@ -15,8 +15,8 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyctl.cache.policy import DiskPolicy, Nearest, Recent, Selection
-from pyctl.cache.recent_log import RecentLog
+from pyctl.cache.persist import DiskPolicy, Nearest, Recent, Selection
+from pyctl.cache.recent import RecentLog
 from pyctl.errors import RequestError
 from pyctl.prompt import Prompt, common_prefix
 

@@ -7,9 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from pyctl.cache.compare import Comparison
 from pyctl.cache.ram import RamCache
-from pyctl.cache.segment import Segment, Snapshot
+from pyctl.cache.snapshot import PromptMatch, Segment, Snapshot
 from pyctl.prompt import Tokens, as_tokens
 from tests.cache.checks import check_invariants
 
@@ -24,7 +23,7 @@ def prompt(seed: int, n: int = 400) -> Tokens:
 def make(tokens: Tokens, n: int, parent: Segment | None = None) -> Snapshot:
     start = parent.end if parent else 0
     segment = Segment(start, as_tokens(tokens[start:n]), np.zeros((n - start) * ROW, np.uint8), parent)
-    return Snapshot(Comparison(tokens).prefix(n), segment, np.zeros(STATE, np.uint8))
+    return Snapshot(PromptMatch(tokens).prefix(n), segment, np.zeros(STATE, np.uint8))
 
 
 def put(cache: RamCache, snapshot: Snapshot, *spared: Snapshot) -> bool:
@@ -37,7 +36,7 @@ def put(cache: RamCache, snapshot: Snapshot, *spared: Snapshot) -> bool:
 
 def found(cache: RamCache, tokens: Tokens) -> list[int]:
     check_invariants(cache)
-    return [snapshot.n for snapshot in cache.lookup(Comparison(tokens), tokens.size - 1)]
+    return [snapshot.n for snapshot in cache.lookup(PromptMatch(tokens), tokens.size - 1)]
 
 
 def test_lookup_returns_every_stored_length_deepest_first() -> None:
@@ -53,15 +52,15 @@ def test_lookup_returns_every_stored_length_deepest_first() -> None:
     other = tokens.copy()
     other[200] += 1
     assert found(cache, as_tokens(other)) == [120, 50]
-    assert cache.overlap(Comparison(as_tokens(other)))[1] == 200
+    assert cache.overlap(PromptMatch(as_tokens(other)))[1] == 200
 
 
 def test_a_digest_is_no_proof() -> None:
     cache, tokens = RamCache(4, None), prompt(1)
     snapshot = make(prompt(2), 100)
-    liar = Snapshot(Comparison(tokens).prefix(100), snapshot.segment, snapshot.state)
+    liar = Snapshot(PromptMatch(tokens).prefix(100), snapshot.segment, snapshot.state)
     assert put(cache, liar)
-    assert cache.lookup(Comparison(tokens), 399) == []
+    assert cache.lookup(PromptMatch(tokens), 399) == []
 
 
 def test_nothing_changes_until_confirm() -> None:
@@ -69,7 +68,7 @@ def test_nothing_changes_until_confirm() -> None:
     put(cache, make(tokens, 100))
     before = cache.n_bytes
     for leave in ("abort", "exception", "fall through"):
-        reservation = cache.prepare(Comparison(prompt(2)).prefix(100), 10)
+        reservation = cache.prepare(PromptMatch(prompt(2)).prefix(100), 10)
         assert reservation is not None
         assert found(cache, tokens) == [100]
         if leave == "exception":
@@ -88,7 +87,7 @@ def test_nothing_changes_until_confirm() -> None:
 
 def test_confirm_refuses_another_prefix_and_a_second_call() -> None:
     cache = RamCache(2, None)
-    reservation = cache.prepare(Comparison(prompt(1)).prefix(100), 10)
+    reservation = cache.prepare(PromptMatch(prompt(1)).prefix(100), 10)
     assert reservation is not None
     with pytest.raises(ValueError, match="reserved for"):
         reservation.confirm(make(prompt(1), 99))
@@ -106,7 +105,7 @@ def test_two_open_reservations_are_independent(order: tuple[str, str]) -> None:
     new = {"a": make(prompt(1), 50), "b": make(prompt(2), 60)}
     reservations = {name: cache.prepare(snapshot.prefix, 10) for name, snapshot in new.items()}
     assert reservations["a"].slot is not reservations["b"].slot
-    assert cache.prepare(Comparison(prompt(3)).prefix(10), 10) is None, "both slots are taken"
+    assert cache.prepare(PromptMatch(prompt(3)).prefix(10), 10) is None, "both slots are taken"
     done = {}
     for step in order:
         verb, name = step.split()
@@ -187,7 +186,7 @@ def test_the_budget_holds_after_every_confirm() -> None:
         assert put(cache, make(prompt(seed), 100))
         check_invariants(cache)
     assert len(cache.snapshots()) == 3
-    assert cache.prepare(Comparison(prompt(99)).prefix(100), budget + 1) is None
+    assert cache.prepare(PromptMatch(prompt(99)).prefix(100), budget + 1) is None
     spared = cache.snapshots()
     assert not put(cache, make(prompt(50), 100), *spared), "no room without the spared ones"
     assert cache.snapshots() == spared

@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyctl.chat.boundaries import boundaries, message_starts
-from pyctl.chat.format import ChatFormat
-from pyctl.chat.template import Template
-from pyctl.chat.tokenizer import Tokenizer
-from pyctl.chat.traits import Traits
+from pyctl.chat.cached_tokenizer import Tokenizer
+from pyctl.chat.chat_format import ChatFormat
+from pyctl.chat.template import Template, TemplateCapabilities
 from pyctl.prompt import as_tokens
 from tests.chat import toy
 from tests.chat.toy import ByteTokenizer
@@ -22,7 +21,7 @@ LLAMA3 = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eo
 def starts(source: str, specials: tuple[str, ...], bos: str = "", eos: str = "") -> list[str]:
     tokenizer = ByteTokenizer(specials, bos=bos, eos=eos)
     template = Template(source, bos, eos)
-    found = message_starts(template, tokenizer, tokenizer.special_tokens(), Traits.of(template))
+    found = message_starts(template, tokenizer, tokenizer.special_tokens(), TemplateCapabilities.of(template))
     return [tokenizer.piece(token).decode() for token in found]
 
 

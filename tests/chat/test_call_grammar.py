@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 
-from pyctl.chat.call_grammar import call_grammar
-from pyctl.chat.format import ChatFormat
+from pyctl.chat.call_formats.call_grammar import call_grammar
+from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.replay import Replay
-from pyctl.chat.template import Template
+from pyctl.chat.template import Template, TemplateCapabilities
 from pyctl.chat.tools import CallForm, Tools
-from pyctl.chat.traits import Traits
 from pyctl.errors import RequestError
 from tests.chat import toy
 from tests.chat.conftest import unpacked
@@ -146,8 +145,8 @@ def test_a_schema_that_cannot_be_converted_is_refused() -> None:
     ],
 )
 def test_the_form_is_found_by_rendering(name: str, form: CallForm) -> None:
-    assert Traits.of(Template(unpacked(f"templates/{name}.jinja").read_text())).call_form == form
-    assert Traits.of(Template(toy.LLAMA3)).call_form == ""
+    assert TemplateCapabilities.of(Template(unpacked(f"templates/{name}.jinja").read_text())).call_form == form
+    assert TemplateCapabilities.of(Template(toy.LLAMA3)).call_form == ""
 
 
 def test_only_what_needs_a_grammar_gets_one(qwen_template: str) -> None:

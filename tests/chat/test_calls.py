@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyctl.chat.calls import CallParser, new_call_id
-from pyctl.chat.format import ChatFormat
+from pyctl.chat.call_formats.qwen import CallParser, new_call_id
+from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.reasoning import THINK, ReasoningSplitter, Where
-from pyctl.chat.reply import Reply, ReplySplitter
+from pyctl.chat.reply_splitter import ParsedReply, ReplySplitter
 from pyctl.chat.template import Template
 from pyctl.chat.tools import Tools
 from tests.chat.conftest import unpacked
@@ -53,7 +53,7 @@ def parse(pieces: list[str], tools: Tools = TOOLS, where: Where = "content") -> 
     ids = count()
     splitter = ReplySplitter(ReasoningSplitter(THINK, where), CallParser(tools, lambda: f"id{next(ids)}"))
     deltas = [*map(splitter.feed, pieces), splitter.finish()]
-    reply, seen = Reply(), 0
+    reply, seen = ParsedReply(), 0
     for delta in deltas:
         reply.add(delta)
         for call in delta.calls:

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from pyctl.chat.format import ChatFormat
-from pyctl.chat.reasoning import Delta
+from pyctl.chat.cached_tokenizer import Tokenizer
+from pyctl.chat.chat_format import ChatFormat
+from pyctl.chat.reasoning import ReplyDelta
 from pyctl.chat.template import Template
-from pyctl.chat.tokenizer import Tokenizer
 from pyctl.errors import RequestError
 from tests.chat import toy
 from tests.chat.toy import ByteTokenizer
@@ -41,8 +41,8 @@ def test_a_header_that_opens_a_reasoning_block(thinking: ChatFormat) -> None:
     turn = thinking.turn(HI)
     assert (turn.where, turn.opened) == ("reasoning", "<think>\n")
     splitter = thinking.splitter(turn)
-    assert splitter.feed("hm</think>\n\nHello") == Delta("hm", "Hello")
-    assert thinking.splitter(turn, "none").feed("hm</think>") == Delta(content="hm</think>")
+    assert splitter.feed("hm</think>\n\nHello") == ReplyDelta("hm", "Hello")
+    assert thinking.splitter(turn, "none").feed("hm</think>") == ReplyDelta(content="hm</think>")
 
 
 def test_a_user_who_writes_tags_opens_nothing(thinking: ChatFormat) -> None:
@@ -63,7 +63,7 @@ def test_the_reply_continues_a_last_assistant_message(thinking: ChatFormat, cont
     turn = thinking.turn(assistant(content))
     assert turn.text == HEAD + "<think>\n\n</think>\n\n" + content
     assert (turn.prefill, turn.where) == (content, "content")
-    assert thinking.splitter(turn).feed(" on") == Delta(content=" on")
+    assert thinking.splitter(turn).feed(" on") == ReplyDelta(content=" on")
 
 
 def test_parts_and_reasoning_of_a_continued_message(thinking: ChatFormat) -> None:

@@ -6,13 +6,12 @@ from typing import Any
 import pytest
 
 from pyctl.chat.messages import check_messages, fit_messages
-from pyctl.chat.template import Template
-from pyctl.chat.traits import Traits
+from pyctl.chat.template import Template, TemplateCapabilities
 from pyctl.errors import RequestError
 from tests.chat import toy
 
 CALLS = {"tool_calls", "parallel_calls", "object_arguments"}
-ALL = Traits(True, True, True, True, True, True, True, True)
+ALL = TemplateCapabilities(True, True, True, True, True, True, True, True)
 
 
 def fit(messages: Any, **traits: bool) -> list[tuple[str, Any]]:
@@ -130,12 +129,12 @@ def test_arguments_of_calls(arguments: Any, as_object: Any, as_text: str) -> Non
     ],
 )
 def test_traits_are_found_by_rendering(source: str, lacks: set[str]) -> None:
-    traits = Traits.of(Template(source))
+    traits = TemplateCapabilities.of(Template(source))
     assert {name for name, has in vars(traits).items() if has is False} == lacks ^ {"reasoning_effort"}
 
 
 def test_traits_of_the_real_template(qwen_template: str) -> None:
-    traits = Traits.of(Template(qwen_template))
+    traits = TemplateCapabilities.of(Template(qwen_template))
     lacks = {name for name, has in vars(traits).items() if not has}
     assert lacks == {"system_inside", "old_reasoning", "reasoning_effort"}
 

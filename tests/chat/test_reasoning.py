@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyctl.chat.reasoning import THINK, Delta, ReasoningSplitter, Where
+from pyctl.chat.reasoning import THINK, ReasoningSplitter, ReplyDelta, Where
 
 
 def split(pieces: list[str], where: Where = "start") -> tuple[str, str]:
@@ -52,14 +52,14 @@ def test_any_cutting_gives_the_same(data: st.DataObject) -> None:
 
 def test_text_comes_out_as_soon_as_it_is_certain() -> None:
     splitter = ReasoningSplitter(THINK, "reasoning")
-    assert splitter.feed("I think <") == Delta("I think ")
-    assert splitter.feed("b") == Delta("<b")
-    assert splitter.feed("</think> ") == Delta()
-    assert splitter.feed("\nYes") == Delta(content="Yes")
-    assert splitter.feed(" ") == Delta(content=" ")
+    assert splitter.feed("I think <") == ReplyDelta("I think ")
+    assert splitter.feed("b") == ReplyDelta("<b")
+    assert splitter.feed("</think> ") == ReplyDelta()
+    assert splitter.feed("\nYes") == ReplyDelta(content="Yes")
+    assert splitter.feed(" ") == ReplyDelta(content=" ")
 
 
 def test_without_tags_everything_is_content() -> None:
     splitter = ReasoningSplitter()
-    assert splitter.feed(" <think>a</think>") == Delta(content=" <think>a</think>")
-    assert splitter.finish() == Delta()
+    assert splitter.feed(" <think>a</think>") == ReplyDelta(content=" <think>a</think>")
+    assert splitter.finish() == ReplyDelta()

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyctl.chat.format import ChatFormat
+from pyctl.chat.cached_tokenizer import Tokenizer
+from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.replay import Replay
-from pyctl.chat.reply import Reply
+from pyctl.chat.reply_splitter import ParsedReply
 from pyctl.chat.template import Template
-from pyctl.chat.tokenizer import Tokenizer
 from pyctl.chat.tools import Tools
 from pyctl.prompt import as_tokens
 from tests.chat import toy
@@ -63,7 +63,7 @@ class Dialogue:
         for at, letter in enumerate(reply):
             parsed.append(splitter.feed(letter, tokens if at == 0 else ()))
         parsed.append(splitter.finish())
-        whole = Reply()
+        whole = ParsedReply()
         for delta in parsed:
             whole.add(delta)
         return whole.message()

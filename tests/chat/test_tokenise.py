@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyctl.chat.tokenise import MemoTokenizer
-from pyctl.chat.tokenizer import Tokenizer
+from pyctl.chat.cached_tokenizer import CachedTokenizer, Tokenizer
 from tests.chat.toy import ByteTokenizer, chatml_tokenizer
 
 TEXTS = st.lists(
@@ -43,14 +42,14 @@ TEXTS = st.lists(
 
 
 @pytest.fixture(scope="module")
-def qwen(qwen_tokenizer: Tokenizer) -> MemoTokenizer:
-    return MemoTokenizer(qwen_tokenizer, qwen_tokenizer.special_tokens(), max_bytes=4096)
+def qwen(qwen_tokenizer: Tokenizer) -> CachedTokenizer:
+    return CachedTokenizer(qwen_tokenizer, qwen_tokenizer.special_tokens(), max_bytes=4096)
 
 
 @settings(max_examples=400, deadline=None)
 @given(text=TEXTS)
 def test_pieces_in_a_row_are_the_whole_on_the_real_vocabulary(
-    qwen: MemoTokenizer, qwen_tokenizer: Tokenizer, text: str
+    qwen: CachedTokenizer, qwen_tokenizer: Tokenizer, text: str
 ) -> None:
     expected = qwen_tokenizer.tokenize(text, parse_special=True)
     assert qwen.tokenise(text).tolist() == expected
@@ -59,7 +58,7 @@ def test_pieces_in_a_row_are_the_whole_on_the_real_vocabulary(
 
 def test_history_is_tokenised_once() -> None:
     tokenizer = chatml_tokenizer()
-    memo = MemoTokenizer(tokenizer, tokenizer.special_tokens())
+    memo = CachedTokenizer(tokenizer, tokenizer.special_tokens())
     history = "".join(f"<|im_start|>user\nmessage {i}<|im_end|>\n" for i in range(50))
     memo.tokenise(history)
     tokenizer.n_chars = 0
@@ -88,7 +87,7 @@ def test_tokens_that_overlap_or_swallow_blanks_stay_inside_the_pieces() -> None:
             return [t for part in parts for t in ([part] if isinstance(part, int) else part.encode())]
 
     tokenizer = Greedy(["<s>", "<s><s>", "ab<", "<x>", "<r>", "\n"])
-    memo = MemoTokenizer(tokenizer, tokenizer.special_tokens())
+    memo = CachedTokenizer(tokenizer, tokenizer.special_tokens())
     rng = np.random.default_rng(5)
     pieces = ["<s>", "ab<", "x>", "<x>", "<r>", " ", "\n", "a", "b", "s>"]
     for _ in range(300):
@@ -98,7 +97,7 @@ def test_tokens_that_overlap_or_swallow_blanks_stay_inside_the_pieces() -> None:
 
 def test_memory_stays_within_its_bound_and_the_longest_unused_goes_first() -> None:
     tokenizer = chatml_tokenizer()
-    memo = MemoTokenizer(tokenizer, tokenizer.special_tokens(), max_bytes=5000)
+    memo = CachedTokenizer(tokenizer, tokenizer.special_tokens(), max_bytes=5000)
     memo.tokenise("keep me")
     for i in range(40):
         memo.tokenise(f"text {i}" * 5)
@@ -113,14 +112,14 @@ def test_memory_stays_within_its_bound_and_the_longest_unused_goes_first() -> No
 
 def test_nothing_and_no_special_tokens() -> None:
     tokenizer = ByteTokenizer([])
-    memo = MemoTokenizer(tokenizer, {})
+    memo = CachedTokenizer(tokenizer, {})
     assert memo.tokenise("").tolist() == []
     assert memo.tokenise("ab<|im_start|>").tolist() == list(b"ab<|im_start|>")
 
 
 def test_many_threads() -> None:
     tokenizer = chatml_tokenizer()
-    memo = MemoTokenizer(tokenizer, tokenizer.special_tokens(), max_bytes=3000)
+    memo = CachedTokenizer(tokenizer, tokenizer.special_tokens(), max_bytes=3000)
     texts = [f"<|im_start|>{i}<|im_end|>" * 3 for i in range(30)]
     wrong: list[str] = []
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pyctl.chat.call_formats.scan import as_json
 from pyctl.chat.tools import ALL_TYPES
-from pyctl.chat.values import as_json
 
 
 @pytest.mark.parametrize(

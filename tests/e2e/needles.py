@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from dialogue import needles
-from facts import Fact
-from words import Values
+from tools.training.dialogue import needles
+from tools.training.facts import Fact
+from tools.training.words import Values
 
 Messages = list[dict[str, str]]
 

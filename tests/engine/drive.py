@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pyctl.cache.ram import RamCache
 from pyctl.engine.backend import Backend
 from pyctl.engine.engine import Engine, EngineOptions
+from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Failed, Piece, Request
 from pyctl.engine.sampling import Sampling
-from pyctl.engine.ticket import Ticket
 from pyctl.prompt import Prompt
 
 GREEDY = Sampling(temperature=0.0)
@@ -29,7 +29,7 @@ def request(prompt: Prompt, n: int = 8, **fields: object) -> Request:
     return Request(prompt, **{"sampling": GREEDY, "max_tokens": n, **fields})
 
 
-def collect(ticket: Ticket) -> Reply:
+def collect(ticket: RequestHandle) -> Reply:
     reply = Reply("", [], None, None)
     for event in ticket.waiting():
         if isinstance(event, Piece):
@@ -44,7 +44,7 @@ def collect(ticket: Ticket) -> Reply:
 
 def ask(engine: Engine, prompt: Prompt, n: int = 8, *, cancel_after: int | None = None, **fields: object) -> Reply:
     """Run one request to its end, or cancel it after so many steps."""
-    ticket = Ticket(request(prompt, n, **fields))
+    ticket = RequestHandle(request(prompt, n, **fields))
     engine.submit(ticket)
     steps = 0
     while True:

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyctl.cache.ram import RamCache
-from pyctl.engine.budget import Budget, ReasoningLimit
 from pyctl.engine.engine import Engine, EngineOptions
 from pyctl.engine.fake import FakeBackend
+from pyctl.engine.stream import ReasoningBudget, ReasoningLimit
 from pyctl.prompt import Prompt
 from tests.engine.drive import ask, cold
 
@@ -24,7 +24,7 @@ def letters(token: int) -> bytes:
     return bytes([token])
 
 
-def run(budget: Budget, says: list[int]) -> list[int]:
+def run(budget: ReasoningBudget, says: list[int]) -> list[int]:
     """What comes out when the model would say ``says``."""
     out = []
     for token in says:
@@ -36,35 +36,35 @@ def run(budget: Budget, says: list[int]) -> list[int]:
 
 @pytest.mark.parametrize("n", [0, 1, 3])
 def test_the_end_is_forced_after_n_tokens(n: int) -> None:
-    assert run(Budget(limit(n), letters), [1] * 8) == [1] * n + [NEWLINE, CLOSE] + [1] * (6 - n)
+    assert run(ReasoningBudget(limit(n), letters), [1] * 8) == [1] * n + [NEWLINE, CLOSE] + [1] * (6 - n)
 
 
 def test_what_the_prompt_holds_counts() -> None:
-    assert run(Budget(limit(3, read=(OPEN, 5, 5)), letters), [1] * 4) == [1, NEWLINE, CLOSE, 1]
-    assert run(Budget(limit(0, read=(OPEN, NEWLINE)), letters), [1] * 4) == [NEWLINE, CLOSE, 1, 1]
+    assert run(ReasoningBudget(limit(3, read=(OPEN, 5, 5)), letters), [1] * 4) == [1, NEWLINE, CLOSE, 1]
+    assert run(ReasoningBudget(limit(0, read=(OPEN, NEWLINE)), letters), [1] * 4) == [NEWLINE, CLOSE, 1, 1]
 
 
 def test_an_end_in_time_is_left_alone_and_a_new_block_counts_anew() -> None:
-    assert run(Budget(limit(3), letters), [1, CLOSE, 1, 1, 1, 1]) == [1, CLOSE, 1, 1, 1, 1]
-    assert run(Budget(limit(3), letters), [1, 7, 8, 1, 1, 1]) == [1, 7, 8, 1, 1, 1]
+    assert run(ReasoningBudget(limit(3), letters), [1, CLOSE, 1, 1, 1, 1]) == [1, CLOSE, 1, 1, 1, 1]
+    assert run(ReasoningBudget(limit(3), letters), [1, 7, 8, 1, 1, 1]) == [1, 7, 8, 1, 1, 1]
     says = [1, CLOSE, 1, 1, OPEN, 1, 1, 1, 1, 1]
-    assert run(Budget(limit(3), letters), says) == [1, CLOSE, 1, 1, OPEN, 1, 1, 1, NEWLINE, CLOSE]
+    assert run(ReasoningBudget(limit(3), letters), says) == [1, CLOSE, 1, 1, OPEN, 1, 1, 1, NEWLINE, CLOSE]
 
 
 def test_without_a_block_nothing_is_forced() -> None:
-    assert run(Budget(limit(0, read=()), letters), [1] * 5) == [1] * 5
+    assert run(ReasoningBudget(limit(0, read=()), letters), [1] * 5) == [1] * 5
 
 
 def test_a_character_is_never_torn() -> None:
     # 0xC3 0xA4 is one character in two tokens.
-    assert run(Budget(limit(1), letters), [0xC3, 0xA4, 1, 1]) == [0xC3, 0xA4, NEWLINE, CLOSE]
+    assert run(ReasoningBudget(limit(1), letters), [0xC3, 0xA4, 1, 1]) == [0xC3, 0xA4, NEWLINE, CLOSE]
 
 
 @given(
     st.integers(0, 20), st.lists(st.integers(1, 110), max_size=60), st.lists(st.integers(1, 6), min_size=1, max_size=4)
 )
 def test_a_block_is_never_longer_than_its_limit(n: int, says: list[int], message: list[int]) -> None:
-    out = run(Budget(limit(n, forced=(*message, CLOSE)), letters), says)
+    out = run(ReasoningBudget(limit(n, forced=(*message, CLOSE)), letters), says)
     length, inside = 0, True
     for at, token in enumerate(out):
         if not inside:

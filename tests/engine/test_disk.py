@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from pyctl.cache.disk.store import DiskStore
-from pyctl.cache.policy import DiskPolicy
+from pyctl.cache.disk_tier import DiskTier
+from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
-from pyctl.cache.tier import DiskTier
 from pyctl.engine.engine import Engine, EngineOptions
 from pyctl.engine.fake import FakeBackend
 from tests.cache.checks import check_invariants

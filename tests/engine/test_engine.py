@@ -8,8 +8,8 @@ import pytest
 from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine, EngineOptions
 from pyctl.engine.fake import FakeBackend
+from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Progress
-from pyctl.engine.ticket import Ticket
 from pyctl.errors import EngineError, UnavailableError
 from pyctl.prompt import Prompt, Tokens
 from tests.cache.checks import check_invariants
@@ -153,7 +153,7 @@ def test_side_requests_do_not_push_the_conversation_out() -> None:
 
 def test_progress_counts_what_is_done() -> None:
     engine = engine_of(FakeBackend())
-    ticket = Ticket(request(chat((1, 300)), return_progress=True))
+    ticket = RequestHandle(request(chat((1, 300)), return_progress=True))
     engine.submit(ticket)
     while engine.step():
         pass
@@ -180,7 +180,7 @@ def test_two_sequences_decode_side_by_side() -> None:
     backend = FakeBackend(n_seqs=2)
     engine = engine_of(backend, exact=True)
     prompts = [chat((1, 300), (2, 100)), chat((1, 300), (3, 150)), chat((4, 200))]
-    tickets = [Ticket(request(prompt, 20)) for prompt in prompts]
+    tickets = [RequestHandle(request(prompt, 20)) for prompt in prompts]
     for ticket in tickets:
         engine.submit(ticket)
     while engine.step():
@@ -192,7 +192,7 @@ def test_two_sequences_decode_side_by_side() -> None:
 
 def test_closing_ends_every_request() -> None:
     engine = engine_of(FakeBackend())
-    tickets = [Ticket(request(chat((seed, 300)))) for seed in range(3)]
+    tickets = [RequestHandle(request(chat((seed, 300)))) for seed in range(3)]
     for ticket in tickets:
         engine.submit(ticket)
     engine.step()

@@ -16,10 +16,10 @@ from pyctl.chat.grammar import Grammar, literal
 from pyctl.chat.reasoning import THINK
 from pyctl.chat.schema import SchemaRules, reply_grammar, schema_grammar
 from pyctl.engine.engine import Engine, EngineOptions
+from pyctl.engine.handle import RequestHandle
 from pyctl.engine.llama import Loaded
 from pyctl.engine.request import Piece
 from pyctl.engine.sampling import Sampling
-from pyctl.engine.ticket import Ticket
 from pyctl.errors import RequestError
 from pyctl.prompt import Prompt, as_tokens
 from tests.engine.drive import Reply, ask, request
@@ -210,7 +210,7 @@ def test_probabilities_after_sampling(model: Loaded) -> None:
         Sampling(seed=1, top_k=5, post_sampling_probs=True, ignore_eos=True),
         Sampling(temperature=0.0, post_sampling_probs=True, ignore_eos=True),
     ):
-        ticket = Ticket(request(prompt, 6, sampling=sampling, n_probs=10))
+        ticket = RequestHandle(request(prompt, 6, sampling=sampling, n_probs=10))
         engine.submit(ticket)
         while engine.step():
             pass

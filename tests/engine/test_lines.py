@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from pyctl.engine.lines import Lines
+from pyctl.engine.stream import LineLimits
 
 
-def fed(lines: Lines, pieces: Sequence[str], late_from: int = 99) -> str:
+def fed(lines: LineLimits, pieces: Sequence[str], late_from: int = 99) -> str:
     text = ""
     for number, piece in enumerate(pieces):
         text += lines.feed(piece, number >= late_from)
@@ -30,12 +30,12 @@ def fed(lines: Lines, pieces: Sequence[str], late_from: int = 99) -> str:
 )
 def test_a_line_with_too_few_blanks_ends_the_reply(n_indent: int, text: str, left: str) -> None:
     for pieces in ([text], list(text)):
-        lines = Lines(n_indent)
+        lines = LineLimits(n_indent)
         assert fed(lines, pieces) == left
         assert lines.ended == (left != text)
 
 
 def test_the_time_ends_the_reply_with_a_line() -> None:
     pieces = ["a\n", "b", "c", "d\n", "e\n"]
-    assert fed(Lines(0), pieces) == "a\nbcd\ne\n"
-    assert fed(Lines(0), pieces, late_from=1) == "a\nbcd\n"
+    assert fed(LineLimits(0), pieces) == "a\nbcd\ne\n"
+    assert fed(LineLimits(0), pieces, late_from=1) == "a\nbcd\n"

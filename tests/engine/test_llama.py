@@ -11,11 +11,11 @@ import pytest
 from llama_cpp import llama_cpp as api
 
 from pyctl.cache.ram import RamCache
-from pyctl.config import ModelSettings
-from pyctl.engine.backend import SavedSeq
+from pyctl.engine.backend import SavedSequence
 from pyctl.engine.engine import Engine, EngineOptions
 from pyctl.engine.llama import LlamaBackend, Loaded, load
-from pyctl.engine.llama.files import DIGEST_SIZE, END, END_MAGIC
+from pyctl.engine.llama.model_settings import ModelSettings
+from pyctl.engine.llama.sequence_file import DIGEST_SIZE, END, END_MAGIC
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import EngineError, ModelError, RequestError, StateError, UnavailableError
 from pyctl.prompt import Prompt, as_tokens
@@ -183,7 +183,7 @@ def test_a_damaged_sequence_file_is_refused(open_model: Callable[..., Loaded], t
     whole = path.read_bytes()
     rng = np.random.default_rng(0)
 
-    def load_bytes(data: bytes) -> SavedSeq:
+    def load_bytes(data: bytes) -> SavedSequence:
         path.write_bytes(data)
         backend.clear(0)
         return backend.load_file(0, path)

@@ -11,12 +11,12 @@ import pytest
 from gguf import GGUFWriter
 from numpy.typing import NDArray
 
-from pyctl.config import ModelSettings
 from pyctl.engine.llama import Loaded, load
-from pyctl.engine.llama.dryrun import dry_run
+from pyctl.engine.llama.fit import dry_run
+from pyctl.engine.llama.model_settings import ModelSettings
 from pyctl.errors import ModelError
-from pyctl.models import SHAPES
 from pyctl.prompt import as_tokens
+from tools.generator import SHAPES
 
 
 @pytest.fixture(scope="module")

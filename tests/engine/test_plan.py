@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from gguf import GGUFWriter
 
-from pyctl.config import ModelSettings, experts_on_cpu
-from pyctl.engine.llama import MemoryPlan, dryrun, fit, load
+from pyctl.engine.llama import MemoryPlan, fit, load
+from pyctl.engine.llama import fit as dryrun
 from pyctl.engine.llama.devices import Device
-from pyctl.engine.llama.dryrun import dry_run
-from pyctl.engine.llama.fit import fitted
-from pyctl.engine.llama.plan import MIB, Place, Usage
+from pyctl.engine.llama.fit import dry_run, fit_settings
+from pyctl.engine.llama.memory import MIB, Place, Usage
+from pyctl.engine.llama.model_settings import ModelSettings, experts_on_cpu
 from pyctl.errors import ModelError
-from pyctl.models import SHAPES, Shape, generate
+from tools.generator import SHAPES, Shape, generate
 
 ALIGNMENT = 32
 
@@ -173,7 +173,7 @@ def fitting(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[ModelSetting
             yield Run(settings, free * MIB, host * MIB)
 
         monkeypatch.setattr(fit, "dry_run", stub)
-        return fitted(ModelSettings(path="m.gguf", **fields))
+        return fit_settings(ModelSettings(path="m.gguf", **fields))
 
     return run_with
 

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from pyctl.cache.ram import RamCache
-from pyctl.engine import progress
+from pyctl.engine import engine_stats as progress
 from pyctl.engine.engine import Engine, EngineOptions
 from pyctl.engine.fake import FakeBackend
 from pyctl.prompt import Prompt

@@ -11,8 +11,8 @@ from functools import cache
 import numpy as np
 import pytest
 
-from pyctl.cache.compare import Comparison
 from pyctl.cache.ram import RamCache
+from pyctl.cache.snapshot import PromptMatch
 from pyctl.engine.engine import Engine, EngineOptions
 from pyctl.engine.llama import LlamaBackend, Loaded
 from pyctl.prompt import Prompt
@@ -48,7 +48,7 @@ def check(engine: Engine, prompt: Prompt, n: int = 6) -> int:
     assert reply.done is not None
     check_invariants(engine.keeper.cache)
     for snapshot in engine.keeper.cache.snapshots():
-        assert Comparison(tokens_of(snapshot)).prefix(snapshot.n) == snapshot.prefix
+        assert PromptMatch(tokens_of(snapshot)).prefix(snapshot.n) == snapshot.prefix
     key = (prompt.tokens.tobytes(), n)
     assert key in _expected, "call expect() first: a cold run would disturb the live sequence"
     assert reply.tokens == _expected[key]

@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 
+from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.ram import RamCache
-from pyctl.cache.report import Report
-from pyctl.engine.admin import CacheAdmin, EngineAdmin
+from pyctl.engine.admin import CacheAdmin, EngineAdmin, SequenceAdmin
 from pyctl.engine.engine import Engine, EngineOptions
 from pyctl.engine.fake import FakeBackend
 from pyctl.engine.request import Done, Failed, Piece
 from pyctl.engine.sampling import Sampling
-from pyctl.engine.slots import SlotAdmin
 from pyctl.engine.worker import Worker
 from pyctl.errors import ModelError, RequestError, UnavailableError
 from pyctl.prompt import Prompt, as_tokens
@@ -33,7 +32,7 @@ ENDLESS = Sampling(temperature=0.0, ignore_eos=True)
 @dataclass
 class Served:
     tokens: list[int]
-    report: Report
+    report: RequestStats
 
 
 class Bench:
@@ -43,7 +42,7 @@ class Bench:
         self.backend = FakeBackend("hybrid", n_seqs=n_seqs)
         self.engine = Engine(self.backend, RamCache(8, None), EngineOptions(exact=exact))
         self.worker = Worker(self.engine, INFO, sleep_seconds)
-        self.slots = SlotAdmin(self.worker, self.engine)
+        self.slots = SequenceAdmin(self.worker, self.engine)
         self.admin = EngineAdmin(self.worker, self.engine)
 
     def ask(self, prompt: Prompt, n: int = 8) -> Served:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pyctl.models import SHAPES, cached_model
+from tools.generator import SHAPES, cached_model
 
 Logits = npt.NDArray[np.float32]
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyctl.models import byte_vocab
+from tools.generator import byte_vocab
 
 if TYPE_CHECKING:
     from tests.models.conftest import Load, Loaded

@@ -9,13 +9,13 @@ from random import Random
 from typing import Any
 
 import pytest
-import tools
-import words
 
 from pyctl.chat.template import Template
-from pyctl.models import TINY_DENSE, builtin_model, byte_vocab, cached_model, read_vocab
-from pyctl.models.metadata import read_metadata
+from pyctl.models import builtin_model
 from tests.models.conftest import Load, Loaded
+from tools.generator import TINY_DENSE, byte_vocab, cached_model, read_vocab
+from tools.generator.metadata import read_metadata
+from tools.training import tools, words
 
 USER = {"role": "user", "content": "Hi"}
 
@@ -116,7 +116,7 @@ def test_threads_at_once_see_one_whole_file(tmp_path: Path) -> None:
 
 
 def test_processes_at_once_see_one_whole_file(tmp_path: Path) -> None:
-    code = "import sys; from pyctl.models import *; print(len(cached_model(TINY_DENSE, sys.argv[1]).read_bytes()))"
+    code = "import sys; from tools.generator import *; print(len(cached_model(TINY_DENSE, sys.argv[1]).read_bytes()))"
     command = [sys.executable, "-c", code, str(tmp_path)]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     outputs = {process.communicate(timeout=60)[0] for process in processes}

@@ -1,13 +1,14 @@
-"""The dialogues that the built-in model learned from (bench/train)."""
+"""The dialogues that the built-in model learned from (tools/training)."""
 
 from __future__ import annotations
 
 from random import Random
 
 import pytest
-from dialogue import Dialogue, conversation, needles
-from facts import KINDS, OPEN_KINDS, Fact, new_fact
-from words import Values, held_out
+
+from tools.training.dialogue import Dialogue, conversation, needles
+from tools.training.facts import KINDS, OPEN_KINDS, Fact, new_fact
+from tools.training.words import Values, held_out
 
 
 def test_the_same_seed_makes_the_same_conversation() -> None:

@@ -10,11 +10,11 @@ import pytest
 from gguf import GGUFReader
 from gguf.quants import dequantize
 
-import pyctl.models
-from pyctl.models import QWEN36_27B, SHAPES, TINY_DENSE, TINY_HYBRID, Shape, write_model
-from pyctl.models.__main__ import main
-from pyctl.models.tensors import tensors
-from pyctl.models.weights import deviation
+import tools.generator
+from tools.generator import QWEN36_27B, SHAPES, TINY_DENSE, TINY_HYBRID, Shape, write_model
+from tools.generator.__main__ import main
+from tools.generator.tensors import tensors
+from tools.generator.weights import deviation
 
 if TYPE_CHECKING:
     from tests.models.conftest import Load, Loaded
@@ -110,4 +110,4 @@ def test_the_state_of_a_loaded_model_has_the_computed_size(loaded: Load) -> None
 
 
 def test_exported_names_exist() -> None:
-    assert all(hasattr(pyctl.models, name) for name in pyctl.models.__all__)
+    assert all(hasattr(tools.generator, name) for name in tools.generator.__all__)

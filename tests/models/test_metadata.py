@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from gguf import GGUFReader
 
-from pyctl.models import TINY_HYBRID, cached_model
-from pyctl.models.metadata import read_metadata
+from tools.generator import TINY_HYBRID, cached_model
+from tools.generator.metadata import read_metadata
 
 
 def test_values_are_those_of_the_reference_reader(models: Path) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyctl.models import QWEN36_27B, QWEN36_35B_A3B, SHAPES, TINY_DENSE, TINY_HYBRID, Shape
+from tools.generator import QWEN36_27B, QWEN36_35B_A3B, SHAPES, TINY_DENSE, TINY_HYBRID, Shape
 
 
 @pytest.mark.parametrize(("shape", "expected"), [(QWEN36_27B, 156_893_184), (QWEN36_35B_A3B, 65_863_680)])

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from jinja2 import Environment
 
-from pyctl.models import CHATML_TEMPLATE
+from tools.generator import CHATML_TEMPLATE
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 USER = {"role": "user", "content": "Hi"}

@@ -9,8 +9,8 @@ from gguf import GGUFWriter, TokenType
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyctl.models import TINY_HYBRID, byte_vocab, read_vocab, write_model
-from pyctl.models.vocab import SPECIAL_TOKENS, token_bytes
+from tools.generator import TINY_HYBRID, byte_vocab, read_vocab, write_model
+from tools.generator.vocab import SPECIAL_TOKENS, token_bytes
 
 if TYPE_CHECKING:
     from tests.models.conftest import Load

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pyctl import __version__, _core, native
+from pyctl import __version__, _core
+from pyctl.engine.llama import library as native
 from pyctl.errors import LibraryMismatchError
 
 ROOT = Path(__file__).resolve().parents[2]

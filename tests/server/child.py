@@ -8,9 +8,8 @@ import time
 
 from pyctl.engine.request import Event, Failed, Request
 from pyctl.errors import ConfigError, UnavailableError
-from pyctl.server.cors import Cors
-from pyctl.server.gate import Gate
-from pyctl.server.serve import bind, serve
+from pyctl.server.lifecycle import LoadingApp, bind, serve
+from pyctl.server.middleware import Cors
 from tests.server.fake import Bench, FakeTicket, Pause, Script, play
 
 
@@ -52,7 +51,7 @@ def main() -> None:
             raise ConfigError("the model is broken")
 
     host, port, grace, loading = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
-    gate = Gate(Cors())
+    gate = LoadingApp(Cors())
     try:
         with bind(host, port) as sock:
             serve(gate, sock, grace_seconds=grace, on_ready=begin, on_stop=stop)

@@ -17,19 +17,17 @@ from numpy.typing import NDArray
 from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
-from pyctl.cache.report import Report, Source, Totals
-from pyctl.cache.view import CacheView, SnapshotView
-from pyctl.chat.format import ChatFormat
+from pyctl.cache.cache_stats import CacheStats, CacheView, RequestStats, SnapshotView, Source
+from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.replay import Replay
 from pyctl.chat.template import Template
-from pyctl.engine.info import EngineInfo
-from pyctl.engine.meter import Meter
+from pyctl.engine.backend import EngineInfo
+from pyctl.engine.engine_stats import EngineCounters, EngineStats, SequenceFile, SequenceView
 from pyctl.engine.request import Done, Event, Failed, Piece, Progress, Request, StopType, Timings
-from pyctl.engine.views import Scrape, SlotFile, SlotView
 from pyctl.errors import ContextSizeError, RequestError
 from pyctl.prompt import Prompt, Tokens
 from pyctl.server.app import create_app
-from pyctl.server.settings import Settings
+from pyctl.server.service import Settings
 from tests.chat.toy import CHATML, ByteTokenizer, chatml_tokenizer
 
 N_CTX = 4096
@@ -151,7 +149,7 @@ def play(
             found = tuple((token + i, logprob) for i, logprob in enumerate(probs))
             yield Piece(text, (token,), (found,) if request.n_probs else ())
         n = len(texts) + (stop == "eos")
-        report = Report(n_prompt, source, cached, evaluated)
+        report = RequestStats(n_prompt, source, cached, evaluated)
         yield Done(stop, word, Timings(cached, evaluated, 2.0, n, 3.0, 0.1, 2.5), report, seq=0)
 
     return script
@@ -252,7 +250,7 @@ class FakeCache:
             SnapshotView(name, parent, n, 10, 20, 3, 1.5, 0.5, self.pinned[name], tuple(b"hello"))
             for name, parent, n in (("100-aa", "", 100), ("150-bb", "100-aa", 150))
         )
-        totals = Totals(requests=7, hits={"live": 2, "ram": 3, "disk": 0})
+        totals = CacheStats(requests=7, hits={"live": 2, "ram": 3, "disk": 0})
         return done_future(CacheView(4, 3000, -1, 1, totals, snapshots))
 
     def pin(self, name: str, pinned: bool) -> Future[bool]:
@@ -275,13 +273,15 @@ class FakeEngine:
     """An engine with some history, whose embedding of tokens is their sum and their count."""
 
     def __init__(self) -> None:
-        self.last = Meter()
+        self.last = EngineCounters()
 
-    def scrape(self) -> Future[Scrape]:
-        total = Meter(10, 12, 90, n_cached=40, n_prompt=60, prompt_ms=500.0, n_predicted=20, predicted_ms=250.0)
-        recent = Meter() if self.last.n_calls else total
+    def scrape(self) -> Future[EngineStats]:
+        total = EngineCounters(
+            10, 12, 90, n_cached=40, n_prompt=60, prompt_ms=500.0, n_predicted=20, predicted_ms=250.0
+        )
+        recent = EngineCounters() if self.last.n_calls else total
         self.last = total
-        return done_future(Scrape(total, recent, 1, 2, FakeCache().view().result()))
+        return done_future(EngineStats(total, recent, 1, 2, FakeCache().view().result()))
 
     def embed(self, tokens: Tokens) -> Future[NDArray[np.float32]]:
         if tokens.size > 8:
@@ -296,20 +296,20 @@ class FakeSlots:
         self.done: list[tuple[str, int, Path | None]] = []
         self.idle = idle
 
-    def view(self) -> Future[tuple[SlotView, ...]]:
+    def view(self) -> Future[tuple[SequenceView, ...]]:
         request = Request(Prompt.of(list(b"hello")), max_tokens=9)
-        busy = SlotView(1, N_CTX, True, 7, request, 8, 2, 3, 4, tuple(b"hello"), tuple(b"a\nb"))
-        return done_future((SlotView(0, N_CTX, not self.idle), busy))
+        busy = SequenceView(1, N_CTX, True, 7, request, 8, 2, 3, 4, tuple(b"hello"), tuple(b"a\nb"))
+        return done_future((SequenceView(0, N_CTX, not self.idle), busy))
 
-    def save(self, seq: int, path: Path) -> Future[SlotFile]:
+    def save(self, seq: int, path: Path) -> Future[SequenceFile]:
         self.done.append(("save", seq, path))
-        return done_future(SlotFile(11, 222, 3.5))
+        return done_future(SequenceFile(11, 222, 3.5))
 
-    def restore(self, seq: int, path: Path) -> Future[SlotFile]:
+    def restore(self, seq: int, path: Path) -> Future[SequenceFile]:
         self.done.append(("restore", seq, path))
         if seq == 1:
             return failed_future(RequestError("Unable to restore slot: no"))
-        return done_future(SlotFile(5, 6, 7.0))
+        return done_future(SequenceFile(5, 6, 7.0))
 
     def erase(self, seq: int) -> Future[int]:
         self.done.append(("erase", seq, None))

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pyctl.chat.delta import CallDelta, Delta
+from pyctl.chat.reasoning import CallDelta, ReplyDelta
 
 
 class PartSplitter:
@@ -19,7 +19,7 @@ class PartSplitter:
     def __init__(self) -> None:
         self._held = ""
 
-    def feed(self, text: str, tokens: Sequence[int] = ()) -> Delta:
+    def feed(self, text: str, tokens: Sequence[int] = ()) -> ReplyDelta:
         *lines, self._held = (self._held + text).split("\n")
         reasoning, content, calls = "", "", []
         for line in lines:
@@ -33,10 +33,10 @@ class PartSplitter:
                 name, _, function = value.partition(":")
                 call = CallDelta(int(index), arguments=value) if kind == "a" else CallDelta(int(index), name, function)
                 calls.append(call)
-        return Delta(reasoning, content, tuple(calls))
+        return ReplyDelta(reasoning, content, tuple(calls))
 
-    def finish(self) -> Delta:
-        return self.feed("\n") if self._held else Delta()
+    def finish(self) -> ReplyDelta:
+        return self.feed("\n") if self._held else ReplyDelta()
 
 
 def split_by_lines(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pyctl.server.settings import Settings
+from pyctl.server.service import Settings
 from tests.server.fake import Bench, Client, play
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from pyctl.engine.request import Request
 from pyctl.errors import EngineError
-from pyctl.server import anthropic
-from pyctl.server.settings import Settings
+from pyctl.server.api import anthropic
+from pyctl.server.service import Settings
 from tests.chat.toy import THINKING
 from tests.server.fake import HI, Bench, Pause, Script, fail, play
 from tests.server.parts import named_events, split_by_lines

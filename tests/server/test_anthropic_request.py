@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from pyctl.errors import RequestError
-from pyctl.server.anthropic_request import chat_fields
-from pyctl.server.fields import Fields
+from pyctl.server.api.anthropic_request import chat_fields
+from pyctl.server.body import Fields
 
 STAMPED = "x-anthropic-billing-header: cc_version=2.1.101.e51; cc_entrypoint=cli; cch={};You are a helper."
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyctl.server.settings import Settings
+from pyctl.server.service import Settings
 from tests.server.fake import Bench, FakeCache, play
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pyctl.server.settings import Settings
+from pyctl.server.service import Settings
 from tests.chat import toy
 from tests.server.fake import HI, Bench, play
 

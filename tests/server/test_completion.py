@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pyctl.server.settings import Settings
+from pyctl.server.service import Settings
 from tests.server.fake import INFO, N_CTX, Bench, play
 
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from pyctl.server.cors import Cors
-from pyctl.server.settings import Settings
+from pyctl.server.middleware import Cors
+from pyctl.server.service import Settings
 from tests.server.fake import Bench, Client, play
 
 PAGE = "https://app.example"

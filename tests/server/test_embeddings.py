@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from pyctl.server.embeddings import normalised
-from pyctl.server.settings import Settings
+from pyctl.server.api.embeddings import normalised
+from pyctl.server.service import Settings
 from tests.server import fake
 from tests.server.fake import Bench, FakeEngine, play
 

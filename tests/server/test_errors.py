@@ -14,7 +14,7 @@ from pyctl.errors import (
     StateError,
     UnavailableError,
 )
-from pyctl.server.errors import error_body
+from pyctl.server.http import error_body
 from tests.server.fake import HI, N_CTX, Bench, fail, play
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}

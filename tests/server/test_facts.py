@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from pyctl.engine.sampling import Sampling
-from pyctl.server.settings import Settings
+from pyctl.server.service import Settings
 from tests.chat import toy
 from tests.server.fake import N_CTX, Bench, FakeCache, play
 

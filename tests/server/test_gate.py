@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from pyctl.server.cors import Cors
-from pyctl.server.gate import Gate
+from pyctl.server.lifecycle import LoadingApp
+from pyctl.server.middleware import Cors
 from tests.server.fake import Bench, Client, play
 
 LOADING = {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}
@@ -9,7 +9,7 @@ LOADING = {"error": {"code": 503, "message": "Loading model", "type": "unavailab
 
 def test_everything_waits_for_the_model() -> None:
     bench = Bench(play("x"))
-    gate = Gate(Cors())
+    gate = LoadingApp(Cors())
     client = Client(gate)
     for method, path in (("GET", "/health"), ("POST", "/completion"), ("GET", "/nowhere"), ("DELETE", "/cache")):
         response = client.request(method, path, headers={"Origin": "http://page"})

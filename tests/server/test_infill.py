@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from pyctl.chat.format import ChatFormat
+from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.template import Template
-from pyctl.engine.info import EngineInfo
+from pyctl.engine.backend import EngineInfo
 from pyctl.server.app import create_app
-from pyctl.server.settings import Settings
+from pyctl.server.service import Settings
 from tests.chat.toy import CHATML, CHATML_SPECIALS, ByteTokenizer
 from tests.server.fake import INFO, N_CTX, Bench, Client, FakeWorker, play
 

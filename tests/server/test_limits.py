@@ -10,9 +10,8 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from pyctl.errors import TooLargeError
-from pyctl.server.errors import error_response
-from pyctl.server.json import JsonResponse
-from pyctl.server.limits import BodyLimitMiddleware
+from pyctl.server.http import JsonResponse, error_response
+from pyctl.server.middleware import BodyLimitMiddleware
 
 LIMIT = 1000
 

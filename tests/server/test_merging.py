@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyctl.engine.request import Done, Piece
-from pyctl.server.merging import merged
+from pyctl.server.generate.respond import merged
 from tests.server.fake import FakeTicket, Pause, Script
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from pyctl.server.settings import Settings
+from pyctl.server.service import Settings
 from tests.server.fake import Bench, FakeEngine, play
 
 LLAMA = {

@@ -8,7 +8,7 @@ import pytest
 
 from pyctl.engine.request import Request
 from pyctl.errors import EngineError
-from pyctl.server import responses
+from pyctl.server.api import responses
 from tests.server.fake import HI, Bench, Pause, Script, fail, play
 from tests.server.parts import named_events, split_by_lines
 from tests.server.test_answer import Caller

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyctl.errors import NotFoundError, NotSupportedError, RequestError
-from pyctl.server.fields import Fields
-from pyctl.server.responses_request import ResponseRequest, seal
-from pyctl.server.responses_store import ResponseStore
+from pyctl.server.api.responses_request import ResponseRequest, seal
+from pyctl.server.body import Fields
+from pyctl.server.response_store import ResponseStore
 
 
 def converted(given: Any, store: ResponseStore | None = None, **fields: Any) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyctl.errors import NotFoundError
-from pyctl.server.json import encode
-from pyctl.server.responses_store import ResponseStore
+from pyctl.server.http import encode
+from pyctl.server.response_store import ResponseStore
 
 
 def put(store: ResponseStore, name: str, parent: str | None = None, text: str = "") -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from pyctl.engine.sampling import DEFAULT_SAMPLERS, RANDOM_SEED, Sampling
 from pyctl.errors import RequestError
-from pyctl.server.fields import Fields
-from pyctl.server.sampling import sampling_of
+from pyctl.server.body import Fields
+from pyctl.server.generate.sampling_fields import sampling_of
 from tests.chat.toy import chatml_tokenizer
 
 NEVER = -float("inf")

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyctl.errors import RequestError
-from pyctl.server.settings import Settings
-from pyctl.server.slots import _filename
+from pyctl.server.api.sequences import _filename
+from pyctl.server.service import Settings
 from tests.server.fake import Bench, Client, FakeSlots, play
 
 HERE = Path("/saved")

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from pyctl.engine.budget import ReasoningLimit
-from pyctl.server.settings import Settings
+from pyctl.engine.stream import ReasoningLimit
+from pyctl.server.service import Settings
 from tests.chat.toy import chatml_tokenizer
 from tests.server.fake import HI, Bench, play
 from tests.server.test_constraint import OPENED

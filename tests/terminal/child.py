@@ -14,8 +14,8 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from pyctl.errors import EngineError, UnavailableError
-from pyctl.terminal.backend import Delta, Stats
-from pyctl.terminal.program import run_chat
+from pyctl.terminal.chat_backend import ChatDelta, ReplyStats
+from pyctl.terminal.interactive import run_chat
 
 
 class Echo:
@@ -29,16 +29,16 @@ class Echo:
             raise UnavailableError("cannot reach\nanybody")
         return "echo"
 
-    def stream(self, messages: Sequence[Mapping[str, Any]]) -> Generator[Delta, None, None]:
+    def stream(self, messages: Sequence[Mapping[str, Any]]) -> Generator[ChatDelta, None, None]:
         text = messages[-1]["content"]
-        yield Delta(reasoning="thinking")
+        yield ChatDelta(reasoning="thinking")
         while text == "slow":
-            yield Delta(content="word ")
+            yield ChatDelta(content="word ")
             time.sleep(0.01)
         if text == "fail":
             raise EngineError("it broke")
-        yield Delta(content=f"turn {len(messages)}: ")
-        yield Delta(content=repr(text), stats=Stats(7, 5, 3, 1.0, 2.0, "live"))
+        yield ChatDelta(content=f"turn {len(messages)}: ")
+        yield ChatDelta(content=repr(text), stats=ReplyStats(7, 5, 3, 1.0, 2.0, "live"))
 
 
 parser = argparse.ArgumentParser()

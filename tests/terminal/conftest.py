@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from pyctl.terminal.backend import Delta, Stats
+from pyctl.terminal.chat_backend import ChatDelta, ReplyStats
 
 
 class ScriptedBackend:
     """Gives the prepared replies in order; an exception among the deltas is raised there."""
 
-    def __init__(self, *replies: Sequence[Delta | BaseException]) -> None:
+    def __init__(self, *replies: Sequence[ChatDelta | BaseException]) -> None:
         self.replies = list(replies)
         self.seen: list[list[Mapping[str, Any]]] = []
         self.closed = 0
@@ -19,7 +19,7 @@ class ScriptedBackend:
     def name(self) -> str:
         return "scripted"
 
-    def stream(self, messages: Sequence[Mapping[str, Any]]) -> Generator[Delta, None, None]:
+    def stream(self, messages: Sequence[Mapping[str, Any]]) -> Generator[ChatDelta, None, None]:
         self.seen.append(list(messages))
         try:
             for item in self.replies.pop(0):
@@ -30,16 +30,18 @@ class ScriptedBackend:
             self.closed += 1
 
 
-STATS = Stats(n_cached=1000, n_evaluated=20, n_predicted=3, first_token_ms=120.0, tokens_per_second=30.0, source="ram")
+STATS = ReplyStats(
+    n_cached=1000, n_evaluated=20, n_predicted=3, first_token_ms=120.0, tokens_per_second=30.0, source="ram"
+)
 
 
-def say(*texts: str, reasoning: str = "", stats: Stats = STATS) -> list[Delta | BaseException]:
+def say(*texts: str, reasoning: str = "", stats: ReplyStats = STATS) -> list[ChatDelta | BaseException]:
     """A whole reply."""
-    return [*([Delta(reasoning=reasoning)] if reasoning else []), *map(_content, texts), Delta(stats=stats)]
+    return [*([ChatDelta(reasoning=reasoning)] if reasoning else []), *map(_content, texts), ChatDelta(stats=stats)]
 
 
-def _content(text: str) -> Delta:
-    return Delta(content=text)
+def _content(text: str) -> ChatDelta:
+    return ChatDelta(content=text)
 
 
 class Script:

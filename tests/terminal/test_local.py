@@ -5,16 +5,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from pyctl.cache.report import Report
-from pyctl.chat.format import ChatFormat
+from pyctl.cache.cache_stats import RequestStats
+from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.template import Template
-from pyctl.engine.info import EngineInfo
+from pyctl.engine.backend import EngineInfo
+from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Event, Failed, Piece, Progress, Request, Timings
 from pyctl.engine.sampling import Sampling
-from pyctl.engine.ticket import Ticket
 from pyctl.errors import ContextSizeError, EngineError, UnavailableError
-from pyctl.terminal.backend import Delta
-from pyctl.terminal.local import LocalBackend
+from pyctl.terminal.chat_backend import ChatDelta, LocalBackend
 
 TEMPLATE = """\
 {%- for message in messages %}
@@ -24,7 +23,7 @@ TEMPLATE = """\
 {{- '<|im_start|>assistant\\n<think>\\n' }}
 {%- endif %}"""
 SPECIAL = {"<|im_start|>": 256, "<|im_end|>": 257}
-DONE = Done("eos", "", Timings(12, 34, 5.0, 10, 250.0, 0.0, 42.0), Report(46, source="ram"), 0)
+DONE = Done("eos", "", Timings(12, 34, 5.0, 10, 250.0, 0.0, 42.0), RequestStats(46, source="ram"), 0)
 
 
 class ByteTokenizer:
@@ -53,12 +52,12 @@ class Worker:
 
     def __init__(self, *events: Event) -> None:
         self.events = events
-        self.tickets: list[Ticket] = []
+        self.tickets: list[RequestHandle] = []
 
-    def submit(self, request: Request) -> Ticket:
+    def submit(self, request: Request) -> RequestHandle:
         if len(request.prompt) >= 500:
             raise ContextSizeError(len(request.prompt), 500)
-        ticket = Ticket(request)
+        ticket = RequestHandle(request)
         for event in self.events:
             ticket.put(event)
         self.tickets.append(ticket)
@@ -109,7 +108,7 @@ def test_the_last_delta_has_the_numbers() -> None:
 def test_closing_cancels_the_work() -> None:
     worker = Worker(piece("a</think>b"))
     stream = backend_of(worker).stream(MESSAGES)
-    assert next(stream) == Delta("a", "b")
+    assert next(stream) == ChatDelta("a", "b")
     assert not worker.tickets[0].cancelled
     stream.close()
     assert worker.tickets[0].cancelled

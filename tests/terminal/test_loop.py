@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from pyctl.chat.delta import CallDelta
+from pyctl.chat.reasoning import CallDelta
 from pyctl.errors import EngineError
-from pyctl.terminal.backend import Delta, Stats
+from pyctl.terminal.chat_backend import ChatDelta, ReplyStats
+from pyctl.terminal.console import PipeReader
 from pyctl.terminal.conversation import Call, Conversation, Message
-from pyctl.terminal.loop import Chat
-from pyctl.terminal.reader import PipeReader
+from pyctl.terminal.interactive import Chat
 
 
 class Recorder:
@@ -25,12 +25,12 @@ class Recorder:
         self.text = ""
         self.infos: list[str] = []
         self.errors: list[str] = []
-        self.ends: list[Stats | None] = []
+        self.ends: list[ReplyStats | None] = []
 
-    def delta(self, delta: Delta) -> None:
+    def delta(self, delta: ChatDelta) -> None:
         self.text += delta.content
 
-    def end(self, stats: Stats | None) -> None:
+    def end(self, stats: ReplyStats | None) -> None:
         self.ends.append(stats)
 
     def info(self, text: str) -> None:
@@ -75,8 +75,8 @@ def test_replies_follow_questions_and_history_grows(script: Any) -> None:
 
 
 def test_tool_calls_are_part_of_the_history(script: Any) -> None:
-    called = [Delta(calls=(CallDelta(0, "a", "f", '{"x":'),)), Delta(calls=(CallDelta(0, arguments=" 1}"),))]
-    backend = script.backend([*called, Delta(stats=script.stats)], script.say("B"))
+    called = [ChatDelta(calls=(CallDelta(0, "a", "f", '{"x":'),)), ChatDelta(calls=(CallDelta(0, arguments=" 1}"),))]
+    backend = script.backend([*called, ChatDelta(stats=script.stats)], script.say("B"))
     chat, _, _ = start(backend, "a", "b")
     chat.run()
     assert chat.conversation.messages[1].calls == (Call("a", "f", '{"x": 1}'),)
@@ -127,7 +127,7 @@ def test_file_commands_without_a_usable_file(script: Any) -> None:
 
 def test_stats_sum_up(script: Any) -> None:
     chat, view, _ = start(
-        script.backend(script.say("A"), script.say("B", stats=Stats(5))), "/stats", "a", "b", "/stats"
+        script.backend(script.say("A"), script.say("B", stats=ReplyStats(5))), "/stats", "a", "b", "/stats"
     )
     chat.run()
     assert view.infos[0] == "all: 0 replies | 0 cached | 0 evaluated | 0 tokens"
@@ -155,7 +155,7 @@ def test_two_slashes_begin_a_message(script: Any) -> None:
 
 
 def test_ctrl_c_keeps_what_was_said_marked(script: Any) -> None:
-    backend = script.backend([Delta("hm"), Delta(content="par"), KeyboardInterrupt()], script.say("rest"))
+    backend = script.backend([ChatDelta("hm"), ChatDelta(content="par"), KeyboardInterrupt()], script.say("rest"))
     chat, view, _ = start(backend, "a", KeyboardInterrupt, "b")
     assert chat.run() == 0
     assert chat.conversation.messages[1] == Message("assistant", "par", "hm", stopped=True)
@@ -173,7 +173,9 @@ def test_ctrl_c_before_the_first_word_changes_nothing(script: Any) -> None:
 
 
 def test_a_failed_reply_changes_nothing(script: Any) -> None:
-    backend = script.backend(script.say("A"), [Delta(content="par"), EngineError("out of\n memory")], script.say("B"))
+    backend = script.backend(
+        script.say("A"), [ChatDelta(content="par"), EngineError("out of\n memory")], script.say("B")
+    )
     chat, view, _ = start(backend, "a", "/regen", "b")
     assert chat.run() == 0
     assert view.errors == ["out of memory"]
@@ -188,7 +190,7 @@ def test_without_a_terminal_an_error_ends_the_chat(script: Any) -> None:
 
 
 def test_without_a_terminal_ctrl_c_ends_the_chat(script: Any) -> None:
-    chat, view, _ = start(script.backend([Delta(content="par"), KeyboardInterrupt()]), "a", lasting=False)
+    chat, view, _ = start(script.backend([ChatDelta(content="par"), KeyboardInterrupt()]), "a", lasting=False)
     with pytest.raises(KeyboardInterrupt):
         chat.run()
     assert view.ends == [None]
@@ -202,9 +204,9 @@ def test_only_the_first_of_several_interrupts_counts() -> None:
 
         def stream(self, messages: Any) -> Any:
             try:
-                yield Delta(content="par")
+                yield ChatDelta(content="par")
                 os.kill(os.getpid(), signal.SIGINT)
-                yield Delta(content="never")
+                yield ChatDelta(content="never")
             finally:
                 os.kill(os.getpid(), signal.SIGINT)
                 self.closed += 1

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import pyctl
-from pyctl.terminal.reader import history_path
+from pyctl.terminal.console import history_path
 
 CHILD = str(Path(__file__).with_name("child.py"))
 ROOT = str(Path(pyctl.__file__).parents[1])

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from pyctl.chat.delta import CallDelta
+from pyctl.chat.reasoning import CallDelta
 from pyctl.errors import (
     AuthenticationError,
     EngineError,
@@ -23,7 +23,7 @@ from pyctl.errors import (
     RequestError,
     UnavailableError,
 )
-from pyctl.terminal.backend import Delta, Stats
+from pyctl.terminal.chat_backend import ChatDelta, ReplyStats
 from pyctl.terminal.remote import RemoteBackend
 
 TIMINGS = {"cache_n": 90, "prompt_n": 10, "predicted_n": 5, "predicted_per_second": 12.5}
@@ -137,7 +137,7 @@ def backend(server: Server) -> Iterator[RemoteBackend]:
     backend.close()
 
 
-def ask(backend: RemoteBackend, question: str) -> tuple[str, str, Stats]:
+def ask(backend: RemoteBackend, question: str) -> tuple[str, str, ReplyStats]:
     deltas = list(backend.stream([{"role": "user", "content": question}]))
     stats = deltas[-1].stats
     assert stats is not None
@@ -230,7 +230,7 @@ def test_refusals_and_failures(backend: RemoteBackend, question: str, kind: type
 
 def test_closing_stops_the_server(server: Server, backend: RemoteBackend) -> None:
     stream = backend.stream([{"role": "user", "content": "endless"}])
-    assert next(stream) == Delta(content="word ")
+    assert next(stream) == ChatDelta(content="word ")
     stream.close()
     assert server.left.wait(5.0)
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from pyctl.errors import RequestError
-from pyctl.terminal.conversation import Conversation
-from pyctl.terminal.transcript import load, save
+from pyctl.terminal.conversation import Conversation, load, save
 
 CHAT = Conversation("Sei kurz.").asked("Grüß\nGott").answered("Hallo 👋", "hm", stopped=True)
 

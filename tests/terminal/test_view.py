@@ -5,9 +5,9 @@ import re
 
 from rich.console import Console
 
-from pyctl.chat.delta import CallDelta
-from pyctl.terminal.backend import Delta, Stats
-from pyctl.terminal.view import PlainView, RichView, stats_line
+from pyctl.chat.reasoning import CallDelta
+from pyctl.terminal.chat_backend import ChatDelta, ReplyStats
+from pyctl.terminal.console import PlainView, RichView, stats_line
 
 
 class Terminal(io.StringIO):
@@ -21,21 +21,21 @@ def rich_view(*, stats: bool = True) -> tuple[RichView, io.StringIO]:
 
 
 def test_stats_line() -> None:
-    assert stats_line(Stats(12345, 67, 8, 123.4, 31.25, "disk", truncated=True)) == (
+    assert stats_line(ReplyStats(12345, 67, 8, 123.4, 31.25, "disk", truncated=True)) == (
         "12,345 cached (disk) | 67 evaluated | first token 123 ms | 8 tokens | 31.2 tokens/s | cut at the token limit"
     )
-    assert stats_line(Stats(0, 5, source="none")) == "0 cached | 5 evaluated"
-    assert stats_line(Stats(first_token_ms=1234.5)) == "first token 1.23 s"
-    assert stats_line(Stats()) == ""
+    assert stats_line(ReplyStats(0, 5, source="none")) == "0 cached | 5 evaluated"
+    assert stats_line(ReplyStats(first_token_ms=1234.5)) == "first token 1.23 s"
+    assert stats_line(ReplyStats()) == ""
 
 
 def test_plain_writes_replies_to_out_and_the_rest_to_err() -> None:
     out, err = io.StringIO(), io.StringIO()
     view = PlainView(out, err)
-    view.delta(Delta("hm", ""))
-    view.delta(Delta("", "one "))
-    view.delta(Delta("", "two"))
-    view.end(Stats(1, 2))
+    view.delta(ChatDelta("hm", ""))
+    view.delta(ChatDelta("", "one "))
+    view.delta(ChatDelta("", "two"))
+    view.end(ReplyStats(1, 2))
     view.info("saved")
     assert out.getvalue() == "one two\n"
     assert err.getvalue() == "hm\n1 cached | 2 evaluated\nsaved\n"
@@ -44,9 +44,9 @@ def test_plain_writes_replies_to_out_and_the_rest_to_err() -> None:
 def test_plain_adds_no_second_line_end_and_errors_begin_a_line() -> None:
     out, err = io.StringIO(), io.StringIO()
     view = PlainView(out, err, stats=False)
-    view.delta(Delta(content="one\n"))
-    view.end(Stats(1, 2))
-    view.delta(Delta(content="two"))
+    view.delta(ChatDelta(content="one\n"))
+    view.end(ReplyStats(1, 2))
+    view.delta(ChatDelta(content="two"))
     view.error("broken")
     assert out.getvalue() == "one\ntwo\n"
     assert err.getvalue() == "error: broken\n"
@@ -55,47 +55,47 @@ def test_plain_adds_no_second_line_end_and_errors_begin_a_line() -> None:
 def test_plain_leaves_control_characters_alone_except_on_a_terminal() -> None:
     for out, text in ((io.StringIO(), "a\x1b[31m\tb\n"), (Terminal(), "a[31m\tb\n")):
         view = PlainView(out, io.StringIO())
-        view.delta(Delta(content="a\x1b[31m\tb"))
+        view.delta(ChatDelta(content="a\x1b[31m\tb"))
         view.end(None)
         assert out.getvalue() == text
 
 
 def test_rich_dims_thoughts_and_numbers() -> None:
     view, out = rich_view()
-    view.delta(Delta("hm", ""))
-    view.delta(Delta("", "yes"))
-    view.end(Stats(1, 2))
+    view.delta(ChatDelta("hm", ""))
+    view.delta(ChatDelta("", "yes"))
+    view.end(ReplyStats(1, 2))
     assert out.getvalue() == "\x1b[2mhm\x1b[0m\n\nyes\n\x1b[2m1 cached | 2 evaluated\x1b[0m\n"
 
 
 def test_rich_says_when_a_reply_was_stopped_and_can_leave_out_numbers() -> None:
     view, out = rich_view(stats=False)
-    view.delta(Delta(content="one"))
+    view.delta(ChatDelta(content="one"))
     view.end(None)
-    view.delta(Delta(content="two"))
-    view.end(Stats(1, 2))
+    view.delta(ChatDelta(content="two"))
+    view.end(ReplyStats(1, 2))
     assert out.getvalue() == "one\n\x1b[2mstopped\x1b[0m\ntwo\n"
 
 
 def test_rich_obeys_neither_markup_nor_escapes_nor_the_width() -> None:
     view, out = rich_view()
     text = "[bold]x[/bold] :smile: " + "word " * 20
-    view.delta(Delta(content=text + "\x1b[31m\x07\x9b1m"))
+    view.delta(ChatDelta(content=text + "\x1b[31m\x07\x9b1m"))
     view.error("\x1b]0;title\x07")
     assert out.getvalue() == f"{text}[31m1m\n\x1b[31merror: ]0;title\x1b[0m\n"
 
 
 CALLS = [
-    Delta(content="Let me see.", calls=(CallDelta(0, "a", "weather", '{"city":'),)),
-    Delta(calls=(CallDelta(0, arguments=' "Oslo"}'), CallDelta(1, "b", "time", "{}"))),
+    ChatDelta(content="Let me see.", calls=(CallDelta(0, "a", "weather", '{"city":'),)),
+    ChatDelta(calls=(CallDelta(0, arguments=' "Oslo"}'), CallDelta(1, "b", "time", "{}"))),
 ]
 
 
 def test_rich_shows_each_tool_call_on_a_line_of_its_own() -> None:
     view, out = rich_view()
-    for delta in (Delta("hm"), *CALLS):
+    for delta in (ChatDelta("hm"), *CALLS):
         view.delta(delta)
-    view.end(Stats(1, 2))
+    view.end(ReplyStats(1, 2))
     plain = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
     assert plain == ('hm\n\nLet me see.\n\ncall weather {"city": "Oslo"}\ncall time {}\n1 cached | 2 evaluated\n')
     assert "\x1b[33mcall weather" in out.getvalue()
@@ -106,6 +106,6 @@ def test_plain_keeps_tool_calls_out_of_the_reply() -> None:
     view = PlainView(out, err, stats=False)
     for delta in CALLS:
         view.delta(delta)
-    view.end(Stats(1, 2))
+    view.end(ReplyStats(1, 2))
     assert out.getvalue() == "Let me see.\n"
     assert err.getvalue() == 'call weather {"city": "Oslo"}\ncall time {}\n'

@@ -1,25 +1,76 @@
-"""A snapshot's chain under the names that its files have, from RAM to disk and back."""
+"""A snapshot as a chain of files: named, found, read, and on their way into memory."""
 
 from __future__ import annotations
 
 import hashlib
 import struct
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from isal.isal_zlib import crc32
 
-from pyctl.cache.disk.files import read_header, read_jobs
-from pyctl.cache.disk.format import Damage, Header, What
-from pyctl.cache.disk.names import TAG_BYTES, SegmentName, StateName
-from pyctl.cache.prefix import DIGEST_BYTES
-from pyctl.cache.segment import Block, Segment, Snapshot
+from pyctl.cache.disk.file_format import TAG_BYTES, CorruptFileError, Header, PartKind, SegmentName, StateName
+from pyctl.cache.disk.segment_files import read_header, read_jobs
+from pyctl.cache.snapshot import DIGEST_BYTES, Block, Segment, Snapshot
+from pyctl.errors import StateError
 from pyctl.prompt import Tokens, as_tokens
 
-__all__ = ["Checksums", "Found", "Link", "check_tokens", "find", "identify"]
+__all__ = ["Checksums", "PendingSnapshot", "SegmentFile", "StoredFile", "check_tokens", "name_chain", "open_chain"]
+
+
+class PendingSnapshot:
+    """``snapshot`` may be looked at by one reader and is whole only after `complete`.
+
+    ``coming`` are the reads under way per segment, ``state`` those of the state. ``done`` is told once when all have
+    succeeded, ``failed`` the first error; the readers then get StateError.
+    """
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        coming: Mapping[Segment, Iterable[Future[None]]],
+        state: Iterable[Future[None]],
+        *,
+        done: Callable[[], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self.snapshot = snapshot
+        self._coming = {id(segment): list(reads) for segment, reads in coming.items()}
+        self._state = list(state)
+        self._done, self._failed = done, failed
+
+    def wait_rows(self, segment: Segment) -> None:
+        """Return when the rows of ``segment`` are here, verified."""
+        self._wait(self._coming.get(id(segment), []))
+
+    def wait_state(self) -> None:
+        """Return when the state is here, verified."""
+        self._wait(self._state)
+
+    def complete(self) -> Snapshot:
+        """The snapshot when all of it is here."""
+        for reads in [*self._coming.values(), self._state]:
+            self._wait(reads)
+        self._done()
+        return self.snapshot
+
+    def cancel(self) -> None:
+        """Read nothing that has not begun."""
+        for read in [read for reads in [*self._coming.values(), self._state] for read in reads]:
+            read.cancel()
+
+    def _wait(self, reads: list[Future[None]]) -> None:
+        for read in reads:
+            error = read.exception()
+            if error is not None:
+                self.cancel()
+                self._failed(error)
+                raise StateError(f"the prefix cache on disk: {error}") from error
+        reads.clear()
 
 
 class Checksums:
@@ -39,7 +90,7 @@ class Checksums:
 
 
 @dataclass(frozen=True)
-class Link:
+class SegmentFile:
     """A segment with what was its content when it was named, and the files that it is and hangs on ("" for none)."""
 
     name: SegmentName
@@ -49,18 +100,18 @@ class Link:
     rows: Block
 
     @property
-    def blocks(self) -> dict[What, Block]:
+    def blocks(self) -> dict[PartKind, Block]:
         ends = np.array(self.ends, "<u4")
         return {
-            What.TOKENS: np.ascontiguousarray(self.tokens, "<i4").view(np.uint8),
-            What.ENDS: ends.view(np.uint8),
-            What.ROWS: self.rows,
+            PartKind.TOKENS: np.ascontiguousarray(self.tokens, "<i4").view(np.uint8),
+            PartKind.ENDS: ends.view(np.uint8),
+            PartKind.ROWS: self.rows,
         }
 
 
-def identify(snapshot: Snapshot, checksums: Checksums) -> list[Link]:
+def name_chain(snapshot: Snapshot, checksums: Checksums) -> list[SegmentFile]:
     """The chain of ``snapshot``, the segment at 0 first."""
-    links: list[Link] = []
+    links: list[SegmentFile] = []
     running = hashlib.blake2b(digest_size=DIGEST_BYTES)
     needs = ""
     for segment, last in reversed(snapshot.reach.items()):
@@ -71,14 +122,14 @@ def identify(snapshot: Snapshot, checksums: Checksums) -> list[Link]:
         tag = hashlib.blake2b(needs.encode() + b"\0", digest_size=TAG_BYTES)
         tag.update(np.array(segment.ends, "<u4").tobytes() + struct.pack("<QI", rows.nbytes, crc))
         name = SegmentName(segment.start, segment.end, whole.digest(), tag.digest())
-        links.append(Link(name, needs, segment.tokens, segment.ends, rows))
+        links.append(SegmentFile(name, needs, segment.tokens, segment.ends, rows))
         running.update(_bytes(segment.tokens[: last - segment.start]))
         needs = str(name)
     return links
 
 
 @dataclass(frozen=True)
-class Found:
+class StoredFile:
     """A file of a chain on disk and the bytes that are read into place; ``last`` is up to where it counts.
 
     ``outs`` has space for what is small; that for rows or a state is put there when they are to be read.
@@ -87,7 +138,7 @@ class Found:
     path: Path
     header: Header
     last: int
-    outs: dict[What, Block]
+    outs: dict[PartKind, Block]
 
     @property
     def start(self) -> int:
@@ -95,40 +146,40 @@ class Found:
 
     @property
     def tokens(self) -> Tokens:
-        return self.outs[What.TOKENS].view("<i4").astype(np.int32, copy=False)
+        return self.outs[PartKind.TOKENS].view("<i4").astype(np.int32, copy=False)
 
     @property
     def ends(self) -> tuple[int, ...]:
-        return tuple(int(end) for end in self.outs[What.ENDS].view("<u4"))
+        return tuple(int(end) for end in self.outs[PartKind.ENDS].view("<u4"))
 
-    def size_of(self, what: What) -> int:
+    def size_of(self, what: PartKind) -> int:
         """Bytes of a part."""
         return next(part.size for part in self.header.parts if part.what == what)
 
-    def jobs(self, *parts: What) -> list[Callable[[], None]]:
+    def jobs(self, *parts: PartKind) -> list[Callable[[], None]]:
         """What to run on any thread to fill ``parts``."""
         return list(read_jobs(self.path, self.header, {what: self.outs[what] for what in parts if what in self.outs}))
 
     def segment(self, parent: Segment | None) -> Segment:
         """The segment in RAM; its rows are what `outs` has space for."""
-        return Segment(self.start, as_tokens(self.tokens), self.outs[What.ROWS], parent, self.ends)
+        return Segment(self.start, as_tokens(self.tokens), self.outs[PartKind.ROWS], parent, self.ends)
 
 
-def find(directory: Path, state: StateName) -> tuple[Found, list[Found]]:
+def open_chain(directory: Path, state: StateName) -> tuple[StoredFile, list[StoredFile]]:
     """The headers of a state and of its chain over [0, n), the segment at 0 first; FileNotFoundError or Damage."""
     header = read_header(directory / str(state))
-    top = Found(directory / str(state), header, state.n, _space(header))
-    chain: list[Found] = []
+    top = StoredFile(directory / str(state), header, state.n, _space(header))
+    chain: list[StoredFile] = []
     below, n = header, state.n
     while below.needs:
         path = directory / below.needs
         below = read_header(path)
-        chain.append(Found(path, below, n, _space(below)))
+        chain.append(StoredFile(path, below, n, _space(below)))
         n = chain[-1].start
     return top, chain[::-1]
 
 
-def check_tokens(chain: list[Found], state: StateName) -> Tokens:
+def check_tokens(chain: list[StoredFile], state: StateName) -> Tokens:
     """The tokens of the chain, shape (state.n,); Damage unless they are those of every name on it."""
     running = hashlib.blake2b(digest_size=DIGEST_BYTES)
     pieces = []
@@ -136,16 +187,16 @@ def check_tokens(chain: list[Found], state: StateName) -> Tokens:
         whole = running.copy()
         whole.update(_bytes(found.tokens))
         if whole.digest() != found.header.name.digest:
-            raise Damage(found.path.name, "other tokens than its name says")
+            raise CorruptFileError(found.path.name, "other tokens than its name says")
         pieces.append(found.tokens[: found.last - found.start])
         running.update(_bytes(pieces[-1]))
     if running.digest() != state.digest:
-        raise Damage(str(state), "hangs on other tokens than its name says")
+        raise CorruptFileError(str(state), "hangs on other tokens than its name says")
     return as_tokens(np.concatenate(pieces))
 
 
-def _space(header: Header) -> dict[What, Block]:
-    small = (What.TOKENS, What.ENDS)
+def _space(header: Header) -> dict[PartKind, Block]:
+    small = (PartKind.TOKENS, PartKind.ENDS)
     return {part.what: np.empty(part.size, np.uint8) for part in header.parts if part.what in small}
 
 

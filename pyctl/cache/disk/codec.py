@@ -16,7 +16,7 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from pyctl.cache.segment import Block
+from pyctl.cache.snapshot import Block
 
 __all__ = ["CHUNK", "RAW", "Codec", "Coding", "choose", "chunks", "decode", "encode", "phase_of_blocks"]
 
@@ -85,7 +85,7 @@ def encode(coding: Coding, chunk: Block) -> Data:
     """The stored form of one contiguous chunk."""
     if coding.codec == Codec.RAW:
         return chunk.data
-    return zstandard.ZstdCompressor(level=LEVEL).compress(_apart(coding, chunk).data)
+    return zstandard.ZstdCompressor(level=LEVEL).compress(_shuffle(coding, chunk).data)
 
 
 def decode(coding: Coding, data: Data, out: Block) -> None:
@@ -101,7 +101,7 @@ def decode(coding: Coding, data: Data, out: Block) -> None:
         plain = zstandard.ZstdDecompressor().decompress(data)
     except zstandard.ZstdError as error:
         raise ValueError(str(error)) from None
-    _together(coding, np.frombuffer(plain, np.uint8), out)
+    _unshuffle(coding, np.frombuffer(plain, np.uint8), out)
 
 
 def choose(part: Block) -> Coding:
@@ -143,7 +143,7 @@ def _sample(part: Block) -> Block:
     return np.concatenate([part[i * step : i * step + SLICE] for i in range(N_SLICES)])
 
 
-def _apart(coding: Coding, chunk: Block) -> Block:
+def _shuffle(coding: Coding, chunk: Block) -> Block:
     """The bytes of ``chunk`` in the order that compresses best, shape unchanged."""
     if coding.codec == Codec.ZSTD:
         return chunk
@@ -165,8 +165,8 @@ def _apart(coding: Coding, chunk: Block) -> Block:
     return out
 
 
-def _together(coding: Coding, plain: Block, out: Block) -> None:
-    """The inverse of `_apart`."""
+def _unshuffle(coding: Coding, plain: Block, out: Block) -> None:
+    """The inverse of `_shuffle`."""
     if coding.codec == Codec.ZSTD:
         out[:] = plain
         return

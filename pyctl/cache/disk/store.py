@@ -13,23 +13,28 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from pyctl.cache.disk.arrival import Arrival
-from pyctl.cache.disk.catalog import THREADS, Catalog, as_os_error
-from pyctl.cache.disk.chain import Checksums, Found, Link, check_tokens, find, identify
-from pyctl.cache.disk.files import parts_of, remove_file, sync_directory, write_temp
-from pyctl.cache.disk.format import Damage, Header, What
-from pyctl.cache.disk.holdings import Holdings, Key
+from pyctl.cache.disk.chain import (
+    Checksums,
+    PendingSnapshot,
+    SegmentFile,
+    StoredFile,
+    check_tokens,
+    name_chain,
+    open_chain,
+)
+from pyctl.cache.disk.directory import THREADS, CacheDirectory, as_os_error
+from pyctl.cache.disk.file_format import CorruptFileError, Header, PartKind, StateName, check_fingerprint, parse
+from pyctl.cache.disk.graph import FileGraph, Key
 from pyctl.cache.disk.index import Index, Record
-from pyctl.cache.disk.names import StateName, check_fingerprint, parse
-from pyctl.cache.prefix import Prefix
-from pyctl.cache.segment import Block, Segment, Snapshot
+from pyctl.cache.disk.segment_files import parts_of, remove_file, sync_directory, write_temp
+from pyctl.cache.snapshot import Block, Prefix, Segment, Snapshot
 from pyctl.errors import StateError
 from pyctl.prompt import Tokens, common_prefix
 
 __all__ = ["DiskStore"]
 
 
-class DiskStore(Catalog):
+class DiskStore(CacheDirectory):
     """Snapshots of one ``fingerprint`` under ``directory``, which other fingerprints and processes may share.
 
     ``budget`` bounds the bytes of all files of the directory, ``daily_bytes`` what is written in a day (UTC) by all
@@ -80,7 +85,7 @@ class DiskStore(Catalog):
         """Whether a state for ``prefix`` is stored; it may still turn out to be damaged."""
         return self._record(_file(prefix)) is not None
 
-    def open(self, prefix: Prefix, tokens: Tokens) -> Arrival | None:
+    def open(self, prefix: Prefix, tokens: Tokens) -> PendingSnapshot | None:
         """The snapshot of ``prefix``, the first tokens of ``tokens``, on its way here; None on a miss.
 
         Damage is a miss, now or when it arrives: the broken file goes with everything that hangs on it, and `damaged`
@@ -92,7 +97,7 @@ class DiskStore(Catalog):
             return None
         try:
             return self._open(prefix, state, tokens)
-        except (OSError, MemoryError, Damage) as error:
+        except (OSError, MemoryError, CorruptFileError) as error:
             self._failed(error)
         return None
 
@@ -104,9 +109,9 @@ class DiskStore(Catalog):
         except StateError:
             return None
 
-    def _open(self, prefix: Prefix, state: StateName, tokens: Tokens) -> Arrival | None:
-        top, chain = find(self._home, state)
-        self._run(job for found in chain for job in found.jobs(What.TOKENS, What.ENDS))
+    def _open(self, prefix: Prefix, state: StateName, tokens: Tokens) -> PendingSnapshot | None:
+        top, chain = open_chain(self._home, state)
+        self._run(job for found in chain for job in found.jobs(PartKind.TOKENS, PartKind.ENDS))
         if common_prefix(check_tokens(chain, state), tokens) < prefix.n:
             return None
         segments: dict[str, Segment] = {}
@@ -115,30 +120,30 @@ class DiskStore(Catalog):
         for found in chain:
             held = self._held(found)
             if held is None:
-                found.outs[What.ROWS] = self._space(found.size_of(What.ROWS))
+                found.outs[PartKind.ROWS] = self._space(found.size_of(PartKind.ROWS))
                 held = found.segment(segment)
-                coming[held] = [self._readers.submit(job) for job in found.jobs(What.ROWS)]
+                coming[held] = [self._readers.submit(job) for job in found.jobs(PartKind.ROWS)]
             segment = segments[found.path.name] = held
         assert segment is not None
-        top.outs[What.STATE] = self._space(top.size_of(What.STATE))
-        return Arrival(
-            Snapshot(prefix, segment, top.outs[What.STATE], top.header.exact),
+        top.outs[PartKind.STATE] = self._space(top.size_of(PartKind.STATE))
+        return PendingSnapshot(
+            Snapshot(prefix, segment, top.outs[PartKind.STATE], top.header.exact),
             coming,
-            [self._readers.submit(job) for job in top.jobs(What.STATE)],
+            [self._readers.submit(job) for job in top.jobs(PartKind.STATE)],
             done=lambda: self._handed.update(segments),
             failed=self._failed,
         )
 
     def _failed(self, error: BaseException) -> None:
         """Note why a read failed; being short of memory or descriptors says nothing about the files."""
-        if isinstance(error, Damage):
+        if isinstance(error, CorruptFileError):
             self._lose(error.file)
         elif isinstance(error, FileNotFoundError):
             self._lose(Path(error.filename).name, vanished=True)
         elif not isinstance(error, (OSError, MemoryError)):
             raise error
 
-    def _held(self, found: Found) -> Segment | None:
+    def _held(self, found: StoredFile) -> Segment | None:
         segment = self._handed.get(found.path.name)
         return segment if segment is not None and not segment.dropped else None
 
@@ -153,7 +158,7 @@ class DiskStore(Catalog):
         if snapshot.n < self.min_tokens:
             return 0
         self._restore_index()
-        links = identify(snapshot, self._checksums)
+        links = name_chain(snapshot, self._checksums)
         if any(segment.dropped for segment in snapshot.reach):
             return 0
         for _ in range(3):
@@ -162,7 +167,7 @@ class DiskStore(Catalog):
                 return written
         return 0
 
-    def _write(self, snapshot: Snapshot, links: list[Link]) -> int | None:
+    def _write(self, snapshot: Snapshot, links: list[SegmentFile]) -> int | None:
         """As `write`; None if segments that were there when it began are gone at the end."""
         with as_os_error(), self._index.reading() as connection:
             names = [str(link.name) for link in links]
@@ -179,7 +184,7 @@ class DiskStore(Catalog):
         try:
             for link in missing:
                 self._write_temp(temps, link.name.end, str(link.name), link.needs, False, link.blocks)
-            blocks = {What.STATE: np.ascontiguousarray(snapshot.state)}
+            blocks = {PartKind.STATE: np.ascontiguousarray(snapshot.state)}
             file, needs = _file(snapshot.prefix), str(links[-1].name)
             self._write_temp(temps, snapshot.n, file, needs, snapshot.exact, blocks)
             done = self._publish(temps, [(self.fingerprint, str(link.name)) for link in links])
@@ -191,7 +196,7 @@ class DiskStore(Catalog):
         return done
 
     def _write_temp(
-        self, temps: dict[Path, Record], n: int, file: str, needs: str, exact: bool, blocks: dict[What, Block]
+        self, temps: dict[Path, Record], n: int, file: str, needs: str, exact: bool, blocks: dict[PartKind, Block]
     ) -> None:
         name = parse(file)
         assert name is not None
@@ -221,7 +226,7 @@ class DiskStore(Catalog):
                 written = sum(record.n_bytes for record in fresh.values())
                 if self.daily_bytes is not None and Index.written_today(connection) + written > self.daily_bytes:
                     return 0
-                holdings = Holdings(records.values())
+                holdings = FileGraph(records.values())
                 going = _shrink(holdings, self.budget, {state.key})
                 if going is None:
                     return 0
@@ -266,7 +271,7 @@ class DiskStore(Catalog):
             with self._index.writing() as connection:
                 if vanished and self._has(file):
                     return
-                holdings = Holdings(Index.records(connection))
+                holdings = FileGraph(Index.records(connection))
                 key = self.fingerprint, file
                 dependents = holdings.remove(key)
                 if dependents:
@@ -276,7 +281,7 @@ class DiskStore(Catalog):
             self.damaged += 1
 
 
-def _shrink(holdings: Holdings, budget: int | None, spared: set[Key]) -> list[Record] | None:
+def _shrink(holdings: FileGraph, budget: int | None, spared: set[Key]) -> list[Record] | None:
     """What has to go so that ``holdings`` fit; None if that is not enough."""
     going: list[Record] = []
     while budget is not None and holdings.n_bytes > budget:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from pyctl.engine.llama.backend import LlamaBackend
-from pyctl.engine.llama.blocks import open_pinned, take_block
 from pyctl.engine.llama.devices import devices
-from pyctl.engine.llama.loading import Loaded, load
-from pyctl.engine.llama.plan import MemoryPlan
-from pyctl.engine.llama.tokenizer import LlamaTokenizer
+from pyctl.engine.llama.library import allocate, reserve_pinned
+from pyctl.engine.llama.llama_backend import LlamaBackend
+from pyctl.engine.llama.llama_tokenizer import LlamaTokenizer
+from pyctl.engine.llama.loader import Loaded, load
+from pyctl.engine.llama.memory import MemoryPlan
 
 __all__ = [
     "LlamaBackend",
     "LlamaTokenizer",
     "Loaded",
     "MemoryPlan",
+    "allocate",
     "devices",
     "load",
-    "open_pinned",
-    "take_block",
+    "reserve_pinned",
 ]

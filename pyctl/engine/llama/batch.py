@@ -1,15 +1,18 @@
-"""What llama_decode is given: tokens with their positions and sequences."""
+"""Batches for llama_decode, and the context that makes embeddings."""
 
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import numpy as np
 from llama_cpp import llama_cpp as api
+from numpy.typing import NDArray
 
+from pyctl.errors import EngineError, RequestError
 from pyctl.prompt import Tokens
 
-__all__ = ["Batch"]
+__all__ = ["POOLING", "Batch", "Embedder"]
 
 
 class Batch:
@@ -42,3 +45,52 @@ class Batch:
         self.wanted[:n] = every
         self.wanted[n - 1] = every or last
         self.struct.n_tokens = n
+
+
+POOLING = {"": -1, "none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
+
+"""llama_pooling_type; empty is the model's own."""
+
+
+class Embedder:
+    """Embeds one text at a time on ``ctx``, a context with embeddings, of which it becomes the owner."""
+
+    def __init__(self, model: Any, ctx: Any) -> None:
+        self._ctx = ctx
+        self._memory = api.llama_get_memory(ctx)
+        self._width = int(api.llama_model_n_embd_out(model))
+        self.n_max = int(api.llama_n_ubatch(ctx))
+        self._batch = Batch(self.n_max)
+        kind = int(api.llama_pooling_type(ctx))
+        self.pooling = next(name for name, value in POOLING.items() if value == kind)
+
+    def embed(self, tokens: Tokens) -> NDArray[np.float32]:
+        """The embeddings of ``tokens``, shape (1, width), or (n, width) without pooling.
+
+        RequestError when there are more than a batch holds, EngineError when llama.cpp fails.
+        """
+        n = int(tokens.size)
+        if n > self.n_max:
+            raise RequestError(
+                f"input ({n} tokens) is too large to process. increase the physical batch size "
+                f"(current batch size: {self.n_max})"
+            )
+        if self._memory:
+            api.llama_memory_clear(self._memory, True)
+        self._batch.fill(0, tokens, 0, every=True)
+        code = api.llama_decode(self._ctx, self._batch.struct)
+        if code != 0:
+            raise EngineError(f"evaluation failed: llama_decode returned {code}")
+        if self.pooling == "none":
+            return np.stack([self._vector(api.llama_get_embeddings_ith(self._ctx, i)) for i in range(n)])
+        return self._vector(api.llama_get_embeddings_seq(self._ctx, 0))[None]
+
+    def close(self) -> None:
+        """Free the context."""
+        api.llama_free(self._ctx)
+
+    def _vector(self, pointer: Any) -> NDArray[np.float32]:
+        if not pointer:
+            raise EngineError("llama.cpp gave no embeddings")
+        values = np.ctypeslib.as_array(ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float)), (self._width,))
+        return np.array(values, np.float32)

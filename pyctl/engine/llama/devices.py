@@ -1,8 +1,10 @@
-"""What can hold a model and compute with it: the CPU and the GPUs that ggml found, and their free memory."""
+"""Devices and their memory, and the sizes of the tensors in a GGUF file, both asked of ggml."""
 
 from __future__ import annotations
 
 import ctypes
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -10,9 +12,12 @@ from typing import Any
 
 from llama_cpp import llama_cpp as api
 
-__all__ = ["Device", "devices", "host_available", "host_total"]
+from pyctl.errors import ModelError
+
+__all__ = ["Device", "devices", "host_available", "host_total", "tensor_bytes"]
 
 CPU, GPU, IGPU = 0, 1, 2
+
 """ggml_backend_dev_type; what comes after them (accelerators) holds no weights."""
 
 
@@ -78,6 +83,12 @@ def _meminfo(name: str) -> int | None:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), None)
 
 
+class _Params(ctypes.Structure):
+    """gguf_init_params: without a context to fill, no tensor is made."""
+
+    _fields_ = (("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p))
+
+
 @cache
 def _ggml() -> Any:
     """The ggml that llama.cpp uses, with the types of what is called here."""
@@ -92,8 +103,37 @@ def _ggml() -> Any:
         "ggml_backend_dev_memory": (None, [pointer, ctypes.POINTER(size), ctypes.POINTER(size)]),
         "ggml_backend_dev_buffer_type": (pointer, [pointer]),
         "ggml_backend_buft_name": (ctypes.c_char_p, [pointer]),
+        "gguf_init_from_file": (pointer, [ctypes.c_char_p, _Params]),
+        "gguf_free": (None, [pointer]),
+        "gguf_get_n_tensors": (ctypes.c_int64, [pointer]),
+        "gguf_get_tensor_name": (ctypes.c_char_p, [pointer, ctypes.c_int64]),
+        "gguf_get_tensor_size": (ctypes.c_size_t, [pointer, ctypes.c_int64]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
     return library
+
+
+def tensor_bytes(path: Path) -> Mapping[str, int]:
+    """Bytes of each tensor, over all files of a split model. Raises ModelError."""
+    sizes: dict[str, int] = {}
+    for part in _parts(path):
+        ggml = _ggml()
+        head = ggml.gguf_init_from_file(str(part).encode(), _Params(True, None))
+        if not head:
+            raise ModelError(f"cannot read the head of the model {part}")
+        try:
+            for index in range(ggml.gguf_get_n_tensors(head)):
+                name = ggml.gguf_get_tensor_name(head, index).decode("utf-8", "replace")
+                sizes[name] = ggml.gguf_get_tensor_size(head, index)
+        finally:
+            ggml.gguf_free(head)
+    return sizes
+
+
+def _parts(path: Path) -> list[Path]:
+    match = re.match(r"^(.*)-00001-of-(\d{5})\.gguf$", path.name)
+    if match is None:
+        return [path]
+    return [path.with_name(f"{match[1]}-{index:05d}-of-{match[2]}.gguf") for index in range(1, int(match[2]) + 1)]

@@ -11,8 +11,8 @@ from typing import Any
 import gguf
 from llama_cpp import llama_cpp as api
 
-from pyctl.config import ModelSettings
 from pyctl.engine.llama.devices import Device, devices
+from pyctl.engine.llama.model_settings import ModelSettings
 from pyctl.errors import ModelError
 
 __all__ = ["ModelParams", "context_params"]

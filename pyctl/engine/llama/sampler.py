@@ -10,8 +10,7 @@ from typing import Any
 from llama_cpp import llama_cpp as api
 
 from pyctl.engine.backend import TopTokens
-from pyctl.engine.llama.candidates import Candidates
-from pyctl.engine.llama.grammar import LlamaGrammar
+from pyctl.engine.llama.grammar import Candidates, LlamaGrammar
 from pyctl.engine.sampling import RANDOM_SEED, Sampling
 from pyctl.errors import RequestError
 from pyctl.prompt import Tokens

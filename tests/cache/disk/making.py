@@ -7,10 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pyctl.cache.compare import Comparison
 from pyctl.cache.disk.store import DiskStore
-from pyctl.cache.prefix import Prefix
-from pyctl.cache.segment import NOTHING, Block, Segment, Snapshot
+from pyctl.cache.snapshot import NOTHING, Block, Prefix, PromptMatch, Segment, Snapshot
 from pyctl.prompt import Tokens, as_tokens
 
 ROW = 48
@@ -43,7 +41,7 @@ def snapshot(at: Segment, n: int | None = None, exact: bool = True, state: int |
     """A snapshot at the end of ``at``, or within it; ``state`` bytes."""
     n = at.end if n is None else n
     probe = Snapshot(Prefix(b"", n), at, NOTHING)
-    prefix = Comparison(tokens_of(probe)).prefix(n)
+    prefix = PromptMatch(tokens_of(probe)).prefix(n)
     blob = np.random.default_rng(n).integers(0, 256, state, dtype=np.uint8) if state else NOTHING
     return Snapshot(prefix, at, blob, exact)
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyctl.cache.disk.codec import CHUNK, RAW, Codec, Coding, choose, chunks, decode, encode, phase_of_blocks
-from pyctl.cache.segment import Block
+from pyctl.cache.snapshot import Block
 
 
 def bytes_of(values: np.ndarray) -> Block:

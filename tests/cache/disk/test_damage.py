@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from pyctl.cache.disk.files import read_header
-from pyctl.cache.disk.format import header_size
-from pyctl.cache.disk.names import INDEX
+from pyctl.cache.disk.file_format import INDEX, header_size
+from pyctl.cache.disk.segment_files import read_header
 from pyctl.cache.disk.store import DiskStore
-from pyctl.cache.segment import Snapshot
+from pyctl.cache.snapshot import Snapshot
 from tests.cache.disk.making import check_directory, check_read, conversation, on_disk, tokens_of
 
 Opener = Callable[..., DiskStore]

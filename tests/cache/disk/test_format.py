@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pyctl.cache.disk.names import parse
+from pyctl.cache.disk.file_format import parse
 from pyctl.cache.disk.store import DiskStore
 from tests.cache.disk.making import check_directory, check_read, segment, snapshot
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyctl.cache.disk.names import SegmentName, StateName, check_fingerprint, parse, temp_name, temp_pid
+from pyctl.cache.disk.file_format import SegmentName, StateName, check_fingerprint, parse, temp_name, temp_pid
 
 digests = st.binary(min_size=16, max_size=16)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pyctl.cache.disk.store import DiskStore
-from pyctl.cache.segment import Snapshot
+from pyctl.cache.snapshot import Snapshot
 from tests.cache.disk.making import check_directory, check_read, conversation, on_disk, tokens_of
 
 Opener = Callable[..., DiskStore]

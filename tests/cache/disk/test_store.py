@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pyctl.cache.disk.codec import CHUNK
 from pyctl.cache.disk.store import DiskStore
-from pyctl.cache.segment import Segment, Snapshot
+from pyctl.cache.snapshot import Segment, Snapshot
 from pyctl.prompt import as_tokens
 from tests.cache.disk.making import (
     check_directory,

@@ -1,0 +1,167 @@
+"""What the cache did for one request and since the start, and what it holds, as clients are shown it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Literal, TypeAlias
+
+from pyctl.cache.disk_tier import DiskTier, DiskView
+from pyctl.cache.ram import RamCache
+from pyctl.cache.snapshot import Snapshot
+from pyctl.prompt import Tokens
+
+__all__ = ["CacheStats", "CacheView", "Divergence", "RequestStats", "SnapshotView", "Source", "view_of"]
+
+CONTEXT = 12
+
+"""Tokens shown on each side of a difference."""
+
+Source: TypeAlias = Literal["none", "live", "ram", "disk"]
+
+"""Where the restored prefix came from; ``live`` is the sequence inside llama.cpp."""
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Where the prompt leaves the nearest recent one, and what could be restored before that.
+
+    ``position`` is the first token that differs, ``nearest`` the position that was resumed at instead (0 for none).
+    ``known`` and ``given`` are the tokens around the difference, CONTEXT of them on each side at most, as the recent
+    prompt had them and as this one does.
+    """
+
+    position: int
+    nearest: int
+    known: tuple[int, ...] = ()
+    given: tuple[int, ...] = ()
+
+    @classmethod
+    def at(cls, position: int, nearest: int, known: Tokens, given: Tokens) -> Divergence:
+        """A miss with the tokens around ``position``."""
+        around = slice(max(position - CONTEXT, 0), position + CONTEXT)
+        return cls(position, nearest, tuple(known[around].tolist()), tuple(given[around].tolist()))
+
+
+@dataclass
+class RequestStats:
+    """One request's account. Counts are tokens, times are milliseconds.
+
+    ``n_prompt == n_cached + n_evaluated`` once the prefill has ended; ``n_saved`` counts snapshots taken. ``save_ms``
+    includes the wait for the batch that the device was still computing.
+    """
+
+    n_prompt: int
+    source: Source = "none"
+    n_cached: int = 0
+    n_evaluated: int = 0
+    n_saved: int = 0
+    lookup_ms: float = 0.0
+    restore_ms: float = 0.0
+    prefill_ms: float = 0.0
+    save_ms: float = 0.0
+    miss: Divergence | None = field(default=None)
+
+
+@dataclass
+class CacheStats:
+    """Sums over all requests since the start; counts of tokens unless the name says otherwise."""
+
+    requests: int = 0
+    prompt: int = 0
+    evaluated: int = 0
+    predicted: int = 0
+    cached: dict[Source, int] = field(default_factory=lambda: {"live": 0, "ram": 0, "disk": 0})
+    hits: dict[Source, int] = field(default_factory=lambda: {"live": 0, "ram": 0, "disk": 0})
+    snapshots_saved: int = 0
+    failed_restores: int = 0
+
+    def add(self, report: RequestStats, n_predicted: int) -> None:
+        """Count a finished request."""
+        self.requests += 1
+        self.prompt += report.n_prompt
+        self.evaluated += report.n_evaluated
+        self.predicted += n_predicted
+        self.snapshots_saved += report.n_saved
+        if report.source != "none":
+            self.cached[report.source] += report.n_cached
+            self.hits[report.source] += 1
+
+
+SHOWN = 24
+
+"""Tokens shown of the end of each prefix."""
+
+
+@dataclass(frozen=True)
+class SnapshotView:
+    """One snapshot. ``id`` names its prefix; ``parent`` is the id of the deepest shorter prefix of it, or empty.
+
+    ``n`` is in tokens, ``row_bytes`` what it adds to its parent, ``age`` and ``idle`` seconds since it was made and
+    since its last hit. ``tail`` are the last tokens of the prefix.
+    """
+
+    id: str
+    parent: str
+    n: int
+    row_bytes: int
+    state_bytes: int
+    hits: int
+    age: float
+    idle: float
+    pinned: bool
+    tail: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class CacheView:
+    """Everything at one moment. ``budget`` is in bytes, -1 for no limit."""
+
+    n_slots: int
+    n_bytes: int
+    budget: int
+    n_evicted: int
+    totals: CacheStats
+    snapshots: tuple[SnapshotView, ...]
+    disk: DiskView | None = None
+
+
+def view_of(cache: RamCache, totals: CacheStats, disk: DiskTier | None = None) -> CacheView:
+    """What is held now, in RAM shallow prefixes first. Called by the thread that owns the cache."""
+    now = time.monotonic()
+    views = []
+    by_depth = sorted(cache.slots.occupied(), key=lambda slot: slot.snapshot.n if slot.snapshot else 0)
+    known: list[Snapshot] = []
+    for slot in by_depth:
+        snapshot = slot.snapshot
+        if snapshot is None:
+            continue
+        parent = next((p for p in reversed(known) if snapshot.reach.get(p.segment, 0) >= p.n), None)
+        n_new = snapshot.n - (parent.n if parent else 0)
+        widths = [segment.rows.nbytes / segment.tokens.size for segment in snapshot.reach]
+        views.append(
+            SnapshotView(
+                id=snapshot.prefix.name,
+                parent=parent.prefix.name if parent else "",
+                n=snapshot.n,
+                row_bytes=round(n_new * widths[0]),
+                state_bytes=int(snapshot.state.nbytes),
+                hits=snapshot.hits,
+                age=now - snapshot.made,
+                idle=now - snapshot.used,
+                pinned=slot.pinned,
+                tail=snapshot.tail(SHOWN),
+            )
+        )
+        known.append(snapshot)
+    budget = -1 if cache.budget is None else cache.budget
+    copied = CacheStats(**asdict(totals))
+    return CacheView(
+        cache.slots.capacity,
+        cache.n_bytes,
+        budget,
+        cache.n_evicted,
+        copied,
+        tuple(views),
+        disk.view() if disk else None,
+    )

@@ -1,0 +1,260 @@
+"""The header of a cache file and the names of all files in a cache directory (docs/disk-format.md)."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import accumulate
+
+from pyctl.cache.disk.codec import CHUNK, Codec, Coding
+from pyctl.errors import StateError
+
+__all__ = [
+    "INDEX",
+    "RECENT",
+    "REPLIES",
+    "TAG_BYTES",
+    "WORDS",
+    "CorruptFileError",
+    "Header",
+    "Part",
+    "PartKind",
+    "SegmentName",
+    "StateName",
+    "check_fingerprint",
+    "header_size",
+    "pack",
+    "parse",
+    "temp_name",
+    "temp_pid",
+    "unpack",
+]
+
+INDEX = "index.sqlite3"
+
+RECENT = "recent"
+
+REPLIES = "replies"
+
+WORDS = "words"
+
+TAG_BYTES = 8
+
+_FINGERPRINT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+
+_SEGMENT = re.compile(r"(0|[1-9]\d{0,9})-([1-9]\d{0,9})-([0-9a-f]{32})-([0-9a-f]{16})\.rows")
+
+_STATE = re.compile(r"([1-9]\d{0,9})-([0-9a-f]{32})\.state")
+
+_TEMP = re.compile(r"\.(\d{1,10})-[0-9a-f]{16}\.tmp")
+
+
+@dataclass(frozen=True)
+class SegmentName:
+    """Positions [start, end), the digest of the tokens [0, end), and a tag over the rows, ends and parents.
+
+    Two runs can compute other rows for equal tokens (decoded, not prefilled); the tag keeps them apart.
+    """
+
+    start: int
+    end: int
+    digest: bytes
+    tag: bytes
+
+    def __str__(self) -> str:
+        return f"{self.start}-{self.end}-{self.digest.hex()}-{self.tag.hex()}.rows"
+
+
+@dataclass(frozen=True)
+class StateName:
+    """The prefix at which a state can be resumed."""
+
+    n: int
+    digest: bytes
+
+    def __str__(self) -> str:
+        return f"{self.n}-{self.digest.hex()}.state"
+
+
+def parse(file: str) -> SegmentName | StateName | None:
+    """The name in ``file``; None for temp files and whatever else lies in the directory."""
+    if found := _STATE.fullmatch(file):
+        return StateName(int(found[1]), bytes.fromhex(found[2]))
+    if (found := _SEGMENT.fullmatch(file)) and int(found[1]) < int(found[2]):
+        return SegmentName(int(found[1]), int(found[2]), bytes.fromhex(found[3]), bytes.fromhex(found[4]))
+    return None
+
+
+def temp_name() -> str:
+    """A new name for a file of this process that is being written."""
+    return f".{os.getpid()}-{secrets.token_hex(8)}.tmp"
+
+
+def temp_pid(file: str) -> int | None:
+    """The process that made the temp file ``file``; None if it is none."""
+    found = _TEMP.fullmatch(file)
+    return int(found[1]) if found else None
+
+
+def check_fingerprint(fingerprint: str) -> str:
+    """``fingerprint`` if it can be a directory's name, else ValueError."""
+    if not _FINGERPRINT.fullmatch(fingerprint):
+        raise ValueError(f"a fingerprint is 1 to 128 letters, digits, '.', '_' or '-', not {fingerprint!r}")
+    return fingerprint
+
+
+MAGIC, VERSION = b"pyctlKV\0", 1
+
+SEGMENT, STATE = 1, 2
+
+EXACT = 1
+
+_PRELUDE = struct.Struct("<8sHBBIQ")
+
+_FIELDS = struct.Struct("<QQd16s8sHHH")
+
+_PART = struct.Struct("<BBBIQ")
+
+_CHUNK = struct.Struct("<II")
+
+_DIGEST_BYTES = 8
+
+
+class CorruptFileError(StateError):
+    """A stored file that is not what its name says; ``file`` is its name."""
+
+    def __init__(self, file: str, what: str) -> None:
+        super().__init__(f"{file}: {what}")
+        self.file = file
+
+
+class PartKind(IntEnum):
+    """The kinds of parts; the numbers are part of the file format."""
+
+    TOKENS = 1
+    ENDS = 2
+    ROWS = 3
+    STATE = 4
+
+
+@dataclass
+class Part:
+    """``size`` raw bytes in chunks of ``chunk`` bytes; ``stored`` and ``crcs`` have one number per chunk."""
+
+    what: PartKind
+    coding: Coding
+    size: int
+    stored: list[int]
+    crcs: list[int]
+    chunk: int = CHUNK
+
+    @property
+    def n_chunks(self) -> int:
+        return -(-self.size // self.chunk)
+
+
+@dataclass
+class Header:
+    """What a file says of itself. ``needs`` is the file it hangs on, "" for none; ``created`` is in epoch seconds."""
+
+    fingerprint: str
+    name: SegmentName | StateName
+    needs: str
+    exact: bool
+    created: float
+    parts: list[Part]
+
+    @property
+    def offsets(self) -> list[int]:
+        """Where each chunk of each part begins in the file, and then where the file ends."""
+        sizes = [size for part in self.parts for size in part.stored]
+        return list(accumulate(sizes, initial=header_size(self)))
+
+
+def header_size(header: Header) -> int:
+    """Bytes of the packed header; known before anything is encoded."""
+    size = _PRELUDE.size + _FIELDS.size + len(header.fingerprint.encode()) + len(header.needs.encode())
+    return size + sum(_PART.size + part.n_chunks * _CHUNK.size for part in header.parts) + _DIGEST_BYTES
+
+
+def pack(header: Header) -> bytes:
+    """The header's bytes; every part's chunks must be known."""
+    name, fingerprint, needs = header.name, header.fingerprint.encode(), header.needs.encode()
+    if isinstance(name, SegmentName):
+        kind, start, end, tag = SEGMENT, name.start, name.end, name.tag
+    else:
+        kind, start, end, tag = STATE, 0, name.n, bytes(TAG_BYTES)
+    flags = EXACT if header.exact else 0
+    pieces = [_PRELUDE.pack(MAGIC, VERSION, kind, flags, header_size(header), header.offsets[-1])]
+    counts = len(fingerprint), len(needs), len(header.parts)
+    pieces += [_FIELDS.pack(start, end, header.created, name.digest, tag, *counts), fingerprint, needs]
+    for part in header.parts:
+        pieces.append(_PART.pack(part.what, part.coding.codec, part.coding.phase, part.chunk, part.size))
+        pieces += [_CHUNK.pack(*entry) for entry in zip(part.stored, part.crcs, strict=True)]
+    data = b"".join(pieces)
+    return data + _digest(data)
+
+
+def unpack(data: bytes, file: str, file_size: int) -> Header | int:
+    """The header at the start of ``data``, or how many bytes it has if ``data`` is shorter than that.
+
+    ``file`` is the name it was found under. Damage unless all of it is whole and ``file_size`` is what it says.
+    """
+    if len(data) < _PRELUDE.size:
+        raise CorruptFileError(file, "shorter than a header")
+    magic, version, kind, flags, size, total = _PRELUDE.unpack_from(data)
+    if magic != MAGIC or version != VERSION:
+        raise CorruptFileError(file, "another format")
+    if total != file_size or not _PRELUDE.size + _FIELDS.size + _DIGEST_BYTES <= size <= total:
+        raise CorruptFileError(file, f"{file_size} bytes instead of {total}")
+    if len(data) < size:
+        return int(size)
+    if _digest(data[: size - _DIGEST_BYTES]) != data[size - _DIGEST_BYTES : size]:
+        raise CorruptFileError(file, "a header with a wrong checksum")
+    try:
+        header = _unpack_fields(data[: size - _DIGEST_BYTES], kind, bool(flags & EXACT))
+    except (struct.error, ValueError, ZeroDivisionError) as error:
+        raise CorruptFileError(file, f"a header that makes no sense ({error})") from None
+    if header_size(header) != size or header.offsets[-1] != total:
+        raise CorruptFileError(file, "a header with wrong sizes")
+    if str(header.name) != file:
+        raise CorruptFileError(file, f"the content of {header.name}")
+    return header
+
+
+def _unpack_fields(data: bytes, kind: int, exact: bool) -> Header:
+    start, end, created, digest, tag, n_fingerprint, n_needs, n_parts = _FIELDS.unpack_from(data, _PRELUDE.size)
+    at = _PRELUDE.size + _FIELDS.size
+    fingerprint, needs = data[at : at + n_fingerprint].decode(), data[at + n_fingerprint :][:n_needs].decode()
+    at += n_fingerprint + n_needs
+    parts = []
+    for _ in range(n_parts):
+        what, codec, phase, chunk, size = _PART.unpack_from(data, at)
+        part = Part(PartKind(what), Coding(Codec(codec), phase), size, [], [], chunk)
+        at += _PART.size
+        for _ in range(part.n_chunks):
+            stored, crc = _CHUNK.unpack_from(data, at)
+            part.stored.append(stored)
+            part.crcs.append(crc)
+            at += _CHUNK.size
+        parts.append(part)
+    name = SegmentName(start, end, digest, tag) if kind == SEGMENT else StateName(end, digest)
+    expected = [PartKind.TOKENS, PartKind.ENDS, PartKind.ROWS] if kind == SEGMENT else [PartKind.STATE]
+    if [part.what for part in parts] != expected:
+        raise ValueError("other parts")
+    first = name.start if isinstance(name, SegmentName) else name.n
+    below = parse(needs) if needs else None
+    if (needs or first) and not (isinstance(below, SegmentName) and below.start < first <= below.end):
+        raise ValueError("hangs on a file that does not cover it")
+    if isinstance(name, SegmentName) and parts[0].size != 4 * (name.end - name.start):
+        raise ValueError("another number of tokens")
+    return Header(fingerprint, name, needs, exact, created, parts)
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()

@@ -1,0 +1,160 @@
+"""Writing a file whole or not at all, and reading one with every checksum checked."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from isal.isal_zlib import crc32
+
+from pyctl.cache.disk.codec import Codec, Data, choose, chunks, decode, encode
+from pyctl.cache.disk.file_format import CorruptFileError, Header, Part, PartKind, header_size, pack, temp_name, unpack
+from pyctl.cache.snapshot import Block
+
+__all__ = ["parts_of", "read_header", "read_jobs", "remove_file", "sync_directory", "write_temp"]
+
+AHEAD = 8
+"""Chunks encoded at a time, which bounds the memory that a write takes to about 32 MiB."""
+
+NOT_DAMAGE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Errors of a read that say nothing about the file."""
+
+FIRST_READ = 4096
+"""Bytes read in the hope that they hold the whole header."""
+
+
+def parts_of(blocks: dict[PartKind, Block]) -> list[Part]:
+    """A part per block with the codec that pays for it; the chunks are not known yet."""
+    return [Part(what, choose(block), int(block.size), [], []) for what, block in blocks.items()]
+
+
+def write_temp(directory: Path, header: Header, blocks: dict[PartKind, Block], pool: Executor) -> Path:
+    """Write and fsync a file under a temp name, and return its path; ``header`` learns sizes and checksums.
+
+    OSError if the disk does not take it; nothing is left behind then.
+    """
+    path = directory / temp_name()
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        at = header_size(header)
+        for part in header.parts:
+            for data, crc in _encoded(part, blocks[part.what], pool):
+                _write(descriptor, data, at)
+                part.stored.append(len(data))
+                part.crcs.append(crc)
+                at += len(data)
+        _write(descriptor, pack(header), 0)
+        os.fsync(descriptor)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(descriptor)
+    return path
+
+
+def read_header(path: Path) -> Header:
+    """The header of the file at ``path``, whose fingerprint is that of the directory; FileNotFoundError or Damage."""
+    with _opened(path) as descriptor:
+        size = os.fstat(descriptor).st_size
+        header = unpack(os.pread(descriptor, FIRST_READ, 0), path.name, size)
+        if isinstance(header, int):
+            header = unpack(os.pread(descriptor, header, 0), path.name, size)
+    if isinstance(header, int):
+        raise CorruptFileError(path.name, f"{size} bytes end within the header")
+    if header.fingerprint != path.parent.name:
+        raise CorruptFileError(path.name, f"a file of {header.fingerprint}")
+    return header
+
+
+def read_jobs(path: Path, header: Header, outs: dict[PartKind, Block]) -> Iterator[Callable[[], None]]:
+    """One job per chunk of the parts in ``outs``, to be run on any thread: each reads, verifies, decodes into place.
+
+    Reads and no mappings: on a mapping, a bad sector would be a signal and not an error. Jobs raise FileNotFoundError
+    or Damage.
+    """
+    offsets = iter(header.offsets)
+    for part in header.parts:
+        places = list(zip(chunks(part.size, part.chunk), offsets, part.stored, part.crcs, strict=False))
+        if part.what in outs:
+            for (first, last), offset, stored, crc in places:
+                yield partial(_read_chunk, path, part, outs[part.what][first:last], offset, stored, crc)
+
+
+def remove_file(path: Path) -> None:
+    """Remove ``path`` if it is there; an empty directory in its place goes, too, and anything else stays."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        if path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in ``directory`` survive a power failure."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _encoded(part: Part, block: Block, pool: Executor) -> Iterator[tuple[Data, int]]:
+    def one(place: tuple[int, int]) -> tuple[Data, int]:
+        data = encode(part.coding, block[place[0] : place[1]])
+        return data, crc32(data)
+
+    places = chunks(part.size, part.chunk)
+    while batch := list(islice(places, AHEAD)):
+        yield from pool.map(one, batch) if len(batch) > 1 else map(one, batch)
+
+
+def _write(descriptor: int, data: Data, at: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(descriptor, view, at)
+        view, at = view[written:], at + written
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """A descriptor to read from; Damage if the disk does not let us, FileNotFoundError, OSError if memory is short."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) or error.errno in NOT_DAMAGE:
+            raise
+        raise CorruptFileError(path.name, str(error)) from None
+
+
+def _read_chunk(path: Path, part: Part, out: Block, offset: int, stored: int, crc: int) -> None:
+    raw = part.coding.codec == Codec.RAW and stored == out.size
+    data = out.data if raw else np.empty(stored, np.uint8).data
+    with _opened(path) as descriptor:
+        # The whole chunk at once: read-ahead alone asks a cold drive for less than it can give. Reading past the page
+        # cache is no faster, and asking what is cached (RWF_NOWAIT) makes it slower.
+        os.posix_fadvise(descriptor, offset, stored, os.POSIX_FADV_WILLNEED)
+        done = 0
+        while done < stored:
+            n = os.preadv(descriptor, [data[done:]], offset + done)
+            if n == 0:
+                raise CorruptFileError(path.name, "ends too early")
+            done += n
+    if crc32(data) != crc:
+        raise CorruptFileError(path.name, f"wrong checksum in the {part.what.name.lower()}")
+    if not raw:
+        try:
+            decode(part.coding, data, out)
+        except ValueError as error:
+            raise CorruptFileError(path.name, str(error)) from None

@@ -1,0 +1,199 @@
+"""What the cache holds: prefixes, segments of rows that share their stem, and snapshots to resume at."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyctl.prompt import Tokens, common_prefix
+
+__all__ = ["DIGEST_BYTES", "NOTHING", "Block", "Prefix", "PromptMatch", "Segment", "Snapshot", "Span"]
+
+DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """The first ``n`` tokens of a prompt; ``digest`` is BLAKE2b-128 over the ids as little-endian int32."""
+
+    digest: bytes
+    n: int
+
+    @property
+    def name(self) -> str:
+        """How people refer to it: ``<n>-<first 16 hex digits>``."""
+        return f"{self.n}-{self.digest.hex()[:16]}"
+
+    def __repr__(self) -> str:
+        return f"Prefix({self.digest.hex()[:8]}, {self.n})"
+
+
+Block: TypeAlias = NDArray[np.uint8]
+
+"""Saved bytes, shape (size,), opaque to the cache."""
+
+NOTHING: Block = np.empty(0, np.uint8)
+
+Span: TypeAlias = tuple[Block, int, int]
+
+"""Positions [first, last) out of a block of rows."""
+
+
+@dataclass(eq=False)
+class Segment:
+    """The rows of tokens [start, start + len(tokens)), immutable, and the segment that covers what comes before.
+
+    The parent may reach past ``start``; its rows from there on belong to another branch. ``ends`` are the batch ends in
+    (start, end] that a cold run would have, too. ``references`` counts snapshots and children; only the cache that
+    counts the bytes changes it, and sets ``dropped`` when it gives the rows up. A model without rows of its own
+    (whole-sequence states) has segments of zero bytes: they still hold the tokens.
+    """
+
+    start: int
+    tokens: Tokens
+    rows: Block
+    parent: Segment | None
+    ends: tuple[int, ...] = ()
+    references: int = 0
+    dropped: bool = False
+
+    @property
+    def end(self) -> int:
+        return self.start + int(self.tokens.size)
+
+    @property
+    def n_bytes(self) -> int:
+        return int(self.rows.nbytes) + int(self.tokens.nbytes)
+
+    @property
+    def alive(self) -> bool:
+        """Whether some snapshot still needs these rows."""
+        return self.references > 0
+
+
+@dataclass(eq=False)
+class Snapshot:
+    """Everything needed to resume at ``prefix.n`` tokens: a chain of segments over [0, n) and the state at n.
+
+    ``state`` is empty for models that need only rows. ``exact`` says that every row and the state came from batches
+    that a cold run would have evaluated. ``made`` and ``used`` are monotonic seconds.
+    """
+
+    prefix: Prefix
+    segment: Segment
+    state: Block
+    exact: bool = True
+    hits: int = 0
+    made: float = field(default_factory=time.monotonic)
+    used: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        if not self.segment.start < self.prefix.n <= self.segment.end:
+            covered = f"[{self.segment.start}, {self.segment.end})"
+            raise ValueError(f"a snapshot at {self.prefix.n} needs a segment that covers it, not {covered}")
+
+    @property
+    def n(self) -> int:
+        return self.prefix.n
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the whole chain and the state, shared or not."""
+        return sum(segment.n_bytes for segment in self.reach) + int(self.state.nbytes)
+
+    @cached_property
+    def reach(self) -> dict[Segment, int]:
+        """Each segment of the chain with the position up to which it counts, from the deepest to the first."""
+        return dict(self._chain())
+
+    def _chain(self) -> Iterator[tuple[Segment, int]]:
+        n, segment = self.n, self.segment
+        while True:
+            yield segment, min(n, segment.end)
+            n = min(n, segment.start)
+            while segment.parent is not None and n <= segment.start:
+                segment = segment.parent
+            if n <= segment.start:
+                return
+
+    def segment_at(self, n: int) -> Segment:
+        """The segment that holds the row before position ``n``; ValueError outside (0, self.n]."""
+        for segment, last in self.reach.items():
+            if segment.start < n <= last:
+                return segment
+        raise ValueError(f"{n} is not in (0, {self.n}]")
+
+    @property
+    def ends(self) -> list[int]:
+        """The exact batch ends of the whole chain, ascending."""
+        stems = reversed(list(self.reach.items()))
+        return [end for segment, last in stems for end in segment.ends if end <= last]
+
+    def head(self, n: int) -> tuple[int, ...]:
+        """The first ``n`` tokens, or fewer."""
+        first, last = list(self.reach.items())[-1]
+        return tuple(first.tokens[: min(n, last)].tolist())
+
+    def tail(self, n: int) -> tuple[int, ...]:
+        """The last ``n`` tokens, or fewer."""
+        parts: list[Tokens] = []
+        for segment, last in self.reach.items():
+            parts.append(segment.tokens[: last - segment.start])
+            if sum(part.size for part in parts) >= n:
+                break
+        return tuple(np.concatenate(parts[::-1])[-n:].tolist())
+
+    def spans(self, first: int, last: int) -> list[Span]:
+        """The rows [first, last) of the chain, in order."""
+        result = []
+        for segment, stop in self.reach.items():
+            if stop > first and segment.start < last:
+                result.append((segment.rows, max(first, segment.start), min(stop, last)))
+        return result[::-1]
+
+
+class PromptMatch:
+    """What the cache needs to know of ``tokens``, remembered for as long as a request asks."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        self.tokens = tokens
+        self._data = memoryview(tokens.astype("<i4", copy=False).tobytes())
+        self._hashed: list[tuple[int, hashlib.blake2b]] = [(0, hashlib.blake2b(digest_size=DIGEST_BYTES))]
+        self._agreed: dict[Segment, int] = {}
+
+    def prefix(self, n: int) -> Prefix:
+        """The prefix of ``n`` tokens; ascending lengths cost one pass in all. ValueError outside (0, len]."""
+        if not 0 < n <= self.tokens.size:
+            raise ValueError(f"{n} is not a length within {self.tokens.size} tokens")
+        at = next(i for i in reversed(range(len(self._hashed))) if self._hashed[i][0] <= n)
+        start, running = self._hashed[at]
+        if start < n:
+            running = running.copy()
+            running.update(self._data[4 * start : 4 * n])
+            self._hashed.insert(at + 1, (n, running))
+        return Prefix(running.digest(), n)
+
+    def shared(self, snapshot: Snapshot) -> int:
+        """How many leading tokens ``snapshot`` shares with the prompt, at most its n."""
+        return min(self._agree(snapshot.segment), snapshot.n)
+
+    def _agree(self, segment: Segment) -> int:
+        """Up to which position the prompt agrees with ``segment`` and its parents."""
+        chain: list[Segment] = []
+        at: Segment | None = segment
+        while at is not None and at not in self._agreed:
+            chain.append(at)
+            at = at.parent
+        for link in reversed(chain):
+            before = self._agreed[link.parent] if link.parent is not None else 0
+            if before >= link.start:
+                before = link.start + common_prefix(link.tokens, self.tokens[link.start :])
+            self._agreed[link] = before
+        return self._agreed[segment]

@@ -1,0 +1,171 @@
+"""What chat needs of a tokenizer, and one that remembers the tokens of every piece of text it has seen."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from sys import getsizeof
+from typing import Protocol
+
+import numpy as np
+
+from pyctl.prompt import Tokens, as_tokens
+
+__all__ = ["DEFAULT_MEMO_BYTES", "CachedTokenizer", "Tokenizer"]
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back. Thread-safe."""
+
+    def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]:
+        """Ids of ``text``. ``add_special`` adds BOS and EOS where the model wants them; without ``parse_special``
+        the text of a control token is ordinary text."""
+        ...
+
+    def detokenize(self, tokens: Sequence[int], *, special: bool = True) -> bytes:
+        """The pieces of ``tokens`` in a row; special tokens are empty unless ``special``."""
+        ...
+
+    def piece(self, token: int, *, special: bool = True) -> bytes:
+        """The bytes that ``token`` stands for, possibly a part of a character."""
+        ...
+
+    @property
+    def bos(self) -> int:
+        """Id of the beginning-of-sequence token, -1 when there is none."""
+        ...
+
+    @property
+    def eos(self) -> int:
+        """Id of the end-of-sequence token, -1 when there is none."""
+        ...
+
+    @property
+    def add_bos(self) -> bool:
+        """Whether the model wants BOS before every prompt."""
+        ...
+
+    def special_tokens(self) -> dict[str, int]:
+        """Text to id of all control and user-defined tokens."""
+        ...
+
+    def fim_tokens(self) -> dict[str, int]:
+        """The tokens for filling gaps that the model has, by name: pre, suf, mid, rep, sep."""
+        ...
+
+
+DEFAULT_MEMO_BYTES = 64 << 20
+
+"""Holds some 8 million tokens of English: many conversations of 100K tokens."""
+
+_ENTRY_BYTES = 200
+
+"""What the containers around one remembered piece take, roughly."""
+
+
+class CachedTokenizer:
+    """`tokenise` gives exactly ``tokenizer.tokenize(text, parse_special=True)``, as an array.
+
+    Thread-safe. Pieces are forgotten, the longest unused first, when they take more than ``max_bytes``.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, specials: Mapping[str, int], max_bytes: int = DEFAULT_MEMO_BYTES) -> None:
+        """``specials`` are the tokenizer's special tokens."""
+        self._tokenizer = tokenizer
+        self._max_bytes = max_bytes
+        self._separators = {text: as_tokens([token]) for text, token in _separators(tokenizer, specials).items()}
+        self._split = re.compile(f"({_any_of(sorted(self._separators))})") if self._separators else None
+        self._lock = threading.Lock()  # guards the two below
+        self._memo: OrderedDict[str, Tokens] = OrderedDict()
+        self._n_bytes = 0
+
+    @property
+    def n_bytes(self) -> int:
+        """What is remembered takes this many bytes."""
+        return self._n_bytes
+
+    def tokenise(self, text: str) -> Tokens:
+        """Token ids of ``text``, shape (n,), without BOS."""
+        pieces = self._split.split(text) if self._split is not None else [text]
+        found: list[Tokens | None] = []
+        with self._lock:
+            memo = self._memo
+            for index, piece in enumerate(pieces):
+                if index % 2:  # every second piece is what was split at
+                    found.append(self._separators[piece])
+                elif piece:
+                    tokens = memo.get(piece)
+                    if tokens is not None:
+                        memo.move_to_end(piece)
+                    found.append(tokens)
+                else:
+                    found.append(_NOTHING)
+        parts = [self._add(pieces[i]) if tokens is None else tokens for i, tokens in enumerate(found)]
+        return np.concatenate(parts)
+
+    def _add(self, piece: str) -> Tokens:
+        tokens = as_tokens(self._tokenizer.tokenize(piece, add_special=False, parse_special=True))
+        with self._lock:
+            if piece not in self._memo:
+                self._memo[piece] = tokens
+                self._n_bytes += _charge(piece, tokens)
+            while self._n_bytes > self._max_bytes:
+                old, old_tokens = self._memo.popitem(last=False)
+                self._n_bytes -= _charge(old, old_tokens)
+        return tokens
+
+
+_NOTHING = as_tokens([])
+
+
+def _charge(piece: str, tokens: Tokens) -> int:
+    return getsizeof(piece) + tokens.nbytes + _ENTRY_BYTES
+
+
+def _separators(tokenizer: Tokenizer, specials: Mapping[str, int]) -> dict[str, int]:
+    """The special tokens at which text can be split without changing a token.
+
+    llama.cpp looks for special tokens one after the other, so one that overlaps with another cannot be judged alone.
+    Some vocabularies also let a token swallow the blanks beside it. Both kinds stay inside the pieces.
+    """
+    overlapping = _overlapping(specials)
+    blanks = {side: tokenizer.tokenize(side) for side in ("a \n", " \n a")}
+    return {
+        text: token
+        for text, token in specials.items()
+        if text.strip()
+        and text not in overlapping
+        and tokenizer.tokenize(f"a \n{text} \n a") == [*blanks["a \n"], token, *blanks[" \n a"]]
+        and tokenizer.tokenize(text + text) == [token, token]
+    }
+
+
+def _overlapping(texts: Mapping[str, int]) -> set[str]:
+    """Those of ``texts`` of which a part can belong to an occurrence of another."""
+    starts: dict[str, set[str]] = {}
+    for text in texts:
+        for size in range(1, len(text)):
+            starts.setdefault(text[:size], set()).add(text)
+    overlapping: set[str] = set()
+    for text in texts:
+        for at in range(len(text)):
+            for size in range(1, len(text) - at + 1):
+                part = text[at : at + size]
+                if part in texts and part != text:
+                    overlapping |= {part, text}
+            others = starts.get(text[at:], set()) - {text} if at else set()
+            if others:
+                overlapping |= {text, *others}
+    return overlapping
+
+
+def _any_of(texts: Sequence[str]) -> str:
+    """A pattern for any of ``texts``, sorted, none the beginning of another; shared beginnings are tried once."""
+    branches = []
+    for first, group in groupby(texts, key=lambda text: text[0]):
+        rests = [text[1:] for text in group]
+        branches.append(re.escape(first) + (re.escape(rests[0]) if len(rests) == 1 else _any_of(rests)))
+    return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"

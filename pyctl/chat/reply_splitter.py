@@ -1,0 +1,106 @@
+"""Takes a reply apart as it streams: the reasoning first, then tool calls out of what the model says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pyctl.chat.call_formats.qwen import CallParser
+from pyctl.chat.reasoning import CallDelta, ReasoningSplitter, ReplyDelta
+
+__all__ = ["ParsedReply", "ReplySplitter"]
+
+
+class ParsedReply:
+    """A reply put together from its deltas: ``reasoning``, ``content``, and ``calls`` in order of their index."""
+
+    def __init__(self) -> None:
+        self._reasoning: list[str] = []
+        self._content: list[str] = []
+        self._heads: list[CallDelta] = []
+        self._arguments: list[list[str]] = []
+
+    def add(self, delta: ReplyDelta) -> None:
+        """Append ``delta``."""
+        self._reasoning.append(delta.reasoning)
+        self._content.append(delta.content)
+        for call in delta.calls:
+            if call.name:
+                self._heads.append(call)
+                self._arguments.append([])
+            self._arguments[call.index].append(call.arguments)
+
+    @property
+    def reasoning(self) -> str:
+        """What the model thought."""
+        return "".join(self._reasoning)
+
+    @property
+    def content(self) -> str:
+        """What it said."""
+        return "".join(self._content)
+
+    @property
+    def calls(self) -> list[CallDelta]:
+        """The calls, each with all of its arguments."""
+        return [
+            CallDelta(head.index, head.id, head.name, "".join(arguments))
+            for head, arguments in zip(self._heads, self._arguments, strict=True)
+        ]
+
+    def message(self, prefill: str = "") -> dict[str, Any]:
+        """The reply as an assistant message, the content after ``prefill``."""
+        message: dict[str, Any] = {"role": "assistant", "content": prefill + self.content}
+        if reasoning := self.reasoning:
+            message["reasoning_content"] = reasoning
+        if calls := self.calls:
+            message["tool_calls"] = [
+                {"type": "function", "id": call.id, "function": {"name": call.name, "arguments": call.arguments}}
+                for call in calls
+            ]
+        return message
+
+
+class ReplySplitter:
+    """Feed it the pieces of one reply: text, and the tokens that it stands for where they are known.
+
+    ``on_end`` gets the whole reply in the end: its text, its tokens and its parts.
+    """
+
+    def __init__(
+        self,
+        reasoning: ReasoningSplitter,
+        calls: CallParser | None = None,
+        *,
+        on_end: Callable[[str, list[int], ParsedReply], None] | None = None,
+    ) -> None:
+        self._reasoning = reasoning
+        self._calls = calls
+        self._on_end = on_end
+        self._texts: list[str] = []
+        self._tokens: list[int] = []
+        self._reply = ParsedReply()
+
+    def feed(self, text: str, tokens: Sequence[int] = ()) -> ReplyDelta:
+        """What became certain with ``text``."""
+        delta = self._reasoning.feed(text)
+        if self._calls is not None and delta.content:
+            found = self._calls.feed(delta.content)
+            delta = ReplyDelta(delta.reasoning, found.content, found.calls)
+        if self._on_end is not None:
+            self._texts.append(text)
+            self._tokens.extend(tokens)
+            self._reply.add(delta)
+        return delta
+
+    def finish(self) -> ReplyDelta:
+        """What was still held back when the reply ended."""
+        delta = self._reasoning.finish()
+        if self._calls is not None:
+            found, rest = self._calls.feed(delta.content), self._calls.finish()
+            delta = ReplyDelta(delta.reasoning, found.content + rest.content, found.calls + rest.calls)
+        if self._on_end is not None:
+            on_end, self._on_end = self._on_end, None
+            self._reply.add(delta)
+            on_end("".join(self._texts), self._tokens, self._reply)
+        return delta

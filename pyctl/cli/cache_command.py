@@ -1,0 +1,150 @@
+"""`pyctl cache`: looks through a cache directory and keeps it tidy, while servers use it or not."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from pyctl.cache.disk.directory import CacheDirectory
+from pyctl.cache.disk.file_format import WORDS
+from pyctl.cache.disk.labels import Labels
+from pyctl.errors import ConfigError
+
+__all__ = ["run_cache"]
+
+MIB = 2**20
+
+
+def run_cache(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
+    """Run one command on a directory; returns the exit code: 1 when something is wrong or not found.
+
+    Raises ConfigError when the arguments or the directory cannot be used.
+    """
+    parser = _parser(environ)
+    arguments = parser.parse_args(argv)
+    if not arguments.kv_cache_dir:
+        raise ConfigError("no directory; pass --kv-cache-dir or set PYCTL_KV_CACHE_DIR")
+    directory = Path(arguments.kv_cache_dir).expanduser()
+    if not directory.is_dir():
+        raise ConfigError(f"{directory} is not a directory")
+    try:
+        catalog = CacheDirectory(directory)
+        try:
+            return int(arguments.run(catalog, arguments))
+        finally:
+            catalog.close()
+    except OSError as error:
+        raise ConfigError(f"cannot use {directory}: {error.strerror or error}") from error
+
+
+def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
+    parser = _Parser(prog="pyctl cache", description="Look through a cache directory and keep it tidy.")
+    shared = _Parser(add_help=False)
+    default = environ.get("PYCTL_KV_CACHE_DIR", "")
+    shared.add_argument("--kv-cache-dir", metavar="DIR", default=default, help="the directory that servers were given")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
+
+    def command(name: str, function: object, text: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, parents=[shared], help=text, description=text)
+        added.set_defaults(run=function)
+        return added
+
+    command("ls", _list, "list the snapshots, the last used first")
+    verify = command("verify", _verify, "read every byte and compare the files with the index")
+    verify.add_argument("--fix", action="store_true", help="remove what is damaged or useless, adopt what is whole")
+    prune = command("prune", _prune, "remove what is worth least until the directory has a size")
+    prune.add_argument("--kv-cache-budget", type=int, metavar="MiB", required=True, help="the size in MiB")
+    for name, function, text in (
+        ("pin", _pin, "keep snapshots from eviction"),
+        ("unpin", _unpin, "let snapshots be evicted again"),
+        ("rm", _remove, "remove snapshots, pinned or not"),
+    ):
+        command(name, function, text).add_argument("id", nargs="+", help="as ls shows it")
+    return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # type: ignore[override]
+        raise ConfigError(f"{message}; see {self.prog} --help")
+
+
+def _list(catalog: CacheDirectory, _: argparse.Namespace) -> int:
+    table = Table("id", "tokens", "MiB", "age", "last used", "hits", "", "text", box=None)
+    for column in table.columns:
+        column.no_wrap = True
+    for column in table.columns[1:6]:
+        column.justify = "right"
+    now = time.time()
+    entries = catalog.entries()
+    models = {entry.fingerprint for entry in entries}
+    texts = {model: Labels(catalog.directory / model / WORDS).load() for model in models}
+    for entry in entries:
+        marks = " ".join(mark for mark, is_set in (("pinned", entry.pinned), ("inexact", not entry.exact)) if is_set)
+        table.add_row(
+            entry.name,
+            str(entry.n),
+            f"{entry.n_bytes / MIB:.1f}",
+            _span(now - entry.created),
+            _span(now - entry.used),
+            str(entry.hits),
+            marks,
+            escape(texts[entry.fingerprint].get(entry.name, "")),
+        )
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    if entries:
+        console.print(table)
+    console.print(f"{len(entries)} snapshots of {len(models)} models, {catalog.n_bytes / MIB:.1f} MiB")
+    return 0
+
+
+def _verify(catalog: CacheDirectory, arguments: argparse.Namespace) -> int:
+    with Console(stderr=True).status("reading every file"):
+        report = catalog.verify(fix=arguments.fix)
+    print(f"{report.files} whole files, {report.n_bytes / MIB:.1f} MiB")
+    for kind in ("broken", "missing", "unknown", "useless", "temps", "foreign"):
+        for name in getattr(report, kind):
+            print(f"{kind}: {name}")
+    return 0 if report.sound or arguments.fix else 1
+
+
+def _prune(catalog: CacheDirectory, arguments: argparse.Namespace) -> int:
+    if arguments.kv_cache_budget < 0:
+        raise ConfigError("--kv-cache-budget must be at least 0")
+    freed = catalog.prune(arguments.kv_cache_budget * MIB)
+    print(f"{freed / MIB:.1f} MiB freed, {catalog.n_bytes / MIB:.1f} MiB left")
+    return 0
+
+
+def _pin(catalog: CacheDirectory, arguments: argparse.Namespace) -> int:
+    return _each(arguments, lambda name: catalog.pin(name, True))
+
+
+def _unpin(catalog: CacheDirectory, arguments: argparse.Namespace) -> int:
+    return _each(arguments, lambda name: catalog.pin(name, False))
+
+
+def _remove(catalog: CacheDirectory, arguments: argparse.Namespace) -> int:
+    return _each(arguments, catalog.remove)
+
+
+def _each(arguments: argparse.Namespace, function: Callable[[str], bool]) -> int:
+    missing = [name for name in arguments.id if not function(name)]
+    for name in missing:
+        print(f"no snapshot {name}", file=sys.stderr)
+    return 1 if missing else 0
+
+
+def _span(seconds: float) -> str:
+    """A time that people read: 12 s, 5 min, 3 h, 2 d."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"

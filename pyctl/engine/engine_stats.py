@@ -1,0 +1,113 @@
+"""What the engine shows of itself: counters, views of its sequences, and lines in the log during a long prefill."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+from pyctl.cache.cache_stats import CacheView
+from pyctl.engine.request import Request, Timings
+
+__all__ = ["EngineCounters", "EngineStats", "PrefillLog", "SequenceFile", "SequenceView"]
+
+
+@dataclass
+class EngineCounters:
+    """Sums since the start; ``n_*`` are tokens except for the calls of llama_decode, times are milliseconds.
+
+    ``n_busy`` adds up the sequences of each call, ``n_longest`` is the longest sequence seen. What a request evaluates
+    and predicts counts when it is served; requests that were cancelled count as calls only.
+    """
+
+    n_calls: int = 0
+    n_busy: int = 0
+    n_longest: int = 0
+    n_cached: int = 0
+    n_prompt: int = 0
+    prompt_ms: float = 0.0
+    n_predicted: int = 0
+    predicted_ms: float = 0.0
+
+    def evaluated(self, n_seqs: int, length: int) -> None:
+        """One call for ``n_seqs`` sequences, the longest of which has ``length`` tokens now."""
+        self.n_calls += 1
+        self.n_busy += n_seqs
+        self.n_longest = max(self.n_longest, length)
+
+    def served(self, timings: Timings) -> None:
+        """A request ended with a reply."""
+        self.n_cached += timings.cache_n
+        self.n_prompt += timings.prompt_n
+        self.prompt_ms += timings.prompt_ms
+        self.n_predicted += timings.predicted_n
+        self.predicted_ms += timings.predicted_ms
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """What was done since the start, and ``recent``ly, since the scrape before; who is served and who waits now."""
+
+    total: EngineCounters
+    recent: EngineCounters
+    n_processing: int
+    n_waiting: int
+    cache: CacheView
+
+
+@dataclass(frozen=True)
+class SequenceView:
+    """One sequence. ``task`` counts the requests and is -1 before the first, whose ``request`` is None.
+
+    ``n_tokens`` are in the sequence, of which ``prompt`` arrived and ``reply`` was generated. The other counts are of
+    the request that is served now, 0 for none: prompt tokens restored and evaluated, and tokens predicted.
+    """
+
+    id: int
+    n_ctx: int
+    busy: bool
+    task: int = -1
+    request: Request | None = None
+    n_tokens: int = 0
+    n_cached: int = 0
+    n_evaluated: int = 0
+    n_predicted: int = 0
+    prompt: tuple[int, ...] = ()
+    reply: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class SequenceFile:
+    """A sequence was saved or restored: tokens, bytes of the file, milliseconds."""
+
+    n_tokens: int
+    n_bytes: int
+    ms: float
+
+
+LINE_SECONDS = 5.0
+
+"""Between two lines; a prefill that is shorter gets none."""
+
+log = logging.getLogger(__name__)
+
+
+class PrefillLog:
+    """Tells how far the prefill of request ``task`` has come, from ``start`` to ``n_prompt`` tokens."""
+
+    def __init__(self, task: int, start: int, n_prompt: int) -> None:
+        self._task, self._start, self._n_prompt = task, start, n_prompt
+        self._began = time.monotonic()
+        self._next_line = self._began + LINE_SECONDS
+
+    def reached(self, n: int) -> None:
+        """The first ``n`` tokens are evaluated."""
+        now = time.monotonic()
+        if now < self._next_line or n >= self._n_prompt:
+            return
+        self._next_line = now + LINE_SECONDS
+        speed = (n - self._start) / (now - self._began)
+        log.info(
+            "request %d: prefill at %d of %d tokens (%d %%), %.0f tok/s, %.0f s to go",
+            *(self._task, n, self._n_prompt, 100 * n // self._n_prompt, speed, (self._n_prompt - n) / speed),
+        )

@@ -1,0 +1,99 @@
+"""The way back: the events of one request, from the engine's thread to whoever waits, in a thread or in asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from queue import Empty, SimpleQueue
+
+from pyctl.engine.request import Done, Event, Failed, Piece, Request
+
+__all__ = ["RequestHandle"]
+
+REST_SECONDS = 0.002
+"""A consumer that took a piece of text rests so long before it waits for the next one. Waking a thread costs the one
+that generates some microseconds; pieces that come faster than this are taken together instead."""
+
+SIGNAL_SECONDS = 0.2
+"""A blocked consumer looks up this often, so that Ctrl-C gets through."""
+
+
+class RequestHandle:
+    """One consumer iterates, blocking or async, until a Done or Failed event has been delivered.
+
+    `put` is called by the engine's thread only, `cancel` by anyone.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.cancelled = False
+        self._events: SimpleQueue[Event] = SimpleQueue()
+        self._wake: Callable[[], None] | None = None
+        self._flowing = False
+        self._ended = False
+
+    def cancel(self) -> None:
+        """Stop the work at the next batch end or token; the last event may be missing then."""
+        self.cancelled = True
+
+    def put(self, event: Event) -> None:
+        """Deliver an event. Waking an event loop costs a system call, so it happens only while one waits."""
+        self._events.put(event)
+        wake, self._wake = self._wake, None
+        if wake is not None:
+            wake()
+
+    def waiting(self) -> list[Event]:
+        """Events that are here already, taken without waiting."""
+        events = []
+        while not self._ended and not self._events.empty():
+            events.append(self._taken(self._events.get()))
+        return events
+
+    def _taken(self, event: Event) -> Event:
+        self._flowing = isinstance(event, Piece)
+        self._ended = isinstance(event, (Done, Failed))
+        return event
+
+    def __iter__(self) -> Iterator[Event]:
+        return self
+
+    def __next__(self) -> Event:
+        if self._ended:
+            raise StopIteration
+        if self._flowing and self._events.empty():
+            time.sleep(REST_SECONDS)
+        while True:
+            try:
+                return self._taken(self._events.get(timeout=SIGNAL_SECONDS))
+            except Empty:
+                continue
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self
+
+    async def __anext__(self) -> Event:
+        if self._ended:
+            raise StopAsyncIteration
+        if self._flowing and self._events.empty():
+            await asyncio.sleep(REST_SECONDS)
+        while self._events.empty():
+            loop = asyncio.get_running_loop()
+            woken: asyncio.Future[None] = loop.create_future()
+
+            def finish(woken: asyncio.Future[None] = woken) -> None:
+                if not woken.done():
+                    woken.set_result(None)
+
+            def wake(loop: asyncio.AbstractEventLoop = loop, finish: Callable[[], None] = finish) -> None:
+                try:
+                    loop.call_soon_threadsafe(finish)
+                except RuntimeError:  # the consumer's loop is gone, and the consumer with it
+                    self.cancel()
+
+            self._wake = wake
+            if self._events.empty():  # nothing came between the test and the line above
+                await woken
+        self._wake = None
+        return self._taken(self._events.get())

@@ -1,0 +1,236 @@
+"""The engine's backend on one llama_context."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, ParamSpec, TypeVar
+
+import numpy as np
+from llama_cpp import llama_cpp as api
+from numpy.typing import NDArray
+
+from pyctl.cache.snapshot import NOTHING, Block, Span
+from pyctl.engine.backend import SavedSequence, TopTokens
+from pyctl.engine.llama.batch import Batch, Embedder
+from pyctl.engine.llama.library import KVState, allocate
+from pyctl.engine.llama.llama_tokenizer import LlamaTokenizer
+from pyctl.engine.llama.sampler import LlamaSampler
+from pyctl.engine.llama.sequence_file import load_file, save_file
+from pyctl.engine.sampling import Sampling
+from pyctl.errors import EngineError, ModelError, NotSupportedError, StateError
+from pyctl.prompt import Tokens, as_tokens
+
+__all__ = ["LlamaBackend"]
+
+ONE_OUTPUT = [0]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class LlamaBackend:
+    """Evaluates on the context that ``make`` returns with its model, and moves its rows and states. Owns both.
+
+    The layout of the memory is read from what the library writes, so one token is evaluated and dropped first.
+    ``identify`` names what saved bytes mean, by default that layout; it must not change when the model is opened again.
+    ``embedder`` makes what embeds texts with a model.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], tuple[Any, Any]],
+        identify: Callable[[LlamaBackend], str] | None = None,
+        embedder: Callable[[Any], Embedder] | None = None,
+    ) -> None:
+        self._make, self._identify, self._make_embedder = make, identify, embedder
+        self.embedder: Embedder | None = None
+        self.identity = ""
+        self.open()
+
+    def open(self) -> None:
+        self.model, self._ctx = self._make()
+        try:
+            self._attach()
+        except BaseException:
+            self._free()
+            raise
+
+    def _attach(self) -> None:
+        ctx = self._ctx
+        self.tokenizer = LlamaTokenizer(self.model)
+        self.n_ctx = int(api.llama_n_ctx_seq(ctx))
+        self.n_seqs = int(api.llama_n_seq_max(ctx))
+        self.n_ubatch = int(api.llama_n_ubatch(ctx))
+        self._batch = Batch(max(self.n_ubatch, self.n_seqs))
+        self._end_tokens = self.tokenizer.end_tokens()
+        self.evaluate(0, as_tokens([max(self.tokenizer.bos, 0)]), 0)
+        self._memory = KVState(ctypes.cast(ctx, ctypes.c_void_p).value or 0, 0)
+        self.clear(0)
+        if self._memory.beside:
+            self._warm_up()
+        identity = self._identify(self) if self._identify is not None else self.layout
+        if self.identity and identity != self.identity:
+            raise ModelError("the model is not the one that was loaded before")
+        self.identity = identity
+        self.embedder = self._make_embedder(self.model) if self._make_embedder is not None else None
+
+    @property
+    def kind(self) -> Literal["attention", "hybrid", "whole"]:
+        return self._memory.kind
+
+    @property
+    def layout(self) -> str:
+        """What rows and states look like, as text."""
+        return self._memory.layout
+
+    # -- evaluation --------------------------------------------------------------------------------------------------
+
+    def evaluate(self, seq: int, tokens: Tokens, start: int, *, output: bool = True) -> None:
+        n = int(tokens.size)
+        if n > self.n_ubatch:
+            raise EngineError(f"a batch of {n} tokens is larger than {self.n_ubatch}")
+        self._batch.fill(seq, tokens, start, last=output)
+        self._run(n)
+        self._outputs = [n - 1] if output else []
+
+    def decode(self, items: Sequence[tuple[int, int, int]]) -> None:
+        batch = self._batch
+        for i, (seq, token, position) in enumerate(items):
+            batch.tokens[i], batch.positions[i], batch.seqs[i], batch.wanted[i] = token, position, seq, 1
+        self._run(len(items))
+        self._outputs = ONE_OUTPUT if len(items) == 1 else list(range(len(items)))
+
+    def _warm_up(self) -> None:
+        """Let a device load what large batches need now, and not while the first prompt waits."""
+        self.evaluate(0, as_tokens([max(self.tokenizer.bos, 0)] * self.n_ubatch), 0)
+        api.llama_synchronize(self._ctx)
+        self.clear(0)
+
+    def _run(self, n: int) -> None:
+        self._batch.struct.n_tokens = n
+        code = api.llama_decode(self._ctx, self._batch.struct)
+        if code != 0:
+            reason = "the context is full" if code == 1 else f"llama_decode returned {code}"
+            raise EngineError(f"evaluation failed: {reason}")
+
+    def logits(self, index: int) -> NDArray[np.float32]:
+        """A copy of the logits of output ``index``, shape (n_vocab,)."""
+        pointer = api.llama_get_logits_ith(self._ctx, self._outputs[index])
+        return np.array(np.ctypeslib.as_array(pointer, (self.tokenizer.n_vocab,)), np.float32)
+
+    # -- choosing tokens ---------------------------------------------------------------------------------------------
+
+    def sampler(self, sampling: Sampling, prompt: Tokens) -> _IndexedSampler:
+        return _IndexedSampler(self, LlamaSampler(self.model, self._ctx, sampling, prompt, self._end_tokens))
+
+    def top_tokens(self, index: int, token: int, n: int) -> TopTokens:
+        logits = self.logits(index).astype(np.float64)
+        logits -= logits.max()
+        logprobs = logits - np.log(np.exp(logits).sum())
+        n = min(n, logprobs.size)
+        best = np.argpartition(-logprobs, n - 1)[:n]
+        best = best[np.argsort(-logprobs[best], kind="stable")]
+        return ((token, float(logprobs[token])), *((int(i), float(logprobs[i])) for i in best))
+
+    def is_end(self, token: int) -> bool:
+        return token in self._end_tokens
+
+    def piece(self, token: int) -> bytes:
+        return self.tokenizer.piece(token, special=False)
+
+    # -- rows and state ----------------------------------------------------------------------------------------------
+
+    def rows_size(self, first: int, last: int) -> int:
+        return 0 if self.kind == "whole" or first >= last else self._memory.rows_size(first, last)
+
+    def state_size(self, seq: int) -> int:
+        return self._memory.state_size(seq)
+
+    def settle(self) -> None:
+        if self._ctx is not None:
+            self._memory.finish()
+
+    def save_rows(self, seq: int, first: int, last: int) -> Block:
+        if self.kind == "whole":
+            return NOTHING
+        block = allocate(self._memory.rows_size(first, last))
+        _checked(self._memory.save_rows, seq, first, last, block)
+        return block
+
+    def save_state(self, seq: int, n: int) -> Block:
+        if self.kind == "attention":
+            return NOTHING
+        # llama.cpp itself must not copy across two pinned ranges, and the state of kind `whole` is its own.
+        block = allocate(self._memory.state_size(seq), pinned=self.kind != "whole")
+        _checked(self._memory.save_state, seq, n, block)
+        return block
+
+    def load_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
+        _checked(self._memory.load_rows, seq, first, list(spans))
+
+    def load_state(self, seq: int, n: int, state: Block) -> None:
+        _checked(self._memory.load_state, seq, n, state)
+
+    def rewind(self, seq: int, n: int) -> None:
+        _checked(self._memory.rewind, seq, n)
+
+    def clear(self, seq: int) -> None:
+        self._memory.clear(seq)
+
+    def ordered(self, seq: int) -> bool:
+        """Whether the rows of ``seq`` lie in the cells where a lone cold prefill would have put them."""
+        return self._memory.ordered(seq)
+
+    def save_file(self, seq: int, path: Path, tokens: Tokens, ends: Sequence[int]) -> int:
+        return save_file(self._ctx, seq, path, tokens, ends, self.identity)
+
+    def load_file(self, seq: int, path: Path) -> SavedSequence:
+        return load_file(self._ctx, seq, path, self.n_ctx, self.tokenizer.n_vocab, self.identity)
+
+    def embed(self, tokens: Tokens) -> NDArray[np.float32]:
+        if self.embedder is None:
+            raise NotSupportedError("the model was loaded without embeddings")
+        return self.embedder.embed(tokens)
+
+    def close(self) -> None:
+        if self._ctx is not None:
+            self._memory.finish()
+            self._free()
+
+    def _free(self) -> None:
+        if hasattr(self, "_memory"):
+            del self._memory  # what it holds on the device goes before the context that it belongs to
+        if self.embedder is not None:
+            self.embedder.close()
+        api.llama_free(self._ctx)
+        api.llama_model_free(self.model)
+        self.embedder = self._ctx = self.model = None
+
+
+class _IndexedSampler:
+    """Translates the engine's output numbers to positions in the last batch."""
+
+    def __init__(self, backend: LlamaBackend, sampler: LlamaSampler) -> None:
+        self._backend, self._sampler = backend, sampler
+
+    def sample(self, index: int) -> int:
+        return self._sampler.sample(self._backend._outputs[index])
+
+    def force(self, index: int, token: int) -> None:
+        self._sampler.force(self._backend._outputs[index], token)
+
+    def top_tokens(self, token: int, n: int) -> TopTokens:
+        return self._sampler.top_tokens(token, n)
+
+    def close(self) -> None:
+        self._sampler.close()
+
+
+def _checked(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Call the extension; its refusals become StateError."""
+    try:
+        return function(*args, **kwargs)
+    except (ValueError, RuntimeError) as error:
+        raise StateError(str(error)) from error

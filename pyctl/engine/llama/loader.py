@@ -1,0 +1,224 @@
+"""Opens a GGUF file and makes a context for it, or says in one line why not."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from llama_cpp import llama_cpp as api
+
+from pyctl.engine.backend import EngineInfo
+from pyctl.engine.llama.batch import POOLING, Embedder
+from pyctl.engine.llama.fit import fit_settings
+from pyctl.engine.llama.library import build_version, last_error, redirect
+from pyctl.engine.llama.llama_backend import LlamaBackend
+from pyctl.engine.llama.llama_tokenizer import LlamaTokenizer
+from pyctl.engine.llama.memory import MemoryPlan
+from pyctl.engine.llama.model_settings import ModelSettings
+from pyctl.engine.llama.params import ModelParams, context_params
+from pyctl.errors import ModelError, UnavailableError
+
+__all__ = ["Loaded", "load"]
+
+NUMA = {"distribute": 1, "isolate": 2, "numactl": 3}
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model that is ready to evaluate."""
+
+    backend: LlamaBackend
+    tokenizer: LlamaTokenizer
+    info: EngineInfo
+
+
+def load(
+    settings: ModelSettings,
+    progress: Callable[[float], bool] | None = None,
+    announce: Callable[[MemoryPlan], None] | None = None,
+    *,
+    keep_vocabulary: bool = False,
+) -> Loaded:
+    """Load the model and make its context.
+
+    ``announce`` hears where memory will go before any of it is taken, ``progress`` hears fractions from 0 to 1 and says
+    whether to go on. With ``keep_vocabulary`` the tokenizer has a copy of its own and stays usable while the backend is
+    closed. Raises ModelError when the file is missing, damaged or unsupported, or when it does not fit into memory, and
+    UnavailableError when ``progress`` said no.
+    """
+    path = Path(settings.path)
+    redirect()
+    api.llama_backend_init()
+    if settings.numa:
+        api.llama_numa_init(NUMA[settings.numa])
+    _check_file(path)
+    settings, plan = fit_settings(settings)
+    if announce is not None:
+        announce(plan)
+    backend = LlamaBackend(
+        _Source(path, settings, progress),
+        lambda backend: _fingerprint(path, backend, settings),
+        (lambda model: _make_embedder(model, settings)) if settings.embeddings else None,
+    )
+    tokenizer = LlamaTokenizer(_load_vocabulary(path)) if keep_vocabulary else backend.tokenizer
+    return Loaded(backend, tokenizer, _describe(path, backend, settings))
+
+
+class _Source:
+    """Makes the model and its context, again and again the same."""
+
+    def __init__(self, path: Path, settings: ModelSettings, progress: Callable[[float], bool] | None) -> None:
+        self._path, self._settings, self._progress = path, settings, progress
+
+    def __call__(self) -> tuple[Any, Any]:
+        _check_file(self._path)
+        model = _load_model(self._path, self._settings, self._progress)
+        try:
+            return model, _make_context(model, self._settings, context_params(self._settings, self._settings.n_ctx))
+        except BaseException:
+            api.llama_model_free(model)
+            raise
+
+
+def _check_file(path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise ModelError(f"cannot read the model {path}: {error.strerror}") from error
+    if magic != b"GGUF":
+        raise ModelError(f"{path} is not a GGUF file")
+
+
+def _load_model(path: Path, settings: ModelSettings, progress: Callable[[float], bool] | None) -> Any:
+    params = ModelParams(settings)
+    if progress is not None:
+        params.report(progress)
+    model = api.llama_model_load_from_file(str(path).encode(), params.struct)
+    if params.stopped:
+        if model:
+            api.llama_model_free(model)
+        raise UnavailableError("loading was stopped")
+    if not model:
+        raise ModelError(f"cannot load the model {path}: {last_error('llama.cpp gave no reason')}")
+    return model
+
+
+def _load_vocabulary(path: Path) -> Any:
+    params = api.llama_model_default_params()
+    params.vocab_only = True
+    model = api.llama_model_load_from_file(str(path).encode(), params)
+    if not model:
+        raise ModelError(f"cannot load the vocabulary of {path}: {last_error('llama.cpp gave no reason')}")
+    return model
+
+
+def _make_embedder(model: Any, settings: ModelSettings) -> Embedder:
+    """A context for one text at a time, which must fit into one batch."""
+    params = context_params(replace(settings, n_seqs=1, n_batch=settings.n_ubatch), settings.n_ubatch)
+    params.n_outputs_max = params.n_outputs_max_per_seq = settings.n_ubatch  # without pooling every token has one
+    params.embeddings = True
+    params.pooling_type = POOLING[settings.pooling]
+    return Embedder(model, _make_context(model, settings, params))
+
+
+def _make_context(model: Any, settings: ModelSettings, params: Any) -> Any:
+    ctx = api.llama_init_from_model(model, params)
+    if not ctx:
+        reason = last_error("it does not fit into memory")
+        raise ModelError(f"cannot make the context of {params.n_ctx} tokens: {reason}; try a smaller --ctx-size")
+    try:
+        _apply_adapters(model, ctx, settings)
+    except BaseException:
+        api.llama_free(ctx)
+        raise
+    return ctx
+
+
+def _apply_adapters(model: Any, ctx: Any, settings: ModelSettings) -> None:
+    """Load LoRA adapters, which belong to the model from then on, and use them in ``ctx``."""
+    if not settings.lora:
+        return
+    handles = []
+    for path, _ in settings.lora:
+        handle = api.llama_adapter_lora_init(model, str(Path(path).expanduser()).encode())
+        if not handle:
+            raise ModelError(f"cannot load the adapter {path}: {last_error('llama.cpp gave no reason')}")
+        handles.append(ctypes.cast(handle, ctypes.c_void_p).value)
+    array = (ctypes.c_void_p * len(handles))(*handles)
+    scales = (ctypes.c_float * len(handles))(*(scale for _, scale in settings.lora))
+    pointer = ctypes.cast(array, ctypes.POINTER(api.llama_adapter_lora_p_ctypes))
+    if api.llama_set_adapters_lora(ctx, pointer, len(handles), scales) != 0:
+        raise ModelError(f"cannot use the adapters: {last_error('llama.cpp gave no reason')}")
+
+
+def _meta(model: Any, key: str, default: str = "") -> str:
+    buffer = ctypes.create_string_buffer(1024)
+    n = api.llama_model_meta_val_str(model, key.encode(), buffer, len(buffer))
+    return buffer.value.decode("utf-8", "replace") if n >= 0 else default
+
+
+def _describe(path: Path, backend: LlamaBackend, settings: ModelSettings) -> EngineInfo:
+    model, tokenizer = backend.model, backend.tokenizer
+    template = api.llama_model_chat_template(model, None)
+    name = _meta(model, "general.name") or path.stem
+    return EngineInfo(
+        model_path=str(path),
+        model_name=name,
+        model_alias=settings.alias[0] if settings.alias else path.name,
+        arch=_meta(model, "general.architecture"),
+        ftype_name=api.llama_ftype_name(api.llama_model_ftype(model)).decode(),
+        n_ctx=backend.n_ctx,
+        n_ctx_train=int(api.llama_model_n_ctx_train(model)),
+        n_seqs=backend.n_seqs,
+        n_vocab=tokenizer.n_vocab,
+        n_embd=int(api.llama_model_n_embd(model)),
+        n_params=int(api.llama_model_n_params(model)),
+        model_size=int(api.llama_model_size(model)),
+        chat_template=template.decode("utf-8", "replace") if template else "",
+        bos_token=_special(model, tokenizer, "bos", tokenizer.bos),
+        eos_token=_special(model, tokenizer, "eos", tokenizer.eos),
+        build=build_version(),
+        vocab_type=int(api.llama_vocab_type(api.llama_model_get_vocab(model))),
+        pooling=backend.embedder.pooling if backend.embedder is not None else "",
+        fingerprint=backend.identity,
+        lora=settings.lora,
+    )
+
+
+def _special(model: Any, tokenizer: LlamaTokenizer, name: str, token: int) -> str:
+    """The text of a special token that the file names; llama.cpp makes one up where it does not."""
+    if not _meta(model, f"tokenizer.ggml.{name}_token_id"):
+        return ""
+    return tokenizer.piece(token).decode("utf-8", "replace")
+
+
+SAMPLES, SAMPLE_BYTES, HEAD_BYTES = 64, 1 << 16, 1 << 24
+
+
+def _fingerprint(path: Path, backend: LlamaBackend, settings: ModelSettings) -> str:
+    """BLAKE2b-128 over everything that decides what saved bytes mean.
+
+    That is: the model (size, head of the file with all its metadata, and samples of the weights; neither its name nor
+    its date), what was put in place of its metadata, its adapters, the layout of rows and state, the positional
+    encoding, the batch size that fixes the batch ends, and the llama.cpp release.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    rope = [str(getattr(settings, name)) for name in sorted(vars(settings)) if name.startswith(("rope_", "yarn_"))]
+    rope += [str(settings.metadata)] if settings.metadata else []
+    for adapter, scale in settings.lora:
+        rope += [str(scale), hashlib.blake2b(Path(adapter).expanduser().read_bytes()).hexdigest()]
+    digest.update("\0".join([build_version(), backend.layout, str(backend.n_ubatch), *rope]).encode())
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        digest.update(size.to_bytes(8, "little"))
+        digest.update(file.read(HEAD_BYTES))
+        for sample in range(1, SAMPLES + 1):
+            file.seek(max(size * sample // SAMPLES - SAMPLE_BYTES, 0))
+            digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()

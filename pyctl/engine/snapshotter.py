@@ -1,0 +1,245 @@
+"""Snapshots of live sequences: brings a sequence to where a prompt can be resumed, and keeps what will be worth it.
+
+It decides nothing about slots, eviction or files (cache does) and evaluates nothing (engine does).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from pyctl.cache.cache_stats import CacheStats, Divergence, RequestStats
+from pyctl.cache.disk.chain import PendingSnapshot
+from pyctl.cache.disk_tier import DiskTier
+from pyctl.cache.plan import MIN_BATCH, choose_cuts, ends_within, last_common_end, last_end
+from pyctl.cache.ram import RamCache
+from pyctl.cache.recent import RecentPrompts
+from pyctl.cache.snapshot import PromptMatch, Segment, Snapshot
+from pyctl.engine.backend import Backend
+from pyctl.engine.request import Request
+from pyctl.engine.restore import Candidate, candidates, from_snapshot, restore
+from pyctl.engine.sequence import LiveSequence
+from pyctl.errors import StateError
+from pyctl.prompt import Prompt, as_tokens
+
+__all__ = ["CachePlan", "EngineOptions", "Snapshotter"]
+
+log = logging.getLogger(__name__)
+
+PARK_MIN = 64
+"""Fewer new tokens than this are not worth a snapshot when a live sequence is given away."""
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """``min_batch``: see plan.MIN_BATCH. ``min_step``: tokens between the sparse cuts of a long stretch, 0 for none.
+
+    ``exact``: reuse nothing that a cold run would not have computed the same way, generated text included.
+    """
+
+    min_batch: int = MIN_BATCH
+    min_step: int = 8192
+    exact: bool = False
+
+
+@dataclass(frozen=True)
+class CachePlan:
+    """What a request means to the cache: its prompt, where to cut, what it resumed from, what goes to disk."""
+
+    known: PromptMatch
+    cuts: tuple[int, ...] = ()
+    used: tuple[Snapshot, ...] = ()
+    persist: tuple[int, ...] = ()
+
+
+class Snapshotter:
+    """Restores from and saves to ``cache`` and ``disk`` for all sequences of ``backend``.
+
+    A failure of the cache is a miss or a snapshot less, never an error of the request.
+    """
+
+    def __init__(self, backend: Backend, cache: RamCache, options: EngineOptions, disk: DiskTier | None) -> None:
+        self.backend = backend
+        self.cache = cache
+        self.disk = disk
+        self.options = options
+        self.recent = RecentPrompts()
+        self.totals = CacheStats()
+
+    def restore(self, request: Request, seq: LiveSequence, ends: Sequence[int], report: RequestStats) -> CachePlan:
+        """Bring ``seq`` to the deepest restorable position of the prompt and plan the rest.
+
+        What fails to restore falls back to the next way; what cannot be restored at all leaves an empty sequence.
+        """
+        prompt, known = request.prompt, PromptMatch(request.prompt.tokens)
+        if not request.cache_prompt:
+            self._leave(seq, 0, (), report)
+            seq.cached = False
+            self.forget(seq)
+            return CachePlan(known)
+
+        began = time.perf_counter()
+        found = candidates(known, ends, seq, self.cache, self.backend, exact=self.options.exact)
+        near, reach = self.recent.nearest(prompt.tokens)
+        self.recent.add(prompt)
+        report.lookup_ms = (time.perf_counter() - began) * 1e3
+
+        began = time.perf_counter()
+        spared = tuple(candidate.snapshot for candidate in found if candidate.snapshot is not None)
+        self._leave(seq, seq.shared(prompt.tokens), spared, report)
+        seq.cached = True
+        from_disk = self.disk is not None and (request.disk_policy or self.disk.policy).kind != "off"
+        ways = self._with_disk(known, ends, seq, found) if from_disk else iter(found)
+        used = self._first_that_works(ways, prompt, ends, seq, report)
+        report.restore_ms = (time.perf_counter() - began) * 1e3
+
+        # Between here and the branch point the rows may be in the cache, only without a state to resume from.
+        seq.n_known = reach if last_end(ends, reach) > seq.n else 0
+        if near is not None and reach < near.end and last_end(ends, reach) > report.n_cached:
+            report.miss = Divergence.at(reach, report.n_cached, near.tokens, prompt.tokens)
+        wanted = self.disk.select(prompt, seq.n, request.disk_policy) if self.disk is not None else ()
+        cuts = choose_cuts(prompt, ends, seq.n, self.options.min_step, (reach, *wanted))
+        persist = tuple(last_end(ends, position) for position in wanted)
+        return CachePlan(known, tuple(cuts), used, persist)
+
+    def save(self, seq: LiveSequence, turn: CachePlan, report: RequestStats) -> None:
+        """Take a snapshot at the end of ``seq``, with whose tokens ``turn.known`` begins.
+
+        It takes the rows since the last one, and the state; what the turn uses is no victim.
+        """
+        began = time.perf_counter()
+        backend = self.backend
+        parent, covered = self._saved(seq, turn.known)
+        prefix = turn.known.prefix(seq.n)
+        n_bytes = backend.rows_size(covered, seq.n) + backend.state_size(seq.id)
+        reservation = self.cache.prepare(prefix, n_bytes, turn.used)
+        if reservation is None:
+            return
+        try:
+            with reservation:
+                segment = parent
+                if segment is None or covered < seq.n:
+                    rows = backend.save_rows(seq.id, covered, seq.n)
+                    segment = Segment(
+                        covered, as_tokens(seq.tokens[covered:]), rows, parent, ends_within(seq.ends, covered)
+                    )
+                snapshot = Snapshot(prefix, segment, backend.save_state(seq.id, seq.n), exact=seq.n_exact == seq.n)
+                if reservation.confirm(snapshot):
+                    seq.keep(segment, seq.n)
+                    report.n_saved += 1
+        except (StateError, MemoryError) as error:
+            log.warning("no snapshot at %d: %s", seq.n, error)
+        report.save_ms += (time.perf_counter() - began) * 1e3
+
+    def persist(self, turn: CachePlan) -> None:
+        """Send to disk what the policy chose of the prompt, as far as there are snapshots of it."""
+        if self.disk is not None and turn.persist:
+            self.backend.settle()
+            found = (self.cache.get(turn.known.prefix(n)) for n in turn.persist if n)
+            self.disk.offer(snapshot for snapshot in found if snapshot is not None)
+
+    def park(self, seq: LiveSequence) -> None:
+        """Snapshot the end of ``seq`` if that is worth it; the sequence is about to be lost."""
+        self._leave(seq, 0, (), RequestStats(n_prompt=0))
+        seq.reset(as_tokens([]))
+
+    def forget(self, seq: LiveSequence) -> None:
+        """Empty ``seq``."""
+        self.backend.clear(seq.id)
+        seq.reset(as_tokens([]))
+
+    def close(self) -> None:
+        """Send the ends of all conversations to disk and wait until they are there, within the tier's limit."""
+        if self.disk is not None:
+            if self.disk.policy.kind != "off":
+                self.backend.settle()
+                self.disk.offer(self.cache.leaves())
+            self.disk.close()
+
+    # -- restoring ---------------------------------------------------------------------------------------------------
+
+    def _with_disk(
+        self, known: PromptMatch, ends: Sequence[int], seq: LiveSequence, found: list[Candidate]
+    ) -> Iterator[Candidate]:
+        """First what the disk has that is deeper than ``found``, as often as it fails to arrive, then ``found``."""
+        assert self.disk is not None
+        best, limit = found[0].n if found else 0, int(known.tokens.size) - 1
+        while best < limit:
+            try:
+                arrival = self.disk.find(known, best, limit)
+            except (OSError, MemoryError) as error:
+                log.warning("the prefix cache on disk could not be read, evaluating instead: %s", error)
+                break
+            if arrival is None:
+                break
+            snapshot = arrival.snapshot
+            same = last_common_end(ends, seq.ends, seq.shared(known.tokens))
+            exact = self.options.exact
+            candidate = from_snapshot("disk", snapshot, ends, same, self.backend, exact=exact, arrival=arrival)
+            if candidate is not None:
+                yield candidate
+            arrival.cancel()
+            limit = snapshot.n - 1
+        yield from found
+
+    def _first_that_works(
+        self, ways: Iterator[Candidate], prompt: Prompt, ends: Sequence[int], seq: LiveSequence, report: RequestStats
+    ) -> tuple[Snapshot, ...]:
+        for candidate in ways:
+            snapshot = candidate.snapshot
+            if snapshot is not None and snapshot.segment.dropped:
+                continue  # by an attempt before this one
+            if candidate.keep > seq.n:  # an attempt before this one failed and left the sequence empty
+                if snapshot is None:
+                    continue
+                candidate = replace(candidate, source="ram", keep=0)
+            if restore(candidate, prompt, ends, seq, self.backend):
+                report.source, report.n_cached = candidate.source, candidate.n
+                if snapshot is None:
+                    return ()
+                if candidate.arrival is not None and not self._publish(candidate.arrival):
+                    return ()
+                self.cache.touch(snapshot)
+                return (snapshot,)
+            self.totals.failed_restores += 1
+            if snapshot is not None:
+                self.cache.drop(snapshot)
+        self.forget(seq)
+        return ()
+
+    def _publish(self, arrival: PendingSnapshot) -> bool:
+        """Put what has arrived from disk into RAM; False if there is no room or some of it never came."""
+        assert self.disk is not None
+        self.disk.count_hit(arrival.snapshot)
+        try:
+            snapshot = arrival.complete()
+        except StateError as error:  # rows that the live sequence had already
+            log.warning("a snapshot from disk stays incomplete: %s", error)
+            return False
+        reservation = self.cache.prepare(snapshot.prefix, snapshot.n_bytes)
+        if reservation is None:
+            return False
+        with reservation:
+            return reservation.confirm(snapshot)
+
+    # -- saving ------------------------------------------------------------------------------------------------------
+
+    def _leave(self, seq: LiveSequence, shared: int, spared: tuple[Snapshot, ...], report: RequestStats) -> None:
+        """Park the end of a live sequence when its conversation is left: less than its prompt is ``shared``."""
+        _, covered = seq.saved()
+        exact = seq.n_exact == seq.n
+        if seq.cached and shared < seq.n_prompt and seq.n - covered >= PARK_MIN and (exact or not self.options.exact):
+            self.save(seq, CachePlan(PromptMatch(seq.tokens), used=spared), report)
+
+    def _saved(self, seq: LiveSequence, known: PromptMatch) -> tuple[Segment | None, int]:
+        """The deepest segment that holds rows of ``seq``, and how many: its own, or those of a snapshot beside it."""
+        segment, covered = seq.saved()
+        if covered < seq.n_known:
+            other, shared = self.cache.overlap(known)
+            common = last_common_end(seq.ends, other.ends, min(shared, seq.n)) if other is not None else 0
+            if other is not None and common > covered:
+                seq.keep(other.segment_at(common), common)
+                return seq.saved()
+        return segment, covered

@@ -1,0 +1,200 @@
+"""Fetches models by name from huggingface.co, or from an address, and finds again what was fetched before."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+from huggingface_hub import CachedRevisionInfo, HfApi, constants, hf_hub_download, scan_cache_dir
+from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError is the one of its HTTP library
+    CacheNotFound,
+    EntryNotFoundError,
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    HTTPError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+)
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+from pyctl.errors import ConfigError
+from pyctl.models import HubSettings
+
+__all__ = ["cached_models", "fetch"]
+
+PREFERRED = ("Q4_K_M", "Q8_0")
+"""Quants that are taken where none is asked for, as in llama-server."""
+COMPANIONS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
+"""Parts of file names that belong to no model of their own."""
+PART = re.compile(r"^(.+)-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
+CONNECT_SECONDS = 10.0
+
+
+def fetch(settings: HubSettings) -> Path:
+    """The GGUF file that ``settings`` name, the first one of a split model; everything missing is downloaded.
+
+    Without a network, or with ``offline``, what was fetched before is used. Raises ConfigError.
+    """
+    if settings.model_url:
+        return _fetch_url(settings.model_url, settings.offline)
+    repo, _, quant = settings.hf_repo.partition(":")
+    unreachable = "--offline is given"
+    if not settings.offline:
+        try:
+            return _download(repo, quant, settings)
+        except (OSError, HTTPError, LocalEntryNotFoundError) as error:
+            # Only what kept us from asking ends here: a refusal of the hub is a ConfigError already.
+            unreachable = f"{constants.ENDPOINT} cannot be reached ({_line(error)})"
+    revision = _cached(repo)
+    if revision is None:
+        raise ConfigError(f"{repo} has not been fetched before, and {unreachable}")
+    names = sorted(str(file.file_path.relative_to(revision.snapshot_path)) for file in revision.files)
+    wanted = _choose(names, quant, settings.hf_file, f"what was fetched of {repo}")
+    if missing := [name for name in _parts(wanted) if name not in names]:
+        raise ConfigError(f"{missing[0]} of {repo} has not been fetched before, and {unreachable}")
+    return revision.snapshot_path / wanted
+
+
+def cached_models() -> list[str]:
+    """What `fetch` finds without a network, as ``USER/MODEL:QUANT`` where the name says the quant."""
+    found = set()
+    for repo, revision in _revisions():
+        for file in revision.files:
+            part = PART.match(file.file_name)
+            if _is_model(file.file_name) and (part is None or int(part[2]) == 1):
+                stem = part[1] if part else file.file_name[: -len(".gguf")]
+                quant = re.search(r"[-.]([A-Za-z0-9_]+)$", stem)
+                found.add(f"{repo}:{quant[1].upper()}" if quant else repo)
+    return sorted(found)
+
+
+def _download(repo: str, quant: str, settings: HubSettings) -> Path:
+    token = settings.hf_token or None
+    with _refusals(repo):
+        listed = HfApi(token=token).model_info(repo).siblings or []
+        wanted = _choose([file.rfilename for file in listed], quant, settings.hf_file, repo)
+        paths = [hf_hub_download(repo, name, token=token) for name in _parts(wanted)]
+    return Path(paths[0])
+
+
+@contextmanager
+def _refusals(repo: str) -> Iterator[None]:
+    """What the hub answers but does not give becomes a ConfigError."""
+    try:
+        yield
+    except GatedRepoError as error:
+        raise ConfigError(f"{repo} is open only to those who accepted its terms; then pass --hf-token") from error
+    except RepositoryNotFoundError as error:
+        raise ConfigError(f"there is no model {repo} at {constants.ENDPOINT}, or it needs --hf-token") from error
+    except LocalEntryNotFoundError:
+        raise
+    except EntryNotFoundError as error:
+        raise ConfigError(f"{repo}: {_line(error)}") from error
+    except HFValidationError as error:
+        raise ConfigError(f"{repo} is no name of a model: {_line(error)}") from error
+    except HfHubHTTPError as error:
+        if error.response is not None and error.response.status_code >= 500:
+            raise
+        raise ConfigError(f"{constants.ENDPOINT} refuses {repo}: {_line(error)}") from error
+
+
+def _choose(names: Sequence[str], quant: str, file: str, where: str) -> str:
+    """The file to load, by llama-server's rules."""
+    models = [name for name in names if _is_model(name) and int((PART.match(name) or ("", "", "1"))[2]) == 1]
+    if file:
+        if file in names:
+            return file
+        raise ConfigError(f"no file {file} in {where}; there are {_list(models)}")
+    for wanted in (quant,) if quant else PREFERRED:
+        pattern = re.compile(re.escape(wanted) + "[.-]", re.IGNORECASE)
+        if hit := next((name for name in models if pattern.search(name)), ""):
+            return hit
+    if quant or not models:
+        raise ConfigError(f"no GGUF file{' of quant ' + quant if quant else ''} in {where}; there are {_list(models)}")
+    return models[0]
+
+
+def _is_model(name: str) -> bool:
+    base = name.rpartition("/")[2]
+    return base.endswith(".gguf") and not any(part in base for part in COMPANIONS)
+
+
+def _parts(name: str) -> list[str]:
+    """All files of the model that ``name`` is the first of."""
+    if (part := PART.match(name)) is None:
+        return [name]
+    return [f"{part[1]}-{index:05d}-of-{part[3]}.gguf" for index in range(1, int(part[3]) + 1)]
+
+
+def _cached(repo: str) -> CachedRevisionInfo | None:
+    """The revision that ``main`` was when it was last fetched, else the newest one."""
+    found = [revision for name, revision in _revisions() if name.lower() == repo.lower()]
+    return max(found, key=lambda revision: ("main" in revision.refs, revision.last_modified), default=None)
+
+
+def _revisions() -> Iterator[tuple[str, CachedRevisionInfo]]:
+    try:
+        repos = scan_cache_dir().repos
+    except CacheNotFound:
+        return
+    for repo in repos:
+        if repo.repo_type == "model":
+            yield from ((repo.repo_id, revision) for revision in repo.revisions)
+
+
+def _fetch_url(url: str, offline: bool) -> Path:
+    """The file at ``url``, kept under the user's cache directory; parts of a split model lie beside the first."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    folder, _, name = httpx.URL(url).path.rpartition("/")
+    digest = hashlib.blake2b(f"{httpx.URL(url).host}{folder}".encode(), digest_size=6).hexdigest()
+    directory = (Path(base) if base else Path.home() / ".cache") / "pyctl" / "models" / digest
+    if not name.endswith(".gguf"):
+        raise ConfigError(f"{url} does not end in the name of a GGUF file")
+    for part in _parts(name):
+        target = directory / part
+        if target.exists():
+            continue
+        if offline:
+            raise ConfigError(f"{part} has not been fetched before, and --offline is given")
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            _stream(url.replace(name, part), target)
+        except httpx.HTTPStatusError as error:
+            raise ConfigError(f"{url.replace(name, part)} answers with status {error.response.status_code}") from error
+        except (OSError, httpx.HTTPError, httpx.InvalidURL) as error:
+            raise ConfigError(f"cannot fetch {url.replace(name, part)}: {_line(error)}") from error
+    return directory / name
+
+
+def _stream(url: str, target: Path) -> None:
+    """Download to ``target``, which appears when it is whole."""
+    partial = target.with_name(f"{target.name}.{os.getpid()}.part")
+    timeout = httpx.Timeout(60.0, connect=CONNECT_SECONDS)
+    columns = (target.name, BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    try:
+        with httpx.stream("GET", url, timeout=timeout, follow_redirects=True) as response:
+            response.raise_for_status()
+            size = int(response.headers.get("Content-Length", 0)) or None
+            with Progress(*columns, console=Console(stderr=True), transient=True) as bar, partial.open("wb") as file:
+                task = bar.add_task(target.name, total=size)
+                for chunk in response.iter_raw(1 << 20):
+                    file.write(chunk)
+                    bar.advance(task, len(chunk))
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _list(names: Sequence[str]) -> str:
+    return ", ".join(names) if names else "none"
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

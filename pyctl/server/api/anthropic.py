@@ -1,0 +1,215 @@
+"""Replies in the form of Anthropic's Messages API.
+
+Names and members are llama-server's. What differs, after Anthropic's own API and its clients:
+
+* A block is closed before the next one is opened; llama-server closes all of them at the end.
+* ``stop_reason`` says stop_sequence where one ended the reply; llama-server says end_turn.
+* A tool_use block starts with an empty ``input``, and usage has ``cache_creation_input_tokens``, always 0: typed
+  clients read both.
+* The last usage repeats what was cached.
+* A silent stream gets ping events, not comments, which the watchdogs of some clients do not see.
+* Errors carry ``"type": "error"`` beside ``error``, in bodies and in events, and a prompt that does not fit is also
+  refused in Anthropic's words, by which agents know that they have to shorten it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from pyctl.chat.reasoning import ReplyDelta
+from pyctl.engine.request import Done, Progress
+from pyctl.errors import ContextSizeError
+from pyctl.server.api.anthropic_request import chat_fields
+from pyctl.server.api.openai import Identity
+from pyctl.server.api.token_counts import count
+from pyctl.server.body import Fields
+from pyctl.server.generate.chat_request import ChatJob, chat_job
+from pyctl.server.generate.reply import EventReply, named
+from pyctl.server.generate.respond import answer, log_error
+from pyctl.server.http import JsonResponse, error_body
+from pyctl.server.service import Service
+
+__all__ = ["MessageReply", "count_tokens", "error_response", "messages"]
+
+_PING = named([{"type": "ping"}])
+
+
+def error_response(error: BaseException) -> Response:
+    """``error`` as the whole answer."""
+    body = _error(error)
+    return JsonResponse(body, status_code=body["error"]["code"])
+
+
+class MessageReply(EventReply):
+    """A message: blocks of thinking, text and tool use, in the order in which the model writes them."""
+
+    def __init__(self, service: Service, job: ChatJob, identity: Identity) -> None:
+        super().__init__(service, job)
+        self._blocks: list[dict[str, Any]] = []
+        self._parts: list[str] = []  # what the last block has been told
+        self._identity = identity
+
+    def ping(self) -> bytes:
+        return _PING
+
+    def error_event(self, error: Exception) -> bytes:
+        return named([_error(error)])
+
+    def error_response(self, error: Exception) -> Response:
+        return error_response(error)
+
+    def reported(self, events: list[dict[str, Any]], progress: Progress) -> list[dict[str, Any]]:
+        return events  # the API has no place for it
+
+    def begin(self) -> list[dict[str, Any]]:
+        cached = self.progress.n_cached if self.progress is not None else 0
+        usage = _usage(len(self.request.prompt), cached, 0)
+        return [{"type": "message_start", "message": self._message([], None, None, usage)}]
+
+    def more(self, delta: ReplyDelta) -> list[dict[str, Any]]:
+        events = []
+        if delta.reasoning:
+            events += self._fill("thinking", "thinking", delta.reasoning)
+        if delta.content:
+            events += self._fill("text", "text", delta.content)
+        for call in delta.calls:
+            if call.name:
+                events += self._open({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
+            if call.arguments:
+                self._parts.append(call.arguments)
+                events.append(self._delta("input_json", "partial_json", call.arguments))
+        return events
+
+    def close(self, done: Done) -> list[dict[str, Any]]:
+        reason, word = self._stopped(done)
+        delta = {"stop_reason": reason, "stop_sequence": word}
+        return [
+            *self._close(),
+            {"type": "message_delta", "delta": delta, "usage": _usage_of(done)},
+            {"type": "message_stop"},
+        ]
+
+    def body(self, done: Done) -> dict[str, Any]:
+        self._close()
+        return self._message(self._blocks, *self._stopped(done), _usage_of(done))
+
+    def _message(
+        self, blocks: list[dict[str, Any]], reason: str | None, word: str | None, usage: dict[str, int]
+    ) -> dict[str, Any]:
+        return {
+            "id": self._identity.fields["id"],
+            "type": "message",
+            "role": "assistant",
+            "content": blocks,
+            "model": self._identity.fields["model"],
+            "stop_reason": reason,
+            "stop_sequence": word,
+            "usage": usage,
+        }
+
+    def _stopped(self, done: Done) -> tuple[str, str | None]:
+        """``stop_reason`` and ``stop_sequence``."""
+        word = done.stopping_word if done.stop_type == "word" else None
+        if done.stop_type == "limit":
+            return "max_tokens", None
+        if any(block["type"] == "tool_use" for block in self._blocks):
+            return "tool_use", word
+        return ("end_turn" if word is None else "stop_sequence"), word
+
+    def _fill(self, kind: str, member: str, text: str) -> list[dict[str, Any]]:
+        events = []
+        if not self._parts or self._blocks[-1]["type"] != kind:
+            events = self._open({"type": kind, member: ""})
+        self._parts.append(text)
+        return [*events, self._delta(kind, member, text)]
+
+    def _open(self, block: dict[str, Any]) -> list[dict[str, Any]]:
+        events = self._close()
+        self._blocks.append(block)
+        return [*events, {"type": "content_block_start", "index": len(self._blocks) - 1, "content_block": dict(block)}]
+
+    def _delta(self, kind: str, member: str, text: str) -> dict[str, Any]:
+        delta = {"type": f"{kind}_delta", member: text}
+        return {"type": "content_block_delta", "index": len(self._blocks) - 1, "delta": delta}
+
+    def _close(self) -> list[dict[str, Any]]:
+        """Complete the last block, if it is still open."""
+        if not self._blocks:
+            return []
+        block, text = self._blocks[-1], "".join(self._parts)
+        self._parts.clear()
+        events = []
+        if block["type"] == "thinking":
+            block |= {"thinking": text, "signature": ""}
+            events.append(self._delta("signature", "signature", ""))
+        elif block["type"] == "text":
+            block["text"] = text
+        else:
+            block["input"] = _object(text)
+        return [*events, {"type": "content_block_stop", "index": len(self._blocks) - 1}]
+
+
+def _error(error: BaseException) -> dict[str, Any]:
+    body = {"type": "error", **error_body(error)}
+    if isinstance(error, ContextSizeError):
+        too_long = f"prompt is too long: {error.n_prompt_tokens} tokens > {error.n_ctx} maximum"
+        body["error"]["message"] = f"{too_long}; {error}"
+    return body
+
+
+def _object(arguments: str) -> dict[str, Any]:
+    """The arguments of a call; an empty object if they are none."""
+    try:
+        value = msgspec.json.decode(arguments)
+    except msgspec.DecodeError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _usage_of(done: Done) -> dict[str, int]:
+    return _usage(done.report.n_prompt, done.timings.cache_n, done.timings.predicted_n)
+
+
+def _usage(n_prompt: int, n_cached: int, n_predicted: int) -> dict[str, int]:
+    return {
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": n_cached,
+        "input_tokens": n_prompt - n_cached,
+        "output_tokens": n_predicted,
+    }
+
+
+async def messages(service: Service, request: Request) -> ASGIApp:
+    """POST /v1/messages"""
+    return await _answered(request, lambda fields: _ask(service, fields))
+
+
+async def count_tokens(service: Service, request: Request) -> ASGIApp:
+    """POST /v1/messages/count_tokens"""
+    return await _answered(request, lambda fields: _count(service, fields))
+
+
+async def _answered(request: Request, reply: Callable[[Fields], Awaitable[ASGIApp]]) -> ASGIApp:
+    """Errors in Anthropic's form."""
+    try:
+        return await reply(Fields.parse(await request.body()))
+    except ClientDisconnect:
+        raise
+    except Exception as error:
+        log_error(request.url.path, error)
+        return error_response(error)
+
+
+async def _ask(service: Service, fields: Fields) -> ASGIApp:
+    job = await asyncio.to_thread(lambda: chat_job(service, chat_fields(fields)))
+    return answer(service, MessageReply(service, job, Identity(service)))
+
+
+async def _count(service: Service, fields: Fields) -> ASGIApp:
+    return JsonResponse({"input_tokens": await asyncio.to_thread(lambda: count(service, chat_fields(fields)))})

@@ -1,0 +1,127 @@
+"""Embeddings, in llama-server's own form and in OpenAI's."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pyctl.errors import NotSupportedError, RequestError
+from pyctl.prompt import Tokens, as_tokens
+from pyctl.server.body import Fields
+from pyctl.server.generate.prompts import mixed
+from pyctl.server.http import JsonResponse
+from pyctl.server.service import EngineLike, Service
+
+__all__ = ["native", "openai"]
+
+_INT16_RANGE = 32760.0
+
+
+async def native(service: Service, request: Request) -> Response:
+    """POST /embeddings: a list of {"index", "embedding": one vector per pooled text, or one per token}."""
+    return await _answer(service, request, oai=False)
+
+
+async def openai(service: Service, request: Request) -> Response:
+    """POST /v1/embeddings; with "content" in place of "input" the native form."""
+    return await _answer(service, request, oai=True)
+
+
+async def _answer(service: Service, request: Request, *, oai: bool) -> Response:
+    engine = service.settings.engine
+    if not service.settings.embeddings or engine is None:
+        raise NotSupportedError("This server does not support embeddings. Start it with `--embeddings`")
+    pooled = service.info.pooling != "none"
+    if oai and not pooled:
+        raise RequestError("Pooling type 'none' is not OAI compatible. Please use a different pooling type")
+    fields = Fields.parse(await request.body())
+    if "input" not in fields and "content" not in fields:
+        raise RequestError('"input" or "content" must be provided')
+    oai = oai and "input" in fields
+    encoding = fields.string("encoding_format", "float")
+    if encoding not in ("float", "base64"):
+        raise RequestError("The format to return the embeddings in. Can be either float or base64")
+    norm = fields.integer("embd_normalize", default=service.settings.embd_normalize, low=-1)
+    value = fields.get("input" if "input" in fields else "content")
+    texts = await asyncio.to_thread(_texts, service, value)
+    vectors = [await _embed(engine, tokens, norm if pooled else -1) for tokens in texts]
+    if not oai:
+        return JsonResponse([{"index": i, "embedding": rows.tolist()} for i, rows in enumerate(vectors)])
+    n_tokens = sum(int(tokens.size) for tokens in texts)
+    return JsonResponse(
+        {
+            "model": fields.string("model", service.model),
+            "object": "list",
+            "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
+            "data": [_object(rows[0], index, encoding) for index, rows in enumerate(vectors)],
+        }
+    )
+
+
+def _object(vector: NDArray[np.float32], index: int, encoding: str) -> dict[str, Any]:
+    if encoding == "float":
+        return {"embedding": vector.tolist(), "index": index, "object": "embedding"}
+    text = base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    return {"embedding": text, "index": index, "object": "embedding", "encoding_format": "base64"}
+
+
+async def _embed(engine: EngineLike, tokens: Tokens, norm: int) -> NDArray[np.float32]:
+    return normalised(await asyncio.wrap_future(engine.embed(tokens)), norm)
+
+
+def normalised(rows: NDArray[np.float32], norm: int) -> NDArray[np.float32]:
+    """``rows``, shape (n, width), each divided by its norm: -1 none, 0 so that the largest is 32760, p the p-norm."""
+    if norm == -1:
+        return rows
+    if norm == 0:
+        size = np.abs(rows).max(axis=1, keepdims=True) / _INT16_RANGE
+    elif norm == 2:
+        size = np.sqrt((rows * rows).astype(np.float64).sum(axis=1, keepdims=True))
+    else:
+        size = (np.abs(rows).astype(np.float64) ** norm).sum(axis=1, keepdims=True) ** (1 / norm)
+    factor = np.divide(1.0, size, out=np.zeros(size.shape), where=size > 0)
+    scaled: NDArray[np.float32] = rows * factor.astype(np.float32)
+    return scaled
+
+
+def _texts(service: Service, value: Any) -> list[Tokens]:
+    """The tokens of each text: a text, token ids, both mixed, or a list of these."""
+    many = isinstance(value, list) and not any(isinstance(item, int) for item in value)
+    items = value if many else [value]
+    if not items:
+        raise RequestError('"input" must not be empty')
+    texts = [_tokens(service, item) for item in items]
+    if any(tokens.size == 0 for tokens in texts):
+        raise RequestError("Input content cannot be empty")
+    return texts
+
+
+def _tokens(service: Service, item: Any) -> Tokens:
+    if isinstance(item, dict):
+        item = _content(item)
+    tokens: list[int] = []
+    for index, part in enumerate(mixed(item, "input", service.info.n_vocab)):
+        if isinstance(part, str):
+            tokens += service.tokenizer.tokenize(part, add_special=index == 0, parse_special=True)
+        else:
+            tokens.append(part)
+    return as_tokens(tokens)
+
+
+def _content(item: dict[str, Any]) -> Any:
+    """The text of {"prompt_string": ...} or of {"content": ...}, a text or a list of text parts."""
+    if item.get("multimodal_data"):
+        raise NotSupportedError("embeddings of images or sound are not supported")
+    content = item.get("content", item.get("prompt_string"))
+    if not isinstance(content, list):
+        return content
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise NotSupportedError("embeddings of anything but text are not supported")
+    return "".join(part["text"] for part in content)

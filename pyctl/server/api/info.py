@@ -1,0 +1,135 @@
+"""The endpoints that only say what there is: health, models, properties."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pyctl.engine.request import Request as EngineRequest
+from pyctl.errors import NotSupportedError
+from pyctl.prompt import Prompt
+from pyctl.server.generate.payload import settings_json, without_long
+from pyctl.server.generate.prepare import Options
+from pyctl.server.http import JsonResponse
+from pyctl.server.service import Service
+
+__all__ = ["change_props", "health", "models", "props"]
+
+
+async def health(service: Service, request: Request) -> Response:
+    """GET /health"""
+    return JsonResponse({"status": "ok"})
+
+
+async def models(service: Service, request: Request) -> Response:
+    """GET /v1/models: OpenAI's list, and Ollama's beside it as llama-server has it."""
+    info = service.info
+    details = {
+        "parent_model": "",
+        "format": "gguf",
+        "family": "",
+        "families": [""],
+        "parameter_size": "",
+        "quantization_level": "",
+    }
+    named = {
+        "name": service.model,
+        "model": service.model,
+        "modified_at": "",
+        "size": "",
+        "digest": "",
+        "type": "model",
+        "description": "",
+        "tags": [""],
+        "capabilities": ["completion"],
+        "parameters": "",
+        "details": details,
+    }
+    model = {
+        "id": service.model,
+        "aliases": [info.model_alias] if info.model_alias else [],
+        "tags": [],
+        "object": "model",
+        "created": int(time.time()),
+        "owned_by": "llamacpp",
+        "meta": {
+            "vocab_type": info.vocab_type,
+            "n_vocab": info.n_vocab,
+            "n_ctx": info.n_ctx,
+            "n_ctx_train": info.n_ctx_train,
+            "n_embd": info.n_embd,
+            "n_params": info.n_params,
+            "size": info.model_size,
+            "ftype": info.ftype_name,
+        },
+    }
+    return JsonResponse({"models": [named], "object": "list", "data": [model]})
+
+
+async def props(service: Service, request: Request) -> Response:
+    """GET /props"""
+    info, settings, chat = service.info, service.settings, service.chat
+    defaults = EngineRequest(Prompt.of([]), settings.sampling, settings.n_predict, cache_prompt=settings.cache_prompt)
+    traits = chat.traits
+    body: dict[str, Any] = {
+        "default_generation_settings": {
+            "params": without_long(settings_json(defaults, Options(reasoning_format="none"))),
+            "n_ctx": info.n_ctx,
+        },
+        "total_slots": info.n_seqs,
+        "model_alias": service.model,
+        "model_ftype": info.ftype_name,
+        "model_path": info.model_path,
+        "modalities": {"vision": False, "video": False, "audio": False},
+        "media_marker": "",
+        "endpoint_slots": settings.show_slots,
+        "endpoint_props": settings.change_props,
+        "endpoint_metrics": settings.show_metrics,
+        "ui": False,
+        "ui_settings": {},
+        "chat_template": chat.template.source,
+        "chat_template_caps": {
+            "supports_object_arguments": traits.object_arguments,
+            "supports_parallel_tool_calls": traits.parallel_calls,
+            "supports_preserve_reasoning": traits.old_reasoning,
+            "supports_reasoning_effort": traits.reasoning_effort,
+            "supports_string_content": traits.text,
+            "supports_system_role": traits.system_first,
+            "supports_tool_calls": traits.tool_calls,
+            "supports_tools": traits.tools,
+            "supports_typed_content": traits.parts,
+        },
+        "bos_token": info.bos_token,
+        "eos_token": info.eos_token,
+        "build_info": info.build,
+        "is_sleeping": service.worker.is_sleeping,
+        "cors_proxy_enabled": False,
+    }
+    if settings.cache is not None:
+        view = await asyncio.wrap_future(settings.cache.view())
+        body["prefix_cache"] = {
+            "capacity": view.n_slots,
+            "in_use": len(view.snapshots),
+            "resident_bytes": view.n_bytes,
+            "lifetime_hits": sum(view.totals.hits.values()),
+        }
+        disk = view.disk
+        body["full_cache"] = {
+            "enabled": disk is not None and disk.policy != "off",
+            "in_use": disk.in_use if disk else 0,
+            "disk_bytes": disk.n_bytes if disk else 0,
+            "lifetime_hits": disk.hits if disk else 0,
+            "disk_policy": disk.policy if disk else "off",
+        }
+    return JsonResponse(body)
+
+
+async def change_props(service: Service, request: Request) -> Response:
+    """POST /props: as in llama-server, nothing can be changed yet, and with --props that is a success."""
+    if not service.settings.change_props:
+        raise NotSupportedError("This server does not support changing global properties. Start it with `--props`")
+    return JsonResponse({"success": True})

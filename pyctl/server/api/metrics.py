@@ -1,0 +1,113 @@
+"""Numbers for Prometheus: llama-server's own, by their names, and the cache's."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pyctl.cache.cache_stats import CacheView
+from pyctl.engine.engine_stats import EngineStats
+from pyctl.errors import NotSupportedError
+from pyctl.server.service import Service
+
+__all__ = ["show"]
+
+_STARTED = int(time.time())
+
+
+class Metric(NamedTuple):
+    """One metric; ``values`` are by what stands in braces after the name."""
+
+    name: str
+    kind: str
+    help: str
+    values: Mapping[str, float]
+
+
+async def show(service: Service, request: Request) -> Response:
+    """GET /metrics in Prometheus' text format 0.0.4; rates are those since the scrape before."""
+    settings = service.settings
+    if not settings.show_metrics:
+        raise NotSupportedError("This server does not support metrics endpoint. Start it with `--metrics`")
+    if settings.engine is None:
+        raise NotSupportedError("this server has no engine to watch")
+    scrape = await asyncio.wrap_future(settings.engine.scrape())
+    text = "".join(_lines(metric) for metric in (*_llama(scrape), *_cache(scrape.cache)))
+    headers = {"content-type": "text/plain; version=0.0.4", "process-start-time-unix": str(_STARTED)}
+    return Response(text, headers=headers)
+
+
+def _lines(metric: Metric) -> str:
+    head = f"# HELP {metric.name} {metric.help}\n# TYPE {metric.name} {metric.kind}\n"
+    return head + "".join(f"{metric.name}{labels} {value:.12g}\n" for labels, value in metric.values.items())
+
+
+def _llama(scrape: EngineStats) -> Iterator[Metric]:
+    total, recent = scrape.total, scrape.recent
+    for name, text, value in (
+        ("prompt_tokens_total", "Number of prompt tokens processed, excluding cached tokens", total.n_prompt),
+        ("prompt_tokens_cached_total", "Number of prompt tokens reused from the cache", total.n_cached),
+        ("prompt_seconds_total", "Total time spent processing prompts", total.prompt_ms / 1e3),
+        ("tokens_predicted_total", "Number of generation tokens processed", total.n_predicted),
+        ("tokens_predicted_seconds_total", "Total time spent generating tokens", total.predicted_ms / 1e3),
+        ("n_decode_total", "Total number of llama_decode() calls", total.n_calls),
+        ("n_tokens_max", "Largest observed sequence length (prompt + generation)", total.n_longest),
+        ("spec_decode_num_draft_tokens_total", "Speculative: Total draft tokens generated", 0),
+        ("spec_decode_num_accepted_tokens_total", "Speculative: Total draft tokens accepted", 0),
+        ("spec_decode_num_drafts_total", "Speculative: Total verification steps", 0),
+    ):
+        yield Metric(f"llamacpp:{name}", "counter", text, {"": value})
+    for name, text, value in (
+        ("prompt_tokens_seconds", "Average prompt throughput in tokens/s", _rate(recent.n_prompt, recent.prompt_ms)),
+        (
+            "predicted_tokens_seconds",
+            "Average generation throughput in tokens/s",
+            _rate(recent.n_predicted, recent.predicted_ms),
+        ),
+        ("requests_processing", "Number of requests processing", scrape.n_processing),
+        ("requests_deferred", "Number of requests deferred", scrape.n_waiting),
+        (
+            "n_busy_slots_per_decode",
+            "Average number of busy slots per llama_decode() call",
+            total.n_busy / max(total.n_calls, 1),
+        ),
+    ):
+        yield Metric(f"llamacpp:{name}", "gauge", text, {"": value})
+
+
+def _cache(view: CacheView) -> Iterator[Metric]:
+    totals, disk = view.totals, view.disk
+    by_source = {f'{{source="{source}"}}': n for source, n in totals.hits.items()}
+    restored = {f'{{source="{source}"}}': n for source, n in totals.cached.items()}
+    evaluated = {"": totals.evaluated}
+    yield Metric("pyctl:cache_requests_total", "counter", "Requests served", {"": totals.requests})
+    yield Metric("pyctl:cache_hits_total", "counter", "Requests resumed from a prefix, by its place", by_source)
+    yield Metric("pyctl:cache_restored_tokens_total", "counter", "Prompt tokens restored, by source", restored)
+    yield Metric("pyctl:cache_evaluated_tokens_total", "counter", "Prompt tokens evaluated", evaluated)
+    yield Metric("pyctl:cache_saves_total", "counter", "Snapshots taken", {"": totals.snapshots_saved})
+    yield Metric("pyctl:cache_evictions_total", "counter", "Snapshots evicted from RAM", {"": view.n_evicted})
+    failed = {"": totals.failed_restores}
+    yield Metric("pyctl:cache_failed_restores_total", "counter", "Snapshots that could not be restored", failed)
+    yield Metric("pyctl:cache_snapshots", "gauge", "Snapshots in RAM", {"": len(view.snapshots)})
+    yield Metric("pyctl:cache_slots", "gauge", "Places for snapshots in RAM", {"": view.n_slots})
+    yield Metric("pyctl:cache_ram_bytes", "gauge", "Bytes of the snapshots in RAM", {"": view.n_bytes})
+    yield Metric("pyctl:cache_ram_budget_bytes", "gauge", "What they may take, -1 for no limit", {"": view.budget})
+    if disk is not None:
+        yield Metric("pyctl:cache_disk_snapshots", "gauge", "Lengths with a snapshot on disk", {"": disk.in_use})
+        yield Metric("pyctl:cache_disk_bytes", "gauge", "Bytes of the snapshots on disk", {"": disk.n_bytes})
+        yield Metric("pyctl:cache_disk_budget_bytes", "gauge", "What they may take, -1 for no limit", {"": disk.budget})
+        yield Metric("pyctl:cache_disk_reads_total", "counter", "Snapshots read from disk", {"": disk.hits})
+        yield Metric("pyctl:cache_disk_written_bytes_total", "counter", "Bytes written to disk", {"": disk.written})
+        yield Metric("pyctl:cache_disk_waiting", "gauge", "Snapshots that wait to be written", {"": disk.waiting})
+        failed = {"": disk.failed}
+        yield Metric("pyctl:cache_disk_failed_writes_total", "counter", "Snapshots that could not be written", failed)
+        yield Metric("pyctl:cache_disk_damaged_total", "counter", "Files found damaged", {"": disk.damaged})
+
+
+def _rate(count: float, ms: float) -> float:
+    return count * 1e3 / ms if ms > 0 else 0.0

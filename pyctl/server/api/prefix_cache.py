@@ -1,0 +1,66 @@
+"""The endpoints of the prefix cache itself: what it holds, pins, and a clean slate."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pyctl.cache.cache_stats import CacheView
+from pyctl.errors import NotFoundError, NotSupportedError, RequestError
+from pyctl.server.body import Fields
+from pyctl.server.http import JsonResponse
+from pyctl.server.service import CacheLike, Service
+
+__all__ = ["clear", "pin", "show"]
+
+
+async def show(service: Service, request: Request) -> Response:
+    """GET /cache: the tree of prefixes, with sizes in bytes, ages in seconds and hits, and sums since the start."""
+    view = await asyncio.wrap_future(_cache(service).view())
+    return JsonResponse(_tree(service, view))
+
+
+async def pin(service: Service, request: Request) -> Response:
+    """POST /cache/pin {"id": ..., "pinned": true}: a pinned prefix is never evicted."""
+    fields = Fields.parse(await request.body())
+    name = fields.get("id")
+    if not isinstance(name, str) or not name:
+        raise RequestError("'id' must be the id of a prefix in GET /cache")
+    pinned = fields.boolean("pinned", True)
+    if not await asyncio.wrap_future(_cache(service).pin(name, pinned)):
+        raise NotFoundError(f"no prefix {name!r} in the cache")
+    return JsonResponse({"id": name, "pinned": pinned})
+
+
+async def clear(service: Service, request: Request) -> Response:
+    """DELETE /cache: drops every prefix that is not pinned."""
+    return JsonResponse({"dropped": await asyncio.wrap_future(_cache(service).clear())})
+
+
+def _cache(service: Service) -> CacheLike:
+    if service.settings.cache is None:
+        raise NotSupportedError("this server has no prefix cache to look into")
+    return service.settings.cache
+
+
+def _tree(service: Service, view: CacheView) -> dict[str, Any]:
+    nodes: dict[str, dict[str, Any]] = {}
+    roots: list[dict[str, Any]] = []
+    for snapshot in view.snapshots:
+        node = msgspec.to_builtins(snapshot)
+        node["tail"] = service.text_of(snapshot.tail)
+        node["children"] = []
+        parent = node.pop("parent")
+        nodes[snapshot.id] = node
+        (nodes[parent]["children"] if parent in nodes else roots).append(node)
+    return {
+        "slots": {"capacity": view.n_slots, "in_use": len(view.snapshots), "evicted": view.n_evicted},
+        "bytes": {"resident": view.n_bytes, "budget": view.budget},
+        "totals": msgspec.to_builtins(view.totals),
+        "prefixes": roots,
+        "disk": msgspec.to_builtins(view.disk),
+    }

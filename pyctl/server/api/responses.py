@@ -1,0 +1,74 @@
+"""The endpoints of OpenAI's Responses API; responses_request and responses_reply say where llama-server differs."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from pyctl.errors import NotFoundError
+from pyctl.server.api.responses_reply import ResponseReply
+from pyctl.server.api.responses_request import ResponseRequest
+from pyctl.server.api.token_counts import count, counted
+from pyctl.server.body import Fields
+from pyctl.server.generate.chat_request import chat_job
+from pyctl.server.generate.respond import answer, log_error
+from pyctl.server.http import JsonResponse
+from pyctl.server.service import Service
+
+__all__ = ["create", "delete", "input_tokens", "retrieve"]
+
+
+async def create(service: Service, request: Request) -> ASGIApp:
+    """POST /v1/responses"""
+    fields = Fields.parse(await request.body())
+    try:
+        reply = await asyncio.to_thread(_reply, service, fields)
+    except NotFoundError as error:
+        log_error(request.url.path, error)
+        return _no_previous(fields)
+    return answer(service, reply)
+
+
+async def input_tokens(service: Service, request: Request) -> Response:
+    """POST /v1/responses/input_tokens"""
+    fields = Fields.parse(await request.body())
+    try:
+        return counted(await asyncio.to_thread(_count, service, fields))
+    except NotFoundError as error:
+        log_error(request.url.path, error)
+        return _no_previous(fields)
+
+
+async def retrieve(service: Service, request: Request) -> Response:
+    """GET /v1/responses/{id}"""
+    return JsonResponse(service.responses.get(request.path_params["id"]))
+
+
+async def delete(service: Service, request: Request) -> Response:
+    """DELETE /v1/responses/{id}"""
+    name = request.path_params["id"]
+    service.responses.delete(name)
+    return JsonResponse({"id": name, "object": "response", "deleted": True})
+
+
+def _reply(service: Service, fields: Fields) -> ResponseReply:
+    asked = ResponseRequest.of(fields, service.responses)
+    return ResponseReply(service, chat_job(service, asked.chat), asked)
+
+
+def _count(service: Service, fields: Fields) -> int:
+    return count(service, ResponseRequest.of(fields, service.responses).chat)
+
+
+def _no_previous(fields: Fields) -> Response:
+    """OpenAI's words for it; clients know the code, and ask again with the whole conversation."""
+    error = {
+        "code": "previous_response_not_found",
+        "message": f"Previous response with id '{fields.get('previous_response_id')}' not found.",
+        "param": "previous_response_id",
+        "type": "invalid_request_error",
+    }
+    return JsonResponse({"error": error}, status_code=400)

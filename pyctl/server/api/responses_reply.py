@@ -1,0 +1,251 @@
+"""Replies in the form of OpenAI's Responses API.
+
+Names and members are llama-server's, with what OpenAI's own clients read besides: sequence numbers, indices, the
+request's settings in the body, the ends of reasoning and of arguments. What differs from llama-server:
+
+* An item is done before the next one is added; llama-server ends all of them at the end.
+* The response opens with the prefill, and a silent stream repeats ``response.in_progress``: some clients do not count
+  comments as life.
+* A reply that was cut off has the status incomplete, with the reason; llama-server says completed. The event remains
+  ``response.completed``, which its clients wait for.
+* A failure is a ``response.failed`` and an ``error`` event; llama-server sends data without a name, which some
+  clients skip.
+* ``encrypted_content`` carries the reasoning to clients that ask for it with ``include``; llama-server leaves it empty.
+"""
+
+from __future__ import annotations
+
+import secrets
+import string
+import time
+from typing import Any
+
+from pyctl.chat.reasoning import CallDelta, ReplyDelta
+from pyctl.engine.request import Done, Progress
+from pyctl.server.api.responses_request import ResponseRequest, seal
+from pyctl.server.body import Fields
+from pyctl.server.generate.chat_request import ChatJob
+from pyctl.server.generate.payload import progress_json, timings_json
+from pyctl.server.generate.reply import EventReply, named
+from pyctl.server.http import error_body
+from pyctl.server.service import Service
+
+__all__ = ["ResponseReply"]
+
+_LETTERS = string.ascii_letters + string.digits
+_SEALED = "reasoning.encrypted_content"
+
+
+class ResponseReply(EventReply):
+    """A response: items of reasoning, message and function calls, in the order in which the model writes them."""
+
+    def __init__(self, service: Service, job: ChatJob, request: ResponseRequest) -> None:
+        super().__init__(service, job)
+        self._asked = request
+        self._seals = _SEALED in (request.fields.strings("include") or ())
+        self._stores = request.fields.boolean("store", True)
+        self._settings = _settings(request.fields, job, service.model)
+        self._items: list[dict[str, Any]] = []
+        self._texts: list[str] = []  # what the last item has been told
+        self._open = False
+        self._n_events = 0
+
+    def ping(self) -> bytes:
+        return named([self._still()]) if self.begun else super().ping()
+
+    def error_event(self, error: Exception) -> bytes:
+        body = error_body(error)["error"]
+        code, message = body["type"], body["message"]
+        failure = {"error": {"code": code, "message": message}}
+        return named(
+            [
+                self._lifecycle("failed", "failed", failure),
+                self._event("error", code=code, message=message, param=None, error=body),
+            ]
+        )
+
+    def begin(self) -> list[dict[str, Any]]:
+        return [self._lifecycle(name, "in_progress") for name in ("created", "in_progress")]
+
+    def reported(self, events: list[dict[str, Any]], progress: Progress) -> list[dict[str, Any]]:
+        events = events or [self._still()]
+        events[-1] |= {**self._timings(), "prompt_progress": progress_json(progress)}
+        return events
+
+    def frames(self, events: list[dict[str, Any]]) -> bytes:
+        if events:
+            events[-1] |= self._timings()
+        return named(events)
+
+    def more(self, delta: ReplyDelta) -> list[dict[str, Any]]:
+        events = []
+        if delta.reasoning:
+            events += self._reason(delta.reasoning)
+        if delta.content:
+            events += self._say(delta.content)
+        for call in delta.calls:
+            events += self._call(call)
+        return events
+
+    def close(self, done: Done) -> list[dict[str, Any]]:
+        events = self._close_item()
+        completed = self._event("response.completed", response=self.body(done))
+        return [*events, {**completed, "timings": timings_json(done.timings, done.report)}]
+
+    def body(self, done: Done) -> dict[str, Any]:
+        self._close_item()
+        cut = done.stop_type == "limit"
+        members = {
+            "completed_at": int(time.time()),
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "usage": self._usage(done),
+        }
+        body = self._body("incomplete" if cut else "completed", members)
+        if self._stores:
+            messages = [*self._asked.added, *map(_message, self._items)]
+            self.service.responses.put(body, messages, self._asked.previous)
+        return body
+
+    def _body(self, status: str, members: dict[str, Any]) -> dict[str, Any]:
+        return {**self._settings, "status": status, "output": list(self._items), **members}
+
+    def _event(self, kind: str, **members: Any) -> dict[str, Any]:
+        self._n_events += 1
+        return {"type": kind, "sequence_number": self._n_events - 1, **members}
+
+    def _lifecycle(self, name: str, status: str, members: dict[str, Any] | None = None) -> dict[str, Any]:
+        return self._event(f"response.{name}", response=self._body(status, members or {}))
+
+    def _still(self) -> dict[str, Any]:
+        """Said while nothing new can be; without what the first events have said."""
+        response = {"id": self._settings["id"], "object": "response", "status": "in_progress"}
+        return self._event("response.in_progress", response=response)
+
+    def _timings(self) -> dict[str, Any]:
+        return {"timings": timings_json(self._timings_so_far())} if self.options.timings_per_token else {}
+
+    def _place(self, *, part: bool = True) -> dict[str, Any]:
+        """Where an event belongs: the last item, and its only part."""
+        place = {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
+        return {**place, "content_index": 0} if part else place
+
+    def _reason(self, text: str) -> list[dict[str, Any]]:
+        events = []
+        if not self._is_open("reasoning"):
+            item = {"id": _name("rs_"), "summary": [], "type": "reasoning", "content": [], "encrypted_content": ""}
+            events = self._add(item)
+        self._texts.append(text)
+        return [*events, self._event("response.reasoning_text.delta", **self._place(), delta=text)]
+
+    def _say(self, text: str) -> list[dict[str, Any]]:
+        events = []
+        if not self._is_open("message"):
+            events = self._add({"content": [], "id": _name("msg_"), "role": "assistant", "type": "message"})
+            events.append(self._event("response.content_part.added", **self._place(), part=_text_part("")))
+        self._texts.append(text)
+        return [*events, self._event("response.output_text.delta", **self._place(), delta=text, logprobs=[])]
+
+    def _call(self, call: CallDelta) -> list[dict[str, Any]]:
+        events = []
+        if call.name:
+            name = call.id.removeprefix("call_")
+            item = {"id": f"fc_{name}", "arguments": "", "call_id": f"call_{name}", "name": call.name}
+            events = self._add({**item, "type": "function_call"})
+        if call.arguments:
+            self._texts.append(call.arguments)
+            place = self._place(part=False)
+            events.append(self._event("response.function_call_arguments.delta", **place, delta=call.arguments))
+        return events
+
+    def _is_open(self, kind: str) -> bool:
+        return self._open and self._items[-1]["type"] == kind
+
+    def _add(self, item: dict[str, Any]) -> list[dict[str, Any]]:
+        events = self._close_item()
+        item["status"] = "in_progress"
+        self._items.append(item)
+        self._open = True
+        added = self._event("response.output_item.added", output_index=len(self._items) - 1, item=dict(item))
+        return [*events, added]
+
+    def _close_item(self) -> list[dict[str, Any]]:
+        """Complete the last item, if it is still open."""
+        if not self._open:
+            return []
+        self._open = False
+        item, text = self._items[-1], "".join(self._texts)
+        self._texts.clear()
+        item["status"] = "completed"
+        if item["type"] == "reasoning":
+            item["content"] = [{"text": text, "type": "reasoning_text"}]
+            item["encrypted_content"] = seal(text) if self._seals else ""
+            events = [self._event("response.reasoning_text.done", **self._place(), text=text)]
+        elif item["type"] == "message":
+            item["content"] = [_text_part(text)]
+            events = [
+                self._event("response.output_text.done", **self._place(), text=text, logprobs=[]),
+                self._event("response.content_part.done", **self._place(), part=_text_part(text)),
+            ]
+        else:
+            item["arguments"] = text
+            place = self._place(part=False)
+            events = [
+                self._event("response.function_call_arguments.done", **place, name=item["name"], arguments=text),
+            ]
+        return [*events, self._event("response.output_item.done", output_index=len(self._items) - 1, item=dict(item))]
+
+    def _usage(self, done: Done) -> dict[str, Any]:
+        n_prompt, n_predicted = done.report.n_prompt, done.timings.predicted_n
+        return {
+            "input_tokens": n_prompt,
+            "output_tokens": n_predicted,
+            "total_tokens": n_prompt + n_predicted,
+            "input_tokens_details": {"cached_tokens": done.timings.cache_n},
+            "output_tokens_details": {"reasoning_tokens": self.n_reasoned},
+        }
+
+
+def _settings(fields: Fields, job: ChatJob, model: str) -> dict[str, Any]:
+    """What a response repeats of its request."""
+    sampling = job.request.sampling
+    style = fields.object("text").object("format").as_dict()
+    reasoning = fields.object("reasoning")
+    return {
+        "created_at": int(time.time()),
+        "id": _name("resp_"),
+        "model": model,
+        "object": "response",
+        "error": None,
+        "incomplete_details": None,
+        "instructions": fields.get("instructions"),
+        "max_output_tokens": fields.get("max_output_tokens"),
+        "metadata": fields.object("metadata").as_dict(),
+        "parallel_tool_calls": fields.boolean("parallel_tool_calls", True),
+        "previous_response_id": fields.get("previous_response_id"),
+        "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
+        "store": fields.boolean("store", True),
+        "temperature": sampling.temperature,
+        "text": {"format": style or {"type": "text"}},
+        "tool_choice": fields.get("tool_choice") or "auto",
+        "tools": fields.get("tools") or [],
+        "top_p": sampling.top_p,
+        "truncation": "disabled",
+    }
+
+
+def _message(item: dict[str, Any]) -> dict[str, Any]:
+    """An item of a response as (a part of) the assistant's message in a chat completion."""
+    if item["type"] == "reasoning":
+        return {"role": "assistant", "reasoning_content": item["content"][0]["text"]}
+    if item["type"] == "message":
+        return {"role": "assistant", "content": item["content"][0]["text"]}
+    function = {"name": item["name"], "arguments": item["arguments"]}
+    return {"role": "assistant", "tool_calls": [{"id": item["call_id"], "type": "function", "function": function}]}
+
+
+def _text_part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "annotations": [], "logprobs": [], "text": text}
+
+
+def _name(prefix: str) -> str:
+    return prefix + "".join(secrets.choice(_LETTERS) for _ in range(32))

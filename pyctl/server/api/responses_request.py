@@ -1,0 +1,241 @@
+"""A request of OpenAI's Responses API as the body of a chat completion.
+
+Fields that the API does not have (seed, min_p, cache_prompt, ...) are passed on. The conversion is llama-server's, so
+that both render the same prompt, but for these:
+
+* ``previous_response_id`` works; llama-server refuses it.
+* ``text.format`` binds the reply to a schema, and a function that ``tool_choice`` names is passed on; llama-server
+  ignores both.
+* An assistant message needs no ``type``, and null counts as absent, as OpenAI has it.
+* The texts of an assistant turn are one text again, as the model wrote it, whatever the template makes of parts.
+* A reasoning item is read from its text, or else from what our own ``encrypted_content`` carries, or else from its
+  summary, and left out without any of them; llama-server refuses all but the first. Clients that store nothing at the
+  server send back only the second.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import logging
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+from pyctl.errors import NotSupportedError, RequestError
+from pyctl.server.body import Fields
+from pyctl.server.response_store import ResponseStore
+
+__all__ = ["ResponseRequest", "seal"]
+
+log = logging.getLogger("pyctl.server")
+
+_OWN = frozenset(
+    {
+        "model",
+        "input",
+        "instructions",
+        "tools",
+        "tool_choice",
+        "max_output_tokens",
+        "reasoning",
+        "text",
+        "previous_response_id",
+        "store",
+        "include",
+        "metadata",
+        "background",
+        "conversation",
+        "prompt",
+        "truncation",
+        "service_tier",
+    }
+)
+"""Fields that are read here or mean nothing to us."""
+
+_SEAL = "pyctl-reasoning-"
+_MAX_SEALED = 1 << 24
+
+
+@dataclass(frozen=True)
+class ResponseRequest:
+    """``chat`` is the chat completion to make; ``added`` are its messages since the response ``previous``."""
+
+    fields: Fields
+    chat: Fields
+    added: list[Any]
+    previous: str | None
+
+    @classmethod
+    def of(cls, fields: Fields, store: ResponseStore) -> ResponseRequest:
+        """Read from ``fields``. Raises RequestError, and NotFoundError for a previous response that is unknown."""
+        if "conversation" in fields:
+            raise NotSupportedError("'conversation' is not supported; 'previous_response_id' is")
+        previous = fields.string("previous_response_id", "") or None
+        added = _messages(fields.get("input"))
+        messages = [*(store.conversation(previous) if previous is not None else []), *added]
+        if "instructions" in fields:
+            messages.insert(0, {"role": "system", "content": fields.string("instructions", "")})
+        return cls(fields, Fields({**_options(fields), "messages": _joined(messages)}), added, previous)
+
+
+def seal(reasoning: str) -> str:
+    """``reasoning`` as ``encrypted_content``: nothing secret, only opaque to clients, which send it back."""
+    return _SEAL + base64.b64encode(zlib.compress(reasoning.encode())).decode()
+
+
+def _unseal(text: str) -> str:
+    """What `seal` was given; empty if ``text`` is from somewhere else."""
+    try:
+        packed = base64.b64decode(text.removeprefix(_SEAL), validate=True)
+        return zlib.decompressobj().decompress(packed, _MAX_SEALED).decode()
+    except (binascii.Error, zlib.error, ValueError):
+        return ""
+
+
+def _options(fields: Fields) -> dict[str, Any]:
+    chat = {name: value for name, value in fields.as_dict().items() if name not in _OWN}
+    if "max_output_tokens" in fields:
+        chat["max_tokens"] = fields.get("max_output_tokens")
+    effort = fields.object("reasoning").get("effort")
+    if effort is not None:
+        chat["reasoning_effort"] = effort
+    tools = _tools(fields.get("tools"))
+    if tools:
+        chat["tools"] = tools
+    if "tool_choice" in fields:
+        chat["tool_choice"] = _tool_choice(fields.get("tool_choice"))
+    style = fields.object("text").object("format")
+    if style.get("type") == "json_schema":
+        schema = {name: style.get(name) for name in ("name", "schema", "strict") if name in style}
+        chat["response_format"] = {"type": "json_schema", "json_schema": schema}
+    elif "type" in style:
+        chat["response_format"] = {"type": style.get("type")}
+    return chat
+
+
+def _tools(value: Any) -> list[dict[str, Any]]:
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
+        raise RequestError("'tools' must be a list of objects")
+    for tool in value:
+        if tool.get("type") != "function":
+            log.warning("a tool of type %.40r is left out: only functions can be called", tool.get("type"))
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": tool.get("name"),
+                "description": tool.get("description") or "",
+                "parameters": tool.get("parameters") or {},
+            },
+        }
+        for tool in value
+        if tool.get("type") == "function"
+    ]
+
+
+def _tool_choice(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    if value.get("type") == "function":
+        return {"type": "function", "function": {"name": value.get("name")}}
+    if value.get("type") == "allowed_tools":
+        return value.get("mode", "auto")
+    return "auto"
+
+
+def _messages(value: Any) -> list[Any]:
+    if value is None:
+        raise RequestError("'input' is required")
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    if not isinstance(value, list):
+        raise RequestError("'input' must be a string or a list of items")
+    messages = []
+    for index, item in enumerate(value):
+        if not isinstance(item, dict):
+            raise RequestError(f"input[{index}] must be an object")
+        messages.append(_message(Fields(item), f"input[{index}]"))
+    return messages
+
+
+def _message(item: Fields, at: str) -> dict[str, Any]:
+    kind = item.get("type")
+    role = item.get("role")
+    if role is not None and kind in (None, "message"):
+        content = _content(item.get("content"), f"{at}.content")
+        if role == "assistant" and not isinstance(content, str):
+            content = "".join(part["text"] for part in content)
+        return {"role": role, "content": content}
+    if kind == "function_call":
+        function = {"name": _required(item, "name", at), "arguments": _required(item, "arguments", at)}
+        call = {"id": _required(item, "call_id", at), "type": "function", "function": function}
+        return {"role": "assistant", "tool_calls": [call]}
+    if kind == "function_call_output":
+        output = _content(item.get("output"), f"{at}.output")
+        return {"role": "tool", "tool_call_id": _required(item, "call_id", at), "content": output}
+    if kind == "reasoning":
+        return {"role": "assistant", "reasoning_content": _reasoning(item, at)}
+    raise RequestError(f"{at}: an item of type {str(kind)[:40]!r} cannot be read")
+
+
+def _required(item: Fields, name: str, at: str) -> str:
+    if name not in item:
+        raise RequestError(f"{at}.{name} is required")
+    return item.string(name, "")
+
+
+def _content(value: Any, at: str) -> Any:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise RequestError(f"{at} must be a string or a list of parts")
+    return [_part(part, f"{at}[{index}]") for index, part in enumerate(value)]
+
+
+def _part(part: Any, at: str) -> dict[str, Any]:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind in ("input_text", "output_text", "refusal"):
+        member = "refusal" if kind == "refusal" else "text"
+        if not isinstance(part.get(member), str):
+            raise RequestError(f"{at}.{member} must be a string")
+        return {"type": "text", "text": part[member]}
+    if kind in ("input_image", "input_file"):
+        raise RequestError(f"{at}: this model reads text only, it cannot take a part of type {kind}")
+    raise RequestError(f"{at}.type must be input_text or output_text")
+
+
+def _reasoning(item: Fields, at: str) -> str:
+    text = _texts(item.get("content"), f"{at}.content")
+    sealed = item.get("encrypted_content")
+    if not text and isinstance(sealed, str) and sealed.startswith(_SEAL):
+        text = _unseal(sealed)
+    return text or _texts(item.get("summary"), f"{at}.summary")
+
+
+def _texts(parts: Any, at: str) -> str:
+    if parts is None:
+        return ""
+    if not isinstance(parts, list) or not all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in parts):
+        raise RequestError(f"{at} must be a list of parts with a text")
+    return "".join(part["text"] for part in parts)
+
+
+def _joined(messages: list[Any]) -> list[Any]:
+    """``messages`` with those of the assistant in a row made one: a turn comes as several items."""
+    joined: list[Any] = []
+    for message in messages:
+        if message["role"] != "assistant" or not joined or joined[-1]["role"] != "assistant":
+            joined.append(message)
+            continue
+        last = joined[-1] = dict(joined[-1])
+        if "reasoning_content" in message:
+            last["reasoning_content"] = last.get("reasoning_content", "") + message["reasoning_content"]
+        if "content" in message:
+            last["content"] = last.get("content", "") + message["content"]
+        if "tool_calls" in message:
+            last["tool_calls"] = [*last.get("tool_calls", []), *message["tool_calls"]]
+    spoken = ("tool_calls", "reasoning_content")
+    return [message for message in joined if "content" in message or any(message.get(name) for name in spoken)]

@@ -1,0 +1,110 @@
+"""The live sequences: what each is doing, and saving, restoring and emptying them, in llama-server's shapes."""
+
+from __future__ import annotations
+
+import asyncio
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pyctl.engine.engine_stats import SequenceView
+from pyctl.errors import NotSupportedError, RequestError, UnavailableError
+from pyctl.server.body import Fields
+from pyctl.server.generate.payload import settings_json, without_long
+from pyctl.server.generate.prepare import Options
+from pyctl.server.http import JsonResponse
+from pyctl.server.service import Service, SlotsLike
+
+__all__ = ["act", "show"]
+
+_FORBIDDEN = frozenset('/\\:*?"<>|\uff0e\u2215\u2216\ufffd\ufeff')
+"""What some system takes for a separator, a wildcard or a full stop, or strips."""
+
+
+async def show(service: Service, request: Request) -> Response:
+    """GET /slots; ``?fail_on_no_slot=1`` makes it 503 when all are busy."""
+    if not service.settings.show_slots:
+        raise NotSupportedError("This server does not support slots endpoint. Start it with `--slots`")
+    views = await asyncio.wrap_future(_slots(service).view())
+    if request.query_params.get("fail_on_no_slot") and all(view.busy for view in views):
+        raise UnavailableError("no slot available")
+    return JsonResponse([_slot(service, view) for view in views])
+
+
+async def act(service: Service, request: Request) -> Response:
+    """POST /slots/{id}?action=save|restore|erase; the first two take {"filename": ...}."""
+    directory = service.settings.slot_save_path
+    if directory is None:
+        raise NotSupportedError("This server does not support slots action. Start it with `--slot-save-path`")
+    slot = _number(request.path_params["id"])
+    slots, action = _slots(service), request.query_params.get("action", "")
+    if action == "erase":
+        return JsonResponse({"id_slot": slot, "n_erased": await asyncio.wrap_future(slots.erase(slot))})
+    if action not in ("save", "restore"):
+        raise RequestError("Invalid action")
+    name = _filename(Fields.parse(await request.body()).get("filename"))
+    if action == "save":
+        saved = await asyncio.wrap_future(slots.save(slot, directory / name))
+        counts = {"n_saved": saved.n_tokens, "n_written": saved.n_bytes, "timings": {"save_ms": saved.ms}}
+    else:
+        read = await asyncio.wrap_future(slots.restore(slot, directory / name))
+        counts = {"n_restored": read.n_tokens, "n_read": read.n_bytes, "timings": {"restore_ms": read.ms}}
+    return JsonResponse({"id_slot": slot, "filename": name, **counts})
+
+
+def _slots(service: Service) -> SlotsLike:
+    if service.settings.slots is None:
+        raise NotSupportedError("this server has no slots to look at")
+    return service.settings.slots
+
+
+def _slot(service: Service, view: SequenceView) -> dict[str, Any]:
+    slot: dict[str, Any] = {"id": view.id, "n_ctx": view.n_ctx, "speculative": False, "is_processing": view.busy}
+    if view.request is None:
+        return slot
+    debug = service.settings.slots_debug
+    params = settings_json(view.request, Options(stream=view.request.return_progress))
+    reply = service.text_of(view.reply)
+    limit = view.request.max_tokens
+    slot |= {
+        "id_task": view.task,
+        "n_prompt_tokens": view.n_tokens,
+        "n_prompt_tokens_processed": view.n_evaluated,
+        "n_prompt_tokens_cache": view.n_cached,
+        "params": params if debug else without_long(params),
+        "next_token": [
+            {
+                "has_next_token": view.busy,
+                "has_new_line": "\n" in reply,
+                "n_remain": limit - view.n_predicted if view.busy and limit >= 0 else -1,
+                "n_decoded": view.n_predicted,
+            }
+        ],
+    }
+    return slot | {"prompt": service.text_of(view.prompt), "generated": reply} if debug else slot
+
+
+def _number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise RequestError("Invalid slot ID") from None
+
+
+def _filename(name: Any) -> str:
+    """``name`` if it is a plain file name on every system; RequestError otherwise."""
+    plain = (
+        isinstance(name, str)
+        and 0 < len(name.encode("utf-8", "surrogatepass")) <= 255
+        and not any(c in _FORBIDDEN or unicodedata.category(c) in ("Cc", "Cs") for c in name)
+        and not name.startswith(" ")
+        and not name.endswith((" ", "."))
+        and ".." not in name
+        and Path(name).name == name
+    )
+    if not plain:
+        raise RequestError("Invalid filename")
+    return str(name)

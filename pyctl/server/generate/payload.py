@@ -1,0 +1,173 @@
+"""What all kinds of replies tell besides their text: timings, usage, probabilities, settings."""
+
+from __future__ import annotations
+
+import codecs
+import ctypes
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pyctl.cache.cache_stats import RequestStats
+from pyctl.chat.cached_tokenizer import Tokenizer
+from pyctl.engine.request import Done, Progress, Request, Timings
+from pyctl.server.generate.prepare import Options
+
+__all__ = ["TokenProbs", "probs_json", "progress_json", "settings_json", "timings_json", "usage_json", "without_long"]
+
+TokenProbs = tuple[tuple[int, float], ...]
+
+"""(id, logprob or probability) of the sampled token, then of the most likely ones."""
+
+_LOWEST = -3.4028234663852886e38
+
+"""Stands for minus infinity, which JSON does not have: the lowest float32."""
+
+
+def probs_json(probs: Iterable[TokenProbs], tokenizer: Tokenizer, after_sampling: bool = False) -> list[dict[str, Any]]:
+    """One object per token, with ``top_logprobs`` inside; ``after_sampling``, with ``prob`` and ``top_probs``."""
+    name, top = ("prob", "top_probs") if after_sampling else ("logprob", "top_logprobs")
+    return [
+        {
+            **_entry(token[0], tokenizer, name),
+            top: [_entry(candidate, tokenizer, name) for candidate in token[1:]],
+        }
+        for token in probs
+    ]
+
+
+def _entry(candidate: tuple[int, float], tokenizer: Tokenizer, name: str) -> dict[str, Any]:
+    token, value = candidate
+    piece = tokenizer.piece(token, special=False)
+    text = codecs.getincrementaldecoder("utf-8")("replace").decode(piece)  # without half a character at the end
+    return {"id": token, "token": text, "bytes": list(piece), name: max(value, _LOWEST)}
+
+
+def timings_json(timings: Timings, report: RequestStats | None = None) -> dict[str, Any]:
+    """Counts are tokens. The first predicted token comes with the prompt, so n tokens are n - 1 steps.
+
+    ``report``, once it is complete, adds what llama-server does not have: where the cached tokens were restored from,
+    and what lookup, restore and save took of the prompt's time.
+    """
+    n_steps = max(timings.predicted_n - 1, 0)
+    return {
+        "cache_n": timings.cache_n,
+        "prompt_n": timings.prompt_n,
+        "prompt_ms": timings.prompt_ms,
+        "prompt_per_token_ms": _ratio(timings.prompt_ms, timings.prompt_n),
+        "prompt_per_second": _ratio(timings.prompt_n, timings.prompt_ms, 1e3),
+        "predicted_n": timings.predicted_n,
+        "predicted_ms": timings.predicted_ms,
+        "predicted_per_token_ms": _ratio(timings.predicted_ms, n_steps),
+        "predicted_per_second": _ratio(n_steps, timings.predicted_ms, 1e3),
+        **(_cache_json(report) if report is not None else {}),
+    }
+
+
+def _cache_json(report: RequestStats) -> dict[str, Any]:
+    return {
+        "source": report.source,
+        "lookup_ms": report.lookup_ms,
+        "restore_ms": report.restore_ms,
+        "save_ms": report.save_ms,
+    }
+
+
+def usage_json(done: Done) -> dict[str, Any]:
+    """OpenAI's account of a reply."""
+    n_prompt, n_predicted = done.report.n_prompt, done.timings.predicted_n
+    return {
+        "completion_tokens": n_predicted,
+        "prompt_tokens": n_prompt,
+        "total_tokens": n_prompt + n_predicted,
+        "prompt_tokens_details": {"cached_tokens": done.timings.cache_n},
+    }
+
+
+def progress_json(progress: Progress) -> dict[str, Any]:
+    """llama-server's ``prompt_progress``."""
+    return {
+        "total": progress.n_total,
+        "cache": progress.n_cached,
+        "processed": progress.n_processed,
+        "time_ms": int(progress.ms),
+    }
+
+
+def _ratio(value: float, by: float, factor: float = 1.0) -> float:
+    return value * factor / by if by > 0 else 0.0
+
+
+_FLOATS = (
+    "temperature",
+    "dynatemp_range",
+    "dynatemp_exponent",
+    "top_p",
+    "min_p",
+    "top_n_sigma",
+    "xtc_probability",
+    "xtc_threshold",
+    "typical_p",
+    "repeat_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "dry_multiplier",
+    "dry_base",
+    "mirostat_tau",
+    "mirostat_eta",
+    "adaptive_target",
+    "adaptive_decay",
+)
+
+_PLAIN = (
+    "seed",
+    "top_k",
+    "repeat_last_n",
+    "dry_allowed_length",
+    "dry_penalty_last_n",
+    "dry_sequence_breakers",
+    "mirostat",
+    "ignore_eos",
+    "min_keep",
+    "grammar",
+    "grammar_lazy",
+    "samplers",
+    "post_sampling_probs",
+)
+
+_LONG = frozenset(
+    ("stop", "logit_bias", "grammar", "grammar_lazy", "grammar_triggers", "preserved_tokens", "dry_sequence_breakers")
+)
+
+
+def settings_json(request: Request, options: Options, generation_prompt: str | None = None) -> dict[str, Any]:
+    """All settings; ``generation_prompt`` is what a chat's prompt holds of the reply, None without a chat."""
+    sampling = request.sampling
+    form = "deepseek" if options.reasoning_format == "auto" else options.reasoning_format
+    return {
+        **{name: getattr(sampling, name) for name in _PLAIN},
+        **{name: ctypes.c_float(getattr(sampling, name)).value for name in _FLOATS},  # llama-server has no doubles
+        "stop": request.stop,
+        "max_tokens": request.max_tokens,
+        "n_predict": request.max_tokens,
+        "n_keep": options.n_keep,
+        "n_discard": options.n_discard,
+        "stream": options.stream,
+        "logit_bias": [{"bias": bias, "token": token} for token, bias in sampling.logit_bias],
+        "n_probs": request.n_probs,
+        "grammar_triggers": [{"type": 2, "value": pattern} for pattern in sampling.grammar_triggers],
+        "preserved_tokens": [],
+        "chat_format": "Content-only" if generation_prompt is None else "peg-native",
+        "reasoning_format": form,
+        "reasoning_in_content": options.stream and form == "deepseek-legacy",
+        "generation_prompt": generation_prompt or "",
+        "speculative.types": "none",
+        "timings_per_token": options.timings_per_token,
+        "backend_sampling": options.backend_sampling,
+        "lora": [{"id": number, "scale": scale} for number, scale in options.lora],
+        "cache_prompt": request.cache_prompt,
+    }
+
+
+def without_long(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What /props and /slots show of the ``settings``: all but what may be long."""
+    return {key: value for key, value in settings.items() if key not in _LONG}

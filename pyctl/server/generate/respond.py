@@ -1,0 +1,287 @@
+"""One HTTP response made of the engine's events, streamed or whole, and its line in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from pyctl.engine.request import Done, Event, Failed, Piece, Progress
+from pyctl.errors import EngineError, PyctlError
+from pyctl.server.generate.reply import Reply
+from pyctl.server.http import JsonResponse
+from pyctl.server.service import Service, TicketLike
+
+__all__ = [
+    "ActiveReply",
+    "ReplyResponse",
+    "TextOf",
+    "answer",
+    "cache_header",
+    "log_disconnect",
+    "log_done",
+    "log_error",
+    "merged",
+]
+
+TextOf: TypeAlias = Callable[[Sequence[int]], str]
+
+"""The text of some tokens, for people."""
+
+log = logging.getLogger("pyctl.server")
+
+
+def cache_header(known: Done | Progress) -> dict[str, str]:
+    """``x-pyctl-cache``: where the prompt was restored from, and tokens restored and evaluated."""
+    if isinstance(known, Done):
+        source, cached, evaluated = known.report.source, known.report.n_cached, known.report.n_evaluated
+    else:
+        source, cached, evaluated = known.source, known.n_cached, known.n_total - known.n_cached
+    return {"x-pyctl-cache": f"source={source}; cached={cached}; evaluated={evaluated}"}
+
+
+def log_done(path: str, done: Done, text_of: TextOf) -> None:
+    """Log a request that was served; on a miss, also where and how its prompt left the nearest recent one."""
+    report, timings = done.report, done.timings
+    # A device may still be busy when the prefill has been handed to it; the first token waits for it.
+    prefill_ms = max(report.prefill_ms, timings.prompt_ms - report.lookup_ms - report.restore_ms)
+    restored = f"{report.n_cached} from {report.source} in {_time(report.lookup_ms + report.restore_ms)}"
+    log.info(
+        "%s: %d prompt tokens, %s, %d evaluated in %s%s; %d predicted in %s%s, the first after %s; stop: %s",
+        path,
+        report.n_prompt,
+        restored if report.n_cached else "none cached",
+        report.n_evaluated,
+        _time(prefill_ms),
+        _speed(report.n_evaluated, prefill_ms),
+        timings.predicted_n,
+        _time(timings.predicted_ms),
+        _speed(timings.predicted_n - 1, timings.predicted_ms),
+        _time(timings.first_token_ms),
+        done.stop_type,
+    )
+    if report.miss is not None:
+        miss = report.miss
+        log.info(
+            "%s: token %d differs from a recent prompt; nearest snapshot at %d; was %r, is %r",
+            path,
+            miss.position,
+            miss.nearest,
+            text_of(miss.known),
+            text_of(miss.given),
+        )
+
+
+def log_error(path: str, error: Exception) -> None:
+    """Log a request that ended with an error, with a traceback if nobody raised it on purpose."""
+    if isinstance(error, PyctlError):
+        log.warning("%s: %s: %s", path, type(error).__name__, error)
+    else:
+        log.error("%s: unexpected error", path, exc_info=error)
+
+
+def log_disconnect(path: str, replies: Sequence[Reply]) -> None:
+    """Log a request whose client did not wait for the end."""
+    n_predicted = sum(max(reply.n_predicted, len(reply.tokens)) for reply in replies)
+    log.info("%s: cancelled, the client left after %d predicted tokens", path, n_predicted)
+
+
+def _time(ms: float) -> str:
+    return f"{ms:.1f} ms" if ms < 100 else f"{ms:.0f} ms" if ms < 1000 else f"{ms / 1e3:.1f} s"
+
+
+def _speed(n: int, ms: float) -> str:
+    return f" ({n * 1e3 / ms:.1f} tok/s)" if n > 0 and ms > 0 else ""
+
+
+async def merged(tickets: Sequence[TicketLike]) -> AsyncGenerator[tuple[int, list[Event]], None]:
+    """(number of the ticket, events that waited together) until all tickets have ended."""
+    if len(tickets) == 1:  # by far the most common: nothing between the engine and the stream
+        async for event in tickets[0]:
+            yield 0, [event, *tickets[0].waiting()]
+        return
+    found: asyncio.Queue[tuple[int, list[Event]] | Exception | None] = asyncio.Queue()
+
+    async def take(number: int, ticket: TicketLike) -> None:
+        try:
+            async for event in ticket:
+                found.put_nowait((number, [event, *ticket.waiting()]))
+            found.put_nowait(None)
+        except Exception as error:
+            found.put_nowait(error)
+
+    tasks = [asyncio.ensure_future(take(number, ticket)) for number, ticket in enumerate(tickets)]
+    n_running = len(tasks)
+    try:
+        while n_running:
+            item = await found.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                n_running -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@dataclass(frozen=True)
+class ActiveReply:
+    """A request on its way through the engine, and the reply that is made of its events."""
+
+    ticket: TicketLike
+    reply: Reply
+
+
+class ReplyResponse:
+    """An ASGI application that sends the replies of ``runs``; ``combine`` makes one body of whole ones, in their order.
+
+    When the client leaves, all work is cancelled. An error becomes a response of its own as long as nothing has been
+    sent, and an event after that. A stream begins with the first event, or after one ping interval without any.
+    ``text_of`` shows tokens in the log.
+    """
+
+    def __init__(
+        self, runs: Sequence[ActiveReply], combine: Callable[[list[dict[str, Any]]], Any], text_of: TextOf
+    ) -> None:
+        self._runs = runs
+        self._combine = combine
+        self._text_of = text_of
+        self._options = runs[0].reply.options
+        self._sending = asyncio.Lock()
+        self._begun = False
+        self._last_sent = 0.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path: str = scope["path"]
+        make = self._stream if self._options.stream else self._whole
+        work = asyncio.ensure_future(make(path, scope, receive, send))
+        gone = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for run in self._runs:
+                run.ticket.cancel()
+            if not work.done():
+                log_disconnect(path, [run.reply for run in self._runs])
+                work.cancel()
+            gone.cancel()
+            await asyncio.wait((work, gone))
+        if not work.cancelled():
+            work.result()
+
+    async def _whole(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            finals = [await _finished(run) for run in self._runs]
+            bodies = [run.reply.whole(done) for run, done in zip(self._runs, finals, strict=True)]
+            headers = cache_header(finals[0]) if len(finals) == 1 else {}
+            response: Response = JsonResponse(self._combine(bodies), headers=headers)
+            for done in finals:
+                log_done(path, done, self._text_of)
+        except Exception as error:
+            log_error(path, error)
+            response = self._runs[-1].reply.error_response(error)
+        await response(scope, receive, send)
+
+    async def _stream(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        self._last_sent = asyncio.get_running_loop().time()
+        reply = self._runs[-1].reply
+        pinger = asyncio.ensure_future(self._ping(send, self._options.ping_seconds))
+        try:
+            async with aclosing(self._batches(path)) as batches:
+                async for batch in batches:
+                    await self._send(send, batch)
+            await self._send(send, reply.end)
+        except Exception as error:
+            pinger.cancel()
+            log_error(path, error)
+            if not self._begun:
+                return await reply.error_response(error)(scope, receive, send)
+            await self._send(send, reply.error_event(error))
+        finally:
+            pinger.cancel()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _batches(self, path: str) -> AsyncGenerator[bytes, None]:
+        """What can be sent, as it comes; events that wait together are sent together. Raises what a Failed holds."""
+        async with aclosing(merged([run.ticket for run in self._runs])) as found:
+            async for number, events in found:
+                frames: list[bytes] = []
+                for each in events:
+                    if isinstance(each, Failed):
+                        if any(frames):
+                            yield b"".join(frames)
+                        raise each.error
+                    frames.append(_frames(self._runs[number].reply, each))
+                    if isinstance(each, Done):
+                        log_done(path, each, self._text_of)
+                yield b"".join(frames)
+
+    async def _send(self, send: Send, body: bytes) -> None:
+        async with self._sending:
+            if not self._begun:
+                self._begun = True
+                await send({"type": "http.response.start", "status": 200, "headers": self._headers()})
+            if body:
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+        self._last_sent = asyncio.get_running_loop().time()
+
+    def _headers(self) -> list[tuple[bytes, bytes]]:
+        progress = self._runs[0].reply.progress if len(self._runs) == 1 else None
+        headers = {
+            "content-type": "text/event-stream",
+            "cache-control": "no-cache",
+            "x-accel-buffering": "no",
+            **(cache_header(progress) if progress is not None else {}),
+        }
+        return [(name.encode(), value.encode()) for name, value in headers.items()]
+
+    async def _ping(self, send: Send, seconds: int) -> None:
+        """Send a sign of life whenever the stream has been silent for ``seconds``; never if that is not above 0."""
+        loop = asyncio.get_running_loop()
+        while seconds > 0:
+            rest = self._last_sent + seconds - loop.time()
+            if rest > 0:
+                await asyncio.sleep(rest)
+            else:
+                await self._send(send, self._runs[-1].reply.ping())
+
+
+def _frames(reply: Reply, event: Progress | Piece | Done) -> bytes:
+    if isinstance(event, Piece):
+        return reply.continued(event)
+    return reply.progressed(event) if isinstance(event, Progress) else reply.ended(event)
+
+
+async def _finished(run: ActiveReply) -> Done:
+    """Take in all events; raises what a Failed holds."""
+    event: Event
+    async for event in run.ticket:
+        if isinstance(event, Piece):
+            run.reply.keep(event)
+        elif isinstance(event, Failed):
+            raise event.error
+        elif isinstance(event, Done):
+            return event
+    raise EngineError("the reply ended without a result")
+
+
+async def _disconnected(receive: Receive) -> None:
+    """Returns when the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def answer(service: Service, reply: Reply) -> ReplyResponse:
+    """Ask for ``reply`` and answer with it. Raises ContextSizeError and UnavailableError."""
+    return ReplyResponse(
+        [ActiveReply(service.worker.submit(reply.request), reply)], lambda bodies: bodies[0], service.text_of
+    )

@@ -1,0 +1,174 @@
+"""What every request passes before an endpoint: keys, CORS by llama-server's rules, the size of bodies."""
+
+from __future__ import annotations
+
+import hmac
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pyctl.errors import AuthenticationError, RequestError, TooLargeError
+from pyctl.server.http import error_response
+
+__all__ = ["MAX_BODY_BYTES", "BodyLimitMiddleware", "Cors", "CorsMiddleware", "KeyMiddleware", "depth_error"]
+
+_PUBLIC = ("/health", "/v1/health")
+
+
+class KeyMiddleware:
+    """Lets requests pass that carry one of ``keys``, as bearer token or as ``x-api-key``; all if there are none.
+
+    Health is public; ``prefix`` stands before every path.
+    """
+
+    def __init__(self, app: ASGIApp, keys: tuple[str, ...], prefix: str = "") -> None:
+        self._app = app
+        self._public = frozenset(prefix + path for path in _PUBLIC)
+        self._keys = [key.encode() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if (
+            scope["type"] != "http"
+            or not self._keys
+            or scope["path"] in self._public
+            or self._known(Headers(scope=scope))
+        ):
+            await self._app(scope, receive, send)
+        else:
+            await error_response(AuthenticationError("Invalid API Key"))(scope, receive, send)
+
+    def _known(self, headers: Headers) -> bool:
+        given = headers.get("authorization") or headers.get("x-api-key") or ""
+        key = given.removeprefix("Bearer ").encode("latin-1")
+        return any(hmac.compare_digest(key, known) for known in self._keys)
+
+
+_LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
+
+_EXPOSED = "x-pyctl-cache"
+
+
+@dataclass(frozen=True)
+class Cors:
+    """``origins`` is ``*`` for all, ``localhost`` for pages of this machine, or a comma-separated list.
+
+    ``methods`` and ``headers`` are comma-separated lists, too.
+    """
+
+    origins: str = "*"
+    methods: str = "GET, POST, DELETE, OPTIONS"
+    headers: str = "*"
+    credentials: bool = True
+
+    def allowed(self, origin: str) -> str:
+        """The value of Access-Control-Allow-Origin for a page of ``origin``; empty for none."""
+        if self.origins == "*":
+            # A star would shut out requests with credentials, so the origin is named.
+            return origin if self.credentials else "*"
+        if self.origins == "localhost":
+            return origin if _host(origin) in _LOCAL else ""
+        return origin if origin in {each.strip() for each in self.origins.split(",")} else ""
+
+
+class CorsMiddleware:
+    """Adds the headers of ``cors`` to every response and answers OPTIONS itself, since browsers send it without a key.
+
+    Where llama-server allows the headers ``*``, which browsers do not take for Authorization, the headers that the
+    browser asks for are named.
+    """
+
+    def __init__(self, app: ASGIApp, cors: Cors) -> None:
+        self._app, self._cors = app, cors
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        asked = Headers(scope=scope)
+        added = self._headers(asked)
+        if scope["method"] == "OPTIONS":
+            headers = self._cors.headers
+            if headers == "*":
+                headers = asked.get("access-control-request-headers") or "*"
+            added |= {
+                "access-control-allow-credentials": "true" if self._cors.credentials else "false",
+                "access-control-allow-methods": self._cors.methods,
+                "access-control-allow-headers": headers,
+            }
+            return await Response(headers=added | {"content-type": "text/html"})(scope, receive, send)
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(added)
+            await send(message)
+
+        await self._app(scope, receive, with_headers)
+
+    def _headers(self, asked: Headers) -> dict[str, str]:
+        allowed = self._cors.allowed(asked.get("origin", ""))
+        if not allowed:
+            return {}
+        headers = {"access-control-allow-origin": allowed, "access-control-expose-headers": _EXPOSED}
+        if self._cors.credentials:
+            headers["access-control-allow-credentials"] = "true"
+        if allowed != "*":
+            headers["vary"] = "Origin"
+        return headers
+
+
+def _host(origin: str) -> str:
+    try:
+        return urlsplit(origin).hostname or ""
+    except ValueError:
+        return ""
+
+
+MAX_BODY_BYTES = 32 * 2**20
+
+"""About three times what a prompt of a million tokens takes as JSON, with every character escaped."""
+
+_DRAIN_BYTES = 8 * MAX_BODY_BYTES
+
+
+class BodyLimitMiddleware:
+    """Reading a body of more than ``limit`` bytes raises TooLargeError in the application.
+
+    The rest of the body is read and dropped before, since most clients look for an answer only after they have sent
+    everything; a client that asks first (Expect: 100-continue) gets the answer at once.
+    """
+
+    def __init__(self, app: ASGIApp, limit: int = MAX_BODY_BYTES) -> None:
+        self._app = app
+        self._limit = limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        headers = Headers(scope=scope)
+        length = headers.get("content-length", "")
+        if "expect" in headers and length.isdecimal() and int(length) > self._limit:
+            return await error_response(self._error())(scope, receive, send)
+        n_bytes = 0
+
+        async def limited() -> Message:
+            nonlocal n_bytes
+            message = await receive()
+            n_bytes += len(message.get("body", b""))
+            if n_bytes <= self._limit:
+                return message
+            while message.get("more_body", False) and n_bytes < _DRAIN_BYTES:
+                message = await receive()
+                n_bytes += len(message.get("body", b""))
+            raise self._error()
+
+        await self._app(scope, limited, send)
+
+    def _error(self) -> TooLargeError:
+        return TooLargeError(f"the body is larger than {self._limit} bytes")
+
+
+def depth_error() -> RequestError:
+    """What a RecursionError while reading a request means to the client."""
+    return RequestError("the body is nested too deeply")

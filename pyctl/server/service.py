@@ -1,0 +1,145 @@
+"""What the server does unless a request says otherwise, and the parts it talks to."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyctl.cache.cache_stats import CacheView
+from pyctl.cache.persist import DiskPolicy
+from pyctl.chat.cached_tokenizer import Tokenizer
+from pyctl.chat.chat_format import ChatFormat
+from pyctl.engine.backend import EngineInfo
+from pyctl.engine.engine_stats import EngineStats, SequenceFile, SequenceView
+from pyctl.engine.request import Event, Request
+from pyctl.engine.sampling import Sampling
+from pyctl.prompt import Tokens
+from pyctl.server.middleware import Cors
+from pyctl.server.response_store import ResponseStore
+
+__all__ = ["CacheLike", "EngineLike", "Service", "Settings", "SlotsLike", "TicketLike", "WorkerLike"]
+
+
+class TicketLike(Protocol):
+    """The events of one request, for one consumer; they end after a Done or Failed."""
+
+    def __aiter__(self) -> AsyncIterator[Event]: ...
+
+    def waiting(self) -> list[Event]:
+        """Events that are here already, taken without waiting."""
+        ...
+
+    def cancel(self) -> None:
+        """Stop the work soon; any thread, any number of times. No event need follow."""
+        ...
+
+
+class WorkerLike(Protocol):
+    """What serves requests."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether the model is freed until the next request."""
+        ...
+
+    def submit(self, request: Request) -> TicketLike:
+        """Queue ``request``; raises ContextSizeError and UnavailableError at once. Any thread."""
+        ...
+
+
+class EngineLike(Protocol):
+    """Watches the engine and embeds texts with its model."""
+
+    def scrape(self) -> Future[EngineStats]: ...
+    def embed(self, tokens: Tokens) -> Future[NDArray[np.float32]]: ...
+
+
+class SlotsLike(Protocol):
+    """Looks at the live sequences and moves them between memory and files; see SlotAdmin for the errors."""
+
+    def view(self) -> Future[tuple[SequenceView, ...]]: ...
+    def save(self, seq: int, path: Path) -> Future[SequenceFile]: ...
+    def restore(self, seq: int, path: Path) -> Future[SequenceFile]: ...
+    def erase(self, seq: int) -> Future[int]: ...
+
+
+class CacheLike(Protocol):
+    """Looks into the prefix cache and changes it; each call's future ends between two steps of the engine."""
+
+    def view(self) -> Future[CacheView]: ...
+    def pin(self, name: str, pinned: bool) -> Future[bool]: ...
+    def clear(self) -> Future[int]: ...
+
+
+@dataclass(frozen=True)
+class Settings:
+    """``n_predict`` -1 means until the context is full; no ``api_keys`` means that everybody may ask.
+
+    ``reasoning_format`` is auto, deepseek, deepseek-legacy or none. ``ping_seconds`` is the silence after which a
+    stream sends a comment, -1 for never. ``cache`` is what /cache and /props show, None for nothing, ``disk_policy``
+    what goes to disk. ``reasoning_budget`` is how many tokens a reply may reason, -1 for any number; ``..._message`` is
+    what it says when the budget is spent. ``spm_infill`` puts the suffix first in /infill, ``n_batch`` bounds the text
+    around the gap there. ``api_prefix`` stands before every path.
+
+    ``engine`` and ``slots`` are what /metrics, /embeddings and /slots work with. ``show_slots``, ``show_metrics`` and
+    ``change_props`` switch those endpoints on, ``slots_debug`` adds prompts to the slots, ``slot_save_path`` is where
+    slots are saved, None for nowhere. ``embd_normalize`` is llama-server's: -1 no norm, 0 int16 range, p the p-norm.
+    """
+
+    sampling: Sampling = field(default_factory=Sampling)
+    n_predict: int = -1
+    cache_prompt: bool = True
+    reasoning_format: str = "auto"
+    api_keys: tuple[str, ...] = ()
+    ping_seconds: int = 30
+    cache: CacheLike | None = None
+    disk_policy: DiskPolicy = field(default_factory=lambda: DiskPolicy("off"))
+    reasoning_budget: int = -1
+    reasoning_budget_message: str = ""
+    spm_infill: bool = False
+    n_batch: int = 2048
+    cors: Cors = field(default_factory=Cors)
+    api_prefix: str = ""
+    engine: EngineLike | None = None
+    slots: SlotsLike | None = None
+    show_slots: bool = True
+    show_metrics: bool = False
+    change_props: bool = False
+    slots_debug: bool = False
+    slot_save_path: Path | None = None
+    embeddings: bool = False
+    embd_normalize: int = 2
+
+
+@dataclass(frozen=True)
+class Service:
+    """What the endpoints share."""
+
+    worker: WorkerLike
+    chat: ChatFormat
+    tokenizer: Tokenizer
+    settings: Settings
+    responses: ResponseStore = field(default_factory=ResponseStore)
+
+    @property
+    def info(self) -> EngineInfo:
+        """Facts about the model and the context."""
+        return self.worker.info
+
+    def text_of(self, tokens: Sequence[int]) -> str:
+        """The text of ``tokens`` for people: special tokens shown, broken characters replaced."""
+        return self.tokenizer.detokenize(tokens).decode("utf-8", "replace")
+
+    @property
+    def model(self) -> str:
+        """The name under which clients know the model."""
+        return self.info.model_alias or self.info.model_name

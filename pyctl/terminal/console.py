@@ -1,0 +1,241 @@
+"""Reading lines and showing replies, at a terminal or through pipes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol, TextIO
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from rich.console import Console
+from rich.text import Text
+
+from pyctl.chat.reasoning import CallDelta
+from pyctl.errors import RequestError
+from pyctl.terminal.chat_backend import ChatDelta, ReplyStats
+
+__all__ = ["PipeReader", "PlainView", "Reader", "RichView", "TerminalReader", "View", "history_path", "stats_line"]
+
+
+class Reader(Protocol):
+    """A source of messages and commands."""
+
+    def read(self, default: str = "") -> str:
+        """The next one; ``default`` is there to be edited. Raises EOFError at the end, KeyboardInterrupt on Ctrl-C."""
+
+
+class PipeReader:
+    """One line at a time, as it is."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def read(self, default: str = "") -> str:
+        if default:
+            raise RequestError("there is no terminal to edit on; give the new text after /edit")
+        try:
+            line = self._file.readline()
+        except UnicodeDecodeError as error:
+            raise RequestError(f"the input is not {error.encoding} text") from error
+        if not line:
+            raise EOFError
+        return line.rstrip("\r\n")
+
+
+class TerminalReader:
+    """Enter sends; Alt-Enter, or Enter after a backslash, begins a new line. History is kept in ``history``."""
+
+    def __init__(self, history: Path | None = None) -> None:
+        self._session: PromptSession[str] = PromptSession(
+            history=_history(history), key_bindings=_keys(), multiline=True, prompt_continuation=". "
+        )
+
+    def read(self, default: str = "") -> str:
+        return self._session.prompt("> ", default=default)
+
+
+def history_path(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where the lines typed earlier are kept."""
+    state = environ.get("XDG_STATE_HOME", "")
+    base = Path(state) if Path(state).is_absolute() else Path.home() / ".local" / "state"
+    return base / "pyctl" / "history"
+
+
+def _history(path: Path | None) -> History:
+    if path is None:
+        return InMemoryHistory()
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    except OSError:  # a chat without a memory is better than none
+        return InMemoryHistory()
+    return FileHistory(path)
+
+
+def _keys() -> KeyBindings:
+    keys = KeyBindings()
+
+    @keys.add("enter")
+    def _(event: KeyPressEvent) -> None:
+        buffer = event.current_buffer
+        if buffer.document.text_before_cursor.endswith("\\"):
+            buffer.delete_before_cursor()
+            buffer.insert_text("\n")
+        else:
+            buffer.validate_and_handle()
+
+    @keys.add("escape", "enter")
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    return keys
+
+
+# A reply may hold control characters, and a terminal would obey them.
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+CALL_STYLE = "yellow"
+
+
+class View(Protocol):
+    """A place for replies and remarks."""
+
+    def delta(self, delta: ChatDelta) -> None:
+        """The next bit of the reply, at once."""
+
+    def end(self, stats: ReplyStats | None) -> None:
+        """The reply is over; ``stats`` is None when it was cut short."""
+
+    def info(self, text: str) -> None:
+        """An answer to a command."""
+
+    def error(self, text: str) -> None:
+        """One line that says what went wrong."""
+
+
+def call_text(call: CallDelta) -> str:
+    """More of a tool call: its name first, then its arguments as they come."""
+    return f"call {call.name} {call.arguments}" if call.name else call.arguments
+
+
+def stats_line(stats: ReplyStats) -> str:
+    """The known numbers of a reply in one line."""
+    parts = []
+    if stats.n_cached is not None:
+        parts.append(f"{stats.n_cached:,} cached" + (f" ({stats.source})" if stats.source not in ("", "none") else ""))
+    if stats.n_evaluated is not None:
+        parts.append(f"{stats.n_evaluated:,} evaluated")
+    if stats.first_token_ms is not None:
+        ms = stats.first_token_ms
+        parts.append(f"first token {ms:.0f} ms" if ms < 1000.0 else f"first token {ms / 1000.0:.2f} s")
+    if stats.n_predicted is not None:
+        parts.append(f"{stats.n_predicted:,} tokens")
+    if stats.tokens_per_second is not None:
+        parts.append(f"{stats.tokens_per_second:.1f} tokens/s")
+    if stats.truncated:
+        parts.append("cut at the token limit")
+    return " | ".join(parts)
+
+
+class PlainView:
+    """Replies to ``out``; thoughts, tool calls, numbers, remarks and errors to ``err``. Nothing but text is written."""
+
+    def __init__(self, out: TextIO, err: TextIO, *, stats: bool = True) -> None:
+        self._out = out
+        self._err = err
+        self._stats = stats
+        self._open: TextIO | None = None
+        self._last = ""
+
+    def delta(self, delta: ChatDelta) -> None:
+        self._write(self._err, delta.reasoning)
+        self._write(self._out, delta.content)
+        for call in delta.calls:
+            if call.name:
+                self._break()
+            self._write(self._err, call_text(call))
+
+    def end(self, stats: ReplyStats | None) -> None:
+        self._break()
+        if stats is not None and self._stats:
+            print(stats_line(stats), file=self._err, flush=True)
+
+    def info(self, text: str) -> None:
+        print(text, file=self._err, flush=True)
+
+    def error(self, text: str) -> None:
+        self._break()
+        print(f"error: {text}", file=self._err, flush=True)
+
+    def _write(self, file: TextIO, text: str) -> None:
+        if not text:
+            return
+        if self._open is not file:
+            self._break()
+            self._open = file
+        file.write(CONTROL.sub("", text) if file.isatty() else text)
+        file.flush()
+        self._last = text[-1]
+
+    def _break(self) -> None:
+        if self._open is not None and self._last != "\n":
+            self._open.write("\n")
+            self._open.flush()
+        self._open = None
+
+
+class RichView:
+    """Everything to one terminal: thoughts and numbers dim, tool calls yellow, errors red."""
+
+    def __init__(self, console: Console, *, stats: bool = True) -> None:
+        self._console = console
+        self._stats = stats
+        self._style: str | None = None
+        self._last = ""
+
+    def delta(self, delta: ChatDelta) -> None:
+        self._write(delta.reasoning, "dim")
+        self._write(delta.content, "")
+        for call in delta.calls:
+            if call.name and self._style == CALL_STYLE:
+                self._break()
+            self._write(call_text(call), CALL_STYLE)
+
+    def end(self, stats: ReplyStats | None) -> None:
+        self._break()
+        self._style = None
+        if stats is None:
+            self._line("stopped", "dim")
+        elif self._stats:
+            self._line(stats_line(stats), "dim")
+
+    def info(self, text: str) -> None:
+        self._line(text, "cyan")
+
+    def error(self, text: str) -> None:
+        self._break()
+        self._style = None
+        self._line(f"error: {text}", "red")
+
+    def _write(self, text: str, style: str) -> None:
+        if not text:
+            return
+        if self._style is not None and self._style != style:
+            self._break()
+            self._line("", "")
+        self._style = style
+        clean = CONTROL.sub("", text)
+        self._console.print(Text(clean, style=style), end="", soft_wrap=True)
+        self._last = text[-1]
+
+    def _break(self) -> None:
+        if self._style is not None and self._last != "\n":
+            self._line("", "")
+        self._last = "\n"
+
+    def _line(self, text: str, style: str) -> None:
+        self._console.print(Text(CONTROL.sub("", text), style=style), soft_wrap=True)

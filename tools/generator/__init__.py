@@ -1,0 +1,26 @@
+"""Random-weight GGUF models of the architectures that pyctl is for: tiny ones for tests, full-size ones for benchmarks
+on machines without the download."""
+
+from __future__ import annotations
+
+from tools.generator.cached import cached_model
+from tools.generator.chatml import CHATML_TEMPLATE
+from tools.generator.generate import write_model
+from tools.generator.shapes import QWEN36_27B, QWEN36_35B_A3B, SHAPES, TINY_DENSE, TINY_HYBRID, TINY_MOE, Shape
+from tools.generator.vocab import Vocab, byte_vocab, read_vocab
+
+__all__ = [
+    "CHATML_TEMPLATE",
+    "QWEN36_27B",
+    "QWEN36_35B_A3B",
+    "SHAPES",
+    "TINY_DENSE",
+    "TINY_HYBRID",
+    "TINY_MOE",
+    "Shape",
+    "Vocab",
+    "byte_vocab",
+    "cached_model",
+    "read_vocab",
+    "write_model",
+]

@@ -1,0 +1,44 @@
+"""python -m tools.generator --shape tiny-hybrid|tiny-moe|tiny-dense|27b|35b-a3b -o out.gguf [--seed N]"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from tools.generator.generate import write_model
+from tools.generator.shapes import SHAPES
+from tools.generator.vocab import read_vocab
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Write one model as the command line says."""
+    parser = argparse.ArgumentParser(prog="python -m tools.generator", description="Write a GGUF with random weights.")
+    parser.add_argument("--shape", choices=SHAPES, required=True, help="which model to imitate")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="where to write it")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="another seed, other weights (default 0)")
+    parser.add_argument("--layers", type=int, metavar="N", help="only so many layers (default: all)")
+    parser.add_argument("--vocab", type=Path, metavar="FILE", help="take the tokenizer from this GGUF (default: bytes)")
+    args = parser.parse_args(argv)
+
+    shape = SHAPES[args.shape]
+    if args.layers is not None:
+        shape = replace(shape, num_layers=args.layers)
+    vocab = None if args.vocab is None else read_vocab(args.vocab)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, TimeRemainingColumn()) as bar:
+        task = bar.add_task(args.output.name, total=None)
+        write_model(
+            args.output,
+            shape,
+            seed=args.seed,
+            vocab=vocab,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+
+
+if __name__ == "__main__":
+    main()

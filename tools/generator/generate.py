@@ -1,0 +1,151 @@
+"""Writes GGUF files with random weights: the real architectures, tokenizer and sizes, without the download.
+
+Files are streamed, so the full-size shapes need disk but little memory. The container is GGUF version 3; the metadata
+keys are those that llama.cpp requires for each architecture.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+from gguf import GGML_QUANT_VERSION, GGUFWriter, LlamaFileType
+
+from tools.generator.blocks import Tiles
+from tools.generator.chatml import CHATML_TEMPLATE
+from tools.generator.shapes import Shape
+from tools.generator.tensors import F16, F32, Tensor, tensors
+from tools.generator.vocab import Vocab, byte_vocab
+from tools.generator.weights import deviation, fill
+
+__all__ = ["Progress", "write_model"]
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes of tensor data written so far and in all."""
+
+
+def write_model(
+    path: str | PathLike[str],
+    shape: Shape,
+    *,
+    seed: int = 0,
+    vocab: Vocab | None = None,
+    template: str | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Write a model of `shape` to `path`, byte for byte the same for the same arguments.
+
+    `vocab` (default: bytes) is fitted to the shape's vocabulary size, `template` (default: `CHATML_TEMPLATE`) is the
+    chat template. The file appears whole or not at all. Raises `ValueError` if the vocabulary does not fit.
+    """
+    vocab = (byte_vocab() if vocab is None else vocab).fitted(shape.vocab_size)
+    listing = tensors(shape)
+    with _replacing(Path(path)) as temporary:
+        writer = GGUFWriter(temporary, shape.arch)
+        _add_shape(writer, shape, seed)
+        _add_tokenizer(writer, vocab, CHATML_TEMPLATE if template is None else template)
+        for tensor in listing:
+            writer.add_tensor_info(
+                tensor.name, tensor.dims, np.dtype(np.float32), tensor.num_bytes, raw_dtype=tensor.type
+            )
+        try:
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_ti_data_to_file()
+            _write_data(writer, listing, _content(shape, vocab, seed), progress)
+        finally:
+            writer.close()
+
+
+def _add_shape(writer: GGUFWriter, shape: Shape, seed: int) -> None:
+    writer.add_name(f"{shape.name} (random weights, seed {seed})")
+    writer.add_file_type(LlamaFileType.MOSTLY_Q4_K_M if shape.quantised else LlamaFileType.MOSTLY_F16)
+    writer.add_quantization_version(GGML_QUANT_VERSION)
+    writer.add_block_count(shape.num_layers)
+    writer.add_context_length(shape.context_length)
+    writer.add_embedding_length(shape.embedding)
+    writer.add_head_count(shape.num_heads)
+    writer.add_head_count_kv(shape.num_kv_heads)
+    writer.add_key_length(shape.head_size)
+    writer.add_value_length(shape.head_size)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_dimension_count(shape.rope_size)
+    writer.add_rope_freq_base(shape.rope_base)
+    if shape.num_recurrent_layers:
+        writer.add_rope_dimension_sections(shape.rope_sections)
+        writer.add_full_attention_interval(shape.attention_interval)
+        writer.add_ssm_conv_kernel(shape.conv_kernel)
+        writer.add_ssm_state_size(shape.recurrent_head_size)
+        writer.add_ssm_group_count(shape.num_key_heads)
+        writer.add_ssm_time_step_rank(shape.num_value_heads)
+        writer.add_ssm_inner_size(shape.value_width)
+    if shape.num_experts:
+        writer.add_expert_count(shape.num_experts)
+        writer.add_expert_used_count(shape.num_experts_used)
+        writer.add_expert_feed_forward_length(shape.feed_forward)
+        writer.add_expert_shared_feed_forward_length(shape.shared_feed_forward)
+    else:
+        writer.add_feed_forward_length(shape.feed_forward)
+
+
+def _add_tokenizer(writer: GGUFWriter, vocab: Vocab, template: str) -> None:
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(vocab.pre)
+    writer.add_token_list(vocab.tokens)
+    writer.add_token_types(vocab.types)
+    writer.add_token_merges(vocab.merges)
+    writer.add_eos_token_id(vocab.ids["<|im_end|>"])
+    writer.add_pad_token_id(vocab.ids["<|vision_pad|>"])
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(template)
+
+
+def _content(shape: Shape, vocab: Vocab, seed: int) -> Callable[[Tensor], Iterator[memoryview]]:
+    tiles = Tiles(seed)
+
+    def pieces(tensor: Tensor) -> Iterator[memoryview]:
+        if tensor.type in (F32, F16):
+            values = fill(shape, tensor, vocab, seed)
+            yield values.astype("<f2" if tensor.type is F16 else "<f4").reshape(-1).view(np.uint8).data
+        else:
+            yield from tiles.fill(tensor, deviation(shape, tensor))
+
+    return pieces
+
+
+def _write_data(
+    writer: GGUFWriter,
+    listing: list[Tensor],
+    content: Callable[[Tensor], Iterator[memoryview]],
+    progress: Progress | None,
+) -> None:
+    # GGUFWriter.write_tensor_data wants a whole tensor in memory; its file and its alignment are used directly.
+    assert writer.fout is not None
+    file = writer.fout[0]
+    writer.write_padding(file, file.tell())
+    total = sum(tensor.num_bytes for tensor in listing)
+    done = 0
+    for tensor in listing:
+        for piece in content(tensor):
+            file.write(piece)
+            done += len(piece)
+            if progress is not None:
+                progress(done, total)
+        writer.write_padding(file, tensor.num_bytes)
+    file.flush()
+    os.fsync(file.fileno())
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
