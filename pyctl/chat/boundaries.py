@@ -33,7 +33,7 @@ def boundaries(tokens: Tokens, starts: Sequence[int]) -> tuple[int, ...]:
 
 
 def message_starts(
-    template: Template, tokenizer: Tokenizer, specials: Mapping[str, int], traits: TemplateCapabilities
+    template: Template, tokenizer: Tokenizer, specials: Mapping[str, int], capabilities: TemplateCapabilities
 ) -> tuple[int, ...]:
     """Ids of the special tokens that begin a message, ascending; none for a template that begins them with plain text.
 
@@ -41,22 +41,22 @@ def message_starts(
     stands there when no message follows, and then the one that begins the second.
     """
     gaps = _Gaps(template, tokenizer, {token for text, token in specials.items() if text.strip()})
-    starts = {start for start in _starts(gaps, traits) if start is not None}
+    starts = {start for start in _starts(gaps, capabilities) if start is not None}
     if not starts:
         log.warning("no special token begins the messages of this chat template: prompts have no message boundaries")
     return tuple(sorted(starts))
 
 
-def _starts(gaps: _Gaps, traits: TemplateCapabilities) -> list[int | None]:
-    said = [_said(role, mark, traits) for role, mark in zip(("user", "assistant", "user"), _MARKS, strict=False)]
-    called = [said[0], _called(_MARKS[1], traits)]
-    result = {**_said("tool", _MARKS[2], traits), "tool_call_id": SAMPLE_CALL_ID, "name": "sample"}
+def _starts(gaps: _Gaps, capabilities: TemplateCapabilities) -> list[int | None]:
+    said = [_said(role, mark, capabilities) for role, mark in zip(("user", "assistant", "user"), _MARKS, strict=False)]
+    called = [said[0], _called(_MARKS[1], capabilities)]
+    result = {**_said("tool", _MARKS[2], capabilities), "tool_call_id": SAMPLE_CALL_ID, "name": "sample"}
     found = [
         gaps.first(said[:1]),
         gaps.start(said[:1], said[:1], 1, header=True),
         gaps.start(said[:2], said, 2),
     ]
-    if traits.tool_calls:
+    if capabilities.tool_calls:
         found.append(gaps.start(called, [*called, result], 2))
     return found
 
@@ -110,11 +110,11 @@ class _Gaps:
         return between[len(ends)]
 
 
-def _said(role: str, text: str, traits: TemplateCapabilities) -> dict[str, Any]:
-    return {"role": role, "content": text if traits.text else [{"type": "text", "text": text}]}
+def _said(role: str, text: str, capabilities: TemplateCapabilities) -> dict[str, Any]:
+    return {"role": role, "content": text if capabilities.text else [{"type": "text", "text": text}]}
 
 
-def _called(mark: str, traits: TemplateCapabilities) -> dict[str, Any]:
-    arguments: Any = {"sample": mark} if traits.object_arguments else f'{{"sample": "{mark}"}}'
+def _called(mark: str, capabilities: TemplateCapabilities) -> dict[str, Any]:
+    arguments: Any = {"sample": mark} if capabilities.object_arguments else f'{{"sample": "{mark}"}}'
     call = {"type": "function", "id": SAMPLE_CALL_ID, "function": {"name": "sample", "arguments": arguments}}
-    return {**_said("assistant", "", traits), "tool_calls": [call]}
+    return {**_said("assistant", "", capabilities), "tool_calls": [call]}

@@ -67,7 +67,7 @@ _ENTRY_BYTES = 200
 
 
 class CachedTokenizer:
-    """`tokenise` gives exactly ``tokenizer.tokenize(text, parse_special=True)``, as an array.
+    """`tokenize` gives exactly ``tokenizer.tokenize(text, parse_special=True)``, as an array.
 
     Thread-safe. Pieces are forgotten, the longest unused first, when they take more than ``max_bytes``.
     """
@@ -87,7 +87,7 @@ class CachedTokenizer:
         """What is remembered takes this many bytes."""
         return self._n_bytes
 
-    def tokenise(self, text: str) -> Tokens:
+    def tokenize(self, text: str) -> Tokens:
         """Token ids of ``text``, shape (n,), without BOS."""
         pieces = self._split.split(text) if self._split is not None else [text]
         found: list[Tokens | None] = []

@@ -14,7 +14,7 @@ from pyctl.chat.cached_tokenizer import CachedTokenizer, Tokenizer
 from pyctl.chat.call_formats.call_grammar import CALL_TRIGGER, call_grammar
 from pyctl.chat.call_formats.qwen import CallParser
 from pyctl.chat.messages import check_messages, fit_messages, text_of
-from pyctl.chat.reasoning import THINK, ReasoningSplitter, ReasoningTags, Where
+from pyctl.chat.reasoning import THINK, ReasoningSplitter, ReasoningTags, ReplyPart
 from pyctl.chat.replay import Part, Replay, SampledReply, Splice
 from pyctl.chat.reply_splitter import ParsedReply, ReplySplitter
 from pyctl.chat.template import Template, TemplateCapabilities
@@ -39,18 +39,18 @@ _RESERVED = frozenset({"self", "messages", "tools", "add_generation_prompt"})
 class RenderedChat:
     """A rendered conversation, ready for the reply.
 
-    ``prefill`` is the part of the reply that the conversation already holds; ``where`` says where the rest begins, and
-    ``opened`` is what the prompt has written of a reasoning block that the reply is to fill. ``parts`` are the text in
-    pieces, with the tokens of replies that are replayed, and empty if there are none. The reply is message number
-    ``place``; ``tools`` is what it may call, None for nothing.
+    ``prefill`` is the part of the reply that the conversation already holds; ``reply_part`` says where the rest
+    begins, and ``open_reasoning`` is what the prompt has written of a reasoning block that the reply is to fill.
+    ``parts`` are the text in pieces, with the tokens of replies that are replayed, and empty if there are none. The
+    reply is message number ``reply_index``; ``tools`` is what it may call, None for nothing.
     """
 
     text: str
     prefill: str = ""
-    where: Where = "start"
-    opened: str = ""
+    reply_part: ReplyPart = "start"
+    open_reasoning: str = ""
     parts: tuple[Part, ...] = ()
-    place: int = 0
+    reply_index: int = 0
     tools: Tools | None = None
 
 
@@ -71,9 +71,9 @@ class ChatFormat:
     ) -> None:
         self.template = template
         self.tokenizer = tokenizer
-        self.traits = TemplateCapabilities.of(template)
+        self.capabilities = TemplateCapabilities.of(template)
         specials = tokenizer.special_tokens()
-        self.starts = message_starts(template, tokenizer, specials, self.traits)
+        self.starts = message_starts(template, tokenizer, specials, self.capabilities)
         self.tags = next((tags for tags in _TAGS if tags.open in template.source), THINK)
         self._kwargs = {"enable_thinking": True, **(kwargs or {})}
         self._memo = CachedTokenizer(tokenizer, specials)
@@ -103,7 +103,7 @@ class ChatFormat:
             if len(checked) > 1 and checked[-2]["role"] == "assistant":
                 raise RequestError("'messages' must not end in two assistant messages")
             continues = continues or "auto"
-        place = len(checked) - (continues is not None)
+        reply_index = len(checked) - (continues is not None)
         marked, replayed = self._splice.mark(checked, keep_last=continues is not None)
         if replayed:
             try:
@@ -113,9 +113,9 @@ class ChatFormat:
             spliced = self._splice.parts(turn.text, replayed) if turn is not None else None
             if turn is not None and spliced is not None:
                 text = "".join(map(_text, spliced))
-                return replace(turn, text=text, parts=spliced, place=place, tools=callable_tools)
+                return replace(turn, text=text, parts=spliced, reply_index=reply_index, tools=callable_tools)
         turn = self._turn(checked, continues, tools, variables, add_generation_prompt)
-        return replace(turn, place=place, tools=callable_tools)
+        return replace(turn, reply_index=reply_index, tools=callable_tools)
 
     def render(self, messages: object, **options: Any) -> str:
         """The conversation as text; ``options`` are those of `turn`."""
@@ -130,46 +130,46 @@ class ChatFormat:
         parts = [
             part.tokens
             if isinstance(part, SampledReply) and part.tokens is not None
-            else self._memo.tokenise(_text(part))
+            else self._memo.tokenize(_text(part))
             for part in turn.parts or (turn.text,)
         ]
         return self._prompt([self._bos(), *parts])
 
     def prompt_from_text(self, text: str) -> Prompt:
         """Tokens of ``text``, special tokens included, after BOS where the model wants it."""
-        return self._prompt([self._bos(), self._memo.tokenise(text)])
+        return self._prompt([self._bos(), self._memo.tokenize(text)])
 
     def prompt_from_mixed(self, parts: Sequence[str | int]) -> Prompt:
         """Tokens of strings and token ids in a row; BOS comes first only if a string does."""
         runs = [self._bos()] if parts and isinstance(parts[0], str) else []
         for is_text, run in groupby(parts, key=lambda part: isinstance(part, str)):
             items = list(run)
-            runs += [self._memo.tokenise(str(text)) for text in items] if is_text else [_ids(items)]
+            runs += [self._memo.tokenize(str(text)) for text in items] if is_text else [_ids(items)]
         return self._prompt(runs)
 
     def splitter(self, turn: RenderedChat, reasoning: ReasoningFormat = "auto") -> ReplySplitter:
         """What takes the reply to ``turn`` apart, and remembers it in the end."""
         tags = None if reasoning == "none" else self.tags
         calls = CallParser(turn.tools) if turn.tools is not None else None
-        head = self._splice.head(turn.text, turn.prefill)
-        if not head:
-            return ReplySplitter(ReasoningSplitter(tags, turn.where), calls)
-        prefill, opened = turn.prefill, turn.opened if reasoning == "none" else ""
+        header = self._splice.header(turn.text, turn.prefill)
+        if not header:
+            return ReplySplitter(ReasoningSplitter(tags, turn.reply_part), calls)
+        prefill, open_reasoning = turn.prefill, turn.open_reasoning if reasoning == "none" else ""
 
         def remember(text: str, tokens: list[int], reply: ParsedReply) -> None:
-            message = reply.message(prefill if turn.where == "content" else "")
-            if turn.where == "reasoning" and prefill:
+            message = reply.message(prefill if turn.reply_part == "content" else "")
+            if turn.reply_part == "reasoning" and prefill:
                 message["reasoning_content"] = prefill + message.get("reasoning_content", "")
-            text = text.removeprefix(opened)  # it is part of the head
+            text = text.removeprefix(open_reasoning)  # it is part of the header
             known = any(self._text_of(tokens, special) == text for special in (False, True))
-            self._splice.replay.remember(message, head, text, as_tokens(tokens) if known else None, turn.place)
+            self._splice.replay.remember(message, header, text, as_tokens(tokens) if known else None, turn.reply_index)
 
-        return ReplySplitter(ReasoningSplitter(tags, turn.where), calls, on_end=remember)
+        return ReplySplitter(ReasoningSplitter(tags, turn.reply_part), calls, on_end=remember)
 
-    def begins(self, turn: RenderedChat) -> Where:
+    def begins(self, turn: RenderedChat) -> ReplyPart:
         """Where the reply to ``turn`` begins: ``start`` only if the template leaves it a reasoning block to open."""
-        if turn.where != "start":
-            return turn.where
+        if turn.reply_part != "start":
+            return turn.reply_part
         closed = self.tags.open not in self.template.source or turn.text.rstrip().endswith(self.tags.close)
         return "content" if closed else "start"
 
@@ -186,13 +186,13 @@ class ChatFormat:
         tools = turn.tools
         if tools is None or not (tools.forced or not tools.parallel or any(tool.strict for tool in tools.tools)):
             return "", ()
-        form = self.traits.call_form
+        form = self.capabilities.call_form
         if not tools.forced:
             return call_grammar(tools, form), (CALL_TRIGGER,)
         begins = self.begins(turn)
-        opened = self.tags.open if begins == "start" else ""
+        open_reasoning = self.tags.open if begins == "start" else ""
         closed = self.tags.close if begins != "content" else ""
-        return call_grammar(tools, form, think_open=opened, think_close=closed), ()
+        return call_grammar(tools, form, think_open=open_reasoning, think_close=closed), ()
 
     def _text_of(self, tokens: Sequence[int], special: bool) -> str:
         return self.tokenizer.detokenize(tokens, special=special).decode("utf-8", "replace")
@@ -210,9 +210,9 @@ class ChatFormat:
     ) -> RenderedChat:
         if continues is not None:
             return self._continue(messages, continues, tools, variables)
-        text = self._render(fit_messages(messages, self.traits), tools, variables, add_header)
-        opened = self._opened(text) if add_header else ""
-        return RenderedChat(text, where="reasoning" if opened else "start", opened=opened)
+        text = self._render(fit_messages(messages, self.capabilities), tools, variables, add_header)
+        open_reasoning = self._open_reasoning(text) if add_header else ""
+        return RenderedChat(text, reply_part="reasoning" if open_reasoning else "start", open_reasoning=open_reasoning)
 
     def _render(
         self,
@@ -222,7 +222,7 @@ class ChatFormat:
         header: bool,
     ) -> str:
         text = self.template.render(messages, tools=tools or None, add_generation_prompt=header, **variables)
-        # The template writes BOS itself; the tokeniser adds it for all prompts alike.
+        # The template writes BOS itself; the tokenizer adds it for all prompts alike.
         bos = self.template.bos_token
         return text[len(bos) :] if bos and self.tokenizer.add_bos and text.startswith(bos) else text
 
@@ -241,13 +241,13 @@ class ChatFormat:
         content, reasoning = text_of(last), last.get("reasoning_content", "")
         if continues == "reasoning_content" or (continues == "auto" and reasoning and not content):
             gap = {**last, "content": "", "reasoning_content": _GAP}
-            text = self._render(fit_messages([*messages[:-1], gap], self.traits), tools, variables, False)
+            text = self._render(fit_messages([*messages[:-1], gap], self.capabilities), tools, variables, False)
             if _GAP in text:
                 return RenderedChat(
                     text[: text.rindex(_GAP)] + reasoning, reasoning, "reasoning", self.tags.open + "\n"
                 )
         gap = {**last, "content": _GAP}
-        text = self._render(fit_messages([*messages[:-1], gap], self.traits), tools, variables, False)
+        text = self._render(fit_messages([*messages[:-1], gap], self.capabilities), tools, variables, False)
         if _GAP not in text:
             raise RequestError("this chat template cannot continue an assistant message")
         return RenderedChat(text[: text.rindex(_GAP)] + content, content, "content")
@@ -256,14 +256,14 @@ class ChatFormat:
         """Whether a message of the assistant begins with one of the tokens, and not where the user's ends."""
         try:
             text = self._render(
-                fit_messages([_said("user"), _said("assistant")], self.traits), None, self._kwargs, False
+                fit_messages([_said("user"), _said("assistant")], self.capabilities), None, self._kwargs, False
             )
         except RequestError:
             return False
         between = text[text.find(_GAP) + len(_GAP) : max(text.rfind(_GAP), 0)]
         return any(start in between for start in self._start_texts)
 
-    def _opened(self, text: str) -> str:
+    def _open_reasoning(self, text: str) -> str:
         """The reasoning block that a generation header leaves open, with its tag; empty if it leaves none."""
         header = text[max((text.rfind(start) for start in self._start_texts), default=-1) + 1 :]
         at = header.rfind(self.tags.open)

@@ -32,8 +32,8 @@ def check_messages(messages: object) -> list[Message]:
     return [_check(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
-def fit_messages(messages: Sequence[Message], traits: TemplateCapabilities) -> list[Message]:
-    """Checked messages as a template with ``traits`` takes them, in order, each in its place.
+def fit_messages(messages: Sequence[Message], capabilities: TemplateCapabilities) -> list[Message]:
+    """Checked messages as a template with ``capabilities`` takes them, in order, each in its place.
 
     A system message where the template takes none becomes user text, and joins the user message beside it where the
     template takes only one at a time. So text that was rendered for the first n messages mostly stays as it is.
@@ -42,17 +42,17 @@ def fit_messages(messages: Sequence[Message], traits: TemplateCapabilities) -> l
     for message in messages:
         message = dict(message)
         previous = fitted[-1] if fitted else None
-        if message["role"] == "system" and not traits.system_inside:
+        if message["role"] == "system" and not capabilities.system_inside:
             if previous is not None and previous["role"] == "system":
                 previous["content"] = f"{text_of(previous)}\n\n{text_of(message)}"
                 continue
-            if previous is not None or not traits.system_first:
+            if previous is not None or not capabilities.system_first:
                 message["role"] = "user"
-        if previous is not None and message["role"] == previous["role"] == "user" and not traits.repeated_user:
+        if previous is not None and message["role"] == previous["role"] == "user" and not capabilities.repeated_user:
             previous["content"] = f"{text_of(previous)}\n\n{text_of(message)}"
             continue
         fitted.append(message)
-    return [_fit(message, traits) for message in fitted]
+    return [_fit(message, capabilities) for message in fitted]
 
 
 def text_of(message: Message) -> str:
@@ -133,29 +133,29 @@ def _checked_call(call: object, at: str) -> Message:
     return checked
 
 
-def _fit(message: Message, traits: TemplateCapabilities) -> Message:
-    message["content"] = _content(message["content"], traits)
+def _fit(message: Message, capabilities: TemplateCapabilities) -> Message:
+    message["content"] = _content(message["content"], capabilities)
     if "tool_calls" in message:
         calls = message["tool_calls"]
-        message["tool_calls"] = [{**call, "function": _function(call["function"], traits)} for call in calls]
+        message["tool_calls"] = [{**call, "function": _function(call["function"], capabilities)} for call in calls]
     return message
 
 
-def _content(content: str | list[str], traits: TemplateCapabilities) -> str | list[dict[str, str]]:
+def _content(content: str | list[str], capabilities: TemplateCapabilities) -> str | list[dict[str, str]]:
     if isinstance(content, list):
-        return [{"type": "text", "text": text} for text in content] if traits.parts else "\n".join(content)
-    return content if traits.text else [{"type": "text", "text": content}]
+        return [{"type": "text", "text": text} for text in content] if capabilities.parts else "\n".join(content)
+    return content if capabilities.text else [{"type": "text", "text": content}]
 
 
-def _function(function: Mapping[str, Any], traits: TemplateCapabilities) -> Message:
+def _function(function: Mapping[str, Any], capabilities: TemplateCapabilities) -> Message:
     arguments = function["arguments"]
-    if traits.object_arguments and isinstance(arguments, str):
+    if capabilities.object_arguments and isinstance(arguments, str):
         try:
             parsed = json.loads(arguments or "{}")
         except ValueError:
             parsed = None
         # Arguments that a model left unfinished stay text: a template may still take them, and if not, it says so.
         arguments = parsed if isinstance(parsed, dict) else arguments
-    elif not traits.object_arguments and isinstance(arguments, dict):
+    elif not capabilities.object_arguments and isinstance(arguments, dict):
         arguments = json.dumps(arguments, ensure_ascii=False)
     return {"name": function["name"], "arguments": arguments}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
-__all__ = ["THINK", "CallDelta", "ReasoningSplitter", "ReasoningTags", "ReplyDelta", "Where", "overlap"]
+__all__ = ["THINK", "CallDelta", "ReasoningSplitter", "ReasoningTags", "ReplyDelta", "ReplyPart", "overlap"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class ReplyDelta(NamedTuple):
     calls: tuple[CallDelta, ...] = ()
 
 
-Where: TypeAlias = Literal["start", "reasoning", "content"]
+ReplyPart: TypeAlias = Literal["start", "reasoning", "content"]
 
 """Where a reply begins: at its very start, inside a reasoning block that the prompt has opened, or behind one."""
 
@@ -53,9 +53,9 @@ class ReasoningSplitter:
     only where the reply begins: later tags are content. Without ``tags``, everything is content.
     """
 
-    def __init__(self, tags: ReasoningTags | None = None, where: Where = "start") -> None:
-        self._tags = tags if where != "content" else None
-        self._inside = where == "reasoning"
+    def __init__(self, tags: ReasoningTags | None = None, reply_part: ReplyPart = "start") -> None:
+        self._tags = tags if reply_part != "content" else None
+        self._inside = reply_part == "reasoning"
         self._trim = self._inside  # blanks that come next are dropped
         self._held = ""
         self._ends = (tags.close, *tags.interrupts) if tags is not None else ()

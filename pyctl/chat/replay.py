@@ -24,16 +24,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class SampledReply:
-    """A reply as it was written: ``head`` is the text from the token that begins the message to the first sampled one,
-    ``text`` and ``tokens`` are what was sampled, tokens None if they are not known.
+    """A reply as it was written: ``header`` is the text from the token that begins the message to the first
+    sampled one, ``text`` and ``tokens`` are what was sampled, tokens None if they are not known.
 
-    It was message number ``place``, with calls of these ``ids`` and with reasoning of this digest.
+    It was message number ``index``, with calls of these ``ids`` and with reasoning of this digest.
     """
 
-    head: str
+    header: str
     text: str
     tokens: Tokens | None
-    place: int
+    index: int
     ids: tuple[str, ...]
     reasoning: bytes
 
@@ -65,7 +65,7 @@ class ReplayLog:
         except OSError as error:
             log.warning("remembered replies could not be read: %s", error)
 
-    def append(self, key: bytes, said: SampledReply) -> None:
+    def append(self, key: bytes, reply: SampledReply) -> None:
         """Add a reply at the end."""
         try:
             # One write, so that lines of several processes do not mix; a line cut off before is ended first.
@@ -73,7 +73,7 @@ class ReplayLog:
             try:
                 size = os.fstat(descriptor).st_size
                 whole = size == 0 or os.pread(descriptor, 1, size - 1) == b"\n"
-                os.write(descriptor, (b"" if whole else b"\n") + _packed(key, said))
+                os.write(descriptor, (b"" if whole else b"\n") + _packed(key, reply))
             finally:
                 os.close(descriptor)
         except OSError as error:
@@ -84,43 +84,43 @@ class ReplayLog:
         temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}.tmp")
         try:
             with temporary.open("wb") as file:
-                file.writelines(_packed(key, said) for key, said in entries)
+                file.writelines(_packed(key, reply) for key, reply in entries)
             os.replace(temporary, self._path)
         except OSError as error:
             temporary.unlink(missing_ok=True)
             log.warning("remembered replies could not be written: %s", error)
 
 
-def _packed(key: bytes, said: SampledReply) -> bytes:
+def _packed(key: bytes, reply: SampledReply) -> bytes:
     fields = {
         "key": key.hex(),
-        "head": said.head,
-        "text": said.text,
-        "tokens": said.tokens.tolist() if said.tokens is not None else None,
-        "place": said.place,
-        "ids": said.ids,
-        "reasoning": said.reasoning.hex(),
+        "head": reply.header,
+        "text": reply.text,
+        "tokens": reply.tokens.tolist() if reply.tokens is not None else None,
+        "place": reply.index,
+        "ids": reply.ids,
+        "reasoning": reply.reasoning.hex(),
     }
     return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
 
 
 def _unpacked(fields: dict[str, object]) -> tuple[bytes, SampledReply]:
-    head, text, tokens, place, ids = (fields[name] for name in ("head", "text", "tokens", "place", "ids"))
-    if not isinstance(head, str) or not isinstance(text, str) or not isinstance(place, int):
+    header, text, tokens, index, ids = (fields[name] for name in ("head", "text", "tokens", "place", "ids"))
+    if not isinstance(header, str) or not isinstance(text, str) or not isinstance(index, int):
         raise TypeError("another kind of value")
     if not isinstance(ids, list) or not all(isinstance(each, str) for each in ids):
         raise TypeError("another kind of id")
     if tokens is not None and not isinstance(tokens, list):
         raise TypeError("another kind of tokens")
-    said = SampledReply(
-        head,
+    reply = SampledReply(
+        header,
         text,
         as_tokens(tokens) if tokens is not None else None,
-        place,
+        index,
         tuple(ids),
         bytes.fromhex(str(fields["reasoning"])),
     )
-    return bytes.fromhex(str(fields["key"])), said
+    return bytes.fromhex(str(fields["key"])), reply
 
 
 DEFAULT_REPLAY_BYTES = 64 << 20
@@ -142,62 +142,65 @@ class Replay:
         self.mode = mode
         self._max_bytes = max_bytes
         self._lock = threading.Lock()  # guards what follows
-        self._said: OrderedDict[bytes, list[SampledReply]] = OrderedDict()
+        self._replies: OrderedDict[bytes, list[SampledReply]] = OrderedDict()
         self._n_bytes = 0
         self._log = ReplayLog(path) if path is not None and mode != "off" else None
         if self._log is not None:
-            for key, said in self._log.read():
-                self._keep(key, said)
+            for key, reply in self._log.read():
+                self._keep(key, reply)
             if len(self._log) > max_bytes:
-                self._log.replace((key, said) for key, replies in self._said.items() for said in replies)
+                self._log.replace((key, reply) for key, replies in self._replies.items() for reply in replies)
 
     @property
     def n_bytes(self) -> int:
         """What is remembered takes this many bytes."""
         return self._n_bytes
 
-    def remember(self, message: dict[str, Any], head: str, text: str, tokens: Tokens | None, place: int) -> None:
+    def remember(self, message: dict[str, Any], header: str, text: str, tokens: Tokens | None, index: int) -> None:
         """Keep a reply that means ``message``, an assistant message as OpenAI writes them."""
         if self.mode == "off":
             return
-        said = SampledReply(head, text, tokens, place, _ids(message), _reasoning(message))
+        reply = SampledReply(header, text, tokens, index, _ids(message), _reasoning(message))
         key = _meaning(message)
         with self._lock:
-            self._keep(key, said)
+            self._keep(key, reply)
             if self._log is not None:
-                self._log.append(key, said)
+                self._log.append(key, reply)
 
-    def find(self, message: dict[str, Any], place: int) -> SampledReply | None:
-        """The reply that ``message``, number ``place`` of a conversation, means."""
+    def find(self, message: dict[str, Any], index: int) -> SampledReply | None:
+        """The reply that ``message``, number ``index`` of a conversation, means."""
         if self.mode == "off":
             return None
         key, reasoning, ids = _meaning(message), _reasoning(message), _ids(message)
         with self._lock:
             found = [
-                said
-                for said in self._said.get(key, ())
-                if said.reasoning == reasoning or (self.mode == "full" and reasoning == _NOTHING)
+                reply
+                for reply in self._replies.get(key, ())
+                if reply.reasoning == reasoning or (self.mode == "full" and reasoning == _NOTHING)
             ]
             if not found:
                 return None
-            self._said.move_to_end(key)
-        return max(enumerate(found), key=lambda item: (item[1].ids == ids, item[1].place == place, item[0]))[1]
+            self._replies.move_to_end(key)
+        return max(enumerate(found), key=lambda item: (item[1].ids == ids, item[1].index == index, item[0]))[1]
 
-    def _keep(self, key: bytes, said: SampledReply) -> None:
-        others = self._said.pop(key, [])
-        slot = said.place, said.ids, said.reasoning
-        same = [each for each in others if (each.place, each.ids, each.reasoning) == slot]
-        self._n_bytes += _charge([said]) - _charge(same)
-        self._said[key] = [each for each in others if each not in same] + [said]
+    def _keep(self, key: bytes, reply: SampledReply) -> None:
+        others = self._replies.pop(key, [])
+        same_turn = reply.index, reply.ids, reply.reasoning
+        same = [each for each in others if (each.index, each.ids, each.reasoning) == same_turn]
+        self._n_bytes += _charge([reply]) - _charge(same)
+        self._replies[key] = [each for each in others if each not in same] + [reply]
         while self._n_bytes > self._max_bytes:
-            _, old = self._said.popitem(last=False)
+            _, old = self._replies.popitem(last=False)
             self._n_bytes -= _charge(old)
 
 
 def _charge(replies: Sequence[SampledReply]) -> int:
     """What they take in memory, roughly."""
     return sum(
-        getsizeof(each.head) + getsizeof(each.text) + (0 if each.tokens is None else each.tokens.nbytes) + _ENTRY_BYTES
+        getsizeof(each.header)
+        + getsizeof(each.text)
+        + (0 if each.tokens is None else each.tokens.nbytes)
+        + _ENTRY_BYTES
         for each in replies
     )
 
@@ -257,11 +260,11 @@ class Splice:
         if self.replay.mode == "off" or not self._starts:
             return list(messages), {}
         marked, replayed = list(messages), {}
-        for place, message in enumerate(messages[: len(messages) - keep_last]):
-            said = self.replay.find(message, place) if message["role"] == "assistant" else None
-            if said is not None:
-                mark = f"{_MARK}{place};"
-                marked[place], replayed[mark] = {"role": "assistant", "content": mark}, said
+        for index, message in enumerate(messages[: len(messages) - keep_last]):
+            reply = self.replay.find(message, index) if message["role"] == "assistant" else None
+            if reply is not None:
+                mark = f"{_MARK}{index};"
+                marked[index], replayed[mark] = {"role": "assistant", "content": mark}, reply
         return marked, replayed
 
     def parts(self, text: str, replayed: Mapping[str, SampledReply]) -> tuple[Part, ...] | None:
@@ -270,16 +273,16 @@ class Splice:
             return None
         parts: list[Part] = []
         done = 0
-        for mark, said in replayed.items():
+        for mark, reply in replayed.items():
             at = text.find(mark, done)
             start = self._last_start(text, done, at) if at >= 0 else -1
-            if start < 0 or not _same_header(text[start:at], said.head):
+            if start < 0 or not _same_header(text[start:at], reply.header):
                 return None
-            parts += [text[done:start] + said.head, said]
+            parts += [text[done:start] + reply.header, reply]
             done = at + len(mark)
         return (*parts, text[done:])
 
-    def head(self, text: str, prefill: str) -> str:
+    def header(self, text: str, prefill: str) -> str:
         """What the prompt ``text`` has of the message that the reply goes on with, ``prefill`` included; empty if it
         cannot be told.
         """
@@ -292,7 +295,7 @@ class Splice:
         return max((text.rfind(start, low, high) for start in self._starts), default=-1)
 
 
-def _same_header(rendered: str, head: str) -> bool:
+def _same_header(rendered: str, header: str) -> bool:
     """Whether both begin with the same line: the role. What follows may differ, such as an empty reasoning block."""
     line = rendered.partition("\n")[0]
-    return head.partition("\n")[0] == line
+    return header.partition("\n")[0] == line

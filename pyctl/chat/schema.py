@@ -17,7 +17,7 @@ from pyctl.chat.grammar import Grammar, literal, repeated
 from pyctl.chat.json_rules import JsonRules, constant
 from pyctl.chat.numerals import integers
 from pyctl.chat.pattern import string_of
-from pyctl.chat.reasoning import ReasoningTags, Where
+from pyctl.chat.reasoning import ReasoningTags, ReplyPart
 from pyctl.errors import RequestError
 
 __all__ = ["SchemaRules", "reply_grammar", "schema_grammar"]
@@ -36,17 +36,19 @@ def schema_grammar(schema: Any) -> str:
     return grammar.text()
 
 
-def reply_grammar(schema: Any, tags: ReasoningTags, where: Where) -> str:
+def reply_grammar(schema: Any, tags: ReasoningTags, reply_part: ReplyPart) -> str:
     """The grammar of a reply whose content ``schema`` accepts, behind a reasoning block if there is one.
 
-    ``where`` says where the reply begins: inside of the block, behind it, or where one may be opened.
+    ``reply_part`` says where the reply begins: inside of the block, behind it, or where one may be opened.
     """
     grammar = Grammar()
     content = SchemaRules(grammar, schema).rule("reply")
     block = ""
-    if where != "content":
+    if reply_part != "content":
         block = f"{grammar.until('reasoning', tags.close)} {literal(tags.close)} [ \\t\\n]{{0,8}} "
-    grammar.add("root", (block if where == "reasoning" else block and f"({literal(tags.open)} {block})? ") + content)
+    grammar.add(
+        "root", (block if reply_part == "reasoning" else block and f"({literal(tags.open)} {block})? ") + content
+    )
     return grammar.text()
 
 

@@ -157,7 +157,7 @@ class TemplateCapabilities:
 
     @classmethod
     def of(cls, template: Template) -> TemplateCapabilities:
-        """Render what the traits ask about and see what comes out."""
+        """Render what the capabilities ask about and see what comes out."""
         parts = _shows(template, [_message("user", [{"type": "text", "text": _A}])], _A, never="'type'")
         text = _shows(template, [_message("user", _A)], _A) or not parts
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pyctl.chat.call_formats.qwen import CallParser, new_call_id
 from pyctl.chat.chat_format import ChatFormat
-from pyctl.chat.reasoning import THINK, ReasoningSplitter, Where
+from pyctl.chat.reasoning import THINK, ReasoningSplitter, ReplyPart
 from pyctl.chat.reply_splitter import ParsedReply, ReplySplitter
 from pyctl.chat.template import Template
 from pyctl.chat.tools import Tools
@@ -48,10 +48,10 @@ TOOLS = Tools.of(
 Parsed = tuple[str, str, list[tuple[str, str]]]
 
 
-def parse(pieces: list[str], tools: Tools = TOOLS, where: Where = "content") -> Parsed:
+def parse(pieces: list[str], tools: Tools = TOOLS, reply_part: ReplyPart = "content") -> Parsed:
     """Reasoning, content and calls of a reply in pieces; holds the rules of the deltas."""
     ids = count()
-    splitter = ReplySplitter(ReasoningSplitter(THINK, where), CallParser(tools, lambda: f"id{next(ids)}"))
+    splitter = ReplySplitter(ReasoningSplitter(THINK, reply_part), CallParser(tools, lambda: f"id{next(ids)}"))
     deltas = [*map(splitter.feed, pieces), splitter.finish()]
     reply, seen = ParsedReply(), 0
     for delta in deltas:
@@ -144,8 +144,8 @@ def test_whole_and_letter_by_letter(text: str, content: str, calls: list[tuple[s
 
 def test_reasoning_comes_first_and_holds_no_calls() -> None:
     text = f"I could {STOP[1:]}\n</think>\n\nWell\n{STOP}"
-    assert parse([text], where="reasoning") == (f"I could {STOP[1:]}\n", "Well\n", [("stop", "{}")])
-    assert parse([f"hm\n{STOP}"], where="reasoning") == ("hm\n", "", [("stop", "{}")])
+    assert parse([text], reply_part="reasoning") == (f"I could {STOP[1:]}\n", "Well\n", [("stop", "{}")])
+    assert parse([f"hm\n{STOP}"], reply_part="reasoning") == ("hm\n", "", [("stop", "{}")])
 
 
 def test_without_parallel_calls_only_the_first_is_one() -> None:
@@ -197,14 +197,14 @@ def test_any_cutting_gives_the_same(data: st.DataObject) -> None:
     noise = st.lists(st.sampled_from(PARTS) | st.text(max_size=3), max_size=14).map("".join)
     call = st.builds(lambda text, end: f"<tool_call>\n<function=look_up>\n<parameter=text>\n{text}{end}", noise, noise)
     text = "".join(data.draw(st.lists(noise | call | st.just(STOP), max_size=3)))
-    where: Where = data.draw(st.sampled_from(("start", "reasoning", "content")))
+    reply_part: ReplyPart = data.draw(st.sampled_from(("start", "reasoning", "content")))
     tools = Tools(TOOLS.tools, data.draw(st.booleans()))
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=8)))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    whole = parse([text], tools, where)
-    assert parse(pieces, tools, where) == whole
-    assert parse(list(text), tools, where) == whole
-    if not whole[2] and where == "content":
+    whole = parse([text], tools, reply_part)
+    assert parse(pieces, tools, reply_part) == whole
+    assert parse(list(text), tools, reply_part) == whole
+    if not whole[2] and reply_part == "content":
         assert whole[1] == text
 
 
@@ -251,6 +251,6 @@ def test_every_rendered_call_parses_back(chat: ChatFormat, calls: list[Any], sai
     text = chat.render([*hi, message], prefill=False, add_generation_prompt=False, **options)
     assert text.startswith(head)
     reply = text[len(head) :].removesuffix("\n").removesuffix("<|im_end|>").lstrip("\n")
-    _, content, found = parse([reply], where="start")
+    _, content, found = parse([reply], reply_part="start")
     assert [(name, json.loads(arguments)) for name, arguments in found] == [(name, a) for name, a in calls]
     assert content.strip() in (said, "")

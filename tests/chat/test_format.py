@@ -32,14 +32,14 @@ def assistant(content: Any, **fields: Any) -> list[dict[str, Any]]:
 
 def test_a_plain_turn(chatml: ChatFormat) -> None:
     turn = chatml.turn(HI)
-    assert (turn.text, turn.prefill, turn.where, turn.opened) == (HEAD, "", "start", "")
+    assert (turn.text, turn.prefill, turn.reply_part, turn.open_reasoning) == (HEAD, "", "start", "")
     assert chatml.render(HI) == HEAD
     assert chatml.render(HI, add_generation_prompt=False) == "<|im_start|>user\nHi<|im_end|>\n"
 
 
 def test_a_header_that_opens_a_reasoning_block(thinking: ChatFormat) -> None:
     turn = thinking.turn(HI)
-    assert (turn.where, turn.opened) == ("reasoning", "<think>\n")
+    assert (turn.reply_part, turn.open_reasoning) == ("reasoning", "<think>\n")
     splitter = thinking.splitter(turn)
     assert splitter.feed("hm</think>\n\nHello") == ReplyDelta("hm", "Hello")
     assert thinking.splitter(turn, "none").feed("hm</think>") == ReplyDelta(content="hm</think>")
@@ -47,13 +47,13 @@ def test_a_header_that_opens_a_reasoning_block(thinking: ChatFormat) -> None:
 
 def test_a_user_who_writes_tags_opens_nothing(thinking: ChatFormat) -> None:
     turn = thinking.turn([{"role": "user", "content": "<think>"}], kwargs={"enable_thinking": False})
-    assert (turn.where, turn.opened) == ("start", "")
+    assert (turn.reply_part, turn.open_reasoning) == ("start", "")
 
 
 def test_variables_of_the_template_and_those_that_cannot_be_changed() -> None:
     chat = ChatFormat(Template(toy.THINKING), toy.chatml_tokenizer(), {"enable_thinking": False})
-    assert chat.turn(HI).where == "start"
-    assert chat.turn(HI, kwargs={"enable_thinking": True}).where == "reasoning"
+    assert chat.turn(HI).reply_part == "start"
+    assert chat.turn(HI, kwargs={"enable_thinking": True}).reply_part == "reasoning"
     wild = {"messages": [], "tools": 1, "add_generation_prompt": False, "self": 1}
     assert chat.render(HI, kwargs=wild) == chat.render(HI)
 
@@ -62,7 +62,7 @@ def test_variables_of_the_template_and_those_that_cannot_be_changed() -> None:
 def test_the_reply_continues_a_last_assistant_message(thinking: ChatFormat, content: str) -> None:
     turn = thinking.turn(assistant(content))
     assert turn.text == HEAD + "<think>\n\n</think>\n\n" + content
-    assert (turn.prefill, turn.where) == (content, "content")
+    assert (turn.prefill, turn.reply_part) == (content, "content")
     assert thinking.splitter(turn).feed(" on") == ReplyDelta(content=" on")
 
 
@@ -75,7 +75,7 @@ def test_parts_and_reasoning_of_a_continued_message(thinking: ChatFormat) -> Non
 def test_reasoning_can_be_continued(thinking: ChatFormat, chatml: ChatFormat) -> None:
     turn = thinking.turn(assistant("", reasoning_content="I wonder "))
     assert turn.text == HEAD + "<think>\nI wonder "
-    assert (turn.where, turn.prefill) == ("reasoning", "I wonder ")
+    assert (turn.reply_part, turn.prefill) == ("reasoning", "I wonder ")
     explicit = thinking.turn(assistant("x", reasoning_content="I "), continues="reasoning_content")
     assert explicit.text == HEAD + "<think>\nI "
     assert thinking.turn(assistant("x", reasoning_content="I "), continues="content").text.endswith("</think>\n\nx")

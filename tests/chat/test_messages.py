@@ -14,8 +14,8 @@ CALLS = {"tool_calls", "parallel_calls", "object_arguments"}
 ALL = TemplateCapabilities(True, True, True, True, True, True, True, True)
 
 
-def fit(messages: Any, **traits: bool) -> list[tuple[str, Any]]:
-    fitted = fit_messages(check_messages(messages), replace(ALL, **traits))
+def fit(messages: Any, **capabilities: bool) -> list[tuple[str, Any]]:
+    fitted = fit_messages(check_messages(messages), replace(ALL, **capabilities))
     return [(message["role"], message["content"]) for message in fitted]
 
 
@@ -113,8 +113,8 @@ def test_the_clients_messages_are_left_alone() -> None:
 def test_arguments_of_calls(arguments: Any, as_object: Any, as_text: str) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
     checked = check_messages([{"role": "assistant", "content": None, "tool_calls": [call]}])
-    for traits, expected in ((ALL, as_object), (replace(ALL, object_arguments=False), as_text)):
-        fitted = fit_messages(checked, traits)[0]["tool_calls"]
+    for capabilities, expected in ((ALL, as_object), (replace(ALL, object_arguments=False), as_text)):
+        fitted = fit_messages(checked, capabilities)[0]["tool_calls"]
         assert fitted == [{**call, "function": {"name": "f", "arguments": expected}}]
 
 
@@ -129,13 +129,13 @@ def test_arguments_of_calls(arguments: Any, as_object: Any, as_text: str) -> Non
     ],
 )
 def test_traits_are_found_by_rendering(source: str, lacks: set[str]) -> None:
-    traits = TemplateCapabilities.of(Template(source))
-    assert {name for name, has in vars(traits).items() if has is False} == lacks ^ {"reasoning_effort"}
+    capabilities = TemplateCapabilities.of(Template(source))
+    assert {name for name, has in vars(capabilities).items() if has is False} == lacks ^ {"reasoning_effort"}
 
 
 def test_traits_of_the_real_template(qwen_template: str) -> None:
-    traits = TemplateCapabilities.of(Template(qwen_template))
-    lacks = {name for name, has in vars(traits).items() if not has}
+    capabilities = TemplateCapabilities.of(Template(qwen_template))
+    lacks = {name for name, has in vars(capabilities).items() if not has}
     assert lacks == {"system_inside", "old_reasoning", "reasoning_effort"}
 
 

@@ -4,17 +4,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyctl.chat.reasoning import THINK, ReasoningSplitter, ReplyDelta, Where
+from pyctl.chat.reasoning import THINK, ReasoningSplitter, ReplyDelta, ReplyPart
 
 
-def split(pieces: list[str], where: Where = "start") -> tuple[str, str]:
-    splitter = ReasoningSplitter(THINK, where)
+def split(pieces: list[str], reply_part: ReplyPart = "start") -> tuple[str, str]:
+    splitter = ReasoningSplitter(THINK, reply_part)
     deltas = [*map(splitter.feed, pieces), splitter.finish()]
     return "".join(d.reasoning for d in deltas), "".join(d.content for d in deltas)
 
 
 @pytest.mark.parametrize(
-    ("where", "text", "reasoning", "content"),
+    ("reply_part", "text", "reasoning", "content"),
     [
         ("start", "Hello", "", "Hello"),
         ("start", "  Hello", "", "  Hello"),
@@ -34,9 +34,9 @@ def split(pieces: list[str], where: Where = "start") -> tuple[str, str]:
         ("content", " and <think>so</think> on", "", " and <think>so</think> on"),
     ],
 )
-def test_whole_and_letter_by_letter(where: Where, text: str, reasoning: str, content: str) -> None:
-    assert split([text], where) == (reasoning, content)
-    assert split(list(text), where) == (reasoning, content)
+def test_whole_and_letter_by_letter(reply_part: ReplyPart, text: str, reasoning: str, content: str) -> None:
+    assert split([text], reply_part) == (reasoning, content)
+    assert split(list(text), reply_part) == (reasoning, content)
 
 
 @settings(max_examples=150, deadline=None)
@@ -44,10 +44,10 @@ def test_whole_and_letter_by_letter(where: Where, text: str, reasoning: str, con
 def test_any_cutting_gives_the_same(data: st.DataObject) -> None:
     parts = ["<think>", "</think>", "<tool_call>", "<", "</", "th", "x", " ", "\n", ">"]
     text = "".join(data.draw(st.lists(st.sampled_from(parts), max_size=12)))
-    where: Where = data.draw(st.sampled_from(("start", "reasoning", "content")))
+    reply_part: ReplyPart = data.draw(st.sampled_from(("start", "reasoning", "content")))
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=6)))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    assert split(pieces, where) == split([text], where)
+    assert split(pieces, reply_part) == split([text], reply_part)
 
 
 def test_text_comes_out_as_soon_as_it_is_certain() -> None:

@@ -37,7 +37,7 @@ JSON = '<tool_call>\n{"name":"look_up",  "arguments":{ "days":3,"city":"Par\\u00
 
 
 class Dialogue:
-    """A client and a server that remembers; replies are sampled one byte a token, as no tokeniser would."""
+    """A client and a server that remembers; replies are sampled one byte a token, as no tokenizer would."""
 
     def __init__(self, template: str, mode: str = "equal", tokenizer: Tokenizer | None = None) -> None:
         self.replay = Replay(mode)
@@ -242,7 +242,7 @@ def test_replies_outlive_a_restart(tmp_path: Path) -> None:
     assert again.n_bytes == replay.n_bytes
     found = again.find(message, 3)
     assert found is not None
-    assert (found.text, found.place) == ("raw \ud800", 3)
+    assert (found.text, found.index) == ("raw \ud800", 3)
     assert found.tokens is not None
     assert found.tokens.tolist() == [5, 6]
     assert Replay("off", path=path).find(message, 3) is None

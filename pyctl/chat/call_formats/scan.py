@@ -91,7 +91,7 @@ class NeedMoreInput(Exception):
 
 
 def starts_with(tag: str, text: str, at: int) -> bool:
-    """Whether ``tag`` stands there; Unclear if the text ends before that shows."""
+    """Whether ``tag`` stands there; NeedMoreInput if the text ends before that shows."""
     if text.startswith(tag, at):
         return True
     if len(text) - at < len(tag) and tag.startswith(text[at:]):

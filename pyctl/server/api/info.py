@@ -74,7 +74,7 @@ async def props(service: Service, request: Request) -> Response:
     """GET /props"""
     info, settings, chat = service.info, service.settings, service.chat
     defaults = EngineRequest(Prompt.of([]), settings.sampling, settings.n_predict, cache_prompt=settings.cache_prompt)
-    traits = chat.traits
+    capabilities = chat.capabilities
     body: dict[str, Any] = {
         "default_generation_settings": {
             "params": without_long(settings_json(defaults, Options(reasoning_format="none"))),
@@ -93,15 +93,15 @@ async def props(service: Service, request: Request) -> Response:
         "ui_settings": {},
         "chat_template": chat.template.source,
         "chat_template_caps": {
-            "supports_object_arguments": traits.object_arguments,
-            "supports_parallel_tool_calls": traits.parallel_calls,
-            "supports_preserve_reasoning": traits.old_reasoning,
-            "supports_reasoning_effort": traits.reasoning_effort,
-            "supports_string_content": traits.text,
-            "supports_system_role": traits.system_first,
-            "supports_tool_calls": traits.tool_calls,
-            "supports_tools": traits.tools,
-            "supports_typed_content": traits.parts,
+            "supports_object_arguments": capabilities.object_arguments,
+            "supports_parallel_tool_calls": capabilities.parallel_calls,
+            "supports_preserve_reasoning": capabilities.old_reasoning,
+            "supports_reasoning_effort": capabilities.reasoning_effort,
+            "supports_string_content": capabilities.text,
+            "supports_system_role": capabilities.system_first,
+            "supports_tool_calls": capabilities.tool_calls,
+            "supports_tools": capabilities.tools,
+            "supports_typed_content": capabilities.parts,
         },
         "bos_token": info.bos_token,
         "eos_token": info.eos_token,

@@ -77,7 +77,7 @@ class ChatReply(_OpenAIReply):
     def __init__(self, service: Service, job: ChatJob, identity: Identity, index: int = 0) -> None:
         super().__init__(service, job.request, job.options, identity, index, job.turn.text)
         self._splitter = job.splitter
-        self._opened = job.opened
+        self._open_reasoning = job.open_reasoning
         self._said_role = False
         self._called = False
         self._held_probs: list[TokenProbs] = []
@@ -116,8 +116,8 @@ class ChatReply(_OpenAIReply):
         return self.body(choice, done)
 
     def _split(self, text: str, tokens: Sequence[int]) -> ReplyDelta:
-        if self._opened:
-            text, self._opened = self._opened + text, ""
+        if self._open_reasoning:
+            text, self._open_reasoning = self._open_reasoning + text, ""
         return self._splitter.feed(text, tokens)
 
     def _finish(self, done: Done) -> str:

@@ -19,15 +19,15 @@ __all__ = ["ChatJob", "chat_job", "chat_turn"]
 
 @dataclass(frozen=True)
 class ChatJob:
-    """One reply to make: ``request`` for the engine, ``splitter`` for its text; ``opened`` is text of the prompt that
-    the content begins with.
+    """One reply to make: ``request`` for the engine, ``splitter`` for its text; ``open_reasoning`` is text of the
+    prompt that the content begins with.
     """
 
     request: Request
     options: Options
     turn: RenderedChat
     splitter: ReplySplitter
-    opened: str
+    open_reasoning: str
 
 
 def chat_job(service: Service, fields: Fields) -> ChatJob:
@@ -42,8 +42,8 @@ def chat_job(service: Service, fields: Fields) -> ChatJob:
             request.sampling, grammar=grammar, grammar_lazy=bool(triggers), grammar_triggers=tuple(triggers)
         )
         request = replace(request, sampling=sampling)
-    opened = turn.opened if reasoning == "none" else ""
-    return ChatJob(request, options, turn, service.chat.splitter(turn, reasoning), opened)
+    open_reasoning = turn.open_reasoning if reasoning == "none" else ""
+    return ChatJob(request, options, turn, service.chat.splitter(turn, reasoning), open_reasoning)
 
 
 def chat_turn(service: Service, fields: Fields) -> RenderedChat:

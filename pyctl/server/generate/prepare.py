@@ -45,7 +45,7 @@ def constraint_of(fields: Fields, chat: ChatFormat, turn: RenderedChat | None = 
         return {"grammar": grammar}
     if schema is None:
         return {}
-    prefill = turn.prefill if turn.where == "content" else ""
+    prefill = turn.prefill if turn.reply_part == "content" else ""
     return {"grammar": _converted(schema, chat, turn), "grammar_prefill": prefill}
 
 
@@ -86,7 +86,7 @@ def reasoning_limit(fields: Fields, service: Service, turn: RenderedChat | None)
         start, ends = tags.open, [tags.close, *tags.interrupts]
         if "<function=" in service.chat.template.source:  # Qwen's newer form, which has the tag on a line of its own
             ends.insert(0, f"\n{tags.close}")
-        read = turn.opened + turn.prefill if turn.where == "reasoning" else ""
+        read = turn.open_reasoning + turn.prefill if turn.reply_part == "reasoning" else ""
         n_tokens = n_tokens if n_tokens >= 0 else service.settings.reasoning_budget
     if n_tokens < 0 or not start or not ends:
         return None

@@ -138,7 +138,7 @@ class EventReply(Reply):
         self.begun = False
         self.n_reasoned = 0  # tokens whose text is reasoning and nothing else
         self._splitter = job.splitter
-        self._opened = job.opened
+        self._open_reasoning = job.open_reasoning
 
     @abstractmethod
     def begin(self) -> list[dict[str, Any]]:
@@ -195,7 +195,7 @@ class EventReply(Reply):
         return self.begin()
 
     def _take(self, piece: Piece) -> list[dict[str, Any]]:
-        text, self._opened = self._opened + piece.text, ""
+        text, self._open_reasoning = self._open_reasoning + piece.text, ""
         delta = self._splitter.feed(text, piece.tokens)
         if delta.reasoning and not delta.content and not delta.calls:
             self.n_reasoned += len(piece.tokens)
@@ -203,5 +203,5 @@ class EventReply(Reply):
 
     def _rest(self) -> list[dict[str, Any]]:
         """What is said by nothing but the end; all that the prompt has opened, if the model said nothing."""
-        events = self.more(self._splitter.feed(self._opened)) if self._opened else []
+        events = self.more(self._splitter.feed(self._open_reasoning)) if self._open_reasoning else []
         return events + self.more(self._splitter.finish())

@@ -52,17 +52,17 @@ def test_pieces_in_a_row_are_the_whole_on_the_real_vocabulary(
     qwen: CachedTokenizer, qwen_tokenizer: Tokenizer, text: str
 ) -> None:
     expected = qwen_tokenizer.tokenize(text, parse_special=True)
-    assert qwen.tokenise(text).tolist() == expected
-    assert qwen.tokenise(text).tolist() == expected  # now from the memo
+    assert qwen.tokenize(text).tolist() == expected
+    assert qwen.tokenize(text).tolist() == expected  # now from the memo
 
 
-def test_history_is_tokenised_once() -> None:
+def test_history_is_tokenized_once() -> None:
     tokenizer = chatml_tokenizer()
     memo = CachedTokenizer(tokenizer, tokenizer.special_tokens())
     history = "".join(f"<|im_start|>user\nmessage {i}<|im_end|>\n" for i in range(50))
-    memo.tokenise(history)
+    memo.tokenize(history)
     tokenizer.n_chars = 0
-    tokens = memo.tokenise(history + "<|im_start|>user\nand this?")
+    tokens = memo.tokenize(history + "<|im_start|>user\nand this?")
     assert tokenizer.n_chars == len("user\nand this?")
     assert tokens.tolist() == tokenizer.tokenize(history + "<|im_start|>user\nand this?")
     assert tokens.dtype == np.int32
@@ -92,29 +92,29 @@ def test_tokens_that_overlap_or_swallow_blanks_stay_inside_the_pieces() -> None:
     pieces = ["<s>", "ab<", "x>", "<x>", "<r>", " ", "\n", "a", "b", "s>"]
     for _ in range(300):
         text = "".join(rng.choice(pieces, rng.integers(0, 9)))
-        assert memo.tokenise(text).tolist() == tokenizer.tokenize(text), text
+        assert memo.tokenize(text).tolist() == tokenizer.tokenize(text), text
 
 
 def test_memory_stays_within_its_bound_and_the_longest_unused_goes_first() -> None:
     tokenizer = chatml_tokenizer()
     memo = CachedTokenizer(tokenizer, tokenizer.special_tokens(), max_bytes=5000)
-    memo.tokenise("keep me")
+    memo.tokenize("keep me")
     for i in range(40):
-        memo.tokenise(f"text {i}" * 5)
-        memo.tokenise("keep me")
+        memo.tokenize(f"text {i}" * 5)
+        memo.tokenize("keep me")
         assert 0 < memo.n_bytes <= 5000
     tokenizer.n_chars = 0
-    memo.tokenise("keep me")
+    memo.tokenize("keep me")
     assert tokenizer.n_chars == 0
-    assert memo.tokenise("x" * 10_000).size == 10_000  # larger than the memo
+    assert memo.tokenize("x" * 10_000).size == 10_000  # larger than the memo
     assert memo.n_bytes <= 5000
 
 
 def test_nothing_and_no_special_tokens() -> None:
     tokenizer = ByteTokenizer([])
     memo = CachedTokenizer(tokenizer, {})
-    assert memo.tokenise("").tolist() == []
-    assert memo.tokenise("ab<|im_start|>").tolist() == list(b"ab<|im_start|>")
+    assert memo.tokenize("").tolist() == []
+    assert memo.tokenize("ab<|im_start|>").tolist() == list(b"ab<|im_start|>")
 
 
 def test_many_threads() -> None:
@@ -126,7 +126,7 @@ def test_many_threads() -> None:
     def work(seed: int) -> None:
         rng = np.random.default_rng(seed)
         for text in rng.choice(texts, 200):
-            if memo.tokenise(text).tolist() != tokenizer.tokenize(text):
+            if memo.tokenize(text).tolist() != tokenizer.tokenize(text):
                 wrong.append(text)
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
