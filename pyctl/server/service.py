@@ -23,10 +23,10 @@ from pyctl.prompt import Tokens
 from pyctl.server.middleware import Cors
 from pyctl.server.response_store import ResponseStore
 
-__all__ = ["CacheLike", "EngineLike", "Service", "Settings", "SlotsLike", "TicketLike", "WorkerLike"]
+__all__ = ["CacheLike", "EngineLike", "HandleLike", "Service", "Settings", "SlotsLike", "WorkerLike"]
 
 
-class TicketLike(Protocol):
+class HandleLike(Protocol):
     """The events of one request, for one consumer; they end after a Done or Failed."""
 
     def __aiter__(self) -> AsyncIterator[Event]: ...
@@ -51,7 +51,7 @@ class WorkerLike(Protocol):
         """Whether the model is freed until the next request."""
         ...
 
-    def submit(self, request: Request) -> TicketLike:
+    def submit(self, request: Request) -> HandleLike:
         """Queue ``request``; raises ContextSizeError and UnavailableError at once. Any thread."""
         ...
 

@@ -66,7 +66,7 @@ class Submitter(Protocol):
         """Facts about the model."""
 
     def submit(self, request: Request) -> RequestHandle:
-        """Queue ``request``; the ticket yields its events."""
+        """Queue ``request``; the handle yields its events."""
 
 
 class LocalBackend:
@@ -100,7 +100,7 @@ class LocalBackend:
         """The model's reply; closing the generator, or Ctrl-C within, stops the work at the next batch end or token."""
         turn = self._format.turn(list(messages))
         splitter = self._format.splitter(turn, "auto" if self._split else "none")
-        ticket = self._worker.submit(
+        handle = self._worker.submit(
             Request(
                 self._format.prompt_of(turn),
                 self._sampling,
@@ -109,7 +109,7 @@ class LocalBackend:
             )
         )
         try:
-            for event in ticket:
+            for event in handle:
                 if isinstance(event, Piece):
                     said = splitter.feed(event.text, event.tokens)
                     yield ChatDelta(said.reasoning, said.content, said.calls)
@@ -121,7 +121,7 @@ class LocalBackend:
                         raise event.error
                     raise EngineError(str(event.error) or type(event.error).__name__) from event.error
         finally:
-            ticket.cancel()
+            handle.cancel()
 
 
 def _stats(done: Done) -> ReplyStats:

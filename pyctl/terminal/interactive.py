@@ -56,18 +56,18 @@ class SessionTotals:
 class Chat:
     """Runs until the reader ends or /quit.
 
-    ``lasting``: an error or Ctrl-C ends the turn and not the chat, as people at a terminal expect; otherwise an error
-    makes `run` return 1 and Ctrl-C raises KeyboardInterrupt.
+    ``interactive``: an error or Ctrl-C ends the turn and not the chat, as people at a terminal expect; otherwise an
+    error makes `run` return 1 and Ctrl-C raises KeyboardInterrupt.
     """
 
     def __init__(
-        self, backend: ChatBackend, reader: Reader, view: View, conversation: Conversation, *, lasting: bool
+        self, backend: ChatBackend, reader: Reader, view: View, conversation: Conversation, *, interactive: bool
     ) -> None:
         self.conversation = conversation
         self._backend = backend
         self._reader = reader
         self._view = view
-        self._lasting = lasting
+        self._interactive = interactive
         self._totals = SessionTotals()
         self._last: ReplyStats | None = None
         self._running = True
@@ -92,11 +92,11 @@ class Chat:
             except EOFError:
                 break
             except KeyboardInterrupt:
-                if not self._lasting:
+                if not self._interactive:
                     raise
             except PyctlError as error:
                 self._view.error(" ".join(str(error).split()))
-                if not self._lasting:
+                if not self._interactive:
                     return 1
         return 0
 
@@ -132,7 +132,7 @@ class Chat:
                         stats = delta.stats or stats
                         self._view.delta(delta)
             except KeyboardInterrupt:
-                if not self._lasting:
+                if not self._interactive:
                     self._view.end(None)
                     raise
             self._view.end(stats)
@@ -240,7 +240,7 @@ def run_chat(backend: ChatBackend, *, prompt: str | None = None, system: str = "
         if typing:
             view.info(f"{backend.name()}  (/help for commands, Alt-Enter for a new line, Ctrl-D to leave)")
         reader: Reader = TerminalReader(history_path()) if typing else PipeReader(sys.stdin)
-        chat = Chat(backend, reader, view, Conversation().instructed(system), lasting=typing)
+        chat = Chat(backend, reader, view, Conversation().instructed(system), interactive=typing)
         if prompt is None:
             return chat.run()
         chat.ask(prompt)

@@ -10,10 +10,10 @@ from pyctl.engine.request import Event, Failed, Request
 from pyctl.errors import ConfigError, UnavailableError
 from pyctl.server.lifecycle import LoadingApp, bind, serve
 from pyctl.server.middleware import Cors
-from tests.server.fake import Bench, FakeTicket, Pause, Script, play
+from tests.server.fake import Bench, FakeHandle, Pause, Script, play
 
 
-class StoppableTicket(FakeTicket):
+class StoppableHandle(FakeHandle):
     """Ends with an error once ``stopped`` is true for all."""
 
     stopped = False
@@ -21,7 +21,7 @@ class StoppableTicket(FakeTicket):
     async def __anext__(self) -> Event:
         pending = asyncio.ensure_future(super().__anext__())
         while not pending.done():
-            if StoppableTicket.stopped:
+            if StoppableHandle.stopped:
                 pending.cancel()
                 self._ended = True
                 return Failed(UnavailableError("the server is shutting down"))
@@ -36,16 +36,16 @@ def endless(request: Request) -> Script:
 
 def main() -> None:
     bench = Bench(endless)
-    bench.worker.submit = lambda request: StoppableTicket(endless(request))  # type: ignore[method-assign]
+    bench.worker.submit = lambda request: StoppableHandle(endless(request))  # type: ignore[method-assign]
 
     def stop() -> None:
-        StoppableTicket.stopped = True
+        StoppableHandle.stopped = True
 
     def begin(address: str) -> None:
         if loading == "at once":
             gate.open(bench.app)
         print(address, flush=True)
-        while loading == "slowly" and not StoppableTicket.stopped:
+        while loading == "slowly" and not StoppableHandle.stopped:
             time.sleep(0.01)
         if loading == "failing":
             raise ConfigError("the model is broken")

@@ -43,7 +43,7 @@ class Pause:
 Script = Iterable[Event | Pause]
 
 
-class FakeTicket:
+class FakeHandle:
     """Delivers a script; what lies between two pauses waits together."""
 
     def __init__(self, script: Script) -> None:
@@ -60,7 +60,7 @@ class FakeTicket:
             events.append(self._take())
         return events
 
-    def __aiter__(self) -> FakeTicket:
+    def __aiter__(self) -> FakeHandle:
         return self
 
     async def __anext__(self) -> Event:
@@ -88,19 +88,19 @@ class FakeWorker:
 
     script: Callable[[Request], Script]
     requests: list[Request] = field(default_factory=list)
-    tickets: list[FakeTicket] = field(default_factory=list)
+    handles: list[FakeHandle] = field(default_factory=list)
     is_sleeping: bool = False
 
     @property
     def info(self) -> EngineInfo:
         return INFO
 
-    def submit(self, request: Request) -> FakeTicket:
+    def submit(self, request: Request) -> FakeHandle:
         if len(request.prompt) >= N_CTX:
             raise ContextSizeError(len(request.prompt), N_CTX)
         self.requests.append(request)
-        self.tickets.append(FakeTicket(self.script(request)))
-        return self.tickets[-1]
+        self.handles.append(FakeHandle(self.script(request)))
+        return self.handles[-1]
 
 
 INFO = EngineInfo(

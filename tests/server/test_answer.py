@@ -78,16 +78,16 @@ def test_a_client_who_leaves_stops_the_work(
         bench = Bench(script)
         caller = Caller(bench, "/v1/chat/completions", chat(stream))
         call = asyncio.ensure_future(caller.call())
-        await caller.until(lambda: bool(bench.worker.tickets))
+        await caller.until(lambda: bool(bench.worker.handles))
         if stream and script is not silent:
             await caller.until(lambda: bool(caller.sent))
         await asyncio.sleep(0.02)
-        assert not bench.worker.tickets[0].cancelled
+        assert not bench.worker.handles[0].cancelled
         began = time.perf_counter()
         caller.gone.set()
         await call
         assert time.perf_counter() - began < 0.5
-        assert bench.worker.tickets[0].cancelled
+        assert bench.worker.handles[0].cancelled
 
     with caplog.at_level(logging.INFO, logger="pyctl.server"):
         asyncio.run(run())
@@ -99,10 +99,10 @@ def test_all_prompts_of_a_request_are_stopped() -> None:
         bench = Bench(silent)
         caller = Caller(bench, "/completion", {"prompt": ["a", "b"]})
         call = asyncio.ensure_future(caller.call())
-        await caller.until(lambda: len(bench.worker.tickets) == 2)
+        await caller.until(lambda: len(bench.worker.handles) == 2)
         caller.gone.set()
         await call
-        assert [ticket.cancelled for ticket in bench.worker.tickets] == [True, True]
+        assert [handle.cancelled for handle in bench.worker.handles] == [True, True]
 
     asyncio.run(run())
 
@@ -112,11 +112,11 @@ def test_a_stopping_server_stops_the_work() -> None:
         bench = Bench(silent)
         caller = Caller(bench, "/v1/chat/completions", chat(True))
         call = asyncio.ensure_future(caller.call())
-        await caller.until(lambda: bool(bench.worker.tickets))
+        await caller.until(lambda: bool(bench.worker.handles))
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-        assert bench.worker.tickets[0].cancelled
+        assert bench.worker.handles[0].cancelled
 
     asyncio.run(run())
 

@@ -187,7 +187,7 @@ def test_a_prompt_over_the_context_is_a_real_400(stream: bool) -> None:
 def test_of_several_prompts_none_is_left_running_when_one_is_refused() -> None:
     bench = Bench(play("x"))
     check(bench.post("/completion", {"prompt": ["a", "x" * N_CTX]}), 400, "exceed_context_size_error")
-    assert [ticket.cancelled for ticket in bench.worker.tickets] == [True]
+    assert [handle.cancelled for handle in bench.worker.handles] == [True]
 
 
 @pytest.mark.parametrize("stream", [False, True])

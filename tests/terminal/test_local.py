@@ -52,16 +52,16 @@ class Worker:
 
     def __init__(self, *events: Event) -> None:
         self.events = events
-        self.tickets: list[RequestHandle] = []
+        self.handles: list[RequestHandle] = []
 
     def submit(self, request: Request) -> RequestHandle:
         if len(request.prompt) >= 500:
             raise ContextSizeError(len(request.prompt), 500)
-        ticket = RequestHandle(request)
+        handle = RequestHandle(request)
         for event in self.events:
-            ticket.put(event)
-        self.tickets.append(ticket)
-        return ticket
+            handle.put(event)
+        self.handles.append(handle)
+        return handle
 
 
 def piece(text: str) -> Piece:
@@ -79,7 +79,7 @@ MESSAGES = [{"role": "user", "content": "Hi"}]
 def test_the_request_holds_the_rendered_messages() -> None:
     worker = Worker(DONE)
     list(backend_of(worker, cache_prompt=False).stream(MESSAGES))
-    request = worker.tickets[0].request
+    request = worker.handles[0].request
     text = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n"
     assert ByteTokenizer().detokenize([int(token) for token in request.prompt.tokens]).decode() == text
     assert [int(request.prompt.tokens[at]) for at in request.prompt.boundaries] == [SPECIAL["<|im_start|>"]]
@@ -109,9 +109,9 @@ def test_closing_cancels_the_work() -> None:
     worker = Worker(piece("a</think>b"))
     stream = backend_of(worker).stream(MESSAGES)
     assert next(stream) == ChatDelta("a", "b")
-    assert not worker.tickets[0].cancelled
+    assert not worker.handles[0].cancelled
     stream.close()
-    assert worker.tickets[0].cancelled
+    assert worker.handles[0].cancelled
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_failures_are_our_own_errors(error: Exception, kind: type[Exception], te
     worker = Worker(piece("a"), Failed(error))
     with pytest.raises(kind, match=text):
         list(backend_of(worker).stream(MESSAGES))
-    assert worker.tickets[0].cancelled
+    assert worker.handles[0].cancelled
 
 
 def test_a_prompt_that_does_not_fit() -> None:

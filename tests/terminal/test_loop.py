@@ -55,9 +55,9 @@ class Lines:
         raise item
 
 
-def start(backend: Any, *items: str | type[BaseException], lasting: bool = True) -> tuple[Chat, Recorder, Lines]:
+def start(backend: Any, *items: str | type[BaseException], interactive: bool = True) -> tuple[Chat, Recorder, Lines]:
     view, reader = Recorder(), Lines(items)
-    return Chat(backend, reader, view, Conversation(), lasting=lasting), view, reader
+    return Chat(backend, reader, view, Conversation(), interactive=interactive), view, reader
 
 
 def test_replies_follow_questions_and_history_grows(script: Any) -> None:
@@ -184,13 +184,13 @@ def test_a_failed_reply_changes_nothing(script: Any) -> None:
 
 def test_without_a_terminal_an_error_ends_the_chat(script: Any) -> None:
     for items in (["/load"], ["/nonsense"], ["a"]):
-        chat, view, _ = start(script.backend([EngineError("no")]), *items, "never", lasting=False)
+        chat, view, _ = start(script.backend([EngineError("no")]), *items, "never", interactive=False)
         assert chat.run() == 1
         assert len(view.errors) == 1
 
 
 def test_without_a_terminal_ctrl_c_ends_the_chat(script: Any) -> None:
-    chat, view, _ = start(script.backend([ChatDelta(content="par"), KeyboardInterrupt()]), "a", lasting=False)
+    chat, view, _ = start(script.backend([ChatDelta(content="par"), KeyboardInterrupt()]), "a", interactive=False)
     with pytest.raises(KeyboardInterrupt):
         chat.run()
     assert view.ends == [None]

@@ -102,7 +102,7 @@ def _answer(service: Service, replies: Sequence[Reply]) -> ReplyResponse:
             runs.append(ActiveReply(service.worker.submit(reply.request), reply))
     except Exception:
         for run in runs:
-            run.ticket.cancel()
+            run.handle.cancel()
         raise
     return ReplyResponse(runs, _combine, service.text_of)
 
@@ -113,4 +113,4 @@ def _combine(bodies: list[dict[str, Any]]) -> Any:
         return bodies[0]
     if "choices" not in bodies[0]:
         return bodies
-    return {**bodies[0], "choices": [nth_choice for body in bodies for nth_choice in body["choices"]]}
+    return {**bodies[0], "choices": [choice for body in bodies for choice in body["choices"]]}

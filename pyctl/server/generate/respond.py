@@ -16,7 +16,7 @@ from pyctl.engine.request import Done, Event, Failed, Piece, Progress
 from pyctl.errors import EngineError, PyctlError
 from pyctl.server.generate.reply import Reply
 from pyctl.server.http import JsonResponse
-from pyctl.server.service import Service, TicketLike
+from pyctl.server.service import HandleLike, Service
 
 __all__ = [
     "ActiveReply",
@@ -100,23 +100,23 @@ def _speed(n: int, ms: float) -> str:
     return f" ({n * 1e3 / ms:.1f} tok/s)" if n > 0 and ms > 0 else ""
 
 
-async def merged(tickets: Sequence[TicketLike]) -> AsyncGenerator[tuple[int, list[Event]], None]:
-    """(number of the ticket, events that waited together) until all tickets have ended."""
-    if len(tickets) == 1:  # by far the most common: nothing between the engine and the stream
-        async for event in tickets[0]:
-            yield 0, [event, *tickets[0].waiting()]
+async def merged(handles: Sequence[HandleLike]) -> AsyncGenerator[tuple[int, list[Event]], None]:
+    """(number of the handle, events that waited together) until all handles have ended."""
+    if len(handles) == 1:  # by far the most common: nothing between the engine and the stream
+        async for event in handles[0]:
+            yield 0, [event, *handles[0].waiting()]
         return
     found: asyncio.Queue[tuple[int, list[Event]] | Exception | None] = asyncio.Queue()
 
-    async def take(number: int, ticket: TicketLike) -> None:
+    async def take(number: int, handle: HandleLike) -> None:
         try:
-            async for event in ticket:
-                found.put_nowait((number, [event, *ticket.waiting()]))
+            async for event in handle:
+                found.put_nowait((number, [event, *handle.waiting()]))
             found.put_nowait(None)
         except Exception as error:
             found.put_nowait(error)
 
-    tasks = [asyncio.ensure_future(take(number, ticket)) for number, ticket in enumerate(tickets)]
+    tasks = [asyncio.ensure_future(take(number, handle)) for number, handle in enumerate(handles)]
     n_running = len(tasks)
     try:
         while n_running:
@@ -137,7 +137,7 @@ async def merged(tickets: Sequence[TicketLike]) -> AsyncGenerator[tuple[int, lis
 class ActiveReply:
     """A request on its way through the engine, and the reply that is made of its events."""
 
-    ticket: TicketLike
+    handle: HandleLike
     reply: Reply
 
 
@@ -169,7 +169,7 @@ class ReplyResponse:
             await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
         finally:
             for run in self._runs:
-                run.ticket.cancel()
+                run.handle.cancel()
             if not work.done():
                 log_disconnect(path, [run.reply for run in self._runs])
                 work.cancel()
@@ -212,7 +212,7 @@ class ReplyResponse:
 
     async def _batches(self, path: str) -> AsyncGenerator[bytes, None]:
         """What can be sent, as it comes; events that wait together are sent together. Raises what a Failed holds."""
-        async with aclosing(merged([run.ticket for run in self._runs])) as found:
+        async with aclosing(merged([run.handle for run in self._runs])) as found:
             async for number, events in found:
                 frames: list[bytes] = []
                 for each in events:
@@ -264,7 +264,7 @@ def _frames(reply: Reply, event: Progress | Piece | Done) -> bytes:
 async def _finished(run: ActiveReply) -> Done:
     """Take in all events; raises what a Failed holds."""
     event: Event
-    async for event in run.ticket:
+    async for event in run.handle:
         if isinstance(event, Piece):
             run.reply.keep(event)
         elif isinstance(event, Failed):
