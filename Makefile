@@ -7,7 +7,7 @@ BIN := .venv/bin
 .PHONY: demo install test lint bench build clean
 
 demo: install
-	$(BIN)/python bench/demo.py
+	$(BIN)/python -m bench.demo
 
 install: .venv/installed
 
@@ -30,9 +30,9 @@ lint: install
 
 # Tables go to bench/results. LLAMA_SERVER=/path/to/llama-server puts that server beside ours.
 bench: install
-	cd bench && for script in exact kv ttft batch decode controller policy codec disk frontend; do ../$(BIN)/python $$script.py --keep || exit 1; done
-	cd bench && ../$(BIN)/python replay.py --keep $(if $(LLAMA_SERVER),--llama-server $(LLAMA_SERVER))
-	$(if $(LLAMA_SERVER),cd bench && ../$(BIN)/python contract.py --keep --llama-server $(LLAMA_SERVER))
+	for script in exact kv ttft batch decode controller policy codec disk frontend; do $(BIN)/python -m bench.$$script --keep || exit 1; done
+	$(BIN)/python -m bench.replay --keep $(if $(LLAMA_SERVER),--llama-server $(LLAMA_SERVER))
+	$(if $(LLAMA_SERVER),$(BIN)/python -m bench.contract --keep --llama-server $(LLAMA_SERVER))
 
 build: .venv/bin/pip
 	$(BIN)/pip wheel --disable-pip-version-check --no-deps --wheel-dir dist .

@@ -1,7 +1,7 @@
 """Prefill speed by batch size: what a small batch costs, and what a larger n_ubatch would gain.
 
-    python bench/batch.py                         # the tiny hybrid model
-    python bench/batch.py -m model.gguf --tokens 4096
+    python -m bench.batch                         # the tiny hybrid model
+    python -m bench.batch -m model.gguf --tokens 4096
 
 The default of MIN_BATCH (a boundary closer than this to the last batch end does not end a batch) and of --ubatch-size
 rest on this table.
@@ -12,8 +12,8 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
-from common import median_seconds, show
 
+from bench.common import median_seconds, show
 from pyctl.engine.llama import load
 from pyctl.engine.llama.model_settings import ModelSettings
 from pyctl.models import builtin_model

@@ -1,17 +1,18 @@
 """What each codec of the disk cache saves and costs, per kind of part, on one thread.
 
-python bench/codec.py              # made-up values with a scale per channel, and blocks of the tiny models
-python bench/codec.py --keep       # also writes results/codec.md
+python -m bench.codec              # made-up values with a scale per channel, and blocks of the tiny models
+python -m bench.codec --keep       # also writes results/codec.md
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Callable
 
 import numpy as np
-from common import median_seconds, show
 
+from bench.common import median_seconds, show
 from pyctl.cache.disk.codec import CHUNK, Codec, Coding, choose, chunks, decode, encode, phase_of_blocks
 from pyctl.cache.snapshot import Block
 from pyctl.engine.llama import load
@@ -87,7 +88,7 @@ def measure(name: str, part: Block, coding: Coding, chosen: Coding) -> list[obje
     return [name, f"{part.size / 1e6:,.1f}", coding.codec.name.lower(), f"{share:.1%}", *speeds, mark]
 
 
-def rate(part: Block, function: object) -> float:
+def rate(part: Block, function: Callable[[], object]) -> float:
     return part.size / median_seconds(function, REPEAT) / 1e9
 
 

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+
+from pyctl.engine.engine import Engine
+from pyctl.engine.handle import RequestHandle
+from pyctl.engine.llama.library import build_version
+from pyctl.engine.request import Done, Event, Failed, Request
 
 RESULTS = Path(__file__).parent / "results"
 
 
 def machine() -> str:
     """The processor, how many cores this process may use, and the llama.cpp release."""
-    from os import sched_getaffinity
-
-    from pyctl.engine.llama.library import build_version
-
     names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     cpu = names[0].partition(": ")[2] if names else platform.processor()
-    return f"{cpu}, {len(sched_getaffinity(0))} cores; {build_version()}"
+    return f"{cpu}, {len(os.sched_getaffinity(0))} cores; {build_version()}"
 
 
 def median_seconds(function: Callable[[], object], repeat: int) -> float:
@@ -34,6 +36,26 @@ def median_seconds(function: Callable[[], object], repeat: int) -> float:
         function()
         times.append(time.perf_counter() - began)
     return statistics.median(times)
+
+
+def answered(engine: Engine, request: Request) -> Done:
+    """Run ``request`` on ``engine`` in this thread; raises what it failed with."""
+    handle = RequestHandle(request)
+    engine.submit(handle)
+    while engine.step():
+        pass
+    return finished(handle.waiting())
+
+
+def finished(events: Iterable[Event]) -> Done:
+    """The end of a reply; raises what it failed with."""
+    last: Event | None = None
+    for last in events:
+        if isinstance(last, Failed):
+            raise last.error
+    if not isinstance(last, Done):
+        raise RuntimeError(f"the request did not end but with {last}")
+    return last
 
 
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, keep: str = "") -> None:

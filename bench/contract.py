@@ -1,7 +1,7 @@
 """What a client sees of llama-server and of pyctl: every endpoint and documented field, asked of both.
 
-    python bench/contract.py --llama-server /path/to/llama-server
-    python bench/contract.py --llama-server ... --only '/v1/messages'
+    python -m bench.contract --llama-server /path/to/llama-server
+    python -m bench.contract --llama-server ... --only '/v1/messages'
 
 Both serve the same tiny model with the same flags. A reply is compared by status, content type, members with their
 types, the values that clients branch on, and for a stream the sequence of its events. Wording of messages, ids, times
@@ -26,11 +26,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from common import RESULTS, machine
-from contract_fields import TEMPLATE
-from contract_probes import GROUPS, Probe, probes
-from contract_shape import differences, reduced, summary
 
+from bench.common import RESULTS, machine
+from bench.contract_fields import TEMPLATE
+from bench.contract_probes import GROUPS, Probe, probes
+from bench.contract_shape import differences, reduced, summary
 from tools.generator import SHAPES, cached_model
 
 FLAGS = ("-c", "8192", "-t", "1", "-ub", "128")

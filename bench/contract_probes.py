@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from contract_fields import (
+from bench.contract_fields import (
     CALLING,
     CHAT,
     COMPLETION,
@@ -221,7 +221,7 @@ def _facts() -> Iterator[Probe]:
 
 def _text() -> Iterator[Probe]:
     everything = ("*",)
-    for what, body in (
+    bodies: tuple[tuple[str, dict[str, Any]], ...] = (
         ("text", {"content": "Hello Äpfel 🍏"}),
         ("add_special", {"content": "Hello", "add_special": True}),
         ("parse_special", {"content": "<|im_start|>a", "parse_special": True}),
@@ -233,9 +233,10 @@ def _text() -> Iterator[Probe]:
         ("null", {"content": None}),
         ("nothing", {}),
         ("wrong add_special", {"content": "a", "add_special": "x"}),
-    ):
+    )
+    for what, body in bodies:
         yield Probe("/tokenize", what, body=body, show=everything)
-    for what, body in (
+    bodies = (
         ("tokens", {"tokens": [40, 41]}),
         ("none", {"tokens": []}),
         ("nothing", {}),
@@ -244,7 +245,8 @@ def _text() -> Iterator[Probe]:
         ("half a character", {"tokens": [128]}),
         ("fraction", {"tokens": [1.5]}),
         ("null", {"tokens": None}),
-    ):
+    )
+    for what, body in bodies:
         yield Probe("/detokenize", what, body=body, show=everything)
     for name, value in (
         ("tools", [TOOL]), ("chat_template_kwargs", {"enable_thinking": False}), ("add_generation_prompt", False),

@@ -25,8 +25,7 @@ VOLATILE = frozenset(
 )
 """Members whose values differ from run to run, or are for people."""
 
-CORS = ("access-control-allow-origin", "access-control-allow-credentials", "access-control-allow-methods")
-CORS += ("access-control-allow-headers",)
+CORS = tuple(f"access-control-allow-{name}" for name in ("origin", "credentials", "methods", "headers"))
 
 
 def reduced(response: httpx.Response, body: bytes, *, cors: bool) -> Reduced:

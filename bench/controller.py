@@ -1,6 +1,6 @@
 """What a warm turn costs besides the model: body, rendering, tokenising, lookup, plan, bookkeeping.
 
-    python bench/controller.py                  # the vocabulary and template of the pinned release, if unpacked
+    python -m bench.controller                  # the vocabulary and template of the pinned release, if unpacked
 
 The backend evaluates nothing and its rows are empty, so all that is left is the controller. Each turn adds one user
 message to a history that the cache knows; the median over turns is shown by history length.
@@ -17,16 +17,15 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from common import show
 from llama_cpp import llama_cpp as api
 
+from bench.common import answered, show
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Block
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.template import Template
 from pyctl.engine.engine import Engine, EngineOptions
 from pyctl.engine.fake import FakeBackend
-from pyctl.engine.handle import RequestHandle
 from pyctl.engine.llama import LlamaTokenizer
 from pyctl.engine.request import Request
 from pyctl.engine.sampling import Sampling
@@ -39,7 +38,7 @@ EMPTY = np.zeros(64, np.uint8)
 class NullBackend(FakeBackend):
     """Evaluates nothing: positions are kept, bytes are not."""
 
-    def evaluate(self, seq: int, tokens: Tokens, start: int) -> None:
+    def evaluate(self, seq: int, tokens: Tokens, start: int, *, output: bool = True) -> None:
         self._outputs = [b"\1" * 16]
 
     def save_rows(self, seq: int, first: int, last: int) -> Block:
@@ -97,10 +96,7 @@ def measure(chat: ChatFormat, n_messages: int, words_each: int, turns: int) -> l
         parsed = time.perf_counter()
         prompt = chat.prompt(given)
         rendered = time.perf_counter()
-        ticket = RequestHandle(Request(prompt, Sampling(temperature=0.0), max_tokens=1))
-        engine.submit(ticket)
-        while engine.step():
-            pass
+        answered(engine, Request(prompt, Sampling(temperature=0.0), max_tokens=1))
         done = time.perf_counter()
         n_tokens = len(prompt)
         if turn >= 2:  # the first turns fill the caches

@@ -1,6 +1,6 @@
 """What the engine costs besides llama.cpp: its decode loop against a bare loop of llama_decode and the same samplers.
 
-    python bench/decode.py            # the smallest model, where the engine's share is largest
+    python -m bench.decode            # the smallest model, where the engine's share is largest
 
 Both loops run in turn in one process, so that a busy machine slows both.
 """
@@ -11,17 +11,18 @@ import argparse
 import functools
 import statistics
 import time
+from typing import Any
 
 import numpy as np
-from common import show
 from llama_cpp import llama_cpp as api
 
+from bench.common import finished, show
 from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine, EngineOptions
-from pyctl.engine.llama import LlamaBackend, load
+from pyctl.engine.llama import load
 from pyctl.engine.llama.model_settings import ModelSettings
-from pyctl.engine.llama.sampler import LlamaSampler
-from pyctl.engine.request import Done, Failed, Request
+from pyctl.engine.llama.params import context_params
+from pyctl.engine.request import Request
 from pyctl.engine.sampling import Sampling
 from pyctl.engine.worker import Worker
 from pyctl.models import builtin_model
@@ -31,32 +32,42 @@ SAMPLING = Sampling(temperature=0.0, ignore_eos=True)
 PROMPT = as_tokens(np.random.default_rng(0).integers(0, 200, 300))
 
 
-def bare(backend: LlamaBackend, n: int) -> float:
+def bare(model: Any, settings: ModelSettings, n: int) -> float:
     """Tokens per second of the shortest loop that generates n tokens with the bindings and the same samplers."""
-    backend.clear(0)
-    backend.evaluate(0, PROMPT, 0)
-    sampler = LlamaSampler(backend._model, backend._ctx, SAMPLING, PROMPT, backend.tokenizer.end_tokens())
-    chain = sampler._chain
-    token = (api.llama_token * 1)()
-    began = time.perf_counter()
-    for _ in range(n):
-        token[0] = api.llama_sampler_sample(chain, backend._ctx, -1)
-        api.llama_decode(backend._ctx, api.llama_batch_get_one(token, 1))
-    elapsed = time.perf_counter() - began
-    sampler.close()
-    backend.clear(0)
-    return n / elapsed
+    ctx = api.llama_init_from_model(model, context_params(settings, settings.n_ctx))
+    vocab = api.llama_model_get_vocab(model)
+    n_vocab = api.llama_vocab_n_tokens(vocab)
+    ends = [token for token in range(n_vocab) if api.llama_vocab_is_eog(vocab, token)]
+    bias = (api.llama_logit_bias * len(ends))(*(api.llama_logit_bias(token, float("-inf")) for token in ends))
+    chain = api.llama_sampler_chain_init(api.llama_sampler_chain_default_params())
+    api.llama_sampler_chain_add(chain, api.llama_sampler_init_logit_bias(n_vocab, len(ends), bias))
+    api.llama_sampler_chain_add(chain, api.llama_sampler_init_greedy())
+    prompt = (api.llama_token * PROMPT.size)(*PROMPT.tolist())
+    try:
+        _decode(ctx, api.llama_batch_get_one(prompt, PROMPT.size))
+        token = (api.llama_token * 1)()
+        began = time.perf_counter()
+        for _ in range(n):
+            token[0] = api.llama_sampler_sample(chain, ctx, -1)
+            _decode(ctx, api.llama_batch_get_one(token, 1))
+        return n / (time.perf_counter() - began)
+    finally:
+        api.llama_sampler_free(chain)
+        api.llama_free(ctx)
+
+
+def _decode(ctx: Any, batch: Any) -> None:
+    if code := api.llama_decode(ctx, batch):
+        raise RuntimeError(f"llama_decode failed with {code}")
 
 
 def engine(worker: Worker, n: int) -> float:
     """Tokens per second as the engine reports them, text and events included."""
     request = Request(Prompt(PROMPT), SAMPLING, max_tokens=n, cache_prompt=False)
-    for event in worker.submit(request):
-        if isinstance(event, Failed):
-            raise event.error
-        if isinstance(event, Done):
-            return event.timings.predicted_n / event.timings.predicted_ms * 1e3
-    raise AssertionError("a reply ends with Done or Failed")
+    timings = finished(worker.submit(request)).timings
+    if timings.predicted_n != n:
+        raise SystemExit(f"{timings.predicted_n} tokens were generated, not {n}")
+    return timings.predicted_n / timings.predicted_ms * 1e3
 
 
 def main() -> None:
@@ -69,12 +80,13 @@ def main() -> None:
     arguments = parser.parse_args()
     rows: list[list[object]] = []
     for threads in arguments.threads:
-        loaded = load(ModelSettings(path=arguments.model, n_ctx=4096, n_threads=threads))
+        settings = ModelSettings(path=arguments.model, n_ctx=4096, n_threads=threads)
+        loaded = load(settings)
         worker = Worker(Engine(loaded.backend, RamCache(0, 0), EngineOptions()), loaded.info)
         ratios, ours, theirs = [], [], []
         for _ in range(arguments.repeat):
             ours.append(engine(worker, arguments.n))
-            theirs.append(worker.call(functools.partial(bare, loaded.backend, arguments.n)).result())
+            theirs.append(worker.call(functools.partial(bare, loaded.backend.model, settings, arguments.n)).result())
             ratios.append(ours[-1] / theirs[-1])
         worker.close()
         median = statistics.median

@@ -1,6 +1,6 @@
 """A server on the built-in model, and a conversation through the openai client that outlives two restarts.
 
-    make demo                                  # or: python bench/demo.py [--svg docs/demo.svg]
+    make demo                                  # or: python -m bench.demo [--svg docs/demo.svg]
 
 Each turn is sent as a client sends it and then cold, with `cache_prompt: false`; the two replies must be equal. Before
 turns 3 and 5 the server is stopped and started again, so that the cache comes back from disk.
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import openai
+from openai.types.chat import ChatCompletionChunk
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
@@ -76,10 +77,11 @@ def ready(port: int) -> bool:
         return False
 
 
-def turn(client: openai.OpenAI, messages: list[dict[str, str]], **extra: Any) -> tuple[str, dict[str, Any], float]:
+def turn(client: openai.OpenAI, messages: Any, **extra: Any) -> tuple[str, dict[str, Any], float]:
     """One streamed reply: its text, llama-server's timings, and milliseconds to the first token as the client saw."""
-    began, first, text, timings = time.perf_counter(), 0.0, "", {}
-    stream = client.chat.completions.create(
+    began, first, text = time.perf_counter(), 0.0, ""
+    timings: dict[str, Any] = {}
+    stream: openai.Stream[ChatCompletionChunk] = client.chat.completions.create(
         model="built-in", messages=messages, stream=True, max_tokens=60, temperature=0, extra_body=extra
     )
     for chunk in stream:

@@ -1,7 +1,7 @@
 """The disk tier: what writing costs the client, how fast it reads, how much it writes, what a restart saves.
 
-    python bench/disk.py                               # a dense shape with 16 KiB of rows per token
-    python bench/disk.py -m model.gguf --tokens 8192 32768
+    python -m bench.disk                               # a dense shape with 16 KiB of rows per token
+    python -m bench.disk -m model.gguf --tokens 8192 32768
 
 Four tables. `delay` compares turns with the tier on and off in one process, in turn. `read` compares DiskStore.read
 with a plain read of the same files, both from the page cache. `written` compares the files of each turn with its new
@@ -19,9 +19,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from common import median_seconds, show
-from ttft import ask, prompt_of
-
+from bench.common import median_seconds, show
+from bench.ttft import ask, prompt_of
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
@@ -64,8 +63,8 @@ def delay(loaded: Loaded, n: int, turns: int) -> list[list[object]]:
                     times[on].append((done.timings.first_token_ms, (time.perf_counter() - began) * 1e3))
     rows: list[list[object]] = []
     for i, what in enumerate(("first token ms", "turn ms")):
-        on, off = (statistics.median(pair[i] for pair in times[state]) for state in (True, False))
-        rows.append([n, what, f"{off:.1f}", f"{on:.1f}", f"{on / off:.3f}"])
+        ours, without = (statistics.median(pair[i] for pair in times[state]) for state in (True, False))
+        rows.append([n, what, f"{without:.1f}", f"{ours:.1f}", f"{ours / without:.3f}"])
     return rows
 
 

@@ -2,8 +2,8 @@
 
 Restored from RAM and from disk. The last column is no zero: how far apart the logits of two different prompts are.
 
-    python bench/exact.py                              # the built-in tiny model
-    python bench/exact.py -m model.gguf --tokens 3000
+    python -m bench.exact                              # the built-in tiny model
+    python -m bench.exact -m model.gguf --tokens 3000
 
 Every other number should be 0. The tests hold that on tiny models; this is for full-size ones on a GPU.
 """
@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from common import show
 
+from bench.common import show
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.plan import batch_ends
 from pyctl.cache.snapshot import PromptMatch, Segment, Snapshot

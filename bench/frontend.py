@@ -1,6 +1,6 @@
 """What other clients cost a running reply: its tokens per second alone, and beside idle streams and small requests.
 
-    python bench/frontend.py
+    python -m bench.frontend
 
 One long reply is streamed by a server that is bound to two cores. In turn it runs alone and under load for a while:
 200 streams that wait in the queue, with a ping every second each, and in all 2,000 requests (/health, /v1/models,
@@ -25,9 +25,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import httpx
-from common import show
-from replay import server
 
+from bench.common import show
+from bench.replay import server
 from tools.generator import TINY_HYBRID, cached_model
 
 N_STREAMS, N_REQUESTS, N_CONNECTIONS = 200, 2000, 16

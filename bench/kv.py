@@ -2,8 +2,8 @@
 
 On a GPU that is one copy between pinned and device memory, elsewhere one from memory to memory.
 
-python bench/kv.py                 # a dense shape with 16 KiB of rows per token, and the tiny hybrid
-python bench/kv.py -m model.gguf --tokens 8192 32768
+python -m bench.kv                 # a dense shape with 16 KiB of rows per token, and the tiny hybrid
+python -m bench.kv -m model.gguf --tokens 8192 32768
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from common import median_seconds, show
-from cuda import open_device
 
+from bench.common import median_seconds, show
+from bench.cuda import open_device
 from pyctl.engine.llama import LlamaBackend, load, reserve_pinned
 from pyctl.engine.llama.model_settings import ModelSettings
 from pyctl.prompt import as_tokens

@@ -1,6 +1,6 @@
 """Policies of the disk tier on synthetic prompts, no model: what a server that restarts before every request restores.
 
-    python bench/policy.py [--keep]
+    python -m bench.policy [--keep]
 
 Tokens are drawn, messages and boundaries are real. A request restores the deepest stored boundary of its prompt, then
 can store a state only where it evaluates through, past that. Cacheable is the deepest boundary up to which any earlier
@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from common import show
 
+from bench.common import show
 from pyctl.cache.persist import DiskPolicy, Selection
 from pyctl.cache.recent import RecentLog
 from pyctl.prompt import Prompt, common_prefix

@@ -1,6 +1,6 @@
 """How often the built-in model gives back what it was told, and whether a restored conversation answers differently.
 
-    python bench/recall.py [--keep]
+    python -m bench.recall [--keep]
 
 Conversations are those of the training's generator, with held-out names and values. Each question is asked of the
 whole conversation cold, then from the cache (after the other questions), then after a restart, from disk.
@@ -9,17 +9,14 @@ whole conversation cold, then from the cache (after the other questions), then a
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 import time
-from pathlib import Path
 from random import Random
 
 import httpx
-from common import show
-from demo import running_server
 
-sys.path.insert(0, str(Path(__file__).parent / "train"))
+from bench.common import show
+from bench.demo import running_server
 from tools.training.dialogue import needles
 
 SIZES = ((1024, 10, 8, 8), (4096, 12, 8, 4), (16_384, 6, 8, 8), (65_536, 1, 8, 1))

@@ -1,7 +1,7 @@
 """Agent workloads: prompt tokens evaluated against the floor, for pyctl and, where its binary is given, llama-server.
 
-    python bench/replay.py
-    python bench/replay.py --llama-server /path/to/llama-server
+    python -m bench.replay
+    python -m bench.replay --llama-server /path/to/llama-server
 
 The floor of a request is what no earlier prompt of the workload contained, at message granularity: its tokens less the
 deepest message boundary that it shares with an earlier prompt. 1.00 means that nothing was evaluated twice; less is
@@ -23,8 +23,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-from common import show
 
+from bench.common import show
 from tools.generator import SHAPES, cached_model
 
 Messages = list[dict[str, str]]
@@ -194,7 +194,7 @@ def replay(address: str, workload: Callable[[Ask], None]) -> tuple[int, int]:
         reply = client.post("/v1/chat/completions", json=body).json()
         evaluated += reply["timings"]["prompt_n"]
         assert reply["timings"]["prompt_n"] + reply["timings"]["cache_n"] == len(tokens)
-        return reply["choices"][0]["message"]["content"]
+        return str(reply["choices"][0]["message"]["content"])
 
     workload(ask)
     return evaluated, floor

@@ -1,7 +1,7 @@
 """Time to first token by prompt length: cold, live, rewound, restored from RAM.
 
-    python bench/ttft.py                                   # the tiny hybrid model
-    python bench/ttft.py -m model.gguf --tokens 8192 32768 -ub 512
+    python -m bench.ttft                                   # the tiny hybrid model
+    python -m bench.ttft -m model.gguf --tokens 8192 32768 -ub 512
 
 live: the conversation goes on. rewound: its last message is replaced (rows stay, the state comes back). ram: another
 conversation came between. Each continues by one message of 64 tokens; cold evaluates the same prompt from nothing.
@@ -14,14 +14,13 @@ import statistics
 from collections.abc import Sequence
 
 import numpy as np
-from common import show
 
+from bench.common import answered, show
 from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine, EngineOptions
-from pyctl.engine.handle import RequestHandle
 from pyctl.engine.llama import load, reserve_pinned
 from pyctl.engine.llama.model_settings import ModelSettings
-from pyctl.engine.request import Done, Failed, Request
+from pyctl.engine.request import Done, Request
 from pyctl.engine.sampling import Sampling
 from pyctl.models import builtin_model
 from pyctl.prompt import Prompt
@@ -38,15 +37,7 @@ def prompt_of(seeds: Sequence[int], head: int) -> Prompt:
 
 
 def ask(engine: Engine, prompt: Prompt, *, cached: bool = True, n_predict: int = 1) -> Done:
-    ticket = RequestHandle(Request(prompt, Sampling(temperature=0.0), max_tokens=n_predict, cache_prompt=cached))
-    engine.submit(ticket)
-    while engine.step():
-        pass
-    last = ticket.waiting()[-1]
-    if isinstance(last, Failed):
-        raise last.error
-    assert isinstance(last, Done)
-    return last
+    return answered(engine, Request(prompt, Sampling(temperature=0.0), max_tokens=n_predict, cache_prompt=cached))
 
 
 def measure(engine: Engine, n: int, repeat: int) -> list[list[object]]:

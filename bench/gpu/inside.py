@@ -1,7 +1,7 @@
 """What only a process of its own can measure: copies against pinned ones, logits, and memory taken from others.
 
-    python bench/gpu/inside.py kv|exact MODEL TOKENS...     # one JSON object per line
-    python bench/gpu/inside.py ballast MIB                  # leaves MIB of device memory free until stdin closes
+    python -m bench.gpu.inside kv|exact MODEL TOKENS...     # one JSON object per line
+    python -m bench.gpu.inside ballast MIB                  # leaves MIB of device memory free until stdin closes
 
 measure.py runs it.
 """
@@ -19,8 +19,7 @@ MIB = 2**20
 
 
 def kv(model: str, sizes: list[int]) -> None:
-    from kv import rates
-
+    from bench.kv import rates
     from pyctl.engine.llama import load, reserve_pinned
     from pyctl.engine.llama.model_settings import ModelSettings
 
@@ -37,14 +36,14 @@ def kv(model: str, sizes: list[int]) -> None:
 
 
 def exact(model: str, sizes: list[int]) -> None:
-    from exact import COLUMNS, differences
+    from bench.exact import COLUMNS, differences
 
     for (kind, flash), found in differences(model, sizes[0], 512):
         say(kv=kind, flash=flash, tokens=sizes[0], differences=dict(zip(COLUMNS, map(float, found), strict=True)))
 
 
 def ballast(left_mib: int) -> None:
-    from cuda import open_device
+    from bench.cuda import open_device
 
     device = open_device()
     if device is None:

@@ -1,8 +1,8 @@
 """Measure pyctl and llama-server side by side, on a machine that prepare.py has prepared.
 
-    DIR/python bench/gpu/measure.py DIR                          # everything
-    DIR/python bench/gpu/measure.py DIR --only base kv --budget 500 --results OUT
-    DIR/python bench/gpu/measure.py DIR --models tiny-hybrid --sizes 3000 1000 --long 6000 --ctx 16384 --only base
+    DIR/python -m bench.gpu.measure DIR                          # everything
+    DIR/python -m bench.gpu.measure DIR --only base kv --budget 500 --results OUT
+    DIR/python -m bench.gpu.measure DIR --models tiny-hybrid --sizes 3000 1000 --long 6000 --ctx 16384 --only base
 
 Sections, the most telling first: base (first token, decode, prefill, memory and restarts at --sizes), kv (copies in
 GB/s), long (as base, at --long), exact (logits), card (27B within 24 GB). Each finding is written to
@@ -23,13 +23,13 @@ from contextlib import closing, contextmanager
 from http.client import HTTPException
 from pathlib import Path
 
-from machine import describe, vram_mib
-from report import COLD, OURS, PEER, aims
-from results import Clock, Results
-from servers import pyctl
-from side_by_side import side_by_side
-from visit import N_FIRST, QUESTION, Run
-from workloads import Conversation
+from bench.gpu.machine import describe, vram_mib
+from bench.gpu.report import COLD, OURS, PEER, aims
+from bench.gpu.results import Clock, Results
+from bench.gpu.servers import pyctl
+from bench.gpu.side_by_side import side_by_side
+from bench.gpu.visit import N_FIRST, QUESTION, Run
+from bench.gpu.workloads import Conversation
 
 HERE = Path(__file__).resolve().parent
 SECTIONS = ("base", "kv", "long", "exact", "card")
@@ -105,21 +105,29 @@ def card(run: Run) -> None:
 
 def jobs(runs: Sequence[Run], only: Sequence[str]) -> list[tuple[str, Run, Callable[[Run], None]]]:
     """(section, model, what to do), the most telling first."""
-    base, others = [], []
-    for run in runs:
-        options = run.options
-        sizes, long = options.sizes, [options.long, min(2048, options.sizes[-1])]
-        kv_sizes = [n // 512 * 512 for n in (min(options.sizes), max(options.sizes))]
-        base.append(("base", run, lambda run, sizes=sizes: side_by_side(run, "base", sizes, thorough=True)))
-        others += [
-            ("kv", run, lambda run, sizes=kv_sizes: inside(run, "kv", 40, "copy", "kv", sizes)),
-            ("long", run, lambda run, sizes=long: side_by_side(run, "long", sizes, thorough=False)),
-            ("exact", run, lambda run: inside(run, "exact", 60, "exact", "exact", [run.options.exact_tokens])),
-        ]
-        if run is runs[0]:
-            others.append(("card", run, card))
-    others.sort(key=lambda job: SECTIONS.index(job[0]))
-    return [job for job in [*base, *others] if job[0] in only]
+    planned = [(section, run) for section in SECTIONS for run in runs if section != "card" or run is runs[0]]
+    return [(section, run, WORK[section]) for section, run in planned if section in only]
+
+
+def base(run: Run) -> None:
+    side_by_side(run, "base", run.options.sizes, thorough=True)
+
+
+def copies(run: Run) -> None:
+    sizes = run.options.sizes
+    inside(run, "kv", 40, "copy", "kv", [n // 512 * 512 for n in (min(sizes), max(sizes))])
+
+
+def long(run: Run) -> None:
+    side_by_side(run, "long", [run.options.long, min(2048, run.options.sizes[-1])], thorough=False)
+
+
+def exact(run: Run) -> None:
+    inside(run, "exact", 60, "exact", "exact", [run.options.exact_tokens])
+
+
+WORK: dict[str, Callable[[Run], None]] = {"base": base, "kv": copies, "long": long, "exact": exact, "card": card}
+"""By section, in the order of SECTIONS."""
 
 
 def wait_for(model: Path, clock: Clock) -> bool:

@@ -1,7 +1,7 @@
 """Pictures of what measure.py found: time to first token by way of arriving, and where a turn's time goes.
 
-    python bench/gpu/plot.py                                  # bench/results/gpu-side-by-side-*.json
-    python bench/gpu/plot.py FILE.json... --output DIR
+    python -m bench.gpu.plot                                  # bench/results/gpu-side-by-side-*.json
+    python -m bench.gpu.plot FILE.json... --output DIR
 
 Writes gpu-first-token-<shape>.svg and gpu-breakdown-<shape>.svg, white behind them so that dark pages show them too.
 """
@@ -16,7 +16,8 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
-from report import BARE, COLD, ONE_MESSAGE, OURS, PEER, TO_HALF, first_tokens, median_of
+
+from bench.gpu.report import BARE, COLD, ONE_MESSAGE, OURS, PEER, TO_HALF, first_tokens, median_of
 
 COLOURS = {OURS: "#1f6feb", PEER: "#b0b7c0"}
 PARTS = {"lookup": "#8250df", "restore": "#1a7f37", "prefill": "#1f6feb", "save": "#bf8700"}

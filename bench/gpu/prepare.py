@@ -1,9 +1,9 @@
 """Prepare a machine for bench/gpu/measure.py: libraries, llama-server, the extension, and full-size models.
 
-    python3 bench/gpu/prepare.py /data/gpu                      # bare machine: CUDA toolkit, compiler, cmake, network
-    python3 bench/gpu/prepare.py /data/gpu --source SDIST       # without network: an unpacked sdist or its .tar.gz
-    python3 bench/gpu/prepare.py /data/gpu --libs DIR           # libraries that were built before
-    python3 bench/gpu/prepare.py /data/gpu --cpu --models tiny-hybrid
+    python -m bench.gpu.prepare /data/gpu                      # bare machine: CUDA toolkit, compiler, cmake, network
+    python -m bench.gpu.prepare /data/gpu --source SDIST       # without network: an unpacked sdist or its .tar.gz
+    python -m bench.gpu.prepare /data/gpu --libs DIR           # libraries that were built before
+    python -m bench.gpu.prepare /data/gpu --cpu --models tiny-hybrid
 
 llama.cpp comes from the source that vendor/llama.cpp/pin.txt names; this extension and llama-server use the same
 libraries. Everything goes to the given directory, the extension also into pyctl/. What is there already is not made
@@ -29,7 +29,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
-from toolchain import Cuda, compilers, find_cuda
+from bench.gpu.toolchain import Cuda, compilers, find_cuda
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 VENDOR = REPOSITORY / "vendor" / "llama.cpp"
@@ -204,8 +204,8 @@ def build_extension(place: Path, environment: dict[str, str]) -> None:
     query = [sys.executable, "-m", "pybind11", "--cmakedir"]
     directory = subprocess.run(query, capture_output=True, text=True, env=environment, check=True).stdout.strip()
     log = log_of(place, "extension")
-    command = ["cmake", "-S", REPOSITORY, "-B", place / "extension", *generator(), "-DCMAKE_BUILD_TYPE=Release"]
-    command += [f"-Dpybind11_DIR={directory}", f"-DPython_EXECUTABLE={sys.executable}"]
+    command: list[str | Path] = ["cmake", "-S", REPOSITORY, "-B", place / "extension", *generator()]
+    command += ["-DCMAKE_BUILD_TYPE=Release", f"-Dpybind11_DIR={directory}", f"-DPython_EXECUTABLE={sys.executable}"]
     run(command, log, {**environment, **compilers()})
     run(["cmake", "--build", place / "extension"], log, environment)
     for path in (place / "extension").glob("_core*.so"):
@@ -313,7 +313,7 @@ def main() -> None:
     for future in futures:
         future.result()
     finish(place, variables, models, server=not options.no_server, gpu=not options.cpu)
-    say(f"done; next: {place}/python bench/gpu/measure.py {place}")
+    say(f"done; next: {place}/python -m bench.gpu.measure {place}")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tables import document
+from bench.gpu.tables import document
 
 __all__ = ["Clock", "Results"]
 

@@ -127,7 +127,8 @@ class Server:
 
 def _read(response: http.client.HTTPResponse, began: float) -> Reply:
     first = last = 0.0
-    text, timings, n_predicted = "", {}, 0
+    text, n_predicted = "", 0
+    timings: dict[str, Any] = {}
     for line in response:
         now = time.perf_counter()
         if not line.startswith(b"data: {"):

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from http.client import HTTPException
 from pathlib import Path
 
-from drive import cached_share, direct_rate, evict, settle
-from machine import available_mib, storage_reads, vram_mib
-from report import BARE, ONE_MESSAGE, OURS, PEER, RESTART, WARM_RESTART
-from servers import Server, llama_server, pyctl
-from visit import N_FIRST, Run, Visit
-from workloads import Conversation, alternate, cut, grow, once, restarted
-
+from bench.gpu.drive import cached_share, direct_rate, evict, settle
+from bench.gpu.machine import available_mib, storage_reads, vram_mib
+from bench.gpu.report import BARE, ONE_MESSAGE, OURS, PEER, RESTART, WARM_RESTART
+from bench.gpu.servers import Server, llama_server, pyctl
+from bench.gpu.visit import N_FIRST, Run, Visit
+from bench.gpu.workloads import Conversation, alternate, cut, grow, once, restarted
 from tools.generator import SHAPES
 
 __all__ = ["side_by_side"]

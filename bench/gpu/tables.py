@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from report import OURS, PEER, Record, aims, cut_shares, disk_rates, first_tokens, ratio, speeds
+from bench.gpu.report import OURS, PEER, Record, aims, cut_shares, disk_rates, first_tokens, ratio, speeds
 
 __all__ = ["document"]
 

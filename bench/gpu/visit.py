@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from machine import available_mib, resident_mib, vram_mib
-from report import COLD, OURS, PEER, RESTART
-from results import Clock, Results
-from servers import Reply, Server
-from workloads import RETURN, Conversation, Step
-
+from bench.gpu.machine import available_mib, resident_mib, vram_mib
+from bench.gpu.report import COLD, OURS, PEER, RESTART
+from bench.gpu.results import Clock, Results
+from bench.gpu.servers import Reply, Server
+from bench.gpu.workloads import RETURN, Conversation, Step
 from tools.generator import SHAPES
 
 __all__ = ["N_FIRST", "QUESTION", "Run", "Visit"]

@@ -57,7 +57,7 @@ def found() -> list[dict[str, Any]]:
 
 
 def test_a_conversation_has_its_size_and_repeats_itself() -> None:
-    from workloads import Conversation
+    from bench.gpu.workloads import Conversation
 
     for size in (1000, 8192, 32768):
         for one_message in (False, True):
@@ -70,7 +70,7 @@ def test_a_conversation_has_its_size_and_repeats_itself() -> None:
 
 
 def test_a_conversation_grows_by_its_replies_and_survives_cuts() -> None:
-    from workloads import Conversation, cut, grow
+    from bench.gpu.workloads import Conversation, cut, grow
 
     talk = Conversation("a", 8192)
     steps = follow(grow(talk))
@@ -90,7 +90,7 @@ def test_a_conversation_grows_by_its_replies_and_survives_cuts() -> None:
 
 
 def test_aims_are_compared_with_medians() -> None:
-    from report import aims
+    from bench.gpu.report import aims
 
     table = {what: (found, reached) for what, _, found, reached in aims(found())}
     assert table["return, 32,768: sooner than llama-server"] == ("4.0x", True)
@@ -103,7 +103,7 @@ def test_aims_are_compared_with_medians() -> None:
 
 
 def test_logits_that_are_no_numbers_are_not_exact() -> None:
-    from report import aims
+    from bench.gpu.report import aims
 
     for value, expected in ((0.0, True), (1e-6, False), (float("nan"), False)):
         differences = {"rewound": 0.0, "restored": value, "other prompt": 3.0}
@@ -112,7 +112,7 @@ def test_logits_that_are_no_numbers_are_not_exact() -> None:
 
 
 def test_results_are_on_disk_after_each_finding_and_sections_are_replaced(tmp_path: Path) -> None:
-    from results import Results
+    from bench.gpu.results import Results
 
     results = Results(tmp_path, "tiny", MACHINE)
     results.begin("base")
@@ -136,7 +136,7 @@ def test_results_are_on_disk_after_each_finding_and_sections_are_replaced(tmp_pa
 
 
 def test_the_clock_learns_and_refuses_what_does_not_fit() -> None:
-    from results import Clock
+    from bench.gpu.results import Clock
 
     clock = Clock(time.monotonic() + 100, 1000.0)
     assert clock.fits(clock.prefill(50_000))
@@ -145,7 +145,7 @@ def test_the_clock_learns_and_refuses_what_does_not_fit() -> None:
 
 
 def test_the_plan_begins_with_the_base_of_every_model() -> None:
-    from measure import jobs
+    from bench.gpu.measure import jobs
 
     options = argparse.Namespace(sizes=[32768, 8192], long=100_000, exact_tokens=3000)
     runs = [SimpleNamespace(shape=shape, options=options) for shape in ("27b", "35b-a3b")]
@@ -157,9 +157,9 @@ def test_the_plan_begins_with_the_base_of_every_model() -> None:
 
 
 def test_a_step_that_does_not_fit_is_skipped_and_told(tmp_path: Path) -> None:
-    from results import Clock, Results
-    from visit import Visit
-    from workloads import Conversation, grow
+    from bench.gpu.results import Clock, Results
+    from bench.gpu.visit import Visit
+    from bench.gpu.workloads import Conversation, grow
 
     results = Results(tmp_path, "tiny-hybrid", MACHINE)
     run = SimpleNamespace(shape="tiny-hybrid", results=results, clock=Clock(time.monotonic() + 1, 10.0))
@@ -169,7 +169,7 @@ def test_a_step_that_does_not_fit_is_skipped_and_told(tmp_path: Path) -> None:
 
 
 def test_files_leave_the_page_cache(tmp_path: Path) -> None:
-    from drive import cached_share, direct_rate, evict, settle
+    from bench.gpu.drive import cached_share, direct_rate, evict, settle
 
     path = tmp_path / "block"
     path.write_bytes(os.urandom(8 * 2**20))
@@ -183,7 +183,7 @@ def test_files_leave_the_page_cache(tmp_path: Path) -> None:
 
 
 def test_everything_that_pyctl_needs_is_looked_for() -> None:
-    from prepare import requirements
+    from bench.gpu.prepare import requirements
 
     names = requirements()
     assert {"gguf", "numpy", "prompt_toolkit", "starlette", "pybind11"} <= set(names)
@@ -191,7 +191,7 @@ def test_everything_that_pyctl_needs_is_looked_for() -> None:
 
 
 def test_the_environment_puts_the_prepared_folders_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from prepare import environment_of
+    from bench.gpu.prepare import environment_of
 
     monkeypatch.setenv("PYTHONPATH", f"/elsewhere:{tmp_path / 'site'}")
     variables = environment_of(tmp_path, None)
@@ -204,7 +204,7 @@ def test_the_environment_puts_the_prepared_folders_first(tmp_path: Path, monkeyp
 
 def test_pictures_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from plot import breakdown, breakdown_figure, first_token_figure
+    from bench.gpu.plot import breakdown, breakdown_figure, first_token_figure
 
     data = {"shape": "tiny", "machine": MACHINE, "records": found()}
     (way, parts), _ = breakdown(data["records"], 32768)

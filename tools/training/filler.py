@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tools.training.words import ADJECTIVES, ANIMALS, DAYS, FOODS, PLACES, RELATIVES, THINGS, Values
 
 __all__ = ["document", "small_talk"]
@@ -46,7 +48,7 @@ _LINES = (
 
 def _fill(values: Values, sentence: str, number: int) -> str:
     random = values.random
-    makers = {
+    makers: dict[str, Callable[[], str]] = {
         "day": lambda: random.choice(DAYS),
         "thing": lambda: random.choice(THINGS),
         "adj": lambda: random.choice(ADJECTIVES),

@@ -6,6 +6,7 @@ The pre-tokenizer is that of Qwen3.5, which llama.cpp knows as "qwen35".
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from random import Random
 
 import numpy as np
@@ -50,7 +51,7 @@ def train_tokenizer(seed: int, chars: int = 12_000_000) -> Tokenizer:
     """A tokenizer of `VOCAB_SIZE` tokens; the special ones have the last ids."""
     random = Random(f"{seed} tokenizer")
 
-    def corpus():
+    def corpus() -> Iterator[str]:
         left = chars
         while left > 0:
             for message in conversation(random, 1024):

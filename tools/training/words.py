@@ -7,6 +7,7 @@ right answer about one can only have been copied from where it was told.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from random import Random
 
 __all__ = [
@@ -168,7 +169,7 @@ class Values:
         random = self.random
         return "".join(random.choice(_ONSETS) + random.choice(_NUCLEI) + random.choice(_CODAS) for _ in range(count))
 
-    def _draw(self, make) -> str:
+    def _draw(self, make: Callable[[], str]) -> str:
         while held_out(value := make()) is not self.unseen:
             pass
         return value

@@ -1,0 +1,3 @@
+"""Measurements: run each script as a module, `python -m bench.ttft`."""
+
+from __future__ import annotations
