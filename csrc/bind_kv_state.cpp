@@ -27,7 +27,7 @@ struct bound_state {
     bound_state(uintptr_t ctx, llama_seq_id seq) : state(reinterpret_cast<llama_context *>(ctx), seq) {}
 
     void hold(py::buffer_info && info) {
-        if (state.beside()) {
+        if (state.is_async()) {
             in_flight.push_back(std::move(info));
         }
     }
@@ -68,7 +68,8 @@ void register_kv_state(py::module_ & m) {
         .def_property_readonly("row_bytes", [](const bound_state & self) { return self.state.row_bytes(); })
         .def_property_readonly("n_layers", [](const bound_state & self) { return self.state.n_layers(); })
         .def_property_readonly("transposed", [](const bound_state & self) { return self.state.transposed(); })
-        .def_property_readonly("beside", [](const bound_state & self) { return self.state.beside(); })
+        .def_property_readonly("beside", [](const bound_state & self) { return self.state.is_async(); })
+        .def_property_readonly("is_async", [](const bound_state & self) { return self.state.is_async(); })
         .def("n_rows", [](const bound_state & self, llama_seq_id seq) { return self.state.n_rows(seq); }, py::arg("seq"))
         .def("ordered", [](const bound_state & self, llama_seq_id seq) { return self.state.ordered(seq); }, py::arg("seq"))
         .def("rows_size", [](const bound_state & self, int64_t p0, int64_t p1) { return self.state.rows_size(p0, p1); },

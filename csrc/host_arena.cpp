@@ -88,7 +88,7 @@ bool host_arena::open(size_t limit, size_t ahead) {
     return true;
 }
 
-void * host_arena::take(size_t size) {
+void * host_arena::allocate(size_t size) {
     size = rounded(size, granule);
     while (true) {
         {
@@ -105,7 +105,7 @@ void * host_arena::take(size_t size) {
                 if (rest > 0) {
                     free_.emplace(at + size, rest);
                 }
-                taken_.emplace(at, size);
+                allocated_.emplace(at, size);
                 used_ += size;
                 changed_.notify_one();
                 return base_ + at;
@@ -117,17 +117,17 @@ void * host_arena::take(size_t size) {
     }
 }
 
-void host_arena::give(void * data) {
+void host_arena::free(void * data) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto                        it = taken_.find(static_cast<uint8_t *>(data) - base_);
+    const auto                        it = allocated_.find(static_cast<uint8_t *>(data) - base_);
     used_ -= it->second;
     insert_free(it->first, it->second);
-    taken_.erase(it);
+    allocated_.erase(it);
 }
 
-void host_arena::want(size_t bytes) {
+void host_arena::reserve(size_t bytes) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    wanted_ = bytes;
+    reserved_ = bytes;
     changed_.notify_one();
 }
 
@@ -139,7 +139,7 @@ void host_arena::stop() {
     const std::lock_guard<std::mutex> last_slab(growing_);
 }
 
-size_t host_arena::piece(const void * data, size_t size) const {
+size_t host_arena::contiguous(const void * data, size_t size) const {
     const auto * at = static_cast<const uint8_t *>(data);
     if (base_ == nullptr || at < base_ || at >= base_ + limit_) {
         return size;
@@ -192,8 +192,8 @@ void host_arena::run() {
             std::unique_lock<std::mutex> lock(mutex_);
             changed_.wait(lock, [this] {
                 const size_t free = largest_free();
-                wanted_           = free < wanted_ ? wanted_ : 0;
-                return !full_ && ready_ + slab <= limit_ && free < std::max(ahead_, wanted_);
+                reserved_           = free < reserved_ ? reserved_ : 0;
+                return !full_ && ready_ + slab <= limit_ && free < std::max(ahead_, reserved_);
             });
         }
         grow();

@@ -13,7 +13,7 @@
 
 class host_arena {
 public:
-    // The unit of growth. A device copies across two registered ranges only in two copies, see `piece`.
+    // The unit of growth. A device copies across two registered ranges only in two copies, see `contiguous`.
     static constexpr size_t slab = size_t(64) << 20;
 
     // One per process, never destroyed: buffers outlive whoever opened it.
@@ -24,18 +24,18 @@ public:
     bool open(size_t limit, size_t ahead);
 
     // `size` bytes, or null when there is no room; may have to make slabs ready first. Any thread.
-    void * take(size_t size);
-    void   give(void * data);
+    void * allocate(size_t size);
+    void   free(void * data);
 
     // Make `bytes` in one piece ready soon, once, before somebody needs them; returns at once.
-    void want(size_t bytes);
+    void reserve(size_t bytes);
 
     // Make nothing ready any more; returns when the thread no longer calls the device library, which the end of the
     // process takes apart.
     void stop();
 
     // How many of `size` bytes at `data` one copy may move.
-    size_t piece(const void * data, size_t size) const;
+    size_t contiguous(const void * data, size_t size) const;
 
     size_t n_ready() const;  // bytes touched and registered
     size_t n_used() const;   // bytes handed out
@@ -54,10 +54,10 @@ private:
     uint8_t *                base_  = nullptr;
     size_t                   limit_ = 0;
     size_t                   ahead_ = 0;
-    size_t                   wanted_ = 0;  // more than `ahead_`, once
+    size_t                   reserved_ = 0;  // more than `ahead_`, once
     size_t                   ready_ = 0;
     size_t                   used_  = 0;
     bool                     full_  = false;  // the system refused more, or nobody wants more
     std::map<size_t, size_t> free_;   // offset -> size, never adjacent
-    std::map<size_t, size_t> taken_;  // offset -> size
+    std::map<size_t, size_t> allocated_;  // offset -> size
 };

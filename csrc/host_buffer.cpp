@@ -18,7 +18,7 @@ public:
             throw std::invalid_argument("a host buffer needs at least one byte");
         }
         if (pinned) {
-            data_   = host_arena::instance().take(size);
+            data_   = host_arena::instance().allocate(size);
             pinned_ = data_ != nullptr;
         }
         if (data_ == nullptr) {
@@ -32,7 +32,7 @@ public:
 
     ~host_buffer() {
         if (pinned_) {
-            host_arena::instance().give(data_);
+            host_arena::instance().free(data_);
         } else {
             std::free(data_);
         }
@@ -60,7 +60,8 @@ void register_host_buffer(py::module_ & m) {
              py::call_guard<py::gil_scoped_release>())
         .def_static("open", [](size_t limit, size_t ahead) { return host_arena::instance().open(limit, ahead); },
                     py::arg("limit"), py::arg("ahead"))
-        .def_static("want", [](size_t bytes) { host_arena::instance().want(bytes); }, py::arg("bytes"))
+        .def_static("want", [](size_t bytes) { host_arena::instance().reserve(bytes); }, py::arg("bytes"))
+        .def_static("reserve", [](size_t bytes) { host_arena::instance().reserve(bytes); }, py::arg("size"))
         .def_static("stop", [] { host_arena::instance().stop(); }, py::call_guard<py::gil_scoped_release>())
         .def_static("ready", [] { return host_arena::instance().n_ready(); })
         .def_static("used", [] { return host_arena::instance().n_used(); })

@@ -303,12 +303,12 @@ void kv_state::save_rows(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out
         }
     }
     copies->save_begin();
-    each_strip(runs, p0, p1, p0, p1, [&](const strip & s, size_t at) { copies->save(s, out + at); });
+    each_region(runs, p0, p1, p0, p1, [&](const copy_region & s, size_t at) { copies->save(s, out + at); });
 }
 
-// Calls `move(strip, offset in a block of rows [p0, p1))` for positions [first, last) of every plane.
+// Calls `move(copy_region, offset in a block of rows [p0, p1))` for positions [first, last) of every plane.
 template <typename F>
-void kv_state::each_strip(const std::vector<run> & runs, int64_t p0, int64_t p1, int64_t first, int64_t last,
+void kv_state::each_region(const std::vector<run> & runs, int64_t p0, int64_t p1, int64_t first, int64_t last,
                           const F & move) {
     const size_t n  = static_cast<size_t>(p1 - p0);
     size_t       at = sizeof(block_header) + (has_ext ? n * sizeof(llama_kv_cell_ext) : 0);
@@ -317,7 +317,7 @@ void kv_state::each_strip(const std::vector<run> & runs, int64_t p0, int64_t p1,
             const int64_t from = std::max(r.pos, first);
             const int64_t to   = std::min(r.pos + r.count, last);
             if (from < to) {
-                strip s{ &plane.tensor, (r.cell + (from - r.pos)) * plane.row,
+                copy_region s{ &plane.tensor, (r.cell + (from - r.pos)) * plane.row,
                          (to - from) * plane.row, plane.count, plane.stride, n * plane.row };
                 move(s, at + (from - p0) * plane.row);
             }
@@ -379,8 +379,8 @@ void kv_state::append_rows(llama_seq_id seq, const std::vector<row_span> & spans
     const auto runs = runs_of(target, p0, spans.back().last);
     for (const row_span & span : spans) {
         const block_header header = get_header(span.data, span.size, "ROWS");
-        each_strip(runs, header.p0, header.p1, span.first, span.last,
-                   [&](const strip & s, size_t offset) { copies->load(s, span.data + offset); });
+        each_region(runs, header.p0, header.p1, span.first, span.last,
+                   [&](const copy_region & s, size_t offset) { copies->load(s, span.data + offset); });
     }
     if (target == scratch_seq) {
         attn->seq_cp(scratch_seq, seq, -1, -1);
@@ -457,18 +457,18 @@ void kv_state::save_state(llama_seq_id seq, int64_t n, uint8_t * out, size_t siz
     if (recr != nullptr) {
         recorder stream;
         recr->state_write(stream, seq);
-        std::vector<strip> strips;
+        std::vector<copy_region> regions;
         size_t             n_bytes = 0;
         for (const io_step & step : stream.steps) {
             if (step.tensor != nullptr) {
-                strips.push_back({ step.tensor, step.offset, step.size });
+                regions.push_back({ step.tensor, step.offset, step.size });
                 n_bytes += step.size;
             }
         }
         if (n_bytes != recurrent_bytes) {
             throw std::runtime_error("llama.cpp wrote another amount of recurrent state than before");
         }
-        copies->save_staged(strips, out + sizeof(block_header));
+        copies->save_staged(regions, out + sizeof(block_header));
     } else {
         llama_synchronize(ctx);
         if (llama_state_seq_get_data(ctx, out + sizeof(block_header), size - sizeof(block_header), seq) == 0) {

@@ -87,7 +87,7 @@ public:
     void rewind(llama_seq_id seq, int64_t n);
     void clear(llama_seq_id seq);
 
-    bool beside() const { return copies->beside(); }
+    bool is_async() const { return copies->is_async(); }
     void finish() { copies->finish(); }
 
 private:
@@ -125,7 +125,7 @@ private:
     void claim_cells(llama_seq_id seq, const std::vector<row_span> & spans);
     void plan_planes(const std::vector<row_part> & parts);
     template <typename F>
-    void each_strip(const std::vector<run> & runs, int64_t p0, int64_t p1, int64_t first, int64_t last, const F & move);
+    void each_region(const std::vector<run> & runs, int64_t p0, int64_t p1, int64_t first, int64_t last, const F & move);
     void put_header(uint8_t * out, const char * magic, int64_t p0, int64_t p1) const;
     block_header get_header(const uint8_t * data, size_t size, const char * magic) const;
 };

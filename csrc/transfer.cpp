@@ -36,11 +36,11 @@ ggml_backend_t backend_of(ggml_backend_sched_t scheduler, ggml_backend_dev_t dev
 
 // Calls `copy(index of the first piece, how many, offset in a piece, bytes)` so that no call crosses two registered
 // ranges of host memory, with as many whole pieces in one call as possible.
-template <typename F> void in_pieces(const strip & s, const uint8_t * host, const F & copy) {
+template <typename F> void each_contiguous(const copy_region & s, const uint8_t * host, const F & copy) {
     const host_arena & arena = host_arena::instance();
     for (size_t i = 0; i < s.count;) {
         const uint8_t * at   = host + i * s.pitch;
-        const size_t    room = arena.piece(at, (s.count - i - 1) * s.pitch + s.size);
+        const size_t    room = arena.contiguous(at, (s.count - i - 1) * s.pitch + s.size);
         if (room >= s.size) {
             const size_t whole = s.pitch > 0 ? std::min(s.count - i, (room - s.size) / s.pitch + 1) : 1;
             copy(i, whole, size_t(0), s.size);
@@ -48,7 +48,7 @@ template <typename F> void in_pieces(const strip & s, const uint8_t * host, cons
             continue;
         }
         for (size_t done = 0; done < s.size;) {
-            const size_t part = arena.piece(at + done, s.size - done);
+            const size_t part = arena.contiguous(at + done, s.size - done);
             copy(i, size_t(1), done, part);
             done += part;
         }
@@ -92,8 +92,8 @@ transfer::transfer(llama_context * context, const std::vector<ggml_tensor *> & t
     if (computed == nullptr || copied == nullptr) {
         return;
     }
-    side = ggml_backend_dev_init(device, nullptr);
-    if (side == nullptr || staged == 0) {
+    copy_backend = ggml_backend_dev_init(device, nullptr);
+    if (copy_backend == nullptr || staged == 0) {
         return;
     }
     stage_buffer = ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(device), staged);
@@ -105,9 +105,9 @@ transfer::transfer(llama_context * context, const std::vector<ggml_tensor *> & t
 }
 
 transfer::~transfer() {
-    if (side != nullptr) {
+    if (copy_backend != nullptr) {
         finish();
-        ggml_backend_free(side);
+        ggml_backend_free(copy_backend);
     }
     ggml_backend_buffer_free(stage_buffer);
     ggml_backend_event_free(computed);
@@ -115,20 +115,20 @@ transfer::~transfer() {
 }
 
 void transfer::save_begin() {
-    if (!beside()) {
+    if (!is_async()) {
         llama_synchronize(ctx);
         return;
     }
     ggml_backend_event_record(computed, compute);
-    ggml_backend_event_wait(side, computed);
+    ggml_backend_event_wait(copy_backend, computed);
 }
 
-void transfer::save(const strip & from, uint8_t * dst) {
-    in_pieces(from, dst, [&](size_t i, size_t count, size_t skip, size_t size) {
+void transfer::save(const copy_region & from, uint8_t * dst) {
+    each_contiguous(from, dst, [&](size_t i, size_t count, size_t skip, size_t size) {
         const size_t offset = from.offset + i * from.stride + skip;
         uint8_t *    out    = dst + i * from.pitch + skip;
-        if (beside()) {
-            ggml_backend_tensor_get_2d_async(side, from.tensor, out, offset, size, count, from.stride, from.pitch);
+        if (is_async()) {
+            ggml_backend_tensor_get_2d_async(copy_backend, from.tensor, out, offset, size, count, from.stride, from.pitch);
             return;
         }
         for (size_t j = 0; j < count; ++j) {
@@ -137,10 +137,10 @@ void transfer::save(const strip & from, uint8_t * dst) {
     });
 }
 
-void transfer::save_staged(const std::vector<strip> & from, uint8_t * dst) {
+void transfer::save_staged(const std::vector<copy_region> & from, uint8_t * dst) {
     if (stage_buffer == nullptr) {
         save_begin();
-        for (const strip & s : from) {
+        for (const copy_region & s : from) {
             save(s, dst);
             dst += s.size;
         }
@@ -150,7 +150,7 @@ void transfer::save_staged(const std::vector<strip> & from, uint8_t * dst) {
     // The stage is free again when its last content has left it.
     ggml_backend_event_wait(compute, copied);
     size_t at = 0;
-    for (const strip & s : from) {
+    for (const copy_region & s : from) {
         const ggml_tensor source = bytes_of(s.tensor, s.offset, s.size);
         ggml_tensor       target = bytes_of(&stage, at, s.size);
         ggml_backend_tensor_copy_async(compute, compute, &source, &target);
@@ -158,19 +158,19 @@ void transfer::save_staged(const std::vector<strip> & from, uint8_t * dst) {
     }
     save_begin();
     save({ &stage, 0, at }, dst);
-    ggml_backend_event_record(copied, side);
+    ggml_backend_event_record(copied, copy_backend);
 }
 
 void transfer::load_begin() {
     llama_synchronize(ctx);
 }
 
-void transfer::load(const strip & to, const uint8_t * src) {
-    in_pieces(to, src, [&](size_t i, size_t count, size_t skip, size_t size) {
+void transfer::load(const copy_region & to, const uint8_t * src) {
+    each_contiguous(to, src, [&](size_t i, size_t count, size_t skip, size_t size) {
         const size_t    offset = to.offset + i * to.stride + skip;
         const uint8_t * in     = src + i * to.pitch + skip;
-        if (beside()) {
-            ggml_backend_tensor_set_2d_async(side, to.tensor, in, offset, size, count, to.stride, to.pitch);
+        if (is_async()) {
+            ggml_backend_tensor_set_2d_async(copy_backend, to.tensor, in, offset, size, count, to.stride, to.pitch);
             return;
         }
         for (size_t j = 0; j < count; ++j) {
@@ -180,14 +180,14 @@ void transfer::load(const strip & to, const uint8_t * src) {
 }
 
 void transfer::load_end() {
-    if (beside()) {
-        ggml_backend_event_record(copied, side);
+    if (is_async()) {
+        ggml_backend_event_record(copied, copy_backend);
         ggml_backend_event_wait(compute, copied);
     }
 }
 
 void transfer::finish() {
-    if (beside()) {
-        ggml_backend_synchronize(side);
+    if (is_async()) {
+        ggml_backend_synchronize(copy_backend);
     }
 }

@@ -13,7 +13,7 @@
 #include <vector>
 
 // `count` pieces of `size` bytes: in the tensor from `offset` on, `stride` apart; in host memory `pitch` apart.
-struct strip {
+struct copy_region {
     ggml_tensor * tensor;
     size_t        offset;
     size_t        size;
@@ -37,18 +37,18 @@ public:
     transfer(const transfer &)             = delete;
     transfer & operator=(const transfer &) = delete;
 
-    bool beside() const { return side != nullptr; }
+    bool is_async() const { return copy_backend != nullptr; }
 
     // What has been computed, or will be by what is on its way, goes to `dst`; the tensors must not change before `finish`.
     void save_begin();
-    void save(const strip & from, uint8_t * dst);
+    void save(const copy_region & from, uint8_t * dst);
 
     // The same for tensors that the next computation overwrites: a copy on the device goes to the host.
-    void save_staged(const std::vector<strip> & from, uint8_t * dst);
+    void save_staged(const std::vector<copy_region> & from, uint8_t * dst);
 
     // `src` goes to the tensors; what is computed after `load_end` sees it.
     void load_begin();
-    void load(const strip & to, const uint8_t * src);
+    void load(const copy_region & to, const uint8_t * src);
     void load_end();
 
     // Wait for all copies.
@@ -57,7 +57,7 @@ public:
 private:
     llama_context *       ctx;
     ggml_backend_t        compute      = nullptr;
-    ggml_backend_t        side         = nullptr;
+    ggml_backend_t        copy_backend         = nullptr;
     ggml_backend_event_t  computed     = nullptr;
     ggml_backend_event_t  copied       = nullptr;
     ggml_backend_buffer_t stage_buffer = nullptr;

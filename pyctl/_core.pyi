@@ -38,8 +38,8 @@ class HostBuffer:
         """
 
     @staticmethod
-    def want(bytes: int) -> None:
-        """Let the arena make so many bytes ready in one piece, once."""
+    def reserve(size: int) -> None:
+        """Let the arena make ``size`` bytes ready in one contiguous range, in the background, once."""
 
     @staticmethod
     def stop() -> None:
@@ -87,8 +87,8 @@ class KVState:
     @property
     def transposed(self) -> bool: ...
     @property
-    def beside(self) -> bool:
-        """Whether copies run beside the computation."""
+    def is_async(self) -> bool:
+        """Whether copies run beside the computation, so that `finish` has to be waited for."""
 
     def n_rows(self, seq: int) -> int:
         """The position after the last token of ``seq``."""

@@ -228,7 +228,7 @@ def _open(
         _announce(plan, budget)
         if model.n_gpu_layers != 0:
             # While the model loads; what a restart will bring back goes into memory that is ready for it.
-            reserve_pinned(budget, soon=_stored_bytes(disk) if disk.cache_dir else 0)
+            reserve_pinned(budget, initial=_stored_bytes(disk) if disk.cache_dir else 0)
 
     with LoadProgress(model.path) as progress:
 

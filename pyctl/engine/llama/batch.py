@@ -22,7 +22,7 @@ class Batch:
         self.tokens = np.zeros(capacity, np.int32)
         self.positions = np.zeros(capacity, np.int32)
         self.seqs = np.zeros(capacity, np.int32)
-        self.wanted = np.zeros(capacity, np.int8)
+        self.outputs = np.zeros(capacity, np.int8)
         self._n_seqs = np.ones(capacity, np.int32)
         # One pointer per token to the one sequence id that it belongs to.
         self._pointers = self.seqs.ctypes.data + np.arange(capacity, dtype=np.uint64) * self.seqs.itemsize
@@ -32,7 +32,7 @@ class Batch:
             ("pos", self.positions),
             ("n_seq_id", self._n_seqs),
             ("seq_id", self._pointers),
-            ("logits", self.wanted),
+            ("logits", self.outputs),
         ):
             setattr(self.struct, name, ctypes.cast(array.ctypes.data, type(getattr(self.struct, name))))
 
@@ -42,8 +42,8 @@ class Batch:
         self.tokens[:n] = tokens
         self.positions[:n] = np.arange(start, start + n)
         self.seqs[:n] = seq
-        self.wanted[:n] = every
-        self.wanted[n - 1] = every or last
+        self.outputs[:n] = every
+        self.outputs[n - 1] = every or last
         self.struct.n_tokens = n
 
 

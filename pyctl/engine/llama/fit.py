@@ -13,7 +13,7 @@ from typing import Any
 from llama_cpp import llama_cpp as api
 
 from pyctl.engine.llama.devices import devices, host_available, tensor_bytes
-from pyctl.engine.llama.library import captured, last_error
+from pyctl.engine.llama.library import captured_log, last_log_error
 from pyctl.engine.llama.memory import MIB, MemoryPlan, Place, Usage
 from pyctl.engine.llama.model_settings import CPU_EXPERTS, ModelSettings, experts_on_cpu
 from pyctl.engine.llama.params import LOAD_MODES, ModelParams, context_params
@@ -25,7 +25,7 @@ HOST = "host"
 
 LAYER = re.compile(r"load_tensors: layer +(\d+) assigned to device ([^ ,]+)")
 
-IGNORED = re.compile(r"model has unused tensor (\S+) ")
+UNUSED = re.compile(r"model has unused tensor (\S+) ")
 
 KV_LAYER = re.compile(r"llama_kv_cache\w*: layer +\d+: dev = (\S+)")
 
@@ -45,21 +45,21 @@ class DryRun:
         self._gpus = tuple(device for device in devices() if device.is_gpu)
         self.n_ctx_train = int(api.llama_model_n_ctx_train(model))
         self.n_layers = int(api.llama_model_n_layer(model))
-        ignored = {match[1] for line in log if (match := IGNORED.search(line))}
+        ignored = {match[1] for line in log if (match := UNUSED.search(line))}
         sizes = tensor_bytes(Path(settings.path))
         self.tensors: Mapping[str, int] = {name: size for name, size in sizes.items() if name not in ignored}
-        self._weights = self._placed({int(m[1]): m[2] for line in log if (m := LAYER.search(line))})
+        self._weights = self._weights_by_place({int(m[1]): m[2] for line in log if (m := LAYER.search(line))})
 
     def plan(self, n_ctx: int) -> MemoryPlan:
         """The memory for a context of ``n_ctx`` tokens. Raises ModelError if no such context can be made."""
         params = context_params(self._settings, n_ctx)
-        with captured() as log:
+        with captured_log() as log:
             ctx = api.llama_init_from_model(self._model, params)
         if not ctx:
-            raise ModelError(f"cannot make the context: {last_error('llama.cpp gave no reason')}")
+            raise ModelError(f"cannot make the context: {last_log_error('llama.cpp gave no reason')}")
         n_cells = int(api.llama_n_ctx(ctx))
         api.llama_free(ctx)
-        kv, states, compute = self._kv(log), self._sizes(STATES, log), self._sizes(COMPUTE, log)
+        kv, states, compute = self._kv_by_place(log), self._sum_by_place(STATES, log), self._sum_by_place(COMPUTE, log)
         n_seqs = self._settings.n_seqs
         state_bytes = sum(states.values()) // n_seqs
         if len(states) == 1 and kv.keys() == states.keys() != {HOST}:
@@ -73,23 +73,23 @@ class DryRun:
                 places.append(Place(name, name != HOST, usage, free[name] if name != HOST else host_available()))
         return MemoryPlan(n_cells, n_seqs, sum(kv.values()) / n_cells, state_bytes, tuple(places))
 
-    def _place(self, name: str) -> str:
+    def _place_of(self, name: str) -> str:
         """Where something is that llama.cpp says to be on a device or in a buffer type called ``name``."""
         return next((gpu.name for gpu in self._gpus if name in (gpu.name, gpu.buffer_name)), HOST)
 
-    def _placed(self, layers: Mapping[int, str]) -> dict[str, int]:
+    def _weights_by_place(self, layers: Mapping[int, str]) -> dict[str, int]:
         """Bytes of weights by place. The last of ``layers`` is the output; what is in no layer is on the host."""
-        output = self._place(layers[max(layers)]) if layers else HOST
+        output = self._place_of(layers[max(layers)]) if layers else HOST
         sums: dict[str, int] = {}
         for name, size in self.tensors.items():
             layer = re.match(r"blk\.(\d+)\.", name)
             if layer is not None:
-                place = self._place(layers.get(int(layer[1]), HOST))
+                place = self._place_of(layers.get(int(layer[1]), HOST))
             else:
                 place = output if name.startswith(("output", "cls")) else HOST
             for pattern, buffer in self._settings.placements:
                 if re.search(pattern, name):
-                    place = self._place(buffer)
+                    place = self._place_of(buffer)
                     break
             sums[place] = sums.get(place, 0) + size
         if "output.weight" not in self.tensors and output != HOST:
@@ -97,24 +97,24 @@ class DryRun:
             sums[output] = sums.get(output, 0) + self.tensors.get("token_embd.weight", 0)
         return sums
 
-    def _kv(self, log: list[str]) -> dict[str, int]:
+    def _kv_by_place(self, log: list[str]) -> dict[str, int]:
         """Bytes of K and V by place: each cache is spread evenly over its layers."""
         sums: dict[str, int] = {}
         layers: list[str] = []
         for line in log:
             if match := KV_LAYER.search(line):
-                layers.append(self._place(match[1]))
+                layers.append(self._place_of(match[1]))
             elif match := KV_SIZE.search(line):
                 for place in layers:
                     sums[place] = sums.get(place, 0) + int(float(match[1]) * MIB / len(layers))
                 layers = []
         return sums
 
-    def _sizes(self, pattern: re.Pattern[str], log: list[str]) -> dict[str, int]:
+    def _sum_by_place(self, pattern: re.Pattern[str], log: list[str]) -> dict[str, int]:
         sums: dict[str, int] = {}
         for line in log:
             if match := pattern.search(line):
-                place = self._place(match[1])
+                place = self._place_of(match[1])
                 sums[place] = sums.get(place, 0) + int(float(match[2]) * MIB)
         return sums
 
@@ -125,14 +125,14 @@ def dry_run(settings: ModelSettings) -> Iterator[DryRun]:
     params = ModelParams(settings)
     params.struct.no_alloc = True
     params.struct.load_mode = LOAD_MODES["none"]
-    with captured() as log:
+    with captured_log() as log:
         model = api.llama_model_load_from_file(settings.path.encode(), params.struct)
     if not model:
-        raise ModelError(f"cannot load the model {settings.path}: {last_error('llama.cpp gave no reason')}")
+        raise ModelError(f"cannot load the model {settings.path}: {last_log_error('llama.cpp gave no reason')}")
     try:
         yield DryRun(model, settings, log)
     finally:
-        with captured():
+        with captured_log():
             api.llama_model_free(model)
 
 
@@ -156,24 +156,24 @@ def fit_settings(settings: ModelSettings) -> tuple[ModelSettings, MemoryPlan]:
     placed = bool(settings.placements)
     for _ in range(ATTEMPTS):
         with dry_run(settings) as run:
-            plan = _context(run, settings)
-            missing = _missing(settings, plan)
+            plan = _fit_context(run, settings)
+            missing = _gpu_shortage(settings, plan)
             if not (missing and movable):
                 break
-            settings = _moved(run, settings, plan, missing, experts=not placed)
+            settings = _move_to_cpu(run, settings, plan, missing, experts=not placed)
     if plan.n_ctx < (settings.n_ctx or run.n_ctx_train):
         log.warning("the context is cut from %d to %d tokens to fit into memory (-c)", run.n_ctx_train, plan.n_ctx)
     if not placed and settings.placements:
         log.warning("the experts of %d layers stay on the CPU (--n-cpu-moe)", len(settings.placements))
     if movable and settings.n_gpu_layers >= 0:
         log.warning("%d of %d layers go to the GPU (-ngl)", max(settings.n_gpu_layers - 1, 0), run.n_layers)
-    needed = plan.host.usage.total - (plan.host.usage.weights if _mapped(settings) else 0)
-    if _lacks(settings, plan.host):
+    needed = plan.host.usage.total - (plan.host.usage.weights if _is_mapped(settings) else 0)
+    if _shortage(settings, plan.host):
         raise ModelError(_refusal(plan.n_ctx, needed, plan.host.free or 0))
     return replace(settings, n_ctx=plan.n_ctx), plan
 
 
-def _context(run: DryRun, settings: ModelSettings) -> MemoryPlan:
+def _fit_context(run: DryRun, settings: ModelSettings) -> MemoryPlan:
     """With the context that was asked for, else with the largest up to the model's own that fits."""
     most = settings.n_ctx or run.n_ctx_train
     if most > run.n_ctx_train:
@@ -184,7 +184,7 @@ def _context(run: DryRun, settings: ModelSettings) -> MemoryPlan:
             raise ModelError(_refusal(most, int(low.row_bytes * most), free))
     plan = run.plan(most)
     least = min(settings.fit_ctx, most)
-    fits = not (_missing(settings, plan) or _lacks(settings, plan.host))
+    fits = not (_gpu_shortage(settings, plan) or _shortage(settings, plan.host))
     if fits or settings.n_ctx or not settings.fit or least == most:
         return plan
     # Every part of it grows in a straight line with the context.
@@ -192,23 +192,25 @@ def _context(run: DryRun, settings: ModelSettings) -> MemoryPlan:
     n_ctx = most
     for index, (before, after) in enumerate(zip(low.places, plan.places, strict=True)):
         per_token = (after.usage.total - before.usage.total) / (most - least)
-        if excess := _lacks(settings, after, index):
+        if excess := _shortage(settings, after, index):
             n_ctx = min(n_ctx, most - int(excess / per_token) - 1 if per_token > 0 else least)
     return run.plan(max(n_ctx // CTX_STEP * CTX_STEP, least))
 
 
-def _moved(run: DryRun, settings: ModelSettings, plan: MemoryPlan, missing: int, *, experts: bool) -> ModelSettings:
+def _move_to_cpu(
+    run: DryRun, settings: ModelSettings, plan: MemoryPlan, missing: int, *, experts: bool
+) -> ModelSettings:
     """With more weights on the CPU, so that ``missing`` bytes of GPU memory become free: experts if there are any."""
     if experts:
         found = _by_layer(run, EXPERTS)
         n = len(settings.placements)
         if sum(found[n:]) >= missing:
-            n += _enough(found[n:], missing)
+            n += _count_to_free(found[n:], missing)
             return replace(settings, placements=experts_on_cpu(n))
     share = sum(place.usage.kv + place.usage.states for place in plan.gpus) // run.n_layers
     # The last of N layers on the GPU is the output.
     n = 0 if settings.n_gpu_layers < 0 else run.n_layers + 1 - settings.n_gpu_layers
-    n += _enough([size + share for size in _by_layer(run, re.compile("^blk"))[n:]], missing)
+    n += _count_to_free([size + share for size in _by_layer(run, re.compile("^blk"))[n:]], missing)
     return replace(settings, n_gpu_layers=run.n_layers + 1 - n)
 
 
@@ -229,7 +231,7 @@ def _by_layer(run: DryRun, wanted: re.Pattern[str]) -> list[int]:
     return sums
 
 
-def _enough(sizes: Sequence[int], missing: int) -> int:
+def _count_to_free(sizes: Sequence[int], missing: int) -> int:
     """How many of ``sizes``, from the first on, make up for ``missing``; all of them if none do."""
     total = 0
     for count, size in enumerate(sizes, 1):
@@ -239,18 +241,18 @@ def _enough(sizes: Sequence[int], missing: int) -> int:
     return len(sizes)
 
 
-def _missing(settings: ModelSettings, plan: MemoryPlan) -> int:
+def _gpu_shortage(settings: ModelSettings, plan: MemoryPlan) -> int:
     """Bytes that the GPUs lack."""
-    return sum(_lacks(settings, place, index) for index, place in enumerate(plan.gpus))
+    return sum(_shortage(settings, place, index) for index, place in enumerate(plan.gpus))
 
 
-def _lacks(settings: ModelSettings, place: Place, index: int = 0) -> int:
+def _shortage(settings: ModelSettings, place: Place, index: int = 0) -> int:
     """Bytes that ``place`` lacks; GPU number ``index`` keeps its margin."""
     if not place.is_gpu:
-        return place.lacks(mapped=_mapped(settings))
+        return place.shortage(mapped=_is_mapped(settings))
     margins = settings.fit_target
-    return place.lacks(margins[min(index, len(margins) - 1)] * MIB)
+    return place.shortage(margins[min(index, len(margins) - 1)] * MIB)
 
 
-def _mapped(settings: ModelSettings) -> bool:
+def _is_mapped(settings: ModelSettings) -> bool:
     return settings.load_mode in ("auto", "mmap")

@@ -11,6 +11,7 @@ import numpy as np
 from llama_cpp import llama_cpp as api
 from numpy.typing import NDArray
 
+from pyctl.engine.llama.llama_tokenizer import read_piece
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import RequestError
 
@@ -122,7 +123,7 @@ class LlamaGrammar:
         if not self._waiting:
             api.llama_sampler_accept(self._sampler, token)
             return
-        self._seen += self._piece(token)
+        self._seen += read_piece(self._vocab, token)
         for trigger in self._triggers:
             if found := trigger.search(self._seen):
                 groups = range(1, trigger.groups + 1)
@@ -150,14 +151,6 @@ class LlamaGrammar:
                 return False
             api.llama_sampler_accept(self._sampler, token)
         return True
-
-    def _piece(self, token: int) -> bytes:
-        buffer = ctypes.create_string_buffer(64)
-        n = api.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, True)
-        if n < 0:
-            buffer = ctypes.create_string_buffer(-n)
-            n = api.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, True)
-        return buffer.raw[:n]
 
 
 def _too_deep(grammar: str) -> bool:

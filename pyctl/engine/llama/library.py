@@ -24,10 +24,10 @@ __all__ = [
     "KVState",
     "allocate",
     "build_version",
-    "captured",
-    "last_error",
+    "captured_log",
+    "last_log_error",
     "library_versions",
-    "redirect",
+    "redirect_log",
     "reserve_pinned",
 ]
 
@@ -127,13 +127,13 @@ def _receive(level: int, text: bytes, _: ctypes.c_void_p) -> None:
         _captured.append(line)
 
 
-def redirect() -> None:
+def redirect_log() -> None:
     """Send everything llama.cpp says to the logger ``llama.cpp``, one level quieter than it thinks it is."""
     api.llama_log_set(_receive, ctypes.c_void_p(0))
 
 
 @contextmanager
-def captured() -> Iterator[list[str]]:
+def captured_log() -> Iterator[list[str]]:
     """The lines that llama.cpp says within the block, which go nowhere else. Not for two threads at once."""
     global _captured
     lines: list[str] = []
@@ -144,7 +144,7 @@ def captured() -> Iterator[list[str]]:
         _captured = None
 
 
-def last_error(default: str) -> str:
+def last_log_error(default: str) -> str:
     """What llama.cpp complained about most recently, forgotten afterwards."""
     text = FUNCTION.sub("", _errors[0]) if _errors else default
     _errors.clear()
@@ -160,18 +160,18 @@ AHEAD = 3 * 2**28
 """Bytes kept ready for the next snapshots: rows of a long stretch and some states."""
 
 
-def reserve_pinned(budget: int | None, soon: int = 0) -> bool:
+def reserve_pinned(budget: int | None, initial: int = 0) -> bool:
     """Make pinned memory ready, in the background, for a cache of ``budget`` bytes; None for half of the machine's.
 
-    ``soon`` bytes of it, at most half, are made ready once, more than the usual. Memory that was pinned is used again
-    and not given back. False, and plain memory from then on, where no device library is loaded that can pin any.
+    ``initial`` bytes of it, at most half, are made ready once, for what a restart loads. Memory that was pinned is used
+    again and not returned. False, and plain memory from then on, where no loaded device library can pin any.
     """
     limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     if budget is not None:
         limit = min(limit, budget + SLACK)
     if budget == 0 or not HostBuffer.open(limit, min(AHEAD, limit // 4)):
         return False
-    HostBuffer.want(min(soon, limit // 2))
+    HostBuffer.reserve(min(initial, limit // 2))
     atexit.register(HostBuffer.stop)
     return True
 

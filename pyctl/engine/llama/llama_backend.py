@@ -68,7 +68,7 @@ class LlamaBackend:
         self.evaluate(0, as_tokens([max(self.tokenizer.bos, 0)]), 0)
         self._memory = KVState(ctypes.cast(ctx, ctypes.c_void_p).value or 0, 0)
         self.clear(0)
-        if self._memory.beside:
+        if self._memory.is_async:
             self._warm_up()
         identity = self._identify(self) if self._identify is not None else self.layout
         if self.identity and identity != self.identity:
@@ -98,7 +98,7 @@ class LlamaBackend:
     def decode(self, items: Sequence[tuple[int, int, int]]) -> None:
         batch = self._batch
         for i, (seq, token, position) in enumerate(items):
-            batch.tokens[i], batch.positions[i], batch.seqs[i], batch.wanted[i] = token, position, seq, 1
+            batch.tokens[i], batch.positions[i], batch.seqs[i], batch.outputs[i] = token, position, seq, 1
         self._run(len(items))
         self._outputs = ONE_OUTPUT if len(items) == 1 else list(range(len(items)))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from llama_cpp import llama_cpp as api
 
-__all__ = ["LlamaTokenizer"]
+__all__ = ["LlamaTokenizer", "read_piece"]
 
 CONTROL, USER_DEFINED = 1 << 3, 1 << 4  # llama_token_attr
 FIM = ("pre", "suf", "mid", "rep", "sep")
@@ -40,7 +40,7 @@ class LlamaTokenizer:
         """The bytes of one token; those of a control token are empty unless ``special``."""
         known = self._pieces.get((token, special))
         if known is None:
-            known = self._pieces[token, special] = self._read_piece(token, special)
+            known = self._pieces[token, special] = read_piece(self._vocab, token, special=special)
         return known
 
     def detokenize(self, tokens: Sequence[int], *, special: bool = True) -> bytes:
@@ -64,13 +64,14 @@ class LlamaTokenizer:
         found = {name: getattr(api, f"llama_vocab_fim_{name}")(self._vocab) for name in FIM}
         return {name: int(token) for name, token in found.items() if token >= 0}
 
-    def _read_piece(self, token: int, special: bool) -> bytes:
-        if not 0 <= token < self.n_vocab:
-            return b""
-        size = 64
-        buffer = ctypes.create_string_buffer(size)
-        n = api.llama_token_to_piece(self._vocab, token, buffer, size, 0, special)
-        if n < 0:
-            buffer = ctypes.create_string_buffer(-n)
-            n = api.llama_token_to_piece(self._vocab, token, buffer, -n, 0, special)
-        return buffer.raw[:n]
+
+def read_piece(vocab: Any, token: int, *, special: bool = True) -> bytes:
+    """The bytes of ``token``, those of a control token only if ``special``; empty for what is no token."""
+    if not 0 <= token < api.llama_vocab_n_tokens(vocab):
+        return b""
+    buffer = ctypes.create_string_buffer(64)
+    n = api.llama_token_to_piece(vocab, token, buffer, len(buffer), 0, special)
+    if n < 0:
+        buffer = ctypes.create_string_buffer(-n)
+        n = api.llama_token_to_piece(vocab, token, buffer, len(buffer), 0, special)
+    return buffer.raw[:n]

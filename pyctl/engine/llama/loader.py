@@ -15,7 +15,7 @@ from llama_cpp import llama_cpp as api
 from pyctl.engine.backend import EngineInfo
 from pyctl.engine.llama.batch import POOLING, Embedder
 from pyctl.engine.llama.fit import fit_settings
-from pyctl.engine.llama.library import build_version, last_error, redirect
+from pyctl.engine.llama.library import build_version, last_log_error, redirect_log
 from pyctl.engine.llama.llama_backend import LlamaBackend
 from pyctl.engine.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.engine.llama.memory import MemoryPlan
@@ -52,7 +52,7 @@ def load(
     UnavailableError when ``progress`` said no.
     """
     path = Path(settings.path)
-    redirect()
+    redirect_log()
     api.llama_backend_init()
     if settings.numa:
         api.llama_numa_init(NUMA[settings.numa])
@@ -105,7 +105,7 @@ def _load_model(path: Path, settings: ModelSettings, progress: Callable[[float],
             api.llama_model_free(model)
         raise UnavailableError("loading was stopped")
     if not model:
-        raise ModelError(f"cannot load the model {path}: {last_error('llama.cpp gave no reason')}")
+        raise ModelError(f"cannot load the model {path}: {last_log_error('llama.cpp gave no reason')}")
     return model
 
 
@@ -114,7 +114,7 @@ def _load_vocabulary(path: Path) -> Any:
     params.vocab_only = True
     model = api.llama_model_load_from_file(str(path).encode(), params)
     if not model:
-        raise ModelError(f"cannot load the vocabulary of {path}: {last_error('llama.cpp gave no reason')}")
+        raise ModelError(f"cannot load the vocabulary of {path}: {last_log_error('llama.cpp gave no reason')}")
     return model
 
 
@@ -130,7 +130,7 @@ def _make_embedder(model: Any, settings: ModelSettings) -> Embedder:
 def _make_context(model: Any, settings: ModelSettings, params: Any) -> Any:
     ctx = api.llama_init_from_model(model, params)
     if not ctx:
-        reason = last_error("it does not fit into memory")
+        reason = last_log_error("it does not fit into memory")
         raise ModelError(f"cannot make the context of {params.n_ctx} tokens: {reason}; try a smaller --ctx-size")
     try:
         _apply_adapters(model, ctx, settings)
@@ -148,13 +148,13 @@ def _apply_adapters(model: Any, ctx: Any, settings: ModelSettings) -> None:
     for path, _ in settings.lora:
         handle = api.llama_adapter_lora_init(model, str(Path(path).expanduser()).encode())
         if not handle:
-            raise ModelError(f"cannot load the adapter {path}: {last_error('llama.cpp gave no reason')}")
+            raise ModelError(f"cannot load the adapter {path}: {last_log_error('llama.cpp gave no reason')}")
         handles.append(ctypes.cast(handle, ctypes.c_void_p).value)
     array = (ctypes.c_void_p * len(handles))(*handles)
     scales = (ctypes.c_float * len(handles))(*(scale for _, scale in settings.lora))
     pointer = ctypes.cast(array, ctypes.POINTER(api.llama_adapter_lora_p_ctypes))
     if api.llama_set_adapters_lora(ctx, pointer, len(handles), scales) != 0:
-        raise ModelError(f"cannot use the adapters: {last_error('llama.cpp gave no reason')}")
+        raise ModelError(f"cannot use the adapters: {last_log_error('llama.cpp gave no reason')}")
 
 
 def _meta(model: Any, key: str, default: str = "") -> str:

@@ -36,7 +36,7 @@ class Place:
     usage: Usage
     free: int | None
 
-    def lacks(self, margin: int = 0, *, mapped: bool = False) -> int:
+    def shortage(self, margin: int = 0, *, mapped: bool = False) -> int:
         """Bytes missing if ``margin`` shall stay free, 0 if it fits; ``mapped`` weights can leave memory again."""
         if self.free is None:
             return 0
@@ -83,11 +83,11 @@ class MemoryPlan:
     def warnings(self, cache_bytes: int | None = None) -> Iterator[str]:
         """What does not fit, and which flags would help."""
         for place in self.gpus:
-            if missing := place.lacks():
+            if missing := place.shortage():
                 flags = "a smaller -c, -ctk q8_0 -ctv q8_0, --n-cpu-moe (experts) or a smaller -ngl"
                 yield f"{place.name} has {_mib(missing)} MiB too little; what would help: {flags}"
         host = self.host
-        if missing := host.lacks():
+        if missing := host.shortage():
             yield f"the host has {_mib(missing)} MiB of memory too little; what would help: a smaller model or -c"
         elif host.free is not None:
             left = host.free - host.usage.total

@@ -11,7 +11,7 @@ from typing import Any
 import gguf
 from llama_cpp import llama_cpp as api
 
-from pyctl.engine.llama.devices import Device, devices
+from pyctl.engine.llama.devices import devices
 from pyctl.engine.llama.model_settings import ModelSettings
 from pyctl.errors import ModelError
 
@@ -145,14 +145,6 @@ def context_params(settings: ModelSettings, n_ctx: int) -> Any:
     params.kv_unified = True
     params.no_perf = True
     return params
-
-
-def gpus_for(settings: ModelSettings) -> tuple[Device, ...]:
-    """The GPUs that a model of ``settings`` may use."""
-    if settings.n_gpu_layers == 0 or settings.devices == ("none",):
-        return ()
-    found = tuple(device for device in devices() if device.is_gpu)
-    return tuple(device for device in found if device.name in settings.devices) if settings.devices else found
 
 
 def _physical_cores() -> int:

@@ -22,7 +22,7 @@ from llama_cpp import llama_cpp as api
 from numpy.typing import NDArray
 
 from pyctl.engine.backend import SavedSequence
-from pyctl.engine.llama.library import last_error
+from pyctl.engine.llama.library import last_log_error
 from pyctl.errors import StateError
 from pyctl.prompt import Tokens, as_tokens
 
@@ -56,7 +56,7 @@ def save_file(ctx: Any, seq: int, path: Path, tokens: Tokens, ends: Sequence[int
     pointer = words.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
     try:
         if not api.llama_state_seq_save_file(ctx, os.fsencode(temporary), seq, pointer, words.size):
-            raise StateError(f"Unable to save slot: {last_error('llama.cpp gave no reason')}")
+            raise StateError(f"Unable to save slot: {last_log_error('llama.cpp gave no reason')}")
         with temporary.open("r+b") as file:
             digest = _digest(np.memmap(file, np.uint8, "r"))
             tail = np.array(ends, np.int32).tobytes() + _digest(identity.encode()).digest()
@@ -93,7 +93,7 @@ def load_file(ctx: Any, seq: int, path: Path, n_ctx: int, n_vocab: int, identity
     state[: PREFIX.size] = np.frombuffer(PREFIX.pack(STATE_MAGIC, seq), np.uint8)
     pointer = state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
     if int(api.llama_state_seq_set_data(ctx, pointer, state.size, seq)) != state.size:
-        log.warning("%s is of no use: %s", path, last_error("llama.cpp gave no reason"))
+        log.warning("%s is of no use: %s", path, last_log_error("llama.cpp gave no reason"))
         raise StateError(INVALID)
     last = int(api.llama_memory_seq_pos_max(api.llama_get_memory(ctx), seq))
     if last + 1 != tokens.size or (tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < n_vocab):

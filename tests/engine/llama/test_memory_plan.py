@@ -14,7 +14,6 @@ import pytest
 from gguf import GGUFWriter
 
 from pyctl.engine.llama import MemoryPlan, fit, load
-from pyctl.engine.llama import fit as dryrun
 from pyctl.engine.llama.devices import Device
 from pyctl.engine.llama.fit import dry_run, fit_settings
 from pyctl.engine.llama.memory import MIB, Place, Usage
@@ -108,7 +107,7 @@ def test_each_layer_counts_where_llama_cpp_puts_it(
     with dry_run(ModelSettings(path=str(path))) as run:
         host = run.plan(n_ctx).host.usage
         sizes = dict(run.tensors)
-    captured = dryrun.captured
+    captured = fit.captured_log
 
     @contextmanager
     def renamed() -> Iterator[list[str]]:
@@ -123,8 +122,8 @@ def test_each_layer_counts_where_llama_cpp_puts_it(
         ]
 
     gpu = Device("CUDA0", "a GPU", True, 0, "CUDA0", 0, 24_000 * MIB, 24_576 * MIB)
-    monkeypatch.setattr(dryrun, "devices", lambda: (gpu,))
-    monkeypatch.setattr(dryrun, "captured", renamed)
+    monkeypatch.setattr(fit, "devices", lambda: (gpu,))
+    monkeypatch.setattr(fit, "captured_log", renamed)
     with dry_run(ModelSettings(path=str(path), placements=((r"blk\.5\.ffn", "CPU"),))) as run:
         plan = run.plan(n_ctx)
     (place,) = plan.gpus
@@ -199,14 +198,14 @@ def test_an_open_context_shrinks_first(fitting: Callable[..., tuple[ModelSetting
 def test_then_experts_leave_the_gpu(fitting: Callable[..., tuple[ModelSettings, MemoryPlan]]) -> None:
     settings, plan = fitting(5_000, n_ctx=8192)
     assert settings.placements == experts_on_cpu(12)  # 1183 MiB too much
-    assert plan.gpus[0].lacks(1024 * MIB) == 0
+    assert plan.gpus[0].shortage(1024 * MIB) == 0
     assert 4096 <= fitting(5_000)[0].n_ctx < 8192
 
 
 def test_then_layers_leave_the_gpu(fitting: Callable[..., tuple[ModelSettings, MemoryPlan]]) -> None:
     settings, plan = fitting(2_000, n_ctx=8192)
     assert 0 < settings.n_gpu_layers < GPU_LAYERS
-    assert plan.gpus[0].lacks(1024 * MIB) == 0
+    assert plan.gpus[0].shortage(1024 * MIB) == 0
 
 
 @pytest.mark.parametrize("fields", [{"n_gpu_layers": 99}, {"fit": False}, {"tensor_split": (1.0,)}])
