@@ -86,8 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _serve(argv: Sequence[str]) -> int:
     settings = parse_serve(argv)
-    if settings.wanted != "run":
-        return _list(settings.wanted)
+    if settings.action != "run":
+        return _answer(settings.action)
     start_log(settings.log, settings.warnings)
     server = settings.server
     with bind(server.host, server.port) as sock:
@@ -145,8 +145,8 @@ class _Service:
 
 def _chat(argv: Sequence[str]) -> int:
     settings = parse_chat(argv)
-    if settings.wanted != "run":
-        return _list(settings.wanted)
+    if settings.action != "run":
+        return _answer(settings.action)
     start_log(replace(settings.log, verbosity=min(settings.log.verbosity, 2)), settings.warnings)
     terminal = settings.terminal
     with _chat_backend(settings) as backend:
@@ -178,9 +178,9 @@ def _chat_backend(settings: ChatSettings) -> Iterator[ChatBackend]:
         worker.close()
 
 
-def _list(wanted: Action) -> int:
+def _answer(action: Action) -> int:
     """Print what is asked for."""
-    if wanted == "models":
+    if action == "models":
         from pyctl.models.hub import cached_models
 
         for name in cached_models():
@@ -272,8 +272,8 @@ def _announce(plan: MemoryPlan, budget: int | None) -> None:
 def _stored_bytes(settings: DiskSettings) -> int:
     """What the cache directory holds; 0 for one that cannot be read, which `_disk_tier` will complain about."""
     try:
-        with closing(CacheDirectory(Path(settings.cache_dir).expanduser())) as catalog:
-            return catalog.n_bytes
+        with closing(CacheDirectory(Path(settings.cache_dir).expanduser())) as directory:
+            return directory.n_bytes
     except OSError:
         return 0
 

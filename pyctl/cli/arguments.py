@@ -93,7 +93,7 @@ def _shared(values: Mapping[str, Any], warnings: tuple[str, ...]) -> dict[str, A
         "format": _fill(FormatSettings, values),
         "log": _fill(LogSettings, values),
         "warnings": warnings,
-        "wanted": _wanted(values),
+        "action": _action(values),
     }
 
 
@@ -119,7 +119,7 @@ def _read(usage: str, argv: Sequence[str], environ: Mapping[str, str], groups: M
     return Given(given.values, given.typed, unused)
 
 
-def _wanted(values: Mapping[str, Any]) -> Action:
+def _action(values: Mapping[str, Any]) -> Action:
     if values.get("list_devices"):
         return "devices"
     return "models" if values.get("list_models") else "run"

@@ -32,17 +32,17 @@ def run_cache(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     arguments = parser.parse_args(argv)
     if not arguments.kv_cache_dir:
         raise ConfigError("no directory; pass --kv-cache-dir or set PYCTL_KV_CACHE_DIR")
-    directory = Path(arguments.kv_cache_dir).expanduser()
-    if not directory.is_dir():
-        raise ConfigError(f"{directory} is not a directory")
+    path = Path(arguments.kv_cache_dir).expanduser()
+    if not path.is_dir():
+        raise ConfigError(f"{path} is not a directory")
     try:
-        catalog = CacheDirectory(directory)
+        directory = CacheDirectory(path)
         try:
-            return int(arguments.run(catalog, arguments))
+            return int(arguments.run(directory, arguments))
         finally:
-            catalog.close()
+            directory.close()
     except OSError as error:
-        raise ConfigError(f"cannot use {directory}: {error.strerror or error}") from error
+        raise ConfigError(f"cannot use {path}: {error.strerror or error}") from error
 
 
 def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
@@ -76,16 +76,16 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; see {self.prog} --help")
 
 
-def _list(catalog: CacheDirectory, _: argparse.Namespace) -> int:
+def _list(directory: CacheDirectory, _: argparse.Namespace) -> int:
     table = Table("id", "tokens", "MiB", "age", "last used", "hits", "", "text", box=None)
     for column in table.columns:
         column.no_wrap = True
     for column in table.columns[1:6]:
         column.justify = "right"
     now = time.time()
-    entries = catalog.entries()
+    entries = directory.entries()
     models = {entry.fingerprint for entry in entries}
-    texts = {model: Labels(catalog.directory / model / WORDS).load() for model in models}
+    texts = {model: Labels(directory.directory / model / WORDS).load() for model in models}
     for entry in entries:
         marks = " ".join(mark for mark, is_set in (("pinned", entry.pinned), ("inexact", not entry.exact)) if is_set)
         table.add_row(
@@ -101,13 +101,13 @@ def _list(catalog: CacheDirectory, _: argparse.Namespace) -> int:
     console = Console(width=None if sys.stdout.isatty() else 160)
     if entries:
         console.print(table)
-    console.print(f"{len(entries)} snapshots of {len(models)} models, {catalog.n_bytes / MIB:.1f} MiB")
+    console.print(f"{len(entries)} snapshots of {len(models)} models, {directory.n_bytes / MIB:.1f} MiB")
     return 0
 
 
-def _verify(catalog: CacheDirectory, arguments: argparse.Namespace) -> int:
+def _verify(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
     with Console(stderr=True).status("reading every file"):
-        report = catalog.verify(fix=arguments.fix)
+        report = directory.verify(fix=arguments.fix)
     print(f"{report.files} whole files, {report.n_bytes / MIB:.1f} MiB")
     for kind in ("broken", "missing", "unknown", "useless", "temps", "foreign"):
         for name in getattr(report, kind):
@@ -115,24 +115,24 @@ def _verify(catalog: CacheDirectory, arguments: argparse.Namespace) -> int:
     return 0 if report.sound or arguments.fix else 1
 
 
-def _prune(catalog: CacheDirectory, arguments: argparse.Namespace) -> int:
+def _prune(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
     if arguments.kv_cache_budget < 0:
         raise ConfigError("--kv-cache-budget must be at least 0")
-    freed = catalog.prune(arguments.kv_cache_budget * MIB)
-    print(f"{freed / MIB:.1f} MiB freed, {catalog.n_bytes / MIB:.1f} MiB left")
+    freed = directory.prune(arguments.kv_cache_budget * MIB)
+    print(f"{freed / MIB:.1f} MiB freed, {directory.n_bytes / MIB:.1f} MiB left")
     return 0
 
 
-def _pin(catalog: CacheDirectory, arguments: argparse.Namespace) -> int:
-    return _each(arguments, lambda name: catalog.pin(name, True))
+def _pin(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
+    return _each(arguments, lambda name: directory.pin(name, True))
 
 
-def _unpin(catalog: CacheDirectory, arguments: argparse.Namespace) -> int:
-    return _each(arguments, lambda name: catalog.pin(name, False))
+def _unpin(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
+    return _each(arguments, lambda name: directory.pin(name, False))
 
 
-def _remove(catalog: CacheDirectory, arguments: argparse.Namespace) -> int:
-    return _each(arguments, catalog.remove)
+def _remove(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
+    return _each(arguments, directory.remove)
 
 
 def _each(arguments: argparse.Namespace, function: Callable[[str], bool]) -> int:

@@ -177,7 +177,7 @@ class ServeSettings:
     server: ServerSettings
     log: LogSettings
     warnings: tuple[str, ...] = ()
-    wanted: Action = "run"
+    action: Action = "run"
 
 
 @dataclass(frozen=True)
@@ -193,4 +193,4 @@ class ChatSettings:
     terminal: TerminalSettings
     log: LogSettings
     warnings: tuple[str, ...] = ()
-    wanted: Action = "run"
+    action: Action = "run"

@@ -29,7 +29,7 @@ from pyctl.engine.sampling import RANDOM_SEED, Sampling
 from pyctl.errors import ConfigError, RequestError
 from pyctl.models import HubSettings
 
-CONTRACT = Path(__file__).resolve().parents[1] / "vendor/llama.cpp/tools/server/README.md"
+CONTRACT = Path(__file__).resolve().parents[2] / "vendor/llama.cpp/tools/server/README.md"
 WITHOUT_USE = {**NO_OP, **SPECULATIVE, **IGNORED, **REJECTED}
 
 SERVE_FLAGS = (
@@ -249,7 +249,7 @@ def test_defaults_are_those_of_llama_server() -> None:
     assert settings.server == ServerSettings(host="127.0.0.1", port=8080)
     assert settings.log == LogSettings(3)
     assert settings.hub == HubSettings()
-    assert settings.wanted == "run"
+    assert settings.action == "run"
     assert settings.warnings == ()
 
 
@@ -556,8 +556,8 @@ def test_models_from_the_network() -> None:
 
 
 def test_questions() -> None:
-    assert parse_serve(["--list-devices"], {}).wanted == "devices"
-    assert parse_serve(["-cl"], {}).wanted == "models"
+    assert parse_serve(["--list-devices"], {}).action == "devices"
+    assert parse_serve(["-cl"], {}).action == "models"
 
 
 @pytest.mark.parametrize(

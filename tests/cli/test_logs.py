@@ -6,7 +6,7 @@ import logging
 import pytest
 from rich.console import Console
 
-from pyctl.cli import logs as loading
+from pyctl.cli import logs
 from pyctl.cli.logs import LoadProgress
 
 
@@ -14,7 +14,7 @@ def test_without_a_terminal_a_line_now_and_then(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for seconds, expected in ((60.0, []), (0.0, ["loading big.gguf: 25 %", "loading big.gguf: 100 %"])):
-        monkeypatch.setattr(loading, "LINE_SECONDS", seconds)
+        monkeypatch.setattr(logs, "LINE_SECONDS", seconds)
         caplog.clear()
         with caplog.at_level(logging.INFO), LoadProgress("/models/big.gguf") as progress:
             progress.show(0.25)
@@ -24,7 +24,7 @@ def test_without_a_terminal_a_line_now_and_then(
 
 def test_the_bar_stays_away_once_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = io.StringIO()
-    monkeypatch.setattr(loading, "Console", lambda stderr: Console(file=shown, force_terminal=True))
+    monkeypatch.setattr(logs, "Console", lambda stderr: Console(file=shown, force_terminal=True))
     with LoadProgress("/models/big.gguf") as progress:
         assert not shown.getvalue()
         progress.show(0.5)

@@ -92,7 +92,7 @@ def hub() -> Iterator[str]:
 
 CHILD = """
 import json, sys
-from pyctl.cli.settings import HubSettings
+from pyctl.models import HubSettings
 from pyctl.errors import ConfigError
 from pyctl.models.hub import cached_models, fetch
 for settings in json.loads(sys.argv[1]):
