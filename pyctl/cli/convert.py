@@ -10,7 +10,7 @@ from typing import Any
 from pyctl.chat.schema import schema_grammar
 from pyctl.cli.flags import FALSE_WORDS, TRUE_WORDS, file_text, integer, number, words
 from pyctl.engine.llama.model_settings import experts_on_cpu
-from pyctl.engine.sampling import DEFAULT_SAMPLERS, RANDOM_SEED
+from pyctl.engine.sampling import RANDOM_SEED, SAMPLER_LETTERS, sampler_named
 from pyctl.errors import RequestError
 
 __all__ = [
@@ -47,15 +47,12 @@ __all__ = [
 
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 LOAD_MODES = ("auto", "none", "mmap", "mlock", "mmap+mlock", "dio")
-SAMPLER_LETTERS = dict(zip("edskypmxt", DEFAULT_SAMPLERS, strict=True))
-SAMPLER_ALIASES = {"nucleus": "top_p", "temp": "temperature", "typ": "typ_p"}
 
 
 def samplers(text: str) -> tuple[str, ...]:
     """Names of samplers in order, separated by semicolons, in any of llama-server's spellings."""
-    plain = {name.replace("_", ""): name for name in DEFAULT_SAMPLERS}
     given = (part.strip().lower() for part in text.split(";") if part.strip())
-    return tuple(SAMPLER_ALIASES.get(name) or plain.get(re.sub("[_-]", "", name), name) for name in given)
+    return tuple(sampler_named(name) or name for name in given)
 
 
 def letters(text: str) -> tuple[str, ...]:

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from pyctl.errors import RequestError
 
-__all__ = ["DEFAULT_SAMPLERS", "RANDOM_SEED", "SAMPLERS", "Sampling"]
+__all__ = [
+    "DEFAULT_SAMPLERS",
+    "RANDOM_SEED",
+    "SAMPLERS",
+    "SAMPLER_LETTERS",
+    "Range",
+    "Sampling",
+    "range_of",
+    "sampler_named",
+]
 
 RANDOM_SEED = 0xFFFFFFFF
 """The seed value that asks for a fresh random seed."""
@@ -29,6 +38,53 @@ DEFAULT_SAMPLERS = (
 SAMPLERS = (*DEFAULT_SAMPLERS, "infill", "adaptive_p")
 """All that a request may name. Wherever ``adaptive_p`` stands, it comes last and chooses the token."""
 
+SAMPLER_LETTERS = dict(zip("edskypmxtia", SAMPLERS, strict=True))
+"""llama-server's short names."""
+
+_SAMPLER_ALIASES = {
+    **{name.replace("_", ""): name for name in SAMPLERS},
+    "nucleus": "top_p",
+    "temp": "temperature",
+    "typ": "typ_p",
+}
+
+
+def sampler_named(text: str) -> str | None:
+    """The sampler that ``text`` means in any of llama-server's spellings; None for none."""
+    return _SAMPLER_ALIASES.get(text.lower().replace("_", "").replace("-", ""))
+
+
+T = TypeVar("T", int, float)
+
+
+class Range(NamedTuple):
+    """What a request may say; llama-server cuts other values to the nearer end, refuses them, or overhears them."""
+
+    low: float
+    high: float
+    beyond: Literal["cut", "refuse", "ignore"]
+
+
+def _cut(default: T, low: T | float = -math.inf, high: T | float = math.inf) -> T:
+    return field(default=default, metadata={"range": Range(low, high, "cut")})
+
+
+def _refuse(default: T, low: T, high: T) -> T:
+    return field(default=default, metadata={"range": Range(low, high, "refuse")})
+
+
+def _ignore(default: T, low: T) -> T:
+    return field(default=default, metadata={"range": Range(low, math.inf, "ignore")})
+
+
+def range_of(item: Field[Any]) -> Range | None:
+    """The range of a field of `Sampling`; None for one that is no plain number."""
+    found: Range | None = item.metadata.get("range")
+    return found
+
+
+_INT32_MAX = 2**31 - 1
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -42,33 +98,34 @@ class Sampling:
     the reply's text, special tokens included, holds a match of one of ``grammar_triggers`` (regular expressions); then
     it binds from the match's first group that took part, or from the match. Any other grammar has read
     ``grammar_prefill`` before the reply begins. ``post_sampling_probs`` asks for probabilities as they are after all
-    samplers, not the model's own. Values out of range raise RequestError.
+    samplers, not the model's own. A number's range is declared beside it and holds for requests; values that
+    nothing can be made of raise RequestError.
     """
 
     seed: int = RANDOM_SEED
-    temperature: float = 0.8
-    dynatemp_range: float = 0.0
-    dynatemp_exponent: float = 1.0
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    top_n_sigma: float = -1.0
-    typical_p: float = 1.0
-    xtc_probability: float = 0.0
-    xtc_threshold: float = 0.1
-    repeat_last_n: int = 64
-    repeat_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    dry_multiplier: float = 0.0
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
-    dry_penalty_last_n: int = 64
+    temperature: float = _cut(0.8, 0.0)
+    dynatemp_range: float = _cut(0.0)
+    dynatemp_exponent: float = _cut(1.0)
+    top_k: int = _cut(40, 0, _INT32_MAX)
+    top_p: float = _cut(0.95, 0.0, 1.0)
+    min_p: float = _cut(0.05, 0.0, 1.0)
+    top_n_sigma: float = _cut(-1.0)
+    typical_p: float = _cut(1.0)
+    xtc_probability: float = _cut(0.0, 0.0, 1.0)
+    xtc_threshold: float = _cut(0.1, 0.0, 1.0)
+    repeat_last_n: int = _refuse(64, -1, _INT32_MAX)
+    repeat_penalty: float = _cut(1.0)
+    presence_penalty: float = _cut(0.0)
+    frequency_penalty: float = _cut(0.0)
+    dry_multiplier: float = _cut(0.0)
+    dry_base: float = _ignore(1.75, 1.0)
+    dry_allowed_length: int = _refuse(2, 0, _INT32_MAX)
+    dry_penalty_last_n: int = _refuse(64, -1, _INT32_MAX)
     dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
-    mirostat: int = 0
-    mirostat_tau: float = 5.0
-    mirostat_eta: float = 0.1
-    min_keep: int = 0
+    mirostat: int = _cut(0, 0, 2)
+    mirostat_tau: float = _cut(5.0)
+    mirostat_eta: float = _cut(0.1)
+    min_keep: int = _refuse(0, 0, _INT32_MAX)
     samplers: tuple[str, ...] = DEFAULT_SAMPLERS
     logit_bias: tuple[tuple[int, float], ...] = ()
     ignore_eos: bool = False
@@ -76,8 +133,8 @@ class Sampling:
     grammar_lazy: bool = False
     grammar_triggers: tuple[str, ...] = ()
     grammar_prefill: str = ""
-    adaptive_target: float = -1.0
-    adaptive_decay: float = 0.9
+    adaptive_target: float = _cut(-1.0, high=1.0)
+    adaptive_decay: float = _refuse(0.9, 0, 0.99)
     post_sampling_probs: bool = False
 
     def __post_init__(self) -> None:

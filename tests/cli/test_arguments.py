@@ -301,6 +301,11 @@ def test_sampler_letters() -> None:
     assert serve("--sampler-seq", "edskypmxt").sampling.sampling == Sampling()
 
 
+def test_flags_know_every_sampler_that_a_request_may_name() -> None:
+    assert serve("--sampling-seq", "kia").sampling.sampling.samplers == ("top_k", "infill", "adaptive_p")
+    assert serve("--samplers", "adaptive-p").sampling.sampling.samplers == ("adaptive_p",)
+
+
 @pytest.mark.parametrize(
     ("argv", "value"),
     [(["auto"], -1), (["99"], 99), (["0"], 0), (["-1"], -1)],
