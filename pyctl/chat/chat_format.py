@@ -1,9 +1,10 @@
-"""A model's way of writing conversations: messages to prompts, and the beginning of the reply that follows them."""
+"""A model's way of writing conversations: a chat request becomes a prompt, what binds the reply, and the way back."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import groupby
 from typing import Any, Literal, TypeAlias
 
@@ -13,49 +14,53 @@ from pyctl.chat.boundaries import boundaries, message_starts
 from pyctl.chat.cached_tokenizer import CachedTokenizer, Tokenizer
 from pyctl.chat.call_formats.call_grammar import CALL_TRIGGER, call_grammar
 from pyctl.chat.call_formats.qwen import CallParser
-from pyctl.chat.messages import check_messages, fit_messages, text_of
-from pyctl.chat.reasoning import THINK, ReasoningSplitter, ReasoningTags, ReplyPart
-from pyctl.chat.replay import Part, Replay, SampledReply, Splice
+from pyctl.chat.constraint import Constraint
+from pyctl.chat.reasoning import THINK, ReasoningSplitter, ReasoningTags, ReasoningTokens, ReplyPart
+from pyctl.chat.rendering import Continue, RenderedChat, Renderer, part_text
+from pyctl.chat.replay import Replay, SampledReply
 from pyctl.chat.reply_splitter import ParsedReply, ReplySplitter
+from pyctl.chat.schema import reply_grammar
 from pyctl.chat.template import Template, TemplateCapabilities
-from pyctl.chat.tools import Tools
+from pyctl.chat.tools import Tools, callable_tools, template_tools
 from pyctl.errors import RequestError
 from pyctl.prompt import Prompt, Tokens, as_tokens
 
-__all__ = ["ChatFormat", "Continue", "ReasoningFormat", "RenderedChat"]
-
-Continue: TypeAlias = Literal["auto", "content", "reasoning_content"]
-"""What of a last assistant message the reply continues; ``auto``: the content, or the reasoning if that is all."""
+__all__ = ["ChatFormat", "ChatRequest", "PreparedChat", "ReasoningFormat"]
 
 ReasoningFormat: TypeAlias = Literal["auto", "deepseek", "none"]
 """``none`` leaves the reasoning in the content, with its tags; the others take it out."""
 
 _TAGS = (THINK, ReasoningTags("<seed:think>", "</seed:think>"), ReasoningTags("[THINK]", "[/THINK]"))
-_GAP = "pyctl-goes-on-here-7e1b"
-_RESERVED = frozenset({"self", "messages", "tools", "add_generation_prompt"})
 
 
 @dataclass(frozen=True)
-class RenderedChat:
-    """A rendered conversation, ready for the reply.
+class ChatRequest:
+    """What a client asks for. ``messages``, ``tools`` and ``tool_choice`` are as it sent them, in OpenAI's form.
 
-    ``prefill`` is the part of the reply that the conversation already holds; ``reply_part`` says where the rest
-    begins, and ``open_reasoning`` is what the prompt has written of a reasoning block that the reply is to fill.
-    ``parts`` are the text in pieces, with the tokens of replies that are replayed, and empty if there are none. The
-    reply is message number ``reply_index``; ``tools`` is what it may call, None for nothing.
+    ``template_kwargs`` are variables of the template. With ``continue_final_message`` the reply continues the last
+    message; with ``prefill_assistant`` it does so whenever that is the assistant's. At most one of ``schema`` (JSON
+    schema of the content) and ``grammar`` (GBNF of the whole reply) binds the reply; None for neither. The reasoning
+    is ended after ``reasoning_budget`` tokens, None for no limit, behind ``reasoning_budget_message``.
     """
 
-    text: str
-    prefill: str = ""
-    reply_part: ReplyPart = "start"
-    open_reasoning: str = ""
-    parts: tuple[Part, ...] = ()
-    reply_index: int = 0
-    tools: Tools | None = None
+    messages: object
+    tools: object = None
+    tool_choice: object = None
+    parallel_tool_calls: bool = True
+    parse_tool_calls: bool = True
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: Continue | None = None
+    prefill_assistant: bool = True
+    reasoning_format: ReasoningFormat = "auto"
+    schema: Any = None
+    grammar: str | None = None
+    reasoning_budget: int | None = None
+    reasoning_budget_message: str = ""
 
 
 class ChatFormat:
-    """``ChatFormat(template, tokenizer).prompt([{"role": "user", "content": "Hi"}])``
+    """``ChatFormat(template, tokenizer).prepare(ChatRequest([{"role": "user", "content": "Hi"}])).prompt``
 
     ``kwargs`` are variables of the template that a request may override; ``replay`` remembers replies and puts them
     into later conversations; ``starts`` are the token ids that begin a message. Thread-safe. Whatever is wrong with a
@@ -75,10 +80,36 @@ class ChatFormat:
         specials = tokenizer.special_tokens()
         self.starts = message_starts(template, tokenizer, specials, self.capabilities)
         self.tags = next((tags for tags in _TAGS if tags.open in template.source), THINK)
-        self._kwargs = {"enable_thinking": True, **(kwargs or {})}
         self._memo = CachedTokenizer(tokenizer, specials)
-        self._start_texts = [text for text, token in specials.items() if token in self.starts]
-        self._splice = Splice(replay if replay is not None and self._has_header() else Replay("off"), self._start_texts)
+        self._renderer = Renderer(
+            template,
+            self.capabilities,
+            self.tags,
+            [text for text, token in specials.items() if token in self.starts],
+            kwargs or {},
+            replay or Replay("off"),
+            strip_bos=tokenizer.add_bos,
+        )
+
+    def prepare(self, request: ChatRequest) -> PreparedChat:
+        """Check and render ``request``. What else is wrong with it shows when that part of the answer is asked for."""
+        tools = template_tools(request.tools)
+        callables = callable_tools(
+            request.tools,
+            request.tool_choice,
+            parallel=request.parallel_tool_calls,
+            parse=request.parse_tool_calls,
+            has_grammar=request.grammar is not None,
+        )
+        rendered = self._renderer.render(
+            request.messages,
+            tools=tools,
+            variables=request.template_kwargs,
+            add_generation_prompt=request.add_generation_prompt,
+            continues=request.continue_final_message,
+            prefill=request.prefill_assistant,
+        )
+        return PreparedChat(self, request, rendered, callables)
 
     def turn(
         self,
@@ -91,31 +122,16 @@ class ChatFormat:
         continues: Continue | None = None,
         prefill: bool = True,
     ) -> RenderedChat:
-        """Check ``messages`` and render them with the ``tools``; calls in the reply are looked for only if there are
-        ``callable_tools``.
-
-        With ``continues``, the reply continues the last message, which must be the assistant's; with ``prefill``, it
-        does so whenever the last message is. Otherwise it follows a generation header.
-        """
-        checked = check_messages(messages)
-        variables = {name: value for name, value in {**self._kwargs, **(kwargs or {})}.items() if name not in _RESERVED}
-        if prefill and checked[-1]["role"] == "assistant":
-            if len(checked) > 1 and checked[-2]["role"] == "assistant":
-                raise RequestError("'messages' must not end in two assistant messages")
-            continues = continues or "auto"
-        reply_index = len(checked) - (continues is not None)
-        marked, replayed = self._splice.mark(checked, keep_last=continues is not None)
-        if replayed:
-            try:
-                turn = self._turn(marked, continues, tools, variables, add_generation_prompt)
-            except RequestError:  # the template wants the messages whole
-                turn = None
-            spliced = self._splice.parts(turn.text, replayed) if turn is not None else None
-            if turn is not None and spliced is not None:
-                text = "".join(map(_text, spliced))
-                return replace(turn, text=text, parts=spliced, reply_index=reply_index, tools=callable_tools)
-        turn = self._turn(checked, continues, tools, variables, add_generation_prompt)
-        return replace(turn, reply_index=reply_index, tools=callable_tools)
+        """Like `prepare`, which is to be used instead, but only the first step of it."""
+        rendered = self._renderer.render(
+            messages,
+            tools=tools,
+            variables=kwargs,
+            add_generation_prompt=add_generation_prompt,
+            continues=continues,
+            prefill=prefill,
+        )
+        return replace(rendered, tools=callable_tools)
 
     def render(self, messages: object, **options: Any) -> str:
         """The conversation as text; ``options`` are those of `turn`."""
@@ -125,15 +141,18 @@ class ChatFormat:
         """The conversation as token ids with boundaries; ``options`` are those of `turn`."""
         return self.prompt_of(self.turn(messages, **options))
 
-    def prompt_of(self, turn: RenderedChat) -> Prompt:
-        """The tokens of ``turn``, those of replayed replies as they were sampled."""
-        parts = [
-            part.tokens
-            if isinstance(part, SampledReply) and part.tokens is not None
-            else self._memo.tokenize(_text(part))
-            for part in turn.parts or (turn.text,)
-        ]
-        return self._prompt([self._bos(), *parts])
+    def splitter(self, turn: RenderedChat, reasoning: ReasoningFormat = "auto") -> ReplySplitter:
+        """What takes the reply to ``turn`` apart, and remembers it in the end."""
+        return PreparedChat(self, ChatRequest([], reasoning_format=reasoning), turn, turn.tools).splitter()
+
+    def begins(self, turn: RenderedChat) -> ReplyPart:
+        """Where the reply to ``turn`` begins: ``start`` only if the template leaves it a reasoning block to open."""
+        return PreparedChat(self, ChatRequest([]), turn, turn.tools).begins()
+
+    def call_grammar(self, turn: RenderedChat) -> tuple[str, tuple[str, ...]]:
+        """The grammar that binds the calls in the reply to ``turn``, and what triggers it: nothing if one is forced."""
+        found = PreparedChat(self, ChatRequest([]), turn, turn.tools).constraint
+        return (found.grammar, found.triggers) if found is not None else ("", ())
 
     def prompt_from_text(self, text: str) -> Prompt:
         """Tokens of ``text``, special tokens included, after BOS where the model wants it."""
@@ -147,131 +166,122 @@ class ChatFormat:
             runs += [self._memo.tokenize(str(text)) for text in items] if is_text else [_ids(items)]
         return self._prompt(runs)
 
-    def splitter(self, turn: RenderedChat, reasoning: ReasoningFormat = "auto") -> ReplySplitter:
-        """What takes the reply to ``turn`` apart, and remembers it in the end."""
-        tags = None if reasoning == "none" else self.tags
-        calls = CallParser(turn.tools) if turn.tools is not None else None
-        header = self._splice.header(turn.text, turn.prefill)
-        if not header:
-            return ReplySplitter(ReasoningSplitter(tags, turn.reply_part), calls)
-        prefill, open_reasoning = turn.prefill, turn.open_reasoning if reasoning == "none" else ""
-
-        def remember(text: str, tokens: list[int], reply: ParsedReply) -> None:
-            message = reply.message(prefill if turn.reply_part == "content" else "")
-            if turn.reply_part == "reasoning" and prefill:
-                message["reasoning_content"] = prefill + message.get("reasoning_content", "")
-            text = text.removeprefix(open_reasoning)  # it is part of the header
-            known = any(self._text_of(tokens, special) == text for special in (False, True))
-            self._splice.replay.remember(message, header, text, as_tokens(tokens) if known else None, turn.reply_index)
-
-        return ReplySplitter(ReasoningSplitter(tags, turn.reply_part), calls, on_end=remember)
-
-    def begins(self, turn: RenderedChat) -> ReplyPart:
-        """Where the reply to ``turn`` begins: ``start`` only if the template leaves it a reasoning block to open."""
-        if turn.reply_part != "start":
-            return turn.reply_part
-        closed = self.tags.open not in self.template.source or turn.text.rstrip().endswith(self.tags.close)
-        return "content" if closed else "start"
+    def prompt_of(self, rendered: RenderedChat) -> Prompt:
+        """The tokens of ``rendered``, those of replayed replies as they were sampled."""
+        parts = [
+            part.tokens
+            if isinstance(part, SampledReply) and part.tokens is not None
+            else self._memo.tokenize(part_text(part))
+            for part in rendered.parts or (rendered.text,)
+        ]
+        return self._prompt([self._bos(), *parts])
 
     def _prompt(self, parts: Sequence[Tokens]) -> Prompt:
         tokens = as_tokens(np.concatenate(parts)) if parts else as_tokens([])
         return Prompt(tokens, boundaries(tokens, self.starts))
 
-    def call_grammar(self, turn: RenderedChat) -> tuple[str, tuple[str, ...]]:
-        """The grammar that binds the calls in the reply to ``turn``, and what triggers it: nothing if a call is forced.
-
-        Without need there is none, which is an empty one: it would slow down every token, and the calls of a model that
-        knows its form are read without one. A single call at most needs it, and so does a tool with ``strict``.
-        """
-        tools = turn.tools
-        if tools is None or not (tools.forced or not tools.parallel or any(tool.strict for tool in tools.tools)):
-            return "", ()
-        form = self.capabilities.call_form
-        if not tools.forced:
-            return call_grammar(tools, form), (CALL_TRIGGER,)
-        begins = self.begins(turn)
-        open_reasoning = self.tags.open if begins == "start" else ""
-        closed = self.tags.close if begins != "content" else ""
-        return call_grammar(tools, form, think_open=open_reasoning, think_close=closed), ()
-
-    def _text_of(self, tokens: Sequence[int], special: bool) -> str:
-        return self.tokenizer.detokenize(tokens, special=special).decode("utf-8", "replace")
-
     def _bos(self) -> Tokens:
         return as_tokens([self.tokenizer.bos] if self.tokenizer.add_bos else [])
 
-    def _turn(
-        self,
-        messages: list[dict[str, Any]],
-        continues: Continue | None,
-        tools: Sequence[Mapping[str, Any]] | None,
-        variables: Mapping[str, Any],
-        add_header: bool,
-    ) -> RenderedChat:
-        if continues is not None:
-            return self._continue(messages, continues, tools, variables)
-        text = self._render(fit_messages(messages, self.capabilities), tools, variables, add_header)
-        open_reasoning = self._open_reasoning(text) if add_header else ""
-        return RenderedChat(text, reply_part="reasoning" if open_reasoning else "start", open_reasoning=open_reasoning)
 
-    def _render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None,
-        variables: Mapping[str, Any],
-        header: bool,
-    ) -> str:
-        text = self.template.render(messages, tools=tools or None, add_generation_prompt=header, **variables)
-        # The template writes BOS itself; the tokenizer adds it for all prompts alike.
-        bos = self.template.bos_token
-        return text[len(bos) :] if bos and self.tokenizer.add_bos and text.startswith(bos) else text
+class PreparedChat:
+    """The answer to a ChatRequest: ``text`` of the prompt, and from there whatever the engine needs.
 
-    def _continue(
-        self,
-        messages: list[dict[str, Any]],
-        continues: Continue,
-        tools: Sequence[Mapping[str, Any]] | None,
-        variables: Mapping[str, Any],
-    ) -> RenderedChat:
-        last = messages[-1]
-        if last["role"] != "assistant":
-            raise RequestError("only an assistant message can be continued")
-        if last.get("tool_calls"):
-            raise RequestError("an assistant message with tool calls cannot be continued")
-        content, reasoning = text_of(last), last.get("reasoning_content", "")
-        if continues == "reasoning_content" or (continues == "auto" and reasoning and not content):
-            gap = {**last, "content": "", "reasoning_content": _GAP}
-            text = self._render(fit_messages([*messages[:-1], gap], self.capabilities), tools, variables, False)
-            if _GAP in text:
-                return RenderedChat(
-                    text[: text.rindex(_GAP)] + reasoning, reasoning, "reasoning", self.tags.open + "\n"
-                )
-        gap = {**last, "content": _GAP}
-        text = self._render(fit_messages([*messages[:-1], gap], self.capabilities), tools, variables, False)
-        if _GAP not in text:
-            raise RequestError("this chat template cannot continue an assistant message")
-        return RenderedChat(text[: text.rindex(_GAP)] + content, content, "content")
+    The reply is message number ``reply_index``. Its content begins with ``open_reasoning``, text of the prompt that no
+    token of the reply brings.
+    """
 
-    def _has_header(self) -> bool:
-        """Whether a message of the assistant begins with one of the tokens, and not where the user's ends."""
+    def __init__(self, chat: ChatFormat, request: ChatRequest, rendered: RenderedChat, tools: Tools | None) -> None:
+        self._chat = chat
+        self._request = request
+        self._rendered = rendered
+        self._tools = tools
+        self.text = rendered.text
+        self.reply_index = rendered.reply_index
+        self.open_reasoning = rendered.open_reasoning if request.reasoning_format == "none" else ""
+
+    @cached_property
+    def prompt(self) -> Prompt:
+        """Token ids and boundaries of the prompt; replayed replies have the tokens that were sampled."""
+        return self._chat.prompt_of(self._rendered)
+
+    @cached_property
+    def constraint(self) -> Constraint | None:
+        """What the reply has to follow. RequestError for a schema that cannot be converted."""
+        request, rendered = self._request, self._rendered
+        if request.grammar and request.schema is not None:
+            raise RequestError("Cannot use both json_schema and grammar")
+        if request.grammar:
+            return Constraint(request.grammar)
+        if request.schema is None:
+            return self._call_constraint()
         try:
-            text = self._render(
-                fit_messages([_said("user"), _said("assistant")], self.capabilities), None, self._kwargs, False
-            )
-        except RequestError:
-            return False
-        between = text[text.find(_GAP) + len(_GAP) : max(text.rfind(_GAP), 0)]
-        return any(start in between for start in self._start_texts)
+            grammar = reply_grammar(request.schema, self._chat.tags, self.begins())
+        except RequestError as error:
+            raise RequestError(f"Field 'json_schema': JSON schema conversion failed: {error}") from error
+        return Constraint(grammar, prefill=rendered.prefill if rendered.reply_part == "content" else "")
 
-    def _open_reasoning(self, text: str) -> str:
-        """The reasoning block that a generation header leaves open, with its tag; empty if it leaves none."""
-        header = text[max((text.rfind(start) for start in self._start_texts), default=-1) + 1 :]
-        at = header.rfind(self.tags.open)
-        return header[at:] if at >= 0 and not header[at + len(self.tags.open) :].strip() else ""
+    @cached_property
+    def reasoning(self) -> ReasoningTokens | None:
+        """How the engine ends the reasoning after so many tokens; None without a limit."""
+        request, rendered = self._request, self._rendered
+        if request.reasoning_budget is None:
+            return None
+        tags = self._chat.tags
+        ends = [tags.close, *tags.interrupts]
+        if "<function=" in self._chat.template.source:  # Qwen's newer form, which has the tag on a line of its own
+            ends.insert(0, f"\n{tags.close}")
+        read = rendered.open_reasoning + rendered.prefill if rendered.reply_part == "reasoning" else ""
+        message = request.reasoning_budget_message
+        return ReasoningTokens.of(self._chat.tokenizer, request.reasoning_budget, tags.open, ends, message, read)
 
+    def splitter(self) -> ReplySplitter:
+        """What takes one reply apart, and remembers it in the end; a new one at each call."""
+        rendered = self._rendered
+        tags = None if self._request.reasoning_format == "none" else self._chat.tags
+        calls = CallParser(self._tools) if self._tools is not None else None
+        splice = self._chat._renderer.splice
+        header = splice.header(rendered.text, rendered.prefill)
+        if not header:
+            return ReplySplitter(ReasoningSplitter(tags, rendered.reply_part), calls)
 
-def _said(role: str) -> dict[str, Any]:
-    return {"role": role, "content": _GAP}
+        def remember(text: str, tokens: list[int], reply: ParsedReply) -> None:
+            message = reply.message(rendered.prefill if rendered.reply_part == "content" else "")
+            if rendered.reply_part == "reasoning" and rendered.prefill:
+                message["reasoning_content"] = rendered.prefill + message.get("reasoning_content", "")
+            text = text.removeprefix(self.open_reasoning)  # it is part of the header
+            known = any(self._text_of(tokens, special) == text for special in (False, True))
+            splice.replay.remember(message, header, text, as_tokens(tokens) if known else None, self.reply_index)
+
+        return ReplySplitter(ReasoningSplitter(tags, rendered.reply_part), calls, on_end=remember)
+
+    def begins(self) -> ReplyPart:
+        """Where the reply begins: ``start`` only if the template leaves it a reasoning block to open."""
+        if self._rendered.reply_part != "start":
+            return self._rendered.reply_part
+        tags = self._chat.tags
+        closed = tags.open not in self._chat.template.source or self.text.rstrip().endswith(tags.close)
+        return "content" if closed else "start"
+
+    def _call_constraint(self) -> Constraint | None:
+        """What binds the calls in the reply, from their beginning on unless one is forced.
+
+        Without need there is none: it would slow down every token, and the calls of a model that knows its form are
+        read without one. A single call at most needs it, and so does a tool with ``strict``.
+        """
+        tools, tags = self._tools, self._chat.tags
+        if tools is None or not (tools.forced or not tools.parallel or any(tool.strict for tool in tools.tools)):
+            return None
+        form = self._chat.capabilities.call_form
+        if not tools.forced:
+            return Constraint(call_grammar(tools, form), (CALL_TRIGGER,))
+        begins = self.begins()
+        think_open = tags.open if begins == "start" else ""
+        think_close = tags.close if begins != "content" else ""
+        return Constraint(call_grammar(tools, form, think_open=think_open, think_close=think_close))
+
+    def _text_of(self, tokens: Sequence[int], special: bool) -> str:
+        return self._chat.tokenizer.detokenize(tokens, special=special).decode("utf-8", "replace")
 
 
 def _ids(values: Sequence[str | int]) -> Tokens:
@@ -279,7 +289,3 @@ def _ids(values: Sequence[str | int]) -> Tokens:
         return as_tokens(values)
     except OverflowError as error:
         raise RequestError("token ids must be 32-bit numbers") from error
-
-
-def _text(part: Part) -> str:
-    return part.text if isinstance(part, SampledReply) else part

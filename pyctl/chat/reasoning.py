@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
-__all__ = ["THINK", "CallDelta", "ReasoningSplitter", "ReasoningTags", "ReplyDelta", "ReplyPart", "overlap"]
+from pyctl.chat.cached_tokenizer import Tokenizer
+
+__all__ = [
+    "THINK",
+    "CallDelta",
+    "ReasoningSplitter",
+    "ReasoningTags",
+    "ReasoningTokens",
+    "ReplyDelta",
+    "ReplyPart",
+    "overlap",
+]
 
 
 @dataclass(frozen=True)
@@ -44,6 +56,30 @@ class ReasoningTags:
 
 
 THINK = ReasoningTags("<think>", "</think>", ("<tool_call>",))
+
+
+@dataclass(frozen=True)
+class ReasoningTokens:
+    """Token ids by which reasoning is limited: at most ``n_tokens`` from a ``start`` on until one of ``ends``; then
+    ``forced`` follows, whatever the model says. ``read`` is what the prompt holds already of it, its start included.
+    """
+
+    n_tokens: int
+    start: tuple[int, ...]
+    ends: tuple[tuple[int, ...], ...]
+    forced: tuple[int, ...]
+    read: tuple[int, ...] = ()
+
+    @classmethod
+    def of(
+        cls, tokenizer: Tokenizer, n_tokens: int, start: str, ends: Sequence[str], message: str = "", read: str = ""
+    ) -> ReasoningTokens:
+        """The ids of these texts; what is forced is ``message`` and the first of ``ends``."""
+
+        def ids(text: str) -> tuple[int, ...]:
+            return tuple(tokenizer.tokenize(text, add_special=False, parse_special=True)) if text else ()
+
+        return cls(n_tokens, ids(start), tuple(map(ids, ends)), (*ids(message), *ids(ends[0])), ids(read))
 
 
 class ReasoningSplitter:

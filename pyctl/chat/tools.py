@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-__all__ = ["ALL_TYPES", "CallForm", "Tool", "Tools", "types_of"]
+from pyctl.errors import RequestError
+
+__all__ = ["ALL_TYPES", "CallForm", "Tool", "Tools", "callable_tools", "template_tools", "types_of"]
 
 CallForm: TypeAlias = Literal["xml", "json", ""]
 """How a template writes calls: ``<function=name><parameter=key>``, ``{"name": ..., "arguments": ...}``, both inside
@@ -67,6 +69,61 @@ class Tools:
         """The types of an argument of tool ``name``."""
         tool = next((tool for tool in self.tools if tool.name == name), None)
         return tool.types(argument) if tool is not None else ALL_TYPES
+
+
+def template_tools(tools: object) -> list[dict[str, Any]] | None:
+    """The tools as llama-server hands them to the template: name, description and parameters, and nothing else.
+
+    ``tools`` is what a client sent, None for nothing; RequestError names what is wrong with it.
+    """
+    if tools is None:
+        return None
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise RequestError("'tools' must be a list of objects")
+    return [_template_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
+
+
+def _template_tool(tool: Mapping[str, Any], at: str) -> dict[str, Any]:
+    function = tool.get("function")
+    if tool.get("type") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise RequestError(f"{at} must be of type function, with a function that has a name")
+    description, parameters = function.get("description"), function.get("parameters")
+    if not isinstance(description, str | None):
+        raise RequestError(f"{at}.function.description must be a string")
+    if not isinstance(parameters, dict | None):
+        raise RequestError(f"{at}.function.parameters must be an object")
+    return {
+        "type": "function",
+        "function": {"name": function["name"], "description": description or "", "parameters": parameters or {}},
+    }
+
+
+def callable_tools(
+    tools: Any, choice: object, *, parallel: bool = True, parse: bool = True, has_grammar: bool = False
+) -> Tools | None:
+    """What of ``tools``, which `template_tools` takes, the reply may call, and whether it must; None for nothing.
+
+    ``choice`` is a client's ``tool_choice``; without ``parse`` nothing is looked for in the reply. RequestError for a
+    choice that cannot be made, or that goes with a grammar.
+    """
+    choice = choice or "auto"
+    if not isinstance(choice, dict) and choice not in ("auto", "none", "required"):
+        raise RequestError("'tool_choice' must be auto, none, required or an object")
+    if not tools:
+        return None
+    if isinstance(choice, dict):
+        function = choice.get("function")
+        name = function.get("name") if isinstance(function, dict) else None
+        if choice.get("type") != "function" or not isinstance(name, str):
+            raise RequestError("'tool_choice' as an object must be of type function, with a function that has a name")
+        tools = [tool for tool in tools if tool["function"]["name"] == name]
+        if not tools:
+            raise RequestError(f"'tool_choice' names {name!r}, which is none of the tools")
+    if choice == "none":
+        return None
+    if has_grammar:
+        raise RequestError("Cannot use custom grammar constraints with tools.")
+    return Tools.of(tools, parallel, forced=choice != "auto") if parse else None
 
 
 def types_of(schema: object, root: Mapping[str, Any]) -> frozenset[str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pyctl.chat.chat_format import Continue, ReasoningFormat, RenderedChat
+from pyctl.chat.chat_format import ReasoningFormat
+from pyctl.chat.rendering import Continue, RenderedChat
 from pyctl.chat.reply_splitter import ReplySplitter
 from pyctl.chat.tools import Tools
 from pyctl.engine.request import Request

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pyctl.cache.persist import DiskPolicy
-from pyctl.chat.chat_format import ChatFormat, RenderedChat
+from pyctl.chat.chat_format import ChatFormat
+from pyctl.chat.rendering import RenderedChat
 from pyctl.chat.schema import reply_grammar, schema_grammar
 from pyctl.engine.request import Request
 from pyctl.engine.sampling import RANDOM_SEED
