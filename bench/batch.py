@@ -45,7 +45,7 @@ def main() -> None:
             backend.logits(0)
 
         speeds[size] = n / median_seconds(prefill, arguments.repeat)
-    backend.close()
+    backend.unload()
     rows = [
         [size, f"{speed:,.0f}", f"{size / speed * 1e3:.2f}", f"{speed / speeds[REFERENCE]:.2f}"]
         for size, speed in speeds.items()

@@ -64,7 +64,7 @@ def from_models() -> dict[str, Block]:
             found[f"{shape.name}, {kind} rows"] = np.array(backend.save_rows(0, 0, tokens.size))
             if backend.kind == "hybrid":
                 found[f"{shape.name}, state"] = np.array(backend.save_state(0, tokens.size))
-            backend.close()
+            backend.unload()
     return found
 
 

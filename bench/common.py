@@ -44,7 +44,7 @@ def answered(engine: Engine, request: Request) -> Done:
     engine.submit(handle)
     while engine.step():
         pass
-    return finished(handle.waiting())
+    return finished(handle.drain())
 
 
 def finished(events: Iterable[Event]) -> Done:

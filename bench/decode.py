@@ -65,9 +65,9 @@ def engine(worker: Worker, n: int) -> float:
     """Tokens per second as the engine reports them, text and events included."""
     request = Request(Prompt(PROMPT), SAMPLING, max_tokens=n, cache_prompt=False)
     timings = finished(worker.submit(request)).timings
-    if timings.predicted_n != n:
-        raise SystemExit(f"{timings.predicted_n} tokens were generated, not {n}")
-    return timings.predicted_n / timings.predicted_ms * 1e3
+    if timings.n_predicted != n:
+        raise SystemExit(f"{timings.n_predicted} tokens were generated, not {n}")
+    return timings.n_predicted / timings.predicted_ms * 1e3
 
 
 def main() -> None:

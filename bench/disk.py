@@ -46,7 +46,7 @@ def engine_on(loaded: Loaded, directory: Path | None) -> Iterator[Engine]:
     try:
         yield engine
     finally:
-        engine.keeper.close()
+        engine.snapshotter.close()
 
 
 def delay(loaded: Loaded, n: int, turns: int) -> list[list[object]]:
@@ -107,8 +107,8 @@ def written(loaded: Loaded, n: int) -> list[list[object]]:
         for turn in range(4):
             prompt = prompt_of([1, *range(100, 100 + turn)], n)
             ask(engine, prompt)
-            assert engine.keeper.disk is not None
-            engine.keeper.disk.flush(60)
+            assert engine.snapshotter.disk is not None
+            engine.snapshotter.disk.flush(60)
             total = sum(path.stat().st_size for path in Path(name).rglob("*") if path.suffix in (".rows", ".state"))
             backend = loaded.backend
             theory = backend.rows_size(before, prompt.end) + backend.state_size(0)
@@ -135,7 +135,7 @@ def restart(loaded: Loaded, n: int) -> list[object]:
             cold = ask(engine, prompt_of([1, 2], n))
         with engine_on(loaded, Path(name)) as engine:
             warm = ask(engine, prompt_of([1, 2], n))
-    report, first = warm.report, warm.timings.first_token_ms
+    report, first = warm.stats, warm.timings.first_token_ms
     ratio = f"{cold.timings.first_token_ms / first:.1f}x"
     return [
         n,
@@ -187,7 +187,7 @@ def main() -> None:
                 [restart(loaded, n) for n in sizes],
             ),
         }
-        loaded.backend.close()
+        loaded.backend.unload()
     for key, (title, columns, rows) in tables.items():
         show(title, columns, rows, keep=f"disk-{key}" if arguments.keep else "")
 

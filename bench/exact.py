@@ -67,7 +67,7 @@ def measure(loaded: Loaded, prompt: Prompt) -> list[float]:
         segments.append(Segment(start, tokens[start:cut], rows, segments[-1] if segments else None))
         states[cut] = backend.save_state(0, cut)
         start = cut
-    backend.settle()
+    backend.synchronize()
     found.append(difference(run(backend, tokens, ends, start), cold))
     known = PromptMatch(tokens)
     saved = {cut: Snapshot(known.prefix(cut), segments[i], states[cut]) for i, cut in enumerate(cuts)}
@@ -111,7 +111,7 @@ def differences(model: str, n: int, n_ubatch: int) -> Iterator[tuple[tuple[str, 
         )
         reserve_pinned(None)
         yield (kv, flash), measure(loaded, prompt)
-        loaded.backend.close()
+        loaded.backend.unload()
 
 
 def main() -> None:

@@ -122,7 +122,7 @@ def main() -> None:
             reserve_pinned(None)
             for n in arguments.tokens:
                 rows += [[name, *found.cells()] for found in rates(loaded.backend, n)]
-            loaded.backend.close()
+            loaded.backend.unload()
     columns = ["model", "what", "tokens", "MB", "copy out GB/s", "copy in GB/s", "out GB/s", "in GB/s"]
     show("Rows and state out of and into a context", columns, rows, keep="kv" if arguments.keep else "")
 

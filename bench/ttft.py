@@ -51,13 +51,13 @@ def measure(engine: Engine, n: int, repeat: int) -> list[list[object]]:
         ask(engine, prompt_of([b], n))
         times["ram"].append(ask(engine, prompt_of([a, a + 3], n)))
         times["cold"].append(ask(engine, prompt_of([a, a + 4], n), cached=False))
-        engine.keeper.cache.clear()
+        engine.snapshotter.cache.clear()
     medians = {way: statistics.median(d.timings.first_token_ms for d in done) for way, done in times.items()}
     rows: list[list[object]] = []
     for way, done in times.items():
-        report = done[-1].report
-        restore = statistics.median(d.report.restore_ms for d in done)
-        save = statistics.median(d.report.save_ms for d in done)
+        report = done[-1].stats
+        restore = statistics.median(d.stats.restore_ms for d in done)
+        save = statistics.median(d.stats.save_ms for d in done)
         speedup = f"{medians['cold'] / medians[way]:.1f}x"
         rows.append(
             [
@@ -99,7 +99,7 @@ def main() -> None:
     engine = Engine(loaded.backend, RamCache(64, None), EngineOptions())
     ask(engine, prompt_of([1], 600))
     rows = [row for n in arguments.tokens for row in measure(engine, n, arguments.repeat)]
-    loaded.backend.close()
+    loaded.backend.unload()
     columns = [
         "tokens",
         "way",

@@ -37,4 +37,4 @@ def open_model(model_path: Callable[[str], Path]) -> Iterator[Callable[..., Load
 
     yield get
     for loaded in opened.values():
-        loaded.backend.close()
+        loaded.backend.unload()

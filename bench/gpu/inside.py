@@ -32,7 +32,7 @@ def kv(model: str, sizes: list[int]) -> None:
                 out=found.out, out_share=found.out / found.copy_out, back=found.back,
                 back_share=found.back / found.copy_in,
             )  # fmt: skip
-    loaded.backend.close()
+    loaded.backend.unload()
 
 
 def exact(model: str, sizes: list[int]) -> None:

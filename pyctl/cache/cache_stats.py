@@ -68,24 +68,24 @@ class CacheStats:
     """Sums over all requests since the start; counts of tokens unless the name says otherwise."""
 
     requests: int = 0
-    prompt: int = 0
-    evaluated: int = 0
-    predicted: int = 0
-    cached: dict[Source, int] = field(default_factory=lambda: {"live": 0, "ram": 0, "disk": 0})
+    n_prompt: int = 0
+    n_evaluated: int = 0
+    n_predicted: int = 0
+    n_cached: dict[Source, int] = field(default_factory=lambda: {"live": 0, "ram": 0, "disk": 0})
     hits: dict[Source, int] = field(default_factory=lambda: {"live": 0, "ram": 0, "disk": 0})
-    snapshots_saved: int = 0
+    n_saved: int = 0
     failed_restores: int = 0
 
-    def add(self, report: RequestStats, n_predicted: int) -> None:
+    def add(self, stats: RequestStats, n_predicted: int) -> None:
         """Count a finished request."""
         self.requests += 1
-        self.prompt += report.n_prompt
-        self.evaluated += report.n_evaluated
-        self.predicted += n_predicted
-        self.snapshots_saved += report.n_saved
-        if report.source != "none":
-            self.cached[report.source] += report.n_cached
-            self.hits[report.source] += 1
+        self.n_prompt += stats.n_prompt
+        self.n_evaluated += stats.n_evaluated
+        self.n_predicted += n_predicted
+        self.n_saved += stats.n_saved
+        if stats.source != "none":
+            self.n_cached[stats.source] += stats.n_cached
+            self.hits[stats.source] += 1
 
 
 SHOWN = 24
@@ -136,9 +136,9 @@ def view_of(cache: RamCache, totals: CacheStats, disk: DiskTier | None = None) -
         snapshot = slot.snapshot
         if snapshot is None:
             continue
-        parent = next((p for p in reversed(known) if snapshot.reach.get(p.segment, 0) >= p.n), None)
+        parent = next((p for p in reversed(known) if snapshot.chain.get(p.segment, 0) >= p.n), None)
         n_new = snapshot.n - (parent.n if parent else 0)
-        widths = [segment.rows.nbytes / segment.tokens.size for segment in snapshot.reach]
+        widths = [segment.rows.nbytes / segment.tokens.size for segment in snapshot.chain]
         views.append(
             SnapshotView(
                 id=snapshot.prefix.name,

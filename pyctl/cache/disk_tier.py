@@ -133,7 +133,7 @@ class WriteBehind:
 def copy_of(snapshot: Snapshot) -> Snapshot:
     """A copy with segments of its own that share the bytes, so that nobody can take them away."""
     parent: Segment | None = None
-    for segment in reversed(snapshot.reach):
+    for segment in reversed(snapshot.chain):
         parent = Segment(segment.start, segment.tokens, segment.rows, parent, segment.ends)
     assert parent is not None
     return Snapshot(snapshot.prefix, parent, snapshot.state, snapshot.exact)

@@ -35,31 +35,31 @@ class Slots:
 
     capacity: int
     hand: int = 0
-    places: list[Slot] = field(init=False)
+    slots: list[Slot] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.places = [Slot(index) for index in range(self.capacity)]
+        self.slots = [Slot(index) for index in range(self.capacity)]
 
     def occupied(self) -> list[Slot]:
-        return [slot for slot in self.places if slot.snapshot is not None]
+        return [slot for slot in self.slots if slot.snapshot is not None]
 
     def from_hand(self) -> list[Slot]:
         """All slots, in the order in which the hand will pass them."""
-        return self.places[self.hand :] + self.places[: self.hand]
+        return self.slots[self.hand :] + self.slots[: self.hand]
 
     def free(self) -> Slot | None:
         """The next empty slot after the hand that nobody reserved."""
         return next((slot for slot in self.from_hand() if slot.snapshot is None and not slot.reserved), None)
 
-    def sweep(self, spared: Collection[Snapshot]) -> Slot | None:
-        """Advance the hand to a slot whose snapshot may go, or None when all are spared, pinned or reserved.
+    def sweep(self, protected: Collection[Snapshot]) -> Slot | None:
+        """Advance the hand to a slot whose snapshot may go, or None when all are protected, pinned or reserved.
 
         A slot touched since the hand last passed is passed over once.
         """
         for _ in range(2 * self.capacity):
-            slot = self.places[self.hand]
+            slot = self.slots[self.hand]
             self.hand = (self.hand + 1) % self.capacity
-            if slot.snapshot is None or slot.reserved or slot.pinned or slot.snapshot in spared:
+            if slot.snapshot is None or slot.reserved or slot.pinned or slot.snapshot in protected:
                 continue
             if slot.touched:
                 slot.touched = False
@@ -114,7 +114,7 @@ class RamCache:
     """Up to ``n_slots`` snapshots within ``budget`` bytes (None: no limit).
 
     A published prefix always equals what its snapshot holds, a slot holds one snapshot, and a prefix is in at most one
-    slot. Snapshots that the caller spares (the restore source), pinned ones and reserved slots are never victims.
+    slot. Snapshots that the caller protects (the restore source), pinned ones and reserved slots are never victims.
     Not thread-safe: the engine's thread owns it.
     """
 
@@ -131,7 +131,7 @@ class RamCache:
 
     def snapshots(self) -> list[Snapshot]:
         """All published snapshots, by slot."""
-        return [slot.snapshot for slot in self.slots.places if slot.snapshot is not None]
+        return [slot.snapshot for slot in self.slots.slots if slot.snapshot is not None]
 
     # -- lookup ------------------------------------------------------------------------------------------------------
 
@@ -159,14 +159,14 @@ class RamCache:
         slot = self._by_prefix.get(prefix)
         return slot.snapshot if slot is not None else None
 
-    def leaves(self) -> list[Snapshot]:
+    def conversation_ends(self) -> list[Snapshot]:
         """The ends of all conversations: snapshots that no deeper one builds on, the last used first."""
         snapshots = self.snapshots()
         inner = {
             shallow.prefix
             for shallow in snapshots
             for deep in snapshots
-            if shallow.n < deep.n and deep.reach.get(shallow.segment, 0) >= shallow.n
+            if shallow.n < deep.n and deep.chain.get(shallow.segment, 0) >= shallow.n
         }
         ends = [snapshot for snapshot in snapshots if snapshot.prefix not in inner]
         return sorted(ends, key=lambda snapshot: snapshot.used, reverse=True)
@@ -184,19 +184,19 @@ class RamCache:
 
     # -- change ------------------------------------------------------------------------------------------------------
 
-    def prepare(self, prefix: Prefix, n_bytes: int, spared: Collection[Snapshot] = ()) -> Reservation | None:
+    def prepare(self, prefix: Prefix, n_bytes: int, protected: Collection[Snapshot] = ()) -> Reservation | None:
         """Reserve a slot for a snapshot of ``prefix`` that will add ``n_bytes``.
 
         Nothing leaves before `confirm`. None when the prefix is here already, the budget could never hold it, or every
-        slot is spared, pinned or reserved.
+        slot is protected, pinned or reserved.
         """
         if not self.enabled or prefix in self._by_prefix or (self.budget is not None and n_bytes > self.budget):
             return None
-        slot = self.slots.free() or self._superseded(spared) or self.slots.sweep(spared)
+        slot = self.slots.free() or self._superseded(protected) or self.slots.sweep(protected)
         if slot is None:
             return None
         slot.reserved = True
-        return Reservation(prefix, slot, lambda reservation, snapshot: self._publish(reservation, snapshot, spared))
+        return Reservation(prefix, slot, lambda reservation, snapshot: self._publish(reservation, snapshot, protected))
 
     def drop(self, snapshot: Snapshot) -> None:
         """Remove a snapshot, such as one that failed to restore."""
@@ -219,8 +219,8 @@ class RamCache:
                 return True
         return False
 
-    def _publish(self, reservation: Reservation, snapshot: Snapshot, spared: Collection[Snapshot]) -> bool:
-        if any(segment.dropped for segment in snapshot.reach):
+    def _publish(self, reservation: Reservation, snapshot: Snapshot, protected: Collection[Snapshot]) -> bool:
+        if any(segment.dropped for segment in snapshot.chain):
             raise ValueError("the snapshot builds on rows that were given up")
         slot = reservation.slot
         self._retain(snapshot.segment)
@@ -234,11 +234,11 @@ class RamCache:
         slot.snapshot, slot.touched = snapshot, False
         self._by_prefix[snapshot.prefix] = slot
         self.slots.hand = (slot.index + 1) % self.slots.capacity
-        return self._shrink({snapshot, *spared}) or self._take_back(slot)
+        return self._shrink({snapshot, *protected}) or self._take_back(slot)
 
-    def _shrink(self, spared: Collection[Snapshot]) -> bool:
+    def _shrink(self, protected: Collection[Snapshot]) -> bool:
         while self.budget is not None and self.n_bytes > self.budget:
-            victim = self._superseded(spared) or self.slots.sweep(spared)
+            victim = self._superseded(protected) or self.slots.sweep(protected)
             if victim is None:
                 return False
             self._vacate(victim)
@@ -249,7 +249,7 @@ class RamCache:
         self._vacate(slot)
         return False
 
-    def _superseded(self, spared: Collection[Snapshot]) -> Slot | None:
+    def _superseded(self, protected: Collection[Snapshot]) -> Slot | None:
         """The slot of the interior snapshot that would be missed least, among the half that was not used for longest.
 
         Interior means: on its chain lies a shallower snapshot, and it lies on the chain of a deeper one. The head and
@@ -261,12 +261,12 @@ class RamCache:
         snapshots = self.snapshots()
 
         def stems_from(deep: Snapshot, shallow: Snapshot) -> bool:
-            return shallow.n < deep.n and deep.reach.get(shallow.segment, 0) >= shallow.n
+            return shallow.n < deep.n and deep.chain.get(shallow.segment, 0) >= shallow.n
 
         least: tuple[int, Slot] | None = None
         for slot in by_use[: (len(by_use) + 1) // 2]:
             snapshot = slot.snapshot
-            if snapshot is None or slot.pinned or slot.reserved or snapshot in spared:
+            if snapshot is None or slot.pinned or slot.reserved or snapshot in protected:
                 continue
             below = max((other.n for other in snapshots if stems_from(snapshot, other)), default=0)
             if below and any(stems_from(other, snapshot) for other in snapshots):

@@ -106,14 +106,14 @@ class Snapshot:
     @property
     def n_bytes(self) -> int:
         """Bytes of the whole chain and the state, shared or not."""
-        return sum(segment.n_bytes for segment in self.reach) + int(self.state.nbytes)
+        return sum(segment.n_bytes for segment in self.chain) + int(self.state.nbytes)
 
     @cached_property
-    def reach(self) -> dict[Segment, int]:
+    def chain(self) -> dict[Segment, int]:
         """Each segment of the chain with the position up to which it counts, from the deepest to the first."""
-        return dict(self._chain())
+        return dict(self._walk())
 
-    def _chain(self) -> Iterator[tuple[Segment, int]]:
+    def _walk(self) -> Iterator[tuple[Segment, int]]:
         n, segment = self.n, self.segment
         while True:
             yield segment, min(n, segment.end)
@@ -125,7 +125,7 @@ class Snapshot:
 
     def segment_at(self, n: int) -> Segment:
         """The segment that holds the row before position ``n``; ValueError outside (0, self.n]."""
-        for segment, last in self.reach.items():
+        for segment, last in self.chain.items():
             if segment.start < n <= last:
                 return segment
         raise ValueError(f"{n} is not in (0, {self.n}]")
@@ -133,18 +133,18 @@ class Snapshot:
     @property
     def ends(self) -> list[int]:
         """The exact batch ends of the whole chain, ascending."""
-        stems = reversed(list(self.reach.items()))
+        stems = reversed(list(self.chain.items()))
         return [end for segment, last in stems for end in segment.ends if end <= last]
 
     def head(self, n: int) -> tuple[int, ...]:
         """The first ``n`` tokens, or fewer."""
-        first, last = list(self.reach.items())[-1]
+        first, last = list(self.chain.items())[-1]
         return tuple(first.tokens[: min(n, last)].tolist())
 
     def tail(self, n: int) -> tuple[int, ...]:
         """The last ``n`` tokens, or fewer."""
         parts: list[Tokens] = []
-        for segment, last in self.reach.items():
+        for segment, last in self.chain.items():
             parts.append(segment.tokens[: last - segment.start])
             if sum(part.size for part in parts) >= n:
                 break
@@ -153,7 +153,7 @@ class Snapshot:
     def spans(self, first: int, last: int) -> list[Span]:
         """The rows [first, last) of the chain, in order."""
         result = []
-        for segment, stop in self.reach.items():
+        for segment, stop in self.chain.items():
             if stop > first and segment.start < last:
                 result.append((segment.rows, max(first, segment.start), min(stop, last)))
         return result[::-1]

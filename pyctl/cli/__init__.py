@@ -247,7 +247,7 @@ def _open(
         replay = Replay(form.prompt_replay, path=replies)
         chat_format = ChatFormat(template, loaded.tokenizer, form.template_kwargs, replay)
     except BaseException:
-        loaded.backend.close()
+        loaded.backend.unload()
         raise
     options = EngineOptions(min_step=cache.checkpoint_min_step, exact=cache.exact)
     engine = Engine(loaded.backend, RamCache(cache.n_slots, budget), options, tier)

@@ -30,22 +30,22 @@ class EngineAdmin:
         self._worker, self._engine = worker, engine
         self._last = EngineCounters()
 
-    def scrape(self) -> Future[EngineStats]:
+    def stats(self) -> Future[EngineStats]:
         """The numbers of now; wakes nobody."""
-        return self._worker.call(self._scrape)
+        return self._worker.call(self._stats)
 
     def embed(self, tokens: Tokens) -> Future[NDArray[np.float32]]:
         """The embeddings of ``tokens``, shape (1 or n, width); see Backend.embed for the errors."""
         return self._worker.call(lambda: self._engine.backend.embed(tokens), needs_model=True)
 
-    def _scrape(self) -> EngineStats:
-        engine, keeper = self._engine, self._engine.keeper
-        total = replace(engine.meter)
+    def _stats(self) -> EngineStats:
+        engine, snapshotter = self._engine, self._engine.snapshotter
+        total = replace(engine.counters)
         before, self._last = self._last, total
         recent = EngineCounters(
             *(getattr(total, each.name) - getattr(before, each.name) for each in fields(EngineCounters))
         )
-        view = view_of(keeper.cache, keeper.totals, keeper.disk)
+        view = view_of(snapshotter.cache, snapshotter.totals, snapshotter.disk)
         return EngineStats(total, recent, len(engine.running), len(engine.queue), view)
 
 
@@ -60,16 +60,16 @@ class CacheAdmin:
         return self._worker.call(self._view)
 
     def _view(self) -> CacheView:
-        keeper = self._engine.keeper
-        return view_of(keeper.cache, keeper.totals, keeper.disk)
+        snapshotter = self._engine.snapshotter
+        return view_of(snapshotter.cache, snapshotter.totals, snapshotter.disk)
 
     def pin(self, name: str, pinned: bool) -> Future[bool]:
         """Pin or unpin a snapshot by its id; False if there is none."""
-        return self._worker.call(lambda: self._engine.keeper.cache.pin(name, pinned))
+        return self._worker.call(lambda: self._engine.snapshotter.cache.pin(name, pinned))
 
     def clear(self) -> Future[int]:
         """Drop every snapshot that is not pinned; how many went. Live sequences stay."""
-        return self._worker.call(self._engine.keeper.cache.clear)
+        return self._worker.call(self._engine.snapshotter.cache.clear)
 
 
 R = TypeVar("R")
@@ -86,7 +86,7 @@ class SequenceAdmin:
 
     def view(self) -> Future[tuple[SequenceView, ...]]:
         """All sequences."""
-        return self._worker.call(lambda: tuple(self._view_of(seq) for seq in self._engine.seqs))
+        return self._worker.call(lambda: tuple(self._view_of(seq) for seq in self._engine.sequences))
 
     def save(self, seq: int, path: Path) -> Future[SequenceFile]:
         """Write a sequence to ``path``; StateError if that fails."""
@@ -101,18 +101,18 @@ class SequenceAdmin:
         return self._when_idle(seq, self._erase)
 
     def _view_of(self, seq: LiveSequence) -> SequenceView:
-        job = self._engine.last.get(seq.id)
-        if job is None:
+        active = self._engine.last.get(seq.id)
+        if active is None:
             return SequenceView(seq.id, seq.capacity, seq.busy)
-        request, report = job.ticket.request, job.report
-        view = SequenceView(seq.id, seq.capacity, seq.busy, job.id, request, seq.n)
-        if not seq.busy or report is None:
+        request, stats = active.handle.request, active.stats
+        view = SequenceView(seq.id, seq.capacity, seq.busy, active.id, request, seq.n)
+        if not seq.busy or stats is None:
             return view
         n_prompt = len(request.prompt)
         return SequenceView(
-            *(seq.id, seq.capacity, True, job.id, request, seq.n),
-            n_cached=report.n_cached,
-            n_evaluated=min(seq.n, n_prompt) - report.n_cached,
+            *(seq.id, seq.capacity, True, active.id, request, seq.n),
+            n_cached=stats.n_cached,
+            n_evaluated=min(seq.n, n_prompt) - stats.n_cached,
             n_predicted=seq.n - n_prompt + 1 if seq.n >= n_prompt else 0,
             prompt=tuple(seq.tokens[:n_prompt].tolist()),
             reply=tuple(seq.tokens[n_prompt:].tolist()),
@@ -125,24 +125,24 @@ class SequenceAdmin:
 
     def _restore(self, seq: LiveSequence, path: Path) -> SequenceFile:
         began = time.perf_counter()
-        self._engine.keeper.park(seq)
-        self._engine.keeper.forget(seq)
+        self._engine.snapshotter.park(seq)
+        self._engine.snapshotter.forget(seq)
         try:
             saved = self._engine.backend.load_file(seq.id, path)
         except StateError as error:
-            self._engine.keeper.forget(seq)
+            self._engine.snapshotter.forget(seq)
             raise RequestError(f"Unable to restore slot: {error}") from error
         seq.reset(saved.tokens, ends=saved.ends)
         return SequenceFile(seq.n, saved.n_bytes, (time.perf_counter() - began) * 1e3)
 
     def _erase(self, seq: LiveSequence) -> int:
         n = seq.n
-        self._engine.keeper.forget(seq)
+        self._engine.snapshotter.forget(seq)
         return n
 
     def _when_idle(self, seq: int, function: Callable[[LiveSequence], R]) -> Future[R]:
         future: Future[R] = Future()
-        live = self._engine.seqs[seq % len(self._engine.seqs)]
+        live = self._engine.sequences[seq % len(self._engine.sequences)]
 
         def run() -> None:
             if not future.set_running_or_notify_cancel():
@@ -162,6 +162,6 @@ class SequenceAdmin:
             elif isinstance(error := call.exception(), PyctlError):
                 fail(error)
 
-        errand = IdleTask(live.id, run, fail)
-        self._worker.call(lambda: self._engine.when_idle(errand), needs_model=True).add_done_callback(unless_begun)
+        task = IdleTask(live.id, run, fail)
+        self._worker.call(lambda: self._engine.when_idle(task), needs_model=True).add_done_callback(unless_begun)
         return future

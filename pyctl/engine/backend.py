@@ -88,7 +88,7 @@ class Backend(Protocol):
     """
 
     @property
-    def kind(self) -> Literal["attention", "hybrid", "whole"]: ...
+    def kind(self) -> Literal["attention", "hybrid", "opaque"]: ...
     @property
     def n_ctx(self) -> int: ...
     @property
@@ -115,18 +115,18 @@ class Backend(Protocol):
         """The bytes of one generated token."""
 
     def rows_size(self, first: int, last: int) -> int:
-        """Bytes of the block that holds rows [first, last); 0 if empty or for kind ``whole``."""
+        """Bytes of the block that holds rows [first, last); 0 if empty or for kind ``opaque``."""
 
     def state_size(self, seq: int) -> int:
         """Bytes of the state block at the end of ``seq``; 0 for kind ``attention``."""
 
     def save_rows(self, seq: int, first: int, last: int) -> Block:
-        """Rows [first, last) of ``seq``; empty for kind ``whole``. The bytes are there after `settle`."""
+        """Rows [first, last) of ``seq``; empty for kind ``opaque``. The bytes are there after `synchronize`."""
 
     def save_state(self, seq: int, n: int) -> Block:
-        """The state of ``seq``, which ends at ``n``; empty for kind ``attention``. There after `settle`."""
+        """The state of ``seq``, which ends at ``n``; empty for kind ``attention``. There after `synchronize`."""
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait until every block that was saved is complete. What loads blocks need not wait."""
 
     def load_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
@@ -156,8 +156,8 @@ class Backend(Protocol):
         Raises RequestError when there are more tokens than one batch holds. Leaves the sequences as they are.
         """
 
-    def close(self) -> None:
-        """Free the context and the model; nothing but `open` may be called after it."""
+    def unload(self) -> None:
+        """Free the context and the model; nothing but `load` may be called after it."""
 
-    def open(self) -> None:
-        """Load the model again after `close`, empty; ModelError when that fails or it is not the same any more."""
+    def load(self) -> None:
+        """Load the model again after `unload`, empty; ModelError when that fails or it is not the same any more."""

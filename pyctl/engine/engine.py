@@ -1,4 +1,4 @@
-"""A request on its way through the engine, and errands that wait between requests."""
+"""A request on its way through the engine, and tasks that wait between requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["ActiveRequest", "Engine", "EngineOptions", "IdleTask", "NextToken", 
 
 
 class NextToken(NamedTuple):
-    """A job waits for its ``token`` to be evaluated at ``position``; it is resumed with the output's index."""
+    """A request waits for its ``token`` to be evaluated at ``position``; it is resumed with the output's index."""
 
     token: int
     position: int
@@ -42,22 +42,22 @@ Steps: TypeAlias = Generator[NextToken | None, int, None]
 class ActiveRequest:
     """A request on its way, the sequence that serves it, and the generator that does.
 
-    ``id`` counts up; ``report`` is there as soon as the work has begun.
+    ``id`` counts up; ``stats`` is there as soon as the work has begun.
     """
 
-    ticket: RequestHandle
+    handle: RequestHandle
     id: int = -1
-    report: RequestStats | None = None
+    stats: RequestStats | None = None
     submitted: float = field(default_factory=time.perf_counter)
     seq: LiveSequence | None = None
     steps: Steps | None = None
-    wants: NextToken | None = None
+    pending_token: NextToken | None = None
     first_token: float = 0.0
 
 
 @dataclass(eq=False)
 class IdleTask:
-    """Something to do with sequence ``seq`` as soon as no job owns it; ``fail`` is called if that never comes."""
+    """Something to do with sequence ``seq`` as soon as no request owns it; ``fail`` is called if that never comes."""
 
     seq: int
     run: Callable[[], None]
@@ -68,7 +68,7 @@ log = logging.getLogger(__name__)
 
 
 class Engine:
-    """Serves jobs on the sequences of one backend, restoring from and saving to ``cache`` and ``disk``.
+    """Serves requests on the sequences of one backend, restoring from and saving to ``cache`` and ``disk``.
 
     Not thread-safe; `Worker` runs it on a thread of its own.
     """
@@ -76,58 +76,58 @@ class Engine:
     def __init__(self, backend: Backend, cache: RamCache, options: EngineOptions, disk: DiskTier | None = None) -> None:
         self.backend = backend
         self.options = options
-        self.keeper = Snapshotter(backend, cache, options, disk)
-        self.seqs = [LiveSequence(i, backend.n_ctx) for i in range(backend.n_seqs)]
+        self.snapshotter = Snapshotter(backend, cache, options, disk)
+        self.sequences = [LiveSequence(i, backend.n_ctx) for i in range(backend.n_seqs)]
         self.queue: deque[ActiveRequest] = deque()
         self.running: list[ActiveRequest] = []
-        self.last: dict[int, ActiveRequest] = {}  # of each sequence, the job that it serves or served
-        self.errands: list[IdleTask] = []
-        self.meter = EngineCounters()
+        self.last: dict[int, ActiveRequest] = {}  # of each sequence, the request that it serves or served
+        self.idle_tasks: list[IdleTask] = []
+        self.counters = EngineCounters()
         self.asleep = False
         self._count = 0
 
     # -- scheduling --------------------------------------------------------------------------------------------------
 
-    def submit(self, ticket: RequestHandle) -> None:
+    def submit(self, handle: RequestHandle) -> None:
         """Queue a request."""
-        self.queue.append(ActiveRequest(ticket))
+        self.queue.append(ActiveRequest(handle))
 
-    def when_idle(self, errand: IdleTask) -> None:
-        """Have ``errand`` done when its sequence is free, before the next job gets it."""
-        self.errands.append(errand)
+    def when_idle(self, task: IdleTask) -> None:
+        """Have ``task`` done when its sequence is free, before the next request gets it."""
+        self.idle_tasks.append(task)
 
     def step(self) -> bool:
-        """Advance everybody once: one batch for the first job in prefill, one token for all that decode.
+        """Advance everybody once: one batch for the first request in prefill, one token for all that decode.
 
         Returns whether work is left.
         """
-        if self.errands:
-            self._run_errands()
+        if self.idle_tasks:
+            self._run_idle_tasks()
         if self.queue:
             self._admit()
         prefilling: ActiveRequest | None = None
         decoding = []
-        for job in tuple(self.running):
-            if job.ticket.cancelled:
-                self._end(job)
-            elif job.wants is not None:
-                decoding.append(job)
+        for active in tuple(self.running):
+            if active.handle.cancelled:
+                self._end(active)
+            elif active.pending_token is not None:
+                decoding.append(active)
             else:
-                prefilling = prefilling or job
+                prefilling = prefilling or active
         if prefilling is not None:
             self._resume(prefilling, None)
-            if prefilling.wants is not None and prefilling in self.running:
+            if prefilling.pending_token is not None and prefilling in self.running:
                 decoding.append(prefilling)
         if decoding:
             self._decode(decoding)
-        return bool(self.running or self.queue or self.errands)
+        return bool(self.running or self.queue or self.idle_tasks)
 
     def sleep(self) -> None:
         """Free the model, after the ends of all conversations went to the cache; nothing may be running."""
-        for seq in self.seqs:
-            self.keeper.park(seq)
-        self.backend.settle()
-        self.backend.close()
+        for seq in self.sequences:
+            self.snapshotter.park(seq)
+        self.backend.synchronize()
+        self.backend.unload()
         self.asleep = True
         log.info("idle: the model is freed until the next request")
 
@@ -135,148 +135,152 @@ class Engine:
         """Load the model again if it was freed; ModelError when that fails."""
         if self.asleep:
             began = time.perf_counter()
-            self.backend.open()
+            self.backend.load()
             self.asleep = False
             log.info("the model is loaded again after %.1f s", time.perf_counter() - began)
 
     def close(self, reason: PyctlError) -> None:
-        """End all jobs with ``reason``."""
-        for job in [*self.running, *self.queue]:
-            if job.steps is not None:
-                self._end(job)
-            job.ticket.put(Failed(reason))
-        for errand in self.errands:
-            errand.fail(reason)
+        """End all requests with ``reason``."""
+        for active in [*self.running, *self.queue]:
+            if active.steps is not None:
+                self._end(active)
+            active.handle.put(Failed(reason))
+        for task in self.idle_tasks:
+            task.fail(reason)
         self.queue.clear()
-        self.keeper.close()
+        self.snapshotter.close()
 
-    def _run_errands(self) -> None:
-        ready = [errand for errand in self.errands if not self.seqs[errand.seq].busy]
-        self.errands = [errand for errand in self.errands if errand not in ready]
-        for errand in ready:
-            errand.run()
+    def _run_idle_tasks(self) -> None:
+        ready = [task for task in self.idle_tasks if not self.sequences[task.seq].busy]
+        self.idle_tasks = [task for task in self.idle_tasks if task not in ready]
+        for task in ready:
+            task.run()
 
     def _admit(self) -> None:
-        for job in tuple(self.queue):
-            if all(seq.busy for seq in self.seqs):
+        for active in tuple(self.queue):
+            if all(seq.busy for seq in self.sequences):
                 return
-            if job.ticket.cancelled:
-                self.queue.remove(job)
+            if active.handle.cancelled:
+                self.queue.remove(active)
                 continue
-            wanted = job.ticket.request.seq
-            idle = [seq for seq in self.seqs if not seq.busy and wanted in (-1, seq.id)]
+            wanted = active.handle.request.seq
+            idle = [seq for seq in self.sequences if not seq.busy and wanted in (-1, seq.id)]
             if not idle:
                 continue  # a later one may want another sequence
-            self.queue.remove(job)
-            prompt = job.ticket.request.prompt.tokens
+            self.queue.remove(active)
+            prompt = active.handle.request.prompt.tokens
             # The sequence that already holds most of the prompt, else the one that was not used for longest.
-            job.seq = max(idle, key=lambda seq: (seq.shared(prompt), -seq.used))
+            active.seq = max(idle, key=lambda seq: (seq.shared(prompt), -seq.used))
             self._count += 1
-            job.seq.busy, job.seq.used, job.id = True, self._count, self._count
-            self.last[job.seq.id] = job
-            job.steps = self._serve(job, job.seq)
-            self.running.append(job)
+            active.seq.busy, active.seq.used, active.id = True, self._count, self._count
+            self.last[active.seq.id] = active
+            active.steps = self._serve(active, active.seq)
+            self.running.append(active)
 
-    def _resume(self, job: ActiveRequest, index: int | None) -> None:
-        assert job.steps is not None
+    def _resume(self, active: ActiveRequest, index: int | None) -> None:
+        assert active.steps is not None
         try:
-            job.wants = next(job.steps) if index is None else job.steps.send(index)
+            active.pending_token = next(active.steps) if index is None else active.steps.send(index)
         except StopIteration:
-            self._end(job)
+            self._end(active)
         except Exception as error:
-            self._forget(job.seq)
-            self._end(job)
+            self._forget(active.seq)
+            self._end(active)
             if not isinstance(error, PyctlError):
                 log.exception("request failed")
                 error = EngineError(f"internal error: {error}")
-            job.ticket.put(Failed(error))
+            active.handle.put(Failed(error))
 
-    def _decode(self, jobs: list[ActiveRequest]) -> None:
-        items = [(job.seq.id, *job.wants) for job in jobs if job.seq is not None and job.wants is not None]
+    def _decode(self, requests: list[ActiveRequest]) -> None:
+        items = [
+            (active.seq.id, *active.pending_token)
+            for active in requests
+            if active.seq is not None and active.pending_token is not None
+        ]
         try:
             self.backend.decode(items)
         except EngineError as error:
-            for job in jobs:
-                self._forget(job.seq)
-                self._end(job)
-                job.ticket.put(Failed(error))
+            for active in requests:
+                self._forget(active.seq)
+                self._end(active)
+                active.handle.put(Failed(error))
             return
-        self.meter.evaluated(len(items), max(position for _, _, position in items) + 1)
-        for index, job in enumerate(jobs):
-            self._resume(job, index)
+        self.counters.count_call(len(items), max(position for _, _, position in items) + 1)
+        for index, active in enumerate(requests):
+            self._resume(active, index)
 
-    def _end(self, job: ActiveRequest) -> None:
-        if job.steps is not None:
-            job.steps.close()
-        if job.seq is not None:
-            job.seq.busy = False
-        if job in self.running:
-            self.running.remove(job)
+    def _end(self, active: ActiveRequest) -> None:
+        if active.steps is not None:
+            active.steps.close()
+        if active.seq is not None:
+            active.seq.busy = False
+        if active in self.running:
+            self.running.remove(active)
 
     def _forget(self, seq: LiveSequence | None) -> None:
         """After a failure nobody knows what the sequence holds."""
         if seq is not None:
-            self.keeper.forget(seq)
+            self.snapshotter.forget(seq)
 
     # -- one request -------------------------------------------------------------------------------------------------
 
-    def _serve(self, job: ActiveRequest, seq: LiveSequence) -> Steps:
+    def _serve(self, active: ActiveRequest, seq: LiveSequence) -> Steps:
         """The whole way of a request: restore, evaluate batch by batch, save at cuts, generate, report."""
-        request, ticket = job.ticket.request, job.ticket
+        request, handle = active.handle.request, active.handle
         prompt, tokens = request.prompt, request.prompt.tokens
         started = time.perf_counter()
-        report = job.report = RequestStats(n_prompt=len(prompt))
+        stats = active.stats = RequestStats(n_prompt=len(prompt))
         ends = batch_ends(prompt, self.backend.n_ubatch, self.options.min_batch)
 
-        turn = self.keeper.restore(request, seq, ends, report)
+        plan = self.snapshotter.restore(request, seq, ends, stats)
         if request.return_progress:
-            ticket.put(self._progress(seq, report, started))
-        shown = PrefillLog(job.id, seq.n, len(prompt))
-        prefill_began, save_before = time.perf_counter(), report.save_ms
+            handle.put(self._progress(seq, stats, started))
+        shown = PrefillLog(active.id, seq.n, len(prompt))
+        prefill_began, save_before = time.perf_counter(), stats.save_ms
         for previous, end in itertools.pairwise([0, *ends]):
             if end <= seq.n:
                 continue
             self.backend.evaluate(seq.id, tokens[seq.n : end], seq.n, output=end == len(prompt))
-            self.meter.evaluated(1, end)
+            self.counters.count_call(1, end)
             # The very end of a prompt is a batch end of longer prompts only if it fills its batch.
             seq.append(tokens[seq.n : end], exact=end < len(prompt) or end - previous == self.backend.n_ubatch)
             shown.reached(end)
-            if end in turn.cuts:
-                self.keeper.save(seq, turn, report)
+            if end in plan.cuts:
+                self.snapshotter.save(seq, plan, stats)
             if request.return_progress:
-                ticket.put(self._progress(seq, report, started))
+                handle.put(self._progress(seq, stats, started))
             if end < len(prompt):
                 yield None
-        report.n_evaluated = len(prompt) - report.n_cached
-        report.prefill_ms = (time.perf_counter() - prefill_began) * 1e3 - (report.save_ms - save_before)
+        stats.n_evaluated = len(prompt) - stats.n_cached
+        stats.prefill_ms = (time.perf_counter() - prefill_began) * 1e3 - (stats.save_ms - save_before)
 
-        n_predicted, stop_type, stopping_word = yield from self._generate(job, seq, turn)
+        n_predicted, stop_type, stopping_word = yield from self._generate(active, seq, plan)
         if n_predicted <= 1:
-            self.keeper.persist(turn)
+            self.snapshotter.persist(plan)
         finished = time.perf_counter()
-        first_token = job.first_token or finished
+        first_token = active.first_token or finished
         timings = Timings(
-            cache_n=report.n_cached,
-            prompt_n=report.n_evaluated,
+            n_cached=stats.n_cached,
+            n_evaluated=stats.n_evaluated,
             prompt_ms=(first_token - started) * 1e3,
-            predicted_n=n_predicted,
+            n_predicted=n_predicted,
             predicted_ms=(finished - first_token) * 1e3,
-            queue_ms=(started - job.submitted) * 1e3,
-            first_token_ms=(first_token - job.submitted) * 1e3,
+            queue_ms=(started - active.submitted) * 1e3,
+            first_token_ms=(first_token - active.submitted) * 1e3,
         )
-        self.keeper.totals.add(report, n_predicted)
-        self.meter.served(timings)
-        ticket.put(Done(stop_type, stopping_word, timings, report, seq.id))
+        self.snapshotter.totals.add(stats, n_predicted)
+        self.counters.count_reply(timings)
+        handle.put(Done(stop_type, stopping_word, timings, stats, seq.id))
 
-    def _progress(self, seq: LiveSequence, report: RequestStats, started: float) -> Progress:
+    def _progress(self, seq: LiveSequence, stats: RequestStats, started: float) -> Progress:
         elapsed = (time.perf_counter() - started) * 1e3
-        return Progress(report.n_prompt, report.n_cached, seq.n, elapsed, report.source, seq.id)
+        return Progress(stats.n_prompt, stats.n_cached, seq.n, elapsed, stats.source, seq.id)
 
     def _generate(
-        self, job: ActiveRequest, seq: LiveSequence, turn: CachePlan
+        self, active: ActiveRequest, seq: LiveSequence, plan: CachePlan
     ) -> Generator[NextToken, int, tuple[int, StopType, str]]:
         """Sample, stream, evaluate, until the reply ends; the disk waits for the first token."""
-        request, ticket, backend = job.ticket.request, job.ticket, self.backend
+        request, handle, backend = active.handle.request, active.handle, self.backend
         room = backend.n_ctx - seq.n
         limit = room if request.max_tokens < 0 else min(request.max_tokens, room)
         text = TextStream(request.stop)
@@ -291,7 +295,7 @@ class Engine:
         pending: list[int] = []
         probs: list[TopTokens] = []
         index = 0
-        is_end, piece, put = backend.is_end, backend.piece, ticket.put
+        is_end, piece, put = backend.is_end, backend.piece, handle.put
         try:
             while True:
                 forced = budget.next() if budget is not None else None
@@ -303,7 +307,7 @@ class Engine:
                 if budget is not None:
                     budget.saw(token)
                 if n_predicted == 0:  # only now has the device done what it was given
-                    job.first_token = time.perf_counter()
+                    active.first_token = time.perf_counter()
                 n_predicted += 1
                 if is_end(token):
                     stop_type = "eos"
@@ -316,10 +320,10 @@ class Engine:
                     )
                 final = text.feed(piece(token))
                 if lines is not None:
-                    final = lines.feed(final, 0 < request.max_ms < (time.perf_counter() - job.first_token) * 1e3)
+                    final = lines.feed(final, 0 < request.max_ms < (time.perf_counter() - active.first_token) * 1e3)
                 if text.stopping_word:
                     stop_type = "word"
-                    ticket.put(Piece(final, tuple(pending), tuple(probs)))
+                    handle.put(Piece(final, tuple(pending), tuple(probs)))
                     pending, probs = [], []
                     break
                 if final:
@@ -328,7 +332,7 @@ class Engine:
                 if n_predicted >= limit or (lines is not None and lines.ended):
                     break
                 if n_predicted == 1:
-                    self.keeper.persist(turn)
+                    self.snapshotter.persist(plan)
                 index = yield NextToken(token, seq.n)
                 seq.append_one(token)
         finally:
@@ -337,5 +341,5 @@ class Engine:
         if text.stopping_word:
             stop_type = "word"
         if rest or pending:
-            ticket.put(Piece(rest, tuple(pending), tuple(probs)))
+            handle.put(Piece(rest, tuple(pending), tuple(probs)))
         return n_predicted, stop_type, text.stopping_word

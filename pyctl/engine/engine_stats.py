@@ -24,29 +24,29 @@ class EngineCounters:
     n_busy: int = 0
     n_longest: int = 0
     n_cached: int = 0
-    n_prompt: int = 0
+    n_evaluated: int = 0
     prompt_ms: float = 0.0
     n_predicted: int = 0
     predicted_ms: float = 0.0
 
-    def evaluated(self, n_seqs: int, length: int) -> None:
+    def count_call(self, n_seqs: int, length: int) -> None:
         """One call for ``n_seqs`` sequences, the longest of which has ``length`` tokens now."""
         self.n_calls += 1
         self.n_busy += n_seqs
         self.n_longest = max(self.n_longest, length)
 
-    def served(self, timings: Timings) -> None:
+    def count_reply(self, timings: Timings) -> None:
         """A request ended with a reply."""
-        self.n_cached += timings.cache_n
-        self.n_prompt += timings.prompt_n
+        self.n_cached += timings.n_cached
+        self.n_evaluated += timings.n_evaluated
         self.prompt_ms += timings.prompt_ms
-        self.n_predicted += timings.predicted_n
+        self.n_predicted += timings.n_predicted
         self.predicted_ms += timings.predicted_ms
 
 
 @dataclass(frozen=True)
 class EngineStats:
-    """What was done since the start, and ``recent``ly, since the scrape before; who is served and who waits now."""
+    """What was done since the start, and ``recent``ly, since it was asked for last; who is served and who waits now."""
 
     total: EngineCounters
     recent: EngineCounters

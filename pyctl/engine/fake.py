@@ -46,14 +46,14 @@ class FakeBackend:
 
     def __init__(
         self,
-        kind: Literal["attention", "hybrid", "whole"] = "hybrid",
+        kind: Literal["attention", "hybrid", "opaque"] = "hybrid",
         *,
         n_ctx: int = 4096,
         n_seqs: int = 1,
         n_ubatch: int = 64,
         n_vocab: int = 64,
     ) -> None:
-        self.kind: Literal["attention", "hybrid", "whole"] = kind
+        self.kind: Literal["attention", "hybrid", "opaque"] = kind
         self.n_ctx, self.n_seqs, self.n_ubatch, self.n_vocab = n_ctx, n_seqs, n_ubatch, n_vocab
         self.fail_loads = 0
         self.n_evaluated = 0
@@ -109,14 +109,14 @@ class FakeBackend:
     # -- rows and state ----------------------------------------------------------------------------------------------
 
     def rows_size(self, first: int, last: int) -> int:
-        return 0 if self.kind == "whole" or first >= last else HEADER.size + (last - first) * ROW
+        return 0 if self.kind == "opaque" or first >= last else HEADER.size + (last - first) * ROW
 
     def state_size(self, seq: int) -> int:
-        whole = len(self._seqs[seq].rows) * ROW if self.kind == "whole" else 0
+        whole = len(self._seqs[seq].rows) * ROW if self.kind == "opaque" else 0
         return 0 if self.kind == "attention" else HEADER.size + ROW + whole
 
     def save_rows(self, seq: int, first: int, last: int) -> Block:
-        if self.kind == "whole":
+        if self.kind == "opaque":
             return NOTHING
         rows = self._seqs[seq].rows[first:last]
         if len(rows) != last - first:
@@ -130,16 +130,16 @@ class FakeBackend:
         if held.at != n:
             raise StateError(f"the state stands at {held.at}, not {n}")
         return self._later(
-            HEADER.pack(b"STAT", 0, n) + held.state + (b"".join(held.rows) if self.kind == "whole" else b"")
+            HEADER.pack(b"STAT", 0, n) + held.state + (b"".join(held.rows) if self.kind == "opaque" else b"")
         )
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         for block, data in self._on_the_way:
             block[:] = np.frombuffer(data, np.uint8)
         self._on_the_way.clear()
 
     def load_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
-        self.settle()
+        self.synchronize()
         self._maybe_fail()
         held = self._seqs[seq]
         if len(held.rows) != first:
@@ -152,7 +152,7 @@ class FakeBackend:
             held.rows += [data[(i - p0) * ROW : (i - p0 + 1) * ROW] for i in range(start, stop)]
 
     def load_state(self, seq: int, n: int, state: Block) -> None:
-        self.settle()
+        self.synchronize()
         self._maybe_fail()
         held = self._seqs[seq]
         magic, _, at = HEADER.unpack(state[: HEADER.size].tobytes())
@@ -160,11 +160,11 @@ class FakeBackend:
         if magic != b"STAT" or at != n or (self.kind == "hybrid" and len(held.rows) != n):
             raise StateError(f"a state at {at} does not belong to {n}")
         held.state, held.at = data[:ROW], n
-        if self.kind == "whole":
+        if self.kind == "opaque":
             held.rows = [data[i : i + ROW] for i in range(ROW, len(data), ROW)]
 
     def rewind(self, seq: int, n: int) -> None:
-        if self.kind == "whole" and n:
+        if self.kind == "opaque" and n:
             raise StateError("nothing can be rewound")
         del self._seqs[seq].rows[n:]
         if n == 0:
@@ -198,7 +198,7 @@ class FakeBackend:
             raise RequestError("too many tokens")
         return np.array([[tokens.sum(), tokens.size]], np.float32)
 
-    def close(self) -> None:
+    def unload(self) -> None:
         self.closed = True
 
     def _later(self, data: bytes) -> Block:
@@ -207,7 +207,7 @@ class FakeBackend:
         self._on_the_way.append((block, data))
         return block
 
-    def open(self) -> None:
+    def load(self) -> None:
         self.closed = False
         for seq in range(self.n_seqs):
             self.clear(seq)

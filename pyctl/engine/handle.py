@@ -44,7 +44,7 @@ class RequestHandle:
         if wake is not None:
             wake()
 
-    def waiting(self) -> list[Event]:
+    def drain(self) -> list[Event]:
         """Events that are here already, taken without waiting."""
         events = []
         while not self._ended and not self._events.empty():

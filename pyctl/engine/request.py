@@ -44,10 +44,10 @@ class Request:
 class Timings:
     """Counts in tokens, times in milliseconds; ``first_token_ms`` counts from submission."""
 
-    cache_n: int
-    prompt_n: int
+    n_cached: int
+    n_evaluated: int
     prompt_ms: float
-    predicted_n: int
+    n_predicted: int
     predicted_ms: float
     queue_ms: float
     first_token_ms: float
@@ -55,13 +55,13 @@ class Timings:
 
 @dataclass(frozen=True)
 class Progress:
-    """Prefill has reached ``n_processed`` of ``n_total`` prompt tokens, ``n_cached`` of them restored from ``source``
+    """Prefill has reached ``n_processed`` of ``n_prompt`` prompt tokens, ``n_cached`` of them restored from ``source``
     into sequence ``seq``.
 
     The first one comes right after the restore, before anything is evaluated.
     """
 
-    n_total: int
+    n_prompt: int
     n_cached: int
     n_processed: int
     ms: float
@@ -89,7 +89,7 @@ class Done:
     stop_type: StopType
     stopping_word: str
     timings: Timings
-    report: RequestStats
+    stats: RequestStats
     seq: int
 
 

@@ -82,7 +82,7 @@ def from_snapshot(
     n = snapshot.n
     if exact and (not snapshot.exact or last_end(ends, n) != n):
         return None  # generated text, or a boundary of another prompt at which this one would not stop
-    keep = 0 if backend.kind == "whole" else last_end(ends, min(same, n))
+    keep = 0 if backend.kind == "opaque" else last_end(ends, min(same, n))
     return Candidate("live" if keep == n else source, n, keep, snapshot, arrival)
 
 
@@ -109,11 +109,11 @@ def restore(candidate: Candidate, prompt: Prompt, ends: Sequence[int], live: Liv
             if n < live.n:
                 backend.rewind(live.id, n)
         else:
-            if backend.kind == "whole":
+            if backend.kind == "opaque":
                 backend.clear(live.id)
             elif keep < live.n:
                 backend.rewind(live.id, keep)
-            if backend.kind != "whole" and keep < n:
+            if backend.kind != "opaque" and keep < n:
                 _load_rows(candidate, snapshot, live, backend)
             if backend.kind != "attention":
                 if candidate.arrival is not None:
@@ -140,6 +140,6 @@ def _load_rows(candidate: Candidate, snapshot: Snapshot, live: LiveSequence, bac
     while at < n:
         segment = snapshot.segment_at(at + 1)
         arrival.wait_rows(segment)
-        last = min(snapshot.reach[segment], n)
+        last = min(snapshot.chain[segment], n)
         backend.load_rows(live.id, at, [(segment.rows, at, last)])
         at = last

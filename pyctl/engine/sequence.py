@@ -18,9 +18,9 @@ class LiveSequence:
     """Tokens [0, n) of sequence ``id`` are evaluated; the state stands at n.
 
     ``ends`` are the batch ends of the exact part: batches that a cold run would evaluate. ``n_prompt`` is how many
-    arrived as a prompt; the rest was generated. ``segment`` holds rows up to ``n_saved``; up to ``n_known`` some other
-    snapshot may. ``cached`` says that its request let the cache have it. ``busy`` says that a job owns the sequence,
-    ``used`` counts up with each job.
+    arrived as a prompt; the rest was generated. ``segment`` holds rows up to ``n_saved``; up to ``n_overlap`` some
+    other snapshot may. ``cached`` says that its request let the cache have it. ``busy`` says that a request owns the
+    sequence, ``used`` counts up with each request.
     """
 
     id: int
@@ -30,7 +30,7 @@ class LiveSequence:
     n_prompt: int = 0
     segment: Segment | None = None
     n_saved: int = 0
-    n_known: int = 0
+    n_overlap: int = 0
     cached: bool = True
     busy: bool = False
     used: int = 0

@@ -48,7 +48,7 @@ class EngineOptions:
 class CachePlan:
     """What a request means to the cache: its prompt, where to cut, what it resumed from, what goes to disk."""
 
-    known: PromptMatch
+    match: PromptMatch
     cuts: tuple[int, ...] = ()
     used: tuple[Snapshot, ...] = ()
     persist: tuple[int, ...] = ()
@@ -68,53 +68,53 @@ class Snapshotter:
         self.recent = RecentPrompts()
         self.totals = CacheStats()
 
-    def restore(self, request: Request, seq: LiveSequence, ends: Sequence[int], report: RequestStats) -> CachePlan:
+    def restore(self, request: Request, seq: LiveSequence, ends: Sequence[int], stats: RequestStats) -> CachePlan:
         """Bring ``seq`` to the deepest restorable position of the prompt and plan the rest.
 
         What fails to restore falls back to the next way; what cannot be restored at all leaves an empty sequence.
         """
-        prompt, known = request.prompt, PromptMatch(request.prompt.tokens)
+        prompt, match = request.prompt, PromptMatch(request.prompt.tokens)
         if not request.cache_prompt:
-            self._leave(seq, 0, (), report)
+            self._leave(seq, 0, (), stats)
             seq.cached = False
             self.forget(seq)
-            return CachePlan(known)
+            return CachePlan(match)
 
         began = time.perf_counter()
-        found = candidates(known, ends, seq, self.cache, self.backend, exact=self.options.exact)
+        found = candidates(match, ends, seq, self.cache, self.backend, exact=self.options.exact)
         near, reach = self.recent.nearest(prompt.tokens)
         self.recent.add(prompt)
-        report.lookup_ms = (time.perf_counter() - began) * 1e3
+        stats.lookup_ms = (time.perf_counter() - began) * 1e3
 
         began = time.perf_counter()
-        spared = tuple(candidate.snapshot for candidate in found if candidate.snapshot is not None)
-        self._leave(seq, seq.shared(prompt.tokens), spared, report)
+        protected = tuple(candidate.snapshot for candidate in found if candidate.snapshot is not None)
+        self._leave(seq, seq.shared(prompt.tokens), protected, stats)
         seq.cached = True
         from_disk = self.disk is not None and (request.disk_policy or self.disk.policy).kind != "off"
-        ways = self._with_disk(known, ends, seq, found) if from_disk else iter(found)
-        used = self._first_that_works(ways, prompt, ends, seq, report)
-        report.restore_ms = (time.perf_counter() - began) * 1e3
+        ways = self._with_disk(match, ends, seq, found) if from_disk else iter(found)
+        used = self._first_that_works(ways, prompt, ends, seq, stats)
+        stats.restore_ms = (time.perf_counter() - began) * 1e3
 
         # Between here and the branch point the rows may be in the cache, only without a state to resume from.
-        seq.n_known = reach if last_end(ends, reach) > seq.n else 0
-        if near is not None and reach < near.end and last_end(ends, reach) > report.n_cached:
-            report.miss = Divergence.at(reach, report.n_cached, near.tokens, prompt.tokens)
+        seq.n_overlap = reach if last_end(ends, reach) > seq.n else 0
+        if near is not None and reach < near.end and last_end(ends, reach) > stats.n_cached:
+            stats.miss = Divergence.at(reach, stats.n_cached, near.tokens, prompt.tokens)
         wanted = self.disk.select(prompt, seq.n, request.disk_policy) if self.disk is not None else ()
         cuts = choose_cuts(prompt, ends, seq.n, self.options.min_step, (reach, *wanted))
         persist = tuple(last_end(ends, position) for position in wanted)
-        return CachePlan(known, tuple(cuts), used, persist)
+        return CachePlan(match, tuple(cuts), used, persist)
 
-    def save(self, seq: LiveSequence, turn: CachePlan, report: RequestStats) -> None:
-        """Take a snapshot at the end of ``seq``, with whose tokens ``turn.known`` begins.
+    def save(self, seq: LiveSequence, plan: CachePlan, stats: RequestStats) -> None:
+        """Take a snapshot at the end of ``seq``, with whose tokens ``plan.match`` begins.
 
-        It takes the rows since the last one, and the state; what the turn uses is no victim.
+        It takes the rows since the last one, and the state; what the plan uses is no victim.
         """
         began = time.perf_counter()
         backend = self.backend
-        parent, covered = self._saved(seq, turn.known)
-        prefix = turn.known.prefix(seq.n)
+        parent, covered = self._saved(seq, plan.match)
+        prefix = plan.match.prefix(seq.n)
         n_bytes = backend.rows_size(covered, seq.n) + backend.state_size(seq.id)
-        reservation = self.cache.prepare(prefix, n_bytes, turn.used)
+        reservation = self.cache.prepare(prefix, n_bytes, plan.used)
         if reservation is None:
             return
         try:
@@ -128,16 +128,16 @@ class Snapshotter:
                 snapshot = Snapshot(prefix, segment, backend.save_state(seq.id, seq.n), exact=seq.n_exact == seq.n)
                 if reservation.confirm(snapshot):
                     seq.keep(segment, seq.n)
-                    report.n_saved += 1
+                    stats.n_saved += 1
         except (StateError, MemoryError) as error:
             log.warning("no snapshot at %d: %s", seq.n, error)
-        report.save_ms += (time.perf_counter() - began) * 1e3
+        stats.save_ms += (time.perf_counter() - began) * 1e3
 
-    def persist(self, turn: CachePlan) -> None:
+    def persist(self, plan: CachePlan) -> None:
         """Send to disk what the policy chose of the prompt, as far as there are snapshots of it."""
-        if self.disk is not None and turn.persist:
-            self.backend.settle()
-            found = (self.cache.get(turn.known.prefix(n)) for n in turn.persist if n)
+        if self.disk is not None and plan.persist:
+            self.backend.synchronize()
+            found = (self.cache.get(plan.match.prefix(n)) for n in plan.persist if n)
             self.disk.offer(snapshot for snapshot in found if snapshot is not None)
 
     def park(self, seq: LiveSequence) -> None:
@@ -154,28 +154,28 @@ class Snapshotter:
         """Send the ends of all conversations to disk and wait until they are there, within the tier's limit."""
         if self.disk is not None:
             if self.disk.policy.kind != "off":
-                self.backend.settle()
-                self.disk.offer(self.cache.leaves())
+                self.backend.synchronize()
+                self.disk.offer(self.cache.conversation_ends())
             self.disk.close()
 
     # -- restoring ---------------------------------------------------------------------------------------------------
 
     def _with_disk(
-        self, known: PromptMatch, ends: Sequence[int], seq: LiveSequence, found: list[Candidate]
+        self, match: PromptMatch, ends: Sequence[int], seq: LiveSequence, found: list[Candidate]
     ) -> Iterator[Candidate]:
         """First what the disk has that is deeper than ``found``, as often as it fails to arrive, then ``found``."""
         assert self.disk is not None
-        best, limit = found[0].n if found else 0, int(known.tokens.size) - 1
+        best, limit = found[0].n if found else 0, int(match.tokens.size) - 1
         while best < limit:
             try:
-                arrival = self.disk.find(known, best, limit)
+                arrival = self.disk.find(match, best, limit)
             except (OSError, MemoryError) as error:
                 log.warning("the prefix cache on disk could not be read, evaluating instead: %s", error)
                 break
             if arrival is None:
                 break
             snapshot = arrival.snapshot
-            same = last_common_end(ends, seq.ends, seq.shared(known.tokens))
+            same = last_common_end(ends, seq.ends, seq.shared(match.tokens))
             exact = self.options.exact
             candidate = from_snapshot("disk", snapshot, ends, same, self.backend, exact=exact, arrival=arrival)
             if candidate is not None:
@@ -185,7 +185,7 @@ class Snapshotter:
         yield from found
 
     def _first_that_works(
-        self, ways: Iterator[Candidate], prompt: Prompt, ends: Sequence[int], seq: LiveSequence, report: RequestStats
+        self, ways: Iterator[Candidate], prompt: Prompt, ends: Sequence[int], seq: LiveSequence, stats: RequestStats
     ) -> tuple[Snapshot, ...]:
         for candidate in ways:
             snapshot = candidate.snapshot
@@ -196,7 +196,7 @@ class Snapshotter:
                     continue
                 candidate = replace(candidate, source="ram", keep=0)
             if restore(candidate, prompt, ends, seq, self.backend):
-                report.source, report.n_cached = candidate.source, candidate.n
+                stats.source, stats.n_cached = candidate.source, candidate.n
                 if snapshot is None:
                     return ()
                 if candidate.arrival is not None and not self._publish(candidate.arrival):
@@ -226,18 +226,18 @@ class Snapshotter:
 
     # -- saving ------------------------------------------------------------------------------------------------------
 
-    def _leave(self, seq: LiveSequence, shared: int, spared: tuple[Snapshot, ...], report: RequestStats) -> None:
+    def _leave(self, seq: LiveSequence, shared: int, protected: tuple[Snapshot, ...], stats: RequestStats) -> None:
         """Park the end of a live sequence when its conversation is left: less than its prompt is ``shared``."""
         _, covered = seq.saved()
         exact = seq.n_exact == seq.n
         if seq.cached and shared < seq.n_prompt and seq.n - covered >= PARK_MIN and (exact or not self.options.exact):
-            self.save(seq, CachePlan(PromptMatch(seq.tokens), used=spared), report)
+            self.save(seq, CachePlan(PromptMatch(seq.tokens), used=protected), stats)
 
-    def _saved(self, seq: LiveSequence, known: PromptMatch) -> tuple[Segment | None, int]:
+    def _saved(self, seq: LiveSequence, match: PromptMatch) -> tuple[Segment | None, int]:
         """The deepest segment that holds rows of ``seq``, and how many: its own, or those of a snapshot beside it."""
         segment, covered = seq.saved()
-        if covered < seq.n_known:
-            other, shared = self.cache.overlap(known)
+        if covered < seq.n_overlap:
+            other, shared = self.cache.overlap(match)
             common = last_common_end(seq.ends, other.ends, min(shared, seq.n)) if other is not None else 0
             if other is not None and common > covered:
                 seq.keep(other.segment_at(common), common)

@@ -58,7 +58,7 @@ class Worker:
         return self._engine.asleep
 
     def submit(self, request: Request) -> RequestHandle:
-        """Queue ``request``; iterate over the ticket for its events.
+        """Queue ``request``; iterate over the handle for its events.
 
         An empty prompt gets an empty reply. Raises ContextSizeError when the prompt does not fit, UnavailableError
         after `close`.
@@ -68,14 +68,14 @@ class Worker:
             raise UnavailableError("the server is shutting down")
         if len(request.prompt) >= n_ctx:
             raise ContextSizeError(len(request.prompt), n_ctx)
-        ticket, tokens = RequestHandle(request), request.prompt.tokens
+        handle, tokens = RequestHandle(request), request.prompt.tokens
         if not tokens.size:  # as llama-server does
-            ticket.put(Done("limit", "", Timings(0, 0, 0.0, 0, 0.0, 0.0, 0.0), RequestStats(0), max(request.seq, 0)))
-            return ticket
+            handle.put(Done("limit", "", Timings(0, 0, 0.0, 0, 0.0, 0.0, 0.0), RequestStats(0), max(request.seq, 0)))
+            return handle
         if int(tokens.min()) < 0 or int(tokens.max()) >= self._info.n_vocab:
             raise RequestError(f"token ids must be in [0, {self._info.n_vocab})")
-        self._inbox.put(ticket)
-        return ticket
+        self._inbox.put(handle)
+        return handle
 
     def call(self, function: Callable[[], R], *, needs_model: bool = False) -> Future[R]:
         """Run ``function`` on the engine's thread, between two steps; cancelled if the worker closes first.
@@ -131,7 +131,7 @@ class Worker:
                 item.put(Failed(reason))
             elif item is not None:
                 item.fail(None)
-        self._engine.backend.close()
+        self._engine.backend.unload()
 
     def _take(self, item: RequestHandle | _Call) -> bool:
         """Begin with ``item``; returns whether the engine has work to do."""

@@ -31,7 +31,7 @@ class HandleLike(Protocol):
 
     def __aiter__(self) -> AsyncIterator[Event]: ...
 
-    def waiting(self) -> list[Event]:
+    def drain(self) -> list[Event]:
         """Events that are here already, taken without waiting."""
         ...
 
@@ -59,7 +59,7 @@ class WorkerLike(Protocol):
 class EngineLike(Protocol):
     """Watches the engine and embeds texts with its model."""
 
-    def scrape(self) -> Future[EngineStats]: ...
+    def stats(self) -> Future[EngineStats]: ...
     def embed(self, tokens: Tokens) -> Future[NDArray[np.float32]]: ...
 
 

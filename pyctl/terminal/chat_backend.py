@@ -127,11 +127,11 @@ class LocalBackend:
 def _stats(done: Done) -> ReplyStats:
     timings = done.timings
     return ReplyStats(
-        n_cached=timings.cache_n,
-        n_evaluated=timings.prompt_n,
-        n_predicted=timings.predicted_n,
+        n_cached=timings.n_cached,
+        n_evaluated=timings.n_evaluated,
+        n_predicted=timings.n_predicted,
         first_token_ms=timings.first_token_ms,
-        tokens_per_second=1000.0 * timings.predicted_n / timings.predicted_ms if timings.predicted_ms > 0.0 else None,
-        source=done.report.source,
+        tokens_per_second=1000.0 * timings.n_predicted / timings.predicted_ms if timings.predicted_ms > 0.0 else None,
+        source=done.stats.source,
         truncated=done.stop_type == "limit",
     )

@@ -13,14 +13,14 @@ from pyctl.prompt import Tokens, as_tokens
 
 def tokens_of(snapshot: Snapshot) -> Tokens:
     """The tokens that a snapshot covers, from its chain."""
-    parts = [segment.tokens[: last - segment.start] for segment, last in snapshot.reach.items()]
+    parts = [segment.tokens[: last - segment.start] for segment, last in snapshot.chain.items()]
     return as_tokens(np.concatenate(parts[::-1]))
 
 
 def check_invariants(cache: RamCache) -> None:
     """Keys, slots, references and bytes agree with what is stored; the budget holds."""
     published = {}
-    for slot in cache.slots.places:
+    for slot in cache.slots.slots:
         if slot.snapshot is None:
             assert not slot.pinned
             continue
@@ -39,7 +39,7 @@ def check_invariants(cache: RamCache) -> None:
     segments: dict[int, Segment] = {}
     for snapshot in cache.snapshots():
         references[id(snapshot.segment)] += 1
-        for segment, _ in snapshot.reach.items():
+        for segment, _ in snapshot.chain.items():
             segments[id(segment)] = segment
     for segment in segments.values():
         if segment.parent is not None:

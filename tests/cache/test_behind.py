@@ -28,7 +28,7 @@ class SlowWriter:
         assert self.gate.wait(10)
         if self.error is not None:
             raise self.error
-        rows = b"".join(segment.rows.tobytes() for segment in reversed(snapshot.reach))
+        rows = b"".join(segment.rows.tobytes() for segment in reversed(snapshot.chain))
         self.written.append((snapshot.n, rows))
         return len(rows)
 

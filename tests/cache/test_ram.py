@@ -26,8 +26,8 @@ def make(tokens: Tokens, n: int, parent: Segment | None = None) -> Snapshot:
     return Snapshot(PromptMatch(tokens).prefix(n), segment, np.zeros(STATE, np.uint8))
 
 
-def put(cache: RamCache, snapshot: Snapshot, *spared: Snapshot) -> bool:
-    reservation = cache.prepare(snapshot.prefix, 0, spared)
+def put(cache: RamCache, snapshot: Snapshot, *protected: Snapshot) -> bool:
+    reservation = cache.prepare(snapshot.prefix, 0, protected)
     if reservation is None:
         return False
     with reservation:
@@ -137,12 +137,12 @@ def test_the_hand_gives_a_second_chance() -> None:
     assert snapshots[0] not in cache.snapshots(), "one hit does not last for ever"
 
 
-def test_spared_and_pinned_snapshots_stay() -> None:
+def test_protected_and_pinned_snapshots_stay() -> None:
     cache = RamCache(2, None)
     first, second = make(prompt(1), 100), make(prompt(2), 100)
     put(cache, first)
     put(cache, second)
-    cache.slots.places[0].pinned = True
+    cache.slots.slots[0].pinned = True
     for seed in range(5, 9):
         assert not put(cache, make(prompt(seed), 100), second)
     assert cache.snapshots() == [first, second]
@@ -187,9 +187,9 @@ def test_the_budget_holds_after_every_confirm() -> None:
         check_invariants(cache)
     assert len(cache.snapshots()) == 3
     assert cache.prepare(PromptMatch(prompt(99)).prefix(100), budget + 1) is None
-    spared = cache.snapshots()
-    assert not put(cache, make(prompt(50), 100), *spared), "no room without the spared ones"
-    assert cache.snapshots() == spared
+    protected = cache.snapshots()
+    assert not put(cache, make(prompt(50), 100), *protected), "no room without the protected ones"
+    assert cache.snapshots() == protected
     check_invariants(cache)
 
 

@@ -29,9 +29,9 @@ def request(prompt: Prompt, n: int = 8, **fields: object) -> Request:
     return Request(prompt, **{"sampling": GREEDY, "max_tokens": n, **fields})
 
 
-def collect(ticket: RequestHandle) -> Reply:
+def collect(handle: RequestHandle) -> Reply:
     reply = Reply("", [], None, None)
-    for event in ticket.waiting():
+    for event in handle.drain():
         if isinstance(event, Piece):
             reply.text += event.text
             reply.tokens += event.tokens
@@ -44,14 +44,14 @@ def collect(ticket: RequestHandle) -> Reply:
 
 def ask(engine: Engine, prompt: Prompt, n: int = 8, *, cancel_after: int | None = None, **fields: object) -> Reply:
     """Run one request to its end, or cancel it after so many steps."""
-    ticket = RequestHandle(request(prompt, n, **fields))
-    engine.submit(ticket)
+    handle = RequestHandle(request(prompt, n, **fields))
+    engine.submit(handle)
     steps = 0
     while True:
         if steps == cancel_after:
-            ticket.cancel()
+            handle.cancel()
         if not engine.step():
-            return collect(ticket)
+            return collect(handle)
         steps += 1
         assert steps < 10_000
 

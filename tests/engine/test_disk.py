@@ -40,51 +40,51 @@ def test_each_turn_after_a_restart_goes_on_where_the_last_ended(tmp_path: Path, 
         prompt = chat(*messages)
         engine = engine_on(tmp_path, kind, policy)
         reply = ask(engine, prompt)
-        report = reply.done.report
+        stats = reply.done.stats
         assert reply.tokens == cold(FakeBackend(kind), prompt).tokens
-        assert report.n_cached == deepest
-        assert report.source == ("disk" if turn else "none")
-        check_invariants(engine.keeper.cache)
+        assert stats.n_cached == deepest
+        assert stats.source == ("disk" if turn else "none")
+        check_invariants(engine.snapshotter.cache)
         deepest = prompt.end
-        engine.keeper.close()
+        engine.snapshotter.close()
 
 
 def test_the_deeper_tier_wins_and_ram_wins_a_tie(tmp_path: Path) -> None:
     engine = engine_on(tmp_path, "hybrid")
     long = chat((1, 300), (2, 240), (3, 240))
     ask(engine, long)
-    assert engine.keeper.disk.flush(10)
+    assert engine.snapshotter.disk.flush(10)
     ask(engine, chat((9, 300)))
-    assert ask(engine, long).done.report.source == "ram"
-    engine.keeper.cache.clear()
+    assert ask(engine, long).done.stats.source == "ram"
+    engine.snapshotter.cache.clear()
     ask(engine, chat((8, 300)))
-    report = ask(engine, long).done.report
-    assert (report.source, report.n_cached) == ("disk", 780)
+    stats = ask(engine, long).done.stats
+    assert (stats.source, stats.n_cached) == ("disk", 780)
     ask(engine, chat((7, 300)))
-    assert ask(engine, long).done.report.source == "ram", "what came from disk is in RAM now"
-    check_invariants(engine.keeper.cache)
-    engine.keeper.close()
+    assert ask(engine, long).done.stats.source == "ram", "what came from disk is in RAM now"
+    check_invariants(engine.snapshotter.cache)
+    engine.snapshotter.close()
 
 
 def test_files_that_vanish_are_a_miss(tmp_path: Path) -> None:
     prompt = chat((1, 300), (2, 240))
     engine = engine_on(tmp_path, "hybrid")
     expected = ask(engine, prompt).tokens
-    engine.keeper.close()
+    engine.snapshotter.close()
     for path in tmp_path.rglob("*.rows"):
         path.unlink()
     engine = engine_on(tmp_path, "hybrid")
     reply = ask(engine, prompt)
     assert reply.tokens == expected
-    assert reply.done.report.n_cached == 0
-    engine.keeper.close()
+    assert reply.done.stats.n_cached == 0
+    engine.snapshotter.close()
     engine = engine_on(tmp_path, "hybrid")
-    assert ask(engine, prompt).done.report.source == "disk", "it was written again"
-    engine.keeper.close()
+    assert ask(engine, prompt).done.stats.source == "disk", "it was written again"
+    engine.snapshotter.close()
     shutil.rmtree(tmp_path / "fake")
     engine = engine_on(tmp_path, "hybrid")
     assert ask(engine, prompt).tokens == expected
-    engine.keeper.close()
+    engine.snapshotter.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -92,35 +92,35 @@ def test_a_snapshot_that_reads_but_does_not_load_is_a_miss(tmp_path: Path, kind:
     prompt = chat((1, 300), (2, 240))
     engine = engine_on(tmp_path, kind)
     expected = ask(engine, prompt).tokens
-    engine.keeper.close()
+    engine.snapshotter.close()
     engine = engine_on(tmp_path, kind)
     engine.backend.fail_loads = 1
     reply = ask(engine, prompt)
     assert reply.tokens == expected
     assert reply.error is None
-    check_invariants(engine.keeper.cache)
-    engine.keeper.close()
+    check_invariants(engine.snapshotter.cache)
+    engine.snapshotter.close()
 
 
 def test_a_request_can_stay_off_the_disk(tmp_path: Path) -> None:
     engine = engine_on(tmp_path, "hybrid")
     ask(engine, chat((1, 300)), disk_policy=DiskPolicy("off"))
-    assert engine.keeper.disk.flush(10)
-    assert engine.keeper.disk.store.lengths() == set()
-    engine.keeper.close()
+    assert engine.snapshotter.disk.flush(10)
+    assert engine.snapshotter.disk.store.lengths() == set()
+    engine.snapshotter.close()
 
 
 def test_off_reads_nothing_either(tmp_path: Path) -> None:
     prompt = chat((1, 300), (2, 240))
     engine = engine_on(tmp_path, "hybrid")
     ask(engine, prompt)
-    engine.keeper.close()
+    engine.snapshotter.close()
     engine = engine_on(tmp_path, "hybrid")
-    assert ask(engine, prompt, disk_policy=DiskPolicy("off")).done.report.source == "none"
-    engine.keeper.close()
+    assert ask(engine, prompt, disk_policy=DiskPolicy("off")).done.stats.source == "none"
+    engine.snapshotter.close()
     engine = engine_on(tmp_path, "hybrid", "off")
-    assert ask(engine, prompt).done.report.source == "none"
-    engine.keeper.close()
+    assert ask(engine, prompt).done.stats.source == "none"
+    engine.snapshotter.close()
 
 
 def test_random_branches_over_many_restarts(tmp_path: Path) -> None:
@@ -135,5 +135,5 @@ def test_random_branches_over_many_restarts(tmp_path: Path) -> None:
             conversation.append((int(rng.integers(1000)), int(rng.choice([40, 100, 170]))))
             prompt = chat(*conversation)
             assert ask(engine, prompt, 4).tokens == cold(FakeBackend("hybrid"), prompt, 4).tokens
-            check_invariants(engine.keeper.cache)
-        engine.keeper.close()
+            check_invariants(engine.snapshotter.cache)
+        engine.snapshotter.close()

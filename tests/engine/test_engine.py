@@ -15,7 +15,7 @@ from pyctl.prompt import Prompt, Tokens
 from tests.cache.checks import check_invariants
 from tests.engine.drive import ask, cold, collect, request
 
-KINDS = ("hybrid", "attention", "whole")
+KINDS = ("hybrid", "attention", "opaque")
 
 
 def chat(*messages: tuple[int, int]) -> Prompt:
@@ -41,11 +41,11 @@ def test_a_growing_conversation_evaluates_only_what_is_new(kind: str) -> None:
         prompt = chat(*messages)
         reply = ask(engine, prompt)
         assert reply.tokens == cold(FakeBackend(kind), prompt).tokens
-        report = reply.done.report
-        assert report.n_cached == boundary, f"turn {turn} must resume at the last generation header"
-        assert report.n_cached + report.n_evaluated == report.n_prompt == len(prompt)
+        stats = reply.done.stats
+        assert stats.n_cached == boundary, f"turn {turn} must resume at the last generation header"
+        assert stats.n_cached + stats.n_evaluated == stats.n_prompt == len(prompt)
         boundary = len(prompt) - 4
-        check_invariants(engine.keeper.cache)
+        check_invariants(engine.snapshotter.cache)
 
 
 def test_generated_text_is_reused_unless_exact() -> None:
@@ -54,10 +54,10 @@ def test_generated_text_is_reused_unless_exact() -> None:
         prompt = chat((1, 300))
         reply = ask(engine, prompt, n=10)
         follow = Prompt.of([*prompt.tokens, *reply.tokens, *range(1, 40)], prompt.boundaries)
-        report = ask(engine, follow).done.report
+        stats = ask(engine, follow).done.stats
         evaluated = len(prompt) + len(reply.tokens) - (1 if reply.done.stop_type == "limit" else 0)
-        assert report.n_cached == (300 if exact else evaluated), exact
-        assert report.source == "live"
+        assert stats.n_cached == (300 if exact else evaluated), exact
+        assert stats.source == "live"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -70,8 +70,8 @@ def test_alternating_conversations_on_one_head(kind: str) -> None:
             reply = ask(engine, prompt)
             assert reply.tokens == cold(FakeBackend(kind), prompt).tokens
             new = 4 + 40 if turn or conversation > 10 else len(prompt)
-            assert reply.done.report.n_evaluated == new, (turn, conversation)
-    check_invariants(engine.keeper.cache)
+            assert reply.done.stats.n_evaluated == new, (turn, conversation)
+    check_invariants(engine.snapshotter.cache)
 
 
 def test_a_rewind_moves_no_rows_and_an_extension_only_what_is_missing() -> None:
@@ -84,9 +84,9 @@ def test_a_rewind_moves_no_rows_and_an_extension_only_what_is_missing() -> None:
     ask(engine, long)
     ask(engine, short)
     assert loaded == [], "the head is still there"
-    report = ask(engine, long).done.report
-    assert report.source == "ram"
-    assert report.n_cached == 780
+    stats = ask(engine, long).done.stats
+    assert stats.source == "ram"
+    assert stats.n_cached == 780
     assert loaded == [(300, 780)], "the head is live, only the rest is copied"
 
 
@@ -104,7 +104,7 @@ def test_a_snapshot_that_cannot_be_restored_is_a_miss(kind: str, fail: int) -> N
     assert reply.error is None
     backend.fail_loads = 0
     assert ask(engine, second).tokens == cold(FakeBackend(kind), second).tokens
-    check_invariants(engine.keeper.cache)
+    check_invariants(engine.snapshotter.cache)
 
 
 @pytest.mark.parametrize("step", range(1, 14))
@@ -122,7 +122,7 @@ def test_a_cancelled_prefill_is_continued_by_the_retry(step: int) -> None:
         # One batch at most is evaluated again: the live sequence was parked where it stood.
         done = min(step, 11) * 64 - 64
         assert backend.n_evaluated - before <= max(len(prompt) - done + 64, 4 + 8 + 64)
-        check_invariants(engine.keeper.cache)
+        check_invariants(engine.snapshotter.cache)
 
 
 def test_an_evaluation_that_fails_ends_the_request_and_nothing_else() -> None:
@@ -136,7 +136,7 @@ def test_an_evaluation_that_fails_ends_the_request_and_nothing_else() -> None:
     assert str(reply.error) == "boom"
     backend.evaluate = original
     assert ask(engine, good).tokens == expected
-    check_invariants(engine.keeper.cache)
+    check_invariants(engine.snapshotter.cache)
 
 
 def test_side_requests_do_not_push_the_conversation_out() -> None:
@@ -147,19 +147,19 @@ def test_side_requests_do_not_push_the_conversation_out() -> None:
         ask(engine, chat(*messages))
         ask(engine, chat((5000 + turn, 240)))  # a title request with a head of its own
     messages.append((900, 120))
-    report = ask(engine, chat(*messages)).done.report
-    assert report.n_evaluated == 124
+    stats = ask(engine, chat(*messages)).done.stats
+    assert stats.n_evaluated == 124
 
 
 def test_progress_counts_what_is_done() -> None:
     engine = engine_of(FakeBackend())
-    ticket = RequestHandle(request(chat((1, 300)), return_progress=True))
-    engine.submit(ticket)
+    handle = RequestHandle(request(chat((1, 300)), return_progress=True))
+    engine.submit(handle)
     while engine.step():
         pass
-    seen = [event for event in ticket.waiting() if isinstance(event, Progress)]
+    seen = [event for event in handle.drain() if isinstance(event, Progress)]
     assert [event.n_processed for event in seen] == [0, 64, 128, 192, 256, 300, 304]
-    assert {event.n_total for event in seen} == {304}
+    assert {event.n_prompt for event in seen} == {304}
 
 
 def test_limits_and_ends() -> None:
@@ -168,7 +168,7 @@ def test_limits_and_ends() -> None:
     reply = ask(engine, chat((1, 300)), n=-1)
     assert reply.done.stop_type in ("limit", "eos")
     assert len(reply.tokens) <= 320 - 304
-    assert ask(engine, chat((1, 300)), n=0).done.timings.predicted_n == 0
+    assert ask(engine, chat((1, 300)), n=0).done.timings.n_predicted == 0
     word = ask(engine, chat((1, 250)), n=20).text[3:5]
     stopped = ask(engine, chat((1, 250)), n=20, stop=(word,))
     assert stopped.done.stop_type == "word"
@@ -180,24 +180,24 @@ def test_two_sequences_decode_side_by_side() -> None:
     backend = FakeBackend(n_seqs=2)
     engine = engine_of(backend, exact=True)
     prompts = [chat((1, 300), (2, 100)), chat((1, 300), (3, 150)), chat((4, 200))]
-    tickets = [RequestHandle(request(prompt, 20)) for prompt in prompts]
-    for ticket in tickets:
-        engine.submit(ticket)
+    handles = [RequestHandle(request(prompt, 20)) for prompt in prompts]
+    for handle in handles:
+        engine.submit(handle)
     while engine.step():
         assert len(engine.running) <= 2
-    for prompt, ticket in zip(prompts, tickets, strict=True):
-        assert collect(ticket).tokens == cold(FakeBackend(), prompt, 20).tokens
-    check_invariants(engine.keeper.cache)
+    for prompt, handle in zip(prompts, handles, strict=True):
+        assert collect(handle).tokens == cold(FakeBackend(), prompt, 20).tokens
+    check_invariants(engine.snapshotter.cache)
 
 
 def test_closing_ends_every_request() -> None:
     engine = engine_of(FakeBackend())
-    tickets = [RequestHandle(request(chat((seed, 300)))) for seed in range(3)]
-    for ticket in tickets:
-        engine.submit(ticket)
+    handles = [RequestHandle(request(chat((seed, 300)))) for seed in range(3)]
+    for handle in handles:
+        engine.submit(handle)
     engine.step()
     engine.close(UnavailableError("bye"))
-    assert [str(collect(ticket).error) for ticket in tickets] == ["bye"] * 3
+    assert [str(collect(handle).error) for handle in handles] == ["bye"] * 3
     assert not engine.step()
 
 
@@ -205,8 +205,8 @@ def test_cache_prompt_false_reads_and_writes_nothing() -> None:
     engine = engine_of(FakeBackend())
     prompt = chat((1, 300))
     for _ in range(2):
-        report = ask(engine, prompt, cache_prompt=False).done.report
-        assert (report.n_cached, report.source, report.n_saved) == (0, "none", 0)
+        stats = ask(engine, prompt, cache_prompt=False).done.stats
+        assert (stats.n_cached, stats.source, stats.n_saved) == (0, "none", 0)
 
 
 def test_a_miss_names_the_first_differing_token() -> None:
@@ -215,6 +215,6 @@ def test_a_miss_names_the_first_differing_token() -> None:
     ask(engine, prompt)
     edited: Tokens = prompt.tokens.copy()
     edited[420] = 59 - edited[420]
-    report = ask(engine, Prompt.of(edited, prompt.boundaries)).done.report
-    assert report.miss is not None
-    assert (report.miss.position, report.miss.nearest) == (420, 300)
+    stats = ask(engine, Prompt.of(edited, prompt.boundaries)).done.stats
+    assert stats.miss is not None
+    assert (stats.miss.position, stats.miss.nearest) == (420, 300)

@@ -34,7 +34,7 @@ def render(conversation: list[Message]) -> Prompt:
 
 class Conversations(RuleBasedStateMachine):
     @initialize(
-        kind=st.sampled_from(["hybrid", "hybrid", "attention", "whole"]),
+        kind=st.sampled_from(["hybrid", "hybrid", "attention", "opaque"]),
         n_slots=st.sampled_from([1, 2, 3, 8, 32]),
         budget=st.sampled_from([None, None, 6_000, 20_000]),
         exact=st.sampled_from([True, True, False]),
@@ -90,14 +90,14 @@ class Conversations(RuleBasedStateMachine):
         self.backend.fail_loads = count
 
     @rule(data=st.data(), pinned=st.booleans())
-    @precondition(lambda self: self.engine.keeper.cache.snapshots())
+    @precondition(lambda self: self.engine.snapshotter.cache.snapshots())
     def pin(self, data: st.DataObject, pinned: bool) -> None:
-        occupied = self.engine.keeper.cache.slots.occupied()
+        occupied = self.engine.snapshotter.cache.slots.occupied()
         data.draw(st.sampled_from(occupied)).pinned = pinned and sum(slot.pinned for slot in occupied) < 1
 
     @rule()
     def clear(self) -> None:
-        self.engine.keeper.cache.clear()
+        self.engine.snapshotter.cache.clear()
 
     def check(self, conversation: list[Message]) -> None:
         prompt = render(conversation)
@@ -107,12 +107,12 @@ class Conversations(RuleBasedStateMachine):
         reply = ask(self.engine, prompt, 6)
         assert reply.error is None
         assert reply.done is not None
-        report = reply.done.report
-        assert report.n_cached + report.n_evaluated == report.n_prompt == len(prompt)
-        n_decoded = reply.done.timings.predicted_n - 1
-        assert self.backend.n_evaluated - before == report.n_evaluated + n_decoded
+        stats = reply.done.stats
+        assert stats.n_cached + stats.n_evaluated == stats.n_prompt == len(prompt)
+        n_decoded = reply.done.timings.n_predicted - 1
+        assert self.backend.n_evaluated - before == stats.n_evaluated + n_decoded
         if not failing:
-            assert report.n_cached >= deepest, f"position {deepest} could have been restored"
+            assert stats.n_cached >= deepest, f"position {deepest} could have been restored"
         if self.exact:
             assert reply.tokens == cold(FakeBackend(self.kind, n_ctx=8192, n_ubatch=N_UBATCH), prompt, 6).tokens
 
@@ -120,7 +120,7 @@ class Conversations(RuleBasedStateMachine):
         """What a plain search over everything that is stored says can be restored."""
         ends = batch_ends(prompt, N_UBATCH)
         best = 0
-        for snapshot in self.engine.keeper.cache.snapshots():
+        for snapshot in self.engine.snapshotter.cache.snapshots():
             stored = tokens_of(snapshot)
             n = common_prefix(stored, prompt.tokens)
             if n == snapshot.n < len(prompt) and (not self.exact or n in ends):
@@ -133,10 +133,10 @@ class Conversations(RuleBasedStateMachine):
     @invariant()
     def holds(self) -> None:
         if hasattr(self, "engine"):
-            check_invariants(self.engine.keeper.cache)
+            check_invariants(self.engine.snapshotter.cache)
             assert not self.engine.running
-            assert not any(slot.reserved for slot in self.engine.keeper.cache.slots.places)
-            for seq in self.engine.seqs:
+            assert not any(slot.reserved for slot in self.engine.snapshotter.cache.slots.slots)
+            for seq in self.engine.sequences:
                 held = self.backend._seqs[seq.id]
                 assert len(held.rows) == seq.n
                 assert seq.n_exact <= seq.n

@@ -34,21 +34,21 @@ def test_fifty_turns_in_four_branches(open_model: Callable[..., Loaded]) -> None
         conversation = branches[turn % len(branches)]
         conversation += [(100 + turn, 130 + turn % 7), (500 + turn, 90 + turn % 11)]
         ask(engine, chat(conversation), 2)
-    check_invariants(engine.keeper.cache)
+    check_invariants(engine.snapshotter.cache)
 
     positions = set()
-    for snapshot in engine.keeper.cache.snapshots():
+    for snapshot in engine.snapshotter.cache.snapshots():
         tokens = tokens_of(snapshot)
         digest = 0
         for token in tokens.tolist():
             digest = hash((digest, token))
             positions.add(digest)
-    n_snapshots = len(engine.keeper.cache.snapshots())
+    n_snapshots = len(engine.snapshotter.cache.snapshots())
     row_bytes, state_bytes = backend._memory.row_bytes, backend._memory.state_size(0)
     assert n_snapshots > 50
     theoretical = len(positions) * row_bytes + n_snapshots * state_bytes
-    assert engine.keeper.cache.n_bytes <= 1.05 * theoretical
-    assert engine.keeper.cache.n_bytes >= theoretical
-    rows_only = engine.keeper.cache.n_bytes - n_snapshots * state_bytes
+    assert engine.snapshotter.cache.n_bytes <= 1.05 * theoretical
+    assert engine.snapshotter.cache.n_bytes >= theoretical
+    rows_only = engine.snapshotter.cache.n_bytes - n_snapshots * state_bytes
     assert rows_only <= 1.05 * len(positions) * row_bytes, "also without the states, which are most of it here"
     backend.clear(0)

@@ -46,13 +46,13 @@ def check(engine: Engine, prompt: Prompt, n: int = 6) -> int:
     reply = ask(engine, prompt, n)
     assert reply.error is None
     assert reply.done is not None
-    check_invariants(engine.keeper.cache)
-    for snapshot in engine.keeper.cache.snapshots():
+    check_invariants(engine.snapshotter.cache)
+    for snapshot in engine.snapshotter.cache.snapshots():
         assert PromptMatch(tokens_of(snapshot)).prefix(snapshot.n) == snapshot.prefix
     key = (prompt.tokens.tobytes(), n)
     assert key in _expected, "call expect() first: a cold run would disturb the live sequence"
     assert reply.tokens == _expected[key]
-    return reply.done.report.n_cached
+    return reply.done.stats.n_cached
 
 
 def expect(backend: LlamaBackend, *prompts: Prompt, n: int = 6) -> None:
@@ -97,7 +97,7 @@ def test_a_wrap_onto_a_live_slot(backend: LlamaBackend, victim: str) -> None:
         for name in ("big", "shortened", "longer"):
             if name == victim:
                 ask(engine, prompts[name], cancel_after=moment)
-                check_invariants(engine.keeper.cache)
+                check_invariants(engine.snapshotter.cache)
             else:
                 check(engine, prompts[name])
         again = check(engine, prompts["longer"])

@@ -32,7 +32,7 @@ ENDLESS = Sampling(temperature=0.0, ignore_eos=True)
 @dataclass
 class Served:
     tokens: list[int]
-    report: RequestStats
+    stats: RequestStats
 
 
 class Bench:
@@ -51,7 +51,7 @@ class Bench:
             if isinstance(event, Piece):
                 tokens += event.tokens
             elif isinstance(event, Done):
-                return Served(tokens, event.report)
+                return Served(tokens, event.stats)
             else:
                 assert not isinstance(event, Failed), event.error
         raise AssertionError("no end")
@@ -87,7 +87,7 @@ def test_an_idle_engine_sleeps_and_resumes_from_the_cache(make: Any) -> None:
     assert bench.backend.closed
     longer = Prompt.of([*PROMPT.tokens, *first.tokens[:-1], 7, 8, 9], [100, 290, 305])
     warm = bench.ask(longer)
-    assert (warm.report.source, warm.report.n_cached) == ("ram", 290)
+    assert (warm.stats.source, warm.stats.n_cached) == ("ram", 290)
     assert not bench.backend.closed
     assert awake.ask(PROMPT).tokens == first.tokens
     assert awake.ask(longer).tokens == warm.tokens
@@ -97,7 +97,7 @@ def test_an_idle_engine_sleeps_and_resumes_from_the_cache(make: Any) -> None:
 def test_only_work_wakes_it(make: Any) -> None:
     bench = make(0.02)
     bench.wait_until(lambda: bench.worker.is_sleeping)
-    result(bench.admin.scrape())
+    result(bench.admin.stats())
     result(bench.slots.view())
     result(CacheAdmin(bench.worker, bench.engine).view())
     assert bench.worker.is_sleeping
@@ -108,7 +108,7 @@ def test_looking_does_not_keep_it_awake(make: Any) -> None:
     bench = make(0.1)
 
     def looked() -> bool:
-        result(bench.admin.scrape())
+        result(bench.admin.stats())
         return bool(bench.worker.is_sleeping)
 
     bench.wait_until(looked)
@@ -117,12 +117,12 @@ def test_looking_does_not_keep_it_awake(make: Any) -> None:
 def test_it_sleeps_on_when_it_cannot_be_woken(make: Any) -> None:
     bench = make(0.02)
     bench.wait_until(lambda: bench.worker.is_sleeping)
-    works = bench.backend.open
+    works = bench.backend.load
 
     def fails() -> None:
         raise ModelError("no memory")
 
-    bench.backend.open = fails
+    bench.backend.load = fails
     (event,) = list(bench.worker.submit(request(PROMPT)))
     assert isinstance(event, Failed)
     assert isinstance(event.error, UnavailableError)
@@ -130,7 +130,7 @@ def test_it_sleeps_on_when_it_cannot_be_woken(make: Any) -> None:
     with pytest.raises(UnavailableError, match="no memory"):
         result(bench.slots.erase(0))
     assert bench.worker.is_sleeping
-    bench.backend.open = works
+    bench.backend.load = works
     assert len(bench.ask(PROMPT).tokens) == 8
 
 
@@ -146,30 +146,30 @@ def test_a_sleeping_engine_closes(make: Any) -> None:
 def test_slots_show_the_request_that_they_serve(make: Any) -> None:
     bench = make(n_seqs=2)
     assert [view.task for view in result(bench.slots.view())] == [-1, -1]
-    ticket = bench.worker.submit(request(PROMPT, 3000, sampling=ENDLESS))
+    handle = bench.worker.submit(request(PROMPT, 3000, sampling=ENDLESS))
     bench.wait_until(lambda: any(view.n_predicted > 5 for view in result(bench.slots.view())))
     (view,) = [view for view in result(bench.slots.view()) if view.busy]
     assert view.prompt == tuple(PROMPT.tokens.tolist())
     assert view.n_evaluated == 300
     assert view.n_tokens == 300 + len(view.reply)
     assert view.n_predicted == len(view.reply) + 1
-    scrape = result(bench.admin.scrape())
-    assert (scrape.n_processing, scrape.n_waiting) == (1, 0)
-    ticket.cancel()
+    stats = result(bench.admin.stats())
+    assert (stats.n_processing, stats.n_waiting) == (1, 0)
+    handle.cancel()
     bench.wait_until(lambda: not any(view.busy for view in result(bench.slots.view())))
 
 
-def test_the_meter_counts_what_was_served(make: Any) -> None:
+def test_the_counters_count_what_was_served(make: Any) -> None:
     bench = make()
     bench.ask(PROMPT, 8)
-    total = result(bench.admin.scrape()).total
-    assert (total.n_prompt, total.n_cached, total.n_predicted) == (300, 0, 8)
+    total = result(bench.admin.stats()).total
+    assert (total.n_evaluated, total.n_cached, total.n_predicted) == (300, 0, 8)
     assert total.n_longest == 307
     assert total.n_calls == total.n_busy > 8
-    again = bench.ask(PROMPT, 8).report
-    scrape = result(bench.admin.scrape())
-    assert scrape.recent.n_cached == again.n_cached > 0
-    assert scrape.total.n_prompt == 300 + again.n_evaluated == 300 + scrape.recent.n_prompt
+    again = bench.ask(PROMPT, 8).stats
+    stats = result(bench.admin.stats())
+    assert stats.recent.n_cached == again.n_cached > 0
+    assert stats.total.n_evaluated == 300 + again.n_evaluated == 300 + stats.recent.n_evaluated
 
 
 def test_a_slot_is_saved_erased_and_restored(make: Any, tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_a_slot_is_saved_erased_and_restored(make: Any, tmp_path: Path) -> None:
     assert result(other.slots.restore(0, path)).n_tokens == 307
     longer = Prompt.of([*PROMPT.tokens, *first.tokens[:-1], 7, 8, 9])
     reply = other.ask(longer)
-    assert (reply.report.source, reply.report.n_cached) == ("live", 307)
+    assert (reply.stats.source, reply.stats.n_cached) == ("live", 307)
     bench.ask(PROMPT)
     assert bench.ask(longer).tokens == reply.tokens
 
@@ -196,17 +196,17 @@ def test_a_file_that_is_no_slot(make: Any, tmp_path: Path) -> None:
         with pytest.raises(RequestError, match="Unable to restore slot"):
             result(bench.slots.restore(0, tmp_path / name))
     warm = bench.ask(PROMPT)
-    assert warm.report.source == "ram", "the conversation that was there went to the cache"
+    assert warm.stats.source == "ram", "the conversation that was there went to the cache"
 
 
 def test_a_busy_slot_is_saved_when_it_is_free(make: Any, tmp_path: Path) -> None:
     bench = make()
-    ticket = bench.worker.submit(request(PROMPT, 3000, sampling=ENDLESS))
+    handle = bench.worker.submit(request(PROMPT, 3000, sampling=ENDLESS))
     bench.wait_until(lambda: result(bench.slots.view())[0].n_predicted > 0)
     future = bench.slots.save(0, tmp_path / "a.bin")
     result(bench.slots.view())
     assert not future.done()
-    ticket.cancel()
+    handle.cancel()
     assert result(future).n_tokens >= 300
 
 
@@ -223,4 +223,4 @@ def test_closing_ends_what_waits_for_a_slot(make: Any, tmp_path: Path) -> None:
 
 def test_an_empty_prompt_gets_an_empty_reply(make: Any) -> None:
     served = make().ask(Prompt.of([]))
-    assert (served.tokens, served.report.n_prompt) == ([], 0)
+    assert (served.tokens, served.stats.n_prompt) == ([], 0)

@@ -54,7 +54,7 @@ class FakeHandle:
     def cancel(self) -> None:
         self.cancelled = True
 
-    def waiting(self) -> list[Event]:
+    def drain(self) -> list[Event]:
         events: list[Event] = []
         while self._script and not isinstance(self._script[0], Pause) and not self._ended:
             events.append(self._take())
@@ -275,9 +275,9 @@ class FakeEngine:
     def __init__(self) -> None:
         self.last = EngineCounters()
 
-    def scrape(self) -> Future[EngineStats]:
+    def stats(self) -> Future[EngineStats]:
         total = EngineCounters(
-            10, 12, 90, n_cached=40, n_prompt=60, prompt_ms=500.0, n_predicted=20, predicted_ms=250.0
+            10, 12, 90, n_cached=40, n_evaluated=60, prompt_ms=500.0, n_predicted=20, predicted_ms=250.0
         )
         recent = EngineCounters() if self.last.n_calls else total
         self.last = total

@@ -114,7 +114,7 @@ def name_chain(snapshot: Snapshot, checksums: Checksums) -> list[SegmentFile]:
     links: list[SegmentFile] = []
     running = hashlib.blake2b(digest_size=DIGEST_BYTES)
     needs = ""
-    for segment, last in reversed(snapshot.reach.items()):
+    for segment, last in reversed(snapshot.chain.items()):
         rows = np.ascontiguousarray(segment.rows)
         whole = running.copy()
         whole.update(_bytes(segment.tokens))

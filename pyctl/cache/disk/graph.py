@@ -74,13 +74,13 @@ class FileGraph:
                     waiting.append(_below(record))
         return removed
 
-    def victim(self, now: float, spared: Collection[Key] = ()) -> Key | None:
+    def victim(self, now: float, protected: Collection[Key] = ()) -> Key | None:
         """The state whose loss costs least: tokens to evaluate again per byte freed and per second since its use.
 
-        None when all are pinned or spared; a segment in ``spared`` keeps no state from going.
+        None when all are pinned or protected; a segment in ``protected`` keeps no state from going.
         """
         at = self._states()
-        choice = [r for r in self.records.values() if r.state and not r.pinned and r.key not in spared]
+        choice = [r for r in self.records.values() if r.state and not r.pinned and r.key not in protected]
         return min(choice, key=lambda record: self._worth(record, at, now)).key if choice else None
 
     def ancestor(self, record: Record, at: dict[Key, list[Record]] | None = None) -> Record | None:

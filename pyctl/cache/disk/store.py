@@ -159,7 +159,7 @@ class DiskStore(CacheDirectory):
             return 0
         self._restore_index()
         links = name_chain(snapshot, self._checksums)
-        if any(segment.dropped for segment in snapshot.reach):
+        if any(segment.dropped for segment in snapshot.chain):
             return 0
         for _ in range(3):
             written = self._write(snapshot, links)
@@ -281,11 +281,11 @@ class DiskStore(CacheDirectory):
             self.damaged += 1
 
 
-def _shrink(holdings: FileGraph, budget: int | None, spared: set[Key]) -> list[Record] | None:
+def _shrink(holdings: FileGraph, budget: int | None, protected: set[Key]) -> list[Record] | None:
     """What has to go so that ``holdings`` fit; None if that is not enough."""
     going: list[Record] = []
     while budget is not None and holdings.n_bytes > budget:
-        key = holdings.victim(time.time(), spared)
+        key = holdings.victim(time.time(), protected)
         if key is None:
             return None
         going += holdings.remove(key)

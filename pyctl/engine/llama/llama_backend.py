@@ -47,9 +47,9 @@ class LlamaBackend:
         self._make, self._identify, self._make_embedder = make, identify, embedder
         self.embedder: Embedder | None = None
         self.identity = ""
-        self.open()
+        self.load()
 
-    def open(self) -> None:
+    def load(self) -> None:
         self.model, self._ctx = self._make()
         try:
             self._attach()
@@ -77,8 +77,9 @@ class LlamaBackend:
         self.embedder = self._make_embedder(self.model) if self._make_embedder is not None else None
 
     @property
-    def kind(self) -> Literal["attention", "hybrid", "whole"]:
-        return self._memory.kind
+    def kind(self) -> Literal["attention", "hybrid", "opaque"]:
+        kind = self._memory.kind
+        return "opaque" if kind == "whole" else kind
 
     @property
     def layout(self) -> str:
@@ -143,17 +144,17 @@ class LlamaBackend:
     # -- rows and state ----------------------------------------------------------------------------------------------
 
     def rows_size(self, first: int, last: int) -> int:
-        return 0 if self.kind == "whole" or first >= last else self._memory.rows_size(first, last)
+        return 0 if self.kind == "opaque" or first >= last else self._memory.rows_size(first, last)
 
     def state_size(self, seq: int) -> int:
         return self._memory.state_size(seq)
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         if self._ctx is not None:
             self._memory.finish()
 
     def save_rows(self, seq: int, first: int, last: int) -> Block:
-        if self.kind == "whole":
+        if self.kind == "opaque":
             return NOTHING
         block = allocate(self._memory.rows_size(first, last))
         _checked(self._memory.save_rows, seq, first, last, block)
@@ -162,8 +163,8 @@ class LlamaBackend:
     def save_state(self, seq: int, n: int) -> Block:
         if self.kind == "attention":
             return NOTHING
-        # llama.cpp itself must not copy across two pinned ranges, and the state of kind `whole` is its own.
-        block = allocate(self._memory.state_size(seq), pinned=self.kind != "whole")
+        # llama.cpp itself must not copy across two pinned ranges, and the state of kind `opaque` is its own.
+        block = allocate(self._memory.state_size(seq), pinned=self.kind != "opaque")
         _checked(self._memory.save_state, seq, n, block)
         return block
 
@@ -194,7 +195,7 @@ class LlamaBackend:
             raise NotSupportedError("the model was loaded without embeddings")
         return self.embedder.embed(tokens)
 
-    def close(self) -> None:
+    def unload(self) -> None:
         if self._ctx is not None:
             self._memory.finish()
             self._free()

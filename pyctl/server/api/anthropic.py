@@ -173,7 +173,7 @@ def _object(arguments: str) -> dict[str, Any]:
 
 
 def _usage_of(done: Done) -> dict[str, int]:
-    return _usage(done.report.n_prompt, done.timings.cache_n, done.timings.predicted_n)
+    return _usage(done.stats.n_prompt, done.timings.n_cached, done.timings.n_predicted)
 
 
 def _usage(n_prompt: int, n_cached: int, n_predicted: int) -> dict[str, int]:

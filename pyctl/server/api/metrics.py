@@ -36,8 +36,8 @@ async def show(service: Service, request: Request) -> Response:
         raise NotSupportedError("This server does not support metrics endpoint. Start it with `--metrics`")
     if settings.engine is None:
         raise NotSupportedError("this server has no engine to watch")
-    scrape = await asyncio.wrap_future(settings.engine.scrape())
-    text = "".join(_lines(metric) for metric in (*_llama(scrape), *_cache(scrape.cache)))
+    stats = await asyncio.wrap_future(settings.engine.stats())
+    text = "".join(_lines(metric) for metric in (*_llama(stats), *_cache(stats.cache)))
     headers = {"content-type": "text/plain; version=0.0.4", "process-start-time-unix": str(_STARTED)}
     return Response(text, headers=headers)
 
@@ -47,10 +47,10 @@ def _lines(metric: Metric) -> str:
     return head + "".join(f"{metric.name}{labels} {value:.12g}\n" for labels, value in metric.values.items())
 
 
-def _llama(scrape: EngineStats) -> Iterator[Metric]:
-    total, recent = scrape.total, scrape.recent
+def _llama(stats: EngineStats) -> Iterator[Metric]:
+    total, recent = stats.total, stats.recent
     for name, text, value in (
-        ("prompt_tokens_total", "Number of prompt tokens processed, excluding cached tokens", total.n_prompt),
+        ("prompt_tokens_total", "Number of prompt tokens processed, excluding cached tokens", total.n_evaluated),
         ("prompt_tokens_cached_total", "Number of prompt tokens reused from the cache", total.n_cached),
         ("prompt_seconds_total", "Total time spent processing prompts", total.prompt_ms / 1e3),
         ("tokens_predicted_total", "Number of generation tokens processed", total.n_predicted),
@@ -63,14 +63,14 @@ def _llama(scrape: EngineStats) -> Iterator[Metric]:
     ):
         yield Metric(f"llamacpp:{name}", "counter", text, {"": value})
     for name, text, value in (
-        ("prompt_tokens_seconds", "Average prompt throughput in tokens/s", _rate(recent.n_prompt, recent.prompt_ms)),
+        ("prompt_tokens_seconds", "Average prompt throughput in tokens/s", _rate(recent.n_evaluated, recent.prompt_ms)),
         (
             "predicted_tokens_seconds",
             "Average generation throughput in tokens/s",
             _rate(recent.n_predicted, recent.predicted_ms),
         ),
-        ("requests_processing", "Number of requests processing", scrape.n_processing),
-        ("requests_deferred", "Number of requests deferred", scrape.n_waiting),
+        ("requests_processing", "Number of requests processing", stats.n_processing),
+        ("requests_deferred", "Number of requests deferred", stats.n_waiting),
         (
             "n_busy_slots_per_decode",
             "Average number of busy slots per llama_decode() call",
@@ -83,13 +83,13 @@ def _llama(scrape: EngineStats) -> Iterator[Metric]:
 def _cache(view: CacheView) -> Iterator[Metric]:
     totals, disk = view.totals, view.disk
     by_source = {f'{{source="{source}"}}': n for source, n in totals.hits.items()}
-    restored = {f'{{source="{source}"}}': n for source, n in totals.cached.items()}
-    evaluated = {"": totals.evaluated}
+    restored = {f'{{source="{source}"}}': n for source, n in totals.n_cached.items()}
+    evaluated = {"": totals.n_evaluated}
     yield Metric("pyctl:cache_requests_total", "counter", "Requests served", {"": totals.requests})
     yield Metric("pyctl:cache_hits_total", "counter", "Requests resumed from a prefix, by its place", by_source)
     yield Metric("pyctl:cache_restored_tokens_total", "counter", "Prompt tokens restored, by source", restored)
     yield Metric("pyctl:cache_evaluated_tokens_total", "counter", "Prompt tokens evaluated", evaluated)
-    yield Metric("pyctl:cache_saves_total", "counter", "Snapshots taken", {"": totals.snapshots_saved})
+    yield Metric("pyctl:cache_saves_total", "counter", "Snapshots taken", {"": totals.n_saved})
     yield Metric("pyctl:cache_evictions_total", "counter", "Snapshots evicted from RAM", {"": view.n_evicted})
     failed = {"": totals.failed_restores}
     yield Metric("pyctl:cache_failed_restores_total", "counter", "Snapshots that could not be restored", failed)

@@ -64,7 +64,7 @@ class NativeReply(Reply):
         return frame(encode(body)[:-1] + extras + b"}")
 
     def _final(self, done: Done, content: str, tokens: list[int], has_new_line: bool) -> dict[str, Any]:
-        n_prompt, n_predicted = done.report.n_prompt, done.timings.predicted_n
+        n_prompt, n_predicted = done.stats.n_prompt, done.timings.n_predicted
         return {
             "index": self.index,
             "content": content,
@@ -81,7 +81,7 @@ class NativeReply(Reply):
             "stop_type": done.stop_type if n_prompt else "none",
             "stopping_word": done.stopping_word,
             "tokens_cached": n_prompt + max(n_predicted - 1, 0),
-            "timings": timings_json(done.timings, done.report),
+            "timings": timings_json(done.timings, done.stats),
         }
 
     def _generation_prompt(self) -> str | None:

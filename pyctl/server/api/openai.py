@@ -58,7 +58,7 @@ class _OpenAIReply(Reply):
     def body(self, choice: dict[str, Any], done: Done) -> dict[str, Any]:
         """The whole answer, with one choice."""
         body = {"choices": [choice], **self._identity.fields, "object": self.kind, "usage": usage_json(done)}
-        body["timings"] = timings_json(done.timings, done.report)
+        body["timings"] = timings_json(done.timings, done.stats)
         if self.options.verbose:
             native = NativeReply(
                 self.service, self.request, self.options, self.prompt_text, self.index, self.kind == "chat.completion"
@@ -97,7 +97,7 @@ class ChatReply(_OpenAIReply):
 
     def ended(self, done: Done) -> bytes:
         frames = self._role() + self._deltas(self._splitter.finish())
-        timings = b',"timings":' + encode(timings_json(done.timings, done.report))
+        timings = b',"timings":' + encode(timings_json(done.timings, done.stats))
         usage = b""
         if self.options.include_usage:
             usage = frame(b'{"choices":[]' + self._tail + b',"usage":' + encode(usage_json(done)) + timings + b"}")

@@ -9,7 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pyctl.cache.cache_stats import CacheView
+from pyctl.cache.cache_stats import CacheStats, CacheView
 from pyctl.errors import NotFoundError, NotSupportedError, RequestError
 from pyctl.server.body import Fields
 from pyctl.server.http import JsonResponse
@@ -60,7 +60,20 @@ def _tree(service: Service, view: CacheView) -> dict[str, Any]:
     return {
         "slots": {"capacity": view.n_slots, "in_use": len(view.snapshots), "evicted": view.n_evicted},
         "bytes": {"resident": view.n_bytes, "budget": view.budget},
-        "totals": msgspec.to_builtins(view.totals),
+        "totals": _totals(view.totals),
         "prefixes": roots,
         "disk": msgspec.to_builtins(view.disk),
+    }
+
+
+def _totals(totals: CacheStats) -> dict[str, Any]:
+    return {
+        "requests": totals.requests,
+        "prompt": totals.n_prompt,
+        "evaluated": totals.n_evaluated,
+        "predicted": totals.n_predicted,
+        "cached": totals.n_cached,
+        "hits": totals.hits,
+        "snapshots_saved": totals.n_saved,
+        "failed_restores": totals.failed_restores,
     }

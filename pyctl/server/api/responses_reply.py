@@ -90,7 +90,7 @@ class ResponseReply(EventReply):
     def close(self, done: Done) -> list[dict[str, Any]]:
         events = self._close_item()
         completed = self._event("response.completed", response=self.body(done))
-        return [*events, {**completed, "timings": timings_json(done.timings, done.report)}]
+        return [*events, {**completed, "timings": timings_json(done.timings, done.stats)}]
 
     def body(self, done: Done) -> dict[str, Any]:
         self._close_item()
@@ -195,12 +195,12 @@ class ResponseReply(EventReply):
         return [*events, self._event("response.output_item.done", output_index=len(self._items) - 1, item=dict(item))]
 
     def _usage(self, done: Done) -> dict[str, Any]:
-        n_prompt, n_predicted = done.report.n_prompt, done.timings.predicted_n
+        n_prompt, n_predicted = done.stats.n_prompt, done.timings.n_predicted
         return {
             "input_tokens": n_prompt,
             "output_tokens": n_predicted,
             "total_tokens": n_prompt + n_predicted,
-            "input_tokens_details": {"cached_tokens": done.timings.cache_n},
+            "input_tokens_details": {"cached_tokens": done.timings.n_cached},
             "output_tokens_details": {"reasoning_tokens": self.n_reasoned},
         }
 

@@ -48,14 +48,14 @@ def timings_json(timings: Timings, report: RequestStats | None = None) -> dict[s
     ``report``, once it is complete, adds what llama-server does not have: where the cached tokens were restored from,
     and what lookup, restore and save took of the prompt's time.
     """
-    n_steps = max(timings.predicted_n - 1, 0)
+    n_steps = max(timings.n_predicted - 1, 0)
     return {
-        "cache_n": timings.cache_n,
-        "prompt_n": timings.prompt_n,
+        "cache_n": timings.n_cached,
+        "prompt_n": timings.n_evaluated,
         "prompt_ms": timings.prompt_ms,
-        "prompt_per_token_ms": _ratio(timings.prompt_ms, timings.prompt_n),
-        "prompt_per_second": _ratio(timings.prompt_n, timings.prompt_ms, 1e3),
-        "predicted_n": timings.predicted_n,
+        "prompt_per_token_ms": _ratio(timings.prompt_ms, timings.n_evaluated),
+        "prompt_per_second": _ratio(timings.n_evaluated, timings.prompt_ms, 1e3),
+        "predicted_n": timings.n_predicted,
         "predicted_ms": timings.predicted_ms,
         "predicted_per_token_ms": _ratio(timings.predicted_ms, n_steps),
         "predicted_per_second": _ratio(n_steps, timings.predicted_ms, 1e3),
@@ -74,19 +74,19 @@ def _cache_json(report: RequestStats) -> dict[str, Any]:
 
 def usage_json(done: Done) -> dict[str, Any]:
     """OpenAI's account of a reply."""
-    n_prompt, n_predicted = done.report.n_prompt, done.timings.predicted_n
+    n_prompt, n_predicted = done.stats.n_prompt, done.timings.n_predicted
     return {
         "completion_tokens": n_predicted,
         "prompt_tokens": n_prompt,
         "total_tokens": n_prompt + n_predicted,
-        "prompt_tokens_details": {"cached_tokens": done.timings.cache_n},
+        "prompt_tokens_details": {"cached_tokens": done.timings.n_cached},
     }
 
 
 def progress_json(progress: Progress) -> dict[str, Any]:
     """llama-server's ``prompt_progress``."""
     return {
-        "total": progress.n_total,
+        "total": progress.n_prompt,
         "cache": progress.n_cached,
         "processed": progress.n_processed,
         "time_ms": int(progress.ms),

@@ -40,15 +40,15 @@ log = logging.getLogger("pyctl.server")
 def cache_header(known: Done | Progress) -> dict[str, str]:
     """``x-pyctl-cache``: where the prompt was restored from, and tokens restored and evaluated."""
     if isinstance(known, Done):
-        source, cached, evaluated = known.report.source, known.report.n_cached, known.report.n_evaluated
+        source, cached, evaluated = known.stats.source, known.stats.n_cached, known.stats.n_evaluated
     else:
-        source, cached, evaluated = known.source, known.n_cached, known.n_total - known.n_cached
+        source, cached, evaluated = known.source, known.n_cached, known.n_prompt - known.n_cached
     return {"x-pyctl-cache": f"source={source}; cached={cached}; evaluated={evaluated}"}
 
 
 def log_done(path: str, done: Done, text_of: TextOf) -> None:
     """Log a request that was served; on a miss, also where and how its prompt left the nearest recent one."""
-    report, timings = done.report, done.timings
+    report, timings = done.stats, done.timings
     # A device may still be busy when the prefill has been handed to it; the first token waits for it.
     prefill_ms = max(report.prefill_ms, timings.prompt_ms - report.lookup_ms - report.restore_ms)
     restored = f"{report.n_cached} from {report.source} in {_time(report.lookup_ms + report.restore_ms)}"
@@ -60,9 +60,9 @@ def log_done(path: str, done: Done, text_of: TextOf) -> None:
         report.n_evaluated,
         _time(prefill_ms),
         _speed(report.n_evaluated, prefill_ms),
-        timings.predicted_n,
+        timings.n_predicted,
         _time(timings.predicted_ms),
-        _speed(timings.predicted_n - 1, timings.predicted_ms),
+        _speed(timings.n_predicted - 1, timings.predicted_ms),
         _time(timings.first_token_ms),
         done.stop_type,
     )
@@ -104,14 +104,14 @@ async def merged(handles: Sequence[HandleLike]) -> AsyncGenerator[tuple[int, lis
     """(number of the handle, events that waited together) until all handles have ended."""
     if len(handles) == 1:  # by far the most common: nothing between the engine and the stream
         async for event in handles[0]:
-            yield 0, [event, *handles[0].waiting()]
+            yield 0, [event, *handles[0].drain()]
         return
     found: asyncio.Queue[tuple[int, list[Event]] | Exception | None] = asyncio.Queue()
 
     async def take(number: int, handle: HandleLike) -> None:
         try:
             async for event in handle:
-                found.put_nowait((number, [event, *handle.waiting()]))
+                found.put_nowait((number, [event, *handle.drain()]))
             found.put_nowait(None)
         except Exception as error:
             found.put_nowait(error)

@@ -33,7 +33,7 @@ def segment(
 
 
 def tokens_of(snapshot: Snapshot) -> Tokens:
-    parts = [link.tokens[: last - link.start] for link, last in snapshot.reach.items()]
+    parts = [link.tokens[: last - link.start] for link, last in snapshot.chain.items()]
     return as_tokens(np.concatenate(parts[::-1]))
 
 
@@ -58,7 +58,7 @@ def conversation(seed: int, turns: int = 3, step: int = 20, parent: Segment | No
 
 def flat(given: Snapshot) -> list[tuple[object, ...]]:
     return [
-        (link.start, last, link.tokens.tolist(), link.ends, link.rows.tobytes()) for link, last in given.reach.items()
+        (link.start, last, link.tokens.tolist(), link.ends, link.rows.tobytes()) for link, last in given.chain.items()
     ]
 
 

@@ -210,11 +210,11 @@ def test_probabilities_after_sampling(model: Loaded) -> None:
         Sampling(seed=1, top_k=5, post_sampling_probs=True, ignore_eos=True),
         Sampling(temperature=0.0, post_sampling_probs=True, ignore_eos=True),
     ):
-        ticket = RequestHandle(request(prompt, 6, sampling=sampling, n_probs=10))
-        engine.submit(ticket)
+        handle = RequestHandle(request(prompt, 6, sampling=sampling, n_probs=10))
+        engine.submit(handle)
         while engine.step():
             pass
-        probs = [entry for event in ticket.waiting() if isinstance(event, Piece) for entry in event.probs]
+        probs = [entry for event in handle.drain() if isinstance(event, Piece) for entry in event.probs]
         assert len(probs) == 6
         for own, *best in probs:
             assert len(best) <= 5

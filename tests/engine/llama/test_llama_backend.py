@@ -121,7 +121,7 @@ def test_a_memory_without_movable_rows_is_saved_whole(model_path: Callable[[str]
     params.n_ctx, params.n_seq_max, params.n_ubatch, params.n_threads = 2048, 2, 64, 1
     params.kv_unified = False  # one stream of cells per sequence, which the extension does not take apart
     backend = LlamaBackend(lambda: (model, api.llama_init_from_model(model, params)))
-    assert backend.kind == "whole"
+    assert backend.kind == "opaque"
     assert backend._memory.row_bytes == 0
     rng = np.random.default_rng(0)
     first, second = (Prompt.of(rng.integers(0, 250, 500), [200, 300, 480]) for _ in range(2))
@@ -129,12 +129,12 @@ def test_a_memory_without_movable_rows_is_saved_whole(model_path: Callable[[str]
     engine = Engine(backend, RamCache(8, None), EngineOptions(exact=True))
     for _ in range(2):
         assert [ask(engine, prompt, 12).tokens for prompt in (first, second)] == expected
-    assert ask(engine, first, 12).done.report.n_cached == 480
+    assert ask(engine, first, 12).done.stats.n_cached == 480
     longer = Prompt.of([*first.tokens, *rng.integers(0, 250, 100)], [200, 300, 480])
     reply = ask(engine, longer, 12)
-    assert reply.done.report.n_cached == 480
+    assert reply.done.stats.n_cached == 480
     assert reply.tokens == cold(backend, longer, 12).tokens
-    backend.close()
+    backend.unload()
 
 
 def test_the_fingerprint_tells_what_may_be_mixed(
@@ -146,7 +146,7 @@ def test_the_fingerprint_tells_what_may_be_mixed(
 
     def fingerprint(path: Path, **settings: object) -> str:
         loaded = load(ModelSettings(path=str(path), **{"n_ctx": 512, "n_ubatch": 64, "n_threads": 1, **settings}))
-        loaded.backend.close()
+        loaded.backend.unload()
         return loaded.info.fingerprint
 
     assert fingerprint(moved) == base, "a name, a date and the context size mean nothing"
@@ -225,7 +225,7 @@ def test_closed_and_opened_again_it_is_the_same(model_path: Callable[[str], Path
     assert loaded.tokenizer.special_tokens()
     engine.wake()
     warm = ask(engine, prompt)
-    assert (warm.done.report.source, warm.done.report.n_cached) == ("ram", 100)
+    assert (warm.done.stats.source, warm.done.stats.n_cached) == ("ram", 100)
     assert warm.tokens == first.tokens
     assert (backend.embed(as_tokens([1, 2, 3])) == vector).all()
     engine.sleep()

@@ -31,7 +31,7 @@ def opened(model_path: Callable[[str], Path]) -> Callable[..., Loaded]:
 def logits(loaded: Loaded) -> NDArray[np.float32]:
     loaded.backend.evaluate(0, as_tokens([1, 2, 3, 4]), 0)
     found = loaded.backend.logits(0)
-    loaded.backend.close()
+    loaded.backend.unload()
     return found
 
 
@@ -77,7 +77,7 @@ def test_metadata_in_place_of_the_file_s(opened: Callable[..., Loaded]) -> None:
 
 
 def test_placements_and_devices_that_are_not_there(opened: Callable[..., Loaded]) -> None:
-    opened(placements=((r"blk\.0\.", "CPU"),), devices=("none",)).backend.close()
+    opened(placements=((r"blk\.0\.", "CPU"),), devices=("none",)).backend.unload()
     with pytest.raises(ModelError, match="--override-tensor: no buffer type CUDA7 here; there are CPU"):
         opened(placements=((r"blk\.0\.", "CUDA7"),))
     with pytest.raises(ModelError, match="--device: no CUDA7 here; there are "):

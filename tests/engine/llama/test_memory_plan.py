@@ -39,7 +39,7 @@ def test_the_plan_is_what_llama_cpp_takes(
     caplog.set_level(logging.DEBUG, "llama.cpp")
     plans: list[MemoryPlan] = []
     loaded = load(ModelSettings(path=str(model_path(name)), n_threads=1, **settings), announce=plans.append)
-    loaded.backend.close()
+    loaded.backend.unload()
     taken = dict.fromkeys(("model", "KV", "RS", "compute"), 0.0)
     for line in caplog.messages:
         if match := re.search(r"(model|KV|RS|compute) buffer size = +([\d.]+) MiB", line):
