@@ -1,10 +1,11 @@
 # make demo    from a fresh checkout to a conversation that resumes from the cache
 # make test    everything that is tested
+# make contract LLAMA_SERVER=/path/to/llama-server    the same 1,300 requests to both (docs/contract.md)
 # make lint | bench | build | clean
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo install test lint bench build clean
+.PHONY: demo install test lint bench contract build clean
 
 demo: install
 	$(BIN)/python -m bench.demo
@@ -32,7 +33,10 @@ lint: install
 bench: install
 	for script in exact kv ttft batch decode controller policy codec disk frontend; do $(BIN)/python -m bench.$$script --keep || exit 1; done
 	$(BIN)/python -m bench.replay --keep $(if $(LLAMA_SERVER),--llama-server $(LLAMA_SERVER))
-	$(if $(LLAMA_SERVER),$(BIN)/python -m bench.contract --keep --llama-server $(LLAMA_SERVER))
+
+contract: install
+	@test -x "$(LLAMA_SERVER)" || { echo "give the binary: make contract LLAMA_SERVER=/path/to/llama-server"; exit 2; }
+	LLAMA_SERVER=$(LLAMA_SERVER) $(BIN)/python -m pytest -q -s tests/contract
 
 build: .venv/bin/pip
 	$(BIN)/pip wheel --disable-pip-version-check --no-deps --wheel-dir dist .

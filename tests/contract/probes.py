@@ -1,4 +1,4 @@
-"""What contract.py asks both servers: every endpoint and every documented field of llama-server, valid and not.
+"""What both servers are asked: every endpoint and every documented field of llama-server, valid and not.
 
 Sources: tools/server/README.md of the pinned llama.cpp release, and what its tests send.
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.contract_fields import (
+from tests.contract.fields import (
     CALLING,
     CHAT,
     COMPLETION,
@@ -36,7 +36,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "prefix": ("--api-prefix", "/pre"),
     "embeddings": ("--embeddings", "--pooling", "mean", "-np", "1"),
 }
-"""The flags of the servers that answer the probes of each group, besides those of contract.py."""
+"""The flags of the servers that answer the probes of each group, besides `FLAGS`."""
 
 
 @dataclass(frozen=True)

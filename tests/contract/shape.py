@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-__all__ = ["differences", "reduced", "summary"]
+__all__ = ["Reduced", "differences", "reduced"]
 
 Reduced = dict[str, Any]
 """``status``, ``type``, ``headers``, and ``body``: for a stream a list of [event name, data], else one value."""
@@ -168,20 +168,3 @@ def _stream_differences(theirs: list[Any], ours: list[Any], show: tuple[str, ...
     lines = [line for line, _ in left], [line for line, _ in right]
     if set(lines[0]) == set(lines[1]) and lines[0] != lines[1]:
         yield f"order of events: {len(lines[0])} / {len(lines[1])} runs"
-
-
-def summary(reply: Reduced) -> str:
-    """A reply in a few words, for the table."""
-    body = reply["body"]
-    if isinstance(body, dict) and isinstance(body.get("error"), dict):
-        text = str(body["error"].get("type"))
-    elif reply["type"] == "text/event-stream":
-        names = [name for name, _ in body if name] or [f"{len(_sequence(body, ()))} kinds of events"]
-        text = "stream: " + ", ".join(dict.fromkeys(names))
-    elif isinstance(body, dict):
-        text = ", ".join(list(body)[:6]) + (", ..." if len(body) > 6 else "")
-    elif isinstance(body, list):
-        text = f"list of {len(body)}"
-    else:
-        text = reply["type"] or "no body"
-    return f"{reply['status']} {text}"

@@ -1,0 +1,143 @@
+"""Why pyctl answers differently from llama-server where it does; a difference without a reason is a mistake.
+
+A reply is compared by status, content type, members with their types, the values that clients branch on, and for a
+stream the sequence of its events. Wording of messages, ids, times and the number of chunks do not count.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tests.contract.probes import Probe
+from tests.contract.shape import Reduced, differences
+
+__all__ = ["REASONS", "Verdict", "document", "judge", "summary"]
+
+WRONG = "a value of the wrong kind is refused, where llama-server silently takes the default"
+REASONS: tuple[tuple[str, str, str], ...] = (
+    ("", r"^status: 500 / 4\d\d$", "bad input is the client's mistake: 4xx where llama-server fails with 500"),
+    ("", r"extra (\S+\.)?timings\.(source|\w+_ms)$", "says what the cache did"),
+    ("", r"extra (\S+\.)?(generation_settings|params)\.cache_prompt$", "shows whether the cache may be used"),
+    ("/props", r"extra (full_cache|prefix_cache)$", "shows the cache's policy and size"),
+    ("^/props", r"value of bos_token", "the model has no such token; llama-server shows what its id would be"),
+    ("^/metrics", r"extra pyctl:", "the cache's own metrics"),
+    ("", r"^status: 500 / 200$", "taken, where llama-server fails with 500"),
+    (
+        r"(='x'|=7|=\[7\]|kwargs=\[\]|='json'|messages=None|wrong add_special|fraction)(, streamed)?$",
+        r"^status: 200 / 400$",
+        WRONG,
+    ),
+    (r"(repeat|penalty)_last_n=-1", r"^status: 400 / 200$", "-1 is the whole context, as earlier releases had it"),
+    ("", r"value of .*n_ctx: 4096 / 8192$", "each sequence may use the whole context"),
+    ("/props", r"value of ui:", "there is no web interface"),
+    ("/props", r"value of chat_template_caps.supports_typed_content", "found by rendering; llama-server misses a loop"),
+    ("/props", r"value of chat_template: ", "ends as the file does"),
+    ("", "header access-control-", "headers that browsers need to send a key from another origin"),
+    ("(messages|input)=\\[\\]", "", "a conversation without messages is a mistake, as for OpenAI"),
+    ("^/apply-template messages=list number 10$", "value of prompt", "the template itself joins parts of content"),
+    ("", r"^(status: 0|type: RemoteProtocolError) / ", "llama-server ends"),
+    ("json_schema=", "value of generation_settings.grammar", "a schema becomes another grammar for the same texts"),
+    ("ignore_eos", r"logit_bias\[\]", "logit_bias is shown as it was asked for"),
+    ("return_progress=True, streamed", r"tokens\[\]: 1 / 0", "progress comes without tokens"),
+    ("n_probs=-1", "value of generation_settings.n_probs", "shown as what it means"),
+    ("(n|n_cmpl)=99", r"^status: 400 / 200$", "taken one after another when there are fewer sequences"),
+    (r"(n|n_cmpl)=2, streamed", "value of (choices.*)?index", "two replies at a time come in any order"),
+    ("verbose=True", "(__verbose|preserved_tokens)", "what only developers of llama-server look at, in whole replies"),
+    ("(max_tokens|n_predict)=0", "missing .*reasoning_content", "no token is made"),
+    ("add_generation_prompt=False", "reasoning_content|content", "without a header the reply opens no reasoning block"),
+    ("tools and response_format", "", "the reply follows the schema"),
+    ("control unknown id", "", "a running reply cannot be steered"),
+    ("^/v1/embeddings", "value of model", "the model's name, not its path"),
+    ("^/ ", r"^status: 404 / 401$", "only health is public"),
+    ("responses", r"extra ", "members of OpenAI's API that llama-server leaves out"),
+    ("responses", r'status: "completed" / "incomplete"', "as OpenAI says it when the limit of tokens was reached"),
+    ("previous_response_id", r"type of error\.code", "OpenAI's error, by which its SDK knows it"),
+    ("^/v1/messages.* tools, any", "", "the reply begins with the call; llama-server lets the model talk before it"),
+    ("^/v1/messages.*thinking={'type': 'disabled'}", "", "thinking is off when it is switched off"),
+    ("^/v1/messages thinking", "", "the grammar is kept; llama-server drops it from requests of this API"),
+    ("^/v1/messages stop sequence", 'stop_reason: "end_turn" / "stop_sequence"', "as Anthropic's API says it"),
+    ("^/v1/messages", r"extra type$", "errors in the form of Anthropic's API"),
+    ("^/v1/messages", r"extra (\S+\.)?usage\.", "counts of Anthropic's API that llama-server leaves out"),
+)
+"""Deliberate differences: what matches (endpoint and probe; one line of the difference), and why it is so."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is different in the replies to ``probe``: lines without a reason, and (line, reason) for the others."""
+
+    probe: Probe
+    new: tuple[str, ...]
+    explained: tuple[tuple[str, str], ...]
+
+    @property
+    def is_same(self) -> bool:
+        return not self.new and not self.explained
+
+
+def judge(probe: Probe, theirs: Reduced, ours: Reduced) -> Verdict:
+    """Compare llama-server's reply with ours."""
+    where = f"{probe.endpoint} {probe.what}"
+    new, explained = [], []
+    for line in differences(theirs, ours, probe.show):
+        why = next((why for place, what, why in REASONS if re.search(place, where) and re.search(what, line)), None)
+        if why is None:
+            new.append(line)
+        else:
+            explained.append((line, why))
+    return Verdict(probe, tuple(new), tuple(explained))
+
+
+def summary(verdicts: Sequence[Verdict]) -> str:
+    """How many requests are answered alike, and how many are not."""
+    same, new = sum(verdict.is_same for verdict in verdicts), sum(bool(verdict.new) for verdict in verdicts)
+    found = f"{new} differ without one" if new else "no new difference"
+    return f"{len(verdicts)} requests: {same} same, {len(verdicts) - same - new} differ for a reason; {found}"
+
+
+INTRODUCTION = """\
+# What a client sees of llama-server and of pyctl
+
+`make contract LLAMA_SERVER=/path/to/llama-server` serves the same tiny model with both, asks both the same requests
+(tests/contract/probes.py: every endpoint and documented field, valid, at the edge and wrong) and compares status,
+content type, members with their types, the values that clients branch on, and the sequence of a stream's events. It
+fails on any difference that has no reason here. With `KEEP=1` it writes this file.
+"""
+
+
+def document(verdicts: Sequence[Verdict], build: str) -> str:
+    """All differences by their reasons, as Markdown."""
+    lines = [INTRODUCTION, f"{build}. {summary(verdicts)}.", "", "| endpoint | requests | same |", "|---|---:|---:|"]
+    asked = Counter(_name(verdict.probe) for verdict in verdicts)
+    same = Counter(_name(verdict.probe) for verdict in verdicts if verdict.is_same)
+    lines += [f"| {name} | {count} | {same[name]} |" for name, count in asked.items()]
+    for why in dict.fromkeys(why for _, _, why in REASONS):
+        if rows := list(_rows(verdicts, why)):
+            title = why[:1].upper() + why[1:]
+            lines += ["", f"## {title}", "", "| endpoint | requests | for example | llama-server / pyctl |"]
+            lines += ["|---|---:|---|---|", *rows]
+    return "\n".join(lines) + "\n"
+
+
+def _rows(verdicts: Sequence[Verdict], why: str) -> Iterator[str]:
+    """A row per endpoint: how many requests differ for this reason, and the first of them."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for verdict in verdicts:
+        matching = [line for line, reason in verdict.explained if reason == why]
+        if matching:
+            found.setdefault(_name(verdict.probe), []).append((verdict.probe.what, matching[0]))
+    for name, examples in found.items():
+        what, line = examples[0]
+        yield f"| {name} | {len(examples)} | {_cell(what)} | {_cell(line)} |"
+
+
+def _name(probe: Probe) -> str:
+    return f"{probe.method} {probe.endpoint}"
+
+
+def _cell(text: str) -> str:
+    text = text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
+    return text if len(text) <= 120 else f"{text[:117]}..."

@@ -1,0 +1,111 @@
+"""Every request of `probes` gets from pyctl what it gets from llama-server, but for the reasons that we know.
+
+Runs where LLAMA_SERVER names the binary: `make contract LLAMA_SERVER=/path/to/llama-server`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from pyctl.engine.llama.library import build_version
+from tests.contract.fields import TEMPLATE
+from tests.contract.probes import GROUPS, Probe, probes
+from tests.contract.reasons import Verdict, document, judge, summary
+from tests.contract.shape import Reduced, reduced
+from tools.generator import TINY_HYBRID, cached_model
+from tools.server_process import PYCTL_SERVE, ServerProcess
+
+LLAMA_SERVER = os.environ.get("LLAMA_SERVER", "")
+KEPT = Path(__file__).resolve().parents[2] / "docs" / "contract.md"
+FLAGS = ("-c", "8192", "-t", "1", "-ub", "128")
+
+
+class Subject:
+    """A server that is started when it is first asked, and again after it has ended by itself."""
+
+    def __init__(self, process: ServerProcess) -> None:
+        self._process = process
+        self._client = httpx.Client(timeout=30, headers={"accept-encoding": "identity"})
+
+    def ask(self, probe: Probe) -> Reduced:
+        """The reduced reply; status 0 if the server ended or sent no whole reply."""
+        content = probe.body if isinstance(probe.body, bytes) or probe.body is None else json.dumps(probe.body)
+        headers = {"content-type": "application/json", **probe.headers} if content is not None else probe.headers
+        if not self._process.is_running:
+            self._process.start()
+        url = self._process.url + (probe.path or probe.endpoint)
+        try:
+            response = self._client.request(probe.method, url, content=content, headers=headers)
+        except httpx.TransportError as error:
+            return {"status": 0, "type": type(error).__name__, "headers": {}, "body": None}
+        return reduced(response, response.content, cors="Origin" in probe.headers)
+
+    def close(self) -> None:
+        self._client.close()
+        self._process.stop()
+
+
+@pytest.fixture(scope="module")
+def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Verdict]]:
+    """Both servers asked everything, a pair of them for each group of flags."""
+    if not LLAMA_SERVER:
+        pytest.skip("LLAMA_SERVER does not name a llama-server to compare with")
+    directory = tmp_path_factory.mktemp("contract")
+    (directory / "template.jinja").write_text(TEMPLATE, encoding="utf-8")
+    model = cached_model(TINY_HYBRID, directory)
+    flags = ["-m", str(model), *FLAGS, "--chat-template-file", str(directory / "template.jinja")]
+    with ExitStack() as opened:
+
+        def subject(name: str, command: tuple[str, ...], group: str) -> Subject:
+            slots = directory / f"slots-{name}"
+            slots.mkdir(exist_ok=True)
+            own = [flag.format(directory=f"{slots}/") for flag in GROUPS[group]]
+            prefix = own[own.index("--api-prefix") + 1] if "--api-prefix" in own else ""
+            process = ServerProcess([*command, *flags, *own], directory / f"{name}-{group}.log", prefix=prefix)
+            found = Subject(process)
+            opened.callback(found.close)
+            return found
+
+        theirs = {group: subject("llama-server", (LLAMA_SERVER,), group) for group in GROUPS}
+        ours = {group: subject("pyctl", PYCTL_SERVE, group) for group in GROUPS}
+        found = [judge(probe, theirs[probe.group].ask(probe), ours[probe.group].ask(probe)) for probe in probes()]
+        print(f"\n{summary(found)}")
+        if os.environ.get("KEEP"):
+            KEPT.write_text(document(found, build_version()), encoding="utf-8")
+        yield found
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("endpoint", list(dict.fromkeys(probe.endpoint for probe in probes())))
+def test_no_new_difference(verdicts: list[Verdict], endpoint: str) -> None:
+    new = {f"{v.probe.method} {v.probe.what}": v.new for v in verdicts if v.probe.endpoint == endpoint and v.new}
+    assert not new
+
+
+def reply(status: int = 200, **body: Any) -> Reduced:
+    return {"status": status, "type": "application/json", "headers": {}, "body": body}
+
+
+def test_a_difference_without_a_reason_is_new() -> None:
+    probe = Probe("/completion", "plain")
+    assert judge(probe, reply(content="a"), reply(content="b")).is_same
+    assert judge(probe, reply(content="a"), reply()).new
+    assert judge(probe, reply(content="a"), reply(content=1)).new
+    assert judge(probe, reply(200), reply(500)).new
+
+
+def test_a_known_difference_is_told_by_its_reason() -> None:
+    verdict = judge(Probe("/tokenize", "number"), reply(500), reply(400))
+    assert not verdict.new
+    assert not verdict.is_same
+    text = document([verdict], "llama.cpp")
+    assert "1 requests: 0 same, 1 differ for a reason; no new difference" in text
+    assert "| POST /tokenize | 1 | number | status: 500 / 400 |" in text

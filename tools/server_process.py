@@ -1,0 +1,120 @@
+"""A server program as a child process on a free port: what the benchmarks, the contract tests and the demo start."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+__all__ = ["PYCTL_SERVE", "ServerProcess"]
+
+PYCTL_SERVE = (sys.executable, "-m", "pyctl", "serve")
+
+PARENT_DEATH_SIGNAL = 1
+"""PR_SET_PDEATHSIG: a server must not outlive a program that was killed."""
+
+STOP_SECONDS = 30.0
+
+
+class ServerProcess:
+    """``command`` with `--port`, and what it prints in ``log``; may be started again after it was stopped.
+
+    Settings in the environment (LLAMA_ARG_*, PYCTL_*) are hidden from it. It ends with the thread that started it.
+    As a context manager it is started at once and stopped in the end.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        log: Path,
+        *,
+        prefix: str = "",
+        timeout: float = 60.0,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.command, self.log, self.prefix, self.timeout = command, log, prefix, timeout
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("LLAMA_ARG_", "PYCTL_"))}
+        self._environment = {**inherited, **(environment or {})}
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = 0
+        self.load_seconds = 0.0
+        """How long the last start took."""
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Returns when it answers; OSError with the end of its log if it does not."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        began = time.monotonic()
+        with self.log.open("ab") as out:
+            self._process = subprocess.Popen(
+                [*self.command, "--port", str(self.port)],
+                stdout=out, stderr=out, env=self._environment, preexec_fn=_die_with_parent,
+            )  # fmt: skip
+        while not self._answers():
+            if not self.is_running or time.monotonic() - began > self.timeout:
+                self.kill()
+                raise OSError(f"{self.command[0]} did not start: {self.log.read_text(errors='replace')[-800:]}")
+            time.sleep(0.05)
+        self.load_seconds = time.monotonic() - began
+
+    def _answers(self) -> bool:
+        """Whether the model is loaded; until then the answer is 503."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        try:
+            connection.request("GET", f"{self.prefix}/health")
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def stop(self) -> None:
+        """Ask it to end and wait; kill it if it does not."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(STOP_SECONDS)
+            self.kill()
+
+    def kill(self) -> None:
+        """End it without a chance to tidy up."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def __enter__(self) -> ServerProcess:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
