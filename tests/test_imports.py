@@ -12,12 +12,13 @@ PACKAGE = Path(__file__).resolve().parents[1] / "pyctl"
 LAYERS = {
     "errors": set(),
     "prompt": set(),
-    "models": {"errors"},
-    "cache": {"prompt", "errors"},
-    "chat": {"prompt", "errors"},
-    "engine": {"cache", "prompt", "errors"},
+    "atomic_file": set(),
+    "models": {"errors", "atomic_file"},
+    "cache": {"prompt", "errors", "atomic_file"},
+    "chat": {"prompt", "errors", "atomic_file"},
+    "engine": {"cache", "prompt", "errors", "atomic_file"},
     "server": {"chat", "engine", "cache", "prompt", "errors"},
-    "terminal": {"chat", "engine", "prompt", "errors"},
+    "terminal": {"chat", "engine", "prompt", "errors", "atomic_file"},
 }
 """What each part may import besides itself; `cli` and `__main__` may import everything."""
 

@@ -72,7 +72,7 @@ class WriteBehind:
         """Snapshots in the queue."""
         return len(self._waiting)
 
-    def later(self, function: Callable[[], None]) -> None:
+    def run_soon(self, function: Callable[[], None]) -> None:
         """Have ``function``, which may wait for the disk, called by the thread that writes."""
         with self._changed:
             self._calls.append(function)
@@ -209,7 +209,7 @@ class DiskTier:
     def count_hit(self, snapshot: Snapshot) -> None:
         """Note that a snapshot from here was of use."""
         self.n_hits += 1
-        self._behind.later(partial(self.store.touch, snapshot.prefix))
+        self._behind.run_soon(partial(self.store.touch, snapshot.prefix))
 
     def select(self, prompt: Prompt, start: int, policy: DiskPolicy | None = None) -> tuple[int, ...]:
         """The prefix lengths of ``prompt`` past ``start`` that belong on disk; remembers the prompt for the next."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import deque
 from collections.abc import Iterable
 from itertools import islice
@@ -12,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import zstandard
 
+from pyctl.atomic_file import write_atomic
 from pyctl.cache.persist import Nearest, Recent
 from pyctl.prompt import Prompt, Tokens, common_prefix
 
@@ -88,16 +88,7 @@ class RecentLog:
                 np.array(prompt.boundaries, "<i4"),
             ]
         frame = zstandard.compress(np.concatenate(numbers).tobytes(), 3)
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        try:
-            with temporary.open("wb") as file:
-                file.write(MAGIC + _check(frame) + frame)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
+        write_atomic(path, MAGIC + _check(frame) + frame)
 
     def load(self, path: Path) -> None:
         """Take over what ``path`` holds; nothing, if it is missing, damaged or not of this kind."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from sys import getsizeof
 from typing import Any, TypeAlias
 
+from pyctl.atomic_file import replacing
 from pyctl.chat.call_formats.scan import parse_json
 from pyctl.prompt import Tokens, as_tokens
 
@@ -81,13 +82,10 @@ class ReplayLog:
 
     def replace(self, entries: Iterator[tuple[bytes, SampledReply]]) -> None:
         """Write the file anew."""
-        temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}.tmp")
         try:
-            with temporary.open("wb") as file:
-                file.writelines(_packed(key, reply) for key, reply in entries)
-            os.replace(temporary, self._path)
+            with replacing(self._path) as file:
+                file.writelines(_packed(key, said) for key, said in entries)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
             log.warning("remembered replies could not be written: %s", error)
 
 

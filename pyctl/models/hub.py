@@ -24,6 +24,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
+from pyctl.atomic_file import replacing
 from pyctl.errors import ConfigError
 from pyctl.models import HubSettings
 
@@ -175,21 +176,16 @@ def _fetch_url(url: str, offline: bool) -> Path:
 
 def _stream(url: str, target: Path) -> None:
     """Download to ``target``, which appears when it is whole."""
-    partial = target.with_name(f"{target.name}.{os.getpid()}.part")
     timeout = httpx.Timeout(60.0, connect=CONNECT_SECONDS)
     columns = (target.name, BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    try:
-        with httpx.stream("GET", url, timeout=timeout, follow_redirects=True) as response:
-            response.raise_for_status()
-            size = int(response.headers.get("Content-Length", 0)) or None
-            with Progress(*columns, console=Console(stderr=True), transient=True) as bar, partial.open("wb") as file:
-                task = bar.add_task(target.name, total=size)
-                for chunk in response.iter_raw(1 << 20):
-                    file.write(chunk)
-                    bar.advance(task, len(chunk))
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
+    with replacing(target) as file, httpx.stream("GET", url, timeout=timeout, follow_redirects=True) as response:
+        response.raise_for_status()
+        size = int(response.headers.get("Content-Length", 0)) or None
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task(target.name, total=size)
+            for chunk in response.iter_raw(1 << 20):
+                file.write(chunk)
+                bar.advance(task, len(chunk))
 
 
 def _list(names: Sequence[str]) -> str:

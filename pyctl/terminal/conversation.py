@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from pyctl.atomic_file import replacing
 from pyctl.chat.reasoning import CallDelta
 from pyctl.errors import RequestError
 
@@ -172,17 +170,10 @@ def save(path: Path, conversation: Conversation) -> None:
     """Write ``conversation`` to ``path``; a failure leaves what was there and raises RequestError."""
     document = {"format": FORMAT, "version": VERSION, "messages": conversation.for_file()}
     text = json.dumps(document, ensure_ascii=False, indent=1) + "\n"
-    temporary = ""
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        with replacing(path, mode=0o600) as file:
+            file.write(text.encode("utf-8"))
     except (OSError, ValueError) as error:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
         reason = error.strerror if isinstance(error, OSError) else error
         raise RequestError(f"cannot save {path}: {reason}") from error
 

@@ -105,9 +105,9 @@ def test_a_disk_that_refuses_is_left_alone_for_a_while(
 
 def test_calls_are_made_by_the_thread_that_writes(writer: SlowWriter, behind: WriteBehind) -> None:
     seen: list[str] = []
-    behind.later(lambda: seen.append(threading.current_thread().name))
-    behind.later(lambda: [][0])
-    behind.later(lambda: seen.append("after a failure"))
+    behind.run_soon(lambda: seen.append(threading.current_thread().name))
+    behind.run_soon(lambda: [][0])
+    behind.run_soon(lambda: seen.append("after a failure"))
     assert behind.flush(5)
     assert seen == ["pyctl-disk", "after a failure"]
 

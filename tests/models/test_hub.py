@@ -223,4 +223,4 @@ def test_models_by_address(run: Run, hub: str, tmp_path: Path) -> None:
     ]
     (message,) = run({"model_url": "http://127.0.0.1:9/x.gguf"})
     assert str(message).startswith("cannot fetch http://127.0.0.1:9/x.gguf: ")
-    assert not list(tmp_path.rglob("*.part"))
+    assert not list(tmp_path.rglob(".*.tmp"))

@@ -7,15 +7,14 @@ keys are those that llama.cpp requires for each architecture.
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 
 import numpy as np
 from gguf import GGML_QUANT_VERSION, GGUFWriter, LlamaFileType
 
+from pyctl.atomic_file import temp_path
 from tools.generator.blocks import Tiles
 from tools.generator.chatml import CHATML_TEMPLATE
 from tools.generator.shapes import Shape
@@ -45,7 +44,8 @@ def write_model(
     """
     vocab = (byte_vocab() if vocab is None else vocab).fitted(shape.vocab_size)
     listing = tensors(shape)
-    with _replacing(Path(path)) as temporary:
+    target = Path(path)
+    with temp_path(target.parent) as temporary:
         writer = GGUFWriter(temporary, shape.arch)
         _add_shape(writer, shape, seed)
         _add_tokenizer(writer, vocab, CHATML_TEMPLATE if template is None else template)
@@ -60,6 +60,7 @@ def write_model(
             _write_data(writer, listing, _content(shape, vocab, seed), progress)
         finally:
             writer.close()
+        os.replace(temporary, target)
 
 
 def _add_shape(writer: GGUFWriter, shape: Shape, seed: int) -> None:
@@ -139,13 +140,3 @@ def _write_data(
         writer.write_padding(file, tensor.num_bytes)
     file.flush()
     os.fsync(file.fileno())
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

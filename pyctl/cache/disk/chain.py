@@ -94,7 +94,7 @@ class SegmentFile:
     """A segment with what was its content when it was named, and the files that it is and hangs on ("" for none)."""
 
     name: SegmentName
-    needs: str
+    parent: str
     tokens: Tokens
     ends: tuple[int, ...]
     rows: Block
@@ -113,18 +113,18 @@ def name_chain(snapshot: Snapshot, checksums: Checksums) -> list[SegmentFile]:
     """The chain of ``snapshot``, the segment at 0 first."""
     links: list[SegmentFile] = []
     running = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    needs = ""
+    parent = ""
     for segment, last in reversed(snapshot.chain.items()):
         rows = np.ascontiguousarray(segment.rows)
         whole = running.copy()
         whole.update(_bytes(segment.tokens))
         crc = checksums.of(segment.rows if rows is segment.rows else rows)
-        tag = hashlib.blake2b(needs.encode() + b"\0", digest_size=TAG_BYTES)
+        tag = hashlib.blake2b(parent.encode() + b"\0", digest_size=TAG_BYTES)
         tag.update(np.array(segment.ends, "<u4").tobytes() + struct.pack("<QI", rows.nbytes, crc))
         name = SegmentName(segment.start, segment.end, whole.digest(), tag.digest())
-        links.append(SegmentFile(name, needs, segment.tokens, segment.ends, rows))
+        links.append(SegmentFile(name, parent, segment.tokens, segment.ends, rows))
         running.update(_bytes(segment.tokens[: last - segment.start]))
-        needs = str(name)
+        parent = str(name)
     return links
 
 
@@ -171,8 +171,8 @@ def open_chain(directory: Path, state: StateName) -> tuple[StoredFile, list[Stor
     top = StoredFile(directory / str(state), header, state.n, _space(header))
     chain: list[StoredFile] = []
     below, n = header, state.n
-    while below.needs:
-        path = directory / below.needs
+    while below.parent:
+        path = directory / below.parent
         below = read_header(path)
         chain.append(StoredFile(path, below, n, _space(below)))
         n = chain[-1].start

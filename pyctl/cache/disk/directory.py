@@ -86,27 +86,27 @@ class CacheDirectory:
         self._restore_index()
         found = self._named(name)
         with as_os_error(), self._index.writing() as connection:
-            holdings = FileGraph(Index.records(connection))
+            graph = FileGraph(Index.records(connection))
             for record in found:
-                self._delete(connection, holdings.remove(record.key))
+                self._delete(connection, graph.remove(record.key))
         return bool(found)
 
     def entries(self) -> list[Entry]:
         """Every snapshot of the directory, the last used first."""
         self._restore_index()
-        holdings = self._holdings()
-        states = [record for record in holdings.records.values() if record.state]
-        return [_entry(record, holdings) for record in sorted(states, key=lambda record: -record.used)]
+        graph = self._graph()
+        states = [record for record in graph.records.values() if record.state]
+        return [_entry(record, graph) for record in sorted(states, key=lambda record: -record.used)]
 
     def prune(self, budget: int) -> int:
         """Remove what is worth least until ``budget`` bytes or only pinned snapshots are left; returns bytes freed."""
         self._restore_index()
         with as_os_error(), self._index.writing() as connection:
-            holdings = FileGraph(Index.records(connection))
-            before = holdings.n_bytes
-            while holdings.n_bytes > budget and (key := holdings.victim(time.time())) is not None:
-                self._delete(connection, holdings.remove(key))
-        return before - holdings.n_bytes
+            graph = FileGraph(Index.records(connection))
+            before = graph.n_bytes
+            while graph.n_bytes > budget and (key := graph.victim(time.time())) is not None:
+                self._delete(connection, graph.remove(key))
+        return before - graph.n_bytes
 
     def recover(self) -> VerifyReport:
         """Make index and files agree after a crash or a lost index, by names and headers only, within the budget.
@@ -134,13 +134,13 @@ class CacheDirectory:
         if self._index.lost:
             self.recover()
 
-    def _holdings(self) -> FileGraph:
+    def _graph(self) -> FileGraph:
         with as_os_error(), self._index.reading() as connection:
             return FileGraph(Index.records(connection))
 
     def _named(self, name: str) -> list[Record]:
         fingerprint, _, short = name.rpartition("/")
-        states = [record for record in self._holdings().records.values() if record.state]
+        states = [record for record in self._graph().records.values() if record.state]
         return [r for r in states if _short(r.file) == short and fingerprint in ("", r.fingerprint)]
 
     def _change(self, query: str, *values: object) -> None:
@@ -162,9 +162,9 @@ class CacheDirectory:
             raise errors[0]
 
 
-def _entry(record: Record, holdings: FileGraph) -> Entry:
-    n_bytes = record.n_bytes + holdings.records[record.fingerprint, record.needs].n_bytes
-    below = holdings.ancestor(record)
+def _entry(record: Record, graph: FileGraph) -> Entry:
+    n_bytes = record.n_bytes + graph.records[record.fingerprint, record.parent].n_bytes
+    below = graph.ancestor(record)
     parent = _short(below.file) if below is not None else ""
     r = record
     return Entry(r.fingerprint, _short(r.file), r.n, n_bytes, r.created, r.used, r.hits, r.pinned, r.exact, parent)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-import secrets
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
@@ -30,8 +28,6 @@ __all__ = [
     "header_size",
     "pack",
     "parse",
-    "temp_name",
-    "temp_pid",
     "unpack",
 ]
 
@@ -50,8 +46,6 @@ _FINGERPRINT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _SEGMENT = re.compile(r"(0|[1-9]\d{0,9})-([1-9]\d{0,9})-([0-9a-f]{32})-([0-9a-f]{16})\.rows")
 
 _STATE = re.compile(r"([1-9]\d{0,9})-([0-9a-f]{32})\.state")
-
-_TEMP = re.compile(r"\.(\d{1,10})-[0-9a-f]{16}\.tmp")
 
 
 @dataclass(frozen=True)
@@ -88,17 +82,6 @@ def parse(file: str) -> SegmentName | StateName | None:
     if (found := _SEGMENT.fullmatch(file)) and int(found[1]) < int(found[2]):
         return SegmentName(int(found[1]), int(found[2]), bytes.fromhex(found[3]), bytes.fromhex(found[4]))
     return None
-
-
-def temp_name() -> str:
-    """A new name for a file of this process that is being written."""
-    return f".{os.getpid()}-{secrets.token_hex(8)}.tmp"
-
-
-def temp_pid(file: str) -> int | None:
-    """The process that made the temp file ``file``; None if it is none."""
-    found = _TEMP.fullmatch(file)
-    return int(found[1]) if found else None
 
 
 def check_fingerprint(fingerprint: str) -> str:
@@ -160,11 +143,11 @@ class Part:
 
 @dataclass
 class Header:
-    """What a file says of itself. ``needs`` is the file it hangs on, "" for none; ``created`` is in epoch seconds."""
+    """What a file says of itself. ``parent`` is the file it hangs on, "" for none; ``created`` is in epoch seconds."""
 
     fingerprint: str
     name: SegmentName | StateName
-    needs: str
+    parent: str
     exact: bool
     created: float
     parts: list[Part]
@@ -178,21 +161,21 @@ class Header:
 
 def header_size(header: Header) -> int:
     """Bytes of the packed header; known before anything is encoded."""
-    size = _PRELUDE.size + _FIELDS.size + len(header.fingerprint.encode()) + len(header.needs.encode())
+    size = _PRELUDE.size + _FIELDS.size + len(header.fingerprint.encode()) + len(header.parent.encode())
     return size + sum(_PART.size + part.n_chunks * _CHUNK.size for part in header.parts) + _DIGEST_BYTES
 
 
 def pack(header: Header) -> bytes:
     """The header's bytes; every part's chunks must be known."""
-    name, fingerprint, needs = header.name, header.fingerprint.encode(), header.needs.encode()
+    name, fingerprint, parent = header.name, header.fingerprint.encode(), header.parent.encode()
     if isinstance(name, SegmentName):
         kind, start, end, tag = SEGMENT, name.start, name.end, name.tag
     else:
         kind, start, end, tag = STATE, 0, name.n, bytes(TAG_BYTES)
     flags = EXACT if header.exact else 0
     pieces = [_PRELUDE.pack(MAGIC, VERSION, kind, flags, header_size(header), header.offsets[-1])]
-    counts = len(fingerprint), len(needs), len(header.parts)
-    pieces += [_FIELDS.pack(start, end, header.created, name.digest, tag, *counts), fingerprint, needs]
+    counts = len(fingerprint), len(parent), len(header.parts)
+    pieces += [_FIELDS.pack(start, end, header.created, name.digest, tag, *counts), fingerprint, parent]
     for part in header.parts:
         pieces.append(_PART.pack(part.what, part.coding.codec, part.coding.phase, part.chunk, part.size))
         pieces += [_CHUNK.pack(*entry) for entry in zip(part.stored, part.crcs, strict=True)]
@@ -228,10 +211,10 @@ def unpack(data: bytes, file: str, file_size: int) -> Header | int:
 
 
 def _unpack_fields(data: bytes, kind: int, exact: bool) -> Header:
-    start, end, created, digest, tag, n_fingerprint, n_needs, n_parts = _FIELDS.unpack_from(data, _PRELUDE.size)
+    start, end, created, digest, tag, n_fingerprint, n_parent, n_parts = _FIELDS.unpack_from(data, _PRELUDE.size)
     at = _PRELUDE.size + _FIELDS.size
-    fingerprint, needs = data[at : at + n_fingerprint].decode(), data[at + n_fingerprint :][:n_needs].decode()
-    at += n_fingerprint + n_needs
+    fingerprint, parent = data[at : at + n_fingerprint].decode(), data[at + n_fingerprint :][:n_parent].decode()
+    at += n_fingerprint + n_parent
     parts = []
     for _ in range(n_parts):
         what, codec, phase, chunk, size = _PART.unpack_from(data, at)
@@ -248,12 +231,12 @@ def _unpack_fields(data: bytes, kind: int, exact: bool) -> Header:
     if [part.what for part in parts] != expected:
         raise ValueError("other parts")
     first = name.start if isinstance(name, SegmentName) else name.n
-    below = parse(needs) if needs else None
-    if (needs or first) and not (isinstance(below, SegmentName) and below.start < first <= below.end):
+    needed = parse(parent) if parent else None
+    if (parent or first) and not (isinstance(needed, SegmentName) and needed.start < first <= needed.end):
         raise ValueError("hangs on a file that does not cover it")
     if isinstance(name, SegmentName) and parts[0].size != 4 * (name.end - name.start):
         raise ValueError("another number of tokens")
-    return Header(fingerprint, name, needs, exact, created, parts)
+    return Header(fingerprint, name, parent, exact, created, parts)
 
 
 def _digest(data: bytes) -> bytes:

@@ -27,10 +27,10 @@ class FileGraph:
     def __init__(self, records: Iterable[Record]) -> None:
         self.records = {record.key: record for record in records}
         self.n_bytes = sum(record.n_bytes for record in self.records.values())
-        self._above: defaultdict[Key, set[Key]] = defaultdict(set)
+        self._children: defaultdict[Key, set[Key]] = defaultdict(set)
         for record in self.records.values():
-            if record.needs:
-                self._above[_below(record)].add(record.key)
+            if record.parent:
+                self._children[_parent_key(record)].add(record.key)
 
     def unsound(self) -> set[Key]:
         """Files that nobody can use: on an incomplete chain, or segments without a state."""
@@ -38,8 +38,8 @@ class FileGraph:
         broken: set[Key] = set()
         for record in self.records.values():
             chain = [record.key]
-            while chain[-1] in self.records and chain[-1] not in sound and self.records[chain[-1]].needs:
-                chain.append(_below(self.records[chain[-1]]))
+            while chain[-1] in self.records and chain[-1] not in sound and self.records[chain[-1]].parent:
+                chain.append(_parent_key(self.records[chain[-1]]))
             (sound if chain[-1] in self.records and chain[-1] not in broken else broken).update(chain)
         needed: set[Key] = set()
         for record in self.records.values():
@@ -50,8 +50,8 @@ class FileGraph:
     def chain(self, key: Key) -> list[Key]:
         """The segments that the file ``key`` hangs on, the nearest first."""
         found = []
-        while (record := self.records.get(key)) is not None and record.needs:
-            key = _below(record)
+        while (record := self.records.get(key)) is not None and record.parent:
+            key = _parent_key(record)
             found.append(key)
         return found
 
@@ -61,17 +61,17 @@ class FileGraph:
         waiting = [key]
         while waiting:
             at = waiting.pop()
-            waiting += self._above.pop(at, ())
+            waiting += self._children.pop(at, ())
             record = self.records.pop(at, None)
             if record is None:
                 continue
             removed.append(record)
             self.n_bytes -= record.n_bytes
-            if record.needs:
-                neighbours = self._above.get(_below(record), set())
+            if record.parent:
+                neighbours = self._children.get(_parent_key(record), set())
                 neighbours.discard(record.key)
                 if not neighbours:
-                    waiting.append(_below(record))
+                    waiting.append(_parent_key(record))
         return removed
 
     def victim(self, now: float, protected: Collection[Key] = ()) -> Key | None:
@@ -99,13 +99,13 @@ class FileGraph:
         at: defaultdict[Key, list[Record]] = defaultdict(list)
         for record in self.records.values():
             if record.state:
-                at[_below(record)].append(record)
+                at[_parent_key(record)].append(record)
         return at
 
     def _worth(self, record: Record, at: dict[Key, list[Record]], now: float) -> float:
         freed = record.n_bytes
         for key in self.chain(record.key):
-            if len(self._above[key]) > 1 or key not in self.records:
+            if len(self._children[key]) > 1 or key not in self.records:
                 break
             freed += self.records[key].n_bytes
         below = self.ancestor(record, at)
@@ -113,5 +113,5 @@ class FileGraph:
         return lost / max(freed, 1) / (max(now - record.used, 0.0) + FRESH_SECONDS)
 
 
-def _below(record: Record) -> Key:
-    return record.fingerprint, record.needs
+def _parent_key(record: Record) -> Key:
+    return record.fingerprint, record.parent

@@ -30,7 +30,7 @@ CREATE TABLE IF NOT EXISTS days(day INTEGER PRIMARY KEY, n_bytes INTEGER NOT NUL
 
 @dataclass(frozen=True)
 class Record:
-    """A file in the index. ``n`` is where a segment ends or a state is, ``needs`` the file it hangs on or "".
+    """A file in the index. ``n`` is where a segment ends or a state is, ``parent`` the file it hangs on or "".
 
     ``created`` and ``used`` are epoch seconds; ``hits``, ``used`` and ``pinned`` mean something for states only.
     """
@@ -39,7 +39,7 @@ class Record:
     file: str
     n: int
     n_bytes: int
-    needs: str
+    parent: str
     state: bool
     exact: bool
     created: float
@@ -52,7 +52,7 @@ class Record:
         return self.fingerprint, self.file
 
 
-_COLUMNS = ", ".join(field.name for field in fields(Record))
+_COLUMNS = ", ".join({"parent": "needs"}.get(field.name, field.name) for field in fields(Record))
 _INSERT = f"INSERT OR REPLACE INTO files({_COLUMNS}) VALUES({', '.join('?' for _ in fields(Record))})"
 
 
@@ -209,8 +209,8 @@ class _Connection:
 
 
 def _record(row: tuple[str, str, int, int, str, int, int, float, float, int, int]) -> Record:
-    fingerprint, file, n, n_bytes, needs, state, exact, created, used, hits, pinned = row
-    return Record(fingerprint, file, n, n_bytes, needs, bool(state), bool(exact), created, used, hits, bool(pinned))
+    fingerprint, file, n, n_bytes, parent, state, exact, created, used, hits, pinned = row
+    return Record(fingerprint, file, n, n_bytes, parent, bool(state), bool(exact), created, used, hits, bool(pinned))
 
 
 def _today() -> int:

@@ -6,9 +6,10 @@ One line of JSON per snapshot, ``["<name>", "<text>"]``, appended; nothing depen
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Collection
 from pathlib import Path
+
+from pyctl.atomic_file import write_atomic
 
 __all__ = ["Labels"]
 
@@ -44,7 +45,5 @@ class Labels:
     def keep(self, names: Collection[str]) -> None:
         """Forget all but ``names``."""
         texts = {name: text for name, text in self.load().items() if name in names}
-        temporary = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
         lines = [json.dumps(pair, ensure_ascii=False) + "\n" for pair in texts.items()]
-        temporary.write_text("".join(lines), encoding="utf-8")
-        temporary.replace(self.path)
+        write_atomic(self.path, "".join(lines).encode("utf-8", "replace"), sync=False)

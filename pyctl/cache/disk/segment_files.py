@@ -14,11 +14,12 @@ from pathlib import Path
 import numpy as np
 from isal.isal_zlib import crc32
 
+from pyctl.atomic_file import temp_name
 from pyctl.cache.disk.codec import Codec, Data, choose, chunks, decode, encode
-from pyctl.cache.disk.file_format import CorruptFileError, Header, Part, PartKind, header_size, pack, temp_name, unpack
+from pyctl.cache.disk.file_format import CorruptFileError, Header, Part, PartKind, header_size, pack, unpack
 from pyctl.cache.snapshot import Block
 
-__all__ = ["parts_of", "read_header", "read_jobs", "remove_file", "sync_directory", "write_temp"]
+__all__ = ["parts_of", "read_header", "read_jobs", "remove_file", "write_temp"]
 
 AHEAD = 8
 """Chunks encoded at a time, which bounds the memory that a write takes to about 32 MiB."""
@@ -95,15 +96,6 @@ def remove_file(path: Path) -> None:
     except OSError:
         if path.is_dir() and not any(path.iterdir()):
             path.rmdir()
-
-
-def sync_directory(directory: Path) -> None:
-    """Make the names in ``directory`` survive a power failure."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _encoded(part: Part, block: Block, pool: Executor) -> Iterator[tuple[Data, int]]:

@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from pyctl.atomic_file import sync_directory
 from pyctl.cache.disk.chain import (
     Checksums,
     PendingSnapshot,
@@ -26,7 +27,7 @@ from pyctl.cache.disk.directory import THREADS, CacheDirectory, as_os_error
 from pyctl.cache.disk.file_format import CorruptFileError, Header, PartKind, StateName, check_fingerprint, parse
 from pyctl.cache.disk.graph import FileGraph, Key
 from pyctl.cache.disk.index import Index, Record
-from pyctl.cache.disk.segment_files import parts_of, remove_file, sync_directory, write_temp
+from pyctl.cache.disk.segment_files import parts_of, remove_file, write_temp
 from pyctl.cache.snapshot import Block, Prefix, Segment, Snapshot
 from pyctl.errors import StateError
 from pyctl.prompt import Tokens, common_prefix
@@ -183,10 +184,10 @@ class DiskStore(CacheDirectory):
         temps: dict[Path, Record] = {}
         try:
             for link in missing:
-                self._write_temp(temps, link.name.end, str(link.name), link.needs, False, link.blocks)
+                self._write_temp(temps, link.name.end, str(link.name), link.parent, False, link.blocks)
             blocks = {PartKind.STATE: np.ascontiguousarray(snapshot.state)}
-            file, needs = _file(snapshot.prefix), str(links[-1].name)
-            self._write_temp(temps, snapshot.n, file, needs, snapshot.exact, blocks)
+            file, parent = _file(snapshot.prefix), str(links[-1].name)
+            self._write_temp(temps, snapshot.n, file, parent, snapshot.exact, blocks)
             done = self._publish(temps, [(self.fingerprint, str(link.name)) for link in links])
         finally:
             for path in temps:
@@ -196,14 +197,14 @@ class DiskStore(CacheDirectory):
         return done
 
     def _write_temp(
-        self, temps: dict[Path, Record], n: int, file: str, needs: str, exact: bool, blocks: dict[PartKind, Block]
+        self, temps: dict[Path, Record], n: int, file: str, parent: str, exact: bool, blocks: dict[PartKind, Block]
     ) -> None:
         name = parse(file)
         assert name is not None
-        header = Header(self.fingerprint, name, needs, exact, time.time(), parts_of(blocks))
+        header = Header(self.fingerprint, name, parent, exact, time.time(), parts_of(blocks))
         path = write_temp(self._home, header, blocks, self._writers)
         size, is_state, now = header.offsets[-1], isinstance(name, StateName), header.created
-        temps[path] = Record(self.fingerprint, file, n, size, needs, is_state, exact, now, now)
+        temps[path] = Record(self.fingerprint, file, n, size, parent, is_state, exact, now, now)
 
     def _publish(self, temps: dict[Path, Record], chain: list[Key]) -> int | None:
         """Make room, rename and enter, all in one transaction."""
@@ -226,12 +227,12 @@ class DiskStore(CacheDirectory):
                 written = sum(record.n_bytes for record in fresh.values())
                 if self.daily_bytes is not None and Index.written_today(connection) + written > self.daily_bytes:
                     return 0
-                holdings = FileGraph(records.values())
-                going = _shrink(holdings, self.budget, {state.key})
+                graph = FileGraph(records.values())
+                going = _shrink(graph, self.budget, {state.key})
                 if going is None:
                     return 0
                 if twin is not None:
-                    going += [holdings.records[key] for key in holdings.unsound()]
+                    going += [graph.records[key] for key in graph.unsound()]
                 self._delete(connection, going)
                 for path, record in fresh.items():
                     os.replace(path, self._home / record.file)
@@ -271,9 +272,9 @@ class DiskStore(CacheDirectory):
             with self._index.writing() as connection:
                 if vanished and self._has(file):
                     return
-                holdings = FileGraph(Index.records(connection))
+                graph = FileGraph(Index.records(connection))
                 key = self.fingerprint, file
-                dependents = holdings.remove(key)
+                dependents = graph.remove(key)
                 if dependents:
                     self._delete(connection, dependents)
                     self.damaged += 1
@@ -281,14 +282,14 @@ class DiskStore(CacheDirectory):
             self.damaged += 1
 
 
-def _shrink(holdings: FileGraph, budget: int | None, protected: set[Key]) -> list[Record] | None:
-    """What has to go so that ``holdings`` fit; None if that is not enough."""
+def _shrink(graph: FileGraph, budget: int | None, protected: set[Key]) -> list[Record] | None:
+    """What has to go so that ``graph`` fit; None if that is not enough."""
     going: list[Record] = []
-    while budget is not None and holdings.n_bytes > budget:
-        key = holdings.victim(time.time(), protected)
+    while budget is not None and graph.n_bytes > budget:
+        key = graph.victim(time.time(), protected)
         if key is None:
             return None
-        going += holdings.remove(key)
+        going += graph.remove(key)
     return going
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from pyctl.atomic_file import is_abandoned, temp_pid
 from pyctl.cache.disk.file_format import (
     RECENT,
     REPLIES,
@@ -22,16 +21,12 @@ from pyctl.cache.disk.file_format import (
     StateName,
     check_fingerprint,
     parse,
-    temp_pid,
 )
 from pyctl.cache.disk.graph import FileGraph, Key
 from pyctl.cache.disk.index import Index, Record
 from pyctl.cache.disk.segment_files import read_header, read_jobs, remove_file
 
 __all__ = ["VerifyReport", "verify"]
-
-TEMP_SECONDS = 600.0
-"""A temp file not written to for so long belongs to nobody, even if its process lives: a restart reuses numbers."""
 
 Runner: TypeAlias = Callable[[Iterable[Callable[[], None]]], None]
 
@@ -104,11 +99,11 @@ def _settle(
     for key, record in list(whole.items()):
         if not directory.joinpath(*key).exists():
             del whole[key]
-        elif key not in known or known[key].n_bytes != record.n_bytes or known[key].needs != record.needs:
+        elif key not in known or known[key].n_bytes != record.n_bytes or known[key].parent != record.parent:
             Index.insert(connection, record)
             report.unknown.append(_label(key))
-    holdings = FileGraph(Index.records(connection))
-    for key in holdings.unsound():
+    graph = FileGraph(Index.records(connection))
+    for key in graph.unsound():
         Index.delete(connection, *key)
         remove_file(directory.joinpath(*key))
         whole.pop(key, None)
@@ -125,9 +120,9 @@ def _ours(directory: Path, report: VerifyReport, fix: bool) -> Iterator[Path]:
                 yield path
             elif path.name in (RECENT, REPLIES, WORDS):
                 continue
-            elif (pid := temp_pid(path.name)) is None:
+            elif temp_pid(path.name) is None:
                 report.foreign.append(_label((home.name, path.name)))
-            elif _abandoned(path, pid):
+            elif is_abandoned(path):
                 report.temps.append(_label((home.name, path.name)))
                 if fix:
                     remove_file(path)
@@ -140,20 +135,7 @@ def _record(path: Path, header: Header, run: Runner | None) -> Record:
     name = header.name
     n = name.end if isinstance(name, SegmentName) else name.n
     size, is_state, made = header.offsets[-1], isinstance(name, StateName), header.created
-    return Record(path.parent.name, path.name, n, size, header.needs, is_state, header.exact, made, made)
-
-
-def _abandoned(path: Path, pid: int) -> bool:
-    try:
-        age = time.time() - path.stat().st_mtime
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except FileNotFoundError:
-        return False
-    except (PermissionError, OverflowError):
-        pass
-    return age > TEMP_SECONDS
+    return Record(path.parent.name, path.name, n, size, header.parent, is_state, header.exact, made, made)
 
 
 def _is_fingerprint(name: str) -> bool:

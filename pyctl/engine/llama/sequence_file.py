@@ -21,6 +21,7 @@ import numpy as np
 from llama_cpp import llama_cpp as api
 from numpy.typing import NDArray
 
+from pyctl.atomic_file import temp_path
 from pyctl.engine.backend import SavedSequence
 from pyctl.engine.llama.library import last_log_error
 from pyctl.errors import StateError
@@ -52,22 +53,21 @@ def save_file(ctx: Any, seq: int, path: Path, tokens: Tokens, ends: Sequence[int
     ``identity`` names what saved bytes mean; a file of another one is refused.
     """
     words = np.concatenate([as_tokens([PACKED, VERSION, tokens.size]), tokens, as_tokens([0])]).astype(np.int32)
-    temporary = path.with_name(f".{path.name}.tmp")
     pointer = words.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
     try:
-        if not api.llama_state_seq_save_file(ctx, os.fsencode(temporary), seq, pointer, words.size):
-            raise StateError(f"Unable to save slot: {last_log_error('llama.cpp gave no reason')}")
-        with temporary.open("r+b") as file:
-            digest = _digest(np.memmap(file, np.uint8, "r"))
-            tail = np.array(ends, np.int32).tobytes() + _digest(identity.encode()).digest()
-            digest.update(tail)
-            n_bytes = file.seek(0, os.SEEK_END)
-            n_bytes += file.write(tail + END.pack(digest.digest(), len(ends), END_MAGIC))
-        os.replace(temporary, path)
+        # Not synced: what a power failure cuts off does not have its digest, and is refused.
+        with temp_path(path.parent) as temporary:
+            if not api.llama_state_seq_save_file(ctx, os.fsencode(temporary), seq, pointer, words.size):
+                raise StateError(f"Unable to save slot: {last_log_error('llama.cpp gave no reason')}")
+            with temporary.open("r+b") as file:
+                digest = _digest(np.memmap(file, np.uint8, "r"))
+                tail = np.array(ends, np.int32).tobytes() + _digest(identity.encode()).digest()
+                digest.update(tail)
+                n_bytes = file.seek(0, os.SEEK_END)
+                n_bytes += file.write(tail + END.pack(digest.digest(), len(ends), END_MAGIC))
+            os.replace(temporary, path)
     except OSError as error:
         raise StateError(f"Unable to save slot: {error.strerror}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
     return n_bytes
 
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyctl.cache.disk.file_format import SegmentName, StateName, check_fingerprint, parse, temp_name, temp_pid
+from pyctl.atomic_file import temp_name, temp_pid
+from pyctl.cache.disk.file_format import SegmentName, StateName, check_fingerprint, parse
 
 digests = st.binary(min_size=16, max_size=16)
 

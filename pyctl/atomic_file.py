@@ -1,0 +1,112 @@
+"""Files that appear whole or not at all: written under a temp name, synced, renamed.
+
+Every temp name carries the number of its process, so that what a killed one left behind is told from what a living one
+is writing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+__all__ = [
+    "ABANDONED_SECONDS",
+    "is_abandoned",
+    "remove_leftovers",
+    "replacing",
+    "sync_directory",
+    "temp_name",
+    "temp_path",
+    "temp_pid",
+    "write_atomic",
+]
+
+ABANDONED_SECONDS = 600.0
+"""A temp file not written to for so long belongs to nobody, even if its process lives: numbers are used again."""
+
+_TEMP = re.compile(r"\.(\d{1,10})-[0-9a-f]{16}\.tmp")
+
+
+def temp_name() -> str:
+    """A new name for a file of this process that is being written."""
+    return f".{os.getpid()}-{secrets.token_hex(8)}.tmp"
+
+
+def temp_pid(name: str) -> int | None:
+    """The process that made the temp file ``name``; None if it is none."""
+    found = _TEMP.fullmatch(name)
+    return int(found[1]) if found else None
+
+
+@contextmanager
+def temp_path(directory: Path) -> Iterator[Path]:
+    """A temp name in ``directory``; a file that still has it at the end is removed."""
+    path = directory / temp_name()
+    try:
+        yield path
+    finally:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing(path: Path, *, mode: int = 0o666, sync: bool = True) -> Iterator[BinaryIO]:
+    """A new file, open for writing, that takes the place of ``path`` when the block ends without an exception.
+
+    Otherwise ``path`` stays as it was. ``mode`` is cut by the umask; without ``sync`` a power failure may leave an
+    empty file. OSError if it cannot be written; ValueError if ``path`` cannot be a name.
+    """
+    with temp_path(path.parent) as temporary:
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with os.fdopen(descriptor, "w+b") as file:
+            yield file
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+
+
+def write_atomic(path: Path, data: bytes, *, sync: bool = True) -> None:
+    """Write ``data`` to ``path``, which is the old file or the new one at any moment; OSError if it cannot be."""
+    with replacing(path, sync=sync) as file:
+        file.write(data)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in ``directory`` survive a power failure."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def is_abandoned(path: Path) -> bool:
+    """Whether ``path`` is a temp file that nobody writes to any more."""
+    pid = temp_pid(path.name)
+    if pid is None:
+        return False
+    try:
+        age = time.time() - path.stat().st_mtime
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except FileNotFoundError:
+        return False
+    except (PermissionError, OverflowError):
+        pass
+    return age > ABANDONED_SECONDS
+
+
+def remove_leftovers(directory: Path) -> list[Path]:
+    """Remove the temp files in ``directory`` that nobody writes to any more; returns those that went."""
+    gone = [path for path in directory.iterdir() if is_abandoned(path)]
+    for path in gone:
+        path.unlink(missing_ok=True)
+    return gone

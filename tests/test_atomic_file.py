@@ -1,0 +1,87 @@
+"""Files appear whole or not at all, and what a killed process leaves behind is told from what a living one writes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pyctl.atomic_file import is_abandoned, remove_leftovers, replacing, temp_name, temp_pid, write_atomic
+
+
+def test_a_failure_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    write_atomic(path, b"old")
+
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    for call in ("fsync", "replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, refuse)
+            with pytest.raises(OSError, match="No space"):
+                write_atomic(path, b"new")
+    with pytest.raises(TypeError):
+        write_atomic(path, "text")  # type: ignore[arg-type]
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["file"]
+    write_atomic(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_what_is_written_is_synced_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: order.append("sync"))
+    real = os.replace
+    monkeypatch.setattr(os, "replace", lambda *names: (order.append("rename"), real(*names)))
+    write_atomic(tmp_path / "file", b"x")
+    assert order == ["sync", "rename"]
+
+
+def test_private_files_are_private_from_the_beginning(tmp_path: Path) -> None:
+    with replacing(tmp_path / "file", mode=0o600) as file:
+        assert stat.S_IMODE(os.fstat(file.fileno()).st_mode) == 0o600
+
+
+def hold_open(path: str, ready: object) -> None:
+    with replacing(Path(path)) as file:
+        file.write(b"half")
+        file.flush()
+        ready.set()  # type: ignore[attr-defined]
+        signal.pause()
+
+
+def test_a_killed_writer_leaves_what_is_found_and_removed(tmp_path: Path) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    ready = spawn.Event()
+    child = spawn.Process(target=hold_open, args=(str(tmp_path / "file"), ready), daemon=True)
+    child.start()
+    assert ready.wait(30)
+    (left,) = tmp_path.iterdir()
+    assert temp_pid(left.name) == child.pid
+    assert not is_abandoned(left)
+    assert remove_leftovers(tmp_path) == []
+    child.kill()
+    child.join(30)
+    assert is_abandoned(left)
+    assert remove_leftovers(tmp_path) == [left]
+    assert os.listdir(tmp_path) == []
+
+
+def test_others_files_stay(tmp_path: Path) -> None:
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    (tmp_path / f".{dead.pid}-x.tmp").touch()
+    (tmp_path / "a.tmp").touch()
+    mine, old = tmp_path / temp_name(), tmp_path / temp_name()
+    mine.touch()
+    old.touch()
+    os.utime(old, (0, 0))
+    assert remove_leftovers(tmp_path) == [old]
+    assert len(os.listdir(tmp_path)) == 3
