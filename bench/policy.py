@@ -21,7 +21,7 @@ import numpy as np
 
 from bench.common import show
 from pyctl.cache.persist import DiskPolicy, Selection
-from pyctl.cache.recent import RecentLog
+from pyctl.cache.recent import RecentPrompts
 from pyctl.prompt import Prompt, common_prefix
 
 ROW_BYTES, STATE_BYTES = 65_536, 156_893_184
@@ -137,7 +137,7 @@ class Tally:
 
 def simulate(prompts: Sequence[Prompt], policy: DiskPolicy, *, merged: bool = False) -> Tally:
     """Run ``prompts`` through ``policy``; ``merged`` knows the selected length only."""
-    tally, log, stored = Tally(), RecentLog(), set[bytes]()
+    tally, log, stored = Tally(), RecentPrompts(), set[bytes]()
     earlier: list[Prompt] = []
     for prompt in prompts:
         scope = select(policy, prompt, log).selected
@@ -158,8 +158,8 @@ def simulate(prompts: Sequence[Prompt], policy: DiskPolicy, *, merged: bool = Fa
     return tally
 
 
-def select(policy: DiskPolicy, prompt: Prompt, log: RecentLog, start: int = 0) -> Selection:
-    return policy.select(prompt, log.newest_first(), min_tokens=MIN_TOKENS, cold_max=COLD_MAX, start=start)
+def select(policy: DiskPolicy, prompt: Prompt, log: RecentPrompts, start: int = 0) -> Selection:
+    return policy.select(log.compare(prompt), min_tokens=MIN_TOKENS, cold_max=COLD_MAX, start=start)
 
 
 def key(prompt: Prompt, n: int) -> bytes:

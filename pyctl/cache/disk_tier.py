@@ -12,13 +12,12 @@ from functools import partial
 from typing import Protocol
 
 from pyctl.cache.disk.chain import PendingSnapshot
-from pyctl.cache.disk.file_format import RECENT, WORDS
+from pyctl.cache.disk.file_format import PROMPTS, WORDS
 from pyctl.cache.disk.labels import Labels
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.persist import DiskPolicy
-from pyctl.cache.recent import RecentLog
+from pyctl.cache.recent import RecentFiles, RecentMatches, RecentPrompts
 from pyctl.cache.snapshot import Prefix, PromptMatch, Segment, Snapshot
-from pyctl.prompt import Prompt
 
 __all__ = ["DiskTier", "DiskView", "WriteBehind", "Writer"]
 
@@ -166,8 +165,8 @@ class DiskView:
 class DiskTier:
     """Reads from and writes behind to ``store``; ``policy`` is what a request gets that names none.
 
-    ``text_of`` makes text of tokens for people. The engine's thread calls everything; writing and recovery have threads
-    of their own, and a lock keeps the recent prompts between the two.
+    ``text_of`` makes text of tokens for people. The engine's thread calls everything and owns `recent`; writing and
+    recovery have threads of their own.
     """
 
     def __init__(
@@ -183,12 +182,11 @@ class DiskTier:
         self.policy = policy
         self._min_tokens, self._cold_max = min_tokens, cold_max
         home = store.directory / store.fingerprint
-        self._recent_path = home / RECENT
         self._words = Labels(home / WORDS)
         self._text_of = text_of
-        self._recent = RecentLog()
-        self._recent.load(self._recent_path)
-        self._recent_lock = threading.Lock()
+        self.recent = RecentPrompts()
+        self._recent_files = RecentFiles(home / PROMPTS)
+        self.recent.load(self._recent_files.load())
         self._behind = WriteBehind(_Writer(self))
         self.n_hits = 0
         # Start-up never waits for a large directory; what is not adopted yet is a miss until it is.
@@ -211,20 +209,17 @@ class DiskTier:
         self.n_hits += 1
         self._behind.run_soon(partial(self.store.touch, snapshot.prefix))
 
-    def select(self, prompt: Prompt, start: int, policy: DiskPolicy | None = None) -> tuple[int, ...]:
-        """The prefix lengths of ``prompt`` past ``start`` that belong on disk; remembers the prompt for the next."""
+    def select(self, matches: RecentMatches, start: int, policy: DiskPolicy | None = None) -> tuple[int, ...]:
+        """The prefix lengths past ``start`` that belong on disk, of a prompt that was compared with `recent`."""
         policy = policy or self.policy
         if policy.kind == "off":
             return ()
-        recent = self._recent.newest_first()
-        chosen = policy.select(prompt, recent, min_tokens=self._min_tokens, cold_max=self._cold_max, start=start)
-        with self._recent_lock:
-            self._recent.add(prompt)
+        chosen = policy.select(matches, min_tokens=self._min_tokens, cold_max=self._cold_max, start=start)
         if policy.kind == "auto":
             log.info(
                 "[disk-cache] auto scope: window=%d recent=%d safe=%d selected=%d",
                 policy.window,
-                min(policy.window, len(recent)),
+                min(policy.window, sum(recent.on_disk for recent in matches.recent)),
                 chosen.safe,
                 chosen.selected,
             )
@@ -269,10 +264,9 @@ class DiskTier:
             self._words.add(snapshot.prefix.name, " … ".join(" ".join(part.split()) for part in parts))
 
     def save_recent(self) -> None:
-        """Write the list of recent prompts, so that a restart compares with them."""
+        """Write the recent prompts, so that a restart compares with them; on the thread that writes."""
         try:
-            with self._recent_lock:
-                self._recent.save(self._recent_path)
+            self._recent_files.save(self.recent.newest_first())
         except OSError as error:
             log.warning("the list of recent prompts could not be written: %s", error)
 

@@ -5,16 +5,16 @@ Compares tokens and counts messages; knows nothing of what is stored, of files o
 
 from __future__ import annotations
 
-import bisect
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
+from pyctl.cache.recent import Nearest, RecentMatches, last_boundary
 from pyctl.errors import RequestError
-from pyctl.prompt import Prompt, common_prefix
+from pyctl.prompt import Prompt
 
-__all__ = ["MAX_COUNT", "DiskPolicy", "Kind", "Nearest", "Recent", "Selection"]
+__all__ = ["MAX_COUNT", "DiskPolicy", "Kind", "Selection"]
 
 Kind: TypeAlias = Literal["off", "full", "auto", "fixed"]
 
@@ -35,42 +35,6 @@ _WORDS: Mapping[str, Kind] = {
     "full-prefix": "full",
     "auto": "auto",
 }
-
-
-@dataclass(frozen=True)
-class Recent:
-    """A prompt of late. It left the one nearest to it ``left`` boundaries before that one's end; 0 is unknown."""
-
-    prompt: Prompt
-    left: int = 0
-
-
-@dataclass(frozen=True)
-class Nearest:
-    """The prompt of late that shares the most with a new one: ``common`` tokens, ``safe`` aligned to a boundary.
-
-    ``left`` is how many boundaries before its end the new one leaves it, 0 where it has none to count.
-    """
-
-    recent: Recent
-    common: int
-    safe: int
-    left: int
-
-    @classmethod
-    def find(cls, prompt: Prompt, recent: Iterable[Recent]) -> Nearest | None:
-        """The nearest to ``prompt`` of ``recent``, the first of equals; None if nothing is shared."""
-        best: Recent | None = None
-        common = 0
-        for other in recent:
-            if (n := common_prefix(other.prompt.tokens, prompt.tokens)) > common:
-                best, common = other, n
-        if best is None:
-            return None
-        safe = _floor(prompt, common)
-        boundaries = best.prompt.boundaries
-        left = len(boundaries) - bisect.bisect_left(boundaries, safe) if boundaries else int(common == len(best.prompt))
-        return cls(best, common, safe, left)
 
 
 @dataclass(frozen=True)
@@ -154,21 +118,20 @@ class DiskPolicy:
         """How it is shown: ``off``, ``full``, ``auto:N`` or ``fixed:N``."""
         return {"auto": f"auto:{self.window}", "fixed": f"fixed:{self.tokens}"}.get(self.kind, self.kind)
 
-    def select(
-        self, prompt: Prompt, recent: Sequence[Recent], *, min_tokens: int, cold_max: int, start: int = 0
-    ) -> Selection:
-        """What of ``prompt`` to persist, after the prompts ``recent``, newest first.
+    def select(self, matches: RecentMatches, *, min_tokens: int, cold_max: int, start: int = 0) -> Selection:
+        """What of the prompt of ``matches`` to persist, after the prompts of late that it was compared with.
 
         Nothing shorter than ``min_tokens``; ``start`` is where it was restored. ``cold_max`` is for ``full`` alone.
         """
+        prompt = matches.prompt
         if self.kind == "fixed":
             safe = self.tokens if len(prompt) > self.tokens else 0
             wanted = {safe}
         elif self.kind == "full":
             safe = prompt.end
-            wanted = {safe, _floor(prompt, cold_max) if prompt.boundaries else safe}
+            wanted = {safe, last_boundary(prompt, cold_max) if prompt.boundaries else safe}
         elif self.kind == "auto":
-            nearest = Nearest.find(prompt, recent[: self.window])
+            nearest = matches.nearest(self.window, on_disk=True)
             safe = nearest.safe if nearest else 0
             wanted = _expected(prompt, nearest) if nearest and safe else set()
         else:
@@ -185,14 +148,6 @@ def _count(text: str) -> int:
     """The number in [1, MAX_COUNT] that ``text`` is, or 0."""
     n = int(text) if re.fullmatch("[0-9]{1,9}", text) else 0
     return n if n <= MAX_COUNT else 0
-
-
-def _floor(prompt: Prompt, n: int) -> int:
-    """The deepest boundary at or before ``n``, or 0; ``n`` itself if there are no boundaries."""
-    if not prompt.boundaries:
-        return n
-    at = bisect.bisect_right(prompt.boundaries, n)
-    return prompt.boundaries[at - 1] if at else 0
 
 
 def _expected(prompt: Prompt, nearest: Nearest) -> set[int]:

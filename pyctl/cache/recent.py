@@ -1,132 +1,284 @@
-"""The prompts of late, in memory and in a file that survives a restart."""
+"""The prompts of late: what a new one shares with each of them, and the files in which a restart finds them again."""
 
 from __future__ import annotations
 
+import bisect
 import hashlib
-from collections import deque
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import zstandard
 
-from pyctl.atomic_file import write_atomic
-from pyctl.cache.persist import Nearest, Recent
-from pyctl.prompt import Prompt, Tokens, common_prefix
+from pyctl.atomic_file import sync_directory, write_atomic
+from pyctl.cache.disk.file_format import PromptName
+from pyctl.prompt import Prompt, common_prefix
 
-__all__ = ["RecentLog", "RecentPrompts"]
+__all__ = ["Nearest", "Recent", "RecentFiles", "RecentMatches", "RecentPrompts", "last_boundary"]
+
+
+@dataclass(frozen=True, eq=False)
+class Recent:
+    """A prompt of late. It left the one nearest to it ``left`` boundaries before that one's end; 0 is unknown.
+
+    With ``on_disk`` unset its request wanted nothing on disk: it is never saved, and no policy compares with it.
+    """
+
+    prompt: Prompt
+    left: int = 0
+    on_disk: bool = True
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """The prompt of late that shares the most with a new one: ``common`` tokens, ``safe`` aligned to a boundary.
+
+    ``left`` is how many boundaries before its end the new one leaves it, 0 where it has none to count.
+    """
+
+    recent: Recent
+    common: int
+    safe: int
+    left: int
+
+    @property
+    def is_continued(self) -> bool:
+        """Whether the new prompt has all of this one, up to its generation header."""
+        return self.common >= self.recent.prompt.end
+
+
+@dataclass(frozen=True)
+class RecentMatches:
+    """``prompt`` against each of ``recent``, newest first: how many leading tokens it shares with it."""
+
+    prompt: Prompt
+    recent: Sequence[Recent] = ()
+    shared: Sequence[int] = ()
+
+    def nearest(self, window: int | None = None, on_disk: bool = False) -> Nearest | None:
+        """The one that shares the most, the newest of equals; None if nothing is shared.
+
+        Only the newest ``window`` count, and with ``on_disk`` only those that may be there.
+        """
+        pairs = zip(self.recent, self.shared, strict=True)
+        best: Recent | None = None
+        common = 0
+        for recent, n in islice((pair for pair in pairs if pair[0].on_disk or not on_disk), window):
+            if n > common:
+                best, common = recent, n
+        if best is None:
+            return None
+        safe, boundaries = last_boundary(self.prompt, common), best.prompt.boundaries
+        left = len(boundaries) - bisect.bisect_left(boundaries, safe) if boundaries else int(common == len(best.prompt))
+        return Nearest(best, common, safe, left)
+
+
+def last_boundary(prompt: Prompt, n: int) -> int:
+    """The deepest boundary at or before ``n``, or 0; ``n`` itself if there are no boundaries."""
+    if not prompt.boundaries:
+        return n
+    at = bisect.bisect_right(prompt.boundaries, n)
+    return prompt.boundaries[at - 1] if at else 0
 
 
 class RecentPrompts:
-    """The newest ``capacity`` distinct prompts. A prompt that another one continues makes room for it."""
-
-    def __init__(self, capacity: int = 64) -> None:
-        self._prompts: deque[Prompt] = deque(maxlen=capacity)
-
-    def __len__(self) -> int:
-        return len(self._prompts)
-
-    def add(self, prompt: Prompt) -> None:
-        """Remember ``prompt`` as the newest."""
-        for known in self._prompts:
-            if common_prefix(known.tokens, prompt.tokens) >= known.end:
-                self._prompts.remove(known)
-                break
-        self._prompts.append(prompt)
-
-    def nearest(self, tokens: Tokens) -> tuple[Prompt | None, int]:
-        """The prompt that shares the most leading tokens with ``tokens``, the newest of equals, and how many."""
-        best: tuple[Prompt | None, int] = (None, 0)
-        for known in reversed(self._prompts):
-            shared = common_prefix(known.tokens, tokens)
-            if shared > best[1]:
-                best = known, shared
-        return best
-
-
-MAGIC = b"PYRL\x01"
-
-CHECK_BYTES = 16
-
-
-class RecentLog:
-    """The newest prompts: at most ``capacity`` of them and ``max_tokens`` tokens in all (4 bytes each, also saved).
+    """The newest prompts: at most ``capacity`` of them and ``max_tokens`` tokens in all (4 bytes each).
 
     A prompt that a newer one continues makes room for it, so a window of N looks at N conversations, not at N turns
-    of one. Has no lock: one thread adds and saves.
+    of one. One thread changes the list; any may take `newest_first`, which never changes under it.
     """
 
     def __init__(self, capacity: int = 256, max_tokens: int = 2**22) -> None:
         self._capacity = capacity
         self._max_tokens = max_tokens
-        self._recent: list[Recent] = []
+        self._recent: tuple[Recent, ...] = ()
+        # What newer prompts share with older ones was found when they came: it tells what a new one shares with most.
+        self._places: tuple[int, ...] = ()
+        self._shared = np.zeros((capacity + 1, capacity + 1), np.int32)
 
     def __len__(self) -> int:
         return len(self._recent)
 
     def newest_first(self) -> tuple[Recent, ...]:
         """Every prompt that is remembered."""
-        return tuple(self._recent)
+        return self._recent
 
-    def add(self, prompt: Prompt) -> None:
-        """Remember ``prompt`` as the newest."""
-        nearest = Nearest.find(prompt, self._recent)
-        rest = self._recent
-        if nearest is not None and nearest.common >= nearest.recent.prompt.end:
-            rest = [recent for recent in rest if recent is not nearest.recent]
-        self._keep([Recent(prompt, nearest.left if nearest else 0), *rest])
+    def compare(self, prompt: Prompt) -> RecentMatches:
+        """``prompt`` against all; costs about one comparison, however many there are."""
+        shared: list[int] = []
+        most, row = -1, [0]
+        for place, recent in zip(self._places, self._recent, strict=True):
+            # The best so far has ``most`` in common with the prompt. Whoever parts from it elsewhere is known already.
+            if most >= 0 and row[place] != most:
+                shared.append(min(row[place], most))
+                continue
+            n = _common_from(max(most, 0), recent.prompt, prompt)
+            shared.append(n)
+            if n > most:
+                most, row = n, self._shared[place].tolist()
+        return RecentMatches(prompt, self._recent, shared)
 
-    def save(self, path: Path) -> None:
-        """Write everything to ``path``, which is the old file or the new one at any moment; OSError if it cannot be."""
-        numbers = [np.array([len(self._recent)], "<i4")]
-        for recent in self._recent:
-            prompt = recent.prompt
-            numbers += [
-                np.array([len(prompt), len(prompt.boundaries), recent.left], "<i4"),
-                prompt.tokens.astype("<i4", copy=False),
-                np.array(prompt.boundaries, "<i4"),
-            ]
-        frame = zstandard.compress(np.concatenate(numbers).tobytes(), 3)
-        write_atomic(path, MAGIC + _check(frame) + frame)
+    def add(self, prompt: Prompt, matches: RecentMatches | None = None, on_disk: bool = True) -> None:
+        """Remember ``prompt`` as the newest. ``matches``, if they are at hand, are those of `compare`."""
+        if matches is None or matches.recent is not self._recent:
+            matches = self.compare(prompt)
+        nearest = matches.nearest(on_disk=on_disk)
+        going = set()
+        for other in (nearest, matches.nearest()):
+            if other is not None and other.is_continued and (on_disk or not other.recent.on_disk):
+                going.add(other.recent)
+        self._insert(Recent(prompt, nearest.left if nearest else 0, on_disk), matches, going)
 
-    def load(self, path: Path) -> None:
-        """Take over what ``path`` holds; nothing, if it is missing, damaged or not of this kind."""
-        try:
-            data = path.read_bytes()
-        except OSError:
-            data = b""
-        check, frame = data[len(MAGIC) : len(MAGIC) + CHECK_BYTES], data[len(MAGIC) + CHECK_BYTES :]
-        whole = data.startswith(MAGIC) and check == _check(frame)
-        try:
-            self._keep(_read(frame) if whole else ())
-        except (ValueError, zstandard.ZstdError):
-            self._recent = []
-
-    def _keep(self, recent: Iterable[Recent]) -> None:
-        self._recent = []
+    def load(self, newest_first: Iterable[Recent]) -> None:
+        """Begin with these, as far as there is room."""
+        self._recent = self._places = ()
+        kept: list[Recent] = []
         n_tokens = 0
-        for one in islice(recent, self._capacity):
-            n_tokens += len(one.prompt)
+        for recent in islice(newest_first, self._capacity):
+            n_tokens += len(recent.prompt)
             if n_tokens > self._max_tokens:
                 break
-            self._recent.append(one)
+            kept.append(recent)
+        for recent in reversed(kept):
+            self._insert(recent, self.compare(recent.prompt), set())
+
+    def _insert(self, recent: Recent, matches: RecentMatches, going: set[Recent]) -> None:
+        free = next(place for place in range(self._capacity + 1) if place not in self._places)
+        self._shared[free, list(self._places)] = matches.shared
+        kept: list[tuple[Recent, int]] = []
+        n_tokens = 0
+        for one, place in [(recent, free), *zip(self._recent, self._places, strict=True)]:
+            if one in going:
+                continue
+            n_tokens += len(one.prompt)
+            if n_tokens > self._max_tokens or len(kept) == self._capacity:
+                break
+            kept.append((one, place))
+        self._recent, self._places = tuple(one for one, _ in kept), tuple(place for _, place in kept)
+
+
+def _common_from(n: int, a: Prompt, b: Prompt) -> int:
+    """How many leading tokens two prompts share that share at least ``n``."""
+    if n >= min(len(a), len(b)) or a.tokens[n] != b.tokens[n]:
+        return n
+    return n + common_prefix(a.tokens[n:], b.tokens[n:])
+
+
+MAGIC = b"PYRP\x01"
+
+CHECK_BYTES = 16
+
+DEFAULT_FILE_BYTES = 2**25
+"""Room for some 12 million tokens."""
+
+
+class RecentFiles:
+    """The recent prompts on disk, a file each in ``directory``, together at most ``max_bytes``.
+
+    ``spend`` is asked before bytes are written, and says no when there were enough today. For one thread at a time.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        max_bytes: int = DEFAULT_FILE_BYTES,
+        spend: Callable[[int], bool] = lambda n_bytes: True,
+    ) -> None:
+        self._directory = directory
+        self._max_bytes = max_bytes
+        self._spend = spend
+        self._saved: dict[Recent, tuple[PromptName, int]] = {}  # the oldest first; 0 bytes: there was no room for it
+
+    def load(self) -> list[Recent]:
+        """What is there, the newest first. What is damaged or of another kind is removed."""
+        found = []
+        try:
+            names = [name for path in self._directory.iterdir() if (name := PromptName.parse(path.name))]
+        except OSError:
+            return []
+        for name in sorted(names, key=str):
+            path = self._directory / str(name)
+            try:
+                data = path.read_bytes()
+                recent = read_prompt(data)
+            except OSError:
+                continue
+            except ValueError:
+                path.unlink(missing_ok=True)
+                continue
+            self._saved[recent] = name, len(data)
+            found.append(recent)
+        return found[::-1]
+
+    def save(self, newest_first: Sequence[Recent]) -> None:
+        """Write those that are not there yet and remove what is none of them; OSError if the disk refuses."""
+        kept = {recent for recent in newest_first if recent.on_disk}
+        gone = [recent for recent in self._saved if recent not in kept]
+        fresh = [recent for recent in reversed(newest_first) if recent.on_disk and recent not in self._saved]
+        n_bytes = sum(size for recent, (_, size) in self._saved.items() if recent in kept)
+        if fresh:
+            self._directory.mkdir(parents=True, exist_ok=True)
+        for recent in fresh:
+            data = pack_prompt(recent)
+            name = PromptName.new(time.time_ns())
+            if len(data) > self._max_bytes:
+                self._saved[recent] = name, 0
+                continue
+            n_bytes -= self._make_room(n_bytes + len(data), kept)
+            if not self._spend(len(data)):
+                break
+            write_atomic(self._directory / str(name), data)
+            self._saved[recent] = name, len(data)
+            n_bytes += len(data)
+        if fresh:
+            sync_directory(self._directory)
+        for recent in gone:
+            (self._directory / str(self._saved.pop(recent)[0])).unlink(missing_ok=True)
+
+    def _make_room(self, n_bytes: int, kept: set[Recent]) -> int:
+        """Remove the oldest until ``n_bytes`` are few enough; returns how many went."""
+        freed = 0
+        for recent, (name, size) in list(self._saved.items()):
+            if n_bytes - freed <= self._max_bytes:
+                break
+            if recent in kept:
+                (self._directory / str(name)).unlink(missing_ok=True)
+                self._saved[recent] = name, 0
+                freed += size
+        return freed
+
+
+def pack_prompt(recent: Recent) -> bytes:
+    """The content of a file."""
+    prompt = recent.prompt
+    numbers = [
+        np.array([len(prompt), len(prompt.boundaries), recent.left], "<i4"),
+        prompt.tokens.astype("<i4", copy=False),
+        np.array(prompt.boundaries, "<i4"),
+    ]
+    frame = zstandard.compress(np.concatenate(numbers).data, 3)
+    return MAGIC + _check(frame) + frame
+
+
+def read_prompt(data: bytes) -> Recent:
+    """What `pack_prompt` packed; ValueError for anything else."""
+    check, frame = data[len(MAGIC) : len(MAGIC) + CHECK_BYTES], data[len(MAGIC) + CHECK_BYTES :]
+    if not data.startswith(MAGIC) or check != _check(frame):
+        raise ValueError("a damaged file, or one of another kind")
+    try:
+        numbers = np.frombuffer(zstandard.decompress(frame), "<i4")
+    except zstandard.ZstdError as error:
+        raise ValueError(str(error)) from None
+    if numbers.size < 3:
+        raise ValueError("too short")
+    n_tokens, n_boundaries, left = (int(n) for n in numbers[:3])
+    if n_tokens < 0 or n_boundaries < 0 or numbers.size != 3 + n_tokens + n_boundaries:
+        raise ValueError("a prompt reaches past the end")
+    return Recent(Prompt.of(numbers[3 : 3 + n_tokens], numbers[3 + n_tokens :]), left)
 
 
 def _check(frame: bytes) -> bytes:
     return hashlib.blake2b(frame, digest_size=CHECK_BYTES).digest()
-
-
-def _read(frame: bytes) -> list[Recent]:
-    """The prompts of an intact frame; ValueError or ZstdError if it was written differently."""
-    numbers = np.frombuffer(zstandard.decompress(frame), "<i4")
-    recent = []
-    at = 1
-    for _ in range(numbers[0] if numbers.size else 0):
-        n_tokens, n_boundaries, left = (int(n) for n in numbers[at : at + 3])
-        middle, end = at + 3 + n_tokens, at + 3 + n_tokens + n_boundaries
-        if not at + 3 <= middle <= end <= numbers.size:
-            raise ValueError("a prompt reaches past the end")
-        recent.append(Recent(Prompt.of(numbers[at + 3 : middle], numbers[middle:end]), left))
-        at = end
-    return recent

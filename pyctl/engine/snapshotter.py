@@ -65,7 +65,7 @@ class Snapshotter:
         self.cache = cache
         self.disk = disk
         self.options = options
-        self.recent = RecentPrompts()
+        self.recent = disk.recent if disk is not None else RecentPrompts()
         self.totals = CacheStats()
 
     def restore(self, request: Request, seq: LiveSequence, ends: Sequence[int], stats: RequestStats) -> CachePlan:
@@ -82,24 +82,26 @@ class Snapshotter:
 
         began = time.perf_counter()
         found = candidates(match, ends, seq, self.cache, self.backend, exact=self.options.exact)
-        near, reach = self.recent.nearest(prompt.tokens)
-        self.recent.add(prompt)
+        from_disk = self.disk is not None and (request.disk_policy or self.disk.policy).kind != "off"
+        recent = self.recent.compare(prompt)
+        nearest = recent.nearest()
+        reach = nearest.common if nearest is not None else 0
+        self.recent.add(prompt, recent, on_disk=from_disk)
         stats.lookup_ms = (time.perf_counter() - began) * 1e3
 
         began = time.perf_counter()
         protected = tuple(candidate.snapshot for candidate in found if candidate.snapshot is not None)
         self._leave(seq, seq.shared(prompt.tokens), protected, stats)
         seq.cached = True
-        from_disk = self.disk is not None and (request.disk_policy or self.disk.policy).kind != "off"
         ways = self._with_disk(match, ends, seq, found) if from_disk else iter(found)
         used = self._first_that_works(ways, prompt, ends, seq, stats)
         stats.restore_ms = (time.perf_counter() - began) * 1e3
 
         # Between here and the branch point the rows may be in the cache, only without a state to resume from.
         seq.n_overlap = reach if last_end(ends, reach) > seq.n else 0
-        if near is not None and reach < near.end and last_end(ends, reach) > stats.n_cached:
-            stats.miss = Divergence.at(reach, stats.n_cached, near.tokens, prompt.tokens)
-        wanted = self.disk.select(prompt, seq.n, request.disk_policy) if self.disk is not None else ()
+        if nearest is not None and not nearest.is_continued and last_end(ends, reach) > stats.n_cached:
+            stats.miss = Divergence.at(reach, stats.n_cached, nearest.recent.prompt.tokens, prompt.tokens)
+        wanted = self.disk.select(recent, seq.n, request.disk_policy) if self.disk is not None else ()
         cuts = choose_cuts(prompt, ends, seq.n, self.options.min_step, (reach, *wanted))
         persist = tuple(last_end(ends, position) for position in wanted)
         return CachePlan(match, tuple(cuts), used, persist)

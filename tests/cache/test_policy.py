@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -15,8 +16,8 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyctl.cache.persist import DiskPolicy, Nearest, Recent, Selection
-from pyctl.cache.recent import RecentLog
+from pyctl.cache.persist import DiskPolicy, Selection
+from pyctl.cache.recent import Recent, RecentFiles, RecentMatches, RecentPrompts
 from pyctl.errors import RequestError
 from pyctl.prompt import Prompt, common_prefix
 
@@ -27,8 +28,12 @@ def prompts(*texts: str) -> list[Recent]:
     return [Recent(Prompt.of([int(token) for token in text.split()])) for text in texts]
 
 
+def matches(prompt: Prompt, recent: Sequence[Recent] = ()) -> RecentMatches:
+    return RecentMatches(prompt, recent, [common_prefix(one.prompt.tokens, prompt.tokens) for one in recent])
+
+
 def auto(window: int, prompt: Prompt, recent: list[Recent], min_tokens: int = 2) -> int:
-    return DiskPolicy("auto", window).select(prompt, recent, min_tokens=min_tokens, cold_max=0).selected
+    return DiskPolicy("auto", window).select(matches(prompt, recent), min_tokens=min_tokens, cold_max=0).selected
 
 
 def of_length(n: int, *boundaries: int) -> Prompt:
@@ -65,25 +70,25 @@ def test_auto_looks_at_the_newest_of_its_window_only(window: int, selected: int)
 def test_auto_aligns_as_reported() -> None:
     prompt = of_length(5000, 1200, 3801, 4400)
     other = np.concatenate([np.arange(3804), np.zeros(100)])
-    chosen = DiskPolicy("auto").select(prompt, [Recent(Prompt.of(other))], min_tokens=512, cold_max=0)
+    chosen = DiskPolicy("auto").select(matches(prompt, [Recent(Prompt.of(other))]), min_tokens=512, cold_max=0)
     assert (chosen.safe, chosen.selected) == (3801, 3801)
 
 
 def test_auto_has_nothing_for_the_first_prompt() -> None:
-    chosen = DiskPolicy("auto").select(of_length(5000, 1000), [], min_tokens=512, cold_max=10240)
+    chosen = DiskPolicy("auto").select(matches(of_length(5000, 1000)), min_tokens=512, cold_max=10240)
     assert chosen == Selection()
 
 
 @pytest.mark.parametrize(("n", "min_tokens", "selected"), [(2000, 512, 1000), (500, 0, 0), (2000, 1001, 0)])
 def test_fixed(n: int, min_tokens: int, selected: int) -> None:
-    chosen = DiskPolicy.parse("1000").select(of_length(n, 100), [], min_tokens=min_tokens, cold_max=1)
+    chosen = DiskPolicy.parse("1000").select(matches(of_length(n, 100)), min_tokens=min_tokens, cold_max=1)
     assert chosen.selected == selected
     assert chosen.positions == ((selected,) if selected else ())
 
 
 def test_full_is_the_last_boundary_and_of_long_prompts_the_beginning() -> None:
     def positions(prompt: Prompt, min_tokens: int = 512, cold_max: int = 10_240) -> tuple[int, ...]:
-        return DiskPolicy("full").select(prompt, [], min_tokens=min_tokens, cold_max=cold_max).positions
+        return DiskPolicy("full").select(matches(prompt), min_tokens=min_tokens, cold_max=cold_max).positions
 
     assert positions(of_length(9000, 100, 8000, 8990)) == (8990,)
     assert positions(of_length(20_000, 9000, 11_000, 19_990)) == (9000, 19_990)
@@ -95,51 +100,51 @@ def test_full_is_the_last_boundary_and_of_long_prompts_the_beginning() -> None:
 
 def test_off_selects_nothing() -> None:
     prompt = of_length(9000, 8000)
-    assert DiskPolicy("off").select(prompt, [Recent(prompt)], min_tokens=0, cold_max=9000) == Selection()
+    assert DiskPolicy("off").select(matches(prompt, [Recent(prompt)]), min_tokens=0, cold_max=9000) == Selection()
 
 
-def persisted(log: RecentLog, prompt: Prompt, start: int = 0) -> tuple[int, ...]:
-    chosen = DiskPolicy("auto").select(prompt, log.newest_first(), min_tokens=50, cold_max=0, start=start)
+def persisted(log: RecentPrompts, prompt: Prompt, start: int = 0) -> tuple[int, ...]:
+    chosen = DiskPolicy("auto").select(log.compare(prompt), min_tokens=50, cold_max=0, start=start)
     log.add(prompt)
     return chosen.positions
 
 
 def test_a_conversation_is_persisted_to_its_end() -> None:
-    log = RecentLog()
+    log = RecentPrompts()
     assert persisted(log, chat(600, 100)) == ()
     assert persisted(log, chat(600, 100, 50, 60)) == (600, 810)
     assert persisted(log, chat(600, 100, 50, 60, 40, 30), start=810) == (600, 810, 880)
 
 
 def test_a_dynamic_tail_is_left_out() -> None:
-    log = RecentLog()
+    log = RecentPrompts()
     for i in range(3):
         assert persisted(log, chat(600, 100, 200, seed=str(i), upto=2)) == ((600, 700) if i else ())
 
 
 def test_a_message_that_is_replaced_at_the_end_of_each_turn_is_left_out() -> None:
-    log = RecentLog()
+    log = RecentPrompts()
     assert persisted(log, chat(600, 100, 70, seed="a", upto=2)) == ()
     assert persisted(log, chat(600, 100, 90, 80, 70, seed="b", upto=4)) == (600, 870)
 
 
 def test_a_new_conversation_is_left_as_the_one_before_was() -> None:
-    log = RecentLog()
+    log = RecentPrompts()
     persisted(log, chat(600, 100))
     persisted(log, chat(600, 100, 50, 60))
     assert persisted(log, chat(600, 110, seed="other", upto=1)) == (600, 710)
 
 
 def test_of_three_still_to_be_evaluated_the_scope_waits() -> None:
-    log = RecentLog()
+    log = RecentPrompts()
     persisted(log, chat(600, 300, 100))
     persisted(log, chat(600, 300, 100, 50, 60))
     other = chat(600, 300, 110, seed="other", upto=2)
-    assert Nearest.find(other, log.newest_first()) is not None
-    recent = log.newest_first()
+    recent = log.compare(other)
+    assert recent.nearest() is not None
     policy = DiskPolicy("auto")
-    assert policy.select(other, recent, min_tokens=50, cold_max=0).positions == (600, 1010)
-    assert policy.select(other, recent, min_tokens=50, cold_max=0, start=600).positions == (600, 900, 1010)
+    assert policy.select(recent, min_tokens=50, cold_max=0).positions == (600, 1010)
+    assert policy.select(recent, min_tokens=50, cold_max=0, start=600).positions == (600, 900, 1010)
 
 
 tokens = st.lists(st.integers(0, 2), min_size=1, max_size=24)
@@ -156,7 +161,7 @@ def test_what_auto_selects(
     prompt = Prompt.of(ids, at)
     start = data.draw(st.integers(0, len(prompt)))
     chosen, wider = (
-        DiskPolicy("auto", n).select(prompt, recent, min_tokens=least, cold_max=5, start=start)
+        DiskPolicy("auto", n).select(matches(prompt, recent), min_tokens=least, cold_max=5, start=start)
         for n in (window, window + 1)
     )
     assert chosen.selected <= wider.selected
@@ -243,12 +248,12 @@ def test_an_override_that_is_no_object_is_refused(value: object) -> None:
 # -- the list of recent prompts ----------------------------------------------------------------------------------------
 
 
-def contents(log: RecentLog) -> list[tuple[list[int], tuple[int, ...], int]]:
+def contents(log: RecentPrompts) -> list[tuple[list[int], tuple[int, ...], int]]:
     return [(one.prompt.tokens.tolist(), one.prompt.boundaries, one.left) for one in log.newest_first()]
 
 
 def test_a_conversation_is_one_entry_and_the_newest_comes_first() -> None:
-    log = RecentLog()
+    log = RecentPrompts()
     first, second, other = chat(30, 10), chat(30, 10, 20, 10), chat(40, 5)
     for prompt in (first, other, second, second):
         log.add(prompt)
@@ -257,7 +262,7 @@ def test_a_conversation_is_one_entry_and_the_newest_comes_first() -> None:
 
 
 def test_the_list_is_bounded() -> None:
-    log = RecentLog(capacity=3, max_tokens=100)
+    log = RecentPrompts(capacity=3, max_tokens=100)
     for i in range(5):
         log.add(Prompt.of([i] * 10))
     assert [one.prompt.tokens[0] for one in log.newest_first()] == [4, 3, 2]
@@ -267,57 +272,137 @@ def test_the_list_is_bounded() -> None:
     assert len(log) == 0
 
 
+@given(ids=st.lists(st.tuples(tokens, boundaries, st.booleans()), max_size=12), prompt=tokens)
+def test_all_are_compared_with_one_comparison(ids: list[tuple[list[int], set[int], bool]], prompt: list[int]) -> None:
+    log, new = RecentPrompts(capacity=5, max_tokens=60), Prompt.of(prompt)
+    for each, at, on_disk in ids:
+        log.add(Prompt.of(each, at), on_disk=on_disk)
+        assert log.compare(new).shared == matches(new, log.newest_first()).shared
+    reloaded = RecentPrompts(capacity=5, max_tokens=60)
+    reloaded.load(log.newest_first())
+    assert reloaded.compare(new).shared == log.compare(new).shared
+
+
+def test_what_stays_off_the_disk_is_compared_with_but_not_by_a_policy() -> None:
+    log = RecentPrompts()
+    stored, private, longer = chat(600, 100), chat(600, 100, 50), chat(600, 100, 50, 40)
+    log.add(stored)
+    log.add(private, on_disk=False)
+    assert [one.prompt for one in log.newest_first()] == [private, stored], "it takes nothing from the policy"
+    found = log.compare(longer)
+    assert found.nearest().recent.prompt is private  # type: ignore[union-attr]
+    assert found.nearest(1, on_disk=True).recent.prompt is stored  # type: ignore[union-attr]
+    log.add(longer)
+    assert [one.prompt for one in log.newest_first()] == [longer]
+
+
+def files_in(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
 @given(recent=st.lists(st.tuples(st.lists(st.integers(0, 150_000), min_size=1), boundaries), max_size=6))
 def test_the_list_survives_a_restart(
     recent: list[tuple[list[int], set[int]]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    path = tmp_path_factory.mktemp("log") / "recent"
-    log, loaded = RecentLog(), RecentLog()
+    path = tmp_path_factory.mktemp("log") / "prompts"
+    log, files = RecentPrompts(), RecentFiles(path)
     for ids, at in recent:
         log.add(Prompt.of(ids, at))
-    log.save(path)
-    loaded.load(path)
-    assert contents(loaded) == contents(log)
-    assert [entry.name for entry in path.parent.iterdir()] == ["recent"]
+        files.save(log.newest_first())
+        loaded = RecentPrompts()
+        loaded.load(RecentFiles(path).load())
+        assert contents(loaded) == contents(log)
+        assert len(files_in(path)) == len(log)
 
 
-def test_a_damaged_list_is_an_empty_one(tmp_path: Path) -> None:
-    path = tmp_path / "recent"
-    log = RecentLog()
-    log.load(path)
-    assert len(log) == 0
-    log.load(tmp_path)
-    assert len(log) == 0
-
+def test_a_save_writes_what_is_new_and_removes_what_is_continued(tmp_path: Path) -> None:
+    log, files = RecentPrompts(), RecentFiles(tmp_path)
     log.add(chat(30, 10))
-    log.save(path)
+    log.add(chat(40, 5))
+    files.save(log.newest_first())
+    first, second = files_in(tmp_path)
+    log.add(chat(30, 10, 20, 10))
+    log.add(chat(50, 5), on_disk=False)
+    files.save(log.newest_first())
+    kept, new = files_in(tmp_path)
+    assert (kept, new > second) == (second, True)
+    assert first not in (kept, new)
+    files.save(log.newest_first())
+    assert files_in(tmp_path) == [kept, new]
+
+
+def test_the_files_are_bounded_and_the_oldest_go(tmp_path: Path) -> None:
+    log, files = RecentPrompts(), RecentFiles(tmp_path, max_bytes=5_000)
+    for seed in range(12):
+        log.add(chat(300, 100, seed=str(seed)))
+        files.save(log.newest_first())
+        assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 5_000
+    found = RecentFiles(tmp_path).load()
+    assert len(found) > 3
+    newest = [one.prompt.tokens.tolist() for one in log.newest_first()]
+    assert [one.prompt.tokens.tolist() for one in found] == newest[: len(found)]
+    files.save(log.newest_first())
+    assert len(files_in(tmp_path)) == len(found), "what went for want of room is not written again"
+    log.add(chat(9000))
+    files.save(log.newest_first())
+    assert len(files_in(tmp_path)) == len(found), "what can never fit drives nothing out"
+
+
+def test_nothing_is_written_that_the_day_has_no_bytes_for(tmp_path: Path) -> None:
+    left = [1]
+    log, files = RecentPrompts(), RecentFiles(tmp_path, spend=lambda n_bytes: bool(left and left.pop()))
+    log.add(chat(30, 10))
+    log.add(chat(40, 10))
+    files.save(log.newest_first())
+    assert len(files_in(tmp_path)) == 1
+    left.append(1)
+    files.save(log.newest_first())
+    assert len(files_in(tmp_path)) == 2
+
+
+def test_damaged_files_are_removed_and_the_others_are_read(tmp_path: Path) -> None:
+    log = RecentPrompts()
+    assert RecentFiles(tmp_path / "none").load() == []
+    log.add(chat(30, 10))
+    log.add(chat(40, 10))
+    RecentFiles(tmp_path).save(log.newest_first())
+    path, other = sorted(tmp_path.iterdir())
     whole = path.read_bytes()
     damaged = [whole[:n] for n in range(len(whole))] + [whole + b"\0"]
     damaged += [whole[:i] + bytes([whole[i] ^ 0x40]) + whole[i + 1 :] for i in range(len(whole))]
     for data in damaged:
         path.write_bytes(data)
-        log.load(path)
-        assert len(log) == 0
+        assert len(RecentFiles(tmp_path).load()) == 1
+        assert not path.exists()
     path.write_bytes(whole)
-    log.load(path)
-    assert len(log) == 1
+    assert len(RecentFiles(tmp_path).load()) == 2
+    (tmp_path / "note").write_bytes(b"x")
+    RecentFiles(tmp_path).load()
+    assert files_in(tmp_path) == sorted([path.name, other.name, "note"])
 
 
-def test_a_list_of_another_layout_is_an_empty_one(tmp_path: Path) -> None:
-    for numbers in ([3], [1, 5, 0, 0, 1, 2], [1, -4, 9, 0], [1, 2, -1, 0, 7, 7], [1, 2, 1]):
+def test_a_file_of_another_layout_is_damage(tmp_path: Path) -> None:
+    for numbers in ([3], [5, 0, 0, 1, 2], [-4, 9, 0], [2, -1, 0, 7, 7], [2, 1, 0, 1, 2]):
         frame = zstandard.compress(np.array(numbers, "<i4").tobytes())
-        path = tmp_path / "recent"
-        path.write_bytes(b"PYRL\x01" + hashlib.blake2b(frame, digest_size=16).digest() + frame)
-        log = RecentLog()
-        log.load(path)
-        assert len(log) == 0
+        data = b"PYRP\x01" + hashlib.blake2b(frame, digest_size=16).digest() + frame
+        (tmp_path / f"{1:016x}-{1:08x}.prompt").write_bytes(data)
+        assert RecentFiles(tmp_path).load() == []
 
 
-def test_a_list_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
-    (tmp_path / "recent").mkdir()
-    with pytest.raises(OSError, match="recent"):
-        RecentLog().save(tmp_path / "recent")
-    assert [entry.name for entry in tmp_path.iterdir()] == ["recent"]
+def test_a_list_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, files = RecentPrompts(), RecentFiles(tmp_path)
+    log.add(chat(30, 10))
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        with pytest.raises(OSError, match="No space"):
+            files.save(log.newest_first())
+    assert files_in(tmp_path) == []
+    files.save(log.newest_first())
+    assert len(files_in(tmp_path)) == 1
 
 
 # -- the simulation ----------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import secrets
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
@@ -14,7 +15,7 @@ from pyctl.errors import StateError
 
 __all__ = [
     "INDEX",
-    "RECENT",
+    "PROMPTS",
     "REPLIES",
     "TAG_BYTES",
     "WORDS",
@@ -22,6 +23,7 @@ __all__ = [
     "Header",
     "Part",
     "PartKind",
+    "PromptName",
     "SegmentName",
     "StateName",
     "check_fingerprint",
@@ -33,13 +35,15 @@ __all__ = [
 
 INDEX = "index.sqlite3"
 
-RECENT = "recent"
-
 REPLIES = "replies"
 
 WORDS = "words"
 
 TAG_BYTES = 8
+
+PROMPTS = "prompts"
+
+_PROMPT = re.compile(r"([0-9a-f]{16})-([0-9a-f]{8})\.prompt")
 
 _FINGERPRINT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
@@ -73,6 +77,28 @@ class StateName:
 
     def __str__(self) -> str:
         return f"{self.n}-{self.digest.hex()}.state"
+
+
+@dataclass(frozen=True)
+class PromptName:
+    """A recent prompt, in the folder PROMPTS of its fingerprint; as text, names sort by age."""
+
+    made_ns: int
+    tag: bytes
+
+    @classmethod
+    def new(cls, made_ns: int) -> PromptName:
+        """A name that no other process makes at the same time."""
+        return cls(made_ns, secrets.token_bytes(4))
+
+    @classmethod
+    def parse(cls, file: str) -> PromptName | None:
+        """The name in ``file``; None for others."""
+        found = _PROMPT.fullmatch(file)
+        return cls(int(found[1], 16), bytes.fromhex(found[2])) if found else None
+
+    def __str__(self) -> str:
+        return f"{self.made_ns:016x}-{self.tag.hex()}.prompt"
 
 
 def parse(file: str) -> SegmentName | StateName | None:

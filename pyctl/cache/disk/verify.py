@@ -12,7 +12,7 @@ import numpy as np
 
 from pyctl.atomic_file import is_abandoned, temp_pid
 from pyctl.cache.disk.file_format import (
-    RECENT,
+    PROMPTS,
     REPLIES,
     WORDS,
     CorruptFileError,
@@ -118,7 +118,7 @@ def _ours(directory: Path, report: VerifyReport, fix: bool) -> Iterator[Path]:
         for path in sorted(home.iterdir()):
             if parse(path.name) is not None:
                 yield path
-            elif path.name in (RECENT, REPLIES, WORDS):
+            elif path.name in (PROMPTS, REPLIES, WORDS):
                 continue
             elif temp_pid(path.name) is None:
                 report.foreign.append(_label((home.name, path.name)))
