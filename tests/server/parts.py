@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 import msgspec
 import pytest
 
 from pyctl.chat.reasoning import CallDelta, ReplyDelta
+from pyctl.server.generate.prepare import PreparedReply
 
 
 class PartSplitter:
@@ -39,10 +38,9 @@ class PartSplitter:
         return self.feed("\n") if self._held else ReplyDelta()
 
 
-def split_by_lines(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> None:
-    """Let the jobs of ``module`` use a `PartSplitter`."""
-    chat_job = module.chat_job
-    monkeypatch.setattr(module, "chat_job", lambda *asked: replace(chat_job(*asked), splitter=PartSplitter()))
+def split_by_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let all replies be taken apart by a `PartSplitter`."""
+    monkeypatch.setattr(PreparedReply, "splitter", lambda prepared: PartSplitter())
 
 
 def named_events(body: bytes) -> list[dict[str, Any]]:

@@ -9,7 +9,6 @@ import pytest
 
 from pyctl.engine.request import Request
 from pyctl.errors import EngineError
-from pyctl.server.api import anthropic
 from pyctl.server.service import Settings
 from tests.chat.toy import THINKING
 from tests.server.fake import HI, Bench, Pause, Script, fail, play
@@ -112,7 +111,7 @@ def test_a_stream_makes_the_same_message(script: Callable[[Request], Script]) ->
 
 
 def test_blocks_come_in_the_order_of_the_reply(monkeypatch: pytest.MonkeyPatch) -> None:
-    split_by_lines(monkeypatch, anthropic)
+    split_by_lines(monkeypatch)
     script = play(*CALLS)
     expected = [
         {"type": "thinking", "thinking": "hm", "signature": ""},
@@ -126,20 +125,20 @@ def test_blocks_come_in_the_order_of_the_reply(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_text_behind_a_call_is_a_block_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    split_by_lines(monkeypatch, anthropic)
+    split_by_lines(monkeypatch)
     message = built(stream(Bench(play("c:a\n", "k:0:t:x\n", "c:b\n", "r:c\n", "r:d\n"))))
     assert [block["type"] for block in message["content"]] == ["text", "tool_use", "text", "thinking"]
 
 
 @pytest.mark.parametrize("arguments", ["{", "[1]", ""])
 def test_arguments_that_are_no_object_make_an_empty_one(monkeypatch: pytest.MonkeyPatch, arguments: str) -> None:
-    split_by_lines(monkeypatch, anthropic)
+    split_by_lines(monkeypatch)
     message = ask(Bench(play("k:0:t:x\n", f"a:0:{arguments}\n")))
     assert message["content"] == [{"type": "tool_use", "id": "t", "name": "x", "input": {}}]
 
 
 def test_stop_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
-    split_by_lines(monkeypatch, anthropic)
+    split_by_lines(monkeypatch)
 
     def reason(*parts: str, **how: Any) -> tuple[str, str | None]:
         message = ask(Bench(play(*parts, **how)))

@@ -6,13 +6,12 @@ import pytest
 
 from pyctl.errors import RequestError
 from pyctl.server.api.anthropic_request import chat_fields
-from pyctl.server.body import Fields
 
 STAMPED = "x-anthropic-billing-header: cc_version=2.1.101.e51; cc_entrypoint=cli; cch={};You are a helper."
 
 
 def converted(messages: Any, **fields: Any) -> dict[str, Any]:
-    return chat_fields(Fields({"messages": messages, **fields})).as_dict()
+    return chat_fields({"messages": messages, **fields})
 
 
 def messages_of(*messages: Any, **fields: Any) -> Any:
@@ -191,4 +190,4 @@ def test_disabled_thinking_is_not_begun() -> None:
 )
 def test_bad_requests_are_refused(body: dict[str, Any]) -> None:
     with pytest.raises(RequestError):
-        chat_fields(Fields(body))
+        chat_fields(body)

@@ -61,7 +61,7 @@ def test_a_whole_response() -> None:
 
 
 def test_a_stream_has_all_events_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    split_by_lines(monkeypatch, responses)
+    split_by_lines(monkeypatch)
     events = stream(Bench(play(*CALLS)))
     assert [event["type"].removeprefix("response.") for event in events] == [
         "created",
@@ -140,20 +140,20 @@ def test_reasoning_is_an_item_and_counted() -> None:
 
 
 def test_reasoning_comes_back_from_clients_that_store_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    split_by_lines(monkeypatch, responses)
+    split_by_lines(monkeypatch)
     bench = Bench(play("r:hm\n", "c:yes\n"))
     item = ask(bench, include=["reasoning.encrypted_content"], store=False)["output"][0]
     sent = {"type": "reasoning", "summary": [], "encrypted_content": item["encrypted_content"]}
     asked: list[Any] = []
-    chat_job = responses.chat_job
-    monkeypatch.setattr(responses, "chat_job", lambda service, chat: asked.append(chat) or chat_job(service, chat))
+    prepare = responses.prepare
+    monkeypatch.setattr(responses, "prepare", lambda service, body: asked.append(body) or prepare(service, body))
     ask(bench, [*HI, sent, {"role": "assistant", "content": "yes"}, *HI])
-    assert asked[0].get("messages")[1] == {"role": "assistant", "reasoning_content": "hm", "content": "yes"}
+    assert asked[0].conversation.messages[1] == {"role": "assistant", "reasoning_content": "hm", "content": "yes"}
 
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_response_is_continued(monkeypatch: pytest.MonkeyPatch, streamed: bool) -> None:
-    split_by_lines(monkeypatch, responses)
+    split_by_lines(monkeypatch)
     bench = Bench(play("c:I look\n", "k:0:t1:look\n", "a:0:{}\n"))
     asked = {"instructions": "Be kind."}
     first = stream(bench, **asked)[-1]["response"] if streamed else ask(bench, **asked)

@@ -8,12 +8,11 @@ from hypothesis import strategies as st
 
 from pyctl.errors import NotFoundError, NotSupportedError, RequestError
 from pyctl.server.api.responses_request import ResponseRequest, seal
-from pyctl.server.body import Fields
 from pyctl.server.response_store import ResponseStore
 
 
 def converted(given: Any, store: ResponseStore | None = None, **fields: Any) -> dict[str, Any]:
-    return ResponseRequest.of(Fields({"input": given, **fields}), store or ResponseStore()).chat.as_dict()
+    return ResponseRequest.of({"input": given, **fields}, store or ResponseStore()).chat
 
 
 def messages_of(*items: Any, **fields: Any) -> Any:
@@ -172,14 +171,14 @@ def test_a_previous_response_comes_before_what_is_asked_now() -> None:
     store = ResponseStore()
     store.put({"id": "resp_1"}, [HI, {"role": "assistant", "tool_calls": ["c"]}], None)
     output = {"type": "function_call_output", "call_id": "call_x", "output": "y"}
-    fields = Fields({"input": [output], "previous_response_id": "resp_1", "instructions": "new"})
+    fields = {"input": [output], "previous_response_id": "resp_1", "instructions": "new"}
     asked = ResponseRequest.of(fields, store)
     tool = {"role": "tool", "tool_call_id": "call_x", "content": "y"}
     system = {"role": "system", "content": "new"}
     assert asked.chat.get("messages") == [system, HI, {"role": "assistant", "tool_calls": ["c"]}, tool]
     assert (asked.added, asked.previous) == ([tool], "resp_1")
     with pytest.raises(NotFoundError):
-        ResponseRequest.of(Fields({"input": "x", "previous_response_id": "resp_2"}), store)
+        ResponseRequest.of({"input": "x", "previous_response_id": "resp_2"}, store)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +211,7 @@ def test_a_previous_response_comes_before_what_is_asked_now() -> None:
 )
 def test_bad_requests_are_refused(body: dict[str, Any]) -> None:
     with pytest.raises(RequestError):
-        ResponseRequest.of(Fields(body), ResponseStore())
+        ResponseRequest.of(body, ResponseStore())
 
 
 def test_conversations_at_the_server_are_not_supported() -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from pyctl.engine.sampling import DEFAULT_SAMPLERS, RANDOM_SEED, Sampling
 from pyctl.errors import RequestError
-from pyctl.server.body import Fields
-from pyctl.server.generate.sampling_fields import sampling_of
+from pyctl.server.generate.prepare import sampling_of
+from pyctl.server.generation_body import GenerationBody
 from tests.chat.toy import chatml_tokenizer
 
 NEVER = -float("inf")
@@ -19,7 +19,7 @@ def read(**fields: Any) -> Sampling:
 
 def read_over(defaults: Sampling, /, **fields: Any) -> Sampling:
     tokenizer = chatml_tokenizer()
-    return sampling_of(Fields(fields), defaults, tokenizer, tokenizer.n_vocab)
+    return sampling_of(GenerationBody.of(fields), defaults, tokenizer, tokenizer.n_vocab)
 
 
 def test_nothing_said_means_the_servers_defaults() -> None:

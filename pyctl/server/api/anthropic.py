@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -28,10 +29,11 @@ from pyctl.errors import ContextSizeError
 from pyctl.server.api.anthropic_request import chat_fields
 from pyctl.server.api.openai import Identity
 from pyctl.server.api.token_counts import count
-from pyctl.server.body import Fields
-from pyctl.server.generate.chat_request import ChatJob, chat_job
+from pyctl.server.body import parse_object
+from pyctl.server.generate.prepare import PreparedReply, prepare
 from pyctl.server.generate.reply import EventReply, named
-from pyctl.server.generate.respond import answer, log_error
+from pyctl.server.generate.respond import log_error, respond
+from pyctl.server.generation_body import ChatBody, ConversationBody
 from pyctl.server.http import JsonResponse, error_body
 from pyctl.server.service import Service
 
@@ -49,8 +51,8 @@ def error_response(error: BaseException) -> Response:
 class MessageReply(EventReply):
     """A message: blocks of thinking, text and tool use, in the order in which the model writes them."""
 
-    def __init__(self, service: Service, job: ChatJob, identity: Identity) -> None:
-        super().__init__(service, job)
+    def __init__(self, service: Service, prepared: PreparedReply, identity: Identity) -> None:
+        super().__init__(service, prepared)
         self._blocks: list[dict[str, Any]] = []
         self._parts: list[str] = []  # what the last block has been told
         self._identity = identity
@@ -187,18 +189,18 @@ def _usage(n_prompt: int, n_cached: int, n_predicted: int) -> dict[str, int]:
 
 async def messages(service: Service, request: Request) -> ASGIApp:
     """POST /v1/messages"""
-    return await _answered(request, lambda fields: _ask(service, fields))
+    return await _answered(request, partial(_ask, service))
 
 
 async def count_tokens(service: Service, request: Request) -> ASGIApp:
     """POST /v1/messages/count_tokens"""
-    return await _answered(request, lambda fields: _count(service, fields))
+    return await _answered(request, partial(_count, service))
 
 
-async def _answered(request: Request, reply: Callable[[Fields], Awaitable[ASGIApp]]) -> ASGIApp:
+async def _answered(request: Request, reply: Callable[[dict[str, Any]], Awaitable[ASGIApp]]) -> ASGIApp:
     """Errors in Anthropic's form."""
     try:
-        return await reply(Fields.parse(await request.body()))
+        return await reply(parse_object(await request.body()))
     except ClientDisconnect:
         raise
     except Exception as error:
@@ -206,10 +208,11 @@ async def _answered(request: Request, reply: Callable[[Fields], Awaitable[ASGIAp
         return error_response(error)
 
 
-async def _ask(service: Service, fields: Fields) -> ASGIApp:
-    job = await asyncio.to_thread(lambda: chat_job(service, chat_fields(fields)))
-    return answer(service, MessageReply(service, job, Identity(service)))
+async def _ask(service: Service, values: dict[str, Any]) -> ASGIApp:
+    (prepared,) = await asyncio.to_thread(lambda: prepare(service, ChatBody.of(chat_fields(values))))
+    return respond(service, [MessageReply(service, prepared, Identity(service))])
 
 
-async def _count(service: Service, fields: Fields) -> ASGIApp:
-    return JsonResponse({"input_tokens": await asyncio.to_thread(lambda: count(service, chat_fields(fields)))})
+async def _count(service: Service, values: dict[str, Any]) -> ASGIApp:
+    n_tokens = await asyncio.to_thread(lambda: count(service, ConversationBody.of(chat_fields(values))))
+    return JsonResponse({"input_tokens": n_tokens})

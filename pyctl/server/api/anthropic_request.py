@@ -14,10 +14,11 @@ llama-server's, so that both render the same prompt, but for these:
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 from pyctl.errors import RequestError
-from pyctl.server.body import Fields
+from pyctl.server.body import Body, Nested, items, json_object, others
 from pyctl.server.http import encode
 
 __all__ = ["chat_fields"]
@@ -25,18 +26,70 @@ __all__ = ["chat_fields"]
 _N_PREDICT = 4096
 _THINKING_BUDGET = 10000
 
-_OWN = frozenset(
+
+class _ToolChoice(Body, frozen=True):
+    type: Any = None
+    name: str = ""
+    disable_parallel_tool_use: bool = False
+
+
+class _Thinking(Body, frozen=True):
+    type: Any = None
+    budget_tokens: int = _THINKING_BUDGET
+
+
+class _Format(Body, frozen=True):
+    type: Any = None
+    schema: Any = None
+
+
+class _OutputConfig(Body, frozen=True):
+    format: Annotated[_Format, Nested(_Format)] = _Format()
+
+
+class _MessagesBody(Body, frozen=True):
+    """POST /v1/messages"""
+
+    system: Any = None
+    messages: Any = None
+    tools: list[Any] | None = None
+    tool_choice: Annotated[_ToolChoice, Nested(_ToolChoice)] = _ToolChoice()
+    stop_sequences: Any = None
+    max_tokens: Any = _N_PREDICT
+    thinking: Annotated[_Thinking, Nested(_Thinking)] = _Thinking()
+    output_config: Annotated[_OutputConfig, Nested(_OutputConfig)] = _OutputConfig()
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class _Block(Body, frozen=True):
+    """One block of a message or of the system text; what it may have depends on its type."""
+
+    type: Any = None
+    text: str = ""
+    thinking: str = ""
+    id: str = ""
+    name: str = ""
+    input: Any = None
+    tool_use_id: str = ""
+    content: Any = None
+    source: Any = None
+
+
+class _Source(Body, frozen=True):
+    type: Any = None
+    data: str = ""
+
+
+class _Tool(Body, frozen=True):
+    name: str = ""
+    description: str = ""
+    input_schema: Any = None
+
+
+_IGNORED = frozenset(
     {
         "model",
-        "system",
-        "messages",
-        "tools",
-        "tool_choice",
-        "stop_sequences",
-        "max_tokens",
-        "thinking",
         "metadata",
-        "output_config",
         "output_format",
         "cache_control",
         "container",
@@ -44,37 +97,39 @@ _OWN = frozenset(
         "mcp_servers",
         "service_tier",
         "inference_geo",
+        "n",
+        "n_cmpl",
     }
 )
-"""Fields that are read here or mean nothing to us."""
+"""Fields that mean nothing to us, and of chat completions what this API does not have."""
 
 _STAMP = re.compile(r"(x-anthropic-billing-header:(?:(?!cch=).)*cch=).{5};", re.DOTALL)
 
 
-def chat_fields(fields: Fields) -> Fields:
-    """The chat completion that ``fields`` ask for. Raises RequestError."""
-    chat = {name: value for name, value in fields.as_dict().items() if name not in _OWN}
-    chat["messages"] = [*_system(fields.get("system")), *_messages(fields.get("messages"))]
-    chat["max_tokens"] = fields.get("max_tokens") if "max_tokens" in fields else _N_PREDICT
-    if "stop_sequences" in fields:
-        chat["stop"] = fields.get("stop_sequences")
-    if "tools" in fields:
-        chat["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(_list(fields.get("tools"), "tools"))]
-    choice = fields.object("tool_choice")
-    if "type" in choice:
-        chat["tool_choice"] = _tool_choice(choice)
-    if choice.boolean("disable_parallel_tool_use", False):
+def chat_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The chat completion that ``values`` ask for. Raises RequestError."""
+    body = _MessagesBody.of(values)
+    chat = others(values, _MessagesBody, _IGNORED)
+    chat["messages"] = [*_system(body.system), *_messages(body.messages)]
+    chat["max_tokens"] = body.max_tokens
+    if body.stop_sequences is not None:
+        chat["stop"] = body.stop_sequences
+    if body.tools is not None:
+        chat["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools)]
+    if body.tool_choice.type is not None:
+        chat["tool_choice"] = _tool_choice(body.tool_choice)
+    if body.tool_choice.disable_parallel_tool_use:
         chat["parallel_tool_calls"] = False
-    thinking = fields.object("thinking")
-    if thinking.get("type") == "enabled":
-        chat["thinking_budget_tokens"] = thinking.integer("budget_tokens", default=_THINKING_BUDGET)
-    elif thinking.get("type") == "disabled":
-        kwargs = fields.object("chat_template_kwargs").as_dict()
-        chat["chat_template_kwargs"] = {"enable_thinking": False, **kwargs}
-    output = fields.object("output_config").object("format") if "output_config" in fields else Fields({})
-    if output.get("type") == "json_schema":
-        chat["response_format"] = {"type": "json_schema", "json_schema": {"schema": output.get("schema")}}
-    return Fields(chat)
+    if body.chat_template_kwargs is not None:
+        chat["chat_template_kwargs"] = body.chat_template_kwargs
+    if body.thinking.type == "enabled":
+        chat["thinking_budget_tokens"] = body.thinking.budget_tokens
+    elif body.thinking.type == "disabled":
+        chat["chat_template_kwargs"] = {"enable_thinking": False, **(body.chat_template_kwargs or {})}
+    output = body.output_config.format
+    if output.type == "json_schema":
+        chat["response_format"] = {"type": "json_schema", "json_schema": {"schema": output.schema}}
+    return chat
 
 
 def _system(value: Any) -> list[dict[str, Any]]:
@@ -82,8 +137,8 @@ def _system(value: Any) -> list[dict[str, Any]]:
         return []
     if isinstance(value, str):
         return [{"role": "system", "content": _stable(value)}]
-    blocks = [_block(block, f"system[{i}]") for i, block in enumerate(_list(value, "system"))]
-    texts = [_stable(block.string("text", "")) for block in blocks if block.get("type") == "text"]
+    blocks = [_block(block, f"system[{i}]") for i, block in enumerate(items(value, "system"))]
+    texts = [_stable(block.text) for block in blocks if block.type == "text"]
     return [{"role": "system", "content": "".join(texts)}]
 
 
@@ -96,7 +151,7 @@ def _messages(value: Any) -> list[Any]:
     if value is None:
         raise RequestError("'messages' is required")
     messages: list[Any] = []
-    for index, message in enumerate(_list(value, "messages")):
+    for index, message in enumerate(items(value, "messages")):
         at = f"messages[{index}]"
         if not isinstance(message, dict):
             raise RequestError(f"{at} must be an object")
@@ -110,7 +165,7 @@ def _messages(value: Any) -> list[Any]:
     return messages
 
 
-def _split(role: str, blocks: list[Fields]) -> list[dict[str, Any]]:
+def _split(role: str, blocks: list[_Block]) -> list[dict[str, Any]]:
     """One message for each run of blocks between tool results, and one for each of these."""
     messages: list[dict[str, Any]] = []
     texts: list[str] = []
@@ -131,20 +186,19 @@ def _split(role: str, blocks: list[Fields]) -> list[dict[str, Any]]:
             told.clear()
 
     for block in blocks:
-        kind = block.get("type")
+        kind = block.type
         if kind == "text" or kind == "document":
             texts.append(_text(block))
         elif kind == "image":
             raise _no_images()
-        elif kind == "thinking" and block.string("thinking", ""):
-            thoughts.append(block.string("thinking", ""))
+        elif kind == "thinking" and block.thinking:
+            thoughts.append(block.thinking)
         elif kind == "tool_use":
-            function = {"name": block.string("name", ""), "arguments": encode(block.get("input") or {}).decode()}
-            calls.append({"id": block.string("id", ""), "type": "function", "function": function})
+            function = {"name": block.name, "arguments": encode(block.input or {}).decode()}
+            calls.append({"id": block.id, "type": "function", "function": function})
         elif kind == "tool_result":
             flush()
-            result = _result(block.get("content"))
-            messages.append({"role": "tool", "tool_call_id": block.string("tool_use_id", ""), "content": result})
+            messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block.content)})
     flush()
     return messages
 
@@ -153,46 +207,42 @@ def _result(content: Any) -> str:
     if not isinstance(content, list):
         return content if isinstance(content, str) else ""
     blocks = [_block(block, f"tool_result.content[{i}]") for i, block in enumerate(content)]
-    if any(block.get("type") == "image" for block in blocks):
+    if any(block.type == "image" for block in blocks):
         raise _no_images()
-    return "".join(_text(block) for block in blocks if block.get("type") in ("text", "document"))
+    return "".join(_text(block) for block in blocks if block.type in ("text", "document"))
 
 
-def _text(block: Fields) -> str:
-    if block.get("type") == "text":
-        return block.string("text", "")
-    source = block.object("source")
-    if source.get("type") != "text":
+def _text(block: _Block) -> str:
+    if block.type == "text":
+        return block.text
+    source = _Source.of({} if block.source is None else json_object(block.source, "source"))
+    if source.type != "text":
         raise RequestError("a document must be plain text: its source must be of type text")
-    return source.string("data", "")
+    return source.data
 
 
 def _tool(value: Any, at: str) -> dict[str, Any]:
-    tool = _block(value, at)
-    function = {"name": tool.string("name", ""), "description": tool.string("description", "")}
-    return {"type": "function", "function": {**function, "parameters": tool.get("input_schema") or {}}}
+    if not isinstance(value, dict):
+        raise RequestError(f"{at} must be an object")
+    tool = _Tool.of(value)
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema or {}}
+    return {"type": "function", "function": function}
 
 
-def _tool_choice(choice: Fields) -> Any:
-    kind = choice.get("type")
-    if kind == "tool" and choice.string("name", ""):
-        return {"type": "function", "function": {"name": choice.get("name")}}
+def _tool_choice(choice: _ToolChoice) -> Any:
+    kind = choice.type
+    if kind == "tool" and choice.name:
+        return {"type": "function", "function": {"name": choice.name}}
     known = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
     if not isinstance(kind, str) or kind not in known:
         raise RequestError("'tool_choice.type' must be auto, any, tool or none")
     return known[kind]
 
 
-def _list(value: Any, at: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise RequestError(f"'{at}' must be a list")
-    return value
-
-
-def _block(value: Any, at: str) -> Fields:
+def _block(value: Any, at: str) -> _Block:
     if not isinstance(value, dict):
         raise RequestError(f"{at} must be an object")
-    return Fields(value)
+    return _Block.of(value)
 
 
 def _no_images() -> RequestError:

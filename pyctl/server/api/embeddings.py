@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from pyctl.errors import NotSupportedError, RequestError
 from pyctl.prompt import Tokens, as_tokens
-from pyctl.server.body import Fields
+from pyctl.server.body import EmbeddingsBody
 from pyctl.server.generate.prompts import mixed
 from pyctl.server.http import JsonResponse
 from pyctl.server.service import EngineLike, Service
@@ -40,23 +40,22 @@ async def _answer(service: Service, request: Request, *, oai: bool) -> Response:
     pooled = service.info.pooling != "none"
     if oai and not pooled:
         raise RequestError("Pooling type 'none' is not OAI compatible. Please use a different pooling type")
-    fields = Fields.parse(await request.body())
-    if "input" not in fields and "content" not in fields:
+    body = EmbeddingsBody.parse(await request.body())
+    if body.input is None and body.content is None:
         raise RequestError('"input" or "content" must be provided')
-    oai = oai and "input" in fields
-    encoding = fields.string("encoding_format", "float")
+    oai = oai and body.input is not None
+    encoding = body.encoding_format
     if encoding not in ("float", "base64"):
         raise RequestError("The format to return the embeddings in. Can be either float or base64")
-    norm = fields.integer("embd_normalize", default=service.settings.embd_normalize, low=-1)
-    value = fields.get("input" if "input" in fields else "content")
-    texts = await asyncio.to_thread(_texts, service, value)
+    norm = service.settings.embd_normalize if body.embd_normalize is None else body.embd_normalize
+    texts = await asyncio.to_thread(_texts, service, body.content if body.input is None else body.input)
     vectors = [await _embed(engine, tokens, norm if pooled else -1) for tokens in texts]
     if not oai:
         return JsonResponse([{"index": i, "embedding": rows.tolist()} for i, rows in enumerate(vectors)])
     n_tokens = sum(int(tokens.size) for tokens in texts)
     return JsonResponse(
         {
-            "model": fields.string("model", service.model),
+            "model": service.model if body.model is None else body.model,
             "object": "list",
             "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
             "data": [_object(rows[0], index, encoding) for index, rows in enumerate(vectors)],

@@ -13,7 +13,7 @@ from pyctl.engine.request import Request as EngineRequest
 from pyctl.errors import NotSupportedError
 from pyctl.prompt import Prompt
 from pyctl.server.generate.payload import settings_json, without_long
-from pyctl.server.generate.prepare import Options
+from pyctl.server.generation_body import ReplyOptions
 from pyctl.server.http import JsonResponse
 from pyctl.server.service import Service
 
@@ -77,7 +77,7 @@ async def props(service: Service, request: Request) -> Response:
     capabilities = chat.capabilities
     body: dict[str, Any] = {
         "default_generation_settings": {
-            "params": without_long(settings_json(defaults, Options(reasoning_format="none"))),
+            "params": without_long(settings_json(defaults, ReplyOptions(reasoning_format="none"))),
             "n_ctx": info.n_ctx,
         },
         "total_slots": info.n_seqs,

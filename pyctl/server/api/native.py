@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyctl.engine.request import Done, Piece, Progress, Request
+from pyctl.engine.request import Done, Piece, Progress
 from pyctl.server.generate.payload import settings_json, timings_json
-from pyctl.server.generate.prepare import Options
+from pyctl.server.generate.prepare import PreparedReply
 from pyctl.server.generate.reply import Reply, frame
 from pyctl.server.http import encode
 from pyctl.server.service import Service
@@ -15,20 +15,10 @@ __all__ = ["NativeReply"]
 
 
 class NativeReply(Reply):
-    """What /completion answers; ``prompt_text`` is the prompt as text, which a ``chat`` has rendered."""
+    """What /completion answers."""
 
-    def __init__(
-        self,
-        service: Service,
-        request: Request,
-        options: Options,
-        prompt_text: str,
-        index: int = 0,
-        chat: bool = False,
-    ) -> None:
-        super().__init__(service, request, options, index)
-        self._prompt_text = prompt_text
-        self._chat = chat
+    def __init__(self, service: Service, prepared: PreparedReply) -> None:
+        super().__init__(service, prepared)
         self._has_new_line = False
 
     def progress_frames(self, progress: Progress) -> bytes:
@@ -75,7 +65,7 @@ class NativeReply(Reply):
             "tokens_predicted": n_predicted,
             "tokens_evaluated": n_prompt,
             "generation_settings": settings_json(self.request, self.options, self._generation_prompt()),
-            "prompt": self._prompt_text,
+            "prompt": self.prepared.prompt_text,
             "has_new_line": has_new_line,
             "truncated": n_prompt + n_predicted >= self.service.info.n_ctx,
             "stop_type": done.stop_type if n_prompt else "none",
@@ -87,7 +77,7 @@ class NativeReply(Reply):
     def _generation_prompt(self) -> str | None:
         """What the prompt of a chat holds of the reply: all that follows its last boundary."""
         prompt = self.request.prompt
-        if not self._chat:
+        if self.prepared.chat is None:
             return None
         return self.service.text_of(prompt.tokens[prompt.boundaries[-1] :].tolist()) if prompt.boundaries else ""
 

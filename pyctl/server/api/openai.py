@@ -10,11 +10,10 @@ from typing import Any
 
 from pyctl.chat.reasoning import CallDelta, ReplyDelta
 from pyctl.chat.reply_splitter import ParsedReply
-from pyctl.engine.request import Done, Piece, Progress, Request
+from pyctl.engine.request import Done, Piece, Progress
 from pyctl.server.api.native import NativeReply
-from pyctl.server.generate.chat_request import ChatJob
 from pyctl.server.generate.payload import TokenProbs, timings_json, usage_json
-from pyctl.server.generate.prepare import Options
+from pyctl.server.generate.prepare import PreparedReply
 from pyctl.server.generate.reply import Reply, frame
 from pyctl.server.http import encode
 from pyctl.server.service import Service
@@ -47,11 +46,8 @@ class _OpenAIReply(Reply):
     kind: str
     chunk_kind: str
 
-    def __init__(
-        self, service: Service, request: Request, options: Options, identity: Identity, index: int = 0, text: str = ""
-    ) -> None:
-        super().__init__(service, request, options, index)
-        self.prompt_text = text
+    def __init__(self, service: Service, prepared: PreparedReply, identity: Identity) -> None:
+        super().__init__(service, prepared)
         self._identity = identity
         self._tail = identity.tail(self.chunk_kind)
 
@@ -60,9 +56,7 @@ class _OpenAIReply(Reply):
         body = {"choices": [choice], **self._identity.fields, "object": self.kind, "usage": usage_json(done)}
         body["timings"] = timings_json(done.timings, done.stats)
         if self.options.verbose:
-            native = NativeReply(
-                self.service, self.request, self.options, self.prompt_text, self.index, self.kind == "chat.completion"
-            )
+            native = NativeReply(self.service, self.prepared)
             native.texts, native.tokens = self.texts, self.tokens
             body["__verbose"] = native.whole(done)
         return body
@@ -74,10 +68,10 @@ class ChatReply(_OpenAIReply):
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 
-    def __init__(self, service: Service, job: ChatJob, identity: Identity, index: int = 0) -> None:
-        super().__init__(service, job.request, job.options, identity, index, job.turn.text)
-        self._splitter = job.splitter
-        self._open_reasoning = job.open_reasoning
+    def __init__(self, service: Service, prepared: PreparedReply, identity: Identity) -> None:
+        super().__init__(service, prepared, identity)
+        self._splitter = prepared.splitter()
+        self._open_reasoning = prepared.open_reasoning
         self._said_role = False
         self._called = False
         self._held_probs: list[TokenProbs] = []
@@ -99,7 +93,7 @@ class ChatReply(_OpenAIReply):
         frames = self._role() + self._deltas(self._splitter.finish())
         timings = b',"timings":' + encode(timings_json(done.timings, done.stats))
         usage = b""
-        if self.options.include_usage:
+        if self.options.stream_options.include_usage:
             usage = frame(b'{"choices":[]' + self._tail + b',"usage":' + encode(usage_json(done)) + timings + b"}")
         last = b'{"choices":[{"finish_reason":%s,"index":%d,"delta":{}}]' % (encode(self._finish(done)), self.index)
         return frames + frame(last + self._tail + (b"" if usage else timings) + b"}") + usage

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from pyctl.cache.cache_stats import CacheStats, CacheView
 from pyctl.errors import NotFoundError, NotSupportedError, RequestError
-from pyctl.server.body import Fields
+from pyctl.server.body import PinBody
 from pyctl.server.http import JsonResponse
 from pyctl.server.service import CacheLike, Service
 
@@ -26,14 +26,13 @@ async def show(service: Service, request: Request) -> Response:
 
 async def pin(service: Service, request: Request) -> Response:
     """POST /cache/pin {"id": ..., "pinned": true}: a pinned prefix is never evicted."""
-    fields = Fields.parse(await request.body())
-    name = fields.get("id")
+    body = PinBody.parse(await request.body())
+    name = body.id
     if not isinstance(name, str) or not name:
         raise RequestError("'id' must be the id of a prefix in GET /cache")
-    pinned = fields.boolean("pinned", True)
-    if not await asyncio.wrap_future(_cache(service).pin(name, pinned)):
+    if not await asyncio.wrap_future(_cache(service).pin(name, body.pinned)):
         raise NotFoundError(f"no prefix {name!r} in the cache")
-    return JsonResponse({"id": name, "pinned": pinned})
+    return JsonResponse({"id": name, "pinned": body.pinned})
 
 
 async def clear(service: Service, request: Request) -> Response:

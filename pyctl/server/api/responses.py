@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,9 +13,10 @@ from pyctl.errors import NotFoundError
 from pyctl.server.api.responses_reply import ResponseReply
 from pyctl.server.api.responses_request import ResponseRequest
 from pyctl.server.api.token_counts import count, counted
-from pyctl.server.body import Fields
-from pyctl.server.generate.chat_request import chat_job
-from pyctl.server.generate.respond import answer, log_error
+from pyctl.server.body import parse_object
+from pyctl.server.generate.prepare import prepare
+from pyctl.server.generate.respond import log_error, respond
+from pyctl.server.generation_body import ChatBody, ConversationBody
 from pyctl.server.http import JsonResponse
 from pyctl.server.service import Service
 
@@ -23,23 +25,23 @@ __all__ = ["create", "delete", "input_tokens", "retrieve"]
 
 async def create(service: Service, request: Request) -> ASGIApp:
     """POST /v1/responses"""
-    fields = Fields.parse(await request.body())
+    values = parse_object(await request.body())
     try:
-        reply = await asyncio.to_thread(_reply, service, fields)
+        reply = await asyncio.to_thread(_reply, service, values)
     except NotFoundError as error:
         log_error(request.url.path, error)
-        return _no_previous(fields)
-    return answer(service, reply)
+        return _no_previous(values)
+    return respond(service, [reply])
 
 
 async def input_tokens(service: Service, request: Request) -> Response:
     """POST /v1/responses/input_tokens"""
-    fields = Fields.parse(await request.body())
+    values = parse_object(await request.body())
     try:
-        return counted(await asyncio.to_thread(_count, service, fields))
+        return counted(await asyncio.to_thread(_count, service, values))
     except NotFoundError as error:
         log_error(request.url.path, error)
-        return _no_previous(fields)
+        return _no_previous(values)
 
 
 async def retrieve(service: Service, request: Request) -> Response:
@@ -54,20 +56,21 @@ async def delete(service: Service, request: Request) -> Response:
     return JsonResponse({"id": name, "object": "response", "deleted": True})
 
 
-def _reply(service: Service, fields: Fields) -> ResponseReply:
-    asked = ResponseRequest.of(fields, service.responses)
-    return ResponseReply(service, chat_job(service, asked.chat), asked)
+def _reply(service: Service, values: dict[str, Any]) -> ResponseReply:
+    asked = ResponseRequest.of(values, service.responses)
+    (prepared,) = prepare(service, ChatBody.of(asked.chat))
+    return ResponseReply(service, prepared, asked)
 
 
-def _count(service: Service, fields: Fields) -> int:
-    return count(service, ResponseRequest.of(fields, service.responses).chat)
+def _count(service: Service, values: dict[str, Any]) -> int:
+    return count(service, ConversationBody.of(ResponseRequest.of(values, service.responses).chat))
 
 
-def _no_previous(fields: Fields) -> Response:
+def _no_previous(values: dict[str, Any]) -> Response:
     """OpenAI's words for it; clients know the code, and ask again with the whole conversation."""
     error = {
         "code": "previous_response_not_found",
-        "message": f"Previous response with id '{fields.get('previous_response_id')}' not found.",
+        "message": f"Previous response with id '{values.get('previous_response_id')}' not found.",
         "param": "previous_response_id",
         "type": "invalid_request_error",
     }

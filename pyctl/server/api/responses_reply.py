@@ -22,10 +22,10 @@ from typing import Any
 
 from pyctl.chat.reasoning import CallDelta, ReplyDelta
 from pyctl.engine.request import Done, Progress
-from pyctl.server.api.responses_request import ResponseRequest, seal
-from pyctl.server.body import Fields
-from pyctl.server.generate.chat_request import ChatJob
+from pyctl.engine.sampling import Sampling
+from pyctl.server.api.responses_request import ResponseRequest, ResponsesBody, seal
 from pyctl.server.generate.payload import progress_json, timings_json
+from pyctl.server.generate.prepare import PreparedReply
 from pyctl.server.generate.reply import EventReply, named
 from pyctl.server.http import error_body
 from pyctl.server.service import Service
@@ -39,12 +39,11 @@ _SEALED = "reasoning.encrypted_content"
 class ResponseReply(EventReply):
     """A response: items of reasoning, message and function calls, in the order in which the model writes them."""
 
-    def __init__(self, service: Service, job: ChatJob, request: ResponseRequest) -> None:
-        super().__init__(service, job)
-        self._asked = request
-        self._seals = _SEALED in (request.fields.strings("include") or ())
-        self._stores = request.fields.boolean("store", True)
-        self._settings = _settings(request.fields, job, service.model)
+    def __init__(self, service: Service, prepared: PreparedReply, asked: ResponseRequest) -> None:
+        super().__init__(service, prepared)
+        self._asked = asked
+        self._seals = _SEALED in asked.body.include
+        self._settings = _settings(asked.body, prepared.request.sampling, service.model)
         self._items: list[dict[str, Any]] = []
         self._texts: list[str] = []  # what the last item has been told
         self._open = False
@@ -101,7 +100,7 @@ class ResponseReply(EventReply):
             "usage": self._usage(done),
         }
         body = self._body("incomplete" if cut else "completed", members)
-        if self._stores:
+        if self._asked.body.store:
             messages = [*self._asked.added, *map(_message, self._items)]
             self.service.responses.put(body, messages, self._asked.previous)
         return body
@@ -205,11 +204,8 @@ class ResponseReply(EventReply):
         }
 
 
-def _settings(fields: Fields, job: ChatJob, model: str) -> dict[str, Any]:
+def _settings(body: ResponsesBody, sampling: Sampling, model: str) -> dict[str, Any]:
     """What a response repeats of its request."""
-    sampling = job.request.sampling
-    style = fields.object("text").object("format").as_dict()
-    reasoning = fields.object("reasoning")
     return {
         "created_at": int(time.time()),
         "id": _name("resp_"),
@@ -217,17 +213,17 @@ def _settings(fields: Fields, job: ChatJob, model: str) -> dict[str, Any]:
         "object": "response",
         "error": None,
         "incomplete_details": None,
-        "instructions": fields.get("instructions"),
-        "max_output_tokens": fields.get("max_output_tokens"),
-        "metadata": fields.object("metadata").as_dict(),
-        "parallel_tool_calls": fields.boolean("parallel_tool_calls", True),
-        "previous_response_id": fields.get("previous_response_id"),
-        "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
-        "store": fields.boolean("store", True),
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata,
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "previous_response_id": body.previous_response_id,
+        "reasoning": {name: body.reasoning.get(name) for name in ("effort", "summary")},
+        "store": body.store,
         "temperature": sampling.temperature,
-        "text": {"format": style or {"type": "text"}},
-        "tool_choice": fields.get("tool_choice") or "auto",
-        "tools": fields.get("tools") or [],
+        "text": {"format": body.text.format or {"type": "text"}},
+        "tool_choice": body.tool_choice or "auto",
+        "tools": body.tools or [],
         "top_p": sampling.top_p,
         "truncation": "disabled",
     }

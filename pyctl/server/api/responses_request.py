@@ -19,39 +19,59 @@ import base64
 import binascii
 import logging
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import field
 
 from pyctl.errors import NotSupportedError, RequestError
-from pyctl.server.body import Fields
+from pyctl.server.body import Body, Nested, others
 from pyctl.server.response_store import ResponseStore
 
-__all__ = ["ResponseRequest", "seal"]
+__all__ = ["ResponseRequest", "ResponsesBody", "seal"]
 
 log = logging.getLogger("pyctl.server")
 
-_OWN = frozenset(
-    {
-        "model",
-        "input",
-        "instructions",
-        "tools",
-        "tool_choice",
-        "max_output_tokens",
-        "reasoning",
-        "text",
-        "previous_response_id",
-        "store",
-        "include",
-        "metadata",
-        "background",
-        "conversation",
-        "prompt",
-        "truncation",
-        "service_tier",
-    }
-)
-"""Fields that are read here or mean nothing to us."""
+
+class _Text(Body, frozen=True):
+    format: dict[str, Any] = field(default_factory=dict)
+
+
+class ResponsesBody(Body, frozen=True):
+    """POST /v1/responses"""
+
+    input: Any = None
+    instructions: str | None = None
+    tools: Any = None
+    tool_choice: Any = None
+    max_output_tokens: Any = None
+    reasoning: dict[str, Any] = field(default_factory=dict)
+    text: Annotated[_Text, Nested(_Text)] = _Text()
+    previous_response_id: str | None = None
+    conversation: Any = None
+    store: bool = True
+    include: tuple[str, ...] = ()
+    metadata: dict[str, Any] = field(default_factory=dict)
+    parallel_tool_calls: bool = True
+
+
+class _Item(Body, frozen=True):
+    """One item of the input; what it may have depends on its type."""
+
+    type: Any = None
+    role: Any = None
+    content: Any = None
+    name: str | None = None
+    arguments: str | None = None
+    call_id: str | None = None
+    output: Any = None
+    summary: Any = None
+    encrypted_content: Any = None
+
+
+_IGNORED = frozenset({"model", "background", "prompt", "truncation", "service_tier", "n", "n_cmpl"})
+"""Fields that mean nothing to us, and of chat completions what this API does not have."""
 
 _SEAL = "pyctl-reasoning-"
 _MAX_SEALED = 1 << 24
@@ -59,24 +79,28 @@ _MAX_SEALED = 1 << 24
 
 @dataclass(frozen=True)
 class ResponseRequest:
-    """``chat`` is the chat completion to make; ``added`` are its messages since the response ``previous``."""
+    """``chat`` are the fields of the chat completion to make; ``added`` are its messages since the response
+    ``previous``.
+    """
 
-    fields: Fields
-    chat: Fields
+    body: ResponsesBody
+    chat: dict[str, Any]
     added: list[Any]
     previous: str | None
 
     @classmethod
-    def of(cls, fields: Fields, store: ResponseStore) -> ResponseRequest:
-        """Read from ``fields``. Raises RequestError, and NotFoundError for a previous response that is unknown."""
-        if "conversation" in fields:
+    def of(cls, values: Mapping[str, Any], store: ResponseStore) -> ResponseRequest:
+        """Read from ``values``. Raises RequestError, and NotFoundError for a previous response that is unknown."""
+        body = ResponsesBody.of(values)
+        if body.conversation is not None:
             raise NotSupportedError("'conversation' is not supported; 'previous_response_id' is")
-        previous = fields.string("previous_response_id", "") or None
-        added = _messages(fields.get("input"))
+        previous = body.previous_response_id or None
+        added = _messages(body.input)
         messages = [*(store.conversation(previous) if previous is not None else []), *added]
-        if "instructions" in fields:
-            messages.insert(0, {"role": "system", "content": fields.string("instructions", "")})
-        return cls(fields, Fields({**_options(fields), "messages": _joined(messages)}), added, previous)
+        if body.instructions is not None:
+            messages.insert(0, {"role": "system", "content": body.instructions})
+        chat = {**others(values, ResponsesBody, _IGNORED), **_options(body), "messages": _joined(messages)}
+        return cls(body, chat, added, previous)
 
 
 def seal(reasoning: str) -> str:
@@ -93,24 +117,23 @@ def _unseal(text: str) -> str:
         return ""
 
 
-def _options(fields: Fields) -> dict[str, Any]:
-    chat = {name: value for name, value in fields.as_dict().items() if name not in _OWN}
-    if "max_output_tokens" in fields:
-        chat["max_tokens"] = fields.get("max_output_tokens")
-    effort = fields.object("reasoning").get("effort")
-    if effort is not None:
-        chat["reasoning_effort"] = effort
-    tools = _tools(fields.get("tools"))
+def _options(body: ResponsesBody) -> dict[str, Any]:
+    chat: dict[str, Any] = {} if body.parallel_tool_calls else {"parallel_tool_calls": False}
+    if body.max_output_tokens is not None:
+        chat["max_tokens"] = body.max_output_tokens
+    if body.reasoning.get("effort") is not None:
+        chat["reasoning_effort"] = body.reasoning["effort"]
+    tools = _tools(body.tools)
     if tools:
         chat["tools"] = tools
-    if "tool_choice" in fields:
-        chat["tool_choice"] = _tool_choice(fields.get("tool_choice"))
-    style = fields.object("text").object("format")
+    if body.tool_choice is not None:
+        chat["tool_choice"] = _tool_choice(body.tool_choice)
+    style = {name: value for name, value in body.text.format.items() if value is not None}
     if style.get("type") == "json_schema":
-        schema = {name: style.get(name) for name in ("name", "schema", "strict") if name in style}
+        schema = {name: style[name] for name in ("name", "schema", "strict") if name in style}
         chat["response_format"] = {"type": "json_schema", "json_schema": schema}
     elif "type" in style:
-        chat["response_format"] = {"type": style.get("type")}
+        chat["response_format"] = {"type": style["type"]}
     return chat
 
 
@@ -157,34 +180,36 @@ def _messages(value: Any) -> list[Any]:
     for index, item in enumerate(value):
         if not isinstance(item, dict):
             raise RequestError(f"input[{index}] must be an object")
-        messages.append(_message(Fields(item), f"input[{index}]"))
+        messages.append(_message(_Item.of(item), f"input[{index}]"))
     return messages
 
 
-def _message(item: Fields, at: str) -> dict[str, Any]:
-    kind = item.get("type")
-    role = item.get("role")
+def _message(item: _Item, at: str) -> dict[str, Any]:
+    kind, role = item.type, item.role
     if role is not None and kind in (None, "message"):
-        content = _content(item.get("content"), f"{at}.content")
+        content = _content(item.content, f"{at}.content")
         if role == "assistant" and not isinstance(content, str):
             content = "".join(part["text"] for part in content)
         return {"role": role, "content": content}
     if kind == "function_call":
-        function = {"name": _required(item, "name", at), "arguments": _required(item, "arguments", at)}
-        call = {"id": _required(item, "call_id", at), "type": "function", "function": function}
+        function = {
+            "name": _required(item.name, f"{at}.name"),
+            "arguments": _required(item.arguments, f"{at}.arguments"),
+        }
+        call = {"id": _required(item.call_id, f"{at}.call_id"), "type": "function", "function": function}
         return {"role": "assistant", "tool_calls": [call]}
     if kind == "function_call_output":
-        output = _content(item.get("output"), f"{at}.output")
-        return {"role": "tool", "tool_call_id": _required(item, "call_id", at), "content": output}
+        output = _content(item.output, f"{at}.output")
+        return {"role": "tool", "tool_call_id": _required(item.call_id, f"{at}.call_id"), "content": output}
     if kind == "reasoning":
         return {"role": "assistant", "reasoning_content": _reasoning(item, at)}
     raise RequestError(f"{at}: an item of type {str(kind)[:40]!r} cannot be read")
 
 
-def _required(item: Fields, name: str, at: str) -> str:
-    if name not in item:
-        raise RequestError(f"{at}.{name} is required")
-    return item.string(name, "")
+def _required(value: str | None, at: str) -> str:
+    if value is None:
+        raise RequestError(f"{at} is required")
+    return value
 
 
 def _content(value: Any, at: str) -> Any:
@@ -207,12 +232,12 @@ def _part(part: Any, at: str) -> dict[str, Any]:
     raise RequestError(f"{at}.type must be input_text or output_text")
 
 
-def _reasoning(item: Fields, at: str) -> str:
-    text = _texts(item.get("content"), f"{at}.content")
-    sealed = item.get("encrypted_content")
+def _reasoning(item: _Item, at: str) -> str:
+    text = _texts(item.content, f"{at}.content")
+    sealed = item.encrypted_content
     if not text and isinstance(sealed, str) and sealed.startswith(_SEAL):
         text = _unseal(sealed)
-    return text or _texts(item.get("summary"), f"{at}.summary")
+    return text or _texts(item.summary, f"{at}.summary")
 
 
 def _texts(parts: Any, at: str) -> str:

@@ -12,9 +12,9 @@ from starlette.responses import Response
 
 from pyctl.engine.engine_stats import SequenceView
 from pyctl.errors import NotSupportedError, RequestError, UnavailableError
-from pyctl.server.body import Fields
+from pyctl.server.body import SlotBody
 from pyctl.server.generate.payload import settings_json, without_long
-from pyctl.server.generate.prepare import Options
+from pyctl.server.generation_body import ReplyOptions
 from pyctl.server.http import JsonResponse
 from pyctl.server.service import Service, SlotsLike
 
@@ -45,7 +45,7 @@ async def act(service: Service, request: Request) -> Response:
         return JsonResponse({"id_slot": slot, "n_erased": await asyncio.wrap_future(slots.erase(slot))})
     if action not in ("save", "restore"):
         raise RequestError("Invalid action")
-    name = _filename(Fields.parse(await request.body()).get("filename"))
+    name = _filename(SlotBody.parse(await request.body()).filename)
     if action == "save":
         saved = await asyncio.wrap_future(slots.save(slot, directory / name))
         counts = {"n_saved": saved.n_tokens, "n_written": saved.n_bytes, "timings": {"save_ms": saved.ms}}
@@ -66,7 +66,7 @@ def _slot(service: Service, view: SequenceView) -> dict[str, Any]:
     if view.request is None:
         return slot
     debug = service.settings.slots_debug
-    params = settings_json(view.request, Options(stream=view.request.return_progress))
+    params = settings_json(view.request, ReplyOptions(stream=view.request.return_progress))
     reply = service.text_of(view.reply)
     limit = view.request.max_tokens
     slot |= {

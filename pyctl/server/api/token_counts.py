@@ -9,9 +9,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pyctl.errors import RequestError
-from pyctl.server.body import Fields
-from pyctl.server.generate.chat_request import chat_turn
+from pyctl.server.body import DetokenizeBody, TokenizeBody
+from pyctl.server.generate.prepare import prepare_chat
 from pyctl.server.generate.prompts import mixed
+from pyctl.server.generation_body import ConversationBody
 from pyctl.server.http import JsonResponse
 from pyctl.server.service import Service
 
@@ -20,38 +21,36 @@ __all__ = ["apply_template", "chat_input_tokens", "count", "counted", "detokeniz
 
 async def tokenize(service: Service, request: Request) -> Response:
     """POST /tokenize"""
-    return JsonResponse(await asyncio.to_thread(_tokenize, service, Fields.parse(await request.body())))
+    return JsonResponse(await asyncio.to_thread(_tokenize, service, TokenizeBody.parse(await request.body())))
 
 
 async def detokenize(service: Service, request: Request) -> Response:
     """POST /detokenize"""
-    return JsonResponse(await asyncio.to_thread(_detokenize, service, Fields.parse(await request.body())))
+    return JsonResponse(await asyncio.to_thread(_detokenize, service, DetokenizeBody.parse(await request.body())))
 
 
 async def apply_template(service: Service, request: Request) -> Response:
     """POST /apply-template"""
-    turn = await asyncio.to_thread(chat_turn, service, Fields.parse(await request.body()))
-    return JsonResponse({"prompt": turn.text})
+    chat = await asyncio.to_thread(prepare_chat, service, ConversationBody.parse(await request.body()))
+    return JsonResponse({"prompt": chat.text})
 
 
-def _tokenize(service: Service, fields: Fields) -> dict[str, Any]:
-    content = fields.get("content")
-    parts = mixed(content, "content", service.info.n_vocab) if content is not None else []
-    add_special, parse_special = fields.boolean("add_special", False), fields.boolean("parse_special", True)
+def _tokenize(service: Service, body: TokenizeBody) -> dict[str, Any]:
+    parts = mixed(body.content, "content", service.info.n_vocab) if body.content is not None else []
     tokens: list[int] = []
     for index, part in enumerate(parts):
         if isinstance(part, str):
-            first = add_special and index == 0
-            tokens += service.tokenizer.tokenize(part, add_special=first, parse_special=parse_special)
+            first = body.add_special and index == 0
+            tokens += service.tokenizer.tokenize(part, add_special=first, parse_special=body.parse_special)
         else:
             tokens.append(part)
-    if not fields.boolean("with_pieces", False):
+    if not body.with_pieces:
         return {"tokens": tokens}
     return {"tokens": [{"id": token, "piece": _readable(service.tokenizer.piece(token))} for token in tokens]}
 
 
-def _detokenize(service: Service, fields: Fields) -> dict[str, Any]:
-    tokens = mixed(fields.get("tokens") or [], "tokens", service.info.n_vocab)
+def _detokenize(service: Service, body: DetokenizeBody) -> dict[str, Any]:
+    tokens = mixed(body.tokens or [], "tokens", service.info.n_vocab)
     ids = [token for token in tokens if isinstance(token, int)]
     if len(ids) != len(tokens):
         raise RequestError("'tokens' must be a list of token ids")
@@ -68,13 +67,13 @@ def _readable(piece: bytes) -> str | list[int]:
 
 async def chat_input_tokens(service: Service, request: Request) -> Response:
     """POST /v1/chat/completions/input_tokens"""
-    fields = Fields.parse(await request.body())
-    return counted(await asyncio.to_thread(count, service, fields))
+    body = ConversationBody.parse(await request.body())
+    return counted(await asyncio.to_thread(count, service, body))
 
 
-def count(service: Service, fields: Fields) -> int:
-    """Tokens of the prompt that the chat request ``fields`` is rendered to."""
-    return len(service.chat.prompt_from_text(chat_turn(service, fields).text))
+def count(service: Service, body: ConversationBody) -> int:
+    """Tokens of the prompt that the conversation is rendered to."""
+    return len(service.chat.prompt_from_text(prepare_chat(service, body).text))
 
 
 def counted(n_tokens: int) -> Response:

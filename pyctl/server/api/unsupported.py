@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pyctl.errors import NotFoundError, NotSupportedError, RequestError
-from pyctl.server.body import Fields
+from pyctl.server.body import ControlBody, parse_object
 from pyctl.server.http import JsonResponse
 
 __all__ = ["control", "disabled", "end_stream", "find_streams", "rerank", "resume_stream", "transcribe"]
@@ -30,10 +30,10 @@ async def disabled(service: object, request: Request) -> Response:
 
 async def control(service: object, request: Request) -> Response:
     """POST /v1/chat/completions/control, which ends the reasoning of a running reply."""
-    fields = Fields.parse(await request.body())
-    if not fields.string("id", ""):
+    body = ControlBody.parse(await request.body())
+    if not body.id:
         raise RequestError("missing completion id")
-    if fields.string("action", "") != "reasoning_end":
+    if body.action != "reasoning_end":
         raise RequestError("unknown control action")
     raise NotSupportedError("the reasoning of a running reply cannot be ended")
 
@@ -52,7 +52,7 @@ async def end_stream(service: object, request: Request) -> Response:
 
 async def find_streams(service: object, request: Request) -> Response:
     """POST /v1/streams/lookup: no stream is kept for anyone."""
-    Fields.parse(await request.body())
+    parse_object(await request.body())
     return JsonResponse([])
 
 

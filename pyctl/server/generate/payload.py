@@ -10,7 +10,7 @@ from typing import Any
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.chat.cached_tokenizer import Tokenizer
 from pyctl.engine.request import Done, Progress, Request, Timings
-from pyctl.server.generate.prepare import Options
+from pyctl.server.generation_body import ReplyOptions
 
 __all__ = ["TokenProbs", "probs_json", "progress_json", "settings_json", "timings_json", "usage_json", "without_long"]
 
@@ -139,10 +139,10 @@ _LONG = frozenset(
 )
 
 
-def settings_json(request: Request, options: Options, generation_prompt: str | None = None) -> dict[str, Any]:
+def settings_json(request: Request, options: ReplyOptions, generation_prompt: str | None = None) -> dict[str, Any]:
     """All settings; ``generation_prompt`` is what a chat's prompt holds of the reply, None without a chat."""
     sampling = request.sampling
-    form = "deepseek" if options.reasoning_format == "auto" else options.reasoning_format
+    form = "deepseek" if options.reasoning_format in (None, "auto") else options.reasoning_format
     return {
         **{name: getattr(sampling, name) for name in _PLAIN},
         **{name: ctypes.c_float(getattr(sampling, name)).value for name in _FLOATS},  # llama-server has no doubles

@@ -1,158 +1,206 @@
-"""From a request body to the engine's request: options, constraint, reasoning budget."""
+"""The one way from a request to the engine: any typed body becomes the replies that it asks for."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 from pyctl.cache.persist import DiskPolicy
-from pyctl.chat.chat_format import ChatFormat
-from pyctl.chat.rendering import RenderedChat
-from pyctl.chat.schema import reply_grammar, schema_grammar
+from pyctl.chat.cached_tokenizer import Tokenizer
+from pyctl.chat.chat_format import ChatRequest, PreparedChat, ReasoningFormat
+from pyctl.chat.constraint import Constraint
+from pyctl.chat.reasoning import ReasoningSplitter, ReasoningTokens
+from pyctl.chat.rendering import Continue
+from pyctl.chat.reply_splitter import ReplySplitter
+from pyctl.chat.schema import schema_grammar
+from pyctl.engine.backend import EngineInfo
 from pyctl.engine.request import Request
-from pyctl.engine.sampling import RANDOM_SEED
+from pyctl.engine.sampling import RANDOM_SEED, Sampling
 from pyctl.engine.stream import ReasoningLimit
-from pyctl.errors import RequestError
+from pyctl.errors import NotSupportedError, RequestError
 from pyctl.prompt import Prompt
-from pyctl.server.api.lora import scales_of
-from pyctl.server.body import Fields
-from pyctl.server.generate.sampling_fields import sampling_of
+from pyctl.server.generate.prompts import infill_prompt, prompts_of
+from pyctl.server.generation_body import (
+    AnyBody,
+    ChatBody,
+    CompletionBody,
+    ConversationBody,
+    GenerationBody,
+    InfillBody,
+    ReplyOptions,
+)
 from pyctl.server.service import Service
 
-__all__ = [
-    "MOST_CHOICES",
-    "Options",
-    "constraint_of",
-    "engine_request",
-    "n_choices",
-    "nth_choice",
-    "reasoning_limit",
-    "schema_of",
-]
+__all__ = ["PreparedReply", "keep_scales", "prepare", "prepare_chat", "sampling_of"]
 
 
-def constraint_of(fields: Fields, chat: ChatFormat, turn: RenderedChat | None = None) -> dict[str, Any]:
-    """The members of Sampling that bind the reply; none without such a field. Raises RequestError.
+@dataclass(frozen=True)
+class PreparedReply:
+    """Reply number ``index`` of a request: what the engine is asked, how the client wants it, and the prompt as text.
 
-    In a chat, a schema binds the content, which may follow a reasoning block; a grammar binds everything.
+    ``chat`` is the conversation that the reply continues, None for a raw prompt.
     """
-    grammar = fields.string("grammar", "")
-    schema = schema_of(fields)
-    if turn is None:
-        return {"grammar": grammar or _converted(schema, chat)} if grammar or schema is not None else {}
-    if grammar and schema is not None:
-        raise RequestError("Cannot use both json_schema and grammar")
-    if grammar:
-        return {"grammar": grammar}
+
+    request: Request
+    options: ReplyOptions
+    prompt_text: str
+    index: int = 0
+    chat: PreparedChat | None = None
+
+    @property
+    def open_reasoning(self) -> str:
+        """Text of the prompt that the content begins with."""
+        return self.chat.open_reasoning if self.chat is not None else ""
+
+    def splitter(self) -> ReplySplitter:
+        """What takes the reply apart; of a raw prompt's, everything is content."""
+        return self.chat.splitter() if self.chat is not None else ReplySplitter(ReasoningSplitter(None, "content"))
+
+
+def prepare(service: Service, body: AnyBody) -> list[PreparedReply]:
+    """All replies that ``body`` asks for: ``body.n`` to each of its prompts.
+
+    Raises RequestError, and NotSupportedError for what this model or server cannot do.
+    """
+    settings, info = service.settings, service.info
+    keep_scales(info, body.options.lora)
+    sampling = sampling_of(body, settings.sampling, service.tokenizer, info.n_vocab)
+    replies: list[PreparedReply] = []
+    for asked in _prompts(service, body):
+        request = Request(
+            prompt=asked.prompt,
+            sampling=_bound(sampling, asked.constraint),
+            max_tokens=settings.n_predict if body.max_tokens is None else body.max_tokens,
+            stop=tuple(word for word in body.stop if word),
+            n_probs=max(body.n_probs, 0),
+            cache_prompt=settings.cache_prompt if body.cache_prompt is None else body.cache_prompt,
+            disk_policy=DiskPolicy.of_request(body.prefix_cache, settings.disk_policy),
+            return_progress=body.options.stream,  # what a stream's headers wait for is the first of these
+            reasoning=_limit(asked.reasoning),
+            seq=body.seq % info.n_seqs if body.seq >= 0 else -1,
+            n_indent=body.n_indent,
+            max_ms=max(body.max_ms, 0),
+        )
+        for number in range(body.n):
+            nth = _nth(request, number)
+            replies.append(PreparedReply(nth, body.options, asked.text, len(replies), asked.chat))
+    return replies
+
+
+def prepare_chat(service: Service, body: ConversationBody, asked: ChatBody | None = None) -> PreparedChat:
+    """The conversation alone, as far as its prompt; with all that binds the reply if the whole request is ``asked``."""
+    kwargs = dict(body.chat_template_kwargs)
+    if isinstance(kwargs.get("enable_thinking"), str):
+        raise RequestError("'chat_template_kwargs.enable_thinking' must be true or false, not a string")
+    if body.reasoning_effort == "none":
+        kwargs["enable_thinking"] = False
+    elif body.reasoning_effort:
+        kwargs["reasoning_effort"] = body.reasoning_effort
+    continues = _continues(body.continue_final_message)
+    add_header = continues is None if body.add_generation_prompt is None else body.add_generation_prompt
+    if continues is not None and add_header:
+        raise RequestError("'add_generation_prompt' and 'continue_final_message' exclude each other")
+    request = ChatRequest(
+        body.messages,
+        tools=body.tools,
+        tool_choice=body.tool_choice,
+        parallel_tool_calls=body.parallel_tool_calls,
+        parse_tool_calls=body.parse_tool_calls,
+        template_kwargs=kwargs,
+        add_generation_prompt=add_header,
+        continue_final_message=continues,
+        grammar=body.grammar,
+    )
+    return service.chat.prepare(request if asked is None else replace(request, **_binding(service, asked)))
+
+
+def _binding(service: Service, body: ChatBody) -> dict[str, Any]:
+    """The members of ChatRequest that say how the reply is bound and read."""
+    settings = service.settings
+    budget = body.reasoning_budget if body.reasoning_budget >= 0 else settings.reasoning_budget
+    message = body.reasoning_budget_message
+    return {
+        "reasoning_format": _reasoning_format(body.options, settings.reasoning_format),
+        "schema": body.schema,
+        "reasoning_budget": budget if budget >= 0 else None,
+        "reasoning_budget_message": settings.reasoning_budget_message if message is None else message,
+    }
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """One prompt of a request, with what binds and limits the replies to it."""
+
+    prompt: Prompt
+    text: str
+    constraint: Constraint | None = None
+    reasoning: ReasoningTokens | None = None
+    chat: PreparedChat | None = None
+
+
+def _prompts(service: Service, body: AnyBody) -> Iterator[_Asked]:
+    if isinstance(body, ChatBody):
+        chat = prepare_chat(service, body.conversation, body)
+        yield _Asked(chat.prompt, chat.text, chat.constraint, chat.reasoning, chat)
+        return
+    constraint, reasoning = _raw_constraint(body), _raw_reasoning(service, body)
+    bos = service.info.bos_token if service.tokenizer.add_bos else ""
+    value = infill_prompt(service, body) if isinstance(body, InfillBody) else body.prompt
+    for prompt, text in prompts_of(value, service.chat, service.info.n_vocab):
+        if text is not None:
+            text = bos + text
+        else:
+            text = service.tokenizer.detokenize(prompt.tokens.tolist(), special=True).decode(errors="replace")
+        yield _Asked(prompt, text, constraint, reasoning)
+
+
+def _raw_constraint(body: CompletionBody) -> Constraint | None:
+    schema = body.schema
+    if body.grammar:
+        return Constraint(body.grammar)
     if schema is None:
-        return {}
-    prefill = turn.prefill if turn.reply_part == "content" else ""
-    return {"grammar": _converted(schema, chat, turn), "grammar_prefill": prefill}
-
-
-def schema_of(fields: Fields) -> Any:
-    """The JSON schema that the reply has to follow, from ``response_format`` or ``json_schema``; None without one."""
-    schema = fields.get("json_schema")
-    form = fields.object("response_format")
-    kind = form.string("type", "")
-    if kind == "json_object" and (schema is None or "schema" in form):
-        schema = form.get("schema") or {}
-    elif kind == "json_schema":
-        schema = form.object("json_schema").get("schema") or {}
-    elif kind not in ("", "text", "json_object"):
-        raise RequestError(f'response_format type must be one of "text", "json_object" or "json_schema", not: {kind}')
-    return {"type": "object"} if schema == {} else schema
-
-
-def _converted(schema: Any, chat: ChatFormat, turn: RenderedChat | None = None) -> str:
+        return None
     try:
-        return schema_grammar(schema) if turn is None else reply_grammar(schema, chat.tags, chat.begins(turn))
+        return Constraint(schema_grammar(schema))
     except RequestError as error:
         raise RequestError(f"Field 'json_schema': JSON schema conversion failed: {error}") from error
 
 
-def reasoning_limit(fields: Fields, service: Service, turn: RenderedChat | None) -> ReasoningLimit | None:
-    """What ``fields``, or else the server's settings, allow; None without a limit. Raises RequestError.
-
-    A chat knows its own tags; any other request has to name them (``reasoning_budget_start_tag`` and ``..._end_tags``).
-    """
-    n_tokens = fields.integer("reasoning_budget_tokens", "thinking_budget_tokens", default=-1, low=-1)
-    message = fields.string("reasoning_budget_message", service.settings.reasoning_budget_message if turn else "")
-    if turn is None:
-        start, read = fields.string("reasoning_budget_start_tag", ""), fields.string("generation_prompt", "")
-        named = "reasoning_budget_end_tags" if "reasoning_budget_end_tags" in fields else "reasoning_budget_end_tag"
-        ends = [tag for tag in fields.strings(named) or () if tag]
-    else:
-        tags = service.chat.tags
-        start, ends = tags.open, [tags.close, *tags.interrupts]
-        if "<function=" in service.chat.template.source:  # Qwen's newer form, which has the tag on a line of its own
-            ends.insert(0, f"\n{tags.close}")
-        read = turn.open_reasoning + turn.prefill if turn.reply_part == "reasoning" else ""
-        n_tokens = n_tokens if n_tokens >= 0 else service.settings.reasoning_budget
-    if n_tokens < 0 or not start or not ends:
+def _raw_reasoning(service: Service, body: CompletionBody) -> ReasoningTokens | None:
+    ends = [tag for tag in body.reasoning_ends if tag]
+    if body.reasoning_budget < 0 or not body.reasoning_start or not ends:
         return None
-
-    def ids(text: str) -> tuple[int, ...]:
-        return tuple(service.tokenizer.tokenize(text, add_special=False, parse_special=True))
-
-    return ReasoningLimit(
-        n_tokens, ids(start), tuple(ids(end) for end in ends), (*ids(message), *ids(ends[0])), ids(read) if read else ()
+    message, read = body.reasoning_budget_message or "", body.generation_prompt
+    return ReasoningTokens.of(
+        service.tokenizer, body.reasoning_budget, body.reasoning_start, ends, message=message, read=read
     )
 
 
-MOST_CHOICES = 128
-
-"""Replies to one prompt (``n``), as many as OpenAI allows. llama-server needs a slot for each; here they may queue."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """How to answer; names and defaults are llama-server's.
-
-    The last row has no meaning here: it is shown back in the settings, as llama-server does.
-    """
-
-    stream: bool = False
-    include_usage: bool = False
-    timings_per_token: bool = False
-    return_progress: bool = False
-    return_tokens: bool = False
-    verbose: bool = False
-    response_fields: tuple[str, ...] = ()
-    ping_seconds: int = 30
-    reasoning_format: str = "auto"
-    n_keep: int = 0
-    n_discard: int = 0
-    backend_sampling: bool = False
-    lora: tuple[tuple[int, float], ...] = ()
-
-    @classmethod
-    def of(cls, fields: Fields, ping_seconds: int) -> Options:
-        """Read from ``fields``; ``ping_seconds`` is the server's own."""
-        fields.integer("n_cache_reuse", default=0, low=0)  # without use here, but refused where llama-server does
-        return cls(
-            stream=fields.boolean("stream", False),
-            include_usage=fields.object("stream_options").boolean("include_usage", False),
-            timings_per_token=fields.boolean("timings_per_token", False),
-            return_progress=fields.boolean("return_progress", False),
-            return_tokens=fields.boolean("return_tokens", False),
-            verbose=fields.boolean("verbose", False),
-            response_fields=_response_fields(fields),
-            ping_seconds=fields.integer("sse_ping_interval", default=ping_seconds, low=-1),
-            reasoning_format=fields.string("reasoning_format", "auto"),
-            n_keep=fields.integer("n_keep", default=0, low=-1),
-            n_discard=fields.integer("n_discard", default=0, low=0),
-            backend_sampling=fields.boolean("backend_sampling", False),
-            lora=tuple(scales_of(fields.get("lora"))),
-        )
+def _limit(reasoning: ReasoningTokens | None) -> ReasoningLimit | None:
+    if reasoning is None:
+        return None
+    return ReasoningLimit(reasoning.n_tokens, reasoning.start, reasoning.ends, reasoning.forced, reasoning.read)
 
 
-def n_choices(fields: Fields) -> int:
-    """How many replies each prompt gets."""
-    return fields.integer("n_cmpl", "n", default=1, low=1, high=MOST_CHOICES)
+def _continues(value: Any) -> Continue | None:
+    if value is True:
+        return "auto"
+    return next((part for part in get_args(Continue) if part != "auto" and part == value), None)
 
 
-def nth_choice(request: Request, number: int) -> Request:
+def _reasoning_format(options: ReplyOptions, default: str) -> ReasoningFormat:
+    value = default if options.reasoning_format is None else options.reasoning_format
+    if value == "auto":
+        return "auto"
+    if value in ("deepseek", "deepseek-legacy"):  # llama-server, too, treats both alike
+        return "deepseek"
+    if value != "none":
+        raise RequestError(f"'reasoning_format' must be auto, deepseek, deepseek-legacy or none, not {value!r}")
+    return "none"
+
+
+def _nth(request: Request, number: int) -> Request:
     """``request`` for reply ``number`` to its prompt: a given seed counts up, as in llama-server."""
     seed = request.sampling.seed
     if not number:
@@ -162,43 +210,54 @@ def nth_choice(request: Request, number: int) -> Request:
     return replace(request, seq=-1)
 
 
-def engine_request(
-    fields: Fields, prompt: Prompt, service: Service, n_probs: int | None = None, turn: RenderedChat | None = None
-) -> Request:
-    """What the engine is to do for ``fields``; ``n_probs`` overrides the field. Raises RequestError.
-
-    ``turn`` is the conversation behind the prompt of a chat.
-    """
-    settings = service.settings
-    scales_of(fields.get("lora"), service.info)
-    sampling = sampling_of(fields, settings.sampling, service.tokenizer, service.info.n_vocab)
-    constraint = constraint_of(fields, service.chat, turn)
-    wanted = fields.integer("id_slot", default=-1)
-    return Request(
-        prompt=prompt,
-        sampling=replace(sampling, **constraint) if constraint else sampling,
-        max_tokens=fields.integer(
-            "n_predict", "max_completion_tokens", "max_tokens", default=settings.n_predict, low=-1
-        ),
-        stop=tuple(word for word in fields.strings("stop") or () if word),
-        n_probs=_n_probs(fields) if n_probs is None else n_probs,
-        cache_prompt=fields.boolean("cache_prompt", settings.cache_prompt),
-        disk_policy=DiskPolicy.of_request(fields.get("prefix_cache"), settings.disk_policy),
-        return_progress=fields.boolean("stream", False),  # what a stream's headers wait for is the first of these
-        reasoning=reasoning_limit(fields, service, turn),
-        seq=wanted % service.info.n_seqs if wanted >= 0 else -1,
-        n_indent=fields.integer("n_indent", default=0, low=0),
-        max_ms=max(fields.integer("t_max_predict_ms", default=-1, low=-1, high=2**63 - 1), 0),
+def _bound(sampling: Sampling, constraint: Constraint | None) -> Sampling:
+    if constraint is None:
+        return sampling
+    return replace(
+        sampling,
+        grammar=constraint.grammar,
+        grammar_lazy=bool(constraint.triggers),
+        grammar_triggers=constraint.triggers,
+        grammar_prefill=constraint.prefill,
     )
 
 
-def _n_probs(fields: Fields) -> int:
-    value = fields.get("n_probs") if "n_probs" in fields else fields.get("logprobs")
-    if isinstance(value, bool):  # OpenAI's chat writes logprobs so
-        return int(value)
-    return max(fields.integer("n_probs", "logprobs", default=0), 0)
+def sampling_of(body: GenerationBody, defaults: Sampling, tokenizer: Tokenizer, n_vocab: int) -> Sampling:
+    """``defaults`` with what ``body`` changes of them. Raises RequestError."""
+    changes = dict(body.sampling)
+    if "logit_bias" in changes:
+        changes["logit_bias"] = tuple(_logit_bias(changes["logit_bias"], tokenizer, n_vocab))
+    return replace(defaults, **changes)
 
 
-def _response_fields(fields: Fields) -> tuple[str, ...]:
-    """Names of members; anything but a list means all of them, as in llama-server."""
-    return tuple(fields.strings("response_fields") or ()) if isinstance(fields.get("response_fields"), list) else ()
+def _logit_bias(value: Any, tokenizer: Tokenizer, n_vocab: int) -> Iterable[tuple[int, float]]:
+    """``[[token or text, bias or false], ...]`` or ``{token or text: bias or false}``.
+
+    A text stands for each of its tokens, false for never. What makes no sense is left out.
+    """
+    pairs: Sequence[Any] = ()
+    if isinstance(value, Mapping):
+        pairs = [(int(key) if _is_integer(key) else key, bias) for key, bias in value.items()]
+    elif isinstance(value, list):
+        pairs = [(pair[0], pair[1]) for pair in value if isinstance(pair, list) and len(pair) == 2]
+    for token, bias in pairs:
+        if bias is False:
+            bias = -float("inf")
+        elif isinstance(bias, bool) or not isinstance(bias, int | float):
+            continue
+        if isinstance(token, str):
+            for part in tokenizer.tokenize(token, add_special=False, parse_special=False):
+                yield part, float(bias)
+        elif isinstance(token, int) and not isinstance(token, bool) and 0 <= token < n_vocab:
+            yield token, float(bias)
+
+
+def _is_integer(text: str) -> bool:
+    return text.strip().lstrip("+-").isdecimal() and text.strip().isascii()
+
+
+def keep_scales(info: EngineInfo, scales: Iterable[tuple[int, float]]) -> None:
+    """Raise NotSupportedError if an adapter of the model would have to get another scale than it has."""
+    for number, scale in scales:
+        if 0 <= number < len(info.lora) and scale != info.lora[number][1]:
+            raise NotSupportedError("the scale of an adapter cannot be changed while the server runs")

@@ -8,7 +8,8 @@ from typing import Any
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.errors import NotSupportedError, RequestError
 from pyctl.prompt import Prompt
-from pyctl.server.body import Fields
+from pyctl.server.body import Body
+from pyctl.server.generation_body import InfillBody
 from pyctl.server.service import Service
 
 __all__ = ["infill_prompt", "mixed", "prompts_of"]
@@ -63,7 +64,7 @@ _PROJECT, _FILE = "myproject\n", "filename\n"
 _SNIPPET = "\n\n--- snippet ---\n\n"
 
 
-def infill_prompt(service: Service, fields: Fields) -> list[int]:
+def infill_prompt(service: Service, body: InfillBody) -> list[int]:
     """The prompt's token ids. NotSupportedError for a model without the tokens, RequestError for bad fields.
 
     Of prefix and suffix so much is taken, next to the gap, as fits into a batch, three parts to one; the extra context
@@ -73,11 +74,11 @@ def infill_prompt(service: Service, fields: Fields) -> list[int]:
     missing = "".join(f"{word} token is missing. " for name, word in _NAMES.items() if name not in special)
     if missing:
         raise NotSupportedError(f"Infill is not supported by this model: {missing}")
-    middle = fields.get("prompt")
+    middle = body.prompt
     if middle is not None and not isinstance(middle, str):
         raise RequestError('"prompt" must be a string')
     prompt = service.tokenizer.tokenize(middle or "", add_special=False, parse_special=True)
-    prefix, suffix = (_part(service, fields, name) for name in ("input_prefix", "input_suffix"))
+    prefix, suffix = (_part(service, getattr(body, name), name) for name in ("input_prefix", "input_suffix"))
     n_batch, settings = service.settings.n_batch, service.settings
     prefix = _last(prefix, 3 * (n_batch // 4))
     suffix = suffix[: max(n_batch // 4 - 2 - len(prompt), 0)]
@@ -86,38 +87,43 @@ def infill_prompt(service: Service, fields: Fields) -> list[int]:
         before, after = after, before
     bos = [service.tokenizer.bos] if service.tokenizer.add_bos else []
     room = max(service.info.n_ctx - n_batch - 2 * settings.n_predict, 0)
-    return [*_last(_extra(service, fields, special), room), *bos, *before, *after, special["mid"]]
+    return [*_last(_extra(service, body.input_extra, special), room), *bos, *before, *after, special["mid"]]
 
 
-def _part(service: Service, fields: Fields, name: str) -> list[int]:
-    if name not in fields:
+def _part(service: Service, value: Any, name: str) -> list[int]:
+    if value is None:
         raise RequestError(f'"{name}" is required')
     tokens: list[int] = []
-    for item in mixed(fields.get(name), name, service.info.n_vocab):
+    for item in mixed(value, name, service.info.n_vocab):
         tokens += _plain(service, item) if isinstance(item, str) else [item]
     return tokens
 
 
-def _extra(service: Service, fields: Fields, special: dict[str, int]) -> list[int]:
+def _extra(service: Service, value: Any, special: dict[str, int]) -> list[int]:
     """The context from elsewhere, ``input_extra``."""
     tokens = [special["rep"], *_plain(service, _PROJECT)] if "rep" in special else []
-    for chunk in _chunks(fields.get("input_extra")):
+    for chunk in _chunks(value):
         if "sep" in special:
-            tokens += [special["sep"], *_plain(service, chunk.string("filename", "tmp") + "\n")]
+            tokens += [special["sep"], *_plain(service, chunk.filename + "\n")]
         else:
             tokens += _plain(service, _SNIPPET)
-        tokens += _plain(service, chunk.string("text", ""))
+        tokens += _plain(service, chunk.text)
     return [*tokens, special["sep"], *_plain(service, _FILE)] if "sep" in special else tokens
 
 
-def _chunks(value: Any) -> list[Fields]:
+class _Chunk(Body, frozen=True):
+    text: str = ""
+    filename: str = "tmp"
+
+
+def _chunks(value: Any) -> list[_Chunk]:
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(chunk, dict) for chunk in value):
         raise RequestError('"input_extra" must be an array of {"filename": string, "text": string}')
     if not all(isinstance(chunk.get("text"), str) for chunk in value):
         raise RequestError('extra_context chunk must contain a "text" field with a string value')
-    return [Fields(chunk) for chunk in value]
+    return [_Chunk.of(chunk) for chunk in value]
 
 
 def _plain(service: Service, text: str) -> list[int]:

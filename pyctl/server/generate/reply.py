@@ -10,10 +10,9 @@ from typing import Any
 from starlette.responses import Response
 
 from pyctl.chat.reasoning import ReplyDelta
-from pyctl.engine.request import Done, Piece, Progress, Request, Timings
-from pyctl.server.generate.chat_request import ChatJob
+from pyctl.engine.request import Done, Piece, Progress, Timings
 from pyctl.server.generate.payload import TokenProbs, probs_json, progress_json, timings_json
-from pyctl.server.generate.prepare import Options
+from pyctl.server.generate.prepare import PreparedReply
 from pyctl.server.http import encode, error_event, error_response
 from pyctl.server.service import Service
 
@@ -26,7 +25,7 @@ def frame(body: bytes) -> bytes:
 
 
 class Reply(ABC):
-    """The reply to one prompt, number ``index`` among those of its request.
+    """The reply to one prompt, as ``prepared``.
 
     A stream calls `progressed`, `continued` and `ended` and sends what they return; anything else calls `keep` for each
     piece and then `whole`. Of a stream nothing is kept that the end does not need.
@@ -35,11 +34,12 @@ class Reply(ABC):
     end: bytes = b""
     """What ends a stream after the last reply."""
 
-    def __init__(self, service: Service, request: Request, options: Options, index: int = 0) -> None:
+    def __init__(self, service: Service, prepared: PreparedReply) -> None:
         self.service = service
-        self.request = request
-        self.options = options
-        self.index = index
+        self.prepared = prepared
+        self.request = prepared.request
+        self.options = prepared.options
+        self.index = prepared.index
         self.n_predicted = 0
         self.texts: list[str] = []
         self.tokens: list[int] = []
@@ -131,14 +131,14 @@ def named(events: Iterable[dict[str, Any]]) -> bytes:
 
 
 class EventReply(Reply):
-    """The reply to ``job``: `begin`, then `more` for each part, then `close`."""
+    """A reply of named events: `begin`, then `more` for each part, then `close`."""
 
-    def __init__(self, service: Service, job: ChatJob) -> None:
-        super().__init__(service, job.request, job.options)
+    def __init__(self, service: Service, prepared: PreparedReply) -> None:
+        super().__init__(service, prepared)
         self.begun = False
         self.n_reasoned = 0  # tokens whose text is reasoning and nothing else
-        self._splitter = job.splitter
-        self._open_reasoning = job.open_reasoning
+        self._splitter = prepared.splitter()
+        self._open_reasoning = prepared.open_reasoning
 
     @abstractmethod
     def begin(self) -> list[dict[str, Any]]:

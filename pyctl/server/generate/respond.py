@@ -22,12 +22,12 @@ __all__ = [
     "ActiveReply",
     "ReplyResponse",
     "TextOf",
-    "answer",
     "cache_header",
     "log_disconnect",
     "log_done",
     "log_error",
     "merged",
+    "respond",
 ]
 
 TextOf: TypeAlias = Callable[[Sequence[int]], str]
@@ -142,36 +142,37 @@ class ActiveReply:
 
 
 class ReplyResponse:
-    """An ASGI application that sends the replies of ``runs``; ``combine`` makes one body of whole ones, in their order.
+    """An ASGI application that sends ``replies``; ``combine`` makes one body of whole ones, in their order.
 
     When the client leaves, all work is cancelled. An error becomes a response of its own as long as nothing has been
     sent, and an event after that. A stream begins with the first event, or after one ping interval without any.
-    ``text_of`` shows tokens in the log.
     """
 
     def __init__(
-        self, runs: Sequence[ActiveReply], combine: Callable[[list[dict[str, Any]]], Any], text_of: TextOf
+        self, service: Service, replies: Sequence[ActiveReply], combine: Callable[[list[dict[str, Any]]], Any]
     ) -> None:
-        self._runs = runs
+        self._replies = replies
         self._combine = combine
-        self._text_of = text_of
-        self._options = runs[0].reply.options
+        self._text_of = service.text_of
+        options = replies[0].reply.options
+        self._streams = options.stream
+        self._ping_seconds = service.settings.ping_seconds if options.ping_seconds is None else options.ping_seconds
         self._sending = asyncio.Lock()
         self._begun = False
         self._last_sent = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
-        make = self._stream if self._options.stream else self._whole
+        make = self._stream if self._streams else self._whole
         work = asyncio.ensure_future(make(path, scope, receive, send))
         gone = asyncio.ensure_future(_disconnected(receive))
         try:
             await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for run in self._runs:
+            for run in self._replies:
                 run.handle.cancel()
             if not work.done():
-                log_disconnect(path, [run.reply for run in self._runs])
+                log_disconnect(path, [run.reply for run in self._replies])
                 work.cancel()
             gone.cancel()
             await asyncio.wait((work, gone))
@@ -180,21 +181,21 @@ class ReplyResponse:
 
     async def _whole(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            finals = [await _finished(run) for run in self._runs]
-            bodies = [run.reply.whole(done) for run, done in zip(self._runs, finals, strict=True)]
+            finals = [await _finished(run) for run in self._replies]
+            bodies = [run.reply.whole(done) for run, done in zip(self._replies, finals, strict=True)]
             headers = cache_header(finals[0]) if len(finals) == 1 else {}
             response: Response = JsonResponse(self._combine(bodies), headers=headers)
             for done in finals:
                 log_done(path, done, self._text_of)
         except Exception as error:
             log_error(path, error)
-            response = self._runs[-1].reply.error_response(error)
+            response = self._replies[-1].reply.error_response(error)
         await response(scope, receive, send)
 
     async def _stream(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         self._last_sent = asyncio.get_running_loop().time()
-        reply = self._runs[-1].reply
-        pinger = asyncio.ensure_future(self._ping(send, self._options.ping_seconds))
+        reply = self._replies[-1].reply
+        pinger = asyncio.ensure_future(self._ping(send, self._ping_seconds))
         try:
             async with aclosing(self._batches(path)) as batches:
                 async for batch in batches:
@@ -212,7 +213,7 @@ class ReplyResponse:
 
     async def _batches(self, path: str) -> AsyncGenerator[bytes, None]:
         """What can be sent, as it comes; events that wait together are sent together. Raises what a Failed holds."""
-        async with aclosing(merged([run.handle for run in self._runs])) as found:
+        async with aclosing(merged([run.handle for run in self._replies])) as found:
             async for number, events in found:
                 frames: list[bytes] = []
                 for each in events:
@@ -220,7 +221,7 @@ class ReplyResponse:
                         if any(frames):
                             yield b"".join(frames)
                         raise each.error
-                    frames.append(_frames(self._runs[number].reply, each))
+                    frames.append(_frames(self._replies[number].reply, each))
                     if isinstance(each, Done):
                         log_done(path, each, self._text_of)
                 yield b"".join(frames)
@@ -235,7 +236,7 @@ class ReplyResponse:
         self._last_sent = asyncio.get_running_loop().time()
 
     def _headers(self) -> list[tuple[bytes, bytes]]:
-        progress = self._runs[0].reply.progress if len(self._runs) == 1 else None
+        progress = self._replies[0].reply.progress if len(self._replies) == 1 else None
         headers = {
             "content-type": "text/event-stream",
             "cache-control": "no-cache",
@@ -252,7 +253,7 @@ class ReplyResponse:
             if rest > 0:
                 await asyncio.sleep(rest)
             else:
-                await self._send(send, self._runs[-1].reply.ping())
+                await self._send(send, self._replies[-1].reply.ping())
 
 
 def _frames(reply: Reply, event: Progress | Piece | Done) -> bytes:
@@ -280,8 +281,18 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-def answer(service: Service, reply: Reply) -> ReplyResponse:
-    """Ask for ``reply`` and answer with it. Raises ContextSizeError and UnavailableError."""
-    return ReplyResponse(
-        [ActiveReply(service.worker.submit(reply.request), reply)], lambda bodies: bodies[0], service.text_of
-    )
+def respond(
+    service: Service,
+    replies: Sequence[Reply],
+    combine: Callable[[list[dict[str, Any]]], Any] = lambda bodies: bodies[0],
+) -> ReplyResponse:
+    """Ask the engine for ``replies`` and answer with them. Raises ContextSizeError and UnavailableError."""
+    active: list[ActiveReply] = []
+    try:
+        for reply in replies:
+            active.append(ActiveReply(service.worker.submit(reply.request), reply))
+    except Exception:
+        for each in active:
+            each.handle.cancel()
+        raise
+    return ReplyResponse(service, active, combine)
