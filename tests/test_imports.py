@@ -12,12 +12,13 @@ PACKAGE = Path(__file__).resolve().parents[1] / "pyctl"
 LAYERS = {
     "errors": set(),
     "prompt": set(),
+    "text": set(),
     "atomic_file": set(),
     "models": {"errors", "atomic_file"},
     "cache": {"prompt", "errors", "atomic_file"},
-    "chat": {"prompt", "errors", "atomic_file"},
-    "engine": {"cache", "prompt", "errors", "atomic_file"},
-    "server": {"chat", "engine", "cache", "prompt", "errors"},
+    "chat": {"prompt", "text", "errors", "atomic_file"},
+    "engine": {"cache", "prompt", "text", "errors", "atomic_file"},
+    "server": {"chat", "engine", "cache", "prompt", "text", "errors"},
     "terminal": {"chat", "engine", "prompt", "errors", "atomic_file"},
 }
 """What each part may import besides itself; `cli` and `__main__` may import everything."""

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from pyctl.chat.cached_tokenizer import Tokenizer
-from pyctl.chat.template import SAMPLE_CALL_ID, Template, TemplateCapabilities
+from pyctl.chat.samples import SAMPLE_CALL_ID, SAMPLE_TOOL, sample_call, sample_message
+from pyctl.chat.template import Template, TemplateCapabilities
 from pyctl.errors import RequestError
 from pyctl.prompt import Tokens
 
@@ -48,9 +49,11 @@ def message_starts(
 
 
 def _starts(gaps: _Gaps, capabilities: TemplateCapabilities) -> list[int | None]:
-    said = [_said(role, mark, capabilities) for role, mark in zip(("user", "assistant", "user"), _MARKS, strict=False)]
-    called = [said[0], _called(_MARKS[1], capabilities)]
-    result = {**_said("tool", _MARKS[2], capabilities), "tool_call_id": SAMPLE_CALL_ID, "name": "sample"}
+    text, as_object = capabilities.text, capabilities.object_arguments
+    roles = zip(("user", "assistant", "user", "tool"), (*_MARKS[:3], _MARKS[2]), strict=True)
+    *said, result = (sample_message(role, mark, as_text=text) for role, mark in roles)
+    called = [said[0], sample_call({"sample": _MARKS[1]}, as_text=text, as_object=as_object)]
+    result |= {"tool_call_id": SAMPLE_CALL_ID, "name": SAMPLE_TOOL}
     found = [
         gaps.first(said[:1]),
         gaps.start(said[:1], said[:1], 1, header=True),
@@ -108,13 +111,3 @@ class _Gaps:
         if between[: len(ends)] != ends or len(between) == len(ends):
             return None
         return between[len(ends)]
-
-
-def _said(role: str, text: str, capabilities: TemplateCapabilities) -> dict[str, Any]:
-    return {"role": role, "content": text if capabilities.text else [{"type": "text", "text": text}]}
-
-
-def _called(mark: str, capabilities: TemplateCapabilities) -> dict[str, Any]:
-    arguments: Any = {"sample": mark} if capabilities.object_arguments else f'{{"sample": "{mark}"}}'
-    call = {"type": "function", "id": SAMPLE_CALL_ID, "function": {"name": "sample", "arguments": arguments}}
-    return {**_said("assistant", "", capabilities), "tool_calls": [call]}

@@ -12,10 +12,9 @@ import numpy as np
 
 from pyctl.chat.boundaries import boundaries, message_starts
 from pyctl.chat.cached_tokenizer import CachedTokenizer, Tokenizer
-from pyctl.chat.call_formats.call_grammar import CALL_TRIGGER, call_grammar
-from pyctl.chat.call_formats.qwen import CallParser
+from pyctl.chat.call_formats.registry import find_call_format
 from pyctl.chat.constraint import Constraint
-from pyctl.chat.reasoning import THINK, ReasoningSplitter, ReasoningTags, ReasoningTokens, ReplyPart
+from pyctl.chat.reasoning import ReasoningTokens, ReplyPart
 from pyctl.chat.rendering import Continue, RenderedChat, Renderer, part_text
 from pyctl.chat.replay import Replay, SampledReply
 from pyctl.chat.reply_splitter import ParsedReply, ReplySplitter
@@ -29,8 +28,6 @@ __all__ = ["ChatFormat", "ChatRequest", "PreparedChat", "ReasoningFormat"]
 
 ReasoningFormat: TypeAlias = Literal["auto", "deepseek", "none"]
 """``none`` leaves the reasoning in the content, with its tags; the others take it out."""
-
-_TAGS = (THINK, ReasoningTags("<seed:think>", "</seed:think>"), ReasoningTags("[THINK]", "[/THINK]"))
 
 
 @dataclass(frozen=True)
@@ -79,7 +76,8 @@ class ChatFormat:
         self.capabilities = TemplateCapabilities.of(template)
         specials = tokenizer.special_tokens()
         self.starts = message_starts(template, tokenizer, specials, self.capabilities)
-        self.tags = next((tags for tags in _TAGS if tags.open in template.source), THINK)
+        self.call_format = find_call_format(template, self.capabilities)
+        self.tags = self.call_format.tags(template.source)
         self._memo = CachedTokenizer(tokenizer, specials)
         self._renderer = Renderer(
             template,
@@ -228,22 +226,19 @@ class PreparedChat:
         if request.reasoning_budget is None:
             return None
         tags = self._chat.tags
-        ends = [tags.close, *tags.interrupts]
-        if "<function=" in self._chat.template.source:  # Qwen's newer form, which has the tag on a line of its own
-            ends.insert(0, f"\n{tags.close}")
         read = rendered.open_reasoning + rendered.prefill if rendered.reply_part == "reasoning" else ""
         message = request.reasoning_budget_message
-        return ReasoningTokens.of(self._chat.tokenizer, request.reasoning_budget, tags.open, ends, message, read)
+        return ReasoningTokens.of(self._chat.tokenizer, request.reasoning_budget, tags.open, tags.ends, message, read)
 
     def splitter(self) -> ReplySplitter:
         """What takes one reply apart, and remembers it in the end; a new one at each call."""
         rendered = self._rendered
         tags = None if self._request.reasoning_format == "none" else self._chat.tags
-        calls = CallParser(self._tools) if self._tools is not None else None
+        parser = self._chat.call_format.parser(self._tools, tags, rendered.reply_part)
         splice = self._chat._renderer.splice
         header = splice.header(rendered.text, rendered.prefill)
         if not header:
-            return ReplySplitter(ReasoningSplitter(tags, rendered.reply_part), calls)
+            return ReplySplitter(parser)
 
         def remember(text: str, tokens: list[int], reply: ParsedReply) -> None:
             message = reply.message(rendered.prefill if rendered.reply_part == "content" else "")
@@ -253,7 +248,7 @@ class PreparedChat:
             known = any(self._text_of(tokens, special) == text for special in (False, True))
             splice.replay.remember(message, header, text, as_tokens(tokens) if known else None, self.reply_index)
 
-        return ReplySplitter(ReasoningSplitter(tags, rendered.reply_part), calls, on_end=remember)
+        return ReplySplitter(parser, on_end=remember)
 
     def begins(self) -> ReplyPart:
         """Where the reply begins: ``start`` only if the template leaves it a reasoning block to open."""
@@ -272,13 +267,13 @@ class PreparedChat:
         tools, tags = self._tools, self._chat.tags
         if tools is None or not (tools.forced or not tools.parallel or any(tool.strict for tool in tools.tools)):
             return None
-        form = self._chat.capabilities.call_form
+        form = self._chat.call_format
         if not tools.forced:
-            return Constraint(call_grammar(tools, form), (CALL_TRIGGER,))
+            return Constraint(form.call_grammar(tools), (form.trigger,))
         begins = self.begins()
         think_open = tags.open if begins == "start" else ""
         think_close = tags.close if begins != "content" else ""
-        return Constraint(call_grammar(tools, form, think_open=think_open, think_close=think_close))
+        return Constraint(form.call_grammar(tools, think_open=think_open, think_close=think_close))
 
     def _text_of(self, tokens: Sequence[int], special: bool) -> str:
         return self._chat.tokenizer.detokenize(tokens, special=special).decode("utf-8", "replace")

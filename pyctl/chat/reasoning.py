@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 from pyctl.chat.cached_tokenizer import Tokenizer
+from pyctl.text import overlap
 
 __all__ = [
+    "BRACKETS",
+    "SEED",
     "THINK",
     "CallDelta",
     "ReasoningSplitter",
@@ -16,7 +19,6 @@ __all__ = [
     "ReasoningTokens",
     "ReplyDelta",
     "ReplyPart",
-    "overlap",
 ]
 
 
@@ -48,14 +50,25 @@ ReplyPart: TypeAlias = Literal["start", "reasoning", "content"]
 
 @dataclass(frozen=True)
 class ReasoningTags:
-    """``open`` and ``close`` enclose the reasoning; what ``interrupts`` ends it, too, but belongs to the content."""
+    """``open`` and ``close`` enclose the reasoning; what ``interrupts`` ends it, too, but belongs to the content.
+
+    Reasoning that is cut short ends with ``forced_close``, which is ``close`` unless the model writes more than that.
+    """
 
     open: str
     close: str
     interrupts: tuple[str, ...] = ()
+    forced_close: str = ""
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """All that ends reasoning, first what it is to end with when it is cut short."""
+        return tuple(dict.fromkeys((self.forced_close or self.close, self.close, *self.interrupts)))
 
 
-THINK = ReasoningTags("<think>", "</think>", ("<tool_call>",))
+THINK = ReasoningTags("<think>", "</think>")
+SEED = ReasoningTags("<seed:think>", "</seed:think>")
+BRACKETS = ReasoningTags("[THINK]", "[/THINK]")
 
 
 @dataclass(frozen=True)
@@ -138,11 +151,3 @@ class ReasoningSplitter:
         rest = held[at + len(tags.close) :].lstrip() if end == tags.close else held[at:]
         self._held, self._inside, self._tags, self._trim = "", False, None, not rest
         return ReplyDelta(reasoning=held[:at], content=rest)
-
-
-def overlap(text: str, word: str) -> int:
-    """Length of the longest proper beginning of ``word`` that ends ``text``."""
-    for size in range(min(len(word) - 1, len(text)), 0, -1):
-        if text.endswith(word[:size]):
-            return size
-    return 0

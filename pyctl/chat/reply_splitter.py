@@ -1,12 +1,12 @@
-"""Takes a reply apart as it streams: the reasoning first, then tool calls out of what the model says."""
+"""A reply as it streams and as a whole: its parts, and who wants to know them in the end."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pyctl.chat.call_formats.qwen import CallParser
-from pyctl.chat.reasoning import CallDelta, ReasoningSplitter, ReplyDelta
+from pyctl.chat.call_formats.call_format import ReplyParser
+from pyctl.chat.reasoning import CallDelta, ReplyDelta
 
 __all__ = ["ParsedReply", "ReplySplitter"]
 
@@ -68,14 +68,9 @@ class ReplySplitter:
     """
 
     def __init__(
-        self,
-        reasoning: ReasoningSplitter,
-        calls: CallParser | None = None,
-        *,
-        on_end: Callable[[str, list[int], ParsedReply], None] | None = None,
+        self, parser: ReplyParser, *, on_end: Callable[[str, list[int], ParsedReply], None] | None = None
     ) -> None:
-        self._reasoning = reasoning
-        self._calls = calls
+        self._parser = parser
         self._on_end = on_end
         self._texts: list[str] = []
         self._tokens: list[int] = []
@@ -83,10 +78,7 @@ class ReplySplitter:
 
     def feed(self, text: str, tokens: Sequence[int] = ()) -> ReplyDelta:
         """What became certain with ``text``."""
-        delta = self._reasoning.feed(text)
-        if self._calls is not None and delta.content:
-            found = self._calls.feed(delta.content)
-            delta = ReplyDelta(delta.reasoning, found.content, found.calls)
+        delta = self._parser.feed(text)
         if self._on_end is not None:
             self._texts.append(text)
             self._tokens.extend(tokens)
@@ -95,10 +87,7 @@ class ReplySplitter:
 
     def finish(self) -> ReplyDelta:
         """What was still held back when the reply ended."""
-        delta = self._reasoning.finish()
-        if self._calls is not None:
-            found, rest = self._calls.feed(delta.content), self._calls.finish()
-            delta = ReplyDelta(delta.reasoning, found.content + rest.content, found.calls + rest.calls)
+        delta = self._parser.finish()
         if self._on_end is not None:
             on_end, self._on_end = self._on_end, None
             self._reply.add(delta)

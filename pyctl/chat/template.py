@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,10 +16,12 @@ from jinja2.parser import Parser
 from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from pyctl.chat.tools import CallForm
+from pyctl.chat.samples import SAMPLE_KEY as _A
+from pyctl.chat.samples import SAMPLE_VALUE as _B
+from pyctl.chat.samples import sample_call, sample_message, sample_tool
 from pyctl.errors import ModelError, RequestError
 
-__all__ = ["SAMPLE_CALL_ID", "Template", "TemplateCapabilities", "keep_reasoning"]
+__all__ = ["Template", "TemplateCapabilities", "keep_reasoning"]
 
 log = logging.getLogger(__name__)
 
@@ -126,19 +127,12 @@ def _strftime_now(format: str) -> str:
     return datetime.now().strftime(format)
 
 
-SAMPLE_CALL_ID = "Ab3dEf7hI"
-
-"""Nine letters and digits, which is the only form that some templates take."""
-
-_A, _B = "pyctlsamplea", "pyctlsampleb"
-
-
 @dataclass(frozen=True)
 class TemplateCapabilities:
     """``system_first``, ``system_inside``: system messages at the start, later on. ``repeated_user``: user messages
     in a row. ``text``, ``parts``: content as a string, as a list of parts. ``tools``, ``tool_calls``: a list of tools,
     calls in assistant messages, ``parallel_calls`` several in one, ``object_arguments`` their arguments as an object
-    (else as JSON text), ``call_form`` how they are written. ``old_reasoning``, ``reasoning_effort``: reasoning of
+    (else as JSON text). ``old_reasoning``, ``reasoning_effort``: reasoning of
     earlier turns if it is to be kept, and a word for how much of it there should be.
     """
 
@@ -150,7 +144,6 @@ class TemplateCapabilities:
     tools: bool
     tool_calls: bool
     object_arguments: bool
-    call_form: CallForm = ""
     parallel_calls: bool = False
     old_reasoning: bool = False
     reasoning_effort: bool = False
@@ -158,19 +151,16 @@ class TemplateCapabilities:
     @classmethod
     def of(cls, template: Template) -> TemplateCapabilities:
         """Render what the capabilities ask about and see what comes out."""
-        parts = _shows(template, [_message("user", [{"type": "text", "text": _A}])], _A, never="'type'")
-        text = _shows(template, [_message("user", _A)], _A) or not parts
+        parts = _shows(template, [sample_message("user", _A, as_text=False)], _A, never="'type'")
+        text = _shows(template, [sample_message("user", _A)], _A) or not parts
 
         def said(role: str, content: str) -> dict[str, Any]:
-            return _message(role, content if text else [{"type": "text", "text": content}])
+            return sample_message(role, content, as_text=text)
 
-        def called(*arguments: Any) -> list[dict[str, Any]]:
-            functions = [{"name": "sample", "arguments": each} for each in arguments]
-            calls = [{"type": "function", "id": SAMPLE_CALL_ID, "function": function} for function in functions]
-            return [said("user", "a"), {**said("assistant", ""), "tool_calls": calls}]
+        def called(*arguments: Mapping[str, str], as_object: bool) -> list[dict[str, Any]]:
+            return [said("user", "a"), sample_call(*arguments, as_text=text, as_object=as_object)]
 
-        tool = {"type": "function", "function": {"name": _A, "description": "", "parameters": {"type": "object"}}}
-        objects = _shows(template, called({_A: _B}), _A, _B, never=f"'{_A}'")
+        objects = _shows(template, called({_A: _B}, as_object=True), _A, _B, never=f"'{_A}'")
         reasoned = [said("user", "a"), {**said("assistant", "b"), "reasoning_content": _A}, said("user", "c")]
         return cls(
             system_first=_shows(template, [said("system", _A), said("user", _B)], _A, _B),
@@ -180,26 +170,13 @@ class TemplateCapabilities:
             repeated_user=_shows(template, [said("user", _A), said("user", _B)], _A, _B),
             text=text,
             parts=parts,
-            tools=_shows(template, [said("user", "a")], _A, tools=[tool]),
-            tool_calls=objects or _shows(template, called(f'{{"{_A}": "{_B}"}}'), _A, _B),
+            tools=_shows(template, [said("user", "a")], _A, tools=[sample_tool(_A)]),
+            tool_calls=objects or _shows(template, called({_A: _B}, as_object=False), _A, _B),
             object_arguments=objects,
-            call_form=_call_form(template, called({_A: _B} if objects else f'{{"{_A}": "{_B}"}}'), tool),
-            parallel_calls=_shows(
-                template, called(*({name: "b"} if objects else f'{{"{name}": "b"}}' for name in (_A, _B))), _A, _B
-            ),
+            parallel_calls=_shows(template, called({_A: "b"}, {_B: "b"}, as_object=objects), _A, _B),
             old_reasoning=_shows(template, reasoned, _A, variables={"enable_thinking": True, **keep_reasoning(True)}),
             reasoning_effort=_reads_effort(template, [said("user", "a")]),
         )
-
-
-def _call_form(template: Template, messages: Sequence[Mapping[str, Any]], tool: Mapping[str, Any]) -> CallForm:
-    try:
-        text = template.render(messages, tools=[tool])
-    except RequestError:
-        return ""
-    if re.search(rf"<tool_call>\s*<function=sample>\s*<parameter={_A}>\s*{_B}\s*</parameter>", text):
-        return "xml"
-    return "json" if re.search(r'<tool_call>\s*\{"name": "sample", "arguments": \{', text) else ""
 
 
 def keep_reasoning(keep: bool) -> dict[str, bool]:
@@ -213,10 +190,6 @@ def _reads_effort(template: Template, messages: Sequence[Mapping[str, Any]]) -> 
     except RequestError:
         return False
     return low != high
-
-
-def _message(role: str, content: Any) -> dict[str, Any]:
-    return {"role": role, "content": content}
 
 
 def _shows(

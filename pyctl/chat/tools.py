@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from pyctl.errors import RequestError
 
-__all__ = ["ALL_TYPES", "CallForm", "Tool", "Tools", "callable_tools", "template_tools", "types_of"]
-
-CallForm: TypeAlias = Literal["xml", "json", ""]
-"""How a template writes calls: ``<function=name><parameter=key>``, ``{"name": ..., "arguments": ...}``, both inside
-of ``<tool_call>``, or in another way."""
+__all__ = ["ALL_TYPES", "Tool", "Tools", "callable_tools", "template_tools", "types_of"]
 
 _DEPTH = 64
 """Of schemas within schemas; what lies deeper is not looked at."""

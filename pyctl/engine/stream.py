@@ -6,6 +6,8 @@ import codecs
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from pyctl.text import overlap
+
 __all__ = ["LineLimits", "ReasoningBudget", "ReasoningLimit", "TextStream", "ends_within_character"]
 
 
@@ -48,7 +50,7 @@ class TextStream:
         if word:
             self.stopping_word, self._held = word, ""
             return text[:at]
-        keep = max(_overlap(text, word) for word in self._stop)
+        keep = max(overlap(text, word) for word in self._stop)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
@@ -56,14 +58,6 @@ class TextStream:
 def ends_within_character(data: bytes) -> bool:
     """Whether more bytes have to follow for ``data`` to be whole characters."""
     return codecs.utf_8_decode(data[-3:], "ignore", False)[1] < len(data[-3:])
-
-
-def _overlap(text: str, word: str) -> int:
-    """Length of the longest proper beginning of ``word`` that ends ``text``."""
-    for size in range(min(len(word) - 1, len(text)), 0, -1):
-        if text.endswith(word[:size]):
-            return size
-    return 0
 
 
 class LineLimits:

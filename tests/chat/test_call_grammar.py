@@ -5,11 +5,14 @@ from typing import Any
 
 import pytest
 
-from pyctl.chat.call_formats.call_grammar import call_grammar
+from pyctl.chat.call_formats.call_format import CallFormat
+from pyctl.chat.call_formats.hermes import HermesFormat
+from pyctl.chat.call_formats.qwen import QwenFormat
+from pyctl.chat.call_formats.registry import FALLBACK, find_call_format
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.replay import Replay
 from pyctl.chat.template import Template, TemplateCapabilities
-from pyctl.chat.tools import CallForm, Tools
+from pyctl.chat.tools import Tools
 from pyctl.errors import RequestError
 from tests.chat import toy
 from tests.chat.conftest import unpacked
@@ -86,7 +89,7 @@ HOW = "<parameter=how>\na\n</parameter>\n"
     ],
 )
 def test_calls_between_tags(required: list[str], text: str, accepted: bool) -> None:
-    assert accepts(call_grammar(tools(required=required), "xml"), text) is accepted
+    assert accepts(QwenFormat().call_grammar(tools(required=required)), text) is accepted
 
 
 @pytest.mark.parametrize(
@@ -94,29 +97,29 @@ def test_calls_between_tags(required: list[str], text: str, accepted: bool) -> N
     [({"city": "P", "days": 3}, True), ({"days": 3}, False), ({"city": "P", "days": "x"}, False)],
 )
 def test_calls_as_json(arguments: Any, accepted: bool) -> None:
-    grammar = call_grammar(tools(required=["city"]), "json")
+    grammar = HermesFormat().call_grammar(tools(required=["city"]))
     call = json.dumps({"name": "look_up", "arguments": arguments})
     assert accepts(grammar, f"<tool_call>\n{call}\n</tool_call>") is accepted
 
 
 def test_one_call_and_no_more() -> None:
-    grammar = call_grammar(tools(parallel=False), "xml")
+    grammar = QwenFormat().call_grammar(tools(parallel=False))
     assert accepts(grammar, xml())
     assert not accepts(grammar, xml() + "\n" + xml())
 
 
 def test_reasoning_first() -> None:
-    always = call_grammar(tools(), "xml", think_close="</think>")
+    always = QwenFormat().call_grammar(tools(), think_close="</think>")
     assert accepts(always, f"So </thin\n</think>\n\n{xml()}")
     assert not accepts(always, xml())
-    maybe = call_grammar(tools(), "xml", think_open="<think>", think_close="</think>")
+    maybe = QwenFormat().call_grammar(tools(), think_open="<think>", think_close="</think>")
     assert accepts(maybe, f"<think>So</think>\n\n{xml()}")
     assert accepts(maybe, xml())
 
 
 def test_many_required_arguments_come_in_the_order_of_the_schema() -> None:
     many = {f"a{i}": DAYS for i in range(7)}
-    grammar = call_grammar(tools(properties=many, required=list(many)), "xml")
+    grammar = QwenFormat().call_grammar(tools(properties=many, required=list(many)))
     values = [f"<parameter={key}>\n1\n</parameter>\n" for key in many]
     assert accepts(grammar, xml(*values))
     assert not accepts(grammar, xml(*reversed(values)))
@@ -124,29 +127,33 @@ def test_many_required_arguments_come_in_the_order_of_the_schema() -> None:
 
 def test_a_tool_without_a_schema_takes_what_it_says() -> None:
     none = Tools.of([{"type": "function", "function": {"name": "look_up"}}])
-    assert accepts(call_grammar(none, "xml"), xml())
-    assert not accepts(call_grammar(none, "xml"), xml(THREE))
-    assert accepts(call_grammar(tools(properties={}, additionalProperties=True), "xml"), xml(THREE, PARIS))
-    assert accepts(call_grammar(none, ""), '<tool_call>\n{"name": "look_up", "arguments": {"a": 1}}\n</tool_call>')
+    assert accepts(QwenFormat().call_grammar(none), xml())
+    assert not accepts(QwenFormat().call_grammar(none), xml(THREE))
+    assert accepts(QwenFormat().call_grammar(tools(properties={}, additionalProperties=True)), xml(THREE, PARIS))
+    assert accepts(
+        HermesFormat().call_grammar(none), '<tool_call>\n{"name": "look_up", "arguments": {"a": 1}}\n</tool_call>'
+    )
 
 
 def test_a_schema_that_cannot_be_converted_is_refused() -> None:
     with pytest.raises(RequestError):
-        call_grammar(tools(properties={"a": {"$ref": "https://example.org"}}, required=["a"]), "json")
+        HermesFormat().call_grammar(tools(properties={"a": {"$ref": "https://example.org"}}, required=["a"]))
 
 
 @pytest.mark.parametrize(
     ("name", "form"),
     [
-        ("Qwen3.5-4B", "xml"),
-        ("Qwen3-Coder", "xml"),
-        ("Qwen-Qwen3-0.6B", "json"),
-        ("NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use", "json"),
+        ("Qwen3.5-4B", QwenFormat),
+        ("Qwen3-Coder", QwenFormat),
+        ("Qwen-Qwen3-0.6B", HermesFormat),
+        ("NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use", HermesFormat),
     ],
 )
-def test_the_form_is_found_by_rendering(name: str, form: CallForm) -> None:
-    assert TemplateCapabilities.of(Template(unpacked(f"templates/{name}.jinja").read_text())).call_form == form
-    assert TemplateCapabilities.of(Template(toy.LLAMA3)).call_form == ""
+def test_the_form_is_found_by_rendering(name: str, form: type[CallFormat]) -> None:
+    template = Template(unpacked(f"templates/{name}.jinja").read_text())
+    assert type(find_call_format(template, TemplateCapabilities.of(template))) is form
+    plain = Template(toy.LLAMA3)
+    assert find_call_format(plain, TemplateCapabilities.of(plain)) is FALLBACK
 
 
 def test_only_what_needs_a_grammar_gets_one(qwen_template: str) -> None:

@@ -8,15 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyctl.chat.call_formats.qwen import CallParser, new_call_id
+from pyctl.chat.call_formats.qwen import QwenFormat
 from pyctl.chat.chat_format import ChatFormat
-from pyctl.chat.reasoning import THINK, ReasoningSplitter, ReplyPart
+from pyctl.chat.reasoning import ReplyPart
 from pyctl.chat.reply_splitter import ParsedReply, ReplySplitter
 from pyctl.chat.template import Template
 from pyctl.chat.tools import Tools
+from pyctl.text import random_id
 from tests.chat.conftest import unpacked
 from tests.chat.toy import chatml_tokenizer
 
+FORM = QwenFormat()
 PROPERTIES: dict[str, Any] = {
     "text": {"type": "string"},
     "count": {"type": "integer"},
@@ -51,7 +53,7 @@ Parsed = tuple[str, str, list[tuple[str, str]]]
 def parse(pieces: list[str], tools: Tools = TOOLS, reply_part: ReplyPart = "content") -> Parsed:
     """Reasoning, content and calls of a reply in pieces; holds the rules of the deltas."""
     ids = count()
-    splitter = ReplySplitter(ReasoningSplitter(THINK, reply_part), CallParser(tools, lambda: f"id{next(ids)}"))
+    splitter = ReplySplitter(FORM.parser(tools, FORM.reasoning[0], reply_part, lambda: f"id{next(ids)}"))
     deltas = [*map(splitter.feed, pieces), splitter.finish()]
     reply, seen = ParsedReply(), 0
     for delta in deltas:
@@ -154,7 +156,7 @@ def test_without_parallel_calls_only_the_first_is_one() -> None:
 
 
 def test_arguments_come_out_as_soon_as_they_are_certain() -> None:
-    parser = CallParser(TOOLS)
+    parser = FORM.call_parser(TOOLS)
     parser.feed("<tool_call>\n<function=look_up>\n<parameter=text>\n")
     assert [call.arguments for call in parser.feed("Hello ").calls] == ['"Hello ']
     assert parser.feed("\n</para").calls == ()
@@ -162,7 +164,7 @@ def test_arguments_come_out_as_soon_as_they_are_certain() -> None:
 
 
 def test_ids_are_as_llama_server_makes_them() -> None:
-    ids = {new_call_id() for _ in range(10)}
+    ids = {random_id() for _ in range(10)}
     assert len(ids) == 10
     assert all(len(text) == 32 and text.isalnum() for text in ids)
 

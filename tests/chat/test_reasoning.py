@@ -4,11 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyctl.chat.reasoning import THINK, ReasoningSplitter, ReplyDelta, ReplyPart
+from pyctl.chat.call_formats.qwen import QwenFormat
+from pyctl.chat.reasoning import ReasoningSplitter, ReplyDelta, ReplyPart
 
 
 def split(pieces: list[str], reply_part: ReplyPart = "start") -> tuple[str, str]:
-    splitter = ReasoningSplitter(THINK, reply_part)
+    splitter = ReasoningSplitter(QwenFormat.reasoning[0], reply_part)
     deltas = [*map(splitter.feed, pieces), splitter.finish()]
     return "".join(d.reasoning for d in deltas), "".join(d.content for d in deltas)
 
@@ -51,7 +52,7 @@ def test_any_cutting_gives_the_same(data: st.DataObject) -> None:
 
 
 def test_text_comes_out_as_soon_as_it_is_certain() -> None:
-    splitter = ReasoningSplitter(THINK, "reasoning")
+    splitter = ReasoningSplitter(QwenFormat.reasoning[0], "reasoning")
     assert splitter.feed("I think <") == ReplyDelta("I think ")
     assert splitter.feed("b") == ReplyDelta("<b")
     assert splitter.feed("</think> ") == ReplyDelta()

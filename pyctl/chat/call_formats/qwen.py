@@ -1,4 +1,4 @@
-"""Finds tool calls in a reply, as it streams. Both of Qwen's forms are read, whatever the template writes::
+"""Qwen's calls: between tags, and as JSON between tags. Both forms are read, whatever the template writes::
 
     <tool_call>
     <function=look_up>
@@ -13,120 +13,99 @@
     </tool_call>
 
 A call begins where its head is complete: ``<function=name>``, or what comes before the object of the arguments. The tag
-``<tool_call>`` may be missing before a known function. Text that is no head is content, byte for byte. From the head
-on it is a call, come what may: what cannot belong to it ends it and is content, and a reply that ends within leaves its
-arguments unfinished, so that nobody takes them for whole.
+``<tool_call>`` may be missing before a known function. A value ends at ``</parameter>`` only if another tag follows, so
+that it may speak of these tags.
 
-A value ends at ``</parameter>`` only if another tag follows, so that it may speak of these tags. Blanks between calls
-and after the last belong to nothing.
+Bound by a grammar, values between tags are text up to the end tag where the schema allows a string, one of its words
+where it lists them, and JSON by their schema elsewhere; the required ones may come in any order.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import secrets
-import string
-from collections.abc import Callable
-from itertools import groupby
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 
-from pyctl.chat.call_formats.scan import NeedMoreInput, as_json, json_head, skip, starts_with, tag_name, whole_call
-from pyctl.chat.reasoning import CallDelta, ReplyDelta, overlap
-from pyctl.chat.tools import Tools
+from pyctl.chat.call_formats.call_format import TaggedFormat
+from pyctl.chat.call_formats.scan import (
+    CallScanner,
+    NeedMoreInput,
+    coerce_argument,
+    json_head,
+    skip_blanks,
+    starts_with,
+    tag_name,
+    whole_call,
+)
+from pyctl.chat.grammar import Grammar, literal
+from pyctl.chat.reasoning import BRACKETS, SEED, THINK
+from pyctl.chat.samples import SAMPLE_KEY, SAMPLE_TOOL, SAMPLE_VALUE
+from pyctl.chat.schema import SchemaRules
+from pyctl.chat.tools import Tool, Tools
+from pyctl.text import overlap, random_id
 
-__all__ = ["CallParser", "new_call_id"]
+__all__ = ["CLOSE", "OPEN", "QwenFormat", "QwenParser"]
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
-_AFTER_VALUE = (_PARAMETER, _FUNCTION_END, _CLOSE)
-_JSON_MARKS = re.compile(r'[{}\[\]"\\]')
-_LETTERS = string.digits + string.ascii_letters
+_AFTER_VALUE = (_PARAMETER, _FUNCTION_END, CLOSE)
+_MAX_ANY_ORDER = 5
+"""So many required arguments take 32 rules; more of them come in the order of the schema."""
 
 
-def new_call_id() -> str:
-    """32 random letters and digits, as llama-server makes them."""
-    return "".join(secrets.choice(_LETTERS) for _ in range(32))
+class QwenFormat(TaggedFormat):
+    """Calls between tags, as Qwen3-Coder and its successors write them. The end of reasoning has a line of its own."""
+
+    reasoning = (
+        replace(THINK, interrupts=(OPEN,), forced_close=f"\n{THINK.close}"),
+        replace(SEED, forced_close=f"\n{SEED.close}"),
+        BRACKETS,
+    )
+    trigger = f"({OPEN})"
+    _sample = re.compile(
+        rf"{OPEN}\s*{_FUNCTION}{SAMPLE_TOOL}>\s*{_PARAMETER}{SAMPLE_KEY}>\s*{SAMPLE_VALUE}\s*{_PARAMETER_END}"
+    )
+
+    def call_parser(self, tools: Tools, new_id: Callable[[], str] = random_id) -> CallScanner:
+        """Reads both forms."""
+        return QwenParser(tools, new_id)
+
+    def call_rule(self, grammar: Grammar, tool: Tool, name: str) -> str:
+        """A call between tags."""
+        return _call(grammar, tool, name)
 
 
-class CallParser:
-    """Feed it the content of one reply; ``tools`` says what may be called, and whether more than once."""
+class QwenParser(CallScanner):
+    """Reads both forms of calls."""
 
-    def __init__(self, tools: Tools, new_id: Callable[[], str] = new_call_id) -> None:
-        self._tools = tools
-        self._new_id = new_id
-        self._openers = (_OPEN, *(f"{_FUNCTION}{tool.name}>" for tool in tools.tools))
-        self._opener = re.compile("|".join(map(re.escape, self._openers)))
-        self._state: Callable[[bool], bool] = self._text
-        self._held = ""
-        self._name = ""
+    def __init__(self, tools: Tools, new_id: Callable[[], str] = random_id) -> None:
+        super().__init__(tools, (OPEN, *(f"{_FUNCTION}{tool.name}>" for tool in tools.tools)), new_id)
         self._types: frozenset[str] = frozenset()
         self._value_end = ""
-        self._n_arguments = self._depth = 0
-        self._in_string = False
-        self._blanks = ""  # the beginning of a stretch of content, as long as it is blank
-        self._speaking = False
-        self._content: list[str] = []
-        self._calls: list[CallDelta] = []
-        self._n_calls = 0
+        self._n_arguments = 0
 
-    def feed(self, text: str) -> ReplyDelta:
-        """What became certain with ``text``."""
-        self._held += text
-        return self._run(final=False)
-
-    def finish(self) -> ReplyDelta:
-        """What was still held back when the reply ended."""
-        delta = self._run(final=True)
-        return delta if self._n_calls else delta._replace(content=delta.content + self._blanks)
-
-    def _run(self, final: bool) -> ReplyDelta:
-        while self._state(final):
-            pass
-        delta = ReplyDelta("", "".join(self._content), _joined(self._calls))
-        self._content, self._calls = [], []
-        return delta
-
-    # Each state takes from what is held and says whether the next one should try.
-
-    def _text(self, final: bool) -> bool:
-        if self._n_calls and not self._tools.parallel:
-            return self._say(len(self._held))
-        match = self._opener.search(self._held)
-        if match is None:
-            at = self._held.rfind("<")
-            partial = at >= 0 and not final and any(opener.startswith(self._held[at:]) for opener in self._openers)
-            return self._say(at if partial else len(self._held))
-        self._say(match.start())
-        try:
-            if not self._begin():
-                self._say(1)  # what follows may hold another opener
-        except NeedMoreInput:
-            if not final:
-                return False
-            self._say(1)
-        return True
-
-    def _begin(self) -> bool:
+    def _begin(self, final: bool) -> bool:
         """Take the head of a call off the beginning of what is held; False if there is none."""
-        at = skip(self._held, len(_OPEN)) if self._held.startswith(_OPEN) else 0
+        at = skip_blanks(self._held, len(OPEN)) if self._held.startswith(OPEN) else 0
         if self._held.startswith("{", at):
             return self._begin_json(at)
         if not starts_with(_FUNCTION, self._held, at):
             return False
         name, at = tag_name(self._held, at + len(_FUNCTION))
-        if name:
-            self._start(name, at, self._body)
-        return bool(name)
+        if not name:
+            return False
+        self._n_arguments = 0
+        return self._start(name, at, self._body)
 
     def _begin_json(self, at: int) -> bool:
         name, begin = json_head(self._held, at)
         if name:
-            self._start(name, begin, self._arguments)
-            self._depth, self._in_string = 0, False
-            return True
+            return self._start(name, begin, self._json)
         # The members come in another order, or it is no call at all: the whole of it tells.
-        end = self._held.find(_CLOSE, at)
+        end = self._held.find(CLOSE, at)
         if end < 0:
             raise NeedMoreInput
         name, arguments = whole_call(self._held[at:end])
@@ -186,7 +165,7 @@ class CallParser:
         if self._types == {"string"}:
             self._append(json.dumps(value, ensure_ascii=False)[1:])
         else:
-            self._append(as_json(value, self._types))
+            self._append(coerce_argument(value, self._types))
         self._held, self._state = self._held[at + len(self._value_end) :], self._body
         return True
 
@@ -204,7 +183,7 @@ class CallParser:
         """Whether the value ends there: another tag comes next, or nothing more."""
         if not starts_with(self._value_end, self._held, at):
             return False
-        after = skip(self._held, at + len(self._value_end))
+        after = skip_blanks(self._held, at + len(self._value_end))
         try:
             return any(starts_with(tag, self._held, after) for tag in _AFTER_VALUE)
         except NeedMoreInput:
@@ -212,35 +191,7 @@ class CallParser:
                 return True
             raise
 
-    def _arguments(self, final: bool) -> bool:
-        """Within the arguments as JSON, which are passed on as they are."""
-        at = 0
-        while mark := _JSON_MARKS.search(self._held, at):
-            at = mark.end()
-            if self._in_string:
-                if mark[0] == "\\":
-                    if at == len(self._held) and not final:
-                        at -= 1
-                        break
-                    at += 1
-                self._in_string = mark[0] != '"'
-            elif mark[0] == '"':
-                self._in_string = True
-            elif mark[0] in "{[":
-                self._depth += 1
-            elif mark[0] in "}]":
-                self._depth -= 1
-                if not self._depth:
-                    self._append(self._held[:at])
-                    self._held, self._state = self._held[at:], self._json_end
-                    return True
-        else:
-            at = len(self._held)
-        self._append(self._held[:at])
-        self._held = self._held[at:]
-        return False
-
-    def _json_end(self, final: bool) -> bool:
+    def _json_done(self, final: bool) -> bool:
         """The brace around the members."""
         rest = self._held.lstrip()
         if not rest and not final:
@@ -254,8 +205,8 @@ class CallParser:
         """The end tag around a call, which may be missing."""
         rest = self._held.lstrip()
         try:
-            if starts_with(_CLOSE, rest, 0):
-                self._held = rest[len(_CLOSE) :]
+            if starts_with(CLOSE, rest, 0):
+                self._held = rest[len(CLOSE) :]
         except NeedMoreInput:
             if not final:
                 return False
@@ -263,35 +214,59 @@ class CallParser:
         self._state = self._text
         return True
 
-    def _say(self, size: int) -> bool:
-        """Take so much content off what is held."""
-        text, self._held = self._held[:size], self._held[size:]
-        if not self._speaking:
-            text, self._blanks = self._blanks + text, ""
-            self._speaking = bool(text.strip())
-            if not self._speaking:
-                self._blanks, text = text, ""
-        self._content.append(text)
-        return False
 
-    def _start(self, name: str, size: int, state: Callable[[bool], bool]) -> None:
-        self._calls.append(CallDelta(self._n_calls, self._new_id(), name))
-        self._name, self._n_arguments = name, 0
-        self._n_calls += 1
-        self._blanks, self._speaking = "", False
-        self._held, self._state = self._held[size:], state
-
-    def _append(self, arguments: str) -> None:
-        if arguments:
-            self._calls.append(CallDelta(self._n_calls - 1, arguments=arguments))
-
-
-def _joined(deltas: list[CallDelta]) -> tuple[CallDelta, ...]:
-    """The deltas with neighbouring pieces of arguments put together."""
-    joined: list[CallDelta] = []
-    for (index, head), group in groupby(deltas, key=lambda delta: (delta.index, bool(delta.name))):
-        if head:
-            joined += group
+def _call(grammar: Grammar, tool: Tool, name: str) -> str:
+    rules = SchemaRules(grammar, tool.parameters)
+    arguments: dict[str, str] = {}
+    for number, (key, schema) in enumerate(tool.properties.items()):
+        if words := _words(schema):
+            inner = f"({' | '.join(map(literal, words))})"
+        elif "string" in tool.types(key):
+            inner = _text(grammar)
         else:
-            joined.append(CallDelta(index, arguments="".join(delta.arguments for delta in group)))
-    return tuple(joined)
+            inner = rules.rule(f"{name}-value-{number}", schema)
+        arguments[key] = _argument(grammar, f"{name}-argument-{number}", literal(key), inner)
+    required = [arguments[key] for key in dict.fromkeys(tool.required)]
+    others = [rule for key, rule in arguments.items() if key not in tool.required]
+    if not arguments and tool.parameters.get("additionalProperties") not in (None, False):
+        others = [_argument(grammar, "any-argument", r"[^<>\n]{1,100}", _text(grammar))]
+    any_other = f"({' | '.join(others)})*" if others else ""
+    if len(required) > _MAX_ANY_ORDER:
+        body = f"{' '.join(required)} {any_other}"
+    else:
+        body = _any_order(grammar, f"{name}-arguments", required, any_other)
+    head, end = literal(f"{OPEN}\n{_FUNCTION}{tool.name}>\n"), literal(f"{_FUNCTION_END}\n{CLOSE}")
+    return grammar.add(name, f"{head} {body} {end}")
+
+
+def _words(schema: object) -> list[str]:
+    """The values of an enumeration of strings."""
+    values = schema.get("enum") if isinstance(schema, dict) else None
+    return values if isinstance(values, list) and all(isinstance(value, str) for value in values) else []
+
+
+def _argument(grammar: Grammar, name: str, key: str, value: str) -> str:
+    begin, end = literal(_PARAMETER), literal(f"\n{_PARAMETER_END}\n")
+    return grammar.add(name, rf'{begin} {key} ">\n" {value} {end}')
+
+
+def _text(grammar: Grammar) -> str:
+    """The rule for text up to an end tag."""
+    return "text" if "text" in grammar else grammar.until("text", f"\n{_PARAMETER_END}")
+
+
+def _any_order(grammar: Grammar, name: str, required: Sequence[str], between: str) -> str:
+    """Each of ``required`` once, in any order, and ``between`` around them: one rule per set of those that are left."""
+    if not required:
+        return between
+    rules: dict[frozenset[int], str] = {frozenset(): between}
+    add = partial(grammar.add, name)
+    by_size = sorted((frozenset(_members(mask)) for mask in range(1, 2 ** len(required))), key=len)
+    for left in by_size:
+        choices = [f"{required[index]} {rules[left - {index}]}".rstrip() for index in sorted(left)]
+        rules[left] = add(f"{between} ({' | '.join(choices)})".strip())
+    return rules[by_size[-1]]
+
+
+def _members(mask: int) -> list[int]:
+    return [index for index in range(mask.bit_length()) if mask >> index & 1]

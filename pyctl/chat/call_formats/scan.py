@@ -1,18 +1,40 @@
-"""Incremental scanning of tool calls as they stream, and the values of their arguments."""
+"""Incremental scanning of tool calls as they stream, and coercion of their arguments to JSON.
+
+`CallScanner` is what the parsers of all formats share: text that is no call is content, byte for byte; from the head of
+a call on it is a call, come what may: what cannot belong to it ends it and is content, and a reply that ends within
+leaves its arguments unfinished, so that nobody takes them for whole. Blanks between calls and after the last belong to
+nothing.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Set
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence, Set
+from itertools import groupby
 from typing import Any, NoReturn
 
-__all__ = ["NeedMoreInput", "as_json", "json_head", "parse_json", "skip", "starts_with", "tag_name", "whole_call"]
+from pyctl.chat.reasoning import CallDelta, ReplyDelta
+from pyctl.chat.tools import Tools
+from pyctl.text import random_id
+
+__all__ = [
+    "CallScanner",
+    "NeedMoreInput",
+    "coerce_argument",
+    "from_python",
+    "json_end",
+    "json_head",
+    "parse_json",
+    "skip_blanks",
+    "starts_with",
+    "tag_name",
+    "whole_call",
+]
 
 _WORDS = {"True": "true", "False": "false", "None": "null"}
-
 _PYTHON = re.compile(r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|\b(?:True|False|None)\b""", re.DOTALL)
-
 _NAMES: tuple[tuple[type, tuple[str, ...]], ...] = (
     (bool, ("boolean",)),
     (int, ("integer", "number")),
@@ -21,73 +43,160 @@ _NAMES: tuple[tuple[type, tuple[str, ...]], ...] = (
     (list, ("array",)),
     (dict, ("object",)),
 )
-
-
-def as_json(text: str, types: Set[str]) -> str:
-    """``text`` as JSON text: as it is where it is JSON of one of ``types``, otherwise as a string.
-
-    Literals and quotes as Python writes them are taken for JSON's. What can be no string stays what JSON says it is.
-    """
-    if types != {"string"}:
-        for candidate in (text.strip(), _from_python(text.strip())):
-            try:
-                value = parse_json(candidate)
-            except ValueError:
-                continue
-            if not types.isdisjoint(_names(value)) or "string" not in types:
-                return candidate
-    return json.dumps(text, ensure_ascii=False)
-
-
-def parse_json(text: str) -> Any:
-    """The value of JSON text; anything else, also NaN and what is nested too deeply, raises ValueError."""
-    try:
-        return json.loads(text, parse_constant=_refuse)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-
-
-def _names(value: Any) -> tuple[str, ...]:
-    return next((names for kind, names in _NAMES if isinstance(value, kind)), ("null",))
-
-
-def _from_python(text: str) -> str:
-    return _PYTHON.sub(_translated, text)
-
-
-def _translated(match: re.Match[str]) -> str:
-    text = match[0]
-    if text in _WORDS:
-        return _WORDS[text]
-    if text[0] == '"':
-        return text
-    inner = re.sub(r'\\(.)|"', lambda found: _unquoted(found[0]), text[1:-1], flags=re.DOTALL)
-    return f'"{inner}"'
-
-
-def _unquoted(text: str) -> str:
-    if text == '"':
-        return '\\"'
-    return "'" if text == "\\'" else text
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")
-
-
 _MAX_NAME = 256
-
 _NO_NAME = re.compile(r"[\s<>]")
-
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
-
-_JSON_HEAD = ("{", '"name"', ":", "", ",", '"arguments"', ":", "{")
-
-"""What stands before the arguments, the empty one for the name; blanks may lie between."""
+_JSON_MARKS = re.compile(r'[{}\[\]"\\]')
 
 
 class NeedMoreInput(Exception):
     """More text is needed to tell."""
+
+
+class CallScanner(ABC):
+    """Feed it the content of one reply; ``tools`` says what may be called, and whether more than once.
+
+    A call can begin only at one of ``openers``, which have their first letter nowhere else.
+    """
+
+    def __init__(self, tools: Tools, openers: Sequence[str], new_id: Callable[[], str] = random_id) -> None:
+        self._tools = tools
+        self._new_id = new_id
+        self._openers = openers
+        self._opener = re.compile("|".join(map(re.escape, openers)))
+        self._first_letters = {opener[0] for opener in openers}
+        self._state: Callable[[bool], bool] = self._text
+        self._held = ""
+        self._name = ""
+        self._depth = 0
+        self._in_string = False
+        self._blanks = ""  # the beginning of a stretch of content, as long as it is blank
+        self._speaking = False
+        self._content: list[str] = []
+        self._calls: list[CallDelta] = []
+        self._n_calls = 0
+
+    def feed(self, text: str) -> ReplyDelta:
+        """What became certain with ``text``."""
+        self._held += text
+        return self._run(final=False)
+
+    def finish(self) -> ReplyDelta:
+        """What was still held back when the reply ended."""
+        delta = self._run(final=True)
+        return delta if self._n_calls else delta._replace(content=delta.content + self._blanks)
+
+    @abstractmethod
+    def _begin(self, final: bool) -> bool:
+        """Take the head of a call off the beginning of what is held, which is an opener; False if there is none."""
+
+    @abstractmethod
+    def _tail(self, final: bool) -> bool:
+        """Behind the members or arguments of a call, where its end tag may come; back to `_text`."""
+
+    def _run(self, final: bool) -> ReplyDelta:
+        while self._state(final):
+            pass
+        delta = ReplyDelta("", "".join(self._content), _joined(self._calls))
+        self._content, self._calls = [], []
+        return delta
+
+    # Each state takes from what is held and says whether the next one should try.
+
+    def _text(self, final: bool) -> bool:
+        if self._n_calls and not self._tools.parallel:
+            return self._say(len(self._held))
+        match = self._opener.search(self._held)
+        if match is None:
+            return self._say(len(self._held) if final else self._certain())
+        self._say(match.start())
+        try:
+            if not self._begin(final):
+                self._say(1)  # what follows may hold another opener
+        except NeedMoreInput:
+            if not final:
+                return False
+            self._say(1)
+        return True
+
+    def _certain(self) -> int:
+        """So much of what is held begins no opener."""
+        for at in sorted(self._held.rfind(letter) for letter in self._first_letters):
+            if at >= 0 and any(opener.startswith(self._held[at:]) for opener in self._openers):
+                return at
+        return len(self._held)
+
+    def _json(self, final: bool) -> bool:
+        """Within arguments as JSON, an object, which are passed on as they are; `_json_done` follows."""
+        at = 0
+        while mark := _JSON_MARKS.search(self._held, at):
+            at = mark.end()
+            if self._in_string:
+                if mark[0] == "\\":
+                    if at == len(self._held) and not final:
+                        at -= 1
+                        break
+                    at += 1
+                self._in_string = mark[0] != '"'
+            elif mark[0] == '"':
+                self._in_string = True
+            elif mark[0] in "{[":
+                self._depth += 1
+            elif mark[0] in "}]":
+                self._depth -= 1
+                if not self._depth:
+                    self._append(self._held[:at])
+                    self._held, self._state = self._held[at:], self._json_done
+                    return True
+        else:
+            at = len(self._held)
+        self._append(self._held[:at])
+        self._held = self._held[at:]
+        return False
+
+    def _json_done(self, final: bool) -> bool:
+        """Behind arguments as JSON, where a call as JSON goes on."""
+        self._state = self._tail
+        return True
+
+    def _say(self, size: int) -> bool:
+        """Take so much content off what is held."""
+        text, self._held = self._held[:size], self._held[size:]
+        if not self._speaking:
+            text, self._blanks = self._blanks + text, ""
+            self._speaking = bool(text.strip())
+            if not self._speaking:
+                self._blanks, text = text, ""
+        self._content.append(text)
+        return False
+
+    def _start(self, name: str, size: int, state: Callable[[bool], bool], call_id: str = "") -> bool:
+        """A call of ``name`` begins, the head of which takes so much of what is held; ``state`` reads the rest."""
+        self._calls.append(CallDelta(self._n_calls, call_id or self._new_id(), name))
+        self._name = name
+        self._depth, self._in_string = 0, False
+        self._n_calls += 1
+        self._blanks, self._speaking = "", False
+        self._held, self._state = self._held[size:], state
+        return True
+
+    def _append(self, arguments: str) -> None:
+        if arguments:
+            self._calls.append(CallDelta(self._n_calls - 1, arguments=arguments))
+
+    def _has(self, tool: str) -> bool:
+        return any(tool == each.name for each in self._tools.tools)
+
+
+def _joined(deltas: list[CallDelta]) -> tuple[CallDelta, ...]:
+    """The deltas with neighbouring pieces of arguments put together."""
+    joined: list[CallDelta] = []
+    for (index, head), group in groupby(deltas, key=lambda delta: (delta.index, bool(delta.name))):
+        if head:
+            joined += group
+        else:
+            joined.append(CallDelta(index, arguments="".join(delta.arguments for delta in group)))
+    return tuple(joined)
 
 
 def starts_with(tag: str, text: str, at: int) -> bool:
@@ -99,29 +208,30 @@ def starts_with(tag: str, text: str, at: int) -> bool:
     return False
 
 
-def skip(text: str, at: int) -> int:
+def skip_blanks(text: str, at: int) -> int:
     """Where the blanks end that begin at ``at``."""
     while at < len(text) and text[at].isspace():
         at += 1
     return at
 
 
-def tag_name(text: str, at: int) -> tuple[str, int]:
-    """The name before the next ``>`` and where that ends; an empty one if it is none."""
-    end = text.find(">", at)
+def tag_name(text: str, at: int, end_mark: str = ">") -> tuple[str, int]:
+    """The name before the next ``end_mark`` and where that ends; an empty one if it is none."""
+    end = text.find(end_mark, at)
     name = text[at : end if end >= 0 else None]
     if len(name) > _MAX_NAME or _NO_NAME.search(name):
         return "", at
     if end < 0:
         raise NeedMoreInput
-    return name, end + 1
+    return name, end + len(end_mark)
 
 
-def json_head(text: str, at: int) -> tuple[str, int]:
-    """The name, and where the arguments begin; an empty name if the text is another one."""
+def json_head(text: str, at: int, key: str = "arguments") -> tuple[str, int]:
+    """The name, and where the arguments, which are called ``key``, begin; an empty name if the text is another one."""
     name = ""
-    for word in _JSON_HEAD:
-        start = at = skip(text, at)
+    # What stands before the arguments, the empty one for the name; blanks may lie between.
+    for word in ("{", '"name"', ":", "", ",", f'"{key}"', ":", "{"):
+        start = at = skip_blanks(text, at)
         if word:
             if not starts_with(word, text, at):
                 return "", at
@@ -142,6 +252,23 @@ def json_head(text: str, at: int) -> tuple[str, int]:
     return name, start
 
 
+def json_end(text: str, at: int) -> int:
+    """Where the JSON object or array ends that begins at ``at``; NeedMoreInput if the text ends before."""
+    depth, in_string = 0, False
+    while mark := _JSON_MARKS.search(text, at):
+        at = mark.end()
+        if in_string:
+            at += mark[0] == "\\"
+            in_string = mark[0] != '"'
+        elif mark[0] == '"':
+            in_string = True
+        elif mark[0] != "\\":
+            depth += 1 if mark[0] in "{[" else -1
+            if depth <= 0:
+                return at
+    raise NeedMoreInput
+
+
 def whole_call(text: str) -> tuple[str, str]:
     """Name and arguments of a call as JSON, in whatever order; an empty name if it is none."""
     try:
@@ -154,3 +281,56 @@ def whole_call(text: str) -> tuple[str, str]:
     if not isinstance(name, str) or not isinstance(arguments, dict | None):
         return "", ""
     return name, json.dumps(arguments or {}, ensure_ascii=False)
+
+
+def coerce_argument(text: str, types: Set[str]) -> str:
+    """``text`` as JSON text: as it is where it is JSON of one of ``types``, otherwise as a string.
+
+    Literals and quotes as Python writes them are taken for JSON's. What can be no string stays what JSON says it is.
+    """
+    if types != {"string"}:
+        for candidate in (text.strip(), from_python(text.strip())):
+            try:
+                value = parse_json(candidate)
+            except ValueError:
+                continue
+            if not types.isdisjoint(_names(value)) or "string" not in types:
+                return candidate
+    return json.dumps(text, ensure_ascii=False)
+
+
+def parse_json(text: str) -> Any:
+    """The value of JSON text; anything else, also NaN and what is nested too deeply, raises ValueError."""
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def from_python(text: str) -> str:
+    """Python's literals and quotes in ``text`` as JSON's."""
+    return _PYTHON.sub(_translated, text)
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    return next((names for kind, names in _NAMES if isinstance(value, kind)), ("null",))
+
+
+def _translated(match: re.Match[str]) -> str:
+    text = match[0]
+    if text in _WORDS:
+        return _WORDS[text]
+    if text[0] == '"':
+        return text
+    inner = re.sub(r'\\(.)|"', lambda found: _unquoted(found[0]), text[1:-1], flags=re.DOTALL)
+    return f'"{inner}"'
+
+
+def _unquoted(text: str) -> str:
+    if text == '"':
+        return '\\"'
+    return "'" if text == "\\'" else text
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-import string
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -17,10 +15,9 @@ from pyctl.server.generate.prepare import PreparedReply
 from pyctl.server.generate.reply import Reply, frame
 from pyctl.server.http import encode
 from pyctl.server.service import Service
+from pyctl.text import random_id
 
 __all__ = ["ChatReply", "Identity", "TextReply"]
-
-_LETTERS = string.ascii_letters + string.digits
 
 
 class Identity:
@@ -29,7 +26,7 @@ class Identity:
     def __init__(self, service: Service) -> None:
         self.fields: dict[str, Any] = {
             "created": int(time.time()),
-            "id": "chatcmpl-" + "".join(secrets.choice(_LETTERS) for _ in range(32)),
+            "id": "chatcmpl-" + random_id(),
             "model": service.model,
             "system_fingerprint": service.info.build,
         }

@@ -15,8 +15,6 @@ request's settings in the body, the ends of reasoning and of arguments. What dif
 
 from __future__ import annotations
 
-import secrets
-import string
 import time
 from typing import Any
 
@@ -29,10 +27,10 @@ from pyctl.server.generate.prepare import PreparedReply
 from pyctl.server.generate.reply import EventReply, named
 from pyctl.server.http import error_body
 from pyctl.server.service import Service
+from pyctl.text import random_id
 
 __all__ = ["ResponseReply"]
 
-_LETTERS = string.ascii_letters + string.digits
 _SEALED = "reasoning.encrypted_content"
 
 
@@ -244,4 +242,4 @@ def _text_part(text: str) -> dict[str, Any]:
 
 
 def _name(prefix: str) -> str:
-    return prefix + "".join(secrets.choice(_LETTERS) for _ in range(32))
+    return prefix + random_id()

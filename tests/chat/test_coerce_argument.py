@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyctl.chat.call_formats.scan import as_json
+from pyctl.chat.call_formats.scan import coerce_argument
 from pyctl.chat.tools import ALL_TYPES
 
 
@@ -33,7 +33,7 @@ from pyctl.chat.tools import ALL_TYPES
     ],
 )
 def test_a_value_by_its_types(text: str, types: set[str], value: Any) -> None:
-    assert json.loads(as_json(text, types)) == value
+    assert json.loads(coerce_argument(text, types)) == value
 
 
 @settings(max_examples=200, deadline=None)
@@ -42,4 +42,4 @@ def test_a_value_by_its_types(text: str, types: set[str], value: Any) -> None:
     st.sets(st.sampled_from(sorted(ALL_TYPES)), min_size=1),
 )
 def test_it_is_always_json(text: str, types: set[str]) -> None:
-    json.loads(as_json(text, types))
+    json.loads(coerce_argument(text, types))

@@ -1,0 +1,132 @@
+"""What there is to know about a family's way of writing calls; one file each says it, and `registry` lists them."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import ClassVar, Protocol
+
+from pyctl.chat.call_formats.scan import CallScanner
+from pyctl.chat.grammar import Grammar, literal
+from pyctl.chat.reasoning import BRACKETS, SEED, THINK, ReasoningSplitter, ReasoningTags, ReplyDelta, ReplyPart
+from pyctl.chat.schema import SchemaRules
+from pyctl.chat.tools import Tool, Tools
+from pyctl.text import random_id
+
+__all__ = ["CallFormat", "ReplyParser", "TaggedFormat", "json_arguments"]
+
+
+class ReplyParser(Protocol):
+    """Feed it the pieces of one reply. However it is cut, the same comes out, and nothing raises."""
+
+    def feed(self, text: str) -> ReplyDelta:
+        """What became certain with ``text``."""
+        ...
+
+    def finish(self) -> ReplyDelta:
+        """What was still held back when the reply ended."""
+        ...
+
+
+class CallFormat(ABC):
+    """How a family of models writes reasoning and calls.
+
+    ``reasoning``: the tags around reasoning, by preference. ``control_tokens``: texts of tokens that the vocabulary
+    hides from readers and that the parser has to see. ``trigger``: a regular expression that matches the beginning of
+    a call, from where on a grammar binds a reply that need not call anything. ``separator``: what may stand before and
+    between calls, as GBNF.
+    """
+
+    reasoning: ClassVar[tuple[ReasoningTags, ...]] = (THINK, SEED, BRACKETS)
+    control_tokens: ClassVar[tuple[str, ...]] = ()
+    trigger: ClassVar[str]
+    separator: ClassVar[str] = r'"\n"{0,2}'
+    _sample: ClassVar[re.Pattern[str]]
+
+    def recognizes(self, sample: str) -> bool:
+        """Whether the call in ``sample``, a conversation as the template renders it, has this form."""
+        return self._sample.search(sample) is not None
+
+    def tags(self, source: str) -> ReasoningTags:
+        """The tags around the reasoning for the template ``source``."""
+        return next((tags for tags in self.reasoning if tags.open in source), self.reasoning[0])
+
+    @abstractmethod
+    def parser(
+        self,
+        tools: Tools | None,
+        tags: ReasoningTags | None,
+        reply_part: ReplyPart,
+        new_id: Callable[[], str] = random_id,
+    ) -> ReplyParser:
+        """Takes a reply apart that begins in ``reply_part``; without ``tags`` the reasoning stays in the content,
+        without ``tools`` the calls do. ``new_id`` names calls that the model does not name.
+        """
+
+    @abstractmethod
+    def call_rule(self, grammar: Grammar, tool: Tool, name: str) -> str:
+        """The name of a rule, like ``name``, for one call of ``tool``; RequestError if its schema cannot be
+        converted.
+        """
+
+    def call_grammar(self, tools: Tools, *, think_open: str = "", think_close: str = "") -> str:
+        """The grammar of one call of ``tools``, or several where these allow it.
+
+        With ``think_close``, reasoning that ends so comes first; with ``think_open``, only if the reply begins so.
+        RequestError for a schema that cannot be converted.
+        """
+        grammar = Grammar()
+        rules = [self.call_rule(grammar, tool, f"tool-{index}") for index, tool in enumerate(tools.tools)]
+        call = grammar.add("call", " | ".join(rules))
+        body = f"{self.separator} {call}"
+        body = f"{body} ({body})*" if tools.parallel else body
+        if think_close:
+            thought = f"{grammar.until('thought', think_close)} {literal(think_close)}"
+            body = f"({literal(think_open)} {thought})? {body}" if think_open else f"{thought} {body}"
+        grammar.add("root", body)
+        return grammar.text()
+
+
+class TaggedFormat(CallFormat):
+    """A format that puts reasoning first, between tags, and calls into the content that follows."""
+
+    @abstractmethod
+    def call_parser(self, tools: Tools, new_id: Callable[[], str] = random_id) -> CallScanner:
+        """Finds the calls in the content of one reply."""
+
+    def parser(
+        self,
+        tools: Tools | None,
+        tags: ReasoningTags | None,
+        reply_part: ReplyPart,
+        new_id: Callable[[], str] = random_id,
+    ) -> ReplyParser:
+        """First the reasoning, then the calls in what comes after it."""
+        reasoning = ReasoningSplitter(tags, reply_part)
+        return reasoning if tools is None else _Chain(reasoning, self.call_parser(tools, new_id))
+
+
+class _Chain:
+    """The content that ``reasoning`` finds goes through ``calls``."""
+
+    def __init__(self, reasoning: ReasoningSplitter, calls: CallScanner) -> None:
+        self._reasoning = reasoning
+        self._calls = calls
+
+    def feed(self, text: str) -> ReplyDelta:
+        delta = self._reasoning.feed(text)
+        if not delta.content:
+            return delta
+        found = self._calls.feed(delta.content)
+        return ReplyDelta(delta.reasoning, found.content, found.calls)
+
+    def finish(self) -> ReplyDelta:
+        delta = self._reasoning.finish()
+        found, rest = self._calls.feed(delta.content), self._calls.finish()
+        return ReplyDelta(delta.reasoning, found.content + rest.content, found.calls + rest.calls)
+
+
+def json_arguments(grammar: Grammar, tool: Tool, name: str) -> str:
+    """The rule, with a name like ``name``, for the arguments of ``tool`` as a JSON object."""
+    return SchemaRules(grammar, {"type": "object", **tool.parameters}).rule(f"{name}-arguments")
