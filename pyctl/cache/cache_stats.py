@@ -8,7 +8,6 @@ from typing import Literal, TypeAlias
 
 from pyctl.cache.disk_tier import DiskTier, DiskView
 from pyctl.cache.ram import RamCache
-from pyctl.cache.snapshot import Snapshot
 from pyctl.prompt import Tokens
 
 __all__ = ["CacheStats", "CacheView", "Divergence", "RequestStats", "SnapshotView", "Source", "view_of"]
@@ -130,13 +129,9 @@ def view_of(cache: RamCache, totals: CacheStats, disk: DiskTier | None = None) -
     """What is held now, in RAM shallow prefixes first. Called by the thread that owns the cache."""
     now = time.monotonic()
     views = []
-    by_depth = sorted(cache.slots.occupied(), key=lambda slot: slot.snapshot.n if slot.snapshot else 0)
-    known: list[Snapshot] = []
-    for slot in by_depth:
-        snapshot = slot.snapshot
-        if snapshot is None:
-            continue
-        parent = next((p for p in reversed(known) if snapshot.chain.get(p.segment, 0) >= p.n), None)
+    for slot, snapshot in sorted(cache.occupied(), key=lambda held: held[1].n):
+        above = cache.tree[slot.index].parent
+        parent = cache.slots[above.key].snapshot if above is not None else None
         n_new = snapshot.n - (parent.n if parent else 0)
         widths = [segment.rows.nbytes / segment.tokens.size for segment in snapshot.chain]
         views.append(
@@ -153,11 +148,10 @@ def view_of(cache: RamCache, totals: CacheStats, disk: DiskTier | None = None) -
                 tail=snapshot.tail(SHOWN),
             )
         )
-        known.append(snapshot)
     budget = -1 if cache.budget is None else cache.budget
     copied = CacheStats(**asdict(totals))
     return CacheView(
-        cache.slots.capacity,
+        len(cache.slots),
         cache.n_bytes,
         budget,
         cache.n_evicted,

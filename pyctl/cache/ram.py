@@ -2,70 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal
 
+from pyctl.cache.eviction import EvictionPolicy, PrefixTree, SecondChance
 from pyctl.cache.snapshot import NOTHING, Prefix, PromptMatch, Segment, Snapshot
 
-__all__ = ["RamCache", "Reservation", "Slot", "Slots"]
+__all__ = ["RamCache", "Reservation", "Slot"]
 
 
 @dataclass(eq=False)
 class Slot:
-    """One place. ``touched`` is set by a hit and taken away when the hand passes."""
+    """A numbered place for one snapshot."""
 
     index: int
     snapshot: Snapshot | None = None
-    touched: bool = False
     pinned: bool = False
     reserved: bool = False
-
-    @property
-    def last_use(self) -> float:
-        """When its snapshot was made or last hit, in monotonic seconds; 0 for an empty slot."""
-        return self.snapshot.used if self.snapshot is not None else 0.0
-
-
-@dataclass(eq=False)
-class Slots:
-    """``capacity`` slots and the hand that walks over them."""
-
-    capacity: int
-    hand: int = 0
-    slots: list[Slot] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.slots = [Slot(index) for index in range(self.capacity)]
-
-    def occupied(self) -> list[Slot]:
-        return [slot for slot in self.slots if slot.snapshot is not None]
-
-    def from_hand(self) -> list[Slot]:
-        """All slots, in the order in which the hand will pass them."""
-        return self.slots[self.hand :] + self.slots[: self.hand]
-
-    def free(self) -> Slot | None:
-        """The next empty slot after the hand that nobody reserved."""
-        return next((slot for slot in self.from_hand() if slot.snapshot is None and not slot.reserved), None)
-
-    def sweep(self, protected: Collection[Snapshot]) -> Slot | None:
-        """Advance the hand to a slot whose snapshot may go, or None when all are protected, pinned or reserved.
-
-        A slot touched since the hand last passed is passed over once.
-        """
-        for _ in range(2 * self.capacity):
-            slot = self.slots[self.hand]
-            self.hand = (self.hand + 1) % self.capacity
-            if slot.snapshot is None or slot.reserved or slot.pinned or slot.snapshot in protected:
-                continue
-            if slot.touched:
-                slot.touched = False
-                continue
-            return slot
-        return None
 
 
 @dataclass(eq=False)
@@ -83,7 +40,7 @@ class Reservation:
     status: Literal["open", "confirmed", "aborted"] = "open"
 
     def confirm(self, snapshot: Snapshot) -> bool:
-        """Publish ``snapshot``; False when the budget leaves no room for it.
+        """Publish ``snapshot``; False when the budget has no room for it or what the slot holds was pinned meanwhile.
 
         Raises ValueError when the snapshot is not of the reserved prefix or the reservation has ended.
         """
@@ -114,24 +71,31 @@ class RamCache:
     """Up to ``n_slots`` snapshots within ``budget`` bytes (None: no limit).
 
     A published prefix always equals what its snapshot holds, a slot holds one snapshot, and a prefix is in at most one
-    slot. Snapshots that the caller protects (the restore source), pinned ones and reserved slots are never victims.
-    Not thread-safe: the engine's thread owns it.
+    slot. What is pinned, reserved, or protected by the caller (the restore source) is never evicted; what else goes is
+    the policy's choice. Not thread-safe: the engine's thread owns it.
     """
 
     def __init__(self, n_slots: int, budget: int | None) -> None:
-        self.slots = Slots(n_slots)
+        self.slots = [Slot(index) for index in range(n_slots)]
         self.budget = budget
         self.n_bytes = 0
         self.n_evicted = 0
+        self.tree: PrefixTree[int] = PrefixTree()
+        self._policy: EvictionPolicy[int] = SecondChance(self.tree, n_slots)
+        self._next_slot = 0
         self._by_prefix: dict[Prefix, Slot] = {}
 
     @property
     def enabled(self) -> bool:
-        return self.slots.capacity > 0 and self.budget != 0
+        return bool(self.slots) and self.budget != 0
+
+    def occupied(self) -> list[tuple[Slot, Snapshot]]:
+        """The slots that hold a snapshot, with it."""
+        return [(slot, slot.snapshot) for slot in self.slots if slot.snapshot is not None]
 
     def snapshots(self) -> list[Snapshot]:
         """All published snapshots, by slot."""
-        return [slot.snapshot for slot in self.slots.slots if slot.snapshot is not None]
+        return [snapshot for _, snapshot in self.occupied()]
 
     # -- lookup ------------------------------------------------------------------------------------------------------
 
@@ -160,15 +124,8 @@ class RamCache:
         return slot.snapshot if slot is not None else None
 
     def conversation_ends(self) -> list[Snapshot]:
-        """The ends of all conversations: snapshots that no deeper one builds on, the last used first."""
-        snapshots = self.snapshots()
-        inner = {
-            shallow.prefix
-            for shallow in snapshots
-            for deep in snapshots
-            if shallow.n < deep.n and deep.chain.get(shallow.segment, 0) >= shallow.n
-        }
-        ends = [snapshot for snapshot in snapshots if snapshot.prefix not in inner]
+        """The snapshots that no deeper one builds on, the last used first."""
+        ends = [snapshot for slot, snapshot in self.occupied() if not self.tree[slot.index].children]
         return sorted(ends, key=lambda snapshot: snapshot.used, reverse=True)
 
     def touch(self, snapshot: Snapshot) -> None:
@@ -177,7 +134,8 @@ class RamCache:
         snapshot.used = time.monotonic()
         slot = self._by_prefix.get(snapshot.prefix)
         if slot is not None:
-            slot.touched = True
+            self.tree[slot.index].used = snapshot.used
+            self._policy.touched(slot.index)
 
     def __contains__(self, prefix: Prefix) -> bool:
         return prefix in self._by_prefix
@@ -192,7 +150,7 @@ class RamCache:
         """
         if not self.enabled or prefix in self._by_prefix or (self.budget is not None and n_bytes > self.budget):
             return None
-        slot = self.slots.free() or self._superseded(protected) or self.slots.sweep(protected)
+        slot = self._free() or self._victim(protected)
         if slot is None:
             return None
         slot.reserved = True
@@ -202,13 +160,13 @@ class RamCache:
         """Remove a snapshot, such as one that failed to restore."""
         slot = self._by_prefix.get(snapshot.prefix)
         if slot is not None and slot.snapshot is snapshot:
-            self._vacate(slot)
+            self._empty(slot)
 
     def clear(self) -> int:
-        """Remove everything that is not pinned or reserved; returns how many snapshots went."""
-        going = [slot for slot in self.slots.occupied() if not slot.pinned and not slot.reserved]
+        """Drop everything that is not pinned or reserved; returns how many snapshots went."""
+        going = [slot for slot, _ in self.occupied() if not slot.pinned and not slot.reserved]
         for slot in going:
-            self._vacate(slot)
+            self._empty(slot)
         return len(going)
 
     def pin(self, name: str, pinned: bool) -> bool:
@@ -219,67 +177,63 @@ class RamCache:
                 return True
         return False
 
+    def _free(self) -> Slot | None:
+        """The next empty slot after the one filled last that nobody reserved."""
+        at = self._next_slot
+        in_turn = itertools.chain(self.slots[at:], self.slots[:at])
+        return next((slot for slot in in_turn if slot.snapshot is None and not slot.reserved), None)
+
+    def _victim(self, protected: Collection[Snapshot]) -> Slot | None:
+        slots, kept = self.slots, set(protected)
+
+        def may_go(index: int) -> bool:
+            slot = slots[index]
+            return not (slot.pinned or slot.reserved or slot.snapshot in kept)
+
+        index = self._policy.victim(may_go)
+        return slots[index] if index is not None else None
+
     def _publish(self, reservation: Reservation, snapshot: Snapshot, protected: Collection[Snapshot]) -> bool:
         if any(segment.dropped for segment in snapshot.chain):
             raise ValueError("the snapshot builds on rows that were given up")
         slot = reservation.slot
+        if slot.pinned:
+            return False
         self._retain(snapshot.segment)
         self.n_bytes += int(snapshot.state.nbytes)
         if slot.snapshot is not None:
-            self._vacate(slot)
-            self.n_evicted += 1
+            self._evict(slot)
         twin = self._by_prefix.get(snapshot.prefix)
         if twin is not None:
-            self._vacate(twin)
-        slot.snapshot, slot.touched = snapshot, False
+            self._empty(twin)
+        slot.snapshot = snapshot
         self._by_prefix[snapshot.prefix] = slot
-        self.slots.hand = (slot.index + 1) % self.slots.capacity
-        return self._shrink({snapshot, *protected}) or self._take_back(slot)
+        self._next_slot = (slot.index + 1) % len(self.slots)
+        self.tree.add(slot.index, snapshot.n, snapshot.chain, snapshot.used)
+        self._policy.added(slot.index)
+        if self._shrink({snapshot, *protected}):
+            return True
+        self._empty(slot)
+        return False
 
     def _shrink(self, protected: Collection[Snapshot]) -> bool:
         while self.budget is not None and self.n_bytes > self.budget:
-            victim = self._superseded(protected) or self.slots.sweep(protected)
+            victim = self._victim(protected)
             if victim is None:
                 return False
-            self._vacate(victim)
-            self.n_evicted += 1
+            self._evict(victim)
         return True
 
-    def _take_back(self, slot: Slot) -> bool:
-        self._vacate(slot)
-        return False
+    def _evict(self, slot: Slot) -> None:
+        self._empty(slot)
+        self.n_evicted += 1
 
-    def _superseded(self, protected: Collection[Snapshot]) -> Slot | None:
-        """The slot of the interior snapshot that would be missed least, among the half that was not used for longest.
-
-        Interior means: on its chain lies a shallower snapshot, and it lies on the chain of a deeper one. The head and
-        the newest of a conversation are therefore never meant. What is fresh stays: the branch points of the
-        conversation that goes on are worth more than the ends of those that do not. Least missed is the one with the
-        fewest tokens between itself and the next shallower one, which is where its prompts would resume.
-        """
-        by_use = sorted((slot for slot in self.slots.occupied() if slot.snapshot), key=lambda slot: slot.last_use)
-        snapshots = self.snapshots()
-
-        def stems_from(deep: Snapshot, shallow: Snapshot) -> bool:
-            return shallow.n < deep.n and deep.chain.get(shallow.segment, 0) >= shallow.n
-
-        least: tuple[int, Slot] | None = None
-        for slot in by_use[: (len(by_use) + 1) // 2]:
-            snapshot = slot.snapshot
-            if snapshot is None or slot.pinned or slot.reserved or snapshot in protected:
-                continue
-            below = max((other.n for other in snapshots if stems_from(snapshot, other)), default=0)
-            if below and any(stems_from(other, snapshot) for other in snapshots):
-                gap = snapshot.n - below
-                if least is None or gap < least[0]:
-                    least = gap, slot
-        return least[1] if least is not None else None
-
-    def _vacate(self, slot: Slot) -> None:
+    def _empty(self, slot: Slot) -> None:
         snapshot = slot.snapshot
         assert snapshot is not None
         del self._by_prefix[snapshot.prefix]
-        slot.snapshot, slot.touched, slot.pinned = None, False, False
+        self.tree.remove(slot.index)
+        slot.snapshot, slot.pinned = None, False
         self.n_bytes -= int(snapshot.state.nbytes)
         self._release(snapshot.segment)
 

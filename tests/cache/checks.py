@@ -20,7 +20,7 @@ def tokens_of(snapshot: Snapshot) -> Tokens:
 def check_invariants(cache: RamCache) -> None:
     """Keys, slots, references and bytes agree with what is stored; the budget holds."""
     published = {}
-    for slot in cache.slots.slots:
+    for slot in cache.slots:
         if slot.snapshot is None:
             assert not slot.pinned
             continue

@@ -142,10 +142,20 @@ def test_protected_and_pinned_snapshots_stay() -> None:
     first, second = make(prompt(1), 100), make(prompt(2), 100)
     put(cache, first)
     put(cache, second)
-    cache.slots.slots[0].pinned = True
+    cache.slots[0].pinned = True
     for seed in range(5, 9):
         assert not put(cache, make(prompt(seed), 100), second)
     assert cache.snapshots() == [first, second]
+
+
+def test_what_is_pinned_after_its_slot_was_promised_stays() -> None:
+    cache, snapshot = RamCache(1, None), make(prompt(1), 100)
+    put(cache, snapshot)
+    reservation = cache.prepare(PromptMatch(prompt(2)).prefix(100), 10)
+    assert reservation is not None
+    assert cache.pin(snapshot.prefix.name, True)
+    assert not reservation.confirm(make(prompt(2), 100))
+    assert found(cache, prompt(1)) == [100]
 
 
 def test_the_middle_of_a_conversation_goes_first() -> None:

@@ -92,8 +92,9 @@ class Conversations(RuleBasedStateMachine):
     @rule(data=st.data(), pinned=st.booleans())
     @precondition(lambda self: self.engine.snapshotter.cache.snapshots())
     def pin(self, data: st.DataObject, pinned: bool) -> None:
-        occupied = self.engine.snapshotter.cache.slots.occupied()
-        data.draw(st.sampled_from(occupied)).pinned = pinned and sum(slot.pinned for slot in occupied) < 1
+        occupied = self.engine.snapshotter.cache.occupied()
+        slot, _ = data.draw(st.sampled_from(occupied))
+        slot.pinned = pinned and not any(other.pinned for other, _ in occupied)
 
     @rule()
     def clear(self) -> None:
@@ -135,7 +136,7 @@ class Conversations(RuleBasedStateMachine):
         if hasattr(self, "engine"):
             check_invariants(self.engine.snapshotter.cache)
             assert not self.engine.running
-            assert not any(slot.reserved for slot in self.engine.snapshotter.cache.slots.slots)
+            assert not any(slot.reserved for slot in self.engine.snapshotter.cache.slots)
             for seq in self.engine.sequences:
                 held = self.backend._seqs[seq.id]
                 assert len(held.rows) == seq.n

@@ -1,0 +1,297 @@
+"""What a full cache loses: the tree of prefixes and the policies against a plain search, and the same promises of both
+caches under random histories."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from pyctl.cache.disk.graph import FileGraph, Key
+from pyctl.cache.disk.index import Record
+from pyctl.cache.eviction import LeastCost, PrefixTree, SecondChance
+from pyctl.cache.ram import RamCache, Reservation
+from pyctl.cache.snapshot import PromptMatch, Segment, Snapshot
+from pyctl.prompt import as_tokens
+from tests.cache.checks import check_invariants, tokens_of
+
+STEP = 10
+
+SHAPES = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 3), st.booleans()), min_size=1, max_size=40)
+"""For each snapshot: which earlier one it continues (0 for none), by how many steps, and whether from its middle."""
+
+
+@dataclass
+class Held:
+    """A snapshot of a plain search: its segments with the positions up to which they count, the deepest first."""
+
+    n: int
+    chain: dict[int, int]
+    used: float = 0.0
+    hit: bool = False
+
+    def stems_from(self, other: Held) -> bool:
+        return other.n < self.n and self.chain.get(next(iter(other.chain)), 0) >= other.n
+
+    def below(self, held: dict[int, Held]) -> int:
+        return max((other.n for other in held.values() if self.stems_from(other)), default=0)
+
+
+def grown(shapes: list[tuple[int, int, bool]]) -> list[Held]:
+    found: list[Held] = []
+    for segment, (stem, steps, middle) in enumerate(shapes):
+        chain: dict[int, int] = {}
+        start = 0
+        if found and stem:
+            parent = found[stem % len(found)]
+            start = parent.n - STEP // 2 if middle else parent.n
+            chain = {other: min(last, start) for other, last in parent.chain.items()}
+        found.append(Held(start + steps * STEP, {segment: start + steps * STEP, **chain}, float(segment)))
+    return found
+
+
+@given(SHAPES, st.lists(st.integers(0, 39)))
+def test_the_tree_knows_what_a_plain_search_finds(shapes: list[tuple[int, int, bool]], gone: list[int]) -> None:
+    tree: PrefixTree[int] = PrefixTree()
+    held: dict[int, Held] = {}
+    steps: list[tuple[str, int]] = [("add", key) for key in range(len(shapes))]
+    for at, key in enumerate(gone):
+        steps.insert(min(len(steps), 2 * at + 1), ("remove", key))
+    everything = grown(shapes)
+    for verb, key in steps:
+        if verb == "remove" and key in held:
+            tree.remove(key)
+            del held[key]
+        elif verb == "add":
+            tree.add(key, everything[key].n, everything[key].chain, 0.0)
+            held[key] = everything[key]
+        assert {node.key for node in tree} == held.keys()
+        for node in tree:
+            one = held[node.key]
+            assert node.n_lost == one.n - one.below(held)
+            deeper = any(other.stems_from(one) for other in held.values())
+            assert bool(node.children) == deeper
+            assert node.is_interior == (deeper and one.below(held) > 0)
+
+
+@dataclass
+class PlainSecondChance:
+    """The rule of `SecondChance` as it would be written without an index."""
+
+    n_slots: int
+    held: dict[int, Held] = field(default_factory=dict)
+    hand: int = 0
+
+    def victim(self, may_go: set[int]) -> int | None:
+        by_use = sorted(self.held, key=lambda key: self.held[key].used)
+        interior = [
+            (one.n - one.below(self.held), at, key)
+            for at, key in enumerate(by_use[: (len(by_use) + 1) // 2])
+            if (one := self.held[key]).below(self.held)
+            and any(other.stems_from(one) for other in self.held.values())
+            and key in may_go
+        ]
+        if interior:
+            return min(interior)[2]
+        for _ in range(2 * self.n_slots):
+            at, self.hand = self.hand, (self.hand + 1) % self.n_slots
+            if at in may_go & self.held.keys():
+                if not self.held[at].hit:
+                    return at
+                self.held[at].hit = False
+        return None
+
+
+@given(SHAPES, st.integers(1, 12), st.data())
+@settings(deadline=None)
+def test_second_chance_chooses_what_the_plain_rule_chooses(
+    shapes: list[tuple[int, int, bool]], n_slots: int, data: st.DataObject
+) -> None:
+    tree: PrefixTree[int] = PrefixTree()
+    policy, plain = SecondChance(tree, n_slots), PlainSecondChance(n_slots)
+    for now, one in enumerate(grown(shapes)):
+        slot = next((key for key in range(n_slots) if key not in plain.held), None)
+        if slot is None:
+            may_go = data.draw(st.sets(st.integers(0, n_slots - 1)))
+            slot = policy.victim(may_go.__contains__)
+            assert slot == plain.victim(may_go)
+            if slot is None:
+                continue
+            tree.remove(slot)
+            del plain.held[slot]
+        one.used = float(now)
+        plain.held[slot], plain.hand = one, (slot + 1) % n_slots
+        tree.add(slot, one.n, one.chain, one.used)
+        policy.added(slot)
+        if data.draw(st.booleans()):
+            hit = data.draw(st.sampled_from(sorted(plain.held)))
+            plain.held[hit].hit, plain.held[hit].used = True, now + 0.5
+            tree[hit].used = now + 0.5
+            policy.touched(hit)
+
+
+@given(SHAPES, st.data())
+def test_least_cost_chooses_what_the_plain_rule_chooses(
+    shapes: list[tuple[int, int, bool]], data: st.DataObject
+) -> None:
+    tree: PrefixTree[int] = PrefixTree()
+    held = dict(enumerate(grown(shapes)))
+    for key, one in held.items():
+        tree.add(key, one.n, one.chain, one.used)
+    freed = {key: data.draw(st.integers(0, 1000)) for key in held}
+    policy = LeastCost(tree, freed.__getitem__, lambda: 100.0)
+    while held:
+        may_go = {key for key in held if data.draw(st.booleans())}
+        cost = {
+            key: (held[key].n - held[key].below(held)) / max(freed[key], 1) / (100.0 - held[key].used + 60.0)
+            for key in held
+            if key in may_go
+        }
+        key = policy.victim(may_go.__contains__)
+        assert (key is None) == (not cost)
+        if key is None:
+            break
+        assert cost[key] == min(cost.values())
+        tree.remove(key)
+        del held[key]
+
+
+class RamHistories(RuleBasedStateMachine):
+    """What is protected, pinned or reserved never leaves, the budget holds, and the books agree with what is there."""
+
+    @initialize(n_slots=st.integers(1, 8), budget=st.sampled_from([None, 700, 2000]))
+    def start(self, n_slots: int, budget: int | None) -> None:
+        self.cache = RamCache(n_slots, budget)
+        self.seed = 0
+        self.open: list[tuple[Reservation, Snapshot, set[Snapshot]]] = []
+
+    def held(self) -> list[Snapshot]:
+        return self.cache.snapshots()
+
+    def made(self, stem: Snapshot | None, size: int, middle: bool) -> Snapshot:
+        self.seed += 1
+        before = as_tokens([]) if stem is None else tokens_of(stem)
+        start = 0 if stem is None else max(stem.n - size, 0) if middle else stem.n
+        fresh = np.random.default_rng(self.seed).integers(0, 1000, size + STEP)
+        tokens = as_tokens(np.concatenate([before[:start], fresh]))
+        parent = stem.segment_at(start) if stem is not None and start else None
+        segment = Segment(start, as_tokens(tokens[start:]), np.zeros(3 * (size + STEP), np.uint8), parent)
+        return Snapshot(PromptMatch(tokens).prefix(int(tokens.size)), segment, np.zeros(100, np.uint8))
+
+    @rule(data=st.data(), size=st.integers(0, 30), middle=st.booleans())
+    def prepare(self, data: st.DataObject, size: int, middle: bool) -> None:
+        held = self.held()
+        stem = data.draw(st.sampled_from([None, *held]))
+        protected = data.draw(st.sets(st.sampled_from(held))) if held else set()
+        if stem is not None:
+            protected.add(stem)
+        snapshot = self.made(stem, size, middle)
+        reservation = self.cache.prepare(snapshot.prefix, 0, protected)
+        assert self.held() == held, "nothing leaves before confirm"
+        if reservation is not None:
+            self.open.append((reservation, snapshot, protected))
+
+    @rule(data=st.data(), size=st.integers(0, 30), middle=st.booleans())
+    def save(self, data: st.DataObject, size: int, middle: bool) -> None:
+        before = len(self.open)
+        self.prepare(data, size, middle)
+        if len(self.open) > before:
+            self.end(before, True)
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), confirm=st.booleans())
+    def finish(self, data: st.DataObject, confirm: bool) -> None:
+        self.end(data.draw(st.integers(0, len(self.open) - 1)), confirm)
+
+    def end(self, at: int, confirm: bool) -> None:
+        reservation, snapshot, protected = self.open.pop(at)
+        before = self.held()
+        kept = {one for one in before if one in protected} | {one for slot, one in self.pairs() if slot.pinned}
+        kept |= {one for slot, one in self.pairs() if slot.reserved and slot is not reservation.slot}
+        if not confirm:
+            reservation.abort()
+            assert self.held() == before
+            return
+        if any(segment.dropped for segment in snapshot.chain):
+            reservation.abort()  # the stem went while this reservation was open
+            return
+        published = reservation.confirm(snapshot)
+        assert published == (snapshot in self.held())
+        assert kept <= set(self.held())
+
+    def pairs(self) -> list[tuple[object, Snapshot]]:
+        return self.cache.occupied()
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.held())
+    def touch(self, data: st.DataObject) -> None:
+        self.cache.touch(data.draw(st.sampled_from(self.held())))
+
+    @rule(data=st.data(), pinned=st.booleans())
+    @precondition(lambda self: self.held())
+    def pin(self, data: st.DataObject, pinned: bool) -> None:
+        assert self.cache.pin(data.draw(st.sampled_from(self.held())).prefix.name, pinned)
+
+    @rule(data=st.data())
+    @precondition(lambda self: not self.open and self.held())
+    def drop(self, data: st.DataObject) -> None:
+        snapshot = data.draw(st.sampled_from(self.held()))
+        self.cache.drop(snapshot)
+        assert snapshot not in self.held()
+
+    @invariant()
+    def holds(self) -> None:
+        if hasattr(self, "cache"):
+            check_invariants(self.cache)
+            ends = {snapshot.prefix for snapshot in self.cache.conversation_ends()}
+            for one in self.held():
+                goes_on = any(other.n > one.n and other.chain.get(one.segment, 0) >= one.n for other in self.held())
+                assert (one.prefix in ends) != goes_on
+
+
+TestRamHistories = RamHistories.TestCase
+TestRamHistories.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def records_of(held: list[Held], data: st.DataObject) -> list[Record]:
+    """One file per segment and one per state."""
+    found = []
+    rows: dict[int, str] = {}
+    for key, one in enumerate(held):
+        parent = next((at for at in one.chain if at != key), None)
+        start = one.chain[parent] if parent is not None else 0
+        rows[key] = f"{start}-{one.n}-{key:032x}-{0:016x}.rows"
+        above = rows[parent] if parent is not None else ""
+        size = data.draw(st.integers(1, 100))
+        found.append(Record("f", rows[key], one.n, (one.n - start) * 4, above, False, True, 0.0, one.used))
+        state = Record(
+            "f", f"{key}.state", one.n, size, rows[key], True, True, 0.0, one.used, 0, data.draw(st.booleans())
+        )
+        found.append(state)
+    return found
+
+
+@given(SHAPES, st.data())
+@settings(deadline=None)
+def test_the_disk_keeps_what_is_pinned_or_protected_and_gets_within_its_budget(
+    shapes: list[tuple[int, int, bool]], data: st.DataObject
+) -> None:
+    graph = FileGraph(records_of(grown(shapes), data))
+    states = [record for record in graph.records.values() if record.state]
+    pinned: set[Key] = {record.key for record in states if record.pinned}
+    protected = {record.key for record in states if data.draw(st.booleans())}
+    budget = data.draw(st.integers(0, graph.n_bytes))
+    while graph.n_bytes > budget:
+        before = graph.n_bytes
+        key = graph.victim(1000.0, protected)
+        if key is None:
+            assert all(record.key in pinned | protected for record in graph.records.values() if record.state)
+            break
+        graph.remove(key)
+        assert graph.n_bytes < before
+        assert graph.n_bytes == sum(record.n_bytes for record in graph.records.values())
+        assert pinned | protected <= graph.records.keys()
+        assert not graph.unsound()
