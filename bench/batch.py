@@ -15,7 +15,7 @@ import numpy as np
 
 from bench.common import median_seconds, show
 from pyctl.engine.llama import load
-from pyctl.engine.llama.model_settings import ModelSettings
+from pyctl.engine.model_settings import ModelSettings
 from pyctl.models import builtin_model
 from pyctl.prompt import as_tokens
 

@@ -16,7 +16,7 @@ from bench.common import median_seconds, show
 from pyctl.cache.disk.codec import CHUNK, Codec, Coding, choose, chunks, decode, encode, phase_of_blocks
 from pyctl.cache.snapshot import Block
 from pyctl.engine.llama import load
-from pyctl.engine.llama.model_settings import ModelSettings
+from pyctl.engine.model_settings import ModelSettings
 from pyctl.prompt import as_tokens
 from tools.generator import TINY_DENSE, TINY_HYBRID, write_model
 

@@ -24,7 +24,8 @@ from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Block
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.template import Template
-from pyctl.engine.engine import Engine, EngineOptions
+from pyctl.engine.engine import Engine
+from pyctl.engine.engine_options import EngineOptions
 from pyctl.engine.fake import FakeBackend
 from pyctl.engine.llama import LlamaTokenizer
 from pyctl.engine.request import Request

@@ -18,10 +18,11 @@ from llama_cpp import llama_cpp as api
 
 from bench.common import finished, show
 from pyctl.cache.ram import RamCache
-from pyctl.engine.engine import Engine, EngineOptions
+from pyctl.engine.engine import Engine
+from pyctl.engine.engine_options import EngineOptions
 from pyctl.engine.llama import load
-from pyctl.engine.llama.model_settings import ModelSettings
 from pyctl.engine.llama.params import context_params
+from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.request import Request
 from pyctl.engine.sampling import Sampling
 from pyctl.engine.worker import Worker

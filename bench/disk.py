@@ -26,9 +26,10 @@ from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import PromptMatch
-from pyctl.engine.engine import Engine, EngineOptions
+from pyctl.engine.engine import Engine
+from pyctl.engine.engine_options import EngineOptions
 from pyctl.engine.llama import Loaded, allocate, load, reserve_pinned
-from pyctl.engine.llama.model_settings import ModelSettings
+from pyctl.engine.model_settings import ModelSettings
 from tools.generator import TINY_DENSE, write_model
 
 MIB = 2**20

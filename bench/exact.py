@@ -22,7 +22,7 @@ from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.plan import batch_ends
 from pyctl.cache.snapshot import PromptMatch, Segment, Snapshot
 from pyctl.engine.llama import LlamaBackend, Loaded, load, reserve_pinned
-from pyctl.engine.llama.model_settings import ModelSettings
+from pyctl.engine.model_settings import ModelSettings
 from pyctl.models import builtin_model
 from pyctl.prompt import Prompt, Tokens
 

@@ -20,7 +20,7 @@ import numpy as np
 from bench.common import median_seconds, show
 from bench.cuda import open_device
 from pyctl.engine.llama import LlamaBackend, load, reserve_pinned
-from pyctl.engine.llama.model_settings import ModelSettings
+from pyctl.engine.model_settings import ModelSettings
 from pyctl.prompt import as_tokens
 from tools.generator import TINY_DENSE, TINY_HYBRID, write_model
 

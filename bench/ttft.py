@@ -17,9 +17,10 @@ import numpy as np
 
 from bench.common import answered, show
 from pyctl.cache.ram import RamCache
-from pyctl.engine.engine import Engine, EngineOptions
+from pyctl.engine.engine import Engine
+from pyctl.engine.engine_options import EngineOptions
 from pyctl.engine.llama import load, reserve_pinned
-from pyctl.engine.llama.model_settings import ModelSettings
+from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.request import Done, Request
 from pyctl.engine.sampling import Sampling
 from pyctl.models import builtin_model

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pyctl.engine.llama import Loaded, load
-from pyctl.engine.llama.model_settings import ModelSettings
+from pyctl.engine.model_settings import ModelSettings
 from tools.generator import SHAPES, cached_model
 
 # A runner that was started in the background may have left SIGINT ignored, for us and for every child.

@@ -21,7 +21,7 @@ MIB = 2**20
 def kv(model: str, sizes: list[int]) -> None:
     from bench.kv import rates
     from pyctl.engine.llama import load, reserve_pinned
-    from pyctl.engine.llama.model_settings import ModelSettings
+    from pyctl.engine.model_settings import ModelSettings
 
     reserve_pinned(None)
     loaded = load(ModelSettings(path=model, n_ctx=max(sizes) + 64, flash_attn="on"))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from pyctl.prompt import Prompt
+if TYPE_CHECKING:
+    from pyctl.prompt import Prompt
 
 __all__ = ["MIN_BATCH", "batch_ends", "choose_cuts", "ends_within", "last_common_end", "last_end"]
 

@@ -16,12 +16,13 @@ from jinja2.parser import Parser
 from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from pyctl.chat.format_settings import keep_reasoning
 from pyctl.chat.samples import SAMPLE_KEY as _A
 from pyctl.chat.samples import SAMPLE_VALUE as _B
 from pyctl.chat.samples import sample_call, sample_message, sample_tool
 from pyctl.errors import ModelError, RequestError
 
-__all__ = ["Template", "TemplateCapabilities", "keep_reasoning"]
+__all__ = ["Template", "TemplateCapabilities"]
 
 log = logging.getLogger(__name__)
 
@@ -177,11 +178,6 @@ class TemplateCapabilities:
             old_reasoning=_shows(template, reasoned, _A, variables={"enable_thinking": True, **keep_reasoning(True)}),
             reasoning_effort=_reads_effort(template, [said("user", "a")]),
         )
-
-
-def keep_reasoning(keep: bool) -> dict[str, bool]:
-    """Variables by which templates are told to write the reasoning of earlier turns, or to leave it out."""
-    return {"preserve_thinking": keep, "clear_thinking": not keep, "truncate_history_thinking": not keep}
 
 
 def _reads_effort(template: Template, messages: Sequence[Mapping[str, Any]]) -> bool:

@@ -1,115 +1,133 @@
 """Settings from command lines and variables: reads the flags and settles what several of them say together.
 
-Everything wrong raises ConfigError with one line of text. The flags themselves are in ``flag_table``.
+Everything wrong raises ConfigError with one line of text. Each setting is declared in the class that its consumer gets
+(`OWNERS`), with its flag; what users may say in other words is in ``other_forms``.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, fields
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypeAlias
 
 from pyctl import __version__
-from pyctl.chat.template import keep_reasoning
-from pyctl.cli import flag_table
-from pyctl.cli.flag_table import IGNORED, NO_OP, REJECTED, SPECULATIVE
-from pyctl.cli.flags import Flag, Given, help_text, read_flags
-from pyctl.cli.settings import (
-    Action,
-    CacheSettings,
-    ChatSettings,
-    DiskSettings,
-    FormatSettings,
-    LogSettings,
-    SamplingDefaults,
-    ServerSettings,
-    ServeSettings,
-    TerminalSettings,
-)
-from pyctl.engine.llama.model_settings import ModelSettings
-from pyctl.engine.sampling import Sampling
+from pyctl.cache.cache_settings import CacheSettings, DiskSettings
+from pyctl.chat.format_settings import FormatSettings, keep_reasoning
+from pyctl.cli.flags import Given, help_text, read_flags
+from pyctl.cli.logs import LogSettings
+from pyctl.cli.other_forms import FURTHER, OtherForms, Questions
+from pyctl.cli.without_effect import IGNORED, NO_OP, REJECTED, SPECULATIVE
+from pyctl.engine.engine_options import EngineOptions
+from pyctl.engine.model_settings import ModelSettings
+from pyctl.engine.sampling import RANDOM_SEED, Sampling
 from pyctl.errors import ConfigError, RequestError
 from pyctl.models import HubSettings
+from pyctl.server.server_settings import Cors, ListenSettings, ServerSettings
+from pyctl.setting import (
+    CACHE,
+    CHAT,
+    CONTEXT,
+    DISK,
+    FORMAT,
+    GENERAL,
+    HUB,
+    LOG,
+    MODEL,
+    SAMPLING,
+    SERVER,
+    Flag,
+    Section,
+    fill,
+    flags_of,
+)
+from pyctl.terminal.terminal_settings import TerminalSettings
 
-__all__ = ["parse_chat", "parse_serve"]
+__all__ = ["FLAGS", "OWNERS", "Action", "CommandSettings", "parse_chat", "parse_serve"]
 
-_SHARED: dict[str, tuple[Flag, ...]] = {
-    "general": flag_table.GENERAL,
-    "model": flag_table.MODEL,
-    "model from the network": flag_table.HUB,
-    "context": flag_table.CONTEXT,
-    "cache": flag_table.CACHE,
-    "disk cache": flag_table.DISK,
-    "sampling": flag_table.SAMPLING,
-    "chat format": flag_table.FORMAT,
-    "log": flag_table.LOG,
+Action: TypeAlias = Literal["run", "devices", "models"]
+"""What the user asked for: to run, or to list devices or fetched models."""
+
+
+@dataclass(frozen=True)
+class CommandSettings:
+    """All that `pyctl serve` or `pyctl chat` was told; ``warnings`` are lines for the user.
+
+    ``request_fields`` are the values that the user set, not the defaults, as fields of a llama-server request.
+    """
+
+    model: ModelSettings
+    hub: HubSettings
+    cache: CacheSettings
+    disk: DiskSettings
+    engine: EngineOptions
+    format: FormatSettings
+    server: ServerSettings
+    listen: ListenSettings
+    terminal: TerminalSettings
+    log: LogSettings
+    request_fields: Mapping[str, Any]
+    warnings: tuple[str, ...] = ()
+    action: Action = "run"
+
+
+OWNERS: tuple[type[Any], ...] = (
+    *(Questions, ModelSettings, OtherForms, HubSettings, CacheSettings, ServerSettings, EngineOptions, DiskSettings),
+    *(Sampling, FormatSettings, ListenSettings, Cors, LogSettings, TerminalSettings),
+)
+"""Every class with settings that flags set."""
+
+_ALL = (*(pair for owner in OWNERS for pair in flags_of(owner)), *FURTHER)
+
+_ORDER = (GENERAL, MODEL, HUB, CONTEXT, CACHE, DISK, SAMPLING, FORMAT, LOG, SERVER, CHAT)
+
+FLAGS: Mapping[Section, tuple[Flag, ...]] = {
+    section: tuple(flag for where, flag in _ALL if where is section) for section in _ORDER
 }
+"""Every flag that does something, by its section of --help."""
 
 
-def parse_serve(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> ServeSettings:
+def parse_serve(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> CommandSettings:
     """The settings of ``pyctl serve``; ``argv`` begins after the command.
 
     --help and --version print and raise SystemExit(0); anything that cannot be served raises ConfigError.
     """
-    given = _read("serve [-m FILE | -hf REPO] [flags]", argv, environ, {**_SHARED, "server": flag_table.SERVER})
-    values, warnings = _resolve(given)
-    return ServeSettings(server=_fill(ServerSettings, values), **_shared(values, warnings))
+    sections = {section: flags for section, flags in FLAGS.items() if section is not CHAT}
+    given = _read("serve [-m FILE | -hf REPO] [flags]", argv, environ, sections)
+    return _settings(given, environ)
 
 
-def parse_chat(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> ChatSettings:
+def parse_chat(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> CommandSettings:
     """The settings of ``pyctl chat``, likewise. The server's own flags are taken and have no effect."""
-    given = _read(
-        "chat [-m FILE | -hf REPO | --url URL] [flags]", argv, environ, {"chat": flag_table.TERMINAL, **_SHARED}
-    )
-    values, warnings = _resolve(given)
-    if values.get("url"):
+    sections = {CHAT: FLAGS[CHAT], **{section: flags for section, flags in FLAGS.items() if section is not SERVER}}
+    given = _read("chat [-m FILE | -hf REPO | --url URL] [flags]", argv, environ, sections)
+    warnings: list[str] = []
+    if given.values.get("url"):
         for dest in ("path", "hf_repo", "model_url"):
             if dest in given.typed:
                 raise ConfigError(f"--url and {given.typed[dest]} exclude each other: that server has its own model")
-        here = (
-            flag_table.MODEL,
-            flag_table.HUB,
-            flag_table.CONTEXT,
-            flag_table.CACHE,
-            flag_table.DISK,
-            flag_table.FORMAT,
-        )
-        idle = {flag.dest for group in here for flag in group}
-        warnings += tuple(f"{name} has no effect with --url" for dest, name in given.typed.items() if dest in idle)
-    if values.get("prompt") == "":
+        idle = {flag.dest for section in (MODEL, HUB, CONTEXT, CACHE, DISK, FORMAT) for flag in FLAGS[section]}
+        warnings += [f"{name} has no effect with --url" for dest, name in given.typed.items() if dest in idle]
+    if given.values.get("prompt") == "":
         raise ConfigError("--prompt is empty")
-    return ChatSettings(terminal=_fill(TerminalSettings, values), **_shared(values, warnings))
+    return _settings(given, environ, warnings)
 
 
-def _shared(values: Mapping[str, Any], warnings: tuple[str, ...]) -> dict[str, Any]:
-    """The members that the settings of both commands have."""
-    return {
-        "model": _fill(ModelSettings, values),
-        "hub": _fill(HubSettings, values),
-        "cache": _fill(CacheSettings, values),
-        "disk": _fill(DiskSettings, values),
-        "sampling": _sampling(values),
-        "format": _fill(FormatSettings, values),
-        "log": _fill(LogSettings, values),
-        "warnings": warnings,
-        "action": _action(values),
-    }
-
-
-def _read(usage: str, argv: Sequence[str], environ: Mapping[str, str], groups: Mapping[str, Iterable[Flag]]) -> Given:
-    server_only = {name: int(flag.convert is not None) for flag in flag_table.SERVER for name in flag.spellings()}
-    flags = [flag for group in groups.values() for flag in group]
+def _read(
+    usage: str, argv: Sequence[str], environ: Mapping[str, str], sections: Mapping[Section, tuple[Flag, ...]]
+) -> Given:
+    server_only = {name: int(flag.convert is not None) for flag in FLAGS[SERVER] for name in flag.spellings()}
+    flags = [flag for group in sections.values() for flag in group]
     given = read_flags(argv, environ, flags, {**NO_OP, **SPECULATIVE, **IGNORED, **REJECTED, **server_only})
     if "help" in given.values:
-        print(help_text(f"pyctl {usage}", groups, _defaults()), end="")
+        print(help_text(f"pyctl {usage}", sections), end="")
         raise SystemExit(0)
     if "version" in given.values:
         print(f"pyctl {__version__}")
         raise SystemExit(0)
     if refused := [name for name in given.unused if name in REJECTED]:
         raise ConfigError(f"{refused[0]} is for llama-server only: pyctl can neither answer it nor do without")
-    known = {flag.env for flag in (*flags, *flag_table.SERVER)}
+    known = {flag.env for flag in (*flags, *FLAGS[SERVER])}
     variables = (
         variable
         for variable in sorted(environ)
@@ -119,10 +137,39 @@ def _read(usage: str, argv: Sequence[str], environ: Mapping[str, str], groups: M
     return Given(given.values, given.typed, unused)
 
 
-def _action(values: Mapping[str, Any]) -> Action:
-    if values.get("list_devices"):
-        return "devices"
-    return "models" if values.get("list_models") else "run"
+def _settings(given: Given, environ: Mapping[str, str], warnings: Sequence[str] = ()) -> CommandSettings:
+    values, more = _resolve(given)
+    try:
+        sampling = fill(Sampling, values)
+    except RequestError as error:
+        raise ConfigError(str(error)) from error
+    debug = bool(environ.get("LLAMA_SERVER_SLOTS_DEBUG"))
+    return CommandSettings(
+        model=fill(ModelSettings, values),
+        hub=fill(HubSettings, values),
+        cache=fill(CacheSettings, values),
+        disk=fill(DiskSettings, values),
+        engine=fill(EngineOptions, values),
+        format=fill(FormatSettings, values),
+        server=fill(ServerSettings, values, sampling=sampling, cors=fill(Cors, values), slots_debug=debug),
+        listen=fill(ListenSettings, values),
+        terminal=fill(TerminalSettings, values),
+        log=fill(LogSettings, values),
+        request_fields=_request_fields(values, sampling),
+        warnings=(*more, *warnings),
+        action="devices" if values.get("list_devices") else "models" if values.get("list_models") else "run",
+    )
+
+
+def _request_fields(values: Mapping[str, Any], sampling: Sampling) -> dict[str, Any]:
+    made = {item.name: getattr(sampling, item.name) for item in fields(Sampling) if item.name in values}
+    if made.get("seed") == RANDOM_SEED:
+        made["seed"] = -1
+    if "logit_bias" in made:
+        made["logit_bias"] = [[token, False if bias == -float("inf") else bias] for token, bias in made["logit_bias"]]
+    if "n_predict" in values:
+        made["max_tokens"] = values["n_predict"]
+    return made
 
 
 def _unused(names: Sequence[str]) -> tuple[str, ...]:
@@ -170,7 +217,7 @@ def _resolve(given: Given) -> tuple[dict[str, Any], tuple[str, ...]]:
             if values.get(dest) == 0:
                 raise ConfigError(f"--kv-cache-dir needs the prefix cache, which {name} 0 turns off")
     else:
-        disk = {flag.dest for flag in flag_table.DISK}
+        disk = {flag.dest for flag in FLAGS[DISK]}
         idle = (name for dest, name in given.typed.items() if dest in disk)
         warnings += [f"{name} has no effect without --kv-cache-dir" for name in idle]
     if not values.get("jinja", True):
@@ -189,37 +236,3 @@ def _chosen(given: Given, dest: str, others: Sequence[str]) -> bool:
     if typed and dest in given.typed:
         raise ConfigError(f"{given.typed[dest]} and {typed[0]} exclude each other")
     return bool(typed) or (dest not in given.values and any(other in given.values for other in others))
-
-
-def _sampling(values: Mapping[str, Any]) -> SamplingDefaults:
-    known = {item.name for item in fields(Sampling)}
-    set_here = {name: value for name, value in values.items() if name in known}
-    try:
-        sampling = Sampling(**set_here)
-    except RequestError as error:
-        raise ConfigError(str(error)) from error
-    n_predict = values.get("n_predict", -1)
-    return SamplingDefaults(sampling, n_predict, frozenset(set_here) | values.keys() & {"n_predict"})
-
-
-def _fill(settings: type[Any], values: Mapping[str, Any]) -> Any:
-    return settings(**{item.name: values[item.name] for item in fields(settings) if item.name in values})
-
-
-def _defaults() -> dict[str, Any]:
-    parts = (
-        *(ModelSettings(), HubSettings(), CacheSettings(), DiskSettings(), Sampling(), FormatSettings()),
-        *(ServerSettings(), TerminalSettings(), LogSettings()),
-    )
-    shown = {name: value for part in parts for name, value in asdict(part).items()}
-    return {
-        **shown,
-        "n_predict": -1,
-        "seed": -1,
-        "mmap": True,
-        "fit": "on",
-        "fit_target": "1024",
-        "reasoning_preserve": True,
-        "jinja": True,
-        "reasoning": "auto",
-    }

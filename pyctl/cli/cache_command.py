@@ -9,10 +9,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
 from pyctl.cache.disk.directory import CacheDirectory
 from pyctl.cache.disk.file_format import WORDS
 from pyctl.cache.disk.labels import Labels
@@ -77,6 +73,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _list(directory: CacheDirectory, _: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
     table = Table("id", "tokens", "MiB", "age", "last used", "hits", "", "text", box=None)
     for column in table.columns:
         column.no_wrap = True
@@ -106,6 +106,8 @@ def _list(directory: CacheDirectory, _: argparse.Namespace) -> int:
 
 
 def _verify(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
     with Console(stderr=True).status("reading every file"):
         report = directory.verify(fix=arguments.fix)
     print(f"{report.files} whole files, {report.n_bytes / MIB:.1f} MiB")

@@ -1,4 +1,4 @@
-"""Command-line flags: how one is declared, read from arguments or the environment, and shown by --help.
+"""Reads flags from arguments and the environment, and shows them in --help.
 
 Follows llama-server's ways: several letters after one dash, underscores for dashes, LLAMA_ARG_NO_* for a negation, and
 the last of several wins. Knows no flag by name.
@@ -6,66 +6,16 @@ the last of several wins. Knows no flag by name.
 
 from __future__ import annotations
 
-import json
-import math
-import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
-from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
+from pyctl.convert import FALSE_WORDS, TRUE_WORDS, Convert
 from pyctl.errors import ConfigError
+from pyctl.setting import Flag, Section
 
-__all__ = [
-    "Convert",
-    "Flag",
-    "Given",
-    "choice",
-    "file_text",
-    "help_text",
-    "integer",
-    "json_object",
-    "number",
-    "on_off_auto",
-    "read_flags",
-    "words",
-]
-
-Convert: TypeAlias = Callable[[str], Any]
-"""Text to value; the text of a ValueError says what was expected."""
-
-INT32_MAX = 2**31 - 1
-TRUE_WORDS = frozenset({"1", "on", "true", "enabled"})
-FALSE_WORDS = frozenset({"0", "off", "false", "disabled"})
-
-
-@dataclass(frozen=True)
-class Flag:
-    """One way to set the value called ``dest``; ``names`` and ``off`` are separated by blanks.
-
-    Flag("n_ctx", "-c --ctx-size", "tokens of context", integer(0), "LLAMA_ARG_CTX_SIZE")
-    Flag("ignore_eos", "--ignore-eos", "do not end at the end-of-text token")       # a switch: stores ``const``
-    Flag("slots", "--slots", "serve /slots", off="--no-slots")                      # a switch with a negation
-    Flag("flash_attn", "-fa --flash-attn", "...", on_off_auto, bare="on")           # "-fa -c 0" means "-fa on -c 0"
-    Flag("logit_bias", "-l --logit-bias", "...", bias, many=True)                   # given twice, the tuples are joined
-    """
-
-    dest: str
-    names: str
-    help: str
-    convert: Convert | None = None
-    env: str = ""
-    metavar: str = "N"
-    off: str = ""
-    const: Any = True
-    bare: str | None = None
-    many: bool = False
-
-    def spellings(self) -> list[str]:
-        """Everything that may be typed for it."""
-        return [*self.names.split(), *self.off.split()]
+__all__ = ["Given", "help_text", "read_flags"]
 
 
 @dataclass(frozen=True)
@@ -111,6 +61,8 @@ def read_flags(
         elif not name.startswith("-") or not name.strip("-"):
             raise ConfigError(f"unexpected argument {word!r}")
         else:
+            from difflib import get_close_matches
+
             near = get_close_matches(name, [*known, *unused], n=1, cutoff=0.7)
             raise ConfigError(f"unknown flag {name}" + (f"; did you mean {near[0]}?" if near else ""))
     for flag in flags:
@@ -158,106 +110,21 @@ def _converted(name: str, convert: Convert, text: str) -> Any:
         raise ConfigError(f"{name}: {error}") from error
 
 
-def integer(low: int | None = None, high: int = INT32_MAX, **named: int) -> Convert:
-    """Whole numbers within [low, high]; ``named`` are words that stand for one."""
-
-    def convert(text: str) -> int:
-        if text in named:
-            return named[text]
-        if not re.fullmatch(r"[+-]?[0-9]+", text):
-            raise ValueError(f"{text!r} is not a whole number" + "".join(f" or {word}" for word in named))
-        return int(_bounded(int(text), low, high))
-
-    return convert
-
-
-def number(low: float | None = None, high: float | None = None) -> Convert:
-    """Finite numbers within [low, high]."""
-
-    def convert(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            raise ValueError(f"{text!r} is not a number") from None
-        if not math.isfinite(value):
-            raise ValueError(f"{text!r} is not a finite number")
-        return _bounded(value, low, high)
-
-    return convert
-
-
-def _bounded(value: float, low: float | None, high: float | None) -> float:
-    if low is not None and value < low:
-        raise ValueError(f"{value} is too small, the least is {low}")
-    if high is not None and value > high:
-        raise ValueError(f"{value} is too large, the most is {high}")
-    return value
-
-
-def choice(*options: str) -> Convert:
-    """One of ``options``."""
-
-    def convert(text: str) -> str:
-        if text not in options:
-            raise ValueError(f"{text!r} is none of {', '.join(options)}")
-        return text
-
-    return convert
-
-
-def on_off_auto(text: str) -> str:
-    """``on``, ``off`` or ``auto``, also by llama-server's other words for them."""
-    if text in TRUE_WORDS:
-        return "on"
-    if text in FALSE_WORDS:
-        return "off"
-    return "auto" if text == "-1" else str(choice("on", "off", "auto")(text))
-
-
-def words(text: str) -> tuple[str, ...]:
-    """The parts of a comma-separated list, empty ones left out."""
-    return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
-def file_text(text: str) -> str:
-    """The contents of the UTF-8 file at ``text``."""
-    try:
-        return Path(text).expanduser().read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise ValueError(f"{text!r} is not UTF-8 text") from None
-    except (OSError, RuntimeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "no such user"
-        raise ValueError(f"cannot read {text!r}: {reason}") from error
-
-
-def json_object(text: str) -> dict[str, Any]:
-    """A JSON object."""
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ValueError("not a JSON object")
-    return value
-
-
-def help_text(usage: str, groups: Mapping[str, Iterable[Flag]], defaults: Mapping[str, Any]) -> str:
-    """Every flag under the title of its group, with its default and its variable."""
+def help_text(usage: str, sections: Mapping[Section, Iterable[Flag]]) -> str:
+    """Every flag under the title of its section, with its default and its variable."""
     lines = [f"usage: {usage}"]
-    for title, flags in groups.items():
-        lines += ["", f"{title}:"]
+    for section, flags in sections.items():
+        lines += ["", f"{section.title}:"]
         for flag in flags:
-            lines += _help_lines(flag, defaults.get(flag.dest))
+            lines += _help_lines(flag)
     return "\n".join(lines) + "\n"
 
 
-def _help_lines(flag: Flag, default: Any) -> list[str]:
+def _help_lines(flag: Flag) -> list[str]:
     names = ", ".join(flag.spellings()) + (f" {flag.metavar}" if flag.convert else "")
     text = flag.help
-    if flag.off:
-        text += f" (default: {'on' if default else 'off'})"
-    elif flag.convert and isinstance(default, (int, float, str)) and default != "":
-        text += f" (default: {default})"
+    if flag.default and (flag.off or flag.convert):
+        text += f" (default: {flag.default})"
     text += f" [{flag.env}]" if flag.env else ""
     body = textwrap.wrap(text, 76, break_long_words=False, break_on_hyphens=False)
     if len(names) <= 28:

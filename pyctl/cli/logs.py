@@ -7,19 +7,44 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import TracebackType
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
-from pyctl.cli.settings import LogSettings
+from pyctl.convert import integer
 from pyctl.errors import ConfigError
+from pyctl.setting import LOG, Flag
 
-__all__ = ["LoadProgress", "start_log"]
+__all__ = ["LoadProgress", "LogSettings", "start_log"]
 
 _LOG_LEVELS = {-1: logging.CRITICAL + 1, 0: logging.CRITICAL, 1: logging.ERROR, 2: logging.WARNING, 3: logging.INFO}
 
 log = logging.getLogger("pyctl")
+
+
+@dataclass(frozen=True)
+class LogSettings:
+    """How much is logged; -1 is nothing, and the lines go to ``log_file``, too."""
+
+    verbosity: int = LOG.flag(
+        3,
+        "-lv --verbosity --log-verbosity",
+        "1 errors, 2 warnings, 3 information, 4 trace, 5 all",
+        integer(-1),
+        "LLAMA_ARG_LOG_VERBOSITY",
+        also=(
+            Flag("-v --verbose --log-verbose", "log everything", const=5),
+            Flag("--log-disable", "log nothing", const=-1),
+        ),
+    )
+    log_file: str = LOG.flag("", "--log-file", "log to this file, too", str, "LLAMA_ARG_LOG_FILE", "FILE")
+    timestamps: bool = LOG.flag(
+        True,
+        "--log-timestamps",
+        "begin each line with the time",
+        None,
+        "LLAMA_ARG_LOG_TIMESTAMPS",
+        off="--no-log-timestamps",
+    )
 
 
 def start_log(settings: LogSettings, warnings: Sequence[str]) -> None:
@@ -54,6 +79,10 @@ class LoadProgress:
     """Shows fractions from 0 to 1 of loading ``path``: the bar within a ``with`` block, behind it lines only."""
 
     def __init__(self, path: str) -> None:
+        # Only now: --help shows no bar.
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
         self._name = os.path.basename(path)
         console = Console(stderr=True)
         columns = (TextColumn("loading {task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())

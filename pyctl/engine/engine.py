@@ -15,11 +15,12 @@ from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.plan import batch_ends
 from pyctl.cache.ram import RamCache
 from pyctl.engine.backend import Backend, TopTokens
+from pyctl.engine.engine_options import EngineOptions
 from pyctl.engine.engine_stats import EngineCounters, PrefillLog
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Failed, Piece, Progress, StopType, Timings
 from pyctl.engine.sequence import LiveSequence
-from pyctl.engine.snapshotter import CachePlan, EngineOptions, Snapshotter
+from pyctl.engine.snapshotter import CachePlan, Snapshotter
 from pyctl.engine.stream import LineLimits, ReasoningBudget, TextStream
 from pyctl.errors import EngineError, PyctlError
 

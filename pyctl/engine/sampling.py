@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import Field, dataclass, field, fields
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
+from pyctl.convert import INT32_MAX, integer, number
 from pyctl.errors import RequestError
+from pyctl.setting import SAMPLING, Flag
 
 __all__ = [
     "DEFAULT_SAMPLERS",
@@ -54,9 +57,6 @@ def sampler_named(text: str) -> str | None:
     return _SAMPLER_ALIASES.get(text.lower().replace("_", "").replace("-", ""))
 
 
-T = TypeVar("T", int, float)
-
-
 class Range(NamedTuple):
     """What a request may say; llama-server cuts other values to the nearer end, refuses them, or overhears them."""
 
@@ -65,16 +65,16 @@ class Range(NamedTuple):
     beyond: Literal["cut", "refuse", "ignore"]
 
 
-def _cut(default: T, low: T | float = -math.inf, high: T | float = math.inf) -> T:
-    return field(default=default, metadata={"range": Range(low, high, "cut")})
+def cut(low: float = -math.inf, high: float = math.inf) -> Range:
+    return Range(low, high, "cut")
 
 
-def _refuse(default: T, low: T, high: T) -> T:
-    return field(default=default, metadata={"range": Range(low, high, "refuse")})
+def refuse(low: float, high: float = INT32_MAX) -> Range:
+    return Range(low, high, "refuse")
 
 
-def _ignore(default: T, low: T) -> T:
-    return field(default=default, metadata={"range": Range(low, math.inf, "ignore")})
+def ignore(low: float) -> Range:
+    return Range(low, math.inf, "ignore")
 
 
 def range_of(item: Field[Any]) -> Range | None:
@@ -83,7 +83,42 @@ def range_of(item: Field[Any]) -> Range | None:
     return found
 
 
-_INT32_MAX = 2**31 - 1
+def by_names(text: str) -> tuple[str, ...]:
+    """Names of samplers in order, separated by semicolons, in any spelling."""
+    given = (part.strip().lower() for part in text.split(";") if part.strip())
+    return tuple(sampler_named(name) or name for name in given)
+
+
+def by_letters(text: str) -> tuple[str, ...]:
+    """The same by one letter each."""
+    if unknown := [letter for letter in text if letter not in SAMPLER_LETTERS]:
+        raise ValueError(f"{unknown[0]!r} is none of the letters {''.join(SAMPLER_LETTERS)}")
+    return tuple(SAMPLER_LETTERS[letter] for letter in text)
+
+
+def as_seed(text: str) -> int:
+    """A seed; -1 stands for a random one."""
+    value = int(integer(-1, RANDOM_SEED)(text))
+    return RANDOM_SEED if value == -1 else value
+
+
+def not_negative(text: str) -> float:
+    """A number; below 0 means 0."""
+    return max(float(number()(text)), 0.0)
+
+
+def as_bias(text: str) -> tuple[tuple[int, float], ...]:
+    """``ID+BIAS`` or ``ID-BIAS``, as one pair."""
+    match = re.fullmatch(r"([0-9]+)([+-][0-9]*\.?[0-9]+|-inf)", text)
+    if match is None:
+        raise ValueError(f"{text!r} is not of the form TOKEN_ID+BIAS or TOKEN_ID-BIAS")
+    return ((int(match[1]), float(match[2])),)
+
+
+def breaker(text: str) -> tuple[str, ...]:
+    """One sequence breaker with its escapes resolved; ``none`` is no breaker."""
+    escapes = {"n": "\n", "r": "\r", "t": "\t"}
+    return () if text == "none" else (re.sub(r"\\([nrt'\"\\])", lambda m: escapes.get(m[1], m[1]), text),)
 
 
 @dataclass(frozen=True)
@@ -102,39 +137,84 @@ class Sampling:
     nothing can be made of raise RequestError.
     """
 
-    seed: int = RANDOM_SEED
-    temperature: float = _cut(0.8, 0.0)
-    dynatemp_range: float = _cut(0.0)
-    dynatemp_exponent: float = _cut(1.0)
-    top_k: int = _cut(40, 0, _INT32_MAX)
-    top_p: float = _cut(0.95, 0.0, 1.0)
-    min_p: float = _cut(0.05, 0.0, 1.0)
-    top_n_sigma: float = _cut(-1.0)
-    typical_p: float = _cut(1.0)
-    xtc_probability: float = _cut(0.0, 0.0, 1.0)
-    xtc_threshold: float = _cut(0.1, 0.0, 1.0)
-    repeat_last_n: int = _refuse(64, -1, _INT32_MAX)
-    repeat_penalty: float = _cut(1.0)
-    presence_penalty: float = _cut(0.0)
-    frequency_penalty: float = _cut(0.0)
-    dry_multiplier: float = _cut(0.0)
-    dry_base: float = _ignore(1.75, 1.0)
-    dry_allowed_length: int = _refuse(2, 0, _INT32_MAX)
-    dry_penalty_last_n: int = _refuse(64, -1, _INT32_MAX)
-    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
-    mirostat: int = _cut(0, 0, 2)
-    mirostat_tau: float = _cut(5.0)
-    mirostat_eta: float = _cut(0.1)
-    min_keep: int = _refuse(0, 0, _INT32_MAX)
-    samplers: tuple[str, ...] = DEFAULT_SAMPLERS
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    ignore_eos: bool = False
-    grammar: str = ""
+    seed: int = SAMPLING.flag(RANDOM_SEED, "-s --seed", "-1 = random", as_seed, metavar="SEED", shown="-1")
+    temperature: float = SAMPLING.flag(
+        0.8, "--temp --temperature", "0 = always the likeliest", not_negative, "LLAMA_ARG_TEMPERATURE", range=cut(0.0)
+    )
+    dynatemp_range: float = SAMPLING.flag(
+        0.0, "--dynatemp-range", "dynamic temperature, 0 = off", number(), range=cut()
+    )
+    dynatemp_exponent: float = SAMPLING.flag(1.0, "--dynatemp-exp", "its exponent", number(), range=cut())
+    top_k: int = SAMPLING.flag(40, "--top-k", "0 = off", integer(-1), "LLAMA_ARG_TOP_K", range=cut(0, INT32_MAX))
+    top_p: float = SAMPLING.flag(0.95, "--top-p", "1 = off", number(), "LLAMA_ARG_TOP_P", range=cut(0.0, 1.0))
+    min_p: float = SAMPLING.flag(0.05, "--min-p", "0 = off", number(), "LLAMA_ARG_MIN_P", range=cut(0.0, 1.0))
+    top_n_sigma: float = SAMPLING.flag(-1.0, "--top-nsigma --top-n-sigma", "-1 = off", number(), range=cut())
+    typical_p: float = SAMPLING.flag(1.0, "--typical --typical-p", "1 = off", number(), range=cut())
+    xtc_probability: float = SAMPLING.flag(0.0, "--xtc-probability", "0 = off", number(), range=cut(0.0, 1.0))
+    xtc_threshold: float = SAMPLING.flag(0.1, "--xtc-threshold", "1 = off", number(), range=cut(0.0, 1.0))
+    repeat_last_n: int = SAMPLING.flag(
+        64, "--repeat-last-n", "tokens looked at by the penalties, 0 = off", integer(0), range=refuse(-1)
+    )
+    repeat_penalty: float = SAMPLING.flag(
+        1.0, "--repeat-penalty", "1 = off", number(), "LLAMA_ARG_REPEAT_PENALTY", range=cut()
+    )
+    presence_penalty: float = SAMPLING.flag(
+        0.0, "--presence-penalty", "0 = off", number(), "LLAMA_ARG_PRESENCE_PENALTY", range=cut()
+    )
+    frequency_penalty: float = SAMPLING.flag(
+        0.0, "--frequency-penalty", "0 = off", number(), "LLAMA_ARG_FREQUENCY_PENALTY", range=cut()
+    )
+    dry_multiplier: float = SAMPLING.flag(0.0, "--dry-multiplier", "0 = off", number(), range=cut())
+    dry_base: float = SAMPLING.flag(1.75, "--dry-base", "at least 1", number(1.0), range=ignore(1.0))
+    dry_allowed_length: int = SAMPLING.flag(
+        2, "--dry-allowed-length", "repetition that costs nothing", integer(0), range=refuse(0)
+    )
+    dry_penalty_last_n: int = SAMPLING.flag(
+        64, "--dry-penalty-last-n", "tokens looked at, 0 = off", integer(0), range=refuse(-1)
+    )
+    dry_sequence_breakers: tuple[str, ...] = SAMPLING.flag(
+        ("\n", ":", '"', "*"),
+        "--dry-sequence-breaker",
+        "replaces the usual ones, none = no breakers; may be repeated",
+        breaker,
+        metavar="TEXT",
+        many=True,
+    )
+    mirostat: int = SAMPLING.flag(0, "--mirostat", "0 = off, 1 or 2 = its version", integer(0, 2), range=cut(0, 2))
+    mirostat_tau: float = SAMPLING.flag(5.0, "--mirostat-ent", "target entropy", number(), range=cut())
+    mirostat_eta: float = SAMPLING.flag(0.1, "--mirostat-lr", "learning rate", number(), range=cut())
+    min_keep: int = field(default=0, metadata={"range": refuse(0)})
+    samplers: tuple[str, ...] = SAMPLING.flag(
+        DEFAULT_SAMPLERS,
+        "--samplers",
+        "samplers in order, separated by ';'",
+        by_names,
+        metavar="NAMES",
+        also=(Flag("--sampler-seq --sampling-seq", "the same by letters", by_letters, metavar="LETTERS"),),
+    )
+    logit_bias: tuple[tuple[int, float], ...] = SAMPLING.flag(
+        (),
+        "-l --logit-bias",
+        "make a token likelier or less likely: 15043+1, 15043-1; may be repeated",
+        as_bias,
+        metavar="ID+BIAS",
+        many=True,
+    )
+    ignore_eos: bool = SAMPLING.flag(False, "--ignore-eos", "do not end at the end-of-text token")
+    grammar: str = SAMPLING.flag("", "--grammar", "GBNF that replies must follow", str, metavar="GBNF")
     grammar_lazy: bool = False
     grammar_triggers: tuple[str, ...] = ()
     grammar_prefill: str = ""
-    adaptive_target: float = _cut(-1.0, high=1.0)
-    adaptive_decay: float = _refuse(0.9, 0, 0.99)
+    adaptive_target: float = SAMPLING.flag(
+        -1.0,
+        "--adaptive-target",
+        "probability that tokens should have; below 0 = off",
+        number(high=1.0),
+        range=cut(high=1.0),
+    )
+    adaptive_decay: float = SAMPLING.flag(
+        0.9, "--adaptive-decay", "how slowly that adapts", number(0.0, 0.99), range=refuse(0, 0.99)
+    )
     post_sampling_probs: bool = False
 
     def __post_init__(self) -> None:

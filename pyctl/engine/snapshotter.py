@@ -13,35 +13,24 @@ from dataclasses import dataclass, replace
 from pyctl.cache.cache_stats import CacheStats, Divergence, RequestStats
 from pyctl.cache.disk.chain import PendingSnapshot
 from pyctl.cache.disk_tier import DiskTier
-from pyctl.cache.plan import MIN_BATCH, choose_cuts, ends_within, last_common_end, last_end
+from pyctl.cache.plan import choose_cuts, ends_within, last_common_end, last_end
 from pyctl.cache.ram import RamCache
 from pyctl.cache.recent import RecentPrompts
 from pyctl.cache.snapshot import PromptMatch, Segment, Snapshot
 from pyctl.engine.backend import Backend
+from pyctl.engine.engine_options import EngineOptions
 from pyctl.engine.request import Request
 from pyctl.engine.restore import Candidate, candidates, from_snapshot, restore
 from pyctl.engine.sequence import LiveSequence
 from pyctl.errors import StateError
 from pyctl.prompt import Prompt, as_tokens
 
-__all__ = ["CachePlan", "EngineOptions", "Snapshotter"]
+__all__ = ["CachePlan", "Snapshotter"]
 
 log = logging.getLogger(__name__)
 
 PARK_MIN = 64
 """Fewer new tokens than this are not worth a snapshot when a live sequence is given away."""
-
-
-@dataclass(frozen=True)
-class EngineOptions:
-    """``min_batch``: see plan.MIN_BATCH. ``min_step``: tokens between the sparse cuts of a long stretch, 0 for none.
-
-    ``exact``: reuse nothing that a cold run would not have computed the same way, generated text included.
-    """
-
-    min_batch: int = MIN_BATCH
-    min_step: int = 8192
-    exact: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from pyctl.convert import printable, web_address
 from pyctl.errors import ConfigError
+from pyctl.setting import HUB
 
 __all__ = ["HubSettings", "builtin_model"]
+
+
+def hub_name(text: str) -> str:
+    """``USER/MODEL``, with ``:QUANT`` behind it or not."""
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+(:[\w.-]+)?", text, re.ASCII):
+        raise ValueError(f"{text!r} is not of the form USER/MODEL or USER/MODEL:QUANT")
+    return text
 
 
 @dataclass(frozen=True)
@@ -17,11 +27,20 @@ class HubSettings:
     ``hf_file`` wins over the quant. ``offline`` takes only what has been fetched before.
     """
 
-    hf_repo: str = ""
-    hf_file: str = ""
-    hf_token: str = ""
-    model_url: str = ""
-    offline: bool = False
+    hf_repo: str = HUB.flag(
+        "",
+        "-hf -hfr --hf-repo",
+        "model from huggingface.co, kept in its cache; Q4_K_M or Q8_0 where no QUANT is given, else the first file",
+        hub_name,
+        "LLAMA_ARG_HF_REPO",
+        "USER/MODEL[:QUANT]",
+    )
+    hf_file: str = HUB.flag("", "-hff --hf-file", "this file of it", str, "LLAMA_ARG_HF_FILE", "FILE")
+    hf_token: str = HUB.flag("", "-hft --hf-token", "access token", printable, "HF_TOKEN", "TOKEN")
+    model_url: str = HUB.flag(
+        "", "-mu --model-url", "model from this address", web_address, "LLAMA_ARG_MODEL_URL", "URL"
+    )
+    offline: bool = HUB.flag(False, "--offline", "only what has been fetched before", None, "LLAMA_ARG_OFFLINE")
 
     def __post_init__(self) -> None:
         if self.hf_file and not self.hf_repo:

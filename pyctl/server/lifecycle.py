@@ -17,7 +17,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pyctl.errors import ConfigError, UnavailableError
 from pyctl.server.http import error_response
-from pyctl.server.middleware import Cors, CorsMiddleware
+from pyctl.server.middleware import CorsMiddleware
+from pyctl.server.server_settings import Cors
 
 __all__ = ["LoadingApp", "bind", "serve"]
 

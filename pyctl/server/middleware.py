@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hmac
-from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
@@ -12,8 +10,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pyctl.errors import AuthenticationError, RequestError, TooLargeError
 from pyctl.server.http import error_response
+from pyctl.server.server_settings import Cors
 
-__all__ = ["MAX_BODY_BYTES", "BodyLimitMiddleware", "Cors", "CorsMiddleware", "KeyMiddleware", "depth_error"]
+__all__ = ["MAX_BODY_BYTES", "BodyLimitMiddleware", "CorsMiddleware", "KeyMiddleware", "depth_error"]
 
 _PUBLIC = ("/health", "/v1/health")
 
@@ -46,31 +45,7 @@ class KeyMiddleware:
         return any(hmac.compare_digest(key, known) for known in self._keys)
 
 
-_LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
-
 _EXPOSED = "x-pyctl-cache"
-
-
-@dataclass(frozen=True)
-class Cors:
-    """``origins`` is ``*`` for all, ``localhost`` for pages of this machine, or a comma-separated list.
-
-    ``methods`` and ``headers`` are comma-separated lists, too.
-    """
-
-    origins: str = "*"
-    methods: str = "GET, POST, DELETE, OPTIONS"
-    headers: str = "*"
-    credentials: bool = True
-
-    def allowed(self, origin: str) -> str:
-        """The value of Access-Control-Allow-Origin for a page of ``origin``; empty for none."""
-        if self.origins == "*":
-            # A star would shut out requests with credentials, so the origin is named.
-            return origin if self.credentials else "*"
-        if self.origins == "localhost":
-            return origin if _host(origin) in _LOCAL else ""
-        return origin if origin in {each.strip() for each in self.origins.split(",")} else ""
 
 
 class CorsMiddleware:
@@ -116,13 +91,6 @@ class CorsMiddleware:
         if allowed != "*":
             headers["vary"] = "Origin"
         return headers
-
-
-def _host(origin: str) -> str:
-    try:
-        return urlsplit(origin).hostname or ""
-    except ValueError:
-        return ""
 
 
 MAX_BODY_BYTES = 32 * 2**20

@@ -18,10 +18,9 @@ from pyctl.chat.chat_format import ChatFormat
 from pyctl.engine.backend import EngineInfo
 from pyctl.engine.engine_stats import EngineStats, SequenceFile, SequenceView
 from pyctl.engine.request import Event, Request
-from pyctl.engine.sampling import Sampling
 from pyctl.prompt import Tokens
-from pyctl.server.middleware import Cors
 from pyctl.server.response_store import ResponseStore
+from pyctl.server.server_settings import ServerSettings
 
 __all__ = ["CacheLike", "EngineLike", "HandleLike", "Service", "Settings", "SlotsLike", "WorkerLike"]
 
@@ -81,43 +80,13 @@ class CacheLike(Protocol):
 
 
 @dataclass(frozen=True)
-class Settings:
-    """``n_predict`` -1 means until the context is full; no ``api_keys`` means that everybody may ask.
+class Settings(ServerSettings):
+    """With what goes to disk, and what /cache and /props, /metrics and /embeddings, and /slots work with."""
 
-    ``reasoning_format`` is auto, deepseek, deepseek-legacy or none. ``ping_seconds`` is the silence after which a
-    stream sends a comment, -1 for never. ``cache`` is what /cache and /props show, None for nothing, ``disk_policy``
-    what goes to disk. ``reasoning_budget`` is how many tokens a reply may reason, -1 for any number; ``..._message`` is
-    what it says when the budget is spent. ``spm_infill`` puts the suffix first in /infill, ``n_batch`` bounds the text
-    around the gap there. ``api_prefix`` stands before every path.
-
-    ``engine`` and ``slots`` are what /metrics, /embeddings and /slots work with. ``show_slots``, ``show_metrics`` and
-    ``change_props`` switch those endpoints on, ``slots_debug`` adds prompts to the slots, ``slot_save_path`` is where
-    slots are saved, None for nowhere. ``embd_normalize`` is llama-server's: -1 no norm, 0 int16 range, p the p-norm.
-    """
-
-    sampling: Sampling = field(default_factory=Sampling)
-    n_predict: int = -1
-    cache_prompt: bool = True
-    reasoning_format: str = "auto"
-    api_keys: tuple[str, ...] = ()
-    ping_seconds: int = 30
-    cache: CacheLike | None = None
     disk_policy: DiskPolicy = field(default_factory=lambda: DiskPolicy("off"))
-    reasoning_budget: int = -1
-    reasoning_budget_message: str = ""
-    spm_infill: bool = False
-    n_batch: int = 2048
-    cors: Cors = field(default_factory=Cors)
-    api_prefix: str = ""
+    cache: CacheLike | None = None
     engine: EngineLike | None = None
     slots: SlotsLike | None = None
-    show_slots: bool = True
-    show_metrics: bool = False
-    change_props: bool = False
-    slots_debug: bool = False
-    slot_save_path: Path | None = None
-    embeddings: bool = False
-    embd_normalize: int = 2
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ def test_without_a_terminal_a_line_now_and_then(
 
 def test_the_bar_stays_away_once_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = io.StringIO()
-    monkeypatch.setattr(logs, "Console", lambda stderr: Console(file=shown, force_terminal=True))
+    monkeypatch.setattr("rich.console.Console", lambda stderr: Console(file=shown, force_terminal=True))
     with LoadProgress("/models/big.gguf") as progress:
         assert not shown.getvalue()
         progress.show(0.5)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from pyctl.cache.ram import RamCache
 from pyctl.engine.backend import Backend
-from pyctl.engine.engine import Engine, EngineOptions
+from pyctl.engine.engine import Engine
+from pyctl.engine.engine_options import EngineOptions
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Failed, Piece, Request
 from pyctl.engine.sampling import Sampling

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyctl.cache.ram import RamCache
-from pyctl.engine.engine import Engine, EngineOptions
+from pyctl.engine.engine import Engine
+from pyctl.engine.engine_options import EngineOptions
 from pyctl.engine.fake import FakeBackend
 from pyctl.engine.stream import ReasoningBudget, ReasoningLimit
 from pyctl.prompt import Prompt

@@ -12,7 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from pyctl.cache.plan import batch_ends
 from pyctl.cache.ram import RamCache
-from pyctl.engine.engine import Engine, EngineOptions
+from pyctl.engine.engine import Engine
+from pyctl.engine.engine_options import EngineOptions
 from pyctl.engine.fake import FakeBackend
 from pyctl.prompt import Prompt, common_prefix
 from tests.cache.checks import check_invariants, tokens_of

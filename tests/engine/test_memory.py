@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from pyctl.cache.ram import RamCache
-from pyctl.engine.engine import Engine, EngineOptions
+from pyctl.engine.engine import Engine
+from pyctl.engine.engine_options import EngineOptions
 from pyctl.engine.llama import Loaded
 from pyctl.prompt import Prompt
 from tests.cache.checks import check_invariants, tokens_of

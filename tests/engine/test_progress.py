@@ -6,7 +6,8 @@ import pytest
 
 from pyctl.cache.ram import RamCache
 from pyctl.engine import engine_stats as progress
-from pyctl.engine.engine import Engine, EngineOptions
+from pyctl.engine.engine import Engine
+from pyctl.engine.engine_options import EngineOptions
 from pyctl.engine.fake import FakeBackend
 from pyctl.prompt import Prompt
 from tests.engine.drive import ask

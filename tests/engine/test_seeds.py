@@ -13,7 +13,8 @@ import pytest
 
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import PromptMatch
-from pyctl.engine.engine import Engine, EngineOptions
+from pyctl.engine.engine import Engine
+from pyctl.engine.engine_options import EngineOptions
 from pyctl.engine.llama import LlamaBackend, Loaded
 from pyctl.prompt import Prompt
 from tests.cache.checks import check_invariants, tokens_of

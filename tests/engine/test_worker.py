@@ -14,7 +14,8 @@ import pytest
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.ram import RamCache
 from pyctl.engine.admin import CacheAdmin, EngineAdmin, SequenceAdmin
-from pyctl.engine.engine import Engine, EngineOptions
+from pyctl.engine.engine import Engine
+from pyctl.engine.engine_options import EngineOptions
 from pyctl.engine.fake import FakeBackend
 from pyctl.engine.request import Done, Failed, Piece
 from pyctl.engine.sampling import Sampling

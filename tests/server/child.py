@@ -9,7 +9,7 @@ import time
 from pyctl.engine.request import Event, Failed, Request
 from pyctl.errors import ConfigError, UnavailableError
 from pyctl.server.lifecycle import LoadingApp, bind, serve
-from pyctl.server.middleware import Cors
+from pyctl.server.server_settings import Cors
 from tests.server.fake import Bench, FakeHandle, Pause, Script, play
 
 

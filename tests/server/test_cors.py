@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyctl.server.middleware import Cors
+from pyctl.server.server_settings import Cors
 from pyctl.server.service import Settings
 from tests.server.fake import Bench, Client, play
 

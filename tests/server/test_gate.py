@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from pyctl.server.lifecycle import LoadingApp
-from pyctl.server.middleware import Cors
+from pyctl.server.server_settings import Cors
 from tests.server.fake import Bench, Client, play
 
 LOADING = {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}

@@ -15,8 +15,8 @@ from llama_cpp import llama_cpp as api
 from pyctl.engine.llama.devices import devices, host_available, tensor_bytes
 from pyctl.engine.llama.library import captured_log, last_log_error
 from pyctl.engine.llama.memory import MIB, MemoryPlan, Place, Usage
-from pyctl.engine.llama.model_settings import CPU_EXPERTS, ModelSettings, experts_on_cpu
-from pyctl.engine.llama.params import LOAD_MODES, ModelParams, context_params
+from pyctl.engine.llama.params import ModelParams, context_params
+from pyctl.engine.model_settings import CPU_EXPERTS, LOAD_MODES, ModelSettings, experts_on_cpu
 from pyctl.errors import ModelError
 
 __all__ = ["DryRun", "dry_run", "fit_settings"]

@@ -19,8 +19,8 @@ from pyctl.engine.llama.library import build_version, last_log_error, redirect_l
 from pyctl.engine.llama.llama_backend import LlamaBackend
 from pyctl.engine.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.engine.llama.memory import MemoryPlan
-from pyctl.engine.llama.model_settings import ModelSettings
 from pyctl.engine.llama.params import ModelParams, context_params
+from pyctl.engine.model_settings import ModelSettings
 from pyctl.errors import ModelError, UnavailableError
 
 __all__ = ["Loaded", "load"]

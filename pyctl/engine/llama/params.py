@@ -12,20 +12,14 @@ import gguf
 from llama_cpp import llama_cpp as api
 
 from pyctl.engine.llama.devices import devices
-from pyctl.engine.llama.model_settings import ModelSettings
+from pyctl.engine.model_settings import KV_TYPES, LOAD_MODES, ROPE_SCALING, SPLIT_MODES, ModelSettings
 from pyctl.errors import ModelError
 
 __all__ = ["ModelParams", "context_params"]
 
-TYPES = {
-    name: int(gguf.GGMLQuantizationType[name.upper()])
-    for name in ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
-}
-SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
-LOAD_MODES = {"auto": -1, "none": 0, "mmap": 1, "mlock": 2, "mmap+mlock": 3, "dio": 4}
+TYPES = {name: int(gguf.GGMLQuantizationType[name.upper()]) for name in KV_TYPES}
 LAZY_MODES = {"off": 0, "auto": 1, "on": 2}
 FLASH = {"auto": -1, "off": 0, "on": 1}
-ROPE_SCALING = {"": -1, "none": 0, "linear": 1, "yarn": 2, "longrope": 3}
 
 
 class _Placement(ctypes.Structure):
@@ -136,7 +130,7 @@ def context_params(settings: ModelSettings, n_ctx: int) -> Any:
     params.offload_kqv = settings.offload_kqv
     params.op_offload = settings.op_offload
     params.swa_full = settings.swa_full
-    params.rope_scaling_type = ROPE_SCALING[settings.rope_scaling]
+    params.rope_scaling_type = ROPE_SCALING.get(settings.rope_scaling, -1)
     params.rope_freq_base, params.rope_freq_scale = settings.rope_freq_base, settings.rope_freq_scale
     params.yarn_orig_ctx = settings.yarn_orig_ctx
     params.yarn_ext_factor, params.yarn_attn_factor = settings.yarn_ext_factor, settings.yarn_attn_factor

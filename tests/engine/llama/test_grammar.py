@@ -15,7 +15,8 @@ from pyctl.cache.ram import RamCache
 from pyctl.chat.grammar import Grammar, literal
 from pyctl.chat.reasoning import THINK
 from pyctl.chat.schema import SchemaRules, reply_grammar, schema_grammar
-from pyctl.engine.engine import Engine, EngineOptions
+from pyctl.engine.engine import Engine
+from pyctl.engine.engine_options import EngineOptions
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.llama import Loaded
 from pyctl.engine.request import Piece

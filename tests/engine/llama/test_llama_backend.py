@@ -12,10 +12,11 @@ from llama_cpp import llama_cpp as api
 
 from pyctl.cache.ram import RamCache
 from pyctl.engine.backend import SavedSequence
-from pyctl.engine.engine import Engine, EngineOptions
+from pyctl.engine.engine import Engine
+from pyctl.engine.engine_options import EngineOptions
 from pyctl.engine.llama import LlamaBackend, Loaded, load
-from pyctl.engine.llama.model_settings import ModelSettings
 from pyctl.engine.llama.sequence_file import DIGEST_SIZE, END, END_MAGIC
+from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import EngineError, ModelError, RequestError, StateError, UnavailableError
 from pyctl.prompt import Prompt, as_tokens

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pyctl.engine.llama import Loaded, load
 from pyctl.engine.llama.fit import dry_run
-from pyctl.engine.llama.model_settings import ModelSettings
+from pyctl.engine.model_settings import ModelSettings
 from pyctl.errors import ModelError
 from pyctl.prompt import as_tokens
 from tools.generator import SHAPES

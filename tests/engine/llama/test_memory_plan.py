@@ -17,7 +17,7 @@ from pyctl.engine.llama import MemoryPlan, fit, load
 from pyctl.engine.llama.devices import Device
 from pyctl.engine.llama.fit import dry_run, fit_settings
 from pyctl.engine.llama.memory import MIB, Place, Usage
-from pyctl.engine.llama.model_settings import ModelSettings, experts_on_cpu
+from pyctl.engine.model_settings import ModelSettings, experts_on_cpu
 from pyctl.errors import ModelError
 from tools.generator import SHAPES, Shape, generate
 

@@ -1,0 +1,86 @@
+"""How much the prefix cache keeps, in memory and on disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyctl.convert import directory, integer
+from pyctl.errors import ConfigError, RequestError
+from pyctl.setting import CACHE, DISK
+
+__all__ = ["CacheSettings", "DiskSettings"]
+
+
+def policy(text: str) -> str:
+    """In lower case, if it is a form that DiskPolicy takes."""
+    # Only now: the policy compares tokens, with numpy, which --help does not need.
+    from pyctl.cache.persist import MAX_COUNT, DiskPolicy
+
+    try:
+        DiskPolicy.parse(text)
+    except RequestError:
+        raise ValueError(f"{text!r} is none of off, full, auto, auto:N, N, with N from 1 to {MAX_COUNT}") from None
+    return text.lower()
+
+
+@dataclass(frozen=True)
+class CacheSettings:
+    """The prefix cache in memory: 0 of either turns it off."""
+
+    n_slots: int = CACHE.flag(
+        32, "--prefix-cache-slots", "snapshots kept, 0 = none", integer(0), "PYCTL_PREFIX_CACHE_SLOTS"
+    )
+    ram_mib: int = CACHE.flag(
+        8192, "-cram --cache-ram", "MiB of snapshots, -1 = no limit, 0 = none", integer(-1), "LLAMA_ARG_CACHE_RAM"
+    )
+
+
+@dataclass(frozen=True)
+class DiskSettings:
+    """The prefix cache on disk; without ``cache_dir`` there is none."""
+
+    cache_dir: str = DISK.flag(
+        "",
+        "--kv-cache-dir",
+        "directory in which prompt prefixes survive a restart, made if missing; none without it",
+        directory,
+        "PYCTL_KV_CACHE_DIR",
+        "DIR",
+    )
+    disk_mib: int = DISK.flag(
+        4096, "--kv-cache-budget", "MiB in that directory, 0 = no limit", integer(0), "PYCTL_KV_CACHE_BUDGET"
+    )
+    min_tokens: int = DISK.flag(
+        512, "--kv-cache-min-tokens", "shorter prefixes are not written", integer(0), "PYCTL_KV_CACHE_MIN_TOKENS"
+    )
+    cold_max: int = DISK.flag(
+        10240,
+        "--kv-cache-cold-max",
+        "policy full also writes the beginning of longer prompts, at most N tokens, 0 = never",
+        integer(0),
+        "PYCTL_KV_CACHE_COLD_MAX",
+    )
+    # Restores more than full in every shape of bench/results/policy.md, and writes less.
+    disk_policy: str = DISK.flag(
+        "auto:30",
+        "--disk-prefix-cache",
+        "what is written: off, full (where a prompt ends), auto:N (what it shares with the newest N prompts, and what "
+        "the next ones will), auto (auto:30) or N (its first N tokens)",
+        policy,
+        "PYCTL_DISK_PREFIX_CACHE",
+        "POLICY",
+    )
+    daily_mib: int = DISK.flag(
+        0,
+        "--kv-cache-daily-writes",
+        "MiB written within a day at most, 0 = no limit",
+        integer(0),
+        "PYCTL_KV_CACHE_DAILY_WRITES",
+    )
+
+    def __post_init__(self) -> None:
+        if self.disk_policy.isdigit() and int(self.disk_policy) < self.min_tokens:
+            raise ConfigError(
+                f"--disk-prefix-cache {self.disk_policy} is below --kv-cache-min-tokens {self.min_tokens}: "
+                "nothing would ever be written"
+            )

@@ -1,0 +1,154 @@
+"""The composition root: settings to objects. The import loads llama.cpp."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pyctl.cache.cache_settings import DiskSettings
+from pyctl.cache.disk.directory import CacheDirectory
+from pyctl.cache.disk.file_format import REPLIES
+from pyctl.cache.disk.store import DiskStore
+from pyctl.cache.disk_tier import DiskTier
+from pyctl.cache.persist import DiskPolicy
+from pyctl.cache.ram import RamCache
+from pyctl.chat.chat_format import ChatFormat
+from pyctl.chat.replay import Replay
+from pyctl.chat.template import Template
+from pyctl.cli.arguments import Action, CommandSettings
+from pyctl.cli.logs import LoadProgress
+from pyctl.engine.engine import Engine
+from pyctl.engine.llama import Loaded, MemoryPlan, allocate, devices, load, reserve_pinned
+from pyctl.engine.model_settings import ModelSettings
+from pyctl.engine.worker import Worker
+from pyctl.errors import ConfigError
+from pyctl.models import HubSettings, builtin_model
+
+__all__ = ["Assembled", "answer", "assemble", "found"]
+
+log = logging.getLogger("pyctl")
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """What serves requests; whoever has it closes the worker."""
+
+    worker: Worker
+    chat_format: ChatFormat
+    engine: Engine
+
+
+def answer(action: Action) -> int:
+    """Print the list that is asked for."""
+    if action == "models":
+        from pyctl.models.hub import cached_models
+
+        for name in cached_models():
+            print(name)
+    else:
+        for device in devices():
+            memory = f" ({device.total // MIB} MiB, {(device.free or 0) // MIB} MiB free)" if device.total else ""
+            print(f"{device.name}: {device.description}{memory}")
+    return 0
+
+
+def found(model: ModelSettings, hub: HubSettings) -> ModelSettings:
+    """With the path of the model that ``hub`` names, fetched if need be, unless there is a path."""
+    if model.path or not (hub.hf_repo or hub.model_url):
+        return model
+    # Only now: the import takes a while, and most models are files.
+    from pyctl.models.hub import fetch
+
+    return replace(model, path=str(fetch(hub)), alias=model.alias or ((hub.hf_repo,) if hub.hf_repo else ()))
+
+
+def assemble(settings: CommandSettings, go_on: Callable[[], bool] = lambda: True) -> Assembled:
+    """Load the model and start the engine on it; UnavailableError when ``go_on`` said no meanwhile."""
+    model, disk, chat = settings.model, settings.disk, settings.format
+    if not model.path:
+        path = builtin_model()
+        print("no -m given: running the built-in model, which is tiny but remembers what you tell it", file=sys.stderr)
+        model = replace(model, path=str(path), n_ctx=model.n_ctx or 65536)
+        chat = replace(chat, template_kwargs={"enable_thinking": False, **chat.template_kwargs})
+    budget = None if settings.cache.ram_mib < 0 else settings.cache.ram_mib * MIB
+
+    def announce(plan: MemoryPlan) -> None:
+        _announce(plan, budget)
+        if model.n_gpu_layers != 0:
+            # While the model loads; what a restart will bring back goes into memory that is ready for it.
+            reserve_pinned(budget, initial=_stored_bytes(disk) if disk.cache_dir else 0)
+
+    with LoadProgress(model.path) as progress:
+
+        def report(fraction: float) -> bool:
+            progress.show(fraction)
+            return go_on()
+
+        loaded = load(model, report, announce, keep_vocabulary=settings.engine.sleep_seconds >= 0)
+    try:
+        template = Template(
+            chat.chat_template or loaded.info.chat_template, loaded.info.bos_token, loaded.info.eos_token
+        )
+        tier = _disk_tier(disk, loaded)
+        # Beside the snapshots: the prompts of both must be the same after a restart.
+        replies = tier.store.directory / tier.store.fingerprint / REPLIES if tier is not None else None
+        replay = Replay(chat.prompt_replay, path=replies)
+        chat_format = ChatFormat(template, loaded.tokenizer, chat.template_kwargs, replay)
+    except BaseException:
+        loaded.backend.unload()
+        raise
+    engine = Engine(loaded.backend, RamCache(settings.cache.n_slots, budget), settings.engine, tier)
+    # What is loaded stays until the end; the collector need not look at it again.
+    gc.collect()
+    gc.freeze()
+    return Assembled(Worker(engine, loaded.info, settings.engine.sleep_seconds), chat_format, engine)
+
+
+def _announce(plan: MemoryPlan, budget: int | None) -> None:
+    """Say what will be used: in the log, or where that is quiet, to a person at the terminal."""
+    table = "\n  ".join(plan.lines(budget))
+    if log.isEnabledFor(logging.INFO):
+        log.info("memory:\n  %s", table)
+    elif sys.stderr.isatty():
+        print(f"memory:\n  {table}", file=sys.stderr)
+    for warning in plan.warnings(budget):
+        log.warning("%s", warning)
+
+
+def _stored_bytes(settings: DiskSettings) -> int:
+    """What the cache directory holds; 0 for one that cannot be read, which `_disk_tier` will complain about."""
+    try:
+        with closing(CacheDirectory(Path(settings.cache_dir).expanduser())) as directory:
+            return directory.n_bytes
+    except OSError:
+        return 0
+
+
+def _disk_tier(settings: DiskSettings, loaded: Loaded) -> DiskTier | None:
+    if not settings.cache_dir:
+        return None
+    directory = Path(settings.cache_dir).expanduser()
+    try:
+        store = DiskStore(
+            directory,
+            loaded.info.fingerprint,
+            settings.disk_mib * MIB or None,
+            min_tokens=settings.min_tokens,
+            daily_bytes=settings.daily_mib * MIB or None,
+            space=allocate,
+        )
+    except OSError as error:
+        raise ConfigError(f"cannot use --kv-cache-dir {directory}: {error.strerror or error}") from error
+    policy = DiskPolicy.parse(settings.disk_policy)
+
+    def text_of(tokens: Sequence[int]) -> str:
+        return loaded.tokenizer.detokenize(tokens).decode("utf-8", "replace")
+
+    return DiskTier(store, policy, min_tokens=settings.min_tokens, cold_max=settings.cold_max, text_of=text_of)

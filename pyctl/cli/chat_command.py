@@ -1,0 +1,57 @@
+"""`pyctl chat`: a conversation in the terminal, with a model in this process or with a running server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from pyctl.cli.arguments import CommandSettings, parse_chat
+from pyctl.cli.logs import start_log
+from pyctl.terminal.chat_backend import ChatBackend, LocalBackend
+from pyctl.terminal.interactive import run_chat
+
+__all__ = ["run_chat_command"]
+
+
+def run_chat_command(argv: Sequence[str]) -> int:
+    """Chat until the input ends; returns the exit code."""
+    settings = parse_chat(argv)
+    if settings.action != "run":
+        from pyctl.cli.assemble import answer
+
+        return answer(settings.action)
+    start_log(replace(settings.log, verbosity=min(settings.log.verbosity, 2)), settings.warnings)
+    terminal = settings.terminal
+    with chat_backend(settings) as backend:
+        return run_chat(backend, prompt=terminal.prompt, system=terminal.system_prompt, stats=terminal.stats)
+
+
+@contextmanager
+def chat_backend(settings: CommandSettings) -> Iterator[ChatBackend]:
+    """Who answers, for the time of the block."""
+    terminal = settings.terminal
+    if terminal.url:
+        from pyctl.terminal.remote import RemoteBackend
+
+        remote = RemoteBackend(terminal.url, terminal.api_key, settings.request_fields)
+        try:
+            yield remote
+        finally:
+            remote.close()
+        return
+    # Only now: a running server needs no engine here.
+    from pyctl.cli.assemble import assemble, found
+
+    made = assemble(replace(settings, model=found(settings.model, settings.hub)))
+    try:
+        yield LocalBackend(
+            made.worker,
+            made.chat_format,
+            settings.server.sampling,
+            settings.server.n_predict,
+            cache_prompt=settings.server.cache_prompt,
+            split=settings.server.reasoning_format != "none",
+        )
+    finally:
+        made.worker.close()

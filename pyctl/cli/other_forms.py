@@ -1,0 +1,120 @@
+"""What users may say in another way than it is kept: in files, in older words, or for several settings at once."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from pyctl.convert import file_text, integer, number, on_off_auto
+from pyctl.errors import RequestError
+from pyctl.setting import CONTEXT, FORMAT, GENERAL, MODEL, SAMPLING, SERVER, Flag, Section
+
+__all__ = ["FURTHER", "OtherForms", "Questions"]
+
+
+def key_lines(text: str) -> tuple[str, ...]:
+    """The lines of a file that are neither empty nor comments."""
+    keys = tuple(line for line in file_text(text).splitlines() if line and not line.startswith("#"))
+    if not keys:
+        raise ValueError(f"no key in {text!r}")
+    return keys
+
+
+def grammar_of(text: str) -> str:
+    """The grammar of a JSON schema."""
+    # Only now: most starts need no grammar.
+    from pyctl.chat.schema import schema_grammar
+
+    try:
+        return schema_grammar(json.loads(text))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not a JSON schema: {error}") from error
+    except RequestError as error:
+        raise ValueError(str(error)) from error
+
+
+def grammar_of_file(text: str) -> str:
+    """The same of a file."""
+    return grammar_of(file_text(text))
+
+
+@dataclass(frozen=True)
+class Questions:
+    """What is answered instead of running."""
+
+    help: bool = GENERAL.flag(False, "-h --help --usage", "show this and exit")
+    version: bool = GENERAL.flag(False, "--version", "show the version and exit")
+    list_devices: bool = GENERAL.flag(False, "--list-devices", "show the devices that can hold a model and exit")
+    list_models: bool = GENERAL.flag(False, "-cl --cache-list", "show the models that -hf has fetched and exit")
+
+
+@dataclass(frozen=True)
+class OtherForms:
+    """Settled by `arguments`, which fills the settings with what these mean."""
+
+    mmap: bool = MODEL.flag(
+        True, "--mmap", "map the file into memory; older form of -lm", None, "LLAMA_ARG_MMAP", off="--no-mmap"
+    )
+    mlock: bool = MODEL.flag(False, "--mlock", "keep the model in RAM; older form of -lm", None, "LLAMA_ARG_MLOCK")
+    lora_unapplied: bool = MODEL.flag(False, "--lora-init-without-apply", "load adapters at scale 0")
+    n_ctx_per_seq: int = CONTEXT.flag(
+        0,
+        "--kv-unified-per-slot",
+        "tokens of each live sequence; without -c, the context is N for each",
+        integer(1),
+        "LLAMA_ARG_KV_UNIFIED_PER_SLOT",
+        shown="",
+    )
+    rope_scale: float = CONTEXT.flag(
+        1.0, "--rope-scale", "the context grows by N", number(1e-9), "LLAMA_ARG_ROPE_SCALE", shown=""
+    )
+    template_file: str = FORMAT.flag(
+        "",
+        "--chat-template-file",
+        "--chat-template from a file",
+        file_text,
+        "LLAMA_ARG_CHAT_TEMPLATE_FILE",
+        "FILE",
+    )
+    reasoning: str = FORMAT.flag(
+        "auto",
+        "-rea --reasoning",
+        "thinking: on, off or auto (the template decides)",
+        on_off_auto,
+        "LLAMA_ARG_REASONING",
+        "WHEN",
+    )
+    reasoning_effort: str = FORMAT.flag(
+        "default",
+        "--reasoning-effort",
+        "effort for the template, such as low or high; default = its own",
+        str,
+        "LLAMA_ARG_REASONING_EFFORT",
+        "LEVEL",
+        shown="",
+    )
+    reasoning_preserve: bool = FORMAT.flag(
+        True,
+        "--reasoning-preserve",
+        "tell the template to keep the thoughts of earlier replies, or not to",
+        None,
+        "LLAMA_ARG_REASONING_PRESERVE",
+        off="--no-reasoning-preserve",
+    )
+    jinja: bool = FORMAT.flag(
+        True, "--jinja", "templates are always rendered as Jinja", None, "LLAMA_ARG_JINJA", off="--no-jinja"
+    )
+    key_file: tuple[str, ...] = SERVER.flag(
+        (), "--api-key-file", "file with one key a line", key_lines, "LLAMA_ARG_API_KEY_FILE", "FILE"
+    )
+
+
+FURTHER: tuple[tuple[Section, Flag], ...] = (
+    (SAMPLING, Flag("--grammar-file", "the same from a file", file_text, metavar="FILE", dest="grammar")),
+    (
+        SAMPLING,
+        Flag("-j --json-schema", "JSON schema that replies must follow", grammar_of, metavar="SCHEMA", dest="grammar"),
+    ),
+    (SAMPLING, Flag("-jf --json-schema-file", "the same from a file", grammar_of_file, metavar="FILE", dest="grammar")),
+)
+"""Flags for a field whose class cannot know how to read them."""

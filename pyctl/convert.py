@@ -1,0 +1,159 @@
+"""What the text after a flag may be: text to value, with a ValueError that says what was expected."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+__all__ = [
+    "FALSE_WORDS",
+    "INT32_MAX",
+    "TRUE_WORDS",
+    "Convert",
+    "choice",
+    "directory",
+    "file_text",
+    "integer",
+    "integers",
+    "json_object",
+    "number",
+    "on_off",
+    "on_off_auto",
+    "printable",
+    "web_address",
+    "words",
+]
+
+Convert: TypeAlias = Callable[[str], Any]
+"""Text to value; the text of a ValueError says what was expected."""
+
+INT32_MAX = 2**31 - 1
+TRUE_WORDS = frozenset({"1", "on", "true", "enabled"})
+FALSE_WORDS = frozenset({"0", "off", "false", "disabled"})
+
+
+def integer(low: int | None = None, high: int = INT32_MAX, **named: int) -> Convert:
+    """Whole numbers within [low, high]; ``named`` are words that stand for one."""
+
+    def convert(text: str) -> int:
+        if text in named:
+            return named[text]
+        if not re.fullmatch(r"[+-]?[0-9]+", text):
+            raise ValueError(f"{text!r} is not a whole number" + "".join(f" or {word}" for word in named))
+        return int(_bounded(int(text), low, high))
+
+    return convert
+
+
+def number(low: float | None = None, high: float | None = None) -> Convert:
+    """Finite numbers within [low, high]."""
+
+    def convert(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise ValueError(f"{text!r} is not a number") from None
+        if not math.isfinite(value):
+            raise ValueError(f"{text!r} is not a finite number")
+        return _bounded(value, low, high)
+
+    return convert
+
+
+def _bounded(value: float, low: float | None, high: float | None) -> float:
+    if low is not None and value < low:
+        raise ValueError(f"{value} is too small, the least is {low}")
+    if high is not None and value > high:
+        raise ValueError(f"{value} is too large, the most is {high}")
+    return value
+
+
+def choice(*options: str) -> Convert:
+    """One of ``options``."""
+
+    def convert(text: str) -> str:
+        if text not in options:
+            raise ValueError(f"{text!r} is none of {', '.join(options)}")
+        return text
+
+    return convert
+
+
+def on_off_auto(text: str) -> str:
+    """``on``, ``off`` or ``auto``, also by llama-server's other words for them."""
+    if text in TRUE_WORDS:
+        return "on"
+    if text in FALSE_WORDS:
+        return "off"
+    return "auto" if text == "-1" else str(choice("on", "off", "auto")(text))
+
+
+def words(text: str) -> tuple[str, ...]:
+    """The parts of a comma-separated list, empty ones left out."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def on_off(text: str) -> bool:
+    """``on`` or ``off``, also by llama-server's other words for them."""
+    if text in TRUE_WORDS:
+        return True
+    if text in FALSE_WORDS:
+        return False
+    raise ValueError(f"{text!r} is none of on, off")
+
+
+def printable(text: str) -> str:
+    """Text that fits into a header."""
+    if not (text.isascii() and text.isprintable()):
+        raise ValueError("a key can only hold printable ASCII characters")
+    return text
+
+
+def directory(text: str) -> str:
+    """A directory, or a place where one can be made."""
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError:
+        raise ValueError(f"{text!r} names a home that does not exist") from None
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"{text!r} is not a directory")
+    return str(path)
+
+
+def integers(text: str) -> tuple[int, ...]:
+    """Whole numbers from 0 up, separated by commas."""
+    return tuple(int(integer(0)(part)) for part in text.split(","))
+
+
+def file_text(text: str) -> str:
+    """The contents of the UTF-8 file at ``text``."""
+    try:
+        return Path(text).expanduser().read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"{text!r} is not UTF-8 text") from None
+    except (OSError, RuntimeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "no such user"
+        raise ValueError(f"cannot read {text!r}: {reason}") from error
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """A JSON object."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError("not a JSON object")
+    return value
+
+
+def web_address(text: str) -> str:
+    """An http or https address; http where it does not say."""
+    address = (text if "://" in text else f"http://{text}").rstrip("/")
+    if not re.fullmatch(r"https?://[^/\s]+(/\S*)?", address):
+        raise ValueError(f"{text!r} is not an http or https address")
+    return address

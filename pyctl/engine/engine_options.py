@@ -1,0 +1,45 @@
+"""What the engine does with sequences and batches, as frozen settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyctl.cache.plan import MIN_BATCH
+from pyctl.convert import integer
+from pyctl.setting import CACHE, SERVER
+
+__all__ = ["EngineOptions"]
+
+
+def idle_seconds(text: str) -> int:
+    """Seconds from 1 up, or -1."""
+    if (value := int(integer(-1)(text))) == 0:
+        raise ValueError("0 is neither a time nor -1")
+    return value
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """``min_batch``: see plan.MIN_BATCH. ``min_step``: tokens between the sparse cuts of a long stretch, 0 for none.
+
+    ``exact``: reuse nothing that a cold run would not have computed the same way, generated text included.
+    """
+
+    min_batch: int = MIN_BATCH
+    min_step: int = CACHE.flag(
+        8192,
+        "-cms --checkpoint-min-step",
+        "tokens between snapshots within a long stretch",
+        integer(0),
+        "LLAMA_ARG_CHECKPOINT_MIN_SPACING_NT",
+    )
+    exact: bool = CACHE.flag(
+        False, "--exact", "never reuse generated text unevaluated", None, "PYCTL_EXACT", off="--no-exact"
+    )
+    sleep_seconds: int = SERVER.flag(
+        -1,
+        "--sleep-idle-seconds",
+        "unload the model after this long without a request, -1 = never",
+        idle_seconds,
+        metavar="SECONDS",
+    )

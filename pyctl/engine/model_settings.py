@@ -1,0 +1,322 @@
+"""The model file and the context that llama.cpp makes for it, as frozen settings."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from pyctl.convert import choice, integer, integers, number, on_off, on_off_auto, words
+from pyctl.errors import ConfigError
+from pyctl.setting import CONTEXT, MODEL, SERVER, Flag
+
+__all__ = ["CPU_EXPERTS", "KV_TYPES", "LOAD_MODES", "SPLIT_MODES", "ModelSettings", "experts_on_cpu"]
+
+KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+"""Types of the KV cache, by ggml's names in lower case."""
+
+SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
+LOAD_MODES = {"auto": -1, "none": 0, "mmap": 1, "mlock": 2, "mmap+mlock": 3, "dio": 4}
+ROPE_SCALING = {"none": 0, "linear": 1, "yarn": 2}
+"""With llama.cpp's numbers."""
+
+CPU_EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+"""Expert weights of any layer, as llama-server's --cpu-moe matches them."""
+
+DENSE_FFN = r"\.ffn_(up|down|gate)\."
+
+
+def experts_on_cpu(n_layers: int) -> tuple[tuple[str, str], ...]:
+    """Placements that keep the experts of the first ``n_layers`` layers on the CPU."""
+    return tuple((rf"blk\.{layer}{CPU_EXPERTS}", "CPU") for layer in range(n_layers))
+
+
+def proportions(text: str) -> tuple[float, ...]:
+    """Shares, separated by commas or slashes; one at least above 0."""
+    values = tuple(float(number(0.0)(part)) for part in re.split("[,/]+", text))
+    if not any(values):
+        raise ValueError("at least one proportion must be above 0")
+    return values
+
+
+def as_placements(text: str) -> tuple[tuple[str, str], ...]:
+    """``PATTERN=BUFFER,...``: regular expressions over names of tensors, and the buffer type where these go."""
+    found = []
+    for part in words(text):
+        pattern, equals, buffer = part.partition("=")
+        if not (pattern and equals and buffer):
+            raise ValueError(f"{part!r} is not of the form PATTERN=BUFFER")
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
+        found.append((pattern, buffer))
+    return tuple(found)
+
+
+def cpu_experts(text: str) -> tuple[tuple[str, str], ...]:
+    """Placements that keep the experts of the first N layers on the CPU."""
+    return experts_on_cpu(integer(0, 10_000)(text))
+
+
+def cpu_ffn(text: str) -> tuple[tuple[str, str], ...]:
+    """Placements that keep the dense feed-forward weights of the first N layers on the CPU."""
+    return tuple((rf"blk\.{layer}{DENSE_FFN}", "CPU") for layer in range(integer(0, 10_000)(text)))
+
+
+def as_metadata(text: str) -> tuple[tuple[str, int | float | bool | str], ...]:
+    """``KEY=TYPE:VALUE,...`` with the types int, float, bool and str, in llama.cpp's limits of 127 bytes."""
+    found: list[tuple[str, int | float | bool | str]] = []
+    for part in words(text):
+        match = re.fullmatch(r"([^=]{1,127})=(int|float|bool|str):(.{0,127})", part)
+        if match is None or not part.isascii():
+            raise ValueError(f"{part!r} is not of the form KEY=TYPE:VALUE with a type of int, float, bool or str")
+        key, kind, value = match.groups()
+        made: Any = value
+        if kind == "int":
+            made = integer(-(2**63), 2**63 - 1)(value)
+        elif kind == "float":
+            made = float(number()(value))
+        elif kind == "bool":
+            if value not in ("true", "false"):
+                raise ValueError(f"{value!r} is none of true, false")
+            made = value == "true"
+        found.append((key, made))
+    return tuple(found)
+
+
+def unscaled(text: str) -> tuple[tuple[str, float], ...]:
+    """Adapter files, separated by commas, each at full scale."""
+    return tuple((name, 1.0) for name in words(text))
+
+
+def scaled(text: str) -> tuple[tuple[str, float], ...]:
+    """``FILE:SCALE,...``."""
+    found = []
+    for part in words(text):
+        name, colon, scale = part.rpartition(":")
+        if not (name and colon):
+            raise ValueError(f"{part!r} is not of the form FILE:SCALE")
+        found.append((name, float(number()(scale))))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """The model file and the context that llama.cpp makes for it; counts are tokens or layers.
+
+    ``n_gpu_layers`` -1 means as many as fit, -2 all. ``placements`` are (regular expression over tensor names, buffer
+    type), the first match counts. With ``fit``, what was not given is made to fit: the context down to ``fit_ctx``
+    tokens, then the layers on the GPU, so that ``fit_target`` MiB stay free on each. ``metadata`` are (key, value),
+    ``lora`` are (file, scale). ``n_threads`` below 1 leaves the choice to llama.cpp, and ``n_threads_batch`` below 1
+    means the same number. ``n_ctx`` 0, ``rope_*`` 0 or empty, ``yarn_orig_ctx`` 0, the other ``yarn_*`` -1 and an empty
+    ``pooling`` mean the model's own value. ``tensor_split`` are proportions, empty for an even split. ``pooling`` is
+    none, mean, cls, last or rank, for ``embeddings`` only.
+    """
+
+    path: str = MODEL.flag("", "-m --model", "GGUF file to load", str, "LLAMA_ARG_MODEL", "FILE")
+    alias: tuple[str, ...] = MODEL.flag(
+        (), "-a --alias", "names for clients, comma-separated", words, "LLAMA_ARG_ALIAS", "NAMES"
+    )
+    n_gpu_layers: int = MODEL.flag(
+        -1,
+        "-ngl --gpu-layers --n-gpu-layers",
+        "layers on the GPU: a number, auto (-1) or all (-2)",
+        integer(-2, auto=-1, all=-2),
+        "LLAMA_ARG_N_GPU_LAYERS",
+    )
+    split_mode: str = MODEL.flag(
+        "layer",
+        "-sm --split-mode",
+        "how GPUs share the model: none, layer, row or tensor",
+        choice(*SPLIT_MODES),
+        "LLAMA_ARG_SPLIT_MODE",
+        "MODE",
+    )
+    tensor_split: tuple[float, ...] = MODEL.flag(
+        (), "-ts --tensor-split", "share of each GPU", proportions, "LLAMA_ARG_TENSOR_SPLIT", "N,N,..."
+    )
+    main_gpu: int = MODEL.flag(
+        0, "-mg --main-gpu", "the GPU of split modes none and row", integer(0), "LLAMA_ARG_MAIN_GPU"
+    )
+    load_mode: str = MODEL.flag(
+        "auto",
+        "-lm --load-mode",
+        f"how the file is read: {', '.join(LOAD_MODES)}",
+        choice(*LOAD_MODES),
+        "LLAMA_ARG_LOAD_MODE",
+        "MODE",
+    )
+    lazy_mode: str = MODEL.flag(
+        "auto",
+        "-lzm --lazy-mode",
+        "read some large tensors on demand: on, off or auto",
+        on_off_auto,
+        "LLAMA_ARG_LAZY_MODE",
+        "WHEN",
+    )
+    devices: tuple[str, ...] = MODEL.flag(
+        (),
+        "-dev --device",
+        "devices to use, comma-separated, none = only the CPU; --list-devices names them",
+        words,
+        "LLAMA_ARG_DEVICE",
+        "NAMES",
+    )
+    placements: tuple[tuple[str, str], ...] = MODEL.flag(
+        (),
+        "-ot --override-tensor",
+        "where tensors go whose names match; may be repeated",
+        as_placements,
+        "LLAMA_ARG_OVERRIDE_TENSOR",
+        "PATTERN=BUFFER,...",
+        many=True,
+        also=(
+            Flag(
+                "-cmoe --cpu-moe",
+                "keep all experts on the CPU",
+                None,
+                "LLAMA_ARG_CPU_MOE",
+                const=((CPU_EXPERTS, "CPU"),),
+                many=True,
+            ),
+            Flag(
+                "-ncmoe --n-cpu-moe",
+                "keep the experts of the first N layers on the CPU",
+                cpu_experts,
+                "LLAMA_ARG_N_CPU_MOE",
+                many=True,
+            ),
+            Flag(
+                "-ncffn --n-cpu-ffn",
+                "keep the dense feed-forward weights of the first N layers on the CPU",
+                cpu_ffn,
+                "LLAMA_ARG_N_CPU_FFN",
+                many=True,
+            ),
+        ),
+    )
+    fit: bool = MODEL.flag(
+        True, "-fit --fit", "fit what was not given into memory: on or off", on_off, "LLAMA_ARG_FIT", "WHEN"
+    )
+    fit_target: tuple[int, ...] = MODEL.flag(
+        (1024,), "-fitt --fit-target", "MiB to leave free on each GPU", integers, "LLAMA_ARG_FIT_TARGET", "MiB,..."
+    )
+    fit_ctx: int = MODEL.flag(
+        4096, "-fitc --fit-ctx", "context that fitting leaves at least", integer(1), "LLAMA_ARG_FIT_CTX"
+    )
+    metadata: tuple[tuple[str, int | float | bool | str], ...] = MODEL.flag(
+        (),
+        "--override-kv",
+        "metadata in place of the file's; types int, float, bool, str; may be repeated",
+        as_metadata,
+        metavar="KEY=TYPE:VALUE,...",
+        many=True,
+    )
+    check_tensors: bool = MODEL.flag(False, "--check-tensors", "look for invalid values in the weights")
+    repack: bool = MODEL.flag(
+        True, "--repack", "rearrange weights for the CPU", None, "LLAMA_ARG_REPACK", off="-nr --no-repack"
+    )
+    no_host: bool = MODEL.flag(
+        False, "--no-host", "no host buffers, which leaves room for extra ones", None, "LLAMA_ARG_NO_HOST"
+    )
+    numa: str = MODEL.flag(
+        "",
+        "--numa",
+        "distribute, isolate or numactl",
+        choice("distribute", "isolate", "numactl"),
+        "LLAMA_ARG_NUMA",
+        "TYPE",
+    )
+    lora: tuple[tuple[str, float], ...] = MODEL.flag(
+        (),
+        "--lora",
+        "LoRA adapters, comma-separated; may be repeated",
+        unscaled,
+        metavar="FILES",
+        many=True,
+        also=(Flag("--lora-scaled", "the same with scales", scaled, metavar="FILE:SCALE,...", many=True),),
+    )
+    n_ctx: int = CONTEXT.flag(
+        0, "-c --ctx-size", "tokens of context, 0 = what the model has", integer(0), "LLAMA_ARG_CTX_SIZE"
+    )
+    n_seqs: int = CONTEXT.flag(1, "-np --parallel", "live sequences", integer(1, **{"-1": 1}), "LLAMA_ARG_N_PARALLEL")
+    n_batch: int = CONTEXT.flag(
+        2048, "-b --batch-size", "tokens in one call of llama.cpp", integer(1), "LLAMA_ARG_BATCH"
+    )
+    n_ubatch: int = CONTEXT.flag(512, "-ub --ubatch-size", "tokens in one evaluation", integer(1), "LLAMA_ARG_UBATCH")
+    n_threads: int = CONTEXT.flag(
+        -1, "-t --threads", "CPU threads for generation, -1 = chosen", integer(), "LLAMA_ARG_THREADS"
+    )
+    n_threads_batch: int = CONTEXT.flag(
+        0, "-tb --threads-batch", "CPU threads for prompts, 0 = as many as -t", integer()
+    )
+    flash_attn: str = CONTEXT.flag(
+        "auto",
+        "-fa --flash-attn",
+        "flash attention: on, off or auto",
+        on_off_auto,
+        "LLAMA_ARG_FLASH_ATTN",
+        "WHEN",
+        bare="on",
+    )
+    type_k: str = CONTEXT.flag(
+        "f16",
+        "-ctk --cache-type-k",
+        f"type of K in the KV cache: {', '.join(KV_TYPES)}",
+        choice(*KV_TYPES),
+        "LLAMA_ARG_CACHE_TYPE_K",
+        "TYPE",
+    )
+    type_v: str = CONTEXT.flag(
+        "f16", "-ctv --cache-type-v", "type of V, likewise", choice(*KV_TYPES), "LLAMA_ARG_CACHE_TYPE_V", "TYPE"
+    )
+    offload_kqv: bool = CONTEXT.flag(
+        True,
+        "-kvo --kv-offload",
+        "keep the KV cache on the GPU",
+        None,
+        "LLAMA_ARG_KV_OFFLOAD",
+        off="-nkvo --no-kv-offload",
+    )
+    op_offload: bool = CONTEXT.flag(
+        True, "--op-offload", "host operations on the GPU for large batches", off="--no-op-offload"
+    )
+    swa_full: bool = CONTEXT.flag(False, "--swa-full", "sliding windows keep all tokens", None, "LLAMA_ARG_SWA_FULL")
+    rope_scaling: str = CONTEXT.flag(
+        "", "--rope-scaling", "none, linear or yarn", choice(*ROPE_SCALING), "LLAMA_ARG_ROPE_SCALING_TYPE", "TYPE"
+    )
+    rope_freq_base: float = CONTEXT.flag(
+        0.0, "--rope-freq-base", "base frequency", number(0.0), "LLAMA_ARG_ROPE_FREQ_BASE"
+    )
+    rope_freq_scale: float = CONTEXT.flag(
+        0.0, "--rope-freq-scale", "the context grows by 1/N", number(0.0), "LLAMA_ARG_ROPE_FREQ_SCALE"
+    )
+    yarn_orig_ctx: int = CONTEXT.flag(
+        0, "--yarn-orig-ctx", "context before YaRN", integer(0), "LLAMA_ARG_YARN_ORIG_CTX"
+    )
+    yarn_ext_factor: float = CONTEXT.flag(
+        -1.0, "--yarn-ext-factor", "extrapolation mix", number(), "LLAMA_ARG_YARN_EXT_FACTOR"
+    )
+    yarn_attn_factor: float = CONTEXT.flag(
+        -1.0, "--yarn-attn-factor", "attention scale", number(), "LLAMA_ARG_YARN_ATTN_FACTOR"
+    )
+    yarn_beta_slow: float = CONTEXT.flag(
+        -1.0, "--yarn-beta-slow", "high correction dimension", number(), "LLAMA_ARG_YARN_BETA_SLOW"
+    )
+    yarn_beta_fast: float = CONTEXT.flag(
+        -1.0, "--yarn-beta-fast", "low correction dimension", number(), "LLAMA_ARG_YARN_BETA_FAST"
+    )
+    embeddings: bool = SERVER.flag(False, "--embedding --embeddings", "serve embeddings", None, "LLAMA_ARG_EMBEDDINGS")
+    pooling: str = SERVER.flag(
+        "",
+        "--pooling",
+        "how embeddings are pooled: none, mean, cls, last or rank",
+        choice("none", "mean", "cls", "last", "rank"),
+        "LLAMA_ARG_POOLING",
+        "TYPE",
+    )
+
+    def __post_init__(self) -> None:
+        if self.flash_attn == "off" and "q" in self.type_v:
+            raise ConfigError(f"--cache-type-v {self.type_v} needs flash attention, which --flash-attn off forbids")

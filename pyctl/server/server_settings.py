@@ -1,0 +1,154 @@
+"""Where and to whom the server answers, and what a request gets that does not say otherwise."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from pyctl.convert import choice, directory, integer, words
+from pyctl.engine.model_settings import ModelSettings
+from pyctl.engine.sampling import Sampling
+from pyctl.errors import ConfigError
+from pyctl.setting import CACHE, FORMAT, SAMPLING, SERVER
+
+__all__ = ["Cors", "ListenSettings", "ServerSettings"]
+
+_LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+def address(text: str) -> str:
+    """One address."""
+    if len(addresses := words(text)) != 1:
+        raise ValueError(f"{text!r} is not one address")
+    return addresses[0]
+
+
+def existing_or_new(text: str) -> Path:
+    """A directory, or a place where one can be made."""
+    return Path(directory(text))
+
+
+def url_path(text: str) -> str:
+    """A path to serve below, without a slash at its end."""
+    if text and not re.fullmatch(r"(/[\w.~-]+)+", text):
+        raise ValueError(f"{text!r} is not a path such as /llm")
+    return text
+
+
+@dataclass(frozen=True)
+class ListenSettings:
+    """Where the server listens; ``host`` may be a UNIX socket, a path ending in .sock."""
+
+    host: str = SERVER.flag(
+        "127.0.0.1", "--host", "address to listen on, or a path ending in .sock", address, "LLAMA_ARG_HOST", "HOST"
+    )
+    port: int = SERVER.flag(8080, "--port", "port to listen on, 0 = any free one", integer(0, 65535), "LLAMA_ARG_PORT")
+    ssl_key_file: str = SERVER.flag("", "--ssl-key-file", "private key (PEM)", str, "LLAMA_ARG_SSL_KEY_FILE", "FILE")
+    ssl_cert_file: str = SERVER.flag("", "--ssl-cert-file", "certificate (PEM)", str, "LLAMA_ARG_SSL_CERT_FILE", "FILE")
+
+    def __post_init__(self) -> None:
+        if bool(self.ssl_key_file) != bool(self.ssl_cert_file):
+            raise ConfigError("--ssl-key-file and --ssl-cert-file need each other")
+
+
+@dataclass(frozen=True)
+class Cors:
+    """Pages of other origins: ``origins`` is ``*`` for all, ``localhost`` for pages of this machine, or a list.
+
+    Lists are separated by commas.
+    """
+
+    origins: str = SERVER.flag(
+        "*", "--cors-origins", "pages that may ask, or localhost", str, "LLAMA_ARG_CORS_ORIGINS", "LIST"
+    )
+    methods: str = SERVER.flag(
+        "GET, POST, DELETE, OPTIONS", "--cors-methods", "how they may ask", str, "LLAMA_ARG_CORS_METHODS", "LIST"
+    )
+    headers: str = SERVER.flag("*", "--cors-headers", "headers they may send", str, "LLAMA_ARG_CORS_HEADERS", "LIST")
+    credentials: bool = SERVER.flag(
+        True, "--cors-credentials", "with credentials", None, "LLAMA_ARG_CORS_CREDENTIALS", off="--no-cors-credentials"
+    )
+
+    def allowed(self, origin: str) -> str:
+        """The value of Access-Control-Allow-Origin for a page of ``origin``; empty for none."""
+        if self.origins == "*":
+            # A star would shut out requests with credentials, so the origin is named.
+            return origin if self.credentials else "*"
+        if self.origins == "localhost":
+            return origin if _host(origin) in _LOCAL else ""
+        return origin if origin in {each.strip() for each in self.origins.split(",")} else ""
+
+
+def _host(origin: str) -> str:
+    try:
+        return urlsplit(origin).hostname or ""
+    except ValueError:
+        return ""
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """What a request gets that does not say otherwise, and whom and what the server answers.
+
+    No ``api_keys`` means that everybody may ask. ``n_batch`` bounds the text around the gap in /infill. ``slots_debug``
+    adds prompts to /slots. ``n_batch`` and ``embeddings`` are the model's settings of these names.
+    """
+
+    sampling: Sampling = field(default_factory=Sampling)
+    n_predict: int = SAMPLING.flag(
+        -1, "-n --predict --n-predict", "tokens of a reply, -1 = no limit", integer(-1), "LLAMA_ARG_N_PREDICT"
+    )
+    cache_prompt: bool = CACHE.flag(
+        True, "--cache-prompt", "reuse earlier prompts", None, "LLAMA_ARG_CACHE_PROMPT", off="--no-cache-prompt"
+    )
+    reasoning_format: str = FORMAT.flag(
+        "auto",
+        "--reasoning-format",
+        "where thoughts go: auto, none, deepseek or deepseek-legacy",
+        choice("auto", "none", "deepseek", "deepseek-legacy"),
+        "LLAMA_ARG_THINK",
+        "FORMAT",
+    )
+    reasoning_budget: int = FORMAT.flag(
+        -1, "--reasoning-budget", "tokens of thinking, -1 = no limit, 0 = none", integer(-1), "LLAMA_ARG_THINK_BUDGET"
+    )
+    reasoning_budget_message: str = FORMAT.flag(
+        "",
+        "--reasoning-budget-message",
+        "what the model is made to say when that is used up",
+        str,
+        "LLAMA_ARG_THINK_BUDGET_MESSAGE",
+        "TEXT",
+    )
+    api_keys: tuple[str, ...] = SERVER.flag(
+        (), "--api-key", "keys that clients may use, comma-separated", words, "LLAMA_API_KEY", "KEYS", many=True
+    )
+    ping_seconds: int = SERVER.flag(
+        30,
+        "--sse-ping-interval",
+        "seconds of silence before a stream sends a comment, -1 = never",
+        integer(-1),
+        "LLAMA_ARG_SSE_PING_INTERVAL",
+    )
+    spm_infill: bool = SERVER.flag(False, "--spm-infill", "/infill puts what comes after the gap first")
+    api_prefix: str = SERVER.flag(
+        "", "--api-prefix", "path before all others", url_path, "LLAMA_ARG_API_PREFIX", "PATH"
+    )
+    show_slots: bool = SERVER.flag(True, "--slots", "serve /slots", None, "LLAMA_ARG_ENDPOINT_SLOTS", off="--no-slots")
+    show_metrics: bool = SERVER.flag(False, "--metrics", "serve /metrics", None, "LLAMA_ARG_ENDPOINT_METRICS")
+    change_props: bool = SERVER.flag(False, "--props", "allow POST /props", None, "LLAMA_ARG_ENDPOINT_PROPS")
+    slot_save_path: Path | None = SERVER.flag(  # noqa: RUF009
+        None, "--slot-save-path", "directory for saved sequences", existing_or_new, metavar="DIR"
+    )
+    embd_normalize: int = SERVER.flag(
+        2,
+        "--embd-normalize",
+        "norm of embeddings: -1 none, 0 int16 range, 1 taxicab, 2 Euclidean, p the p-norm",
+        integer(-1),
+    )
+    cors: Cors = field(default_factory=Cors)
+    n_batch: int = ModelSettings.n_batch
+    embeddings: bool = ModelSettings.embeddings
+    slots_debug: bool = False
