@@ -11,7 +11,7 @@ from pyctl.cache.persist import DiskPolicy
 from pyctl.cli.arguments import CommandSettings, parse_serve
 from pyctl.cli.assemble import Assembled, answer, assemble, found
 from pyctl.cli.logs import start_log
-from pyctl.engine.admin import CacheAdmin, EngineAdmin, SequenceAdmin
+from pyctl.engine.admin import EngineAdmin
 from pyctl.server.app import create_app
 from pyctl.server.lifecycle import LoadingApp, bind, serve
 from pyctl.server.service import Settings
@@ -74,10 +74,11 @@ class _Service:
 
 def _server_settings(settings: CommandSettings, made: Assembled) -> Settings:
     given = settings.server
+    admin = EngineAdmin(made.worker, made.engine)
     return Settings(
         **{item.name: getattr(given, item.name) for item in fields(given)},
         disk_policy=DiskPolicy.parse(settings.disk.disk_policy),
-        cache=CacheAdmin(made.worker, made.engine),
-        engine=EngineAdmin(made.worker, made.engine),
-        slots=SequenceAdmin(made.worker, made.engine),
+        cache=admin,
+        engine=admin,
+        slots=admin,
     )

@@ -20,48 +20,37 @@ from pyctl.engine.worker import Worker
 from pyctl.errors import PyctlError, RequestError, StateError
 from pyctl.prompt import Tokens
 
-__all__ = ["CacheAdmin", "EngineAdmin", "SequenceAdmin"]
+__all__ = ["EngineAdmin"]
+
+R = TypeVar("R")
 
 
 class EngineAdmin:
-    """Each call is done between two steps of the engine; the future holds its result. Any thread."""
+    """Shows and changes what the engine holds. Any thread; the future of each call holds its result.
+
+    Each call is done between two steps of the engine, those that change a sequence once it is idle. Numbers of
+    sequences wrap around, as in llama-server.
+    """
 
     def __init__(self, worker: Worker, engine: Engine) -> None:
         self._worker, self._engine = worker, engine
         self._last = EngineCounters()
+
+    # -- the engine --------------------------------------------------------------------------------------------------
 
     def stats(self) -> Future[EngineStats]:
         """The numbers of now; wakes nobody."""
         return self._worker.call(self._stats)
 
     def embed(self, tokens: Tokens) -> Future[NDArray[np.float32]]:
-        """The embeddings of ``tokens``, shape (1 or n, width); see Backend.embed for the errors."""
+        """The embeddings of ``tokens``, shape (1 or n, width); see Evaluator.embed for the errors."""
         return self._worker.call(lambda: self._engine.backend.embed(tokens), needs_model=True)
 
-    def _stats(self) -> EngineStats:
-        engine, snapshotter = self._engine, self._engine.snapshotter
-        total = replace(engine.counters)
-        before, self._last = self._last, total
-        recent = EngineCounters(
-            *(getattr(total, each.name) - getattr(before, each.name) for each in fields(EngineCounters))
-        )
-        view = view_of(snapshotter.cache, snapshotter.totals, snapshotter.disk)
-        return EngineStats(total, recent, len(engine.running), len(engine.queue), view)
-
-
-class CacheAdmin:
-    """Each call is done between two steps of the engine; the future holds its result. Any thread."""
-
-    def __init__(self, worker: Worker, engine: Engine) -> None:
-        self._worker, self._engine = worker, engine
+    # -- the cache ---------------------------------------------------------------------------------------------------
 
     def view(self) -> Future[CacheView]:
         """What the cache holds."""
         return self._worker.call(self._view)
-
-    def _view(self) -> CacheView:
-        snapshotter = self._engine.snapshotter
-        return view_of(snapshotter.cache, snapshotter.totals, snapshotter.disk)
 
     def pin(self, name: str, pinned: bool) -> Future[bool]:
         """Pin or unpin a snapshot by its id; False if there is none."""
@@ -71,22 +60,11 @@ class CacheAdmin:
         """Drop every snapshot that is not pinned; how many went. Live sequences stay."""
         return self._worker.call(self._engine.snapshotter.cache.clear)
 
+    # -- the sequences -----------------------------------------------------------------------------------------------
 
-R = TypeVar("R")
-
-
-class SequenceAdmin:
-    """Each call is done between two steps of the engine, those that change a sequence once it is idle. Any thread.
-
-    Numbers of sequences wrap around, as in llama-server.
-    """
-
-    def __init__(self, worker: Worker, engine: Engine) -> None:
-        self._worker, self._engine = worker, engine
-
-    def view(self) -> Future[tuple[SequenceView, ...]]:
-        """All sequences."""
-        return self._worker.call(lambda: tuple(self._view_of(seq) for seq in self._engine.sequences))
+    def sequences(self) -> Future[tuple[SequenceView, ...]]:
+        """All live sequences."""
+        return self._worker.call(lambda: tuple(self._sequence(seq) for seq in self._engine.sequences))
 
     def save(self, seq: int, path: Path) -> Future[SequenceFile]:
         """Write a sequence to ``path``; StateError if that fails."""
@@ -100,7 +78,22 @@ class SequenceAdmin:
         """Empty a sequence; how many tokens it held."""
         return self._when_idle(seq, self._erase)
 
-    def _view_of(self, seq: LiveSequence) -> SequenceView:
+    # -- on the engine's thread --------------------------------------------------------------------------------------
+
+    def _view(self) -> CacheView:
+        snapshotter = self._engine.snapshotter
+        return view_of(snapshotter.cache, snapshotter.totals, snapshotter.disk)
+
+    def _stats(self) -> EngineStats:
+        engine = self._engine
+        total = replace(engine.counters)
+        before, self._last = self._last, total
+        recent = EngineCounters(
+            *(getattr(total, each.name) - getattr(before, each.name) for each in fields(EngineCounters))
+        )
+        return EngineStats(total, recent, len(engine.running), len(engine.queue), self._view())
+
+    def _sequence(self, seq: LiveSequence) -> SequenceView:
         active = self._engine.last.get(seq.id)
         if active is None:
             return SequenceView(seq.id, seq.capacity, seq.busy)

@@ -13,7 +13,7 @@ import pytest
 
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.ram import RamCache
-from pyctl.engine.admin import CacheAdmin, EngineAdmin, SequenceAdmin
+from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_options import EngineOptions
 from pyctl.engine.fake import FakeBackend
@@ -43,7 +43,6 @@ class Bench:
         self.backend = FakeBackend("hybrid", n_seqs=n_seqs)
         self.engine = Engine(self.backend, RamCache(8, None), EngineOptions(exact=exact))
         self.worker = Worker(self.engine, INFO, sleep_seconds)
-        self.slots = SequenceAdmin(self.worker, self.engine)
         self.admin = EngineAdmin(self.worker, self.engine)
 
     def ask(self, prompt: Prompt, n: int = 8) -> Served:
@@ -99,8 +98,8 @@ def test_only_work_wakes_it(make: Any) -> None:
     bench = make(0.02)
     bench.wait_until(lambda: bench.worker.is_sleeping)
     result(bench.admin.stats())
-    result(bench.slots.view())
-    result(CacheAdmin(bench.worker, bench.engine).view())
+    result(bench.admin.sequences())
+    result(bench.admin.view())
     assert bench.worker.is_sleeping
     assert result(bench.admin.embed(as_tokens([3, 4]))).tolist() == [[7.0, 2.0]]
 
@@ -129,7 +128,7 @@ def test_it_sleeps_on_when_it_cannot_be_woken(make: Any) -> None:
     assert isinstance(event.error, UnavailableError)
     assert "no memory" in str(event.error)
     with pytest.raises(UnavailableError, match="no memory"):
-        result(bench.slots.erase(0))
+        result(bench.admin.erase(0))
     assert bench.worker.is_sleeping
     bench.backend.load = works
     assert len(bench.ask(PROMPT).tokens) == 8
@@ -146,10 +145,10 @@ def test_a_sleeping_engine_closes(make: Any) -> None:
 
 def test_slots_show_the_request_that_they_serve(make: Any) -> None:
     bench = make(n_seqs=2)
-    assert [view.task for view in result(bench.slots.view())] == [-1, -1]
+    assert [view.task for view in result(bench.admin.sequences())] == [-1, -1]
     handle = bench.worker.submit(request(PROMPT, 3000, sampling=ENDLESS))
-    bench.wait_until(lambda: any(view.n_predicted > 5 for view in result(bench.slots.view())))
-    (view,) = [view for view in result(bench.slots.view()) if view.busy]
+    bench.wait_until(lambda: any(view.n_predicted > 5 for view in result(bench.admin.sequences())))
+    (view,) = [view for view in result(bench.admin.sequences()) if view.busy]
     assert view.prompt == tuple(PROMPT.tokens.tolist())
     assert view.n_evaluated == 300
     assert view.n_tokens == 300 + len(view.reply)
@@ -157,7 +156,7 @@ def test_slots_show_the_request_that_they_serve(make: Any) -> None:
     stats = result(bench.admin.stats())
     assert (stats.n_processing, stats.n_waiting) == (1, 0)
     handle.cancel()
-    bench.wait_until(lambda: not any(view.busy for view in result(bench.slots.view())))
+    bench.wait_until(lambda: not any(view.busy for view in result(bench.admin.sequences())))
 
 
 def test_the_counters_count_what_was_served(make: Any) -> None:
@@ -177,11 +176,11 @@ def test_a_slot_is_saved_erased_and_restored(make: Any, tmp_path: Path) -> None:
     bench, other = make(), make()
     first = bench.ask(PROMPT)
     path = tmp_path / "a.bin"
-    saved = result(bench.slots.save(0, path))
+    saved = result(bench.admin.save(0, path))
     assert (saved.n_tokens, saved.n_bytes) == (307, path.stat().st_size)
-    assert result(bench.slots.erase(5)) == 307  # numbers wrap around
-    assert result(bench.slots.erase(0)) == 0
-    assert result(other.slots.restore(0, path)).n_tokens == 307
+    assert result(bench.admin.erase(5)) == 307  # numbers wrap around
+    assert result(bench.admin.erase(0)) == 0
+    assert result(other.admin.restore(0, path)).n_tokens == 307
     longer = Prompt.of([*PROMPT.tokens, *first.tokens[:-1], 7, 8, 9])
     reply = other.ask(longer)
     assert (reply.stats.source, reply.stats.n_cached) == ("live", 307)
@@ -195,7 +194,7 @@ def test_a_file_that_is_no_slot(make: Any, tmp_path: Path) -> None:
     (tmp_path / "bad").write_bytes(bytes(64))
     for name in ("bad", "missing"):
         with pytest.raises(RequestError, match="Unable to restore slot"):
-            result(bench.slots.restore(0, tmp_path / name))
+            result(bench.admin.restore(0, tmp_path / name))
     warm = bench.ask(PROMPT)
     assert warm.stats.source == "ram", "the conversation that was there went to the cache"
 
@@ -203,9 +202,9 @@ def test_a_file_that_is_no_slot(make: Any, tmp_path: Path) -> None:
 def test_a_busy_slot_is_saved_when_it_is_free(make: Any, tmp_path: Path) -> None:
     bench = make()
     handle = bench.worker.submit(request(PROMPT, 3000, sampling=ENDLESS))
-    bench.wait_until(lambda: result(bench.slots.view())[0].n_predicted > 0)
-    future = bench.slots.save(0, tmp_path / "a.bin")
-    result(bench.slots.view())
+    bench.wait_until(lambda: result(bench.admin.sequences())[0].n_predicted > 0)
+    future = bench.admin.save(0, tmp_path / "a.bin")
+    result(bench.admin.sequences())
     assert not future.done()
     handle.cancel()
     assert result(future).n_tokens >= 300
@@ -214,9 +213,9 @@ def test_a_busy_slot_is_saved_when_it_is_free(make: Any, tmp_path: Path) -> None
 def test_closing_ends_what_waits_for_a_slot(make: Any, tmp_path: Path) -> None:
     bench = make()
     bench.worker.submit(request(PROMPT, 3000, sampling=ENDLESS))
-    bench.wait_until(lambda: result(bench.slots.view())[0].n_predicted > 0)
-    future = bench.slots.save(0, tmp_path / "a.bin")
-    result(bench.slots.view())
+    bench.wait_until(lambda: result(bench.admin.sequences())[0].n_predicted > 0)
+    future = bench.admin.save(0, tmp_path / "a.bin")
+    result(bench.admin.sequences())
     bench.worker.close()
     with pytest.raises(UnavailableError):
         result(future)

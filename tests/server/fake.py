@@ -296,7 +296,7 @@ class FakeSlots:
         self.done: list[tuple[str, int, Path | None]] = []
         self.idle = idle
 
-    def view(self) -> Future[tuple[SequenceView, ...]]:
+    def sequences(self) -> Future[tuple[SequenceView, ...]]:
         request = Request(Prompt.of(list(b"hello")), max_tokens=9)
         busy = SequenceView(1, N_CTX, True, 7, request, 8, 2, 3, 4, tuple(b"hello"), tuple(b"a\nb"))
         return done_future((SequenceView(0, N_CTX, not self.idle), busy))

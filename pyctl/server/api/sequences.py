@@ -28,7 +28,7 @@ async def show(service: Service, request: Request) -> Response:
     """GET /slots; ``?fail_on_no_slot=1`` makes it 503 when all are busy."""
     if not service.settings.show_slots:
         raise NotSupportedError("This server does not support slots endpoint. Start it with `--slots`")
-    views = await asyncio.wrap_future(_slots(service).view())
+    views = await asyncio.wrap_future(_slots(service).sequences())
     if request.query_params.get("fail_on_no_slot") and all(view.busy for view in views):
         raise UnavailableError("no slot available")
     return JsonResponse([_slot(service, view) for view in views])
