@@ -10,7 +10,7 @@ from typing import Any
 from pyctl.chat.template import TemplateCapabilities
 from pyctl.errors import RequestError
 
-__all__ = ["check_messages", "fit_messages", "text_of"]
+__all__ = ["check_messages", "fit_messages", "text_of", "unreadable"]
 
 Message = dict[str, Any]
 
@@ -111,11 +111,16 @@ def _checked_content(content: object, at: str) -> str | list[str]:
     for index, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
         if kind != "text":
-            raise RequestError(f"{at}[{index}]: only parts of type text can be read, not {json.dumps(kind)[:80]}")
+            raise unreadable(f"{at}[{index}]", kind)
         if not isinstance(part.get("text"), str):
             raise RequestError(f"{at}[{index}].text must be a string")
         texts.append(part["text"])
     return texts
+
+
+def unreadable(at: str, kind: object) -> RequestError:
+    """What to raise for a part of a request that no text can be made of, such as an image."""
+    return RequestError(f"{at}: only parts of type text can be read, not {json.dumps(kind)[:80]}")
 
 
 def _checked_call(call: object, at: str) -> Message:

@@ -1,7 +1,8 @@
-"""JSON bodies."""
+"""The bytes of answers: JSON bodies, server-sent events, and what errors look like in both."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -20,11 +21,33 @@ from pyctl.errors import (
     UnavailableError,
 )
 
-__all__ = ["JsonResponse", "encode", "error_body", "error_event", "error_response", "http_exception"]
+__all__ = [
+    "PING",
+    "JsonResponse",
+    "encode",
+    "error_body",
+    "error_event",
+    "error_response",
+    "frame",
+    "http_exception",
+    "named_frames",
+]
 
 encode = msgspec.json.Encoder().encode
-
 """Any plain value to JSON bytes; infinities become null."""
+
+PING = b":\n\n"
+"""A comment, which tells clients that a silent stream is alive."""
+
+
+def frame(body: bytes) -> bytes:
+    """``body`` as one server-sent event."""
+    return b"data: " + body + b"\n\n"
+
+
+def named_frames(events: Iterable[dict[str, Any]]) -> bytes:
+    """``events`` as server-sent events that are named after their types."""
+    return b"".join(b"event: " + event["type"].encode() + b"\n" + frame(encode(event)) for event in events)
 
 
 class JsonResponse(Response):
@@ -66,7 +89,7 @@ def error_response(error: BaseException) -> Response:
 
 def error_event(error: BaseException) -> bytes:
     """``error`` as the last event of a stream that has begun."""
-    return b"data: " + encode(error_body(error)) + b"\n\n"
+    return frame(encode(error_body(error)))
 
 
 async def http_exception(request: Request, error: Exception) -> Response:

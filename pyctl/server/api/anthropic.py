@@ -31,15 +31,15 @@ from pyctl.server.api.openai import Identity
 from pyctl.server.api.token_counts import count
 from pyctl.server.body import parse_object
 from pyctl.server.generate.prepare import PreparedReply, prepare
-from pyctl.server.generate.reply import EventReply, named
+from pyctl.server.generate.reply import EventReply
 from pyctl.server.generate.respond import log_error, respond
 from pyctl.server.generation_body import ChatBody, ConversationBody
-from pyctl.server.http import JsonResponse, error_body
+from pyctl.server.http import JsonResponse, error_body, named_frames
 from pyctl.server.service import Service
 
 __all__ = ["MessageReply", "count_tokens", "error_response", "messages"]
 
-_PING = named([{"type": "ping"}])
+_PING = named_frames([{"type": "ping"}])
 
 
 def error_response(error: BaseException) -> Response:
@@ -61,7 +61,7 @@ class MessageReply(EventReply):
         return _PING
 
     def error_event(self, error: Exception) -> bytes:
-        return named([_error(error)])
+        return named_frames([_error(error)])
 
     def error_response(self, error: Exception) -> Response:
         return error_response(error)

@@ -17,6 +17,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
+from pyctl.chat.messages import unreadable
 from pyctl.errors import RequestError
 from pyctl.server.body import Body, Nested, items, json_object, others
 from pyctl.server.http import encode
@@ -190,7 +191,7 @@ def _split(role: str, blocks: list[_Block]) -> list[dict[str, Any]]:
         if kind == "text" or kind == "document":
             texts.append(_text(block))
         elif kind == "image":
-            raise _no_images()
+            raise unreadable("a block", kind)
         elif kind == "thinking" and block.thinking:
             thoughts.append(block.thinking)
         elif kind == "tool_use":
@@ -208,7 +209,7 @@ def _result(content: Any) -> str:
         return content if isinstance(content, str) else ""
     blocks = [_block(block, f"tool_result.content[{i}]") for i, block in enumerate(content)]
     if any(block.type == "image" for block in blocks):
-        raise _no_images()
+        raise unreadable("a block of a tool's result", "image")
     return "".join(_text(block) for block in blocks if block.type in ("text", "document"))
 
 
@@ -243,7 +244,3 @@ def _block(value: Any, at: str) -> _Block:
     if not isinstance(value, dict):
         raise RequestError(f"{at} must be an object")
     return _Block.of(value)
-
-
-def _no_images() -> RequestError:
-    return RequestError("this model reads text only: image blocks cannot be taken")

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pyctl.chat.messages import unreadable
 from pyctl.errors import NotSupportedError, RequestError
 from pyctl.prompt import Tokens, as_tokens
 from pyctl.server.body import EmbeddingsBody
@@ -116,11 +117,11 @@ def _tokens(service: Service, item: Any) -> Tokens:
 def _content(item: dict[str, Any]) -> Any:
     """The text of {"prompt_string": ...} or of {"content": ...}, a text or a list of text parts."""
     if item.get("multimodal_data"):
-        raise NotSupportedError("embeddings of images or sound are not supported")
+        raise NotSupportedError(str(unreadable("'input'", "multimodal_data")))
     content = item.get("content", item.get("prompt_string"))
     if not isinstance(content, list):
         return content
     for part in content:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise NotSupportedError("embeddings of anything but text are not supported")
+            raise NotSupportedError(str(unreadable("'input'", part)))
     return "".join(part["text"] for part in content)

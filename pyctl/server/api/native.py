@@ -7,8 +7,8 @@ from typing import Any
 from pyctl.engine.request import Done, Piece, Progress
 from pyctl.server.generate.payload import settings_json, timings_json
 from pyctl.server.generate.prepare import PreparedReply
-from pyctl.server.generate.reply import Reply, frame
-from pyctl.server.http import encode
+from pyctl.server.generate.reply import Reply
+from pyctl.server.http import encode, frame
 from pyctl.server.service import Service
 
 __all__ = ["NativeReply"]

@@ -8,12 +8,13 @@ from typing import Any
 
 from pyctl.chat.reasoning import CallDelta, ReplyDelta
 from pyctl.chat.reply_splitter import ParsedReply
+from pyctl.engine.backend import TopTokens
 from pyctl.engine.request import Done, Piece, Progress
 from pyctl.server.api.native import NativeReply
-from pyctl.server.generate.payload import TokenProbs, timings_json, usage_json
+from pyctl.server.generate.payload import timings_json, usage_json
 from pyctl.server.generate.prepare import PreparedReply
-from pyctl.server.generate.reply import Reply, frame
-from pyctl.server.http import encode
+from pyctl.server.generate.reply import Reply
+from pyctl.server.http import encode, frame
 from pyctl.server.service import Service
 from pyctl.text import random_id
 
@@ -71,7 +72,7 @@ class ChatReply(_OpenAIReply):
         self._open_reasoning = prepared.open_reasoning
         self._said_role = False
         self._called = False
-        self._held_probs: list[TokenProbs] = []
+        self._held_probs: list[TopTokens] = []
         self._before = b'{"choices":[{"finish_reason":null,"index":%d,"delta":' % self.index
         self._content_before = self._before + b'{"content":'
         self._reasoning_before = self._before + b'{"reasoning_content":'
@@ -168,7 +169,7 @@ class TextReply(_OpenAIReply):
         choice = {"text": self.text(), "index": self.index, "logprobs": logprobs, "finish_reason": _finish(done)}
         return self.body(choice, done)
 
-    def _chunk(self, text: str, probs: list[TokenProbs], extras: bytes) -> bytes:
+    def _chunk(self, text: str, probs: list[TopTokens], extras: bytes) -> bytes:
         logprobs = self.logprobs(probs) if probs else None
         choice = {"text": text, "index": self.index, "logprobs": logprobs, "finish_reason": None}
         return frame(b'{"choices":[' + encode(choice) + b"]" + self._tail + extras + b"}")

@@ -24,8 +24,8 @@ from pyctl.engine.sampling import Sampling
 from pyctl.server.api.responses_request import ResponseRequest, ResponsesBody, seal
 from pyctl.server.generate.payload import progress_json, timings_json
 from pyctl.server.generate.prepare import PreparedReply
-from pyctl.server.generate.reply import EventReply, named
-from pyctl.server.http import error_body
+from pyctl.server.generate.reply import EventReply
+from pyctl.server.http import error_body, named_frames
 from pyctl.server.service import Service
 from pyctl.text import random_id
 
@@ -48,13 +48,13 @@ class ResponseReply(EventReply):
         self._n_events = 0
 
     def ping(self) -> bytes:
-        return named([self._still()]) if self.begun else super().ping()
+        return named_frames([self._still()]) if self.begun else super().ping()
 
     def error_event(self, error: Exception) -> bytes:
         body = error_body(error)["error"]
         code, message = body["type"], body["message"]
         failure = {"error": {"code": code, "message": message}}
-        return named(
+        return named_frames(
             [
                 self._lifecycle("failed", "failed", failure),
                 self._event("error", code=code, message=message, param=None, error=body),
@@ -72,7 +72,7 @@ class ResponseReply(EventReply):
     def frames(self, events: list[dict[str, Any]]) -> bytes:
         if events:
             events[-1] |= self._timings()
-        return named(events)
+        return named_frames(events)
 
     def more(self, delta: ReplyDelta) -> list[dict[str, Any]]:
         events = []
@@ -129,7 +129,13 @@ class ResponseReply(EventReply):
     def _reason(self, text: str) -> list[dict[str, Any]]:
         events = []
         if not self._is_open("reasoning"):
-            item = {"id": _name("rs_"), "summary": [], "type": "reasoning", "content": [], "encrypted_content": ""}
+            item = {
+                "id": "rs_" + random_id(),
+                "summary": [],
+                "type": "reasoning",
+                "content": [],
+                "encrypted_content": "",
+            }
             events = self._add(item)
         self._texts.append(text)
         return [*events, self._event("response.reasoning_text.delta", **self._place(), delta=text)]
@@ -137,7 +143,7 @@ class ResponseReply(EventReply):
     def _say(self, text: str) -> list[dict[str, Any]]:
         events = []
         if not self._is_open("message"):
-            events = self._add({"content": [], "id": _name("msg_"), "role": "assistant", "type": "message"})
+            events = self._add({"content": [], "id": "msg_" + random_id(), "role": "assistant", "type": "message"})
             events.append(self._event("response.content_part.added", **self._place(), part=_text_part("")))
         self._texts.append(text)
         return [*events, self._event("response.output_text.delta", **self._place(), delta=text, logprobs=[])]
@@ -206,7 +212,7 @@ def _settings(body: ResponsesBody, sampling: Sampling, model: str) -> dict[str, 
     """What a response repeats of its request."""
     return {
         "created_at": int(time.time()),
-        "id": _name("resp_"),
+        "id": "resp_" + random_id(),
         "model": model,
         "object": "response",
         "error": None,
@@ -239,7 +245,3 @@ def _message(item: dict[str, Any]) -> dict[str, Any]:
 
 def _text_part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "annotations": [], "logprobs": [], "text": text}
-
-
-def _name(prefix: str) -> str:
-    return prefix + random_id()

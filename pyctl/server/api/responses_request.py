@@ -25,6 +25,7 @@ from typing import Annotated, Any
 
 from msgspec import field
 
+from pyctl.chat.messages import unreadable
 from pyctl.errors import NotSupportedError, RequestError
 from pyctl.server.body import Body, Nested, others
 from pyctl.server.response_store import ResponseStore
@@ -228,7 +229,7 @@ def _part(part: Any, at: str) -> dict[str, Any]:
             raise RequestError(f"{at}.{member} must be a string")
         return {"type": "text", "text": part[member]}
     if kind in ("input_image", "input_file"):
-        raise RequestError(f"{at}: this model reads text only, it cannot take a part of type {kind}")
+        raise unreadable(at, kind)
     raise RequestError(f"{at}.type must be input_text or output_text")
 
 

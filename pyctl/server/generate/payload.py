@@ -5,25 +5,24 @@ from __future__ import annotations
 import codecs
 import ctypes
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from typing import Any
 
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.chat.cached_tokenizer import Tokenizer
+from pyctl.engine.backend import TopTokens
 from pyctl.engine.request import Done, Progress, Request, Timings
+from pyctl.engine.sampling import Sampling
 from pyctl.server.generation_body import ReplyOptions
 
-__all__ = ["TokenProbs", "probs_json", "progress_json", "settings_json", "timings_json", "usage_json", "without_long"]
-
-TokenProbs = tuple[tuple[int, float], ...]
-
-"""(id, logprob or probability) of the sampled token, then of the most likely ones."""
+__all__ = ["probs_json", "progress_json", "settings_json", "timings_json", "usage_json", "without_long"]
 
 _LOWEST = -3.4028234663852886e38
 
 """Stands for minus infinity, which JSON does not have: the lowest float32."""
 
 
-def probs_json(probs: Iterable[TokenProbs], tokenizer: Tokenizer, after_sampling: bool = False) -> list[dict[str, Any]]:
+def probs_json(probs: Iterable[TopTokens], tokenizer: Tokenizer, after_sampling: bool = False) -> list[dict[str, Any]]:
     """One object per token, with ``top_logprobs`` inside; ``after_sampling``, with ``prob`` and ``top_probs``."""
     name, top = ("prob", "top_probs") if after_sampling else ("logprob", "top_logprobs")
     return [
@@ -97,42 +96,8 @@ def _ratio(value: float, by: float, factor: float = 1.0) -> float:
     return value * factor / by if by > 0 else 0.0
 
 
-_FLOATS = (
-    "temperature",
-    "dynatemp_range",
-    "dynatemp_exponent",
-    "top_p",
-    "min_p",
-    "top_n_sigma",
-    "xtc_probability",
-    "xtc_threshold",
-    "typical_p",
-    "repeat_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "dry_multiplier",
-    "dry_base",
-    "mirostat_tau",
-    "mirostat_eta",
-    "adaptive_target",
-    "adaptive_decay",
-)
-
-_PLAIN = (
-    "seed",
-    "top_k",
-    "repeat_last_n",
-    "dry_allowed_length",
-    "dry_penalty_last_n",
-    "dry_sequence_breakers",
-    "mirostat",
-    "ignore_eos",
-    "min_keep",
-    "grammar",
-    "grammar_lazy",
-    "samplers",
-    "post_sampling_probs",
-)
+_ELSEWHERE = frozenset({"logit_bias", "grammar_triggers", "grammar_prefill"})
+"""Members of Sampling that are shown in another form, or not at all."""
 
 _LONG = frozenset(
     ("stop", "logit_bias", "grammar", "grammar_lazy", "grammar_triggers", "preserved_tokens", "dry_sequence_breakers")
@@ -144,8 +109,7 @@ def settings_json(request: Request, options: ReplyOptions, generation_prompt: st
     sampling = request.sampling
     form = "deepseek" if options.reasoning_format in (None, "auto") else options.reasoning_format
     return {
-        **{name: getattr(sampling, name) for name in _PLAIN},
-        **{name: ctypes.c_float(getattr(sampling, name)).value for name in _FLOATS},  # llama-server has no doubles
+        **{item.name: _shown(getattr(sampling, item.name)) for item in fields(Sampling) if item.name not in _ELSEWHERE},
         "stop": request.stop,
         "max_tokens": request.max_tokens,
         "n_predict": request.max_tokens,
@@ -166,6 +130,10 @@ def settings_json(request: Request, options: ReplyOptions, generation_prompt: st
         "lora": [{"id": number, "scale": scale} for number, scale in options.lora],
         "cache_prompt": request.cache_prompt,
     }
+
+
+def _shown(value: Any) -> Any:
+    return ctypes.c_float(value).value if isinstance(value, float) else value  # llama-server has no doubles
 
 
 def without_long(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pyctl.chat.chat_format import ChatFormat
+from pyctl.chat.messages import unreadable
 from pyctl.errors import NotSupportedError, RequestError
 from pyctl.prompt import Prompt
 from pyctl.server.body import Body
@@ -46,7 +47,7 @@ def mixed(value: Any, name: str, n_vocab: int) -> list[str | int]:
 def _prompt(value: Any, chat: ChatFormat, n_vocab: int) -> tuple[Prompt, str | None]:
     if isinstance(value, dict):
         if value.get("multimodal_data"):
-            raise RequestError("prompts with images or sound are not supported")
+            raise unreadable("'prompt'", "multimodal_data")
         value = value.get("prompt_string")
     if isinstance(value, str):
         return chat.prompt_from_text(value), value

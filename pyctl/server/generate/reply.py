@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from typing import Any
 
 from starlette.responses import Response
 
 from pyctl.chat.reasoning import ReplyDelta
+from pyctl.engine.backend import TopTokens
 from pyctl.engine.request import Done, Piece, Progress, Timings
-from pyctl.server.generate.payload import TokenProbs, probs_json, progress_json, timings_json
+from pyctl.server.generate.payload import probs_json, progress_json, timings_json
 from pyctl.server.generate.prepare import PreparedReply
-from pyctl.server.http import encode, error_event, error_response
+from pyctl.server.http import PING, encode, error_event, error_response, named_frames
 from pyctl.server.service import Service
 
-__all__ = ["EventReply", "Reply", "frame", "named"]
-
-
-def frame(body: bytes) -> bytes:
-    """``body`` as one server-sent event."""
-    return b"data: " + body + b"\n\n"
+__all__ = ["EventReply", "Reply"]
 
 
 class Reply(ABC):
@@ -43,7 +38,7 @@ class Reply(ABC):
         self.n_predicted = 0
         self.texts: list[str] = []
         self.tokens: list[int] = []
-        self.probs: list[TokenProbs] = []
+        self.probs: list[TopTokens] = []
         self.progress: Progress | None = None
         self._first = 0.0
 
@@ -83,7 +78,7 @@ class Reply(ABC):
 
     def ping(self) -> bytes:
         """A sign of life for a silent stream."""
-        return b":\n\n"
+        return PING
 
     def error_event(self, error: Exception) -> bytes:
         """``error`` as the last event of a stream that has begun."""
@@ -97,11 +92,11 @@ class Reply(ABC):
         """What `keep` has seen."""
         return "".join(self.texts)
 
-    def logprobs(self, probs: list[TokenProbs]) -> dict[str, Any]:
+    def logprobs(self, probs: list[TopTokens]) -> dict[str, Any]:
         """``probs`` as the OpenAI endpoints write them."""
         return {"content": probs_json(probs, self.service.tokenizer, self.request.sampling.post_sampling_probs)}
 
-    def kept_probs(self, done: Done) -> list[TokenProbs]:
+    def kept_probs(self, done: Done) -> list[TopTokens]:
         """The probabilities of the tokens in `text`: those of a stop string are left out, as far as can be told."""
         if done.stop_type != "word":
             return self.probs
@@ -123,11 +118,6 @@ class Reply(ABC):
             cached, prompt_ms = self.progress.n_cached, self.progress.ms
         predicted_ms = (time.perf_counter() - self._first) * 1e3 if self.n_predicted else 0.0
         return Timings(cached, total - cached, prompt_ms, self.n_predicted, predicted_ms, 0.0, 0.0)
-
-
-def named(events: Iterable[dict[str, Any]]) -> bytes:
-    """``events`` as server-sent events that are named after their types."""
-    return b"".join(b"event: " + event["type"].encode() + b"\ndata: " + encode(event) + b"\n\n" for event in events)
 
 
 class EventReply(Reply):
@@ -165,16 +155,16 @@ class EventReply(Reply):
         events = self._begin()
         if self.options.return_progress:
             events = self.reported(events, progress)
-        return named(events)
+        return named_frames(events)
 
     def progress_frames(self, progress: Progress) -> bytes:
-        return named(self.reported([], progress))
+        return named_frames(self.reported([], progress))
 
     def piece_frames(self, piece: Piece) -> bytes:
-        return named(self._begin()) + self.frames(self._take(piece))
+        return named_frames(self._begin()) + self.frames(self._take(piece))
 
     def ended(self, done: Done) -> bytes:
-        return named(self._begin()) + self.frames(self._rest()) + named(self.close(done))
+        return named_frames(self._begin()) + self.frames(self._rest()) + named_frames(self.close(done))
 
     def keep(self, piece: Piece) -> None:
         self.n_predicted += len(piece.tokens)
@@ -186,7 +176,7 @@ class EventReply(Reply):
 
     def frames(self, events: list[dict[str, Any]]) -> bytes:
         """``events`` of one piece, as they are sent."""
-        return named(events)
+        return named_frames(events)
 
     def _begin(self) -> list[dict[str, Any]]:
         if self.begun:

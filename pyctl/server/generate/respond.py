@@ -169,10 +169,10 @@ class ReplyResponse:
         try:
             await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for run in self._replies:
-                run.handle.cancel()
+            for each in self._replies:
+                each.handle.cancel()
             if not work.done():
-                log_disconnect(path, [run.reply for run in self._replies])
+                log_disconnect(path, [each.reply for each in self._replies])
                 work.cancel()
             gone.cancel()
             await asyncio.wait((work, gone))
@@ -181,8 +181,8 @@ class ReplyResponse:
 
     async def _whole(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            finals = [await _finished(run) for run in self._replies]
-            bodies = [run.reply.whole(done) for run, done in zip(self._replies, finals, strict=True)]
+            finals = [await _finished(each) for each in self._replies]
+            bodies = [each.reply.whole(done) for each, done in zip(self._replies, finals, strict=True)]
             headers = cache_header(finals[0]) if len(finals) == 1 else {}
             response: Response = JsonResponse(self._combine(bodies), headers=headers)
             for done in finals:
@@ -213,17 +213,17 @@ class ReplyResponse:
 
     async def _batches(self, path: str) -> AsyncGenerator[bytes, None]:
         """What can be sent, as it comes; events that wait together are sent together. Raises what a Failed holds."""
-        async with aclosing(merged([run.handle for run in self._replies])) as found:
+        async with aclosing(merged([each.handle for each in self._replies])) as found:
             async for number, events in found:
                 frames: list[bytes] = []
-                for each in events:
-                    if isinstance(each, Failed):
+                for event in events:
+                    if isinstance(event, Failed):
                         if any(frames):
                             yield b"".join(frames)
-                        raise each.error
-                    frames.append(_frames(self._replies[number].reply, each))
-                    if isinstance(each, Done):
-                        log_done(path, each, self._text_of)
+                        raise event.error
+                    frames.append(_frames(self._replies[number].reply, event))
+                    if isinstance(event, Done):
+                        log_done(path, event, self._text_of)
                 yield b"".join(frames)
 
     async def _send(self, send: Send, body: bytes) -> None:
@@ -262,12 +262,12 @@ def _frames(reply: Reply, event: Progress | Piece | Done) -> bytes:
     return reply.progressed(event) if isinstance(event, Progress) else reply.ended(event)
 
 
-async def _finished(run: ActiveReply) -> Done:
+async def _finished(active: ActiveReply) -> Done:
     """Take in all events; raises what a Failed holds."""
     event: Event
-    async for event in run.handle:
+    async for event in active.handle:
         if isinstance(event, Piece):
-            run.reply.keep(event)
+            active.reply.keep(event)
         elif isinstance(event, Failed):
             raise event.error
         elif isinstance(event, Done):
