@@ -19,7 +19,7 @@ LAYERS = {
     "models": {"errors", "atomic_file"},
     "cache": {"prompt", "errors", "atomic_file"},
     "chat": {"prompt", "text", "errors", "atomic_file"},
-    "engine": {"cache", "prompt", "text", "errors", "atomic_file"},
+    "engine": {"cache", "models", "prompt", "text", "errors", "atomic_file"},
     "server": {"chat", "engine", "cache", "prompt", "text", "errors"},
     "terminal": {"chat", "engine", "prompt", "errors", "atomic_file"},
 }

@@ -49,15 +49,36 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(command: str, argv: Sequence[str]) -> int:
-    # Each command loads only what it needs.
+    # Help and mistakes end in the parsing, before what takes a while to import.
+    if command == "cache":
+        from pyctl.cli.cache_command import run_cache
+
+        return run_cache(argv)
+    from pyctl.cli.arguments import parse_chat, parse_serve
+
+    settings = parse_serve(argv) if command == "serve" else parse_chat(argv)
+    if settings.action != "run":
+        return _answer(settings.action)
     if command == "serve":
         from pyctl.cli.serve_command import run_serve
 
-        return run_serve(argv)
-    if command == "chat":
-        from pyctl.cli.chat_command import run_chat_command
+        return run_serve(settings)
+    from pyctl.cli.chat_command import chat
 
-        return run_chat_command(argv)
-    from pyctl.cli.cache_command import run_cache
+    return chat(settings)
 
-    return run_cache(argv)
+
+def _answer(action: str) -> int:
+    """Print the list that was asked for."""
+    if action == "models":
+        from pyctl.models.hub import cached_models
+
+        for name in cached_models():
+            print(name)
+        return 0
+    from pyctl.engine.llama import devices
+
+    for device in devices():
+        memory = f" ({device.total // 2**20} MiB, {(device.free or 0) // 2**20} MiB free)" if device.total else ""
+        print(f"{device.name}: {device.description}{memory}")
+    return 0

@@ -20,16 +20,16 @@ from pyctl.cache.ram import RamCache
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.replay import Replay
 from pyctl.chat.template import Template
-from pyctl.cli.arguments import Action, CommandSettings
+from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.logs import LoadProgress
 from pyctl.engine.engine import Engine
-from pyctl.engine.llama import Loaded, MemoryPlan, allocate, devices, load, reserve_pinned
+from pyctl.engine.llama import Loaded, MemoryPlan, allocate, load, reserve_pinned
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.worker import Worker
 from pyctl.errors import ConfigError
 from pyctl.models import HubSettings, builtin_model
 
-__all__ = ["Assembled", "answer", "assemble", "found"]
+__all__ = ["Assembled", "assemble", "found"]
 
 log = logging.getLogger("pyctl")
 
@@ -43,20 +43,6 @@ class Assembled:
     worker: Worker
     chat_format: ChatFormat
     engine: Engine
-
-
-def answer(action: Action) -> int:
-    """Print the list that is asked for."""
-    if action == "models":
-        from pyctl.models.hub import cached_models
-
-        for name in cached_models():
-            print(name)
-    else:
-        for device in devices():
-            memory = f" ({device.total // MIB} MiB, {(device.free or 0) // MIB} MiB free)" if device.total else ""
-            print(f"{device.name}: {device.description}{memory}")
-    return 0
 
 
 def found(model: ModelSettings, hub: HubSettings) -> ModelSettings:

@@ -8,11 +8,12 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pyctl.cache.disk.directory import CacheDirectory
-from pyctl.cache.disk.file_format import WORDS
-from pyctl.cache.disk.labels import Labels
 from pyctl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyctl.cache.disk.directory import CacheDirectory
 
 __all__ = ["run_cache"]
 
@@ -31,6 +32,9 @@ def run_cache(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     path = Path(arguments.kv_cache_dir).expanduser()
     if not path.is_dir():
         raise ConfigError(f"{path} is not a directory")
+    # Only now: --help needs none of it.
+    from pyctl.cache.disk.directory import CacheDirectory
+
     try:
         directory = CacheDirectory(path)
         try:
@@ -76,6 +80,9 @@ def _list(directory: CacheDirectory, _: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
+
+    from pyctl.cache.disk.file_format import WORDS
+    from pyctl.cache.disk.labels import Labels
 
     table = Table("id", "tokens", "MiB", "age", "last used", "hits", "", "text", box=None)
     for column in table.columns:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from pyctl.cli.arguments import CommandSettings, parse_chat
+from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.logs import start_log
 from pyctl.terminal.chat_backend import ChatBackend, LocalBackend
 from pyctl.terminal.interactive import run_chat
 
-__all__ = ["run_chat_command"]
+__all__ = ["chat", "chat_backend"]
 
 
-def run_chat_command(argv: Sequence[str]) -> int:
+def chat(settings: CommandSettings) -> int:
     """Chat until the input ends; returns the exit code."""
-    settings = parse_chat(argv)
-    if settings.action != "run":
-        from pyctl.cli.assemble import answer
-
-        return answer(settings.action)
     start_log(replace(settings.log, verbosity=min(settings.log.verbosity, 2)), settings.warnings)
     terminal = settings.terminal
     with chat_backend(settings) as backend:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
 from dataclasses import fields, replace
 
 from pyctl.cache.persist import DiskPolicy
-from pyctl.cli.arguments import CommandSettings, parse_serve
-from pyctl.cli.assemble import Assembled, answer, assemble, found
+from pyctl.cli.arguments import CommandSettings
+from pyctl.cli.assemble import Assembled, assemble, found
 from pyctl.cli.logs import start_log
 from pyctl.engine.admin import EngineAdmin
 from pyctl.server.app import create_app
@@ -21,11 +20,8 @@ __all__ = ["run_serve"]
 log = logging.getLogger("pyctl")
 
 
-def run_serve(argv: Sequence[str]) -> int:
+def run_serve(settings: CommandSettings) -> int:
     """Serve until a signal; returns the exit code."""
-    settings = parse_serve(argv)
-    if settings.action != "run":
-        return answer(settings.action)
     start_log(settings.log, settings.warnings)
     listen = settings.listen
     with bind(listen.host, listen.port) as sock:

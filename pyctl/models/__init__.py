@@ -10,7 +10,10 @@ from pyctl.convert import printable, web_address
 from pyctl.errors import ConfigError
 from pyctl.setting import HUB
 
-__all__ = ["HubSettings", "builtin_model"]
+__all__ = ["SPLIT_NAME", "HubSettings", "builtin_model", "split_names"]
+
+SPLIT_NAME = re.compile(r"^(.+)-([0-9]{5})-of-([0-9]{5})\.gguf$", re.IGNORECASE)
+"""A file of a model that is split: stem, number from 1, count."""
 
 
 def hub_name(text: str) -> str:
@@ -52,3 +55,10 @@ class HubSettings:
 def builtin_model() -> Path:
     """The built-in model: `qwen35` with four million parameters, trained to recall what it is told (docs/model.md)."""
     return Path(__file__).with_name("builtin.gguf")
+
+
+def split_names(name: str) -> list[str]:
+    """Names of all files of the model that ``name`` is a file of; itself alone if the model is not split."""
+    if (part := SPLIT_NAME.match(name)) is None:
+        return [name]
+    return [f"{part[1]}-{index:05d}-of-{part[3]}.gguf" for index in range(1, int(part[3]) + 1)]

@@ -26,7 +26,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 
 from pyctl.atomic_file import replacing
 from pyctl.errors import ConfigError
-from pyctl.models import HubSettings
+from pyctl.models import SPLIT_NAME, HubSettings, split_names
 
 __all__ = ["cached_models", "fetch"]
 
@@ -34,7 +34,6 @@ PREFERRED = ("Q4_K_M", "Q8_0")
 """Quants that are taken where none is asked for, as in llama-server."""
 COMPANIONS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
 """Parts of file names that belong to no model of their own."""
-PART = re.compile(r"^(.+)-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
 CONNECT_SECONDS = 10.0
 
 
@@ -58,7 +57,7 @@ def fetch(settings: HubSettings) -> Path:
         raise ConfigError(f"{repo} has not been fetched before, and {unreachable}")
     names = sorted(str(file.file_path.relative_to(revision.snapshot_path)) for file in revision.files)
     wanted = _choose(names, quant, settings.hf_file, f"what was fetched of {repo}")
-    if missing := [name for name in _parts(wanted) if name not in names]:
+    if missing := [name for name in split_names(wanted) if name not in names]:
         raise ConfigError(f"{missing[0]} of {repo} has not been fetched before, and {unreachable}")
     return revision.snapshot_path / wanted
 
@@ -68,7 +67,7 @@ def cached_models() -> list[str]:
     found = set()
     for repo, revision in _revisions():
         for file in revision.files:
-            part = PART.match(file.file_name)
+            part = SPLIT_NAME.match(file.file_name)
             if _is_model(file.file_name) and (part is None or int(part[2]) == 1):
                 stem = part[1] if part else file.file_name[: -len(".gguf")]
                 quant = re.search(r"[-.]([A-Za-z0-9_]+)$", stem)
@@ -81,7 +80,7 @@ def _download(repo: str, quant: str, settings: HubSettings) -> Path:
     with _refusals(repo):
         listed = HfApi(token=token).model_info(repo).siblings or []
         wanted = _choose([file.rfilename for file in listed], quant, settings.hf_file, repo)
-        paths = [hf_hub_download(repo, name, token=token) for name in _parts(wanted)]
+        paths = [hf_hub_download(repo, name, token=token) for name in split_names(wanted)]
     return Path(paths[0])
 
 
@@ -108,7 +107,7 @@ def _refusals(repo: str) -> Iterator[None]:
 
 def _choose(names: Sequence[str], quant: str, file: str, where: str) -> str:
     """The file to load, by llama-server's rules."""
-    models = [name for name in names if _is_model(name) and int((PART.match(name) or ("", "", "1"))[2]) == 1]
+    models = [name for name in names if _is_model(name) and int((SPLIT_NAME.match(name) or ("", "", "1"))[2]) == 1]
     if file:
         if file in names:
             return file
@@ -125,13 +124,6 @@ def _choose(names: Sequence[str], quant: str, file: str, where: str) -> str:
 def _is_model(name: str) -> bool:
     base = name.rpartition("/")[2]
     return base.endswith(".gguf") and not any(part in base for part in COMPANIONS)
-
-
-def _parts(name: str) -> list[str]:
-    """All files of the model that ``name`` is the first of."""
-    if (part := PART.match(name)) is None:
-        return [name]
-    return [f"{part[1]}-{index:05d}-of-{part[3]}.gguf" for index in range(1, int(part[3]) + 1)]
 
 
 def _cached(repo: str) -> CachedRevisionInfo | None:
@@ -158,7 +150,7 @@ def _fetch_url(url: str, offline: bool) -> Path:
     directory = (Path(base) if base else Path.home() / ".cache") / "pyctl" / "models" / digest
     if not name.endswith(".gguf"):
         raise ConfigError(f"{url} does not end in the name of a GGUF file")
-    for part in _parts(name):
+    for part in split_names(name):
         target = directory / part
         if target.exists():
             continue

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -13,6 +12,7 @@ from typing import Any
 from llama_cpp import llama_cpp as api
 
 from pyctl.errors import ModelError
+from pyctl.models import split_names
 
 __all__ = ["Device", "devices", "host_available", "host_total", "tensor_bytes"]
 
@@ -118,7 +118,7 @@ def _ggml() -> Any:
 def tensor_bytes(path: Path) -> Mapping[str, int]:
     """Bytes of each tensor, over all files of a split model. Raises ModelError."""
     sizes: dict[str, int] = {}
-    for part in _parts(path):
+    for part in map(path.with_name, split_names(path.name)):
         ggml = _ggml()
         head = ggml.gguf_init_from_file(str(part).encode(), _Params(True, None))
         if not head:
@@ -130,10 +130,3 @@ def tensor_bytes(path: Path) -> Mapping[str, int]:
         finally:
             ggml.gguf_free(head)
     return sizes
-
-
-def _parts(path: Path) -> list[Path]:
-    match = re.match(r"^(.*)-00001-of-(\d{5})\.gguf$", path.name)
-    if match is None:
-        return [path]
-    return [path.with_name(f"{match[1]}-{index:05d}-of-{match[2]}.gguf") for index in range(1, int(match[2]) + 1)]
