@@ -1,16 +1,19 @@
 // Registers KVState: unpacks Python objects, checks buffers, releases the GIL around the copies.
+#include "host_arena.h"
 #include "kv_state.h"
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <tuple>
+#include <utility>
+#include <vector>
 
 namespace py = pybind11;
 
 namespace {
 
-py::buffer_info bytes_of(const py::buffer & buffer, bool writable) {
+py::buffer_info contiguous_bytes(const py::buffer & buffer, bool writable) {
     py::buffer_info info = buffer.request(writable);
     py::ssize_t     step = info.itemsize;
     for (py::ssize_t i = info.ndim - 1; i >= 0; --i) {
@@ -22,9 +25,79 @@ py::buffer_info bytes_of(const py::buffer & buffer, bool writable) {
     return info;
 }
 
+uint8_t * data_of(const py::buffer_info & info) {
+    return static_cast<uint8_t *>(info.ptr);
+}
+
+size_t size_of(const py::buffer_info & info) {
+    return static_cast<size_t>(info.size) * static_cast<size_t>(info.itemsize);
+}
+
 // A kv_state and the buffers that its copies have yet to read or fill.
-struct bound_state {
-    bound_state(uintptr_t ctx, llama_seq_id seq) : state(reinterpret_cast<llama_context *>(ctx), seq) {}
+class bound_state {
+public:
+    bound_state(uintptr_t ctx, llama_seq_id seq)
+        : state(reinterpret_cast<llama_context *>(ctx), seq, host_arena::instance()) {}
+
+    ~bound_state() { state.finish(); }
+
+    const char * kind() const {
+        switch (state.kind()) {
+            case memory_kind::attention: return "attention";
+            case memory_kind::hybrid:    return "hybrid";
+            default:                     return "opaque";
+        }
+    }
+    const std::string & layout() const { return state.layout_text(); }
+    bool                is_async() const { return state.is_async(); }
+    size_t              rows_size(int64_t p0, int64_t p1) const { return state.rows_size(p0, p1); }
+    size_t              state_size(llama_seq_id seq) const { return state.state_size(seq); }
+    void                rewind(llama_seq_id seq, int64_t n) { state.rewind(seq, n); }
+    void                clear(llama_seq_id seq) { state.clear(seq); }
+
+    void save_rows(llama_seq_id seq, int64_t p0, int64_t p1, const py::buffer & out) {
+        copy(contiguous_bytes(out, true),
+             [&](uint8_t * data, size_t size) { state.save_rows(seq, p0, p1, data, size); });
+    }
+
+    void load_rows(llama_seq_id seq, int64_t p0, const std::vector<std::tuple<py::buffer, int64_t, int64_t>> & spans) {
+        std::vector<py::buffer_info> infos;
+        std::vector<row_span>        parts;
+        for (const auto & [buffer, first, last] : spans) {
+            infos.push_back(contiguous_bytes(buffer, false));
+            parts.push_back({ data_of(infos.back()), size_of(infos.back()), first, last });
+        }
+        without_gil([&] { state.load_rows(seq, p0, parts); });
+        for (py::buffer_info & info : infos) {
+            hold(std::move(info));
+        }
+    }
+
+    void save_state(llama_seq_id seq, int64_t n, const py::buffer & out) {
+        copy(contiguous_bytes(out, true), [&](uint8_t * data, size_t size) { state.save_state(seq, n, data, size); });
+    }
+
+    void load_state(llama_seq_id seq, int64_t n, const py::buffer & saved) {
+        copy(contiguous_bytes(saved, false),
+             [&](const uint8_t * data, size_t size) { state.load_state(seq, n, data, size); });
+    }
+
+    void finish() {
+        without_gil([&] { state.finish(); });
+        in_flight.clear();
+    }
+
+private:
+    // The copies touch no Python object; whoever calls keeps the buffers alive.
+    template <typename F> static void without_gil(const F & function) {
+        const py::gil_scoped_release release;
+        function();
+    }
+
+    template <typename F> void copy(py::buffer_info && info, const F & function) {
+        without_gil([&] { function(data_of(info), size_of(info)); });
+        hold(std::move(info));
+    }
 
     void hold(py::buffer_info && info) {
         if (state.is_async()) {
@@ -32,99 +105,25 @@ struct bound_state {
         }
     }
 
-    void finish() {
-        {
-            const py::gil_scoped_release release;
-            state.finish();
-        }
-        in_flight.clear();
-    }
-
-    ~bound_state() { state.finish(); }
-
     kv_state                     state;
     std::vector<py::buffer_info> in_flight;
 };
-
-size_t n_bytes(const py::buffer_info & info) {
-    return static_cast<size_t>(info.size) * static_cast<size_t>(info.itemsize);
-}
 
 }  // namespace
 
 void register_kv_state(py::module_ & m) {
     py::class_<bound_state>(m, "KVState")
         .def(py::init<uintptr_t, llama_seq_id>(), py::arg("ctx"), py::arg("seq") = 0)
-        .def_property_readonly("kind",
-                               [](const bound_state & self) {
-                                   switch (self.state.kind()) {
-                                       case memory_kind::attention: return "attention";
-                                       case memory_kind::hybrid:    return "hybrid";
-                                       default:                     return "whole";
-                                   }
-                               })
-        .def_property_readonly("layout", [](const bound_state & self) { return self.state.describe(); })
-        .def_property_readonly("layout_hash", [](const bound_state & self) { return self.state.layout(); })
-        .def_property_readonly("row_bytes", [](const bound_state & self) { return self.state.row_bytes(); })
-        .def_property_readonly("n_layers", [](const bound_state & self) { return self.state.n_layers(); })
-        .def_property_readonly("transposed", [](const bound_state & self) { return self.state.transposed(); })
-        .def_property_readonly("beside", [](const bound_state & self) { return self.state.is_async(); })
-        .def_property_readonly("is_async", [](const bound_state & self) { return self.state.is_async(); })
-        .def("n_rows", [](const bound_state & self, llama_seq_id seq) { return self.state.n_rows(seq); }, py::arg("seq"))
-        .def("ordered", [](const bound_state & self, llama_seq_id seq) { return self.state.ordered(seq); }, py::arg("seq"))
-        .def("rows_size", [](const bound_state & self, int64_t p0, int64_t p1) { return self.state.rows_size(p0, p1); },
-             py::arg("p0"), py::arg("p1"))
-        .def("save_rows",
-             [](bound_state & self, llama_seq_id seq, int64_t p0, int64_t p1, const py::buffer & out) {
-                 py::buffer_info info = bytes_of(out, true);
-                 {
-                     // The copies touch no Python object; `info` keeps the buffer alive.
-                     const py::gil_scoped_release release;
-                     self.state.save_rows(seq, p0, p1, static_cast<uint8_t *>(info.ptr), n_bytes(info));
-                 }
-                 self.hold(std::move(info));
-             },
-             py::arg("seq"), py::arg("p0"), py::arg("p1"), py::arg("out"))
-        .def("load_rows",
-             [](bound_state & self, llama_seq_id seq, int64_t p0, const std::vector<std::tuple<py::buffer, int64_t, int64_t>> & spans) {
-                 std::vector<py::buffer_info> infos;
-                 std::vector<row_span>        parts;
-                 infos.reserve(spans.size());
-                 for (const auto & [buffer, first, last] : spans) {
-                     infos.push_back(bytes_of(buffer, false));
-                     parts.push_back({ static_cast<const uint8_t *>(infos.back().ptr), n_bytes(infos.back()), first, last });
-                 }
-                 {
-                     const py::gil_scoped_release release;
-                     self.state.load_rows(seq, p0, parts);
-                 }
-                 for (py::buffer_info & info : infos) {
-                     self.hold(std::move(info));
-                 }
-             },
-             py::arg("seq"), py::arg("p0"), py::arg("spans"))
-        .def("state_size", [](const bound_state & self, llama_seq_id seq) { return self.state.state_size(seq); }, py::arg("seq"))
-        .def("save_state",
-             [](bound_state & self, llama_seq_id seq, int64_t n, const py::buffer & out) {
-                 py::buffer_info info = bytes_of(out, true);
-                 {
-                     const py::gil_scoped_release release;
-                     self.state.save_state(seq, n, static_cast<uint8_t *>(info.ptr), n_bytes(info));
-                 }
-                 self.hold(std::move(info));
-             },
-             py::arg("seq"), py::arg("n"), py::arg("out"))
-        .def("load_state",
-             [](bound_state & self, llama_seq_id seq, int64_t n, const py::buffer & data) {
-                 py::buffer_info info = bytes_of(data, false);
-                 {
-                     const py::gil_scoped_release release;
-                     self.state.load_state(seq, n, static_cast<const uint8_t *>(info.ptr), n_bytes(info));
-                 }
-                 self.hold(std::move(info));
-             },
-             py::arg("seq"), py::arg("n"), py::arg("data"))
-        .def("rewind", [](bound_state & self, llama_seq_id seq, int64_t n) { self.state.rewind(seq, n); }, py::arg("seq"), py::arg("n"))
-        .def("clear", [](bound_state & self, llama_seq_id seq) { self.state.clear(seq); }, py::arg("seq"))
+        .def_property_readonly("kind", &bound_state::kind)
+        .def_property_readonly("layout", &bound_state::layout)
+        .def_property_readonly("is_async", &bound_state::is_async)
+        .def("rows_size", &bound_state::rows_size, py::arg("p0"), py::arg("p1"))
+        .def("save_rows", &bound_state::save_rows, py::arg("seq"), py::arg("p0"), py::arg("p1"), py::arg("out"))
+        .def("load_rows", &bound_state::load_rows, py::arg("seq"), py::arg("p0"), py::arg("spans"))
+        .def("state_size", &bound_state::state_size, py::arg("seq"))
+        .def("save_state", &bound_state::save_state, py::arg("seq"), py::arg("n"), py::arg("out"))
+        .def("load_state", &bound_state::load_state, py::arg("seq"), py::arg("n"), py::arg("data"))
+        .def("rewind", &bound_state::rewind, py::arg("seq"), py::arg("n"))
+        .def("clear", &bound_state::clear, py::arg("seq"))
         .def("finish", &bound_state::finish);
 }

@@ -78,9 +78,10 @@ bool host_arena::open(size_t limit, size_t ahead) {
         if (region == MAP_FAILED) {
             return false;
         }
-        base_  = reinterpret_cast<uint8_t *>(rounded(reinterpret_cast<uintptr_t>(region), huge_page));
+        auto * const base = reinterpret_cast<uint8_t *>(rounded(reinterpret_cast<uintptr_t>(region), huge_page));
+        madvise(base, limit, MADV_HUGEPAGE);
         limit_ = limit;
-        madvise(base_, limit_, MADV_HUGEPAGE);
+        base_  = base;
         std::thread([this] { run(); }).detach();
     }
     ahead_ = std::min(std::max(ahead, ahead_), limit_);
@@ -106,7 +107,6 @@ void * host_arena::allocate(size_t size) {
                     free_.emplace(at + size, rest);
                 }
                 allocated_.emplace(at, size);
-                used_ += size;
                 changed_.notify_one();
                 return base_ + at;
             }
@@ -120,7 +120,6 @@ void * host_arena::allocate(size_t size) {
 void host_arena::free(void * data) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto                        it = allocated_.find(static_cast<uint8_t *>(data) - base_);
-    used_ -= it->second;
     insert_free(it->first, it->second);
     allocated_.erase(it);
 }
@@ -140,21 +139,12 @@ void host_arena::stop() {
 }
 
 size_t host_arena::contiguous(const void * data, size_t size) const {
-    const auto * at = static_cast<const uint8_t *>(data);
-    if (base_ == nullptr || at < base_ || at >= base_ + limit_) {
+    const auto *    at   = static_cast<const uint8_t *>(data);
+    const uint8_t * base = base_;
+    if (base == nullptr || at < base || at >= base + limit_) {
         return size;
     }
-    return std::min(size, slab - (at - base_) % slab);
-}
-
-size_t host_arena::n_ready() const {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return ready_;
-}
-
-size_t host_arena::n_used() const {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return used_;
+    return std::min(size, slab - (at - base) % slab);
 }
 
 // Makes one more slab ready; false when there is none to be had.

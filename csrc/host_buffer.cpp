@@ -60,11 +60,8 @@ void register_host_buffer(py::module_ & m) {
              py::call_guard<py::gil_scoped_release>())
         .def_static("open", [](size_t limit, size_t ahead) { return host_arena::instance().open(limit, ahead); },
                     py::arg("limit"), py::arg("ahead"))
-        .def_static("want", [](size_t bytes) { host_arena::instance().reserve(bytes); }, py::arg("bytes"))
         .def_static("reserve", [](size_t bytes) { host_arena::instance().reserve(bytes); }, py::arg("size"))
         .def_static("stop", [] { host_arena::instance().stop(); }, py::call_guard<py::gil_scoped_release>())
-        .def_static("ready", [] { return host_arena::instance().n_ready(); })
-        .def_static("used", [] { return host_arena::instance().n_used(); })
         .def_property_readonly("pinned", &host_buffer::pinned)
         .def("__len__", &host_buffer::size)
         .def_buffer([](host_buffer & self) {

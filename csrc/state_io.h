@@ -1,5 +1,5 @@
-// Moves bytes between the caller's buffers and llama.cpp's memory. Knows the order in which the library's memory
-// modules write and read themselves, and nothing of rows, positions or policy.
+// The streams in which the library's memory modules write and read themselves: plain bytes and tensor data, in an order
+// that only the library decides. Knows nothing of rows, positions or policy.
 #pragma once
 
 #include "transfer.h"
@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <cstring>
 #include <stdexcept>
-#include <string>
+#include <utility>
 #include <vector>
 
 // One step of such a stream: plain bytes (tensor == nullptr), or `size` bytes of a tensor from `offset` on.
@@ -21,6 +21,16 @@ struct io_step {
     size_t               size   = 0;
     std::vector<uint8_t> bytes;
 };
+
+// The plain bytes of `step` as a value; std::runtime_error if they are no T.
+template <typename T> T value_of(const io_step & step) {
+    if (step.tensor != nullptr || step.bytes.size() != sizeof(T)) {
+        throw std::runtime_error("llama.cpp wrote its state in an order this extension does not know");
+    }
+    T value;
+    std::memcpy(&value, step.bytes.data(), sizeof(T));
+    return value;
+}
 
 // Records what a memory module writes without moving any tensor data.
 class recorder : public llama_io_write_i {
@@ -35,11 +45,31 @@ private:
     size_t total = 0;
 };
 
-// Feeds a memory module with plain bytes written by us; `copies` brings tensor data from `src`, or, if it is null, none.
+// Puts plain bytes together for a memory module to read.
+class byte_writer {
+public:
+    void reserve(size_t size) { bytes.reserve(size); }
+
+    template <typename T> void put(const T & value) {
+        const auto * p = reinterpret_cast<const uint8_t *>(&value);
+        bytes.insert(bytes.end(), p, p + sizeof(T));
+    }
+    void put_all(const std::vector<uint8_t> & values) { bytes.insert(bytes.end(), values.begin(), values.end()); }
+
+    std::vector<uint8_t> take() { return std::move(bytes); }
+
+private:
+    std::vector<uint8_t> bytes;
+};
+
+// Feeds a memory module with plain bytes, and tensors with the `size` bytes at `src`, which `copies` brings there.
 class stream_reader : public llama_io_read_i {
 public:
-    stream_reader(std::vector<uint8_t> plain, transfer * copies, const uint8_t * src, size_t size)
-        : plain(std::move(plain)), copies(copies), src(src), left(size) {}
+    // The module finds its cells; no tensor data is moved.
+    explicit stream_reader(std::vector<uint8_t> plain) : plain(std::move(plain)) {}
+
+    stream_reader(std::vector<uint8_t> plain, transfer & copies, const uint8_t * src, size_t size)
+        : plain(std::move(plain)), copies(&copies), src(src), left(size) {}
 
     void   read(void * dst, size_t size) override;
     void   read_tensor(ggml_tensor * tensor, size_t offset, size_t size) override;
@@ -47,22 +77,8 @@ public:
 
 private:
     std::vector<uint8_t> plain;
-    size_t               at = 0;
-    transfer *           copies;
-    const uint8_t *      src;
-    size_t               left;
+    size_t               at     = 0;
+    transfer *           copies = nullptr;
+    const uint8_t *      src    = nullptr;
+    size_t               left   = 0;
 };
-
-template <typename T> void append(std::vector<uint8_t> & out, const T & value) {
-    const auto * p = reinterpret_cast<const uint8_t *>(&value);
-    out.insert(out.end(), p, p + sizeof(T));
-}
-
-template <typename T> T value_of(const io_step & step) {
-    if (step.tensor != nullptr || step.bytes.size() != sizeof(T)) {
-        throw std::runtime_error("llama.cpp wrote its state in an order this extension does not know");
-    }
-    T value;
-    std::memcpy(&value, step.bytes.data(), sizeof(T));
-    return value;
-}

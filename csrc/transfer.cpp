@@ -1,7 +1,5 @@
 #include "transfer.h"
 
-#include "host_arena.h"
-
 #include "llama-context.h"
 
 #include <algorithm>
@@ -34,28 +32,6 @@ ggml_backend_t backend_of(ggml_backend_sched_t scheduler, ggml_backend_dev_t dev
     return nullptr;
 }
 
-// Calls `copy(index of the first piece, how many, offset in a piece, bytes)` so that no call crosses two registered
-// ranges of host memory, with as many whole pieces in one call as possible.
-template <typename F> void each_contiguous(const copy_region & s, const uint8_t * host, const F & copy) {
-    const host_arena & arena = host_arena::instance();
-    for (size_t i = 0; i < s.count;) {
-        const uint8_t * at   = host + i * s.pitch;
-        const size_t    room = arena.contiguous(at, (s.count - i - 1) * s.pitch + s.size);
-        if (room >= s.size) {
-            const size_t whole = s.pitch > 0 ? std::min(s.count - i, (room - s.size) / s.pitch + 1) : 1;
-            copy(i, whole, size_t(0), s.size);
-            i += whole;
-            continue;
-        }
-        for (size_t done = 0; done < s.size;) {
-            const size_t part = arena.contiguous(at + done, s.size - done);
-            copy(i, size_t(1), done, part);
-            done += part;
-        }
-        ++i;
-    }
-}
-
 }  // namespace
 
 ggml_backend_buffer_t buffer_of(const ggml_tensor * tensor) {
@@ -76,42 +52,60 @@ ggml_tensor bytes_of(const ggml_tensor * tensor, size_t offset, size_t size) {
     return bytes;
 }
 
-transfer::transfer(llama_context * context, const std::vector<ggml_tensor *> & tensors, size_t staged) : ctx(context) {
+transfer::transfer(llama_context * context, const std::vector<ggml_tensor *> & tensors, size_t staged,
+                   const host_arena & pinned)
+    : ctx(context), pinned(pinned) {
     ggml_backend_dev_t device = only_device(tensors);
     if (device == nullptr) {
         return;
     }
-    compute                      = backend_of(ctx->get_sched(), device);
+    compute = backend_of(ctx->get_sched(), device);
     ggml_backend_dev_props props{};
     ggml_backend_dev_get_props(device, &props);
     if (compute == nullptr || !props.caps.async || !props.caps.events) {
         return;
     }
-    computed = ggml_backend_event_new(device);
-    copied   = ggml_backend_event_new(device);
+    computed.reset(ggml_backend_event_new(device));
+    copied.reset(ggml_backend_event_new(device));
     if (computed == nullptr || copied == nullptr) {
         return;
     }
-    copy_backend = ggml_backend_dev_init(device, nullptr);
+    copy_backend.reset(ggml_backend_dev_init(device, nullptr));
     if (copy_backend == nullptr || staged == 0) {
         return;
     }
-    stage_buffer = ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(device), staged);
+    stage_buffer.reset(ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(device), staged));
     if (stage_buffer != nullptr) {
-        stage.buffer = stage_buffer;
-        stage.data   = ggml_backend_buffer_get_base(stage_buffer);
+        stage.buffer = stage_buffer.get();
+        stage.data   = ggml_backend_buffer_get_base(stage_buffer.get());
         stage        = bytes_of(&stage, 0, staged);
     }
 }
 
 transfer::~transfer() {
-    if (copy_backend != nullptr) {
-        finish();
-        ggml_backend_free(copy_backend);
+    finish();
+}
+
+// Calls `copy(index of the first piece, how many, offset in a piece, bytes)` so that no call crosses from one registered
+// range of host memory into the next, with as many whole pieces in one call as possible.
+template <typename F>
+void transfer::each_contiguous(const copy_region & region, const uint8_t * host, const F & copy) const {
+    for (size_t i = 0; i < region.count;) {
+        const uint8_t * at   = host + i * region.pitch;
+        const size_t    room = pinned.contiguous(at, (region.count - i - 1) * region.pitch + region.size);
+        if (room >= region.size) {
+            const size_t whole = region.pitch > 0 ? std::min(region.count - i, (room - region.size) / region.pitch + 1) : 1;
+            copy(i, whole, size_t(0), region.size);
+            i += whole;
+            continue;
+        }
+        for (size_t done = 0; done < region.size;) {
+            const size_t part = pinned.contiguous(at + done, region.size - done);
+            copy(i, size_t(1), done, part);
+            done += part;
+        }
+        ++i;
     }
-    ggml_backend_buffer_free(stage_buffer);
-    ggml_backend_event_free(computed);
-    ggml_backend_event_free(copied);
 }
 
 void transfer::save_begin() {
@@ -119,8 +113,8 @@ void transfer::save_begin() {
         llama_synchronize(ctx);
         return;
     }
-    ggml_backend_event_record(computed, compute);
-    ggml_backend_event_wait(copy_backend, computed);
+    ggml_backend_event_record(computed.get(), compute);
+    ggml_backend_event_wait(copy_backend.get(), computed.get());
 }
 
 void transfer::save(const copy_region & from, uint8_t * dst) {
@@ -128,7 +122,7 @@ void transfer::save(const copy_region & from, uint8_t * dst) {
         const size_t offset = from.offset + i * from.stride + skip;
         uint8_t *    out    = dst + i * from.pitch + skip;
         if (is_async()) {
-            ggml_backend_tensor_get_2d_async(copy_backend, from.tensor, out, offset, size, count, from.stride, from.pitch);
+            ggml_backend_tensor_get_2d_async(copy_backend.get(), from.tensor, out, offset, size, count, from.stride, from.pitch);
             return;
         }
         for (size_t j = 0; j < count; ++j) {
@@ -140,25 +134,25 @@ void transfer::save(const copy_region & from, uint8_t * dst) {
 void transfer::save_staged(const std::vector<copy_region> & from, uint8_t * dst) {
     if (stage_buffer == nullptr) {
         save_begin();
-        for (const copy_region & s : from) {
-            save(s, dst);
-            dst += s.size;
+        for (const copy_region & region : from) {
+            save(region, dst);
+            dst += region.size;
         }
         load_end();  // what comes next may overwrite the tensors
         return;
     }
     // The stage is free again when its last content has left it.
-    ggml_backend_event_wait(compute, copied);
+    ggml_backend_event_wait(compute, copied.get());
     size_t at = 0;
-    for (const copy_region & s : from) {
-        const ggml_tensor source = bytes_of(s.tensor, s.offset, s.size);
-        ggml_tensor       target = bytes_of(&stage, at, s.size);
+    for (const copy_region & region : from) {
+        const ggml_tensor source = bytes_of(region.tensor, region.offset, region.size);
+        ggml_tensor       target = bytes_of(&stage, at, region.size);
         ggml_backend_tensor_copy_async(compute, compute, &source, &target);
-        at += s.size;
+        at += region.size;
     }
     save_begin();
     save({ &stage, 0, at }, dst);
-    ggml_backend_event_record(copied, copy_backend);
+    ggml_backend_event_record(copied.get(), copy_backend.get());
 }
 
 void transfer::load_begin() {
@@ -170,7 +164,7 @@ void transfer::load(const copy_region & to, const uint8_t * src) {
         const size_t    offset = to.offset + i * to.stride + skip;
         const uint8_t * in     = src + i * to.pitch + skip;
         if (is_async()) {
-            ggml_backend_tensor_set_2d_async(copy_backend, to.tensor, in, offset, size, count, to.stride, to.pitch);
+            ggml_backend_tensor_set_2d_async(copy_backend.get(), to.tensor, in, offset, size, count, to.stride, to.pitch);
             return;
         }
         for (size_t j = 0; j < count; ++j) {
@@ -181,13 +175,13 @@ void transfer::load(const copy_region & to, const uint8_t * src) {
 
 void transfer::load_end() {
     if (is_async()) {
-        ggml_backend_event_record(copied, copy_backend);
-        ggml_backend_event_wait(compute, copied);
+        ggml_backend_event_record(copied.get(), copy_backend.get());
+        ggml_backend_event_wait(compute, copied.get());
     }
 }
 
 void transfer::finish() {
     if (is_async()) {
-        ggml_backend_synchronize(copy_backend);
+        ggml_backend_synchronize(copy_backend.get());
     }
 }

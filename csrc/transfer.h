@@ -1,9 +1,12 @@
-// Copies between tensors of a context and host memory: beside the computation where one device holds everything and
-// offers a second stream, one after the other where not.
+// Copies between tensors of a context and host memory: asynchronous where one device holds everything and offers a
+// second stream, one after the other where not (several devices, or the host).
 //
-// Beside the computation nothing waits on the host: `save` and `load` put copies on a stream of their own, events order
-// it with the stream that computes, and `finish` waits. The host memory has to live until then.
+// Asynchronous copies wait for nothing on the host: `save` and `load` put them on a stream of their own, events order it
+// with the stream that computes, and `finish` waits. The host memory has to live until then.
 #pragma once
+
+#include "ggml_handles.h"
+#include "host_arena.h"
 
 #include "ggml-backend.h"
 #include "llama.h"
@@ -30,8 +33,9 @@ ggml_tensor bytes_of(const ggml_tensor * tensor, size_t offset, size_t size);
 
 class transfer {
 public:
-    // `tensors` is what will be copied; `staged` bytes of it at a time are copied by `save_staged`.
-    transfer(llama_context * ctx, const std::vector<ggml_tensor *> & tensors, size_t staged);
+    // `tensors` is what will be copied; `staged` bytes of it at a time are copied by `save_staged`. Host memory may lie
+    // in `pinned`, which no copy may cross from one registered range into the next.
+    transfer(llama_context * ctx, const std::vector<ggml_tensor *> & tensors, size_t staged, const host_arena & pinned);
     ~transfer();
 
     transfer(const transfer &)             = delete;
@@ -55,11 +59,14 @@ public:
     void finish();
 
 private:
-    llama_context *       ctx;
-    ggml_backend_t        compute      = nullptr;
-    ggml_backend_t        copy_backend         = nullptr;
-    ggml_backend_event_t  computed     = nullptr;
-    ggml_backend_event_t  copied       = nullptr;
-    ggml_backend_buffer_t stage_buffer = nullptr;
-    ggml_tensor           stage{};
+    template <typename F> void each_contiguous(const copy_region & region, const uint8_t * host, const F & copy) const;
+
+    llama_context *    ctx;
+    const host_arena & pinned;
+    ggml_backend_t     compute = nullptr;  // the scheduler's
+    event_handle       computed;
+    event_handle       copied;
+    buffer_handle      stage_buffer;  // on the device; null where nothing is staged
+    ggml_tensor        stage{};
+    backend_handle     copy_backend;  // null where copies are not asynchronous; goes first
 };

@@ -5,9 +5,9 @@ Positions are token counts, sizes bytes. Every call checks its ranges and sizes 
 ValueError with the reason; the sequence is unchanged then. Copies release the GIL. None of this is thread-safe: the
 thread that owns the context makes the calls.
 
-On a device that copies beside the computation, `save_*` and `load_*` only start the copies. They happen in the order of
-the calls and hold their buffers; evaluation comes before or after them as it was called. `KVState.finish` waits: only
-then can anybody else read what was saved or change what was loaded.
+Where `KVState.is_async`, `save_*` and `load_*` only start the copies. They happen in the order of the calls and keep
+their buffers alive; evaluation comes before or after them as it was called. Only after `KVState.finish` may anything
+else read what was saved or change what was loaded.
 """
 
 from __future__ import annotations
@@ -45,14 +45,6 @@ class HostBuffer:
     def stop() -> None:
         """Pin nothing more; call it before the process ends."""
 
-    @staticmethod
-    def ready() -> int:
-        """Bytes of the arena that are pinned."""
-
-    @staticmethod
-    def used() -> int:
-        """Bytes of the arena that are handed out."""
-
     def __init__(self, size: int, pinned: bool = True) -> None: ...
     @property
     def pinned(self) -> bool: ...
@@ -63,38 +55,20 @@ class KVState:
     """Rows and state inside the context at address ``ctx``.
 
     ``seq`` must hold at least one token: the layout is read from what llama.cpp writes for it. ``kind`` is
-    ``attention`` (rows only), ``hybrid`` (rows and a recurrent state) or ``whole`` (a memory of another kind, or one
+    ``attention`` (rows only), ``hybrid`` (rows and a recurrent state) or ``opaque`` (a memory of another kind, or one
     stream per sequence: no rows, and the state is llama.cpp's own of the whole sequence).
     """
 
     def __init__(self, ctx: int, seq: int = 0) -> None: ...
     @property
-    def kind(self) -> Literal["attention", "hybrid", "whole"]: ...
+    def kind(self) -> Literal["attention", "hybrid", "opaque", "whole"]: ...
     @property
     def layout(self) -> str:
         """Types and sizes of everything that is saved, as text; equal layouts may exchange blocks."""
 
     @property
-    def layout_hash(self) -> int: ...
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one token over all attention layers, without the block header."""
-
-    @property
-    def n_layers(self) -> int:
-        """Attention layers that keep rows."""
-
-    @property
-    def transposed(self) -> bool: ...
-    @property
     def is_async(self) -> bool:
         """Whether copies run beside the computation, so that `finish` has to be waited for."""
-
-    def n_rows(self, seq: int) -> int:
-        """The position after the last token of ``seq``."""
-
-    def ordered(self, seq: int) -> bool:
-        """Whether row i lies in cell i for all rows, as after a cold prefill of a lone sequence."""
 
     def rows_size(self, p0: int, p1: int) -> int:
         """Bytes of the block that holds rows [p0, p1)."""

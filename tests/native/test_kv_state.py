@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
+import re
+import struct
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from llama_cpp import llama_cpp as api
 
 from pyctl.engine.llama import LlamaBackend, Loaded
 from pyctl.errors import StateError
@@ -73,6 +77,14 @@ def assert_same(warm: dict[int, np.ndarray], cold: dict[int, np.ndarray]) -> Non
         assert np.abs(logits - cold[end]).max() == 0.0, f"logits at {end} differ"
 
 
+def library_state(backend: LlamaBackend) -> np.ndarray:
+    """llama.cpp's own copy of sequence 0: positions and rows in the order of their cells, and the recurrent state."""
+    found = np.empty(api.llama_state_seq_get_size(backend._ctx, 0), np.uint8)
+    pointer = found.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+    assert api.llama_state_seq_get_data(backend._ctx, pointer, found.size, 0) == found.size
+    return found
+
+
 def put_state(backend: LlamaBackend, n: int, states: dict[int, np.ndarray]) -> None:
     if backend.kind == "hybrid":
         backend.load_state(0, n, states[n])
@@ -90,12 +102,13 @@ def test_continued_rewound_and_restored_equal_cold(backend: LlamaBackend, data: 
 
     # Again, saving at the cuts: taking snapshots must not change a thing.
     backend.clear(0)
-    chain, states, start = [], {}, 0
+    chain, states, whole, start = [], {}, {}, 0
     for cut in cuts:
         before = [end for end in ends if start < end <= cut]
         assert_same(run(backend, tokens, before, start), cold)
         chain.append((backend.save_rows(0, start, cut), start, cut))
         states[cut] = backend.save_state(0, cut)
+        whole[cut] = library_state(backend)
         start = cut
     assert_same(run(backend, tokens, ends, start), cold)
 
@@ -111,7 +124,7 @@ def test_continued_rewound_and_restored_equal_cold(backend: LlamaBackend, data: 
     backend.rewind(0, keep)
     backend.load_rows(0, keep, [(rows, max(a, keep), b) for rows, a, b in chain if keep < b <= n])
     put_state(backend, n, states)
-    assert backend.ordered(0)
+    assert (library_state(backend) == whole[n]).all()
     assert_same(run(backend, tokens, ends, n), cold)
 
 
@@ -127,6 +140,45 @@ def test_a_chain_of_many_segments_equals_one_whole(backend: LlamaBackend) -> Non
     backend.rewind(0, 0)
     backend.load_rows(0, 0, [(whole, 0, 300), (whole, 300, N)])
     assert (backend.save_rows(0, 0, N) == whole).all()
+
+
+HEADER = struct.Struct("<4sIQqq32s")
+
+
+def fnv1a(text: str) -> int:
+    value = 0xCBF29CE484222325
+    for byte in text.encode():
+        value = (value ^ byte) * 0x100000001B3 % 2**64
+    return value
+
+
+@each_layout
+def test_blocks_have_the_bytes_that_files_hold(backend: LlamaBackend) -> None:
+    """csrc/block.h: files of earlier releases stay readable only as long as this does not change."""
+    run(backend, tokens_of(6), [40])
+    layout = re.fullmatch(
+        r"(attention|hybrid) ext=([01]) transposed=([01]) k=(\S+) v=(\S+) state=(\S*)", backend.layout
+    )
+    assert layout is not None
+    tensors = [tuple(map(int, part)) for part in re.findall(r"\d+:(\d+)x(\d+),", layout[4] + layout[5])]
+    assert layout[3] == ("1" if any(n_runs > 1 for _, n_runs in tensors) else "0")
+
+    first, last = 10, 30
+    n, block = last - first, backend.save_rows(0, first, last)
+    assert HEADER.unpack(block[:64].tobytes()) == (b"ROWS", 1, fnv1a(backend.layout), first, last, bytes(32))
+    single, at = backend.save_rows(0, 13, 14)[64:], 64
+    further_positions = [(12, 1)] if layout[2] == "1" else []
+    for row, n_runs in further_positions + tensors:
+        runs = block[at : at + n_runs * n * row].reshape(n_runs, n, row)
+        assert (runs[:, 3] == single[: n_runs * row].reshape(n_runs, row)).all()
+        single, at = single[n_runs * row :], at + runs.size
+    assert at == block.size
+    assert single.size == 0
+
+    if backend.kind == "hybrid":
+        state = backend.save_state(0, 40)
+        assert HEADER.unpack(state[:64].tobytes()) == (b"STAT", 1, fnv1a(backend.layout), 0, 40, bytes(32))
+        assert state.size == 64 + sum(map(int, layout[6].split(",")[:-1]))
 
 
 @one_hybrid
@@ -243,7 +295,7 @@ def test_more_rows_than_take_their_cells_at_a_time(open_model: Callable[..., Loa
     for start in range(0, n, backend.n_ubatch):
         backend.evaluate(0, tokens[start : start + backend.n_ubatch], start, output=False)
     parts = [(backend.save_rows(0, 0, cut), 0, cut), (backend.save_rows(0, cut, n), cut, n)]
-    whole, state = backend.save_rows(0, 0, n), backend.save_state(0, n)
+    whole, state, cells = backend.save_rows(0, 0, n), backend.save_state(0, n), library_state(backend)
     backend.evaluate(0, tokens[:64], n)
     cold = backend.logits(0)
     for keep in (0, 100):
@@ -251,7 +303,7 @@ def test_more_rows_than_take_their_cells_at_a_time(open_model: Callable[..., Loa
         spans = [(block, max(first, keep), last) for block, first, last in parts]
         backend.load_rows(0, keep, spans)
         backend.load_state(0, n, state)
-        assert backend.ordered(0)
+        assert (library_state(backend) == cells).all()
         assert (backend.save_rows(0, 0, n) == whole).all()
         backend.evaluate(0, tokens[:64], n)
         assert (backend.logits(0) == cold).all()

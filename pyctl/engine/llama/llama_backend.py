@@ -82,6 +82,11 @@ class LlamaBackend:
         return "opaque" if kind == "whole" else kind
 
     @property
+    def is_async(self) -> bool:
+        """Whether rows and states are copied beside the evaluation; one GPU has to hold them all for that."""
+        return self._memory.is_async
+
+    @property
     def layout(self) -> str:
         """What rows and states look like, as text."""
         return self._memory.layout
@@ -179,10 +184,6 @@ class LlamaBackend:
 
     def clear(self, seq: int) -> None:
         self._memory.clear(seq)
-
-    def ordered(self, seq: int) -> bool:
-        """Whether the rows of ``seq`` lie in the cells where a lone cold prefill would have put them."""
-        return self._memory.ordered(seq)
 
     def save_file(self, seq: int, path: Path, tokens: Tokens, ends: Sequence[int]) -> int:
         return save_file(self._ctx, seq, path, tokens, ends, self.identity)

@@ -1,0 +1,259 @@
+#include "attention_rows.h"
+
+#include "block.h"
+
+#include "llama-kv-cache.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace {
+
+// Rows are read into this sequence first and then handed over. It is never decoded, so it needs no recurrent cell.
+constexpr llama_seq_id scratch_seq = LLAMA_MAX_SEQ - 1;
+
+// How many rows take their cells at a time.
+constexpr int64_t rows_per_step = 8192;
+
+std::vector<std::vector<row_span>> in_steps(const std::vector<row_span> & spans) {
+    std::vector<std::vector<row_span>> steps;
+    int64_t                            room = 0;
+    for (row_span span : spans) {
+        const int64_t end = span.last;
+        while (span.first < end) {
+            if (room == 0) {
+                steps.emplace_back();
+                room = rows_per_step;
+            }
+            span.last = std::min(end, span.first + room);
+            steps.back().push_back(span);
+            room -= span.last - span.first;
+            span.first = span.last;
+        }
+    }
+    return steps;
+}
+
+}  // namespace
+
+attention_rows::attention_rows(llama_kv_cache & cache, const row_layout & layout, uint64_t hash, transfer & copies)
+    : cache(cache), layout(layout), row_bytes(layout.row_bytes()), hash(hash), copies(copies) {
+    join_planes(layout.k);
+    join_planes(layout.v);
+}
+
+// Joins tensors of one shape that lie at equal distances in one buffer.
+void attention_rows::join_planes(const std::vector<row_tensor> & tensors) {
+    const size_t n_cells = cache.get_size();
+    for (size_t i = 0; i < tensors.size();) {
+        const row_tensor & first  = tensors[i];
+        const auto         at     = [&](size_t j) { return static_cast<const uint8_t *>(tensors[j].tensor->data); };
+        const auto         stride = i + 1 < tensors.size() ? at(i + 1) - at(i) : 0;
+        size_t             n      = 1;
+        while (first.n_embd == 1 && stride > 0 && i + n < tensors.size() && tensors[i + n].row == first.row &&
+               buffer_of(tensors[i + n].tensor) == buffer_of(first.tensor) && at(i + n) - at(i + n - 1) == stride) {
+            ++n;
+        }
+        // Copies are checked against the size of the tensor, so this one has to reach to the end of the last.
+        const size_t size = at(i + n - 1) - at(i) + ggml_nbytes(tensors[i + n - 1].tensor);
+        plane        joined{ bytes_of(first.tensor, 0, size), first.row, n, n > 1 ? static_cast<size_t>(stride) : 0 };
+        if (first.n_embd > 1) {
+            joined.count  = first.n_embd;
+            joined.stride = n_cells * first.row;
+        }
+        planes.push_back(joined);
+        i += n;
+    }
+}
+
+int64_t attention_rows::end_of(llama_seq_id seq) const {
+    return cache.seq_pos_max(seq) + 1;
+}
+
+size_t attention_rows::size(int64_t p0, int64_t p1) const {
+    if (p0 < 0 || p1 <= p0) {
+        throw std::invalid_argument("rows " + range_text(p0, p1) + " are not a range");
+    }
+    return sizeof(block_header) + static_cast<size_t>(p1 - p0) * row_bytes;
+}
+
+std::vector<attention_rows::run> attention_rows::runs_of(llama_seq_id seq, int64_t p0, int64_t p1) const {
+    const llama_kv_cells & cells = cache.get_cells(seq);
+    std::vector<run>       runs;
+    int64_t                found = 0;
+    for (uint32_t cell = 0; cell < cells.size() && found < p1 - p0; ++cell) {
+        if (cells.is_empty(cell) || !cells.pos_in(cell, p0, p1) || !cells.seq_has(cell, seq)) {
+            continue;
+        }
+        const int64_t pos = cells.pos_get(cell);
+        ++found;
+        if (!runs.empty() && runs.back().cell + runs.back().count == cell && runs.back().pos + runs.back().count == pos) {
+            ++runs.back().count;
+        } else {
+            runs.push_back({ cell, pos, 1 });
+        }
+    }
+    if (found != p1 - p0) {
+        throw std::invalid_argument("sequence " + std::to_string(seq) + " holds " + std::to_string(found) + " of the " +
+                                    std::to_string(p1 - p0) + " rows " + range_text(p0, p1));
+    }
+    return runs;
+}
+
+// Calls `move(region, offset in a block of rows [p0, p1))` for positions [first, last) of every plane.
+template <typename F>
+void attention_rows::each_region(const std::vector<run> & runs, int64_t p0, int64_t p1, int64_t first, int64_t last,
+                                 const F & move) {
+    const size_t n  = static_cast<size_t>(p1 - p0);
+    size_t       at = sizeof(block_header) + n * layout.ext_bytes();
+    for (plane & plane : planes) {
+        for (const run & r : runs) {
+            const int64_t from = std::max(r.pos, first);
+            const int64_t to   = std::min(r.pos + r.count, last);
+            if (from < to) {
+                const copy_region region{ &plane.tensor, (r.cell + (from - r.pos)) * plane.row, (to - from) * plane.row,
+                                          plane.count,   plane.stride,                          n * plane.row };
+                move(region, at + (from - p0) * plane.row);
+            }
+        }
+        at += plane.count * n * plane.row;
+    }
+}
+
+void attention_rows::save(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size) {
+    const size_t needed = this->size(p0, p1);
+    if (size != needed) {
+        throw std::invalid_argument("rows " + range_text(p0, p1) + " need a buffer of " + std::to_string(needed) +
+                                    " bytes, not " + std::to_string(size));
+    }
+    const auto runs = runs_of(seq, p0, p1);
+    write_header(out, block_kind::rows, hash, p0, p1);
+    if (layout.has_ext) {
+        const auto & cells = cache.get_cells(seq);
+        uint8_t *    dst   = out + sizeof(block_header);
+        for (const run & r : runs) {
+            for (int64_t i = 0; i < r.count; ++i) {
+                const llama_kv_cell_ext ext = cells.ext_get(r.cell + i);
+                std::memcpy(dst + (r.pos + i - p0) * sizeof(ext), &ext, sizeof(ext));
+            }
+        }
+    }
+    copies.save_begin();
+    each_region(runs, p0, p1, p0, p1, [&](const copy_region & region, size_t at) { copies.save(region, out + at); });
+}
+
+void attention_rows::check_spans(int64_t p0, const std::vector<row_span> & spans) const {
+    int64_t at = p0;
+    for (const row_span & span : spans) {
+        const block_header header = read_header(span.data, span.size, block_kind::rows, hash);
+        if (span.size != size(header.p0, header.p1)) {
+            throw std::invalid_argument("a block of rows " + range_text(header.p0, header.p1) + " has " +
+                                        std::to_string(span.size) + " bytes, not " +
+                                        std::to_string(size(header.p0, header.p1)));
+        }
+        if (span.first != at || span.last <= span.first) {
+            throw std::invalid_argument("rows " + range_text(span.first, span.last) + " do not follow position " +
+                                        std::to_string(at));
+        }
+        if (span.first < header.p0 || span.last > header.p1) {
+            throw std::invalid_argument("rows " + range_text(span.first, span.last) + " are not inside the block " +
+                                        range_text(header.p0, header.p1));
+        }
+        at = span.last;
+    }
+}
+
+void attention_rows::load(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) {
+    check_spans(p0, spans);
+    if (spans.empty()) {
+        return;
+    }
+    if (end_of(seq) != p0) {
+        throw std::invalid_argument("sequence " + std::to_string(seq) + " ends at " + std::to_string(end_of(seq)) +
+                                    ", rows from " + std::to_string(p0) + " on cannot be appended");
+    }
+    if (spans.back().last > static_cast<int64_t>(cache.get_size())) {
+        throw std::invalid_argument(std::to_string(spans.back().last) + " rows do not fit a context of " +
+                                    std::to_string(cache.get_size()));
+    }
+    copies.load_begin();
+    // Taking cells costs the host some time per row: in steps, so that one step is copied while the next takes its cells.
+    try {
+        for (const std::vector<row_span> & step : in_steps(spans)) {
+            append(seq, step);
+        }
+    } catch (...) {
+        copies.finish();
+        cache.seq_rm(scratch_seq, -1, -1);
+        truncate(seq, p0);
+        throw;
+    }
+    copies.load_end();
+}
+
+void attention_rows::truncate(llama_seq_id seq, int64_t n) {
+    cache.seq_rm(seq, static_cast<llama_pos>(n), -1);
+}
+
+// Appends the rows of `spans`, which follow those that `seq` holds.
+void attention_rows::append(llama_seq_id seq, const std::vector<row_span> & spans) {
+    // The library reads whole sequences only. An empty one can be read in place; others take over from the scratch one.
+    const int64_t      p0     = spans.front().first;
+    const llama_seq_id target = p0 == 0 ? seq : scratch_seq;
+    claim_cells(target, spans);
+    const auto runs = runs_of(target, p0, spans.back().last);
+    for (const row_span & span : spans) {
+        const block_header header = read_header(span.data, span.size, block_kind::rows, hash);
+        each_region(runs, header.p0, header.p1, span.first, span.last,
+                    [&](const copy_region & region, size_t at) { copies.load(region, span.data + at); });
+    }
+    if (target == scratch_seq) {
+        cache.seq_cp(scratch_seq, seq, -1, -1);
+        cache.seq_rm(scratch_seq, -1, -1);
+    }
+}
+
+// Lets the library find cells for the spans' positions: it reads metadata of our own making and no data.
+void attention_rows::claim_cells(llama_seq_id seq, const std::vector<row_span> & spans) {
+    uint32_t n_cells = 0;
+    for (const row_span & span : spans) {
+        n_cells += static_cast<uint32_t>(span.last - span.first);
+    }
+    byte_writer plain;
+    plain.reserve(n_cells * (sizeof(llama_pos) + 2 * sizeof(uint32_t) + sizeof(llama_kv_cell_ext)) + 4096);
+    plain.put(uint32_t(1));  // streams
+    plain.put(n_cells);
+    for (const row_span & span : spans) {
+        const block_header header = read_header(span.data, span.size, block_kind::rows, hash);
+        for (int64_t pos = span.first; pos < span.last; ++pos) {
+            plain.put(static_cast<llama_pos>(pos));
+            plain.put(uint32_t(1));  // sequences of this cell
+            if (layout.has_ext) {
+                llama_kv_cell_ext ext;
+                std::memcpy(&ext, span.data + sizeof(block_header) + (pos - header.p0) * sizeof(ext), sizeof(ext));
+                plain.put(ext);
+            }
+            plain.put(seq);
+        }
+    }
+    plain.put(uint32_t(layout.v_transposed ? 1 : 0));
+    plain.put(static_cast<uint32_t>(layout.k.size()));
+    for (const row_tensor & part : layout.k) {
+        plain.put(part.type);
+        plain.put(uint64_t(part.row));
+    }
+    for (const row_tensor & part : layout.v) {
+        plain.put(part.type);
+        if (layout.v_transposed) {
+            plain.put(uint32_t(part.row));
+            plain.put(uint32_t(part.n_embd));
+        } else {
+            plain.put(uint64_t(part.row));
+        }
+    }
+    stream_reader reader(plain.take());
+    cache.state_read(reader, seq);
+}

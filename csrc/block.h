@@ -1,0 +1,46 @@
+// The bytes of a saved block. They go into files, so they never change under one version; numbers are little-endian.
+//
+// Every block begins with 64 bytes:
+//    0  char[4]  "ROWS" or "STAT"
+//    4  uint32   version of this format, 1
+//    8  uint64   hash of the layout's text (layout.h): bytes of another layout are refused
+//   16  int64    p0, the first position of the rows; 0 for a state
+//   24  int64    p1, the position after the last row; for a state, the position it stands at
+//   32  32 bytes, zero
+//
+// ROWS continues, with n = p1 - p0, with
+//   n llama_kv_cell_ext of 12 bytes, where the model gives tokens further positions,
+//   the n K rows of each layer, layer by layer,
+//   the n V rows of each layer, layer by layer; where V is transposed (no flash attention), a layer has one run of n
+//   elements per embedding dimension instead.
+// STAT continues with
+//   the recurrent tensors of one cell in the order in which the library writes them (hybrid), or
+//   what llama_state_seq_get_data wrote (opaque).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+enum class block_kind { rows, state };
+
+struct block_header {
+    char     magic[4];
+    uint32_t version;
+    uint64_t layout;
+    int64_t  p0;
+    int64_t  p1;
+    uint8_t  reserved[32];
+};
+static_assert(sizeof(block_header) == 64, "what follows the header stays aligned");
+static_assert(offsetof(block_header, layout) == 8 && offsetof(block_header, p0) == 16 && offsetof(block_header, p1) == 24,
+              "the header is part of the file format");
+
+// `data` has room for a header.
+void write_header(uint8_t * data, block_kind kind, uint64_t layout, int64_t p0, int64_t p1);
+
+// std::invalid_argument if the `size` bytes at `data` do not begin with a header of this kind and layout.
+block_header read_header(const uint8_t * data, size_t size, block_kind kind, uint64_t layout);
+
+// "[p0, p1)"
+std::string range_text(int64_t p0, int64_t p1);

@@ -1,0 +1,177 @@
+#include "layout.h"
+
+#include "llama-kv-cache.h"
+#include "llama-memory-hybrid.h"
+#include "llama-memory-recurrent.h"
+
+#include <stdexcept>
+#include <utility>
+
+static_assert(sizeof(llama_kv_cell_ext) == 12, "further positions are part of the file format, see block.h");
+
+namespace {
+
+uint64_t fnv1a(const std::string & text) {
+    uint64_t hash = 0xcbf29ce484222325ull;
+    for (const unsigned char c : text) {
+        hash = (hash ^ c) * 0x100000001b3ull;
+    }
+    return hash;
+}
+
+// Reads the steps of a sequence's attention rows one after the other.
+class step_cursor {
+public:
+    explicit step_cursor(const std::vector<io_step> & steps) : steps(steps) {}
+
+    bool done() const { return at >= steps.size(); }
+    void skip(size_t n) { at += n; }
+
+    template <typename T> T next() { return value_of<T>(steps.at(at++)); }
+
+    // Passes the data of one tensor, which must have `expected` bytes.
+    ggml_tensor * next_tensor(size_t expected) {
+        ggml_tensor * tensor = steps.at(at).tensor;
+        size_t        sum    = 0;
+        while (!done() && steps[at].tensor != nullptr) {
+            sum += steps[at++].size;
+        }
+        if (sum != expected) {
+            throw std::runtime_error("llama.cpp wrote attention rows of an unknown shape");
+        }
+        return tensor;
+    }
+
+private:
+    const std::vector<io_step> & steps;
+    size_t                       at = 0;
+};
+
+row_layout rows_of(const llama_kv_cache & cache, llama_seq_id seq) {
+    recorder stream;
+    cache.state_write(stream, seq);
+    row_layout  layout;
+    step_cursor steps(stream.steps);
+
+    layout.has_ext = cache.has_cell_ext();
+    steps.skip(1);  // the number of streams
+    const auto n_cells = steps.next<uint32_t>();
+    steps.skip(n_cells * (layout.has_ext ? 4 : 3));
+    layout.v_transposed = steps.next<uint32_t>() != 0;
+    const auto n_layers = steps.next<uint32_t>();
+    for (uint32_t i = 0; i < n_layers; ++i) {
+        row_tensor part{ nullptr, steps.next<int32_t>(), 0, 1 };
+        part.row    = steps.next<uint64_t>();
+        part.tensor = steps.next_tensor(n_cells * part.row);
+        layout.k.push_back(part);
+    }
+    while (!steps.done()) {
+        row_tensor part{ nullptr, steps.next<int32_t>(), 0, 1 };
+        if (layout.v_transposed) {
+            part.row    = steps.next<uint32_t>();
+            part.n_embd = steps.next<uint32_t>();
+        } else {
+            part.row = steps.next<uint64_t>();
+        }
+        part.tensor = steps.next_tensor(n_cells * part.per_token());
+        layout.v.push_back(part);
+    }
+    return layout;
+}
+
+recurrent_layout recurrent_of(const llama_memory_recurrent & memory, llama_seq_id seq) {
+    recorder stream;
+    memory.state_write(stream, seq);
+    recurrent_layout layout;
+    layout.steps = std::move(stream.steps);
+    if (layout.steps.size() < 3 || value_of<uint32_t>(layout.steps[0]) != 1) {
+        throw std::runtime_error("llama.cpp wrote a recurrent state of an unknown shape");
+    }
+    for (const io_step & step : layout.steps) {
+        layout.n_bytes += step.tensor != nullptr ? step.size : 0;
+    }
+    return layout;
+}
+
+// Fingerprints of files contain this text: it must stay as it is, the word "whole" for opaque memories included.
+std::string text_of(memory_kind kind, const row_layout & rows, const recurrent_layout & recurrent) {
+    const char * names[] = { "attention", "hybrid", "whole" };
+    std::string  text    = std::string(names[static_cast<int>(kind)]) + " ext=" + (rows.has_ext ? "1" : "0") +
+                       " transposed=" + (rows.v_transposed ? "1" : "0");
+    for (const auto * tensors : { &rows.k, &rows.v }) {
+        text += tensors == &rows.k ? " k=" : " v=";
+        for (const row_tensor & part : *tensors) {
+            text += std::to_string(part.type) + ":" + std::to_string(part.row) + "x" + std::to_string(part.n_embd) + ",";
+        }
+    }
+    text += " state=";
+    for (const io_step & step : recurrent.steps) {
+        if (step.tensor != nullptr) {
+            text += std::to_string(step.size) + ",";
+        }
+    }
+    return text;
+}
+
+}  // namespace
+
+memory_parts parts_of(llama_context * ctx) {
+    memory_parts   parts;
+    llama_memory_t memory = llama_get_memory(ctx);
+    if (auto * hybrid = dynamic_cast<llama_memory_hybrid *>(memory)) {
+        parts = { memory_kind::hybrid, hybrid->get_mem_attn(), hybrid->get_mem_recr() };
+    } else if (auto * cache = dynamic_cast<llama_kv_cache *>(memory)) {
+        parts = { memory_kind::attention, cache, nullptr };
+    }
+    // With one stream per sequence, rows cannot be handed from one sequence to another, as attention_rows does.
+    if (parts.attention != nullptr && parts.attention->get_n_stream() != 1) {
+        parts = {};
+    }
+    return parts;
+}
+
+size_t row_layout::ext_bytes() const {
+    return has_ext ? sizeof(llama_kv_cell_ext) : 0;
+}
+
+size_t row_layout::row_bytes() const {
+    size_t sum = ext_bytes();
+    for (const auto * tensors : { &k, &v }) {
+        for (const row_tensor & part : *tensors) {
+            sum += part.per_token();
+        }
+    }
+    return sum;
+}
+
+std::vector<ggml_tensor *> memory_layout::tensors() const {
+    std::vector<ggml_tensor *> found;
+    for (const auto * tensors : { &rows.k, &rows.v }) {
+        for (const row_tensor & part : *tensors) {
+            found.push_back(part.tensor);
+        }
+    }
+    for (const io_step & step : recurrent.steps) {
+        if (step.tensor != nullptr) {
+            found.push_back(step.tensor);
+        }
+    }
+    return found;
+}
+
+memory_layout layout_of(llama_context * ctx, const memory_parts & parts, llama_seq_id seq) {
+    memory_layout layout;
+    if (parts.attention != nullptr) {
+        if (parts.attention->seq_pos_max(seq) < 0) {
+            throw std::invalid_argument("sequence " + std::to_string(seq) + " is empty: evaluate one token first");
+        }
+        llama_synchronize(ctx);
+        layout.rows = rows_of(*parts.attention, seq);
+    }
+    if (parts.recurrent != nullptr) {
+        layout.recurrent = recurrent_of(*parts.recurrent, seq);
+    }
+    layout.text = text_of(parts.kind, layout.rows, layout.recurrent);
+    layout.hash = fnv1a(layout.text);
+    return layout;
+}

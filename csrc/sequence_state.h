@@ -1,0 +1,36 @@
+// What a sequence holds beside its rows, at one position, as bytes behind a block's header. There are two kinds; the
+// pending hidden state of a draft head would be a third, saved beside these and not within them.
+#pragma once
+
+#include "layout.h"
+#include "transfer.h"
+
+#include "llama.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+// Sizes are bytes without the header. Sequence ids and block headers are the caller's to check.
+class sequence_state {
+public:
+    virtual ~sequence_state() = default;
+
+    // The token count at which the state of `seq` stands.
+    virtual int64_t position(llama_seq_id seq) const = 0;
+
+    virtual size_t size(llama_seq_id seq) const = 0;
+
+    // The copies may be on their way when it returns, see transfer.h.
+    virtual void save(llama_seq_id seq, uint8_t * out, size_t size) = 0;
+
+    // Makes what was saved at `n` the state of `seq`. std::invalid_argument if the bytes do not fit.
+    virtual void load(llama_seq_id seq, int64_t n, const uint8_t * data, size_t size) = 0;
+};
+
+// The recurrent cell of a sequence. `memory` and `copies` must outlive it.
+std::unique_ptr<sequence_state> make_recurrent_state(llama_memory_recurrent & memory, const recurrent_layout & layout,
+                                                     transfer & copies);
+
+// The library's own state of the whole sequence, rows and all. A failed `load` leaves the sequence empty.
+std::unique_ptr<sequence_state> make_opaque_state(llama_context * ctx);
