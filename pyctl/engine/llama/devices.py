@@ -11,6 +11,7 @@ from typing import Any
 
 from llama_cpp import llama_cpp as api
 
+from pyctl.engine.llama.library import open_library
 from pyctl.errors import ModelError
 from pyctl.models import split_names
 
@@ -92,7 +93,7 @@ class _Params(ctypes.Structure):
 @cache
 def _ggml() -> Any:
     """The ggml that llama.cpp uses, with the types of what is called here."""
-    library = ctypes.CDLL(str(Path(str(api._base_path)) / "libggml.so"))
+    library = open_library("libggml.so")
     pointer, size = ctypes.c_void_p, ctypes.c_size_t
     signatures: dict[str, tuple[Any, list[Any]]] = {
         "ggml_backend_dev_count": (size, []),

@@ -1,4 +1,9 @@
-"""The library: loads llama.cpp and the extension, sends its log to ours, hands out memory that copies fast."""
+"""llama.cpp's libraries and the extension in this process, what llama.cpp says, and memory that devices copy fast.
+
+Importing this module loads the libraries and then the extension, once: the extension is not linked to them, its symbols
+are found because they were loaded before it with global visibility. Everything else here waits until it is called. Of
+the log and of the pinned memory there is one per process, as there is one llama.cpp; both may be used by any thread.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ import ctypes
 import logging
 import os
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +20,6 @@ from pathlib import Path
 import llama_cpp
 import numpy as np
 from llama_cpp import llama_cpp as api
-from llama_cpp import llama_cpp as bindings
 
 from pyctl.cache.snapshot import Block
 from pyctl.errors import LibraryMismatchError
@@ -22,28 +27,33 @@ from pyctl.errors import LibraryMismatchError
 __all__ = [
     "HostBuffer",
     "KVState",
+    "LibraryLog",
     "allocate",
     "build_version",
     "captured_log",
+    "check_versions",
     "last_log_error",
     "library_versions",
+    "open_library",
     "redirect_log",
     "reserve_pinned",
 ]
 
-REMEDY = (
-    "reinstall both: pip install --force-reinstall --no-cache-dir llama-cpp-python=={wanted}, "
-    "then pip install --force-reinstall --no-deps pyctl"
-)
+# -- libraries and extension -------------------------------------------------------------------------------------------
 
 LIBRARIES = {"llama.cpp": ("libllama.so", "llama_version"), "ggml": ("libggml-base.so", "ggml_version")}
+
+
+def open_library(name: str) -> ctypes.CDLL:
+    """One of the shared libraries that llama-cpp-python installed; its symbols are global from then on."""
+    return ctypes.CDLL(str(Path(str(api._base_path)) / name), mode=ctypes.RTLD_GLOBAL)
 
 
 def library_versions() -> dict[str, str]:
     """Versions of what is loaded: the bindings, libllama and libggml."""
     versions = {"llama-cpp-python": llama_cpp.__version__}
     for name, (library, symbol) in LIBRARIES.items():
-        function = getattr(_library(library), symbol)
+        function = getattr(open_library(library), symbol)
         function.restype = ctypes.c_char_p
         versions[name] = function().decode().removesuffix("-dev")
     return versions
@@ -57,12 +67,7 @@ def build_version() -> str:
     )
 
 
-def _library(name: str) -> ctypes.CDLL:
-    # The extension is not linked to the library: its symbols are found because this load makes them global.
-    return ctypes.CDLL(str(Path(str(bindings._base_path)) / name), mode=ctypes.RTLD_GLOBAL)
-
-
-def check(built: dict[str, str], loaded: dict[str, str]) -> None:
+def check_versions(built: dict[str, str], loaded: dict[str, str]) -> None:
     """Compare the versions the extension was built for with those that are loaded.
 
     Raises LibraryMismatchError that names both and what to reinstall.
@@ -70,8 +75,9 @@ def check(built: dict[str, str], loaded: dict[str, str]) -> None:
     for name, wanted in built.items():
         if loaded[name] != wanted:
             raise LibraryMismatchError(
-                f"pyctl's extension was built for {name} {wanted}, but {name} {loaded[name]} is loaded; "
-                + REMEDY.format(wanted=built["llama-cpp-python"])
+                f"pyctl's extension was built for {name} {wanted}, but {name} {loaded[name]} is loaded; reinstall "
+                f"both: pip install --force-reinstall --no-cache-dir llama-cpp-python=={built['llama-cpp-python']}, "
+                "then pip install --force-reinstall --no-deps pyctl"
             )
 
 
@@ -81,82 +87,98 @@ try:
     from pyctl import _core
 except ImportError as error:
     raise LibraryMismatchError(
-        f"pyctl's compiled extension cannot be loaded ({error}) beside {_loaded}; " + REMEDY.format(wanted="0.3.36")
+        f"pyctl's compiled extension cannot be loaded ({error}) beside {_loaded}; "
+        "reinstall both: pip install --force-reinstall --no-cache-dir pyctl"
     ) from error
 
-check(
+# The extension knows the versions of the headers that it was compiled with, which the pin file names.
+check_versions(
     {"llama-cpp-python": _core.BINDINGS_VERSION, "llama.cpp": _core.LLAMA_VERSION, "ggml": _core.GGML_VERSION},
     _loaded,
 )
 
 HostBuffer = _core.HostBuffer
-
 KVState = _core.KVState
+
+# -- what llama.cpp says -----------------------------------------------------------------------------------------------
+
+LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.INFO, 4: logging.WARNING}
+ERROR, CONTINUED = 4, 5
+"""ggml_log_level: none, debug, info, warn, error, and "continue the last line"."""
+
+FUNCTION = re.compile(r"^(\w+: )+")
+"""Names of functions that llama.cpp puts before its messages."""
 
 log = logging.getLogger("llama.cpp")
 
-# ggml_log_level: none, debug, info, warn, error, and "continue the last line".
-LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.INFO, 4: logging.WARNING}
 
-ERROR, CONTINUED = 4, 5
+class LibraryLog:
+    """Receives llama.cpp's messages: for the logger ``llama.cpp``, or for who captures them.
 
-FUNCTION = re.compile(r"^(\w+: )+")
+    Any thread may call anything. llama.cpp does not say who a message is for: what other threads make it say meanwhile
+    is captured, too, so captures take turns.
+    """
 
-"""Names of functions that llama.cpp puts before its messages."""
+    def __init__(self) -> None:
+        self._turn = threading.RLock()
+        self._lock = threading.Lock()
+        self._captured: list[str] | None = None
+        self._errors: list[str] = []
+        self._level = logging.DEBUG
+        self._callback = api.llama_log_callback(lambda level, text, _: self.receive(level, text))
 
-_errors: list[str] = []
+    def redirect(self) -> None:
+        """Receive everything that llama.cpp says from now on. It is logged one level quieter than it was said."""
+        api.llama_log_set(self._callback, ctypes.c_void_p(0))
 
-_captured: list[str] | None = None
+    def receive(self, level: int, text: bytes) -> None:
+        """One message of llama.cpp, or the rest of the last one."""
+        line = text.decode("utf-8", "replace").strip()
+        with self._lock:
+            if level != CONTINUED:
+                self._level = LEVELS.get(level, logging.DEBUG)
+            if not line:
+                return
+            if level == ERROR:
+                self._errors.append(line)
+            if self._captured is not None:
+                self._captured.append(line)
+                return
+            level = self._level
+        log.log(level, "%s", line)
 
-_level = logging.DEBUG
+    @contextmanager
+    def captured(self) -> Iterator[list[str]]:
+        """The lines that are said within the block, which go nowhere else. Waits while another thread captures."""
+        lines: list[str] = []
+        with self._turn:
+            before, self._captured = self._captured, lines
+            try:
+                yield lines
+            finally:
+                self._captured = before
 
-
-@api.llama_log_callback  # type: ignore[untyped-decorator]
-def _receive(level: int, text: bytes, _: ctypes.c_void_p) -> None:
-    global _level
-    line = text.decode("utf-8", "replace").strip()
-    if level != CONTINUED:
-        _level = LEVELS.get(level, logging.DEBUG)
-    if not line:
-        return
-    if level == ERROR:
-        _errors.append(line)
-    if _captured is None:
-        log.log(_level, "%s", line)
-    else:
-        _captured.append(line)
-
-
-def redirect_log() -> None:
-    """Send everything llama.cpp says to the logger ``llama.cpp``, one level quieter than it thinks it is."""
-    api.llama_log_set(_receive, ctypes.c_void_p(0))
-
-
-@contextmanager
-def captured_log() -> Iterator[list[str]]:
-    """The lines that llama.cpp says within the block, which go nowhere else. Not for two threads at once."""
-    global _captured
-    lines: list[str] = []
-    _captured = lines
-    try:
-        yield lines
-    finally:
-        _captured = None
+    def last_error(self, default: str) -> str:
+        """The first error since the last call, which is the cause of those after it; ``default`` if there was none."""
+        with self._lock:
+            errors, self._errors = self._errors, []
+        return FUNCTION.sub("", errors[0]) if errors else default
 
 
-def last_log_error(default: str) -> str:
-    """What llama.cpp complained about most recently, forgotten afterwards."""
-    text = FUNCTION.sub("", _errors[0]) if _errors else default
-    _errors.clear()
-    return text
+_library_log = LibraryLog()
 
+redirect_log, captured_log, last_log_error = (
+    _library_log.redirect,
+    _library_log.captured,
+    _library_log.last_error,
+)
+
+# -- pinned memory -----------------------------------------------------------------------------------------------------
 
 SLACK = 2**30
-
-"""What is ready or on its way to disk beside what the cache counts."""
+"""Bytes that are ready or on their way to disk beside what the cache counts."""
 
 AHEAD = 3 * 2**28
-
 """Bytes kept ready for the next snapshots: rows of a long stretch and some states."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -24,6 +25,8 @@ from pyctl.engine.model_settings import ModelSettings
 from pyctl.errors import ModelError, UnavailableError
 
 __all__ = ["Loaded", "load"]
+
+log = logging.getLogger(__name__)
 
 NUMA = {"distribute": 1, "isolate": 2, "numactl": 3}
 
@@ -65,8 +68,17 @@ def load(
         lambda backend: _fingerprint(path, backend, settings),
         (lambda model: _make_embedder(model, settings)) if settings.embeddings else None,
     )
+    if not backend.is_async:
+        _note_blocking_copies(plan)
     tokenizer = LlamaTokenizer(_load_vocabulary(path)) if keep_vocabulary else backend.tokenizer
     return Loaded(backend, tokenizer, _describe(path, backend, settings))
+
+
+def _note_blocking_copies(plan: MemoryPlan) -> None:
+    """Say once that copies of rows and states hold up the evaluation, where a GPU would make that unexpected."""
+    holders = [place.name for place in plan.places if place.usage.kv or place.usage.states]
+    if any(place.usage.kv or place.usage.states for place in plan.gpus):
+        log.warning("saving and restoring hold up evaluation: K, V and states lie on %s", " and ".join(holders))
 
 
 class _Source:

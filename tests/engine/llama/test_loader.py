@@ -11,8 +11,9 @@ import pytest
 from gguf import GGUFWriter
 from numpy.typing import NDArray
 
-from pyctl.engine.llama import Loaded, load
+from pyctl.engine.llama import Loaded, MemoryPlan, load, loader
 from pyctl.engine.llama.fit import dry_run
+from pyctl.engine.llama.memory import Place, Usage
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.errors import ModelError
 from pyctl.prompt import as_tokens
@@ -99,3 +100,12 @@ def test_a_dry_run_holds_no_weights(model_path: Callable[[str], Path]) -> None:
     with dry_run(ModelSettings(path=str(path))) as run:
         assert sum(run.tensors.values()) == pytest.approx(path.stat().st_size, rel=0.05)
         assert run.n_layers == SHAPES["tiny-hybrid"].num_layers
+
+
+def test_copies_that_hold_up_evaluation_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    gpus = [Place(f"CUDA{i}", True, Usage(weights=5, kv=3, states=1), 100) for i in range(2)]
+    host = Place("host", False, Usage(weights=5), 100)
+    for places, expected in (((*gpus, host), ["CUDA0 and CUDA1"]), ((host,), [])):
+        caplog.clear()
+        loader._note_blocking_copies(MemoryPlan(512, 1, 1.0, 1, places))
+        assert [message.split(" lie on ")[1] for message in caplog.messages] == expected
