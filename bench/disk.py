@@ -41,7 +41,7 @@ def engine_on(loaded: Loaded, directory: Path | None) -> Iterator[Engine]:
     tier = None
     if directory is not None:
         store = DiskStore(directory, loaded.info.fingerprint, None, space=allocate)
-        tier = DiskTier(store, DiskPolicy("full"), min_tokens=512, cold_max=10240)
+        tier = DiskTier(store, DiskPolicy("full"), cold_max=10240)
     loaded.backend.clear(0)
     engine = Engine(loaded.backend, RamCache(64, None), EngineOptions(), tier)
     try:

@@ -1,4 +1,9 @@
-"""The disk as the engine sees it: what it holds for a prompt, what belongs there, and the thread that writes."""
+"""The disk as the engine sees it: what it holds for a prompt, what belongs there, and the thread that writes.
+
+The engine's thread asks and offers, and never waits: what is stored is known in memory, and whatever needs the index, a
+lock that a writer holds, or the drive itself is done by the thread that writes. Only a snapshot that is restored is
+waited for, where evaluating would take longer.
+"""
 
 from __future__ import annotations
 
@@ -9,40 +14,34 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import TypeAlias
 
 from pyctl.cache.disk.chain import PendingSnapshot
-from pyctl.cache.disk.file_format import PROMPTS, WORDS
-from pyctl.cache.disk.labels import Labels
+from pyctl.cache.disk.file_format import PROMPTS
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.persist import DiskPolicy
-from pyctl.cache.recent import RecentFiles, RecentMatches, RecentPrompts
+from pyctl.cache.recent import DEFAULT_FILE_BYTES, RecentFiles, RecentMatches, RecentPrompts
 from pyctl.cache.snapshot import Prefix, PromptMatch, Segment, Snapshot
 
-__all__ = ["DiskTier", "DiskView", "WriteBehind", "Writer"]
+__all__ = ["DiskTier", "DiskView", "WriteBehind"]
 
 log = logging.getLogger(__name__)
 
-RETRY_SECONDS = 60.0
+TextOf: TypeAlias = Callable[[Sequence[int]], str]
 
+RETRY_SECONDS = 60.0
 """After the disk refused, it is left alone so long."""
 
 
-class Writer(Protocol):
-    """Where snapshots go."""
-
-    def write(self, snapshot: Snapshot) -> int:
-        """Store ``snapshot``; the bytes written, 0 if it was there. Raises OSError when the disk refuses."""
-
-
 class WriteBehind:
-    """A queue of at most ``limit`` snapshots, newest last; a full one gives up its oldest.
+    """A queue of at most ``limit`` snapshots, newest last, and the thread that hands them to ``write``.
 
-    A disk that is full or read-only is a warning once a minute; the server goes on from RAM.
+    A full queue gives up its oldest. ``write`` returns the bytes written; OSError, of a disk that is full or read-only,
+    is a warning once a minute; the server goes on from RAM. Nothing here is held by the thread while it writes.
     """
 
-    def __init__(self, writer: Writer, limit: int = 8) -> None:
-        self._writer = writer
+    def __init__(self, write: Callable[[Snapshot], int], limit: int = 8) -> None:
+        self._write_one = write
         self._limit = limit
         self._waiting: OrderedDict[Prefix, Snapshot] = OrderedDict()
         self._calls: deque[Callable[[], None]] = deque()
@@ -83,15 +82,20 @@ class WriteBehind:
             return self._changed.wait_for(lambda: not self._waiting and not self._calls and not self._busy, timeout)
 
     def close(self, timeout: float) -> bool:
-        """Flush, then stop the thread; what is left after ``timeout`` seconds is given up."""
-        done = self.flush(timeout)
+        """Flush, then stop the thread; False if it is still at work after ``timeout`` seconds.
+
+        What waits then is given up. What is being written goes on, and is cut off when the process ends: a temp file.
+        """
+        deadline = time.monotonic() + timeout
+        self.flush(timeout)
         with self._changed:
             self._closing = True
+            done = not self._waiting and not self._calls
             self._waiting.clear()
             self._calls.clear()
             self._changed.notify_all()
-        self._thread.join(timeout=1.0)
-        return done
+        self._thread.join(max(deadline - time.monotonic(), 0.1))
+        return done and not self._thread.is_alive()
 
     def _run(self) -> None:
         while True:
@@ -119,7 +123,7 @@ class WriteBehind:
         if time.monotonic() < self._resume_at:
             return
         try:
-            self.n_bytes += self._writer.write(snapshot)
+            self.n_bytes += self._write_one(snapshot)
         except OSError as error:
             self.n_failed += 1
             self._resume_at = time.monotonic() + RETRY_SECONDS
@@ -139,9 +143,12 @@ def copy_of(snapshot: Snapshot) -> Snapshot:
 
 
 FLUSH_SECONDS = 10.0
+"""How long closing may take."""
+
+REFRESH_SECONDS = 1.0
+"""How often to look for what other processes have written, while there are requests."""
 
 HEAD_TOKENS, TAIL_TOKENS = 12, 24
-
 """How much of a prefix people are shown."""
 
 
@@ -162,11 +169,44 @@ class DiskView:
     failed: int = 0
 
 
+class _SnapshotWriter:
+    """What the thread that writes does with a snapshot: stores it with words for people, and, since a process may be
+    killed, the prompts that led to it.
+    """
+
+    def __init__(
+        self,
+        store: DiskStore,
+        recent: RecentPrompts,
+        files: RecentFiles,
+        text_of: Callable[[Sequence[int]], str] | None,
+    ) -> None:
+        self._store, self._recent, self._files, self._text_of = store, recent, files, text_of
+
+    def write(self, snapshot: Snapshot) -> int:
+        n_bytes = self._store.write(snapshot, self._label(snapshot))
+        self.save_recent()
+        return n_bytes
+
+    def save_recent(self) -> None:
+        try:
+            self._files.save(self._recent.newest_first())
+        except OSError as error:
+            log.warning("the recent prompts could not be written: %s", error)
+
+    def _label(self, snapshot: Snapshot) -> str:
+        """How the prefix begins and ends."""
+        if self._text_of is None:
+            return ""
+        parts = (self._text_of(tokens) for tokens in (snapshot.head(HEAD_TOKENS), snapshot.tail(TAIL_TOKENS)))
+        return " … ".join(" ".join(part.split()) for part in parts)
+
+
 class DiskTier:
     """Reads from and writes behind to ``store``; ``policy`` is what a request gets that names none.
 
-    ``text_of`` makes text of tokens for people. The engine's thread calls everything and owns `recent`; writing and
-    recovery have threads of their own.
+    ``text_of`` makes text of tokens for people. The engine's thread calls everything and changes `recent`; writing and
+    recovery have threads of their own. Closing takes at most ``close_seconds``.
     """
 
     def __init__(
@@ -174,34 +214,35 @@ class DiskTier:
         store: DiskStore,
         policy: DiskPolicy,
         *,
-        min_tokens: int,
         cold_max: int,
-        text_of: Callable[[Sequence[int]], str] | None = None,
+        text_of: TextOf | None = None,
+        close_seconds: float = FLUSH_SECONDS,
     ) -> None:
         self.store = store
         self.policy = policy
-        self._min_tokens, self._cold_max = min_tokens, cold_max
-        home = store.directory / store.fingerprint
-        self._words = Labels(home / WORDS)
-        self._text_of = text_of
+        self.close_seconds = close_seconds
+        self._cold_max = cold_max
         self.recent = RecentPrompts()
-        self._recent_files = RecentFiles(home / PROMPTS)
-        self.recent.load(self._recent_files.load())
-        self._behind = WriteBehind(_Writer(self))
+        files = RecentFiles(store.home / PROMPTS, store.limit_beside(DEFAULT_FILE_BYTES), store.spend)
+        self.recent.load(files.load())
+        self._writer = _SnapshotWriter(store, self.recent, files, text_of)
+        self._behind = WriteBehind(self._writer.write)
+        store.run_soon = self._behind.run_soon
         self.n_hits = 0
+        self._refreshed = time.monotonic()
         # Start-up never waits for a large directory; what is not adopted yet is a miss until it is.
         self._recovery = threading.Thread(target=self._recover, name="pyctl-disk-recovery", daemon=True)
         self._recovery.start()
 
     def find(self, prompt: PromptMatch, above: int, limit: int) -> PendingSnapshot | None:
         """The deepest stored snapshot of ``prompt`` with ``above`` < n <= ``limit``, on its way here."""
+        self._refresh_soon()
         lengths = sorted(n for n in self.store.lengths() if above < n <= limit)
         # Named in ascending order, all prefixes cost one pass over the prompt.
         for prefix in reversed([prompt.prefix(n) for n in lengths]):
-            if self.store.contains(prefix):
-                arrival = self.store.open(prefix, prompt.tokens)
-                if arrival is not None:
-                    return arrival
+            pending = self.store.open(prefix, prompt.tokens)
+            if pending is not None:
+                return pending
         return None
 
     def count_hit(self, snapshot: Snapshot) -> None:
@@ -214,7 +255,7 @@ class DiskTier:
         policy = policy or self.policy
         if policy.kind == "off":
             return ()
-        chosen = policy.select(matches, min_tokens=self._min_tokens, cold_max=self._cold_max, start=start)
+        chosen = policy.select(matches, min_tokens=self.store.min_tokens, cold_max=self._cold_max, start=start)
         if policy.kind == "auto":
             log.info(
                 "[disk-cache] auto scope: window=%d recent=%d safe=%d selected=%d",
@@ -226,9 +267,9 @@ class DiskTier:
         return chosen.positions
 
     def offer(self, snapshots: Iterable[Snapshot]) -> None:
-        """Write ``snapshots`` behind, unless they are there."""
+        """Write ``snapshots`` behind, the last first, unless they are there."""
         for snapshot in snapshots:
-            if snapshot.n >= self._min_tokens and not self.store.contains(snapshot.prefix):
+            if self.store.wants(snapshot):
                 self._behind.offer(snapshot)
 
     def flush(self, timeout: float) -> bool:
@@ -237,11 +278,13 @@ class DiskTier:
 
     def view(self) -> DiskView:
         """What the tier holds and did."""
+        self._refresh_soon()
+        directory = self.store.directory
         return DiskView(
             self.policy.name,
             len(self.store.lengths()),
-            self.store.n_bytes,
-            self.store.budget or -1,
+            directory.contents.n_bytes,
+            directory.budget or -1,
             self.n_hits,
             self._behind.n_bytes,
             self.store.damaged,
@@ -249,44 +292,25 @@ class DiskTier:
             self._behind.n_failed,
         )
 
-    def close(self, timeout: float = FLUSH_SECONDS) -> None:
-        """Write what is waiting, ``timeout`` seconds at most, and close the store."""
-        if not self._behind.close(timeout):
-            log.warning("the prefix cache could not be written completely within %.0f s", timeout)
-        self.save_recent()
-        self._recovery.join(timeout=1.0)
-        self.store.close()
+    def close(self) -> None:
+        """Write what is waiting and close the store, within ``close_seconds``."""
+        deadline = time.monotonic() + self.close_seconds
+        self._behind.run_soon(self._writer.save_recent)
+        done = self._behind.close(self.close_seconds)
+        if not done:
+            log.warning("the prefix cache could not be written completely within %.0f s", self.close_seconds)
+        self._recovery.join(max(deadline - time.monotonic(), 0.1))
+        if done and not self._recovery.is_alive():
+            self.store.close()  # which would wait for whoever still uses it
 
-    def describe(self, snapshot: Snapshot) -> None:
-        """Note how the prefix begins and ends, for `pyctl cache ls`."""
-        if self._text_of is not None:
-            parts = (self._text_of(tokens) for tokens in (snapshot.head(HEAD_TOKENS), snapshot.tail(TAIL_TOKENS)))
-            self._words.add(snapshot.prefix.name, " … ".join(" ".join(part.split()) for part in parts))
-
-    def save_recent(self) -> None:
-        """Write the recent prompts, so that a restart compares with them; on the thread that writes."""
-        try:
-            self._recent_files.save(self.recent.newest_first())
-        except OSError as error:
-            log.warning("the list of recent prompts could not be written: %s", error)
+    def _refresh_soon(self) -> None:
+        now = time.monotonic()
+        if now - self._refreshed >= REFRESH_SECONDS:
+            self._refreshed = now
+            self._behind.run_soon(self.store.directory.refresh)
 
     def _recover(self) -> None:
         try:
-            self.store.recover()
-            self._words.keep({entry.name for entry in self.store.entries()})
+            self.store.directory.recover()
         except OSError as error:
             log.warning("the prefix cache on disk could not be looked through: %s", error)
-
-
-class _Writer:
-    """Writes a snapshot and, since a process may be killed, the prompts that led to it."""
-
-    def __init__(self, tier: DiskTier) -> None:
-        self._tier = tier
-
-    def write(self, snapshot: Snapshot) -> int:
-        n_bytes = self._tier.store.write(snapshot)
-        if n_bytes:
-            self._tier.describe(snapshot)
-        self._tier.save_recent()
-        return n_bytes

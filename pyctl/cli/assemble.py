@@ -84,7 +84,7 @@ def assemble(settings: CommandSettings, go_on: Callable[[], bool] = lambda: True
         )
         tier = _disk_tier(disk, loaded)
         # Beside the snapshots: the prompts of both must be the same after a restart.
-        replies = tier.store.directory / tier.store.fingerprint / REPLIES if tier is not None else None
+        replies = tier.store.home / REPLIES if tier is not None else None
         replay = Replay(chat.prompt_replay, path=replies)
         chat_format = ChatFormat(template, loaded.tokenizer, chat.template_kwargs, replay)
     except BaseException:
@@ -137,4 +137,4 @@ def _disk_tier(settings: DiskSettings, loaded: Loaded) -> DiskTier | None:
     def text_of(tokens: Sequence[int]) -> str:
         return loaded.tokenizer.detokenize(tokens).decode("utf-8", "replace")
 
-    return DiskTier(store, policy, min_tokens=settings.min_tokens, cold_max=settings.cold_max, text_of=text_of)
+    return DiskTier(store, policy, cold_max=settings.cold_max, text_of=text_of)

@@ -81,9 +81,6 @@ def _list(directory: CacheDirectory, _: argparse.Namespace) -> int:
     from rich.markup import escape
     from rich.table import Table
 
-    from pyctl.cache.disk.file_format import WORDS
-    from pyctl.cache.disk.labels import Labels
-
     table = Table("id", "tokens", "MiB", "age", "last used", "hits", "", "text", box=None)
     for column in table.columns:
         column.no_wrap = True
@@ -92,7 +89,6 @@ def _list(directory: CacheDirectory, _: argparse.Namespace) -> int:
     now = time.time()
     entries = directory.entries()
     models = {entry.fingerprint for entry in entries}
-    texts = {model: Labels(directory.directory / model / WORDS).load() for model in models}
     for entry in entries:
         marks = " ".join(mark for mark, is_set in (("pinned", entry.pinned), ("inexact", not entry.exact)) if is_set)
         table.add_row(
@@ -103,7 +99,7 @@ def _list(directory: CacheDirectory, _: argparse.Namespace) -> int:
             _span(now - entry.used),
             str(entry.hits),
             marks,
-            escape(texts[entry.fingerprint].get(entry.name, "")),
+            escape(entry.label),
         )
     console = Console(width=None if sys.stdout.isatty() else 160)
     if entries:

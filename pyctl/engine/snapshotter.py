@@ -146,7 +146,7 @@ class Snapshotter:
         if self.disk is not None:
             if self.disk.policy.kind != "off":
                 self.backend.synchronize()
-                self.disk.offer(self.cache.conversation_ends())
+                self.disk.offer(reversed(self.cache.conversation_ends()))
             self.disk.close()
 
     # -- restoring ---------------------------------------------------------------------------------------------------

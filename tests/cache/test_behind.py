@@ -40,7 +40,7 @@ def writer() -> SlowWriter:
 
 @pytest.fixture
 def behind(writer: SlowWriter) -> Iterator[WriteBehind]:
-    behind = WriteBehind(writer, limit=3)
+    behind = WriteBehind(writer.write, limit=3)
     yield behind
     writer.gate.set()
     behind.close(5)

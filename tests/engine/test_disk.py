@@ -25,7 +25,6 @@ def engine_on(directory: Path, kind: str, policy: str = "full", n_slots: int = 3
     tier = DiskTier(
         DiskStore(directory, "fake", None, min_tokens=100, **store),
         DiskPolicy.parse(policy),
-        min_tokens=100,
         cold_max=10240,
     )
     return Engine(FakeBackend(kind), RamCache(n_slots, None), EngineOptions(exact=True), tier)

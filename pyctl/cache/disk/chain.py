@@ -91,10 +91,10 @@ class Checksums:
 
 @dataclass(frozen=True)
 class SegmentFile:
-    """A segment with what was its content when it was named, and the files that it is and hangs on ("" for none)."""
+    """A segment with what was its content when it was named, and the files that it is and hangs on."""
 
     name: SegmentName
-    parent: str
+    parent: SegmentName | None
     tokens: Tokens
     ends: tuple[int, ...]
     rows: Block
@@ -113,18 +113,18 @@ def name_chain(snapshot: Snapshot, checksums: Checksums) -> list[SegmentFile]:
     """The chain of ``snapshot``, the segment at 0 first."""
     links: list[SegmentFile] = []
     running = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    parent = ""
+    parent: SegmentName | None = None
     for segment, last in reversed(snapshot.chain.items()):
         rows = np.ascontiguousarray(segment.rows)
         whole = running.copy()
         whole.update(_bytes(segment.tokens))
         crc = checksums.of(segment.rows if rows is segment.rows else rows)
-        tag = hashlib.blake2b(parent.encode() + b"\0", digest_size=TAG_BYTES)
+        tag = hashlib.blake2b(_text(parent) + b"\0", digest_size=TAG_BYTES)
         tag.update(np.array(segment.ends, "<u4").tobytes() + struct.pack("<QI", rows.nbytes, crc))
         name = SegmentName(segment.start, segment.end, whole.digest(), tag.digest())
         links.append(SegmentFile(name, parent, segment.tokens, segment.ends, rows))
         running.update(_bytes(segment.tokens[: last - segment.start]))
-        parent = str(name)
+        parent = name
     return links
 
 
@@ -139,6 +139,12 @@ class StoredFile:
     header: Header
     last: int
     outs: dict[PartKind, Block]
+
+    @property
+    def name(self) -> SegmentName:
+        """Of a segment only."""
+        assert isinstance(self.header.name, SegmentName)
+        return self.header.name
 
     @property
     def start(self) -> int:
@@ -170,12 +176,12 @@ def open_chain(directory: Path, state: StateName) -> tuple[StoredFile, list[Stor
     header = read_header(directory / str(state))
     top = StoredFile(directory / str(state), header, state.n, _space(header))
     chain: list[StoredFile] = []
-    below, n = header, state.n
-    while below.parent:
-        path = directory / below.parent
-        below = read_header(path)
-        chain.append(StoredFile(path, below, n, _space(below)))
-        n = chain[-1].start
+    parent, n = header.parent, state.n
+    while parent is not None:
+        path = directory / str(parent)
+        header = read_header(path)
+        chain.append(StoredFile(path, header, n, _space(header)))
+        parent, n = header.parent, chain[-1].start
     return top, chain[::-1]
 
 
@@ -198,6 +204,10 @@ def check_tokens(chain: list[StoredFile], state: StateName) -> Tokens:
 def _space(header: Header) -> dict[PartKind, Block]:
     small = (PartKind.TOKENS, PartKind.ENDS)
     return {part.what: np.empty(part.size, np.uint8) for part in header.parts if part.what in small}
+
+
+def _text(parent: SegmentName | None) -> bytes:
+    return b"" if parent is None else str(parent).encode()
 
 
 def _bytes(tokens: Tokens) -> bytes:

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
-from pyctl.cache.disk.file_format import INDEX, StateName, parse
+from pyctl.cache.disk.file_format import INDEX, OLDER, PROMPTS, REPLIES, StateName, is_fingerprint
 from pyctl.cache.disk.graph import FileGraph
-from pyctl.cache.disk.index import Index, Record
+from pyctl.cache.disk.index import Index, Key, Record
 from pyctl.cache.disk.segment_files import remove_file
 from pyctl.cache.disk.verify import VerifyReport, verify
-from pyctl.cache.snapshot import Prefix
 
-__all__ = ["THREADS", "CacheDirectory", "Entry", "as_os_error"]
+__all__ = ["THREADS", "CacheDirectory", "Contents", "Entry"]
 
 THREADS = min(16, os.cpu_count() or 1)
 
@@ -28,6 +29,7 @@ class Entry:
     """A snapshot on disk. ``n_bytes`` is its state and the segment it ends in; times are epoch seconds.
 
     ``name`` is that of the Prefix, ``parent`` the name of the deepest shallower snapshot on its chain, "" for none.
+    ``label`` says to people how it begins and ends.
     """
 
     fingerprint: str
@@ -40,21 +42,44 @@ class Entry:
     pinned: bool
     exact: bool
     parent: str
+    label: str
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a directory held when it was last looked at: its bytes, and by fingerprint the states and if they are exact.
+
+    Immutable, so that whoever has it waits for nobody.
+    """
+
+    n_bytes: int = 0
+    states: Mapping[str, Mapping[StateName, bool]] = field(default_factory=dict)
+    lengths: Mapping[str, frozenset[int]] = field(default_factory=dict)
+
+    def of(self, fingerprint: str) -> Mapping[StateName, bool]:
+        return self.states.get(fingerprint, _NONE)
+
+
+_NONE: Mapping[StateName, bool] = MappingProxyType({})
 
 
 class CacheDirectory:
-    """All snapshots under ``directory``, of every fingerprint; made if it is not there.
+    """All snapshots under ``path``, of every fingerprint; made if it is not there.
 
     ``budget`` bounds the bytes of all files, None is no limit. Safe from any thread and several processes. OSError if
-    the directory cannot be used.
+    the directory cannot be used. Only `contents` never waits: for everything else the index is asked.
     """
 
-    def __init__(self, directory: Path, budget: int | None = None) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        self.directory = directory
+    def __init__(self, path: Path, budget: int | None = None) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+        self.path = path
         self.budget = budget
-        self._index = Index(directory / INDEX)
+        self.contents = Contents()
+        self._looking = threading.Lock()  # a look at the index never replaces what a later one saw
+        self._seen: tuple[sqlite3.Connection, int] | None = None
+        self._index = Index(path / INDEX)
         self._readers = ThreadPoolExecutor(THREADS, "disk-read")
+        self.refresh()
 
     def close(self) -> None:
         """Wait for what is running; nothing works afterwards."""
@@ -64,49 +89,75 @@ class CacheDirectory:
     @property
     def n_bytes(self) -> int:
         """Bytes of all files of the directory, every fingerprint."""
-        try:
-            with self._index.reading() as connection:
-                return int(connection.execute("SELECT coalesce(sum(n_bytes), 0) FROM files").fetchone()[0])
-        except (sqlite3.Error, OSError):
-            return 0
+        self.refresh()
+        return self.contents.n_bytes
+
+    def refresh(self) -> None:
+        """Let `contents` tell what this and other processes have changed."""
+        with self._looking:
+            try:
+                with self._index.reading() as connection:
+                    seen = connection, Index.change(connection)
+                    if seen == self._seen:
+                        return
+                    n_bytes, states = Index.states(connection)
+            except (sqlite3.Error, OSError):
+                return
+            lengths = {fingerprint: frozenset(name.n for name in names) for fingerprint, names in states.items()}
+            self.contents = Contents(n_bytes + self.bytes_beside(), states, lengths)
+            self._seen = seen
+
+    def forget(self, fingerprint: str, name: StateName) -> None:
+        """Tell nobody of a state any more until the index has changed."""
+        with self._looking:
+            old = self.contents
+            states = {other: is_exact for other, is_exact in old.of(fingerprint).items() if other != name}
+            lengths = frozenset(other.n for other in states)
+            self.contents = Contents(
+                old.n_bytes, {**old.states, fingerprint: states}, {**old.lengths, fingerprint: lengths}
+            )
+            self._seen = None
+
+    # -- for people --------------------------------------------------------------------------------------------------
 
     def pin(self, name: str, pinned: bool) -> bool:
         """Keep the snapshots called ``name`` from eviction, or stop to; False if there is none.
 
         A name is that of a Prefix, in any fingerprint, or ``<fingerprint>/<name>``.
         """
-        self._restore_index()
-        keys = [record.key for record in self._named(name)]
-        for key in keys:
-            self._change("UPDATE files SET pinned = ? WHERE fingerprint = ? AND file = ?", pinned, *key)
-        return bool(keys)
+        self.restore_index()
+        found = self._named(name)
+        with self.changing() as connection:
+            for record in found:
+                Index.pin(connection, record.key, pinned)
+        return bool(found)
 
     def remove(self, name: str) -> bool:
         """Remove the snapshots called ``name`` (as in `pin`), pinned or not; False if there is none."""
-        self._restore_index()
+        self.restore_index()
         found = self._named(name)
-        with as_os_error(), self._index.writing() as connection:
+        with self.changing() as connection:
             graph = FileGraph(Index.records(connection))
             for record in found:
-                self._delete(connection, graph.remove(record.key))
+                self.delete(connection, graph.remove(record.key))
         return bool(found)
 
     def entries(self) -> list[Entry]:
         """Every snapshot of the directory, the last used first."""
-        self._restore_index()
-        graph = self._graph()
-        states = [record for record in graph.records.values() if record.state]
-        return [_entry(record, graph) for record in sorted(states, key=lambda record: -record.used)]
+        self.restore_index()
+        with self.reading() as connection:
+            graph, labels = FileGraph(Index.records(connection)), Index.labels(connection)
+        states = sorted((r for r in graph.records.values() if r.is_state), key=lambda record: -record.used)
+        return [_entry(record, graph, labels.get(record.key, "")) for record in states]
 
     def prune(self, budget: int) -> int:
         """Remove what is worth least until ``budget`` bytes or only pinned snapshots are left; returns bytes freed."""
-        self._restore_index()
-        with as_os_error(), self._index.writing() as connection:
+        self.restore_index()
+        with self.changing() as connection:
             graph = FileGraph(Index.records(connection))
-            before = graph.n_bytes
-            while graph.n_bytes > budget and (key := graph.victim(time.time())) is not None:
-                self._delete(connection, graph.remove(key))
-        return before - graph.n_bytes
+            going = graph.shrink(budget - self.bytes_beside(), time.time())
+            self.delete(connection, going)
+        return sum(record.n_bytes for record in going)
 
     def recover(self) -> VerifyReport:
         """Make index and files agree after a crash or a lost index, by names and headers only, within the budget.
@@ -119,64 +170,100 @@ class CacheDirectory:
         """Compare index and files in both directions and read every byte; with ``fix``, put right what is wrong."""
         return self._check(deep=True, fix=fix)
 
-    def _check(self, deep: bool, fix: bool) -> VerifyReport:
-        with as_os_error():
-            report = verify(self.directory, self._index, self._run if deep else None, fix)
-        if fix:
-            self._index.lost = False
-            if self.budget is not None:
-                self.prune(self.budget)
-        return report
+    # -- for a store -------------------------------------------------------------------------------------------------
 
-    def _restore_index(self) -> None:
-        with as_os_error(), self._index.reading():
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """The index, to ask; OSError for what SQLite cannot do."""
+        with _as_os_error(), self._index.reading() as connection:
+            yield connection
+
+    @contextmanager
+    def changing(self) -> Iterator[sqlite3.Connection]:
+        """A transaction on index and files that excludes every other process; OSError for what SQLite cannot do."""
+        with _as_os_error(), self._index.writing() as connection:
+            yield connection
+        self.refresh()
+
+    def delete(self, connection: sqlite3.Connection, records: Iterable[Record]) -> None:
+        """Remove files and their entries."""
+        for record in records:
+            Index.delete(connection, record.key)
+            remove_file(self.file(record.key))
+
+    def file(self, key: Key) -> Path:
+        """Where the file ``key`` is."""
+        return self.path / key[0] / str(key[1])
+
+    def restore_index(self) -> None:
+        """Fill the index from the files if it was lost."""
+        with self.reading():
             pass
         if self._index.lost:
             self.recover()
 
-    def _graph(self) -> FileGraph:
-        with as_os_error(), self._index.reading() as connection:
-            return FileGraph(Index.records(connection))
+    def bytes_beside(self) -> int:
+        """What lies beside the snapshots and counts towards the budget, too: recent prompts and replies."""
+        n_bytes = 0
+        for home in _homes(self.path):
+            n_bytes += _size(home / REPLIES) + _size(home / f"{REPLIES}{OLDER}")
+            try:
+                n_bytes += sum(_size(Path(entry.path)) for entry in os.scandir(home / PROMPTS))
+            except OSError:
+                continue
+        return n_bytes
 
-    def _named(self, name: str) -> list[Record]:
-        fingerprint, _, short = name.rpartition("/")
-        states = [record for record in self._graph().records.values() if record.state]
-        return [r for r in states if _short(r.file) == short and fingerprint in ("", r.fingerprint)]
+    def start(self, jobs: Iterable[Callable[[], None]]) -> list[Future[None]]:
+        """Run reads on the threads that read."""
+        return [self._readers.submit(job) for job in jobs]
 
-    def _change(self, query: str, *values: object) -> None:
-        try:
-            with self._index.writing() as connection:
-                connection.execute(query, values)
-        except (sqlite3.Error, OSError):
-            return  # the use of a file, and no file: not worth an error
-
-    def _delete(self, connection: sqlite3.Connection, records: Iterable[Record]) -> None:
-        for record in records:
-            Index.delete(connection, *record.key)
-            remove_file(self.directory / record.fingerprint / record.file)
-
-    def _run(self, jobs: Iterable[Callable[[], None]]) -> None:
-        waiting = [self._readers.submit(job) for job in jobs]
-        errors = [error for future in waiting if (error := future.exception()) is not None]
+    def run(self, jobs: Iterable[Callable[[], None]]) -> None:
+        """Run reads and wait for them; the first error."""
+        errors = [error for read in self.start(jobs) if (error := read.exception()) is not None]
         if errors:
             raise errors[0]
 
+    def _check(self, deep: bool, fix: bool) -> VerifyReport:
+        with _as_os_error():
+            report = verify(self.path, self._index, self.run if deep else None, fix)
+        if fix:
+            self._index.lost = False
+            if self.budget is not None:
+                self.prune(self.budget)
+            self.refresh()
+        return report
 
-def _entry(record: Record, graph: FileGraph) -> Entry:
-    n_bytes = record.n_bytes + graph.records[record.fingerprint, record.parent].n_bytes
-    below = graph.ancestor(record)
-    parent = _short(below.file) if below is not None else ""
-    r = record
-    return Entry(r.fingerprint, _short(r.file), r.n, n_bytes, r.created, r.used, r.hits, r.pinned, r.exact, parent)
+    def _named(self, name: str) -> list[Record]:
+        fingerprint, _, short = name.rpartition("/")
+        with self.reading() as connection:
+            records = Index.records(connection)
+        return [r for r in records if _short(r) == short and fingerprint in ("", r.fingerprint)]
 
 
-def _short(file: str) -> str:
-    name = parse(file)
-    return Prefix(name.digest, name.n).name if isinstance(name, StateName) else ""
+def _entry(record: Record, graph: FileGraph, label: str) -> Entry:
+    r, ancestor = record, graph.ancestor(record)
+    n_bytes = r.n_bytes + (graph.records[r.parent_key].n_bytes if r.parent_key is not None else 0)
+    parent = _short(ancestor) if ancestor is not None else ""
+    return Entry(r.fingerprint, _short(r), r.n, n_bytes, r.created, r.used, r.hits, r.pinned, r.exact, parent, label)
+
+
+def _short(record: Record) -> str:
+    return record.name.prefix.name if isinstance(record.name, StateName) else ""
+
+
+def _homes(directory: Path) -> list[Path]:
+    return [path for path in directory.iterdir() if is_fingerprint(path.name) and path.is_dir()]
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 @contextmanager
-def as_os_error() -> Iterator[None]:
+def _as_os_error() -> Iterator[None]:
     """What SQLite cannot do is, for the caller, what the disk cannot do."""
     try:
         yield

@@ -8,19 +8,23 @@ import secrets
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 from itertools import accumulate
+from typing import NamedTuple, TypeAlias
 
 from pyctl.cache.disk.codec import CHUNK, Codec, Coding
+from pyctl.cache.snapshot import Prefix
 from pyctl.errors import StateError
 
 __all__ = [
     "INDEX",
+    "OLDER",
     "PROMPTS",
     "REPLIES",
     "TAG_BYTES",
-    "WORDS",
     "CorruptFileError",
     "Header",
+    "Name",
     "Part",
     "PartKind",
     "PromptName",
@@ -28,6 +32,8 @@ __all__ = [
     "StateName",
     "check_fingerprint",
     "header_size",
+    "is_fingerprint",
+    "is_obsolete",
     "pack",
     "parse",
     "unpack",
@@ -36,14 +42,17 @@ __all__ = [
 INDEX = "index.sqlite3"
 
 REPLIES = "replies"
+"""Replies as they were sampled; the older half of them has OLDER behind the name."""
 
-WORDS = "words"
+OLDER = ".older"
 
 TAG_BYTES = 8
 
 PROMPTS = "prompts"
 
 _PROMPT = re.compile(r"([0-9a-f]{16})-([0-9a-f]{8})\.prompt")
+
+_OBSOLETE = re.compile(r"recent|words|(recent|words|replies)\.\d{1,10}\.tmp")
 
 _FINGERPRINT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
@@ -52,8 +61,7 @@ _SEGMENT = re.compile(r"(0|[1-9]\d{0,9})-([1-9]\d{0,9})-([0-9a-f]{32})-([0-9a-f]
 _STATE = re.compile(r"([1-9]\d{0,9})-([0-9a-f]{32})\.state")
 
 
-@dataclass(frozen=True)
-class SegmentName:
+class SegmentName(NamedTuple):
     """Positions [start, end), the digest of the tokens [0, end), and a tag over the rows, ends and parents.
 
     Two runs can compute other rows for equal tokens (decoded, not prefilled); the tag keeps them apart.
@@ -68,12 +76,19 @@ class SegmentName:
         return f"{self.start}-{self.end}-{self.digest.hex()}-{self.tag.hex()}.rows"
 
 
-@dataclass(frozen=True)
-class StateName:
+class StateName(NamedTuple):
     """The prefix at which a state can be resumed."""
 
     n: int
     digest: bytes
+
+    @classmethod
+    def of(cls, prefix: Prefix) -> StateName:
+        return cls(prefix.n, prefix.digest)
+
+    @property
+    def prefix(self) -> Prefix:
+        return Prefix(self.digest, self.n)
 
     def __str__(self) -> str:
         return f"{self.n}-{self.digest.hex()}.state"
@@ -101,7 +116,12 @@ class PromptName:
         return f"{self.made_ns:016x}-{self.tag.hex()}.prompt"
 
 
-def parse(file: str) -> SegmentName | StateName | None:
+Name: TypeAlias = SegmentName | StateName
+"""What the files of snapshots are called."""
+
+
+@lru_cache(maxsize=2**14)
+def parse(file: str) -> Name | None:
     """The name in ``file``; None for temp files and whatever else lies in the directory."""
     if found := _STATE.fullmatch(file):
         return StateName(int(found[1]), bytes.fromhex(found[2]))
@@ -110,11 +130,21 @@ def parse(file: str) -> SegmentName | StateName | None:
     return None
 
 
+def is_obsolete(file: str) -> bool:
+    """Whether older versions of this program made ``file`` and nobody reads it any more, or left it when killed."""
+    return _OBSOLETE.fullmatch(file) is not None
+
+
 def check_fingerprint(fingerprint: str) -> str:
     """``fingerprint`` if it can be a directory's name, else ValueError."""
     if not _FINGERPRINT.fullmatch(fingerprint):
         raise ValueError(f"a fingerprint is 1 to 128 letters, digits, '.', '_' or '-', not {fingerprint!r}")
     return fingerprint
+
+
+def is_fingerprint(name: str) -> bool:
+    """Whether ``name`` can be that of a fingerprint's folder."""
+    return _FINGERPRINT.fullmatch(name) is not None
 
 
 MAGIC, VERSION = b"pyctlKV\0", 1
@@ -169,11 +199,11 @@ class Part:
 
 @dataclass
 class Header:
-    """What a file says of itself. ``parent`` is the file it hangs on, "" for none; ``created`` is in epoch seconds."""
+    """What a file says of itself. ``parent`` is the file it hangs on; ``created`` is in epoch seconds."""
 
     fingerprint: str
-    name: SegmentName | StateName
-    parent: str
+    name: Name
+    parent: SegmentName | None
     exact: bool
     created: float
     parts: list[Part]
@@ -187,13 +217,13 @@ class Header:
 
 def header_size(header: Header) -> int:
     """Bytes of the packed header; known before anything is encoded."""
-    size = _PRELUDE.size + _FIELDS.size + len(header.fingerprint.encode()) + len(header.parent.encode())
+    size = _PRELUDE.size + _FIELDS.size + len(header.fingerprint.encode()) + len(_text(header.parent))
     return size + sum(_PART.size + part.n_chunks * _CHUNK.size for part in header.parts) + _DIGEST_BYTES
 
 
 def pack(header: Header) -> bytes:
     """The header's bytes; every part's chunks must be known."""
-    name, fingerprint, parent = header.name, header.fingerprint.encode(), header.parent.encode()
+    name, fingerprint, parent = header.name, header.fingerprint.encode(), _text(header.parent)
     if isinstance(name, SegmentName):
         kind, start, end, tag = SEGMENT, name.start, name.end, name.tag
     else:
@@ -257,12 +287,18 @@ def _unpack_fields(data: bytes, kind: int, exact: bool) -> Header:
     if [part.what for part in parts] != expected:
         raise ValueError("other parts")
     first = name.start if isinstance(name, SegmentName) else name.n
-    needed = parse(parent) if parent else None
-    if (parent or first) and not (isinstance(needed, SegmentName) and needed.start < first <= needed.end):
+    below = parse(parent) if parent else None
+    if not isinstance(below, SegmentName):
+        below = None
+    if (parent or first) and not (below is not None and below.start < first <= below.end):
         raise ValueError("hangs on a file that does not cover it")
     if isinstance(name, SegmentName) and parts[0].size != 4 * (name.end - name.start):
         raise ValueError("another number of tokens")
-    return Header(fingerprint, name, parent, exact, created, parts)
+    return Header(fingerprint, name, below, exact, created, parts)
+
+
+def _text(parent: SegmentName | None) -> bytes:
+    return b"" if parent is None else str(parent).encode()
 
 
 def _digest(data: bytes) -> bytes:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable
-from typing import TypeAlias
 
-from pyctl.cache.disk.file_format import SegmentName, parse
-from pyctl.cache.disk.index import Record
+from pyctl.cache.disk.file_format import SegmentName
+from pyctl.cache.disk.index import Key, Record
 
-__all__ = ["FileGraph", "Key"]
-
-Key: TypeAlias = tuple[str, str]
-"""A fingerprint and a file's name."""
+__all__ = ["FileGraph"]
 
 FRESH_SECONDS = 60.0
 """Added to the age of a state, so that those used a moment ago are not told apart by it."""
@@ -29,8 +25,8 @@ class FileGraph:
         self.n_bytes = sum(record.n_bytes for record in self.records.values())
         self._children: defaultdict[Key, set[Key]] = defaultdict(set)
         for record in self.records.values():
-            if record.parent:
-                self._children[_parent_key(record)].add(record.key)
+            if record.parent_key is not None:
+                self._children[record.parent_key].add(record.key)
 
     def unsound(self) -> set[Key]:
         """Files that nobody can use: on an incomplete chain, or segments without a state."""
@@ -38,21 +34,25 @@ class FileGraph:
         broken: set[Key] = set()
         for record in self.records.values():
             chain = [record.key]
-            while chain[-1] in self.records and chain[-1] not in sound and self.records[chain[-1]].parent:
-                chain.append(_parent_key(self.records[chain[-1]]))
+            while chain[-1] in self.records and chain[-1] not in sound:
+                parent = self.records[chain[-1]].parent_key
+                if parent is None:
+                    break
+                chain.append(parent)
             (sound if chain[-1] in self.records and chain[-1] not in broken else broken).update(chain)
         needed: set[Key] = set()
         for record in self.records.values():
-            if record.state and record.key in sound:
+            if record.is_state and record.key in sound:
                 needed.update([record.key, *self.chain(record.key)])
         return self.records.keys() - needed
 
     def chain(self, key: Key) -> list[Key]:
         """The segments that the file ``key`` hangs on, the nearest first."""
-        found = []
-        while (record := self.records.get(key)) is not None and record.parent:
-            key = _parent_key(record)
-            found.append(key)
+        found: list[Key] = []
+        record = self.records.get(key)
+        while record is not None and record.parent_key is not None:
+            found.append(record.parent_key)
+            record = self.records.get(record.parent_key)
         return found
 
     def remove(self, key: Key) -> list[Record]:
@@ -67,12 +67,19 @@ class FileGraph:
                 continue
             removed.append(record)
             self.n_bytes -= record.n_bytes
-            if record.parent:
-                neighbours = self._children.get(_parent_key(record), set())
-                neighbours.discard(record.key)
-                if not neighbours:
-                    waiting.append(_parent_key(record))
+            if record.parent_key is not None:
+                siblings = self._children.get(record.parent_key, set())
+                siblings.discard(record.key)
+                if not siblings:
+                    waiting.append(record.parent_key)
         return removed
+
+    def shrink(self, budget: int, now: float, protected: Collection[Key] = ()) -> list[Record]:
+        """Take out what is worth least until ``budget`` bytes or only pinned and protected states are left."""
+        going: list[Record] = []
+        while self.n_bytes > budget and (key := self.victim(now, protected)) is not None:
+            going += self.remove(key)
+        return going
 
     def victim(self, now: float, protected: Collection[Key] = ()) -> Key | None:
         """The state whose loss costs least: tokens to evaluate again per byte freed and per second since its use.
@@ -80,7 +87,7 @@ class FileGraph:
         None when all are pinned or protected; a segment in ``protected`` keeps no state from going.
         """
         at = self._states()
-        choice = [r for r in self.records.values() if r.state and not r.pinned and r.key not in protected]
+        choice = [r for r in self.records.values() if r.is_state and not r.pinned and r.key not in protected]
         return min(choice, key=lambda record: self._worth(record, at, now)).key if choice else None
 
     def ancestor(self, record: Record, at: dict[Key, list[Record]] | None = None) -> Record | None:
@@ -91,15 +98,14 @@ class FileGraph:
             under = [state for state in at.get(key, ()) if state.n < record.n and state.n <= last]
             if under:
                 return max(under, key=lambda state: state.n)
-            name = parse(key[1])
-            last = name.start if isinstance(name, SegmentName) else 0
+            last = key[1].start if isinstance(key[1], SegmentName) else 0
         return None
 
     def _states(self) -> dict[Key, list[Record]]:
         at: defaultdict[Key, list[Record]] = defaultdict(list)
         for record in self.records.values():
-            if record.state:
-                at[_parent_key(record)].append(record)
+            if record.is_state and record.parent_key is not None:
+                at[record.parent_key].append(record)
         return at
 
     def _worth(self, record: Record, at: dict[Key, list[Record]], now: float) -> float:
@@ -108,10 +114,6 @@ class FileGraph:
             if len(self._children[key]) > 1 or key not in self.records:
                 break
             freed += self.records[key].n_bytes
-        below = self.ancestor(record, at)
-        lost = record.n - (below.n if below is not None else 0)
+        ancestor = self.ancestor(record, at)
+        lost = record.n - (ancestor.n if ancestor is not None else 0)
         return lost / max(freed, 1) / (max(now - record.used, 0.0) + FRESH_SECONDS)
-
-
-def _parent_key(record: Record) -> Key:
-    return record.fingerprint, record.parent

@@ -8,10 +8,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
-__all__ = ["Index", "Record", "is_corrupt"]
+from pyctl.cache.disk.file_format import Name, SegmentName, StateName, parse
+
+__all__ = ["Index", "Key", "Record", "is_corrupt"]
 
 SCHEMA_VERSION = 1
 
@@ -22,25 +25,28 @@ SCHEMA = """
 CREATE TABLE IF NOT EXISTS files(
   fingerprint TEXT NOT NULL, file TEXT NOT NULL, n INTEGER NOT NULL, n_bytes INTEGER NOT NULL, needs TEXT NOT NULL,
   state INTEGER NOT NULL, exact INTEGER NOT NULL, created REAL NOT NULL, used REAL NOT NULL,
-  hits INTEGER NOT NULL, pinned INTEGER NOT NULL, PRIMARY KEY(fingerprint, file)) WITHOUT ROWID;
+  hits INTEGER NOT NULL, pinned INTEGER NOT NULL, label TEXT NOT NULL DEFAULT '',
+  PRIMARY KEY(fingerprint, file)) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS states ON files(fingerprint, n) WHERE state;
 CREATE TABLE IF NOT EXISTS days(day INTEGER PRIMARY KEY, n_bytes INTEGER NOT NULL);
 """
 
 
+Key: TypeAlias = tuple[str, Name]
+"""A fingerprint and a file's name."""
+
+
 @dataclass(frozen=True)
 class Record:
-    """A file in the index. ``n`` is where a segment ends or a state is, ``parent`` the file it hangs on or "".
+    """A file in the index, and the segment that it hangs on.
 
     ``created`` and ``used`` are epoch seconds; ``hits``, ``used`` and ``pinned`` mean something for states only.
     """
 
     fingerprint: str
-    file: str
-    n: int
+    name: Name
     n_bytes: int
-    parent: str
-    state: bool
+    parent: SegmentName | None
     exact: bool
     created: float
     used: float
@@ -48,12 +54,26 @@ class Record:
     pinned: bool = False
 
     @property
-    def key(self) -> tuple[str, str]:
-        return self.fingerprint, self.file
+    def key(self) -> Key:
+        return self.fingerprint, self.name
+
+    @property
+    def is_state(self) -> bool:
+        return isinstance(self.name, StateName)
+
+    @property
+    def n(self) -> int:
+        """Where a segment ends or a state is."""
+        return self.name.n if isinstance(self.name, StateName) else self.name.end
+
+    @property
+    def parent_key(self) -> Key | None:
+        return None if self.parent is None else (self.fingerprint, self.parent)
 
 
-_COLUMNS = ", ".join({"parent": "needs"}.get(field.name, field.name) for field in fields(Record))
-_INSERT = f"INSERT OR REPLACE INTO files({_COLUMNS}) VALUES({', '.join('?' for _ in fields(Record))})"
+_READ = "fingerprint, file, n_bytes, needs, exact, created, used, hits, pinned"
+_WRITTEN = f"{_READ}, n, state, label"
+_INSERT = f"INSERT OR REPLACE INTO files({_WRITTEN}) VALUES({', '.join('?' for _ in _WRITTEN.split(','))})"
 
 
 def is_corrupt(error: sqlite3.Error) -> bool:
@@ -106,21 +126,57 @@ class Index:
     @staticmethod
     def records(connection: sqlite3.Connection) -> list[Record]:
         """Every file of the directory."""
-        return [_record(row) for row in connection.execute(f"SELECT {_COLUMNS} FROM files")]
+        return [_record(row) for row in connection.execute(f"SELECT {_READ} FROM files")]
 
     @staticmethod
-    def record(connection: sqlite3.Connection, fingerprint: str, file: str) -> Record | None:
-        query = f"SELECT {_COLUMNS} FROM files WHERE fingerprint = ? AND file = ?"
-        row = connection.execute(query, (fingerprint, file)).fetchone()
+    def states(connection: sqlite3.Connection) -> tuple[int, dict[str, dict[StateName, bool]]]:
+        """The bytes of all files, and by fingerprint the states and whether they are exact."""
+        found: dict[str, dict[StateName, bool]] = {}
+        for fingerprint, file, exact in connection.execute("SELECT fingerprint, file, exact FROM files WHERE state"):
+            name = _name(file)
+            if isinstance(name, StateName):
+                found.setdefault(fingerprint, {})[name] = bool(exact)
+        row = connection.execute("SELECT coalesce(sum(n_bytes), 0) FROM files").fetchone()
+        return int(row[0]), found
+
+    @staticmethod
+    def record(connection: sqlite3.Connection, key: Key) -> Record | None:
+        query = f"SELECT {_READ} FROM files WHERE fingerprint = ? AND file = ?"
+        row = connection.execute(query, _values(key)).fetchone()
         return None if row is None else _record(row)
 
     @staticmethod
-    def insert(connection: sqlite3.Connection, record: Record) -> None:
-        connection.execute(_INSERT, astuple(record))
+    def insert(connection: sqlite3.Connection, record: Record, label: str = "") -> None:
+        """Enter a file; ``label`` says to people what it holds."""
+        r = record
+        parent = "" if r.parent is None else str(r.parent)
+        row = (r.fingerprint, str(r.name), r.n_bytes, parent, r.exact, r.created, r.used, r.hits, r.pinned)
+        connection.execute(_INSERT, (*row, r.n, r.is_state, label.encode("utf-8", "replace").decode()))
 
     @staticmethod
-    def delete(connection: sqlite3.Connection, fingerprint: str, file: str) -> None:
-        connection.execute("DELETE FROM files WHERE fingerprint = ? AND file = ?", (fingerprint, file))
+    def delete(connection: sqlite3.Connection, key: Key) -> None:
+        connection.execute("DELETE FROM files WHERE fingerprint = ? AND file = ?", _values(key))
+
+    @staticmethod
+    def touch(connection: sqlite3.Connection, key: Key) -> None:
+        """Count a hit, now."""
+        query = "UPDATE files SET hits = hits + 1, used = ? WHERE fingerprint = ? AND file = ?"
+        connection.execute(query, (time.time(), *_values(key)))
+
+    @staticmethod
+    def pin(connection: sqlite3.Connection, key: Key, pinned: bool) -> None:
+        connection.execute("UPDATE files SET pinned = ? WHERE fingerprint = ? AND file = ?", (pinned, *_values(key)))
+
+    @staticmethod
+    def labels(connection: sqlite3.Connection) -> dict[Key, str]:
+        """What files hold, in words, as far as it is known."""
+        rows = connection.execute("SELECT fingerprint, file, label FROM files WHERE label != ''")
+        return {(fingerprint, _name(file)): label for fingerprint, file, label in rows}
+
+    @staticmethod
+    def change(connection: sqlite3.Connection) -> int:
+        """A number that is another one after any other connection has committed."""
+        return int(connection.execute("PRAGMA data_version").fetchone()[0])
 
     @staticmethod
     def written_today(connection: sqlite3.Connection) -> int:
@@ -201,16 +257,43 @@ class _Connection:
                 connection.executescript(f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
                 self.index.lost = True
             connection.execute("PRAGMA synchronous = NORMAL")
-            connection.execute(f"SELECT {_COLUMNS} FROM files LIMIT 1").fetchone()
+            _add_labels(connection)
+            connection.execute(f"SELECT {_WRITTEN} FROM files LIMIT 1").fetchone()
         except BaseException:
             connection.close()
             raise
         return connection
 
 
-def _record(row: tuple[str, str, int, int, str, int, int, float, float, int, int]) -> Record:
-    fingerprint, file, n, n_bytes, parent, state, exact, created, used, hits, pinned = row
-    return Record(fingerprint, file, n, n_bytes, parent, bool(state), bool(exact), created, used, hits, bool(pinned))
+def _add_labels(connection: sqlite3.Connection) -> None:
+    """The column came later, and earlier versions go on without it."""
+    if any(row[1] == "label" for row in connection.execute("PRAGMA table_info(files)")):
+        return
+    try:
+        connection.execute("ALTER TABLE files ADD COLUMN label TEXT NOT NULL DEFAULT ''")
+    except sqlite3.OperationalError as error:
+        if "duplicate column" not in str(error):  # another process was faster
+            raise
+
+
+def _record(row: tuple[str, str, int, str, int, float, float, int, int]) -> Record:
+    fingerprint, file, n_bytes, parent, exact, created, used, hits, pinned = row
+    below = _name(parent) if parent else None
+    if isinstance(below, StateName):
+        raise sqlite3.DatabaseError(f"{file} hangs on {parent}")
+    return Record(fingerprint, _name(file), n_bytes, below, bool(exact), created, used, hits, bool(pinned))
+
+
+def _name(file: str) -> Name:
+    """DatabaseError, after which the index is rebuilt, for what is no name."""
+    name = parse(file)
+    if name is None:
+        raise sqlite3.DatabaseError(f"an entry called {file}")
+    return name
+
+
+def _values(key: Key) -> tuple[str, str]:
+    return key[0], str(key[1])
 
 
 def _today() -> int:

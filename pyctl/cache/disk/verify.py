@@ -12,19 +12,20 @@ import numpy as np
 
 from pyctl.atomic_file import is_abandoned, temp_pid
 from pyctl.cache.disk.file_format import (
+    OLDER,
     PROMPTS,
     REPLIES,
-    WORDS,
     CorruptFileError,
     Header,
-    SegmentName,
-    StateName,
-    check_fingerprint,
+    PromptName,
+    is_fingerprint,
+    is_obsolete,
     parse,
 )
-from pyctl.cache.disk.graph import FileGraph, Key
-from pyctl.cache.disk.index import Index, Record
+from pyctl.cache.disk.graph import FileGraph
+from pyctl.cache.disk.index import Index, Key, Record
 from pyctl.cache.disk.segment_files import read_header, read_jobs, remove_file
+from pyctl.cache.recent import read_prompt
 
 __all__ = ["VerifyReport", "verify"]
 
@@ -36,7 +37,8 @@ class VerifyReport:
     """What a check found, each as ``<fingerprint>/<file>``; ``files`` and ``n_bytes`` count what is whole.
 
     ``missing``: in the index without a file; ``unknown``: whole files that were not in the index; ``broken``: damaged
-    files; ``useless``: segments that no state needs, and what hangs on an incomplete chain; ``temps``: left over.
+    files; ``useless``: segments that no state needs, and what hangs on an incomplete chain; ``temps``: left over
+    by processes that are gone, and by older versions.
     ``foreign`` files are somebody else's, and stay.
     """
 
@@ -64,23 +66,22 @@ def verify(directory: Path, index: Index, run: Runner | None, fix: bool) -> Veri
     broken: list[Key] = []
     with index.reading() as connection:
         known = {record.key for record in Index.records(connection)}
-    for path in _ours(directory, report, fix):
+    for path, key in _ours(directory, report, fix, deep=run is not None):
         try:
-            whole[path.parent.name, path.name] = _record(path, read_header(path), run)
+            whole[key] = _record(path, read_header(path), run)
         except FileNotFoundError:
-            if not path.is_symlink():
-                continue
-            broken.append((path.parent.name, path.name))
+            if path.is_symlink():
+                broken.append(key)
         except CorruptFileError:
-            broken.append((path.parent.name, path.name))
-    report.broken = [_label(key) for key in broken]
+            broken.append(key)
+    report.broken += map(_label, broken)
     if fix:
         with index.writing() as connection:
             _settle(directory, connection, whole, broken, report)
     else:
-        report.missing = [_label(key) for key in sorted(known - whole.keys() - set(broken))]
-        report.unknown = [_label(key) for key in sorted(whole.keys() - known)]
-        report.useless = [_label(key) for key in sorted(FileGraph(whole.values()).unsound())]
+        report.missing = sorted(map(_label, known - whole.keys() - set(broken)))
+        report.unknown = sorted(map(_label, whole.keys() - known))
+        report.useless = sorted(map(_label, FileGraph(whole.values()).unsound()))
     report.files, report.n_bytes = len(whole), sum(record.n_bytes for record in whole.values())
     return report
 
@@ -89,61 +90,83 @@ def _settle(
     directory: Path, connection: sqlite3.Connection, whole: dict[Key, Record], broken: list[Key], report: VerifyReport
 ) -> None:
     for key in broken:
-        Index.delete(connection, *key)
-        remove_file(directory.joinpath(*key))
+        Index.delete(connection, key)
+        remove_file(_path(directory, key))
     known = {record.key: record for record in Index.records(connection)}
     for key in known.keys() - whole.keys():
-        if not directory.joinpath(*key).is_file():
-            Index.delete(connection, *key)
+        if not _path(directory, key).is_file():
+            Index.delete(connection, key)
             report.missing.append(_label(key))
     for key, record in list(whole.items()):
-        if not directory.joinpath(*key).exists():
+        if not _path(directory, key).exists():
             del whole[key]
         elif key not in known or known[key].n_bytes != record.n_bytes or known[key].parent != record.parent:
             Index.insert(connection, record)
             report.unknown.append(_label(key))
-    graph = FileGraph(Index.records(connection))
-    for key in graph.unsound():
-        Index.delete(connection, *key)
-        remove_file(directory.joinpath(*key))
+    for key in FileGraph(Index.records(connection)).unsound():
+        Index.delete(connection, key)
+        remove_file(_path(directory, key))
         whole.pop(key, None)
         report.useless.append(_label(key))
 
 
-def _ours(directory: Path, report: VerifyReport, fix: bool) -> Iterator[Path]:
-    """The files of the cache; temp files that belong to nobody are noted and, with ``fix``, removed."""
+def _ours(directory: Path, report: VerifyReport, fix: bool, deep: bool) -> Iterator[tuple[Path, Key]]:
+    """The files of snapshots; what else is wrong or left over is noted and, with ``fix``, removed."""
     for home in sorted(directory.iterdir()):
-        if not home.is_dir() or not _is_fingerprint(home.name):
+        if not home.is_dir() or not is_fingerprint(home.name):
             continue
-        for path in sorted(home.iterdir()):
-            if parse(path.name) is not None:
-                yield path
-            elif path.name in (PROMPTS, REPLIES, WORDS):
+        for path in sorted([*home.iterdir(), *_files_in(home / PROMPTS)]):
+            label = str(path.relative_to(directory))
+            in_home = path.parent == home
+            name = parse(path.name) if in_home else None
+            if name is not None:
+                yield path, (home.name, name)
+            elif in_home and path.name in (PROMPTS, REPLIES, f"{REPLIES}{OLDER}"):
                 continue
+            elif not in_home and PromptName.parse(path.name):
+                if deep and not _is_prompt(path):
+                    report.broken.append(label)
+                    _remove(path, fix)
+            elif is_abandoned(path) or (in_home and is_obsolete(path.name)):
+                report.temps.append(label)
+                _remove(path, fix)
             elif temp_pid(path.name) is None:
-                report.foreign.append(_label((home.name, path.name)))
-            elif is_abandoned(path):
-                report.temps.append(_label((home.name, path.name)))
-                if fix:
-                    remove_file(path)
+                report.foreign.append(label)
+
+
+def _remove(path: Path, fix: bool) -> None:
+    if fix:
+        remove_file(path)
+
+
+def _files_in(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _is_prompt(path: Path) -> bool:
+    try:
+        read_prompt(path.read_bytes())
+    except FileNotFoundError:
+        return True  # gone since, as one that was continued
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _record(path: Path, header: Header, run: Runner | None) -> Record:
     if run is not None:
         outs = {part.what: np.empty(part.size, np.uint8) for part in header.parts}
         run(read_jobs(path, header, outs))
-    name = header.name
-    n = name.end if isinstance(name, SegmentName) else name.n
-    size, is_state, made = header.offsets[-1], isinstance(name, StateName), header.created
-    return Record(path.parent.name, path.name, n, size, header.parent, is_state, header.exact, made, made)
+    size, made = header.offsets[-1], header.created
+    return Record(path.parent.name, header.name, size, header.parent, header.exact, made, made)
 
 
-def _is_fingerprint(name: str) -> bool:
-    try:
-        return bool(check_fingerprint(name))
-    except ValueError:
-        return False
+def _path(directory: Path, key: Key) -> Path:
+    return directory / key[0] / str(key[1])
 
 
 def _label(key: Key) -> str:
-    return "/".join(key)
+    return f"{key[0]}/{key[1]}"

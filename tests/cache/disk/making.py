@@ -84,9 +84,9 @@ def on_disk(directory: Path) -> list[Path]:
 
 def check_directory(store: DiskStore) -> None:
     """Index and files agree, nothing is left over, and the budget holds."""
-    report = store.verify()
+    report = store.directory.verify()
     assert report.sound, report
     assert not report.foreign
-    files = on_disk(store.directory)
-    assert sum(path.stat().st_size for path in files) == store.n_bytes == report.n_bytes
-    assert store.budget is None or store.n_bytes <= store.budget
+    files = on_disk(store.directory.path)
+    assert sum(path.stat().st_size for path in files) == store.directory.n_bytes == report.n_bytes
+    assert store.directory.budget is None or store.directory.n_bytes <= store.directory.budget

@@ -35,7 +35,7 @@ def store(open_store: Opener, made: list[Snapshot]) -> DiskStore:
 
 
 def file_of(store: DiskStore, start: str, suffix: str) -> Path:
-    (path,) = (path for path in on_disk(store.directory) if path.name.startswith(start) and path.suffix == suffix)
+    (path,) = (path for path in on_disk(store.directory.path) if path.name.startswith(start) and path.suffix == suffix)
     return path
 
 
@@ -150,7 +150,7 @@ def test_recovery_finds_what_shows_without_reading_all(
 ) -> None:
     if harm is not None:
         harm(file_of(store, "20-40", ".rows"))
-    store.recover()
+    store.directory.recover()
     if harm is zero_tail:
         check_lost(store, made, [False, True, True])
         return
@@ -161,12 +161,12 @@ def test_recovery_finds_what_shows_without_reading_all(
 
 @pytest.mark.parametrize("harm", HARM)
 def test_verify_reports_and_fixes(store: DiskStore, harm: Callable[[Path], None]) -> None:
-    assert store.verify().sound
+    assert store.directory.verify().sound
     harm(file_of(store, "20-40", ".rows"))
-    before = on_disk(store.directory)
-    assert not store.verify().sound
-    assert on_disk(store.directory) == before
-    store.verify(fix=True)
+    before = on_disk(store.directory.path)
+    assert not store.directory.verify().sound
+    assert on_disk(store.directory.path) == before
+    store.directory.verify(fix=True)
     check_directory(store)
     assert store.lengths() == {20}
 
@@ -191,29 +191,29 @@ def test_files_of_another_model_under_our_name(open_store: Opener, made: list[Sn
     for each in made:
         ours.write(each)
         theirs.write(each)
-    (path,) = (ours.directory / "ours").glob("60-*.state")
-    shutil.copy(ours.directory / "theirs" / path.name, path)
+    (path,) = (ours.directory.path / "ours").glob("60-*.state")
+    shutil.copy(ours.directory.path / "theirs" / path.name, path)
     check_lost(ours, made, [False, False, True])
 
 
 def test_foreign_files_stay_and_do_not_count(store: DiskStore, made: list[Snapshot]) -> None:
-    home = store.directory / "model"
+    home = store.directory.path / "model"
     names = ["README", "5-abc.state", "1-2.rows", ".x.tmp", "0-20-" + "0" * 32 + ".rows"]
     for name in names:
         (home / name).write_bytes(b"x" * 99)
-    (store.directory / "note").write_bytes(b"x")
-    before = store.n_bytes
-    report = store.recover()
+    (store.directory.path / "note").write_bytes(b"x")
+    before = store.directory.n_bytes
+    report = store.directory.recover()
     assert len(report.foreign) == len(names)
-    assert store.n_bytes == before
+    assert store.directory.n_bytes == before
     assert all((home / name).exists() for name in names)
     check_read(store, made[-1])
 
 
 def test_garbage_under_a_good_name_is_removed(store: DiskStore) -> None:
-    path = store.directory / "model" / f"99-{'0' * 32}.state"
+    path = store.directory.path / "model" / f"99-{'0' * 32}.state"
     path.write_bytes(os.urandom(5000))
-    assert store.recover().broken == [f"model/{path.name}"]
+    assert store.directory.recover().broken == [f"model/{path.name}"]
     assert not path.exists()
     check_directory(store)
 
@@ -221,14 +221,14 @@ def test_garbage_under_a_good_name_is_removed(store: DiskStore) -> None:
 def test_temp_files_go_with_their_process(store: DiskStore) -> None:
     child = subprocess.Popen(["true"])
     child.wait()
-    home = store.directory / "model"
+    home = store.directory.path / "model"
     dead, alive, old = (
         home / f".{pid}-{'0' * 15}{i}.tmp" for i, pid in enumerate((child.pid, os.getpid(), os.getpid()))
     )
     for path in (dead, alive, old):
         path.write_bytes(b"half")
     os.utime(old, (0, 0))
-    report = store.recover()
+    report = store.directory.recover()
     assert sorted(report.temps) == sorted(f"model/{path.name}" for path in (dead, old))
     assert [path.exists() for path in (dead, alive, old)] == [False, True, False]
 
@@ -261,21 +261,21 @@ def test_lost_index_is_rebuilt(
         store.write(each)
     if not running:
         store.close()
-    harm(store.directory / INDEX)
+    harm(store.directory.path / INDEX)
     if not running:
         store = open_store()
     for each in made:
         found = store.read(each.prefix, tokens_of(each))
         assert found is None or tokens_of(found).tolist() == tokens_of(each).tolist()
     assert store.damaged == 0
-    store.recover()
+    store.directory.recover()
     for each in made:
         check_read(store, each)
     check_directory(store)
 
 
 def test_write_rebuilds_a_lost_index(store: DiskStore, made: list[Snapshot]) -> None:
-    (store.directory / INDEX).unlink()
+    (store.directory.path / INDEX).unlink()
     following = conversation(3, turns=4)
     assert store.write(following[-1]) > 0
     for each in following:
@@ -285,12 +285,12 @@ def test_write_rebuilds_a_lost_index(store: DiskStore, made: list[Snapshot]) -> 
 
 def test_stale_index(store: DiskStore, made: list[Snapshot], open_store: Opener) -> None:
     store.close()
-    home = store.directory / "model"
+    home = store.directory.path / "model"
     (path,) = home.glob("20-40-*")
     path.unlink()
     store = open_store()
     assert store.write(made[-1]) == 0, "its own state is there"
-    report = store.recover()
+    report = store.directory.recover()
     assert report.missing == [f"model/{path.name}"]
     assert store.lengths() == {20}
     check_directory(store)
@@ -299,7 +299,7 @@ def test_stale_index(store: DiskStore, made: list[Snapshot], open_store: Opener)
 
 
 def test_a_write_replaces_rows_that_vanished(store: DiskStore, made: list[Snapshot]) -> None:
-    (path,) = (store.directory / "model").glob("20-40-*")
+    (path,) = (store.directory.path / "model").glob("20-40-*")
     path.unlink()
     following = conversation(3, turns=4)[-1]
     assert store.write(following) > 0
@@ -314,7 +314,7 @@ def test_full_disk(
 ) -> None:
     store = open_store()
     store.write(made[0])
-    before = on_disk(store.directory)
+    before = on_disk(store.directory.path)
     real, left = getattr(os, call), [after]
 
     def full(*args: object) -> object:
@@ -327,7 +327,7 @@ def test_full_disk(
         patch.setattr(os, call, full)
         with pytest.raises(OSError, match="No space"):
             store.write(made[2])
-    assert on_disk(store.directory) == before
+    assert on_disk(store.directory.path) == before
     check_read(store, made[0])
     check_directory(store)
     assert store.write(made[2]) > 0

@@ -49,17 +49,17 @@ def test_files_made_by_hand(open_store: Callable[..., DiskStore]) -> None:
     files[first] = file_bytes(1, 0, 0, 20, (whole, tag), "", [(1, tokens), (2, ends), (3, data)])
     blob = [(4, made.state.tobytes())]
     files[second] = file_bytes(2, 1, 0, 15, (made.prefix.digest, bytes(8)), first, blob)
-    home = store.directory / "model"
+    home = store.directory.path / "model"
     for name, content in files.items():
         assert parse(name) is not None
         (home / name).write_bytes(content)
 
-    assert store.recover().unknown == [f"model/{first}", f"model/{second}"]
+    assert store.directory.recover().unknown == [f"model/{first}", f"model/{second}"]
     check_read(store, made)
     check_directory(store)
-    assert [entry.created for entry in store.entries()] == [CREATED]
+    assert [entry.created for entry in store.directory.entries()] == [CREATED]
 
-    store.prune(0)
+    store.directory.prune(0)
     assert store.write(made) == sum(map(len, files.values()))
     at = 24 + 16
     for name, content in files.items():

@@ -33,7 +33,7 @@ def all_snapshots(first: int = 0) -> list[Snapshot]:
 def write_for_ever(directory: str, seed: int, ready: object) -> None:
     """Write all of it in turn, removing some, until killed."""
     store = DiskStore(Path(directory), "model", BUDGET, min_tokens=1)
-    store.recover()
+    store.directory.recover()
     choice = random.Random(seed)
     made = all_snapshots()
     ready.set()  # type: ignore[attr-defined]
@@ -42,17 +42,17 @@ def write_for_ever(directory: str, seed: int, ready: object) -> None:
             store.write(each)
             store.touch(each.prefix)
             if choice.random() < 0.1:
-                store.remove(each.prefix.name)
+                store.directory.remove(each.prefix.name)
 
 
 def write_once(directory: str, first: int, damaged: object) -> None:
     store = DiskStore(Path(directory), "model", BUDGET, min_tokens=1)
-    store.recover()
+    store.directory.recover()
     for each in all_snapshots(first):
         store.write(each)
         found = store.read(each.prefix, tokens_of(each))
         assert found is None or found.state.tobytes() == each.state.tobytes()
-        assert store.n_bytes <= BUDGET
+        assert store.directory.n_bytes <= BUDGET
     damaged.value += store.damaged  # type: ignore[attr-defined]
     store.close()
 
@@ -98,7 +98,7 @@ def reopen(directory: Path) -> int:
     """What a new process finds: no temp files, nothing wrong, within the budget; returns how many snapshots."""
     store = DiskStore(directory, "model", BUDGET, min_tokens=1)
     try:
-        store.recover()
+        store.directory.recover()
         assert not [path for path in on_disk(directory) if path.suffix == ".tmp"]
         return check_all(store)
     finally:
@@ -117,7 +117,7 @@ def test_two_processes_write_at_once(open_store: Opener, tmp_path: Path) -> None
         child.close()
     assert damaged.value == 0
     store = open_store(directory=directory, budget=BUDGET)
-    assert store.recover().sound
+    assert store.directory.recover().sound
     assert check_all(store) > 0
 
 
@@ -142,7 +142,7 @@ def test_reads_while_recovering_and_writing(open_store: Opener) -> None:
     try:
         threads = [
             guarded(lambda: [store.write(each) for each in made]),
-            guarded(lambda: [store.recover() for _ in range(20)]),
+            guarded(lambda: [store.directory.recover() for _ in range(20)]),
             guarded(lambda: [store.touch(each.prefix) for each in made]),
         ]
         while any(thread.is_alive() for thread in threads):

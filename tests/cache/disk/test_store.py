@@ -77,7 +77,7 @@ def test_big_parts_in_many_chunks(open_store: Opener, monkeypatch: pytest.Monkey
     made = Snapshot(made.prefix, made.segment, state)
     store = open_store()
     written = store.write(made)
-    assert written == store.n_bytes < 0.95 * (rows.nbytes + state.nbytes)
+    assert written == store.directory.n_bytes < 0.95 * (rows.nbytes + state.nbytes)
     check_read(store, made)
     check_directory(store)
 
@@ -87,7 +87,7 @@ def test_a_turn_writes_only_what_is_new(open_store: Opener) -> None:
     made = conversation(0, turns=5)
     written = [store.write(each) for each in made]
     assert max(written) - min(written) < 150
-    assert len(on_disk(store.directory)) == 10
+    assert len(on_disk(store.directory.path)) == 10
 
 
 def test_what_comes_back_can_be_built_on(open_store: Opener) -> None:
@@ -96,10 +96,10 @@ def test_what_comes_back_can_be_built_on(open_store: Opener) -> None:
     store.write(first[-1])
     back = store.read(first[-1].prefix, tokens_of(first[-1]))
     assert back is not None
-    before = len(on_disk(store.directory))
+    before = len(on_disk(store.directory.path))
     following = snapshot(segment(range(10), back.segment, back.n))
     store.write(following)
-    assert len(on_disk(store.directory)) == before + 2
+    assert len(on_disk(store.directory.path)) == before + 2
     check_read(store, following)
 
 
@@ -108,11 +108,11 @@ def test_files_come_back_the_same_from_memory_and_from_the_drive(open_store: Ope
     rows = np.random.default_rng(0).integers(0, 256, 2 * CHUNK + 12_345, np.uint8)
     large = snapshot(Segment(0, as_tokens(range(40)), rows, None))
     store.write(large)
-    for path in on_disk(store.directory):
+    for path in on_disk(store.directory.path):
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     check_read(store, large)  # from the drive, unless this file system keeps everything in memory
-    for path in on_disk(store.directory):
+    for path in on_disk(store.directory.path):
         path.read_bytes()
     check_read(store, large)
 
@@ -137,11 +137,11 @@ def test_equal_tokens_with_other_rows_are_kept_apart(open_store: Opener) -> None
     decoded.segment.rows = decoded.segment.rows ^ 1
     decoded.exact = False
     assert store.write(decoded)
-    store.pin(decoded.prefix.name, True)
+    store.directory.pin(decoded.prefix.name, True)
     assert store.write(prefilled), "what is exact replaces what is not"
     check_read(store, prefilled)
     assert store.write(decoded) == 0
-    assert [entry.pinned for entry in store.entries()] == [True]
+    assert [entry.pinned for entry in store.directory.entries()] == [True]
     check_directory(store)
 
 
@@ -163,12 +163,12 @@ def test_short_and_given_up_snapshots_are_not_written(open_store: Opener) -> Non
     assert short.segment.rows.size
     short.segment.rows, short.segment.dropped = np.empty(0, np.uint8), True
     assert store.write(long) == 0
-    assert on_disk(store.directory) == []
+    assert on_disk(store.directory.path) == []
 
 
 def test_everything_is_synced_before_it_has_its_name(open_store: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store()
-    home = store.directory / "model"
+    home = store.directory.path / "model"
     order: list[str] = []
     real = os.replace
 
@@ -193,7 +193,7 @@ def test_budget_holds_after_every_write(open_store: Opener) -> None:
             assert store.write(made) > 0
             check_read(store, made)
             check_directory(store)
-    assert len(store.entries()) >= 3
+    assert len(store.directory.entries()) >= 3
 
 
 def test_what_can_never_fit_drives_nothing_out(open_store: Opener) -> None:
@@ -212,23 +212,23 @@ def test_use_and_pins_decide_who_goes(open_store: Opener, monkeypatch: pytest.Mo
     pinned, old, used = (conversation(seed, turns=1)[0] for seed in range(3))
     for made in (pinned, old, used):
         store.write(made)
-    assert store.pin(pinned.prefix.name, True)
-    assert not store.pin("1-0", True)
+    assert store.directory.pin(pinned.prefix.name, True)
+    assert not store.directory.pin("1-0", True)
     now += 3600
     store.touch(used.prefix)
-    one = store.n_bytes // 3
-    assert store.prune(2 * one + 50) > 0
+    one = store.directory.n_bytes // 3
+    assert store.directory.prune(2 * one + 50) > 0
     assert not store.contains(old.prefix)
-    assert store.prune(0) > 0
-    assert [entry.name for entry in store.entries()] == [pinned.prefix.name]
+    assert store.directory.prune(0) > 0
+    assert [entry.name for entry in store.directory.entries()] == [pinned.prefix.name]
     check_read(store, pinned)
     store.close()
     again = open_store()
-    entry = again.entries()[0]
+    entry = again.directory.entries()[0]
     assert entry.pinned
-    assert again.pin(f"model/{entry.name}", False)
-    again.prune(0)
-    assert on_disk(again.directory) == []
+    assert again.directory.pin(f"model/{entry.name}", False)
+    again.directory.prune(0)
+    assert on_disk(again.directory.path) == []
 
 
 def test_interior_states_go_before_ends_and_rows_stay_for_children(open_store: Opener) -> None:
@@ -238,12 +238,12 @@ def test_interior_states_go_before_ends_and_rows_stay_for_children(open_store: O
     outer = snapshot(segment(range(100), inner.segment))
     for each in (made[0], inner, outer):
         store.write(each)
-    assert [(e.n, e.parent) for e in sorted(store.entries(), key=lambda e: e.n)] == [
+    assert [(e.n, e.parent) for e in sorted(store.directory.entries(), key=lambda e: e.n)] == [
         (100, ""),
         (104, made[0].prefix.name),
         (204, inner.prefix.name),
     ]
-    store.prune(store.n_bytes - 1)
+    store.directory.prune(store.directory.n_bytes - 1)
     assert store.lengths() == {100, 204}
     check_read(store, outer)
     check_directory(store)
@@ -254,12 +254,12 @@ def test_remove_takes_only_what_nobody_needs(open_store: Opener) -> None:
     first, second = conversation(0, turns=2)
     store.write(first)
     store.write(second)
-    assert store.remove(first.prefix.name)
-    assert not store.remove(first.prefix.name)
+    assert store.directory.remove(first.prefix.name)
+    assert not store.directory.remove(first.prefix.name)
     check_read(store, second)
     check_directory(store)
-    assert store.remove(second.prefix.name)
-    assert on_disk(store.directory) == []
+    assert store.directory.remove(second.prefix.name)
+    assert on_disk(store.directory.path) == []
 
 
 def test_hits_and_recency_persist(open_store: Opener) -> None:
@@ -270,7 +270,7 @@ def test_hits_and_recency_persist(open_store: Opener) -> None:
     store.touch(first.prefix)
     store.touch(first.prefix)
     store.close()
-    entries = open_store().entries()
+    entries = open_store().directory.entries()
     assert [(entry.n, entry.hits) for entry in entries] == [(20, 2), (40, 0)]
 
 
@@ -299,7 +299,7 @@ def test_other_fingerprints_count_and_go_by_the_same_rule(open_store: Opener, mo
     now += 3600
     fresh = conversation(9, turns=1)[0]
     mine.write(fresh)
-    assert {(entry.fingerprint, entry.n) for entry in mine.entries()} == {("model", 20), ("old-model", 20)}
+    assert {(entry.fingerprint, entry.n) for entry in mine.directory.entries()} == {("model", 20), ("old-model", 20)}
     check_directory(mine)
     check_read(mine, fresh)
 
