@@ -8,7 +8,7 @@ BIN := .venv/bin
 .PHONY: demo install test lint bench contract build clean
 
 demo: install
-	$(BIN)/python -m bench.demo
+	$(BIN)/python -m tools.demo
 
 install: .venv/installed
 
@@ -31,8 +31,7 @@ lint: install
 
 # Tables go to bench/results. LLAMA_SERVER=/path/to/llama-server puts that server beside ours.
 bench: install
-	for script in exact kv ttft batch decode controller policy codec disk frontend; do $(BIN)/python -m bench.$$script --keep || exit 1; done
-	$(BIN)/python -m bench.replay --keep $(if $(LLAMA_SERVER),--llama-server $(LLAMA_SERVER))
+	$(BIN)/python -m bench --keep $(if $(LLAMA_SERVER),--llama-server $(LLAMA_SERVER))
 
 contract: install
 	@test -x "$(LLAMA_SERVER)" || { echo "give the binary: make contract LLAMA_SERVER=/path/to/llama-server"; exit 2; }

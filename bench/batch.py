@@ -9,11 +9,12 @@ rest on this table.
 
 from __future__ import annotations
 
-import argparse
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from bench.common import median_seconds, show
+from bench.common import add_model, median_seconds, parse, parser_of, show
 from pyctl.engine.llama import load
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.models import builtin_model
@@ -23,15 +24,14 @@ SIZES = (1, 4, 8, 16, 32, 64, 128, 256, 384, 512, 1024, 2048)
 REFERENCE = 512
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-m", "--model", default=str(builtin_model()))
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = parser_of(__doc__)
+    add_model(parser, str(builtin_model()))
     parser.add_argument("--tokens", type=int, default=2048, help="tokens per measurement, fewer for small batches")
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--keep", action="store_true", help="write results/batch.md")
-    arguments = parser.parse_args()
+    arguments = parse(parser, argv, tokens=64, repeat=1, threads=1)
     settings = ModelSettings(path=arguments.model, n_ctx=arguments.tokens + 64, n_ubatch=max(SIZES), n_batch=max(SIZES))
-    loaded = load(settings)
+    loaded = load(replace(settings, n_threads=arguments.threads))
     backend = loaded.backend
     tokens = as_tokens(np.random.default_rng(0).integers(0, 200, arguments.tokens))
     speeds = {}

@@ -6,13 +6,12 @@ python -m bench.codec --keep       # also writes results/codec.md
 
 from __future__ import annotations
 
-import argparse
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from bench.common import median_seconds, show
+from bench.common import median_seconds, parse, parser_of, show
 from pyctl.cache.disk.codec import CHUNK, Codec, Coding, choose, chunks, decode, encode, phase_of_blocks
 from pyctl.cache.snapshot import Block
 from pyctl.engine.llama import load
@@ -21,13 +20,13 @@ from pyctl.prompt import as_tokens
 from tools.generator import TINY_DENSE, TINY_HYBRID, write_model
 
 REPEAT = 3
-N_ROWS, WIDTH = 4096, 1024
+WIDTH = 1024
 
 
-def values() -> np.ndarray:
+def values(n_rows: int) -> np.ndarray:
     """Gaussian rows with a log-normal scale per channel, as keys and values look after their projections."""
     random = np.random.default_rng(0)
-    return random.standard_normal((N_ROWS, WIDTH)) * random.lognormal(0, 0.7, WIDTH)
+    return random.standard_normal((n_rows, WIDTH)) * random.lognormal(0, 0.7, WIDTH)
 
 
 def as_q8_0(rows: np.ndarray) -> np.ndarray:
@@ -38,27 +37,27 @@ def as_q8_0(rows: np.ndarray) -> np.ndarray:
     return np.concatenate([scales.view(np.uint8), quants.view(np.uint8)], axis=1)
 
 
-def made_up() -> dict[str, Block]:
-    rows = values()
-    prompt = np.random.default_rng(1).zipf(1.2, 100_000) % 250_000
+def made_up(n_rows: int) -> dict[str, Block]:
+    rows = values(n_rows)
+    prompt = np.random.default_rng(1).zipf(1.2, 25 * n_rows) % 250_000
     quants = as_q8_0(rows).reshape(-1).view(np.uint8)
     return {
         "f16 rows": rows.astype(np.float16).reshape(-1).view(np.uint8),
         "q8_0 rows": np.concatenate([np.zeros(64, np.uint8), quants]),
         "f32 state": rows.astype(np.float32).reshape(-1).view(np.uint8),
-        "random bytes": np.random.default_rng(2).integers(0, 256, 8 << 20, dtype=np.uint8),
+        "random bytes": np.random.default_rng(2).integers(0, 256, n_rows << 11, dtype=np.uint8),
         "tokens": prompt.astype("<i4").view(np.uint8),
     }
 
 
-def from_models() -> dict[str, Block]:
+def from_models(n_tokens: int) -> dict[str, Block]:
     found = {}
     with tempfile.TemporaryDirectory() as directory:
         for shape, kind in ((TINY_DENSE, "f16"), (TINY_DENSE, "q8_0"), (TINY_HYBRID, "f16")):
             path = f"{directory}/{shape.name}.gguf"
             write_model(path, shape)
-            backend = load(ModelSettings(path=path, n_ctx=4096, type_k=kind, type_v=kind)).backend
-            tokens = as_tokens(np.random.default_rng(0).integers(0, 200, 3072))
+            backend = load(ModelSettings(path=path, n_ctx=4096, type_k=kind, type_v=kind, n_threads=1)).backend
+            tokens = as_tokens(np.random.default_rng(0).integers(0, 200, n_tokens))
             for start in range(0, tokens.size, backend.n_ubatch):
                 backend.evaluate(0, tokens[start : start + backend.n_ubatch], start)
             found[f"{shape.name}, {kind} rows"] = np.array(backend.save_rows(0, 0, tokens.size))
@@ -92,12 +91,13 @@ def rate(part: Block, function: Callable[[], object]) -> float:
     return part.size / median_seconds(function, REPEAT) / 1e9
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--keep", action="store_true", help="write results/codec.md")
-    arguments = parser.parse_args()
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = parser_of(__doc__)
+    parser.add_argument("--rows", type=int, default=4096, help="rows of 1,024 made-up values")
+    parser.add_argument("--tokens", type=int, default=3072, help="evaluated by the tiny models")
+    arguments = parse(parser, argv, rows=64, tokens=256)
     rows = []
-    for name, part in {**made_up(), **from_models()}.items():
+    for name, part in {**made_up(arguments.rows), **from_models(arguments.tokens)}.items():
         chosen = choose(part)
         for codec in Codec:
             phase = phase_of_blocks(part) if codec == Codec.BLOCKS34 else 0

@@ -1,41 +1,65 @@
-"""What the benchmarks share: a table, the machine's name, and repeated timing."""
+"""What the benchmarks share: options, requests that must not fail, timing, text, and tables."""
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import platform
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+import pyctl
 from pyctl.engine.engine import Engine
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.llama.library import build_version
 from pyctl.engine.request import Done, Event, Failed, Request
+from tools.generator import TINY_DENSE
 
 RESULTS = Path(__file__).parent / "results"
 
-
-def machine() -> str:
-    """The processor, how many cores this process may use, and the llama.cpp release."""
-    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    cpu = names[0].partition(": ")[2] if names else platform.processor()
-    return f"{cpu}, {len(os.sched_getaffinity(0))} cores; {build_version()}"
+WIDE_DENSE = replace(TINY_DENSE, name="wide-dense", num_heads=8, num_kv_heads=8, head_size=128, rope_size=128)
+"""A tiny model with 16 KiB of rows per token."""
 
 
-def median_seconds(function: Callable[[], object], repeat: int) -> float:
-    """The median time of ``repeat`` calls after one that does not count."""
-    function()
-    times = []
-    for _ in range(repeat):
-        began = time.perf_counter()
-        function()
-        times.append(time.perf_counter() - began)
-    return statistics.median(times)
+# -- options -----------------------------------------------------------------------------------------------------------
+
+
+def parser_of(description: str | None, *, keep: bool = True) -> argparse.ArgumentParser:
+    """What every script understands; `parse` reads it."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="so small that the numbers mean nothing: does it work?")
+    if keep:
+        parser.add_argument("--keep", action="store_true", help="write the tables to bench/results")
+    return parser
+
+
+def add_model(parser: argparse.ArgumentParser, default: str | None) -> None:
+    """Which model, and by how many threads it is evaluated."""
+    parser.add_argument("-m", "--model", default=default)
+    parser.add_argument("-t", "--threads", type=int, default=-1, help="of llama.cpp; default: one per core")
+
+
+def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None, **quick: object) -> argparse.Namespace:
+    """The options in ``argv``; ``quick`` are other defaults for --quick."""
+    options = parser.parse_args(argv)
+    if not options.quick:
+        return options
+    if getattr(options, "keep", False):
+        parser.error("--quick measures nothing that is worth keeping")
+    parser.set_defaults(**quick)
+    return parser.parse_args(argv)
+
+
+# -- requests ----------------------------------------------------------------------------------------------------------
 
 
 def answered(engine: Engine, request: Request) -> Done:
@@ -54,8 +78,41 @@ def finished(events: Iterable[Event]) -> Done:
         if isinstance(last, Failed):
             raise last.error
     if not isinstance(last, Done):
-        raise RuntimeError(f"the request did not end but with {last}")
+        raise RuntimeError(f"the reply did not end, its last event is {last}")
     return last
+
+
+# -- measuring ---------------------------------------------------------------------------------------------------------
+
+
+def median_seconds(function: Callable[[], object], repeat: int) -> float:
+    """The median time of ``repeat`` calls after one that does not count."""
+    function()
+    times = []
+    for _ in range(repeat):
+        began = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def words(seed: object, n: int) -> str:
+    """``n`` characters of text that starts differently for each seed."""
+    rng = random.Random(str(seed))
+    text = ""
+    while len(text) < n:
+        text += "".join(rng.choice("aeioubdfgklmnprst") for _ in range(rng.randint(2, 8))) + " "
+    return text[:n]
+
+
+# -- results -----------------------------------------------------------------------------------------------------------
+
+
+def machine() -> str:
+    """The processor, how many cores this process may use, and the llama.cpp release."""
+    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    cpu = names[0].partition(": ")[2] if names else platform.processor()
+    return f"{cpu}, {len(os.sched_getaffinity(0))} cores; {build_version()}"
 
 
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, keep: str = "") -> None:
@@ -71,3 +128,8 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *
         lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
         RESULTS.mkdir(exist_ok=True)
         (RESULTS / f"{keep}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def tell(records: Sequence[dict[str, Any]]) -> None:
+    """Print ``records`` for a program, in one line, and which package they are about."""
+    print(json.dumps({"package": str(Path(pyctl.__file__).resolve().parent), "records": records}), flush=True)

@@ -1,6 +1,7 @@
 """What a warm turn costs besides the model: body, rendering, tokenising, lookup, plan, bookkeeping.
 
     python -m bench.controller                  # the vocabulary and template of the pinned release, if unpacked
+    python -m bench.controller --against DIR    # and another checkout's, in alternation
 
 The backend evaluates nothing and its rows are empty, so all that is left is the controller. Each turn adds one user
 message to a history that the cache knows; the median over turns is shown by history length.
@@ -8,32 +9,42 @@ message to a history that the cache knows; the median over turns is shown by his
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 from llama_cpp import llama_cpp as api
 
-from bench.common import answered, show
+from bench.common import answered, parse, parser_of, show, tell
+from bench.compare import add_comparison, compare
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Block
-from pyctl.chat.chat_format import ChatFormat
+from pyctl.chat.chat_format import ChatFormat, ChatRequest
 from pyctl.chat.template import Template
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_options import EngineOptions
 from pyctl.engine.fake import FakeBackend
 from pyctl.engine.llama import LlamaTokenizer
+from pyctl.engine.llama.library import redirect_log
 from pyctl.engine.request import Request
 from pyctl.engine.sampling import Sampling
+from pyctl.models import builtin_model
 from pyctl.prompt import Tokens
 
 VENDOR = Path(__file__).resolve().parent.parent / "vendor/llama.cpp"
+VOCABULARY = VENDOR / "models/ggml-vocab-qwen35.gguf"
+TEMPLATE = VENDOR / "models/templates/Qwen3.5-4B.jinja"
 EMPTY = np.zeros(64, np.uint8)
+
+PARTS = ("body ms", "render, tokenise ms", "engine ms", "total ms", "total CPU ms")
+SHAPES = {8: 300, 40: 300, 76: 400, 100: 480, 300: 160}
+"""Messages of a history, and words in each."""
 
 
 class NullBackend(FakeBackend):
@@ -82,53 +93,66 @@ def history(n_messages: int, words_each: int) -> list[dict[str, object]]:
     return messages
 
 
-def measure(chat: ChatFormat, n_messages: int, words_each: int, turns: int) -> list[object]:
-    """Median milliseconds of the parts of a turn."""
+def measure(chat: ChatFormat, n_messages: int, words_each: int, turns: int) -> dict[str, Any]:
+    """Median milliseconds of the parts of a turn; on the processor's clock, too, which a busy machine hardly moves."""
     backend = NullBackend(n_ctx=1 << 19, n_ubatch=512, n_vocab=1 << 18)
     engine = Engine(backend, RamCache(32, None), EngineOptions(exact=True))
     messages = history(n_messages, words_each)
-    parts: dict[str, list[float]] = {"body": [], "prompt": [], "engine": [], "total": []}
+    parts: dict[str, list[float]] = {part: [] for part in PARTS}
     n_tokens = 0
     for turn in range(turns + 2):
         messages += [{"role": "user", "content": f"Question {turn}: " + "and then " * 20}]
         body = json.dumps({"messages": messages}).encode()
-        began = time.perf_counter()
+        began, worked = time.perf_counter(), time.thread_time()
         given = msgspec.json.decode(body)["messages"]
         parsed = time.perf_counter()
-        prompt = chat.prompt(given)
+        prompt = chat.prepare(ChatRequest(given)).prompt
         rendered = time.perf_counter()
         answered(engine, Request(prompt, Sampling(temperature=0.0), max_tokens=1))
-        done = time.perf_counter()
+        done, worked = time.perf_counter(), time.thread_time() - worked
         n_tokens = len(prompt)
         if turn >= 2:  # the first turns fill the caches
-            for name, start, stop in (
-                ("body", began, parsed),
-                ("prompt", parsed, rendered),
-                ("engine", rendered, done),
-                ("total", began, done),
-            ):
-                parts[name].append((stop - start) * 1e3)
+            seconds = (parsed - began, rendered - parsed, done - rendered, done - began, worked)
+            for name, spent in zip(PARTS, seconds, strict=True):
+                parts[name].append(spent * 1e3)
         messages += [{"role": "assistant", "content": "Answer " * 30}]
-    return [n_tokens, len(messages), *(f"{statistics.median(times):.2f}" for times in parts.values())]
+    return {"tokens": n_tokens, "messages": len(messages), **{n: statistics.median(t) for n, t in parts.items()}}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, default=15)
-    parser.add_argument("--keep", action="store_true", help="write results/controller.md")
-    arguments = parser.parse_args()
-    vocabulary = VENDOR / "models/ggml-vocab-qwen35.gguf"
-    template = VENDOR / "models/templates/Qwen3.5-4B.jinja"
-    if not vocabulary.exists():
-        raise SystemExit("run python vendor/llama.cpp/unpack.py first: the vocabulary comes from the pinned release")
+def chat_format(vocabulary: Path) -> ChatFormat:
+    """The chat format of the pinned release's Qwen3.5, or of the model at ``vocabulary`` with its own template."""
+    redirect_log()
     params = api.llama_model_default_params()
     params.vocab_only = True
     model = api.llama_model_load_from_file(str(vocabulary).encode(), params)
-    chat = ChatFormat(Template(template.read_text(encoding="utf-8"), "", "<|im_end|>"), LlamaTokenizer(model))
-    rows = [
-        measure(chat, *shape, arguments.turns) for shape in ((8, 300), (40, 300), (76, 400), (100, 480), (300, 160))
-    ]
-    columns = ["tokens", "messages", "body ms", "render, tokenise ms", "engine ms", "total ms"]
+    if not model:
+        raise SystemExit(f"{vocabulary} does not load")
+    text = TEMPLATE.read_text(encoding="utf-8") if vocabulary == VOCABULARY else ""
+    source = text or api.llama_model_chat_template(model, None).decode()
+    return ChatFormat(Template(source, "", "<|im_end|>"), LlamaTokenizer(model))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = parser_of(__doc__)
+    parser.add_argument("-m", "--model", type=Path, default=VOCABULARY, help="whose vocabulary and template")
+    parser.add_argument("--messages", type=int, nargs="+", default=list(SHAPES), choices=SHAPES, help="of the history")
+    parser.add_argument("--turns", type=int, default=15)
+    add_comparison(parser)
+    arguments = parse(parser, argv, model=builtin_model(), messages=[8], turns=1, rounds=1)
+    if not arguments.model.exists():
+        raise SystemExit("run python vendor/llama.cpp/unpack.py first: the vocabulary comes from the pinned release")
+    if arguments.against is not None:
+        given = ["-m", str(arguments.model), "--turns", str(arguments.turns)]
+        given += ["--messages", *map(str, arguments.messages)]
+        compare("bench.controller", given, arguments.against, arguments.rounds)
+        return
+    chat = chat_format(arguments.model)
+    records = [measure(chat, n, SHAPES[n], arguments.turns) for n in arguments.messages]
+    if arguments.json:
+        tell(records)
+        return
+    rows = [[value if isinstance(value, int) else f"{value:.2f}" for value in record.values()] for record in records]
+    columns = ["tokens", "messages", *PARTS]
     show("Controller time of a warm turn", columns, rows, keep="controller" if arguments.keep else "")
 
 

@@ -2,21 +2,24 @@
 
     python -m bench.decode            # the smallest model, where the engine's share is largest
 
+    python -m bench.decode --against DIR    # and another checkout's engine, in alternation
+
 Both loops run in turn in one process, so that a busy machine slows both.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
 import statistics
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from llama_cpp import llama_cpp as api
 
-from bench.common import finished, show
+from bench.common import finished, parse, parser_of, show, tell
+from bench.compare import add_comparison, compare
 from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_options import EngineOptions
@@ -71,15 +74,19 @@ def engine(worker: Worker, n: int) -> float:
     return timings.n_predicted / timings.predicted_ms * 1e3
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = parser_of(__doc__)
     parser.add_argument("-m", "--model", default=str(builtin_model()))
     parser.add_argument("-t", "--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("-n", type=int, default=1000)
     parser.add_argument("--repeat", type=int, default=7)
-    parser.add_argument("--keep", action="store_true", help="write results/decode.md")
-    arguments = parser.parse_args()
-    rows: list[list[object]] = []
+    add_comparison(parser)
+    arguments = parse(parser, argv, threads=[1], n=20, repeat=1, rounds=1)
+    if arguments.against is not None:
+        given = ["-m", arguments.model, "-n", str(arguments.n), "--repeat", str(arguments.repeat)]
+        compare("bench.decode", [*given, "-t", *map(str, arguments.threads)], arguments.against, arguments.rounds)
+        return
+    records = []
     for threads in arguments.threads:
         settings = ModelSettings(path=arguments.model, n_ctx=4096, n_threads=threads)
         loaded = load(settings)
@@ -91,7 +98,14 @@ def main() -> None:
             ratios.append(ours[-1] / theirs[-1])
         worker.close()
         median = statistics.median
-        rows.append([threads, f"{median(theirs):,.0f}", f"{median(ours):,.0f}", f"{median(ratios):.3f}"])
+        numbers = {"bare tokens/s": median(theirs), "engine tokens/s": median(ours), "ratio": median(ratios)}
+        records.append({"threads": threads, **numbers})
+    if arguments.json:
+        tell(records)
+        return
+    rows = [
+        [n, f"{theirs:,.0f}", f"{ours:,.0f}", f"{ratio:.3f}"] for n, theirs, ours, ratio in map(dict.values, records)
+    ]
     columns = ["threads", "bare loop tokens/s", "engine tokens/s", "ratio (median of pairs)"]
     show("Decode loop against a bare llama.cpp loop", columns, rows, keep="decode" if arguments.keep else "")
 

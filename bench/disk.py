@@ -10,16 +10,14 @@ rows and state. `restart` compares the first token after a restart with a cold o
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
-from bench.common import median_seconds, show
+from bench.common import WIDE_DENSE, add_model, median_seconds, parse, parser_of, show
 from bench.ttft import ask, prompt_of
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk_tier import DiskTier
@@ -30,7 +28,7 @@ from pyctl.engine.engine import Engine
 from pyctl.engine.engine_options import EngineOptions
 from pyctl.engine.llama import Loaded, allocate, load, reserve_pinned
 from pyctl.engine.model_settings import ModelSettings
-from tools.generator import TINY_DENSE, write_model
+from tools.generator import write_model
 
 MIB = 2**20
 
@@ -50,10 +48,10 @@ def engine_on(loaded: Loaded, directory: Path | None) -> Iterator[Engine]:
         engine.snapshotter.close()
 
 
-def delay(loaded: Loaded, n: int, turns: int) -> list[list[object]]:
+def delay(loaded: Loaded, n: int, turns: int, conversations: int) -> list[list[object]]:
     """First token and whole turn with the tier on, against off, medians over turns of conversations in alternation."""
     times: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
-    for conversation in range(4):
+    for conversation in range(conversations):
         for on in (False, True) if conversation % 2 else (True, False):
             with tempfile.TemporaryDirectory() as name, engine_on(loaded, Path(name) if on else None) as engine:
                 ask(engine, prompt_of([conversation], n))
@@ -150,27 +148,25 @@ def restart(loaded: Loaded, n: int) -> list[object]:
     ]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-m", "--model")
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = parser_of(__doc__)
+    add_model(parser, None)
     parser.add_argument("--tokens", type=int, nargs="+", default=[2048, 4096])
     parser.add_argument("--turns", type=int, default=8)
-    parser.add_argument("--keep", action="store_true", help="write results/disk-*.md")
-    arguments = parser.parse_args()
+    parser.add_argument("--conversations", type=int, default=4)
+    arguments = parse(parser, argv, tokens=[600], turns=1, conversations=1, threads=1)
     with tempfile.TemporaryDirectory() as name:
         path = arguments.model or f"{name}/wide-dense.gguf"
         if not arguments.model:
-            write_model(
-                path, replace(TINY_DENSE, name="wide-dense", num_heads=8, num_kv_heads=8, head_size=128, rope_size=128)
-            )
-        loaded = load(ModelSettings(path=path, n_ctx=max(arguments.tokens) + 4096))
+            write_model(path, WIDE_DENSE)
+        loaded = load(ModelSettings(path=path, n_ctx=max(arguments.tokens) + 4096, n_threads=arguments.threads))
         reserve_pinned(None)
         sizes = arguments.tokens
         tables = {
             "delay": (
                 "Turns with the disk tier off and on",
                 ["tokens", "what", "off", "on", "on / off"],
-                [row for n in sizes for row in delay(loaded, n, arguments.turns)],
+                [row for n in sizes for row in delay(loaded, n, arguments.turns, arguments.conversations)],
             ),
             "read": (
                 "Reading a snapshot from disk",

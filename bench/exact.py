@@ -10,14 +10,14 @@ Every other number should be 0. The tests hold that on tiny models; this is for 
 
 from __future__ import annotations
 
-import argparse
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from bench.common import show
+from bench.common import add_model, parse, parser_of, show, tell
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.plan import batch_ends
 from pyctl.cache.snapshot import PromptMatch, Segment, Snapshot
@@ -101,29 +101,39 @@ def through_disk(snapshot: Snapshot, fingerprint: str, tokens: Tokens) -> Snapsh
         return found
 
 
-def differences(model: str, n: int, n_ubatch: int) -> Iterator[tuple[tuple[str, str], list[float]]]:
+def differences(model: str, n: int, n_ubatch: int, n_threads: int) -> Iterator[tuple[tuple[str, str], list[float]]]:
     """What `measure` finds in each of SETTINGS, for a prompt of ``n`` tokens."""
     tokens = np.random.default_rng(5).integers(0, 200, n)
-    prompt = Prompt.of(tokens, [n // 30, n // 5, n // 2, n * 9 // 10])
+    prompt = Prompt.of(tokens, [n // 10, n // 4, n // 2, n * 9 // 10])
     for kv, flash in SETTINGS:
-        loaded = load(
-            ModelSettings(path=model, n_ctx=n + 64, n_ubatch=n_ubatch, type_k=kv, type_v=kv, flash_attn=flash)
-        )
+        settings = ModelSettings(path=model, n_ctx=n + 64, n_ubatch=n_ubatch, type_k=kv, type_v=kv, flash_attn=flash)
+        loaded = load(replace(settings, n_threads=n_threads))
         reserve_pinned(None)
         yield (kv, flash), measure(loaded, prompt)
         loaded.backend.unload()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-m", "--model", default=str(builtin_model()))
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = parser_of(__doc__)
+    add_model(parser, str(builtin_model()))
     parser.add_argument("--tokens", type=int, default=3000)
     parser.add_argument("-ub", type=int, default=512)
-    parser.add_argument("--keep", action="store_true", help="write results/exact.md")
-    arguments = parser.parse_args()
-    rows = [[*setting, *found] for setting, found in differences(arguments.model, arguments.tokens, arguments.ub)]
+    parser.add_argument("--json", action="store_true", help="print the differences for a program")
+    options = parse(parser, argv, tokens=640, threads=1)
+    found = list(differences(options.model, options.tokens, options.ub, options.threads))
+    if options.json:
+        tell(
+            [
+                {"kv": kv, "flash": flash, "differences": dict(zip(COLUMNS, row, strict=True))}
+                for (kv, flash), row in found
+            ]
+        )
+        return
     title = "Largest difference of logits from a cold run"
-    show(title, ["KV", "flash", *COLUMNS], rows, keep="exact" if arguments.keep else "")
+    rows = [[*setting, *row] for setting, row in found]
+    show(title, ["KV", "flash", *COLUMNS], rows, keep="exact" if options.keep else "")
+    if any(row[:-1] != [0.0] * (len(COLUMNS) - 1) for _, row in found):
+        raise SystemExit("a run that was resumed is not the cold one")
 
 
 if __name__ == "__main__":

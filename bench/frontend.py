@@ -10,27 +10,26 @@ than the other. The clients run on other cores if there are any; where there are
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import itertools
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 
-from bench.common import show
-from bench.replay import server
+from bench.common import parse, parser_of, show
 from tools.generator import TINY_HYBRID, cached_model
+from tools.server_process import PYCTL_SERVE, ServerProcess
 
-N_STREAMS, N_REQUESTS, N_CONNECTIONS = 200, 2000, 16
+N_CONNECTIONS = 16
 SETTLE_SECONDS = 0.5
 SHAPE = replace(
     TINY_HYBRID,
@@ -62,12 +61,12 @@ SMALL = (
 
 
 @contextlib.asynccontextmanager
-async def waiting_streams(host: str, port: int) -> AsyncIterator[None]:
-    """200 clients that asked for a stream and wait for their turn."""
+async def waiting_streams(host: str, port: int, count: int) -> AsyncIterator[None]:
+    """``count`` clients that asked for a stream and wait for their turn."""
     body = {"messages": [{"role": "user", "content": "a"}], "stream": True, "max_tokens": 1, "sse_ping_interval": 1}
     writers = []
     try:
-        for _ in range(N_STREAMS):
+        for _ in range(count):
             _, writer = await asyncio.open_connection(host, port)
             writers.append(writer)
             writer.write(message("/v1/chat/completions", body))
@@ -98,6 +97,13 @@ async def small_requests(host: str, port: int, count: int, seconds: float) -> No
     await asyncio.gather(*(connection() for _ in range(N_CONNECTIONS)))
 
 
+class Load(NamedTuple):
+    """Waiting streams, and small requests in one round."""
+
+    streams: int
+    requests: int
+
+
 class Reply:
     """A reply that goes on and on, and how many tokens of it have come."""
 
@@ -110,6 +116,7 @@ class Reply:
             httpx.AsyncClient(base_url=address, timeout=600) as client,
             client.stream("POST", "/completion", json=body) as response,
         ):
+            response.raise_for_status()
             async for line in response.aiter_lines():
                 if line.startswith("data: "):
                     self.n_tokens += len(json.loads(line[6:])["tokens"])
@@ -121,7 +128,7 @@ class Reply:
         return (self.n_tokens - before) / (time.perf_counter() - began)
 
 
-async def measure(address: str, seconds: float, rounds: int) -> list[tuple[float, float, float]]:
+async def measure(address: str, load: Load, seconds: float, rounds: int) -> list[tuple[float, float, float]]:
     """Tokens per second of each round: before the load, under it, and after it."""
     host, port = address.removeprefix("http://").split(":")
     found = []
@@ -130,9 +137,9 @@ async def measure(address: str, seconds: float, rounds: int) -> list[tuple[float
     await asyncio.sleep(SETTLE_SECONDS)
     before = await reply.rate(seconds)
     for _ in range(rounds):
-        async with waiting_streams(host, int(port)):
+        async with waiting_streams(host, int(port), load.streams):
             await asyncio.sleep(SETTLE_SECONDS)
-            requests = asyncio.ensure_future(small_requests(host, int(port), N_REQUESTS // rounds, seconds))
+            requests = asyncio.ensure_future(small_requests(host, int(port), load.requests, seconds))
             loaded = await reply.rate(seconds)
             await requests
         await asyncio.sleep(SETTLE_SECONDS)
@@ -147,20 +154,22 @@ async def measure(address: str, seconds: float, rounds: int) -> list[tuple[float
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = parser_of(__doc__)
     parser.add_argument("--seconds", type=float, default=2.0, help="length of each measurement")
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--keep", action="store_true", help="write results/frontend.md")
-    arguments = parser.parse_args()
+    parser.add_argument("--streams", type=int, default=200, help="clients that wait for their turn")
+    parser.add_argument("--requests", type=int, default=2000, help="small requests, in all rounds")
+    arguments = parse(parser, argv, seconds=0.3, rounds=1, streams=10, requests=20)
+    load = Load(arguments.streams, arguments.requests // arguments.rounds)
     cores = sorted(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as directory:
         model = cached_model(SHAPE, directory)
         os.sched_setaffinity(0, cores[:2])
-        command = [sys.executable, "-m", "pyctl", "serve", "-m", str(model), "-c", "65536", "-t", "1", "-np", "1"]
-        with server(command, Path(directory) / "log") as address:
+        command = [*PYCTL_SERVE, "-m", str(model), "-c", "65536", "-t", "1", "-np", "1"]
+        with ServerProcess(command, Path(directory) / "log") as server:
             os.sched_setaffinity(0, cores[2:] or cores)
-            found = asyncio.run(measure(address, arguments.seconds, arguments.rounds))
+            found = asyncio.run(measure(server.url, load, arguments.seconds, arguments.rounds))
     rows: list[tuple[object, ...]] = []
     ratios = []
     for number, (before, loaded, after) in enumerate(found, 1):
@@ -168,7 +177,7 @@ def main() -> None:
         rows.append((number, f"{before:.1f}", f"{loaded:.1f}", f"{after:.1f}", f"{ratios[-1]:.3f}"))
     rows.append(("median", "", "", "", f"{statistics.median(ratios):.3f}"))
     columns = ("round", "alone before, tokens/s", "under load", "alone after", "length of a step under load")
-    title = f"A decode step beside {N_STREAMS} waiting streams and {N_REQUESTS:,} small requests"
+    title = f"A decode step beside {arguments.streams} waiting streams and {arguments.requests:,} small requests"
     show(title, columns, rows, keep="frontend" if arguments.keep else "")
 
 

@@ -8,21 +8,20 @@ python -m bench.kv -m model.gguf --tokens 8192 32768
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from bench.common import median_seconds, show
+from bench.common import WIDE_DENSE, add_model, median_seconds, parse, parser_of, show, tell
 from bench.cuda import open_device
 from pyctl.engine.llama import LlamaBackend, load, reserve_pinned
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.prompt import as_tokens
-from tools.generator import TINY_DENSE, TINY_HYBRID, write_model
+from tools.generator import TINY_HYBRID, write_model
 
 REPEAT = 5
 
@@ -103,28 +102,31 @@ def copies(size: int) -> tuple[float, float]:
     return found, found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-m", "--model")
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = parser_of(__doc__)
+    add_model(parser, None)
     parser.add_argument("--tokens", type=int, nargs="+", default=[8192, 16384])
-    parser.add_argument("--keep", action="store_true", help="write results/kv.md")
-    arguments = parser.parse_args()
-    rows: list[list[object]] = []
+    parser.add_argument("--json", action="store_true", help="print the rates for a program")
+    options = parse(parser, argv, tokens=[512], threads=1)
+    found: list[tuple[str, Rate]] = []
     with tempfile.TemporaryDirectory() as directory:
-        wide = replace(TINY_DENSE, name="wide-dense", num_heads=8, num_kv_heads=8, head_size=128, rope_size=128)
-        paths = {Path(arguments.model).stem: arguments.model} if arguments.model else {}
+        paths = {Path(options.model).stem: options.model} if options.model else {}
         if not paths:
-            for shape in (wide, TINY_HYBRID):
+            for shape in (WIDE_DENSE, TINY_HYBRID):
                 paths[shape.name] = f"{directory}/{shape.name}.gguf"
                 write_model(paths[shape.name], shape)
         for name, path in paths.items():
-            loaded = load(ModelSettings(path=str(path), n_ctx=max(arguments.tokens) + 64))
+            settings = ModelSettings(path=str(path), n_ctx=max(options.tokens) + 64, flash_attn="on")
+            loaded = load(replace(settings, n_threads=options.threads))
             reserve_pinned(None)
-            for n in arguments.tokens:
-                rows += [[name, *found.cells()] for found in rates(loaded.backend, n)]
+            found += [(name, rate) for n in options.tokens for rate in rates(loaded.backend, n)]
             loaded.backend.unload()
+    if options.json:
+        tell([{"model": name, **asdict(rate)} for name, rate in found])
+        return
     columns = ["model", "what", "tokens", "MB", "copy out GB/s", "copy in GB/s", "out GB/s", "in GB/s"]
-    show("Rows and state out of and into a context", columns, rows, keep="kv" if arguments.keep else "")
+    rows = [[name, *rate.cells()] for name, rate in found]
+    show("Rows and state out of and into a context", columns, rows, keep="kv" if options.keep else "")
 
 
 if __name__ == "__main__":

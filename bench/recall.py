@@ -8,15 +8,16 @@ whole conversation cold, then from the cache (after the other questions), then a
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from random import Random
 
 import httpx
 
-from bench.common import show
-from bench.demo import running_server
+from bench.common import parse, parser_of, show
+from tools.server_process import PYCTL_SERVE, ServerProcess
 from tools.training.dialogue import needles
 
 SIZES = ((1024, 10, 8, 8), (4096, 12, 8, 4), (16_384, 6, 8, 8), (65_536, 1, 8, 1))
@@ -36,7 +37,7 @@ def prompts(seed: int, tokens: int, count: int) -> list[tuple[Messages, str]]:
 def reply_to(address: str, messages: Messages, **fields: object) -> str:
     """The greedy reply."""
     body = {"messages": messages, "max_tokens": 48, "temperature": 0, **fields}
-    reply = httpx.post(f"{address}/chat/completions", json=body, timeout=600).json()
+    reply = httpx.post(f"{address}/v1/chat/completions", json=body, timeout=600).raise_for_status().json()
     return str(reply["choices"][0]["message"]["content"])
 
 
@@ -45,13 +46,15 @@ def measure(tokens: int, conversations: int, count: int, num_cold: int) -> list[
     asked = [pair for seed in range(conversations) for pair in prompts(seed, tokens, count)]
     chosen = [number for number in range(len(asked)) if number % count < num_cold]
     began = time.perf_counter()
-    with tempfile.TemporaryDirectory() as cache:
-        flags = ("-c", "81920", "--kv-cache-budget", "16384", "--cache-ram", "-1", "--prefix-cache-slots", "256")
-        with running_server(cache, *flags) as address:
-            cold = {number: reply_to(address, asked[number][0], cache_prompt=False) for number in chosen}
-            warm = [reply_to(address, messages) for messages, _ in asked]
-        with running_server(cache, *flags) as address:
-            disk = [reply_to(address, messages) for messages, _ in asked]
+    with tempfile.TemporaryDirectory() as directory:
+        flags = ["--kv-cache-budget", "16384", "--cache-ram", "-1", "--prefix-cache-slots", "256"]
+        command = [*PYCTL_SERVE, "-c", "81920", "-t", "1", "--kv-cache-dir", f"{directory}/cache", *flags]
+        server = ServerProcess(command, Path(directory) / "log")
+        with server:
+            cold = {number: reply_to(server.url, asked[number][0], cache_prompt=False) for number in chosen}
+            warm = [reply_to(server.url, messages) for messages, _ in asked]
+        with server:
+            disk = [reply_to(server.url, messages) for messages, _ in asked]
     spent = time.perf_counter() - began
     right = sum(reply == asked[number][1] for number, reply in cold.items())
     same = sum(reply == warm[number] == disk[number] for number, reply in cold.items())
@@ -66,12 +69,17 @@ def measure(tokens: int, conversations: int, count: int, num_cold: int) -> list[
     ]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--keep", action="store_true", help="write the table to bench/results")
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = parser_of(__doc__)
     parser.add_argument("--longest", type=int, default=16_384, metavar="TOKENS")
-    args = parser.parse_args()
-    rows = [measure(*size) for size in SIZES if size[0] <= args.longest]
+    parser.add_argument("--conversations", type=int, metavar="N", help="of each size, at most")
+    parser.add_argument("--questions", type=int, metavar="N", help="in each conversation, at most")
+    args = parse(parser, argv, longest=1024, conversations=1, questions=2)
+    chosen = [size for size in SIZES if size[0] <= args.longest]
+    rows = []
+    for n, conversations, questions, cold in chosen:
+        most = min(args.questions or questions, questions)
+        rows.append(measure(n, min(args.conversations or conversations, conversations), most, min(cold, most)))
     columns = ["tokens", "right, cold", "right, cached", "right, from disk", "all three equal", "last two equal", "s"]
     title = "Questions about held-out facts told in the conversation: replies that are right to the letter"
     show(title, columns, rows, keep="recall" if args.keep else "")

@@ -10,37 +10,22 @@ possible where generated text is reused. Both servers run with their defaults on
 
 from __future__ import annotations
 
-import argparse
-import random
-import signal
-import socket
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 
-from bench.common import show
+from bench.common import parse, parser_of, show, words
 from tools.generator import SHAPES, cached_model
+from tools.server_process import PYCTL_SERVE, ServerProcess
 
 Messages = list[dict[str, str]]
 Ask = Callable[[Messages], str]
 """Sends a conversation, returns the reply."""
 
 N_CTX, N_PREDICT = 32768, 48
-
-
-def words(seed: object, n: int) -> str:
-    """About n characters of text that starts differently for each seed."""
-    rng = random.Random(str(seed))
-    text = ""
-    while len(text) < n:
-        text += "".join(rng.choice("aeioubdfgklmnprst") for _ in range(rng.randint(2, 8))) + " "
-    return text[:n]
 
 
 def system(name: str, n: int = 3000) -> dict[str, str]:
@@ -133,70 +118,51 @@ def sub_agents(ask: Ask) -> None:
         turn(ask, main, user(("result", i)))
 
 
-WORKLOADS = (
-    growing,
-    shortened,
-    alternating,
-    fan_out,
-    sub_agents,
-    dynamic_tail,
-    branching,
-    titles,
-    regenerate,
-    tool_loop,
-)
+WORKLOADS: dict[str, Callable[[Ask], None]] = {
+    workload.__name__: workload
+    for workload in (
+        growing,
+        shortened,
+        alternating,
+        fan_out,
+        sub_agents,
+        dynamic_tail,
+        branching,
+        titles,
+        regenerate,
+        tool_loop,
+    )
+}
 
 
-@contextmanager
-def server(command: list[str], log: Path) -> Iterator[str]:
-    """Run a server on a free port until the block ends; yields its address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with log.open("wb") as out:
-        process = subprocess.Popen([*command, "--port", str(port)], stdout=out, stderr=out)
-    address = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(600):
-            try:
-                if httpx.get(f"{address}/health").status_code == 200:
-                    break
-            except httpx.TransportError:
-                pass
-            if process.poll() is not None:
-                raise SystemExit(f"{command[0]} ended: {log.read_text()[-500:]}")
-            time.sleep(0.1)
-        yield address
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(30)
-
-
-def replay(address: str, workload: Callable[[Ask], None]) -> tuple[int, int]:
-    """(tokens evaluated, floor) of one workload, on a server that has seen nothing of it."""
-    client = httpx.Client(base_url=address, timeout=300)
+def replay(client: httpx.Client, name: str) -> tuple[int, int]:
+    """(tokens evaluated, floor) of the workload ``name``, asked of a server that has seen nothing of it."""
     earlier: list[list[int]] = []
-    start = client.post("/tokenize", json={"content": "<|im_start|>", "parse_special": True}).json()["tokens"][0]
     evaluated = floor = 0
+
+    def post(path: str, **body: object) -> Any:
+        return client.post(path, json=body).raise_for_status().json()
+
     # A salt at the head keeps the workloads apart.
-    salt = f"[{workload.__name__}] "
+    salt = f"[{name}] "
+    start = post("/tokenize", content="<|im_start|>", parse_special=True)["tokens"][0]
 
     def ask(messages: Messages) -> str:
         nonlocal evaluated, floor
         messages = [{**messages[0], "content": salt + messages[0]["content"]}, *messages[1:]]
-        prompt = client.post("/apply-template", json={"messages": messages}).json()["prompt"]
-        tokens = client.post("/tokenize", json={"content": prompt, "parse_special": True}).json()["tokens"]
+        prompt = post("/apply-template", messages=messages)["prompt"]
+        tokens = post("/tokenize", content=prompt, parse_special=True)["tokens"]
         boundaries = [i for i, token in enumerate(tokens) if token == start]
         known = max((deepest_shared(tokens, other, boundaries) for other in earlier), default=0)
         floor += len(tokens) - known
         earlier.append(tokens)
-        body = {"messages": messages, "max_tokens": N_PREDICT, "temperature": 0}
-        reply = client.post("/v1/chat/completions", json=body).json()
+        reply = post("/v1/chat/completions", messages=messages, max_tokens=N_PREDICT, temperature=0)
         evaluated += reply["timings"]["prompt_n"]
-        assert reply["timings"]["prompt_n"] + reply["timings"]["cache_n"] == len(tokens)
+        if reply["timings"]["prompt_n"] + reply["timings"]["cache_n"] != len(tokens):
+            raise SystemExit(f"{reply['timings']} do not add up to {len(tokens)} tokens")
         return str(reply["choices"][0]["message"]["content"])
 
-    workload(ask)
+    WORKLOADS[name](ask)
     return evaluated, floor
 
 
@@ -208,24 +174,27 @@ def deepest_shared(tokens: list[int], other: list[int], boundaries: list[int]) -
     return max((boundary for boundary in boundaries if boundary <= shared), default=0)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = parser_of(__doc__)
     parser.add_argument("--llama-server", metavar="BINARY")
     parser.add_argument("--shape", default="tiny-hybrid", choices=[name for name in SHAPES if name.startswith("tiny")])
-    parser.add_argument("--keep", action="store_true", help="write results/replay.md")
-    arguments = parser.parse_args()
+    parser.add_argument("--only", nargs="+", default=list(WORKLOADS), choices=WORKLOADS, metavar="WORKLOAD")
+    arguments = parse(parser, argv, only=["shortened"])
     with tempfile.TemporaryDirectory() as directory:
         model = cached_model(SHAPES[arguments.shape], directory)
         flags = ["-m", str(model), "-c", str(N_CTX), "-t", "1"]
-        commands = {"pyctl": [sys.executable, "-m", "pyctl", "serve", *flags]}
+        commands = {"pyctl": [*PYCTL_SERVE, *flags]}
         if arguments.llama_server:
             commands["llama-server"] = [arguments.llama_server, *flags]
         found: dict[str, dict[str, tuple[int, int]]] = {}
         for name, command in commands.items():
-            with server(command, Path(directory) / f"{name}.log") as address:
-                found[name] = {workload.__name__: replay(address, workload) for workload in WORKLOADS}
+            with (
+                ServerProcess(command, Path(directory) / f"{name}.log") as server,
+                httpx.Client(base_url=server.url, timeout=300) as client,
+            ):
+                found[name] = {workload: replay(client, workload) for workload in arguments.only}
     rows: list[list[object]] = []
-    for workload in [*(workload.__name__ for workload in WORKLOADS), "all"]:
+    for workload in [*arguments.only, "all"]:
         row: list[object] = [workload.replace("_", " ")]
         for results in found.values():
             counts = results.values() if workload == "all" else [results[workload]]

@@ -9,13 +9,12 @@ conversation came between. Each continues by one message of 64 tokens; cold eval
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Sequence
 
 import numpy as np
 
-from bench.common import answered, show
+from bench.common import add_model, answered, parse, parser_of, show
 from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_options import EngineOptions
@@ -76,22 +75,22 @@ def measure(engine: Engine, n: int, repeat: int) -> list[list[object]]:
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-m", "--model", default=str(builtin_model()))
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = parser_of(__doc__)
+    add_model(parser, str(builtin_model()))
     parser.add_argument("--tokens", type=int, nargs="+", default=[1024, 4096, 16384])
     parser.add_argument("-ub", type=int, default=512)
     parser.add_argument("-ngl", type=int, default=-1)
     parser.add_argument("-ctk", default="f16")
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--keep", action="store_true", help="write results/ttft.md")
-    arguments = parser.parse_args()
+    arguments = parse(parser, argv, tokens=[256], repeat=1, threads=1)
     kv = arguments.ctk
     settings = ModelSettings(
         path=arguments.model,
         n_ctx=max(arguments.tokens) + 1024,
         n_ubatch=arguments.ub,
         n_gpu_layers=arguments.ngl,
+        n_threads=arguments.threads,
         type_k=kv,
         type_v=kv,
     )

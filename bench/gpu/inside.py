@@ -38,7 +38,7 @@ def kv(model: str, sizes: list[int]) -> None:
 def exact(model: str, sizes: list[int]) -> None:
     from bench.exact import COLUMNS, differences
 
-    for (kind, flash), found in differences(model, sizes[0], 512):
+    for (kind, flash), found in differences(model, sizes[0], 512, -1):
         say(kv=kind, flash=flash, tokens=sizes[0], differences=dict(zip(COLUMNS, map(float, found), strict=True)))
 
 

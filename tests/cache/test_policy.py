@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -20,8 +17,7 @@ from pyctl.cache.persist import DiskPolicy, Selection
 from pyctl.cache.recent import Recent, RecentFiles, RecentMatches, RecentPrompts
 from pyctl.errors import RequestError
 from pyctl.prompt import Prompt, common_prefix
-
-BENCH = Path(__file__).resolve().parents[2] / "bench"
+from tools.disk_simulation import ROW_BYTES, STATE_BYTES, WORKLOADS, Writer, prompt_of, simulate
 
 
 def prompts(*texts: str) -> list[Recent]:
@@ -408,57 +404,41 @@ def test_a_list_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path, mon
 # -- the simulation ----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def bench() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("bench_policy", BENCH / "policy.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["bench_policy"] = module
-    sys.path.insert(0, str(BENCH))
-    try:
-        spec.loader.exec_module(module)
-        yield module
-    finally:
-        sys.path.remove(str(BENCH))
-        del sys.modules["bench_policy"]
-
-
-def test_the_simulation_counts_as_by_hand(bench: ModuleType) -> None:
-    row, state = 65_536, 156_893_184
+def test_the_simulation_counts_as_by_hand() -> None:
+    row, state = ROW_BYTES, STATE_BYTES
     fan = [chat(600, 100, seed=str(i), upto=1) for i in range(3)]
 
-    tally = bench.simulate(fan, DiskPolicy("auto"))
+    tally = simulate(fan, DiskPolicy("auto"))
     assert (tally.requests, tally.hits, tally.cached, tally.cacheable) == (3, 1, 600, 1200)
     assert (tally.states, tally.written) == (1, 600 * row + state)
 
-    tally = bench.simulate(fan, DiskPolicy("full"))
+    tally = simulate(fan, DiskPolicy("full"))
     assert (tally.hits, tally.cached, tally.states, tally.written) == (0, 0, 3, 3 * (700 * row + state))
 
     talk = [chat(600, 100), chat(600, 100, 50, 60), chat(600, 100, 50, 60, 40, 30)]
-    tally = bench.simulate(talk, DiskPolicy("full"))
+    tally = simulate(talk, DiskPolicy("full"))
     assert (tally.hits, tally.cached, tally.cacheable) == (2, 700 + 810, 700 + 810)
     assert (tally.states, tally.written) == (3, 880 * row + 3 * state)
 
-    tally = bench.simulate(talk, DiskPolicy("auto"))
+    tally = simulate(talk, DiskPolicy("auto"))
     assert (tally.hits, tally.cached) == (1, 810)
     assert (tally.states, tally.written) == (3, 880 * row + 3 * state)  # 600 and 810, then 880
 
-    tally = bench.simulate(talk, DiskPolicy("auto"), merged=True)
+    tally = simulate(talk, DiskPolicy("auto"), merged=True)
     assert (tally.hits, tally.cached) == (0, 0)
     assert (tally.states, tally.written) == (2, (700 + 810) * row + 2 * state)
 
-    tally = bench.simulate(talk, DiskPolicy.parse("650"))
+    tally = simulate(talk, DiskPolicy.parse("650"))
     assert (tally.hits, tally.cached, tally.states, tally.written) == (2, 1300, 1, 650 * row + state)
-    assert bench.simulate(talk, DiskPolicy("off")).hits == 0
+    assert simulate(talk, DiskPolicy("off")).hits == 0
 
 
-def test_auto_reaches_its_aims_and_writes_less_than_full(bench: ModuleType) -> None:
+def test_auto_reaches_its_aims_and_writes_less_than_full() -> None:
     aims = {"stable_head": 0.93, "drifting_middle": 0.93, "task_state": 0.9, "recent_turns": 0.9}
-    for workload in bench.WORKLOADS:
+    for workload in WORKLOADS:
         if workload.__name__ in aims:
-            run = [bench.prompt_of(messages) for messages in workload(bench.Writer(0))]
-            tally, full = (bench.simulate(run, DiskPolicy(kind)) for kind in ("auto", "full"))
+            run = [prompt_of(messages) for messages in workload(Writer(0))]
+            tally, full = (simulate(run, DiskPolicy(kind)) for kind in ("auto", "full"))
             assert tally.hits >= aims[workload.__name__] * tally.requests
             assert tally.cached >= 0.9 * tally.cacheable
             assert tally.written <= full.written

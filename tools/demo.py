@@ -1,6 +1,6 @@
 """A server on the built-in model, and a conversation through the openai client that outlives two restarts.
 
-    make demo                                  # or: python -m bench.demo [--svg docs/demo.svg]
+    make demo                                  # or: python -m tools.demo [--svg docs/demo.svg]
 
 Each turn is sent as a client sends it and then cold, with `cache_prompt: false`; the two replies must be equal. Before
 turns 3 and 5 the server is stopped and started again, so that the cache comes back from disk.
@@ -10,26 +10,19 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import os
-import signal
-import socket
-import subprocess
-import sys
 import tempfile
 import time
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import httpx
 import openai
 from openai.types.chat import ChatCompletionChunk
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tools.server_process import PYCTL_SERVE, ServerProcess
 
 HEAD = "You are the keeper of a long manual. " + " ".join(
     f"Rule {i}: valve {i * 7 % 97} opens at noon." for i in range(1, 501)
@@ -44,37 +37,6 @@ TURNS = (
 )
 RESTARTS = (2, 4)
 """Turns, from 0, before which the server is stopped and started again."""
-
-
-@contextmanager
-def running_server(cache: str, *flags: str) -> Iterator[str]:
-    """A `pyctl serve` process on a free port with ``cache`` as its directory; stops it with SIGTERM."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "pyctl", "serve", "--port", str(port), "--verbosity", "2"]
-    command += ["--kv-cache-dir", cache, *flags]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("LLAMA_ARG_", "PYCTL_"))}
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
-    try:
-        deadline = time.monotonic() + 60
-        while not ready(port):
-            if process.poll() is not None or time.monotonic() > deadline:
-                assert process.stderr is not None
-                raise SystemExit(f"the server did not start: {process.stderr.read().decode()}")
-            time.sleep(0.1)
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(20)
-
-
-def ready(port: int) -> bool:
-    """Whether the server has loaded its model; until then it answers 503."""
-    try:
-        return httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
-    except httpx.TransportError:
-        return False
 
 
 def turn(client: openai.OpenAI, messages: Any, **extra: Any) -> tuple[str, dict[str, Any], float]:
@@ -100,8 +62,8 @@ def converse(console: Console, cache: str) -> list[list[object]]:
     for first, last in itertools.pairwise(starts):
         again = "stopped; " if first else ""
         console.print(f"\n[dim]{again}pyctl serve --kv-cache-dir {'(the same)' if first else 'DIR'}[/]")
-        with running_server(cache) as address:
-            client = openai.OpenAI(base_url=address, api_key="none")
+        with ServerProcess([*PYCTL_SERVE, "--kv-cache-dir", cache], Path(f"{cache}.log")) as server:
+            client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
             for number in range(first, last):
                 messages.append({"role": "user", "content": TURNS[number]})
                 reply, timings, warm = turn(client, messages)
@@ -120,14 +82,14 @@ def converse(console: Console, cache: str) -> list[list[object]]:
     return rows
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--svg", type=Path, metavar="FILE", help="also write what is printed as a picture")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     console = Console(width=96, record=args.svg is not None, highlight=False)
     console.print(f"The system message is a manual of {HEAD.count('Rule')} rules. [dim]Model: built-in.[/]")
-    with tempfile.TemporaryDirectory() as cache:
-        rows = converse(console, cache)
+    with tempfile.TemporaryDirectory() as directory:
+        rows = converse(console, f"{directory}/cache")
     table = Table(title="Tokens per turn, and milliseconds to the first token: warm against cold", title_justify="left")
     for name in ("turn", "prompt", "from", "cached", "evaluated", "first token ms", "cold ms", "sooner"):
         table.add_column(name, justify="right")

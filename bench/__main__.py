@@ -1,0 +1,44 @@
+"""All benchmarks, one after the other; fails at the end if one of them did.
+
+python -m bench                      # what `make bench` runs: about ten minutes
+python -m bench --quick ttft decode  # only these, and only whether they work
+python -m bench --keep               # tables to bench/results
+python -m bench --llama-server FILE  # beside ours where a script can: replay
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from bench.common import parser_of
+
+SCRIPTS = (
+    "exact", "kv", "ttft", "batch", "decode", "controller", "policy", "codec", "disk", "frontend", "recall", "replay",
+)  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = parser_of(__doc__)
+    parser.add_argument("scripts", nargs="*", metavar="SCRIPT", help=f"of {', '.join(SCRIPTS)}; default: all")
+    parser.add_argument("--llama-server", metavar="FILE")
+    options = parser.parse_args(argv)
+    if unknown := set(options.scripts) - set(SCRIPTS):
+        parser.error(f"no script {', '.join(sorted(unknown))}")
+    failed = []
+    for script in options.scripts or SCRIPTS:
+        command = [sys.executable, "-m", f"bench.{script}", *["--quick"] * options.quick, *["--keep"] * options.keep]
+        if script == "replay" and options.llama_server:
+            command += ["--llama-server", options.llama_server]
+        began = time.monotonic()
+        if subprocess.run(command, check=False).returncode != 0:
+            failed.append(script)
+        print(f"{script}: {time.monotonic() - began:.0f} s\n", flush=True)
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()
