@@ -13,7 +13,6 @@ llama-server's, so that both render the same prompt, but for these:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -104,8 +103,6 @@ _IGNORED = frozenset(
 )
 """Fields that mean nothing to us, and of chat completions what this API does not have."""
 
-_STAMP = re.compile(r"(x-anthropic-billing-header:(?:(?!cch=).)*cch=).{5};", re.DOTALL)
-
 
 def chat_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     """The chat completion that ``values`` ask for. Raises RequestError."""
@@ -137,15 +134,10 @@ def _system(value: Any) -> list[dict[str, Any]]:
     if value is None:
         return []
     if isinstance(value, str):
-        return [{"role": "system", "content": _stable(value)}]
+        return [{"role": "system", "content": value}]
     blocks = [_block(block, f"system[{i}]") for i, block in enumerate(items(value, "system"))]
-    texts = [_stable(block.text) for block in blocks if block.type == "text"]
+    texts = [block.text for block in blocks if block.type == "text"]
     return [{"role": "system", "content": "".join(texts)}]
-
-
-def _stable(text: str) -> str:
-    """``text`` without the stamp in Claude Code's billing header, which is another one in every request."""
-    return _STAMP.sub(r"\1fffff;", text, count=1) if text.startswith("x-anthropic-billing-header:") else text
 
 
 def _messages(value: Any) -> list[Any]:
