@@ -13,12 +13,11 @@ import numpy as np
 from pyctl.chat.boundaries import boundaries, message_starts
 from pyctl.chat.cached_tokenizer import CachedTokenizer, Tokenizer
 from pyctl.chat.call_formats.registry import find_call_format
-from pyctl.chat.constraint import Constraint
+from pyctl.chat.constraint import Constraint, reply_constraint
 from pyctl.chat.reasoning import ReasoningTokens, ReplyPart
 from pyctl.chat.rendering import Continue, RenderedChat, Renderer, part_text
 from pyctl.chat.replay import Replay, SampledReply
 from pyctl.chat.reply_splitter import ParsedReply, ReplySplitter
-from pyctl.chat.schema import reply_grammar
 from pyctl.chat.template import Template, TemplateCapabilities
 from pyctl.chat.tools import Tools, callable_tools, template_tools
 from pyctl.errors import RequestError
@@ -78,6 +77,7 @@ class ChatFormat:
         self.starts = message_starts(template, tokenizer, specials, self.capabilities)
         self.call_format = find_call_format(template, self.capabilities)
         self.tags = self.call_format.tags(template.source)
+        self.controls = {text: id for text, id in specials.items() if not tokenizer.piece(id, special=False)}
         self._memo = CachedTokenizer(tokenizer, specials)
         self._renderer = Renderer(
             template,
@@ -147,11 +147,6 @@ class ChatFormat:
         """Where the reply to ``turn`` begins: ``start`` only if the template leaves it a reasoning block to open."""
         return PreparedChat(self, ChatRequest([]), turn, turn.tools).begins()
 
-    def call_grammar(self, turn: RenderedChat) -> tuple[str, tuple[str, ...]]:
-        """The grammar that binds the calls in the reply to ``turn``, and what triggers it: nothing if one is forced."""
-        found = PreparedChat(self, ChatRequest([]), turn, turn.tools).constraint
-        return (found.grammar, found.triggers) if found is not None else ("", ())
-
     def prompt_from_text(self, text: str) -> Prompt:
         """Tokens of ``text``, special tokens included, after BOS where the model wants it."""
         return self._prompt([self._bos(), self._memo.tokenize(text)])
@@ -213,11 +208,11 @@ class PreparedChat:
             return Constraint(request.grammar)
         if request.schema is None:
             return self._call_constraint()
+        prefill = rendered.prefill if rendered.reply_part == "content" else ""
         try:
-            grammar = reply_grammar(request.schema, self._chat.tags, self.begins())
+            return reply_constraint(request.schema, self._chat.tags, self.begins(), prefill, self._chat.controls)
         except RequestError as error:
             raise RequestError(f"Field 'json_schema': JSON schema conversion failed: {error}") from error
-        return Constraint(grammar, prefill=rendered.prefill if rendered.reply_part == "content" else "")
 
     @cached_property
     def reasoning(self) -> ReasoningTokens | None:
@@ -264,16 +259,10 @@ class PreparedChat:
         Without need there is none: it would slow down every token, and the calls of a model that knows its form are
         read without one. A single call at most needs it, and so does a tool with ``strict``.
         """
-        tools, tags = self._tools, self._chat.tags
+        tools, chat = self._tools, self._chat
         if tools is None or not (tools.forced or not tools.parallel or any(tool.strict for tool in tools.tools)):
             return None
-        form = self._chat.call_format
-        if not tools.forced:
-            return Constraint(form.call_grammar(tools), (form.trigger,))
-        begins = self.begins()
-        think_open = tags.open if begins == "start" else ""
-        think_close = tags.close if begins != "content" else ""
-        return Constraint(form.call_grammar(tools, think_open=think_open, think_close=think_close))
+        return chat.call_format.constraint(tools, chat.tags, self.begins(), chat.controls)
 
     def _text_of(self, tokens: Sequence[int], special: bool) -> str:
         return self._chat.tokenizer.detokenize(tokens, special=special).decode("utf-8", "replace")

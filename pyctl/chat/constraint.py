@@ -1,15 +1,44 @@
-"""What binds a reply."""
+"""What binds a reply: a grammar of the client's own (GBNF), or one made here of texts and JSON schemas for llguidance.
+
+Whatever is made here has been compiled once without a vocabulary, within limits, when its `Constraint` comes out: what
+is wrong with a schema shows before anything is evaluated.
+"""
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
-__all__ = ["Constraint"]
+import llguidance
+
+from pyctl.chat.json_schema import ready_schema
+from pyctl.chat.reasoning import ReasoningTags, ReplyPart
+from pyctl.errors import RequestError
+
+__all__ = ["Constraint", "GrammarBuilder", "json_constraint", "reasoned", "reply_constraint"]
+
+_HEADER = '%llguidance {"no_forcing": true}\n'
+"""The model may spell what is certain in any tokens it likes."""
+
+_JSON_OPTIONS = {
+    "whitespace_pattern": r"(?: |\n{1,2}[ \t]{0,20})",
+    "json_allow_general_unicode_escapes": True,
+    "lenient": True,
+}
+"""Little white space, so that a model does not lose itself in it."""
+
+_LIMITS = llguidance.LLParserLimits(
+    initial_lexer_fuel=500_000, max_grammar_size=200_000, precompute_large_lexemes=False, verbose_errors=False
+)
+_MAX_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Constraint:
-    """``grammar`` (GBNF) binds the whole reply, which goes on from ``prefill``.
+    """``grammar`` binds the whole reply, which goes on from ``prefill``; its ``kind`` says who reads it.
 
     With ``triggers`` (regular expressions) it binds nothing until the reply matches one of them, and from there on.
     """
@@ -17,3 +46,102 @@ class Constraint:
     grammar: str
     triggers: tuple[str, ...] = ()
     prefill: str = ""
+    kind: Literal["gbnf", "llguidance"] = "gbnf"
+
+
+class GrammarBuilder:
+    """Puts a grammar together; every piece is an expression that may be joined with others, a space between.
+
+    grammar = GrammarBuilder()
+    call = f'{grammar.text("<call>")} {grammar.json({"type": "object"})} {grammar.text("</call>")}'
+    grammar.constraint(f"{grammar.until('</think>')} {call}")
+
+    ``controls`` are the control tokens of the vocabulary, id by text: `text` and `until` mean these tokens where they
+    occur, while texts of clients, in `quoted` and `json`, are never more than text.
+    """
+
+    def __init__(self, controls: Mapping[str, int] | None = None) -> None:
+        self._controls = controls or {}
+        self._control = re.compile("|".join(map(re.escape, sorted(self._controls, key=len, reverse=True))) or r"(?!)")
+        self._rules: dict[str, str] = {}
+
+    def rule(self, body: str) -> str:
+        """The name of a rule that stands for ``body``, so that it is written once."""
+        return self._rules.setdefault(body, f"r{len(self._rules)}")
+
+    def text(self, text: str) -> str:
+        """``text`` of the template, control tokens included."""
+        parts, end = [], 0
+        for found in self._control.finditer(text):
+            parts += [text[end : found.start()] and self.quoted(text[end : found.start()])]
+            parts += [f"<[{self._controls[found.group()]}]>"]
+            end = found.end()
+        return " ".join(filter(None, (*parts, text[end:] and self.quoted(text[end:]))))
+
+    def quoted(self, text: str) -> str:
+        """``text`` of a client, letter by letter."""
+        return json.dumps(text)
+
+    def one_of(self, choices: Sequence[str]) -> str:
+        """One of the expressions ``choices``."""
+        return self.rule(" | ".join(choices)) if len(choices) > 1 else choices[0]
+
+    def until(self, end: str) -> str:
+        """Any text up to the first ``end``, which is a part of it."""
+        if end in self._controls:
+            return f"{self.rule('/(?s:.*)/')} {self.text(end)}"
+        return self.rule(f"[suffix={json.dumps(end)}]: /(?s:.*)/")
+
+    def json(self, schema: Any, root: Any = None) -> str:
+        """JSON that ``schema`` accepts, which is a part of ``root``; RequestError for what is no schema."""
+        schema = {**ready_schema(schema, root), "x-guidance": _JSON_OPTIONS}
+        try:
+            return self.rule(f"%json {json.dumps(schema)}")
+        except RecursionError as error:
+            raise RequestError("the JSON schema is nested too deeply") from error
+
+    def constraint(self, start: str, triggers: tuple[str, ...] = (), prefill: str = "") -> Constraint:
+        """Replies are ``start``. RequestError if no reply can be, or if that is too much to find out."""
+        rules = [f"{name}{body if body.startswith('[') else f': {body}'}\n" for body, name in self._rules.items()]
+        grammar = f"{_HEADER}start: {start}\n{''.join(rules)}"
+        if len(grammar) > _MAX_BYTES:
+            raise RequestError(f"the grammar has more than {_MAX_BYTES} bytes")
+        if error := llguidance.LLMatcher.validate_grammar(grammar, limits=_LIMITS):
+            raise RequestError(_reason(error))
+        return Constraint(grammar, triggers, prefill, "llguidance")
+
+
+def json_constraint(schema: Any) -> Constraint:
+    """The reply is JSON that ``schema`` accepts."""
+    grammar = GrammarBuilder()
+    return grammar.constraint(grammar.json(schema))
+
+
+def reply_constraint(
+    schema: Any, tags: ReasoningTags, part: ReplyPart, prefill: str = "", controls: Mapping[str, int] | None = None
+) -> Constraint:
+    """The content of the reply is JSON that ``schema`` accepts, behind a reasoning block if there is one.
+
+    ``part`` says where the reply begins: inside of the block, behind it, or where one may be opened.
+    """
+    grammar = GrammarBuilder(controls)
+    content = grammar.json(schema)
+    return grammar.constraint(reasoned(grammar, content, tags, part, r"/[ \t\n]{1,8}/?"), prefill=prefill)
+
+
+def reasoned(grammar: GrammarBuilder, content: str, tags: ReasoningTags, part: ReplyPart, gap: str = "") -> str:
+    """``content`` behind a reasoning block and ``gap``, as ``part`` says."""
+    if part == "content":
+        return content
+    block = f"{grammar.until(tags.close)} {gap}"
+    return f"({grammar.text(tags.open)} {block})? {content}" if part == "start" else f"{block} {content}"
+
+
+_PLACE = re.compile(r"^at \d+\(\d+\): (?:failed to compile JSON schema: )?")
+
+
+def _reason(error: str) -> str:
+    """The line that says it, of the library's message."""
+    lines = [line.strip() for line in error.splitlines() if line.strip()]
+    said = next((line for line in lines if line.startswith("error:")), lines[0] if lines else "it is refused")
+    return _PLACE.sub("", said)[:300]

@@ -16,7 +16,7 @@ from pyctl.cache.cache_settings import CacheSettings, DiskSettings
 from pyctl.chat.format_settings import FormatSettings, keep_reasoning
 from pyctl.cli.flags import Given, help_text, read_flags
 from pyctl.cli.logs import LogSettings
-from pyctl.cli.other_forms import FURTHER, OtherForms, Questions
+from pyctl.cli.other_forms import FURTHER, BoundBySchema, OtherForms, Questions
 from pyctl.cli.without_effect import IGNORED, NO_OP, REJECTED, SPECULATIVE
 from pyctl.engine.engine_options import EngineOptions
 from pyctl.engine.model_settings import ModelSettings
@@ -163,6 +163,9 @@ def _settings(given: Given, environ: Mapping[str, str], warnings: Sequence[str] 
 
 def _request_fields(values: Mapping[str, Any], sampling: Sampling) -> dict[str, Any]:
     made = {item.name: getattr(sampling, item.name) for item in fields(Sampling) if item.name in values}
+    if "json_schema" in values:
+        del made["grammar"], made["grammar_kind"]
+        made["json_schema"] = values["json_schema"]
     if made.get("seed") == RANDOM_SEED:
         made["seed"] = -1
     if "logit_bias" in made:
@@ -194,6 +197,8 @@ def _resolve(given: Given) -> tuple[dict[str, Any], tuple[str, ...]]:
         )
     if _chosen(given, "rope_freq_scale", ("rope_scale",)):
         values["rope_freq_scale"] = 1.0 / values["rope_scale"]
+    if isinstance(bound := values.get("grammar"), BoundBySchema):
+        values |= {"grammar": bound.grammar, "grammar_kind": bound.kind, "json_schema": bound.schema}
     if _chosen(given, "chat_template", ("template_file",)):
         values["chat_template"] = values["template_file"]
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import Any
 
 from pyctl.convert import file_text, integer, number, on_off_auto
+from pyctl.engine.sampling import GrammarKind
 from pyctl.errors import RequestError
 from pyctl.setting import CONTEXT, FORMAT, GENERAL, MODEL, SAMPLING, SERVER, Flag, Section
 
-__all__ = ["FURTHER", "OtherForms", "Questions"]
+__all__ = ["FURTHER", "BoundBySchema", "OtherForms", "Questions"]
 
 
 def key_lines(text: str) -> tuple[str, ...]:
@@ -20,22 +22,33 @@ def key_lines(text: str) -> tuple[str, ...]:
     return keys
 
 
-def grammar_of(text: str) -> str:
-    """The grammar of a JSON schema."""
+@dataclass(frozen=True)
+class BoundBySchema:
+    """A JSON schema in the place of a grammar, and what becomes of it."""
+
+    schema: Any
+    grammar: str
+    kind: GrammarKind
+
+
+def bound_by_schema(text: str) -> BoundBySchema:
+    """A JSON schema."""
     # Only now: most starts need no grammar.
-    from pyctl.chat.schema import schema_grammar
+    from pyctl.chat.constraint import json_constraint
 
     try:
-        return schema_grammar(json.loads(text))
+        schema = json.loads(text)
+        constraint = json_constraint(schema)
+        return BoundBySchema(schema, constraint.grammar, constraint.kind)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not a JSON schema: {error}") from error
     except RequestError as error:
         raise ValueError(str(error)) from error
 
 
-def grammar_of_file(text: str) -> str:
+def bound_by_schema_file(text: str) -> BoundBySchema:
     """The same of a file."""
-    return grammar_of(file_text(text))
+    return bound_by_schema(file_text(text))
 
 
 @dataclass(frozen=True)
@@ -113,8 +126,17 @@ FURTHER: tuple[tuple[Section, Flag], ...] = (
     (SAMPLING, Flag("--grammar-file", "the same from a file", file_text, metavar="FILE", dest="grammar")),
     (
         SAMPLING,
-        Flag("-j --json-schema", "JSON schema that replies must follow", grammar_of, metavar="SCHEMA", dest="grammar"),
+        Flag(
+            "-j --json-schema",
+            "JSON schema that replies must follow",
+            bound_by_schema,
+            metavar="SCHEMA",
+            dest="grammar",
+        ),
     ),
-    (SAMPLING, Flag("-jf --json-schema-file", "the same from a file", grammar_of_file, metavar="FILE", dest="grammar")),
+    (
+        SAMPLING,
+        Flag("-jf --json-schema-file", "the same from a file", bound_by_schema_file, metavar="FILE", dest="grammar"),
+    ),
 )
 """Flags for a field whose class cannot know how to read them."""

@@ -105,6 +105,12 @@ class Backend(Protocol):
     def sampler(self, sampling: Sampling, prompt: Tokens) -> Sampler:
         """A sampler whose penalties have seen the end of ``prompt``."""
 
+    def check(self, sampling: Sampling) -> None:
+        """Raise RequestError if ``sampling`` has a grammar that cannot be compiled; else it is ready from now on.
+
+        Any thread may ask, also while the model is freed. It may take a second.
+        """
+
     def top_tokens(self, index: int, token: int, n: int) -> TopTokens:
         """The log-probability of ``token`` and of the ``n`` most likely tokens at output ``index``."""
 

@@ -97,6 +97,9 @@ class FakeBackend:
     def sampler(self, sampling: Sampling, prompt: Tokens) -> _FakeSampler:
         return _FakeSampler(self, sampling.ignore_eos)
 
+    def check(self, sampling: Sampling) -> None:
+        pass
+
     def top_tokens(self, index: int, token: int, n: int) -> TopTokens:
         return ((token, 0.0), *((i, -float(i)) for i in range(n)))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import Field, dataclass, field, fields
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from pyctl.convert import INT32_MAX, integer, number
 from pyctl.errors import RequestError
@@ -16,6 +16,7 @@ __all__ = [
     "RANDOM_SEED",
     "SAMPLERS",
     "SAMPLER_LETTERS",
+    "GrammarKind",
     "Range",
     "Sampling",
     "range_of",
@@ -121,6 +122,9 @@ def breaker(text: str) -> tuple[str, ...]:
     return () if text == "none" else (re.sub(r"\\([nrt'\"\\])", lambda m: escapes.get(m[1], m[1]), text),)
 
 
+GrammarKind: TypeAlias = Literal["gbnf", "llguidance"]
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How the next token is chosen.
@@ -129,7 +133,9 @@ class Sampling:
     Sampling(temperature=0.0)     # greedy
     Sampling(seed=7, top_k=20)
 
-    ``logit_bias`` holds (token id, bias) pairs; -inf forbids a token. A ``grammar_lazy`` grammar binds nothing until
+    ``logit_bias`` holds (token id, bias) pairs; -inf forbids a token. ``grammar`` is text that llama.cpp reads, or the
+    library llguidance, as ``grammar_kind`` says; the latter must be no text of a client, since it may overflow a
+    stack. A ``grammar_lazy`` grammar binds nothing until
     the reply's text, special tokens included, holds a match of one of ``grammar_triggers`` (regular expressions); then
     it binds from the match's first group that took part, or from the match. Any other grammar has read
     ``grammar_prefill`` before the reply begins. ``post_sampling_probs`` asks for probabilities as they are after all
@@ -202,6 +208,7 @@ class Sampling:
     )
     ignore_eos: bool = SAMPLING.flag(False, "--ignore-eos", "do not end at the end-of-text token")
     grammar: str = SAMPLING.flag("", "--grammar", "GBNF that replies must follow", str, metavar="GBNF")
+    grammar_kind: GrammarKind = "gbnf"
     grammar_lazy: bool = False
     grammar_triggers: tuple[str, ...] = ()
     grammar_prefill: str = ""

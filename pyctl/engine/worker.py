@@ -15,6 +15,7 @@ from pyctl.engine.backend import EngineInfo
 from pyctl.engine.engine import Engine
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Failed, Request, Timings
+from pyctl.engine.sampling import Sampling
 from pyctl.errors import ContextSizeError, RequestError, UnavailableError
 
 __all__ = ["Worker"]
@@ -76,6 +77,10 @@ class Worker:
             raise RequestError(f"token ids must be in [0, {self._info.n_vocab})")
         self._inbox.put(handle)
         return handle
+
+    def check(self, sampling: Sampling) -> None:
+        """Raise RequestError for a grammar that cannot be compiled; may take a second, but not of the engine's time."""
+        self._engine.backend.check(sampling)
 
     def call(self, function: Callable[[], R], *, needs_model: bool = False) -> Future[R]:
         """Run ``function`` on the engine's thread, between two steps; cancelled if the worker closes first.

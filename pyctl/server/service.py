@@ -18,6 +18,7 @@ from pyctl.chat.chat_format import ChatFormat
 from pyctl.engine.backend import EngineInfo
 from pyctl.engine.engine_stats import EngineStats, SequenceFile, SequenceView
 from pyctl.engine.request import Event, Request
+from pyctl.engine.sampling import Sampling
 from pyctl.prompt import Tokens
 from pyctl.server.response_store import ResponseStore
 from pyctl.server.server_settings import ServerSettings
@@ -48,6 +49,10 @@ class WorkerLike(Protocol):
     @property
     def is_sleeping(self) -> bool:
         """Whether the model is freed until the next request."""
+        ...
+
+    def check(self, sampling: Sampling) -> None:
+        """Raise RequestError for a grammar that cannot be compiled; may take a second. Any thread."""
         ...
 
     def submit(self, request: Request) -> HandleLike:

@@ -48,7 +48,7 @@ def test_what_binds_the_reply(thinking: ChatFormat) -> None:
     assert prepare(thinking, grammar='root ::= "a"').constraint == Constraint('root ::= "a"')
     schema = prepare(thinking, schema={"type": "integer"}).constraint
     assert schema is not None
-    assert "</think>" in schema.grammar
+    assert "<[259]>" in schema.grammar  # the end of the reasoning, a token of its own
     assert (schema.prefill, schema.triggers) == ("", ())
     continued = prepare(thinking, [*HI, {"role": "assistant", "content": "4"}], schema={"type": "integer"}).constraint
     assert continued is not None

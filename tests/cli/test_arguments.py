@@ -40,7 +40,10 @@ def test_defaults_are_those_of_llama_server() -> None:
 
 def test_every_field_has_a_flag() -> None:
     flagless = {
-        *(("Sampling", name) for name in ("min_keep", "grammar_lazy", "grammar_triggers", "grammar_prefill")),
+        *(
+            ("Sampling", name)
+            for name in ("min_keep", "grammar_kind", "grammar_lazy", "grammar_triggers", "grammar_prefill")
+        ),
         ("Sampling", "post_sampling_probs"),  # requests say these
         ("EngineOptions", "min_batch"),
         *(("ServerSettings", name) for name in ("sampling", "cors", "n_batch", "embeddings", "slots_debug")),
@@ -119,7 +122,9 @@ def test_values_from_files(tmp_path: Path) -> None:
     assert serve("--grammar-file", str(tmp_path / "grammar")).server.sampling.grammar == 'root ::= "a"'
     (tmp_path / "schema").write_text('{"type": "boolean"}')
     for flags in (["-jf", str(tmp_path / "schema")], ["--json-schema", '{"type": "boolean"}']):
-        assert '"true" | "false"' in serve(*flags).server.sampling.grammar
+        sampling = serve(*flags).server.sampling
+        assert (sampling.grammar_kind, "boolean" in sampling.grammar) == ("llguidance", True)
+    assert parse_chat(["-j", '{"type": "boolean"}'], {}).request_fields == {"json_schema": {"type": "boolean"}}
     assert "unknown type" in refused("-j", '{"type": "wizard"}')
     assert "not a JSON schema" in refused("-j", "{")
     assert serve("--grammar", "root ::= [a-z]").server.sampling.grammar == "root ::= [a-z]"

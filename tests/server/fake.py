@@ -24,6 +24,7 @@ from pyctl.chat.template import Template
 from pyctl.engine.backend import EngineInfo
 from pyctl.engine.engine_stats import EngineCounters, EngineStats, SequenceFile, SequenceView
 from pyctl.engine.request import Done, Event, Failed, Piece, Progress, Request, StopType, Timings
+from pyctl.engine.sampling import Sampling
 from pyctl.errors import ContextSizeError, RequestError
 from pyctl.prompt import Prompt, Tokens
 from pyctl.server.app import create_app
@@ -94,6 +95,9 @@ class FakeWorker:
     @property
     def info(self) -> EngineInfo:
         return INFO
+
+    def check(self, sampling: Sampling) -> None:
+        pass
 
     def submit(self, request: Request) -> FakeHandle:
         if len(request.prompt) >= N_CTX:

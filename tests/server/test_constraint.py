@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
+from pyctl.chat.constraint import json_constraint, reply_constraint
 from pyctl.chat.reasoning import THINK
-from pyctl.chat.schema import reply_grammar, schema_grammar
+from tests.chat import toy
 from tests.server.fake import HI, Bench, play
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 ANY = {"type": "object"}
+CONTROLS = {text: 256 + number for number, text in enumerate(toy.CHATML_SPECIALS)}
 
 
 @pytest.mark.parametrize(
@@ -34,8 +36,8 @@ def test_schemas(fields: dict[str, Any], schema: Any) -> None:
     bench.chat(**fields)
     bench.post("/completion", {"prompt": "x", **fields})
     chat, raw = (request.sampling for request in bench.worker.requests)
-    assert chat.grammar == ("" if schema is None else schema_grammar(schema))
-    assert raw.grammar == ("" if schema is None else schema_grammar(schema))
+    assert chat.grammar == ("" if schema is None else json_constraint(schema).grammar)
+    assert raw.grammar == ("" if schema is None else json_constraint(schema).grammar)
 
 
 def test_where_a_schema_begins_to_bind() -> None:
@@ -45,8 +47,9 @@ def test_where_a_schema_begins_to_bind() -> None:
         "/v1/chat/completions", {"messages": [*HI, {"role": "assistant", "content": '{"a"'}], "json_schema": SCHEMA}
     )
     inside, behind = (request.sampling for request in bench.worker.requests)
-    assert inside.grammar == reply_grammar(SCHEMA, THINK, "reasoning")
-    assert (behind.grammar, behind.grammar_prefill) == (reply_grammar(SCHEMA, THINK, "content"), '{"a"')
+    assert inside.grammar == reply_constraint(SCHEMA, THINK, "reasoning", controls=CONTROLS).grammar
+    constraint = reply_constraint(SCHEMA, THINK, "content", controls=CONTROLS)
+    assert (behind.grammar, behind.grammar_prefill) == (constraint.grammar, '{"a"')
 
 
 def test_grammars_bind_from_the_start() -> None:

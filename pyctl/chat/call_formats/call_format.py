@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import ClassVar, Protocol
 
 from pyctl.chat.call_formats.scan import CallScanner
-from pyctl.chat.grammar import Grammar, literal
+from pyctl.chat.constraint import Constraint, GrammarBuilder, reasoned
 from pyctl.chat.reasoning import BRACKETS, SEED, THINK, ReasoningSplitter, ReasoningTags, ReplyDelta, ReplyPart
-from pyctl.chat.schema import SchemaRules
 from pyctl.chat.tools import Tool, Tools
 from pyctl.text import random_id
 
@@ -35,13 +34,13 @@ class CallFormat(ABC):
     ``reasoning``: the tags around reasoning, by preference. ``control_tokens``: texts of tokens that the vocabulary
     hides from readers and that the parser has to see. ``trigger``: a regular expression that matches the beginning of
     a call, from where on a grammar binds a reply that need not call anything. ``separator``: what may stand before and
-    between calls, as GBNF.
+    between calls, as an expression of a GrammarBuilder.
     """
 
     reasoning: ClassVar[tuple[ReasoningTags, ...]] = (THINK, SEED, BRACKETS)
     control_tokens: ClassVar[tuple[str, ...]] = ()
     trigger: ClassVar[str]
-    separator: ClassVar[str] = r'"\n"{0,2}'
+    separator: ClassVar[str] = r"/\n{1,2}/?"
     _sample: ClassVar[re.Pattern[str]]
 
     def recognizes(self, sample: str) -> bool:
@@ -65,27 +64,28 @@ class CallFormat(ABC):
         """
 
     @abstractmethod
-    def call_rule(self, grammar: Grammar, tool: Tool, name: str) -> str:
-        """The name of a rule, like ``name``, for one call of ``tool``; RequestError if its schema cannot be
-        converted.
-        """
+    def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
+        """What one call of ``tool`` is in ``grammar``; RequestError for a schema that is none."""
 
-    def call_grammar(self, tools: Tools, *, think_open: str = "", think_close: str = "") -> str:
-        """The grammar of one call of ``tools``, or several where these allow it.
+    def constraint(
+        self,
+        tools: Tools,
+        tags: ReasoningTags,
+        reply_part: ReplyPart,
+        controls: Mapping[str, int] | None = None,
+    ) -> Constraint:
+        """What binds the calls in a reply that begins in ``reply_part``: all of it to a call, or to several where
+        ``tools`` allow it, if they are forced; else only what comes from the first call on.
 
-        With ``think_close``, reasoning that ends so comes first; with ``think_open``, only if the reply begins so.
-        RequestError for a schema that cannot be converted.
+        ``controls`` are the control tokens of the vocabulary. RequestError for a schema that is none.
         """
-        grammar = Grammar()
-        rules = [self.call_rule(grammar, tool, f"tool-{index}") for index, tool in enumerate(tools.tools)]
-        call = grammar.add("call", " | ".join(rules))
-        body = f"{self.separator} {call}"
-        body = f"{body} ({body})*" if tools.parallel else body
-        if think_close:
-            thought = f"{grammar.until('thought', think_close)} {literal(think_close)}"
-            body = f"({literal(think_open)} {thought})? {body}" if think_open else f"{thought} {body}"
-        grammar.add("root", body)
-        return grammar.text()
+        grammar = GrammarBuilder(controls)
+        calls = f"{self.separator} {grammar.one_of([self.call(grammar, tool) for tool in tools.tools])}"
+        if tools.parallel:
+            calls = f"({calls})+"
+        if not tools.forced:
+            return grammar.constraint(calls, (self.trigger,))
+        return grammar.constraint(reasoned(grammar, calls, tags, reply_part))
 
 
 class TaggedFormat(CallFormat):
@@ -127,6 +127,6 @@ class _Chain:
         return ReplyDelta(delta.reasoning, found.content + rest.content, found.calls + rest.calls)
 
 
-def json_arguments(grammar: Grammar, tool: Tool, name: str) -> str:
-    """The rule, with a name like ``name``, for the arguments of ``tool`` as a JSON object."""
-    return SchemaRules(grammar, {"type": "object", **tool.parameters}).rule(f"{name}-arguments")
+def json_arguments(grammar: GrammarBuilder, tool: Tool) -> str:
+    """The arguments of ``tool`` as a JSON object."""
+    return grammar.json({"type": "object", **tool.parameters})

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pyctl.chat.call_formats.call_format import TaggedFormat, json_arguments
 from pyctl.chat.call_formats.qwen import CLOSE, OPEN, QwenParser
 from pyctl.chat.call_formats.scan import CallScanner
-from pyctl.chat.grammar import Grammar, literal
+from pyctl.chat.constraint import GrammarBuilder
 from pyctl.chat.reasoning import BRACKETS, SEED, THINK
 from pyctl.chat.samples import SAMPLE_TOOL
 from pyctl.chat.tools import Tool, Tools
@@ -35,8 +35,9 @@ class HermesFormat(TaggedFormat):
         """Reads both of Qwen's forms."""
         return QwenParser(tools, new_id)
 
-    def call_rule(self, grammar: Grammar, tool: Tool, name: str) -> str:
+    def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
         """A call with arguments by the schema as a whole."""
-        head = literal(f'{OPEN}\n{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "arguments": ')
-        end = literal(f"}}\n{CLOSE}")
-        return grammar.add(name, f"{head} {json_arguments(grammar, tool, name)} {end}")
+        name = grammar.quoted(json.dumps(tool.name, ensure_ascii=False))
+        middle = grammar.text(', "arguments": ')
+        head, end = grammar.text(f'{OPEN}\n{{"name": '), grammar.text(f"}}\n{CLOSE}")
+        return f"{head} {name} {middle} {json_arguments(grammar, tool)} {end}"

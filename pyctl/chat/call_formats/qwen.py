@@ -26,7 +26,6 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 
 from pyctl.chat.call_formats.call_format import TaggedFormat
 from pyctl.chat.call_formats.scan import (
@@ -39,10 +38,9 @@ from pyctl.chat.call_formats.scan import (
     tag_name,
     whole_call,
 )
-from pyctl.chat.grammar import Grammar, literal
+from pyctl.chat.constraint import GrammarBuilder
 from pyctl.chat.reasoning import BRACKETS, SEED, THINK
 from pyctl.chat.samples import SAMPLE_KEY, SAMPLE_TOOL, SAMPLE_VALUE
-from pyctl.chat.schema import SchemaRules
 from pyctl.chat.tools import Tool, Tools
 from pyctl.text import overlap, random_id
 
@@ -51,6 +49,7 @@ __all__ = ["CLOSE", "OPEN", "QwenFormat", "QwenParser"]
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
+_HEAD_END = ">\n"
 _AFTER_VALUE = (_PARAMETER, _FUNCTION_END, CLOSE)
 _MAX_ANY_ORDER = 5
 """So many required arguments take 32 rules; more of them come in the order of the schema."""
@@ -73,9 +72,9 @@ class QwenFormat(TaggedFormat):
         """Reads both forms."""
         return QwenParser(tools, new_id)
 
-    def call_rule(self, grammar: Grammar, tool: Tool, name: str) -> str:
+    def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
         """A call between tags."""
-        return _call(grammar, tool, name)
+        return _call(grammar, tool)
 
 
 class QwenParser(CallScanner):
@@ -215,28 +214,28 @@ class QwenParser(CallScanner):
         return True
 
 
-def _call(grammar: Grammar, tool: Tool, name: str) -> str:
-    rules = SchemaRules(grammar, tool.parameters)
+def _call(grammar: GrammarBuilder, tool: Tool) -> str:
+    value_end = f"\n{_PARAMETER_END}\n"
     arguments: dict[str, str] = {}
-    for number, (key, schema) in enumerate(tool.properties.items()):
+    for key, schema in tool.properties.items():
         if words := _words(schema):
-            inner = f"({' | '.join(map(literal, words))})"
+            value = f"({' | '.join(map(grammar.quoted, words))}) {grammar.text(value_end)}"
         elif "string" in tool.types(key):
-            inner = _text(grammar)
+            value = grammar.until(value_end)
         else:
-            inner = rules.rule(f"{name}-value-{number}", schema)
-        arguments[key] = _argument(grammar, f"{name}-argument-{number}", literal(key), inner)
+            value = f"{grammar.json(schema, tool.parameters)} {grammar.text(value_end)}"
+        arguments[key] = _argument(grammar, grammar.quoted(key), value)
     required = [arguments[key] for key in dict.fromkeys(tool.required)]
-    others = [rule for key, rule in arguments.items() if key not in tool.required]
+    others = [argument for key, argument in arguments.items() if key not in tool.required]
     if not arguments and tool.parameters.get("additionalProperties") not in (None, False):
-        others = [_argument(grammar, "any-argument", r"[^<>\n]{1,100}", _text(grammar))]
+        others = [_argument(grammar, r"/[^<>\n]{1,100}/", grammar.until(value_end))]
     any_other = f"({' | '.join(others)})*" if others else ""
     if len(required) > _MAX_ANY_ORDER:
         body = f"{' '.join(required)} {any_other}"
     else:
-        body = _any_order(grammar, f"{name}-arguments", required, any_other)
-    head, end = literal(f"{OPEN}\n{_FUNCTION}{tool.name}>\n"), literal(f"{_FUNCTION_END}\n{CLOSE}")
-    return grammar.add(name, f"{head} {body} {end}")
+        body = _any_order(grammar, required, any_other)
+    head, end = grammar.text(f"{OPEN}\n{_FUNCTION}"), grammar.text(f"{_FUNCTION_END}\n{CLOSE}")
+    return grammar.rule(f"{head} {grammar.quoted(tool.name)} {grammar.text(_HEAD_END)} {body} {end}")
 
 
 def _words(schema: object) -> list[str]:
@@ -245,26 +244,20 @@ def _words(schema: object) -> list[str]:
     return values if isinstance(values, list) and all(isinstance(value, str) for value in values) else []
 
 
-def _argument(grammar: Grammar, name: str, key: str, value: str) -> str:
-    begin, end = literal(_PARAMETER), literal(f"\n{_PARAMETER_END}\n")
-    return grammar.add(name, rf'{begin} {key} ">\n" {value} {end}')
+def _argument(grammar: GrammarBuilder, key: str, value: str) -> str:
+    """``value`` has the end tag."""
+    return grammar.rule(f"{grammar.text(_PARAMETER)} {key} {grammar.text(_HEAD_END)} {value}")
 
 
-def _text(grammar: Grammar) -> str:
-    """The rule for text up to an end tag."""
-    return "text" if "text" in grammar else grammar.until("text", f"\n{_PARAMETER_END}")
-
-
-def _any_order(grammar: Grammar, name: str, required: Sequence[str], between: str) -> str:
+def _any_order(grammar: GrammarBuilder, required: Sequence[str], between: str) -> str:
     """Each of ``required`` once, in any order, and ``between`` around them: one rule per set of those that are left."""
     if not required:
         return between
     rules: dict[frozenset[int], str] = {frozenset(): between}
-    add = partial(grammar.add, name)
     by_size = sorted((frozenset(_members(mask)) for mask in range(1, 2 ** len(required))), key=len)
     for left in by_size:
         choices = [f"{required[index]} {rules[left - {index}]}".rstrip() for index in sorted(left)]
-        rules[left] = add(f"{between} ({' | '.join(choices)})".strip())
+        rules[left] = grammar.rule(f"{between} ({' | '.join(choices)})".strip())
     return rules[by_size[-1]]
 
 

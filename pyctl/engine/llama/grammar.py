@@ -1,21 +1,26 @@
-"""The array of tokens that llama.cpp's samplers work on, owned here: it can be looked at between two samplers."""
+"""Grammars that bind a reply, of two kinds, and the array of tokens that they and llama.cpp's samplers work on."""
 
 from __future__ import annotations
 
 import ctypes
 import itertools
 import re
-from typing import Any
+import threading
+from collections import OrderedDict
+from typing import Any, Protocol, TypeVar
 
+import llguidance
 import numpy as np
 from llama_cpp import llama_cpp as api
 from numpy.typing import NDArray
 
-from pyctl.engine.llama.llama_tokenizer import read_piece
+from pyctl.engine.llama.llama_tokenizer import LlamaTokenizer, read_piece
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import RequestError
 
-__all__ = ["Candidates", "LlamaGrammar"]
+__all__ = ["Candidates", "Grammar", "GrammarCompiler"]
+
+R = TypeVar("R")
 
 _ENTRY = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 
@@ -50,6 +55,10 @@ class Candidates:
         self._entries[0] = (token, 1.0, 0.0)
         self.array.data, self.array.size, self.array.selected, self.array.sorted = self._data, 1, -1, False
 
+    def forbid(self, forbidden: NDArray[np.bool_]) -> None:
+        """Make every token impossible whose entry in ``forbidden``, shape (n_vocab,), is true."""
+        self.left["logit"][forbidden[self.left["id"]]] = -np.inf
+
     def apply(self, sampler: Any) -> None:
         """Let ``sampler`` change, sort or shorten the array, or select an entry."""
         api.llama_sampler_apply(sampler, ctypes.byref(self.array))
@@ -69,59 +78,146 @@ class Candidates:
         return ((token, float(own[0]) if own.size else 1.0), *best)
 
 
-_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]', re.DOTALL)
+class GrammarCompiler:
+    """Makes the matchers of grammars for llguidance, on the vocabulary of ``tokenizer``, which must stay usable.
 
-_MOST_GROUPS, _MOST_RULES = 2000, 20000
-
-"""llama.cpp reads a group within a group, and follows a rule to another, by a call of its own: ten times as many
-overflow the stack of a thread."""
-
-
-class LlamaGrammar:
-    """llama.cpp's grammar sampler; it is never given a token that it would refuse, since that would end the process.
-
-    For the same reason triggers are looked for here, not by llama.cpp. What it refuses to begin with ends its binding.
-    RequestError if it does not parse.
+    The vocabulary is prepared for it when the first one is asked for, which takes a second or two, and a grammar may
+    take one: ask on a thread that has the time, and the engine's finds it ready. Thread-safe.
     """
 
-    def __init__(self, vocab: Any, sampling: Sampling) -> None:
+    def __init__(self, tokenizer: LlamaTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._vocabulary: llguidance.LLTokenizer | None = None
+        self._preparing, self._remembering = threading.Lock(), threading.Lock()
+        self._known: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
+
+    def matcher(self, grammar: str) -> llguidance.LLMatcher:
+        """One that has read nothing yet; RequestError if it cannot be made, or if it allows no reply."""
+        with self._remembering:
+            if found := self._known.get(grammar):
+                self._known.move_to_end(grammar)
+                return found.deep_copy()
+        made = self._compile(grammar)
+        with self._remembering:
+            self._known[grammar] = made
+            while len(self._known) > _MOST_KNOWN:
+                self._known.popitem(last=False)
+        return made.deep_copy()
+
+    def _compile(self, grammar: str) -> llguidance.LLMatcher:
+        with self._preparing:
+            if self._vocabulary is None:
+                self._vocabulary = _vocabulary_of(self._tokenizer)
+        matcher = llguidance.LLMatcher(self._vocabulary, grammar, log_level=0, limits=_LIMITS)
+        if not matcher.is_error():
+            trial = matcher.deep_copy()
+            trial.compute_bitmask()
+            if not trial.is_error():
+                return matcher
+            matcher = trial
+        error = _first_line(matcher.get_error())
+        if error.startswith("NoExtension"):
+            raise RequestError("the grammar allows no reply")
+        raise RequestError(f"failed to parse grammar: {error}")
+
+
+_MOST_KNOWN = 16
+
+_LIMITS = llguidance.LLParserLimits(
+    max_items_in_row=10_000,
+    initial_lexer_fuel=500_000,
+    step_lexer_fuel=100_000,
+    step_max_items=1_000_000,
+    max_lexer_states=50_000,
+    max_grammar_size=200_000,
+    precompute_large_lexemes=False,
+    verbose_errors=False,
+)
+"""So that no grammar takes much more than a second, nor a token more than a fraction of one."""
+
+
+class _Pieces:
+    """A vocabulary as llguidance wants it. It is never asked for the tokens of a text: no grammar here forces any."""
+
+    bos_token_id = None
+    special_token_ids = ()
+
+    def __init__(self, tokens: list[bytes], end: int) -> None:
+        self.tokens, self.eos_token_id = tokens, end
+
+    def __call__(self, text: str) -> list[int]:
+        raise NotImplementedError
+
+
+def _vocabulary_of(tokenizer: LlamaTokenizer) -> llguidance.LLTokenizer:
+    ends = sorted(tokenizer.end_tokens())
+    if not ends:
+        raise RequestError("the model has no token that ends a reply, so that no schema can bind one")
+    # What begins with this byte is no text: a control token comes only where the grammar names it.
+    marked = tokenizer.control_tokens() | set(ends)
+    pieces = tokenizer.all_pieces()
+    tokens = [b"\xff" + piece if token in marked else piece for token, piece in enumerate(pieces)]
+    return llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Pieces(tokens, ends[0])), eos_token=ends)
+
+
+def _first_line(text: str) -> str:
+    return text.split("\n", 1)[0][:300]
+
+
+class _Matcher(Protocol):
+    """What one kind of grammar knows how to do. It is never told to read a token that it does not allow."""
+
+    def allows(self, token: int) -> bool:
+        """Whether ``token`` may come next."""
+
+    def restrict(self, candidates: Candidates) -> None:
+        """Set the logits of all tokens that may not come next to minus infinity."""
+
+    def read(self, token: int) -> None:
+        """``token`` comes next."""
+
+    def close(self) -> None:
+        """Free what llama.cpp holds of it."""
+
+
+class Grammar:
+    """What binds one reply, at once or from a trigger on. What it refuses to begin with ends its binding.
+
+    Triggers are looked for here, since llama.cpp's sampler would end the process at a token that it does not allow.
+    RequestError if the grammar does not parse.
+    """
+
+    def __init__(self, vocab: Any, sampling: Sampling, compiler: GrammarCompiler) -> None:
         self._vocab = vocab
-        self._one = Candidates(1)
         self._waiting = sampling.grammar_lazy
         self._seen = bytearray()
         try:
             self._triggers = [re.compile(pattern.encode()) for pattern in sampling.grammar_triggers]
         except re.error as error:
             raise RequestError(f"failed to parse grammar trigger: {error}") from error
-        if _too_deep(sampling.grammar):
-            raise RequestError("failed to parse grammar: it is nested too deeply")
-        text = sampling.grammar.encode("utf-8", "replace")
-        self._sampler = api.llama_sampler_init_grammar(vocab, text, b"root") if b"\0" not in text else None
-        if not self._sampler:
-            raise RequestError("failed to parse grammar")
+        self._matcher: _Matcher = (
+            _LibraryMatcher(compiler.matcher(sampling.grammar), vocab)
+            if sampling.grammar_kind == "llguidance"
+            else _GbnfMatcher(vocab, sampling.grammar)
+        )
         if sampling.grammar_prefill and not self._waiting and not self._read(sampling.grammar_prefill.encode()):
             self.close()
             raise RequestError("the grammar does not allow what the prompt holds of the reply")
 
     def allows(self, token: int) -> bool:
         """Whether ``token`` may come next."""
-        if self._waiting:
-            return True
-        self._one.fill_one(token)
-        self._one.apply(self._sampler)
-        return bool(self._one.left["logit"][0] != -float("inf"))
+        return self._waiting or self._matcher.allows(token)
 
     def restrict(self, candidates: Candidates) -> None:
         """Set the logits of all tokens that may not come next to minus infinity."""
         if not self._waiting:
-            candidates.apply(self._sampler)
+            self._matcher.restrict(candidates)
 
     def accept(self, token: int) -> None:
         """``token`` comes next; one that is not allowed, since it was forced, is passed over."""
-        if not self._waiting and not self.allows(token):
-            return
         if not self._waiting:
-            api.llama_sampler_accept(self._sampler, token)
+            if self._matcher.allows(token):
+                self._matcher.read(token)
             return
         self._seen += read_piece(self._vocab, token)
         for trigger in self._triggers:
@@ -131,10 +227,8 @@ class LlamaGrammar:
                 return
 
     def close(self) -> None:
-        """Free the sampler."""
-        if self._sampler:
-            api.llama_sampler_free(self._sampler)
-            self._sampler = None
+        """Free what it holds; calling twice is harmless."""
+        self._matcher.close()
 
     def _begin(self, text: bytes) -> None:
         """Bind from here on; ``text`` is what the grammar has to have read by now."""
@@ -147,10 +241,76 @@ class LlamaGrammar:
         tokens = (api.llama_token * (len(text) + 1))()
         n = api.llama_tokenize(self._vocab, text, len(text), tokens, len(tokens), False, True)
         for token in tokens[: max(n, 0)]:
-            if not self.allows(token):
+            if not self._matcher.allows(token):
                 return False
-            api.llama_sampler_accept(self._sampler, token)
+            self._matcher.read(token)
         return True
+
+
+class _LibraryMatcher:
+    """A matcher of llguidance."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, vocab: Any) -> None:
+        self._matcher = matcher
+        self._vocab = vocab
+        self._n_vocab = int(api.llama_vocab_n_tokens(vocab))
+
+    def allows(self, token: int) -> bool:
+        if api.llama_vocab_is_eog(self._vocab, token):
+            return self._checked(self._matcher.is_accepting())
+        return self._checked(self._matcher.validate_tokens([token]) == 1)
+
+    def restrict(self, candidates: Candidates) -> None:
+        mask = np.frombuffer(self._checked(self._matcher.compute_bitmask()), np.uint8)
+        candidates.forbid(np.unpackbits(mask, count=self._n_vocab, bitorder="little") == 0)
+
+    def read(self, token: int) -> None:
+        if not api.llama_vocab_is_eog(self._vocab, token):
+            self._checked(self._matcher.consume_token(token))
+
+    def close(self) -> None:
+        pass
+
+    def _checked(self, result: R) -> R:
+        if self._matcher.is_error():
+            raise RequestError(f"the grammar is too complex: {_first_line(self._matcher.get_error())}")
+        return result
+
+
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]', re.DOTALL)
+
+_MOST_GROUPS, _MOST_RULES = 2000, 20000
+"""llama.cpp reads a group within a group, and follows a rule to another, by a call of its own: ten times as many
+overflow the stack of a thread."""
+
+
+class _GbnfMatcher:
+    """llama.cpp's grammar sampler."""
+
+    def __init__(self, vocab: Any, grammar: str) -> None:
+        if _too_deep(grammar):
+            raise RequestError("failed to parse grammar: it is nested too deeply")
+        text = grammar.encode("utf-8", "replace")
+        self._one = Candidates(1)
+        self._sampler = api.llama_sampler_init_grammar(vocab, text, b"root") if b"\0" not in text else None
+        if not self._sampler:
+            raise RequestError("failed to parse grammar")
+
+    def allows(self, token: int) -> bool:
+        self._one.fill_one(token)
+        self._one.apply(self._sampler)
+        return bool(self._one.left["logit"][0] != -float("inf"))
+
+    def restrict(self, candidates: Candidates) -> None:
+        candidates.apply(self._sampler)
+
+    def read(self, token: int) -> None:
+        api.llama_sampler_accept(self._sampler, token)
+
+    def close(self) -> None:
+        if self._sampler:
+            api.llama_sampler_free(self._sampler)
+            self._sampler = None
 
 
 def _too_deep(grammar: str) -> bool:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pyctl.cache.snapshot import NOTHING, Block, Span
 from pyctl.engine.backend import SavedSequence, TopTokens
 from pyctl.engine.llama.batch import Batch, Embedder
+from pyctl.engine.llama.grammar import GrammarCompiler
 from pyctl.engine.llama.library import KVState, allocate
 from pyctl.engine.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.engine.llama.sampler import LlamaSampler
@@ -47,6 +48,7 @@ class LlamaBackend:
         self._make, self._identify, self._make_embedder = make, identify, embedder
         self.embedder: Embedder | None = None
         self.identity = ""
+        self._keeps_vocabulary = False
         self.load()
 
     def load(self) -> None:
@@ -64,6 +66,8 @@ class LlamaBackend:
         self.n_seqs = int(api.llama_n_seq_max(ctx))
         self.n_ubatch = int(api.llama_n_ubatch(ctx))
         self._batch = Batch(max(self.n_ubatch, self.n_seqs))
+        if not self._keeps_vocabulary:
+            self._grammars = GrammarCompiler(self.tokenizer)
         self._end_tokens = self.tokenizer.end_tokens()
         self.evaluate(0, as_tokens([max(self.tokenizer.bos, 0)]), 0)
         self._memory = KVState(ctypes.cast(ctx, ctypes.c_void_p).value or 0, 0)
@@ -126,10 +130,19 @@ class LlamaBackend:
         pointer = api.llama_get_logits_ith(self._ctx, self._outputs[index])
         return np.array(np.ctypeslib.as_array(pointer, (self.tokenizer.n_vocab,)), np.float32)
 
+    def use_vocabulary(self, tokenizer: LlamaTokenizer) -> None:
+        """Compile grammars with ``tokenizer``, which stays usable while the model is freed."""
+        self._grammars, self._keeps_vocabulary = GrammarCompiler(tokenizer), True
+
     # -- choosing tokens ---------------------------------------------------------------------------------------------
 
     def sampler(self, sampling: Sampling, prompt: Tokens) -> _IndexedSampler:
-        return _IndexedSampler(self, LlamaSampler(self.model, self._ctx, sampling, prompt, self._end_tokens))
+        sampler = LlamaSampler(self.model, self._ctx, sampling, prompt, self._end_tokens, self._grammars)
+        return _IndexedSampler(self, sampler)
+
+    def check(self, sampling: Sampling) -> None:
+        if sampling.grammar and sampling.grammar_kind == "llguidance":
+            self._grammars.matcher(sampling.grammar)
 
     def top_tokens(self, index: int, token: int, n: int) -> TopTokens:
         logits = self.logits(index).astype(np.float64)

@@ -55,6 +55,15 @@ class LlamaTokenizer:
                 found[api.llama_vocab_get_text(self._vocab, token).decode("utf-8", "replace")] = token
         return found
 
+    def control_tokens(self) -> frozenset[int]:
+        """Tokens that stand for no text."""
+        attributes = api.llama_vocab_get_attr
+        return frozenset(token for token in range(self.n_vocab) if attributes(self._vocab, token) & CONTROL)
+
+    def all_pieces(self) -> list[bytes]:
+        """The bytes of every token, those of control tokens, too."""
+        return [read_piece(self._vocab, token) for token in range(self.n_vocab)]
+
     def end_tokens(self) -> frozenset[int]:
         """All tokens that end a reply."""
         return frozenset(token for token in range(self.n_vocab) if api.llama_vocab_is_eog(self._vocab, token))

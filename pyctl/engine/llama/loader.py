@@ -71,6 +71,8 @@ def load(
     if not backend.is_async:
         _note_blocking_copies(plan)
     tokenizer = LlamaTokenizer(_load_vocabulary(path)) if keep_vocabulary else backend.tokenizer
+    if keep_vocabulary:
+        backend.use_vocabulary(tokenizer)
     return Loaded(backend, tokenizer, _describe(path, backend, settings))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from llama_cpp import llama_cpp as api
 
 from pyctl.engine.backend import TopTokens
-from pyctl.engine.llama.grammar import Candidates, LlamaGrammar
+from pyctl.engine.llama.grammar import Candidates, Grammar, GrammarCompiler
 from pyctl.engine.sampling import RANDOM_SEED, Sampling
 from pyctl.errors import RequestError
 from pyctl.prompt import Tokens
@@ -25,10 +25,18 @@ class LlamaSampler:
     """Samples from the context's outputs; penalties have seen the end of ``prompt``.
 
     ``end_tokens`` are forbidden when the request ignores the end of the reply. A grammar that does not parse raises
-    RequestError.
+    RequestError; ``compiler`` is asked for those that llama.cpp does not read.
     """
 
-    def __init__(self, model: Any, ctx: Any, sampling: Sampling, prompt: Tokens, end_tokens: frozenset[int]) -> None:
+    def __init__(
+        self,
+        model: Any,
+        ctx: Any,
+        sampling: Sampling,
+        prompt: Tokens,
+        end_tokens: frozenset[int],
+        compiler: GrammarCompiler,
+    ) -> None:
         self._ctx = ctx
         self._vocab = api.llama_model_get_vocab(model)
         self._n_vocab = int(api.llama_vocab_n_tokens(self._vocab))
@@ -36,12 +44,12 @@ class LlamaSampler:
         self._seed = secrets.randbits(32) if sampling.seed == RANDOM_SEED else sampling.seed
         self._n_ctx = int(api.llama_n_ctx_seq(ctx))
         self._chain: Any = api.llama_sampler_chain_init(api.llama_sampler_chain_default_params())
-        self._grammar: LlamaGrammar | None = None
+        self._grammar: Grammar | None = None
         self._candidates: Candidates | None = None
         self._direct = not (sampling.grammar or sampling.post_sampling_probs)
         try:
             if sampling.grammar:
-                self._grammar = LlamaGrammar(self._vocab, sampling)
+                self._grammar = Grammar(self._vocab, sampling, compiler)
             if not self._direct:
                 self._candidates = Candidates(self._n_vocab)
             self._build(sampling, end_tokens)

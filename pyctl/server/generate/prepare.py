@@ -9,11 +9,10 @@ from typing import Any, get_args
 from pyctl.cache.persist import DiskPolicy
 from pyctl.chat.cached_tokenizer import Tokenizer
 from pyctl.chat.chat_format import ChatRequest, PreparedChat, ReasoningFormat
-from pyctl.chat.constraint import Constraint
+from pyctl.chat.constraint import Constraint, json_constraint
 from pyctl.chat.reasoning import ReasoningSplitter, ReasoningTokens
 from pyctl.chat.rendering import Continue
 from pyctl.chat.reply_splitter import ReplySplitter
-from pyctl.chat.schema import schema_grammar
 from pyctl.engine.backend import EngineInfo
 from pyctl.engine.request import Request
 from pyctl.engine.sampling import RANDOM_SEED, Sampling
@@ -82,6 +81,7 @@ def prepare(service: Service, body: AnyBody) -> list[PreparedReply]:
             n_indent=body.n_indent,
             max_ms=max(body.max_ms, 0),
         )
+        service.worker.check(request.sampling)
         for number in range(body.n):
             nth = _nth(request, number)
             replies.append(PreparedReply(nth, body.options, asked.text, len(replies), asked.chat))
@@ -162,7 +162,7 @@ def _raw_constraint(body: CompletionBody) -> Constraint | None:
     if schema is None:
         return None
     try:
-        return Constraint(schema_grammar(schema))
+        return json_constraint(schema)
     except RequestError as error:
         raise RequestError(f"Field 'json_schema': JSON schema conversion failed: {error}") from error
 
@@ -216,6 +216,7 @@ def _bound(sampling: Sampling, constraint: Constraint | None) -> Sampling:
     return replace(
         sampling,
         grammar=constraint.grammar,
+        grammar_kind=constraint.kind,
         grammar_lazy=bool(constraint.triggers),
         grammar_triggers=constraint.triggers,
         grammar_prefill=constraint.prefill,

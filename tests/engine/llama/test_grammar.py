@@ -12,9 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pyctl.cache.ram import RamCache
-from pyctl.chat.grammar import Grammar, literal
+from pyctl.chat.constraint import Constraint, GrammarBuilder, json_constraint, reply_constraint
 from pyctl.chat.reasoning import THINK
-from pyctl.chat.schema import SchemaRules, reply_grammar, schema_grammar
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_options import EngineOptions
 from pyctl.engine.handle import RequestHandle
@@ -35,6 +34,17 @@ def said(model: Loaded, n: int = 400, **fields: Any) -> Reply:
     prompt = Prompt(as_tokens(model.tokenizer.tokenize("Say:")))
     sampling = Sampling(**{"seed": 1, "temperature": 1.0, **fields})
     return ask(Engine(model.backend, RamCache(0, 0), EngineOptions()), prompt, n, sampling=sampling)
+
+
+def bound(constraint: Constraint) -> dict[str, Any]:
+    """The fields of Sampling that carry ``constraint``."""
+    return {
+        "grammar": constraint.grammar,
+        "grammar_kind": constraint.kind,
+        "grammar_lazy": bool(constraint.triggers),
+        "grammar_triggers": constraint.triggers,
+        "grammar_prefill": constraint.prefill,
+    }
 
 
 SCHEMAS: list[Any] = [
@@ -73,10 +83,10 @@ SCHEMAS: list[Any] = [
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: json.dumps(schema)[:60])
 def test_replies_are_instances(model: Loaded, schema: Any) -> None:
-    grammar = schema_grammar(schema)
+    fields = bound(json_constraint(schema))
     ended = 0
     for seed in range(3):
-        reply = said(model, seed=seed, grammar=grammar)
+        reply = said(model, seed=seed, **fields)
         assert reply.done is not None, reply.error
         if reply.done.stop_type == "eos":
             ended += 1
@@ -123,7 +133,7 @@ SIMPLE = st.recursive(
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(SIMPLE, st.integers(0, 1000))
 def test_replies_to_any_simple_schema_are_instances(model: Loaded, schema: Any, seed: int) -> None:
-    reply = said(model, 300, seed=seed, grammar=schema_grammar(schema))
+    reply = said(model, 300, seed=seed, **bound(json_constraint(schema)))
     assert reply.done is not None, reply.error
     if reply.done.stop_type == "eos":
         jsonschema.validate(json.loads(reply.text), schema, jsonschema.Draft202012Validator)
@@ -156,13 +166,12 @@ def test_a_grammar_that_allows_nothing_more_ends_the_reply(model: Loaded) -> Non
 
 
 def test_any_text_until_a_word(model: Loaded) -> None:
-    grammar = Grammar()
-    body = grammar.until("body", "aab")
-    grammar.add("root", f'{body} {literal("aab")} "!"')
+    grammar = GrammarBuilder()
+    fields = bound(grammar.constraint(f"{grammar.until('aab')} {grammar.text('!')}"))
     # Likes the letters of the word, so that all their beginnings turn up.
     likes = tuple((model.tokenizer.tokenize(letter)[0], 8.0) for letter in "ab")
     for seed in range(4):
-        text = said(model, 200, seed=seed, grammar=grammar.text(), logit_bias=likes).text
+        text = said(model, 200, seed=seed, logit_bias=likes, **fields).text
         if "aab" in text:
             assert text.index("aab") + len("aab!") == len(text), text
 
@@ -197,13 +206,6 @@ def test_the_grammar_changes_nothing_that_it_allows(model: Loaded) -> None:
     assert said(model, 40, ignore_eos=True, grammar="root ::= [^\\x00]*").text.startswith(free.text[:5])
 
 
-def test_several_schemas_in_one_grammar(model: Loaded) -> None:
-    grammar = Grammar()
-    names = [SchemaRules(grammar, {"const": value}).rule("call") for value in ("x", "y")]
-    grammar.add("root", " ".join(names))
-    assert said(model, grammar=grammar.text()).text == '"x""y"'
-
-
 def test_probabilities_after_sampling(model: Loaded) -> None:
     prompt = Prompt(as_tokens(model.tokenizer.tokenize("Say:")))
     engine = Engine(model.backend, RamCache(0, 0), EngineOptions())
@@ -228,18 +230,18 @@ def test_probabilities_after_sampling(model: Loaded) -> None:
 @given(st.text('ab\\d.[]()-^$|*+?{1,}"\n ', max_size=12))
 def test_what_a_pattern_becomes_can_be_parsed(model: Loaded, pattern: str) -> None:
     try:
-        grammar = schema_grammar({"type": "string", "pattern": pattern})
+        constraint = json_constraint({"type": "string", "pattern": pattern})
     except RequestError:
         return
-    reply = said(model, 6, grammar=grammar)
-    assert reply.done is not None, (grammar, reply.error)
+    reply = said(model, 6, **bound(constraint))
+    assert reply.done is not None or "allows no reply" in str(reply.error), (constraint, reply.error)
 
 
 @pytest.mark.parametrize(("where", "prefill"), [("start", ""), ("reasoning", ""), ("content", "[tr")])
 def test_a_whole_reply_ends_in_an_instance(model: Loaded, where: Any, prefill: str) -> None:
     schema = {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 2}
     likes = tuple((model.tokenizer.tokenize(text)[0], 16.0) for text in ("<think>", "</think>"))
-    reply = said(model, 300, grammar=reply_grammar(schema, THINK, where), grammar_prefill=prefill, logit_bias=likes)
+    reply = said(model, 300, **bound(reply_constraint(schema, THINK, where, prefill)), logit_bias=likes)
     reasoning, close, content = model.tokenizer.detokenize(reply.tokens).decode().rpartition("</think>")
     assert bool(close) == (where != "content")
     assert reasoning.startswith("<think>") == (where == "start")
