@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import logging
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from sys import getsizeof
 from typing import Any, TypeAlias
+from weakref import WeakSet
 
-from pyctl.atomic_file import replacing
+from pyctl.atomic_file import write_atomic
 from pyctl.chat.call_formats.scan import parse_json
 from pyctl.prompt import Tokens, as_tokens
 
@@ -40,53 +42,112 @@ class SampledReply:
 
 
 class ReplayLog:
-    """The file at ``path``. What the disk refuses is a warning and no error; not thread-safe."""
+    """Replies in the file at ``path`` and one of older replies beside it, together never more than ``max_bytes``.
 
-    def __init__(self, path: Path) -> None:
+    A file that is half of that becomes the older one, whose place it takes: nothing has to be rewritten, and what was
+    not used since the last time is forgotten. What the disk refuses is a warning and no error. Several processes may
+    append; within one, one thread at a time.
+    """
+
+    def __init__(self, path: Path, max_bytes: int) -> None:
         self._path = path
+        self._older = path.with_name(f"{path.name}.older")
+        self._half = max_bytes // 2
+        self._inode = 0
+        self._fresh: WeakSet[SampledReply] = WeakSet()  # those in the newer file
 
-    def __len__(self) -> int:
-        """Bytes of the file."""
-        try:
-            return self._path.stat().st_size
-        except OSError:
-            return 0
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of both files."""
+        return _size(self._path) + _size(self._older)
 
     def read(self) -> Iterator[tuple[bytes, SampledReply]]:
-        """Every reply in the file with its key, the oldest first."""
-        try:
-            with self._path.open("rb") as file:
-                for line in file:
-                    try:
-                        yield _unpacked(json.loads(line))
-                    except (ValueError, KeyError, TypeError, OverflowError):
-                        continue
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            log.warning("remembered replies could not be read: %s", error)
+        """Every reply with its key, the oldest first."""
+        for path in (self._older, self._path):
+            try:
+                with path.open("rb") as file:
+                    self._note(os.fstat(file.fileno()).st_ino)
+                    for line in file:
+                        try:
+                            key, reply = _unpacked(json.loads(line))
+                        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+                            continue
+                        self._fresh.add(reply)
+                        yield key, reply
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                log.warning("remembered replies could not be read: %s", error)
 
     def append(self, key: bytes, reply: SampledReply) -> None:
-        """Add a reply at the end."""
+        """Add a reply at the end, unless it is in the newer file."""
+        line = b"" if reply in self._fresh else _packed(key, reply)
+        if not 0 < len(line) < self._half:
+            return
         try:
-            # One write, so that lines of several processes do not mix; a line cut off before is ended first.
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            descriptor = self._opened(len(line) + 1)
             try:
+                # One write, so that lines of several processes do not mix; a line cut off before is ended first.
                 size = os.fstat(descriptor).st_size
                 whole = size == 0 or os.pread(descriptor, 1, size - 1) == b"\n"
-                os.write(descriptor, (b"" if whole else b"\n") + _packed(key, reply))
+                os.write(descriptor, (b"" if whole else b"\n") + line)
             finally:
                 os.close(descriptor)
+            self._fresh.add(reply)
         except OSError as error:
             log.warning("a reply could not be remembered on disk: %s", error)
 
-    def replace(self, entries: Iterator[tuple[bytes, SampledReply]]) -> None:
-        """Write the file anew."""
+    def replace(self, entries: Iterable[tuple[bytes, SampledReply]]) -> None:
+        """Write only these, the oldest first, as far as there is room for the newest; for files of another limit."""
+        lines: list[bytes] = []
+        n_bytes = 0
+        for key, reply in reversed(list(entries)):
+            line = _packed(key, reply)
+            n_bytes += len(line)
+            if n_bytes >= self._half:
+                break
+            lines.append(line)
         try:
-            with replacing(self._path) as file:
-                file.writelines(_packed(key, said) for key, said in entries)
+            write_atomic(self._path, b"".join(reversed(lines)))
+            self._older.unlink(missing_ok=True)
         except OSError as error:
             log.warning("remembered replies could not be written: %s", error)
+
+    def _opened(self, n_bytes: int) -> int:
+        """The newer file, which has room for so many bytes."""
+        while True:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                found = os.fstat(descriptor)
+                if _inode(self._path) == found.st_ino:
+                    self._note(found.st_ino)
+                    if found.st_size + n_bytes <= self._half:
+                        return descriptor
+                    os.replace(self._path, self._older)
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)  # which unlocks it, here or where another process has just put it aside
+
+    def _note(self, inode: int) -> None:
+        if inode != self._inode:
+            self._inode = inode
+            self._fresh.clear()
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _inode(path: Path) -> int:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return 0
 
 
 def _packed(key: bytes, reply: SampledReply) -> bytes:
@@ -133,20 +194,28 @@ _ENTRY_BYTES = 600
 class Replay:
     """Remembers replies, the last used of together ``max_bytes``; ``mode`` is off, equal or full. Thread-safe.
 
-    With a ``path`` they are also in that file, and those in it are remembered from the beginning.
+    With a ``path`` they are also in that file and the older one beside it, together at most ``max_file_bytes``, by
+    default ``max_bytes``; those in them are remembered from the beginning.
     """
 
-    def __init__(self, mode: str = "equal", max_bytes: int = DEFAULT_REPLAY_BYTES, path: Path | None = None) -> None:
+    def __init__(
+        self,
+        mode: str = "equal",
+        max_bytes: int = DEFAULT_REPLAY_BYTES,
+        path: Path | None = None,
+        max_file_bytes: int | None = None,
+    ) -> None:
         self.mode = mode
         self._max_bytes = max_bytes
         self._lock = threading.Lock()  # guards what follows
         self._replies: OrderedDict[bytes, list[SampledReply]] = OrderedDict()
         self._n_bytes = 0
-        self._log = ReplayLog(path) if path is not None and mode != "off" else None
+        limit = max_bytes if max_file_bytes is None else max_file_bytes
+        self._log = ReplayLog(path, limit) if path is not None and mode != "off" else None
         if self._log is not None:
             for key, reply in self._log.read():
                 self._keep(key, reply)
-            if len(self._log) > max_bytes:
+            if self._log.n_bytes > limit:
                 self._log.replace((key, reply) for key, replies in self._replies.items() for reply in replies)
 
     @property
@@ -179,7 +248,10 @@ class Replay:
             if not found:
                 return None
             self._replies.move_to_end(key)
-        return max(enumerate(found), key=lambda item: (item[1].ids == ids, item[1].index == index, item[0]))[1]
+            best = max(enumerate(found), key=lambda item: (item[1].ids == ids, item[1].index == index, item[0]))[1]
+            if self._log is not None:
+                self._log.append(key, best)  # it is in use: the file of older replies will go
+        return best
 
     def _keep(self, key: bytes, reply: SampledReply) -> None:
         others = self._replies.pop(key, [])

@@ -18,7 +18,7 @@ from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
 from pyctl.chat.chat_format import ChatFormat
-from pyctl.chat.replay import Replay
+from pyctl.chat.replay import DEFAULT_REPLAY_BYTES, Replay
 from pyctl.chat.template import Template
 from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.logs import LoadProgress
@@ -84,8 +84,10 @@ def assemble(settings: CommandSettings, go_on: Callable[[], bool] = lambda: True
         )
         tier = _disk_tier(disk, loaded)
         # Beside the snapshots: the prompts of both must be the same after a restart.
-        replies = tier.store.home / REPLIES if tier is not None else None
-        replay = Replay(chat.prompt_replay, path=replies)
+        replay = Replay(chat.prompt_replay)
+        if tier is not None:
+            limit = tier.store.limit_beside(DEFAULT_REPLAY_BYTES)
+            replay = Replay(chat.prompt_replay, path=tier.store.home / REPLIES, max_file_bytes=limit)
         chat_format = ChatFormat(template, loaded.tokenizer, chat.template_kwargs, replay)
     except BaseException:
         loaded.backend.unload()

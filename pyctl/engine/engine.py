@@ -140,6 +140,12 @@ class Engine:
             self.asleep = False
             log.info("the model is loaded again after %.1f s", time.perf_counter() - began)
 
+    @property
+    def close_seconds(self) -> float:
+        """How long `close` may take: what the disk is given to write the rest."""
+        disk = self.snapshotter.disk
+        return disk.close_seconds if disk is not None else 0.0
+
     def close(self, reason: PyctlError) -> None:
         """End all requests with ``reason``."""
         for active in [*self.running, *self.queue]:

@@ -25,6 +25,10 @@ R = TypeVar("R")
 log = logging.getLogger(__name__)
 
 
+STEP_SECONDS = 10.0
+"""How long a step may take before closing no longer waits for it."""
+
+
 class _Call(NamedTuple):
     run: Callable[[], None]
     fail: Callable[[Exception | None], None]
@@ -105,8 +109,13 @@ class Worker:
         self._inbox.put(_Call(run, fail, needs_model))
         return future
 
-    def close(self, timeout: float = 10.0) -> None:
-        """Stop after the current step; requests that are not done end with UnavailableError. Idempotent."""
+    def close(self, timeout: float | None = None) -> None:
+        """Stop after the current step; requests that are not done end with UnavailableError. Idempotent.
+
+        Waits ``timeout`` seconds at most, by default as long as the engine may take to close and a margin for the step.
+        """
+        if timeout is None:
+            timeout = self._engine.close_seconds + STEP_SECONDS
         if not self._closing:
             self._closing = True
             self._inbox.put(None)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -20,12 +19,13 @@ class SlowWriter:
     """Remembers what it wrote; waits for ``gate`` first, raises ``error`` if there is one."""
 
     def __init__(self) -> None:
-        self.gate = threading.Event()
+        self.begun, self.gate = threading.Event(), threading.Event()
         self.written: list[tuple[int, bytes]] = []
         self.error: Exception | None = None
 
     def write(self, snapshot: Snapshot) -> int:
-        assert self.gate.wait(10)
+        self.begun.set()
+        assert self.gate.wait(60)
         if self.error is not None:
             raise self.error
         rows = b"".join(segment.rows.tobytes() for segment in reversed(snapshot.chain))
@@ -52,21 +52,13 @@ def snapshot(seed: int, n: int = 50) -> Snapshot:
     return Snapshot(PromptMatch(tokens).prefix(n), Segment(0, tokens, rows, None), np.zeros(4, np.uint8))
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_offering_never_waits_and_a_full_queue_gives_up_its_oldest(writer: SlowWriter, behind: WriteBehind) -> None:
-    began = time.monotonic()
     behind.offer(snapshot(0))
-    wait_until(lambda: not behind._waiting)  # the thread holds it, at the closed gate
+    assert writer.begun.wait(60)  # the thread holds it, at the closed gate
     for seed in range(1, 6):
         behind.offer(snapshot(seed))
         behind.offer(snapshot(seed))
-    assert time.monotonic() - began < 2
+    assert writer.written == [], "nothing waited for the gate"
     assert not behind.flush(0.05)
     writer.gate.set()
     assert behind.flush(5)
@@ -114,7 +106,19 @@ def test_calls_are_made_by_the_thread_that_writes(writer: SlowWriter, behind: Wr
 
 def test_closing_gives_up_after_its_time(writer: SlowWriter, behind: WriteBehind) -> None:
     behind.offer(snapshot(1))
-    began = time.monotonic()
+    assert writer.begun.wait(60)
+    behind.offer(snapshot(2))
     assert not behind.close(0.2)
-    assert time.monotonic() - began < 3
+    assert writer.written == [], "it did not wait for the gate"
+    assert behind.n_waiting == 0
+    behind.offer(snapshot(3))
+    assert behind.n_waiting == 0
     writer.gate.set()
+
+
+def test_closing_waits_for_what_is_being_written(writer: SlowWriter, behind: WriteBehind) -> None:
+    behind.offer(snapshot(1))
+    assert writer.begun.wait(60)
+    threading.Timer(0.3, writer.gate.set).start()
+    assert behind.close(60)
+    assert [n for n, _ in writer.written] == [50]

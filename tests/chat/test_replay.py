@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import itertools
 import json
+import multiprocessing
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -276,13 +278,82 @@ def test_a_line_that_was_cut_off_takes_no_other_with_it(tmp_path: Path) -> None:
     assert Replay(path=path).find(HI | {"role": "assistant"}, 1) is not None
 
 
-def test_a_file_that_grew_too_long_is_written_anew(tmp_path: Path) -> None:
+def replied(number: int) -> Message:
+    return {"role": "assistant", "content": str(number)}
+
+
+def bytes_in(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.iterdir())
+
+
+def test_the_files_are_bounded_at_all_times_and_what_is_in_use_stays(tmp_path: Path) -> None:
     path = tmp_path / "replies"
-    replay = Replay(max_bytes=20_000, path=path)
+    replay = Replay(max_bytes=20_000, path=path, max_file_bytes=10_000)
+    for number in range(400):
+        replay.remember(replied(number), "head", "raw " * 20, None, number)
+        assert bytes_in(tmp_path) <= 10_000
+        assert replay.find(replied(0), 0) is not None
+    replay.remember(replied(400), "head", "raw " * 4000, None, 400)
+    assert bytes_in(tmp_path) <= 10_000, "one that is too long drives nothing out"
+    again = Replay(max_bytes=20_000, path=path, max_file_bytes=10_000)
+    kept = [number for number in range(400) if again.find(replied(number), number) is not None]
+    assert kept[0] == 0, "in use all the time"
+    assert kept[1:] == list(range(kept[1], 400))
+    assert len(kept) > 10
+
+
+def test_files_of_a_larger_limit_are_cut_at_the_start(tmp_path: Path) -> None:
+    path = tmp_path / "replies"
+    replay = Replay(path=path)
     for number in range(200):
-        replay.remember({"role": "assistant", "content": str(number)}, "head", "raw " * 20, None, number)
-    before = path.stat().st_size
+        replay.remember(replied(number), "head", "raw " * 20, None, number)
+    before = bytes_in(tmp_path)
     again = Replay(max_bytes=20_000, path=path)
-    assert path.stat().st_size < 20_000 < before
-    assert again.find({"role": "assistant", "content": "199"}, 199) is not None
-    assert again.find({"role": "assistant", "content": "0"}, 0) is None
+    assert bytes_in(tmp_path) < 20_000 < before
+    assert again.find(replied(199), 199) is not None
+    assert again.find(replied(0), 0) is None
+
+
+def remember_many(path: str, first: int) -> None:
+    replay = Replay(path=Path(path), max_file_bytes=20_000)
+    for number in range(first, first + 300):
+        replay.remember(replied(number), "head", "raw", None, number)
+
+
+def test_several_processes_share_the_files(tmp_path: Path) -> None:
+    path = tmp_path / "replies"
+    spawn = multiprocessing.get_context("spawn")
+    children = [spawn.Process(target=remember_many, args=(str(path), first)) for first in (0, 1000)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(60)
+        assert child.exitcode == 0
+    lines = [json.loads(line) for each in tmp_path.iterdir() for line in each.read_bytes().splitlines()]
+    assert 60 < len(lines) < 600
+    assert bytes_in(tmp_path) <= 20_000
+
+
+def remember_for_ever(path: str, ready: object) -> None:
+    replay = Replay(path=Path(path), max_file_bytes=20_000)
+    for number in itertools.count():
+        replay.remember(replied(number), "head", "raw", None, number)
+        if number == 200:
+            ready.set()  # type: ignore[attr-defined]
+
+
+def test_a_kill_loses_at_most_the_line_being_written(tmp_path: Path) -> None:
+    path = tmp_path / "replies"
+    spawn = multiprocessing.get_context("spawn")
+    for _ in range(3):
+        ready = spawn.Event()
+        child = spawn.Process(target=remember_for_ever, args=(str(path), ready), daemon=True)
+        child.start()
+        assert ready.wait(30)
+        child.kill()
+        child.join(30)
+        assert {each.name for each in tmp_path.iterdir()} <= {"replies", "replies.older"}
+        assert bytes_in(tmp_path) <= 20_000
+        lines = [line for each in tmp_path.iterdir() for line in each.read_bytes().splitlines()]
+        assert Replay(path=path, max_file_bytes=20_000).n_bytes > 0
+        assert sum(line.endswith(b"}") for line in lines) >= len(lines) - 1

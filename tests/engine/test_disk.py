@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from pyctl.cache.disk.index import Index
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
@@ -15,9 +19,11 @@ from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_options import EngineOptions
 from pyctl.engine.fake import FakeBackend
+from pyctl.engine.worker import Worker
 from tests.cache.checks import check_invariants
 from tests.engine.drive import ask, cold
 from tests.engine.test_engine import KINDS, chat
+from tests.server.fake import INFO
 
 
 def engine_on(directory: Path, kind: str, policy: str = "full", n_slots: int = 32, **store: object) -> Engine:
@@ -137,3 +143,94 @@ def test_random_branches_over_many_restarts(tmp_path: Path) -> None:
             assert ask(engine, prompt, 4).tokens == cold(FakeBackend("hybrid"), prompt, 4).tokens
             check_invariants(engine.snapshotter.cache)
         engine.snapshotter.close()
+
+
+def test_the_engine_asks_neither_the_index_nor_a_thread_that_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The index is only touched by other threads, and turns go on while the one that writes is stuck."""
+    engine = engine_on(tmp_path, "hybrid", "auto")
+    tier, stuck = engine.snapshotter.disk, threading.Event()
+    tier._recovery.join(60)
+    me, touched = threading.get_ident(), []
+
+    def guarded(name: str) -> None:
+        real = getattr(Index, name)
+
+        @contextmanager
+        def entered(index: Index) -> Iterator[object]:
+            touched.append(threading.get_ident())
+            with real(index) as connection:
+                yield connection
+
+        monkeypatch.setattr(Index, name, entered)
+
+    guarded("reading")
+    guarded("writing")
+    prompts = [chat((1, 300), (seed, 240)) for seed in range(2, 8)]
+    for prompt in prompts:
+        ask(engine, prompt)
+    assert tier.flush(60)
+    engine.snapshotter.cache.clear()
+    ask(engine, chat((99, 300)))
+    assert ask(engine, prompts[0]).done.stats.source == "disk"
+    tier._behind.run_soon(lambda: stuck.wait(60))
+    tier._refreshed = 0.0
+    for prompt in prompts[1:]:
+        ask(engine, prompt)
+    damaged = next(tmp_path.rglob("*.rows"))
+    damaged.write_bytes(b"")
+    engine.snapshotter.cache.clear()
+    ask(engine, chat((98, 300)))
+    for prompt in prompts:
+        ask(engine, prompt)
+    assert tier.view().waiting > 0
+    assert not stuck.is_set()
+    assert touched
+    assert me not in touched
+    stuck.set()
+    assert tier.flush(60)
+    assert tier.view().damaged == 1
+    engine.snapshotter.close()
+
+
+def test_closing_waits_as_long_as_the_disk_may_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyctl.engine.worker.STEP_SECONDS", 0.1)
+    engine = engine_on(tmp_path, "hybrid")
+    engine.snapshotter.disk.close_seconds = 60.0
+    ask(engine, chat((1, 300), (2, 240)))
+    assert engine.snapshotter.disk.flush(60)
+    gate = threading.Event()
+    engine.snapshotter.disk._behind.run_soon(lambda: gate.wait(60))
+    ask(engine, chat((3, 300), (4, 240)))
+    worker = Worker(engine, INFO)
+    threading.Timer(0.6, gate.set).start()
+    worker.close()
+    assert gate.is_set()
+    assert not worker._thread.is_alive()
+    assert len(list(tmp_path.rglob("*.state"))) >= 2
+
+
+def test_a_disk_that_hangs_holds_up_nobody_for_ever(tmp_path: Path) -> None:
+    engine = engine_on(tmp_path, "hybrid")
+    engine.snapshotter.disk.close_seconds = 0.2
+    gate = threading.Event()
+    engine.snapshotter.disk._behind.run_soon(lambda: gate.wait(60))
+    engine.snapshotter.close()
+    assert not gate.is_set()
+    gate.set()
+
+
+def test_the_last_used_conversations_are_written_when_there_are_too_many(tmp_path: Path) -> None:
+    engine = engine_on(tmp_path, "hybrid", "600", n_slots=64)
+    prompts = [chat((seed, 300)) for seed in range(12)]
+    for prompt in prompts:
+        ask(engine, prompt)
+    ask(engine, chat((98, 300)))  # which parks the last of them
+    gate = threading.Event()
+    engine.snapshotter.disk._behind.run_soon(lambda: gate.wait(60))
+    threading.Timer(0.3, gate.set).start()
+    engine.snapshotter.close()
+    engine = engine_on(tmp_path, "hybrid", "600")
+    assert ask(engine, prompts[11]).done.stats.source == "disk"
+    engine.snapshotter.close()
