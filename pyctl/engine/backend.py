@@ -1,11 +1,14 @@
-"""What is loaded: facts about the model and the context that do not change while the program runs."""
+"""What the engine needs of a model: facts that do not change while the program runs, and three small protocols.
+
+Whatever needs only one of them takes only that: decoding an `Evaluator`, the snapshots a `SequenceMemory`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +17,17 @@ from pyctl.cache.snapshot import Block, Span
 from pyctl.engine.sampling import Sampling
 from pyctl.prompt import Tokens
 
-__all__ = ["Backend", "EngineInfo", "Sampler", "SavedSequence", "TopTokens"]
+__all__ = [
+    "Backend",
+    "EngineInfo",
+    "Evaluator",
+    "Lifecycle",
+    "Sampler",
+    "SavedSequence",
+    "SequenceMemory",
+    "SequenceTokens",
+    "TopTokens",
+]
 
 
 @dataclass(frozen=True)
@@ -80,27 +93,37 @@ class Sampler(Protocol):
         """Free what it holds in llama.cpp; calling twice is harmless."""
 
 
-class Backend(Protocol):
-    """Evaluates tokens and moves rows and state of sequences 0 .. n_seqs - 1.
+class SequenceTokens(NamedTuple):
+    """``tokens`` to be evaluated in sequence ``seq`` from ``position`` on, where it ends."""
 
-    Only the thread that made it may call it. Failing evaluation raises EngineError; rows or a state that do not fit
-    raise StateError before the sequence is changed.
+    seq: int
+    tokens: tuple[int, ...]
+    position: int
+
+
+class Evaluator(Protocol):
+    """Evaluates tokens in sequences 0 .. n_seqs - 1 of ``n_ctx`` tokens each, and chooses the next ones.
+
+    An evaluation appends to its sequences and replaces the outputs of the one before, which samplers and `top_tokens`
+    refer to by index. One that fails raises EngineError, and then nobody knows what its sequences hold.
     """
 
-    @property
-    def kind(self) -> Literal["attention", "hybrid", "opaque"]: ...
     @property
     def n_ctx(self) -> int: ...
     @property
     def n_seqs(self) -> int: ...
     @property
-    def n_ubatch(self) -> int: ...
+    def n_ubatch(self) -> int:
+        """The most tokens of one evaluation."""
 
     def evaluate(self, seq: int, tokens: Tokens, start: int, *, output: bool = True) -> None:
         """Evaluate ``tokens`` as one batch from position ``start`` on; output 0, if wanted, is the last token's."""
 
-    def decode(self, items: Sequence[tuple[int, int, int]]) -> None:
-        """Evaluate one token for each (seq, token, position); output i belongs to item i."""
+    def decode(self, items: Sequence[SequenceTokens]) -> None:
+        """Evaluate one or more tokens for each of several sequences, ``n_ubatch`` in all or one each.
+
+        There is an output after every token, numbered through from the first item's first token on.
+        """
 
     def sampler(self, sampling: Sampling, prompt: Tokens) -> Sampler:
         """A sampler whose penalties have seen the end of ``prompt``."""
@@ -120,11 +143,28 @@ class Backend(Protocol):
     def piece(self, token: int) -> bytes:
         """The bytes of one generated token."""
 
+    def embed(self, tokens: Tokens) -> NDArray[np.float32]:
+        """The embeddings of ``tokens``, shape (1, width) if the model pools them and (n, width) if not.
+
+        Raises RequestError when there are more tokens than one batch holds. Leaves the sequences as they are.
+        """
+
+
+class SequenceMemory(Protocol):
+    """Moves what sequences hold: rows, which can be cut anywhere, and the state at the end.
+
+    An ``attention`` model has only rows, a ``hybrid`` both, and of an ``opaque`` one everything is the state. Rows or a
+    state that do not fit raise StateError before the sequence is changed.
+    """
+
+    @property
+    def kind(self) -> Literal["attention", "hybrid", "opaque"]: ...
+
     def rows_size(self, first: int, last: int) -> int:
         """Bytes of the block that holds rows [first, last); 0 if empty or for kind ``opaque``."""
 
     def state_size(self, seq: int) -> int:
-        """Bytes of the state block at the end of ``seq``; 0 for kind ``attention``."""
+        """Bytes of the state at the end of ``seq``; 0 for kind ``attention``."""
 
     def save_rows(self, seq: int, first: int, last: int) -> Block:
         """Rows [first, last) of ``seq``; empty for kind ``opaque``. The bytes are there after `synchronize`."""
@@ -156,14 +196,16 @@ class Backend(Protocol):
     def load_file(self, seq: int, path: Path) -> SavedSequence:
         """Fill ``seq``, which is empty, from such a file. Raises StateError, and then nobody knows what it holds."""
 
-    def embed(self, tokens: Tokens) -> NDArray[np.float32]:
-        """The embeddings of ``tokens``, shape (1, width) if the model pools them and (n, width) if not.
 
-        Raises RequestError when there are more tokens than one batch holds. Leaves the sequences as they are.
-        """
-
-    def unload(self) -> None:
-        """Free the context and the model; nothing but `load` may be called after it."""
+class Lifecycle(Protocol):
+    """Frees the model and loads it again. It is loaded when the object is made."""
 
     def load(self) -> None:
         """Load the model again after `unload`, empty; ModelError when that fails or it is not the same any more."""
+
+    def unload(self) -> None:
+        """Free the context and the model; only `load`, `unload` and `synchronize` may be called after it."""
+
+
+class Backend(Evaluator, SequenceMemory, Lifecycle, Protocol):
+    """One model with its sequences. Only the engine's thread may call it once the engine runs."""

@@ -6,44 +6,38 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.plan import batch_ends
 from pyctl.cache.ram import RamCache
-from pyctl.engine.backend import Backend, TopTokens
+from pyctl.engine.backend import Backend, SequenceTokens
+from pyctl.engine.decode import Drafter, Generation, PendingTokens
 from pyctl.engine.engine_options import EngineOptions
 from pyctl.engine.engine_stats import EngineCounters, PrefillLog
 from pyctl.engine.handle import RequestHandle
-from pyctl.engine.request import Done, Failed, Piece, Progress, StopType, Timings
+from pyctl.engine.request import Done, Failed, Progress, Timings
 from pyctl.engine.sequence import LiveSequence
 from pyctl.engine.snapshotter import CachePlan, Snapshotter
-from pyctl.engine.stream import LineLimits, ReasoningBudget, TextStream
 from pyctl.errors import EngineError, PyctlError
 
-__all__ = ["ActiveRequest", "Engine", "EngineOptions", "IdleTask", "NextToken", "Steps"]
+__all__ = ["ActiveRequest", "Engine", "EngineOptions", "IdleTask", "Steps"]
 
 
-class NextToken(NamedTuple):
-    """A request waits for its ``token`` to be evaluated at ``position``; it is resumed with the output's index."""
+Steps: TypeAlias = Generator[PendingTokens | None, int, None]
 
-    token: int
-    position: int
-
-
-Steps: TypeAlias = Generator[NextToken | None, int, None]
-
-"""None after a prefill batch, NextToken while decoding."""
+"""None after a prefill batch, PendingTokens while decoding."""
 
 
 @dataclass(eq=False)
 class ActiveRequest:
     """A request on its way, the sequence that serves it, and the generator that does.
 
-    ``id`` counts up; ``stats`` is there as soon as the work has begun.
+    ``id`` counts up; ``stats`` is there as soon as the work has begun. ``submitted`` and ``started`` are seconds of the
+    performance counter.
     """
 
     handle: RequestHandle
@@ -52,8 +46,8 @@ class ActiveRequest:
     submitted: float = field(default_factory=time.perf_counter)
     seq: LiveSequence | None = None
     steps: Steps | None = None
-    pending_token: NextToken | None = None
-    first_token: float = 0.0
+    pending: PendingTokens | None = None
+    started: float = 0.0
 
 
 @dataclass(eq=False)
@@ -74,7 +68,14 @@ class Engine:
     Not thread-safe; `Worker` runs it on a thread of its own.
     """
 
-    def __init__(self, backend: Backend, cache: RamCache, options: EngineOptions, disk: DiskTier | None = None) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        cache: RamCache,
+        options: EngineOptions,
+        disk: DiskTier | None = None,
+        drafter: Callable[[LiveSequence], Drafter] | None = None,
+    ) -> None:
         self.backend = backend
         self.options = options
         self.snapshotter = Snapshotter(backend, cache, options, disk)
@@ -85,6 +86,7 @@ class Engine:
         self.idle_tasks: list[IdleTask] = []
         self.counters = EngineCounters()
         self.asleep = False
+        self._drafter = drafter
         self._count = 0
 
     # -- scheduling --------------------------------------------------------------------------------------------------
@@ -111,13 +113,13 @@ class Engine:
         for active in tuple(self.running):
             if active.handle.cancelled:
                 self._end(active)
-            elif active.pending_token is not None:
+            elif active.pending is not None:
                 decoding.append(active)
             else:
                 prefilling = prefilling or active
         if prefilling is not None:
             self._resume(prefilling, None)
-            if prefilling.pending_token is not None and prefilling in self.running:
+            if prefilling.pending is not None and prefilling in self.running:
                 decoding.append(prefilling)
         if decoding:
             self._decode(decoding)
@@ -187,7 +189,7 @@ class Engine:
     def _resume(self, active: ActiveRequest, index: int | None) -> None:
         assert active.steps is not None
         try:
-            active.pending_token = next(active.steps) if index is None else active.steps.send(index)
+            active.pending = next(active.steps) if index is None else active.steps.send(index)
         except StopIteration:
             self._end(active)
         except Exception as error:
@@ -199,11 +201,7 @@ class Engine:
             active.handle.put(Failed(error))
 
     def _decode(self, requests: list[ActiveRequest]) -> None:
-        items = [
-            (active.seq.id, *active.pending_token)
-            for active in requests
-            if active.seq is not None and active.pending_token is not None
-        ]
+        items = [SequenceTokens(r.seq.id, *r.pending) for r in requests if r.seq is not None and r.pending is not None]
         try:
             self.backend.decode(items)
         except EngineError as error:
@@ -212,9 +210,11 @@ class Engine:
                 self._end(active)
                 active.handle.put(Failed(error))
             return
-        self.counters.count_call(len(items), max(position for _, _, position in items) + 1)
-        for index, active in enumerate(requests):
-            self._resume(active, index)
+        self.counters.count_call(len(items), max(item.position + len(item.tokens) for item in items))
+        output = 0
+        for active, item in zip(requests, items, strict=True):
+            self._resume(active, output)
+            output += len(item.tokens)
 
     def _end(self, active: ActiveRequest) -> None:
         if active.steps is not None:
@@ -232,18 +232,45 @@ class Engine:
     # -- one request -------------------------------------------------------------------------------------------------
 
     def _serve(self, active: ActiveRequest, seq: LiveSequence) -> Steps:
-        """The whole way of a request: restore, evaluate batch by batch, save at cuts, generate, report."""
-        request, handle = active.handle.request, active.handle
-        prompt, tokens = request.prompt, request.prompt.tokens
-        started = time.perf_counter()
-        stats = active.stats = RequestStats(n_prompt=len(prompt))
-        ends = batch_ends(prompt, self.backend.n_ubatch, self.options.min_batch)
+        """The whole way of a request."""
+        snapshotter, request, handle = self.snapshotter, active.handle.request, active.handle
+        started = active.started = time.perf_counter()
+        stats = active.stats = RequestStats(n_prompt=len(request.prompt))
+        ends = batch_ends(request.prompt, self.backend.n_ubatch, self.options.min_batch)
 
-        plan = self.snapshotter.restore(request, seq, ends, stats)
-        if request.return_progress:
-            handle.put(self._progress(seq, stats, started))
+        lookup = snapshotter.lookup(request, ends, seq, stats)
+        snapshotter.leave(seq, lookup, stats)
+        restored = snapshotter.restore(lookup, seq, stats)
+        plan = snapshotter.plan(lookup, restored, seq, stats)
+        yield from self._prefill(active, seq, ends, plan, stats)
+        with Generation(self.backend, handle, seq, self._drafter(seq) if self._drafter else None) as reply:
+            reply.first()
+            snapshotter.persist(plan)
+            yield from reply.rest()
+
+        finished = time.perf_counter()
+        first_token = reply.first_token or finished
+        timings = Timings(
+            n_cached=stats.n_cached,
+            n_evaluated=stats.n_evaluated,
+            prompt_ms=(first_token - started) * 1e3,
+            n_predicted=reply.n_predicted,
+            predicted_ms=(finished - first_token) * 1e3,
+            queue_ms=(started - active.submitted) * 1e3,
+            first_token_ms=(first_token - active.submitted) * 1e3,
+        )
+        snapshotter.totals.add(stats, reply.n_predicted)
+        self.counters.count_reply(timings)
+        handle.put(Done(reply.stop_type, reply.stopping_word, timings, stats, seq.id))
+
+    def _prefill(
+        self, active: ActiveRequest, seq: LiveSequence, ends: Sequence[int], plan: CachePlan, stats: RequestStats
+    ) -> Steps:
+        """Evaluate what is missing of the prompt batch by batch, and take a snapshot at each cut."""
+        prompt, tokens = active.handle.request.prompt, active.handle.request.prompt.tokens
+        began, save_before = time.perf_counter(), stats.save_ms
         shown = PrefillLog(active.id, seq.n, len(prompt))
-        prefill_began, save_before = time.perf_counter(), stats.save_ms
+        self._tell_progress(active, seq, stats)
         for previous, end in itertools.pairwise([0, *ends]):
             if end <= seq.n:
                 continue
@@ -254,99 +281,13 @@ class Engine:
             shown.reached(end)
             if end in plan.cuts:
                 self.snapshotter.save(seq, plan, stats)
-            if request.return_progress:
-                handle.put(self._progress(seq, stats, started))
+            self._tell_progress(active, seq, stats)
             if end < len(prompt):
                 yield None
         stats.n_evaluated = len(prompt) - stats.n_cached
-        stats.prefill_ms = (time.perf_counter() - prefill_began) * 1e3 - (stats.save_ms - save_before)
+        stats.prefill_ms = (time.perf_counter() - began) * 1e3 - (stats.save_ms - save_before)
 
-        n_predicted, stop_type, stopping_word = yield from self._generate(active, seq, plan)
-        if n_predicted <= 1:
-            self.snapshotter.persist(plan)
-        finished = time.perf_counter()
-        first_token = active.first_token or finished
-        timings = Timings(
-            n_cached=stats.n_cached,
-            n_evaluated=stats.n_evaluated,
-            prompt_ms=(first_token - started) * 1e3,
-            n_predicted=n_predicted,
-            predicted_ms=(finished - first_token) * 1e3,
-            queue_ms=(started - active.submitted) * 1e3,
-            first_token_ms=(first_token - active.submitted) * 1e3,
-        )
-        self.snapshotter.totals.add(stats, n_predicted)
-        self.counters.count_reply(timings)
-        handle.put(Done(stop_type, stopping_word, timings, stats, seq.id))
-
-    def _progress(self, seq: LiveSequence, stats: RequestStats, started: float) -> Progress:
-        elapsed = (time.perf_counter() - started) * 1e3
-        return Progress(stats.n_prompt, stats.n_cached, seq.n, elapsed, stats.source, seq.id)
-
-    def _generate(
-        self, active: ActiveRequest, seq: LiveSequence, plan: CachePlan
-    ) -> Generator[NextToken, int, tuple[int, StopType, str]]:
-        """Sample, stream, evaluate, until the reply ends; the disk waits for the first token."""
-        request, handle, backend = active.handle.request, active.handle, self.backend
-        room = backend.n_ctx - seq.n
-        limit = room if request.max_tokens < 0 else min(request.max_tokens, room)
-        text = TextStream(request.stop)
-        lines = LineLimits(request.n_indent) if request.n_indent or request.max_ms else None
-        budget = ReasoningBudget(request.reasoning, backend.piece) if request.reasoning is not None else None
-        after_sampling = request.sampling.post_sampling_probs
-        n_predicted = 0
-        stop_type: StopType = "limit"
-        if limit == 0:
-            return 0, stop_type, ""
-        sampler = backend.sampler(request.sampling, request.prompt.tokens)
-        pending: list[int] = []
-        probs: list[TopTokens] = []
-        index = 0
-        is_end, piece, put = backend.is_end, backend.piece, handle.put
-        try:
-            while True:
-                forced = budget.next() if budget is not None else None
-                if forced is None:
-                    token = sampler.sample(index)
-                else:
-                    token = forced
-                    sampler.force(index, token)
-                if budget is not None:
-                    budget.saw(token)
-                if n_predicted == 0:  # only now has the device done what it was given
-                    active.first_token = time.perf_counter()
-                n_predicted += 1
-                if is_end(token):
-                    stop_type = "eos"
-                    break
-                pending.append(token)
-                if request.n_probs:
-                    n = request.n_probs
-                    probs.append(
-                        sampler.top_tokens(token, n) if after_sampling else backend.top_tokens(index, token, n)
-                    )
-                final = text.feed(piece(token))
-                if lines is not None:
-                    final = lines.feed(final, 0 < request.max_ms < (time.perf_counter() - active.first_token) * 1e3)
-                if text.stopping_word:
-                    stop_type = "word"
-                    handle.put(Piece(final, tuple(pending), tuple(probs)))
-                    pending, probs = [], []
-                    break
-                if final:
-                    put(Piece(final, tuple(pending), tuple(probs)))
-                    pending, probs = [], []
-                if n_predicted >= limit or (lines is not None and lines.ended):
-                    break
-                if n_predicted == 1:
-                    self.snapshotter.persist(plan)
-                index = yield NextToken(token, seq.n)
-                seq.append_one(token)
-        finally:
-            sampler.close()
-        rest = text.flush() if lines is None or not lines.ended else ""
-        if text.stopping_word:
-            stop_type = "word"
-        if rest or pending:
-            handle.put(Piece(rest, tuple(pending), tuple(probs)))
-        return n_predicted, stop_type, text.stopping_word
+    def _tell_progress(self, active: ActiveRequest, seq: LiveSequence, stats: RequestStats) -> None:
+        if active.handle.request.return_progress:
+            ms = (time.perf_counter() - active.started) * 1e3
+            active.handle.put(Progress(stats.n_prompt, stats.n_cached, seq.n, ms, stats.source, seq.id))

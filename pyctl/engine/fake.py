@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyctl.cache.snapshot import NOTHING, Block, Span
-from pyctl.engine.backend import SavedSequence, TopTokens
+from pyctl.engine.backend import SavedSequence, SequenceTokens, TopTokens
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import EngineError, RequestError, StateError
 from pyctl.prompt import Tokens
@@ -70,8 +70,13 @@ class FakeBackend:
         after = self._advance(seq, tokens, start)
         self._outputs = [after] if output else []
 
-    def decode(self, items: Sequence[tuple[int, int, int]]) -> None:
-        self._outputs = [self._advance(seq, np.array([token], np.int32), position) for seq, token, position in items]
+    def decode(self, items: Sequence[SequenceTokens]) -> None:
+        # Rounding is not modelled here: several tokens of a sequence give what they would give one by one.
+        self._outputs = [
+            self._advance(seq, np.array([token], np.int32), position + i)
+            for seq, tokens, position in items
+            for i, token in enumerate(tokens)
+        ]
 
     def _advance(self, seq: int, tokens: Tokens, start: int) -> bytes:
         held = self._seqs[seq]

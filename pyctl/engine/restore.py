@@ -11,10 +11,10 @@ from pyctl.cache.disk.chain import PendingSnapshot
 from pyctl.cache.plan import ends_within, last_common_end, last_end
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import PromptMatch, Snapshot
-from pyctl.engine.backend import Backend
+from pyctl.engine.backend import SequenceMemory
 from pyctl.engine.sequence import LiveSequence
 from pyctl.errors import StateError
-from pyctl.prompt import Prompt
+from pyctl.prompt import Tokens
 
 __all__ = ["Candidate", "candidates", "from_snapshot", "restore"]
 
@@ -37,7 +37,13 @@ class Candidate:
 
 
 def candidates(
-    prompt: PromptMatch, ends: Sequence[int], live: LiveSequence, cache: RamCache, backend: Backend, *, exact: bool
+    prompt: PromptMatch,
+    ends: Sequence[int],
+    live: LiveSequence,
+    cache: RamCache,
+    memory: SequenceMemory,
+    *,
+    exact: bool,
 ) -> list[Candidate]:
     """All ways to resume ``prompt``, deepest first; at least one token stays to be evaluated.
 
@@ -51,15 +57,15 @@ def candidates(
 
     if 0 < live.n == shared <= limit and (not exact or same == live.n):
         found.append(Candidate("live", live.n, live.n))
-    elif backend.kind == "attention":
+    elif memory.kind == "attention":
         n = last_common_end(ends, live.ends, min(shared, limit)) if exact else min(shared, limit)
         found.append(Candidate("live", n, n))
 
     for snapshot in cache.lookup(prompt, limit):
-        candidate = from_snapshot("ram", snapshot, ends, same, backend, exact=exact)
+        candidate = from_snapshot("ram", snapshot, ends, same, memory, exact=exact)
         if candidate is not None:
             found.append(candidate)
-    if backend.kind == "attention":
+    if memory.kind == "attention":
         found += _inside(prompt, ends, same, cache, exact=exact)
     found.sort(key=lambda candidate: (candidate.n, candidate.keep), reverse=True)
     return [candidate for candidate in found if candidate.n > 0]
@@ -70,7 +76,7 @@ def from_snapshot(
     snapshot: Snapshot,
     ends: Sequence[int],
     same: int,
-    backend: Backend,
+    memory: SequenceMemory,
     *,
     exact: bool,
     arrival: PendingSnapshot | None = None,
@@ -82,7 +88,7 @@ def from_snapshot(
     n = snapshot.n
     if exact and (not snapshot.exact or last_end(ends, n) != n):
         return None  # generated text, or a boundary of another prompt at which this one would not stop
-    keep = 0 if backend.kind == "opaque" else last_end(ends, min(same, n))
+    keep = 0 if memory.kind == "opaque" else last_end(ends, min(same, n))
     return Candidate("live" if keep == n else source, n, keep, snapshot, arrival)
 
 
@@ -98,8 +104,10 @@ def _inside(
     yield Candidate("ram", n, min(same, n), snapshot)
 
 
-def restore(candidate: Candidate, prompt: Prompt, ends: Sequence[int], live: LiveSequence, backend: Backend) -> bool:
-    """Make ``live`` hold the first ``candidate.n`` tokens of ``prompt``; False leaves it empty.
+def restore(
+    candidate: Candidate, tokens: Tokens, ends: Sequence[int], live: LiveSequence, memory: SequenceMemory
+) -> bool:
+    """Make ``live`` hold the first ``candidate.n`` of ``tokens``; False leaves it empty.
 
     Bytes that do not fit are a miss: logged, never raised.
     """
@@ -107,39 +115,39 @@ def restore(candidate: Candidate, prompt: Prompt, ends: Sequence[int], live: Liv
     try:
         if snapshot is None:
             if n < live.n:
-                backend.rewind(live.id, n)
+                memory.rewind(live.id, n)
         else:
-            if backend.kind == "opaque":
-                backend.clear(live.id)
+            if memory.kind == "opaque":
+                memory.clear(live.id)
             elif keep < live.n:
-                backend.rewind(live.id, keep)
-            if backend.kind != "opaque" and keep < n:
-                _load_rows(candidate, snapshot, live, backend)
-            if backend.kind != "attention":
+                memory.rewind(live.id, keep)
+            if memory.kind != "opaque" and keep < n:
+                _load_rows(candidate, snapshot, live, memory)
+            if memory.kind != "attention":
                 if candidate.arrival is not None:
                     candidate.arrival.wait_state()
-                backend.load_state(live.id, n, snapshot.state)
+                memory.load_state(live.id, n, snapshot.state)
     except StateError as error:
         log.warning("snapshot at %d could not be restored, evaluating instead: %s", n, error)
-        backend.clear(live.id)
-        live.reset(prompt.tokens[:0])
+        memory.clear(live.id)
+        live.reset(tokens[:0])
         return False
     if snapshot is None:
         exact_rows, segment, n_saved = last_common_end(ends, live.ends, n), live.segment, min(live.n_saved, n)
     else:
         exact_rows, segment, n_saved = last_common_end(ends, snapshot.ends, n), snapshot.segment, n
-    live.reset(prompt.tokens[:n], ends=ends_within(ends, 0, exact_rows), segment=segment, n_saved=n_saved)
+    live.reset(tokens[:n], ends=ends_within(ends, 0, exact_rows), segment=segment, n_saved=n_saved)
     return True
 
 
-def _load_rows(candidate: Candidate, snapshot: Snapshot, live: LiveSequence, backend: Backend) -> None:
+def _load_rows(candidate: Candidate, snapshot: Snapshot, live: LiveSequence, memory: SequenceMemory) -> None:
     """Append the rows [keep, n); those from disk go to the device segment by segment while the next are being read."""
     at, n, arrival = candidate.keep, candidate.n, candidate.arrival
     if arrival is None:
-        return backend.load_rows(live.id, at, snapshot.spans(at, n))
+        return memory.load_rows(live.id, at, snapshot.spans(at, n))
     while at < n:
         segment = snapshot.segment_at(at + 1)
         arrival.wait_rows(segment)
         last = min(snapshot.chain[segment], n)
-        backend.load_rows(live.id, at, [(segment.rows, at, last)])
+        memory.load_rows(live.id, at, [(segment.rows, at, last)])
         at = last

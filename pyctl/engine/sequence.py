@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from pyctl.cache.plan import ends_within
 from pyctl.cache.snapshot import Segment
 from pyctl.prompt import Tokens, common_prefix
 
@@ -65,6 +66,13 @@ class LiveSequence:
         """Record one generated token."""
         self._buffer[self.n] = token
         self.n += 1
+
+    def truncate(self, n: int) -> None:
+        """Record that nothing is evaluated from ``n`` on any more."""
+        self.ends = list(ends_within(self.ends, 0, n))
+        self.n = n
+        self.n_prompt = min(self.n_prompt, n)
+        self.n_saved = min(self.n_saved, n)
 
     def reset(
         self, tokens: Tokens, *, ends: Sequence[int] = (), segment: Segment | None = None, n_saved: int = 0

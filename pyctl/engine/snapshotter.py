@@ -15,17 +15,17 @@ from pyctl.cache.disk.chain import PendingSnapshot
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.plan import choose_cuts, ends_within, last_common_end, last_end
 from pyctl.cache.ram import RamCache
-from pyctl.cache.recent import RecentPrompts
+from pyctl.cache.recent import RecentMatches, RecentPrompts
 from pyctl.cache.snapshot import PromptMatch, Segment, Snapshot
-from pyctl.engine.backend import Backend
+from pyctl.engine.backend import SequenceMemory
 from pyctl.engine.engine_options import EngineOptions
 from pyctl.engine.request import Request
 from pyctl.engine.restore import Candidate, candidates, from_snapshot, restore
 from pyctl.engine.sequence import LiveSequence
 from pyctl.errors import StateError
-from pyctl.prompt import Prompt, as_tokens
+from pyctl.prompt import as_tokens
 
-__all__ = ["CachePlan", "Snapshotter"]
+__all__ = ["CacheLookup", "CachePlan", "Snapshotter"]
 
 log = logging.getLogger(__name__)
 
@@ -33,90 +33,128 @@ PARK_MIN = 64
 """Fewer new tokens than this are not worth a snapshot when a live sequence is given away."""
 
 
+@dataclass(frozen=True, eq=False)
+class CacheLookup:
+    """What there is for one request: the ways to resume it in memory, deepest first, and what recent prompts share.
+
+    ``ends`` are the batch ends of its prompt. With ``from_disk`` a restore looks there, too. A request that does not
+    want the cache has no ways.
+    """
+
+    request: Request
+    match: PromptMatch
+    ends: Sequence[int]
+    ways: Sequence[Candidate] = ()
+    recent: RecentMatches | None = None
+    from_disk: bool = False
+
+    @property
+    def snapshots(self) -> tuple[Snapshot, ...]:
+        """Those that may be restored."""
+        return tuple(way.snapshot for way in self.ways if way.snapshot is not None)
+
+
 @dataclass(frozen=True)
 class CachePlan:
-    """What a request means to the cache: its prompt, where to cut, what it resumed from, what goes to disk."""
+    """What to do with a prompt: take snapshots at ``cuts``, send those at ``persist`` to disk.
+
+    ``protected`` stays in RAM meanwhile: what the prompt was restored from.
+    """
 
     match: PromptMatch
     cuts: tuple[int, ...] = ()
-    used: tuple[Snapshot, ...] = ()
     persist: tuple[int, ...] = ()
+    protected: tuple[Snapshot, ...] = ()
 
 
 class Snapshotter:
-    """Restores from and saves to ``cache`` and ``disk`` for all sequences of ``backend``.
+    """Restores from and saves to ``cache`` and ``disk`` for all sequences of ``memory``.
 
-    A failure of the cache is a miss or a snapshot less, never an error of the request.
+    A request passes `lookup`, `leave`, `restore`, `plan`, then `save` at each cut, and `persist`. A failure of the
+    cache is a miss or a snapshot less, never an error of the request.
     """
 
-    def __init__(self, backend: Backend, cache: RamCache, options: EngineOptions, disk: DiskTier | None) -> None:
-        self.backend = backend
+    def __init__(self, memory: SequenceMemory, cache: RamCache, options: EngineOptions, disk: DiskTier | None) -> None:
+        self.memory = memory
         self.cache = cache
         self.disk = disk
         self.options = options
         self.recent = disk.recent if disk is not None else RecentPrompts()
         self.totals = CacheStats()
 
-    def restore(self, request: Request, seq: LiveSequence, ends: Sequence[int], stats: RequestStats) -> CachePlan:
-        """Bring ``seq`` to the deepest restorable position of the prompt and plan the rest.
+    def lookup(self, request: Request, ends: Sequence[int], seq: LiveSequence, stats: RequestStats) -> CacheLookup:
+        """What can be restored of a prompt with these batch ends into ``seq``; remembers the prompt as a recent one."""
+        began = time.perf_counter()
+        match = PromptMatch(request.prompt.tokens)
+        if not request.cache_prompt:
+            return CacheLookup(request, match, ends)
+        ways = candidates(match, ends, seq, self.cache, self.memory, exact=self.options.exact)
+        from_disk = self.disk is not None and (request.disk_policy or self.disk.policy).kind != "off"
+        recent = self.recent.compare(request.prompt)
+        self.recent.add(request.prompt, recent, on_disk=from_disk)
+        stats.lookup_ms = (time.perf_counter() - began) * 1e3
+        return CacheLookup(request, match, ends, ways, recent, from_disk)
+
+    def leave(self, seq: LiveSequence, lookup: CacheLookup, stats: RequestStats) -> None:
+        """Park the conversation of ``seq`` unless the new prompt continues it."""
+        began = time.perf_counter()
+        wanted = lookup.request.cache_prompt
+        shared = seq.shared(lookup.match.tokens) if wanted else 0
+        self._park(seq, shared, lookup.snapshots, stats)
+        seq.cached = wanted
+        stats.restore_ms += (time.perf_counter() - began) * 1e3
+
+    def restore(self, lookup: CacheLookup, seq: LiveSequence, stats: RequestStats) -> tuple[Snapshot, ...]:
+        """Bring ``seq`` to the deepest restorable position of the prompt; the snapshot that it came from, if any.
 
         What fails to restore falls back to the next way; what cannot be restored at all leaves an empty sequence.
         """
-        prompt, match = request.prompt, PromptMatch(request.prompt.tokens)
-        if not request.cache_prompt:
-            self._leave(seq, 0, (), stats)
-            seq.cached = False
-            self.forget(seq)
-            return CachePlan(match)
-
         began = time.perf_counter()
-        found = candidates(match, ends, seq, self.cache, self.backend, exact=self.options.exact)
-        from_disk = self.disk is not None and (request.disk_policy or self.disk.policy).kind != "off"
-        recent = self.recent.compare(prompt)
+        ways = self._with_disk(lookup, seq) if lookup.from_disk else iter(lookup.ways)
+        used = self._first_that_works(ways, lookup, seq, stats)
+        stats.restore_ms += (time.perf_counter() - began) * 1e3
+        return used
+
+    def plan(
+        self, lookup: CacheLookup, restored: tuple[Snapshot, ...], seq: LiveSequence, stats: RequestStats
+    ) -> CachePlan:
+        """Where to take snapshots of what is still to be evaluated, and what of the prompt belongs on disk."""
+        recent, ends, prompt = lookup.recent, lookup.ends, lookup.request.prompt
+        if recent is None:
+            return CachePlan(lookup.match)
         nearest = recent.nearest()
-        reach = nearest.common if nearest is not None else 0
-        self.recent.add(prompt, recent, on_disk=from_disk)
-        stats.lookup_ms = (time.perf_counter() - began) * 1e3
-
-        began = time.perf_counter()
-        protected = tuple(candidate.snapshot for candidate in found if candidate.snapshot is not None)
-        self._leave(seq, seq.shared(prompt.tokens), protected, stats)
-        seq.cached = True
-        ways = self._with_disk(match, ends, seq, found) if from_disk else iter(found)
-        used = self._first_that_works(ways, prompt, ends, seq, stats)
-        stats.restore_ms = (time.perf_counter() - began) * 1e3
-
+        common = nearest.common if nearest is not None else 0
+        branch = last_end(ends, common)
         # Between here and the branch point the rows may be in the cache, only without a state to resume from.
-        seq.n_overlap = reach if last_end(ends, reach) > seq.n else 0
-        if nearest is not None and not nearest.is_continued and last_end(ends, reach) > stats.n_cached:
-            stats.miss = Divergence.at(reach, stats.n_cached, nearest.recent.prompt.tokens, prompt.tokens)
-        wanted = self.disk.select(recent, seq.n, request.disk_policy) if self.disk is not None else ()
-        cuts = choose_cuts(prompt, ends, seq.n, self.options.min_step, (reach, *wanted))
-        persist = tuple(last_end(ends, position) for position in wanted)
-        return CachePlan(match, tuple(cuts), used, persist)
+        seq.n_overlap = common if branch > seq.n else 0
+        if nearest is not None and not nearest.is_continued and branch > stats.n_cached:
+            stats.miss = Divergence.at(common, stats.n_cached, nearest.recent.prompt.tokens, prompt.tokens)
+        wanted = self.disk.select(recent, seq.n, lookup.request.disk_policy) if self.disk is not None else ()
+        cuts = choose_cuts(prompt, ends, seq.n, self.options.min_step, (common, *wanted))
+        return CachePlan(lookup.match, tuple(cuts), tuple(last_end(ends, n) for n in wanted), restored)
 
     def save(self, seq: LiveSequence, plan: CachePlan, stats: RequestStats) -> None:
         """Take a snapshot at the end of ``seq``, with whose tokens ``plan.match`` begins.
 
-        It takes the rows since the last one, and the state; what the plan uses is no victim.
+        It takes the rows since the last one, and the state; what the plan protects is no victim.
         """
         began = time.perf_counter()
-        backend = self.backend
+        memory = self.memory
         parent, covered = self._saved(seq, plan.match)
         prefix = plan.match.prefix(seq.n)
-        n_bytes = backend.rows_size(covered, seq.n) + backend.state_size(seq.id)
-        reservation = self.cache.prepare(prefix, n_bytes, plan.used)
+        n_bytes = memory.rows_size(covered, seq.n) + memory.state_size(seq.id)
+        reservation = self.cache.prepare(prefix, n_bytes, plan.protected)
         if reservation is None:
             return
         try:
             with reservation:
                 segment = parent
                 if segment is None or covered < seq.n:
-                    rows = backend.save_rows(seq.id, covered, seq.n)
+                    rows = memory.save_rows(seq.id, covered, seq.n)
                     segment = Segment(
                         covered, as_tokens(seq.tokens[covered:]), rows, parent, ends_within(seq.ends, covered)
                     )
-                snapshot = Snapshot(prefix, segment, backend.save_state(seq.id, seq.n), exact=seq.n_exact == seq.n)
+                snapshot = Snapshot(prefix, segment, memory.save_state(seq.id, seq.n), exact=seq.n_exact == seq.n)
                 if reservation.confirm(snapshot):
                     seq.keep(segment, seq.n)
                     stats.n_saved += 1
@@ -127,36 +165,35 @@ class Snapshotter:
     def persist(self, plan: CachePlan) -> None:
         """Send to disk what the policy chose of the prompt, as far as there are snapshots of it."""
         if self.disk is not None and plan.persist:
-            self.backend.synchronize()
+            self.memory.synchronize()
             found = (self.cache.get(plan.match.prefix(n)) for n in plan.persist if n)
             self.disk.offer(snapshot for snapshot in found if snapshot is not None)
 
     def park(self, seq: LiveSequence) -> None:
         """Snapshot the end of ``seq`` if that is worth it; the sequence is about to be lost."""
-        self._leave(seq, 0, (), RequestStats(n_prompt=0))
+        self._park(seq, 0, (), RequestStats(n_prompt=0))
         seq.reset(as_tokens([]))
 
     def forget(self, seq: LiveSequence) -> None:
         """Empty ``seq``."""
-        self.backend.clear(seq.id)
+        self.memory.clear(seq.id)
         seq.reset(as_tokens([]))
 
     def close(self) -> None:
         """Send the ends of all conversations to disk and wait until they are there, within the tier's limit."""
         if self.disk is not None:
             if self.disk.policy.kind != "off":
-                self.backend.synchronize()
+                self.memory.synchronize()
                 self.disk.offer(reversed(self.cache.conversation_ends()))
             self.disk.close()
 
     # -- restoring ---------------------------------------------------------------------------------------------------
 
-    def _with_disk(
-        self, match: PromptMatch, ends: Sequence[int], seq: LiveSequence, found: list[Candidate]
-    ) -> Iterator[Candidate]:
-        """First what the disk has that is deeper than ``found``, as often as it fails to arrive, then ``found``."""
+    def _with_disk(self, lookup: CacheLookup, seq: LiveSequence) -> Iterator[Candidate]:
+        """First what the disk has that is deeper than RAM, as often as it fails to arrive, then the ways in RAM."""
         assert self.disk is not None
-        best, limit = found[0].n if found else 0, int(match.tokens.size) - 1
+        match, ends, ways = lookup.match, lookup.ends, lookup.ways
+        best, limit = ways[0].n if ways else 0, int(match.tokens.size) - 1
         while best < limit:
             try:
                 arrival = self.disk.find(match, best, limit)
@@ -168,15 +205,15 @@ class Snapshotter:
             snapshot = arrival.snapshot
             same = last_common_end(ends, seq.ends, seq.shared(match.tokens))
             exact = self.options.exact
-            candidate = from_snapshot("disk", snapshot, ends, same, self.backend, exact=exact, arrival=arrival)
+            candidate = from_snapshot("disk", snapshot, ends, same, self.memory, exact=exact, arrival=arrival)
             if candidate is not None:
                 yield candidate
             arrival.cancel()
             limit = snapshot.n - 1
-        yield from found
+        yield from ways
 
     def _first_that_works(
-        self, ways: Iterator[Candidate], prompt: Prompt, ends: Sequence[int], seq: LiveSequence, stats: RequestStats
+        self, ways: Iterator[Candidate], lookup: CacheLookup, seq: LiveSequence, stats: RequestStats
     ) -> tuple[Snapshot, ...]:
         for candidate in ways:
             snapshot = candidate.snapshot
@@ -186,7 +223,7 @@ class Snapshotter:
                 if snapshot is None:
                     continue
                 candidate = replace(candidate, source="ram", keep=0)
-            if restore(candidate, prompt, ends, seq, self.backend):
+            if restore(candidate, lookup.match.tokens, lookup.ends, seq, self.memory):
                 stats.source, stats.n_cached = candidate.source, candidate.n
                 if snapshot is None:
                     return ()
@@ -217,12 +254,12 @@ class Snapshotter:
 
     # -- saving ------------------------------------------------------------------------------------------------------
 
-    def _leave(self, seq: LiveSequence, shared: int, protected: tuple[Snapshot, ...], stats: RequestStats) -> None:
+    def _park(self, seq: LiveSequence, shared: int, protected: tuple[Snapshot, ...], stats: RequestStats) -> None:
         """Park the end of a live sequence when its conversation is left: less than its prompt is ``shared``."""
         _, covered = seq.saved()
         exact = seq.n_exact == seq.n
         if seq.cached and shared < seq.n_prompt and seq.n - covered >= PARK_MIN and (exact or not self.options.exact):
-            self.save(seq, CachePlan(PromptMatch(seq.tokens), used=protected), stats)
+            self.save(seq, CachePlan(PromptMatch(seq.tokens), protected=protected), stats)
 
     def _saved(self, seq: LiveSequence, match: PromptMatch) -> tuple[Segment | None, int]:
         """The deepest segment that holds rows of ``seq``, and how many: its own, or those of a snapshot beside it."""

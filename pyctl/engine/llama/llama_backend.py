@@ -12,7 +12,7 @@ from llama_cpp import llama_cpp as api
 from numpy.typing import NDArray
 
 from pyctl.cache.snapshot import NOTHING, Block, Span
-from pyctl.engine.backend import SavedSequence, TopTokens
+from pyctl.engine.backend import SavedSequence, SequenceTokens, TopTokens
 from pyctl.engine.llama.batch import Batch, Embedder
 from pyctl.engine.llama.grammar import GrammarCompiler
 from pyctl.engine.llama.library import KVState, allocate
@@ -105,12 +105,15 @@ class LlamaBackend:
         self._run(n)
         self._outputs = [n - 1] if output else []
 
-    def decode(self, items: Sequence[tuple[int, int, int]]) -> None:
+    def decode(self, items: Sequence[SequenceTokens]) -> None:
         batch = self._batch
-        for i, (seq, token, position) in enumerate(items):
-            batch.tokens[i], batch.positions[i], batch.seqs[i], batch.outputs[i] = token, position, seq, 1
-        self._run(len(items))
-        self._outputs = ONE_OUTPUT if len(items) == 1 else list(range(len(items)))
+        n = 0
+        for seq, tokens, position in items:
+            for token in tokens:
+                batch.tokens[n], batch.positions[n], batch.seqs[n], batch.outputs[n] = token, position, seq, 1
+                n, position = n + 1, position + 1
+        self._run(n)
+        self._outputs = ONE_OUTPUT if n == 1 else list(range(n))
 
     def _warm_up(self) -> None:
         """Let a device load what large batches need now, and not while the first prompt waits."""

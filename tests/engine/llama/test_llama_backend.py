@@ -11,7 +11,7 @@ import pytest
 from llama_cpp import llama_cpp as api
 
 from pyctl.cache.ram import RamCache
-from pyctl.engine.backend import SavedSequence
+from pyctl.engine.backend import SavedSequence, SequenceTokens
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_options import EngineOptions
 from pyctl.engine.llama import LlamaBackend, Loaded, load
@@ -110,7 +110,7 @@ def test_batches_that_do_not_fit_are_refused(open_model: Callable[..., Loaded]) 
     for start in range(0, 256, 64):
         backend.evaluate(0, as_tokens(range(64)), start)
     with pytest.raises(EngineError, match="the context is full"):
-        backend.decode([(0, 1, 256)])
+        backend.decode([SequenceTokens(0, (1,), 256)])
     backend.clear(0)
     backend.evaluate(0, as_tokens(range(64)), 0)
     backend.clear(0)
@@ -204,7 +204,7 @@ def test_a_damaged_sequence_file_is_refused(open_model: Callable[..., Loaded], t
         assert (saved.tokens == tokens).all()
         assert saved.ends == ((40,) if data == whole else ())
         assert saved.n_bytes == len(data)
-    backend.decode([(0, 5, 40)])
+    backend.decode([SequenceTokens(0, (5,), 40)])
     assert np.isfinite(backend.logits(0)).all()
     assert backend.logits(0).shape == expected.shape
     backend.clear(0)

@@ -1,0 +1,178 @@
+"""Decoding: from the outputs of one evaluation to the tokens of the next, until a reply ends.
+
+A step evaluates the tokens that are sure to follow and, with a `Drafter`, some that may; each is sampled from the
+model's own outputs all the same. Drafts that were guessed right save steps, and change nothing else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from types import TracebackType
+from typing import NamedTuple, Protocol
+
+from pyctl.engine.backend import Evaluator, Sampler, TopTokens
+from pyctl.engine.handle import RequestHandle
+from pyctl.engine.request import Piece, StopType
+from pyctl.engine.sequence import LiveSequence
+from pyctl.engine.stream import LineLimits, ReasoningBudget, TextStream
+
+__all__ = ["Drafter", "Generation", "PendingTokens"]
+
+
+class PendingTokens(NamedTuple):
+    """A reply waits for ``tokens`` to be evaluated from ``position`` on.
+
+    It is resumed with the index of the first one's output; those of the others follow.
+    """
+
+    tokens: tuple[int, ...]
+    position: int
+
+
+class Drafter(Protocol):
+    """Guesses the tokens to come of one sequence."""
+
+    def draft(self, token: int) -> tuple[int, ...]:
+        """What may follow ``token``, which is evaluated next, or nothing.
+
+        All sequences together may hand over as many tokens as one evaluation takes.
+        """
+
+    def rewind(self, n: int) -> int:
+        """Some drafts were wrong: drop what was evaluated from ``n`` on.
+
+        Returns how many tokens the sequence holds now, ``n`` or fewer; the missing ones are evaluated again.
+        """
+
+
+class Generation:
+    """One reply on the sequence ``seq``, which holds the prompt: `first` samples a token, `rest` everything else.
+
+    Events go to ``handle``. ``n_predicted`` counts sampled tokens, ``first_token`` is when the first one was known, in
+    seconds of the performance counter, 0 if there was none. Use it in a ``with`` block, which frees the sampler.
+    """
+
+    def __init__(
+        self, evaluator: Evaluator, handle: RequestHandle, seq: LiveSequence, drafter: Drafter | None = None
+    ) -> None:
+        request = handle.request
+        room = evaluator.n_ctx - seq.n
+        self.n_predicted = 0
+        self.stop_type: StopType = "limit"
+        self.first_token = 0.0
+        self._evaluator, self._handle, self._request, self._seq = evaluator, handle, request, seq
+        self._drafter = drafter
+        self._limit = room if request.max_tokens < 0 else min(request.max_tokens, room)
+        self._ended = self._limit == 0
+        self._text = TextStream(request.stop)
+        self._lines = LineLimits(request.n_indent) if request.n_indent or request.max_ms else None
+        self._budget = ReasoningBudget(request.reasoning, evaluator.piece) if request.reasoning is not None else None
+        self._sampler: Sampler | None = None
+        self._token = 0
+        self._unsent: list[int] = []
+        self._probs: list[TopTokens] = []
+
+    @property
+    def stopping_word(self) -> str:
+        """The stop string that ended the reply, empty for none."""
+        return self._text.stopping_word
+
+    def __enter__(self) -> Generation:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._sampler is not None:
+            self._sampler.close()
+
+    def first(self) -> None:
+        """Sample the first token from output 0, unless none is wanted."""
+        if self._ended:
+            return
+        self._sampler = self._evaluator.sampler(self._request.sampling, self._request.prompt.tokens)
+        self._token = self._next(0)
+
+    def rest(self) -> Generator[PendingTokens, int, None]:
+        """Evaluate and sample until the reply ends; the sequence then holds all tokens but the last, or fewer."""
+        seq, drafter, token = self._seq, self._drafter, self._token
+        sure: tuple[int, ...] = ()
+        drafts: tuple[int, ...] = ()
+        while not self._ended:
+            sure = (*sure, token)
+            if drafter is not None:
+                drafts = drafter.draft(token)[: self._limit - self.n_predicted - 1]
+            index = yield PendingTokens(sure + drafts, seq.n)
+            for each in sure:
+                seq.append_one(each)
+            index += len(sure) - 1
+            token = self._next(index)
+            n_right = 0
+            while n_right < len(drafts) and not self._ended and token == drafts[n_right]:
+                seq.append_one(token)
+                n_right += 1
+                token = self._next(index + n_right)
+            sure = self._again(drafter) if drafter is not None and n_right < len(drafts) else ()
+        self._finish()
+
+    def _again(self, drafter: Drafter) -> tuple[int, ...]:
+        """Have the wrong drafts dropped; the tokens at the end that have to be evaluated once more."""
+        seq = self._seq
+        held = drafter.rewind(seq.n)
+        again = tuple(seq.tokens[held:].tolist())
+        seq.truncate(held)
+        return again
+
+    def _next(self, index: int) -> int:
+        """Sample from output ``index``, send what is final, and note whether the reply has ended."""
+        sampler, budget, request, text = self._sampler, self._budget, self._request, self._text
+        assert sampler is not None
+        forced = budget.next() if budget is not None else None
+        if forced is None:
+            token = sampler.sample(index)
+        else:
+            token = forced
+            sampler.force(index, token)
+        if budget is not None:
+            budget.saw(token)
+        if self.n_predicted == 0:  # only now has the device done what it was given
+            self.first_token = time.perf_counter()
+        self.n_predicted += 1
+        if self._evaluator.is_end(token):
+            self.stop_type, self._ended = "eos", True
+            return token
+        self._unsent.append(token)
+        if request.n_probs:
+            self._probs.append(self._top_tokens(sampler, index, token))
+        final = text.feed(self._evaluator.piece(token))
+        if self._lines is not None:
+            since = (time.perf_counter() - self.first_token) * 1e3
+            final = self._lines.feed(final, 0 < request.max_ms < since)
+            self._ended = self._lines.ended
+        if text.stopping_word:
+            self.stop_type, self._ended = "word", True
+            self._send(final)
+        elif final:
+            self._send(final)
+        if self.n_predicted >= self._limit:
+            self._ended = True
+        return token
+
+    def _top_tokens(self, sampler: Sampler, index: int, token: int) -> TopTokens:
+        n = self._request.n_probs
+        if self._request.sampling.post_sampling_probs:
+            return sampler.top_tokens(token, n)
+        return self._evaluator.top_tokens(index, token, n)
+
+    def _send(self, text: str) -> None:
+        self._handle.put(Piece(text, tuple(self._unsent), tuple(self._probs)))
+        self._unsent, self._probs = [], []
+
+    def _finish(self) -> None:
+        """Send what was held back."""
+        rest = self._text.flush() if self._lines is None or not self._lines.ended else ""
+        if self._text.stopping_word:
+            self.stop_type = "word"
+        if rest or self._unsent:
+            self._send(rest)

@@ -1,0 +1,185 @@
+"""Several tokens a step: whatever is drafted, the reply is the one that comes token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyctl.cache.ram import RamCache
+from pyctl.engine.backend import SequenceTokens
+from pyctl.engine.engine import Engine
+from pyctl.engine.engine_options import EngineOptions
+from pyctl.engine.fake import FakeBackend
+from pyctl.engine.handle import RequestHandle
+from pyctl.engine.request import Piece
+from pyctl.engine.sampling import Sampling
+from pyctl.engine.sequence import LiveSequence
+from pyctl.prompt import Prompt
+from tests.cache.checks import check_invariants
+from tests.engine.drive import Reply, ask, cold, collect, request
+
+PROMPT = Prompt.of(np.random.default_rng(5).integers(1, 60, 150), [100, 146])
+
+
+class Foresight:
+    """Drafts ``width`` tokens of the reply that it knows, the wrong ones where ``is_wrong`` says so.
+
+    Wrong drafts leave a model with rows alone at once; one with a state goes back to where the step began.
+    """
+
+    def __init__(
+        self, backend: FakeBackend, seq: LiveSequence, reply: list[int], width: int, is_wrong: Callable[[int], bool]
+    ) -> None:
+        self.backend, self.seq, self.reply, self.width, self.is_wrong = backend, seq, reply, width, is_wrong
+        self.begun = self.n_missing = 0
+        self.state = backend.save_state(seq.id, seq.n)
+
+    def draft(self, token: int) -> tuple[int, ...]:
+        self.begun, self.state = self.seq.n, self.backend.save_state(self.seq.id, self.seq.n)
+        at = self.seq.n + self.n_missing - len(PROMPT) + 1
+        self.n_missing = 0
+        assert self.reply[at - 1] == token
+        right = enumerate(self.reply[at : at + self.width], at)
+        return tuple(token % 60 + 1 if self.is_wrong(i) else token for i, token in right)
+
+    def rewind(self, n: int) -> int:
+        held = n if self.backend.kind == "attention" else self.begun
+        self.backend.rewind(self.seq.id, held)
+        if self.backend.kind != "attention":
+            self.backend.load_state(self.seq.id, held, self.state)
+        self.n_missing = n - held
+        return held
+
+
+def plain(kind: str, prompt: Prompt = PROMPT, n: int = 60, **fields: object) -> tuple[Reply, FakeBackend]:
+    backend = FakeBackend(kind)
+    return ask(Engine(backend, RamCache(8, None), EngineOptions()), prompt, n, **fields), backend
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    kind=st.sampled_from(["attention", "hybrid"]),
+    width=st.integers(1, 6),
+    wrong=st.sets(st.integers(0, 70)),
+    n=st.integers(1, 70),
+    stop=st.sampled_from([(), ("ab",), ("q",)]),
+    ignore_eos=st.booleans(),
+    n_probs=st.sampled_from([0, 2]),
+)
+def test_drafts_change_nothing_but_the_number_of_steps(
+    kind: str, width: int, wrong: set[int], n: int, stop: tuple[str, ...], ignore_eos: bool, n_probs: int
+) -> None:
+    fields = {"sampling": Sampling(temperature=0.0, ignore_eos=ignore_eos), "stop": stop, "n_probs": n_probs}
+    expected, one_by_one = plain(kind, n=n, **fields)
+    known, _ = plain(kind, n=80, sampling=Sampling(temperature=0.0, ignore_eos=ignore_eos))
+    backend = FakeBackend(kind)
+
+    def drafter(seq: LiveSequence) -> Foresight:
+        return Foresight(backend, seq, [*known.tokens, 0], width, wrong.__contains__)
+
+    engine = Engine(backend, RamCache(8, None), EngineOptions(exact=True), drafter=drafter)
+    reply = ask(engine, PROMPT, n, **fields)
+    assert reply.error is None
+    assert expected.done is not None
+    assert reply.done is not None
+    assert (reply.text, reply.tokens) == (expected.text, expected.tokens)
+    assert reply.done.stop_type == expected.done.stop_type
+    assert reply.done.stopping_word == expected.done.stopping_word
+    assert reply.done.timings.n_predicted == expected.done.timings.n_predicted
+    (seq,) = engine.sequences
+    assert len(backend._seqs[0].rows) == seq.n, "the engine knows what is left of the drafts"
+    assert backend._seqs[0].rows == one_by_one._seqs[0].rows[: seq.n]
+    if kind == "attention":
+        assert backend.digest(0) == one_by_one.digest(0)
+    check_invariants(engine.snapshotter.cache)
+
+    engine._drafter = None
+    follow = Prompt.of([*PROMPT.tokens, *reply.tokens, 7, 8, 9], [100, 146])
+    assert ask(engine, follow).tokens == cold(FakeBackend(kind), follow).tokens
+
+
+@pytest.mark.parametrize("kind", ["attention", "hybrid"])
+@pytest.mark.parametrize("width", [1, 3])
+def test_right_drafts_save_steps(kind: str, width: int) -> None:
+    endless = Sampling(temperature=0.0, ignore_eos=True)
+    known, _ = plain(kind, n=80, sampling=endless)
+    backend = FakeBackend(kind)
+    engine = Engine(
+        backend,
+        RamCache(8, None),
+        EngineOptions(),
+        drafter=lambda seq: Foresight(backend, seq, known.tokens, width, lambda _: False),
+    )
+    assert ask(engine, PROMPT, 61, sampling=endless).tokens == known.tokens[:61]
+    n_prefill = 4  # batches: 64, then the boundaries at 100 and 146 and what is left
+    assert engine.counters.n_calls - n_prefill == 60 // (width + 1)
+    assert engine.counters.n_longest == len(PROMPT) + 60
+
+
+def test_each_sequence_gets_its_own_outputs() -> None:
+    """Two replies side by side, of which one hands over several tokens a step."""
+    endless = Sampling(temperature=0.0, ignore_eos=True)
+    other = Prompt.of(np.random.default_rng(6).integers(1, 60, 90))
+    expected = [plain("attention", prompt, 40, sampling=endless)[0].tokens for prompt in (PROMPT, other)]
+    known, _ = plain("attention", n=80, sampling=endless)
+    backend = FakeBackend("attention", n_seqs=2)
+
+    class Nothing:
+        def draft(self, token: int) -> tuple[int, ...]:
+            return ()
+
+        def rewind(self, n: int) -> int:
+            raise AssertionError("there was nothing to drop")
+
+    def drafter(seq: LiveSequence) -> Foresight | Nothing:
+        if seq.n != len(PROMPT):
+            return Nothing()
+        return Foresight(backend, seq, known.tokens, 3, lambda i: i % 5 == 0)
+
+    engine = Engine(backend, RamCache(8, None), EngineOptions(), drafter=drafter)
+    handles = [RequestHandle(request(prompt, 40, sampling=endless)) for prompt in (PROMPT, other)]
+    for handle in handles:
+        engine.submit(handle)
+    while engine.step():
+        pass
+    assert [collect(handle).tokens for handle in handles] == expected
+
+
+@pytest.mark.parametrize("steps", range(4, 16, 3))
+def test_a_reply_that_is_cancelled_leaves_a_sequence_that_is_known(steps: int) -> None:
+    endless = Sampling(temperature=0.0, ignore_eos=True)
+    known, _ = plain("hybrid", n=80, sampling=endless)
+    backend = FakeBackend("hybrid")
+    engine = Engine(
+        backend,
+        RamCache(8, None),
+        EngineOptions(),
+        drafter=lambda seq: Foresight(backend, seq, known.tokens, 3, lambda i: i % 4 == 1),
+    )
+    handle = RequestHandle(request(PROMPT, 70, sampling=endless))
+    engine.submit(handle)
+    for _ in range(steps):
+        engine.step()
+    handle.cancel()
+    assert not engine.step()
+    sent = [token for event in handle.drain() if isinstance(event, Piece) for token in event.tokens]
+    assert sent == known.tokens[: len(sent)]
+    (seq,) = engine.sequences
+    assert len(backend._seqs[0].rows) == backend._seqs[0].at == seq.n
+
+
+def test_the_outputs_of_several_tokens_are_those_of_one_at_a_time() -> None:
+    backends = [FakeBackend("hybrid", n_seqs=2) for _ in range(2)]
+    first, second = (11, 12, 13), (21, 22)
+    backends[0].decode([SequenceTokens(0, first, 0), SequenceTokens(1, second, 0)])
+    together = list(backends[0]._outputs)
+    apart = []
+    for seq, tokens in enumerate((first, second)):
+        for position, token in enumerate(tokens):
+            backends[1].decode([SequenceTokens(seq, (token,), position)])
+            apart += backends[1]._outputs
+    assert together == apart
