@@ -18,12 +18,16 @@ from typing import Any
 
 from bench.common import show
 
-__all__ = ["add_comparison", "compare", "measured"]
+__all__ = ["MeasurementError", "add_comparison", "compare", "measured"]
 
 HERE = Path(__file__).resolve().parents[1]
 
 Record = dict[str, Any]
 """Numbers by what they are; everything else says what was measured."""
+
+
+class MeasurementError(Exception):
+    """A measurement failed, or measured something else."""
 
 
 def add_comparison(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +47,7 @@ def compare(module: str, arguments: Sequence[str], other: Path, rounds: int) -> 
     for ours, theirs in zip(zip(*runs[HERE], strict=True), zip(*runs[other], strict=True), strict=True):
         label = _label(ours[0])
         if any(_label(record) != label for record in (*ours, *theirs)):
-            raise SystemExit(f"not the same was measured: {label} here, {_label(theirs[0])} there")
+            raise MeasurementError(f"not the same was measured: {label} here, {_label(theirs[0])} there")
         for what in _numbers(ours[0]):
             pairs = [(mine[what], yours[what]) for mine, yours in zip(ours, theirs, strict=True)]
             here, there = (statistics.median(numbers) for numbers in zip(*pairs, strict=True))
@@ -55,16 +59,16 @@ def compare(module: str, arguments: Sequence[str], other: Path, rounds: int) -> 
 
 
 def measured(module: str, arguments: Sequence[str], tree: Path) -> list[Record]:
-    """What ``python -m module --json`` finds in ``tree``; SystemExit if it fails or measured another package."""
+    """What ``python -m module --json`` finds in ``tree``; MeasurementError if it fails or measured another package."""
     own = tree / ".venv" / "bin" / "python"
     command = [str(own) if own.exists() else sys.executable, "-m", module, "--json", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(tree)}
+    environment = {**os.environ, "PYTHONPATH": f"{tree}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise SystemExit(f"{' '.join(command)} failed in {tree}:\n{done.stderr[-2000:]}")
+        raise MeasurementError(f"{' '.join(command)} failed in {tree}:\n{done.stderr[-2000:]}")
     found = json.loads(done.stdout.splitlines()[-1])
     if Path(found["package"]) != (tree / "pyctl").resolve():
-        raise SystemExit(f"{tree} was to be measured, not {found['package']}: run `make install` there")
+        raise MeasurementError(f"{tree} was to be measured, not {found['package']}: run `make install` there")
     records: list[Record] = found["records"]
     return records
 

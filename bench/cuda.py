@@ -1,14 +1,20 @@
-"""The few calls of CUDA's driver that the benchmarks need: device memory, and copies to it from pinned memory."""
+"""The few calls of CUDA's driver that the benchmarks need: device memory, and copies to it from pinned memory.
+
+python -m bench.cuda MIB    # takes device memory until MIB are left, says so, and waits until its input ends
+"""
 
 from __future__ import annotations
 
 import ctypes
 import statistics
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["Device", "open_device"]
+__all__ = ["MIB", "Device", "open_device"]
+
+MIB = 2**20
 
 
 class Device:
@@ -70,3 +76,20 @@ def open_device() -> Device | None:
     except OSError:
         return None
     return Device(driver) if driver.cuInit(0) == 0 else None
+
+
+def hold_all_but(left_mib: int) -> None:
+    """Take device memory until ``left_mib`` MiB are left, as on a smaller card, for as long as the input is open."""
+    device = open_device()
+    if device is None:
+        raise SystemExit("no GPU")
+    size = device.free() - left_mib * MIB
+    if size < 0:
+        raise SystemExit(f"only {device.free() // MIB} MiB are free")
+    with device.memory(size):
+        print(f"{device.free() / MIB:.0f} MiB left", flush=True)
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    hold_all_but(int(sys.argv[1]))

@@ -1,14 +1,29 @@
-"""What the machine is, and what a process takes of its memory."""
+"""The machine that is measured: what it is, its memory, its drive, and the compilers that llama.cpp is built with.
+
+Only the standard library is needed, since prepare.py runs before anything else is there.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import platform
+import re
+import shutil
 import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 
-__all__ = ["available_mib", "describe", "resident_mib", "storage_reads", "vram_mib"]
+__all__ = [
+    "Cuda", "available_mib", "cached_share", "compilers", "describe", "direct_rate", "evict", "find_cuda",
+    "resident_mib", "settle", "storage_reads", "vram_mib",
+]  # fmt: skip
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -74,3 +89,194 @@ def storage_reads(pid: int) -> int:
     """Bytes that the process had fetched from storage, not from the page cache."""
     lines = Path(f"/proc/{pid}/io").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes:"))
+
+
+# -- files on a drive --------------------------------------------------------------------------------------------------
+
+BLOCK = 4 * 2**20
+LIMIT = 4 * 2**30
+"""Enough to know the drive's speed."""
+
+
+def settle(directory: Path, quiet: float = 1.0, limit: float = 60.0) -> int:
+    """Wait until the sizes of all files have not changed for ``quiet`` seconds; returns the bytes."""
+    began = since = time.monotonic()
+    before: dict[str, int] = {}
+    while time.monotonic() - since < quiet and time.monotonic() - began < limit:
+        now = {}
+        for path in sorted(directory.rglob("*")):
+            try:
+                now[str(path)] = path.stat().st_size
+            except FileNotFoundError:
+                continue  # renamed while we looked
+        if now != before:
+            before, since = now, time.monotonic()
+        time.sleep(0.1)
+    return sum(before.values())
+
+
+def evict(files: Sequence[Path]) -> None:
+    """Take the files out of the page cache."""
+    for path in files:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
+def cached_share(files: Sequence[Path]) -> float:
+    """Which share of the files' pages is in the page cache."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
+    cached = pages = 0
+    for path in files:
+        size = path.stat().st_size
+        if not size:
+            continue
+        count = -(-size // mmap.PAGESIZE)
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            address = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+            state = ctypes.create_string_buffer(count)
+            if libc.mincore(address, size, state) == 0:
+                cached += sum(byte & 1 for byte in state.raw[:count])
+            pages += count
+            libc.munmap(address, size)
+        finally:
+            os.close(descriptor)
+    return cached / pages if pages else 0.0
+
+
+def direct_rate(files: Sequence[Path], streams: int) -> float | None:
+    """GB/s of reading the files in order past the page cache, ``streams`` blocks at a time; None if that is refused."""
+    spans = []
+    for path in sorted(files, key=lambda path: path.stat().st_size, reverse=True):
+        size = path.stat().st_size // BLOCK * BLOCK
+        spans += [(path, at) for at in range(0, size, BLOCK)]
+    spans = spans[: LIMIT // BLOCK]
+    if not spans:
+        return None
+    try:
+        descriptors = {path: os.open(path, os.O_RDONLY | os.O_DIRECT) for path, _ in spans}
+    except OSError:
+        return None
+    buffers = [mmap.mmap(-1, BLOCK) for _ in range(streams)]
+
+    def read(stream: int) -> int:
+        return sum(os.preadv(descriptors[path], [buffers[stream]], at) for path, at in spans[stream::streams])
+
+    try:
+        with ThreadPoolExecutor(streams) as pool:
+            began = time.perf_counter()
+            total = sum(pool.map(read, range(streams)))
+            return total / (time.perf_counter() - began) / 1e9
+    except OSError:
+        return None
+    finally:
+        for descriptor in descriptors.values():
+            os.close(descriptor)
+        for buffer in buffers:
+            buffer.close()
+
+
+# -- what a build needs to know ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cuda:
+    """The toolkit's ``root``, cmake options that find its parts, and directories its libraries load from."""
+
+    root: Path
+    architectures: str
+    options: tuple[str, ...]
+    library_dirs: tuple[Path, ...]
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def compilers() -> dict[str, str]:
+    """CC, CXX and CUDAHOSTCXX of the first C++ compiler that links libstdc++ as a shared library.
+
+    One that links it statically gives the extension a second copy beside Python's other modules, and the first
+    exception that crosses between the two ends the process. SystemExit if there is none.
+    """
+    tried = []
+    for name in (os.environ.get("CXX", ""), "/usr/bin/g++", "g++", "c++", "clang++"):
+        path = shutil.which(name) if name else None
+        if path is None or path in tried:
+            continue
+        tried.append(path)
+        if _shares_its_library(path):
+            c = {"g++": "gcc", "c++": "cc", "clang++": "clang"}.get(Path(path).name, "cc")
+            beside = Path(path).with_name(c)
+            return {"CXX": path, "CUDAHOSTCXX": path, "CC": str(beside) if beside.exists() else c}
+    raise SystemExit(f"no C++ compiler that links libstdc++ as a shared library; tried {', '.join(tried) or 'none'}")
+
+
+def _shares_its_library(compiler: str) -> bool:
+    with tempfile.TemporaryDirectory() as name:
+        source, library = Path(name) / "probe.cpp", Path(name) / "probe.so"
+        source.write_text("#include <string>\nstd::string twice(const std::string & s) { return s + s; }\n")
+        command = [compiler, "-shared", "-fPIC", "-o", str(library), str(source)]
+        if subprocess.run(command, capture_output=True, check=False).returncode != 0:
+            return False
+        needed = subprocess.run(["readelf", "-d", str(library)], capture_output=True, text=True, check=False).stdout
+        return any(f"[{shared}" in needed for shared in ("libstdc++.so", "libc++.so"))
+
+
+def find_cuda(architectures: str | None, *, build: bool) -> Cuda | None:
+    """The toolkit of this machine, for its own GPU unless ``architectures`` says otherwise.
+
+    Where nothing is to be built with it (``build``), None if there is none; else SystemExit.
+    """
+    known = [shutil.which("nvcc"), *sorted(map(str, Path("/usr/local").glob("cuda*/bin/nvcc")), reverse=True)]
+    nvcc = next((Path(path) for path in known if path is not None), None)
+    if nvcc is None:
+        if build:
+            raise SystemExit("no nvcc: install the CUDA toolkit, give --libs, or --cpu")
+        return None
+    root = _root(nvcc)
+    places = [root / "lib64", root / "targets/x86_64-linux/lib", root / "lib"]
+    options, environment = [], {"CUDACXX": str(nvcc)}
+    if not any((place / "libcublas.so").exists() for place in places):
+        # Some images have it only as a Python package, without the link that a linker looks for.
+        library = _find("libcublas.so*")
+        if library is not None:
+            light = next(iter(sorted(library.parent.glob("libcublasLt.so*"))), library)
+            options += [f"-DCUDA_cublas_LIBRARY={library}", f"-DCUDA_cublasLt_LIBRARY={light}"]
+            places.append(library.parent)
+        header = _find("cublas_v2.h")
+        if header is not None:
+            environment["CPATH"] = str(header.parent)
+    if not any(True for _ in root.rglob("libcuda.so")):
+        options.append("-DGGML_CUDA_NO_VMM=ON")  # no stub of the driver to link to
+    dirs = tuple(place for place in places if place.is_dir())
+    return Cuda(root, architectures or (_architecture() if build else ""), tuple(options), dirs, environment)
+
+
+def _root(nvcc: Path) -> Path:
+    """Where the toolkit lies; the nvcc on the path may be a script that calls another."""
+    with tempfile.NamedTemporaryFile(suffix=".cu") as empty:
+        command = [str(nvcc), "--dryrun", "-c", empty.name, "-o", os.devnull]
+        shown = subprocess.run(command, capture_output=True, text=True, check=False).stderr
+    top = re.search(r"^#\$ TOP=(.+)$", shown, re.MULTILINE)
+    return Path(top[1].strip()).resolve() if top is not None else nvcc.resolve().parent.parent
+
+
+def _architecture() -> str:
+    command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    try:
+        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise SystemExit("nvidia-smi shows no GPU: give --arch, such as 86-real for a 3090") from error
+    return ";".join(sorted({f"{capability.replace('.', '')}-real" for capability in shown}))
+
+
+def _find(name: str) -> Path | None:
+    command = ["find", "/", "-xdev", "-name", name, "-not", "-path", "/proc/*"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split("\n")
+    return min((Path(line) for line in found if line), default=None)

@@ -17,22 +17,24 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from http.client import HTTPException
 from pathlib import Path
+from typing import Any
 
-from bench.gpu.machine import describe, vram_mib
-from bench.gpu.report import COLD, OURS, PEER, aims
-from bench.gpu.results import Clock, Results
-from bench.gpu.servers import pyctl
-from bench.gpu.side_by_side import side_by_side
-from bench.gpu.visit import N_FIRST, QUESTION, Run
-from bench.gpu.workloads import Conversation
+from bench.common import RESULTS
+from bench.compare import MeasurementError, measured
+from bench.gpu.machine import available_mib, cached_share, describe, direct_rate, evict, settle, storage_reads, vram_mib
+from bench.gpu.report import BARE, COLD, ONE_MESSAGE, OURS, PEER, RESTART, WARM_RESTART, aims
+from bench.gpu.run import N_FIRST, QUESTION, Clock, Results, Run, Visit
+from bench.gpu.servers import Server, llama_server, pyctl
+from bench.gpu.workloads import Conversation, alternate, cut, grow, once, restarted
+from tools.generator import SHAPES
 
-HERE = Path(__file__).resolve().parent
-SECTIONS = ("base", "kv", "long", "exact", "card")
+REPOSITORY = Path(__file__).resolve().parents[2]
 PREFILL = {"27b": 2400.0, "35b-a3b": 5000.0}
 """Tokens per second that the first estimate assumes; a tiny model on a CPU is in between."""
 
@@ -42,28 +44,143 @@ LOADING = {"27b": 10.0, "35b-a3b": 12.0}
 CARD_MIB = 24_000
 """What a card of 24 GB has left beside the driver's own."""
 
+STREAMS = (1, 4, 16)
+"""Blocks read at a time when the drive is measured alone."""
 
-def inside(run: Run, section: str, seconds: float, kind: str, command: str, sizes: Sequence[int]) -> None:
-    """Run inside.py and keep each line it prints as a record."""
+
+def side_by_side(run: Run, section: str, sizes: Sequence[int], *, thorough: bool) -> None:
+    """Both servers, one after the other, through the same conversations.
+
+    ``thorough`` adds a cold prompt of one message, prompts that pyctl does not cache, and llama-server after a restart,
+    which knows nothing then and evaluates everything.
+    """
+    for name in (OURS, PEER):
+        if name not in run.options.servers or (name == PEER and run.llama_server is None):
+            continue
+        if not run.clock.fits(run.loading + run.clock.prefill(sizes[-1])):
+            run.results.skip(section, name, "no time left")
+            continue
+        with tempfile.TemporaryDirectory(prefix="cache-", dir=run.work) as directory:
+            cache, log = Path(directory), run.work / f"{run.shape}-{section}-{name}.log"
+            flags = ["-m", str(run.model), *run.flags()]
+            server = pyctl(flags, cache, log) if name == OURS else llama_server(str(run.llama_server), flags, log)
+            try:
+                one_server(run, section, server, sizes, cache, thorough=thorough)
+            except (OSError, HTTPException, ValueError) as error:
+                run.results.skip(section, name, f"failed: {str(error)[:200]}")
+            finally:
+                server.kill()
+
+
+def one_server(run: Run, section: str, server: Server, sizes: Sequence[int], cache: Path, *, thorough: bool) -> None:
+    vram, available = vram_mib(), available_mib()
+    server.start()
+    run.loading = server.load_seconds + 1
+    run.results.add(section, "flags", server=server.name, flags=" ".join(run.flags()))
+    print(f"    {run.clock.elapsed:6.1f} s  {server.name} loaded in {server.load_seconds:.1f} s", flush=True)
+    visit = Visit(run, section, server)
+    visit.memory("loaded", vram, available)
+    # The first evaluation of a process also loads kernels, on both.
+    server.ask(Conversation("warm", 1200).messages, N_FIRST)
+
+    conversations = []
+    for size in sizes:
+        conversation = Conversation(f"{run.shape} a", size)
+        if visit.follow(grow(conversation)):
+            conversations.append(conversation)
+    if not conversations:
+        return
+    if thorough:
+        visit.follow(alternate(conversations, rounds=2))
+        visit.decode(conversations[-1])
+        visit.follow(cut(conversations[-1]))
+    visit.follow(alternate(conversations[:1], rounds=1))
+    visit.follow(cut(conversations[0]))
+    if thorough:
+        document = Conversation(f"{run.shape} document", sizes[-1], one_message=True)
+        visit.follow(once(document, ONE_MESSAGE))
+        for size in sizes if server.name == OURS else ():
+            visit.follow(once(Conversation(f"{run.shape} b", size), BARE), cache_prompt=False)
+    visit.memory("end", vram, available)
+    if server.name == OURS:
+        restart_ours(run, section, visit, conversations, cache)
+    elif thorough and run.clock.fits(run.loading):
+        server.kill()
+        server.start()
+        visit.follow(restarted(conversations, RESTART))
+
+
+def restart_ours(run: Run, section: str, visit: Visit, conversations: Sequence[Conversation], cache: Path) -> None:
+    """Kill and start again, once with the cache's files out of the page cache and once with them in it."""
+    server, results = visit.server, run.results
+    written = settle(cache)
+    files: list[Path] = []
+    for way in (RESTART, WARM_RESTART):
+        if not run.clock.fits(run.loading + 3):
+            results.skip(section, way, "no time left")
+            return
+        server.kill()
+        files = [path for path in cache.rglob("*") if path.is_file() and path.stat().st_size > 2**16]
+        share = None
+        if way == RESTART:
+            evict(files)
+            share = cached_share(files)
+        server.start()
+        results.add(section, "restart", way=way, load_s=server.load_seconds, files_bytes=written, page_cache=share)
+        for conversation in conversations:
+            before = storage_reads(server.pid)
+            if not visit.follow(restarted([conversation], way)):
+                return
+            last = results.records_of("first token")[-1]
+            shape = SHAPES[run.shape]
+            size = last["cached"] * shape.row_bytes() + shape.state_bytes
+            results.add(
+                section, "disk restore", way=way, size=conversation.size, bytes=size, restore_ms=last["restore_ms"],
+                read=storage_reads(server.pid) - before, source=last["source"],
+            )  # fmt: skip
+        settle(cache)
+    server.kill()
+    for streams in STREAMS:
+        if run.clock.fits(5):
+            rate = direct_rate(files, streams)
+            if rate is not None:
+                results.add(section, "drive", streams=streams, gb_per_second=rate)
+
+
+def copies(run: Run) -> None:
+    """Rows and state by `bench.kv`, in a process of its own."""
+    sizes = [n // 512 * 512 for n in (min(run.options.sizes), max(run.options.sizes))]
+    for rate in alone(run, "kv", 40, "bench.kv", ["--tokens", *map(str, sizes)]):
+        run.results.add(
+            "kv", "copy", what=rate["what"], tokens=rate["n"], mb=rate["size"] / 1e6,
+            copy_out=rate["copy_out"], out=rate["out"], out_share=rate["out"] / rate["copy_out"],
+            copy_in=rate["copy_in"], back=rate["back"], back_share=rate["back"] / rate["copy_in"],
+        )  # fmt: skip
+
+
+def exact(run: Run) -> None:
+    """Logits by `bench.exact`, in a process of its own."""
+    for record in alone(run, "exact", 60, "bench.exact", ["--tokens", str(run.options.exact_tokens)]):
+        run.results.add("exact", "exact", tokens=run.options.exact_tokens, **record)
+
+
+def alone(run: Run, section: str, seconds: float, module: str, arguments: list[str]) -> list[dict[str, Any]]:
+    """What a script measures with --json; none, and a record that says so, if there is no time for it or it fails."""
     if not run.clock.fits(seconds):
-        return run.results.skip(section, section, "no time left")
-    log = run.work / f"{run.shape}-{section}.log"
-    arguments = [sys.executable, str(HERE / "inside.py"), command, str(run.model), *map(str, sizes)]
-    with log.open("ab") as errors, subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=errors) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith(b"{"):
-                run.results.add(section, kind, **json.loads(line))
-                print(f"    {run.clock.elapsed:6.1f} s  {line.decode().strip()[:150]}", flush=True)
-    if process.returncode != 0:
-        run.results.skip(section, section, f"failed: {log.read_text(errors='replace')[-300:]}")
+        run.results.skip(section, section, "no time left")
+        return []
+    try:
+        return measured(module, ["-m", str(run.model), *arguments], REPOSITORY)
+    except MeasurementError as error:
+        run.results.skip(section, section, f"failed: {str(error)[-300:]}")
+        return []
 
 
 @contextmanager
 def small_card(run: Run) -> Iterator[None]:
     """Leaves as much device memory as a card of 24 GB would have."""
-    arguments = [sys.executable, str(HERE / "inside.py"), "ballast", str(CARD_MIB)]
-    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    arguments = [sys.executable, "-m", "bench.cuda", str(CARD_MIB)]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -103,31 +220,22 @@ def card(run: Run) -> None:
         server.kill()
 
 
-def jobs(runs: Sequence[Run], only: Sequence[str]) -> list[tuple[str, Run, Callable[[Run], None]]]:
-    """(section, model, what to do), the most telling first."""
-    planned = [(section, run) for section in SECTIONS for run in runs if section != "card" or run is runs[0]]
-    return [(section, run, WORK[section]) for section, run in planned if section in only]
-
-
 def base(run: Run) -> None:
     side_by_side(run, "base", run.options.sizes, thorough=True)
-
-
-def copies(run: Run) -> None:
-    sizes = run.options.sizes
-    inside(run, "kv", 40, "copy", "kv", [n // 512 * 512 for n in (min(sizes), max(sizes))])
 
 
 def long(run: Run) -> None:
     side_by_side(run, "long", [run.options.long, min(2048, run.options.sizes[-1])], thorough=False)
 
 
-def exact(run: Run) -> None:
-    inside(run, "exact", 60, "exact", "exact", [run.options.exact_tokens])
-
-
 WORK: dict[str, Callable[[Run], None]] = {"base": base, "kv": copies, "long": long, "exact": exact, "card": card}
-"""By section, in the order of SECTIONS."""
+"""By section, the most telling first."""
+
+
+def jobs(runs: Sequence[Run], only: Sequence[str]) -> list[tuple[str, Run, Callable[[Run], None]]]:
+    """(section, model, what to do), the most telling first."""
+    planned = [(section, run) for section in WORK for run in runs if section != "card" or run is runs[0]]
+    return [(section, run, WORK[section]) for section, run in planned if section in only]
 
 
 def wait_for(model: Path, clock: Clock) -> bool:
@@ -144,7 +252,7 @@ def wait_for(model: Path, clock: Clock) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path, help="what prepare.py was given")
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS)
+    parser.add_argument("--only", nargs="+", choices=WORK, default=list(WORK))
     parser.add_argument("--models", nargs="+", metavar="SHAPE", help="default: those that were prepared")
     parser.add_argument("--servers", nargs="+", choices=(OURS, PEER), default=(OURS, PEER))
     parser.add_argument("--sizes", type=int, nargs="+", default=[32768, 8192], help="conversations of base, tokens")
@@ -152,7 +260,7 @@ def main() -> None:
     parser.add_argument("--ctx", type=int, default=120_000, help="-c of both servers")
     parser.add_argument("--exact-tokens", type=int, default=3000)
     parser.add_argument("--budget", type=float, default=3600, metavar="S", help="seconds, all in all")
-    parser.add_argument("--results", type=Path, default=HERE.parent / "results", metavar="DIR")
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
     parser.add_argument("--flags", default="", help="more flags for both servers, in one argument")
     options = parser.parse_args()
     options.flags = options.flags.split()

@@ -1,4 +1,4 @@
-"""Prepare a machine for bench/gpu/measure.py: libraries, llama-server, the extension, and full-size models.
+"""Prepare a machine for `bench.gpu.measure`: libraries, llama-server, the extension, and full-size models.
 
     python -m bench.gpu.prepare /data/gpu                      # bare machine: CUDA toolkit, compiler, cmake, network
     python -m bench.gpu.prepare /data/gpu --source SDIST       # without network: an unpacked sdist or its .tar.gz
@@ -29,7 +29,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
-from bench.gpu.toolchain import Cuda, compilers, find_cuda
+from bench.gpu.machine import Cuda, compilers, find_cuda
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 VENDOR = REPOSITORY / "vendor" / "llama.cpp"

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import ctypes
 import http.client
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tools.server_process import PYCTL_SERVE, ServerProcess
 
 __all__ = ["Messages", "Reply", "Server", "llama_server", "pyctl"]
 
 Messages = list[dict[str, str]]
 
-DEATH_SIGNAL = 1
-"""PR_SET_PDEATHSIG: a server must not outlive a measurement that was killed."""
-
+TIMEOUT = 600.0
+"""Seconds until a model is loaded, and until a request is answered."""
 
 BUDGET_MIB = "1048576"
 """For the files of the disk tier: more than any run writes."""
@@ -48,60 +43,15 @@ class Reply:
         return int(self.timings["prompt_n"])
 
 
-@dataclass
-class Server:
+class Server(ServerProcess):
     """A server program that can be started, asked, and killed."""
 
-    name: str
-    command: Sequence[str]
-    log: Path
-    timeout: float = 600.0
-    load_seconds: float = 0.0
-    _port: int = 0
-    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
-
-    def start(self) -> None:
-        """Returns when it answers; OSError with the end of its log if it does not."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._port = probe.getsockname()[1]
-        began = time.monotonic()
-        with self.log.open("ab") as out:
-            self._process = subprocess.Popen(
-                [*self.command, "--port", str(self._port)], stdout=out, stderr=out, preexec_fn=_die_with_parent
-            )
-        while not self._healthy():
-            if self._process.poll() is not None or time.monotonic() - began > self.timeout:
-                self.kill()
-                raise OSError(f"{self.name} did not start: {self.log.read_text(errors='replace')[-800:]}")
-            time.sleep(0.05)
-        self.load_seconds = time.monotonic() - began
-
-    def _healthy(self) -> bool:
-        try:
-            connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=5)
-            try:
-                connection.request("GET", "/health")
-                return connection.getresponse().status == 200
-            finally:
-                connection.close()
-        except OSError:
-            return False
-
-    def kill(self) -> None:
-        """End it without a chance to tidy up."""
-        if self._process is not None:
-            self._process.send_signal(signal.SIGKILL)
-            self._process.wait()
-            self._process = None
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
+    def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
+        super().__init__(command, log, timeout=TIMEOUT, environment={"LLAMA_LOG_COLORS": "off"})
+        self.name = name
 
     def get(self, path: str) -> Any:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=self.timeout)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT)
         try:
             connection.request("GET", path)
             return json.loads(connection.getresponse().read())
@@ -113,7 +63,7 @@ class Server:
         body = {"messages": messages, "max_tokens": n_predict, "temperature": 0, "stream": True, **fields}
         body["stream_options"] = {"include_usage": True}
         data = json.dumps(body).encode()
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=self.timeout)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT)
         try:
             began = time.perf_counter()
             connection.request("POST", "/v1/chat/completions", data, {"Content-Type": "application/json"})
@@ -152,17 +102,12 @@ def _read(response: http.client.HTTPResponse, began: float) -> Reply:
     )
 
 
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(DEATH_SIGNAL, signal.SIGKILL)
-
-
 def pyctl(flags: Sequence[str], cache_dir: Path | None, log: Path) -> Server:
     """`pyctl serve`, with the ends of all prompts on disk if there is a directory."""
     disk = ["--kv-cache-dir", str(cache_dir), "--disk-prefix-cache", "full", "--kv-cache-budget", BUDGET_MIB]
-    return Server("pyctl", [sys.executable, "-m", "pyctl", "serve", *flags, *(disk if cache_dir else ())], log)
+    return Server("pyctl", [*PYCTL_SERVE, *flags, *(disk if cache_dir else ())], log)
 
 
 def llama_server(binary: str, flags: Sequence[str], log: Path) -> Server:
     """llama-server with its defaults: checkpoints and its cache in RAM are on."""
-    os.environ.setdefault("LLAMA_LOG_COLORS", "off")
     return Server("llama-server", [binary, *flags], log)

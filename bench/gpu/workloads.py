@@ -6,9 +6,10 @@ history arrives in one go, as when a saved conversation is opened; what follows 
 
 from __future__ import annotations
 
-import random
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+
+from bench.common import words
 
 __all__ = ["RETURN", "Conversation", "Step", "alternate", "cut", "grow", "once", "restarted"]
 
@@ -33,15 +34,6 @@ class Step:
 
 Steps = Generator[Step, str, None]
 """Yields requests; the reply's text is sent back."""
-
-
-def words(seed: object, n: int) -> str:
-    """``n`` characters of text that starts differently for each seed."""
-    rng = random.Random(str(seed))
-    text = ""
-    while len(text) < n:
-        text += "".join(rng.choice("aeioubdfgklmnprst") for _ in range(rng.randint(2, 8))) + " "
-    return text[:n]
 
 
 class Conversation:

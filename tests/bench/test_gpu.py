@@ -112,7 +112,7 @@ def test_logits_that_are_no_numbers_are_not_exact() -> None:
 
 
 def test_results_are_on_disk_after_each_finding_and_sections_are_replaced(tmp_path: Path) -> None:
-    from bench.gpu.results import Results
+    from bench.gpu.run import Results
 
     results = Results(tmp_path, "tiny", MACHINE)
     results.begin("base")
@@ -136,7 +136,7 @@ def test_results_are_on_disk_after_each_finding_and_sections_are_replaced(tmp_pa
 
 
 def test_the_clock_learns_and_refuses_what_does_not_fit() -> None:
-    from bench.gpu.results import Clock
+    from bench.gpu.run import Clock
 
     clock = Clock(time.monotonic() + 100, 1000.0)
     assert clock.fits(clock.prefill(50_000))
@@ -157,8 +157,7 @@ def test_the_plan_begins_with_the_base_of_every_model() -> None:
 
 
 def test_a_step_that_does_not_fit_is_skipped_and_told(tmp_path: Path) -> None:
-    from bench.gpu.results import Clock, Results
-    from bench.gpu.visit import Visit
+    from bench.gpu.run import Clock, Results, Visit
     from bench.gpu.workloads import Conversation, grow
 
     results = Results(tmp_path, "tiny-hybrid", MACHINE)
@@ -169,7 +168,7 @@ def test_a_step_that_does_not_fit_is_skipped_and_told(tmp_path: Path) -> None:
 
 
 def test_files_leave_the_page_cache(tmp_path: Path) -> None:
-    from bench.gpu.drive import cached_share, direct_rate, evict, settle
+    from bench.gpu.machine import cached_share, direct_rate, evict, settle
 
     path = tmp_path / "block"
     path.write_bytes(os.urandom(8 * 2**20))

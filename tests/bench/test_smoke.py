@@ -11,7 +11,7 @@ import pytest
 
 from bench.__main__ import SCRIPTS
 from bench.common import answered, finished
-from bench.compare import compare, measured
+from bench.compare import MeasurementError, compare, measured
 from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_options import EngineOptions
@@ -71,8 +71,8 @@ def test_another_package_than_asked_for_is_not_measured(tmp_path: Path) -> None:
     (tmp_path / "bench").mkdir()
     found = json.dumps({"package": str(ROOT / "pyctl"), "records": []})
     (tmp_path / "bench" / "controller.py").write_text(f"print({found!r})")
-    with pytest.raises(SystemExit, match="was to be measured"):
+    with pytest.raises(MeasurementError, match="was to be measured"):
         measured("bench.controller", [], tmp_path)
     (tmp_path / "bench" / "controller.py").write_text("raise SystemExit('no vocabulary')")
-    with pytest.raises(SystemExit, match="no vocabulary"):
+    with pytest.raises(MeasurementError, match="no vocabulary"):
         measured("bench.controller", [], tmp_path)
