@@ -187,7 +187,7 @@ class PreparedChat:
     def __init__(self, chat: ChatFormat, request: ChatRequest, rendered: RenderedChat, tools: Tools | None) -> None:
         self._chat = chat
         self._request = request
-        self._rendered = rendered
+        self.rendered = rendered
         self._tools = tools
         self.text = rendered.text
         self.reply_index = rendered.reply_index
@@ -196,12 +196,12 @@ class PreparedChat:
     @cached_property
     def prompt(self) -> Prompt:
         """Token ids and boundaries of the prompt; replayed replies have the tokens that were sampled."""
-        return self._chat.prompt_of(self._rendered)
+        return self._chat.prompt_of(self.rendered)
 
     @cached_property
     def constraint(self) -> Constraint | None:
         """What the reply has to follow. RequestError for a schema that cannot be converted."""
-        request, rendered = self._request, self._rendered
+        request, rendered = self._request, self.rendered
         if request.grammar and request.schema is not None:
             raise RequestError("Cannot use both json_schema and grammar")
         if request.grammar:
@@ -217,7 +217,7 @@ class PreparedChat:
     @cached_property
     def reasoning(self) -> ReasoningTokens | None:
         """How the engine ends the reasoning after so many tokens; None without a limit."""
-        request, rendered = self._request, self._rendered
+        request, rendered = self._request, self.rendered
         if request.reasoning_budget is None:
             return None
         tags = self._chat.tags
@@ -227,7 +227,7 @@ class PreparedChat:
 
     def splitter(self) -> ReplySplitter:
         """What takes one reply apart, and remembers it in the end; a new one at each call."""
-        rendered = self._rendered
+        rendered = self.rendered
         tags = None if self._request.reasoning_format == "none" else self._chat.tags
         parser = self._chat.call_format.parser(self._tools, tags, rendered.reply_part)
         splice = self._chat._renderer.splice
@@ -247,8 +247,8 @@ class PreparedChat:
 
     def begins(self) -> ReplyPart:
         """Where the reply begins: ``start`` only if the template leaves it a reasoning block to open."""
-        if self._rendered.reply_part != "start":
-            return self._rendered.reply_part
+        if self.rendered.reply_part != "start":
+            return self.rendered.reply_part
         tags = self._chat.tags
         closed = tags.open not in self._chat.template.source or self.text.rstrip().endswith(tags.close)
         return "content" if closed else "start"

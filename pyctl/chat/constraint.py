@@ -126,6 +126,8 @@ def reply_constraint(
     """
     grammar = GrammarBuilder(controls)
     content = grammar.json(schema)
+    if tags.content_open and part != "content":
+        content = f"{grammar.text(tags.content_open)} {content}"
     return grammar.constraint(reasoned(grammar, content, tags, part, r"/[ \t\n]{1,8}/?"), prefill=prefill)
 
 
@@ -133,7 +135,7 @@ def reasoned(grammar: GrammarBuilder, content: str, tags: ReasoningTags, part: R
     """``content`` behind a reasoning block and ``gap``, as ``part`` says."""
     if part == "content":
         return content
-    block = f"{grammar.until(tags.close)} {gap}"
+    block = f"{grammar.until(tags.close)} {grammar.text(tags.next_message)} {gap}"
     return f"({grammar.text(tags.open)} {block})? {content}" if part == "start" else f"{block} {content}"
 
 

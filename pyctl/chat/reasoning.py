@@ -53,12 +53,16 @@ class ReasoningTags:
     """``open`` and ``close`` enclose the reasoning; what ``interrupts`` ends it, too, but belongs to the content.
 
     Reasoning that is cut short ends with ``forced_close``, which is ``close`` unless the model writes more than that.
+    Where a reply consists of messages, ``next_message`` begins another one behind the reasoning, and ``content_open``
+    comes before the content.
     """
 
     open: str
     close: str
     interrupts: tuple[str, ...] = ()
     forced_close: str = ""
+    next_message: str = ""
+    content_open: str = ""
 
     @property
     def ends(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.template import Template, TemplateCapabilities
 from pyctl.prompt import as_tokens
 from tests.chat import toy
-from tests.chat.toy import ByteTokenizer
+from tests.chat.toy import ByteTokenizer, prepare
 
 LLAMA3 = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 
@@ -76,7 +76,7 @@ class TestChatml:
 
     def test_each_message_and_the_header(self, chat: ChatFormat) -> None:
         messages = [{"role": role, "content": role.upper()} for role in ("system", "user", "assistant", "user")]
-        prompt = chat.prompt(messages)
+        prompt = prepare(chat, messages).prompt
         start = chat.tokenizer.special_tokens()["<|im_start|>"]
         assert [int(prompt.tokens[b]) for b in (0, *prompt.boundaries)] == [start] * 5
         tails = [chat.tokenizer.detokenize(prompt.tokens[b:].tolist()) for b in prompt.boundaries]
@@ -84,7 +84,7 @@ class TestChatml:
         assert tails[-2].startswith(b"<|im_start|>user\nUSER")
 
     def test_without_a_system_message(self, chat: ChatFormat) -> None:
-        prompt = chat.prompt([{"role": "user", "content": "a"}])
+        prompt = prepare(chat, [{"role": "user", "content": "a"}]).prompt
         assert len(prompt.boundaries) == 1
 
     def test_stray_markers_hide_nothing(self, chat: ChatFormat) -> None:
@@ -94,7 +94,7 @@ class TestChatml:
                 {"role": "assistant", "content": "b"},
                 {"role": "user", "content": "c"},
             ]
-            prompt = chat.prompt(messages)
+            prompt = prepare(chat, messages).prompt
             return [chat.tokenizer.detokenize(prompt.tokens[b:].tolist()) for b in prompt.boundaries]
 
         assert ends("x<|im_end|>y") == ends("a")
@@ -103,13 +103,13 @@ class TestChatml:
     def test_raw_text_has_the_same_boundaries(self, chat: ChatFormat) -> None:
         messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
         asked = [*messages, {"role": "user", "content": "c"}]
-        prompt, raw = chat.prompt(asked), chat.prompt_from_text(chat.render(asked))
+        prompt, raw = prepare(chat, asked).prompt, chat.prompt_from_text(prepare(chat, asked).text)
         assert np.array_equal(prompt.tokens, raw.tokens)
         assert prompt.boundaries == raw.boundaries
 
     def test_a_continued_reply_has_no_header(self, chat: ChatFormat) -> None:
         messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-        prompt = chat.prompt(messages)
+        prompt = prepare(chat, messages).prompt
         assert chat.tokenizer.detokenize(prompt.tokens[prompt.boundaries[-1] :].tolist()) == b"<|im_start|>assistant\nb"
 
 
@@ -123,7 +123,7 @@ def test_the_real_template_and_vocabulary(qwen_template: str, qwen_tokenizer: To
         {"role": "tool", "content": "one <|im_end|>"},
         {"role": "tool", "content": "two"},
     ]
-    prompt = chat.prompt(messages)
+    prompt = prepare(chat, messages).prompt
     heads = [qwen_tokenizer.detokenize(prompt.tokens[b : b + 3].tolist()) for b in prompt.boundaries]
     assert [head.split(b"\n")[0] for head in heads] == [
         b"<|im_start|>assistant",

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from itertools import count
 from typing import Any
 
 import pytest
@@ -11,60 +10,18 @@ from hypothesis import strategies as st
 from pyctl.chat.call_formats.qwen import QwenFormat
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.reasoning import ReplyPart
-from pyctl.chat.reply_splitter import ParsedReply, ReplySplitter
 from pyctl.chat.template import Template
 from pyctl.chat.tools import Tools
 from pyctl.text import random_id
 from tests.chat.conftest import unpacked
-from tests.chat.toy import chatml_tokenizer
+from tests.chat.parsing import STOP_TOOL, TOOLS, Parsed, parse_reply
+from tests.chat.toy import chatml_tokenizer, prepare
 
 FORM = QwenFormat()
-PROPERTIES: dict[str, Any] = {
-    "text": {"type": "string"},
-    "count": {"type": "integer"},
-    "ratio": {"type": "number"},
-    "deep": {"type": "boolean"},
-    "where": {"$ref": "#/$defs/place"},
-    "tags": {"type": "array"},
-    "maybe": {"type": ["string", "null"]},
-    "free": {},
-}
-STOP_TOOL = {"name": "stop", "description": "", "parameters": {"type": "object", "properties": {}}}
-TOOLS = Tools.of(
-    [
-        {
-            "type": "function",
-            "function": {
-                "name": "look_up",
-                "parameters": {
-                    "type": "object",
-                    "properties": PROPERTIES,
-                    "$defs": {"place": {"type": "object"}},
-                },
-            },
-        },
-        {"type": "function", "function": STOP_TOOL},
-    ]
-)
-
-Parsed = tuple[str, str, list[tuple[str, str]]]
 
 
 def parse(pieces: list[str], tools: Tools = TOOLS, reply_part: ReplyPart = "content") -> Parsed:
-    """Reasoning, content and calls of a reply in pieces; holds the rules of the deltas."""
-    ids = count()
-    splitter = ReplySplitter(FORM.parser(tools, FORM.reasoning[0], reply_part, lambda: f"id{next(ids)}"))
-    deltas = [*map(splitter.feed, pieces), splitter.finish()]
-    reply, seen = ParsedReply(), 0
-    for delta in deltas:
-        reply.add(delta)
-        for call in delta.calls:
-            assert bool(call.id) == bool(call.name) == (call.index == seen)
-            assert call.arguments == "" if call.name else call.arguments != ""
-            seen = max(seen, call.index + 1)
-            assert call.index == seen - 1
-    assert [call.id for call in reply.calls] == [f"id{i}" for i in range(seen)]
-    return reply.reasoning, reply.content, [(call.name, call.arguments) for call in reply.calls]
+    return parse_reply(FORM, pieces, tools, reply_part)
 
 
 def xml(name: str, **arguments: str) -> str:
@@ -249,8 +206,8 @@ def test_every_rendered_call_parses_back(chat: ChatFormat, calls: list[Any], sai
     hi = [{"role": "user", "content": "Hi"}]
     message = {"role": "assistant", "content": said, "tool_calls": sent}
     options: dict[str, Any] = {"tools": [{"type": "function", "function": STOP_TOOL}]}
-    head = chat.render(hi, **options).rpartition("assistant")[0] + "assistant"
-    text = chat.render([*hi, message], prefill=False, add_generation_prompt=False, **options)
+    head = prepare(chat, hi, **options).text.rpartition("assistant")[0] + "assistant"
+    text = prepare(chat, [*hi, message], prefill_assistant=False, add_generation_prompt=False, **options).text
     assert text.startswith(head)
     reply = text[len(head) :].removesuffix("\n").removesuffix("<|im_end|>").lstrip("\n")
     _, content, found = parse([reply], reply_part="start")

@@ -4,13 +4,14 @@ from typing import Any
 
 import pytest
 
-from pyctl.chat.chat_format import ChatFormat, ChatRequest, PreparedChat
+from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.constraint import Constraint
 from pyctl.chat.reasoning import ReasoningTokens, ReplyDelta
 from pyctl.chat.template import Template
 from pyctl.errors import RequestError
 from tests.chat import toy
 from tests.chat.conftest import unpacked
+from tests.chat.toy import prepare
 
 HI = [{"role": "user", "content": "Hi"}]
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}
@@ -22,12 +23,8 @@ def thinking() -> ChatFormat:
     return ChatFormat(Template(toy.THINKING), toy.chatml_tokenizer())
 
 
-def prepare(chat: ChatFormat, messages: Any = HI, **fields: Any) -> PreparedChat:
-    return chat.prepare(ChatRequest(messages, **fields))
-
-
 def test_one_answer_holds_all(thinking: ChatFormat) -> None:
-    prepared = prepare(thinking, tools=[TOOL])
+    prepared = prepare(thinking, HI, tools=[TOOL])
     assert prepared.text == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n"
     assert len(prepared.prompt) == len(thinking.prompt_from_text(prepared.text))
     assert (prepared.reply_index, prepared.open_reasoning) == (1, "")
@@ -39,27 +36,27 @@ def test_one_answer_holds_all(thinking: ChatFormat) -> None:
 
 
 def test_without_a_reasoning_format_the_content_begins_with_the_open_tag(thinking: ChatFormat) -> None:
-    prepared = prepare(thinking, reasoning_format="none")
+    prepared = prepare(thinking, HI, reasoning_format="none")
     assert prepared.open_reasoning == "<think>\n"
     assert prepared.splitter().feed("hm</think>") == ReplyDelta(content="hm</think>")
 
 
 def test_what_binds_the_reply(thinking: ChatFormat) -> None:
-    assert prepare(thinking, grammar='root ::= "a"').constraint == Constraint('root ::= "a"')
-    schema = prepare(thinking, schema={"type": "integer"}).constraint
+    assert prepare(thinking, HI, grammar='root ::= "a"').constraint == Constraint('root ::= "a"')
+    schema = prepare(thinking, HI, schema={"type": "integer"}).constraint
     assert schema is not None
     assert "<[259]>" in schema.grammar  # the end of the reasoning, a token of its own
     assert (schema.prefill, schema.triggers) == ("", ())
     continued = prepare(thinking, [*HI, {"role": "assistant", "content": "4"}], schema={"type": "integer"}).constraint
     assert continued is not None
     assert continued.prefill == "4"
-    forced = prepare(thinking, tools=[TOOL], tool_choice="required").constraint
+    forced = prepare(thinking, HI, tools=[TOOL], tool_choice="required").constraint
     assert forced is not None
     assert forced.triggers == ()
-    single = prepare(thinking, tools=[TOOL], parallel_tool_calls=False).constraint
+    single = prepare(thinking, HI, tools=[TOOL], parallel_tool_calls=False).constraint
     assert single is not None
     assert single.triggers
-    assert prepare(thinking, tools=[TOOL], schema={"type": "integer"}, tool_choice="required").constraint == schema
+    assert prepare(thinking, HI, tools=[TOOL], schema={"type": "integer"}, tool_choice="required").constraint == schema
 
 
 @pytest.mark.parametrize(
@@ -74,7 +71,7 @@ def test_what_binds_the_reply(thinking: ChatFormat) -> None:
 )
 def test_what_is_wrong_is_said_at_once(thinking: ChatFormat, fields: dict[str, Any], why: str) -> None:
     with pytest.raises(RequestError, match=why):
-        prepare(thinking, **fields)
+        prepare(thinking, HI, **fields)
 
 
 def test_what_is_wrong_with_a_constraint_is_said_when_it_is_asked_for(thinking: ChatFormat) -> None:
@@ -82,7 +79,7 @@ def test_what_is_wrong_with_a_constraint_is_said_when_it_is_asked_for(thinking: 
         ({"schema": {}, "grammar": "x"}, "both json_schema and grammar"),
         ({"schema": {"type": "nothing"}}, "Field 'json_schema': JSON schema conversion failed"),
     ):
-        prepared = prepare(thinking, **fields)
+        prepared = prepare(thinking, HI, **fields)
         assert prepared.text
         with pytest.raises(RequestError, match=why):
             _ = prepared.constraint
@@ -90,15 +87,15 @@ def test_what_is_wrong_with_a_constraint_is_said_when_it_is_asked_for(thinking: 
 
 def test_the_tokens_of_a_reasoning_budget(thinking: ChatFormat, qwen_template: str) -> None:
     ids = toy.chatml_tokenizer().tokenize
-    assert prepare(thinking, reasoning_budget=3, reasoning_budget_message="So:").reasoning == ReasoningTokens(
+    assert prepare(thinking, HI, reasoning_budget=3, reasoning_budget_message="So:").reasoning == ReasoningTokens(
         3, (258,), ((259,), (260,)), (*b"So:", 259), tuple(ids("<think>\n"))
     )
     newer = ChatFormat(Template(qwen_template), toy.chatml_tokenizer())
-    qwen = prepare(newer, reasoning_budget=0).reasoning
+    qwen = prepare(newer, HI, reasoning_budget=0).reasoning
     assert qwen is not None
     assert (qwen.ends[0], qwen.forced) == ((10, 259), (10, 259))  # the tag has a line of its own
     older = ChatFormat(Template(unpacked("templates/Qwen-Qwen3-0.6B.jinja").read_text()), toy.chatml_tokenizer())
-    three = prepare(older, reasoning_budget=0).reasoning
+    three = prepare(older, HI, reasoning_budget=0).reasoning
     assert three is not None
     assert (three.ends, three.read) == (((259,), (260,)), ())
     continued = prepare(

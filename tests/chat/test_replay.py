@@ -17,10 +17,10 @@ from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.replay import Replay
 from pyctl.chat.reply_splitter import ParsedReply
 from pyctl.chat.template import Template
-from pyctl.chat.tools import Tools
 from pyctl.prompt import as_tokens
 from tests.chat import toy
 from tests.chat.conftest import unpacked
+from tests.chat.toy import prepare
 
 Message = dict[str, Any]
 
@@ -55,13 +55,13 @@ class Dialogue:
         the last reply ended.
         """
         self.messages += messages
-        turn = self.chat.turn(self.messages, tools=[TOOL], callable_tools=Tools.of([TOOL]), kwargs=kwargs)
-        prompt = self.chat.prompt_of(turn).tokens.tolist()
+        turn = prepare(self.chat, self.messages, tools=[TOOL], template_kwargs=kwargs)
+        prompt = turn.prompt.tokens.tolist()
         self.unbroken.append(prompt[: len(self.tokens)] == self.tokens)
         tokens = list(reply.encode()) if tokens is None else tokens
         self.tokens = prompt + tokens
         parsed: list[Any] = []
-        splitter = self.chat.splitter(turn)
+        splitter = turn.splitter()
         for at, letter in enumerate(reply):
             parsed.append(splitter.feed(letter, tokens if at == 0 else ()))
         parsed.append(splitter.finish())
@@ -109,9 +109,9 @@ def test_the_thinking_of_a_whole_chain_stays_after_the_next_question() -> None:
     said = dialogue.turn(said, RESULT, reply="fine\n</think>\n\nIt rains.")
     dialogue.turn(said, HI, reply="bye</think>Bye")
     assert dialogue.unbroken == [True, True, True]
-    assert "hm\n</think>" in dialogue.chat.turn(dialogue.messages, tools=[TOOL]).text
+    assert "hm\n</think>" in prepare(dialogue.chat, dialogue.messages, tools=[TOOL]).text
     without = ChatFormat(dialogue.chat.template, toy.chatml_tokenizer())
-    assert "hm" not in without.turn(dialogue.messages, tools=[TOOL]).text
+    assert "hm" not in prepare(without, dialogue.messages, tools=[TOOL]).text
 
 
 @pytest.mark.parametrize(("mode", "unbroken"), [("equal", False), ("full", True)])
@@ -133,7 +133,7 @@ def test_a_message_that_means_something_else_is_not_replaced(changes: Message) -
         said = {**dialogue.turn(HI, reply=f"hm\n</think>\n\nI look.\n\n{XML}"), **changes}
         messages = [HI, said, RESULT]
         plain = ChatFormat(dialogue.chat.template, toy.chatml_tokenizer())
-        assert dialogue.chat.turn(messages).text == plain.turn(messages).text
+        assert prepare(dialogue.chat, messages).text == prepare(plain, messages).text
 
 
 def test_other_arguments_are_not_replaced() -> None:
@@ -142,7 +142,7 @@ def test_other_arguments_are_not_replaced() -> None:
     call = {"type": "function", "function": {"name": "look_up", "arguments": {"city": "Rome", "days": 3}}}
     dialogue.turn({**said, "tool_calls": [call]}, RESULT, reply="x")
     assert dialogue.unbroken == [True, False]
-    assert "Rome" in dialogue.chat.turn(dialogue.messages).text
+    assert "Rome" in prepare(dialogue.chat, dialogue.messages).text
 
 
 def test_the_same_call_twice_is_told_apart_by_place_and_by_id() -> None:
@@ -155,7 +155,7 @@ def test_the_same_call_twice_is_told_apart_by_place_and_by_id() -> None:
             sent = [said if keep_ids else rewritten(said)]
         assert dialogue.unbroken == [True, True, True]
     later = [HI, HI, *dialogue.messages[1:]]  # every place has moved, and there are no ids
-    assert dialogue.chat.turn(later, tools=[TOOL]).text.count("three\n</think>") == 2
+    assert prepare(dialogue.chat, later, tools=[TOOL]).text.count("three\n</think>") == 2
 
 
 def test_a_continued_message_is_remembered_with_its_beginning() -> None:
@@ -163,24 +163,24 @@ def test_a_continued_message_is_remembered_with_its_beginning() -> None:
     dialogue.messages = [HI, {"role": "assistant", "content": "We"}]
     assert dialogue.turn(reply="ll  ")["content"] == "ll  "
     whole = {"role": "assistant", "content": "Well"}
-    assert "Well  <|im_end|>" in dialogue.chat.turn([HI, whole, HI]).text
-    assert dialogue.chat.turn([HI, whole]).text.endswith("Well")  # it is being continued and stays as it is
+    assert "Well  <|im_end|>" in prepare(dialogue.chat, [HI, whole, HI]).text
+    assert prepare(dialogue.chat, [HI, whole]).text.endswith("Well")  # it is being continued and stays as it is
 
 
 def test_replay_goes_on_under_a_message_that_is_continued() -> None:
     dialogue = Dialogue(qwen())
     said = dialogue.turn(HI, reply=f"hm\n</think>\n\n{XML}")
-    turn = dialogue.chat.turn([HI, said, RESULT, {"role": "assistant", "content": "It"}], tools=[TOOL])
-    assert dialogue.chat.prompt_of(turn).tokens[: len(dialogue.tokens)].tolist() == dialogue.tokens
+    turn = prepare(dialogue.chat, [HI, said, RESULT, {"role": "assistant", "content": "It"}], tools=[TOOL])
+    assert turn.prompt.tokens[: len(dialogue.tokens)].tolist() == dialogue.tokens
     assert turn.text.endswith("</think>\n\nIt")
 
 
 def test_tokens_that_say_something_else_are_not_kept() -> None:
     dialogue = Dialogue(toy.CHATML)
     said = dialogue.turn(HI, reply="Well", tokens=list(b"Well, STOP"))  # as after a stop string
-    turn = dialogue.chat.turn([HI, said, HI])
+    turn = prepare(dialogue.chat, [HI, said, HI])
     assert turn.text.startswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nWell<|im_end|>\n")
-    assert dialogue.chat.prompt_of(turn).tokens.tolist() == dialogue.chat.prompt_from_text(turn.text).tokens.tolist()
+    assert turn.prompt.tokens.tolist() == dialogue.chat.prompt_from_text(turn.text).tokens.tolist()
 
 
 @pytest.mark.parametrize("template", [toy.MISTRAL, toy.PLAIN, toy.LLAMA3.replace("<|start_header_id|>", "")])
@@ -189,15 +189,15 @@ def test_nothing_is_replaced_where_no_token_begins_the_message(template: str) ->
     said = dialogue.turn({"role": "user", "content": "a\nb"}, reply="  Well")
     messages = [{"role": "user", "content": "a\nc"}, said, HI]
     plain = ChatFormat(dialogue.chat.template, toy.chatml_tokenizer())
-    assert dialogue.chat.turn(messages).text == plain.turn(messages).text
+    assert prepare(dialogue.chat, messages).text == prepare(plain, messages).text
 
 
 def test_a_user_who_writes_a_mark_gets_nothing_replaced() -> None:
     dialogue = Dialogue(toy.CHATML)
     said = dialogue.turn(HI, reply="Well", tokens=[87, 101, 108, 108])
     messages = [HI, said, {"role": "user", "content": "pyctl-said-before-4c9e-1;"}]
-    assert dialogue.chat.turn(messages).parts == ()
-    assert dialogue.chat.turn([HI, said, HI]).parts != ()
+    assert prepare(dialogue.chat, messages).rendered.parts == ()
+    assert prepare(dialogue.chat, [HI, said, HI]).rendered.parts != ()
 
 
 def test_memory_is_bounded_and_the_longest_unused_goes_first() -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
+
+from pyctl.chat.chat_format import ChatFormat, ChatRequest, PreparedChat
 
 
 class ByteTokenizer:
@@ -51,6 +54,11 @@ CHATML_SPECIALS = ("<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_c
 
 def chatml_tokenizer() -> ByteTokenizer:
     return ByteTokenizer(CHATML_SPECIALS, eos="<|im_end|>")
+
+
+def prepare(chat: ChatFormat, messages: Any, **fields: Any) -> PreparedChat:
+    """What ``chat`` makes of a request with these members."""
+    return chat.prepare(ChatRequest(messages, **fields))
 
 
 CHATML = """\

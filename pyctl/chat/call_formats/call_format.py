@@ -33,14 +33,12 @@ class CallFormat(ABC):
 
     ``reasoning``: the tags around reasoning, by preference. ``control_tokens``: texts of tokens that the vocabulary
     hides from readers and that the parser has to see. ``trigger``: a regular expression that matches the beginning of
-    a call, from where on a grammar binds a reply that need not call anything. ``separator``: what may stand before and
-    between calls, as an expression of a GrammarBuilder.
+    a call, from where on a grammar binds a reply that need not call anything.
     """
 
     reasoning: ClassVar[tuple[ReasoningTags, ...]] = (THINK, SEED, BRACKETS)
     control_tokens: ClassVar[tuple[str, ...]] = ()
     trigger: ClassVar[str]
-    separator: ClassVar[str] = r"/\n{1,2}/?"
     _sample: ClassVar[re.Pattern[str]]
 
     def recognizes(self, sample: str) -> bool:
@@ -67,6 +65,11 @@ class CallFormat(ABC):
     def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
         """What one call of ``tool`` is in ``grammar``; RequestError for a schema that is none."""
 
+    def calls(self, grammar: GrammarBuilder, call: str, parallel: bool) -> str:
+        """What one call is, or several if ``parallel``, each of which is ``call``."""
+        calls = rf"/\n{{1,2}}/? {call}"
+        return f"({calls})+" if parallel else calls
+
     def constraint(
         self,
         tools: Tools,
@@ -80,9 +83,8 @@ class CallFormat(ABC):
         ``controls`` are the control tokens of the vocabulary. RequestError for a schema that is none.
         """
         grammar = GrammarBuilder(controls)
-        calls = f"{self.separator} {grammar.one_of([self.call(grammar, tool) for tool in tools.tools])}"
-        if tools.parallel:
-            calls = f"({calls})+"
+        call = grammar.one_of([self.call(grammar, tool) for tool in tools.tools])
+        calls = self.calls(grammar, call, tools.parallel)
         if not tools.forced:
             return grammar.constraint(calls, (self.trigger,))
         return grammar.constraint(reasoned(grammar, calls, tags, reply_part))

@@ -190,16 +190,6 @@ class QwenParser(CallScanner):
                 return True
             raise
 
-    def _json_done(self, final: bool) -> bool:
-        """The brace around the members."""
-        rest = self._held.lstrip()
-        if not rest and not final:
-            return False
-        if rest.startswith("}"):
-            self._held = rest[1:]
-        self._state = self._tail
-        return True
-
     def _tail(self, final: bool) -> bool:
         """The end tag around a call, which may be missing."""
         rest = self._held.lstrip()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from pyctl.chat.call_formats.call_format import CallFormat
+from pyctl.chat.call_formats.gpt_oss import HarmonyFormat
 from pyctl.chat.call_formats.hermes import HermesFormat
+from pyctl.chat.call_formats.llama3 import LlamaFormat
+from pyctl.chat.call_formats.mistral import MistralFormat, MistralListFormat
 from pyctl.chat.call_formats.qwen import QwenFormat
 from pyctl.chat.samples import SAMPLE_KEY, SAMPLE_VALUE, sample_call, sample_message, sample_tool
 from pyctl.chat.template import Template, TemplateCapabilities
@@ -14,7 +17,14 @@ __all__ = ["FALLBACK", "FORMATS", "find_call_format"]
 FALLBACK: CallFormat = HermesFormat()
 """For templates that write no calls, or in a form that none recognizes."""
 
-FORMATS: tuple[CallFormat, ...] = (QwenFormat(), FALLBACK)
+FORMATS: tuple[CallFormat, ...] = (
+    QwenFormat(),
+    FALLBACK,
+    LlamaFormat(),
+    MistralFormat(),
+    MistralListFormat(),
+    HarmonyFormat(),
+)
 """In the order in which they are asked."""
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "NeedMoreInput",
     "coerce_argument",
     "from_python",
+    "joined",
     "json_end",
     "json_head",
     "parse_json",
@@ -97,7 +98,7 @@ class CallScanner(ABC):
     def _run(self, final: bool) -> ReplyDelta:
         while self._state(final):
             pass
-        delta = ReplyDelta("", "".join(self._content), _joined(self._calls))
+        delta = ReplyDelta("", "".join(self._content), joined(self._calls))
         self._content, self._calls = [], []
         return delta
 
@@ -155,7 +156,12 @@ class CallScanner(ABC):
         return False
 
     def _json_done(self, final: bool) -> bool:
-        """Behind arguments as JSON, where a call as JSON goes on."""
+        """The brace around the members of a call as JSON, behind its arguments."""
+        rest = self._held.lstrip()
+        if not rest and not final:
+            return False
+        if rest.startswith("}"):
+            self._held = rest[1:]
         self._state = self._tail
         return True
 
@@ -188,8 +194,8 @@ class CallScanner(ABC):
         return any(tool == each.name for each in self._tools.tools)
 
 
-def _joined(deltas: list[CallDelta]) -> tuple[CallDelta, ...]:
-    """The deltas with neighbouring pieces of arguments put together."""
+def joined(deltas: list[CallDelta]) -> tuple[CallDelta, ...]:
+    """``deltas`` with neighbouring pieces of arguments put together."""
     joined: list[CallDelta] = []
     for (index, head), group in groupby(deltas, key=lambda delta: (delta.index, bool(delta.name))):
         if head:
@@ -252,10 +258,13 @@ def json_head(text: str, at: int, key: str = "arguments") -> tuple[str, int]:
     return name, start
 
 
-def json_end(text: str, at: int) -> int:
-    """Where the JSON object or array ends that begins at ``at``; NeedMoreInput if the text ends before."""
-    depth, in_string = 0, False
-    while mark := _JSON_MARKS.search(text, at):
+def json_end(text: str, at: int, most: int) -> int:
+    """Where the JSON object or array ends that begins at ``at``, -1 if it has more than ``most`` letters.
+
+    NeedMoreInput if the text ends before that shows.
+    """
+    begin, depth, in_string = at, 0, False
+    while (mark := _JSON_MARKS.search(text, at)) and mark.end() - begin <= most:
         at = mark.end()
         if in_string:
             at += mark[0] == "\\"
@@ -266,6 +275,8 @@ def json_end(text: str, at: int) -> int:
             depth += 1 if mark[0] in "{[" else -1
             if depth <= 0:
                 return at
+    if len(text) - begin > most:
+        return -1
     raise NeedMoreInput
 
 

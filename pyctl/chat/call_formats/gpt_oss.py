@@ -1,0 +1,164 @@
+"""Harmony, in which gpt-oss writes a reply as messages, each on a channel; what follows ``<|start|>assistant``::
+
+    <|channel|>analysis<|message|>The user wants...<|end|><|start|>assistant
+    <|channel|>commentary to=functions.look_up <|constrain|>json<|message|>{"city": "Paris"}<|call|>
+
+    <|channel|>final<|message|>It rains.<|return|>
+
+(without line breaks). Analysis is reasoning, what is for a function is a call of it, all else is content. The recipient
+may also come before the channel.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from pyctl.chat.call_formats.call_format import CallFormat, ReplyParser, json_arguments
+from pyctl.chat.call_formats.scan import joined
+from pyctl.chat.constraint import GrammarBuilder
+from pyctl.chat.reasoning import CallDelta, ReasoningTags, ReplyDelta, ReplyPart
+from pyctl.chat.samples import SAMPLE_TOOL
+from pyctl.chat.tools import Tool, Tools
+from pyctl.text import overlap, random_id
+
+__all__ = ["HarmonyFormat"]
+
+_START, _CHANNEL, _CONSTRAIN, _MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
+_ENDS = ("<|end|>", "<|call|>", "<|return|>", _START)
+_END = re.compile("|".join(map(re.escape, _ENDS)))
+_ROLE = f"{_START}assistant"
+_HEADS = (_CHANNEL, _CONSTRAIN, _MESSAGE, " to=", "to=")
+_MAX_HEAD = 256
+_FUNCTION = re.compile(r"\bto=functions\.([\w.-]+)")
+_ON_CHANNEL = re.compile(rf"{re.escape(_CHANNEL)}\s*(\w+)")
+
+
+class HarmonyFormat(CallFormat):
+    """Reasoning, calls and content on channels."""
+
+    reasoning = (
+        ReasoningTags(
+            f"{_CHANNEL}analysis{_MESSAGE}", "<|end|>", next_message=_ROLE, content_open=f"{_CHANNEL}final{_MESSAGE}"
+        ),
+    )
+    control_tokens = (*_ENDS, _CHANNEL, _CONSTRAIN, _MESSAGE)
+    trigger = rf"({re.escape(_CHANNEL)}commentary to=functions\.)"
+    _sample = re.compile(
+        rf"{re.escape(_ROLE)}\s*(?:{re.escape(_CHANNEL)}commentary\s*)?to=functions\.{SAMPLE_TOOL}\b.*?{re.escape(_MESSAGE)}"
+    )
+
+    def parser(
+        self,
+        tools: Tools | None,
+        tags: ReasoningTags | None,
+        reply_part: ReplyPart,
+        new_id: Callable[[], str] = random_id,
+    ) -> ReplyParser:
+        """Reads the messages of a reply."""
+        return _Parser(tools, tags is not None, reply_part, new_id)
+
+    def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
+        """A message for the function."""
+        head, end = grammar.text(f"{_CHANNEL}commentary to=functions."), grammar.text(f" {_CONSTRAIN}json{_MESSAGE}")
+        return f"{head} {grammar.quoted(tool.name)} {end} {json_arguments(grammar, tool)}"
+
+    def calls(self, grammar: GrammarBuilder, call: str, parallel: bool) -> str:
+        """A reply ends with its first call."""
+        return call
+
+
+class _Parser:
+    def __init__(self, tools: Tools | None, split: bool, reply_part: ReplyPart, new_id: Callable[[], str]) -> None:
+        self._tools = tools
+        self._split = split
+        self._new_id = new_id
+        self._held = ""
+        self._kind = "reasoning" if reply_part == "reasoning" and split else "content"
+        self._state = self._head if reply_part == "start" else self._body
+        self._reasoning: list[str] = []
+        self._content: list[str] = []
+        self._calls: list[CallDelta] = []
+        self._n_calls = 0
+        self._has_arguments = False
+
+    def feed(self, text: str) -> ReplyDelta:
+        self._held += text
+        return self._run(final=False)
+
+    def finish(self) -> ReplyDelta:
+        return self._run(final=True)
+
+    def _run(self, final: bool) -> ReplyDelta:
+        while self._state(final):
+            pass
+        delta = ReplyDelta("".join(self._reasoning), "".join(self._content), joined(self._calls))
+        self._reasoning, self._content, self._calls = [], [], []
+        return delta
+
+    # Each state takes from what is held and says whether the next one should try.
+
+    def _head(self, final: bool) -> bool:
+        """Before the text of a message: who it is for, and the channel. Whatever is no head is content."""
+        begins = any(head.startswith(self._held[: len(head)]) for head in _HEADS)
+        at = self._held.find(_MESSAGE)
+        if begins and at < 0 and len(self._held) < _MAX_HEAD + len(_MESSAGE) and not final:
+            return False
+        self._state, self._kind = self._body, "content"
+        head = self._held[: at + len(_MESSAGE)]
+        if begins and 0 <= at <= _MAX_HEAD and not _END.search(head):
+            self._held = self._held[len(head) :]
+            self._open(head)
+        return bool(self._held)
+
+    def _open(self, head: str) -> None:
+        """A message begins."""
+        function, channel = _FUNCTION.search(head), _ON_CHANNEL.search(head)
+        if function is not None and self._tools is not None and (self._tools.parallel or not self._n_calls):
+            self._calls.append(CallDelta(self._n_calls, self._new_id(), function[1]))
+            self._n_calls += 1
+            self._kind, self._has_arguments = "call", False
+        elif "to=" in head or (channel is not None and channel[1] == "analysis" and not self._split):
+            self._say(head)
+        elif channel is not None and channel[1] == "analysis":
+            self._kind = "reasoning"
+
+    def _body(self, final: bool) -> bool:
+        """The text of a message."""
+        end = _END.search(self._held)
+        size = end.start() if end is not None else len(self._held)
+        if end is None and not final:
+            size -= max(overlap(self._held, word) for word in _ENDS)
+        self._say(self._held[:size])
+        self._held = self._held[size:]
+        if end is None:
+            return False
+        if self._kind == "call" and not self._has_arguments:
+            self._say("{}")
+        if end[0] != _START:
+            self._held = self._held[len(end[0]) :]
+        self._state = self._between
+        return True
+
+    def _between(self, final: bool) -> bool:
+        """Behind a message, where the next one begins."""
+        if not final and len(self._held) < len(_ROLE) and _ROLE.startswith(self._held):
+            return False
+        if self._held.startswith(_ROLE):
+            self._held, self._state = self._held[len(_ROLE) :], self._head
+        elif self._held.startswith(_START) or _ROLE.startswith(self._held):  # somebody else's, or a broken one
+            size = len(_START)
+            self._content.append(self._held[:size])
+            self._held, self._state, self._kind = self._held[size:], self._body, "content"
+        else:
+            self._state = self._head
+        return bool(self._held)
+
+    def _say(self, text: str) -> None:
+        if not text:
+            return
+        if self._kind == "call":
+            self._calls.append(CallDelta(self._n_calls - 1, arguments=text))
+            self._has_arguments = True
+        else:
+            (self._reasoning if self._kind == "reasoning" else self._content).append(text)

@@ -1,0 +1,61 @@
+"""Tools, and replies taken apart with them."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+from pyctl.chat.call_formats.call_format import CallFormat
+from pyctl.chat.reasoning import ReplyPart
+from pyctl.chat.reply_splitter import ParsedReply, ReplySplitter
+from pyctl.chat.tools import Tools
+
+PROPERTIES: dict[str, Any] = {
+    "text": {"type": "string"},
+    "count": {"type": "integer"},
+    "ratio": {"type": "number"},
+    "deep": {"type": "boolean"},
+    "where": {"$ref": "#/$defs/place"},
+    "tags": {"type": "array"},
+    "maybe": {"type": ["string", "null"]},
+    "free": {},
+}
+CALL_ID = "Ab3dEf7hI"
+"""Of calls that bring their own."""
+
+STOP_TOOL = {"name": "stop", "description": "", "parameters": {"type": "object", "properties": {}}}
+TOOLS = Tools.of(
+    [
+        {
+            "type": "function",
+            "function": {
+                "name": "look_up",
+                "parameters": {
+                    "type": "object",
+                    "properties": PROPERTIES,
+                    "$defs": {"place": {"type": "object"}},
+                },
+            },
+        },
+        {"type": "function", "function": STOP_TOOL},
+    ]
+)
+
+Parsed = tuple[str, str, list[tuple[str, str]]]
+
+
+def parse_reply(form: CallFormat, pieces: list[str], tools: Tools | None, reply_part: ReplyPart) -> Parsed:
+    """Reasoning, content and calls of a reply in pieces; holds the rules of the deltas."""
+    ids = count()
+    splitter = ReplySplitter(form.parser(tools, form.reasoning[0], reply_part, lambda: f"id{next(ids)}"))
+    deltas = [*map(splitter.feed, pieces), splitter.finish()]
+    reply, seen = ParsedReply(), 0
+    for delta in deltas:
+        reply.add(delta)
+        for call in delta.calls:
+            assert bool(call.id) == bool(call.name) == (call.index == seen)
+            assert call.arguments == "" if call.name else call.arguments != ""
+            seen = max(seen, call.index + 1)
+            assert call.index == seen - 1
+    assert all(call.id in (f"id{index}", CALL_ID) for index, call in enumerate(reply.calls))
+    return reply.reasoning, reply.content, [(call.name, call.arguments) for call in reply.calls]
