@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeAlias
 
 from pyctl import __version__
@@ -110,7 +110,8 @@ def parse_chat(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
         warnings += [f"{name} has no effect with --url" for dest, name in given.typed.items() if dest in idle]
     if given.values.get("prompt") == "":
         raise ConfigError("--prompt is empty")
-    return _settings(given, environ, warnings)
+    # Information belongs to the log of a server; in a conversation only those see it who ask for it.
+    return _settings(replace(given, values={"verbosity": 2, **given.values}), environ, warnings)
 
 
 def _read(

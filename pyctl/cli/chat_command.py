@@ -16,7 +16,7 @@ __all__ = ["chat", "chat_backend"]
 
 def chat(settings: CommandSettings) -> int:
     """Chat until the input ends; returns the exit code."""
-    start_log(replace(settings.log, verbosity=min(settings.log.verbosity, 2)), settings.warnings)
+    start_log(settings.log, settings.warnings)
     terminal = settings.terminal
     with chat_backend(settings) as backend:
         return run_chat(backend, prompt=terminal.prompt, system=terminal.system_prompt, stats=terminal.stats)

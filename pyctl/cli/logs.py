@@ -28,7 +28,7 @@ class LogSettings:
     verbosity: int = LOG.flag(
         3,
         "-lv --verbosity --log-verbosity",
-        "1 errors, 2 warnings, 3 information, 4 trace, 5 all",
+        "1 errors, 2 warnings (where a chat begins), 3 information, 4 trace, 5 all",
         integer(-1),
         "LLAMA_ARG_LOG_VERBOSITY",
         also=(

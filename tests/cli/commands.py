@@ -1,0 +1,170 @@
+"""Runs `pyctl serve` and `pyctl chat` on a fake model, and looks at what the parts of the program are given."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyctl.cache.cache_stats import RequestStats
+from pyctl.cli import assemble, chat_command, main, serve_command
+from pyctl.engine.admin import EngineAdmin
+from pyctl.engine.fake import FakeBackend
+from pyctl.engine.handle import RequestHandle
+from pyctl.engine.llama.params import ModelParams, context_params
+from pyctl.engine.model_settings import ModelSettings
+from pyctl.engine.request import Done, Piece, Request, Timings
+from pyctl.engine.worker import Worker
+from pyctl.server.generate import respond
+from pyctl.server.lifecycle import LoadingApp
+from tests.chat.toy import CHATML_SPECIALS, ByteTokenizer
+from tests.server.fake import INFO, Client, done_future
+
+TEMPLATE = """\
+{%- for m in messages -%}{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' -}}{%- endfor -%}
+{%- if flavour is defined -%}{{- flavour -}}{%- endif -%}
+{%- if enable_thinking is defined -%}{{- 'thinking: ' ~ enable_thinking -}}{%- endif -%}
+{%- if reasoning_effort is defined -%}{{- 'effort: ' ~ reasoning_effort -}}{%- endif -%}
+{%- if preserve_thinking is defined -%}{{- 'preserve: ' ~ preserve_thinking -}}{%- endif -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n<think>\\n' -}}{%- endif -%}
+"""
+HI = [{"role": "user", "content": "Hi"}]
+TOKENIZER_SPECIALS = (*CHATML_SPECIALS, "<|fim_pre|>", "<|fim_suf|>", "<|fim_mid|>")
+
+
+class Seen:
+    """What the parts of a running command were given; ``built`` are the arguments of what `assemble` makes, by name."""
+
+    def __init__(self) -> None:
+        self.model = ModelSettings()
+        self.keep_vocabulary = False
+        self.built: dict[str, dict[str, Any]] = {}
+        self.log: dict[str, Any] = {}
+        self.requests: list[Request] = []
+        self.address: tuple[str, int] = ("", 0)
+        self.served: Mapping[str, Any] = {}
+        self.gate: LoadingApp | None = None
+        self.pings: list[int] = []
+        self.chat: dict[str, Any] = {}
+        self.remote: tuple[Any, ...] = ()
+        self.hub: Any = None
+
+    @cached_property
+    def model_params(self) -> Any:
+        """llama.cpp's parameters for the model; what they point to lives as long as this."""
+        self._kept = ModelParams(self.model)
+        return self._kept.struct
+
+    @property
+    def context_params(self) -> Any:
+        """llama.cpp's parameters for the context."""
+        return context_params(self.model, 4096)
+
+    @cached_property
+    def client(self) -> Client:
+        """Speaks with the server."""
+        assert self.gate is not None
+        return Client(self.gate)
+
+    @cached_property
+    def reply(self) -> tuple[str, str]:
+        """Reasoning and content of a reply, on whichever way the command gives one."""
+        if self.gate is not None:
+            message = self.client.post(self.prefix + "/v1/chat/completions", json={"messages": HI}).json()["choices"]
+            return message[0]["message"].get("reasoning_content") or "", message[0]["message"]["content"]
+        deltas = list(self.chat["backend"].stream(HI))
+        return "".join(delta.reasoning for delta in deltas), "".join(delta.content for delta in deltas)
+
+    prefix = ""
+
+    @cached_property
+    def request(self) -> Request:
+        """What the engine is asked for a reply to one short message."""
+        assert self.reply
+        return self.requests[-1]
+
+
+@contextlib.contextmanager
+def _nothing(seen: Seen, host: str, port: int) -> Iterator[None]:
+    seen.address = (host, port)
+    yield
+
+
+def look(monkeypatch: pytest.MonkeyPatch, argv: list[str], at: Callable[[Seen], Any]) -> Any:
+    """What ``at`` finds while the command ``argv`` runs."""
+    seen, found = Seen(), []
+
+    def load(settings: ModelSettings, *_: Any, keep_vocabulary: bool) -> Any:
+        seen.model, seen.keep_vocabulary = settings, keep_vocabulary
+        info = replace(INFO, chat_template=TEMPLATE, n_vocab=300, pooling="mean" if settings.embeddings else "")
+        tokenizer = ByteTokenizer(TOKENIZER_SPECIALS, eos="<|im_end|>")
+        return SimpleNamespace(backend=FakeBackend(), tokenizer=tokenizer, info=info)
+
+    def submit(_: Worker, request: Request) -> RequestHandle:
+        seen.requests.append(request)
+        handle = RequestHandle(request)
+        handle.put(Piece("deep\n</think>\n\nshown", tuple(b"deep\n</think>\n\nshown")))
+        handle.put(Done("eos", "", Timings(1, 1, 1.0, 1, 1.0, 0.0, 1.0), RequestStats(1), 0))
+        return handle
+
+    def serve(gate: LoadingApp, _: None, *, on_ready: Callable[[str], None], **given: Any) -> None:
+        on_ready("")
+        seen.gate, seen.served = gate, given
+        found.append(at(seen))
+
+    def run_chat(backend: Any, **given: Any) -> int:
+        seen.chat = {"backend": backend, **given}
+        found.append(at(seen))
+        return 0
+
+    def embed(*_: Any) -> Any:
+        return done_future(np.array([[3.0, 4.0]], np.float32))
+
+    def ping(_: Any, send: Any, seconds: int) -> Any:
+        seen.pings.append(seconds)
+        return asyncio.sleep(0)
+
+    def recorded(patch: pytest.MonkeyPatch, name: str) -> None:
+        made = getattr(assemble, name)
+
+        def make(*args: Any, **given: Any) -> Any:
+            seen.built[name] = {**{str(i): value for i, value in enumerate(args)}, **given}
+            return made(*args, **given)
+
+        patch.setattr(assemble, name, make)
+
+    def remote(*given: Any) -> Any:
+        seen.remote = given
+        return SimpleNamespace(close=lambda: None)
+
+    def fetch(settings: Any) -> str:
+        seen.hub = settings
+        return "fetched.gguf"
+
+    with monkeypatch.context() as patch:
+        for name in ("RamCache", "DiskStore", "DiskTier", "Replay", "Engine", "Worker"):
+            recorded(patch, name)
+        patch.setattr(assemble, "load", load)
+        patch.setattr(assemble, "gc", SimpleNamespace(collect=lambda: None, freeze=lambda: None))
+        patch.setattr(Worker, "submit", submit)
+        patch.setattr(EngineAdmin, "embed", embed)
+        patch.setattr(respond.ReplyResponse, "_ping", ping)
+        patch.setattr(serve_command, "bind", lambda host, port: _nothing(seen, host, port))
+        patch.setattr(serve_command, "serve", serve)
+        patch.setattr(chat_command, "run_chat", run_chat)
+        patch.setattr("pyctl.terminal.remote.RemoteBackend", remote)
+        patch.setattr("pyctl.models.hub.fetch", fetch)
+        patch.setattr(logging, "basicConfig", lambda **given: seen.log.update(given))
+        patch.setattr(logging.getLogger("pyctl"), "warning", lambda *args: seen.log.update(warning=args[1]))
+        assert main(argv) == 0, argv
+    for handler in seen.log.get("handlers", ()):
+        handler.close()
+    return found[0]

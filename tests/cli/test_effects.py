@@ -1,0 +1,378 @@
+"""Every flag of `pyctl serve` and `pyctl chat` changes what some part of the program is given, not only a setting."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyctl.cli.arguments import FLAGS
+from pyctl.engine.llama import fit, load, loader
+from pyctl.engine.model_settings import ModelSettings
+from pyctl.errors import ModelError
+from pyctl.setting import CHAT, GENERAL, SAMPLING, SERVER, Flag, Section
+from tests.cli.commands import HI, Seen, look
+from tests.engine.llama.test_memory_plan import Run
+
+Look = Callable[[Seen], Any]
+
+
+@dataclass(frozen=True)
+class Effect:
+    """``text`` is the flag's value; ``see`` finds what changes by it; ``beside`` are flags without which it is idle.
+
+    A switch that is on by default is turned off.
+    """
+
+    text: str
+    see: Look
+    beside: tuple[str, ...] = ()
+
+
+def model(name: str) -> Look:
+    return lambda seen: getattr(seen.model_params, name)
+
+
+def context(name: str) -> Look:
+    return lambda seen: getattr(seen.context_params, name)
+
+
+def sampling(name: str) -> Look:
+    return lambda seen: getattr(seen.request.sampling, name)
+
+
+def built(what: str, argument: str) -> Look:
+    return lambda seen: seen.built.get(what, {}).get(argument)
+
+
+def option(name: str) -> Look:
+    return lambda seen: getattr(seen.built["Engine"]["2"], name)
+
+
+def prompt(seen: Seen) -> bytes:
+    return bytes(seen.request.prompt.tokens.tobytes())
+
+
+def limit(seen: Seen) -> Any:
+    return seen.request.reasoning
+
+
+def status(method: str, path: str, **kwargs: Any) -> Look:
+    return lambda seen: seen.client.request(method, path, **kwargs).status_code
+
+
+def header(name: str, **asked: str) -> Look:
+    return lambda seen: seen.client.options("/props", headers={"origin": "http://page", **asked}).headers.get(name)
+
+
+def loading(seen: Seen) -> str:
+    """What keeps llama.cpp from loading."""
+    try:
+        load(replace(seen.model, n_threads=1)).backend.unload()
+    except ModelError as error:
+        return str(error)
+    return ""
+
+
+def described(name: str) -> Look:
+    def see(seen: Seen) -> Any:
+        loaded = load(replace(seen.model, n_threads=1))
+        loaded.backend.unload()
+        return getattr(loaded.info, name)
+
+    return see
+
+
+def pairs(pointer: Any, *names: str) -> list[Any]:
+    found: list[Any] = []
+    while pointer and getattr(pointer[len(found)], names[0]):
+        found.append(tuple(getattr(pointer[len(found)], name) for name in names))
+    return found
+
+
+def metadata(seen: Seen) -> Any:
+    return pairs(seen.model_params.kv_overrides, "key", "tag")
+
+
+def placements(seen: Seen) -> Any:
+    return seen.model_params.tensor_buft_overrides is not None and seen.model.placements
+
+
+def fitted(free: int) -> Look:
+    """The context that fits beside a larger model into ``free`` MiB of a GPU."""
+
+    @contextlib.contextmanager
+    def large(settings: ModelSettings) -> Iterator[Run]:
+        yield Run(settings, free * fit.MIB, 64_000 * fit.MIB)
+
+    def see(seen: Seen) -> int:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(fit, "dry_run", large)
+            return fit.fit_settings(seen.model)[0].n_ctx
+
+    return see
+
+
+def numa(seen: Seen) -> list[int]:
+    given: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        # For real it would bind this process to one part of the machine.
+        patch.setattr(loader.api, "llama_numa_init", given.append)
+        loading(seen)
+    return given
+
+
+def scales(seen: Seen) -> list[float]:
+    given: list[float] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loader.api, "llama_adapter_lora_init", lambda *_: ctypes.c_void_p(1))
+        patch.setattr(loader.api, "llama_set_adapters_lora", lambda *args: given.extend(args[3]) or 0)
+        loader._apply_adapters(None, None, seen.model)
+    return given
+
+
+def infill(seen: Seen) -> Any:
+    seen.client.post("/infill", json={"input_prefix": "a", "input_suffix": "b"})
+    return seen.requests[-1].prompt.tokens.tolist()
+
+
+def embedding(seen: Seen) -> Any:
+    return seen.client.post("/embedding", json={"content": "x"}).json()
+
+
+def ping(seen: Seen) -> Any:
+    seen.client.post("/v1/chat/completions", json={"messages": HI, "stream": True})
+    return seen.pings
+
+
+def hub(name: str) -> Look:
+    return lambda seen: getattr(seen.hub, name, None)
+
+
+DIR = "{dir}"
+FILE = "{file}"
+ALONE = "{alone}"  # no model is named
+TLS = ("--ssl-key-file", "key.pem", "--ssl-cert-file", "cert.pem")
+
+EFFECTS: dict[str, Effect] = {
+    # -- model
+    "-m": Effect("other.gguf", loading),
+    "-a": Effect("q", described("model_alias")),
+    "-ngl": Effect("3", model("n_gpu_layers")),
+    "-sm": Effect("row", model("split_mode")),
+    "-ts": Effect("3,1", lambda seen: bool(seen.model_params.tensor_split) and seen.model_params.tensor_split[0]),
+    "-mg": Effect("1", model("main_gpu")),
+    "-lm": Effect("dio", model("load_mode")),
+    "--mmap": Effect("", model("load_mode")),
+    "--mlock": Effect("", model("load_mode")),
+    "-lzm": Effect("off", model("lazy_mode")),
+    "-dev": Effect("none", lambda seen: bool(seen.model_params.devices)),
+    "-ot": Effect("attn=CPU", placements),
+    "-cmoe": Effect("", placements),
+    "-ncmoe": Effect("1", placements),
+    "-ncffn": Effect("1", placements),
+    "--override-kv": Effect("a.b=int:3", metadata),
+    "--check-tensors": Effect("", model("check_tensors")),
+    "--repack": Effect("", model("use_extra_bufts")),
+    "--no-host": Effect("", model("no_host")),
+    "-fit": Effect("off", fitted(8_000)),
+    "-fitt": Effect("2048", fitted(8_000)),
+    "-fitc": Effect("30000", fitted(5_000)),
+    "--numa": Effect("isolate", numa),
+    "--lora-init-without-apply": Effect("", scales, ("--lora", "a.gguf")),
+    "--lora": Effect("no-adapter.gguf", loading),
+    "--lora-scaled": Effect("no-scaled-adapter.gguf:0.5", loading),
+    # -- model from the network
+    "-hf": Effect("org/m:Q8_0", hub("hf_repo"), (ALONE,)),
+    "-hff": Effect("x.gguf", hub("hf_file"), (ALONE, "-hf", "org/m")),
+    "-hft": Effect("secret", hub("hf_token"), (ALONE, "-hf", "org/m")),
+    "-mu": Effect("http://h/m.gguf", hub("model_url"), (ALONE,)),
+    "--offline": Effect("", hub("offline"), (ALONE, "-hf", "org/m")),
+    # -- context
+    "-c": Effect("512", described("n_ctx")),
+    "-np": Effect("3", context("n_seq_max")),
+    "-b": Effect("1024", context("n_batch")),
+    "-ub": Effect("256", context("n_ubatch")),
+    "-t": Effect("77", context("n_threads")),
+    "-tb": Effect("78", context("n_threads_batch")),
+    "-fa": Effect("off", context("flash_attn_type")),
+    "-ctk": Effect("q8_0", context("type_k")),
+    "-ctv": Effect("q8_0", context("type_v")),
+    "-kvo": Effect("", context("offload_kqv")),
+    "--op-offload": Effect("", context("op_offload")),
+    "--swa-full": Effect("", context("swa_full")),
+    "--kv-unified-per-slot": Effect("512", described("n_ctx")),
+    "--rope-scaling": Effect("yarn", context("rope_scaling_type")),
+    "--rope-scale": Effect("4", context("rope_freq_scale")),
+    "--rope-freq-base": Effect("1e6", context("rope_freq_base")),
+    "--rope-freq-scale": Effect("0.5", context("rope_freq_scale")),
+    "--yarn-orig-ctx": Effect("32768", context("yarn_orig_ctx")),
+    "--yarn-ext-factor": Effect("0.5", context("yarn_ext_factor")),
+    "--yarn-attn-factor": Effect("1.5", context("yarn_attn_factor")),
+    "--yarn-beta-slow": Effect("2", context("yarn_beta_slow")),
+    "--yarn-beta-fast": Effect("16", context("yarn_beta_fast")),
+    # -- cache
+    "--prefix-cache-slots": Effect("5", built("RamCache", "0")),
+    "-cram": Effect("100", built("RamCache", "1")),
+    "--cache-prompt": Effect("", lambda seen: seen.request.cache_prompt),
+    "-cms": Effect("77", option("min_step")),
+    "--exact": Effect("", option("exact")),
+    # -- disk cache
+    "--kv-cache-dir": Effect(DIR, built("DiskStore", "0")),
+    "--kv-cache-budget": Effect("100", built("DiskStore", "2"), ("--kv-cache-dir", DIR)),
+    "--kv-cache-min-tokens": Effect("9", built("DiskStore", "min_tokens"), ("--kv-cache-dir", DIR)),
+    "--kv-cache-cold-max": Effect("9", built("DiskTier", "cold_max"), ("--kv-cache-dir", DIR)),
+    "--disk-prefix-cache": Effect("full", built("DiskTier", "1"), ("--kv-cache-dir", DIR)),
+    "--kv-cache-daily-writes": Effect("9", built("DiskStore", "daily_bytes"), ("--kv-cache-dir", DIR)),
+    # -- sampling
+    "-n": Effect("9", lambda seen: seen.request.max_tokens),
+    "-s": Effect("42", sampling("seed")),
+    "--samplers": Effect("top_k;adaptive-p", sampling("samplers")),
+    "--sampler-seq": Effect("ki", sampling("samplers")),
+    "--ignore-eos": Effect("", sampling("ignore_eos")),
+    "--temp": Effect("0.1", sampling("temperature")),
+    "--dynatemp-range": Effect("0.2", sampling("dynatemp_range")),
+    "--dynatemp-exp": Effect("2", sampling("dynatemp_exponent")),
+    "--top-k": Effect("7", sampling("top_k")),
+    "--top-p": Effect("0.5", sampling("top_p")),
+    "--min-p": Effect("0.2", sampling("min_p")),
+    "--top-nsigma": Effect("1.5", sampling("top_n_sigma")),
+    "--typical": Effect("0.9", sampling("typical_p")),
+    "--xtc-probability": Effect("0.5", sampling("xtc_probability")),
+    "--xtc-threshold": Effect("0.2", sampling("xtc_threshold")),
+    "--repeat-last-n": Effect("9", sampling("repeat_last_n")),
+    "--repeat-penalty": Effect("1.1", sampling("repeat_penalty")),
+    "--presence-penalty": Effect("1.5", sampling("presence_penalty")),
+    "--frequency-penalty": Effect("0.5", sampling("frequency_penalty")),
+    "--dry-multiplier": Effect("0.8", sampling("dry_multiplier")),
+    "--dry-base": Effect("2", sampling("dry_base")),
+    "--dry-allowed-length": Effect("3", sampling("dry_allowed_length")),
+    "--dry-penalty-last-n": Effect("9", sampling("dry_penalty_last_n")),
+    "--dry-sequence-breaker": Effect("x", sampling("dry_sequence_breakers")),
+    "--adaptive-target": Effect("0.5", sampling("adaptive_target")),
+    "--adaptive-decay": Effect("0.8", sampling("adaptive_decay")),
+    "--mirostat": Effect("2", sampling("mirostat")),
+    "--mirostat-lr": Effect("0.2", sampling("mirostat_eta")),
+    "--mirostat-ent": Effect("4", sampling("mirostat_tau")),
+    "-l": Effect("15+1", sampling("logit_bias")),
+    "--grammar": Effect('root ::= "a"', sampling("grammar")),
+    "--grammar-file": Effect(FILE, sampling("grammar")),
+    "-j": Effect('{"type": "boolean"}', sampling("grammar")),
+    "-jf": Effect(FILE, sampling("grammar")),
+    # -- chat format
+    "--chat-template": Effect("{{ messages[0].content }}", prompt),
+    "--chat-template-file": Effect(FILE, prompt),
+    "--chat-template-kwargs": Effect('{"flavour": "salt"}', prompt),
+    "-rea": Effect("off", prompt),
+    "--reasoning-effort": Effect("high", prompt),
+    "--reasoning-preserve": Effect("", prompt),
+    "--reasoning-format": Effect("none", lambda seen: seen.reply),
+    "--reasoning-budget": Effect("9", limit),
+    "--reasoning-budget-message": Effect("So:", limit, ("--reasoning-budget", "5")),
+    "--prompt-replay": Effect("full", built("Replay", "0")),
+    "--jinja": Effect("", lambda seen: seen.log.get("warning")),
+    # -- log
+    "-lv": Effect("1", lambda seen: seen.log["level"]),
+    "-v": Effect("", lambda seen: seen.log["level"]),
+    "--log-disable": Effect("", lambda seen: seen.log["level"]),
+    "--log-file": Effect(FILE, lambda seen: len(seen.log["handlers"])),
+    "--log-timestamps": Effect("", lambda seen: seen.log["format"]),
+    # -- server
+    "--host": Effect("0.0.0.0", lambda seen: seen.address),
+    "--port": Effect("9", lambda seen: seen.address),
+    "--api-key": Effect("k", status("GET", "/props")),
+    "--api-key-file": Effect(FILE, status("GET", "/props")),
+    "--ssl-key-file": Effect("other.pem", lambda seen: seen.served["ssl_key_file"], TLS),
+    "--ssl-cert-file": Effect("other.pem", lambda seen: seen.served["ssl_cert_file"], TLS),
+    "--sse-ping-interval": Effect("7", ping),
+    "--metrics": Effect("", status("GET", "/metrics")),
+    "--props": Effect("", status("POST", "/props", json={})),
+    "--slots": Effect("", status("GET", "/slots")),
+    "--slot-save-path": Effect(DIR, status("POST", "/slots/0?action=save", json={"filename": "f"})),
+    "--api-prefix": Effect("/llm", status("GET", "/health")),
+    "--cors-origins": Effect("localhost", header("access-control-allow-origin")),
+    "--cors-methods": Effect("GET", header("access-control-allow-methods")),
+    "--cors-headers": Effect("x-a", header("access-control-allow-headers")),
+    "--cors-credentials": Effect("", header("access-control-allow-credentials")),
+    "--sleep-idle-seconds": Effect("60", lambda seen: (seen.keep_vocabulary, seen.built["Worker"]["2"])),
+    "--embedding": Effect("", embedding),
+    "--pooling": Effect("cls", described("pooling"), ("--embedding",)),
+    "--embd-normalize": Effect("-1", embedding, ("--embedding",)),
+    "--spm-infill": Effect("", infill),
+    # -- chat
+    "-p": Effect("Hello", lambda seen: seen.chat["prompt"]),
+    "-sys": Effect("Be brief.", lambda seen: seen.chat["system"]),
+    "--stats": Effect("", lambda seen: seen.chat["stats"]),
+    "--url": Effect("http://h", lambda seen: seen.remote[:1], (ALONE,)),
+}
+OF_CHAT = {"--api-key": Effect("k", lambda seen: seen.remote[1], (ALONE, "--url", "h"))}
+"""The same name means something else there."""
+
+FILES = {
+    "--grammar-file": 'root ::= "b"',
+    "-jf": '{"type": "null"}',
+    "--chat-template-file": "{{ messages[0].role }}",
+    "--api-key-file": "key",
+}
+
+
+def flags(without: Section) -> list[Flag]:
+    return [flag for section, group in FLAGS.items() if section not in (GENERAL, without) for flag in group]
+
+
+def name_of(flag: Flag) -> str:
+    return flag.names.split()[0]
+
+
+def given(flag: Flag, text: str) -> list[str]:
+    """The flag with ``text``, or as the switch that changes something."""
+    if flag.convert is not None:
+        return [name_of(flag), text]
+    return [flag.off.split()[0] if flag.off and flag.default == "on" else name_of(flag)]
+
+
+def marks(command: str, flag: Flag) -> tuple[pytest.MarkDecorator, ...]:
+    ignored = command == "chat" and flag.dest in ("reasoning_budget", "reasoning_budget_message")
+    return (pytest.mark.xfail(strict=False),) if ignored else ()
+
+
+CASES = [
+    pytest.param(command, flag, id=f"{command} {name_of(flag)}", marks=marks(command, flag))
+    for command, flags_of_command in (("serve", flags(CHAT)), ("chat", flags(SERVER)))
+    for flag in flags_of_command
+]
+
+
+@pytest.mark.parametrize(("command", "flag"), CASES)
+def test_every_flag_changes_what_its_consumer_gets(
+    command: str,
+    flag: Flag,
+    tmp_path: Path,
+    model_path: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = name_of(flag)
+    effect = OF_CHAT.get(name, EFFECTS[name]) if command == "chat" else EFFECTS[name]
+    places = {DIR: str(tmp_path), FILE: str(tmp_path / "file")}
+    (tmp_path / "file").write_text(FILES.get(name, ""))
+    beside = [places.get(word, word) for word in effect.beside if word != ALONE]
+    argv = [command, *([] if ALONE in effect.beside else ["-m", str(model_path("tiny-hybrid"))]), *beside]
+    before = look(monkeypatch, argv, effect.see)
+    after = look(monkeypatch, [*argv, *given(flag, places.get(effect.text, effect.text))], effect.see)
+    assert after != before, f"{name} changes nothing"
+
+
+@pytest.mark.parametrize("flag", FLAGS[SAMPLING], ids=name_of)
+def test_every_flag_of_sampling_reaches_a_server_elsewhere(
+    flag: Flag, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = name_of(flag)
+    (tmp_path / "file").write_text(FILES.get(name, ""))
+    text = EFFECTS[name].text.replace(FILE, str(tmp_path / "file"))
+    (fields,) = look(monkeypatch, ["chat", "--url", "h", *given(flag, text)], lambda seen: seen.remote[2:])
+    assert list(fields) == ["max_tokens" if flag.dest == "n_predict" else flag.dest]
