@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 
 from pyctl.chat.reasoning import CallDelta
 from pyctl.errors import PyctlError, RequestError
 from pyctl.terminal import conversation as transcript
-from pyctl.terminal.chat_backend import ChatBackend, ReplyStats
+from pyctl.terminal.chat_backend import ChatBackend, ChatDelta, ReplyStats
 from pyctl.terminal.console import (
     PipeReader,
     PlainView,
@@ -122,10 +122,10 @@ class Chat:
         reasoning, content = "", ""
         calls: list[CallDelta] = []
         stats: ReplyStats | None = None
-        with _one_interrupt():
+        with _Interrupts() as interrupts:
             try:
                 with contextlib.closing(self._backend.stream(asked.for_model())) as deltas:
-                    for delta in deltas:
+                    while (delta := interrupts.next(deltas)) is not None:
                         reasoning += delta.reasoning
                         content += delta.content
                         calls += delta.calls
@@ -198,26 +198,40 @@ def _path(argument: str) -> Path:
         raise RequestError(f"{argument}: no such user") from error
 
 
-@contextlib.contextmanager
-def _one_interrupt() -> Iterator[None]:
-    """Let the first Ctrl-C through and swallow impatient further ones, which would hit whoever cleans up."""
-    # Where Ctrl-C is ignored, as in a background job, it stays so; and only the main thread has signals.
-    if (
-        threading.current_thread() is not threading.main_thread()
-        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
-    ):
-        yield
-        return
+class _Interrupts:
+    """Ctrl-C while a reply comes. It is raised only while the next piece is awaited, never while something is shown or
+    put away; what comes sooner counts at the next wait, and further ones are swallowed."""
 
-    def once(_signum: int, _frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        raise KeyboardInterrupt
+    def __init__(self) -> None:
+        self._waiting = False
+        self._asked = False
+        self._before: Any = None
 
-    before = signal.signal(signal.SIGINT, once)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+    def __enter__(self) -> _Interrupts:
+        # Where Ctrl-C is ignored, as in a background job, it stays so; and only the main thread has signals.
+        main = threading.current_thread() is threading.main_thread()
+        if main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            self._before = signal.signal(signal.SIGINT, self._take)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    def next(self, deltas: Iterator[ChatDelta]) -> ChatDelta | None:
+        """The next piece, None after the last. Raises KeyboardInterrupt, once."""
+        self._waiting = True
+        try:
+            if self._asked:
+                raise KeyboardInterrupt
+            return next(deltas, None)
+        finally:
+            self._waiting = False
+
+    def _take(self, _signum: int, _frame: FrameType | None) -> None:
+        asked, self._asked = self._asked, True
+        if self._waiting and not asked:
+            raise KeyboardInterrupt
 
 
 def run_chat(backend: ChatBackend, *, prompt: str | None = None, system: str = "", stats: bool = True) -> int:
