@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pyctl.cache.disk.graph import FileGraph, Key
-from pyctl.cache.disk.index import Record
+from pyctl.cache.disk.file_format import SegmentName, StateName
+from pyctl.cache.disk.graph import FileGraph
+from pyctl.cache.disk.index import Key, Record
 from pyctl.cache.eviction import LeastCost, PrefixTree, SecondChance
 from pyctl.cache.ram import RamCache, Reservation
 from pyctl.cache.snapshot import PromptMatch, Segment, Snapshot
@@ -259,18 +260,15 @@ TestRamHistories.settings = settings(max_examples=60, stateful_step_count=40, de
 def records_of(held: list[Held], data: st.DataObject) -> list[Record]:
     """One file per segment and one per state."""
     found = []
-    rows: dict[int, str] = {}
+    rows: dict[int, SegmentName] = {}
     for key, one in enumerate(held):
         parent = next((at for at in one.chain if at != key), None)
         start = one.chain[parent] if parent is not None else 0
-        rows[key] = f"{start}-{one.n}-{key:032x}-{0:016x}.rows"
-        above = rows[parent] if parent is not None else ""
-        size = data.draw(st.integers(1, 100))
-        found.append(Record("f", rows[key], one.n, (one.n - start) * 4, above, False, True, 0.0, one.used))
-        state = Record(
-            "f", f"{key}.state", one.n, size, rows[key], True, True, 0.0, one.used, 0, data.draw(st.booleans())
-        )
-        found.append(state)
+        rows[key] = SegmentName(start, one.n, key.to_bytes(16, "big"), bytes(8))
+        above = rows[parent] if parent is not None else None
+        found.append(Record("f", rows[key], (one.n - start) * 4, above, True, 0.0, one.used))
+        name, size, pinned = StateName(one.n, key.to_bytes(16, "big")), data.draw(st.integers(1, 100)), st.booleans()
+        found.append(Record("f", name, size, rows[key], True, 0.0, one.used, 0, data.draw(pinned)))
     return found
 
 
@@ -280,18 +278,18 @@ def test_the_disk_keeps_what_is_pinned_or_protected_and_gets_within_its_budget(
     shapes: list[tuple[int, int, bool]], data: st.DataObject
 ) -> None:
     graph = FileGraph(records_of(grown(shapes), data))
-    states = [record for record in graph.records.values() if record.state]
+    states = [record for record in graph.records.values() if record.is_state]
     pinned: set[Key] = {record.key for record in states if record.pinned}
     protected = {record.key for record in states if data.draw(st.booleans())}
-    budget = data.draw(st.integers(0, graph.n_bytes))
-    while graph.n_bytes > budget:
-        before = graph.n_bytes
-        key = graph.victim(1000.0, protected)
-        if key is None:
-            assert all(record.key in pinned | protected for record in graph.records.values() if record.state)
-            break
-        graph.remove(key)
-        assert graph.n_bytes < before
+    budgets = sorted(data.draw(st.lists(st.integers(0, graph.n_bytes), min_size=1, max_size=4)), reverse=True)
+    for budget in budgets:
+        before, files = graph.n_bytes, set(graph.records)
+        going = graph.shrink(budget, protected)
         assert graph.n_bytes == sum(record.n_bytes for record in graph.records.values())
+        assert graph.n_bytes == before - sum(record.n_bytes for record in going)
+        assert {record.key for record in going} == files - graph.records.keys()
         assert pinned | protected <= graph.records.keys()
         assert not graph.unsound()
+        left = [record.key for record in graph.records.values() if record.is_state]
+        assert graph.n_bytes <= budget or all(key in pinned | protected for key in left)
+        assert graph.shrink(budget, protected) == [], "no more than it had to"

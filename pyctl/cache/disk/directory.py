@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -155,7 +154,7 @@ class CacheDirectory:
         self.restore_index()
         with self.changing() as connection:
             graph = FileGraph(Index.records(connection))
-            going = graph.shrink(budget - self.bytes_beside(), time.time())
+            going = graph.shrink(budget - self.bytes_beside())
             self.delete(connection, going)
         return sum(record.n_bytes for record in going)
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable
+from functools import cached_property
 
 from pyctl.cache.disk.file_format import SegmentName
 from pyctl.cache.disk.index import Key, Record
+from pyctl.cache.eviction import LeastCost, PrefixTree
 
 __all__ = ["FileGraph"]
-
-FRESH_SECONDS = 60.0
-"""Added to the age of a state, so that those used a moment ago are not told apart by it."""
 
 
 class FileGraph:
@@ -67,6 +66,8 @@ class FileGraph:
                 continue
             removed.append(record)
             self.n_bytes -= record.n_bytes
+            if record.is_state and "_tree" in self.__dict__:
+                self._tree.remove(at)
             if record.parent_key is not None:
                 siblings = self._children.get(record.parent_key, set())
                 siblings.discard(record.key)
@@ -74,46 +75,50 @@ class FileGraph:
                     waiting.append(record.parent_key)
         return removed
 
-    def shrink(self, budget: int, now: float, protected: Collection[Key] = ()) -> list[Record]:
-        """Take out what is worth least until ``budget`` bytes or only pinned and protected states are left."""
+    def shrink(self, budget: int, protected: Collection[Key] = ()) -> list[Record]:
+        """Take out what costs least until ``budget`` bytes or only pinned and protected states are left.
+
+        A segment in ``protected`` keeps no state from going.
+        """
+
+        def may_go(key: Key) -> bool:
+            return not self.records[key].pinned and key not in protected
+
         going: list[Record] = []
-        while self.n_bytes > budget and (key := self.victim(now, protected)) is not None:
+        while self.n_bytes > budget and (key := self._policy.victim(may_go)) is not None:
             going += self.remove(key)
         return going
 
-    def victim(self, now: float, protected: Collection[Key] = ()) -> Key | None:
-        """The state whose loss costs least: tokens to evaluate again per byte freed and per second since its use.
-
-        None when all are pinned or protected; a segment in ``protected`` keeps no state from going.
-        """
-        at = self._states()
-        choice = [r for r in self.records.values() if r.is_state and not r.pinned and r.key not in protected]
-        return min(choice, key=lambda record: self._worth(record, at, now)).key if choice else None
-
-    def ancestor(self, record: Record, at: dict[Key, list[Record]] | None = None) -> Record | None:
+    def ancestor(self, record: Record) -> Record | None:
         """The deepest shallower state on the chain of the state ``record``, None if there is none."""
-        at = self._states() if at is None else at
-        last = record.n
-        for key in self.chain(record.key):
-            under = [state for state in at.get(key, ()) if state.n < record.n and state.n <= last]
-            if under:
-                return max(under, key=lambda state: state.n)
-            last = key[1].start if isinstance(key[1], SegmentName) else 0
-        return None
+        parent = self._tree[record.key].parent
+        return self.records[parent.key] if parent is not None else None
 
-    def _states(self) -> dict[Key, list[Record]]:
-        at: defaultdict[Key, list[Record]] = defaultdict(list)
+    @cached_property
+    def _tree(self) -> PrefixTree[Key]:
+        tree: PrefixTree[Key] = PrefixTree()
         for record in self.records.values():
-            if record.is_state and record.parent_key is not None:
-                at[record.parent_key].append(record)
-        return at
+            if record.is_state:
+                tree.add(record.key, record.n, self._reach(record), record.used)
+        return tree
 
-    def _worth(self, record: Record, at: dict[Key, list[Record]], now: float) -> float:
-        freed = record.n_bytes
+    @cached_property
+    def _policy(self) -> LeastCost[Key]:
+        return LeastCost(self._tree, self._freed)
+
+    def _reach(self, record: Record) -> dict[Key, int]:
+        """The segments of a state, the deepest first, each with the position up to which it counts."""
+        reach, n = {}, record.n
         for key in self.chain(record.key):
-            if len(self._children[key]) > 1 or key not in self.records:
+            reach[key] = n
+            n = key[1].start if isinstance(key[1], SegmentName) else 0
+        return reach or {record.key: n}  # on nothing: for verify to remove, but it can go before
+
+    def _freed(self, key: Key) -> int:
+        """Bytes that go with a state: its own, and of segments that only it needs."""
+        freed = self.records[key].n_bytes
+        for segment in self.chain(key):
+            if len(self._children[segment]) > 1 or segment not in self.records:
                 break
-            freed += self.records[key].n_bytes
-        ancestor = self.ancestor(record, at)
-        lost = record.n - (ancestor.n if ancestor is not None else 0)
-        return lost / max(freed, 1) / (max(now - record.used, 0.0) + FRESH_SECONDS)
+            freed += self.records[segment].n_bytes
+        return freed

@@ -254,7 +254,7 @@ class DiskStore:
                 going: list[Record] = []
                 if self.directory.budget is not None:
                     room = self.directory.budget - self.directory.bytes_beside()
-                    going = graph.shrink(room, time.time(), {state.key})
+                    going = graph.shrink(room, {state.key})
                     if graph.n_bytes > room:
                         return 0
                 if twin is not None:
