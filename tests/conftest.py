@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
 
 from pyctl.engine.llama import Loaded, load
 from pyctl.engine.model_settings import ModelSettings
+from tests import ownership
 from tools.generator import SHAPES, cached_model
 
 # A runner that was started in the background may have left SIGINT ignored, for us and for every child.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+ownership.install()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, None, None]:
+    """A foreign thread that touched the engine's parts fails the test, even where its exception was caught."""
+    yield
+    ownership.check()
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,41 @@
+"""The check of the thread rule itself: it sees a foreign thread, and leaves the owner alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pyctl.cache.ram import RamCache
+from pyctl.engine.engine import Engine
+from pyctl.engine.engine_options import EngineOptions
+from pyctl.engine.fake import FakeBackend
+from pyctl.engine.worker import Worker
+from tests import ownership
+from tests.server.fake import INFO
+
+FOREIGN: dict[str, Callable[[Engine], Any]] = {
+    "Engine": lambda engine: engine.step(),
+    "Snapshotter": lambda engine: engine.snapshotter.park(engine.sequences[0]),
+    "RamCache": lambda engine: engine.snapshotter.cache.clear(),
+    "LiveSequence": lambda engine: engine.sequences[0].truncate(0),
+    "FakeBackend": lambda engine: engine.backend.synchronize(),
+}
+
+
+@pytest.mark.parametrize("owned", FOREIGN)
+def test_a_foreign_thread_is_seen_and_the_owner_is_not(owned: str) -> None:
+    engine = Engine(FakeBackend(), RamCache(4, None), EngineOptions())
+    touch = FOREIGN[owned]
+    touch(engine)  # nobody runs it yet
+    worker = Worker(engine, INFO)
+    try:
+        worker.call(lambda: touch(engine)).result(timeout=10)
+        with pytest.raises(AssertionError, match=f"{owned}.* not pyctl-engine"):
+            touch(engine)
+        assert len(ownership.violations) == 1
+        ownership.violations.clear()
+    finally:
+        worker.close()
+    touch(engine)

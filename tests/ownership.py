@@ -1,0 +1,72 @@
+"""Asserts the thread rule of pyctl.engine: what a worker runs is touched by its thread alone.
+
+Installed for every test by tests/conftest.py. It wraps the methods of the classes that have an owner, so the program
+itself pays nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+from pyctl.cache.ram import RamCache
+from pyctl.engine.engine import Engine
+from pyctl.engine.fake import FakeBackend
+from pyctl.engine.llama import LlamaBackend
+from pyctl.engine.sequence import LiveSequence
+from pyctl.engine.snapshotter import Snapshotter
+from pyctl.engine.worker import Worker
+
+OWNED: tuple[type, ...] = (Engine, Snapshotter, RamCache, LiveSequence, FakeBackend, LlamaBackend)
+
+violations: list[str] = []
+"""What was touched by a thread that does not own it, since somebody looked last."""
+
+_owners: weakref.WeakKeyDictionary[Any, threading.Thread] = weakref.WeakKeyDictionary()
+
+
+def install() -> None:
+    """Watch all objects of the OWNED classes from now on; an object has no owner until a worker runs it."""
+    for owned in OWNED:
+        for name, method in list(vars(owned).items()):
+            if isinstance(method, FunctionType) and not name.startswith("__"):
+                setattr(owned, name, _watched(owned.__name__, method))
+    run = Worker._run
+
+    @functools.wraps(run)
+    def owning(self: Worker) -> None:
+        engine = self._engine
+        parts = [engine, engine.snapshotter, engine.snapshotter.cache, engine.backend, *engine.sequences]
+        for part in parts:
+            _owners[part] = threading.current_thread()
+        try:
+            run(self)
+        finally:
+            for part in parts:
+                _owners.pop(part, None)
+
+    Worker._run = owning  # type: ignore[method-assign]
+
+
+def _watched(owner: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        thread = _owners.get(self)
+        if thread is not None and thread is not threading.current_thread():
+            text = f"{owner}.{method.__name__} was called by {threading.current_thread().name}, not {thread.name}"
+            violations.append(text)
+            raise AssertionError(text)
+        return method(self, *args, **kwargs)
+
+    return checked
+
+
+def check() -> None:
+    """AssertionError if anything was touched by a foreign thread since the last call."""
+    found = list(violations)
+    violations.clear()
+    assert not found, "\n".join(found)
