@@ -33,6 +33,8 @@ _MAX_CHOICES = 1000
 """Alternatives, or optional properties of one object: each takes its time at every token before it is decided."""
 _MAX_LITERAL = 4096
 _MAX_PATTERN = 4096
+_MAX_INTEGER = 2**53 - 1
+"""Where a bound is missing, so that a model does not lose itself in digits; beyond, a float skips integers."""
 _MAX_NUMBER = 1e15
 _MIN_NUMBER = 1e-6
 
@@ -349,7 +351,8 @@ def _present(**keywords: int | None) -> dict[str, int]:
 
 
 def _bounds(schema: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
-    """The bounds of a number; those of one that is not ``whole`` are dropped if they are too fine or too far."""
+    """The bounds of a number, always some if it is ``whole``; otherwise those that are too fine or too far are
+    dropped."""
     found: dict[str, Any] = {}
     for key in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"):
         value = schema.get(key)
@@ -360,13 +363,14 @@ def _bounds(schema: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
         found[key] = value
     if not whole:
         return {key: value for key, value in found.items() if value == 0 or _MIN_NUMBER <= abs(value) <= _MAX_NUMBER}
-    low = [math.ceil(found["minimum"])] if "minimum" in found else []
-    low += [math.floor(found["exclusiveMinimum"]) + 1] if "exclusiveMinimum" in found else []
-    high = [math.floor(found["maximum"])] if "maximum" in found else []
-    high += [math.ceil(found["exclusiveMaximum"]) - 1] if "exclusiveMaximum" in found else []
-    if low and high and max(low) > min(high):
-        raise RequestError(f"no integer lies between minimum {max(low)} and maximum {min(high)}")
-    return _present(minimum=max(low, default=None), maximum=min(high, default=None))
+    lows = [math.ceil(found["minimum"])] if "minimum" in found else []
+    lows += [math.floor(found["exclusiveMinimum"]) + 1] if "exclusiveMinimum" in found else []
+    highs = [math.floor(found["maximum"])] if "maximum" in found else []
+    highs += [math.ceil(found["exclusiveMaximum"]) - 1] if "exclusiveMaximum" in found else []
+    low, high = max(lows, default=-_MAX_INTEGER), min(highs, default=_MAX_INTEGER)
+    if low > high and lows and highs:
+        raise RequestError(f"no integer lies between minimum {low} and maximum {high}")
+    return _present(minimum=low if lows or low <= high else None, maximum=high if highs or low <= high else None)
 
 
 def _shown(value: Any) -> str:
