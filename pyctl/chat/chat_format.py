@@ -78,6 +78,8 @@ class ChatFormat:
         self.call_format = find_call_format(template, self.capabilities)
         self.tags = self.call_format.tags(template.source)
         self.controls = {text: id for text, id in specials.items() if not tokenizer.piece(id, special=False)}
+        marks = (*self.call_format.control_tokens, self.tags.open, self.tags.close)
+        self.control_texts = {self.controls[mark]: mark.encode() for mark in marks if mark in self.controls}
         self._memo = CachedTokenizer(tokenizer, specials)
         self._renderer = Renderer(
             template,
@@ -181,7 +183,7 @@ class PreparedChat:
     """The answer to a ChatRequest: ``text`` of the prompt, and from there whatever the engine needs.
 
     The reply is message number ``reply_index``. Its content begins with ``open_reasoning``, text of the prompt that no
-    token of the reply brings.
+    token of the reply brings. ``control_texts`` are the control tokens that the splitter has to see, and their texts.
     """
 
     def __init__(self, chat: ChatFormat, request: ChatRequest, rendered: RenderedChat, tools: Tools | None) -> None:
@@ -191,6 +193,7 @@ class PreparedChat:
         self._tools = tools
         self.text = rendered.text
         self.reply_index = rendered.reply_index
+        self.control_texts = chat.control_texts
         self.open_reasoning = rendered.open_reasoning if request.reasoning_format == "none" else ""
 
     @cached_property

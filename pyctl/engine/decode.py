@@ -145,7 +145,8 @@ class Generation:
         self._unsent.append(token)
         if request.n_probs:
             self._probs.append(self._top_tokens(sampler, index, token))
-        final = text.feed(self._evaluator.piece(token))
+        shown = request.control_texts.get(token)
+        final = text.feed(self._evaluator.piece(token) if shown is None else shown)
         if self._lines is not None:
             since = (time.perf_counter() - self.first_token) * 1e3
             final = self._lines.feed(final, 0 < request.max_ms < since)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -24,6 +25,7 @@ class Request:
     are not part of it. ``n_probs`` asks for that many most likely tokens beside each sampled one. ``disk_policy``
     replaces the server's for this prompt. ``seq`` asks for that sequence, -1 for any. Two more limits, 0 for none: a
     line with less than ``n_indent`` blanks at its start, and a line end later than ``max_ms`` after the first token.
+    ``control_texts`` are control tokens that belong to the reply's text, and as what; others leave no trace in it.
     """
 
     prompt: Prompt
@@ -38,6 +40,7 @@ class Request:
     seq: int = -1
     n_indent: int = 0
     max_ms: int = 0
+    control_texts: Mapping[int, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

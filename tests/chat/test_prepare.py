@@ -103,3 +103,10 @@ def test_the_tokens_of_a_reasoning_budget(thinking: ChatFormat, qwen_template: s
     )
     assert continued.reasoning is not None
     assert continued.reasoning.read == tuple(ids("<think>\nI"))
+
+
+def test_the_control_tokens_that_the_splitter_has_to_see() -> None:
+    source = unpacked("templates/mistralai-Mistral-Nemo-Instruct-2407.jinja").read_text()
+    tokenizer = toy.ByteTokenizer(("<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]"), bos="<s>", eos="</s>")
+    prepared = prepare(ChatFormat(Template(source, "<s>", "</s>"), tokenizer), HI)
+    assert prepared.control_texts == {260: b"[TOOL_CALLS]"}

@@ -183,3 +183,12 @@ def test_the_outputs_of_several_tokens_are_those_of_one_at_a_time() -> None:
             backends[1].decode([SequenceTokens(seq, (token,), position)])
             apart += backends[1]._outputs
     assert together == apart
+
+
+def test_control_tokens_are_text_where_the_request_says_so() -> None:
+    reply, _ = plain("attention", n=8)
+    hidden = reply.tokens[3]
+    shown, backend = plain("attention", n=8, control_texts={hidden: b"<mark>"})
+    assert shown.tokens == reply.tokens
+    texts = [b"<mark>" if token == hidden else backend.piece(token) for token in reply.tokens]
+    assert shown.text == b"".join(texts).decode("utf-8", "replace")

@@ -28,6 +28,7 @@ class HermesFormat(TaggedFormat):
     """Also what is looked for where a template writes calls in no form that is known."""
 
     reasoning = (replace(THINK, interrupts=(OPEN,)), replace(SEED, forced_close=f"\n{SEED.close}"), BRACKETS)
+    control_tokens = (OPEN, CLOSE)
     trigger = f"({OPEN})"
     _sample = re.compile(rf'{OPEN}\s*\{{"name": "{SAMPLE_TOOL}", "arguments": \{{')
 

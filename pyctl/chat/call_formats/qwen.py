@@ -63,6 +63,7 @@ class QwenFormat(TaggedFormat):
         replace(SEED, forced_close=f"\n{SEED.close}"),
         BRACKETS,
     )
+    control_tokens = (OPEN, CLOSE)
     trigger = f"({OPEN})"
     _sample = re.compile(
         rf"{OPEN}\s*{_FUNCTION}{SAMPLE_TOOL}>\s*{_PARAMETER}{SAMPLE_KEY}>\s*{SAMPLE_VALUE}\s*{_PARAMETER_END}"

@@ -80,6 +80,7 @@ def prepare(service: Service, body: AnyBody) -> list[PreparedReply]:
             seq=body.seq % info.n_seqs if body.seq >= 0 else -1,
             n_indent=body.n_indent,
             max_ms=max(body.max_ms, 0),
+            control_texts=asked.chat.control_texts if asked.chat is not None else {},
         )
         service.worker.check(request.sampling)
         for number in range(body.n):
