@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pyctl.cache.cache_settings import DiskSettings
 from pyctl.errors import ConfigError
+from pyctl.setting import flags_of
 
 if TYPE_CHECKING:
     from pyctl.cache.disk.directory import CacheDirectory
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["run_cache"]
 
 MIB = 2**20
+
+DIRECTORY = next(flag for _, flag in flags_of(DiskSettings) if flag.dest == "cache_dir")
 
 
 def run_cache(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
@@ -28,7 +32,7 @@ def run_cache(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     parser = _parser(environ)
     arguments = parser.parse_args(argv)
     if not arguments.kv_cache_dir:
-        raise ConfigError("no directory; pass --kv-cache-dir or set PYCTL_KV_CACHE_DIR")
+        raise ConfigError(f"no directory; pass {DIRECTORY.names} or set {DIRECTORY.env}")
     path = Path(arguments.kv_cache_dir).expanduser()
     if not path.is_dir():
         raise ConfigError(f"{path} is not a directory")
@@ -48,8 +52,8 @@ def run_cache(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
 def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     parser = _Parser(prog="pyctl cache", description="Look through a cache directory and keep it tidy.")
     shared = _Parser(add_help=False)
-    default = environ.get("PYCTL_KV_CACHE_DIR", "")
-    shared.add_argument("--kv-cache-dir", metavar="DIR", default=default, help="the directory that servers were given")
+    default = environ.get(DIRECTORY.env, "")
+    shared.add_argument(DIRECTORY.names, metavar="DIR", default=default, help="the directory that servers were given")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
 
     def command(name: str, function: object, text: str) -> argparse.ArgumentParser:

@@ -10,15 +10,31 @@ from pyctl.convert import choice, integer, integers, number, on_off, on_off_auto
 from pyctl.errors import ConfigError
 from pyctl.setting import CONTEXT, MODEL, SERVER, Flag
 
-__all__ = ["CPU_EXPERTS", "KV_TYPES", "LOAD_MODES", "SPLIT_MODES", "ModelSettings", "experts_on_cpu"]
+__all__ = [
+    "CPU_EXPERTS",
+    "FLASH_MODES",
+    "KV_TYPES",
+    "LAZY_MODES",
+    "LOAD_MODES",
+    "NUMA",
+    "POOLING",
+    "ROPE_SCALING",
+    "SPLIT_MODES",
+    "ModelSettings",
+    "experts_on_cpu",
+]
 
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 """Types of the KV cache, by ggml's names in lower case."""
 
 SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 LOAD_MODES = {"auto": -1, "none": 0, "mmap": 1, "mlock": 2, "mmap+mlock": 3, "dio": 4}
+LAZY_MODES = {"on": 2, "off": 0, "auto": 1}
+FLASH_MODES = {"on": 1, "off": 0, "auto": -1}
+NUMA = {"distribute": 1, "isolate": 2, "numactl": 3}
 ROPE_SCALING = {"none": 0, "linear": 1, "yarn": 2}
-"""With llama.cpp's numbers."""
+POOLING = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
+"""With llama.cpp's numbers; -1 is its own choice."""
 
 CPU_EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 """Expert weights of any layer, as llama-server's --cpu-moe matches them."""
@@ -224,7 +240,7 @@ class ModelSettings:
         "",
         "--numa",
         "distribute, isolate or numactl",
-        choice("distribute", "isolate", "numactl"),
+        choice(*NUMA),
         "LLAMA_ARG_NUMA",
         "TYPE",
     )
@@ -312,7 +328,7 @@ class ModelSettings:
         "",
         "--pooling",
         "how embeddings are pooled: none, mean, cls, last or rank",
-        choice("none", "mean", "cls", "last", "rank"),
+        choice(*POOLING),
         "LLAMA_ARG_POOLING",
         "TYPE",
     )

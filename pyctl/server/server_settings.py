@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
 
 from pyctl.convert import choice, directory, integer, words
@@ -13,7 +14,15 @@ from pyctl.engine.sampling import Sampling
 from pyctl.errors import ConfigError
 from pyctl.setting import CACHE, FORMAT, SAMPLING, SERVER
 
-__all__ = ["Cors", "ListenSettings", "ServerSettings"]
+__all__ = ["REASONING_FORMATS", "Cors", "ListenSettings", "ServerSettings"]
+
+REASONING_FORMATS: dict[str, Literal["auto", "deepseek", "none"]] = {
+    "auto": "auto",
+    "none": "none",
+    "deepseek": "deepseek",
+    "deepseek-legacy": "deepseek",  # llama-server, too, treats both alike
+}
+"""What users and requests may say, and what it means."""
 
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 
@@ -106,8 +115,8 @@ class ServerSettings:
     reasoning_format: str = FORMAT.flag(
         "auto",
         "--reasoning-format",
-        "where thoughts go: auto, none, deepseek or deepseek-legacy",
-        choice("auto", "none", "deepseek", "deepseek-legacy"),
+        f"where thoughts go: {', '.join(REASONING_FORMATS)}",
+        choice(*REASONING_FORMATS),
         "LLAMA_ARG_THINK",
         "FORMAT",
     )

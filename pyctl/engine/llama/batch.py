@@ -9,10 +9,11 @@ import numpy as np
 from llama_cpp import llama_cpp as api
 from numpy.typing import NDArray
 
+from pyctl.engine.model_settings import POOLING
 from pyctl.errors import EngineError, RequestError
 from pyctl.prompt import Tokens
 
-__all__ = ["POOLING", "Batch", "Embedder"]
+__all__ = ["Batch", "Embedder"]
 
 
 class Batch:
@@ -47,11 +48,6 @@ class Batch:
         self.struct.n_tokens = n
 
 
-POOLING = {"": -1, "none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
-
-"""llama_pooling_type; empty is the model's own."""
-
-
 class Embedder:
     """Embeds one text at a time on ``ctx``, a context with embeddings, of which it becomes the owner."""
 
@@ -62,7 +58,7 @@ class Embedder:
         self.n_max = int(api.llama_n_ubatch(ctx))
         self._batch = Batch(self.n_max)
         kind = int(api.llama_pooling_type(ctx))
-        self.pooling = next(name for name, value in POOLING.items() if value == kind)
+        self.pooling = next((name for name, value in POOLING.items() if value == kind), "")
 
     def embed(self, tokens: Tokens) -> NDArray[np.float32]:
         """The embeddings of ``tokens``, shape (1, width), or (n, width) without pooling.

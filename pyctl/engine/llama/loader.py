@@ -14,21 +14,19 @@ from typing import Any
 from llama_cpp import llama_cpp as api
 
 from pyctl.engine.backend import EngineInfo
-from pyctl.engine.llama.batch import POOLING, Embedder
+from pyctl.engine.llama.batch import Embedder
 from pyctl.engine.llama.fit import fit_settings
 from pyctl.engine.llama.library import build_version, last_log_error, redirect_log
 from pyctl.engine.llama.llama_backend import LlamaBackend
 from pyctl.engine.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.engine.llama.memory import MemoryPlan
 from pyctl.engine.llama.params import ModelParams, context_params
-from pyctl.engine.model_settings import ModelSettings
+from pyctl.engine.model_settings import NUMA, POOLING, ModelSettings
 from pyctl.errors import ModelError, UnavailableError
 
 __all__ = ["Loaded", "load"]
 
 log = logging.getLogger(__name__)
-
-NUMA = {"distribute": 1, "isolate": 2, "numactl": 3}
 
 
 @dataclass(frozen=True)
@@ -137,7 +135,7 @@ def _make_embedder(model: Any, settings: ModelSettings) -> Embedder:
     params = context_params(replace(settings, n_seqs=1, n_batch=settings.n_ubatch), settings.n_ubatch)
     params.n_outputs_max = params.n_outputs_max_per_seq = settings.n_ubatch  # without pooling every token has one
     params.embeddings = True
-    params.pooling_type = POOLING[settings.pooling]
+    params.pooling_type = POOLING.get(settings.pooling, -1)
     return Embedder(model, _make_context(model, settings, params))
 
 

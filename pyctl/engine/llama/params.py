@@ -12,14 +12,20 @@ import gguf
 from llama_cpp import llama_cpp as api
 
 from pyctl.engine.llama.devices import devices
-from pyctl.engine.model_settings import KV_TYPES, LOAD_MODES, ROPE_SCALING, SPLIT_MODES, ModelSettings
+from pyctl.engine.model_settings import (
+    FLASH_MODES,
+    KV_TYPES,
+    LAZY_MODES,
+    LOAD_MODES,
+    ROPE_SCALING,
+    SPLIT_MODES,
+    ModelSettings,
+)
 from pyctl.errors import ModelError
 
 __all__ = ["ModelParams", "context_params"]
 
 TYPES = {name: int(gguf.GGMLQuantizationType[name.upper()]) for name in KV_TYPES}
-LAZY_MODES = {"off": 0, "auto": 1, "on": 2}
-FLASH = {"auto": -1, "off": 0, "on": 1}
 
 
 class _Placement(ctypes.Structure):
@@ -125,7 +131,7 @@ def context_params(settings: ModelSettings, n_ctx: int) -> Any:
     params.n_outputs_max, params.n_outputs_max_per_seq = settings.n_seqs, 1
     params.n_threads = settings.n_threads if settings.n_threads > 0 else _physical_cores()
     params.n_threads_batch = settings.n_threads_batch if settings.n_threads_batch > 0 else params.n_threads
-    params.flash_attn_type = FLASH[settings.flash_attn]
+    params.flash_attn_type = FLASH_MODES[settings.flash_attn]
     params.type_k, params.type_v = TYPES[settings.type_k], TYPES[settings.type_v]
     params.offload_kqv = settings.offload_kqv
     params.op_offload = settings.op_offload

@@ -29,6 +29,7 @@ from pyctl.server.generation_body import (
     InfillBody,
     ReplyOptions,
 )
+from pyctl.server.server_settings import REASONING_FORMATS
 from pyctl.server.service import Service
 
 __all__ = ["PreparedReply", "keep_scales", "prepare", "prepare_chat", "sampling_of"]
@@ -192,13 +193,9 @@ def _continues(value: Any) -> Continue | None:
 
 def _reasoning_format(options: ReplyOptions, default: str) -> ReasoningFormat:
     value = default if options.reasoning_format is None else options.reasoning_format
-    if value == "auto":
-        return "auto"
-    if value in ("deepseek", "deepseek-legacy"):  # llama-server, too, treats both alike
-        return "deepseek"
-    if value != "none":
+    if value not in REASONING_FORMATS:
         raise RequestError(f"'reasoning_format' must be auto, deepseek, deepseek-legacy or none, not {value!r}")
-    return "none"
+    return REASONING_FORMATS[value]
 
 
 def _nth(request: Request, number: int) -> Request:
