@@ -82,8 +82,7 @@ class LlamaBackend:
 
     @property
     def kind(self) -> Literal["attention", "hybrid", "opaque"]:
-        kind = self._memory.kind
-        return "opaque" if kind == "whole" else kind
+        return self._memory.kind
 
     @property
     def is_async(self) -> bool:
