@@ -62,6 +62,7 @@ class Generation:
         self.stop_type: StopType = "limit"
         self.first_token = 0.0
         self._evaluator, self._handle, self._request, self._seq = evaluator, handle, request, seq
+        self._is_end, self._piece = evaluator.is_end, evaluator.piece
         self._drafter = drafter
         self._limit = room if request.max_tokens < 0 else min(request.max_tokens, room)
         self._ended = self._limit == 0
@@ -96,13 +97,29 @@ class Generation:
 
     def rest(self) -> Generator[PendingTokens, int, None]:
         """Evaluate and sample until the reply ends; the sequence then holds all tokens but the last, or fewer."""
-        seq, drafter, token = self._seq, self._drafter, self._token
+        if self._drafter is None:
+            yield from self._one_by_one(self._token)
+        else:
+            yield from self._with_drafts(self._token, self._drafter)
+        rest = self._text.flush() if self._lines is None or not self._lines.ended else ""
+        if self._text.stopping_word:
+            self.stop_type = "word"
+        if rest or self._unsent:
+            self._send(rest)
+
+    def _one_by_one(self, token: int) -> Generator[PendingTokens, int, None]:
+        seq = self._seq
+        while not self._ended:
+            index = yield PendingTokens((token,), seq.n)
+            seq.append_one(token)
+            token = self._next(index)
+
+    def _with_drafts(self, token: int, drafter: Drafter) -> Generator[PendingTokens, int, None]:
+        seq = self._seq
         sure: tuple[int, ...] = ()
-        drafts: tuple[int, ...] = ()
         while not self._ended:
             sure = (*sure, token)
-            if drafter is not None:
-                drafts = drafter.draft(token)[: self._limit - self.n_predicted - 1]
+            drafts = drafter.draft(token)[: self._limit - self.n_predicted - 1]
             index = yield PendingTokens(sure + drafts, seq.n)
             for each in sure:
                 seq.append_one(each)
@@ -113,8 +130,7 @@ class Generation:
                 seq.append_one(token)
                 n_right += 1
                 token = self._next(index + n_right)
-            sure = self._again(drafter) if drafter is not None and n_right < len(drafts) else ()
-        self._finish()
+            sure = self._again(drafter) if n_right < len(drafts) else ()
 
     def _again(self, drafter: Drafter) -> tuple[int, ...]:
         """Have the wrong drafts dropped; the tokens at the end that have to be evaluated once more."""
@@ -126,30 +142,23 @@ class Generation:
 
     def _next(self, index: int) -> int:
         """Sample from output ``index``, send what is final, and note whether the reply has ended."""
-        sampler, budget, request, text = self._sampler, self._budget, self._request, self._text
+        sampler = self._sampler
         assert sampler is not None
-        forced = budget.next() if budget is not None else None
-        if forced is None:
-            token = sampler.sample(index)
-        else:
-            token = forced
-            sampler.force(index, token)
-        if budget is not None:
-            budget.saw(token)
+        token = sampler.sample(index) if self._budget is None else self._budgeted(sampler, self._budget, index)
         if self.n_predicted == 0:  # only now has the device done what it was given
             self.first_token = time.perf_counter()
         self.n_predicted += 1
-        if self._evaluator.is_end(token):
+        if self._is_end(token):
             self.stop_type, self._ended = "eos", True
             return token
         self._unsent.append(token)
-        if request.n_probs:
+        if self._request.n_probs:
             self._probs.append(self._top_tokens(sampler, index, token))
-        shown = request.control_texts.get(token)
-        final = text.feed(self._evaluator.piece(token) if shown is None else shown)
+        text, shown = self._text, self._request.control_texts.get(token)
+        final = text.feed(self._piece(token) if shown is None else shown)
         if self._lines is not None:
             since = (time.perf_counter() - self.first_token) * 1e3
-            final = self._lines.feed(final, 0 < request.max_ms < since)
+            final = self._lines.feed(final, 0 < self._request.max_ms < since)
             self._ended = self._lines.ended
         if text.stopping_word:
             self.stop_type, self._ended = "word", True
@@ -158,6 +167,16 @@ class Generation:
             self._send(final)
         if self.n_predicted >= self._limit:
             self._ended = True
+        return token
+
+    def _budgeted(self, sampler: Sampler, budget: ReasoningBudget, index: int) -> int:
+        """A token that the limit of the reasoning allows, or forces."""
+        token = budget.next()
+        if token is None:
+            token = sampler.sample(index)
+        else:
+            sampler.force(index, token)
+        budget.saw(token)
         return token
 
     def _top_tokens(self, sampler: Sampler, index: int, token: int) -> TopTokens:
@@ -169,11 +188,3 @@ class Generation:
     def _send(self, text: str) -> None:
         self._handle.put(Piece(text, tuple(self._unsent), tuple(self._probs)))
         self._unsent, self._probs = [], []
-
-    def _finish(self) -> None:
-        """Send what was held back."""
-        rest = self._text.flush() if self._lines is None or not self._lines.ended else ""
-        if self._text.stopping_word:
-            self.stop_type = "word"
-        if rest or self._unsent:
-            self._send(rest)

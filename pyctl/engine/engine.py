@@ -201,7 +201,13 @@ class Engine:
             active.handle.put(Failed(error))
 
     def _decode(self, requests: list[ActiveRequest]) -> None:
-        items = [SequenceTokens(r.seq.id, *r.pending) for r in requests if r.seq is not None and r.pending is not None]
+        items, longest = [], 0
+        for active in requests:
+            assert active.seq is not None
+            assert active.pending is not None
+            tokens, position = active.pending
+            items.append(SequenceTokens(active.seq.id, tokens, position))
+            longest = max(longest, position + len(tokens))
         try:
             self.backend.decode(items)
         except EngineError as error:
@@ -210,7 +216,7 @@ class Engine:
                 self._end(active)
                 active.handle.put(Failed(error))
             return
-        self.counters.count_call(len(items), max(item.position + len(item.tokens) for item in items))
+        self.counters.count_call(len(items), longest)
         output = 0
         for active, item in zip(requests, items, strict=True):
             self._resume(active, output)
