@@ -375,4 +375,5 @@ def test_every_flag_of_sampling_reaches_a_server_elsewhere(
     (tmp_path / "file").write_text(FILES.get(name, ""))
     text = EFFECTS[name].text.replace(FILE, str(tmp_path / "file"))
     (fields,) = look(monkeypatch, ["chat", "--url", "h", *given(flag, text)], lambda seen: seen.remote[2:])
-    assert list(fields) == ["max_tokens" if flag.dest == "n_predict" else flag.dest]
+    other = {"-n": "max_tokens", "-j": "json_schema", "-jf": "json_schema"}
+    assert list(fields) == [other.get(name, flag.dest)]
