@@ -39,7 +39,8 @@ from pyctl.prompt import Tokens
 
 VENDOR = Path(__file__).resolve().parent.parent / "vendor/llama.cpp"
 VOCABULARY = VENDOR / "models/ggml-vocab-qwen35.gguf"
-TEMPLATE = VENDOR / "models/templates/Qwen3.5-4B.jinja"
+TEMPLATE = "templates/Qwen3.5-4B.jinja"
+"""Beside the vocabulary."""
 EMPTY = np.zeros(64, np.uint8)
 
 PARTS = ("body ms", "render, tokenise ms", "engine ms", "total ms", "total CPU ms")
@@ -120,15 +121,15 @@ def measure(chat: ChatFormat, n_messages: int, words_each: int, turns: int) -> d
 
 
 def chat_format(vocabulary: Path) -> ChatFormat:
-    """The chat format of the pinned release's Qwen3.5, or of the model at ``vocabulary`` with its own template."""
+    """The chat format of ``vocabulary``, with the template that the pinned release keeps beside its own one."""
     redirect_log()
     params = api.llama_model_default_params()
     params.vocab_only = True
     model = api.llama_model_load_from_file(str(vocabulary).encode(), params)
     if not model:
         raise SystemExit(f"{vocabulary} does not load")
-    text = TEMPLATE.read_text(encoding="utf-8") if vocabulary == VOCABULARY else ""
-    source = text or api.llama_model_chat_template(model, None).decode()
+    template = vocabulary.parent / TEMPLATE
+    source = template.read_text("utf-8") if template.exists() else api.llama_model_chat_template(model, None).decode()
     return ChatFormat(Template(source, "", "<|im_end|>"), LlamaTokenizer(model))
 
 

@@ -3,11 +3,9 @@ on machines without the download."""
 
 from __future__ import annotations
 
-from tools.generator.cached import cached_model
-from tools.generator.chatml import CHATML_TEMPLATE
-from tools.generator.generate import write_model
+from tools.generator.generate import cached_model, write_model
 from tools.generator.shapes import QWEN36_27B, QWEN36_35B_A3B, SHAPES, TINY_DENSE, TINY_HYBRID, TINY_MOE, Shape
-from tools.generator.vocab import Vocab, byte_vocab, read_vocab
+from tools.generator.vocab import CHATML_TEMPLATE, Vocab, byte_vocab, read_vocab
 
 __all__ = [
     "CHATML_TEMPLATE",

@@ -1,13 +1,15 @@
 """Writes GGUF files with random weights: the real architectures, tokenizer and sizes, without the download.
 
 Files are streamed, so the full-size shapes need disk but little memory. The container is GGUF version 3; the metadata
-keys are those that llama.cpp requires for each architecture.
+keys are those that llama.cpp requires for each architecture. `cached_model` makes a file only once.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterator
+from functools import cache
 from os import PathLike
 from pathlib import Path
 
@@ -15,14 +17,11 @@ import numpy as np
 from gguf import GGML_QUANT_VERSION, GGUFWriter, LlamaFileType
 
 from pyctl.atomic_file import temp_path
-from tools.generator.blocks import Tiles
-from tools.generator.chatml import CHATML_TEMPLATE
-from tools.generator.shapes import Shape
-from tools.generator.tensors import F16, F32, Tensor, tensors
-from tools.generator.vocab import Vocab, byte_vocab
-from tools.generator.weights import deviation, fill
+from tools.generator.shapes import F16, F32, Shape, Tensor, tensors
+from tools.generator.vocab import CHATML_TEMPLATE, Vocab, byte_vocab
+from tools.generator.weights import Tiles, deviation, fill
 
-__all__ = ["Progress", "write_model"]
+__all__ = ["Progress", "cached_model", "write_model"]
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of tensor data written so far and in all."""
@@ -140,3 +139,28 @@ def _write_data(
         writer.write_padding(file, tensor.num_bytes)
     file.flush()
     os.fsync(file.fileno())
+
+
+# -- models kept on disk -----------------------------------------------------------------------------------------------
+
+
+def cached_model(shape: Shape, directory: str | PathLike[str], *, seed: int = 0) -> Path:
+    """The model of `shape` and `seed` in `directory`, generated there if it is missing.
+
+    The file name carries a digest of the shape and of this package's source, so another generator makes another file.
+    Any number of threads and processes may call this at once: each sees a whole file.
+    """
+    digest = hashlib.blake2b(f"{_source_digest()} {shape!r}".encode(), digest_size=6).hexdigest()
+    path = Path(directory) / f"{shape.name}-{seed}-{digest}.gguf"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_model(path, shape, seed=seed)
+    return path
+
+
+@cache
+def _source_digest() -> str:
+    digest = hashlib.blake2b()
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()

@@ -1,21 +1,34 @@
-"""Vocabularies for generated models: a byte-level one of our own, or one copied out of an existing GGUF file.
+"""Vocabularies and the chat template of generated models, and what the metadata of a GGUF file says.
 
-Both use GPT-2's alphabet, in which each byte is written as one visible character, and Qwen's special tokens.
+A vocabulary is a byte-level one of our own, or copied out of an existing file. Both use GPT-2's alphabet, in which each
+byte is written as one visible character, and Qwen's special tokens. The template is ChatML with tools and without
+reasoning; rendering more messages only ever appends, which is what makes prefixes of a conversation reusable.
 """
 
 from __future__ import annotations
 
 import re
+import struct
 from dataclasses import dataclass, replace
 from functools import cached_property
 from os import PathLike
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
-from gguf import TokenType
+from gguf import GGUFValueType, TokenType
 
-from tools.generator.metadata import read_metadata
+__all__ = [
+    "BYTE_ALPHABET",
+    "CHATML_TEMPLATE",
+    "SPECIAL_TOKENS",
+    "Vocab",
+    "byte_vocab",
+    "read_metadata",
+    "read_vocab",
+    "token_bytes",
+]
 
-__all__ = ["BYTE_ALPHABET", "SPECIAL_TOKENS", "Vocab", "byte_vocab", "read_vocab", "token_bytes"]
+# -- vocabulary --------------------------------------------------------------------------------------------------------
 
 # The order and the kinds of the real vocabulary: control tokens never appear in a reply's text, the others do.
 SPECIAL_TOKENS = {
@@ -139,3 +152,113 @@ def read_vocab(path: str | PathLike[str]) -> Vocab:
         merges=tuple(content("merges")),
         pre=content("pre"),
     )
+
+
+# -- template ----------------------------------------------------------------------------------------------------------
+
+CHATML_TEMPLATE = """\
+{%- macro text(content) -%}
+  {%- if content is string -%}
+    {{- content -}}
+  {%- elif content -%}
+    {%- for part in content -%}{{- part.text -}}{%- endfor -%}
+  {%- endif -%}
+{%- endmacro -%}
+{%- set has_system = messages and messages[0].role == 'system' -%}
+{%- if tools or has_system -%}
+  {{- '<|im_start|>system\\n' -}}
+  {%- if has_system -%}{{- text(messages[0].content) -}}{%- endif -%}
+  {%- if tools -%}
+    {{- '\\n\\n' if has_system -}}
+    {{- 'Functions you may call, one JSON object per line:' -}}
+    {%- for tool in tools -%}{{- '\\n' -}}{{- tool | tojson -}}{%- endfor -%}
+    {{- '\\nTo call one, write <tool_call>{"name": ..., "arguments": {...}}</tool_call>.' -}}
+  {%- endif -%}
+  {{- '<|im_end|>\\n' -}}
+{%- endif -%}
+{%- for message in (messages[1:] if has_system else messages) -%}
+  {%- if message.role == 'tool' -%}
+    {{- '<|im_start|>user\\n<tool_response>\\n' + text(message.content) + '\\n</tool_response><|im_end|>\\n' -}}
+  {%- else -%}
+    {{- '<|im_start|>' + message.role + '\\n' + text(message.content) -}}
+    {%- for call in message.tool_calls or [] -%}
+      {%- set function = call.function or call -%}
+      {%- set arguments = function.arguments -%}
+      {{- '\\n' if message.content or not loop.first -}}
+      {{- '<tool_call>\\n{"name": ' -}}{{- function.name | tojson -}}{{- ', "arguments": ' -}}
+      {{- arguments if arguments is string else arguments | tojson -}}
+      {{- '}\\n</tool_call>' -}}
+    {%- endfor -%}
+    {{- '<|im_end|>\\n' -}}
+  {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+  {{- '<|im_start|>assistant\\n' -}}
+{%- endif -%}
+"""
+
+
+# -- metadata of a file ------------------------------------------------------------------------------------------------
+
+_SCALARS = {
+    GGUFValueType.UINT8: "B",
+    GGUFValueType.INT8: "b",
+    GGUFValueType.UINT16: "H",
+    GGUFValueType.INT16: "h",
+    GGUFValueType.UINT32: "I",
+    GGUFValueType.INT32: "i",
+    GGUFValueType.FLOAT32: "f",
+    GGUFValueType.BOOL: "?",
+    GGUFValueType.UINT64: "Q",
+    GGUFValueType.INT64: "q",
+    GGUFValueType.FLOAT64: "d",
+}
+
+
+def read_metadata(path: str | PathLike[str]) -> dict[str, Any]:
+    """All key-value pairs, arrays as lists. Raises `ValueError` for a file that is not GGUF or is cut off.
+
+    `gguf.GGUFReader` makes an array of each string, which takes seconds for a large vocabulary; this takes a fraction
+    of one. It knows versions 2 and 3, little-endian, as ggml's docs/gguf.md says.
+    """
+    with Path(path).open("rb") as file:
+        cursor = _Cursor(file)
+        try:
+            magic, version, _, count = cursor.unpack("4sIQQ")
+            if magic != b"GGUF" or version not in (2, 3):
+                raise ValueError(f"{path} is not a GGUF file of version 2 or 3")
+            return {cursor.string(): cursor.value(*cursor.unpack("I")) for _ in range(count)}
+        except (EOFError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} is damaged: {error}") from error
+
+
+class _Cursor:
+    """Values one after the other from the start of a file."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def unpack(self, layout: str) -> tuple[Any, ...]:
+        return struct.unpack(f"<{layout}", self._take(struct.calcsize(f"<{layout}")))
+
+    def string(self) -> str:
+        (length,) = self.unpack("Q")
+        return self._take(length).decode()
+
+    def value(self, kind: int) -> Any:
+        if kind == GGUFValueType.STRING:
+            return self.string()
+        if kind == GGUFValueType.ARRAY:
+            element, count = self.unpack("IQ")
+            if element in _SCALARS:
+                return list(self.unpack(f"{count}{_SCALARS[element]}"))
+            return [self.value(element) for _ in range(count)]
+        if kind in _SCALARS:
+            return self.unpack(_SCALARS[GGUFValueType(kind)])[0]
+        raise ValueError(f"unknown type {kind} of a GGUF value")
+
+    def _take(self, size: int) -> bytes:
+        data = self._file.read(size)
+        if len(data) < size:
+            raise EOFError("it ends in the middle of its metadata")
+        return data

@@ -1,24 +1,36 @@
-"""Random weights of the unquantised tensors, scaled so that activations stay of order one at any depth.
+"""Random weights, scaled so that activations stay of order one at any depth, with which a tiny model babbles in words.
 
 The recurrent heads of a layer are given memories from a few tokens to many thousands: a short one forgets fast and
 writes strongly, a long one hardly forgets and writes little, since with the delta rule what is written replaces what
 lies in the same direction.
+
+Letters follow letters, and most replies end after a while: the first channels of the embedding are reserved and no
+layer writes to them. One is a constant, which gives weights that have no bias of their own one; the others say what
+kind of character a token ends in. The output matrix reads from these a preference for the kind that follows, on top of
+its random part, which is where the context speaks.
+
+Quantised tensors are made by tiling one block of random bytes per type: gigabytes per second, little memory. Only the
+quants are random. Scales are constant, so that every value is finite and has mean 0 and the wanted deviation. Layouts:
+struct block_q4_K, block_q6_K and block_q8_0 of ggml-common.h.
 """
 
 from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from gguf import GGMLQuantizationType, TokenType
 
-from tools.generator.babble import CONSTANT, NUM_RESERVED, bias, embed, predict
-from tools.generator.shapes import Shape
-from tools.generator.tensors import F16, Tensor
-from tools.generator.vocab import Vocab
+from tools.generator.shapes import F16, Q4_K, Q6_K, Q8_0, Shape, Tensor
+from tools.generator.vocab import Vocab, token_bytes
 
-__all__ = ["deviation", "fill"]
+__all__ = ["CONSTANT", "NUM_RESERVED", "Tiles", "bias", "deviation", "embed", "fill", "predict"]
+
+# -- unquantised tensors -----------------------------------------------------------------------------------------------
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -85,3 +97,132 @@ def _reserve(values: FloatArray, tensor: Tensor, vocab: Vocab) -> None:
 
 def _per_head(ends: tuple[float, float], tensor: Tensor) -> FloatArray:
     return np.geomspace(*ends, num=tensor.dims[0], dtype=np.float32)
+
+
+# -- babble ------------------------------------------------------------------------------------------------------------
+
+VOWEL, CONSONANT, SPACE, STOP, OTHER, END, NEVER = range(7)
+
+NUM_RESERVED = 1 + 5
+CONSTANT = 0
+
+# Logit of the next token's first character by the last character of the token before.
+#   vowel  consonant space  stop  other   end  never
+_FOLLOWS = np.array(
+    [
+        [0.0, 3.0, 4.5, 1.5, -5.0, -0.5, -14.0],  # vowel
+        [4.5, 0.5, 2.0, 0.0, -5.0, -3.0, -14.0],  # consonant
+        [3.0, 3.5, -6.0, -6.0, -5.0, -6.0, -14.0],  # space
+        [-3.0, -3.0, 7.0, -6.0, -6.0, 5.5, -14.0],  # stop
+        [3.0, 3.5, -2.0, -6.0, -6.0, -6.0, -14.0],  # other: a special token, so also the beginning of a reply
+    ]
+)
+
+# Value of a reserved channel, and what is left of it after the last norm (measured: the other channels grow).
+_LEVEL = 2.0
+_NORMED = 1.35
+
+
+def embed(vocab: Vocab) -> npt.NDArray[np.float32]:
+    """The reserved channels of the token embedding, [tokens, NUM_RESERVED]."""
+    channels = np.zeros((len(vocab), NUM_RESERVED), np.float32)
+    channels[:, CONSTANT] = _LEVEL
+    for row, (token, kind) in enumerate(zip(vocab.tokens, vocab.types, strict=True)):
+        last = OTHER if kind is not TokenType.NORMAL else _kind(token_bytes(token)[-1])
+        channels[row, 1 + last] = _LEVEL
+    return channels
+
+
+def predict(vocab: Vocab) -> npt.NDArray[np.float32]:
+    """The reserved columns of the output matrix, [tokens, NUM_RESERVED]."""
+    first = np.array([_first(token, kind) for token, kind in zip(vocab.tokens, vocab.types, strict=True)])
+    columns = np.zeros((len(vocab), NUM_RESERVED), np.float32)
+    columns[:, 1:] = _FOLLOWS.T[first] / _NORMED
+    return columns
+
+
+def bias(value: Any) -> Any:
+    """Weight in the `CONSTANT` column that adds about `value` to a product with a normed activation."""
+    return np.asarray(value) / _NORMED
+
+
+def _first(token: str, kind: TokenType) -> int:
+    if token == "<|im_end|>":
+        return END
+    text = token_bytes(token)
+    if kind is not TokenType.NORMAL or not all(0x20 <= byte < 0x7F for byte in text):
+        return NEVER
+    return _kind(text[0])
+
+
+def _kind(byte: int) -> int:
+    char = chr(byte)
+    if char in "aeiou":
+        return VOWEL
+    if "a" <= char <= "z":
+        return CONSONANT
+    return SPACE if char == " " else STOP if char in ".,!?" else OTHER
+
+
+# -- quantised tensors -------------------------------------------------------------------------------------------------
+
+# A prime number of blocks: two rows are equal only if they are that many blocks apart times their own length.
+TILE_BLOCKS = 131_071
+
+_SUB_SCALE = 8  # what each sub-block's integer scale (and minimum) is set to
+
+_LAYOUT = {
+    Q4_K: np.dtype([("d", "<f2"), ("dmin", "<f2"), ("scales", "u1", 12), ("quants", "u1", 128)]),
+    Q6_K: np.dtype([("quants", "u1", 192), ("scales", "i1", 16), ("d", "<f2")]),
+    Q8_0: np.dtype([("d", "<f2"), ("quants", "u1", 32)]),
+}
+
+# Q4_K packs eight 6-bit scales and eight 6-bit minima; small ones need the low bits of the first eight bytes for the
+# sub-blocks 0 to 3, and a nibble each of the last four bytes for the others.
+_Q4_K_SCALES = [_SUB_SCALE] * 8 + [_SUB_SCALE << 4 | _SUB_SCALE] * 4
+
+
+def _uniform_deviation(levels: int) -> float:
+    return float(np.sqrt((levels**2 - 1) / 12))
+
+
+class Tiles:
+    """Random tiles, one per quantised type, made once for a seed."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._tiles: dict[GGMLQuantizationType, np.ndarray[Any, Any]] = {}
+
+    def fill(self, tensor: Tensor, deviation: float) -> Iterator[memoryview]:
+        """The bytes of `tensor`, in pieces of at most one tile, with values of the given standard deviation.
+
+        A piece is valid until the next one is asked for.
+        """
+        tile = self._tile(tensor.type)
+        if tensor.type is Q4_K:
+            tile["d"] = deviation / (_SUB_SCALE * _uniform_deviation(16))
+            tile["dmin"] = tile["d"] * np.float16(7.5)
+        elif tensor.type is Q6_K:
+            tile["d"] = deviation / (_SUB_SCALE * _uniform_deviation(64))
+        else:
+            tile["d"] = deviation / _uniform_deviation(256)
+        content = tile.view(np.uint8).data
+        # Each tensor begins elsewhere in the tile, or all layers would be alike.
+        start = zlib.crc32(tensor.name.encode()) % TILE_BLOCKS * tile.itemsize
+        left = tensor.num_bytes
+        while left:
+            piece = content[start : start + left]
+            yield piece
+            left -= len(piece)
+            start = 0
+
+    def _tile(self, kind: GGMLQuantizationType) -> np.ndarray[Any, Any]:
+        if (tile := self._tiles.get(kind)) is None:
+            tile = self._tiles[kind] = np.zeros(TILE_BLOCKS, _LAYOUT[kind])
+            random = np.random.default_rng([self._seed, kind])
+            tile["quants"] = random.integers(0, 256, tile["quants"].shape, np.uint8)
+            if kind is Q4_K:
+                tile["scales"] = _Q4_K_SCALES
+            elif kind is Q6_K:
+                tile["scales"] = _SUB_SCALE
+        return tile

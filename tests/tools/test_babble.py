@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from tools.generator import byte_vocab
 
 if TYPE_CHECKING:
-    from tests.models.conftest import Load, Loaded
+    from tests.tools.conftest import Load, Loaded
 
 QUESTIONS = ["hello", "What is the weather?", "Write a poem about the sea.", "1+1="]
 

@@ -13,11 +13,11 @@ from gguf.quants import dequantize
 import tools.generator
 from tools.generator import QWEN36_27B, SHAPES, TINY_DENSE, TINY_HYBRID, Shape, write_model
 from tools.generator.__main__ import main
-from tools.generator.tensors import tensors
+from tools.generator.shapes import tensors
 from tools.generator.weights import deviation
 
 if TYPE_CHECKING:
-    from tests.models.conftest import Load, Loaded
+    from tests.tools.conftest import Load, Loaded
 
 TINY = [shape for shape in SHAPES.values() if not shape.quantised]
 

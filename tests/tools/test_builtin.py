@@ -12,9 +12,9 @@ import pytest
 
 from pyctl.chat.template import Template
 from pyctl.models import builtin_model
-from tests.models.conftest import Load, Loaded
+from tests.tools.conftest import Load, Loaded
 from tools.generator import TINY_DENSE, byte_vocab, cached_model, read_vocab
-from tools.generator.metadata import read_metadata
+from tools.generator.vocab import read_metadata
 from tools.training import tools, words
 
 USER = {"role": "user", "content": "Hi"}

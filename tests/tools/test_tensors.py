@@ -5,7 +5,7 @@ import math
 import pytest
 
 from tools.generator import QWEN36_27B, QWEN36_35B_A3B, SHAPES, Shape
-from tools.generator.tensors import tensors
+from tools.generator.shapes import tensors
 
 
 @pytest.mark.parametrize(("shape", "billions", "gib"), [(QWEN36_27B, 26.9, 15.1), (QWEN36_35B_A3B, 34.7, 19.6)])

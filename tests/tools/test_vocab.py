@@ -13,7 +13,7 @@ from tools.generator import TINY_HYBRID, byte_vocab, read_vocab, write_model
 from tools.generator.vocab import SPECIAL_TOKENS, token_bytes
 
 if TYPE_CHECKING:
-    from tests.models.conftest import Load
+    from tests.tools.conftest import Load
 
 TEXTS = [
     "plain",

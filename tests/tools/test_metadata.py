@@ -6,7 +6,7 @@ import pytest
 from gguf import GGUFReader
 
 from tools.generator import TINY_HYBRID, cached_model
-from tools.generator.metadata import read_metadata
+from tools.generator.vocab import read_metadata
 
 
 def test_values_are_those_of_the_reference_reader(models: Path) -> None:

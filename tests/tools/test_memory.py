@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 if TYPE_CHECKING:
-    from tests.models.conftest import Load, Loaded
+    from tests.tools.conftest import Load, Loaded
 
 LENGTH = 2000
 
