@@ -7,7 +7,7 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 from pyctl.cache.cache_settings import DiskSettings
@@ -22,27 +22,20 @@ from pyctl.chat.replay import DEFAULT_REPLAY_BYTES, Replay
 from pyctl.chat.template import Template
 from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.logs import LoadProgress
+from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.engine import Engine
 from pyctl.engine.llama import Loaded, MemoryPlan, allocate, load, reserve_pinned
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.worker import Worker
 from pyctl.errors import ConfigError
 from pyctl.models import HubSettings, builtin_model
+from pyctl.server.service import Service, Settings
 
-__all__ = ["Assembled", "assemble", "found"]
+__all__ = ["assemble", "found"]
 
 log = logging.getLogger("pyctl")
 
 MIB = 2**20
-
-
-@dataclass(frozen=True)
-class Assembled:
-    """What serves requests; whoever has it closes the worker."""
-
-    worker: Worker
-    chat_format: ChatFormat
-    engine: Engine
 
 
 def found(model: ModelSettings, hub: HubSettings) -> ModelSettings:
@@ -55,8 +48,11 @@ def found(model: ModelSettings, hub: HubSettings) -> ModelSettings:
     return replace(model, path=str(fetch(hub)), alias=model.alias or ((hub.hf_repo,) if hub.hf_repo else ()))
 
 
-def assemble(settings: CommandSettings, go_on: Callable[[], bool] = lambda: True) -> Assembled:
-    """Load the model and start the engine on it; UnavailableError when ``go_on`` said no meanwhile."""
+def assemble(settings: CommandSettings, go_on: Callable[[], bool] = lambda: True) -> Service:
+    """Load the model and start the engine on it; UnavailableError when ``go_on`` said no meanwhile.
+
+    Whoever gets the service closes its worker.
+    """
     model, disk, chat = settings.model, settings.disk, settings.format
     if not model.path:
         path = builtin_model()
@@ -96,7 +92,13 @@ def assemble(settings: CommandSettings, go_on: Callable[[], bool] = lambda: True
     # What is loaded stays until the end; the collector need not look at it again.
     gc.collect()
     gc.freeze()
-    return Assembled(Worker(engine, loaded.info, settings.engine.sleep_seconds), chat_format, engine)
+    worker = Worker(engine, loaded.info, settings.engine.sleep_seconds)
+    return Service(worker, chat_format, EngineAdmin(worker, engine), _server_settings(settings))
+
+
+def _server_settings(settings: CommandSettings) -> Settings:
+    given = {item.name: getattr(settings.server, item.name) for item in fields(settings.server)}
+    return Settings(**given, disk_policy=DiskPolicy.parse(settings.disk.disk_policy))
 
 
 def _announce(plan: MemoryPlan, budget: int | None) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.logs import start_log
-from pyctl.terminal.chat_backend import ChatBackend, LocalBackend
+from pyctl.terminal.chat_backend import ChatBackend
 from pyctl.terminal.interactive import run_chat
 
 __all__ = ["chat", "chat_backend"]
@@ -37,16 +37,10 @@ def chat_backend(settings: CommandSettings) -> Iterator[ChatBackend]:
         return
     # Only now: a running server needs no engine here.
     from pyctl.cli.assemble import assemble, found
+    from pyctl.terminal.local import LocalBackend
 
-    made = assemble(replace(settings, model=found(settings.model, settings.hub)))
+    service = assemble(replace(settings, model=found(settings.model, settings.hub)))
     try:
-        yield LocalBackend(
-            made.worker,
-            made.chat_format,
-            settings.server.sampling,
-            settings.server.n_predict,
-            cache_prompt=settings.server.cache_prompt,
-            split=settings.server.reasoning_format != "none",
-        )
+        yield LocalBackend(service)
     finally:
-        made.worker.close()
+        service.worker.close()

@@ -13,8 +13,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from pyctl.chat.cached_tokenizer import Tokenizer
-from pyctl.chat.chat_format import ChatFormat
 from pyctl.server.api import (
     anthropic,
     completions,
@@ -31,7 +29,7 @@ from pyctl.server.api import (
 from pyctl.server.generate.respond import log_error
 from pyctl.server.http import error_response, http_exception
 from pyctl.server.middleware import BodyLimitMiddleware, CorsMiddleware, KeyMiddleware, depth_error
-from pyctl.server.service import Service, Settings, WorkerLike
+from pyctl.server.service import Service
 
 __all__ = ["create_app"]
 
@@ -93,9 +91,9 @@ _DELETE: dict[str, Handler] = {
 }
 
 
-def create_app(worker: WorkerLike, chat: ChatFormat, tokenizer: Tokenizer, settings: Settings) -> Starlette:
-    """The ASGI application that answers with ``worker``; it owns neither the worker nor its thread."""
-    service = Service(worker, chat, tokenizer, settings)
+def create_app(service: Service) -> Starlette:
+    """The ASGI application that answers with ``service``; it owns neither the worker nor its thread."""
+    settings = service.settings
     return Starlette(
         routes=[
             Route(settings.api_prefix + path, _endpoint(service, handlers), methods=list(handlers))

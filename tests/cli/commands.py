@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import cached_property
 from types import SimpleNamespace
@@ -26,7 +27,7 @@ from pyctl.engine.worker import Worker
 from pyctl.server.generate import respond
 from pyctl.server.lifecycle import LoadingApp
 from tests.chat.toy import CHATML_SPECIALS, ByteTokenizer
-from tests.server.fake import INFO, Client, done_future
+from tests.server.fake import INFO, Client
 
 TEMPLATE = """\
 {%- for m in messages -%}{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' -}}{%- endfor -%}
@@ -126,7 +127,9 @@ def look(monkeypatch: pytest.MonkeyPatch, argv: list[str], at: Callable[[Seen], 
         return 0
 
     def embed(*_: Any) -> Any:
-        return done_future(np.array([[3.0, 4.0]], np.float32))
+        future: Future[Any] = Future()
+        future.set_result(np.array([[3.0, 4.0]], np.float32))
+        return future
 
     def ping(_: Any, send: Any, seconds: int) -> Any:
         seen.pings.append(seconds)

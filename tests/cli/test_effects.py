@@ -336,13 +336,8 @@ def given(flag: Flag, text: str) -> list[str]:
     return [flag.off.split()[0] if flag.off and flag.default == "on" else name_of(flag)]
 
 
-def marks(command: str, flag: Flag) -> tuple[pytest.MarkDecorator, ...]:
-    ignored = command == "chat" and flag.dest in ("reasoning_budget", "reasoning_budget_message")
-    return (pytest.mark.xfail(strict=False),) if ignored else ()
-
-
 CASES = [
-    pytest.param(command, flag, id=f"{command} {name_of(flag)}", marks=marks(command, flag))
+    pytest.param(command, flag, id=f"{command} {name_of(flag)}")
     for command, flags_of_command in (("serve", flags(CHAT)), ("chat", flags(SERVER)))
     for flag in flags_of_command
 ]

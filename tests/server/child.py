@@ -1,32 +1,16 @@
-"""A server process on a fake worker, for tests of signals: prints its address, serves, prints how it ended."""
+"""A server process without a model, for tests of signals: prints its address, serves, prints how it ended."""
 
 from __future__ import annotations
 
-import asyncio
 import sys
+import threading
 import time
 
-from pyctl.engine.request import Event, Failed, Request
-from pyctl.errors import ConfigError, UnavailableError
+from pyctl.engine.request import Request
+from pyctl.errors import ConfigError
 from pyctl.server.lifecycle import LoadingApp, bind, serve
 from pyctl.server.server_settings import Cors
-from tests.server.fake import Bench, FakeHandle, Pause, Script, play
-
-
-class StoppableHandle(FakeHandle):
-    """Ends with an error once ``stopped`` is true for all."""
-
-    stopped = False
-
-    async def __anext__(self) -> Event:
-        pending = asyncio.ensure_future(super().__anext__())
-        while not pending.done():
-            if StoppableHandle.stopped:
-                pending.cancel()
-                self._ended = True
-                return Failed(UnavailableError("the server is shutting down"))
-            await asyncio.wait((pending,), timeout=0.02)
-        return pending.result()
+from tests.server.fake import Bench, Pause, Script, play
 
 
 def endless(request: Request) -> Script:
@@ -36,16 +20,17 @@ def endless(request: Request) -> Script:
 
 def main() -> None:
     bench = Bench(endless)
-    bench.worker.submit = lambda request: StoppableHandle(endless(request))  # type: ignore[method-assign]
+    stopped = threading.Event()
 
     def stop() -> None:
-        StoppableHandle.stopped = True
+        stopped.set()
+        bench.worker.close()
 
     def begin(address: str) -> None:
         if loading == "at once":
             gate.open(bench.app)
         print(address, flush=True)
-        while loading == "slowly" and not StoppableHandle.stopped:
+        while loading == "slowly" and not stopped.is_set():
             time.sleep(0.01)
         if loading == "failing":
             raise ConfigError("the model is broken")

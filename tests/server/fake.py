@@ -1,35 +1,34 @@
-"""A worker that plays scripts instead of running a model, and an application on top of it."""
+"""An application on a real worker, whose engine plays a script or runs on a backend without a model."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
-from pathlib import Path
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
-from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
-from pyctl.cache.cache_stats import CacheStats, CacheView, RequestStats, SnapshotView, Source
+from pyctl.cache.cache_stats import RequestStats, Source
+from pyctl.cache.ram import RamCache
+from pyctl.chat.cached_tokenizer import Tokenizer
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.replay import Replay
 from pyctl.chat.template import Template
+from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.backend import EngineInfo
-from pyctl.engine.engine_stats import EngineCounters, EngineStats, SequenceFile, SequenceView
+from pyctl.engine.engine import Engine
+from pyctl.engine.engine_options import EngineOptions
+from pyctl.engine.fake import FakeBackend
+from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Event, Failed, Piece, Progress, Request, StopType, Timings
-from pyctl.engine.sampling import Sampling
-from pyctl.errors import ContextSizeError, RequestError
-from pyctl.prompt import Prompt, Tokens
+from pyctl.engine.worker import Worker
 from pyctl.server.app import create_app
-from pyctl.server.service import Settings
-from tests.chat.toy import CHATML, ByteTokenizer, chatml_tokenizer
+from pyctl.server.service import Service, Settings
+from tests.chat.toy import CHATML, chatml_tokenizer
 
 N_CTX = 4096
 
@@ -44,66 +43,65 @@ class Pause:
 Script = Iterable[Event | Pause]
 
 
-class FakeHandle:
-    """Delivers a script; what lies between two pauses waits together."""
+class ScriptedEngine(Engine):
+    """Answers each request with ``script(request)``; what lies between two pauses comes together."""
 
-    def __init__(self, script: Script) -> None:
-        self._script = deque(script)
-        self._ended = False
-        self.cancelled = False
+    def __init__(self, script: Callable[[Request], Script], backend: FakeBackend, cache: RamCache) -> None:
+        super().__init__(backend, cache, EngineOptions())
+        self.script = script
+        self._playing: list[tuple[RequestHandle, Iterator[Event | Pause], float]] = []
 
-    def cancel(self) -> None:
-        self.cancelled = True
+    def submit(self, handle: RequestHandle) -> None:
+        self._playing.append((handle, iter(self.script(handle.request)), 0.0))
 
-    def drain(self) -> list[Event]:
-        events: list[Event] = []
-        while self._script and not isinstance(self._script[0], Pause) and not self._ended:
-            events.append(self._take())
-        return events
+    def step(self) -> bool:
+        now = time.monotonic()
+        self._playing = [left for each in self._playing if (left := self._play(*each, now)) is not None]
+        pending = [due for _, _, due in self._playing if due < float("inf")]
+        if pending:
+            time.sleep(0.0005)
+        return bool(pending)
 
-    def __aiter__(self) -> FakeHandle:
-        return self
+    def _play(
+        self, handle: RequestHandle, script: Iterator[Event | Pause], due: float, now: float
+    ) -> tuple[RequestHandle, Iterator[Event | Pause], float] | None:
+        if due > now:
+            return handle, script, due
+        for event in script:
+            if isinstance(event, Pause):
+                return handle, script, float("inf") if event.seconds is None else now + event.seconds
+            handle.put(event)
+        return None
 
-    async def __anext__(self) -> Event:
-        if self._ended:
-            raise StopAsyncIteration
-        while isinstance(self._script[0], Pause):
-            pause = self._script.popleft()
-            assert isinstance(pause, Pause)
-            if pause.seconds is None:
-                await asyncio.Event().wait()
-            else:
-                await asyncio.sleep(pause.seconds)
-        return self._take()
-
-    def _take(self) -> Event:
-        event = self._script.popleft()
-        assert not isinstance(event, Pause)
-        self._ended = isinstance(event, Done | Failed)
-        return event
+    def close(self, reason: Exception) -> None:
+        for handle, _, _ in self._playing:
+            handle.put(Failed(reason))
+        super().close(reason)
 
 
-@dataclass
-class FakeWorker:
-    """Answers each request with ``script(request)``."""
+_WORKERS: list[Worker] = []
 
-    script: Callable[[Request], Script]
-    requests: list[Request] = field(default_factory=list)
-    handles: list[FakeHandle] = field(default_factory=list)
-    is_sleeping: bool = False
+
+def close_workers() -> None:
+    """End the threads of all workers that tests have made."""
+    while _WORKERS:
+        _WORKERS.pop().close()
+
+
+class RecordingWorker(Worker):
+    """Remembers what it was asked."""
+
+    def __init__(self, engine: Any, info: EngineInfo) -> None:
+        self.handles: list[RequestHandle] = []
+        super().__init__(engine, info)
+        _WORKERS.append(self)
 
     @property
-    def info(self) -> EngineInfo:
-        return INFO
+    def requests(self) -> list[Request]:
+        return [handle.request for handle in self.handles]
 
-    def check(self, sampling: Sampling) -> None:
-        pass
-
-    def submit(self, request: Request) -> FakeHandle:
-        if len(request.prompt) >= N_CTX:
-            raise ContextSizeError(len(request.prompt), N_CTX)
-        self.requests.append(request)
-        self.handles.append(FakeHandle(self.script(request)))
+    def submit(self, request: Request) -> RequestHandle:
+        self.handles.append(super().submit(request))
         return self.handles[-1]
 
 
@@ -195,19 +193,30 @@ class Client:
 
 
 class Bench:
-    """An application with its worker and a client."""
+    """An application with its worker and a client: on ``script``, or without one on a `FakeBackend`."""
 
     def __init__(
         self,
-        script: Callable[[Request], Script],
+        script: Callable[[Request], Script] | None = None,
         template: str = CHATML,
         settings: Settings | None = None,
         replay: Replay | None = None,
+        *,
+        tokenizer: Tokenizer | None = None,
+        n_seqs: int = 1,
+        **info: Any,
     ) -> None:
-        self.tokenizer: ByteTokenizer = chatml_tokenizer()
-        self.worker = FakeWorker(script)
+        self.tokenizer: Any = tokenizer or chatml_tokenizer()
+        known = replace(INFO, n_vocab=self.tokenizer.n_vocab, n_seqs=n_seqs, **info)
+        backend = FakeBackend(n_ctx=N_CTX, n_seqs=n_seqs, n_vocab=known.n_vocab)
+        cache = RamCache(4, None)
+        played = script is not None
+        self.engine: Any = ScriptedEngine(script, backend, cache) if played else Engine(backend, cache, EngineOptions())
+        self.worker = RecordingWorker(self.engine, known)
         chat = ChatFormat(Template(template, eos_token="<|im_end|>"), self.tokenizer, replay=replay)
-        self.app: Starlette = create_app(self.worker, chat, self.tokenizer, settings or Settings())
+        admin = EngineAdmin(self.worker, self.engine)
+        self.service = Service(self.worker, chat, admin, settings or Settings())
+        self.app = create_app(self.service)
         self.client = Client(self.app)
 
     def post(self, path: str, body: Any, **kwargs: Any) -> Any:
@@ -241,86 +250,3 @@ def events(body: bytes) -> list[Any]:
     assert all(frame.startswith(b"data: ") for frame in frames)
     data = [frame.removeprefix(b"data: ") for frame in frames]
     return ["[DONE]" if item == b"[DONE]" else msgspec.json.decode(item) for item in data]
-
-
-class FakeCache:
-    """A cache with a head and one conversation on it."""
-
-    def __init__(self) -> None:
-        self.pinned: dict[str, bool] = {"100-aa": False, "150-bb": False}
-
-    def view(self) -> Future[CacheView]:
-        snapshots = tuple(
-            SnapshotView(name, parent, n, 10, 20, 3, 1.5, 0.5, self.pinned[name], tuple(b"hello"))
-            for name, parent, n in (("100-aa", "", 100), ("150-bb", "100-aa", 150))
-        )
-        totals = CacheStats(requests=7, hits={"live": 2, "ram": 3, "disk": 0})
-        return done_future(CacheView(4, 3000, -1, 1, totals, snapshots))
-
-    def pin(self, name: str, pinned: bool) -> Future[bool]:
-        known = name in self.pinned
-        if known:
-            self.pinned[name] = pinned
-        return done_future(known)
-
-    def clear(self) -> Future[int]:
-        return done_future(sum(not pinned for pinned in self.pinned.values()))
-
-
-def done_future(value: Any) -> Future[Any]:
-    future: Future[Any] = Future()
-    future.set_result(value)
-    return future
-
-
-class FakeEngine:
-    """An engine with some history, whose embedding of tokens is their sum and their count."""
-
-    def __init__(self) -> None:
-        self.last = EngineCounters()
-
-    def stats(self) -> Future[EngineStats]:
-        total = EngineCounters(
-            10, 12, 90, n_cached=40, n_evaluated=60, prompt_ms=500.0, n_predicted=20, predicted_ms=250.0
-        )
-        recent = EngineCounters() if self.last.n_calls else total
-        self.last = total
-        return done_future(EngineStats(total, recent, 1, 2, FakeCache().view().result()))
-
-    def embed(self, tokens: Tokens) -> Future[NDArray[np.float32]]:
-        if tokens.size > 8:
-            return failed_future(RequestError("input is too large to process"))
-        return done_future(np.array([[float(tokens.sum()), float(tokens.size)]], np.float32))
-
-
-class FakeSlots:
-    """Two slots, the second of which serves a request; saving and restoring is noted."""
-
-    def __init__(self, idle: bool = True) -> None:
-        self.done: list[tuple[str, int, Path | None]] = []
-        self.idle = idle
-
-    def sequences(self) -> Future[tuple[SequenceView, ...]]:
-        request = Request(Prompt.of(list(b"hello")), max_tokens=9)
-        busy = SequenceView(1, N_CTX, True, 7, request, 8, 2, 3, 4, tuple(b"hello"), tuple(b"a\nb"))
-        return done_future((SequenceView(0, N_CTX, not self.idle), busy))
-
-    def save(self, seq: int, path: Path) -> Future[SequenceFile]:
-        self.done.append(("save", seq, path))
-        return done_future(SequenceFile(11, 222, 3.5))
-
-    def restore(self, seq: int, path: Path) -> Future[SequenceFile]:
-        self.done.append(("restore", seq, path))
-        if seq == 1:
-            return failed_future(RequestError("Unable to restore slot: no"))
-        return done_future(SequenceFile(5, 6, 7.0))
-
-    def erase(self, seq: int) -> Future[int]:
-        self.done.append(("erase", seq, None))
-        return done_future(4)
-
-
-def failed_future(error: Exception) -> Future[Any]:
-    future: Future[Any] = Future()
-    future.set_exception(error)
-    return future

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import base64
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,14 +11,12 @@ from hypothesis.extra.numpy import arrays
 
 from pyctl.server.api.embeddings import normalised
 from pyctl.server.service import Settings
-from tests.server import fake
-from tests.server.fake import Bench, FakeEngine, play
+from tests.server.fake import Bench
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
-    monkeypatch.setattr(fake, "INFO", replace(fake.INFO, pooling="mean"))
-    return Bench(play(), settings=Settings(engine=FakeEngine(), embeddings=True, embd_normalize=-1))
+def bench() -> Bench:
+    return Bench(settings=Settings(embeddings=True, embd_normalize=-1), pooling="mean")
 
 
 A, B, C = b"abc"
@@ -69,7 +66,7 @@ def test_base64_and_norms(bench: Bench) -> None:
         ({"input": [[10**9]]}, "'input' must hold"),
         ({"input": "a", "encoding_format": "zip"}, "float or base64"),
         ({"input": "a", "embd_normalize": -2}, "embd_normalize"),
-        ({"input": "too many tokens"}, "too large to process"),
+        ({"input": "x" * 65}, "too many tokens"),
     ],
 )
 def test_bad_input(bench: Bench, body: Any, message: str) -> None:
@@ -79,15 +76,14 @@ def test_bad_input(bench: Bench, body: Any, message: str) -> None:
         assert message in response.json()["error"]["message"]
 
 
-def test_without_pooling_only_the_native_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fake, "INFO", replace(fake.INFO, pooling="none"))
-    bench = Bench(play(), settings=Settings(engine=FakeEngine(), embeddings=True))
+def test_without_pooling_only_the_native_form() -> None:
+    bench = Bench(settings=Settings(embeddings=True), pooling="none")
     assert bench.post("/v1/embeddings", {"input": "a"}).status_code == 400
     assert bench.post("/embeddings", {"input": "a"}).json() == [{"index": 0, "embedding": [[A, 1]]}]
 
 
 def test_only_with_the_flag() -> None:
-    bench = Bench(play(), settings=Settings(engine=FakeEngine()))
+    bench = Bench()
     for path in ("/embedding", "/embeddings", "/v1/embeddings"):
         error = bench.post(path, {"input": "a"}).json()["error"]
         assert (error["code"], error["type"]) == (501, "not_supported_error")

@@ -210,7 +210,7 @@ def test_a_failure_after_the_first_byte_is_the_last_event() -> None:
 def test_the_server_goes_on_after_errors() -> None:
     bench = Bench(fail(EngineError("once")))
     check(bench.post("/v1/chat/completions", {"messages": HI}), 500, "server_error", "once")
-    bench.worker.script = play("fine")
+    bench.engine.script = play("fine")
     assert bench.chat()["choices"][0]["message"]["content"] == "fine"
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pyctl.engine.sampling import Sampling
 from pyctl.server.service import Settings
 from tests.chat import toy
-from tests.server.fake import N_CTX, Bench, FakeCache, play
+from tests.server.fake import N_CTX, Bench, play
 
 
 def test_health() -> None:
@@ -32,8 +32,8 @@ def test_models() -> None:
 
 
 def test_props() -> None:
-    settings = Settings(Sampling(temperature=0.25), n_predict=9, cache=FakeCache())
-    body = Bench(play(), toy.THINKING, settings).client.get("/props").json()
+    settings = Settings(Sampling(temperature=0.25), n_predict=9)
+    body = Bench(template=toy.THINKING, settings=settings).client.get("/props").json()
     defaults = body["default_generation_settings"]
     assert defaults["n_ctx"] == N_CTX
     assert (defaults["params"]["temperature"], defaults["params"]["n_predict"]) == (0.25, 9)
@@ -48,5 +48,16 @@ def test_props() -> None:
     assert body["eos_token"] == "<|im_end|>"
     assert body["is_sleeping"] is False
     assert (body["endpoint_slots"], body["endpoint_props"], body["endpoint_metrics"]) == (True, False, False)
-    assert body["prefix_cache"] == {"capacity": 4, "in_use": 2, "resident_bytes": 3000, "lifetime_hits": 5}
-    assert "prefix_cache" not in Bench(play()).client.get("/props").json()
+
+
+def test_props_tell_what_the_cache_holds() -> None:
+    bench = Bench()
+    empty = {"capacity": 4, "in_use": 0, "resident_bytes": 0, "lifetime_hits": 0}
+    assert bench.client.get("/props").json()["prefix_cache"] == empty
+    for _ in range(2):
+        bench.post("/completion", {"prompt": "x" * 200, "n_predict": 2})
+    held = bench.client.get("/props").json()["prefix_cache"]
+    view = bench.service.admin.view().result()
+    assert (held["in_use"], held["resident_bytes"]) == (len(view.snapshots), view.n_bytes)
+    assert held["in_use"] > 0
+    assert held["lifetime_hits"] == 1

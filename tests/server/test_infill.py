@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from pyctl.chat.chat_format import ChatFormat
-from pyctl.chat.template import Template
-from pyctl.engine.backend import EngineInfo
-from pyctl.server.app import create_app
 from pyctl.server.service import Settings
-from tests.chat.toy import CHATML, CHATML_SPECIALS, ByteTokenizer
-from tests.server.fake import INFO, N_CTX, Bench, Client, FakeWorker, play
+from tests.chat.toy import CHATML_SPECIALS, ByteTokenizer
+from tests.server.fake import N_CTX, Bench, play
 
 GAPS = {f"<|fim_{name}|>" for name in ("pre", "suf", "mid")}
 REPO = {"<|fim_rep|>", "<|fim_sep|>"}
@@ -24,19 +19,12 @@ class Tokenizer(ByteTokenizer):
         return {text[6:9]: token for text, token in self.special_tokens().items() if "fim" in text}
 
 
-class Worker(FakeWorker):
-    @property
-    def info(self) -> EngineInfo:
-        return replace(INFO, n_vocab=300)
-
-
 def ask(tokens: set[str], fields: dict[str, Any], **settings: Any) -> tuple[Any, str]:
     """The response, and the prompt's text."""
     tokenizer = Tokenizer([*CHATML_SPECIALS, *sorted(tokens)], eos="<|im_end|>")
-    worker = Worker(play("x"))
-    app = create_app(worker, ChatFormat(Template(CHATML), tokenizer), tokenizer, Settings(**settings))
-    response = Client(app).post("/infill", json=fields)
-    prompt = worker.requests[0].prompt.tokens.tolist() if worker.requests else []
+    bench = Bench(play("x"), tokenizer=tokenizer, settings=Settings(**settings))
+    response = bench.post("/infill", fields)
+    prompt = bench.worker.requests[0].prompt.tokens.tolist() if bench.worker.requests else []
     return response, tokenizer.detokenize(prompt).decode()
 
 

@@ -42,7 +42,7 @@ def test_health_is_public(bench: Bench) -> None:
 
 
 def test_a_prefix_stands_before_every_path() -> None:
-    client = Bench(play("x"), settings=Settings(api_keys=("one",), api_prefix="/llm")).client
+    client = Bench(settings=Settings(api_keys=("one",), api_prefix="/llm")).client
     assert client.get("/llm/health").status_code == 200
     assert client.get("/llm/props").status_code == 401
     assert client.get("/llm/props", headers={"X-Api-Key": "one"}).status_code == 200

@@ -2,8 +2,11 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from pyctl.cache.cache_stats import CacheStats, CacheView, SnapshotView
+from pyctl.engine.engine_stats import EngineCounters, EngineStats
+from pyctl.server.api.metrics import prometheus_text
 from pyctl.server.service import Settings
-from tests.server.fake import Bench, FakeEngine, play
+from tests.server.fake import Bench
 
 LLAMA = {
     "prompt_tokens_total": 60,
@@ -24,29 +27,43 @@ LLAMA = {
 }
 
 
+def values_of(text: str) -> dict[str, float]:
+    lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in lines}
+
+
 def test_numbers_for_prometheus() -> None:
-    client = Bench(play(), settings=Settings(engine=FakeEngine(), show_metrics=True)).client
-    response = client.get("/metrics")
-    assert response.headers["content-type"] == "text/plain; version=0.0.4"
-    assert int(response.headers["process-start-time-unix"]) > 1_600_000_000
-    lines = [line.rpartition(" ") for line in response.text.splitlines() if not line.startswith("#")]
-    values = {name: float(value) for name, _, value in lines}
+    total = EngineCounters(10, 12, 90, n_cached=40, n_evaluated=60, prompt_ms=500.0, n_predicted=20, predicted_ms=250.0)
+    snapshot = SnapshotView("100-aa", "", 100, 10, 20, 3, 1.5, 0.5, False, ())
+    view = CacheView(4, 3000, -1, 1, CacheStats(requests=7, hits={"live": 2, "ram": 3, "disk": 0}), (snapshot,) * 2)
+    text = prometheus_text(EngineStats(total, total, 1, 2, view))
+    values = values_of(text)
     assert {name: values[f"llamacpp:{name}"] for name in LLAMA} == LLAMA
     assert values['pyctl:cache_hits_total{source="ram"}'] == 3
     assert (values["pyctl:cache_requests_total"], values["pyctl:cache_snapshots"]) == (7, 2)
     assert (values["pyctl:cache_ram_bytes"], values["pyctl:cache_evictions_total"]) == (3000, 1)
-    families = {family.name: family for family in text_string_to_metric_families(response.text)}
+    families = {family.name: family for family in text_string_to_metric_families(text)}
     assert families["llamacpp:prompt_tokens"].type == "counter"
     assert families["llamacpp:requests_processing"].type == "gauge"
     assert all(family.samples and family.documentation for family in families.values())
-    # Rates are those since the last scrape.
-    again = client.get("/metrics").text
+
+
+def test_rates_are_those_since_the_last_scrape() -> None:
+    bench = Bench(settings=Settings(show_metrics=True))
+    bench.post("/completion", {"prompt": "x" * 50, "n_predict": 20, "ignore_eos": True})
+    response = bench.client.get("/metrics")
+    assert response.headers["content-type"] == "text/plain; version=0.0.4"
+    assert int(response.headers["process-start-time-unix"]) > 1_600_000_000
+    values = values_of(response.text)
+    assert (values["llamacpp:prompt_tokens_total"], values["llamacpp:tokens_predicted_total"]) == (50, 20)
+    assert values["llamacpp:predicted_tokens_seconds"] > 0
+    again = bench.client.get("/metrics").text
     assert "llamacpp:predicted_tokens_seconds 0\n" in again
     assert "llamacpp:tokens_predicted_total 20\n" in again
 
 
 def test_only_with_the_flag() -> None:
-    response = Bench(play(), settings=Settings(engine=FakeEngine())).client.get("/metrics")
+    response = Bench().client.get("/metrics")
     assert response.status_code == 501
     assert response.json()["error"]["type"] == "not_supported_error"
     assert "--metrics" in response.json()["error"]["message"]

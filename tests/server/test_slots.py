@@ -6,25 +6,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyctl.engine.engine_stats import SequenceView
+from pyctl.engine.request import Request
 from pyctl.errors import RequestError
-from pyctl.server.api.sequences import _filename
+from pyctl.prompt import Prompt
+from pyctl.server.api.sequences import _filename, slot_json
 from pyctl.server.service import Settings
-from tests.server.fake import Bench, Client, FakeSlots, play
+from tests.server.fake import N_CTX, Bench
 
 HERE = Path("/saved")
 
-
-def client_of(slots: FakeSlots | None = None, **settings: object) -> Client:
-    return Bench(play(), settings=Settings(slots=slots or FakeSlots(), **settings)).client
+PROMPT = {"prompt": "hello", "n_predict": 4, "ignore_eos": True}
 
 
 def test_what_each_slot_is_doing() -> None:
-    first, second = client_of().get("/slots").json()
-    assert first == {"id": 0, "n_ctx": 4096, "speculative": False, "is_processing": False}
-    params = second.pop("params")
+    service = Bench().service
+    request = Request(Prompt.of(list(b"hello")), max_tokens=9)
+    busy = SequenceView(1, N_CTX, True, 7, request, 8, 2, 3, 4, tuple(b"hello"), tuple(b"a\nb"))
+    assert slot_json(service, SequenceView(0, N_CTX, False)) == {
+        "id": 0,
+        "n_ctx": 4096,
+        "speculative": False,
+        "is_processing": False,
+    }
+    shown = slot_json(service, busy)
+    params = shown.pop("params")
     assert (params["n_predict"], params["speculative.types"], params["lora"]) == (9, "none", [])
     assert "grammar" not in params
-    assert second == {
+    assert shown == {
         "id": 1,
         "n_ctx": 4096,
         "speculative": False,
@@ -35,44 +44,50 @@ def test_what_each_slot_is_doing() -> None:
         "n_prompt_tokens_cache": 2,
         "next_token": [{"has_next_token": True, "has_new_line": True, "n_remain": 5, "n_decoded": 4}],
     }
+    debug = slot_json(Bench(settings=Settings(slots_debug=True)).service, busy)
+    assert (debug["prompt"], debug["generated"]) == ("hello", "a\nb")
+    assert debug["params"]["grammar"] == ""
 
 
-def test_prompts_are_shown_on_demand_only() -> None:
-    second = client_of(slots_debug=True).get("/slots").json()[1]
-    assert (second["prompt"], second["generated"]) == ("hello", "a\nb")
-    assert second["params"]["grammar"] == ""
+def test_slots_of_a_server_that_has_served() -> None:
+    bench = Bench(n_seqs=2)
+    assert [slot["is_processing"] for slot in bench.client.get("/slots").json()] == [False, False]
+    bench.post("/completion", {**PROMPT, "id_slot": 1})
+    first, second = bench.client.get("/slots").json()
+    assert "id_task" not in first
+    assert (second["id"], second["is_processing"], second["params"]["n_predict"]) == (1, False, 4)
 
 
 def test_no_slot_available() -> None:
-    assert client_of().get("/slots?fail_on_no_slot=1").status_code == 200
-    busy = client_of(FakeSlots(idle=False))
-    assert busy.get("/slots").status_code == 200
-    response = busy.get("/slots?fail_on_no_slot=1")
+    bench = Bench()
+    assert bench.client.get("/slots?fail_on_no_slot=1").status_code == 200
+    bench.engine.sequences[0].busy = True
+    assert bench.client.get("/slots").status_code == 200
+    response = bench.client.get("/slots?fail_on_no_slot=1")
     assert response.status_code == 503
     assert response.json()["error"] == {"code": 503, "message": "no slot available", "type": "unavailable_error"}
 
 
 def test_slots_can_be_hidden() -> None:
-    error = client_of(show_slots=False).get("/slots").json()["error"]
+    error = Bench(settings=Settings(show_slots=False)).client.get("/slots").json()["error"]
     assert (error["code"], error["type"]) == (501, "not_supported_error")
 
 
-def test_save_restore_erase() -> None:
-    slots = FakeSlots()
-    client = client_of(slots, slot_save_path=HERE)
-    body = {"filename": "a.bin"}
+def test_save_restore_erase(tmp_path: Path) -> None:
+    bench = Bench(settings=Settings(slot_save_path=tmp_path), n_seqs=2)
+    client, body = bench.client, {"filename": "a.bin"}
+    bench.post("/completion", {**PROMPT, "id_slot": 1})
+    n_tokens = len("hello") + 4 - 1  # the last token is not evaluated
     saved = client.post("/slots/1?action=save", json=body).json()
-    assert saved == {"id_slot": 1, "filename": "a.bin", "n_saved": 11, "n_written": 222, "timings": {"save_ms": 3.5}}
+    assert saved.pop("timings")["save_ms"] >= 0
+    n_bytes = (tmp_path / "a.bin").stat().st_size
+    assert saved == {"id_slot": 1, "filename": "a.bin", "n_saved": n_tokens, "n_written": n_bytes}
     read = client.post("/slots/0?action=restore", json=body).json()
-    assert read == {"id_slot": 0, "filename": "a.bin", "n_restored": 5, "n_read": 6, "timings": {"restore_ms": 7.0}}
-    assert client.post("/slots/2?action=erase").json() == {"id_slot": 2, "n_erased": 4}
-    assert client.post("/slots/1?action=restore", json=body).json()["error"]["message"] == "Unable to restore slot: no"
-    assert slots.done == [
-        ("save", 1, HERE / "a.bin"),
-        ("restore", 0, HERE / "a.bin"),
-        ("erase", 2, None),
-        ("restore", 1, HERE / "a.bin"),
-    ]
+    assert read.pop("timings")["restore_ms"] >= 0
+    assert read == {"id_slot": 0, "filename": "a.bin", "n_restored": n_tokens, "n_read": n_bytes}
+    assert client.post("/slots/2?action=erase").json() == {"id_slot": 2, "n_erased": n_tokens}
+    missing = client.post("/slots/1?action=restore", json={"filename": "b.bin"}).json()["error"]
+    assert (missing["code"], missing["message"].partition(":")[0]) == (400, "Unable to restore slot")
 
 
 @pytest.mark.parametrize(
@@ -88,15 +103,13 @@ def test_save_restore_erase() -> None:
     ],
 )
 def test_bad_actions(path: str, body: object, message: str) -> None:
-    slots = FakeSlots()
-    response = client_of(slots, slot_save_path=HERE).post(path, json=body)
+    response = Bench(settings=Settings(slot_save_path=HERE)).post(path, body)
     assert response.status_code == 400
     assert response.json()["error"] == {"code": 400, "message": message, "type": "invalid_request_error"}
-    assert not slots.done
 
 
 def test_without_a_directory_nothing_is_saved() -> None:
-    response = client_of().post("/slots/0?action=save", json={"filename": "a"})
+    response = Bench().post("/slots/0?action=save", {"filename": "a"})
     assert response.status_code == 501
     assert "--slot-save-path" in response.json()["error"]["message"]
 

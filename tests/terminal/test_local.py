@@ -1,19 +1,18 @@
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from pyctl.cache.cache_stats import RequestStats
-from pyctl.chat.chat_format import ChatFormat
-from pyctl.chat.template import Template
-from pyctl.engine.backend import EngineInfo
-from pyctl.engine.handle import RequestHandle
-from pyctl.engine.request import Done, Event, Failed, Piece, Progress, Request, Timings
+from pyctl.engine.request import Done, Event, Failed, Piece, Progress, Timings
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import ContextSizeError, EngineError, UnavailableError
-from pyctl.terminal.chat_backend import ChatDelta, LocalBackend
+from pyctl.server.service import Settings
+from pyctl.terminal.chat_backend import ChatDelta
+from pyctl.terminal.local import LocalBackend
+from tests.server.fake import HI, N_CTX, Bench, Pause, close_workers
 
 TEMPLATE = """\
 {%- for message in messages %}
@@ -22,83 +21,82 @@ TEMPLATE = """\
 {%- if add_generation_prompt %}
 {{- '<|im_start|>assistant\\n<think>\\n' }}
 {%- endif %}"""
-SPECIAL = {"<|im_start|>": 256, "<|im_end|>": 257}
 DONE = Done("eos", "", Timings(12, 34, 5.0, 10, 250.0, 0.0, 42.0), RequestStats(46, source="ram"), 0)
 
 
-class ByteTokenizer:
-    """One token a byte, and the special ones."""
-
-    bos, eos, add_bos = -1, 257, False
-
-    def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]:
-        parts = re.split("(<.im_start.>|<.im_end.>)", text) if parse_special else [text]
-        return [token for part in parts for token in ([SPECIAL[part]] if part in SPECIAL else part.encode())]
-
-    def detokenize(self, tokens: Sequence[int], *, special: bool = True) -> bytes:
-        return b"".join(self.piece(token) for token in tokens)
-
-    def piece(self, token: int, *, special: bool = True) -> bytes:
-        return {256: b"<|im_start|>", 257: b"<|im_end|>"}.get(token, b"") or bytes([token])
-
-    def special_tokens(self) -> dict[str, int]:
-        return SPECIAL
+@pytest.fixture(autouse=True)
+def workers() -> Iterator[None]:
+    yield
+    close_workers()
 
 
-class Worker:
+def bench_of(*events: Event | Pause, **settings: Any) -> Bench:
     """Answers every request with the same events."""
+    return Bench(lambda request: events, TEMPLATE, Settings(**settings))
 
-    info = EngineInfo("/m.gguf", "Tiny", "", "qwen35", "F16", 64, 64, 1, 258, 8, 9, 10, TEMPLATE, "", "", "b1", "f")
 
-    def __init__(self, *events: Event) -> None:
-        self.events = events
-        self.handles: list[RequestHandle] = []
-
-    def submit(self, request: Request) -> RequestHandle:
-        if len(request.prompt) >= 500:
-            raise ContextSizeError(len(request.prompt), 500)
-        handle = RequestHandle(request)
-        for event in self.events:
-            handle.put(event)
-        self.handles.append(handle)
-        return handle
+def said(bench: Bench) -> list[ChatDelta]:
+    return list(LocalBackend(bench.service).stream(HI))
 
 
 def piece(text: str) -> Piece:
     return Piece(text, (1,))
 
 
-def backend_of(worker: Worker, **options: bool) -> LocalBackend:
-    chat_format = ChatFormat(Template(TEMPLATE), ByteTokenizer())
-    return LocalBackend(worker, chat_format, Sampling(seed=1), 100, **options)
-
-
-MESSAGES = [{"role": "user", "content": "Hi"}]
-
-
 def test_the_request_holds_the_rendered_messages() -> None:
-    worker = Worker(DONE)
-    list(backend_of(worker, cache_prompt=False).stream(MESSAGES))
-    request = worker.handles[0].request
+    bench = bench_of(DONE, sampling=Sampling(seed=1), n_predict=100, cache_prompt=False)
+    said(bench)
+    request = bench.worker.requests[0]
     text = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n"
-    assert ByteTokenizer().detokenize([int(token) for token in request.prompt.tokens]).decode() == text
-    assert [int(request.prompt.tokens[at]) for at in request.prompt.boundaries] == [SPECIAL["<|im_start|>"]]
+    assert bench.tokenizer.detokenize(request.prompt.tokens.tolist()).decode() == text
+    start = bench.tokenizer.special_tokens()["<|im_start|>"]
+    assert [int(request.prompt.tokens[at]) for at in request.prompt.boundaries] == [start]
     assert (request.sampling.seed, request.max_tokens, request.cache_prompt) == (1, 100, False)
 
 
 def test_reasoning_is_told_apart_from_content() -> None:
-    worker = Worker(
-        Progress(46, 12, 46, 1.0, "live"), piece("I th"), piece("ink</thi"), piece("nk>\n\nYes"), piece("."), DONE
-    )
-    deltas = list(backend_of(worker).stream(MESSAGES))
+    events = [
+        *(Progress(46, 12, 46, 1.0, "live"), piece("I th"), piece("ink</thi"), piece("nk>\n\nYes"), piece("."), DONE)
+    ]
+    deltas = said(bench_of(*events))
     assert "".join(delta.reasoning for delta in deltas) == "I think"
     assert "".join(delta.content for delta in deltas) == "Yes."
-    plain = list(backend_of(Worker(*worker.events), split=False).stream(MESSAGES))
-    assert "".join(delta.content for delta in plain) == "I think</think>\n\nYes."
+    plain = said(bench_of(*events, reasoning_format="none"))
+    assert "".join(delta.content for delta in plain) == "<think>\nI think</think>\n\nYes."
+
+
+SETTINGS = {
+    "sampling": Sampling(temperature=0.3, top_k=7, seed=5),
+    "n_predict": 9,
+    "cache_prompt": False,
+    "reasoning_budget": 3,
+    "reasoning_budget_message": "So:",
+    "reasoning_format": "none",
+}
+
+
+@pytest.mark.parametrize("name", [*SETTINGS, ""])
+def test_what_is_set_for_the_server_holds_for_a_chat_in_this_process(name: str) -> None:
+    given = {key: value for key, value in SETTINGS.items() if name in ("", key)}
+    local, served = bench_of(DONE, **given), bench_of(DONE, **given)
+    said(local)
+    served.chat()
+    (asked,), (reference,) = local.worker.requests, served.worker.requests
+    assert asked.prompt.tokens.tolist() == reference.prompt.tokens.tolist()
+    for member in ("sampling", "max_tokens", "cache_prompt", "reasoning", "disk_policy", "stop", "n_probs"):
+        assert getattr(asked, member) == getattr(reference, member), member
+
+
+def test_a_reasoning_budget_reaches_the_engine() -> None:
+    bench = bench_of(DONE, reasoning_budget=0)
+    said(bench)
+    limit = bench.worker.requests[0].reasoning
+    assert limit is not None
+    assert limit.n_tokens == 0
 
 
 def test_the_last_delta_has_the_numbers() -> None:
-    *_, last = backend_of(Worker(piece("a"), DONE)).stream(MESSAGES)
+    *_, last = said(bench_of(piece("a"), DONE))
     stats = last.stats
     assert stats is not None
     assert (stats.n_cached, stats.n_evaluated, stats.n_predicted, stats.source) == (12, 34, 10, "ram")
@@ -106,12 +104,12 @@ def test_the_last_delta_has_the_numbers() -> None:
 
 
 def test_closing_cancels_the_work() -> None:
-    worker = Worker(piece("a</think>b"))
-    stream = backend_of(worker).stream(MESSAGES)
+    bench = bench_of(piece("a</think>b"), Pause(None))
+    stream = LocalBackend(bench.service).stream(HI)
     assert next(stream) == ChatDelta("a", "b")
-    assert not worker.handles[0].cancelled
+    assert not bench.worker.handles[0].cancelled
     stream.close()
-    assert worker.handles[0].cancelled
+    assert bench.worker.handles[0].cancelled
 
 
 @pytest.mark.parametrize(
@@ -123,16 +121,18 @@ def test_closing_cancels_the_work() -> None:
     ],
 )
 def test_failures_are_our_own_errors(error: Exception, kind: type[Exception], text: str) -> None:
-    worker = Worker(piece("a"), Failed(error))
+    bench = bench_of(piece("a"), Failed(error))
     with pytest.raises(kind, match=text):
-        list(backend_of(worker).stream(MESSAGES))
-    assert worker.handles[0].cancelled
+        said(bench)
+    assert bench.worker.handles[0].cancelled
 
 
 def test_a_prompt_that_does_not_fit() -> None:
+    backend = LocalBackend(bench_of().service)
     with pytest.raises(ContextSizeError):
-        list(backend_of(Worker()).stream([{"role": "user", "content": "x" * 500}]))
+        list(backend.stream([{"role": "user", "content": "x" * N_CTX}]))
 
 
 def test_name() -> None:
-    assert backend_of(Worker()).name() == "Tiny"
+    bench = bench_of()
+    assert LocalBackend(bench.service).name() == bench.service.model == "toy-1"

@@ -17,7 +17,7 @@ from pyctl.prompt import Tokens, as_tokens
 from pyctl.server.body import EmbeddingsBody
 from pyctl.server.generate.prompts import mixed
 from pyctl.server.http import JsonResponse
-from pyctl.server.service import EngineLike, Service
+from pyctl.server.service import Service
 
 __all__ = ["native", "openai"]
 
@@ -35,8 +35,7 @@ async def openai(service: Service, request: Request) -> Response:
 
 
 async def _answer(service: Service, request: Request, *, oai: bool) -> Response:
-    engine = service.settings.engine
-    if not service.settings.embeddings or engine is None:
+    if not service.settings.embeddings:
         raise NotSupportedError("This server does not support embeddings. Start it with `--embeddings`")
     pooled = service.info.pooling != "none"
     if oai and not pooled:
@@ -50,7 +49,7 @@ async def _answer(service: Service, request: Request, *, oai: bool) -> Response:
         raise RequestError("The format to return the embeddings in. Can be either float or base64")
     norm = service.settings.embd_normalize if body.embd_normalize is None else body.embd_normalize
     texts = await asyncio.to_thread(_texts, service, body.content if body.input is None else body.input)
-    vectors = [await _embed(engine, tokens, norm if pooled else -1) for tokens in texts]
+    vectors = [await _embed(service, tokens, norm if pooled else -1) for tokens in texts]
     if not oai:
         return JsonResponse([{"index": i, "embedding": rows.tolist()} for i, rows in enumerate(vectors)])
     n_tokens = sum(int(tokens.size) for tokens in texts)
@@ -71,8 +70,8 @@ def _object(vector: NDArray[np.float32], index: int, encoding: str) -> dict[str,
     return {"embedding": text, "index": index, "object": "embedding", "encoding_format": "base64"}
 
 
-async def _embed(engine: EngineLike, tokens: Tokens, norm: int) -> NDArray[np.float32]:
-    return normalised(await asyncio.wrap_future(engine.embed(tokens)), norm)
+async def _embed(service: Service, tokens: Tokens, norm: int) -> NDArray[np.float32]:
+    return normalised(await asyncio.wrap_future(service.admin.embed(tokens)), norm)
 
 
 def normalised(rows: NDArray[np.float32], norm: int) -> NDArray[np.float32]:

@@ -109,22 +109,21 @@ async def props(service: Service, request: Request) -> Response:
         "is_sleeping": service.worker.is_sleeping,
         "cors_proxy_enabled": False,
     }
-    if settings.cache is not None:
-        view = await asyncio.wrap_future(settings.cache.view())
-        body["prefix_cache"] = {
-            "capacity": view.n_slots,
-            "in_use": len(view.snapshots),
-            "resident_bytes": view.n_bytes,
-            "lifetime_hits": sum(view.totals.hits.values()),
-        }
-        disk = view.disk
-        body["full_cache"] = {
-            "enabled": disk is not None and disk.policy != "off",
-            "in_use": disk.in_use if disk else 0,
-            "disk_bytes": disk.n_bytes if disk else 0,
-            "lifetime_hits": disk.hits if disk else 0,
-            "disk_policy": disk.policy if disk else "off",
-        }
+    view = await asyncio.wrap_future(service.admin.view())
+    body["prefix_cache"] = {
+        "capacity": view.n_slots,
+        "in_use": len(view.snapshots),
+        "resident_bytes": view.n_bytes,
+        "lifetime_hits": sum(view.totals.hits.values()),
+    }
+    disk = view.disk
+    body["full_cache"] = {
+        "enabled": disk is not None and disk.policy != "off",
+        "in_use": disk.in_use if disk else 0,
+        "disk_bytes": disk.n_bytes if disk else 0,
+        "lifetime_hits": disk.hits if disk else 0,
+        "disk_policy": disk.policy if disk else "off",
+    }
     return JsonResponse(body)
 
 

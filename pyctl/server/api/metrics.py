@@ -15,7 +15,7 @@ from pyctl.engine.engine_stats import EngineStats
 from pyctl.errors import NotSupportedError
 from pyctl.server.service import Service
 
-__all__ = ["show"]
+__all__ = ["prometheus_text", "show"]
 
 _STARTED = int(time.time())
 
@@ -31,15 +31,16 @@ class Metric(NamedTuple):
 
 async def show(service: Service, request: Request) -> Response:
     """GET /metrics in Prometheus' text format 0.0.4; rates are those since the scrape before."""
-    settings = service.settings
-    if not settings.show_metrics:
+    if not service.settings.show_metrics:
         raise NotSupportedError("This server does not support metrics endpoint. Start it with `--metrics`")
-    if settings.engine is None:
-        raise NotSupportedError("this server has no engine to watch")
-    stats = await asyncio.wrap_future(settings.engine.stats())
-    text = "".join(_lines(metric) for metric in (*_llama(stats), *_cache(stats.cache)))
+    stats = await asyncio.wrap_future(service.admin.stats())
     headers = {"content-type": "text/plain; version=0.0.4", "process-start-time-unix": str(_STARTED)}
-    return Response(text, headers=headers)
+    return Response(prometheus_text(stats), headers=headers)
+
+
+def prometheus_text(stats: EngineStats) -> str:
+    """All metrics, as Prometheus reads them."""
+    return "".join(_lines(metric) for metric in (*_llama(stats), *_cache(stats.cache)))
 
 
 def _lines(metric: Metric) -> str:

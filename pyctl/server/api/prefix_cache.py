@@ -10,17 +10,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pyctl.cache.cache_stats import CacheStats, CacheView
-from pyctl.errors import NotFoundError, NotSupportedError, RequestError
+from pyctl.errors import NotFoundError, RequestError
 from pyctl.server.body import PinBody
 from pyctl.server.http import JsonResponse
-from pyctl.server.service import CacheLike, Service
+from pyctl.server.service import Service
 
 __all__ = ["clear", "pin", "show"]
 
 
 async def show(service: Service, request: Request) -> Response:
     """GET /cache: the tree of prefixes, with sizes in bytes, ages in seconds and hits, and sums since the start."""
-    view = await asyncio.wrap_future(_cache(service).view())
+    view = await asyncio.wrap_future(service.admin.view())
     return JsonResponse(_tree(service, view))
 
 
@@ -30,20 +30,14 @@ async def pin(service: Service, request: Request) -> Response:
     name = body.id
     if not isinstance(name, str) or not name:
         raise RequestError("'id' must be the id of a prefix in GET /cache")
-    if not await asyncio.wrap_future(_cache(service).pin(name, body.pinned)):
+    if not await asyncio.wrap_future(service.admin.pin(name, body.pinned)):
         raise NotFoundError(f"no prefix {name!r} in the cache")
     return JsonResponse({"id": name, "pinned": body.pinned})
 
 
 async def clear(service: Service, request: Request) -> Response:
     """DELETE /cache: drops every prefix that is not pinned."""
-    return JsonResponse({"dropped": await asyncio.wrap_future(_cache(service).clear())})
-
-
-def _cache(service: Service) -> CacheLike:
-    if service.settings.cache is None:
-        raise NotSupportedError("this server has no prefix cache to look into")
-    return service.settings.cache
+    return JsonResponse({"dropped": await asyncio.wrap_future(service.admin.clear())})
 
 
 def _tree(service: Service, view: CacheView) -> dict[str, Any]:

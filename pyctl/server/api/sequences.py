@@ -16,9 +16,9 @@ from pyctl.server.body import SlotBody
 from pyctl.server.generate.payload import settings_json, without_long
 from pyctl.server.generation_body import ReplyOptions
 from pyctl.server.http import JsonResponse
-from pyctl.server.service import Service, SlotsLike
+from pyctl.server.service import Service
 
-__all__ = ["act", "show"]
+__all__ = ["act", "show", "slot_json"]
 
 _FORBIDDEN = frozenset('/\\:*?"<>|\uff0e\u2215\u2216\ufffd\ufeff')
 """What some system takes for a separator, a wildcard or a full stop, or strips."""
@@ -28,10 +28,10 @@ async def show(service: Service, request: Request) -> Response:
     """GET /slots; ``?fail_on_no_slot=1`` makes it 503 when all are busy."""
     if not service.settings.show_slots:
         raise NotSupportedError("This server does not support slots endpoint. Start it with `--slots`")
-    views = await asyncio.wrap_future(_slots(service).sequences())
+    views = await asyncio.wrap_future(service.admin.sequences())
     if request.query_params.get("fail_on_no_slot") and all(view.busy for view in views):
         raise UnavailableError("no slot available")
-    return JsonResponse([_slot(service, view) for view in views])
+    return JsonResponse([slot_json(service, view) for view in views])
 
 
 async def act(service: Service, request: Request) -> Response:
@@ -40,28 +40,23 @@ async def act(service: Service, request: Request) -> Response:
     if directory is None:
         raise NotSupportedError("This server does not support slots action. Start it with `--slot-save-path`")
     slot = _number(request.path_params["id"])
-    slots, action = _slots(service), request.query_params.get("action", "")
+    admin, action = service.admin, request.query_params.get("action", "")
     if action == "erase":
-        return JsonResponse({"id_slot": slot, "n_erased": await asyncio.wrap_future(slots.erase(slot))})
+        return JsonResponse({"id_slot": slot, "n_erased": await asyncio.wrap_future(admin.erase(slot))})
     if action not in ("save", "restore"):
         raise RequestError("Invalid action")
     name = _filename(SlotBody.parse(await request.body()).filename)
     if action == "save":
-        saved = await asyncio.wrap_future(slots.save(slot, directory / name))
+        saved = await asyncio.wrap_future(admin.save(slot, directory / name))
         counts = {"n_saved": saved.n_tokens, "n_written": saved.n_bytes, "timings": {"save_ms": saved.ms}}
     else:
-        read = await asyncio.wrap_future(slots.restore(slot, directory / name))
+        read = await asyncio.wrap_future(admin.restore(slot, directory / name))
         counts = {"n_restored": read.n_tokens, "n_read": read.n_bytes, "timings": {"restore_ms": read.ms}}
     return JsonResponse({"id_slot": slot, "filename": name, **counts})
 
 
-def _slots(service: Service) -> SlotsLike:
-    if service.settings.slots is None:
-        raise NotSupportedError("this server has no slots to look at")
-    return service.settings.slots
-
-
-def _slot(service: Service, view: SequenceView) -> dict[str, Any]:
+def slot_json(service: Service, view: SequenceView) -> dict[str, Any]:
+    """What GET /slots says of one sequence."""
     slot: dict[str, Any] = {"id": view.id, "n_ctx": view.n_ctx, "speculative": False, "is_processing": view.busy}
     if view.request is None:
         return slot

@@ -12,11 +12,12 @@ from typing import Any, TypeAlias
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Event, Failed, Piece, Progress
 from pyctl.errors import EngineError, PyctlError
 from pyctl.server.generate.reply import Reply
 from pyctl.server.http import JsonResponse
-from pyctl.server.service import HandleLike, Service
+from pyctl.server.service import Service
 
 __all__ = [
     "ActiveReply",
@@ -100,7 +101,7 @@ def _speed(n: int, ms: float) -> str:
     return f" ({n * 1e3 / ms:.1f} tok/s)" if n > 0 and ms > 0 else ""
 
 
-async def merged(handles: Sequence[HandleLike]) -> AsyncGenerator[tuple[int, list[Event]], None]:
+async def merged(handles: Sequence[RequestHandle]) -> AsyncGenerator[tuple[int, list[Event]], None]:
     """(number of the handle, events that waited together) until all handles have ended."""
     if len(handles) == 1:  # by far the most common: nothing between the engine and the stream
         async for event in handles[0]:
@@ -108,7 +109,7 @@ async def merged(handles: Sequence[HandleLike]) -> AsyncGenerator[tuple[int, lis
         return
     found: asyncio.Queue[tuple[int, list[Event]] | Exception | None] = asyncio.Queue()
 
-    async def take(number: int, handle: HandleLike) -> None:
+    async def take(number: int, handle: RequestHandle) -> None:
         try:
             async for event in handle:
                 found.put_nowait((number, [event, *handle.drain()]))
@@ -137,7 +138,7 @@ async def merged(handles: Sequence[HandleLike]) -> AsyncGenerator[tuple[int, lis
 class ActiveReply:
     """A request on its way through the engine, and the reply that is made of its events."""
 
-    handle: HandleLike
+    handle: RequestHandle
     reply: Reply
 
 
