@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 from typing import Any, Literal, TypeAlias
@@ -90,6 +90,7 @@ class ChatFormat:
             replay or Replay("off"),
             strip_bos=tokenizer.add_bos,
         )
+        self.marks = self._renderer.marks
 
     def prepare(self, request: ChatRequest) -> PreparedChat:
         """Check and render ``request``. What else is wrong with it shows when that part of the answer is asked for."""
@@ -110,44 +111,6 @@ class ChatFormat:
             prefill=request.prefill_assistant,
         )
         return PreparedChat(self, request, rendered, callables)
-
-    def turn(
-        self,
-        messages: object,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        callable_tools: Tools | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = True,
-        continues: Continue | None = None,
-        prefill: bool = True,
-    ) -> RenderedChat:
-        """Like `prepare`, which is to be used instead, but only the first step of it."""
-        rendered = self._renderer.render(
-            messages,
-            tools=tools,
-            variables=kwargs,
-            add_generation_prompt=add_generation_prompt,
-            continues=continues,
-            prefill=prefill,
-        )
-        return replace(rendered, tools=callable_tools)
-
-    def render(self, messages: object, **options: Any) -> str:
-        """The conversation as text; ``options`` are those of `turn`."""
-        return self.turn(messages, **options).text
-
-    def prompt(self, messages: object, **options: Any) -> Prompt:
-        """The conversation as token ids with boundaries; ``options`` are those of `turn`."""
-        return self.prompt_of(self.turn(messages, **options))
-
-    def splitter(self, turn: RenderedChat, reasoning: ReasoningFormat = "auto") -> ReplySplitter:
-        """What takes the reply to ``turn`` apart, and remembers it in the end."""
-        return PreparedChat(self, ChatRequest([], reasoning_format=reasoning), turn, turn.tools).splitter()
-
-    def begins(self, turn: RenderedChat) -> ReplyPart:
-        """Where the reply to ``turn`` begins: ``start`` only if the template leaves it a reasoning block to open."""
-        return PreparedChat(self, ChatRequest([]), turn, turn.tools).begins()
 
     def prompt_from_text(self, text: str) -> Prompt:
         """Tokens of ``text``, special tokens included, after BOS where the model wants it."""
@@ -213,7 +176,7 @@ class PreparedChat:
             return self._call_constraint()
         prefill = rendered.prefill if rendered.reply_part == "content" else ""
         try:
-            return reply_constraint(request.schema, self._chat.tags, self.begins(), prefill, self._chat.controls)
+            return reply_constraint(request.schema, self._chat.tags, self._begins(), prefill, self._chat.controls)
         except RequestError as error:
             raise RequestError(f"Field 'json_schema': JSON schema conversion failed: {error}") from error
 
@@ -233,8 +196,8 @@ class PreparedChat:
         rendered = self.rendered
         tags = None if self._request.reasoning_format == "none" else self._chat.tags
         parser = self._chat.call_format.parser(self._tools, tags, rendered.reply_part)
-        splice = self._chat._renderer.splice
-        header = splice.header(rendered.text, rendered.prefill)
+        marks = self._chat.marks
+        header = marks.header(rendered.text, rendered.prefill)
         if not header:
             return ReplySplitter(parser)
 
@@ -244,11 +207,11 @@ class PreparedChat:
                 message["reasoning_content"] = rendered.prefill + message.get("reasoning_content", "")
             text = text.removeprefix(self.open_reasoning)  # it is part of the header
             known = any(self._text_of(tokens, special) == text for special in (False, True))
-            splice.replay.remember(message, header, text, as_tokens(tokens) if known else None, self.reply_index)
+            marks.replay.remember(message, header, text, as_tokens(tokens) if known else None, self.reply_index)
 
         return ReplySplitter(parser, on_end=remember)
 
-    def begins(self) -> ReplyPart:
+    def _begins(self) -> ReplyPart:
         """Where the reply begins: ``start`` only if the template leaves it a reasoning block to open."""
         if self.rendered.reply_part != "start":
             return self.rendered.reply_part
@@ -265,7 +228,7 @@ class PreparedChat:
         tools, chat = self._tools, self._chat
         if tools is None or not (tools.forced or not tools.parallel or any(tool.strict for tool in tools.tools)):
             return None
-        return chat.call_format.constraint(tools, chat.tags, self.begins(), chat.controls)
+        return chat.call_format.constraint(tools, chat.tags, self._begins(), chat.controls)
 
     def _text_of(self, tokens: Sequence[int], special: bool) -> str:
         return self._chat.tokenizer.detokenize(tokens, special=special).decode("utf-8", "replace")

@@ -143,6 +143,10 @@ def _fit(message: Message, capabilities: TemplateCapabilities) -> Message:
     if "tool_calls" in message:
         calls = message["tool_calls"]
         message["tool_calls"] = [{**call, "function": _function(call["function"], capabilities)} for call in calls]
+    if capabilities.reasoning_key != "reasoning_content" and message.get("reasoning_content"):
+        message[capabilities.reasoning_key] = message.pop("reasoning_content")
+        if "tool_calls" in message and not capabilities.content_beside_reasoning:
+            message["content"] = _content("", capabilities)
     return message
 
 

@@ -8,9 +8,8 @@ from typing import Any, Literal, TypeAlias
 
 from pyctl.chat.messages import check_messages, fit_messages, text_of
 from pyctl.chat.reasoning import ReasoningTags, ReplyPart
-from pyctl.chat.replay import Part, Replay, SampledReply, Splice
+from pyctl.chat.replay import Part, Replay, ReplayMarks, SampledReply
 from pyctl.chat.template import Template, TemplateCapabilities
-from pyctl.chat.tools import Tools
 from pyctl.errors import RequestError
 
 __all__ = ["Continue", "RenderedChat", "Renderer", "part_text"]
@@ -38,7 +37,6 @@ class RenderedChat:
     open_reasoning: str = ""
     parts: tuple[Part, ...] = ()
     reply_index: int = 0
-    tools: Tools | None = None
 
 
 class Renderer:
@@ -65,7 +63,7 @@ class Renderer:
         self._start_texts = start_texts
         self._variables = {"enable_thinking": True, **variables}
         self._bos = template.bos_token if strip_bos else ""
-        self.splice = Splice(replay if self._has_header() else Replay("off"), start_texts)
+        self.marks = ReplayMarks(replay if self._has_header() else Replay("off"), start_texts)
 
     def render(
         self,
@@ -90,13 +88,13 @@ class Renderer:
                 raise RequestError("'messages' must not end in two assistant messages")
             continues = continues or "auto"
         reply_index = len(checked) - (continues is not None)
-        marked, replayed = self.splice.mark(checked, keep_last=continues is not None)
+        marked, replayed = self.marks.mark(checked, keep_last=continues is not None)
         if replayed:
             try:
                 rendered = self._render(marked, continues, tools, given, add_generation_prompt)
             except RequestError:  # the template wants the messages whole
                 rendered = None
-            parts = self.splice.parts(rendered.text, replayed) if rendered is not None else None
+            parts = self.marks.parts(rendered.text, replayed) if rendered is not None else None
             if rendered is not None and parts is not None:
                 text = "".join(map(part_text, parts))
                 return replace(rendered, text=text, parts=parts, reply_index=reply_index)

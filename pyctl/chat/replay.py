@@ -20,7 +20,7 @@ from pyctl.atomic_file import write_atomic
 from pyctl.chat.call_formats.scan import parse_json
 from pyctl.prompt import Tokens, as_tokens
 
-__all__ = ["DEFAULT_REPLAY_BYTES", "Part", "Replay", "ReplayLog", "SampledReply", "Splice"]
+__all__ = ["DEFAULT_REPLAY_BYTES", "Part", "Replay", "ReplayLog", "ReplayMarks", "SampledReply"]
 
 log = logging.getLogger(__name__)
 
@@ -316,7 +316,7 @@ Part: TypeAlias = str | SampledReply
 _MARK = "pyctl-said-before-4c9e-"
 
 
-class Splice:
+class ReplayMarks:
     """Replaces messages by what ``replay`` remembers; ``starts`` are the texts of the tokens that begin a message."""
 
     def __init__(self, replay: Replay, starts: Sequence[str]) -> None:

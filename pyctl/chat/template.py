@@ -17,9 +17,9 @@ from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pyctl.chat.format_settings import keep_reasoning
+from pyctl.chat.samples import SAMPLE_CALL_ID, SAMPLE_TOOL, sample_call, sample_message, sample_tool
 from pyctl.chat.samples import SAMPLE_KEY as _A
 from pyctl.chat.samples import SAMPLE_VALUE as _B
-from pyctl.chat.samples import sample_call, sample_message, sample_tool
 from pyctl.errors import ModelError, RequestError
 
 __all__ = ["Template", "TemplateCapabilities"]
@@ -128,13 +128,17 @@ def _strftime_now(format: str) -> str:
     return datetime.now().strftime(format)
 
 
+_REASONING_KEYS = ("reasoning_content", "thinking")
+
+
 @dataclass(frozen=True)
 class TemplateCapabilities:
     """``system_first``, ``system_inside``: system messages at the start, later on. ``repeated_user``: user messages
     in a row. ``text``, ``parts``: content as a string, as a list of parts. ``tools``, ``tool_calls``: a list of tools,
     calls in assistant messages, ``parallel_calls`` several in one, ``object_arguments`` their arguments as an object
     (else as JSON text). ``old_reasoning``, ``reasoning_effort``: reasoning of
-    earlier turns if it is to be kept, and a word for how much of it there should be.
+    earlier turns if it is to be kept, and a word for how much of it there should be; ``reasoning_key`` is the member of
+    a message that has it, and ``content_beside_reasoning`` says whether a message that calls may have both.
     """
 
     system_first: bool
@@ -148,6 +152,8 @@ class TemplateCapabilities:
     parallel_calls: bool = False
     old_reasoning: bool = False
     reasoning_effort: bool = False
+    reasoning_key: str = "reasoning_content"
+    content_beside_reasoning: bool = True
 
     @classmethod
     def of(cls, template: Template) -> TemplateCapabilities:
@@ -162,6 +168,14 @@ class TemplateCapabilities:
             return [said("user", "a"), sample_call(*arguments, as_text=text, as_object=as_object)]
 
         objects = _shows(template, called({_A: _B}, as_object=True), _A, _B, never=f"'{_A}'")
+        asked, answer = called({"b": "b"}, as_object=objects)
+        result = {**said("tool", "b"), "tool_call_id": SAMPLE_CALL_ID, "name": SAMPLE_TOOL}
+
+        def reasons(key: str, content: str = "") -> bool:
+            message = {**answer, **said("assistant", content), key: _A}
+            return _shows(template, [asked, message, result], _A, content)
+
+        key = next(filter(reasons, _REASONING_KEYS), "")
         reasoned = [said("user", "a"), {**said("assistant", "b"), "reasoning_content": _A}, said("user", "c")]
         return cls(
             system_first=_shows(template, [said("system", _A), said("user", _B)], _A, _B),
@@ -177,6 +191,8 @@ class TemplateCapabilities:
             parallel_calls=_shows(template, called({_A: "b"}, {_B: "b"}, as_object=objects), _A, _B),
             old_reasoning=_shows(template, reasoned, _A, variables={"enable_thinking": True, **keep_reasoning(True)}),
             reasoning_effort=_reads_effort(template, [said("user", "a")]),
+            reasoning_key=key or _REASONING_KEYS[0],
+            content_beside_reasoning=not key or reasons(key, content=_B),
         )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pyctl.chat.json_schema import resolve
 from pyctl.errors import RequestError
 
 __all__ = ["ALL_TYPES", "Tool", "Tools", "callable_tools", "template_tools", "types_of"]
@@ -175,13 +176,8 @@ def _type_of(value: object) -> str:
 
 
 def _target(reference: str, root: Mapping[str, Any]) -> Any:
-    """What a reference within the document stands for; None, which says nothing, if it leads nowhere."""
-    if not reference.startswith("#"):
+    """What a reference stands for; None, which says nothing, if it leads nowhere."""
+    try:
+        return resolve(reference, root)
+    except RequestError:
         return None
-    node: Any = root
-    for step in reference[1:].strip("/").split("/") if len(reference) > 1 else ():
-        step = step.replace("~1", "/").replace("~0", "~")
-        if not isinstance(node, Mapping) or step not in node:
-            return None
-        node = node[step]
-    return node

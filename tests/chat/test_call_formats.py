@@ -19,6 +19,7 @@ from pyctl.chat.call_formats.llama3 import LlamaFormat
 from pyctl.chat.call_formats.mistral import MistralFormat, MistralListFormat
 from pyctl.chat.call_formats.qwen import QwenFormat
 from pyctl.chat.call_formats.registry import FORMATS, find_call_format
+from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.constraint import reply_constraint
 from pyctl.chat.reasoning import ReplyPart
 from pyctl.chat.template import Template, TemplateCapabilities
@@ -26,6 +27,7 @@ from pyctl.chat.tools import Tools
 from tests.chat.accepted import accepts
 from tests.chat.conftest import unpacked
 from tests.chat.parsing import STOP_TOOL, TOOLS, Parsed, parse_reply
+from tests.chat.toy import ByteTokenizer, prepare
 
 
 @dataclass(frozen=True)
@@ -333,3 +335,11 @@ class TestHarmony:
     def test_what_is_continued_begins_in_its_part(self) -> None:
         assert parse(self.form, "on<|return|>", reply_part="content") == ("", "on", [])
         assert parse(self.form, "on<|end|><|start|>assistant<|message|>a", reply_part="reasoning") == ("on", "a", [])
+
+    def test_reasoning_before_a_call_goes_back_into_the_prompt(self) -> None:
+        template = Template(unpacked("templates/openai-gpt-oss-120b.jinja").read_text())
+        chat = ChatFormat(template, ByteTokenizer(("<|start|>", "<|end|>", "<|return|>"), eos="<|return|>"))
+        call = {"type": "function", "function": {"name": "stop", "arguments": "{}"}}
+        answer = {"role": "assistant", "content": "I look.", "reasoning_content": "hm", "tool_calls": [call]}
+        text = prepare(chat, [HI, answer, {"role": "tool", "tool_call_id": "x", "content": "done"}]).text
+        assert "<|start|>assistant<|channel|>analysis<|message|>hm<|end|><|start|>assistant to=functions.stop" in text
