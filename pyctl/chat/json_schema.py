@@ -26,7 +26,7 @@ _COMBINATORS = ("allOf", "anyOf", "oneOf")
 _MAX_DEPTH = 100
 _MAX_LEVELS = 600
 """Of all definitions together: the library follows one to the next on the stack of a thread."""
-_MAX_SCHEMAS = 20_000
+_MAX_SCHEMAS = 10_000
 _REGEX_PARTS = 20
 """A regular expression is as much work as so many schemas."""
 _MAX_CHOICES = 1000

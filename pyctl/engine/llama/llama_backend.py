@@ -62,12 +62,12 @@ class LlamaBackend:
     def _attach(self) -> None:
         ctx = self._ctx
         self.tokenizer = LlamaTokenizer(self.model)
+        if not self._keeps_vocabulary:
+            self._grammars = GrammarCompiler(self.tokenizer)
         self.n_ctx = int(api.llama_n_ctx_seq(ctx))
         self.n_seqs = int(api.llama_n_seq_max(ctx))
         self.n_ubatch = int(api.llama_n_ubatch(ctx))
         self._batch = Batch(max(self.n_ubatch, self.n_seqs))
-        if not self._keeps_vocabulary:
-            self._grammars = GrammarCompiler(self.tokenizer)
         self._end_tokens = self.tokenizer.end_tokens()
         self.evaluate(0, as_tokens([max(self.tokenizer.bos, 0)]), 0)
         self._memory = KVState(ctypes.cast(ctx, ctypes.c_void_p).value or 0, 0)
@@ -219,6 +219,8 @@ class LlamaBackend:
     def _free(self) -> None:
         if hasattr(self, "_memory"):
             del self._memory  # what it holds on the device goes before the context that it belongs to
+        if not self._keeps_vocabulary:
+            self._grammars.close()
         if self.embedder is not None:
             self.embedder.close()
         api.llama_free(self._ctx)
