@@ -1,8 +1,9 @@
-"""A splitter whose input says outright what the parts of a reply are, and what a client makes of named events."""
+"""What several tests of the server need: a splitter that is told the parts of a reply, clients, a template."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ import pytest
 
 from pyctl.chat.reasoning import CallDelta, ReplyDelta
 from pyctl.server.generate.prepare import PreparedReply
+from tests.server.fake import Bench
 
 
 class PartSplitter:
@@ -53,3 +55,56 @@ def named_events(body: bytes) -> list[dict[str, Any]]:
             assert name == b"event: " + event["type"].encode()
             events.append(event)
     return events
+
+
+class Caller:
+    """Calls an application as a server does, and hangs up when told to."""
+
+    def __init__(self, bench: Bench, path: str, body: dict[str, Any]) -> None:
+        self._app = bench.app
+        self._path = path
+        self._body = msgspec.json.encode(body)
+        self._asked = False
+        self.gone = asyncio.Event()
+        self.sent: list[dict[str, Any]] = []
+
+    async def call(self) -> None:
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": self._path,
+            "raw_path": self._path.encode(),
+            "query_string": b"",
+            "headers": [],
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+        }
+        await self._app(scope, self._receive, self._send)
+
+    async def _receive(self) -> dict[str, Any]:
+        if not self._asked:
+            self._asked = True
+            return {"type": "http.request", "body": self._body, "more_body": False}
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        for _ in range(500):
+            if condition():
+                return
+            await asyncio.sleep(0.005)
+        raise AssertionError("nothing happened")
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [message["body"] for message in self.sent if message["type"] == "http.response.body"]
+
+
+OPENED = """\
+{%- for m in messages -%}
+{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n<think>\\n' -}}{%- endif -%}
+"""

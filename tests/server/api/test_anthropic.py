@@ -12,8 +12,7 @@ from pyctl.errors import EngineError
 from pyctl.server.service import Settings
 from tests.chat.toy import THINKING
 from tests.server.fake import HI, Bench, Pause, Script, fail, play
-from tests.server.parts import named_events, split_by_lines
-from tests.server.test_answer import Caller
+from tests.server.parts import Caller, named_events, split_by_lines
 
 CALLS = ("r:h", "m\n", "c:I \n", "c:look\n", "k:0:t1:look\n", 'a:0:{"at":\n', "a:0:1}\n", "k:1:t2:wait\n")
 

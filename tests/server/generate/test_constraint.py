@@ -10,6 +10,7 @@ from pyctl.chat.constraint import json_constraint, reply_constraint
 from pyctl.chat.reasoning import THINK
 from tests.chat import toy
 from tests.server.fake import HI, Bench, play
+from tests.server.parts import OPENED
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 ANY = {"type": "object"}
@@ -58,11 +59,3 @@ def test_grammars_bind_from_the_start() -> None:
     bench.post("/completion", {"prompt": "x", "grammar": "root ::= [0-9]", "json_schema": SCHEMA})
     for request in bench.worker.requests:
         assert (request.sampling.grammar, request.sampling.grammar_prefill) == ("root ::= [0-9]", "")
-
-
-OPENED = """\
-{%- for m in messages -%}
-{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n<think>\\n' -}}{%- endif -%}
-"""

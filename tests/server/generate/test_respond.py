@@ -6,59 +6,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import pytest
 
 from pyctl.engine.request import Piece, Request
 from pyctl.errors import EngineError
 from tests.server.fake import HI, Bench, Pause, Script, events, fail, play
+from tests.server.parts import Caller
 
 NEVER = Pause(None)
-
-
-class Caller:
-    """Calls an application as a server does, and hangs up when told to."""
-
-    def __init__(self, bench: Bench, path: str, body: dict[str, Any]) -> None:
-        self._app = bench.app
-        self._path = path
-        self._body = msgspec.json.encode(body)
-        self._asked = False
-        self.gone = asyncio.Event()
-        self.sent: list[dict[str, Any]] = []
-
-    async def call(self) -> None:
-        scope = {
-            "type": "http",
-            "method": "POST",
-            "path": self._path,
-            "raw_path": self._path.encode(),
-            "query_string": b"",
-            "headers": [],
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-        }
-        await self._app(scope, self._receive, self._send)
-
-    async def _receive(self) -> dict[str, Any]:
-        if not self._asked:
-            self._asked = True
-            return {"type": "http.request", "body": self._body, "more_body": False}
-        await self.gone.wait()
-        return {"type": "http.disconnect"}
-
-    async def _send(self, message: Any) -> None:
-        self.sent.append(message)
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        for _ in range(500):
-            if condition():
-                return
-            await asyncio.sleep(0.005)
-        raise AssertionError("nothing happened")
-
-    @property
-    def bodies(self) -> list[bytes]:
-        return [message["body"] for message in self.sent if message["type"] == "http.response.body"]
 
 
 def chat(stream: bool, **fields: Any) -> dict[str, Any]:

@@ -11,7 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.server.fake import HI, events
+from pyctl.server.lifecycle import LoadingApp
+from pyctl.server.server_settings import Cors
+from tests.server.fake import HI, Bench, Client, events, play
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -102,3 +104,20 @@ def test_a_unix_socket(tmp_path: Path, leftover: bool) -> None:
         process.terminate()
         assert line(process) == "ended in good order"
     assert not path.exists()
+
+
+LOADING = {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}
+
+
+def test_everything_waits_for_the_model() -> None:
+    bench = Bench(play("x"))
+    gate = LoadingApp(Cors())
+    client = Client(gate)
+    for method, path in (("GET", "/health"), ("POST", "/completion"), ("GET", "/nowhere"), ("DELETE", "/cache")):
+        response = client.request(method, path, headers={"Origin": "http://page"})
+        assert (response.status_code, response.json()) == (503, LOADING)
+        assert response.headers["access-control-allow-origin"] == "http://page"
+    assert client.options("/completion").status_code == 200
+    gate.open(bench.app)
+    assert client.get("/health").json() == {"status": "ok"}
+    assert client.get("/nowhere").status_code == 404

@@ -10,7 +10,7 @@ from pyctl.engine.stream import ReasoningLimit
 from pyctl.server.service import Settings
 from tests.chat.toy import chatml_tokenizer
 from tests.server.fake import HI, Bench, play
-from tests.server.test_constraint import OPENED
+from tests.server.parts import OPENED
 
 SPECIAL = chatml_tokenizer().special_tokens()
 THINK, END, CALL, LINE = SPECIAL["<think>"], SPECIAL["</think>"], SPECIAL["<tool_call>"], 10

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import pytest
+
+from pyctl.errors import RequestError
+from pyctl.server.body import Body, Flattened, Integer, Names, Nested, others
+from pyctl.server.generation_body import ChatBody, CompletionBody, ConversationBody, InfillBody
+
+
+class Inner(Body, frozen=True):
+    text: str = ""
+
+
+class Greeting(Body, frozen=True):
+    loud: bool = False
+    times: Annotated[int, Integer(low=1), Names("times", "n")] = 1
+    pitch: float | None = None
+    words: tuple[str, ...] = ()
+    inner: Annotated[Inner, Nested(Inner)] = Inner()
+    n_members: Annotated[int, Flattened(len)] = 0
+
+
+@pytest.mark.parametrize(
+    ("values", "greeting"),
+    [
+        ({}, Greeting()),
+        ({"loud": None, "times": None, "inner": None}, Greeting(n_members=3)),
+        ({"n": 3}, Greeting(times=3, n_members=1)),
+        ({"n": 3, "times": 2}, Greeting(times=2, n_members=2)),
+        ({"n": 3, "times": None}, Greeting(times=3, n_members=2)),
+        ({"times": 2.9}, Greeting(times=2, n_members=1)),
+        ({"pitch": 2}, Greeting(pitch=2.0, n_members=1)),
+        ({"words": "a"}, Greeting(words=("a",), n_members=1)),
+        ({"words": ["a", "b"]}, Greeting(words=("a", "b"), n_members=1)),
+        ({"inner": {"text": "x", "more": 1}}, Greeting(inner=Inner(text="x"), n_members=1)),
+        ({"whatever": {}}, Greeting(n_members=1)),
+    ],
+)
+def test_what_a_body_says(values: dict[str, Any], greeting: Greeting) -> None:
+    assert Greeting.of(values) == greeting
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"loud": 1}, "'loud' must be true or false"),
+        ({"times": True}, "'times' must be a number"),
+        ({"n": 0}, r"'n' must be in \\[1, 2147483647\\], not 0"),
+        ({"n": 2**40}, "'n' must be in"),
+        ({"pitch": "high"}, "'pitch' must be a number"),
+        ({"pitch": 10**400}, "'pitch' is too large a number"),
+        ({"words": [1]}, "'words' must be a string or a list of strings"),
+        ({"inner": []}, "'inner' must be an object"),
+        ({"inner": {"text": 1}}, "'text' must be a string"),
+    ],
+)
+def test_what_a_body_may_not_say(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        Greeting.of(values)
+
+
+def test_what_is_passed_on() -> None:
+    assert Greeting.names() == {"loud", "times", "n", "pitch", "words", "inner", "n_members"}
+    assert others({"n": 1, "seed": 2, "model": "m"}, Greeting, frozenset({"model"})) == {"seed": 2}
+
+
+@pytest.mark.parametrize("body", [ChatBody, CompletionBody, InfillBody, ConversationBody])
+def test_nothing_said_is_the_default(body: type[Body]) -> None:
+    assert body.of({}) == body()
