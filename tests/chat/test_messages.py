@@ -128,12 +128,12 @@ def test_arguments_of_calls(arguments: Any, as_object: Any, as_text: str) -> Non
         (toy.CHATML + "{{ reasoning_effort }}", {"parts", "tools", "old_reasoning", "reasoning_effort"}),
     ],
 )
-def test_traits_are_found_by_rendering(source: str, lacks: set[str]) -> None:
+def test_capabilities_are_found_by_rendering(source: str, lacks: set[str]) -> None:
     capabilities = TemplateCapabilities.of(Template(source))
     assert {name for name, has in vars(capabilities).items() if has is False} == lacks ^ {"reasoning_effort"}
 
 
-def test_traits_of_the_real_template(qwen_template: str) -> None:
+def test_capabilities_of_the_real_template(qwen_template: str) -> None:
     capabilities = TemplateCapabilities.of(Template(qwen_template))
     lacks = {name for name, has in vars(capabilities).items() if not has}
     assert lacks == {"system_inside", "old_reasoning", "reasoning_effort"}
