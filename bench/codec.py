@@ -62,7 +62,7 @@ def from_models(n_tokens: int) -> dict[str, Block]:
                 backend.evaluate(0, tokens[start : start + backend.n_ubatch], start)
             found[f"{shape.name}, {kind} rows"] = np.array(backend.save_rows(0, 0, tokens.size))
             if backend.kind == "hybrid":
-                found[f"{shape.name}, state"] = np.array(backend.save_state(0, tokens.size))
+                found[f"{shape.name}, state"] = np.array(backend.save_state(0, tokens.size).recurrent)
             backend.unload()
     return found
 

@@ -24,7 +24,7 @@ from llama_cpp import llama_cpp as api
 from bench.common import answered, parse, parser_of, show, tell
 from bench.compare import add_comparison, compare
 from pyctl.cache.ram import RamCache
-from pyctl.cache.snapshot import Block
+from pyctl.cache.snapshot import Block, State
 from pyctl.chat.chat_format import ChatFormat, ChatRequest
 from pyctl.chat.template import Template
 from pyctl.engine.engine import Engine
@@ -57,13 +57,13 @@ class NullBackend(FakeBackend):
     def save_rows(self, seq: int, first: int, last: int) -> Block:
         return EMPTY
 
-    def save_state(self, seq: int, n: int) -> Block:
-        return EMPTY
+    def save_state(self, seq: int, n: int) -> State:
+        return State.of(EMPTY)
 
     def load_rows(self, seq: int, first: int, spans: object) -> None:
         pass
 
-    def load_state(self, seq: int, n: int, state: Block) -> None:
+    def load_state(self, seq: int, n: int, state: State) -> None:
         pass
 
     def rewind(self, seq: int, n: int) -> None:

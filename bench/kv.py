@@ -18,6 +18,7 @@ import numpy as np
 
 from bench.common import WIDE_DENSE, add_model, median_seconds, parse, parser_of, show, tell
 from bench.cuda import open_device
+from pyctl.cache.snapshot import State
 from pyctl.engine.llama import LlamaBackend, load, reserve_pinned
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.prompt import as_tokens
@@ -45,7 +46,7 @@ def rates(backend: LlamaBackend, n: int) -> list[Rate]:
                 memory.save_rows(0, a, b, block)
             memory.finish()
 
-        def back(spans: list[tuple[np.ndarray, int, int]] = spans, state: np.ndarray | None = state) -> None:
+        def back(spans: list[tuple[np.ndarray, int, int]] = spans, state: State | None = state) -> None:
             backend.rewind(0, 0)
             backend.load_rows(0, 0, spans)
             memory.finish()
@@ -54,17 +55,17 @@ def rates(backend: LlamaBackend, n: int) -> list[Rate]:
         if state is not None:
             backend.load_state(0, n, state)
     if backend.kind == "hybrid":
-        state = backend.save_state(0, n)
+        block = backend.save_state(0, n).recurrent
 
         def state_out() -> None:
-            memory.save_state(0, n, state)
+            memory.save_state(0, n, block)
             memory.finish()
 
         def state_back() -> None:
-            memory.load_state(0, n, state)
+            memory.load_state(0, n, block)
             memory.finish()
 
-        found.append(rate("state", n, state.nbytes, state_out, state_back))
+        found.append(rate("state", n, block.nbytes, state_out, state_back))
     return found
 
 

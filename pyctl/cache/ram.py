@@ -200,7 +200,7 @@ class RamCache:
         if slot.pinned:
             return False
         self._retain(snapshot.segment)
-        self.n_bytes += int(snapshot.state.nbytes)
+        self.n_bytes += snapshot.state.n_bytes
         if slot.snapshot is not None:
             self._evict(slot)
         twin = self._by_prefix.get(snapshot.prefix)
@@ -234,7 +234,7 @@ class RamCache:
         del self._by_prefix[snapshot.prefix]
         self.tree.remove(slot.index)
         slot.snapshot, slot.pinned = None, False
-        self.n_bytes -= int(snapshot.state.nbytes)
+        self.n_bytes -= snapshot.state.n_bytes
         self._release(snapshot.segment)
 
     # -- bytes -------------------------------------------------------------------------------------------------------

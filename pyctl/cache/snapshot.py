@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias
@@ -14,7 +14,18 @@ from numpy.typing import NDArray
 
 from pyctl.prompt import Tokens, common_prefix
 
-__all__ = ["DIGEST_BYTES", "NOTHING", "Block", "Prefix", "PromptMatch", "Segment", "Snapshot", "Span"]
+__all__ = [
+    "DIGEST_BYTES",
+    "NOTHING",
+    "RECURRENT",
+    "Block",
+    "Prefix",
+    "PromptMatch",
+    "Segment",
+    "Snapshot",
+    "Span",
+    "State",
+]
 
 DIGEST_BYTES = 16
 
@@ -78,17 +89,46 @@ class Segment:
         return self.references > 0
 
 
+RECURRENT = "recurrent"
+"""The part of a state that is the model's own."""
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """What a sequence needs at one position besides its rows: named parts, each opaque bytes.
+
+    A model has RECURRENT, or nothing if its rows suffice; what else goes on beside it may add parts of its own. All
+    parts are saved, loaded, counted and lost together.
+    """
+
+    parts: Mapping[str, Block] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, recurrent: Block) -> State:
+        """The model's own part alone, or no part for no bytes."""
+        return cls({RECURRENT: recurrent} if recurrent.size else {})
+
+    @property
+    def recurrent(self) -> Block:
+        """The model's own part, empty if there is none."""
+        return self.parts.get(RECURRENT, NOTHING)
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(int(part.nbytes) for part in self.parts.values())
+
+
 @dataclass(eq=False)
 class Snapshot:
     """Everything needed to resume at ``prefix.n`` tokens: a chain of segments over [0, n) and the state at n.
 
-    ``state`` is empty for models that need only rows. ``exact`` says that every row and the state came from batches
+    ``state`` has no parts for models that need only rows. ``exact`` says that every row and the state came from batches
     that a cold run would have evaluated. ``made`` and ``used`` are monotonic seconds.
     """
 
     prefix: Prefix
     segment: Segment
-    state: Block
+    state: State
     exact: bool = True
     hits: int = 0
     made: float = field(default_factory=time.monotonic)
@@ -106,7 +146,7 @@ class Snapshot:
     @property
     def n_bytes(self) -> int:
         """Bytes of the whole chain and the state, shared or not."""
-        return sum(segment.n_bytes for segment in self.chain) + int(self.state.nbytes)
+        return sum(segment.n_bytes for segment in self.chain) + self.state.n_bytes
 
     @cached_property
     def chain(self) -> dict[Segment, int]:

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pyctl.cache.snapshot import Block, Span
+from pyctl.cache.snapshot import Block, Span, State
 from pyctl.engine.sampling import Sampling
 from pyctl.prompt import Tokens
 
@@ -169,8 +169,8 @@ class SequenceMemory(Protocol):
     def save_rows(self, seq: int, first: int, last: int) -> Block:
         """Rows [first, last) of ``seq``; empty for kind ``opaque``. The bytes are there after `synchronize`."""
 
-    def save_state(self, seq: int, n: int) -> Block:
-        """The state of ``seq``, which ends at ``n``; empty for kind ``attention``. There after `synchronize`."""
+    def save_state(self, seq: int, n: int) -> State:
+        """The state of ``seq``, which ends at ``n``; no parts for kind ``attention``. There after `synchronize`."""
 
     def synchronize(self) -> None:
         """Wait until every block that was saved is complete. What loads blocks need not wait."""
@@ -178,7 +178,7 @@ class SequenceMemory(Protocol):
     def load_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
         """Append rows to ``seq``, which ends at ``first``."""
 
-    def load_state(self, seq: int, n: int, state: Block) -> None:
+    def load_state(self, seq: int, n: int, state: State) -> None:
         """Replace the state of ``seq`` by one saved at ``n``."""
 
     def rewind(self, seq: int, n: int) -> None:

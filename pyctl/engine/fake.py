@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pyctl.cache.snapshot import NOTHING, Block, Span
+from pyctl.cache.snapshot import NOTHING, Block, Span, State
 from pyctl.engine.backend import SavedSequence, SequenceTokens, TopTokens
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import EngineError, RequestError, StateError
@@ -131,15 +131,14 @@ class FakeBackend:
             raise StateError(f"rows [{first}, {last}) are not there")
         return self._later(HEADER.pack(b"ROWS", first, last) + b"".join(rows))
 
-    def save_state(self, seq: int, n: int) -> Block:
+    def save_state(self, seq: int, n: int) -> State:
         if self.kind == "attention":
-            return NOTHING
+            return State()
         held = self._seqs[seq]
         if held.at != n:
             raise StateError(f"the state stands at {held.at}, not {n}")
-        return self._later(
-            HEADER.pack(b"STAT", 0, n) + held.state + (b"".join(held.rows) if self.kind == "opaque" else b"")
-        )
+        data = HEADER.pack(b"STAT", 0, n) + held.state + (b"".join(held.rows) if self.kind == "opaque" else b"")
+        return State.of(self._later(data))
 
     def synchronize(self) -> None:
         for block, data in self._on_the_way:
@@ -159,12 +158,12 @@ class FakeBackend:
             data = block[HEADER.size :].tobytes()
             held.rows += [data[(i - p0) * ROW : (i - p0 + 1) * ROW] for i in range(start, stop)]
 
-    def load_state(self, seq: int, n: int, state: Block) -> None:
+    def load_state(self, seq: int, n: int, state: State) -> None:
         self.synchronize()
         self._maybe_fail()
-        held = self._seqs[seq]
-        magic, _, at = HEADER.unpack(state[: HEADER.size].tobytes())
-        data = state[HEADER.size :].tobytes()
+        held, block = self._seqs[seq], state.recurrent
+        magic, _, at = HEADER.unpack(block[: HEADER.size].tobytes())
+        data = block[HEADER.size :].tobytes()
         if magic != b"STAT" or at != n or (self.kind == "hybrid" and len(held.rows) != n):
             raise StateError(f"a state at {at} does not belong to {n}")
         held.state, held.at = data[:ROW], n

@@ -49,6 +49,6 @@ def check_invariants(cache: RamCache) -> None:
     for key, segment in segments.items():
         assert segment.references == references[key]
     n_bytes = sum(segment.n_bytes for segment in segments.values())
-    n_bytes += sum(int(snapshot.state.nbytes) for snapshot in cache.snapshots())
+    n_bytes += sum(snapshot.state.n_bytes for snapshot in cache.snapshots())
     assert cache.n_bytes == n_bytes
     assert cache.budget is None or cache.n_bytes <= cache.budget

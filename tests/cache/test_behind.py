@@ -11,7 +11,7 @@ import pytest
 
 from pyctl.cache.disk_tier import WriteBehind
 from pyctl.cache.ram import RamCache
-from pyctl.cache.snapshot import PromptMatch, Segment, Snapshot
+from pyctl.cache.snapshot import PromptMatch, Segment, Snapshot, State
 from pyctl.prompt import as_tokens
 
 
@@ -49,7 +49,7 @@ def behind(writer: SlowWriter) -> Iterator[WriteBehind]:
 def snapshot(seed: int, n: int = 50) -> Snapshot:
     tokens = as_tokens(np.random.default_rng(seed).integers(0, 100, n))
     rows = np.full(n, seed, np.uint8)
-    return Snapshot(PromptMatch(tokens).prefix(n), Segment(0, tokens, rows, None), np.zeros(4, np.uint8))
+    return Snapshot(PromptMatch(tokens).prefix(n), Segment(0, tokens, rows, None), State.of(np.zeros(4, np.uint8)))
 
 
 def test_offering_never_waits_and_a_full_queue_gives_up_its_oldest(writer: SlowWriter, behind: WriteBehind) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyctl.cache.snapshot import NOTHING, Prefix, PromptMatch, Segment, Snapshot
+from pyctl.cache.snapshot import NOTHING, Prefix, PromptMatch, Segment, Snapshot, State
 from pyctl.prompt import as_tokens, common_prefix
 
 
@@ -40,5 +40,5 @@ def test_shared_equals_comparing_the_whole_chain(data: st.DataObject) -> None:
         start = segment.end if segment else 0
         segment = Segment(start, as_tokens(stored[start:stop]), NOTHING, segment)
         n = data.draw(st.integers(start + 1, stop))
-        snapshot = Snapshot(Prefix(b"", n), segment, NOTHING)
+        snapshot = Snapshot(Prefix(b"", n), segment, State())
         assert prompt.shared(snapshot) == min(common_prefix(stored[:stop], given_tokens), n)

@@ -15,7 +15,7 @@ from pyctl.cache.disk.graph import FileGraph
 from pyctl.cache.disk.index import Key, Record
 from pyctl.cache.eviction import LeastCost, PrefixTree, SecondChance
 from pyctl.cache.ram import RamCache, Reservation
-from pyctl.cache.snapshot import PromptMatch, Segment, Snapshot
+from pyctl.cache.snapshot import PromptMatch, Segment, Snapshot, State
 from pyctl.prompt import as_tokens
 from tests.cache.checks import check_invariants, tokens_of
 
@@ -180,7 +180,7 @@ class RamHistories(RuleBasedStateMachine):
         tokens = as_tokens(np.concatenate([before[:start], fresh]))
         parent = stem.segment_at(start) if stem is not None and start else None
         segment = Segment(start, as_tokens(tokens[start:]), np.zeros(3 * (size + STEP), np.uint8), parent)
-        return Snapshot(PromptMatch(tokens).prefix(int(tokens.size)), segment, np.zeros(100, np.uint8))
+        return Snapshot(PromptMatch(tokens).prefix(int(tokens.size)), segment, State.of(np.zeros(100, np.uint8)))
 
     @rule(data=st.data(), size=st.integers(0, 30), middle=st.booleans())
     def prepare(self, data: st.DataObject, size: int, middle: bool) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pyctl.cache.ram import RamCache
-from pyctl.cache.snapshot import PromptMatch, Segment, Snapshot
+from pyctl.cache.snapshot import RECURRENT, PromptMatch, Segment, Snapshot, State
 from pyctl.prompt import Tokens, as_tokens
 from tests.cache.checks import check_invariants
 
@@ -23,7 +23,7 @@ def prompt(seed: int, n: int = 400) -> Tokens:
 def make(tokens: Tokens, n: int, parent: Segment | None = None) -> Snapshot:
     start = parent.end if parent else 0
     segment = Segment(start, as_tokens(tokens[start:n]), np.zeros((n - start) * ROW, np.uint8), parent)
-    return Snapshot(PromptMatch(tokens).prefix(n), segment, np.zeros(STATE, np.uint8))
+    return Snapshot(PromptMatch(tokens).prefix(n), segment, State.of(np.zeros(STATE, np.uint8)))
 
 
 def put(cache: RamCache, snapshot: Snapshot, *protected: Snapshot) -> bool:
@@ -187,6 +187,17 @@ def test_rows_are_counted_once_and_freed_with_their_last_snapshot() -> None:
     check_invariants(cache)
     assert cache.n_bytes == 0
     assert stem.segment.rows.nbytes == 0, "the memory must go, not only its bytes"
+
+
+def test_all_parts_of_a_state_are_counted_and_go_together() -> None:
+    cache, plain = RamCache(2, None), make(prompt(1), 100)
+    parts = {RECURRENT: np.zeros(STATE, np.uint8), "draft": np.zeros(70, np.uint8)}
+    snapshot = Snapshot(plain.prefix, plain.segment, State(parts))
+    assert put(cache, snapshot)
+    check_invariants(cache)
+    assert cache.n_bytes == 100 * (ROW + 4) + STATE + 70
+    cache.drop(snapshot)
+    assert cache.n_bytes == 0
 
 
 def test_the_budget_holds_after_every_confirm() -> None:

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from llama_cpp import llama_cpp as api
 
+from pyctl.cache.snapshot import State
 from pyctl.engine.llama import LlamaBackend, Loaded
 from pyctl.errors import StateError
 from pyctl.prompt import Tokens, as_tokens
@@ -87,7 +88,7 @@ def library_state(backend: LlamaBackend) -> np.ndarray:
 
 def put_state(backend: LlamaBackend, n: int, states: dict[int, np.ndarray]) -> None:
     if backend.kind == "hybrid":
-        backend.load_state(0, n, states[n])
+        backend.load_state(0, n, State.of(states[n]))
 
 
 @each_layout
@@ -107,7 +108,7 @@ def test_continued_rewound_and_restored_equal_cold(backend: LlamaBackend, data: 
         before = [end for end in ends if start < end <= cut]
         assert_same(run(backend, tokens, before, start), cold)
         chain.append((backend.save_rows(0, start, cut), start, cut))
-        states[cut] = backend.save_state(0, cut)
+        states[cut] = backend.save_state(0, cut).recurrent
         whole[cut] = library_state(backend)
         start = cut
     assert_same(run(backend, tokens, ends, start), cold)
@@ -176,7 +177,7 @@ def test_blocks_have_the_bytes_that_files_hold(backend: LlamaBackend) -> None:
     assert single.size == 0
 
     if backend.kind == "hybrid":
-        state = backend.save_state(0, 40)
+        state = backend.save_state(0, 40).recurrent
         assert HEADER.unpack(state[:64].tobytes()) == (b"STAT", 1, fnv1a(backend.layout), 0, 40, bytes(32))
         assert state.size == 64 + sum(map(int, layout[6].split(",")[:-1]))
 
@@ -225,7 +226,7 @@ class TestRefusals:
         with pytest.raises(StateError, match=r"has \d+ bytes, not"):
             ready[0].load_rows(0, 300, [(ready[0].save_rows(0, 0, 300)[:-1], 0, 300)])
         with pytest.raises(StateError, match=r"a state has \d+ bytes"):
-            ready[0].load_state(0, 300, ready[0].save_state(0, 300)[:-4])
+            ready[0].load_state(0, 300, State.of(ready[0].save_state(0, 300).recurrent[:-4]))
 
     def test_readonly_and_strided_buffers(self, ready: Ready) -> None:
         memory = ready[0]._memory
@@ -261,7 +262,7 @@ class TestRefusals:
     def test_states_for_rows_and_noise(self, ready: Ready) -> None:
         backend = ready[0]
         with pytest.raises(StateError, match="not a block of kind"):
-            backend.load_state(0, 300, backend.save_rows(0, 0, 300))
+            backend.load_state(0, 300, State.of(backend.save_rows(0, 0, 300)))
         noise = np.random.default_rng(0).integers(0, 256, 4096).astype(np.uint8)
         with pytest.raises(StateError, match="not a block of kind"):
             backend.load_rows(0, 300, [(noise, 300, 310)])
@@ -326,7 +327,7 @@ def test_sequences_of_a_unified_cache_move_rows_independently(open_model: Callab
         backend.load_rows(seq, 60, [(rows, 60, 200)])
         backend.load_state(seq, 200, state)
         assert (backend.save_rows(seq, 0, 200) == rows).all()
-        assert (backend.save_state(seq, 200) == state).all()
+        assert (backend.save_state(seq, 200).recurrent == state.recurrent).all()
     for seq in range(3):
         backend.clear(seq)
 

@@ -37,7 +37,7 @@ from pyctl.cache.disk.file_format import (
 from pyctl.cache.disk.graph import FileGraph
 from pyctl.cache.disk.index import Index, Key, Record
 from pyctl.cache.disk.segment_files import parts_of, remove_file, write_temp
-from pyctl.cache.snapshot import Block, Prefix, Segment, Snapshot
+from pyctl.cache.snapshot import RECURRENT, Block, Prefix, Segment, Snapshot, State
 from pyctl.errors import StateError
 from pyctl.prompt import Tokens, common_prefix
 
@@ -146,7 +146,7 @@ class DiskStore:
         assert segment is not None
         top.outs[PartKind.STATE] = self._space(top.size_of(PartKind.STATE))
         return PendingSnapshot(
-            Snapshot(prefix, segment, top.outs[PartKind.STATE], top.header.exact),
+            Snapshot(prefix, segment, State.of(top.outs[PartKind.STATE]), top.header.exact),
             coming,
             self.directory.start(top.jobs(PartKind.STATE)),
             done=lambda: self._handed.update(segments),
@@ -182,7 +182,7 @@ class DiskStore:
             return 0
         self.directory.restore_index()
         links = name_chain(snapshot, self._checksums)
-        if any(segment.dropped for segment in snapshot.chain):
+        if any(segment.dropped for segment in snapshot.chain) or snapshot.state.parts.keys() - {RECURRENT}:
             return 0
         for _ in range(3):
             written = self._write(snapshot, links, label)
@@ -200,14 +200,14 @@ class DiskStore:
         if self._satisfies(twin, snapshot.exact):
             return 0
         missing = [link for link in links if link.name not in present or not self._has(link.name)]
-        raw = int(snapshot.state.nbytes) + sum(int(b.nbytes) for link in missing for b in link.blocks.values())
+        raw = snapshot.state.n_bytes + sum(int(b.nbytes) for link in missing for b in link.blocks.values())
         if self.daily_bytes is not None and today + raw > self.daily_bytes:
             return 0
         temps: dict[Path, Record] = {}
         try:
             for link in missing:
                 self._write_temp(temps, link.name, link.parent, False, link.blocks)
-            blocks = {PartKind.STATE: np.ascontiguousarray(snapshot.state)}
+            blocks = {PartKind.STATE: np.ascontiguousarray(snapshot.state.recurrent)}
             self._write_temp(temps, state, links[-1].name, snapshot.exact, blocks)
             done = self._publish(temps, [self._key(link.name) for link in links], label)
         finally:

@@ -11,7 +11,7 @@ import numpy as np
 from llama_cpp import llama_cpp as api
 from numpy.typing import NDArray
 
-from pyctl.cache.snapshot import NOTHING, Block, Span
+from pyctl.cache.snapshot import NOTHING, Block, Span, State
 from pyctl.engine.backend import SavedSequence, SequenceTokens, TopTokens
 from pyctl.engine.llama.batch import Batch, Embedder
 from pyctl.engine.llama.grammar import GrammarCompiler
@@ -180,19 +180,19 @@ class LlamaBackend:
         _checked(self._memory.save_rows, seq, first, last, block)
         return block
 
-    def save_state(self, seq: int, n: int) -> Block:
+    def save_state(self, seq: int, n: int) -> State:
         if self.kind == "attention":
-            return NOTHING
+            return State()
         # llama.cpp itself must not copy across two pinned ranges, and the state of kind `opaque` is its own.
         block = allocate(self._memory.state_size(seq), pinned=self.kind != "opaque")
         _checked(self._memory.save_state, seq, n, block)
-        return block
+        return State.of(block)
 
     def load_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
         _checked(self._memory.load_rows, seq, first, list(spans))
 
-    def load_state(self, seq: int, n: int, state: Block) -> None:
-        _checked(self._memory.load_state, seq, n, state)
+    def load_state(self, seq: int, n: int, state: State) -> None:
+        _checked(self._memory.load_state, seq, n, state.recurrent)
 
     def rewind(self, seq: int, n: int) -> None:
         _checked(self._memory.rewind, seq, n)

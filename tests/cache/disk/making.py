@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from pyctl.cache.disk.store import DiskStore
-from pyctl.cache.snapshot import NOTHING, Block, Prefix, PromptMatch, Segment, Snapshot
+from pyctl.cache.snapshot import NOTHING, Block, Prefix, PromptMatch, Segment, Snapshot, State
 from pyctl.prompt import Tokens, as_tokens
 
 ROW = 48
@@ -40,10 +40,10 @@ def tokens_of(snapshot: Snapshot) -> Tokens:
 def snapshot(at: Segment, n: int | None = None, exact: bool = True, state: int | None = 500) -> Snapshot:
     """A snapshot at the end of ``at``, or within it; ``state`` bytes."""
     n = at.end if n is None else n
-    probe = Snapshot(Prefix(b"", n), at, NOTHING)
+    probe = Snapshot(Prefix(b"", n), at, State())
     prefix = PromptMatch(tokens_of(probe)).prefix(n)
     blob = np.random.default_rng(n).integers(0, 256, state, dtype=np.uint8) if state else NOTHING
-    return Snapshot(prefix, at, blob, exact)
+    return Snapshot(prefix, at, State.of(blob), exact)
 
 
 def conversation(seed: int, turns: int = 3, step: int = 20, parent: Segment | None = None) -> list[Snapshot]:
@@ -65,7 +65,7 @@ def flat(given: Snapshot) -> list[tuple[object, ...]]:
 def check_equal(found: Snapshot | None, expected: Snapshot) -> None:
     assert found is not None
     assert found.prefix == expected.prefix
-    assert found.state.tobytes() == expected.state.tobytes()
+    assert found.state.recurrent.tobytes() == expected.state.recurrent.tobytes()
     assert found.exact == expected.exact
     assert flat(found) == flat(expected)
     assert found.ends == expected.ends

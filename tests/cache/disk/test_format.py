@@ -47,7 +47,7 @@ def test_files_made_by_hand(open_store: Callable[..., DiskStore]) -> None:
     files = {f"0-20-{whole.hex()}-{tag.hex()}.rows": b"", f"15-{made.prefix.digest.hex()}.state": b""}
     first, second = files
     files[first] = file_bytes(1, 0, 0, 20, (whole, tag), "", [(1, tokens), (2, ends), (3, data)])
-    blob = [(4, made.state.tobytes())]
+    blob = [(4, made.state.recurrent.tobytes())]
     files[second] = file_bytes(2, 1, 0, 15, (made.prefix.digest, bytes(8)), first, blob)
     home = store.directory.path / "model"
     for name, content in files.items():

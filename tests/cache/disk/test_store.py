@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pyctl.cache.disk.codec import CHUNK
 from pyctl.cache.disk.store import DiskStore
-from pyctl.cache.snapshot import Segment, Snapshot
+from pyctl.cache.snapshot import Segment, Snapshot, State
 from pyctl.prompt import as_tokens
 from tests.cache.disk.making import (
     check_directory,
@@ -74,7 +74,7 @@ def test_big_parts_in_many_chunks(open_store: Opener, monkeypatch: pytest.Monkey
     rows = random.standard_normal(5_000_001).astype(np.float16).view(np.uint8)
     state = random.standard_normal(1_500_000).astype(np.float32).view(np.uint8)
     made = snapshot(Segment(0, tokens, rows, None, (3000,)), state=None)
-    made = Snapshot(made.prefix, made.segment, state)
+    made = Snapshot(made.prefix, made.segment, State.of(state))
     store = open_store()
     written = store.write(made)
     assert written == store.directory.n_bytes < 0.95 * (rows.nbytes + state.nbytes)
@@ -308,3 +308,10 @@ def test_other_fingerprints_count_and_go_by_the_same_rule(open_store: Opener, mo
 def test_fingerprints_are_names(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match="fingerprint"):
         DiskStore(tmp_path, name, None)
+
+
+def test_a_state_with_a_part_that_no_file_has_room_for_stays_in_ram(open_store: Opener) -> None:
+    store, (made, *_) = open_store(), conversation(1)
+    other = Snapshot(made.prefix, made.segment, State({**made.state.parts, "draft": made.state.recurrent}))
+    assert store.write(other) == 0
+    assert store.write(made) > 0
