@@ -72,10 +72,10 @@ class CommandSettings:
 
 
 OWNERS: tuple[type[Any], ...] = (
-    *(Questions, ModelSettings, OtherForms, HubSettings, CacheSettings, ServerSettings, EngineOptions, DiskSettings),
-    *(Sampling, FormatSettings, ListenSettings, Cors, LogSettings, TerminalSettings),
+    *(Questions, ListenSettings, FormatSettings, HubSettings, CacheSettings, ServerSettings, EngineOptions),
+    *(DiskSettings, Sampling, Cors, LogSettings, TerminalSettings, ModelSettings, OtherForms),
 )
-"""Every class with settings that flags set."""
+"""Every class with settings that flags set, in the order of --help within a section."""
 
 _ALL = (*(pair for owner in OWNERS for pair in flags_of(owner)), *FURTHER)
 

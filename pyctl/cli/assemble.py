@@ -7,7 +7,7 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 from pyctl.cache.cache_settings import DiskSettings
@@ -29,7 +29,7 @@ from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.worker import Worker
 from pyctl.errors import ConfigError
 from pyctl.models import HubSettings, builtin_model
-from pyctl.server.service import Service, Settings
+from pyctl.server.service import Service
 
 __all__ = ["assemble", "found"]
 
@@ -93,12 +93,7 @@ def assemble(settings: CommandSettings, go_on: Callable[[], bool] = lambda: True
     gc.collect()
     gc.freeze()
     worker = Worker(engine, loaded.info, settings.engine.sleep_seconds)
-    return Service(worker, chat_format, EngineAdmin(worker, engine), _server_settings(settings))
-
-
-def _server_settings(settings: CommandSettings) -> Settings:
-    given = {item.name: getattr(settings.server, item.name) for item in fields(settings.server)}
-    return Settings(**given, disk_policy=DiskPolicy.parse(settings.disk.disk_policy))
+    return Service(worker, chat_format, EngineAdmin(worker, engine), settings.server)
 
 
 def _announce(plan: MemoryPlan, budget: int | None) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
+from pyctl.cache.cache_settings import DiskSettings
 from pyctl.convert import choice, directory, integer, words
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.sampling import Sampling
@@ -102,7 +103,8 @@ class ServerSettings:
     """What a request gets that does not say otherwise, and whom and what the server answers.
 
     No ``api_keys`` means that everybody may ask. ``n_batch`` bounds the text around the gap in /infill. ``slots_debug``
-    adds prompts to /slots. ``n_batch`` and ``embeddings`` are the model's settings of these names.
+    adds prompts to /slots. ``disk_policy``, ``n_batch`` and ``embeddings`` are the settings of these names of
+    the disk and the model.
     """
 
     sampling: Sampling = field(default_factory=Sampling)
@@ -158,6 +160,7 @@ class ServerSettings:
         integer(-1),
     )
     cors: Cors = field(default_factory=Cors)
+    disk_policy: str = DiskSettings.disk_policy
     n_batch: int = ModelSettings.n_batch
     embeddings: bool = ModelSettings.embeddings
     slots_debug: bool = False

@@ -1,11 +1,10 @@
-"""What the server does unless a request says otherwise, and the parts it talks to."""
+"""What the endpoints share."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pyctl.cache.persist import DiskPolicy
 from pyctl.chat.cached_tokenizer import Tokenizer
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.engine.admin import EngineAdmin
@@ -14,14 +13,7 @@ from pyctl.engine.worker import Worker
 from pyctl.server.response_store import ResponseStore
 from pyctl.server.server_settings import ServerSettings
 
-__all__ = ["Service", "Settings"]
-
-
-@dataclass(frozen=True)
-class Settings(ServerSettings):
-    """With what of a request goes to disk unless it says otherwise."""
-
-    disk_policy: DiskPolicy = field(default_factory=lambda: DiskPolicy("off"))
+__all__ = ["Service"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +23,7 @@ class Service:
     worker: Worker
     chat: ChatFormat
     admin: EngineAdmin
-    settings: Settings
+    settings: ServerSettings
     responses: ResponseStore = field(default_factory=ResponseStore)
 
     @property

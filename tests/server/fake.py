@@ -27,7 +27,8 @@ from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Event, Failed, Piece, Progress, Request, StopType, Timings
 from pyctl.engine.worker import Worker
 from pyctl.server.app import create_app
-from pyctl.server.service import Service, Settings
+from pyctl.server.server_settings import ServerSettings
+from pyctl.server.service import Service
 from tests.chat.toy import CHATML, chatml_tokenizer
 
 N_CTX = 4096
@@ -199,7 +200,7 @@ class Bench:
         self,
         script: Callable[[Request], Script] | None = None,
         template: str = CHATML,
-        settings: Settings | None = None,
+        settings: ServerSettings | None = None,
         replay: Replay | None = None,
         *,
         tokenizer: Tokenizer | None = None,
@@ -215,7 +216,7 @@ class Bench:
         self.worker = RecordingWorker(self.engine, known)
         chat = ChatFormat(Template(template, eos_token="<|im_end|>"), self.tokenizer, replay=replay)
         admin = EngineAdmin(self.worker, self.engine)
-        self.service = Service(self.worker, chat, admin, settings or Settings())
+        self.service = Service(self.worker, chat, admin, settings or ServerSettings())
         self.app = create_app(self.service)
         self.client = Client(self.app)
 

@@ -12,14 +12,13 @@ from starlette.types import Receive, Scope, Send
 from pyctl.errors import TooLargeError
 from pyctl.server.http import JsonResponse, error_response
 from pyctl.server.middleware import BodyLimitMiddleware
-from pyctl.server.server_settings import Cors
-from pyctl.server.service import Settings
+from pyctl.server.server_settings import Cors, ServerSettings
 from tests.server.fake import HI, Bench, Client, play
 
 
 @pytest.fixture
 def bench() -> Bench:
-    return Bench(play("x"), settings=Settings(api_keys=("one", "zwö")))
+    return Bench(play("x"), settings=ServerSettings(api_keys=("one", "zwö")))
 
 
 @pytest.mark.parametrize(
@@ -53,7 +52,7 @@ def test_health_is_public(bench: Bench) -> None:
 
 
 def test_a_prefix_stands_before_every_path() -> None:
-    client = Bench(settings=Settings(api_keys=("one",), api_prefix="/llm")).client
+    client = Bench(settings=ServerSettings(api_keys=("one",), api_prefix="/llm")).client
     assert client.get("/llm/health").status_code == 200
     assert client.get("/llm/props").status_code == 401
     assert client.get("/llm/props", headers={"X-Api-Key": "one"}).status_code == 200
@@ -64,7 +63,7 @@ PAGE = "https://app.example"
 
 
 def client_of(cors: Cors | None = None) -> Client:
-    return Bench(play("x"), settings=Settings(api_keys=("one",), cors=cors or Cors())).client
+    return Bench(play("x"), settings=ServerSettings(api_keys=("one",), cors=cors or Cors())).client
 
 
 def test_browsers_of_any_origin_may_ask() -> None:

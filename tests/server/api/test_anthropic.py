@@ -9,7 +9,7 @@ import pytest
 
 from pyctl.engine.request import Request
 from pyctl.errors import EngineError
-from pyctl.server.service import Settings
+from pyctl.server.server_settings import ServerSettings
 from tests.chat.toy import THINKING
 from tests.server.fake import HI, Bench, Pause, Script, fail, play
 from tests.server.parts import Caller, named_events, split_by_lines
@@ -215,7 +215,7 @@ def test_a_silent_stream_sends_ping_events() -> None:
 
 
 def test_keys_come_in_either_header() -> None:
-    bench = Bench(play("x"), settings=Settings(api_keys=("secret",)))
+    bench = Bench(play("x"), settings=ServerSettings(api_keys=("secret",)))
     for headers in ({"x-api-key": "secret"}, {"authorization": "Bearer secret"}):
         assert bench.post("/v1/messages", {"messages": HI}, headers=headers).status_code == 200
     assert bench.post("/v1/messages", {"messages": HI}, headers={"x-api-key": "wrong"}).status_code == 401

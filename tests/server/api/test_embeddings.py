@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from pyctl.server.api.embeddings import normalised
-from pyctl.server.service import Settings
+from pyctl.server.server_settings import ServerSettings
 from tests.server.fake import Bench
 
 
 @pytest.fixture
 def bench() -> Bench:
-    return Bench(settings=Settings(embeddings=True, embd_normalize=-1), pooling="mean")
+    return Bench(settings=ServerSettings(embeddings=True, embd_normalize=-1), pooling="mean")
 
 
 A, B, C = b"abc"
@@ -77,7 +77,7 @@ def test_bad_input(bench: Bench, body: Any, message: str) -> None:
 
 
 def test_without_pooling_only_the_native_form() -> None:
-    bench = Bench(settings=Settings(embeddings=True), pooling="none")
+    bench = Bench(settings=ServerSettings(embeddings=True), pooling="none")
     assert bench.post("/v1/embeddings", {"input": "a"}).status_code == 400
     assert bench.post("/embeddings", {"input": "a"}).json() == [{"index": 0, "embedding": [[A, 1]]}]
 

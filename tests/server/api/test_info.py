@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from pyctl.engine.sampling import Sampling
-from pyctl.server.service import Settings
+from pyctl.server.server_settings import ServerSettings
 from tests.chat import toy
 from tests.server.fake import N_CTX, Bench, play
 
@@ -32,7 +32,7 @@ def test_models() -> None:
 
 
 def test_props() -> None:
-    settings = Settings(Sampling(temperature=0.25), n_predict=9)
+    settings = ServerSettings(Sampling(temperature=0.25), n_predict=9)
     body = Bench(template=toy.THINKING, settings=settings).client.get("/props").json()
     defaults = body["default_generation_settings"]
     assert defaults["n_ctx"] == N_CTX

@@ -5,7 +5,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pyctl.cache.cache_stats import CacheStats, CacheView, SnapshotView
 from pyctl.engine.engine_stats import EngineCounters, EngineStats
 from pyctl.server.api.metrics import prometheus_text
-from pyctl.server.service import Settings
+from pyctl.server.server_settings import ServerSettings
 from tests.server.fake import Bench
 
 LLAMA = {
@@ -49,7 +49,7 @@ def test_numbers_for_prometheus() -> None:
 
 
 def test_rates_are_those_since_the_last_scrape() -> None:
-    bench = Bench(settings=Settings(show_metrics=True))
+    bench = Bench(settings=ServerSettings(show_metrics=True))
     bench.post("/completion", {"prompt": "x" * 50, "n_predict": 20, "ignore_eos": True})
     response = bench.client.get("/metrics")
     assert response.headers["content-type"] == "text/plain; version=0.0.4"

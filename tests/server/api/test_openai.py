@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pyctl.server.service import Settings
+from pyctl.server.server_settings import ServerSettings
 from tests.chat import toy
 from tests.server.fake import HI, Bench, play
 
@@ -141,7 +141,7 @@ def test_reasoning_formats() -> None:
         {"content": "Yes"},
     ]
     assert {"reasoning_content": "hm"} in deltas(bench.chat_stream(reasoning_format="deepseek-legacy"))
-    server = Bench(play("hm</think>", "Yes"), toy.THINKING, Settings(reasoning_format="none"))
+    server = Bench(play("hm</think>", "Yes"), toy.THINKING, ServerSettings(reasoning_format="none"))
     assert server.chat()["choices"][0]["message"] == inside
 
 

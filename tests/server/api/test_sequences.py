@@ -11,7 +11,7 @@ from pyctl.engine.request import Request
 from pyctl.errors import RequestError
 from pyctl.prompt import Prompt
 from pyctl.server.api.sequences import _filename, slot_json
-from pyctl.server.service import Settings
+from pyctl.server.server_settings import ServerSettings
 from tests.server.fake import N_CTX, Bench
 
 HERE = Path("/saved")
@@ -44,7 +44,7 @@ def test_what_each_slot_is_doing() -> None:
         "n_prompt_tokens_cache": 2,
         "next_token": [{"has_next_token": True, "has_new_line": True, "n_remain": 5, "n_decoded": 4}],
     }
-    debug = slot_json(Bench(settings=Settings(slots_debug=True)).service, busy)
+    debug = slot_json(Bench(settings=ServerSettings(slots_debug=True)).service, busy)
     assert (debug["prompt"], debug["generated"]) == ("hello", "a\nb")
     assert debug["params"]["grammar"] == ""
 
@@ -69,12 +69,12 @@ def test_no_slot_available() -> None:
 
 
 def test_slots_can_be_hidden() -> None:
-    error = Bench(settings=Settings(show_slots=False)).client.get("/slots").json()["error"]
+    error = Bench(settings=ServerSettings(show_slots=False)).client.get("/slots").json()["error"]
     assert (error["code"], error["type"]) == (501, "not_supported_error")
 
 
 def test_save_restore_erase(tmp_path: Path) -> None:
-    bench = Bench(settings=Settings(slot_save_path=tmp_path), n_seqs=2)
+    bench = Bench(settings=ServerSettings(slot_save_path=tmp_path), n_seqs=2)
     client, body = bench.client, {"filename": "a.bin"}
     bench.post("/completion", {**PROMPT, "id_slot": 1})
     n_tokens = len("hello") + 4 - 1  # the last token is not evaluated
@@ -103,7 +103,7 @@ def test_save_restore_erase(tmp_path: Path) -> None:
     ],
 )
 def test_bad_actions(path: str, body: object, message: str) -> None:
-    response = Bench(settings=Settings(slot_save_path=HERE)).post(path, body)
+    response = Bench(settings=ServerSettings(slot_save_path=HERE)).post(path, body)
     assert response.status_code == 400
     assert response.json()["error"] == {"code": 400, "message": message, "type": "invalid_request_error"}
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyctl.server.service import Settings
+from pyctl.server.server_settings import ServerSettings
 from tests.server.fake import Bench, Client, play
 
 
@@ -50,7 +50,7 @@ def test_lora_adapters(client: Client) -> None:
 
 def test_props_change_only_with_the_flag() -> None:
     for allowed, status in ((False, 501), (True, 200)):
-        settings = Settings(change_props=allowed)
+        settings = ServerSettings(change_props=allowed)
         assert Bench(play(), settings=settings).client.post("/props", json={}).status_code == status
 
 

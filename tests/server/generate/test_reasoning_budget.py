@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pyctl.engine.stream import ReasoningLimit
-from pyctl.server.service import Settings
+from pyctl.server.server_settings import ServerSettings
 from tests.chat.toy import chatml_tokenizer
 from tests.server.fake import HI, Bench, play
 from tests.server.parts import OPENED
@@ -17,7 +17,7 @@ THINK, END, CALL, LINE = SPECIAL["<think>"], SPECIAL["</think>"], SPECIAL["<tool
 
 
 def limit_of(
-    settings: Settings | None = None, path: str = "/v1/chat/completions", **fields: Any
+    settings: ServerSettings | None = None, path: str = "/v1/chat/completions", **fields: Any
 ) -> ReasoningLimit | None:
     bench = Bench(play("x"), template=OPENED, settings=settings)
     response = bench.post(path, {"messages": HI, "prompt": "x", **fields})
@@ -41,7 +41,7 @@ def test_fields(fields: dict[str, Any], n_tokens: int | None) -> None:
 
 
 def test_the_servers_own_budget_is_the_default() -> None:
-    settings = Settings(reasoning_budget=9, reasoning_budget_message="So:")
+    settings = ServerSettings(reasoning_budget=9, reasoning_budget_message="So:")
     limit = limit_of(settings)
     assert limit == ReasoningLimit(9, (THINK,), ((END,), (CALL,)), (*b"So:", END), (THINK, LINE))
     assert limit_of(settings, reasoning_budget_message="").forced == (END,)
