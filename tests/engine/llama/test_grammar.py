@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -17,10 +20,12 @@ from pyctl.chat.reasoning import THINK
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_options import EngineOptions
 from pyctl.engine.handle import RequestHandle
-from pyctl.engine.llama import Loaded
+from pyctl.engine.llama import Loaded, load
+from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.request import Piece
 from pyctl.engine.sampling import Sampling
-from pyctl.errors import RequestError
+from pyctl.engine.stream import ReasoningLimit
+from pyctl.errors import RequestError, UnavailableError
 from pyctl.prompt import Prompt, as_tokens
 from tests.engine.drive import Reply, ask, request
 
@@ -185,6 +190,7 @@ def test_any_text_until_a_word(model: Loaded) -> None:
         "::",
         "\0",
         "root ::= [a",
+        '%llguidance {}\nstart: "a"',
         "root ::= " + "(" * 100_000 + '"a"' + ")" * 100_000,
         "root ::= r0\n" + "".join(f"r{i} ::= r{i + 1}\n" for i in range(100_000)) + 'r100000 ::= "a"',
     ],
@@ -206,12 +212,72 @@ def test_the_grammar_changes_nothing_that_it_allows(model: Loaded) -> None:
     assert said(model, 40, ignore_eos=True, grammar="root ::= [^\\x00]*").text.startswith(free.text[:5])
 
 
+def test_a_schema_changes_nothing_that_it_allows(model: Loaded) -> None:
+    text = json_constraint({"type": "string", "minLength": 30})
+    once = said(model, 20, **bound(text))
+    assert said(model, 20, **bound(text)).tokens == once.tokens
+    assert said(model, 20, seed=2, **bound(text)).tokens != once.tokens
+
+
+def test_a_schema_that_is_fulfilled_ends_the_reply(model: Loaded) -> None:
+    reply = said(model, **bound(json_constraint({"const": "ab"})), ignore_eos=True)
+    assert (reply.text, reply.done.stop_type) == ('"ab"', "eos")
+
+
+def test_a_schema_reads_what_the_prompt_holds_of_the_reply(model: Loaded) -> None:
+    constraint = reply_constraint({"enum": ["abc1", "abc2"]}, THINK, "content", '"abc')
+    assert said(model, **bound(constraint)).text in ('1"', '2"')
+    wrong = reply_constraint({"enum": ["abc1"]}, THINK, "content", '"x')
+    assert isinstance(said(model, **bound(wrong)).error, RequestError)
+
+
+def test_a_lazy_constraint_binds_from_its_trigger_on(model: Loaded) -> None:
+    grammar = GrammarBuilder()
+    constraint = grammar.constraint(f"{grammar.text('e')} {grammar.json({'type': 'boolean'})}", ("e",))
+    free = said(model, 60, ignore_eos=True).text
+    head, _, tail = said(model, 60, ignore_eos=True, **bound(constraint)).text.partition("e")
+    assert tail in ("true", "false")
+    assert free.startswith(head)
+
+
+def test_what_is_forced_is_read_by_the_constraint(model: Loaded) -> None:
+    constraint = reply_constraint({"type": "boolean"}, THINK, "reasoning")
+    (close,) = model.tokenizer.tokenize("</think>")
+    limit = ReasoningLimit(5, (), ((close,),), (close,), tuple(model.tokenizer.tokenize("<think>")))
+    limit = replace(limit, start=limit.read)
+    prompt = Prompt(as_tokens(model.tokenizer.tokenize("Say:<think>")))
+    engine = Engine(model.backend, RamCache(0, 0), EngineOptions())
+    sampling = Sampling(seed=1, logit_bias=((close, -1e9),), **bound(constraint))
+    reply = ask(engine, prompt, 60, sampling=sampling, reasoning=limit)
+    text = model.tokenizer.detokenize(reply.tokens).decode("utf-8", "replace")
+    assert reply.tokens[5] == close
+    assert text.partition("</think>")[2].strip() in ("true", "false")
+
+
+def test_a_constraint_is_checked_before_anything_is_evaluated(model: Loaded) -> None:
+    for schema in ({"$ref": "#"}, {"allOf": [{"minLength": 3}, {"maxLength": 2}], "type": "string"}):
+        with pytest.raises(RequestError):
+            model.backend.check(Sampling(**bound(json_constraint(schema))))
+    model.backend.check(Sampling(grammar="unknown"))  # llama.cpp's own are for the engine's thread
+
+
+def test_a_constraint_can_be_checked_while_the_model_is_freed(model_path: Callable[[str], Path]) -> None:
+    sampling = Sampling(**bound(json_constraint({"type": "boolean"})))
+    settings = ModelSettings(path=str(model_path("tiny-hybrid")), n_ctx=512, n_threads=1)
+    for keeps in (True, False):
+        backend = load(settings, keep_vocabulary=keeps).backend
+        backend.unload()
+        with contextlib.nullcontext() if keeps else pytest.raises(UnavailableError):
+            backend.check(sampling)
+
+
 def test_probabilities_after_sampling(model: Loaded) -> None:
     prompt = Prompt(as_tokens(model.tokenizer.tokenize("Say:")))
     engine = Engine(model.backend, RamCache(0, 0), EngineOptions())
     for sampling in (
         Sampling(seed=1, top_k=5, post_sampling_probs=True, ignore_eos=True),
         Sampling(temperature=0.0, post_sampling_probs=True, ignore_eos=True),
+        Sampling(seed=1, top_k=5, post_sampling_probs=True, **bound(json_constraint({"const": "x" * 40}))),
     ):
         handle = RequestHandle(request(prompt, 6, sampling=sampling, n_probs=10))
         engine.submit(handle)
