@@ -17,7 +17,7 @@ from bench.common import parser_of
 
 SCRIPTS = (
     "exact", "kv", "ttft", "batch", "decode", "controller", "policy", "codec", "disk", "frontend", "recall", "replay",
-    "grammar",
+    "grammar", "request_path",
 )  # fmt: skip
 
 

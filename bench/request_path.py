@@ -1,0 +1,140 @@
+"""How far a chat request walks: the modules it enters and the calls from one module into another.
+
+python -m bench.request_path [--list]
+PYTHONPATH=OTHER python bench/request_path.py    # of another version of the package
+
+Runs `pyctl serve` on the built-in model in this process and follows one streamed chat completion, from the socket to
+the last byte, on every thread. A hop is a function of another module being called, counted once however often that
+happens. A stay is a module that is entered or returned to before the engine has the request.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+import pyctl
+from pyctl.cli import main as run
+
+PACKAGE = os.path.dirname(os.path.abspath(pyctl.__file__)) + os.sep
+BODY = {
+    "messages": [{"role": "user", "content": "My name is Ada."}],
+    "max_tokens": 4,
+    "temperature": 0,
+    "stream": True,
+}
+
+
+class Trace:
+    """Calls between modules of the package while `on` is true; installed before any thread starts."""
+
+    def __init__(self) -> None:
+        self.on = False
+        self.hops: dict[tuple[str, str, str], None] = {}
+        self.preparing: list[str] = []  # modules in the order in which they are entered and returned to
+        self._submitted = False
+        self._names: dict[CodeType, str] = {}
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> None:
+        if not self.on or event not in ("call", "return") or not frame.f_code.co_filename.startswith(PACKAGE):
+            return
+        if not self._submitted and threading.current_thread().name != "pyctl-engine":
+            self._submitted = frame.f_code.co_name == "submit"
+            now = frame if event == "call" else frame.f_back
+            if now is not None and now.f_code.co_filename.startswith(PACKAGE):
+                module = self._module(now.f_code)
+                if not self.preparing or self.preparing[-1] != module:
+                    self.preparing.append(module)
+        if event != "call":
+            return
+        caller = frame.f_back
+        while caller is not None and not caller.f_code.co_filename.startswith(PACKAGE):
+            caller = caller.f_back
+        there = self._module(frame.f_code)
+        here = self._module(caller.f_code) if caller is not None else "socket"
+        if here != there and not frame.f_code.co_name.startswith("<"):
+            self.hops[here, there, frame.f_code.co_name] = None
+
+    def _module(self, code: CodeType) -> str:
+        name = self._names.get(code)
+        if name is None:
+            name = code.co_filename[len(PACKAGE) :].removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+            self._names[code] = name
+        return name
+
+
+def ask(port: int, trace: Trace) -> None:
+    """Two requests, the second of which is followed; then the server is stopped."""
+    url = f"http://127.0.0.1:{port}"
+    for _ in range(600):
+        try:
+            urllib.request.urlopen(f"{url}/health")
+            break
+        except OSError:
+            time.sleep(0.1)
+    try:
+        for follow in (False, True):
+            request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(BODY).encode())
+            request.add_header("content-type", "application/json")
+            trace.on = follow
+            with urllib.request.urlopen(request) as reply:
+                if b"[DONE]" not in reply.read():
+                    raise SystemExit("the reply was not complete")
+            trace.on = False
+    finally:
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Follow one request and print what it passed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--list", action="store_true", help="every hop, in order")
+    parser.add_argument("--quick", action="store_true", help="nothing to be shortened here")
+    parser.add_argument("--keep", action="store_true", help="write the table to bench/results")
+    options = parser.parse_args(argv)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    trace = Trace()
+    threading.setprofile(trace)
+    threading.Thread(target=ask, args=(port, trace), daemon=True).start()
+    sys.setprofile(trace)
+    run(["serve", "--port", str(port), "-c", "4096", "-t", "1", "-lv", "1"])
+    sys.setprofile(None)
+    threading.setprofile(None)
+    if not trace.hops:
+        raise SystemExit("no request was followed")
+    if options.list:
+        for here, there, function in trace.hops:
+            print(f"{here} -> {there}:{function}")
+    rows = [
+        ("from the socket to the engine's queue", "stays", len(trace.preparing), len(set(trace.preparing))),
+        ("all the way, each call once", "hops", len(trace.hops), len({there for _, there, _ in trace.hops})),
+    ]
+    table = Table("part of the way", "counted", "number", "modules", title="A chat request")
+    for row in rows:
+        table.add_row(*map(str, row))
+    Console(width=100).print(table)
+    if options.keep:
+        lines = ["# A chat request", "", "| part of the way | counted | number | modules |", "|---|---|---:|---:|"]
+        lines += [f"| {part} | {what} | {n} | {modules} |" for part, what, n, modules in rows]
+        path = Path(__file__).parent / "results" / "request_path.md"
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
