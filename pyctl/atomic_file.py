@@ -104,9 +104,19 @@ def is_abandoned(path: Path) -> bool:
     return age > ABANDONED_SECONDS
 
 
-def remove_leftovers(directory: Path) -> list[Path]:
-    """Remove the temp files in ``directory`` that nobody writes to any more; returns those that went."""
-    gone = [path for path in directory.iterdir() if is_abandoned(path)]
+def remove_leftovers(directory: Path, min_age: float = 0.0) -> list[Path]:
+    """Remove the temp files in ``directory`` that nobody writes to any more; returns those that went.
+
+    What was written to ``min_age`` seconds ago stays: other machines, whose processes are not known here, may share it.
+    """
+    gone = [path for path in directory.iterdir() if is_abandoned(path) and time.time() - _written(path) >= min_age]
     for path in gone:
         path.unlink(missing_ok=True)
     return gone
+
+
+def _written(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0

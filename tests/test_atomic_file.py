@@ -70,6 +70,7 @@ def test_a_killed_writer_leaves_what_is_found_and_removed(tmp_path: Path) -> Non
     child.kill()
     child.join(30)
     assert is_abandoned(left)
+    assert remove_leftovers(tmp_path, min_age=600) == []
     assert remove_leftovers(tmp_path) == [left]
     assert os.listdir(tmp_path) == []
 

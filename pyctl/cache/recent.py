@@ -15,7 +15,7 @@ import zstandard
 
 from pyctl.atomic_file import sync_directory, write_atomic
 from pyctl.cache.disk.file_format import PromptName
-from pyctl.prompt import Prompt, common_prefix
+from pyctl.prompt import Prompt, Tokens, common_prefix
 
 __all__ = ["Nearest", "Recent", "RecentFiles", "RecentMatches", "RecentPrompts", "last_boundary"]
 
@@ -96,6 +96,7 @@ class RecentPrompts:
         self._max_tokens = max_tokens
         self._recent: tuple[Recent, ...] = ()
         # What newer prompts share with older ones was found when they came: it tells what a new one shares with most.
+        self._all_places = frozenset(range(capacity + 1))
         self._places: tuple[int, ...] = ()
         self._shared = np.zeros((capacity + 1, capacity + 1), np.int32)
 
@@ -115,7 +116,7 @@ class RecentPrompts:
             if most >= 0 and row[place] != most:
                 shared.append(min(row[place], most))
                 continue
-            n = _common_from(max(most, 0), recent.prompt, prompt)
+            n = _common_from(max(most, 0), recent.prompt.tokens, prompt.tokens)
             shared.append(n)
             if n > most:
                 most, row = n, self._shared[place].tolist()
@@ -146,7 +147,7 @@ class RecentPrompts:
             self._insert(recent, self.compare(recent.prompt), set())
 
     def _insert(self, recent: Recent, matches: RecentMatches, going: set[Recent]) -> None:
-        free = next(place for place in range(self._capacity + 1) if place not in self._places)
+        free = min(self._all_places - set(self._places))
         self._shared[free, list(self._places)] = matches.shared
         kept: list[tuple[Recent, int]] = []
         n_tokens = 0
@@ -160,11 +161,11 @@ class RecentPrompts:
         self._recent, self._places = tuple(one for one, _ in kept), tuple(place for _, place in kept)
 
 
-def _common_from(n: int, a: Prompt, b: Prompt) -> int:
+def _common_from(n: int, a: Tokens, b: Tokens) -> int:
     """How many leading tokens two prompts share that share at least ``n``."""
-    if n >= min(len(a), len(b)) or a.tokens[n] != b.tokens[n]:
+    if n >= a.size or n >= b.size or a[n] != b[n]:
         return n
-    return n + common_prefix(a.tokens[n:], b.tokens[n:])
+    return n + common_prefix(a[n:], b[n:])
 
 
 MAGIC = b"PYRP\x01"

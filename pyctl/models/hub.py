@@ -24,7 +24,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
-from pyctl.atomic_file import replacing
+from pyctl.atomic_file import ABANDONED_SECONDS, remove_leftovers, replacing
 from pyctl.errors import ConfigError
 from pyctl.models import SPLIT_NAME, HubSettings, split_names
 
@@ -158,6 +158,7 @@ def _fetch_url(url: str, offline: bool) -> Path:
             raise ConfigError(f"{part} has not been fetched before, and --offline is given")
         try:
             directory.mkdir(parents=True, exist_ok=True)
+            remove_leftovers(directory, ABANDONED_SECONDS)
             _stream(url.replace(name, part), target)
         except httpx.HTTPStatusError as error:
             raise ConfigError(f"{url.replace(name, part)} answers with status {error.response.status_code}") from error

@@ -174,7 +174,12 @@ def test_the_engine_asks_neither_the_index_nor_a_thread_that_waits(
     engine.snapshotter.cache.clear()
     ask(engine, chat((99, 300)))
     assert ask(engine, prompts[0]).done.stats.source == "disk"
-    tier._behind.run_soon(lambda: stuck.wait(60))
+
+    def hang() -> None:
+        with tier.store.directory._looking:
+            stuck.wait(60)
+
+    tier._behind.run_soon(hang)
     tier._refreshed = 0.0
     for prompt in prompts[1:]:
         ask(engine, prompt)

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -66,7 +66,7 @@ class CacheDirectory:
     """All snapshots under ``path``, of every fingerprint; made if it is not there.
 
     ``budget`` bounds the bytes of all files, None is no limit. Safe from any thread and several processes. OSError if
-    the directory cannot be used. Only `contents` never waits: for everything else the index is asked.
+    the directory cannot be used. Only `contents` and `forget` never wait: for everything else the index is asked.
     """
 
     def __init__(self, path: Path, budget: int | None = None) -> None:
@@ -75,6 +75,7 @@ class CacheDirectory:
         self.budget = budget
         self.contents = Contents()
         self._looking = threading.Lock()  # a look at the index never replaces what a later one saw
+        self._file_bytes = 0
         self._seen: tuple[sqlite3.Connection, int] | None = None
         self._index = Index(path / INDEX)
         self._readers = ThreadPoolExecutor(THREADS, "disk-read")
@@ -95,27 +96,28 @@ class CacheDirectory:
         """Let `contents` tell what this and other processes have changed."""
         with self._looking:
             try:
+                beside = self.bytes_beside()
                 with self._index.reading() as connection:
                     seen = connection, Index.change(connection)
-                    if seen == self._seen:
-                        return
-                    n_bytes, states = Index.states(connection)
+                    if seen != self._seen:
+                        self._file_bytes, states = Index.states(connection)
+                        lengths = {other: frozenset(name.n for name in names) for other, names in states.items()}
+                        self.contents = Contents(self._file_bytes + beside, states, lengths)
+                        self._seen = seen
             except (sqlite3.Error, OSError):
                 return
-            lengths = {fingerprint: frozenset(name.n for name in names) for fingerprint, names in states.items()}
-            self.contents = Contents(n_bytes + self.bytes_beside(), states, lengths)
-            self._seen = seen
+            if self.contents.n_bytes != self._file_bytes + beside:
+                self.contents = replace(self.contents, n_bytes=self._file_bytes + beside)
 
     def forget(self, fingerprint: str, name: StateName) -> None:
-        """Tell nobody of a state any more until the index has changed."""
-        with self._looking:
-            old = self.contents
-            states = {other: is_exact for other, is_exact in old.of(fingerprint).items() if other != name}
-            lengths = frozenset(other.n for other in states)
-            self.contents = Contents(
-                old.n_bytes, {**old.states, fingerprint: states}, {**old.lengths, fingerprint: lengths}
-            )
-            self._seen = None
+        """Tell nobody of a state any more until the index is looked at again; waits for nobody, either."""
+        old = self.contents
+        states = {other: is_exact for other, is_exact in old.of(fingerprint).items() if other != name}
+        lengths = frozenset(other.n for other in states)
+        self.contents = Contents(
+            old.n_bytes, {**old.states, fingerprint: states}, {**old.lengths, fingerprint: lengths}
+        )
+        self._seen = None  # and should a look have come between, the next one sees all again
 
     # -- for people --------------------------------------------------------------------------------------------------
 
@@ -153,10 +155,7 @@ class CacheDirectory:
         """Remove what is worth least until ``budget`` bytes or only pinned snapshots are left; returns bytes freed."""
         self.restore_index()
         with self.changing() as connection:
-            graph = FileGraph(Index.records(connection))
-            going = graph.shrink(budget - self.bytes_beside())
-            self.delete(connection, going)
-        return sum(record.n_bytes for record in going)
+            return self.shrink(connection, budget)
 
     def recover(self) -> VerifyReport:
         """Make index and files agree after a crash or a lost index, by names and headers only, within the budget.
@@ -178,17 +177,30 @@ class CacheDirectory:
             yield connection
 
     @contextmanager
-    def changing(self) -> Iterator[sqlite3.Connection]:
-        """A transaction on index and files that excludes every other process; OSError for what SQLite cannot do."""
+    def changing(self, look: bool = True) -> Iterator[sqlite3.Connection]:
+        """A transaction on index and files that excludes every other process; OSError for what SQLite cannot do.
+
+        Without ``look``, because no file comes or goes, `contents` learns of it with the next one that does.
+        """
         with _as_os_error(), self._index.writing() as connection:
             yield connection
-        self.refresh()
+        if look:
+            self.refresh()
 
     def delete(self, connection: sqlite3.Connection, records: Iterable[Record]) -> None:
         """Remove files and their entries."""
         for record in records:
             Index.delete(connection, record.key)
             remove_file(self.file(record.key))
+
+    def shrink(self, connection: sqlite3.Connection, budget: int) -> int:
+        """Remove what is worth least until no more than ``budget`` bytes are left; returns bytes freed."""
+        beside = self.bytes_beside()
+        if Index.n_bytes(connection) + beside <= budget:
+            return 0
+        going = FileGraph(Index.records(connection)).shrink(budget - beside)
+        self.delete(connection, going)
+        return sum(record.n_bytes for record in going)
 
     def file(self, key: Key) -> Path:
         """Where the file ``key`` is."""

@@ -136,8 +136,12 @@ class Index:
             name = _name(file)
             if isinstance(name, StateName):
                 found.setdefault(fingerprint, {})[name] = bool(exact)
-        row = connection.execute("SELECT coalesce(sum(n_bytes), 0) FROM files").fetchone()
-        return int(row[0]), found
+        return Index.n_bytes(connection), found
+
+    @staticmethod
+    def n_bytes(connection: sqlite3.Connection) -> int:
+        """Bytes of all files."""
+        return int(connection.execute("SELECT coalesce(sum(n_bytes), 0) FROM files").fetchone()[0])
 
     @staticmethod
     def record(connection: sqlite3.Connection, key: Key) -> Record | None:

@@ -275,7 +275,7 @@ class DiskStore:
     def touch(self, prefix: Prefix) -> None:
         """Count a hit, now; may wait for other writers."""
         try:
-            with self.directory.changing() as connection:
+            with self.directory.changing(look=False) as connection:
                 Index.touch(connection, self._key(StateName.of(prefix)))
         except OSError:
             return  # the use of a file, and no file: not worth an error
@@ -288,11 +288,16 @@ class DiskStore:
         return n_bytes if budget is None else min(n_bytes, budget // SHARE_BESIDE)
 
     def spend(self, n_bytes: int) -> bool:
-        """Count bytes written beside the snapshots, unless the day has no room for them: then False."""
-        with self.directory.changing() as connection:
+        """Make room for bytes written beside the snapshots and count them; False if the day has none for them."""
+        freed = 0
+        with self.directory.changing(look=False) as connection:
             if not self._allows(connection, n_bytes):
                 return False
+            if self.directory.budget is not None:
+                freed = self.directory.shrink(connection, self.directory.budget - n_bytes)
             Index.add_written(connection, n_bytes)
+        if freed:
+            self.directory.refresh()
         return True
 
     # -- index -------------------------------------------------------------------------------------------------------

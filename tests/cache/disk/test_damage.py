@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from pyctl.cache.disk.file_format import INDEX, header_size
+from pyctl.cache.disk.file_format import INDEX, PROMPTS, header_size
 from pyctl.cache.disk.segment_files import read_header
 from pyctl.cache.disk.store import DiskStore
+from pyctl.cache.recent import RecentFiles, RecentPrompts
 from pyctl.cache.snapshot import Snapshot
+from pyctl.prompt import Prompt
 from tests.cache.disk.making import check_directory, check_read, conversation, on_disk, tokens_of
 
 Opener = Callable[..., DiskStore]
@@ -231,6 +233,98 @@ def test_temp_files_go_with_their_process(store: DiskStore) -> None:
     report = store.directory.recover()
     assert sorted(report.temps) == sorted(f"model/{path.name}" for path in (dead, old))
     assert [path.exists() for path in (dead, alive, old)] == [False, True, False]
+
+
+def test_leftovers_of_older_versions_go(store: DiskStore, made: list[Snapshot]) -> None:
+    home = store.home
+    names = ["recent", "words", "recent.77.tmp", "replies.77.tmp", "words.77.tmp"]
+    for name in [*names, "replies", "replies.older"]:
+        (home / name).write_bytes(b"x" * 10)
+    assert not store.directory.verify().sound
+    assert sorted(store.directory.verify(fix=True).temps) == [f"model/{name}" for name in sorted(names)]
+    assert store.directory.verify().sound
+    assert (home / "replies").exists()
+    assert (home / "replies.older").exists()
+    assert store.directory.n_bytes == sum(path.stat().st_size for path in on_disk(store.directory.path))
+    check_read(store, made[-1])
+
+
+def test_prompts_are_checked_with_the_rest(store: DiskStore) -> None:
+    prompts = store.home / PROMPTS
+    log = RecentPrompts()
+    for seed in range(3):
+        log.add(Prompt.of([seed, *range(50)]))
+    RecentFiles(prompts).save(log.newest_first())
+    first, second, third = sorted(prompts.iterdir())
+    first.write_bytes(second.read_bytes()[:-1])
+    (prompts / "note").write_bytes(b"x")
+    child = subprocess.Popen(["true"])
+    child.wait()
+    (prompts / f".{child.pid}-{'0' * 16}.tmp").write_bytes(b"half")
+    report = store.directory.verify()
+    assert report.broken == [f"model/prompts/{first.name}"]
+    assert report.temps == [f"model/prompts/.{child.pid}-{'0' * 16}.tmp"]
+    assert report.foreign == ["model/prompts/note"]
+    store.directory.verify(fix=True)
+    assert sorted(prompts.iterdir()) == sorted([second, third, prompts / "note"])
+    assert store.directory.verify().sound
+
+
+def test_what_lies_beside_counts_towards_the_budget(open_store: Opener) -> None:
+    store = open_store(budget=12_000)
+    (store.home / "replies").write_bytes(bytes(6_000))
+    for seed in range(8):
+        made = conversation(seed, turns=1)[0]
+        assert store.write(made) > 0
+        assert sum(path.stat().st_size for path in on_disk(store.directory.path)) == store.directory.n_bytes <= 12_000
+    assert (store.home / "replies").exists()
+    store.directory.prune(7_000)
+    assert store.directory.n_bytes <= 7_000
+
+
+def test_what_is_written_beside_counts_towards_the_day(open_store: Opener, made: list[Snapshot]) -> None:
+    store = open_store(daily_bytes=3_000)
+    assert store.spend(2_000)
+    assert not store.spend(2_000)
+    assert store.write(made[0]) == 0
+    assert store.spend(900)
+
+
+def test_an_index_of_an_older_version_is_read_and_stays_readable_for_it(
+    store: DiskStore, made: list[Snapshot], open_store: Opener
+) -> None:
+    store.directory.pin(made[0].prefix.name, True)
+    store.touch(made[2].prefix)
+    store.close()
+    connection = sqlite3.connect(store.directory.path / INDEX)
+    connection.execute("ALTER TABLE files DROP COLUMN label")
+    connection.commit()
+    connection.close()
+    store = open_store()
+    check_read(store, made[-1])
+    entries = {entry.n: entry for entry in store.directory.entries()}
+    assert (entries[20].pinned, entries[60].hits, entries[60].label) == (True, 1, "")
+    following = conversation(3, turns=4)[-1]
+    assert store.write(following, "how it begins \ud800") > 0
+    assert {entry.n: entry.label for entry in store.directory.entries()}[80] == "how it begins ?"
+    columns = "fingerprint, file, n, n_bytes, needs, state, exact, created, used, hits, pinned"
+    connection = sqlite3.connect(store.directory.path / INDEX)
+    rows = connection.execute(f"SELECT {columns} FROM files").fetchall()
+    connection.execute(f"INSERT OR REPLACE INTO files({columns}) VALUES({', '.join('?' * 11)})", rows[0])
+    assert connection.execute("PRAGMA user_version").fetchone() == (1,)
+    connection.close()
+
+
+def test_what_another_process_wrote_is_found_after_a_look(open_store: Opener, made: list[Snapshot]) -> None:
+    one, other = open_store(), open_store()
+    one.write(made[0])
+    assert not other.contains(made[0].prefix)
+    other.directory.refresh()
+    check_read(other, made[0])
+    one.directory.remove(made[0].prefix.name)
+    assert other.read(made[0].prefix, tokens_of(made[0])) is None
+    assert not other.contains(made[0].prefix)
+    assert other.damaged == 0, "it was only evicted"
 
 
 def garbage(path: Path) -> None:

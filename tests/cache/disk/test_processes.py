@@ -12,8 +12,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from pyctl.cache.disk.file_format import PROMPTS
 from pyctl.cache.disk.store import DiskStore
-from pyctl.cache.snapshot import Snapshot
+from pyctl.cache.disk_tier import DiskTier
+from pyctl.cache.persist import DiskPolicy
+from pyctl.cache.recent import RecentFiles
+from pyctl.cache.snapshot import PromptMatch, Snapshot
+from pyctl.prompt import Prompt
 from tests.cache.disk.making import check_directory, check_read, conversation, on_disk, tokens_of
 
 Opener = Callable[..., DiskStore]
@@ -155,3 +160,46 @@ def test_reads_while_recovering_and_writing(open_store: Opener) -> None:
         sys.setswitchinterval(interval)
     assert not errors
     assert check_all(store) > 0
+
+
+def serve_for_ever(directory: str, first: int, ready: object) -> None:
+    """What a server's disk tier does for one conversation after the other, and a reply beside it, until killed."""
+    store = DiskStore(Path(directory), "model", BUDGET, min_tokens=1)
+    tier = DiskTier(store, DiskPolicy("auto"), cold_max=0, text_of=lambda tokens: str(list(tokens)))
+    ready.set()  # type: ignore[attr-defined]
+    while True:
+        for made in all_snapshots(first):
+            prompt = Prompt.of(tokens_of(made))
+            tier.recent.add(prompt)
+            tier.offer([made])
+            tier.flush(30)
+            tier.find(PromptMatch(prompt.tokens), 0, made.n)
+
+
+def test_a_killed_tier_leaves_nothing_that_stays(tmp_path: Path) -> None:
+    choice = random.Random(1)
+    found = []
+    for number in range(max(ROUNDS // 4, 3)):
+        ready = SPAWN.Event()
+        child = SPAWN.Process(target=serve_for_ever, args=(str(tmp_path), number, ready), daemon=True)
+        child.start()
+        assert ready.wait(30)
+        time.sleep(choice.uniform(0.1, 0.3))
+        kill(child)
+        store = DiskStore(tmp_path, "model", BUDGET, min_tokens=1)
+        report = store.directory.recover()
+        assert not report.foreign
+        assert store.directory.verify().sound
+        assert not list(tmp_path.rglob("*.tmp"))
+        n_bytes = store.directory.n_bytes
+        assert n_bytes <= BUDGET, (n_bytes, store.directory.bytes_beside(), len(store.directory.entries()), report)
+        size = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file() and path.parent != tmp_path)
+        assert size == store.directory.n_bytes, "prompts count, too"
+        recent = RecentFiles(store.home / PROMPTS).load()
+        assert all(len(one.prompt) % 40 == 0 for one in recent)
+        labels = [entry.label for entry in store.directory.entries()]
+        found.append((len(recent), len(labels)))
+        assert all(label.startswith("[") for label in labels)
+        store.close()
+    assert max(n for n, _ in found) > 0
+    assert max(n for _, n in found) > 0
