@@ -89,6 +89,8 @@ class _Reader:
         while self._waiting:
             name, reference, scope = self._waiting.pop()
             definitions[name] = self._start(resolve(reference, self._root), scope)
+        for name in definitions:
+            _check_circle(name, definitions)
         ready = result if isinstance(result, dict) else {}
         return {**ready, "$defs": definitions} if definitions else ready
 
@@ -273,6 +275,16 @@ class _Reader:
         elif isinstance(value, int | float) and not abs(value) < 1e300:
             raise RequestError(f"the number {_shown(value)} in the JSON schema is too large")
         return value
+
+
+def _check_circle(name: str, definitions: Mapping[str, Any]) -> None:
+    """Raise RequestError if ``name`` stands for nothing but references that lead back to it: no reply fits."""
+    seen = {name}
+    while isinstance(definition := definitions[name], dict) and "$ref" in definition:
+        name = definition["$ref"].removeprefix("#/$defs/")
+        if name in seen:
+            raise RequestError("a $ref in the JSON schema leads to itself")
+        seen.add(name)
 
 
 def _kinds(schema: Mapping[str, Any]) -> list[str]:
