@@ -115,6 +115,11 @@ def machine() -> str:
     return f"{cpu}, {len(os.sched_getaffinity(0))} cores; {build_version()}"
 
 
+def shown(number: float) -> str:
+    """Three digits, or all before the point."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, keep: str = "") -> None:
     """Print one table; with ``keep``, also write it to results/<keep>.md."""
     table = Table(title=title, title_justify="left")

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.common import show
+from bench.common import show, shown
 
 __all__ = ["MeasurementError", "add_comparison", "compare", "measured"]
 
@@ -53,7 +53,7 @@ def compare(module: str, arguments: Sequence[str], other: Path, rounds: int) -> 
             here, there = (statistics.median(numbers) for numbers in zip(*pairs, strict=True))
             ratios = sorted(mine / yours for mine, yours in pairs if yours)
             spread = f"{statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})" if ratios else ""
-            rows.append([label, what, _shown(there), _shown(here), spread])
+            rows.append([label, what, shown(there), shown(here), spread])
     columns = ["measured", "number", "there", "here", "here / there (all)"]
     show(f"{module}: here and {other}, medians of {rounds} runs each", columns, rows)
 
@@ -79,7 +79,3 @@ def _numbers(record: Record) -> list[str]:
 
 def _label(record: Record) -> str:
     return ", ".join(f"{value} {name}" for name, value in record.items() if not isinstance(value, float))
-
-
-def _shown(number: float) -> str:
-    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"

@@ -1,4 +1,4 @@
-"""Compares PyTorch with llama.cpp: python tools/training/check.py DIR FILE.gguf
+"""Compares PyTorch with llama.cpp: python -m tools.training.check DIR FILE.gguf
 
 DIR is where train.py wrote. Prints how far the chunked delta rule is from the loop, and the logits of the network from
 those of the GGUF file in llama.cpp, over a conversation. Needs torch, tokenizers and llama_cpp in one environment.

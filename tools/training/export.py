@@ -1,6 +1,6 @@
 """Writes a trained network and its tokenizer as a GGUF file that llama.cpp loads as `qwen35`.
 
-    python tools/training/export.py DIR -o pyctl/models/builtin.gguf
+    python -m tools.training.export DIR -o pyctl/models/builtin.gguf
 
 with the network.pt and the tokenizer.json that train.py left in DIR; train.py itself does this, too.
 """

@@ -1,4 +1,4 @@
-"""Train the built-in model: python tools/training/train.py --out DIR [--seconds 400 | --steps N] [--seed N]
+"""Train the built-in model: python -m tools.training.train --out DIR [--seconds 400 | --steps N] [--seed N]
 
 Writes builtin.gguf, tokenizer.json, network.pt, recall.json and train.log to DIR. The data and the first weights follow
 from the seed; how many steps fit is a matter of the machine, unless --steps says so. Needs torch, tokenizers and gguf.
