@@ -14,7 +14,7 @@ import numpy as np
 
 from pyctl.prompt import Tokens, as_tokens
 
-__all__ = ["DEFAULT_MEMO_BYTES", "CachedTokenizer", "Tokenizer"]
+__all__ = ["DEFAULT_MEMO_BYTES", "CachedTokenizer", "Tokenizer", "readable"]
 
 
 class Tokenizer(Protocol):
@@ -64,6 +64,11 @@ DEFAULT_MEMO_BYTES = 64 << 20
 _ENTRY_BYTES = 200
 
 """What the containers around one remembered piece take, roughly."""
+
+
+def readable(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
+    """The text of ``tokens`` for people: special tokens shown, broken characters replaced."""
+    return tokenizer.detokenize(tokens).decode("utf-8", "replace")
 
 
 class CachedTokenizer:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import gc
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from pyctl.cache.cache_settings import DiskSettings
@@ -17,6 +18,7 @@ from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
+from pyctl.chat.cached_tokenizer import readable
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.replay import DEFAULT_REPLAY_BYTES, Replay
 from pyctl.chat.template import Template
@@ -131,9 +133,5 @@ def _disk_tier(settings: DiskSettings, loaded: Loaded) -> DiskTier | None:
         )
     except OSError as error:
         raise ConfigError(f"cannot use --kv-cache-dir {directory}: {error.strerror or error}") from error
-    policy = DiskPolicy.parse(settings.disk_policy)
-
-    def text_of(tokens: Sequence[int]) -> str:
-        return loaded.tokenizer.detokenize(tokens).decode("utf-8", "replace")
-
+    policy, text_of = DiskPolicy.parse(settings.disk_policy), partial(readable, loaded.tokenizer)
     return DiskTier(store, policy, cold_max=settings.cold_max, text_of=text_of)

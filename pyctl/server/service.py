@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pyctl.chat.cached_tokenizer import Tokenizer
+from pyctl.chat.cached_tokenizer import Tokenizer, readable
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.backend import EngineInfo
@@ -37,8 +37,8 @@ class Service:
         return self.chat.tokenizer
 
     def text_of(self, tokens: Sequence[int]) -> str:
-        """The text of ``tokens`` for people: special tokens shown, broken characters replaced."""
-        return self.tokenizer.detokenize(tokens).decode("utf-8", "replace")
+        """The text of ``tokens`` for people."""
+        return readable(self.tokenizer, tokens)
 
     @property
     def model(self) -> str:

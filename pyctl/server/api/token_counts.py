@@ -54,7 +54,7 @@ def _detokenize(service: Service, body: DetokenizeBody) -> dict[str, Any]:
     ids = [token for token in tokens if isinstance(token, int)]
     if len(ids) != len(tokens):
         raise RequestError("'tokens' must be a list of token ids")
-    return {"content": service.tokenizer.detokenize(ids).decode(errors="replace")}
+    return {"content": service.text_of(ids)}
 
 
 def _readable(piece: bytes) -> str | list[int]:

@@ -144,16 +144,15 @@ class _Asked:
 def _prompts(service: Service, body: AnyBody) -> Iterator[_Asked]:
     if isinstance(body, ChatBody):
         chat = prepare_chat(service, body.conversation, body)
-        yield _Asked(chat.prompt, chat.text, chat.constraint, chat.reasoning, chat)
+        # What binds all replies of this server binds those with calls, too, unless the request itself says otherwise.
+        is_bound = bool(service.settings.sampling.grammar and not body.grammar and body.schema is None)
+        yield _Asked(chat.prompt, chat.text, None if is_bound else chat.constraint, chat.reasoning, chat)
         return
     constraint, reasoning = _raw_constraint(body), _raw_reasoning(service, body)
     bos = service.info.bos_token if service.tokenizer.add_bos else ""
     value = infill_prompt(service, body) if isinstance(body, InfillBody) else body.prompt
     for prompt, text in prompts_of(value, service.chat, service.info.n_vocab):
-        if text is not None:
-            text = bos + text
-        else:
-            text = service.tokenizer.detokenize(prompt.tokens.tolist(), special=True).decode(errors="replace")
+        text = bos + text if text is not None else service.text_of(prompt.tokens.tolist())
         yield _Asked(prompt, text, constraint, reasoning)
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from pyctl.chat.constraint import json_constraint, reply_constraint
 from pyctl.chat.reasoning import THINK
+from pyctl.engine.sampling import Sampling
+from pyctl.server.server_settings import ServerSettings
 from tests.chat import toy
 from tests.server.fake import HI, Bench, play
 from tests.server.parts import OPENED
@@ -59,3 +61,12 @@ def test_grammars_bind_from_the_start() -> None:
     bench.post("/completion", {"prompt": "x", "grammar": "root ::= [0-9]", "json_schema": SCHEMA})
     for request in bench.worker.requests:
         assert (request.sampling.grammar, request.sampling.grammar_prefill) == ("root ::= [0-9]", "")
+
+
+def test_a_grammar_of_the_server_is_replaced_by_the_requests_own_alone() -> None:
+    bench = Bench(play("x"), settings=ServerSettings(sampling=Sampling(grammar="root ::= [a-z]")))
+    tool = {"type": "function", "function": {"name": "f"}}
+    for fields in ({}, {"tools": [tool], "tool_choice": "required"}, {"grammar": "root ::= [0-9]"}):
+        bench.chat(**fields)
+    grammars = [request.sampling.grammar for request in bench.worker.requests]
+    assert grammars == ["root ::= [a-z]", "root ::= [a-z]", "root ::= [0-9]"]
