@@ -53,6 +53,11 @@ def rendered(*messages: dict[str, Any], **options: Any) -> str:
     return template.render(messages, **options)
 
 
+def test_its_template_is_that_of_its_training() -> None:
+    template = Path(tools.__file__).with_name("template.jinja").read_text(encoding="utf-8")
+    assert read_metadata(builtin_model())["tokenizer.chat_template"] == template
+
+
 def test_its_template_does_not_think_unless_asked() -> None:
     plain = rendered(USER)
     assert plain == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
