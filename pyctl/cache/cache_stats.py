@@ -26,20 +26,20 @@ class Divergence:
     """Where the prompt leaves the nearest recent one, and what could be restored before that.
 
     ``position`` is the first token that differs, ``nearest`` the position that was resumed at instead (0 for none).
-    ``known`` and ``given`` are the tokens around the difference, CONTEXT of them on each side at most, as the recent
+    ``recent`` and ``given`` are the tokens around the difference, CONTEXT of them on each side at most, as the recent
     prompt had them and as this one does.
     """
 
     position: int
     nearest: int
-    known: tuple[int, ...] = ()
+    recent: tuple[int, ...] = ()
     given: tuple[int, ...] = ()
 
     @classmethod
-    def at(cls, position: int, nearest: int, known: Tokens, given: Tokens) -> Divergence:
-        """A miss with the tokens around ``position``."""
+    def at(cls, position: int, nearest: int, recent: Tokens, given: Tokens) -> Divergence:
+        """A divergence with the tokens around ``position``."""
         around = slice(max(position - CONTEXT, 0), position + CONTEXT)
-        return cls(position, nearest, tuple(known[around].tolist()), tuple(given[around].tolist()))
+        return cls(position, nearest, tuple(recent[around].tolist()), tuple(given[around].tolist()))
 
 
 @dataclass

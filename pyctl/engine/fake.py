@@ -120,8 +120,8 @@ class FakeBackend:
         return 0 if self.kind == "opaque" or first >= last else HEADER.size + (last - first) * ROW
 
     def state_size(self, seq: int) -> int:
-        whole = len(self._seqs[seq].rows) * ROW if self.kind == "opaque" else 0
-        return 0 if self.kind == "attention" else HEADER.size + ROW + whole
+        rows = len(self._seqs[seq].rows) * ROW if self.kind == "opaque" else 0
+        return 0 if self.kind == "attention" else HEADER.size + ROW + rows
 
     def save_rows(self, seq: int, first: int, last: int) -> Block:
         if self.kind == "opaque":

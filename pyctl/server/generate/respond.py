@@ -74,7 +74,7 @@ def log_done(path: str, done: Done, text_of: TextOf) -> None:
             path,
             miss.position,
             miss.nearest,
-            text_of(miss.known),
+            text_of(miss.recent),
             text_of(miss.given),
         )
 
