@@ -69,6 +69,7 @@ def test_a_checkout_is_compared_with_itself(capsys: pytest.CaptureFixture[str]) 
 
 def test_another_package_than_asked_for_is_not_measured(tmp_path: Path) -> None:
     (tmp_path / "bench").mkdir()
+    (tmp_path / "bench" / "__init__.py").touch()
     found = json.dumps({"package": str(ROOT / "pyctl"), "records": []})
     (tmp_path / "bench" / "controller.py").write_text(f"print({found!r})")
     with pytest.raises(MeasurementError, match="was to be measured"):
