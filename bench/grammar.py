@@ -253,12 +253,29 @@ def main(argv: Sequence[str] | None = None) -> None:
                 name,
                 f"{compiling:.1f}",
                 len(masks),
-                *(f"{np.mean(masks):.0f}", f"{np.percentile(masks, 99):.0f}", f"{max(masks):.0f}"),
+                *(
+                    f"{np.mean(masks):.0f}",
+                    f"{np.median(masks):.0f}",
+                    f"{np.percentile(masks, 99):.0f}",
+                    f"{max(masks):.0f}",
+                ),
                 *(f"{np.mean(checks):.1f}", f"{np.percentile(checks, 99):.0f}", f"{max(checks):.0f}"),
                 f"{np.mean(reads):.1f}",
             )
         )
-    columns = "constraint", "compile, ms", "masks", "mask, us", "p99", "worst", "check, us", "p99", "worst", "read, us"
+    columns = (
+        "constraint",
+        "compile, ms",
+        "masks",
+        "mask, us",
+        "p50",
+        "p99",
+        "worst",
+        "check, us",
+        "p99",
+        "worst",
+        "read, us",
+    )
     title = (
         f"Binding a reply, {N_VOCAB:,} tokens; the vocabulary takes {reading:.1f} s to read and {seconds:.1f} s to"
         f" prepare once, and {grown:.0f} MiB"

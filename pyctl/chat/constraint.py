@@ -31,7 +31,7 @@ _JSON_OPTIONS = {
 """Little white space, so that a model does not lose itself in it."""
 
 _LIMITS = llguidance.LLParserLimits(
-    initial_lexer_fuel=500_000, max_grammar_size=200_000, precompute_large_lexemes=False, verbose_errors=False
+    initial_lexer_fuel=1_000_000, max_grammar_size=200_000, precompute_large_lexemes=False, verbose_errors=False
 )
 _MAX_BYTES = 1 << 20
 

@@ -132,7 +132,7 @@ _MOST_KNOWN = 16
 
 _LIMITS = llguidance.LLParserLimits(
     max_items_in_row=10_000,
-    initial_lexer_fuel=500_000,
+    initial_lexer_fuel=1_000_000,
     step_lexer_fuel=100_000,
     step_max_items=1_000_000,
     max_lexer_states=50_000,
