@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import statistics
+import sys
 import tempfile
 import threading
 import time
@@ -26,6 +27,7 @@ from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.snapshot import PromptMatch, Segment, Snapshot, State
+from pyctl.cli import SWITCH_SECONDS
 from pyctl.prompt import Prompt, Tokens, as_tokens
 
 MIB = 2**20
@@ -123,6 +125,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, default=32_768)
     parser.add_argument("--seconds", type=float, default=10.0)
     arguments = parse(parser, argv, prompts=5, tokens=512, seconds=0.3)
+    sys.setswitchinterval(SWITCH_SECONDS)  # as the program does, and so is the freeze below
     rows: list[list[object]] = []
     with tempfile.TemporaryDirectory() as name:
         store = DiskStore(Path(name), "bench", 512 * MIB)
@@ -130,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         calls = Calls(tier, arguments.prompts, arguments.tokens)
         tier._writer.save_recent()
         gc.collect()
-        gc.freeze()  # as the program does when all is loaded
+        gc.freeze()
         idle = measured(tier, calls, arguments.seconds, busy=False)
         busy = measured(tier, calls, arguments.seconds, busy=True)
         tier.close()

@@ -87,6 +87,7 @@ class RamCache:
 
     @property
     def enabled(self) -> bool:
+        """Whether anything is kept at all."""
         return bool(self.slots) and self.budget != 0
 
     def occupied(self) -> list[tuple[Slot, Snapshot]]:

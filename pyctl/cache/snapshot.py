@@ -81,6 +81,7 @@ class Segment:
 
     @property
     def n_bytes(self) -> int:
+        """Bytes of rows and tokens, without the parent's."""
         return int(self.rows.nbytes) + int(self.tokens.nbytes)
 
     @property
@@ -115,6 +116,7 @@ class State:
 
     @property
     def n_bytes(self) -> int:
+        """Bytes of all parts."""
         return sum(int(part.nbytes) for part in self.parts.values())
 
 
@@ -141,6 +143,7 @@ class Snapshot:
 
     @property
     def n(self) -> int:
+        """At how many tokens it resumes."""
         return self.prefix.n
 
     @property

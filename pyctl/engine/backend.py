@@ -109,9 +109,13 @@ class Evaluator(Protocol):
     """
 
     @property
-    def n_ctx(self) -> int: ...
+    def n_ctx(self) -> int:
+        """Tokens of context, for all sequences together."""
+
     @property
-    def n_seqs(self) -> int: ...
+    def n_seqs(self) -> int:
+        """How many sequences there are."""
+
     @property
     def n_ubatch(self) -> int:
         """The most tokens of one evaluation."""
@@ -158,7 +162,8 @@ class SequenceMemory(Protocol):
     """
 
     @property
-    def kind(self) -> Literal["attention", "hybrid", "opaque"]: ...
+    def kind(self) -> Literal["attention", "hybrid", "opaque"]:
+        """Rows alone, rows and a state, or a state of the whole sequence that nobody can look into."""
 
     def rows_size(self, first: int, last: int) -> int:
         """Bytes of the block that holds rows [first, last); 0 if empty or for kind ``opaque``."""

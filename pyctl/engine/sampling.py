@@ -67,14 +67,17 @@ class Range(NamedTuple):
 
 
 def cut(low: float = -math.inf, high: float = math.inf) -> Range:
+    """Values beyond the ends are cut to them, as llama-server does."""
     return Range(low, high, "cut")
 
 
 def refuse(low: float, high: float = INT32_MAX) -> Range:
+    """Whole numbers beyond the ends are refused."""
     return Range(low, high, "refuse")
 
 
 def ignore(low: float) -> Range:
+    """A value below ``low`` counts as absent."""
     return Range(low, math.inf, "ignore")
 
 

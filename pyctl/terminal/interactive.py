@@ -45,6 +45,7 @@ class SessionTotals:
     n_predicted: int = 0
 
     def with_reply(self, stats: ReplyStats) -> SessionTotals:
+        """The totals after one more reply."""
         return SessionTotals(
             self.n_replies + 1,
             self.n_cached + (stats.n_cached or 0),

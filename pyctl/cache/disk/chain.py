@@ -80,6 +80,7 @@ class Checksums:
         self._known: dict[int, tuple[weakref.ref[Block], int]] = {}
 
     def of(self, block: Block) -> int:
+        """The CRC of ``block``, computed once for as long as the block lives."""
         known = self._known.get(id(block))
         if known is not None and known[0]() is block:
             return known[1]
@@ -101,6 +102,7 @@ class SegmentFile:
 
     @property
     def blocks(self) -> dict[PartKind, Block]:
+        """The parts of the file, as bytes."""
         ends = np.array(self.ends, "<u4")
         return {
             PartKind.TOKENS: np.ascontiguousarray(self.tokens, "<i4").view(np.uint8),
@@ -148,14 +150,17 @@ class StoredFile:
 
     @property
     def start(self) -> int:
+        """Where the segment begins, 0 for a state."""
         return self.header.name.start if isinstance(self.header.name, SegmentName) else 0
 
     @property
     def tokens(self) -> Tokens:
+        """The tokens of the segment, once they are read."""
         return self.outs[PartKind.TOKENS].view("<i4").astype(np.int32, copy=False)
 
     @property
     def ends(self) -> tuple[int, ...]:
+        """The exact batch ends in the segment, once they are read."""
         return tuple(int(end) for end in self.outs[PartKind.ENDS].view("<u4"))
 
     def size_of(self, what: PartKind) -> int:

@@ -56,6 +56,7 @@ class Contents:
     lengths: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
     def of(self, fingerprint: str) -> Mapping[StateName, bool]:
+        """What is stored for one model and layout."""
         return self.states.get(fingerprint, _NONE)
 
 

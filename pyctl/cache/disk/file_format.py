@@ -84,10 +84,12 @@ class StateName(NamedTuple):
 
     @classmethod
     def of(cls, prefix: Prefix) -> StateName:
+        """The file for the state at the end of ``prefix``."""
         return cls(prefix.n, prefix.digest)
 
     @property
     def prefix(self) -> Prefix:
+        """The prefix whose state the file holds."""
         return Prefix(self.digest, self.n)
 
     def __str__(self) -> str:
@@ -194,6 +196,7 @@ class Part:
 
     @property
     def n_chunks(self) -> int:
+        """In how many chunks the part is stored."""
         return -(-self.size // self.chunk)
 
 

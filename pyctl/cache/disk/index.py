@@ -55,10 +55,12 @@ class Record:
 
     @property
     def key(self) -> Key:
+        """What names the file among all models."""
         return self.fingerprint, self.name
 
     @property
     def is_state(self) -> bool:
+        """Whether the file holds a state, not rows."""
         return isinstance(self.name, StateName)
 
     @property
@@ -68,6 +70,7 @@ class Record:
 
     @property
     def parent_key(self) -> Key | None:
+        """The key of the file that this one continues."""
         return None if self.parent is None else (self.fingerprint, self.parent)
 
 
@@ -145,6 +148,7 @@ class Index:
 
     @staticmethod
     def record(connection: sqlite3.Connection, key: Key) -> Record | None:
+        """What the index knows of a file, None for nothing."""
         query = f"SELECT {_READ} FROM files WHERE fingerprint = ? AND file = ?"
         row = connection.execute(query, _values(key)).fetchone()
         return None if row is None else _record(row)
@@ -159,6 +163,7 @@ class Index:
 
     @staticmethod
     def delete(connection: sqlite3.Connection, key: Key) -> None:
+        """Forget a file."""
         connection.execute("DELETE FROM files WHERE fingerprint = ? AND file = ?", _values(key))
 
     @staticmethod
@@ -169,6 +174,7 @@ class Index:
 
     @staticmethod
     def pin(connection: sqlite3.Connection, key: Key, pinned: bool) -> None:
+        """Keep a file from being evicted, or let it be."""
         connection.execute("UPDATE files SET pinned = ? WHERE fingerprint = ? AND file = ?", (pinned, *_values(key)))
 
     @staticmethod
@@ -190,6 +196,7 @@ class Index:
 
     @staticmethod
     def add_written(connection: sqlite3.Connection, n_bytes: int) -> None:
+        """Count bytes that were written today; days older than a month are forgotten."""
         connection.execute("DELETE FROM days WHERE day < ?", (_today() - 30,))
         query = "INSERT INTO days VALUES(?, ?) ON CONFLICT(day) DO UPDATE SET n_bytes = n_bytes + excluded.n_bytes"
         connection.execute(query, (_today(), n_bytes))

@@ -53,6 +53,7 @@ class VerifyReport:
 
     @property
     def sound(self) -> bool:
+        """Whether index and files agree, and every byte that was read is right."""
         return not (self.missing or self.unknown or self.broken or self.useless or self.temps)
 
 

@@ -21,6 +21,7 @@ class Usage:
 
     @property
     def total(self) -> int:
+        """Bytes of everything."""
         return self.weights + self.kv + self.states + self.compute
 
     def __add__(self, other: Usage) -> Usage:
@@ -55,10 +56,12 @@ class MemoryPlan:
 
     @property
     def host(self) -> Place:
+        """The memory of the processor."""
         return self.places[-1]
 
     @property
     def gpus(self) -> tuple[Place, ...]:
+        """The memories of the GPUs."""
         return self.places[:-1]
 
     def lines(self, cache_bytes: int | None = None) -> Iterator[str]:
