@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+from dataclasses import Field, fields
 from typing import Any
 
 import pytest
 
-from pyctl.engine.sampling import DEFAULT_SAMPLERS, RANDOM_SEED, Sampling
+from pyctl.engine.request import Request
+from pyctl.engine.sampling import DEFAULT_SAMPLERS, RANDOM_SEED, Sampling, range_of
 from pyctl.errors import RequestError
+from pyctl.prompt import Prompt
+from pyctl.server.generate.payload import settings_json
 from pyctl.server.generate.prepare import sampling_of
-from pyctl.server.generation_body import GenerationBody
+from pyctl.server.generation_body import GenerationBody, ReplyOptions
 from tests.chat.toy import chatml_tokenizer
 
 NEVER = -float("inf")
@@ -134,3 +138,17 @@ def test_logit_bias(given: Any, used: tuple[tuple[int, float], ...]) -> None:
 def test_what_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(RequestError):
         read(**fields)
+
+
+NUMBERS = [item for item in fields(Sampling) if range_of(item) is not None]
+
+
+@pytest.mark.parametrize("item", NUMBERS, ids=lambda item: item.name)
+def test_every_number_of_the_declaration_is_read_and_shown(item: Field[Any]) -> None:
+    limits = range_of(item)
+    assert limits is not None
+    value = item.default + 1 if item.default + 1 <= limits.high else limits.high / 2
+    sampling = read(**{item.name: value})
+    assert getattr(sampling, item.name) == value != item.default
+    shown = settings_json(Request(Prompt.of([1]), sampling), ReplyOptions())
+    assert shown[item.name] == pytest.approx(value, rel=1e-6)
