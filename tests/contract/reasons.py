@@ -128,7 +128,8 @@ def _rows(verdicts: Sequence[Verdict], why: str) -> Iterator[str]:
     for verdict in verdicts:
         matching = [line for line, reason in verdict.explained if reason == why]
         if matching:
-            found.setdefault(_name(verdict.probe), []).append((verdict.probe.what, matching[0]))
+            line = re.sub(r'"/\S*/', '"/.../', matching[0])  # a path of the machine that asked
+            found.setdefault(_name(verdict.probe), []).append((verdict.probe.what, line))
     for name, examples in found.items():
         what, line = examples[0]
         yield f"| {name} | {len(examples)} | {_cell(what)} | {_cell(line)} |"
