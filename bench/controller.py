@@ -28,7 +28,7 @@ from pyctl.cache.snapshot import Block, State
 from pyctl.chat.chat_format import ChatFormat, ChatRequest
 from pyctl.chat.template import Template
 from pyctl.engine.engine import Engine
-from pyctl.engine.engine_options import EngineOptions
+from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.fake import FakeBackend
 from pyctl.engine.llama import LlamaTokenizer
 from pyctl.engine.llama.library import redirect_log
@@ -97,7 +97,7 @@ def history(n_messages: int, words_each: int) -> list[dict[str, object]]:
 def measure(chat: ChatFormat, n_messages: int, words_each: int, turns: int) -> dict[str, Any]:
     """Median milliseconds of the parts of a turn; on the processor's clock, too, which a busy machine hardly moves."""
     backend = NullBackend(n_ctx=1 << 19, n_ubatch=512, n_vocab=1 << 18)
-    engine = Engine(backend, RamCache(32, None), EngineOptions(exact=True))
+    engine = Engine(backend, RamCache(32, None), EngineSettings(exact=True))
     messages = history(n_messages, words_each)
     parts: dict[str, list[float]] = {part: [] for part in PARTS}
     n_tokens = 0

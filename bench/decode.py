@@ -23,7 +23,7 @@ from bench.common import finished, parse, parser_of, show, shown, tell
 from bench.compare import add_comparison, compare
 from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
-from pyctl.engine.engine_options import EngineOptions
+from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.llama import load
 from pyctl.engine.llama.params import context_params
 from pyctl.engine.model_settings import ModelSettings
@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for threads in arguments.threads:
         settings = ModelSettings(path=arguments.model, n_ctx=4096, n_threads=threads)
         loaded = load(settings)
-        worker = Worker(Engine(loaded.backend, RamCache(0, 0), EngineOptions()), loaded.info)
+        worker = Worker(Engine(loaded.backend, RamCache(0, 0), EngineSettings()), loaded.info)
         theirs, ours = [], []
         for _ in range(arguments.repeat):
             ours.append(engine(worker, arguments.n))

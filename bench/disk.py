@@ -25,7 +25,7 @@ from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import PromptMatch
 from pyctl.engine.engine import Engine
-from pyctl.engine.engine_options import EngineOptions
+from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.llama import Loaded, allocate, load, reserve_pinned
 from pyctl.engine.model_settings import ModelSettings
 from tools.generator import write_model
@@ -41,7 +41,7 @@ def engine_on(loaded: Loaded, directory: Path | None) -> Iterator[Engine]:
         store = DiskStore(directory, loaded.info.fingerprint, None, space=allocate)
         tier = DiskTier(store, DiskPolicy("full"), cold_max=10240)
     loaded.backend.clear(0)
-    engine = Engine(loaded.backend, RamCache(64, None), EngineOptions(), tier)
+    engine = Engine(loaded.backend, RamCache(64, None), EngineSettings(), tier)
     try:
         yield engine
     finally:

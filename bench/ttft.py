@@ -17,7 +17,7 @@ import numpy as np
 from bench.common import add_model, answered, parse, parser_of, show
 from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
-from pyctl.engine.engine_options import EngineOptions
+from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.llama import load, reserve_pinned
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.request import Done, Request
@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     loaded = load(settings)
     reserve_pinned(None)
-    engine = Engine(loaded.backend, RamCache(64, None), EngineOptions())
+    engine = Engine(loaded.backend, RamCache(64, None), EngineSettings())
     ask(engine, prompt_of([1], 600))
     rows = [row for n in arguments.tokens for row in measure(engine, n, arguments.repeat)]
     loaded.backend.unload()

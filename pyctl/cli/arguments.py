@@ -18,7 +18,7 @@ from pyctl.cli.flags import Given, help_text, read_flags
 from pyctl.cli.logs import LogSettings
 from pyctl.cli.other_forms import FURTHER, BoundBySchema, OtherForms, Questions
 from pyctl.cli.without_effect import IGNORED, NO_OP, REJECTED, SPECULATIVE
-from pyctl.engine.engine_options import EngineOptions
+from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.sampling import RANDOM_SEED, Sampling
 from pyctl.errors import ConfigError, RequestError
@@ -60,7 +60,7 @@ class CommandSettings:
     hub: HubSettings
     cache: CacheSettings
     disk: DiskSettings
-    engine: EngineOptions
+    engine: EngineSettings
     format: FormatSettings
     server: ServerSettings
     listen: ListenSettings
@@ -72,7 +72,7 @@ class CommandSettings:
 
 
 OWNERS: tuple[type[Any], ...] = (
-    *(Questions, ListenSettings, FormatSettings, HubSettings, CacheSettings, ServerSettings, EngineOptions),
+    *(Questions, ListenSettings, FormatSettings, HubSettings, CacheSettings, ServerSettings, EngineSettings),
     *(DiskSettings, Sampling, Cors, LogSettings, TerminalSettings, ModelSettings, OtherForms),
 )
 """Every class with settings that flags set, in the order of --help within a section."""
@@ -150,7 +150,7 @@ def _settings(given: Given, environ: Mapping[str, str], warnings: Sequence[str] 
         hub=fill(HubSettings, values),
         cache=fill(CacheSettings, values),
         disk=fill(DiskSettings, values),
-        engine=fill(EngineOptions, values),
+        engine=fill(EngineSettings, values),
         format=fill(FormatSettings, values),
         server=fill(ServerSettings, values, sampling=sampling, cors=fill(Cors, values), slots_debug=debug),
         listen=fill(ListenSettings, values),

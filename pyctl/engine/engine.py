@@ -16,7 +16,7 @@ from pyctl.cache.plan import batch_ends
 from pyctl.cache.ram import RamCache
 from pyctl.engine.backend import Backend, SequenceTokens
 from pyctl.engine.decode import Drafter, Generation, PendingTokens
-from pyctl.engine.engine_options import EngineOptions
+from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.engine_stats import EngineCounters, PrefillLog
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Failed, Progress, Timings
@@ -24,7 +24,7 @@ from pyctl.engine.sequence import LiveSequence
 from pyctl.engine.snapshotter import CachePlan, Snapshotter
 from pyctl.errors import EngineError, PyctlError
 
-__all__ = ["ActiveRequest", "Engine", "EngineOptions", "IdleTask", "Steps"]
+__all__ = ["ActiveRequest", "Engine", "EngineSettings", "IdleTask", "Steps"]
 
 
 Steps: TypeAlias = Generator[PendingTokens | None, int, None]
@@ -72,13 +72,13 @@ class Engine:
         self,
         backend: Backend,
         cache: RamCache,
-        options: EngineOptions,
+        settings: EngineSettings,
         disk: DiskTier | None = None,
         drafter: Callable[[LiveSequence], Drafter] | None = None,
     ) -> None:
         self.backend = backend
-        self.options = options
-        self.snapshotter = Snapshotter(backend, cache, options, disk)
+        self.settings = settings
+        self.snapshotter = Snapshotter(backend, cache, settings, disk)
         self.sequences = [LiveSequence(i, backend.n_ctx) for i in range(backend.n_seqs)]
         self.queue: deque[ActiveRequest] = deque()
         self.running: list[ActiveRequest] = []
@@ -242,7 +242,7 @@ class Engine:
         snapshotter, request, handle = self.snapshotter, active.handle.request, active.handle
         started = active.started = time.perf_counter()
         stats = active.stats = RequestStats(n_prompt=len(request.prompt))
-        ends = batch_ends(request.prompt, self.backend.n_ubatch, self.options.min_batch)
+        ends = batch_ends(request.prompt, self.backend.n_ubatch, self.settings.min_batch)
 
         lookup = snapshotter.lookup(request, ends, seq, stats)
         snapshotter.leave(seq, lookup, stats)

@@ -18,7 +18,7 @@ from pyctl.cache.ram import RamCache
 from pyctl.cache.recent import RecentMatches, RecentPrompts
 from pyctl.cache.snapshot import PromptMatch, Segment, Snapshot
 from pyctl.engine.backend import SequenceMemory
-from pyctl.engine.engine_options import EngineOptions
+from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.request import Request
 from pyctl.engine.restore import Candidate, candidates, from_snapshot, restore
 from pyctl.engine.sequence import LiveSequence
@@ -74,11 +74,13 @@ class Snapshotter:
     cache is a miss or a snapshot less, never an error of the request.
     """
 
-    def __init__(self, memory: SequenceMemory, cache: RamCache, options: EngineOptions, disk: DiskTier | None) -> None:
+    def __init__(
+        self, memory: SequenceMemory, cache: RamCache, settings: EngineSettings, disk: DiskTier | None
+    ) -> None:
         self.memory = memory
         self.cache = cache
         self.disk = disk
-        self.options = options
+        self.settings = settings
         self.recent = disk.recent if disk is not None else RecentPrompts()
         self.totals = CacheStats()
 
@@ -88,7 +90,7 @@ class Snapshotter:
         match = PromptMatch(request.prompt.tokens)
         if not request.cache_prompt:
             return CacheLookup(request, match, ends)
-        ways = candidates(match, ends, seq, self.cache, self.memory, exact=self.options.exact)
+        ways = candidates(match, ends, seq, self.cache, self.memory, exact=self.settings.exact)
         from_disk = self.disk is not None and (request.disk_policy or self.disk.policy).kind != "off"
         recent = self.recent.compare(request.prompt)
         self.recent.add(request.prompt, recent, on_disk=from_disk)
@@ -130,7 +132,7 @@ class Snapshotter:
         if nearest is not None and not nearest.is_continued and branch > stats.n_cached:
             stats.miss = Divergence.at(common, stats.n_cached, nearest.recent.prompt.tokens, prompt.tokens)
         wanted = self.disk.select(recent, seq.n, lookup.request.disk_policy) if self.disk is not None else ()
-        cuts = choose_cuts(prompt, ends, seq.n, self.options.min_step, (common, *wanted))
+        cuts = choose_cuts(prompt, ends, seq.n, self.settings.min_step, (common, *wanted))
         return CachePlan(lookup.match, tuple(cuts), tuple(last_end(ends, n) for n in wanted), restored)
 
     def save(self, seq: LiveSequence, plan: CachePlan, stats: RequestStats) -> None:
@@ -204,7 +206,7 @@ class Snapshotter:
                 break
             snapshot = arrival.snapshot
             same = last_common_end(ends, seq.ends, seq.shared(match.tokens))
-            exact = self.options.exact
+            exact = self.settings.exact
             candidate = from_snapshot("disk", snapshot, ends, same, self.memory, exact=exact, arrival=arrival)
             if candidate is not None:
                 yield candidate
@@ -258,7 +260,7 @@ class Snapshotter:
         """Park the end of a live sequence when its conversation is left: less than its prompt is ``shared``."""
         _, covered = seq.saved()
         exact = seq.n_exact == seq.n
-        if seq.cached and shared < seq.n_prompt and seq.n - covered >= PARK_MIN and (exact or not self.options.exact):
+        if seq.cached and shared < seq.n_prompt and seq.n - covered >= PARK_MIN and (exact or not self.settings.exact):
             self.save(seq, CachePlan(PromptMatch(seq.tokens), protected=protected), stats)
 
     def _saved(self, seq: LiveSequence, match: PromptMatch) -> tuple[Segment | None, int]:

@@ -14,7 +14,7 @@ from bench.common import answered, finished
 from bench.compare import MeasurementError, compare, measured
 from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
-from pyctl.engine.engine_options import EngineOptions
+from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.fake import FakeBackend
 from pyctl.engine.request import Request
 from pyctl.errors import EngineError
@@ -53,7 +53,7 @@ def test_a_failed_request_ends_a_measurement() -> None:
         def evaluate(self, seq: int, tokens: Tokens, start: int, *, output: bool = True) -> None:
             raise EngineError("broken")
 
-    engine = Engine(Broken(), RamCache(4, None), EngineOptions())
+    engine = Engine(Broken(), RamCache(4, None), EngineSettings())
     with pytest.raises(EngineError, match="broken"):
         answered(engine, Request(Prompt.of([1, 2, 3]), max_tokens=1))
     with pytest.raises(RuntimeError, match="did not end"):

@@ -11,7 +11,7 @@ from pyctl.chat.format_settings import FormatSettings, keep_reasoning
 from pyctl.cli.arguments import FLAGS, OWNERS, parse_chat, parse_serve
 from pyctl.cli.logs import LogSettings
 from pyctl.cli.without_effect import IGNORED, NO_OP, REJECTED, SPECULATIVE
-from pyctl.engine.engine_options import EngineOptions
+from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.sampling import RANDOM_SEED, Sampling
 from pyctl.errors import ConfigError, RequestError
@@ -26,7 +26,7 @@ def test_defaults_are_those_of_llama_server() -> None:
     settings = parse_serve(["-m", "model.gguf"], {})
     assert settings.model == ModelSettings(path="model.gguf")
     assert settings.cache == CacheSettings(n_slots=32, ram_mib=8192)
-    assert settings.engine == EngineOptions(min_step=8192, exact=False, sleep_seconds=-1)
+    assert settings.engine == EngineSettings(min_step=8192, exact=False, sleep_seconds=-1)
     assert settings.disk == DiskSettings("", 4096, 512, 10240, "auto:30", 0)
     assert settings.server == ServerSettings(sampling=Sampling(), n_predict=-1, cache_prompt=True)
     assert settings.request_fields == {}
@@ -45,7 +45,7 @@ def test_every_field_has_a_flag() -> None:
             for name in ("min_keep", "grammar_kind", "grammar_lazy", "grammar_triggers", "grammar_prefill")
         ),
         ("Sampling", "post_sampling_probs"),  # requests say these
-        ("EngineOptions", "min_batch"),
+        ("EngineSettings", "min_batch"),
         *(("ServerSettings", name) for name in ("disk_policy", "n_batch", "embeddings")),  # as their owners have them
         *(("ServerSettings", name) for name in ("sampling", "cors", "slots_debug")),
     }

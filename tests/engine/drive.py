@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pyctl.cache.ram import RamCache
 from pyctl.engine.backend import Backend
 from pyctl.engine.engine import Engine
-from pyctl.engine.engine_options import EngineOptions
+from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Failed, Piece, Request
 from pyctl.engine.sampling import Sampling
@@ -57,11 +57,13 @@ def ask(engine: Engine, prompt: Prompt, n: int = 8, *, cancel_after: int | None 
         assert steps < 10_000
 
 
-def cold(backend: Backend, prompt: Prompt, n: int = 8, options: EngineOptions | None = None, **fields: object) -> Reply:
+def cold(
+    backend: Backend, prompt: Prompt, n: int = 8, options: EngineSettings | None = None, **fields: object
+) -> Reply:
     """The reply of a fresh engine without any cache, on a backend that holds nothing afterwards."""
     for seq in range(backend.n_seqs):
         backend.clear(seq)
-    reply = ask(Engine(backend, RamCache(0, 0), options or EngineOptions()), prompt, n, cache_prompt=False, **fields)
+    reply = ask(Engine(backend, RamCache(0, 0), options or EngineSettings()), prompt, n, cache_prompt=False, **fields)
     for seq in range(backend.n_seqs):
         backend.clear(seq)
     return reply

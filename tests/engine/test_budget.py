@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
-from pyctl.engine.engine_options import EngineOptions
+from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.fake import FakeBackend
 from pyctl.engine.stream import ReasoningBudget, ReasoningLimit
 from pyctl.prompt import Prompt
@@ -82,7 +82,7 @@ def test_forced_tokens_are_evaluated_like_any_other() -> None:
     backend = FakeBackend()
     prompt = Prompt.of([*range(1, 50), 5], [])
     reasoning = ReasoningLimit(4, (5,), ((9,),), (9, 3), (5,))
-    reply = ask(Engine(backend, RamCache(0, 0), EngineOptions()), prompt, 12, reasoning=reasoning)
+    reply = ask(Engine(backend, RamCache(0, 0), EngineSettings()), prompt, 12, reasoning=reasoning)
     free = cold(FakeBackend(), prompt, 12).tokens
     assert reply.tokens[:4] == free[:4]
     assert reply.tokens[4:6] == [9, 3]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pyctl.cache.ram import RamCache
 from pyctl.engine.backend import SequenceTokens
 from pyctl.engine.engine import Engine
-from pyctl.engine.engine_options import EngineOptions
+from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.fake import FakeBackend
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Piece
@@ -57,7 +57,7 @@ class Foresight:
 
 def plain(kind: str, prompt: Prompt = PROMPT, n: int = 60, **fields: object) -> tuple[Reply, FakeBackend]:
     backend = FakeBackend(kind)
-    return ask(Engine(backend, RamCache(8, None), EngineOptions()), prompt, n, **fields), backend
+    return ask(Engine(backend, RamCache(8, None), EngineSettings()), prompt, n, **fields), backend
 
 
 @settings(deadline=None, max_examples=60)
@@ -81,7 +81,7 @@ def test_drafts_change_nothing_but_the_number_of_steps(
     def drafter(seq: LiveSequence) -> Foresight:
         return Foresight(backend, seq, [*known.tokens, 0], width, wrong.__contains__)
 
-    engine = Engine(backend, RamCache(8, None), EngineOptions(exact=True), drafter=drafter)
+    engine = Engine(backend, RamCache(8, None), EngineSettings(exact=True), drafter=drafter)
     reply = ask(engine, PROMPT, n, **fields)
     assert reply.error is None
     assert expected.done is not None
@@ -111,7 +111,7 @@ def test_right_drafts_save_steps(kind: str, width: int) -> None:
     engine = Engine(
         backend,
         RamCache(8, None),
-        EngineOptions(),
+        EngineSettings(),
         drafter=lambda seq: Foresight(backend, seq, known.tokens, width, lambda _: False),
     )
     assert ask(engine, PROMPT, 61, sampling=endless).tokens == known.tokens[:61]
@@ -140,7 +140,7 @@ def test_each_sequence_gets_its_own_outputs() -> None:
             return Nothing()
         return Foresight(backend, seq, known.tokens, 3, lambda i: i % 5 == 0)
 
-    engine = Engine(backend, RamCache(8, None), EngineOptions(), drafter=drafter)
+    engine = Engine(backend, RamCache(8, None), EngineSettings(), drafter=drafter)
     handles = [RequestHandle(request(prompt, 40, sampling=endless)) for prompt in (PROMPT, other)]
     for handle in handles:
         engine.submit(handle)
@@ -157,7 +157,7 @@ def test_a_reply_that_is_cancelled_leaves_a_sequence_that_is_known(steps: int) -
     engine = Engine(
         backend,
         RamCache(8, None),
-        EngineOptions(),
+        EngineSettings(),
         drafter=lambda seq: Foresight(backend, seq, known.tokens, 3, lambda i: i % 4 == 1),
     )
     handle = RequestHandle(request(PROMPT, 70, sampling=endless))

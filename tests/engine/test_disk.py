@@ -17,7 +17,7 @@ from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
-from pyctl.engine.engine_options import EngineOptions
+from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.fake import FakeBackend
 from pyctl.engine.worker import Worker
 from tests.cache.checks import check_invariants
@@ -33,7 +33,7 @@ def engine_on(directory: Path, kind: str, policy: str = "full", n_slots: int = 3
         DiskPolicy.parse(policy),
         cold_max=10240,
     )
-    return Engine(FakeBackend(kind), RamCache(n_slots, None), EngineOptions(exact=True), tier)
+    return Engine(FakeBackend(kind), RamCache(n_slots, None), EngineSettings(exact=True), tier)
 
 
 @pytest.mark.parametrize("kind", KINDS)

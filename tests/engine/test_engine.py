@@ -7,7 +7,7 @@ import pytest
 
 from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
-from pyctl.engine.engine_options import EngineOptions
+from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.fake import FakeBackend
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Progress
@@ -29,7 +29,7 @@ def chat(*messages: tuple[int, int]) -> Prompt:
 
 
 def engine_of(backend: FakeBackend, n_slots: int = 32, budget: int | None = None, **options: object) -> Engine:
-    return Engine(backend, RamCache(n_slots, budget), EngineOptions(**options))
+    return Engine(backend, RamCache(n_slots, budget), EngineSettings(**options))
 
 
 @pytest.mark.parametrize("kind", KINDS)

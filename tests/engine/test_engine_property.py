@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pyctl.cache.plan import batch_ends
 from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
-from pyctl.engine.engine_options import EngineOptions
+from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.fake import FakeBackend
 from pyctl.prompt import Prompt, common_prefix
 from tests.cache.checks import check_invariants, tokens_of
@@ -45,7 +45,7 @@ class Conversations(RuleBasedStateMachine):
     def start(self, kind: str, n_slots: int, budget: int | None, exact: bool, min_step: int, n_seqs: int) -> None:
         self.kind = kind
         self.backend = FakeBackend(kind, n_ctx=8192, n_ubatch=N_UBATCH, n_seqs=n_seqs)
-        self.engine = Engine(self.backend, RamCache(n_slots, budget), EngineOptions(exact=exact, min_step=min_step))
+        self.engine = Engine(self.backend, RamCache(n_slots, budget), EngineSettings(exact=exact, min_step=min_step))
         self.conversations: list[list[Message]] = [[(0, 300)]]
         self.exact = exact
 

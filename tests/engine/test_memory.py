@@ -8,7 +8,7 @@ import numpy as np
 
 from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
-from pyctl.engine.engine_options import EngineOptions
+from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.llama import Loaded
 from pyctl.prompt import Prompt
 from tests.cache.checks import check_invariants, tokens_of
@@ -26,7 +26,7 @@ def chat(messages: list[tuple[int, int]]) -> Prompt:
 def test_fifty_turns_in_four_branches(open_model: Callable[..., Loaded]) -> None:
     backend = open_model("tiny-hybrid", n_ctx=16384).backend
     backend.clear(0)
-    engine = Engine(backend, RamCache(256, None), EngineOptions(exact=True))
+    engine = Engine(backend, RamCache(256, None), EngineSettings(exact=True))
     branches = [[(1, 700)]]
     for turn in range(50):
         if turn in (10, 20, 30):  # edit an earlier message and go on from there

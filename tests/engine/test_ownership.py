@@ -9,7 +9,7 @@ import pytest
 
 from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
-from pyctl.engine.engine_options import EngineOptions
+from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.fake import FakeBackend
 from pyctl.engine.worker import Worker
 from tests import ownership
@@ -26,7 +26,7 @@ FOREIGN: dict[str, Callable[[Engine], Any]] = {
 
 @pytest.mark.parametrize("owned", FOREIGN)
 def test_a_foreign_thread_is_seen_and_the_owner_is_not(owned: str) -> None:
-    engine = Engine(FakeBackend(), RamCache(4, None), EngineOptions())
+    engine = Engine(FakeBackend(), RamCache(4, None), EngineSettings())
     touch = FOREIGN[owned]
     touch(engine)  # nobody runs it yet
     worker = Worker(engine, INFO)

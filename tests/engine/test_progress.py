@@ -7,14 +7,14 @@ import pytest
 from pyctl.cache.ram import RamCache
 from pyctl.engine import engine_stats as progress
 from pyctl.engine.engine import Engine
-from pyctl.engine.engine_options import EngineOptions
+from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.fake import FakeBackend
 from pyctl.prompt import Prompt
 from tests.engine.drive import ask
 
 
 def lines_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    engine = Engine(FakeBackend(n_ubatch=64), RamCache(8, None), EngineOptions())
+    engine = Engine(FakeBackend(n_ubatch=64), RamCache(8, None), EngineSettings())
     with caplog.at_level(logging.INFO, logger=progress.__name__):
         ask(engine, Prompt.of([1 + i % 60 for i in range(200)]))
     return [record.getMessage() for record in caplog.records if record.name == progress.__name__]

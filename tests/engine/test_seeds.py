@@ -14,7 +14,7 @@ import pytest
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import PromptMatch
 from pyctl.engine.engine import Engine
-from pyctl.engine.engine_options import EngineOptions
+from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.llama import LlamaBackend, Loaded
 from pyctl.prompt import Prompt
 from tests.cache.checks import check_invariants, tokens_of
@@ -64,7 +64,7 @@ def expect(backend: LlamaBackend, *prompts: Prompt, n: int = 6) -> None:
 
 
 def engine_of(backend: LlamaBackend, n_slots: int) -> Engine:
-    return Engine(backend, RamCache(n_slots, None), EngineOptions(exact=True))
+    return Engine(backend, RamCache(n_slots, None), EngineSettings(exact=True))
 
 
 @cache

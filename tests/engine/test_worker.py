@@ -15,7 +15,7 @@ from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.ram import RamCache
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.engine import Engine
-from pyctl.engine.engine_options import EngineOptions
+from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.fake import FakeBackend
 from pyctl.engine.request import Done, Failed, Piece
 from pyctl.engine.sampling import Sampling
@@ -41,7 +41,7 @@ class Bench:
 
     def __init__(self, sleep_seconds: float = -1, n_seqs: int = 1, exact: bool = False) -> None:
         self.backend = FakeBackend("hybrid", n_seqs=n_seqs)
-        self.engine = Engine(self.backend, RamCache(8, None), EngineOptions(exact=exact))
+        self.engine = Engine(self.backend, RamCache(8, None), EngineSettings(exact=exact))
         self.worker = Worker(self.engine, INFO, sleep_seconds)
         self.admin = EngineAdmin(self.worker, self.engine)
 

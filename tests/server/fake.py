@@ -21,7 +21,7 @@ from pyctl.chat.template import Template
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.backend import EngineInfo
 from pyctl.engine.engine import Engine
-from pyctl.engine.engine_options import EngineOptions
+from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.fake import FakeBackend
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Event, Failed, Piece, Progress, Request, StopType, Timings
@@ -48,7 +48,7 @@ class ScriptedEngine(Engine):
     """Answers each request with ``script(request)``; what lies between two pauses comes together."""
 
     def __init__(self, script: Callable[[Request], Script], backend: FakeBackend, cache: RamCache) -> None:
-        super().__init__(backend, cache, EngineOptions())
+        super().__init__(backend, cache, EngineSettings())
         self.script = script
         self._playing: list[tuple[RequestHandle, Iterator[Event | Pause], float]] = []
 
@@ -212,7 +212,9 @@ class Bench:
         backend = FakeBackend(n_ctx=N_CTX, n_seqs=n_seqs, n_vocab=known.n_vocab)
         cache = RamCache(4, None)
         played = script is not None
-        self.engine: Any = ScriptedEngine(script, backend, cache) if played else Engine(backend, cache, EngineOptions())
+        self.engine: Any = (
+            ScriptedEngine(script, backend, cache) if played else Engine(backend, cache, EngineSettings())
+        )
         self.worker = RecordingWorker(self.engine, known)
         chat = ChatFormat(Template(template, eos_token="<|im_end|>"), self.tokenizer, replay=replay)
         admin = EngineAdmin(self.worker, self.engine)

@@ -18,7 +18,7 @@ from pyctl.cache.ram import RamCache
 from pyctl.chat.constraint import Constraint, GrammarBuilder, json_constraint, reply_constraint
 from pyctl.chat.reasoning import THINK
 from pyctl.engine.engine import Engine
-from pyctl.engine.engine_options import EngineOptions
+from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.llama import Loaded, load
 from pyctl.engine.model_settings import ModelSettings
@@ -38,7 +38,7 @@ def model(open_model: Callable[..., Loaded]) -> Loaded:
 def said(model: Loaded, n: int = 400, **fields: Any) -> Reply:
     prompt = Prompt(as_tokens(model.tokenizer.tokenize("Say:")))
     sampling = Sampling(**{"seed": 1, "temperature": 1.0, **fields})
-    return ask(Engine(model.backend, RamCache(0, 0), EngineOptions()), prompt, n, sampling=sampling)
+    return ask(Engine(model.backend, RamCache(0, 0), EngineSettings()), prompt, n, sampling=sampling)
 
 
 def bound(constraint: Constraint) -> dict[str, Any]:
@@ -246,7 +246,7 @@ def test_what_is_forced_is_read_by_the_constraint(model: Loaded) -> None:
     limit = ReasoningLimit(5, (), ((close,),), (close,), tuple(model.tokenizer.tokenize("<think>")))
     limit = replace(limit, start=limit.read)
     prompt = Prompt(as_tokens(model.tokenizer.tokenize("Say:<think>")))
-    engine = Engine(model.backend, RamCache(0, 0), EngineOptions())
+    engine = Engine(model.backend, RamCache(0, 0), EngineSettings())
     sampling = Sampling(seed=1, logit_bias=((close, -1e9),), **bound(constraint))
     reply = ask(engine, prompt, 60, sampling=sampling, reasoning=limit)
     text = model.tokenizer.detokenize(reply.tokens).decode("utf-8", "replace")
@@ -273,7 +273,7 @@ def test_a_constraint_can_be_checked_while_the_model_is_freed(model_path: Callab
 
 def test_probabilities_after_sampling(model: Loaded) -> None:
     prompt = Prompt(as_tokens(model.tokenizer.tokenize("Say:")))
-    engine = Engine(model.backend, RamCache(0, 0), EngineOptions())
+    engine = Engine(model.backend, RamCache(0, 0), EngineSettings())
     for sampling in (
         Sampling(seed=1, top_k=5, post_sampling_probs=True, ignore_eos=True),
         Sampling(temperature=0.0, post_sampling_probs=True, ignore_eos=True),

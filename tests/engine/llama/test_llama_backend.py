@@ -13,7 +13,7 @@ from llama_cpp import llama_cpp as api
 from pyctl.cache.ram import RamCache
 from pyctl.engine.backend import SavedSequence, SequenceTokens
 from pyctl.engine.engine import Engine
-from pyctl.engine.engine_options import EngineOptions
+from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.llama import LlamaBackend, Loaded, load
 from pyctl.engine.llama.sequence_file import DIGEST_SIZE, END, END_MAGIC
 from pyctl.engine.model_settings import ModelSettings
@@ -45,7 +45,7 @@ def test_text_survives_the_vocabulary(hybrid: Loaded) -> None:
 
 def sampled(loaded: Loaded, sampling: Sampling, n: int = 24) -> list[int]:
     prompt = Prompt(as_tokens(loaded.tokenizer.tokenize("The quick brown fox")))
-    return ask(Engine(loaded.backend, RamCache(0, 0), EngineOptions()), prompt, n, sampling=sampling).tokens
+    return ask(Engine(loaded.backend, RamCache(0, 0), EngineSettings()), prompt, n, sampling=sampling).tokens
 
 
 def test_seeds_repeat_and_differ(hybrid: Loaded) -> None:
@@ -83,7 +83,7 @@ def test_each_sampler_changes_what_it_should(hybrid: Loaded) -> None:
 
 def test_bad_sampling_is_the_clients_fault(hybrid: Loaded) -> None:
     prompt = Prompt(as_tokens([65, 66]))
-    engine = Engine(hybrid.backend, RamCache(0, 0), EngineOptions())
+    engine = Engine(hybrid.backend, RamCache(0, 0), EngineSettings())
     for sampling in (Sampling(grammar="root ::= ["), Sampling(logit_bias=((10**6, 1.0),))):
         assert isinstance(ask(engine, prompt, sampling=sampling).error, RequestError)
     assert ask(engine, prompt).error is None
@@ -129,7 +129,7 @@ def test_a_memory_without_movable_rows_is_saved_whole(model_path: Callable[[str]
     rng = np.random.default_rng(0)
     first, second = (Prompt.of(rng.integers(0, 250, 500), [200, 300, 480]) for _ in range(2))
     expected = [cold(backend, prompt, 12).tokens for prompt in (first, second)]
-    engine = Engine(backend, RamCache(8, None), EngineOptions(exact=True))
+    engine = Engine(backend, RamCache(8, None), EngineSettings(exact=True))
     for _ in range(2):
         assert [ask(engine, prompt, 12).tokens for prompt in (first, second)] == expected
     assert ask(engine, first, 12).done.stats.n_cached == 480
@@ -220,7 +220,7 @@ def test_closed_and_opened_again_it_is_the_same(model_path: Callable[[str], Path
     settings = ModelSettings(path=str(path), n_ctx=512, n_ubatch=64, n_threads=1, embeddings=True, pooling="mean")
     loaded = load(settings, keep_vocabulary=True)
     backend, prompt = loaded.backend, Prompt.of(range(120), [100])
-    engine = Engine(backend, RamCache(8, None), EngineOptions(exact=True))
+    engine = Engine(backend, RamCache(8, None), EngineSettings(exact=True))
     first = ask(engine, prompt)
     vector = backend.embed(as_tokens([1, 2, 3]))
     engine.sleep()

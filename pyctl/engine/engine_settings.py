@@ -8,7 +8,7 @@ from pyctl.cache.plan import MIN_BATCH
 from pyctl.convert import integer
 from pyctl.setting import CACHE, SERVER
 
-__all__ = ["EngineOptions"]
+__all__ = ["EngineSettings"]
 
 
 def idle_seconds(text: str) -> int:
@@ -19,7 +19,7 @@ def idle_seconds(text: str) -> int:
 
 
 @dataclass(frozen=True)
-class EngineOptions:
+class EngineSettings:
     """``min_batch``: see plan.MIN_BATCH. ``min_step``: tokens between the sparse cuts of a long stretch, 0 for none.
 
     ``exact``: reuse nothing that a cold run would not have computed the same way, generated text included.
