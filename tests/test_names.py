@@ -56,6 +56,17 @@ def test_folders_can_be_read_at_a_glance() -> None:
     assert not full
 
 
+def test_a_slot_is_a_place_for_a_snapshot() -> None:
+    """llama-server calls its sequences slots; inside, only the names of its flags say so."""
+    of_llama_server = {"show_slots", "slot_save_path", "slots_debug"}
+    found = set()
+    for path, tree in TREES.items():
+        if "cache" not in path.parts:
+            names = {getattr(node, "id", getattr(node, "attr", getattr(node, "name", ""))) for node in ast.walk(tree)}
+            found |= {name for name in names if name and "slot" in name.lower()}
+    assert found - of_llama_server == {"n_slots"}
+
+
 def public_members(module: Any) -> Iterator[tuple[str, Any, str]]:
     """(owner, object, name) of each public function, class and method that ``module`` defines."""
     for name, value in vars(module).items():

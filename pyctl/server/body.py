@@ -29,7 +29,7 @@ __all__ = [
     "Names",
     "Nested",
     "PinBody",
-    "SlotBody",
+    "SequenceFileBody",
     "TokenizeBody",
     "boolean",
     "items",
@@ -256,7 +256,7 @@ class EmbeddingsBody(Body, frozen=True):
     model: str | None = None
 
 
-class SlotBody(Body, frozen=True):
+class SequenceFileBody(Body, frozen=True):
     """POST /slots/{id}?action=save and restore"""
 
     filename: Any = None

@@ -12,13 +12,13 @@ from starlette.responses import Response
 
 from pyctl.engine.engine_stats import SequenceView
 from pyctl.errors import NotSupportedError, RequestError, UnavailableError
-from pyctl.server.body import SlotBody
+from pyctl.server.body import SequenceFileBody
 from pyctl.server.generate.payload import settings_json, without_long
 from pyctl.server.generation_body import ReplyOptions
 from pyctl.server.http import JsonResponse
 from pyctl.server.service import Service
 
-__all__ = ["act", "show", "slot_json"]
+__all__ = ["act", "sequence_json", "show"]
 
 _FORBIDDEN = frozenset('/\\:*?"<>|\uff0e\u2215\u2216\ufffd\ufeff')
 """What some system takes for a separator, a wildcard or a full stop, or strips."""
@@ -31,7 +31,7 @@ async def show(service: Service, request: Request) -> Response:
     views = await asyncio.wrap_future(service.admin.sequences())
     if request.query_params.get("fail_on_no_slot") and all(view.busy for view in views):
         raise UnavailableError("no slot available")
-    return JsonResponse([slot_json(service, view) for view in views])
+    return JsonResponse([sequence_json(service, view) for view in views])
 
 
 async def act(service: Service, request: Request) -> Response:
@@ -39,32 +39,32 @@ async def act(service: Service, request: Request) -> Response:
     directory = service.settings.slot_save_path
     if directory is None:
         raise NotSupportedError("This server does not support slots action. Start it with `--slot-save-path`")
-    slot = _number(request.path_params["id"])
+    seq = _number(request.path_params["id"])
     admin, action = service.admin, request.query_params.get("action", "")
     if action == "erase":
-        return JsonResponse({"id_slot": slot, "n_erased": await asyncio.wrap_future(admin.erase(slot))})
+        return JsonResponse({"id_slot": seq, "n_erased": await asyncio.wrap_future(admin.erase(seq))})
     if action not in ("save", "restore"):
         raise RequestError("Invalid action")
-    name = _filename(SlotBody.parse(await request.body()).filename)
+    name = _filename(SequenceFileBody.parse(await request.body()).filename)
     if action == "save":
-        saved = await asyncio.wrap_future(admin.save(slot, directory / name))
+        saved = await asyncio.wrap_future(admin.save(seq, directory / name))
         counts = {"n_saved": saved.n_tokens, "n_written": saved.n_bytes, "timings": {"save_ms": saved.ms}}
     else:
-        read = await asyncio.wrap_future(admin.restore(slot, directory / name))
+        read = await asyncio.wrap_future(admin.restore(seq, directory / name))
         counts = {"n_restored": read.n_tokens, "n_read": read.n_bytes, "timings": {"restore_ms": read.ms}}
-    return JsonResponse({"id_slot": slot, "filename": name, **counts})
+    return JsonResponse({"id_slot": seq, "filename": name, **counts})
 
 
-def slot_json(service: Service, view: SequenceView) -> dict[str, Any]:
+def sequence_json(service: Service, view: SequenceView) -> dict[str, Any]:
     """What GET /slots says of one sequence."""
-    slot: dict[str, Any] = {"id": view.id, "n_ctx": view.n_ctx, "speculative": False, "is_processing": view.busy}
+    shown: dict[str, Any] = {"id": view.id, "n_ctx": view.n_ctx, "speculative": False, "is_processing": view.busy}
     if view.request is None:
-        return slot
+        return shown
     debug = service.settings.slots_debug
     params = settings_json(view.request, ReplyOptions(stream=view.request.return_progress))
     reply = service.text_of(view.reply)
     limit = view.request.max_tokens
-    slot |= {
+    shown |= {
         "id_task": view.task,
         "n_prompt_tokens": view.n_tokens,
         "n_prompt_tokens_processed": view.n_evaluated,
@@ -79,7 +79,7 @@ def slot_json(service: Service, view: SequenceView) -> dict[str, Any]:
             }
         ],
     }
-    return slot | {"prompt": service.text_of(view.prompt), "generated": reply} if debug else slot
+    return shown | {"prompt": service.text_of(view.prompt), "generated": reply} if debug else shown
 
 
 def _number(text: str) -> int:

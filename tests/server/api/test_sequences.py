@@ -10,7 +10,7 @@ from pyctl.engine.engine_stats import SequenceView
 from pyctl.engine.request import Request
 from pyctl.errors import RequestError
 from pyctl.prompt import Prompt
-from pyctl.server.api.sequences import _filename, slot_json
+from pyctl.server.api.sequences import _filename, sequence_json
 from pyctl.server.server_settings import ServerSettings
 from tests.server.fake import N_CTX, Bench
 
@@ -23,13 +23,13 @@ def test_what_each_slot_is_doing() -> None:
     service = Bench().service
     request = Request(Prompt.of(list(b"hello")), max_tokens=9)
     busy = SequenceView(1, N_CTX, True, 7, request, 8, 2, 3, 4, tuple(b"hello"), tuple(b"a\nb"))
-    assert slot_json(service, SequenceView(0, N_CTX, False)) == {
+    assert sequence_json(service, SequenceView(0, N_CTX, False)) == {
         "id": 0,
         "n_ctx": 4096,
         "speculative": False,
         "is_processing": False,
     }
-    shown = slot_json(service, busy)
+    shown = sequence_json(service, busy)
     params = shown.pop("params")
     assert (params["n_predict"], params["speculative.types"], params["lora"]) == (9, "none", [])
     assert "grammar" not in params
@@ -44,7 +44,7 @@ def test_what_each_slot_is_doing() -> None:
         "n_prompt_tokens_cache": 2,
         "next_token": [{"has_next_token": True, "has_new_line": True, "n_remain": 5, "n_decoded": 4}],
     }
-    debug = slot_json(Bench(settings=ServerSettings(slots_debug=True)).service, busy)
+    debug = sequence_json(Bench(settings=ServerSettings(slots_debug=True)).service, busy)
     assert (debug["prompt"], debug["generated"]) == ("hello", "a\nb")
     assert debug["params"]["grammar"] == ""
 
