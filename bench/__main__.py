@@ -1,6 +1,6 @@
 """All benchmarks, one after the other; fails at the end if one of them did.
 
-python -m bench                      # what `make bench` runs: about ten minutes
+python -m bench                      # what `make bench` runs: about twenty minutes
 python -m bench --quick ttft decode  # only these, and only whether they work
 python -m bench --keep               # tables to bench/results
 python -m bench --llama-server FILE  # beside ours where a script can: replay
