@@ -11,6 +11,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "pyctl"
 
 LAYERS = {
     "errors": set(),
+    "limit": set(),
     "convert": set(),
     "setting": {"convert"},
     "prompt": set(),
@@ -26,7 +27,7 @@ LAYERS = {
 """What each part may import besides itself; `cli` and `__main__` may import everything."""
 
 for _layer in ("models", "cache", "chat", "engine", "server", "terminal"):
-    LAYERS[_layer] |= {"convert", "setting"}
+    LAYERS[_layer] |= {"convert", "setting", "limit"}
 
 REQUEST_PATH = ("pyctl.server.generate.", "pyctl.server.generation_body", "pyctl.server.service")
 """What `terminal` may import of `server`, besides what is listed above: both ask the engine in one way."""

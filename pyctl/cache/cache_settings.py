@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pyctl.convert import directory, integer
 from pyctl.errors import ConfigError, RequestError
+from pyctl.limit import SetLimit
 from pyctl.setting import CACHE, DISK
 
 __all__ = ["CacheSettings", "DiskSettings"]
@@ -31,7 +32,12 @@ class CacheSettings:
         32, "--prefix-cache-slots", "snapshots kept, 0 = none", integer(0), "PYCTL_PREFIX_CACHE_SLOTS"
     )
     ram_mib: int = CACHE.flag(
-        8192, "-cram --cache-ram", "MiB of snapshots, -1 = no limit, 0 = none", integer(-1), "LLAMA_ARG_CACHE_RAM"
+        8192,
+        "-cram --cache-ram",
+        "MiB of snapshots, -1 = no limit, 0 = none",
+        integer(-1),
+        "LLAMA_ARG_CACHE_RAM",
+        limit=SetLimit("snapshots in RAM", "snapshots are evicted", "memory", "MiB"),
     )
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pyctl.errors import RequestError
+from pyctl.limit import limit
 
 __all__ = ["ready_schema", "resolve"]
 
@@ -23,10 +24,10 @@ _FORMATS = frozenset({"date", "time", "date-time", "duration", "email", "hostnam
 _TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
 _COMBINATORS = ("allOf", "anyOf", "oneOf")
 
-_MAX_DEPTH = 100
+_MAX_DEPTH = limit(100, "nesting of a JSON schema", "400", "request", "levels")
 _MAX_LEVELS = 600
 """Of all definitions together: the library follows one to the next on the stack of a thread."""
-_MAX_SCHEMAS = 10_000
+_MAX_SCHEMAS = limit(10_000, "schemas within a JSON schema", "400", "request")
 _REGEX_PARTS = 20
 """A regular expression is as much work as so many schemas."""
 _MAX_CHOICES = 1000

@@ -10,6 +10,7 @@ from msgspec import field
 
 from pyctl.engine.sampling import RANDOM_SEED, SAMPLER_LETTERS, Sampling, range_of, sampler_named
 from pyctl.errors import RequestError
+from pyctl.limit import limit
 from pyctl.server.body import (
     Body,
     Flattened,
@@ -36,7 +37,7 @@ __all__ = [
     "scales_of",
 ]
 
-MOST_CHOICES = 128
+MOST_CHOICES = limit(128, "`n`, choices of a request", "400", "request")
 """Replies to one prompt (``n``), as many as OpenAI allows. llama-server needs a slot for each; here they may queue."""
 
 

@@ -9,6 +9,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pyctl.errors import AuthenticationError, RequestError, TooLargeError
+from pyctl.limit import limit
 from pyctl.server.http import error_response
 from pyctl.server.server_settings import Cors
 
@@ -93,8 +94,7 @@ class CorsMiddleware:
         return headers
 
 
-MAX_BODY_BYTES = 32 * 2**20
-
+MAX_BODY_BYTES = limit(32 * 2**20, "body of a request", "413", "request", "bytes")
 """About three times what a prompt of a million tokens takes as JSON, with every character escaped."""
 
 _DRAIN_BYTES = 8 * MAX_BODY_BYTES

@@ -1,0 +1,18 @@
+"""docs/limits.md says what the code does."""
+
+from __future__ import annotations
+
+from pyctl.limit import LIMITS, limit
+from tools.limits import PAGE, table
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert PAGE.read_text(encoding="utf-8") == table(), "run python -m tools.limits"
+
+
+def test_a_limit_is_its_value_and_gets_a_line() -> None:
+    assert limit(3 << 20, "moons of a pond", "400", "memory", "bytes") == 3 << 20
+    try:
+        assert "| moons of a pond | 3 MiB |  | 400 |\n" in table()
+    finally:
+        LIMITS.pop()
