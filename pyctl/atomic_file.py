@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all: written under a temp name, synced, renamed.
+"""Files that appear whole or not at all: written under a temp name, synced, renamed. Only their owner may read them.
 
 Every temp name carries the number of its process, so that what a killed one left behind is told from what a living one
 is writing.
@@ -17,7 +17,10 @@ from typing import BinaryIO
 
 __all__ = [
     "ABANDONED_SECONDS",
+    "PRIVATE",
     "is_abandoned",
+    "make_private",
+    "open_private",
     "remove_leftovers",
     "replacing",
     "sync_directory",
@@ -29,6 +32,9 @@ __all__ = [
 
 ABANDONED_SECONDS = 600.0
 """A temp file not written to for so long belongs to nobody, even if its process lives: numbers are used again."""
+
+PRIVATE = 0o600
+"""The mode of whatever may hold what somebody said: texts, tokens, and what a model made of them."""
 
 _TEMP = re.compile(r"\.(\d{1,10})-[0-9a-f]{16}\.tmp")
 
@@ -44,6 +50,33 @@ def temp_pid(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def make_private(directory: Path) -> None:
+    """Make ``directory`` and what is missing above it, for its owner alone; what exists keeps its mode. OSError."""
+    if directory.is_dir():
+        return
+    if directory.parent != directory:
+        make_private(directory.parent)
+    try:
+        directory.mkdir(0o700)
+    except FileExistsError:
+        if not directory.is_dir():
+            raise
+    else:
+        directory.chmod(0o700)  # a umask may have taken away even the owner's bits
+
+
+def open_private(path: Path, flags: int) -> int:
+    """`os.open`; a file that this makes is for its owner alone, whatever the umask. One that exists keeps its mode."""
+    try:
+        descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE)
+    except FileExistsError:
+        if flags & os.O_EXCL:
+            raise
+        return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
+    os.fchmod(descriptor, PRIVATE)
+    return descriptor
+
+
 @contextmanager
 def temp_path(directory: Path) -> Iterator[Path]:
     """A temp name in ``directory``; a file that still has it at the end is removed."""
@@ -56,14 +89,18 @@ def temp_path(directory: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def replacing(path: Path, *, mode: int = 0o666, sync: bool = True) -> Iterator[BinaryIO]:
+def replacing(path: Path, *, private: bool = True, sync: bool = True) -> Iterator[BinaryIO]:
     """A new file, open for writing, that takes the place of ``path`` when the block ends without an exception.
 
-    Otherwise ``path`` stays as it was. ``mode`` is cut by the umask; without ``sync`` a power failure may leave an
-    empty file. OSError if it cannot be written; ValueError if ``path`` cannot be a name.
+    Otherwise ``path`` stays as it was. One that is not ``private`` may be read by whom the umask lets; without ``sync``
+    a power failure may leave an empty file. OSError if it cannot be written; ValueError if ``path`` cannot be a name.
     """
     with temp_path(path.parent) as temporary:
-        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        flags = os.O_RDWR | os.O_EXCL
+        if private:
+            descriptor = open_private(temporary, flags)
+        else:
+            descriptor = os.open(temporary, flags | os.O_CREAT | os.O_CLOEXEC, 0o666)
         with os.fdopen(descriptor, "w+b") as file:
             yield file
             file.flush()

@@ -7,11 +7,21 @@ import os
 import signal
 import stat
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from pyctl.atomic_file import is_abandoned, remove_leftovers, replacing, temp_name, temp_pid, write_atomic
+from pyctl.atomic_file import (
+    is_abandoned,
+    make_private,
+    open_private,
+    remove_leftovers,
+    replacing,
+    temp_name,
+    temp_pid,
+    write_atomic,
+)
 
 
 def test_a_failure_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,8 +55,42 @@ def test_what_is_written_is_synced_before_it_has_its_name(tmp_path: Path, monkey
 
 
 def test_private_files_are_private_from_the_beginning(tmp_path: Path) -> None:
-    with replacing(tmp_path / "file", mode=0o600) as file:
+    with replacing(tmp_path / "file") as file:
         assert stat.S_IMODE(os.fstat(file.fileno()).st_mode) == 0o600
+
+
+@pytest.fixture(params=[0o000, 0o022, 0o777], ids=oct)
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_what_is_made_is_for_its_owner_alone_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+    deep = tmp_path / "a" / "b" / "c"
+    make_private(deep)
+    os.close(open_private(deep / "file", os.O_WRONLY))
+    write_atomic(deep / "other", b"x")
+    assert {mode(path) for path in (deep, deep.parent, deep.parent.parent)} == {0o700}
+    assert {mode(path) for path in deep.iterdir()} == {0o600}
+
+
+def test_what_exists_keeps_its_mode(tmp_path: Path) -> None:
+    (directory := tmp_path / "shared").mkdir()
+    directory.chmod(0o775)
+    (file := directory / "file").write_bytes(b"kept")
+    file.chmod(0o664)
+    make_private(directory)
+    os.close(open_private(file, os.O_WRONLY | os.O_APPEND))
+    assert (mode(directory), mode(file), file.read_bytes()) == (0o775, 0o664, b"kept")
+    with pytest.raises(FileExistsError):
+        make_private(file)
+    with pytest.raises(FileExistsError):
+        open_private(file, os.O_WRONLY | os.O_EXCL)
 
 
 def hold_open(path: str, ready: object) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import zstandard
 
-from pyctl.atomic_file import sync_directory, write_atomic
+from pyctl.atomic_file import make_private, sync_directory, write_atomic
 from pyctl.cache.disk.file_format import PromptName
 from pyctl.prompt import Prompt, Tokens, common_prefix
 
@@ -221,7 +221,7 @@ class RecentFiles:
         fresh = [recent for recent in reversed(newest_first) if recent.on_disk and recent not in self._saved]
         n_bytes = sum(size for recent, (_, size) in self._saved.items() if recent in kept)
         if fresh:
-            self._directory.mkdir(parents=True, exist_ok=True)
+            make_private(self._directory)
         for recent in fresh:
             data = pack_prompt(recent)
             name = PromptName.new(time.time_ns())

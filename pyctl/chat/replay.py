@@ -16,7 +16,7 @@ from sys import getsizeof
 from typing import Any, TypeAlias
 from weakref import WeakSet
 
-from pyctl.atomic_file import write_atomic
+from pyctl.atomic_file import open_private, write_atomic
 from pyctl.chat.call_formats.scan import parse_json
 from pyctl.prompt import Tokens, as_tokens
 
@@ -116,7 +116,7 @@ class ReplayLog:
     def _opened(self, n_bytes: int) -> int:
         """The newer file, which has room for so many bytes."""
         while True:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            descriptor = open_private(self._path, os.O_RDWR | os.O_APPEND)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
                 found = os.fstat(descriptor)

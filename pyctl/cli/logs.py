@@ -8,8 +8,10 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 
+from pyctl.atomic_file import open_private
 from pyctl.convert import integer
 from pyctl.errors import ConfigError
 from pyctl.setting import LOG, Flag
@@ -52,6 +54,7 @@ def start_log(settings: LogSettings, warnings: Sequence[str]) -> None:
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
     if settings.log_file:
         try:
+            os.close(open_private(Path(settings.log_file), os.O_WRONLY))  # it tells what clients asked
             handlers.append(logging.FileHandler(settings.log_file, encoding="utf-8"))
         except OSError as error:
             raise ConfigError(f"cannot write --log-file {settings.log_file}: {error.strerror}") from error

@@ -171,7 +171,10 @@ def _stream(url: str, target: Path) -> None:
     """Download to ``target``, which appears when it is whole."""
     timeout = httpx.Timeout(60.0, connect=CONNECT_SECONDS)
     columns = (target.name, BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with replacing(target) as file, httpx.stream("GET", url, timeout=timeout, follow_redirects=True) as response:
+    with (
+        replacing(target, private=False) as file,
+        httpx.stream("GET", url, timeout=timeout, follow_redirects=True) as response,
+    ):
         response.raise_for_status()
         size = int(response.headers.get("Content-Length", 0)) or None
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:

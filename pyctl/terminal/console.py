@@ -14,6 +14,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from rich.console import Console
 from rich.text import Text
 
+from pyctl.atomic_file import make_private, open_private
 from pyctl.chat.reasoning import CallDelta
 from pyctl.errors import RequestError
 from pyctl.terminal.chat_backend import ChatDelta, ReplyStats
@@ -69,8 +70,8 @@ def _history(path: Path | None) -> History:
     if path is None:
         return InMemoryHistory()
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        make_private(path.parent)
+        os.close(open_private(path, os.O_RDWR))
     except OSError:  # a chat without a memory is better than none
         return InMemoryHistory()
     return FileHistory(path)

@@ -171,7 +171,7 @@ def save(path: Path, conversation: Conversation) -> None:
     document = {"format": FORMAT, "version": VERSION, "messages": conversation.for_file()}
     text = json.dumps(document, ensure_ascii=False, indent=1) + "\n"
     try:
-        with replacing(path, mode=0o600) as file:
+        with replacing(path) as file:
             file.write(text.encode("utf-8"))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error

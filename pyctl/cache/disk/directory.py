@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
+from pyctl.atomic_file import make_private
 from pyctl.cache.disk.file_format import INDEX, OLDER, PROMPTS, REPLIES, StateName, is_fingerprint
 from pyctl.cache.disk.graph import FileGraph
 from pyctl.cache.disk.index import Index, Key, Record
@@ -71,7 +72,7 @@ class CacheDirectory:
     """
 
     def __init__(self, path: Path, budget: int | None = None) -> None:
-        path.mkdir(parents=True, exist_ok=True)
+        make_private(path)
         self.path = path
         self.budget = budget
         self.contents = Contents()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from pyctl.atomic_file import open_private
 from pyctl.cache.disk.file_format import Name, SegmentName, StateName, parse
 
 __all__ = ["Index", "Key", "Record", "is_corrupt"]
@@ -258,6 +259,7 @@ class _Connection:
                 Path(f"{self.path}{suffix}").unlink(missing_ok=True)
 
     def _connect(self) -> sqlite3.Connection:
+        os.close(open_private(self.path, os.O_RDONLY))  # SQLite's other files get the mode of this one
         connection = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         try:
             version = connection.execute("PRAGMA user_version").fetchone()[0]

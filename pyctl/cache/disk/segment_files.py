@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from isal.isal_zlib import crc32
 
-from pyctl.atomic_file import temp_name
+from pyctl.atomic_file import open_private, temp_name
 from pyctl.cache.disk.codec import Codec, Data, choose, chunks, decode, encode
 from pyctl.cache.disk.file_format import CorruptFileError, Header, Part, PartKind, header_size, pack, unpack
 from pyctl.cache.snapshot import Block
@@ -42,7 +42,7 @@ def write_temp(directory: Path, header: Header, blocks: dict[PartKind, Block], p
     OSError if the disk does not take it; nothing is left behind then.
     """
     path = directory / temp_name()
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    descriptor = open_private(path, os.O_WRONLY | os.O_EXCL)
     try:
         at = header_size(header)
         for part in header.parts:

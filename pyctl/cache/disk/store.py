@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from pyctl.atomic_file import sync_directory
+from pyctl.atomic_file import make_private, sync_directory
 from pyctl.cache.disk.chain import (
     Checksums,
     PendingSnapshot,
@@ -74,7 +74,7 @@ class DiskStore:
         self.fingerprint = check_fingerprint(fingerprint)
         self.directory = CacheDirectory(path, budget)
         self.home = path / fingerprint
-        self.home.mkdir(exist_ok=True)
+        make_private(self.home)
         self.min_tokens = min_tokens
         self.daily_bytes = daily_bytes
         self.damaged = 0

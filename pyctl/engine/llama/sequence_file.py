@@ -21,7 +21,7 @@ import numpy as np
 from llama_cpp import llama_cpp as api
 from numpy.typing import NDArray
 
-from pyctl.atomic_file import temp_path
+from pyctl.atomic_file import make_private, open_private, temp_path
 from pyctl.engine.backend import SavedSequence
 from pyctl.engine.llama.library import last_log_error
 from pyctl.errors import StateError
@@ -55,8 +55,10 @@ def save_file(ctx: Any, seq: int, path: Path, tokens: Tokens, ends: Sequence[int
     words = np.concatenate([as_tokens([PACKED, VERSION, tokens.size]), tokens, as_tokens([0])]).astype(np.int32)
     pointer = words.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
     try:
+        make_private(path.parent)
         # Not synced: what a power failure cuts off does not have its digest, and is refused.
         with temp_path(path.parent) as temporary:
+            os.close(open_private(temporary, os.O_WRONLY | os.O_EXCL))  # llama.cpp takes the file that is there
             if not api.llama_state_seq_save_file(ctx, os.fsencode(temporary), seq, pointer, words.size):
                 raise StateError(f"Unable to save slot: {last_log_error('llama.cpp gave no reason')}")
             with temporary.open("r+b") as file:
