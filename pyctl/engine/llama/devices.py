@@ -15,7 +15,16 @@ from pyctl.engine.llama.library import open_library
 from pyctl.errors import ModelError
 from pyctl.models import split_names
 
-__all__ = ["Device", "devices", "host_available", "host_total", "tensor_bytes"]
+__all__ = [
+    "Device",
+    "FileTensor",
+    "devices",
+    "file_tensors",
+    "host_available",
+    "host_total",
+    "model_files",
+    "tensor_bytes",
+]
 
 CPU, GPU, IGPU = 0, 1, 2
 
@@ -109,6 +118,8 @@ def _ggml() -> Any:
         "gguf_get_n_tensors": (ctypes.c_int64, [pointer]),
         "gguf_get_tensor_name": (ctypes.c_char_p, [pointer, ctypes.c_int64]),
         "gguf_get_tensor_size": (ctypes.c_size_t, [pointer, ctypes.c_int64]),
+        "gguf_get_tensor_offset": (ctypes.c_size_t, [pointer, ctypes.c_int64]),
+        "gguf_get_data_offset": (ctypes.c_size_t, [pointer]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(library, name)
@@ -116,18 +127,40 @@ def _ggml() -> Any:
     return library
 
 
+@dataclass(frozen=True)
+class FileTensor:
+    """A tensor in a GGUF file: ``n_bytes`` from byte ``first`` of the file on."""
+
+    name: str
+    first: int
+    n_bytes: int
+
+
+def model_files(path: Path) -> list[Path]:
+    """All files of the model that ``path`` is, or is a part of."""
+    return [path.with_name(name) for name in split_names(path.name)]
+
+
+def file_tensors(file: Path) -> list[FileTensor]:
+    """The tensors of one GGUF file, in its order. Raises ModelError."""
+    ggml = _ggml()
+    head = ggml.gguf_init_from_file(str(file).encode(), _Params(True, None))
+    if not head:
+        raise ModelError(f"cannot read the head of the model {file}")
+    try:
+        data = ggml.gguf_get_data_offset(head)
+        return [
+            FileTensor(
+                ggml.gguf_get_tensor_name(head, index).decode("utf-8", "replace"),
+                data + ggml.gguf_get_tensor_offset(head, index),
+                ggml.gguf_get_tensor_size(head, index),
+            )
+            for index in range(ggml.gguf_get_n_tensors(head))
+        ]
+    finally:
+        ggml.gguf_free(head)
+
+
 def tensor_bytes(path: Path) -> Mapping[str, int]:
     """Bytes of each tensor, over all files of a split model. Raises ModelError."""
-    sizes: dict[str, int] = {}
-    for part in map(path.with_name, split_names(path.name)):
-        ggml = _ggml()
-        head = ggml.gguf_init_from_file(str(part).encode(), _Params(True, None))
-        if not head:
-            raise ModelError(f"cannot read the head of the model {part}")
-        try:
-            for index in range(ggml.gguf_get_n_tensors(head)):
-                name = ggml.gguf_get_tensor_name(head, index).decode("utf-8", "replace")
-                sizes[name] = ggml.gguf_get_tensor_size(head, index)
-        finally:
-            ggml.gguf_free(head)
-    return sizes
+    return {tensor.name: tensor.n_bytes for file in model_files(path) for tensor in file_tensors(file)}

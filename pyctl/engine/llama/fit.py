@@ -48,7 +48,9 @@ class DryRun:
         ignored = {match[1] for line in log if (match := UNUSED.search(line))}
         sizes = tensor_bytes(Path(settings.path))
         self.tensors: Mapping[str, int] = {name: size for name, size in sizes.items() if name not in ignored}
-        self._weights = self._weights_by_place({int(m[1]): m[2] for line in log if (m := LAYER.search(line))})
+        layers = {int(m[1]): m[2] for line in log if (m := LAYER.search(line))}
+        self.layers = tuple(layers[index] for index in sorted(layers))
+        self._weights = self._weights_by_place(layers)
 
     def plan(self, n_ctx: int) -> MemoryPlan:
         """The memory for a context of ``n_ctx`` tokens. Raises ModelError if no such context can be made."""
@@ -71,7 +73,7 @@ class DryRun:
             usage = Usage(*(part.get(name, 0) for part in (self._weights, kv, states, compute)))
             if usage.total or name == HOST:
                 places.append(Place(name, name != HOST, usage, free[name] if name != HOST else host_available()))
-        return MemoryPlan(n_cells, n_seqs, sum(kv.values()) / n_cells, state_bytes, tuple(places))
+        return MemoryPlan(n_cells, n_seqs, sum(kv.values()) / n_cells, state_bytes, tuple(places), self.layers)
 
     def _place_of(self, name: str) -> str:
         """Where something is that llama.cpp says to be on a device or in a buffer type called ``name``."""
@@ -170,7 +172,17 @@ def fit_settings(settings: ModelSettings) -> tuple[ModelSettings, MemoryPlan]:
     needed = plan.host.usage.total - (plan.host.usage.weights if _is_mapped(settings) else 0)
     if _shortage(settings, plan.host):
         raise ModelError(_refusal(plan.n_ctx, needed, plan.host.free or 0))
-    return replace(settings, n_ctx=plan.n_ctx), plan
+    split = settings.tensor_split or _split_of(plan.layers, settings)
+    return replace(settings, n_ctx=plan.n_ctx, tensor_split=split), plan
+
+
+def _split_of(layers: Sequence[str], settings: ModelSettings) -> tuple[float, ...]:
+    """Shares that put each layer where it was in the dry run. Left open, the split would follow what is free at the
+    moment, and what is saved would mean another thing after each start. Empty where nothing is split by layers.
+    """
+    names = settings.devices or tuple(device.name for device in devices() if device.is_gpu)
+    counts = tuple(float(sum(layer == name for layer in layers)) for name in names)
+    return counts if settings.split_mode == "layer" and len(counts) > 1 and all(counts) else ()
 
 
 def _fit_context(run: DryRun, settings: ModelSettings) -> MemoryPlan:

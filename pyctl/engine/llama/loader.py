@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +13,7 @@ from llama_cpp import llama_cpp as api
 
 from pyctl.engine.backend import EngineInfo
 from pyctl.engine.llama.batch import Embedder
+from pyctl.engine.llama.fingerprint import fingerprint, metadata_text
 from pyctl.engine.llama.fit import fit_settings
 from pyctl.engine.llama.library import build_version, last_log_error, redirect_log
 from pyctl.engine.llama.llama_backend import LlamaBackend
@@ -63,7 +62,7 @@ def load(
         announce(plan)
     backend = LlamaBackend(
         _Source(path, settings, progress),
-        lambda backend: _fingerprint(path, backend, settings),
+        lambda backend: fingerprint(backend, settings, plan.layers),
         (lambda model: _make_embedder(model, settings)) if settings.embeddings else None,
     )
     if not backend.is_async:
@@ -169,21 +168,15 @@ def _apply_adapters(model: Any, ctx: Any, settings: ModelSettings) -> None:
         raise ModelError(f"cannot use the adapters: {last_log_error('llama.cpp gave no reason')}")
 
 
-def _meta(model: Any, key: str, default: str = "") -> str:
-    buffer = ctypes.create_string_buffer(1024)
-    n = api.llama_model_meta_val_str(model, key.encode(), buffer, len(buffer))
-    return buffer.value.decode("utf-8", "replace") if n >= 0 else default
-
-
 def _describe(path: Path, backend: LlamaBackend, settings: ModelSettings) -> EngineInfo:
     model, tokenizer = backend.model, backend.tokenizer
     template = api.llama_model_chat_template(model, None)
-    name = _meta(model, "general.name") or path.stem
+    name = metadata_text(model, "general.name") or path.stem
     return EngineInfo(
         model_path=str(path),
         model_name=name,
         model_alias=settings.alias[0] if settings.alias else path.name,
-        arch=_meta(model, "general.architecture"),
+        arch=metadata_text(model, "general.architecture"),
         ftype_name=api.llama_ftype_name(api.llama_model_ftype(model)).decode(),
         n_ctx=backend.n_ctx,
         n_ctx_train=int(api.llama_model_n_ctx_train(model)),
@@ -205,32 +198,6 @@ def _describe(path: Path, backend: LlamaBackend, settings: ModelSettings) -> Eng
 
 def _special(model: Any, tokenizer: LlamaTokenizer, name: str, token: int) -> str:
     """The text of a special token that the file names; llama.cpp makes one up where it does not."""
-    if not _meta(model, f"tokenizer.ggml.{name}_token_id"):
+    if not metadata_text(model, f"tokenizer.ggml.{name}_token_id"):
         return ""
     return tokenizer.piece(token).decode("utf-8", "replace")
-
-
-SAMPLES, SAMPLE_BYTES, HEAD_BYTES = 64, 1 << 16, 1 << 24
-
-
-def _fingerprint(path: Path, backend: LlamaBackend, settings: ModelSettings) -> str:
-    """BLAKE2b-128 over everything that decides what saved bytes mean.
-
-    That is: the model (size, head of the file with all its metadata, and samples of the weights; neither its name nor
-    its date), what was put in place of its metadata, its adapters, the layout of rows and state, the positional
-    encoding, the batch size that fixes the batch ends, and the llama.cpp release.
-    """
-    digest = hashlib.blake2b(digest_size=16)
-    rope = [str(getattr(settings, name)) for name in sorted(vars(settings)) if name.startswith(("rope_", "yarn_"))]
-    rope += [str(settings.metadata)] if settings.metadata else []
-    for adapter, scale in settings.lora:
-        rope += [str(scale), hashlib.blake2b(Path(adapter).expanduser().read_bytes()).hexdigest()]
-    digest.update("\0".join([build_version(), backend.layout, str(backend.n_ubatch), *rope]).encode())
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        digest.update(size.to_bytes(8, "little"))
-        digest.update(file.read(HEAD_BYTES))
-        for sample in range(1, SAMPLES + 1):
-            file.seek(max(size * sample // SAMPLES - SAMPLE_BYTES, 0))
-            digest.update(file.read(SAMPLE_BYTES))
-    return digest.hexdigest()

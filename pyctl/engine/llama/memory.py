@@ -46,13 +46,17 @@ class Place:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What goes where, the host last; ``row_bytes`` is K and V of one token, ``state_bytes`` a state of a sequence."""
+    """What goes where, the host last; ``row_bytes`` is K and V of one token, ``state_bytes`` a state of a sequence.
+
+    ``layers`` are the devices of the layers, the output last, by llama.cpp's names.
+    """
 
     n_ctx: int
     n_seqs: int
     row_bytes: float
     state_bytes: int
     places: tuple[Place, ...]
+    layers: tuple[str, ...] = ()
 
     @property
     def host(self) -> Place:
