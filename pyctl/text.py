@@ -1,13 +1,30 @@
-"""What chat, engine and server need of text alike."""
+"""What chat, engine, server and terminal need of text alike."""
 
 from __future__ import annotations
 
+import re
 import secrets
 import string
 
-__all__ = ["overlap", "random_id"]
+__all__ = ["clean", "one_line", "overlap", "random_id"]
 
 _LETTERS = string.digits + string.ascii_letters
+
+
+_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What a terminal obeys, what reorders or breaks lines of text on a screen, and what no encoding has."""
+
+
+def clean(text: str) -> str:
+    """``text`` from elsewhere for a terminal, which shows it and obeys nothing in it; line ends and tabs stay."""
+    return _OBEYED.sub("", text)
+
+
+def one_line(text: str) -> str:
+    """``text`` from elsewhere for a line of a log or a table; what is not printable becomes an escape, as in a repr."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def overlap(text: str, word: str) -> int:

@@ -22,7 +22,7 @@ LAYERS = {
     "chat": {"prompt", "text", "errors", "atomic_file"},
     "engine": {"cache", "models", "prompt", "text", "errors", "atomic_file"},
     "server": {"chat", "engine", "cache", "prompt", "text", "errors"},
-    "terminal": {"chat", "engine", "prompt", "errors", "atomic_file"},
+    "terminal": {"chat", "engine", "prompt", "text", "errors", "atomic_file"},
 }
 """What each part may import besides itself; `cli` and `__main__` may import everything."""
 

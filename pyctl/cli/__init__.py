@@ -36,13 +36,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"pyctl {__version__}")
         return 0
     from pyctl.errors import ConfigError
+    from pyctl.text import clean
 
     try:
         if argv[0] not in COMMANDS:
             raise ConfigError(f"unknown command {argv[0]!r}; commands are {', '.join(COMMANDS)}")
         return _run(argv[0], argv[1:])
     except ConfigError as error:
-        print(f"pyctl: error: {error}", file=sys.stderr)
+        # Hubs, model files and templates have their say in these.
+        print(f"pyctl: error: {clean(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -72,9 +74,10 @@ def _answer(action: str) -> int:
     """Print the list that was asked for."""
     if action == "models":
         from pyctl.models.hub import cached_models
+        from pyctl.text import one_line
 
         for name in cached_models():
-            print(name)
+            print(one_line(name))
         return 0
     from pyctl.engine.llama import devices
 

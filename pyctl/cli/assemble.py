@@ -102,7 +102,7 @@ def _announce(plan: MemoryPlan, budget: int | None) -> None:
     """Say what will be used: in the log, or where that is quiet, to a person at the terminal."""
     table = "\n  ".join(plan.lines(budget))
     if log.isEnabledFor(logging.INFO):
-        log.info("memory:\n  %s", table)
+        log.info(f"memory:\n  {table}")
     elif sys.stderr.isatty():
         print(f"memory:\n  {table}", file=sys.stderr)
     for warning in plan.warnings(budget):

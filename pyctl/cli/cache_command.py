@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from pyctl.cache.cache_settings import DiskSettings
 from pyctl.errors import ConfigError
 from pyctl.setting import flags_of
+from pyctl.text import one_line
 
 if TYPE_CHECKING:
     from pyctl.cache.disk.directory import CacheDirectory
@@ -103,7 +104,7 @@ def _list(directory: CacheDirectory, _: argparse.Namespace) -> int:
             _span(now - entry.used),
             str(entry.hits),
             marks,
-            escape(entry.label),
+            escape(one_line(entry.label)),
         )
     console = Console(width=None if sys.stdout.isatty() else 160)
     if entries:
@@ -120,7 +121,7 @@ def _verify(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
     print(f"{report.files} whole files, {report.n_bytes / MIB:.1f} MiB")
     for kind in ("broken", "missing", "unknown", "useless", "temps", "foreign"):
         for name in getattr(report, kind):
-            print(f"{kind}: {name}")
+            print(f"{kind}: {one_line(name)}")
     return 0 if report.sound or arguments.fix else 1
 
 
@@ -147,7 +148,7 @@ def _remove(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
 def _each(arguments: argparse.Namespace, function: Callable[[str], bool]) -> int:
     missing = [name for name in arguments.id if not function(name)]
     for name in missing:
-        print(f"no snapshot {name}", file=sys.stderr)
+        print(f"no snapshot {one_line(name)}", file=sys.stderr)
     return 1 if missing else 0
 
 

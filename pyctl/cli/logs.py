@@ -15,6 +15,7 @@ from pyctl.atomic_file import open_private
 from pyctl.convert import integer
 from pyctl.errors import ConfigError
 from pyctl.setting import LOG, Flag
+from pyctl.text import clean, one_line
 
 __all__ = ["LoadProgress", "LogSettings", "start_log"]
 
@@ -58,12 +59,10 @@ def start_log(settings: LogSettings, warnings: Sequence[str]) -> None:
             handlers.append(logging.FileHandler(settings.log_file, encoding="utf-8"))
         except OSError as error:
             raise ConfigError(f"cannot write --log-file {settings.log_file}: {error.strerror}") from error
-    logging.basicConfig(
-        level=_LOG_LEVELS.get(settings.verbosity, logging.DEBUG),
-        format="%(asctime)s %(message)s" if settings.timestamps else "%(message)s",
-        datefmt="%H:%M:%S",
-        handlers=handlers,
-    )
+    formatter = _LineFormatter("%(asctime)s %(message)s" if settings.timestamps else "%(message)s", "%H:%M:%S")
+    for handler in handlers:
+        handler.setFormatter(formatter)
+    logging.basicConfig(level=_LOG_LEVELS.get(settings.verbosity, logging.DEBUG), handlers=handlers)
     # Libraries have a line for each of their own steps.
     for name in ("httpx", "httpx2", "huggingface_hub"):
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -71,6 +70,39 @@ def start_log(settings: LogSettings, warnings: Sequence[str]) -> None:
         logging.getLogger("llama.cpp").setLevel(logging.ERROR)
     for warning in warnings:
         log.warning("%s", warning)
+
+
+class _LineFormatter(logging.Formatter):
+    """Lets nobody write into the log but us: what a message is about is shown with escapes, in one line.
+
+    That holds for the arguments of a message. What else has more lines (a table, a traceback) has them indented, so
+    that none looks like a message.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        shown = logging.makeLogRecord(record.__dict__)
+        if isinstance(record.args, tuple):
+            shown.args = tuple(map(_shown, record.args))
+        elif record.args:
+            shown.args = {name: _shown(value) for name, value in record.args.items()}
+        return "\n  ".join(clean(super().format(shown)).splitlines())
+
+
+class _Escaped:
+    """Something from elsewhere, as a message shows it."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __str__(self) -> str:
+        return one_line(str(self._value))
+
+    def __repr__(self) -> str:
+        return one_line(repr(self._value))
+
+
+def _shown(value: object) -> object:
+    return value if value is None or isinstance(value, int | float) else _Escaped(value)
 
 
 LINE_SECONDS = 5.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol, TextIO
@@ -18,6 +17,7 @@ from pyctl.atomic_file import make_private, open_private
 from pyctl.chat.reasoning import CallDelta
 from pyctl.errors import RequestError
 from pyctl.terminal.chat_backend import ChatDelta, ReplyStats
+from pyctl.text import clean
 
 __all__ = ["PipeReader", "PlainView", "Reader", "RichView", "TerminalReader", "View", "history_path", "stats_line"]
 
@@ -96,9 +96,6 @@ def _keys() -> KeyBindings:
     return keys
 
 
-# A reply may hold control characters, and a terminal would obey them.
-CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-
 CALL_STYLE = "yellow"
 
 
@@ -143,7 +140,10 @@ def stats_line(stats: ReplyStats) -> str:
 
 
 class PlainView:
-    """Replies to ``out``; thoughts, tool calls, numbers, remarks and errors to ``err``. Nothing but text is written."""
+    """Replies to ``out``; thoughts, tool calls, numbers, remarks and errors to ``err``.
+
+    Nothing but text is written: only a reply that goes into a file or a pipe is left as it came.
+    """
 
     def __init__(self, out: TextIO, err: TextIO, *, stats: bool = True) -> None:
         self._out = out
@@ -163,14 +163,14 @@ class PlainView:
     def end(self, stats: ReplyStats | None) -> None:
         self._break()
         if stats is not None and self._stats:
-            print(stats_line(stats), file=self._err, flush=True)
+            self.info(stats_line(stats))
 
     def info(self, text: str) -> None:
-        print(text, file=self._err, flush=True)
+        print(clean(text), file=self._err, flush=True)
 
     def error(self, text: str) -> None:
         self._break()
-        print(f"error: {text}", file=self._err, flush=True)
+        print(clean(f"error: {text}"), file=self._err, flush=True)
 
     def _write(self, file: TextIO, text: str) -> None:
         if not text:
@@ -178,7 +178,7 @@ class PlainView:
         if self._open is not file:
             self._break()
             self._open = file
-        file.write(CONTROL.sub("", text) if file.isatty() else text)
+        file.write(clean(text) if file.isatty() else text)
         file.flush()
         self._last = text[-1]
 
@@ -229,8 +229,7 @@ class RichView:
             self._break()
             self._line("", "")
         self._style = style
-        clean = CONTROL.sub("", text)
-        self._console.print(Text(clean, style=style), end="", soft_wrap=True)
+        self._console.print(Text(clean(text), style=style), end="", soft_wrap=True)
         self._last = text[-1]
 
     def _break(self) -> None:
@@ -239,4 +238,4 @@ class RichView:
         self._last = "\n"
 
     def _line(self, text: str, style: str) -> None:
-        self._console.print(Text(CONTROL.sub("", text), style=style), soft_wrap=True)
+        self._console.print(Text(clean(text), style=style), soft_wrap=True)

@@ -281,7 +281,7 @@ EFFECTS: dict[str, Effect] = {
     "-v": Effect("", lambda seen: seen.log["level"]),
     "--log-disable": Effect("", lambda seen: seen.log["level"]),
     "--log-file": Effect(FILE, lambda seen: len(seen.log["handlers"])),
-    "--log-timestamps": Effect("", lambda seen: seen.log["format"]),
+    "--log-timestamps": Effect("", lambda seen: seen.log["handlers"][0].formatter._fmt),
     # -- server
     "--host": Effect("0.0.0.0", lambda seen: seen.address),
     "--port": Effect("9", lambda seen: seen.address),

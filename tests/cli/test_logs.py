@@ -33,3 +33,22 @@ def test_the_bar_stays_away_once_it_has_ended(monkeypatch: pytest.MonkeyPatch) -
     shown.truncate()
     progress.show(0.25)  # a model that is loaded again after a sleep
     assert not shown.getvalue()
+
+
+def test_what_a_message_is_about_stays_in_its_line_and_its_tracebacks_are_indented() -> None:
+    said = io.StringIO()
+    handler = logging.StreamHandler(said)
+    handler.setFormatter(logs._LineFormatter("%(message)s"))
+    logger = logging.Logger("odd")
+    logger.addHandler(handler)
+    logger.info("%s: %r, %d of %.1f", "/a\x1b]0;x\x07\nforged", "b\n", 3, 2.5)
+    logger.info("%(what)s", {"what": "c\u202e\n"})
+    logger.info("a table:\nforged\x1b\nrows")
+    try:
+        raise ValueError("d\nforged \x9b")
+    except ValueError:
+        logger.exception("%s", ValueError("e\nf"))
+    lines = said.getvalue().split("\n")
+    assert lines[:4] == ["/a\\x1b]0;x\\x07\\nforged: 'b\\n', 3 of 2.5", "c\\u202e\\n", "a table:", "  forged"]
+    assert lines[5:7] == ["e\\nf", "  Traceback (most recent call last):"]
+    assert lines[-3:] == ["  ValueError: d", "  forged ", ""]
