@@ -1,6 +1,6 @@
 """All benchmarks, one after the other; fails at the end if one of them did.
 
-python -m bench                      # what `make bench` runs: about twenty minutes
+python -m bench                      # what `make bench` runs: about fifty minutes
 python -m bench --quick ttft decode  # only these, and only whether they work
 python -m bench --keep               # tables to bench/results
 python -m bench --llama-server FILE  # beside ours where a script can: replay
@@ -17,7 +17,7 @@ from bench.common import parser_of
 
 SCRIPTS = (
     "exact", "kv", "ttft", "batch", "decode", "controller", "policy", "codec", "disk", "recent", "frontend", "recall",
-    "replay", "grammar", "request_path",
+    "replay", "grammar", "request_path", "soak",
 )  # fmt: skip
 
 

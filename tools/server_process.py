@@ -93,11 +93,18 @@ class ServerProcess:
 
     def stop(self) -> None:
         """Ask it to end and wait; kill it if it does not."""
-        if self._process is not None:
-            self._process.send_signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(STOP_SECONDS)
-            self.kill()
+        self.end(signal.SIGTERM)
+
+    def end(self, number: signal.Signals) -> int | None:
+        """End it by a signal; its exit code as subprocess has it: -9 after a kill, None if it did not run."""
+        if self._process is None:
+            return None
+        process = self._process
+        process.send_signal(number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_SECONDS)
+        self.kill()
+        return process.returncode
 
     def kill(self) -> None:
         """End it without a chance to tidy up."""

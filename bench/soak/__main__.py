@@ -1,0 +1,165 @@
+"""A soak: one server, `-np 4`, under everything at once; exits with 1 if anything is wrong.
+
+    python -m bench.soak --minutes 30 --seed 7 --keep
+    python -m bench.soak -m model.gguf --flags "-ngl 99 -ctk q8_0" --context 16384 --minutes 5 --resident-limit 12000
+
+Clients hold conversations that together have three times the cells of the context, by all APIs, with tools, schemas
+and several choices; others vanish in the middle, send hostile bodies, or sit on connections; an operator saves,
+restores, pins and clears. The server lives twice for long, without and with a cache directory, and in between is
+stopped and killed.
+
+Wrong is: a 500, a greedy reply that another server (one sequence, no cache, no company) does not give, a refusal that
+takes long, memory, threads or files that grow after the first third of a life, a log that grows faster than requests,
+an exit code that is not what it should be, a connection that breaks while the server lives. Where two tokens are nearly
+as likely, the batch that company shares may choose either; such replies are counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shlex
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from bench.common import add_model, parse, parser_of, show
+from bench.soak.findings import Findings
+from bench.soak.hostile import Attacker, corpus
+from bench.soak.judge import Judge
+from bench.soak.talk import Talker
+from bench.soak.target import Bounds, Target
+from bench.soak.upkeep import Operator
+from tools.server_process import PYCTL_SERVE, ServerProcess
+
+KINDS = ("grammars", "schemas", "counts", "json", "paths", "idle", "vanish", "operator", "kills")
+LONG = 0.4
+"""The part of all the time that each of the two long lives has."""
+
+SHORT_SECONDS = (5.0, 40.0)
+"""Of the lives in between."""
+
+
+def command_of(options: argparse.Namespace) -> list[str]:
+    """How a server is started, without what the soak is about."""
+    model = ["-m", options.model] if options.model else []
+    return [*PYCTL_SERVE, *model, "-t", str(options.threads), *shlex.split(options.flags)]
+
+
+def soak(options: argparse.Namespace, directory: Path) -> tuple[Findings, Target]:
+    """Run it in ``directory``."""
+    rng = random.Random(options.seed)
+    findings = Findings()
+    (directory / "slots").mkdir()
+    flags = ["-np", str(options.parallel), "-c", str(options.context), "--cache-ram", str(options.cache_ram)]
+    flags += ["--metrics", "--slot-save-path", str(directory / "slots")]
+    bounds = Bounds(options.growth_limit, options.resident_limit)
+    target = Target([*command_of(options), *flags], directory, findings, bounds)
+    # One conversation after the other fits into the judge's context with its reply.
+    alone = ["-np", "1", "-c", str(options.context), "--prefix-cache-slots", "0", "--no-cache-prompt"]
+    with ServerProcess([*command_of(options), *alone], directory / "judge.log", timeout=300) as other:
+        judge = Judge(other.url)
+        most = 3 * options.context // (2 * options.clients)
+        talkers = [Talker(target, judge, findings, rng.randrange(2**32), most) for _ in range(options.clients)]
+        attacker = Attacker(target, findings, talkers, rng.randrange(2**32), options.patience)
+        operator = Operator(target, findings, rng.randrange(2**32), options.parallel)
+        bodies = corpus(options.without)
+        work: list[Callable[[], None]] = [target.healthy, *(talker.run for talker in talkers)]
+        work += [operator.run] if "operator" not in options.without else []
+        work += [attacker.vanish, attacker.vanish] if "vanish" not in options.without else []
+        work += [attacker.idle] if "idle" not in options.without else []
+        work += [lambda: attacker.send_bodies(bodies)] if bodies else []
+        threads = [threading.Thread(target=_guarded(one, findings), daemon=True) for one in work]
+        for thread in threads:
+            thread.start()
+        try:
+            _lives(target, rng, options, directory / "cache")
+        finally:
+            target.over.set()
+            for thread in threads:
+                thread.join(60)
+            judge.close()
+    if (directory / "cache").exists():
+        _verify(options, directory / "cache", findings)
+    return findings, target
+
+
+def _guarded(work: Callable[[], None], findings: Findings) -> Callable[[], None]:
+    def run() -> None:
+        try:
+            work()
+        except Exception as error:
+            findings.violate(f"the soak itself: {error!r}")
+            raise
+
+    return run
+
+
+def _lives(target: Target, rng: random.Random, options: argparse.Namespace, cache: Path) -> None:
+    seconds = options.minutes * 60
+    disk = ["--kv-cache-dir", str(cache), "--kv-cache-budget", "256", "--kv-cache-min-tokens", "128"]
+    target.live("long, memory only", seconds * LONG, "stop", [])
+    left = seconds * (1 - 2 * LONG)
+    while "kills" not in options.without and left > 0:
+        lasts = min(left, rng.uniform(*SHORT_SECONDS))
+        on_disk = rng.random() < 0.7
+        name = f"short, {'disk' if on_disk else 'memory only'}"
+        target.live(name, lasts, rng.choice(("stop", "kill", "kill")), disk if on_disk else [])
+        left -= lasts
+    target.live("long, disk", seconds * LONG, "stop", disk)
+
+
+def _verify(options: argparse.Namespace, cache: Path, findings: Findings) -> None:
+    """The directory is whole, and within its budget."""
+    command = [sys.executable, "-m", "pyctl", "cache", "verify", "--kv-cache-dir", str(cache)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        findings.violate(f"pyctl cache verify: {done.returncode} {done.stdout[-500:]} {done.stderr[-500:]}")
+    n_mib = sum(path.stat().st_size for path in cache.rglob("*") if path.is_file()) / 2**20
+    findings.count("MiB in the cache directory", round(n_mib))
+
+
+def report(findings: Findings, target: Target, options: argparse.Namespace) -> None:
+    """Print the tables; exit with 1 if anything is wrong."""
+    keep = "soak" if options.keep else ""
+    columns = ["life", "seconds", "requests", "MiB after warm-up", "peak", "growth", "threads", "files", "exit code"]
+    lives = [row for row in target.rows if str(row[0]).startswith("long")]
+    rows: list[list[object]] = [[name, f"{count:,}"] for name, count in sorted(findings.counts.items())]
+    rows += [[f"longest {name}", f"{took:.2f} s ({what})"] for name, (took, what) in sorted(findings.worst.items())]
+    rows.append(["violations", findings.n_violations])
+    title = f"A soak of {options.minutes:g} minutes, seed {options.seed}"
+    show(title, ["what", "count"], rows, keep=keep)
+    show("The server's lives", columns, lives, keep=f"{keep}-lives" if keep else "")
+    if findings.n_violations:
+        raise SystemExit("\n".join(["wrong:", *findings.violations]))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = parser_of(__doc__)
+    add_model(parser, None)
+    parser.set_defaults(threads=1)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--context", type=int, default=4096, help="cells for all sequences")
+    parser.add_argument("--parallel", type=int, default=4, metavar="N", help="-np of the server")
+    parser.add_argument("--clients", type=int, default=6, metavar="N", help="with two conversations each")
+    parser.add_argument("--cache-ram", type=int, default=24, metavar="MiB")
+    parser.add_argument("--flags", default="", help="more flags for both servers, in one string")
+    parser.add_argument("--without", nargs="*", default=[], choices=KINDS, help="leave these out")
+    parser.add_argument("--patience", type=float, default=2.0, metavar="SECONDS", help="that a refusal may take")
+    parser.add_argument(
+        "--growth-limit", type=float, default=24.0, metavar="MiB", help="after the warm-up of a long life"
+    )
+    parser.add_argument("--resident-limit", type=float, default=0.0, metavar="MiB", help="at any time; 0: none")
+    quick = {"minutes": 0.5, "clients": 3, "patience": 20.0, "growth_limit": 200.0, "context": 16384}
+    options = parse(parser, argv, **quick, without=["grammars", "schemas", "counts"])
+    with tempfile.TemporaryDirectory() as directory:
+        findings, target = soak(options, Path(directory))
+    report(findings, target, options)
+
+
+if __name__ == "__main__":
+    main()

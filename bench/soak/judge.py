@@ -1,0 +1,60 @@
+"""The right replies: those of a second server, which has one sequence, no cache and no company."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import httpx
+
+TIE = 0.1
+"""Difference of two log probabilities below which rounding may choose either token."""
+
+
+class Judge:
+    """Replies of the other server, each computed once."""
+
+    def __init__(self, url: str) -> None:
+        self._client = httpx.Client(base_url=url, timeout=600)
+        self._lock = threading.Lock()
+        self._known: dict[str, dict[str, Any]] = {}
+
+    def choice(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The first choice of /v1/chat/completions for ``body``, with the likeliest tokens."""
+        asked = {**body, "stream": False, "n": 1, "cache_prompt": False, "logprobs": True, "top_logprobs": 2}
+        key = json.dumps(asked, sort_keys=True)
+        with self._lock:
+            if key not in self._known:
+                if len(self._known) > 5000:
+                    self._known.clear()
+                response = self._client.post("/v1/chat/completions", json=asked)
+                if response.status_code != 200:
+                    raise RuntimeError(f"the judge says {response.status_code}: {response.text[:300]}")
+                self._known[key] = response.json()["choices"][0]
+            return self._known[key]
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def is_tie(choice: dict[str, Any], text: str) -> bool:
+    """Whether the token at which ``text`` leaves the right reply was nearly as likely as another one.
+
+    With reasoning, which ``text`` does not contain, whether there is such a token at all.
+    """
+    tokens = choice["logprobs"]["content"]
+    if choice["message"].get("reasoning_content"):
+        return any(_near(token) for token in tokens)
+    said = ""
+    for token in tokens:
+        said += token["token"]
+        if not text.startswith(said):
+            return _near(token)
+    # The text goes on where the right reply ends.
+    return bool(tokens) and _near(tokens[-1])
+
+
+def _near(token: dict[str, Any]) -> bool:
+    likeliest = [other["logprob"] for other in token["top_logprobs"]]
+    return len(likeliest) > 1 and bool(likeliest[0] - likeliest[1] < TIE)

@@ -1,0 +1,192 @@
+"""The server under test: a process that is killed and started again, and is watched while it lives."""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from bench.soak.findings import Findings
+from tools.server_process import ServerProcess
+
+KINDS_OF_DEATH = {"stop": signal.SIGTERM, "kill": signal.SIGKILL}
+
+WARM_UP = 0.35
+"""The part of a life in which caches and pools may fill."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What /proc says of the process at one moment."""
+
+    resident_mib: float
+    n_threads: int
+    n_files: int
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What the server may take."""
+
+    growth_mib: float
+    resident_mib: float
+    n_threads: int = 4
+    n_files: int = 24
+    log_bytes_per_request: int = 1500
+
+
+class Target:
+    """A server that comes and goes; what fails because a life ended is no violation."""
+
+    def __init__(self, command: Sequence[str], directory: Path, findings: Findings, bounds: Bounds) -> None:
+        self.directory, self.findings, self.bounds = directory, findings, bounds
+        self.log = directory / "server.log"
+        self._command = list(command)
+        self._process = ServerProcess(self._command, self.log)
+        self._lock = threading.Lock()
+        self._up = threading.Event()
+        self.life = 0
+        self.over = threading.Event()
+        self.rows: list[list[object]] = []
+        self.peak_mib = 0.0
+        self.hint = ""
+        """What was sent last that might be to blame."""
+
+    @property
+    def url(self) -> str:
+        return self._process.url
+
+    @property
+    def port(self) -> int:
+        return self._process.port
+
+    def ready(self) -> int:
+        """Wait until it serves; the number of this life, or 0 when the soak is over."""
+        while not self.over.is_set():
+            if self._up.wait(0.2):
+                return self.life
+        return 0
+
+    def lives(self, life: int) -> bool:
+        """Whether that life goes on: nothing was done to the server since it began."""
+        running = self._up.is_set() and self._process.is_running
+        return running and self.life == life and not self.over.is_set()
+
+    def live(self, name: str, seconds: float, death: str, flags: Sequence[str]) -> None:
+        """Start it with ``flags``, watch it for ``seconds``, and end it by ``death``, "stop" or "kill".
+
+        If it ends by itself, it is started again.
+        """
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            self._live(name, left, death, flags)
+
+    def _live(self, name: str, seconds: float, death: str, flags: Sequence[str]) -> None:
+        before = self.log.stat().st_size if self.log.exists() else 0
+        sent = self.findings.counts["requests"]
+        self._process = ServerProcess([*self._command, *flags], self.log, timeout=300)
+        self._process.start()
+        self.life += 1
+        self._up.set()
+        samples = self._watch(seconds)
+        self._up.clear()
+        code, took = self._end(death)
+        self.findings.count(f"ended by {death}")
+        self.findings.longest("stop" if death == "stop" else "kill", took, name)
+        text = self.log.read_bytes()[before:].decode("utf-8", "replace")
+        if "Traceback" in text:
+            self.findings.violate(f"{name}: a traceback in the log: {text[text.index('Traceback') :][-600:]!r}")
+        n_requests = self.findings.counts["requests"] - sent
+        if len(text) > 65536 + self.bounds.log_bytes_per_request * n_requests:
+            self.findings.violate(f"{name}: {len(text)} bytes of log for {n_requests} requests")
+        self._judge(name, seconds, code, n_requests, samples)
+
+    def _watch(self, seconds: float) -> list[Sample]:
+        samples = []
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and self._process.is_running:
+            sample = sample_of(self._process.pid)
+            if sample is not None:
+                samples.append(sample)
+            time.sleep(min(1.0, seconds / 40))
+        return samples
+
+    def _end(self, death: str) -> tuple[int | None, float]:
+        """The exit code, and how long it took."""
+        process = self._process
+        if not process.is_running:
+            end = self.log.read_text(encoding="utf-8", errors="replace")[-1000:]
+            self.findings.violate(f"the server ended by itself ({self.hint} was sent): {end}")
+            return process.end(signal.SIGKILL), 0.0
+        began = time.monotonic()
+        code = process.end(KINDS_OF_DEATH[death])
+        took = time.monotonic() - began
+        expected = 0 if death == "stop" else -signal.SIGKILL
+        if code != expected:
+            self.findings.violate(f"exit code {code} after {took:.1f} s, not {expected}")
+        return code, took
+
+    def _judge(self, name: str, seconds: float, code: int | None, n_requests: int, samples: list[Sample]) -> None:
+        warm = samples[int(len(samples) * WARM_UP) :]
+        if not warm:
+            return
+        peak = max(sample.resident_mib for sample in samples)
+        self.peak_mib = max(self.peak_mib, peak)
+        if self.bounds.resident_mib and peak > self.bounds.resident_mib:
+            self.findings.violate(f"{name}: {peak:.0f} MiB resident, {self.bounds.resident_mib:.0f} are allowed")
+        growth, threads, files = (
+            _growth([getattr(sample, field) for sample in warm]) for field in ("resident_mib", "n_threads", "n_files")
+        )
+        self.rows.append(
+            [name, f"{seconds:.0f}", n_requests, f"{warm[0].resident_mib:.0f}", f"{peak:.0f}", f"{growth:+.1f}",
+             f"{warm[-1].n_threads} ({threads:+.0f})", f"{warm[-1].n_files} ({files:+.0f})", code]
+        )  # fmt: skip
+        for what, grown, bound in (
+            ("MiB resident", growth, self.bounds.growth_mib),
+            ("threads", threads, self.bounds.n_threads),
+            ("open files", files, self.bounds.n_files),
+        ):
+            if grown > bound:
+                self.findings.violate(f"{name}: grew by {grown:.1f} {what} after the warm-up, {bound} are allowed")
+
+    def healthy(self) -> None:
+        """Ask /health again and again: the event loop must never be away for long."""
+        with httpx.Client(timeout=60) as client:
+            while life := self.ready():
+                began = time.monotonic()
+                try:
+                    status = client.get(f"{self.url}/health").status_code
+                except httpx.TransportError as error:
+                    if self.lives(life):
+                        self.findings.violate(f"/health: {error!r}")
+                    continue
+                self.findings.longest("/health", time.monotonic() - began, f"life {life}")
+                if status != 200 and self.lives(life):
+                    self.findings.violate(f"/health: {status}")
+                time.sleep(0.2)
+
+
+def _growth(values: list[float]) -> float:
+    """How much the last third lies above the first, by their medians."""
+    third = max(1, len(values) // 3)
+    return statistics.median(values[-third:]) - statistics.median(values[:third])
+
+
+def sample_of(pid: int) -> Sample | None:
+    """None if the process is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+        files = len(os.listdir(f"/proc/{pid}/fd"))
+    except OSError:
+        return None
+    fields = dict(line.split(":", 1) for line in lines if ":" in line)
+    if "VmRSS" not in fields:
+        return None
+    return Sample(int(fields["VmRSS"].split()[0]) / 1024, int(fields["Threads"]), files)
