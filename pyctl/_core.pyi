@@ -100,3 +100,23 @@ class KVState:
 
     def finish(self) -> None:
         """Wait for all copies."""
+
+class Pulse:
+    """Counts the steps of the evaluations of a context, and stops them. It must outlive the contexts it is attached to.
+
+    Only some devices take part, the CPU for one; elsewhere nothing is counted and an evaluation runs to its end. Any
+    thread, except for `attach`.
+    """
+
+    def attach(self, ctx: int) -> None:
+        """Take part in the evaluations of the context at address ``ctx`` from now on."""
+
+    def stop(self) -> None:
+        """Let the evaluation that runs now, and all later ones, end with llama_decode's 2."""
+
+    @property
+    def count(self) -> int:
+        """Steps so far: nodes of graphs."""
+
+    @property
+    def is_stopped(self) -> bool: ...

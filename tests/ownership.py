@@ -23,8 +23,8 @@ from pyctl.engine.worker import Worker
 
 OWNED: tuple[type, ...] = (Engine, Snapshotter, RamCache, LiveSequence, FakeBackend, LlamaBackend)
 
-ANY_THREAD = frozenset({"check"})
-"""Methods that look at nothing that changes."""
+ANY_THREAD = frozenset({"check", "interrupt"})
+"""Methods that any thread may call."""
 
 violations: list[str] = []
 """What was touched by a thread that does not own it, since somebody looked last."""

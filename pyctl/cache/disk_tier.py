@@ -292,8 +292,9 @@ class DiskTier:
             self._behind.n_failed,
         )
 
-    def close(self) -> None:
-        """Write what is waiting and close the store, within ``close_seconds``."""
+    def close(self) -> bool:
+        """Write what is waiting and close the store, within ``close_seconds``; False if something is not written."""
+        n_failed = self._behind.n_failed
         deadline = time.monotonic() + self.close_seconds
         self._behind.run_soon(self._writer.save_recent)
         done = self._behind.close(self.close_seconds)
@@ -302,6 +303,7 @@ class DiskTier:
         self._recovery.join(max(deadline - time.monotonic(), 0.1))
         if done and not self._recovery.is_alive():
             self.store.close()  # which would wait for whoever still uses it
+        return done and self._behind.n_failed == n_failed
 
     def _refresh_soon(self) -> None:
         now = time.monotonic()

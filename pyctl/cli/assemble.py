@@ -94,7 +94,7 @@ def assemble(settings: CommandSettings, go_on: Callable[[], bool] = lambda: True
     # What is loaded stays until the end; the collector need not look at it again.
     gc.collect()
     gc.freeze()
-    worker = Worker(engine, loaded.info, settings.engine.sleep_seconds)
+    worker = Worker(engine, loaded.info, settings.engine.sleep_seconds, settings.engine.stall_seconds)
     return Service(worker, chat_format, EngineAdmin(worker, engine), settings.server)
 
 

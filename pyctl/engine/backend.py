@@ -105,7 +105,8 @@ class Evaluator(Protocol):
     """Evaluates tokens in sequences 0 .. n_seqs - 1 of ``n_ctx`` tokens each, and chooses the next ones.
 
     An evaluation appends to its sequences and replaces the outputs of the one before, which samplers and `top_tokens`
-    refer to by index. One that fails raises EngineError, and then nobody knows what its sequences hold.
+    refer to by index. One that fails raises EngineError, or UnavailableError after `interrupt`, and then nobody knows
+    what its sequences hold.
     """
 
     @property
@@ -137,6 +138,13 @@ class Evaluator(Protocol):
 
         Any thread may ask, also while the model is freed. It may take a second.
         """
+
+    def interrupt(self) -> None:
+        """Let the evaluation that runs now, and all later ones, fail soon, where the device can. Any thread."""
+
+    @property
+    def n_beats(self) -> int:
+        """Counts up while an evaluation makes progress, where the device tells. Any thread."""
 
     def top_tokens(self, index: int, token: int, n: int) -> TopTokens:
         """The log-probability of ``token`` and of the ``n`` most likely tokens at output ``index``."""

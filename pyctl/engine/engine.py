@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import time
@@ -24,7 +25,7 @@ from pyctl.engine.sequence import LiveSequence
 from pyctl.engine.snapshotter import CachePlan, Snapshotter
 from pyctl.errors import EngineError, PyctlError
 
-__all__ = ["ActiveRequest", "Engine", "EngineSettings", "IdleTask", "Steps"]
+__all__ = ["ActiveRequest", "Engine", "EngineSettings", "IdleTask", "Steps", "told"]
 
 
 Steps: TypeAlias = Generator[PendingTokens | None, int, None]
@@ -60,6 +61,14 @@ class IdleTask:
 
 
 log = logging.getLogger(__name__)
+
+
+def told(error: Exception) -> PyctlError:
+    """What a request that ``error`` ended is told; one that nobody raised on purpose is logged."""
+    if isinstance(error, PyctlError):
+        return error
+    log.error("unexpected error", exc_info=error)
+    return EngineError(f"internal error: {str(error) or type(error).__name__}")
 
 
 class Engine:
@@ -125,10 +134,26 @@ class Engine:
             self._decode(decoding)
         return bool(self.running or self.queue or self.idle_tasks)
 
+    def recover(self, error: PyctlError) -> None:
+        """A step broke off, nobody knows where: fail all requests with ``error``, forget what the sequences hold."""
+        for active in [*self.running, *self.queue]:
+            with contextlib.suppress(Exception):
+                self._end(active)
+            active.handle.put(Failed(error))
+        self.running.clear()
+        self.queue.clear()
+        for seq in self.sequences:
+            seq.busy = False
+            self.snapshotter.forget(seq)
+
     def sleep(self) -> None:
         """Free the model, after the ends of all conversations went to the cache; nothing may be running."""
         for seq in self.sequences:
-            self.snapshotter.park(seq)
+            try:
+                self.snapshotter.park(seq)
+            except Exception:
+                log.exception("the end of a conversation could not be saved")
+                self.snapshotter.forget(seq)
         self.backend.synchronize()
         self.backend.unload()
         self.asleep = True
@@ -148,8 +173,8 @@ class Engine:
         disk = self.snapshotter.disk
         return disk.close_seconds if disk is not None else 0.0
 
-    def close(self, reason: PyctlError) -> None:
-        """End all requests with ``reason``."""
+    def close(self, reason: PyctlError) -> bool:
+        """End all requests with ``reason``; whether everything is on disk then that was to be there."""
         for active in [*self.running, *self.queue]:
             if active.steps is not None:
                 self._end(active)
@@ -157,7 +182,7 @@ class Engine:
         for task in self.idle_tasks:
             task.fail(reason)
         self.queue.clear()
-        self.snapshotter.close()
+        return self.snapshotter.close()
 
     def _run_idle_tasks(self) -> None:
         ready = [task for task in self.idle_tasks if not self.sequences[task.seq].busy]
@@ -195,10 +220,7 @@ class Engine:
         except Exception as error:
             self._forget(active.seq)
             self._end(active)
-            if not isinstance(error, PyctlError):
-                log.exception("request failed")
-                error = EngineError(f"internal error: {error}")
-            active.handle.put(Failed(error))
+            active.handle.put(Failed(told(error)))
 
     def _decode(self, requests: list[ActiveRequest]) -> None:
         items, longest = [], 0
@@ -210,11 +232,11 @@ class Engine:
             longest = max(longest, position + len(tokens))
         try:
             self.backend.decode(items)
-        except EngineError as error:
+        except Exception as error:
             for active in requests:
                 self._forget(active.seq)
                 self._end(active)
-                active.handle.put(Failed(error))
+                active.handle.put(Failed(told(error)))
             return
         self.counters.count_call(len(items), longest)
         output = 0

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pyctl.cache.plan import MIN_BATCH
 from pyctl.convert import integer
+from pyctl.limit import SetLimit
 from pyctl.setting import CACHE, SERVER
 
 __all__ = ["EngineSettings"]
@@ -42,4 +43,13 @@ class EngineSettings:
         "unload the model after this long without a request, -1 = never",
         idle_seconds,
         metavar="SECONDS",
+    )
+    stall_seconds: int = SERVER.flag(
+        60,
+        "--stall-timeout",
+        "end with an error if the engine makes no progress for so long, 0 = never",
+        integer(0),
+        "PYCTL_STALL_TIMEOUT",
+        "SECONDS",
+        limit=SetLimit("no progress of the engine while it has work", "all get 503, exit code 1", "process", "s"),
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,7 +58,9 @@ class FakeBackend:
         self.n_ctx, self.n_seqs, self.n_ubatch, self.n_vocab = n_ctx, n_seqs, n_ubatch, n_vocab
         self.fail_loads = 0
         self.n_evaluated = 0
+        self.n_beats = 0
         self.closed = False
+        self.interrupted = threading.Event()
         self._seqs = [_Seq() for _ in range(n_seqs)]
         self._outputs: list[bytes] = []
         self._on_the_way: list[tuple[Block, bytes]] = []
@@ -104,6 +107,9 @@ class FakeBackend:
 
     def check(self, sampling: Sampling) -> None:
         pass
+
+    def interrupt(self) -> None:
+        self.interrupted.set()
 
     def top_tokens(self, index: int, token: int, n: int) -> TopTokens:
         return ((token, 0.0), *((i, -float(i)) for i in range(n)))

@@ -22,12 +22,14 @@ SIGNAL_SECONDS = 0.2
 class RequestHandle:
     """One consumer iterates, blocking or async, until a Done or Failed event has been delivered.
 
-    `put` is called by the engine's thread only, `cancel` by anyone.
+    `put` is called by the engine's thread, except for an end that comes from elsewhere; `cancel` by anyone. ``is_over``
+    says that an end was put: nobody sees what comes after it.
     """
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.cancelled = False
+        self.is_over = False
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._wake: Callable[[], None] | None = None
         self._flowing = False
@@ -40,6 +42,8 @@ class RequestHandle:
     def put(self, event: Event) -> None:
         """Deliver an event. Waking an event loop costs a system call, so it happens only while one waits."""
         self._events.put(event)
+        if isinstance(event, (Done, Failed)):
+            self.is_over = True
         wake, self._wake = self._wake, None
         if wake is not None:
             wake()

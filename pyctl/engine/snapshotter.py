@@ -181,13 +181,14 @@ class Snapshotter:
         self.memory.clear(seq.id)
         seq.reset(as_tokens([]))
 
-    def close(self) -> None:
-        """Send the ends of all conversations to disk and wait until they are there, within the tier's limit."""
-        if self.disk is not None:
-            if self.disk.policy.kind != "off":
-                self.memory.synchronize()
-                self.disk.offer(reversed(self.cache.conversation_ends()))
-            self.disk.close()
+    def close(self) -> bool:
+        """Send the ends of all conversations to disk; False if they are not all there within the tier's limit."""
+        if self.disk is None:
+            return True
+        if self.disk.policy.kind != "off":
+            self.memory.synchronize()
+            self.disk.offer(reversed(self.cache.conversation_ends()))
+        return self.disk.close()
 
     # -- restoring ---------------------------------------------------------------------------------------------------
 

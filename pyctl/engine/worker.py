@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -12,11 +13,12 @@ from typing import NamedTuple, TypeVar
 
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.engine.backend import EngineInfo
-from pyctl.engine.engine import Engine
+from pyctl.engine.engine import Engine, told
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Failed, Request, Timings
 from pyctl.engine.sampling import Sampling
-from pyctl.errors import ContextSizeError, RequestError, UnavailableError
+from pyctl.errors import ContextSizeError, EngineError, PyctlError, RequestError, UnavailableError
+from pyctl.limit import limit
 
 __all__ = ["Worker"]
 
@@ -24,9 +26,17 @@ R = TypeVar("R")
 
 log = logging.getLogger(__name__)
 
+FINISH_SECONDS = 2.0
+"""How long a step may go on after closing before it is interrupted, which loses what its sequences hold."""
 
-STEP_SECONDS = 10.0
-"""How long a step may take before closing no longer waits for it."""
+STEP_SECONDS = limit(
+    20.0, "a step of the engine that cannot be interrupted, at the end", "not waited for, exit code 1", "process", "s"
+)
+
+MAX_FAILED_STEPS = limit(3, "steps of the engine in a row that fail", "the server ends, exit code 1", "process")
+
+WATCH_SECONDS = 1.0
+"""Between two looks at the engine's thread."""
 
 
 class _Call(NamedTuple):
@@ -38,17 +48,32 @@ class _Call(NamedTuple):
 class Worker:
     """Runs ``engine`` on a thread of its own.
 
-    After ``sleep_seconds`` without work, below 0 never, the model is freed until there is work again. `submit`, `call`
-    and `close` may be called from any thread; everything else happens on the worker's.
+    After ``sleep_seconds`` without work, below 0 never, the model is freed until there is work again. What fails ends
+    the requests that it was for, and the thread goes on; if it cannot, or makes no progress for ``stall_seconds``
+    (0: however long), everything that waits for it fails at once and `trouble` says why. Any thread may call anything.
     """
 
-    def __init__(self, engine: Engine, info: EngineInfo, sleep_seconds: float = -1) -> None:
+    def __init__(self, engine: Engine, info: EngineInfo, sleep_seconds: float = -1, stall_seconds: float = 0) -> None:
         self._engine = engine
         self._info = info
         self._sleep_seconds = sleep_seconds
+        self._stall_seconds = stall_seconds
         self._last_work = time.monotonic()
         self._inbox: queue.SimpleQueue[RequestHandle | _Call | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()  # guards what is open, and whether more may come
+        self._open: set[RequestHandle] = set()
+        self._current: _Call | None = None
         self._closing = False
+        self._ended = False
+        self._deadline = 0.0
+        self._complete = False
+        self._trouble: PyctlError | None = None
+        self._stalled = False
+        self._working = False
+        self._n_steps = 0
+        self._n_failed = 0
+        self._no_more_steps = threading.Event()
+        self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pyctl-engine", daemon=True)
         self._thread.start()
 
@@ -62,15 +87,18 @@ class Worker:
         """Whether the model is freed for now; the next request loads it again."""
         return self._engine.asleep
 
+    @property
+    def trouble(self) -> PyctlError | None:
+        """Why nothing will be served any more, None as long as all is well."""
+        return self._trouble
+
     def submit(self, request: Request) -> RequestHandle:
         """Queue ``request``; iterate over the handle for its events.
 
         An empty prompt gets an empty reply. Raises ContextSizeError when the prompt does not fit, UnavailableError
-        after `close`.
+        after `close` or in `trouble`.
         """
         n_ctx = self._info.n_ctx
-        if self._closing:
-            raise UnavailableError("the server is shutting down")
         if len(request.prompt) >= n_ctx:
             raise ContextSizeError(len(request.prompt), n_ctx)
         handle, tokens = RequestHandle(request), request.prompt.tokens
@@ -79,7 +107,14 @@ class Worker:
             return handle
         if int(tokens.min()) < 0 or int(tokens.max()) >= self._info.n_vocab:
             raise RequestError(f"token ids must be in [0, {self._info.n_vocab})")
-        self._inbox.put(handle)
+        with self._lock:
+            if self._trouble is not None:
+                raise UnavailableError(str(self._trouble))
+            if self._closing:
+                raise UnavailableError("the server is shutting down")
+            self._open = {each for each in self._open if not each.is_over and not each.cancelled}
+            self._open.add(handle)
+            self._inbox.put(handle)
         return handle
 
     def check(self, sampling: Sampling) -> None:
@@ -96,64 +131,135 @@ class Worker:
         def run() -> None:
             if future.set_running_or_notify_cancel():
                 try:
-                    future.set_result(function())
+                    result = function()
                 except BaseException as error:
-                    future.set_exception(error)
+                    with contextlib.suppress(Exception):  # it has failed already if the thread was given up
+                        future.set_exception(error)
+                else:
+                    with contextlib.suppress(Exception):
+                        future.set_result(result)
 
         def fail(error: Exception | None) -> None:
-            if error is None:
-                future.cancel()
-            elif future.set_running_or_notify_cancel():
-                future.set_exception(error)
+            with contextlib.suppress(Exception):
+                if error is None:
+                    future.cancel()
+                elif future.running() or future.set_running_or_notify_cancel():
+                    future.set_exception(error)
 
-        self._inbox.put(_Call(run, fail, needs_model))
+        item = _Call(run, fail, needs_model)
+        with self._lock:
+            refused = self._ended
+            if not refused:
+                self._inbox.put(item)
+        if refused:
+            fail(self._trouble)
         return future
 
-    def close(self, timeout: float | None = None) -> None:
-        """Stop after the current step; requests that are not done end with UnavailableError. Idempotent.
+    def close(self, timeout: float | None = None) -> bool:
+        """End all requests with UnavailableError and stop after the current step; a long one is interrupted.
 
         Waits ``timeout`` seconds at most, by default as long as the engine may take to close and a margin for the step.
+        Returns whether everything is written that was to be kept. Idempotent.
         """
-        if timeout is None:
-            timeout = self._engine.close_seconds + STEP_SECONDS
-        if not self._closing:
-            self._closing = True
+        with self._lock:
+            first, self._closing = not self._closing, True
+        if first:
+            wait = self._engine.close_seconds + STEP_SECONDS if timeout is None else timeout
+            self._deadline = time.monotonic() + wait
+            self._fail_open(UnavailableError("the server is shutting down"))
             self._inbox.put(None)
-        self._thread.join(timeout)
+            if not self._stalled and not self._no_more_steps.wait(min(FINISH_SECONDS, wait)):
+                self._engine.backend.interrupt()
+        if not self._stalled:
+            self._thread.join(max(self._deadline - time.monotonic(), 0.0))
+        if first and not self._over.is_set():
+            log.error("the engine did not stop: what it had to write to disk is lost")
+        return self._complete
+
+    def watch(self) -> None:
+        """Wait for the end of the worker. Raises what `trouble` says: its thread ended, or makes no progress."""
+        stalled, sign, last = 0.0, None, time.monotonic()
+        while not self._over.wait(WATCH_SECONDS) and self._trouble is None:
+            # A process that was stopped, or whose machine was, has not stalled: only looks that are close count.
+            now = time.monotonic()
+            passed, last = min(now - last, 2 * WATCH_SECONDS), now
+            before, sign = sign, (self._n_steps, self._engine.backend.n_beats)
+            stalled = stalled + passed if self._working and sign == before and not self._closing else 0.0
+            if 0 < self._stall_seconds <= stalled:
+                log.critical("the engine has work and made no progress for %.0f s", stalled)
+                self._stalled = True
+                self._give_up(EngineError("the engine does not answer any more"))
+        if self._trouble is not None:
+            raise self._trouble
+
+    # -- the thread --------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        try:
+            self._serve()
+            self._no_more_steps.set()
+            complete = self._engine.close(UnavailableError("the server is shutting down"))
+            with self._lock:
+                self._ended = True
+            self._fail_inbox(None)
+            self._engine.backend.unload()
+            self._complete = complete
+        except BaseException as error:
+            log.critical("the engine's thread has ended", exc_info=error)
+            self._give_up(EngineError(f"the engine has ended: {str(error) or type(error).__name__}"))
+            self._save_rest()
+        finally:
+            self._no_more_steps.set()
+            self._over.set()
+
+    def _save_rest(self) -> None:
+        """After a failure: what the cache holds is still good, and goes to disk if it can."""
+        try:
+            self._engine.snapshotter.close()
+        except Exception:
+            log.exception("the cache could not be written")
+
+    def _serve(self) -> None:
         busy = False
         while True:
             if busy and self._inbox.empty():
-                busy = self._engine.step()
+                busy = self._step()
                 if not busy:
                     self._last_work = time.monotonic()
                 continue
+            self._working = busy
             try:
                 item = self._inbox.get(timeout=None if busy else self._until_sleep())
             except queue.Empty:
                 self._engine.sleep()
                 continue
             if item is None:
-                break
+                return
             busy = self._take(item) or busy
-        reason = UnavailableError("the server is shutting down")
-        self._engine.close(reason)
-        while not self._inbox.empty():
-            item = self._inbox.get()
-            if isinstance(item, RequestHandle):
-                item.put(Failed(reason))
-            elif item is not None:
-                item.fail(None)
-        self._engine.backend.unload()
+            self._n_steps += 1
+
+    def _step(self) -> bool:
+        """Let everybody go on; returns whether work is left."""
+        self._working = True
+        try:
+            busy = self._engine.step()
+        except Exception as error:
+            self._n_failed += 1
+            self._engine.recover(told(error))
+            if self._n_failed >= MAX_FAILED_STEPS:
+                raise
+            return True
+        self._n_failed = 0
+        self._n_steps += 1
+        return busy
 
     def _take(self, item: RequestHandle | _Call) -> bool:
         """Begin with ``item``; returns whether the engine has work to do."""
         if isinstance(item, _Call) and not item.needs_model:
-            item.run()
+            self._do(item)
             return False
         try:
-            self._engine.wake()
+            self._engine.wake()  # takes what it takes: `_working` is not set yet
         except Exception as error:
             log.error("the model cannot be loaded again: %s", error)
             reason = UnavailableError(f"the model cannot be loaded again: {error}")
@@ -163,14 +269,52 @@ class Worker:
                 item.fail(reason)
             return False
         self._last_work = time.monotonic()
-        if isinstance(item, RequestHandle):
+        if isinstance(item, _Call):
+            self._do(item)
+            return True
+        try:
             self._engine.submit(item)
-        else:
-            item.run()
+        except Exception as error:
+            item.put(Failed(told(error)))
         return True
+
+    def _do(self, item: _Call) -> None:
+        self._working, self._current = True, item
+        item.run()
+        self._current = None
 
     def _until_sleep(self) -> float | None:
         """Seconds until the model is freed, None for not."""
         if self._sleep_seconds < 0 or self._engine.asleep:
             return None
         return max(self._last_work + self._sleep_seconds - time.monotonic(), 0.0)
+
+    # -- from any thread ---------------------------------------------------------------------------------------------
+
+    def _give_up(self, reason: PyctlError) -> None:
+        """Fail everything that waits for the engine's thread, now and later."""
+        with self._lock:
+            self._trouble, self._ended = reason, True
+        self._fail_open(reason)
+        self._fail_inbox(reason)
+        if (current := self._current) is not None:
+            current.fail(reason)
+        for task in tuple(self._engine.idle_tasks):
+            with contextlib.suppress(Exception):
+                task.fail(reason)
+
+    def _fail_open(self, reason: PyctlError) -> None:
+        with self._lock:
+            handles, self._open = self._open, set()
+        for handle in handles:
+            if not handle.is_over:
+                handle.put(Failed(reason))
+
+    def _fail_inbox(self, reason: PyctlError | None) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                item = self._inbox.get_nowait()
+                if isinstance(item, RequestHandle):
+                    item.put(Failed(reason or UnavailableError("the server is shutting down")))
+                elif item is not None:
+                    item.fail(reason)

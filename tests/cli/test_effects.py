@@ -300,6 +300,7 @@ EFFECTS: dict[str, Effect] = {
     "--cors-headers": Effect("x-a", header("access-control-allow-headers")),
     "--cors-credentials": Effect("", header("access-control-allow-credentials")),
     "--sleep-idle-seconds": Effect("60", lambda seen: (seen.keep_vocabulary, seen.built["Worker"]["2"])),
+    "--stall-timeout": Effect("7", built("Worker", "3")),
     "--embedding": Effect("", embedding),
     "--pooling": Effect("cls", described("pooling"), ("--embedding",)),
     "--embd-normalize": Effect("-1", embedding, ("--embedding",)),

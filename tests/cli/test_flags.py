@@ -131,6 +131,7 @@ ROUND_TRIPS: dict[str, tuple[str, str, Any]] = {
     "headers": ("x-a", "server.cors.headers", "x-a"),
     "credentials": ("", "server.cors.credentials", True),
     "sleep_seconds": ("60", "engine.sleep_seconds", 60),
+    "stall_seconds": ("7", "engine.stall_seconds", 7),
     "embeddings": ("", "model.embeddings", True),
     "pooling": ("mean", "model.pooling", "mean"),
     "embd_normalize": ("-1", "server.embd_normalize", -1),

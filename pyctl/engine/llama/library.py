@@ -28,6 +28,7 @@ __all__ = [
     "HostBuffer",
     "KVState",
     "LibraryLog",
+    "Pulse",
     "allocate",
     "build_version",
     "captured_log",
@@ -99,6 +100,7 @@ check_versions(
 
 HostBuffer = _core.HostBuffer
 KVState = _core.KVState
+Pulse = _core.Pulse
 
 # -- what llama.cpp says -----------------------------------------------------------------------------------------------
 

@@ -15,17 +15,20 @@ from pyctl.cache.snapshot import NOTHING, Block, Span, State
 from pyctl.engine.backend import SavedSequence, SequenceTokens, TopTokens
 from pyctl.engine.llama.batch import Batch, Embedder
 from pyctl.engine.llama.grammar import GrammarCompiler
-from pyctl.engine.llama.library import KVState, allocate
+from pyctl.engine.llama.library import KVState, Pulse, allocate
 from pyctl.engine.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.engine.llama.sampler import LlamaSampler
 from pyctl.engine.llama.sequence_file import load_file, save_file
 from pyctl.engine.sampling import Sampling
-from pyctl.errors import EngineError, ModelError, NotSupportedError, StateError
+from pyctl.errors import EngineError, ModelError, NotSupportedError, StateError, UnavailableError
 from pyctl.prompt import Tokens, as_tokens
 
 __all__ = ["LlamaBackend"]
 
 ONE_OUTPUT = [0]
+
+ABORTED = 2
+"""What llama_decode returns when `Pulse` stopped it."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -49,6 +52,7 @@ class LlamaBackend:
         self.embedder: Embedder | None = None
         self.identity = ""
         self._keeps_vocabulary = False
+        self._pulse = Pulse()
         self.load()
 
     def load(self) -> None:
@@ -61,6 +65,8 @@ class LlamaBackend:
 
     def _attach(self) -> None:
         ctx = self._ctx
+        address = ctypes.cast(ctx, ctypes.c_void_p).value or 0
+        self._pulse.attach(address)
         self.tokenizer = LlamaTokenizer(self.model)
         if not self._keeps_vocabulary:
             self._grammars = GrammarCompiler(self.tokenizer)
@@ -70,7 +76,7 @@ class LlamaBackend:
         self._batch = Batch(max(self.n_ubatch, self.n_seqs))
         self._end_tokens = self.tokenizer.end_tokens()
         self.evaluate(0, as_tokens([max(self.tokenizer.bos, 0)]), 0)
-        self._memory = KVState(ctypes.cast(ctx, ctypes.c_void_p).value or 0, 0)
+        self._memory = KVState(address, 0)
         self.clear(0)
         if self._memory.is_async:
             self._warm_up()
@@ -123,9 +129,18 @@ class LlamaBackend:
     def _run(self, n: int) -> None:
         self._batch.struct.n_tokens = n
         code = api.llama_decode(self._ctx, self._batch.struct)
+        if code == ABORTED:
+            raise UnavailableError("the evaluation was stopped")
         if code != 0:
             reason = "the context is full" if code == 1 else f"llama_decode returned {code}"
             raise EngineError(f"evaluation failed: {reason}")
+
+    def interrupt(self) -> None:
+        self._pulse.stop()
+
+    @property
+    def n_beats(self) -> int:
+        return self._pulse.count
 
     def logits(self, index: int) -> NDArray[np.float32]:
         """A copy of the logits of output ``index``, shape (n_vocab,)."""

@@ -10,18 +10,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pyctl.engine.request import Request as EngineRequest
-from pyctl.errors import NotSupportedError
+from pyctl.errors import NotSupportedError, UnavailableError
 from pyctl.prompt import Prompt
 from pyctl.server.generate.payload import settings_json, without_long
 from pyctl.server.generation_body import ReplyOptions
-from pyctl.server.http import JsonResponse
+from pyctl.server.http import JsonResponse, error_response
 from pyctl.server.service import Service
 
 __all__ = ["change_props", "health", "models", "props"]
 
 
 async def health(service: Service, request: Request) -> Response:
-    """GET /health"""
+    """GET /health: 503 when nothing will be served any more."""
+    if (trouble := service.worker.trouble) is not None:
+        return error_response(UnavailableError(str(trouble)))
     return JsonResponse({"status": "ok"})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -246,3 +247,32 @@ def test_closed_and_opened_again_it_is_the_same(model_path: Callable[[str], Path
 def test_loading_can_be_stopped(model_path: Callable[[str], Path]) -> None:
     with pytest.raises(UnavailableError):
         load(ModelSettings(path=str(model_path("tiny-hybrid")), n_ctx=512), lambda fraction: False)
+
+
+def test_an_evaluation_is_interrupted_and_counts_its_progress(model_path: Callable[[str], Path]) -> None:
+    settings = ModelSettings(path=str(model_path("tiny-hybrid")), n_ctx=4096, n_ubatch=2048, n_threads=1)
+    backend = load(settings).backend
+    try:
+        before = backend.n_beats
+        backend.evaluate(0, as_tokens([5] * 2048), 0)
+        n_nodes = backend.n_beats - before
+        assert n_nodes > 20
+        backend.clear(0)
+        before = backend.n_beats
+        # On another thread: the evaluation holds this one, but not the interpreter.
+        stopper = threading.Thread(target=lambda: (_until(lambda: backend.n_beats > before), backend.interrupt()))
+        stopper.start()
+        with pytest.raises(UnavailableError, match="stopped"):
+            backend.evaluate(0, as_tokens([5] * 2048), 0)
+        stopper.join()
+        assert backend.n_beats - before < n_nodes
+        backend.clear(0)
+        with pytest.raises(UnavailableError, match="stopped"):
+            backend.evaluate(0, as_tokens([5]), 0)
+    finally:
+        backend.unload()
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        pass
