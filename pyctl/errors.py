@@ -7,6 +7,7 @@
   + RequestError           a request that cannot be served as it stands (HTTP 400)
     - ContextSizeError     a prompt that is longer than the context
     - AuthenticationError  a missing or wrong API key (HTTP 401)
+    - ForbiddenError       what pages of other origins may not do (HTTP 403)
     - NotFoundError        an unknown path or model (HTTP 404)
     - TooLargeError        a body beyond the limit (HTTP 413)
     - NotSupportedError    something this model or build lacks (HTTP 501)
@@ -22,6 +23,7 @@ __all__ = [
     "ConfigError",
     "ContextSizeError",
     "EngineError",
+    "ForbiddenError",
     "LibraryMismatchError",
     "ModelError",
     "NotFoundError",
@@ -70,6 +72,10 @@ class ContextSizeError(RequestError):
 
 class AuthenticationError(RequestError):
     """The API key is missing or wrong."""
+
+
+class ForbiddenError(RequestError):
+    """Whoever asks may not have this, with or without a key."""
 
 
 class NotFoundError(RequestError):

@@ -28,7 +28,7 @@ from pyctl.server.api import (
 )
 from pyctl.server.generate.respond import log_error
 from pyctl.server.http import error_response, http_exception
-from pyctl.server.middleware import BodyLimitMiddleware, CorsMiddleware, KeyMiddleware, depth_error
+from pyctl.server.middleware import BodyLimitMiddleware, CorsMiddleware, KeyMiddleware, check_origin, depth_error
 from pyctl.server.service import Service
 
 __all__ = ["create_app"]
@@ -91,6 +91,12 @@ _DELETE: dict[str, Handler] = {
 }
 
 
+_OWN_PAGES: frozenset[Handler] = frozenset(
+    (prefix_cache.show, prefix_cache.pin, prefix_cache.clear, info.change_props, sequences.act, lora.change)
+)
+"""What pages of other origins may not ask for, though they may generate: it shows or changes what belongs to all."""
+
+
 def create_app(service: Service) -> Starlette:
     """The ASGI application that answers with ``service``; it owns neither the worker nor its thread."""
     settings = service.settings
@@ -121,8 +127,11 @@ def _endpoint(service: Service, handlers: Mapping[str, Handler]) -> Callable[[Re
     """The handler of a request's method with its errors turned into responses."""
 
     async def endpoint(request: Request) -> ASGIApp:
+        handler = handlers["GET" if request.method == "HEAD" else request.method]
         try:
-            return await handlers["GET" if request.method == "HEAD" else request.method](service, request)
+            if handler in _OWN_PAGES or (handler is sequences.show and service.settings.slots_debug):
+                check_origin(request.headers, service.settings)
+            return await handler(service, request)
         except ClientDisconnect:
             return Response(status_code=400)
         except RecursionError:

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from pyctl.errors import (
     AuthenticationError,
     ContextSizeError,
+    ForbiddenError,
     NotFoundError,
     NotSupportedError,
     PyctlError,
@@ -63,6 +64,7 @@ _KINDS: dict[type[BaseException], tuple[int, str]] = {
     RequestError: (400, "invalid_request_error"),
     ContextSizeError: (400, "exceed_context_size_error"),
     AuthenticationError: (401, "authentication_error"),
+    ForbiddenError: (403, "permission_error"),
     NotFoundError: (404, "not_found_error"),
     TooLargeError: (413, "invalid_request_error"),
     NotSupportedError: (501, "not_supported_error"),

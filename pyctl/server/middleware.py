@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import hmac
+import ipaddress
+from contextlib import suppress
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pyctl.errors import AuthenticationError, RequestError, TooLargeError
+from pyctl.errors import AuthenticationError, ForbiddenError, RequestError, TooLargeError
 from pyctl.limit import limit
 from pyctl.server.http import error_response
-from pyctl.server.server_settings import Cors
+from pyctl.server.server_settings import Cors, ServerSettings
 
-__all__ = ["MAX_BODY_BYTES", "BodyLimitMiddleware", "CorsMiddleware", "KeyMiddleware", "depth_error"]
+__all__ = [
+    "MAX_BODY_BYTES",
+    "BodyLimitMiddleware",
+    "CorsMiddleware",
+    "KeyMiddleware",
+    "check_origin",
+    "depth_error",
+    "may_be_rebound",
+]
 
 _PUBLIC = ("/health", "/v1/health")
 
@@ -92,6 +103,41 @@ class CorsMiddleware:
         if allowed != "*":
             headers["vary"] = "Origin"
         return headers
+
+
+_OWN_NAMES = (".localhost", ".local", ".internal", ".lan", ".home.arpa")
+"""Nobody can buy names that end so."""
+
+
+def may_be_rebound(host: str) -> bool:
+    """Whether the Host header ``host`` is a name that somebody may have pointed at this machine behind its back.
+
+    That makes their pages pages of this server, as far as a browser can see (DNS rebinding). It takes a public name:
+    addresses, names without a dot and names of local networks are none.
+    """
+    try:
+        name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
+    except ValueError:
+        return True
+    with suppress(ValueError):
+        ipaddress.ip_address(name)
+        return False
+    return "." in name and not name.endswith(_OWN_NAMES)
+
+
+def check_origin(headers: Headers, settings: ServerSettings) -> None:
+    """Raise ForbiddenError for a page of another origin, unless --cors-origins names it: a star is not enough.
+
+    Everything but a browser's page has no origin. A page under a name that may be rebound has to have a key.
+    """
+    origin = headers.get("origin")
+    if origin is None or settings.cors.lists(origin):
+        return
+    host = headers.get("host", "")
+    if not host or origin.partition("://")[2] != host:
+        raise ForbiddenError("only pages of this server, and those that --cors-origins names, may do this")
+    if not settings.api_keys and may_be_rebound(host):
+        raise ForbiddenError(f"pages of this server may do this with an API key, or if --cors-origins names {origin}")
 
 
 MAX_BODY_BYTES = limit(32 * 2**20, "body of a request", "413", "request", "bytes")

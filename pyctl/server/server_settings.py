@@ -90,6 +90,10 @@ class Cors:
             return origin if _host(origin) in _LOCAL else ""
         return origin if origin in {each.strip() for each in self.origins.split(",")} else ""
 
+    def lists(self, origin: str) -> bool:
+        """Whether pages of ``origin`` were named on purpose, not only because all may ask."""
+        return self.origins != "*" and bool(self.allowed(origin))
+
 
 def _host(origin: str) -> str:
     try:
@@ -103,8 +107,8 @@ class ServerSettings:
     """What a request gets that does not say otherwise, and whom and what the server answers.
 
     No ``api_keys`` means that everybody may ask. ``n_batch`` bounds the text around the gap in /infill. ``slots_debug``
-    adds prompts to /slots. ``disk_policy``, ``n_batch`` and ``embeddings`` are the settings of these names of
-    the disk and the model.
+    adds prompts to /slots, ``show_prompts`` their ends to /cache even if there are no keys. ``disk_policy``,
+    ``n_batch`` and ``embeddings`` are the settings of these names of the disk and the model.
     """
 
     sampling: Sampling = field(default_factory=Sampling)
@@ -149,6 +153,9 @@ class ServerSettings:
     )
     show_slots: bool = SERVER.flag(True, "--slots", "serve /slots", None, "LLAMA_ARG_ENDPOINT_SLOTS", off="--no-slots")
     show_metrics: bool = SERVER.flag(False, "--metrics", "serve /metrics", None, "LLAMA_ARG_ENDPOINT_METRICS")
+    show_prompts: bool = SERVER.flag(
+        False, "--show-prompts", "GET /cache shows how prompts end, also without an API key", None, "PYCTL_SHOW_PROMPTS"
+    )
     change_props: bool = SERVER.flag(False, "--props", "allow POST /props", None, "LLAMA_ARG_ENDPOINT_PROPS")
     slot_save_path: Path | None = SERVER.flag(  # noqa: RUF009
         None, "--slot-save-path", "directory for saved sequences", existing_or_new, metavar="DIR"

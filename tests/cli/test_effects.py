@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pyctl.cache.cache_stats import CacheStats, CacheView, SnapshotView
 from pyctl.cli.arguments import FLAGS
+from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.llama import fit, load, loader
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.errors import ModelError
@@ -148,6 +151,15 @@ def embedding(seen: Seen) -> Any:
 def ping(seen: Seen) -> Any:
     seen.client.post("/v1/chat/completions", json={"messages": HI, "stream": True})
     return seen.pings
+
+
+def cached_text(seen: Seen) -> bool:
+    future: Future[CacheView] = Future()
+    held = SnapshotView("a", "", 1, 1, 1, 0, 0.0, 0.0, False, tuple(b"x"))
+    future.set_result(CacheView(1, 1, -1, 0, CacheStats(), (held,)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(EngineAdmin, "view", lambda _: future)
+        return "tail" in seen.client.get("/cache").text
 
 
 def hub(name: str) -> Look:
@@ -292,6 +304,7 @@ EFFECTS: dict[str, Effect] = {
     "--sse-ping-interval": Effect("7", ping),
     "--metrics": Effect("", status("GET", "/metrics")),
     "--props": Effect("", status("POST", "/props", json={})),
+    "--show-prompts": Effect("", cached_text),
     "--slots": Effect("", status("GET", "/slots")),
     "--slot-save-path": Effect(DIR, status("POST", "/slots/0?action=save", json={"filename": "f"})),
     "--api-prefix": Effect("/llm", status("GET", "/health")),

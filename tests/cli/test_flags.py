@@ -123,6 +123,7 @@ ROUND_TRIPS: dict[str, tuple[str, str, Any]] = {
     "ping_seconds": ("-1", "server.ping_seconds", -1),
     "show_metrics": ("", "server.show_metrics", True),
     "change_props": ("", "server.change_props", True),
+    "show_prompts": ("", "server.show_prompts", True),
     "show_slots": ("", "server.show_slots", True),
     "slot_save_path": ("/tmp", "server.slot_save_path", Path("/tmp")),
     "api_prefix": ("/llm", "server.api_prefix", "/llm"),

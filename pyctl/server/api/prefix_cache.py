@@ -13,15 +13,21 @@ from pyctl.cache.cache_stats import CacheStats, CacheView
 from pyctl.errors import NotFoundError, RequestError
 from pyctl.server.body import PinBody
 from pyctl.server.http import JsonResponse
+from pyctl.server.middleware import may_be_rebound
 from pyctl.server.service import Service
 
 __all__ = ["clear", "pin", "show"]
 
 
 async def show(service: Service, request: Request) -> Response:
-    """GET /cache: the tree of prefixes, with sizes in bytes, ages in seconds and hits, and sums since the start."""
+    """GET /cache: the tree of prefixes, with sizes in bytes, ages in seconds and hits, and sums since the start.
+
+    How prompts end is for those who have a key, or for all with --show-prompts.
+    """
+    settings = service.settings
+    is_shown = settings.show_prompts and not may_be_rebound(request.headers.get("host", ""))
     view = await asyncio.wrap_future(service.admin.view())
-    return JsonResponse(_tree(service, view))
+    return JsonResponse(_tree(service, view, with_text=bool(settings.api_keys) or is_shown))
 
 
 async def pin(service: Service, request: Request) -> Response:
@@ -40,12 +46,14 @@ async def clear(service: Service, request: Request) -> Response:
     return JsonResponse({"dropped": await asyncio.wrap_future(service.admin.clear())})
 
 
-def _tree(service: Service, view: CacheView) -> dict[str, Any]:
+def _tree(service: Service, view: CacheView, *, with_text: bool) -> dict[str, Any]:
     nodes: dict[str, dict[str, Any]] = {}
     roots: list[dict[str, Any]] = []
     for snapshot in view.snapshots:
         node = msgspec.to_builtins(snapshot)
-        node["tail"] = service.text_of(snapshot.tail)
+        del node["tail"]
+        if with_text:
+            node["tail"] = service.text_of(snapshot.tail)
         node["children"] = []
         parent = node.pop("parent")
         nodes[snapshot.id] = node
