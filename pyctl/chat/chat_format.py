@@ -12,6 +12,7 @@ import numpy as np
 
 from pyctl.chat.boundaries import boundaries, message_starts
 from pyctl.chat.cached_tokenizer import CachedTokenizer, Tokenizer
+from pyctl.chat.call_formats.bound_calls import BoundCalls
 from pyctl.chat.call_formats.registry import find_call_format
 from pyctl.chat.constraint import Constraint, reply_constraint
 from pyctl.chat.reasoning import ReasoningTokens, ReplyPart
@@ -80,6 +81,7 @@ class ChatFormat:
         self.controls = {text: id for text, id in specials.items() if not tokenizer.piece(id, special=False)}
         marks = (*self.call_format.control_tokens, self.tags.open, self.tags.close)
         self.control_texts = {self.controls[mark]: mark.encode() for mark in marks if mark in self.controls}
+        self.bound_calls = BoundCalls(self.call_format, self.tags, self.controls)
         self._memo = CachedTokenizer(tokenizer, specials)
         self._renderer = Renderer(
             template,
@@ -220,15 +222,12 @@ class PreparedChat:
         return "content" if closed else "start"
 
     def _call_constraint(self) -> Constraint | None:
-        """What binds the calls in the reply, from their beginning on unless one is forced.
+        """What binds the calls in the reply: all of it if one is forced, else from the first one on, if there is one.
 
-        Without need there is none: it would slow down every token, and the calls of a model that knows its form are
-        read without one. A single call at most needs it, and so does a tool with ``strict``.
+        Until then it sleeps, which costs nothing.
         """
-        tools, chat = self._tools, self._chat
-        if tools is None or not (tools.forced or not tools.parallel or any(tool.strict for tool in tools.tools)):
-            return None
-        return chat.call_format.constraint(tools, chat.tags, self._begins(), chat.controls)
+        tools = self._tools
+        return self._chat.bound_calls.constraint(tools, self._begins()) if tools is not None else None
 
     def _text_of(self, tokens: Sequence[int], special: bool) -> str:
         return self._chat.tokenizer.detokenize(tokens, special=special).decode("utf-8", "replace")

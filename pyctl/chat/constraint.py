@@ -40,12 +40,15 @@ _MAX_BYTES = 1 << 20
 class Constraint:
     """``grammar`` binds the whole reply, which goes on from ``prefill``; its ``kind`` says who reads it.
 
-    With ``triggers`` (regular expressions) it binds nothing until the reply matches one of them, and from there on.
+    With ``triggers`` (regular expressions) it binds nothing until the reply matches one of them, and from there on;
+    where the reply begins with what is ``hidden`` (an opening, empty if the prompt has it, and a closing), only what
+    comes behind that counts.
     """
 
     grammar: str
     triggers: tuple[str, ...] = ()
     prefill: str = ""
+    hidden: tuple[str, str] | None = None
     kind: Literal["gbnf", "llguidance"] = "gbnf"
 
 
@@ -100,7 +103,13 @@ class GrammarBuilder:
         except RecursionError as error:
             raise RequestError("the JSON schema is nested too deeply") from error
 
-    def constraint(self, start: str, triggers: tuple[str, ...] = (), prefill: str = "") -> Constraint:
+    def constraint(
+        self,
+        start: str,
+        triggers: tuple[str, ...] = (),
+        prefill: str = "",
+        hidden: tuple[str, str] | None = None,
+    ) -> Constraint:
         """Replies are ``start``. RequestError if no reply can be, or if that is too much to find out."""
         rules = [f"{name}{body if body.startswith('[') else f': {body}'}\n" for body, name in self._rules.items()]
         grammar = f"{_HEADER}start: {start}\n{''.join(rules)}"
@@ -108,7 +117,7 @@ class GrammarBuilder:
             raise RequestError(f"the grammar has more than {_MAX_BYTES} bytes")
         if error := llguidance.LLMatcher.validate_grammar(grammar, limits=_LIMITS):
             raise RequestError(_reason(error))
-        return Constraint(grammar, triggers, prefill, "llguidance")
+        return Constraint(grammar, triggers, prefill, hidden, "llguidance")
 
 
 def json_constraint(schema: Any) -> Constraint:

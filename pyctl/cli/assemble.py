@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import logging
 import sys
+import threading
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
 from pyctl.chat.cached_tokenizer import readable
 from pyctl.chat.chat_format import ChatFormat
+from pyctl.chat.constraint import json_constraint
 from pyctl.chat.replay import DEFAULT_REPLAY_BYTES, Replay
 from pyctl.chat.template import Template
 from pyctl.cli.arguments import CommandSettings
@@ -28,8 +30,9 @@ from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.engine import Engine
 from pyctl.engine.llama import Loaded, MemoryPlan, allocate, load, reserve_pinned
 from pyctl.engine.model_settings import ModelSettings
+from pyctl.engine.sampling import Sampling
 from pyctl.engine.worker import Worker
-from pyctl.errors import ConfigError
+from pyctl.errors import ConfigError, PyctlError
 from pyctl.models import HubSettings, builtin_model
 from pyctl.server.service import Service
 
@@ -95,7 +98,16 @@ def assemble(settings: CommandSettings, go_on: Callable[[], bool] = lambda: True
     gc.collect()
     gc.freeze()
     worker = Worker(engine, loaded.info, settings.engine.sleep_seconds, settings.engine.stall_seconds)
+    if chat_format.capabilities.tools:
+        threading.Thread(target=_prepare_vocabulary, args=(worker,), name="pyctl-vocabulary", daemon=True).start()
     return Service(worker, chat_format, EngineAdmin(worker, engine), settings.server)
+
+
+def _prepare_vocabulary(worker: Worker) -> None:
+    """Make ready what grammars are compiled on, a second's work that the first request with tools need not wait for."""
+    constraint = json_constraint({"type": "object"})
+    with suppress(PyctlError):
+        worker.check(Sampling(grammar=constraint.grammar, grammar_kind=constraint.kind))
 
 
 def _announce(plan: MemoryPlan, budget: int | None) -> None:

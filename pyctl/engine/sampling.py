@@ -140,10 +140,11 @@ class Sampling:
     library llguidance, as ``grammar_kind`` says; the latter must be no text of a client, since it may overflow a
     stack. A ``grammar_lazy`` grammar binds nothing until
     the reply's text, special tokens included, holds a match of one of ``grammar_triggers`` (regular expressions); then
-    it binds from the match's first group that took part, or from the match. Any other grammar has read
-    ``grammar_prefill`` before the reply begins. ``post_sampling_probs`` asks for probabilities as they are after all
-    samplers, not the model's own. A number's range is declared beside it and holds for requests; values that
-    nothing can be made of raise RequestError.
+    it binds from the match's first group that took part, or from the match. Where the reply begins with
+    ``grammar_hidden`` (an opening, empty if the prompt has it, and a closing), only what comes behind that counts. Any
+    other grammar has read ``grammar_prefill`` before the reply begins. ``post_sampling_probs`` asks for probabilities
+    as they are after all samplers, not the model's own. A number's range is declared beside it and holds for requests;
+    values that nothing can be made of raise RequestError.
     """
 
     seed: int = SAMPLING.flag(RANDOM_SEED, "-s --seed", "-1 = random", as_seed, metavar="SEED", shown="-1")
@@ -214,6 +215,7 @@ class Sampling:
     grammar_kind: GrammarKind = "gbnf"
     grammar_lazy: bool = False
     grammar_triggers: tuple[str, ...] = ()
+    grammar_hidden: tuple[str, str] | None = None
     grammar_prefill: str = ""
     adaptive_target: float = SAMPLING.flag(
         -1.0,

@@ -1,17 +1,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
+from pyctl.chat.call_formats.bound_calls import BoundCalls
 from pyctl.chat.call_formats.call_format import CallFormat
 from pyctl.chat.call_formats.hermes import HermesFormat
 from pyctl.chat.call_formats.qwen import QwenFormat
 from pyctl.chat.call_formats.registry import FALLBACK, find_call_format
 from pyctl.chat.chat_format import ChatFormat, ChatRequest
 from pyctl.chat.constraint import Constraint
-from pyctl.chat.reasoning import THINK, ReplyPart
+from pyctl.chat.reasoning import BRACKETS, THINK, ReplyPart
 from pyctl.chat.replay import Replay
 from pyctl.chat.template import Template, TemplateCapabilities
 from pyctl.chat.tools import Tools
@@ -126,7 +128,7 @@ def test_the_form_is_found_by_rendering(name: str, form: type[CallFormat]) -> No
     assert find_call_format(plain, TemplateCapabilities.of(plain)) is FALLBACK
 
 
-def test_only_what_needs_a_grammar_gets_one(qwen_template: str) -> None:
+def test_calls_are_bound_whenever_tools_can_be_called(qwen_template: str) -> None:
     chat = ChatFormat(Template(qwen_template), toy.chatml_tokenizer(), replay=Replay("off"))
     hi = [{"role": "user", "content": "Hi"}]
 
@@ -134,15 +136,92 @@ def test_only_what_needs_a_grammar_gets_one(qwen_template: str) -> None:
         return chat.prepare(ChatRequest(hi, tools=tools, **fields)).constraint
 
     tool = {"type": "function", "function": {"name": "f"}}
-    assert bound_by(None) is bound_by([tool]) is None
+    assert bound_by(None) is bound_by([tool], tool_choice="none") is bound_by([tool], parse_tool_calls=False) is None
     forced = bound_by([tool], tool_choice="required")
     assert forced is not None
     assert "/(?s:.*)/" in forced.grammar  # reasoning comes first
     plain = bound_by([tool], tool_choice="required", template_kwargs={"enable_thinking": False})
     assert plain is not None
     assert "/(?s:.*)/" not in plain.grammar
-    strict = {"type": "function", "function": {"name": "f", "strict": True}}
-    for lazy in (bound_by([tool], parallel_tool_calls=False), bound_by([strict])):
-        assert lazy is not None
-        assert "/(?s:.*)/" not in lazy.grammar
-        assert lazy.triggers == ("(<tool_call>)",)
+    lazy = bound_by([tool])
+    assert lazy is not None
+    assert lazy.triggers == ("(<tool_call>)",)
+    assert "/(?s:.*)/" not in lazy.grammar
+    assert lazy.hidden is None  # a call interrupts the reasoning
+    assert bound_by([tool]) is lazy, "made once for the same tools"
+    assert bound_by([tool], parallel_tool_calls=False) != lazy
+
+
+WRONG = [
+    {"type": "any"},
+    {"$ref": "https://example.org"},
+    {"$ref": "#/nowhere"},
+    {"type": "string", "pattern": "("},
+    {"type": "integer", "minimum": "x"},
+    {"enum": []},
+    7,
+]
+
+
+def offered(*properties: Mapping[str, Any], required: Sequence[str] = (), **function: Any) -> list[dict[str, Any]]:
+    functions = [
+        {"name": f"f{n}", "parameters": {"type": "object", "properties": each, "required": [*required]}, **function}
+        for n, each in enumerate(properties)
+    ]
+    return [{"type": "function", "function": function} for function in functions]
+
+
+@pytest.mark.parametrize("forced", [False, True])
+@pytest.mark.parametrize("wrong", WRONG, ids=json.dumps)
+def test_an_argument_whose_schema_cannot_be_converted_is_any_json(wrong: Any, forced: bool) -> None:
+    tools = Tools.of(offered({"a": wrong, "n": DAYS}, {"n": DAYS}, required=["n"]), parallel=True, forced=forced)
+    made = BoundCalls(HermesFormat(), THINK, {}).constraint(tools, "content")
+    assert made is not None
+
+    def takes(name: str, arguments: Any) -> bool:
+        call = json.dumps({"name": name, "arguments": arguments})
+        return accepts(made, f"<tool_call>\n{call}\n</tool_call>")
+
+    assert takes("f0", {"n": 1, "a": {"x": [1, "y"]}})
+    assert takes("f0", {"n": 1, "a": "z"})
+    assert not takes("f0", {"n": "one"})
+    assert takes("f1", {"n": 1})
+    assert not takes("f1", {"n": 1, "a": 1})
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=json.dumps)
+def test_a_strict_tool_is_not_loosened(wrong: Any) -> None:
+    tools = Tools.of(offered({"a": wrong}, strict=True))
+    with pytest.raises(RequestError):
+        BoundCalls(HermesFormat(), THINK, {}).constraint(tools, "content")
+
+
+def test_parameters_that_are_no_schema_of_an_object_are_any_object() -> None:
+    for form, text in (
+        (HermesFormat(), '<tool_call>\n{"name": "f", "arguments": {"a": [1]}}\n</tool_call>'),
+        (QwenFormat(), xml(THREE).replace("look_up", "f")),
+    ):
+        tools = Tools.of([{"type": "function", "function": {"name": "f", "parameters": {"type": "any"}}}])
+        made = BoundCalls(form, THINK, {}).constraint(tools, "content")
+        assert made is not None
+        assert accepts(made, text)
+
+
+def test_tools_too_large_to_bind_are_served_unbound() -> None:
+    deep: dict[str, Any] = {"type": "string"}
+    for _ in range(40):
+        deep = {"type": "object", "properties": {"a" * 4000: deep}}
+    tools = Tools.of(offered(*[deep] * 20))
+    binder = BoundCalls(HermesFormat(), THINK, {})
+    made = binder.constraint(tools, "content")
+    assert made is None or "aaa" not in made.grammar
+    huge = [{"type": "function", "function": {"name": "n" * 3000 + str(n)}} for n in range(400)]
+    assert binder.constraint(Tools.of(huge), "content") is None
+    with pytest.raises(RequestError):
+        binder.constraint(Tools.of(huge, forced=True), "content")
+
+
+def test_a_call_within_reasoning_is_none_where_the_parser_takes_it_for_none() -> None:
+    assert HermesFormat().constraint(tools(forced=False), HermesFormat.reasoning[0], "start").hidden is None
+    for part, hidden in (("start", ("[THINK]", "[/THINK]")), ("reasoning", ("", "[/THINK]")), ("content", None)):
+        assert HermesFormat().constraint(tools(forced=False), BRACKETS, part).hidden == hidden

@@ -28,7 +28,8 @@ def test_one_answer_holds_all(thinking: ChatFormat) -> None:
     assert prepared.text == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n"
     assert len(prepared.prompt) == len(thinking.prompt_from_text(prepared.text))
     assert (prepared.reply_index, prepared.open_reasoning) == (1, "")
-    assert prepared.constraint is None
+    assert prepared.constraint is not None
+    assert prepared.constraint.triggers
     assert prepared.reasoning is None
     for _ in range(2):  # each reply gets a splitter of its own
         (delta,) = (prepared.splitter().feed(f"hm</think>Well{CALL}"),)

@@ -42,9 +42,16 @@ def test_every_field_has_a_flag() -> None:
     flagless = {
         *(
             ("Sampling", name)
-            for name in ("min_keep", "grammar_kind", "grammar_lazy", "grammar_triggers", "grammar_prefill")
+            for name in (
+                "min_keep",
+                "grammar_kind",
+                "grammar_lazy",
+                "grammar_triggers",
+                "grammar_hidden",
+                "grammar_prefill",
+            )
         ),
-        ("Sampling", "post_sampling_probs"),  # requests say these
+        *(("Sampling", name) for name in ("min_keep", "post_sampling_probs")),  # requests say these
         ("EngineSettings", "min_batch"),
         *(("ServerSettings", name) for name in ("disk_policy", "n_batch", "embeddings")),  # as their owners have them
         *(("ServerSettings", name) for name in ("sampling", "cors", "slots_debug")),

@@ -58,7 +58,8 @@ def connected(server: Server) -> Iterator[openai.OpenAI]:
 def called(client: openai.OpenAI, **fields: Any) -> Any:
     """A reply that has to call, once."""
     options = {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False, "extra_body": PLAIN}
-    return client.chat.completions.create(model="any", messages=ASKED, max_tokens=400, **{**options, **fields})
+    options["max_tokens"] = 400
+    return client.chat.completions.create(model="any", messages=ASKED, **{**options, **fields})
 
 
 def test_a_forced_call(client: openai.OpenAI) -> None:
@@ -181,3 +182,37 @@ def test_what_was_remembered_does_not_change_what_is_said(client: openai.OpenAI,
         for asked in (client, forgetful)
     }
     assert len(texts) == 1
+
+
+CALLING: Any = {"logit_bias": [["<tool_call>", 100], ["\n", -50]], "temperature": 0.5, "ignore_eos": False}
+
+
+@pytest.mark.parametrize("thinking", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_nobody_forced_follows_the_schema(client: openai.OpenAI, thinking: bool, stream: bool) -> None:
+    extra = {**CALLING, "chat_template_kwargs": {"enable_thinking": thinking}}
+    options: Any = {"tools": [TOOL, OTHER], "tool_choice": "auto", "parallel_tool_calls": openai.omit, "seed": 1}
+    options |= {"extra_body": extra, "max_tokens": 150}
+    if stream:
+        chunks = [chunk.choices[0] for chunk in called(client, stream=True, **options) if chunk.choices]
+        parts = [part for chunk in chunks for part in chunk.delta.tool_calls or []]
+        names = [part.function.name for part in parts if part.id]
+        arguments = "".join(part.function.arguments or "" for part in parts if part.index == 0)
+    else:
+        (choice,) = called(client, **options).choices
+        names = [call.function.name for call in choice.message.tool_calls or []]
+        arguments = choice.message.tool_calls[0].function.arguments if names else ""
+    assert names, "the model begins a call with its first token"
+    assert set(names) <= {"forecast", "stop"}
+    if names[0] == "forecast":
+        days = json.loads(arguments)
+        assert set(days) == {"days", "city"}
+        assert isinstance(days["days"], int)
+        assert days["city"] in ("Paris", "Rome", "Lima")
+
+
+def test_a_tool_with_a_schema_that_no_grammar_is_made_of_is_served(client: openai.OpenAI) -> None:
+    odd: Any = {"type": "function", "function": {"name": "odd", "parameters": {"type": "any", "x": {"$ref": "y"}}}}
+    for choice in ("auto", "required"):
+        (reply,) = called(client, tools=[odd, TOOL], tool_choice=choice, max_tokens=8).choices
+        assert reply.finish_reason in ("length", "tool_calls", "stop")

@@ -78,7 +78,8 @@ class CallFormat(ABC):
         controls: Mapping[str, int] | None = None,
     ) -> Constraint:
         """What binds the calls in a reply that begins in ``reply_part``: all of it to a call, or to several where
-        ``tools`` allow it, if they are forced; else only what comes from the first call on.
+        ``tools`` allow it, if they are forced; else only what comes from the first call on, which is one where the
+        parser takes it for one: behind the reasoning, or within if a call interrupts that.
 
         ``controls`` are the control tokens of the vocabulary. RequestError for a schema that is none.
         """
@@ -86,7 +87,9 @@ class CallFormat(ABC):
         call = grammar.one_of([self.call(grammar, tool) for tool in tools.tools])
         calls = self.calls(grammar, call, tools.parallel)
         if not tools.forced:
-            return grammar.constraint(calls, (self.trigger,))
+            hidden = ("" if reply_part == "reasoning" else tags.open, tags.close)
+            seen = reply_part == "content" or tags.interrupts
+            return grammar.constraint(calls, (self.trigger,), hidden=None if seen else hidden)
         return grammar.constraint(reasoned(grammar, calls, tags, reply_part))
 
 

@@ -47,7 +47,7 @@ class LlamaFormat(TaggedFormat):
     """Calls as JSON that is the whole message, as Llama 3.1 and its successors write them."""
 
     control_tokens = (_TAG,)
-    trigger = rf'^\s*({re.escape(_TAG)}|\{{\s*"name")'
+    trigger = rf'^\s*(?:{re.escape(_TAG)})?\s*(\{{\s*"name")'
     _sample = re.compile(rf'<\|end_header_id\|>\s*(?:{re.escape(_TAG)})?\{{"name": "{SAMPLE_TOOL}", "parameters": \{{')
 
     def call_parser(self, tools: Tools, new_id: Callable[[], str] = random_id) -> CallScanner:

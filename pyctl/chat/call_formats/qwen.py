@@ -218,7 +218,8 @@ def _call(grammar: GrammarBuilder, tool: Tool) -> str:
         arguments[key] = _argument(grammar, grammar.quoted(key), value)
     required = [arguments[key] for key in dict.fromkeys(tool.required)]
     others = [argument for key, argument in arguments.items() if key not in tool.required]
-    if not arguments and tool.parameters.get("additionalProperties") not in (None, False):
+    has_others = tool.parameters.get("additionalProperties") not in (None, False)
+    if not arguments and (has_others or tool.parameters.get("type", "object") != "object"):
         others = [_argument(grammar, r"/[^<>\n]{1,100}/", grammar.until(value_end))]
     any_other = f"({' | '.join(others)})*" if others else ""
     if len(required) > _MAX_ANY_ORDER:

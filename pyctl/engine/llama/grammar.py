@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import logging
 import re
 import threading
 from collections import OrderedDict
+from copy import copy
 from typing import Any, Protocol, TypeVar
 
 import llguidance
@@ -15,12 +17,15 @@ from llama_cpp import llama_cpp as api
 from numpy.typing import NDArray
 
 from pyctl.engine.llama.llama_tokenizer import LlamaTokenizer, read_piece
+from pyctl.engine.llama.trigger import TriggerWatch
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import RequestError, UnavailableError
 
 __all__ = ["Candidates", "Grammar", "GrammarCompiler"]
 
 R = TypeVar("R")
+
+log = logging.getLogger(__name__)
 
 _ENTRY = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 
@@ -189,66 +194,85 @@ class _Matcher(Protocol):
     def read(self, token: int) -> None:
         """``token`` comes next."""
 
+    def copy(self) -> _Matcher:
+        """Another one that has read the same."""
+
     def close(self) -> None:
         """Free what llama.cpp holds of it."""
 
 
 class Grammar:
-    """What binds one reply, at once or from a trigger on. What it refuses to begin with ends its binding.
+    """What binds one reply, at once or from a trigger on.
 
-    Triggers are looked for here, since llama.cpp's sampler would end the process at a token that it does not allow.
-    RequestError if the grammar does not parse.
+    A lazy one that refuses what a trigger found sleeps on, and one that becomes too complex binds no longer: a reply
+    does not fail because of calls that nobody asked for. Triggers are looked for here, since llama.cpp's sampler would
+    end the process at a token that it does not allow. RequestError if the grammar does not parse.
     """
 
     def __init__(self, vocab: Any, sampling: Sampling, compiler: GrammarCompiler) -> None:
         self._vocab = vocab
-        self._waiting = sampling.grammar_lazy
-        self._seen = bytearray()
-        try:
-            self._triggers = [re.compile(pattern.encode()) for pattern in sampling.grammar_triggers]
-        except re.error as error:
-            raise RequestError(f"failed to parse grammar trigger: {error}") from error
+        self._watch: TriggerWatch | None = None
+        if sampling.grammar_lazy:
+            self._watch = TriggerWatch(sampling.grammar_triggers, sampling.grammar_hidden)
+        self.is_asleep = sampling.grammar_lazy
         self._matcher: _Matcher = (
             _LibraryMatcher(compiler.matcher(sampling.grammar), vocab)
             if sampling.grammar_kind == "llguidance"
             else _GbnfMatcher(vocab, sampling.grammar)
         )
-        if sampling.grammar_prefill and not self._waiting and not self._read(sampling.grammar_prefill.encode()):
+        if sampling.grammar_prefill and not self.is_asleep and not self._read(sampling.grammar_prefill.encode()):
             self.close()
             raise RequestError("the grammar does not allow what the prompt holds of the reply")
 
     def allows(self, token: int) -> bool:
         """Whether ``token`` may come next."""
-        return self._waiting or self._matcher.allows(token)
+        if self.is_asleep:
+            return True
+        try:
+            return self._matcher.allows(token)
+        except RequestError as error:
+            self._give_up(error)
+            return True
 
     def restrict(self, candidates: Candidates) -> None:
         """Set the logits of all tokens that may not come next to minus infinity."""
-        if not self._waiting:
+        if self.is_asleep:
+            return
+        try:
             self._matcher.restrict(candidates)
+        except RequestError as error:
+            self._give_up(error)
 
     def accept(self, token: int) -> None:
         """``token`` comes next; one that is not allowed, since it was forced, is passed over."""
-        if not self._waiting:
-            if self._matcher.allows(token):
+        if not self.is_asleep:
+            if self.allows(token) and not self.is_asleep:
                 self._matcher.read(token)
-            return
-        self._seen += read_piece(self._vocab, token)
-        for trigger in self._triggers:
-            if found := trigger.search(self._seen):
-                groups = range(1, trigger.groups + 1)
-                self._begin(bytes(self._seen[found.start(next((g for g in groups if found.group(g)), 0)) :]))
-                return
+        elif self._watch is not None and (text := self._watch.feed(read_piece(self._vocab, token))) is not None:
+            self._wake(text)
 
     def close(self) -> None:
         """Free what it holds; calling twice is harmless."""
         self._matcher.close()
 
-    def _begin(self, text: bytes) -> None:
-        """Bind from here on; ``text`` is what the grammar has to have read by now."""
-        self._waiting = False
-        self._seen.clear()
-        if not self._read(text):
-            self._waiting, self._triggers = True, []
+    def _wake(self, text: bytes) -> None:
+        """Bind from here on, unless the grammar does not allow ``text``, with which it has to begin."""
+        trial = self._matcher.copy()
+        try:
+            self.is_asleep = not self._read(text)
+        except RequestError as error:
+            self._give_up(error)
+        if self.is_asleep:
+            self._matcher.close()
+            self._matcher = trial
+        else:
+            trial.close()
+
+    def _give_up(self, error: RequestError) -> None:
+        if self._watch is None:
+            raise error
+        log.warning("the calls of a reply are bound no longer: %s", error)
+        self._watch, self.is_asleep = None, True
 
     def _read(self, text: bytes) -> bool:
         tokens = (api.llama_token * (len(text) + 1))()
@@ -280,6 +304,9 @@ class _LibraryMatcher:
     def read(self, token: int) -> None:
         if not api.llama_vocab_is_eog(self._vocab, token):
             self._checked(self._matcher.consume_token(token))
+
+    def copy(self) -> _LibraryMatcher:
+        return _LibraryMatcher(self._matcher.deep_copy(), self._vocab)
 
     def close(self) -> None:
         pass
@@ -319,6 +346,11 @@ class _GbnfMatcher:
 
     def read(self, token: int) -> None:
         api.llama_sampler_accept(self._sampler, token)
+
+    def copy(self) -> _GbnfMatcher:
+        other = copy(self)
+        other._one, other._sampler = Candidates(1), api.llama_sampler_clone(self._sampler)
+        return other
 
     def close(self) -> None:
         if self._sampler:

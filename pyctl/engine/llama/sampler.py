@@ -46,11 +46,11 @@ class LlamaSampler:
         self._chain: Any = api.llama_sampler_chain_init(api.llama_sampler_chain_default_params())
         self._grammar: Grammar | None = None
         self._candidates: Candidates | None = None
-        self._direct = not (sampling.grammar or sampling.post_sampling_probs)
+        self._asks_probs = sampling.post_sampling_probs
         try:
             if sampling.grammar:
                 self._grammar = Grammar(self._vocab, sampling, compiler)
-            if not self._direct:
+            if self._grammar is not None or self._asks_probs:
                 self._candidates = Candidates(self._n_vocab)
             self._build(sampling, end_tokens)
         except BaseException:
@@ -68,8 +68,11 @@ class LlamaSampler:
         takes longer than everything else here (common/sampling.cpp does the same). If it allows none, the reply ends.
         """
         grammar, candidates = self._grammar, self._candidates
-        if self._direct or candidates is None:
-            return int(api.llama_sampler_sample(self._chain, self._ctx, index))
+        if candidates is None or not (self._asks_probs or (grammar is not None and not grammar.is_asleep)):
+            sampled = int(api.llama_sampler_sample(self._chain, self._ctx, index))
+            if grammar is not None:
+                grammar.accept(sampled)
+            return sampled
         candidates.fill(api.llama_get_logits_ith(self._ctx, index))
         token = candidates.choose(self._chain)
         if grammar is not None and (token is None or not grammar.allows(token)):

@@ -96,7 +96,7 @@ def _ratio(value: float, by: float, factor: float = 1.0) -> float:
     return value * factor / by if by > 0 else 0.0
 
 
-_ELSEWHERE = frozenset({"logit_bias", "grammar_kind", "grammar_triggers", "grammar_prefill"})
+_ELSEWHERE = frozenset({"logit_bias", "grammar_kind", "grammar_triggers", "grammar_hidden", "grammar_prefill"})
 """Members of Sampling that are shown in another form, or not at all."""
 
 _LONG = frozenset(

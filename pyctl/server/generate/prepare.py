@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
@@ -33,6 +34,8 @@ from pyctl.server.server_settings import REASONING_FORMATS
 from pyctl.server.service import Service
 
 __all__ = ["PreparedReply", "keep_scales", "prepare", "prepare_chat", "sampling_of"]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,13 @@ def prepare(service: Service, body: AnyBody) -> list[PreparedReply]:
             max_ms=max(body.max_ms, 0),
             control_texts=asked.chat.control_texts if asked.chat is not None else {},
         )
-        service.worker.check(request.sampling)
+        try:
+            service.worker.check(request.sampling)
+        except RequestError as error:
+            if not request.sampling.grammar_lazy:
+                raise
+            log.warning("calls are not bound to the schemas of the tools: %s", error)
+            request = replace(request, sampling=sampling)
         for number in range(body.n):
             nth = _nth(request, number)
             replies.append(PreparedReply(nth, body.options, asked.text, len(replies), asked.chat))
@@ -216,6 +225,7 @@ def _bound(sampling: Sampling, constraint: Constraint | None) -> Sampling:
         grammar_kind=constraint.kind,
         grammar_lazy=bool(constraint.triggers),
         grammar_triggers=constraint.triggers,
+        grammar_hidden=constraint.hidden,
         grammar_prefill=constraint.prefill,
     )
 

@@ -13,6 +13,7 @@ import jsonschema
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from llama_cpp import llama_cpp as api
 
 from pyctl.cache.ram import RamCache
 from pyctl.chat.constraint import Constraint, GrammarBuilder, json_constraint, reply_constraint
@@ -21,6 +22,7 @@ from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.llama import Loaded, load
+from pyctl.engine.llama.grammar import Grammar, GrammarCompiler
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.request import Piece
 from pyctl.engine.sampling import Sampling
@@ -48,6 +50,7 @@ def bound(constraint: Constraint) -> dict[str, Any]:
         "grammar_kind": constraint.kind,
         "grammar_lazy": bool(constraint.triggers),
         "grammar_triggers": constraint.triggers,
+        "grammar_hidden": constraint.hidden,
         "grammar_prefill": constraint.prefill,
     }
 
@@ -155,6 +158,27 @@ def test_a_lazy_grammar_binds_from_its_trigger_on(model: Loaded) -> None:
     assert (
         said(model, 60, grammar=grammar, grammar_lazy=True, grammar_triggers=("\x07x",), ignore_eos=True).text == free
     )
+
+
+def test_a_lazy_grammar_that_never_wakes_changes_nothing(model: Loaded) -> None:
+    lazy = {"grammar": 'root ::= "x"', "grammar_lazy": True, "grammar_triggers": ("\x07x",)}
+    for seed in range(3):
+        options = {"seed": seed, "ignore_eos": True, "dry_multiplier": 0.8, "repeat_penalty": 1.1}
+        assert said(model, 80, **options, **lazy).text == said(model, 80, **options).text
+
+
+def test_a_lazy_grammar_sleeps_on_where_it_does_not_allow_what_was_found(model: Loaded) -> None:
+    grammar = {"grammar": 'root ::= "e!" [0-9]{3}', "grammar_lazy": True, "grammar_triggers": ("(e[x!])",)}
+    tokens = {letter: model.tokenizer.tokenize(letter)[0] for letter in "e!x"}
+    vocab = api.llama_model_get_vocab(model.backend.model)
+    woken = Grammar(vocab, Sampling(**grammar), GrammarCompiler(model.tokenizer))
+    for letter in "exxe":
+        woken.accept(tokens[letter])
+        assert woken.is_asleep
+    woken.accept(tokens["!"])
+    assert not woken.is_asleep
+    assert not woken.allows(tokens["x"])
+    woken.close()
 
 
 def test_a_grammar_reads_what_the_prompt_holds_of_the_reply(model: Loaded) -> None:

@@ -1,0 +1,63 @@
+"""What wakes a grammar that sleeps until a reply comes to something that it binds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from pyctl.errors import RequestError
+
+__all__ = ["TriggerWatch"]
+
+_WINDOW = 512
+"""Bytes that a trigger has at most: what was searched is not searched again, however long a reply becomes."""
+
+
+class TriggerWatch:
+    """Feed it the bytes of a reply, token by token.
+
+    ``patterns`` are regular expressions, ``^`` for where the text begins in which they count: behind the ``hidden``
+    stretch (its opening and its closing) if the reply begins with one; an empty opening means that it does. Raises
+    RequestError for a pattern that is none.
+    """
+
+    def __init__(self, patterns: Sequence[str], hidden: tuple[str, str] | None = None) -> None:
+        try:
+            self._patterns = [re.compile(pattern.encode()) for pattern in patterns]
+        except re.error as error:
+            raise RequestError(f"failed to parse grammar trigger: {error}") from error
+        self._open, self._close = (text.encode() for text in hidden or ("", ""))
+        self._state = "begin" if hidden is not None else "search"
+        self._held = bytearray()
+        self._searched = 0
+
+    def feed(self, piece: bytes) -> bytes | None:
+        """None, or what the grammar has to have read if it begins now: the first group of a match that took part."""
+        self._held += piece
+        if self._state == "begin":
+            begun = bytes(self._held.lstrip())
+            if begun.startswith(self._open):
+                self._state = "hidden"
+            elif not self._open.startswith(begun):
+                self._state = "search"
+        if self._state == "hidden":
+            at = self._held.find(self._close, max(self._searched - len(self._close), 0))
+            self._searched = len(self._held)
+            if at < 0:
+                return None
+            del self._held[: at + len(self._close)]
+            self._state, self._searched = "search", 0
+        return self._search() if self._state == "search" else None
+
+    def _search(self) -> bytes | None:
+        first, self._searched = max(self._searched - _WINDOW, 0), len(self._held)
+        for pattern in self._patterns:
+            if found := pattern.search(self._held, first):
+                group = next((number for number in range(1, pattern.groups + 1) if found.group(number)), 0)
+                text = bytes(self._held[found.start(group) :])
+                # What is not begun with this is not asked about it again.
+                del self._held[:]
+                self._held += b"\0"
+                self._searched = 0
+                return text
+        return None
