@@ -18,6 +18,7 @@ from typing import TypeAlias
 
 from pyctl.cache.disk.chain import PendingSnapshot
 from pyctl.cache.disk.file_format import PROMPTS
+from pyctl.cache.disk.readers import Reading
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.recent import DEFAULT_FILE_BYTES, RecentFiles, RecentMatches, RecentPrompts
@@ -234,16 +235,20 @@ class DiskTier:
         self._recovery = threading.Thread(target=self._recover, name="pyctl-disk-recovery", daemon=True)
         self._recovery.start()
 
-    def find(self, prompt: PromptMatch, above: int, limit: int) -> PendingSnapshot | None:
+    def find(self, prompt: PromptMatch, above: int, limit: int) -> Reading[PendingSnapshot | None]:
         """The deepest stored snapshot of ``prompt`` with ``above`` < n <= ``limit``, on its way here."""
         self._refresh_soon()
         lengths = sorted(n for n in self.store.lengths() if above < n <= limit)
         # Named in ascending order, all prefixes cost one pass over the prompt.
         for prefix in reversed([prompt.prefix(n) for n in lengths]):
-            pending = self.store.open(prefix, prompt.tokens)
+            pending = yield from self.store.open(prefix, prompt.tokens)
             if pending is not None:
                 return pending
         return None
+
+    def refuse(self, snapshot: Snapshot) -> None:
+        """Lose a snapshot that came from here and is of no use to the model."""
+        self.store.refuse(snapshot.prefix)
 
     def count_hit(self, snapshot: Snapshot) -> None:
         """Note that a snapshot from here was of use."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from pyctl.cache.cache_stats import RequestStats
+from pyctl.cache.disk.readers import Reads
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.plan import batch_ends
 from pyctl.cache.ram import RamCache
@@ -28,9 +29,12 @@ from pyctl.errors import EngineError, PyctlError
 __all__ = ["ActiveRequest", "Engine", "EngineSettings", "IdleTask", "Steps", "told"]
 
 
-Steps: TypeAlias = Generator[PendingTokens | None, int, None]
+Steps: TypeAlias = Generator[PendingTokens | Reads | None, int, None]
 
-"""None after a prefill batch, PendingTokens while decoding."""
+"""None after a prefill batch, PendingTokens while decoding, Reads while the disk is read."""
+
+WAIT_SECONDS = 0.005
+"""For how long a step waits for the disk when there is nothing else to do; what arrives meanwhile waits, too."""
 
 
 @dataclass(eq=False)
@@ -48,6 +52,7 @@ class ActiveRequest:
     seq: LiveSequence | None = None
     steps: Steps | None = None
     pending: PendingTokens | None = None
+    reads: Reads | None = None
     started: float = 0.0
 
 
@@ -124,7 +129,7 @@ class Engine:
                 self._end(active)
             elif active.pending is not None:
                 decoding.append(active)
-            else:
+            elif active.reads is None or active.reads.ready():
                 prefilling = prefilling or active
         if prefilling is not None:
             self._resume(prefilling, None)
@@ -132,6 +137,10 @@ class Engine:
                 decoding.append(prefilling)
         if decoding:
             self._decode(decoding)
+        elif prefilling is None:
+            waiting = [active.reads for active in self.running if active.reads is not None]
+            if waiting:
+                waiting[0].wait(WAIT_SECONDS)
         return bool(self.running or self.queue or self.idle_tasks)
 
     def recover(self, error: PyctlError) -> None:
@@ -214,7 +223,9 @@ class Engine:
     def _resume(self, active: ActiveRequest, index: int | None) -> None:
         assert active.steps is not None
         try:
-            active.pending = next(active.steps) if index is None else active.steps.send(index)
+            step = next(active.steps) if index is None else active.steps.send(index)
+            active.reads = step if isinstance(step, Reads) else None
+            active.pending = None if isinstance(step, Reads) else step
         except StopIteration:
             self._end(active)
         except Exception as error:
@@ -268,7 +279,7 @@ class Engine:
 
         lookup = snapshotter.lookup(request, ends, seq, stats)
         snapshotter.leave(seq, lookup, stats)
-        restored = snapshotter.restore(lookup, seq, stats)
+        restored = yield from snapshotter.restore(lookup, seq, stats)
         plan = snapshotter.plan(lookup, restored, seq, stats)
         yield from self._prefill(active, seq, ends, plan, stats)
         with Generation(self.backend, handle, seq, self._drafter(seq) if self._drafter else None) as reply:

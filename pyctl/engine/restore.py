@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from pyctl.cache.cache_stats import Source
 from pyctl.cache.disk.chain import PendingSnapshot
+from pyctl.cache.disk.readers import Reading
 from pyctl.cache.plan import ends_within, last_common_end, last_end
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import PromptMatch, Snapshot
@@ -106,8 +107,8 @@ def _inside(
 
 def restore(
     candidate: Candidate, tokens: Tokens, ends: Sequence[int], live: LiveSequence, memory: SequenceMemory
-) -> bool:
-    """Make ``live`` hold the first ``candidate.n`` of ``tokens``; False leaves it empty.
+) -> Reading[bool]:
+    """Make ``live`` hold the first ``candidate.n`` of ``tokens``; False leaves it empty, as does being closed.
 
     Bytes that do not fit are a miss: logged, never raised.
     """
@@ -122,16 +123,20 @@ def restore(
             elif keep < live.n:
                 memory.rewind(live.id, keep)
             if memory.kind != "opaque" and keep < n:
-                _load_rows(candidate, snapshot, live, memory)
+                yield from _load_rows(candidate, snapshot, live, memory)
             if memory.kind != "attention":
                 if candidate.arrival is not None:
-                    candidate.arrival.wait_state()
+                    yield from candidate.arrival.state()
                 memory.load_state(live.id, n, snapshot.state)
     except StateError as error:
         log.warning("snapshot at %d could not be restored, evaluating instead: %s", n, error)
         memory.clear(live.id)
         live.reset(tokens[:0])
         return False
+    except GeneratorExit:  # cancelled while the disk was read
+        memory.clear(live.id)
+        live.reset(tokens[:0])
+        raise
     if snapshot is None:
         exact_rows, segment, n_saved = last_common_end(ends, live.ends, n), live.segment, min(live.n_saved, n)
     else:
@@ -140,14 +145,15 @@ def restore(
     return True
 
 
-def _load_rows(candidate: Candidate, snapshot: Snapshot, live: LiveSequence, memory: SequenceMemory) -> None:
+def _load_rows(candidate: Candidate, snapshot: Snapshot, live: LiveSequence, memory: SequenceMemory) -> Reading[None]:
     """Append the rows [keep, n); those from disk go to the device segment by segment while the next are being read."""
     at, n, arrival = candidate.keep, candidate.n, candidate.arrival
     if arrival is None:
-        return memory.load_rows(live.id, at, snapshot.spans(at, n))
+        memory.load_rows(live.id, at, snapshot.spans(at, n))
+        return
     while at < n:
         segment = snapshot.segment_at(at + 1)
-        arrival.wait_rows(segment)
+        yield from arrival.rows(segment)
         last = min(snapshot.chain[segment], n)
         memory.load_rows(live.id, at, [(segment.rows, at, last)])
         at = last

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pyctl.cache.cache_stats import CacheStats, Divergence, RequestStats
 from pyctl.cache.disk.chain import PendingSnapshot
+from pyctl.cache.disk.readers import Reading
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.plan import choose_cuts, ends_within, last_common_end, last_end
 from pyctl.cache.ram import RamCache
@@ -106,14 +107,15 @@ class Snapshotter:
         seq.cached = wanted
         stats.restore_ms += (time.perf_counter() - began) * 1e3
 
-    def restore(self, lookup: CacheLookup, seq: LiveSequence, stats: RequestStats) -> tuple[Snapshot, ...]:
+    def restore(self, lookup: CacheLookup, seq: LiveSequence, stats: RequestStats) -> Reading[tuple[Snapshot, ...]]:
         """Bring ``seq`` to the deepest restorable position of the prompt; the snapshot that it came from, if any.
 
         What fails to restore falls back to the next way; what cannot be restored at all leaves an empty sequence.
         """
         began = time.perf_counter()
-        ways = self._with_disk(lookup, seq) if lookup.from_disk else iter(lookup.ways)
-        used = self._first_that_works(ways, lookup, seq, stats)
+        used = (yield from self._from_disk(lookup, seq, stats)) if lookup.from_disk else None
+        if used is None:
+            used = yield from self._from_memory(lookup, seq, stats)
         stats.restore_ms += (time.perf_counter() - began) * 1e3
         return used
 
@@ -192,62 +194,78 @@ class Snapshotter:
 
     # -- restoring ---------------------------------------------------------------------------------------------------
 
-    def _with_disk(self, lookup: CacheLookup, seq: LiveSequence) -> Iterator[Candidate]:
-        """First what the disk has that is deeper than RAM, as often as it fails to arrive, then the ways in RAM."""
+    def _from_disk(
+        self, lookup: CacheLookup, seq: LiveSequence, stats: RequestStats
+    ) -> Reading[tuple[Snapshot, ...] | None]:
+        """What the disk has that is deeper than RAM, as often as it fails to arrive; None if nothing is of use."""
         assert self.disk is not None
         match, ends, ways = lookup.match, lookup.ends, lookup.ways
         best, limit = ways[0].n if ways else 0, int(match.tokens.size) - 1
         while best < limit:
-            try:
-                arrival = self.disk.find(match, best, limit)
-            except (OSError, MemoryError) as error:
-                log.warning("the prefix cache on disk could not be read, evaluating instead: %s", error)
-                break
+            arrival = yield from self.disk.find(match, best, limit)
             if arrival is None:
                 break
             snapshot = arrival.snapshot
-            same = last_common_end(ends, seq.ends, seq.shared(match.tokens))
-            exact = self.settings.exact
-            candidate = from_snapshot("disk", snapshot, ends, same, self.memory, exact=exact, arrival=arrival)
-            if candidate is not None:
-                yield candidate
-            arrival.cancel()
+            try:
+                same = last_common_end(ends, seq.ends, seq.shared(match.tokens))
+                exact = self.settings.exact
+                candidate = from_snapshot("disk", snapshot, ends, same, self.memory, exact=exact, arrival=arrival)
+                if candidate is not None:
+                    used = yield from self._try(candidate, lookup, seq, stats)
+                    if used is not None:
+                        return used
+            finally:
+                arrival.cancel()
             limit = snapshot.n - 1
-        yield from ways
+        return None
 
-    def _first_that_works(
-        self, ways: Iterator[Candidate], lookup: CacheLookup, seq: LiveSequence, stats: RequestStats
-    ) -> tuple[Snapshot, ...]:
-        for candidate in ways:
+    def _from_memory(
+        self, lookup: CacheLookup, seq: LiveSequence, stats: RequestStats
+    ) -> Reading[tuple[Snapshot, ...]]:
+        for candidate in lookup.ways:
             snapshot = candidate.snapshot
             if snapshot is not None and snapshot.segment.dropped:
-                continue  # by an attempt before this one
+                continue  # by an attempt before this one, or while the disk was read
             if candidate.keep > seq.n:  # an attempt before this one failed and left the sequence empty
                 if snapshot is None:
                     continue
                 candidate = replace(candidate, source="ram", keep=0)
-            if restore(candidate, lookup.match.tokens, lookup.ends, seq, self.memory):
-                stats.source, stats.n_cached = candidate.source, candidate.n
-                if snapshot is None:
-                    return ()
-                if candidate.arrival is not None and not self._publish(candidate.arrival):
-                    return ()
-                self.cache.touch(snapshot)
-                return (snapshot,)
-            self.totals.failed_restores += 1
-            if snapshot is not None:
-                self.cache.drop(snapshot)
+            used = yield from self._try(candidate, lookup, seq, stats)
+            if used is not None:
+                return used
         self.forget(seq)
         return ()
 
-    def _publish(self, arrival: PendingSnapshot) -> bool:
+    def _try(
+        self, candidate: Candidate, lookup: CacheLookup, seq: LiveSequence, stats: RequestStats
+    ) -> Reading[tuple[Snapshot, ...] | None]:
+        """Restore by one way: the snapshot that is in RAM now, if any; None if it failed."""
+        snapshot, arrival = candidate.snapshot, candidate.arrival
+        if not (yield from restore(candidate, lookup.match.tokens, lookup.ends, seq, self.memory)):
+            self.totals.failed_restores += 1
+            if snapshot is not None and arrival is None:
+                self.cache.drop(snapshot)
+            elif snapshot is not None and self.disk is not None and arrival is not None and not arrival.is_lost:
+                self.disk.refuse(snapshot)
+            return None
+        stats.source, stats.n_cached = candidate.source, candidate.n
+        if snapshot is None:
+            return ()
+        if arrival is not None and not (yield from self._publish(arrival)):
+            return ()
+        self.cache.touch(snapshot)
+        return (snapshot,)
+
+    def _publish(self, arrival: PendingSnapshot) -> Reading[bool]:
         """Put what has arrived from disk into RAM; False if there is no room or some of it never came."""
         assert self.disk is not None
         self.disk.count_hit(arrival.snapshot)
         try:
-            snapshot = arrival.complete()
+            snapshot = yield from arrival.complete()
         except StateError as error:  # rows that the live sequence had already
             log.warning("a snapshot from disk stays incomplete: %s", error)
+            return False
+        if any(segment.dropped for segment in snapshot.chain):  # shared with one that was given up meanwhile
             return False
         reservation = self.cache.prepare(snapshot.prefix, snapshot.n_bytes)
         if reservation is None:

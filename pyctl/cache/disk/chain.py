@@ -5,72 +5,72 @@ from __future__ import annotations
 import hashlib
 import struct
 import weakref
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 from isal.isal_zlib import crc32
 
-from pyctl.cache.disk.file_format import TAG_BYTES, CorruptFileError, Header, PartKind, SegmentName, StateName
+from pyctl.cache.disk.file_format import TAG_BYTES, CorruptFileError, Header, PartKind, SegmentName, Sizes, StateName
+from pyctl.cache.disk.readers import Reading, Reads, finished
 from pyctl.cache.disk.segment_files import read_header, read_jobs
 from pyctl.cache.snapshot import DIGEST_BYTES, Block, Segment, Snapshot
 from pyctl.errors import StateError
 from pyctl.prompt import Tokens, as_tokens
 
-__all__ = ["Checksums", "PendingSnapshot", "SegmentFile", "StoredFile", "check_tokens", "name_chain", "open_chain"]
+__all__ = ["Checksums", "PendingSnapshot", "SegmentFile", "StoredFile", "check_chain", "name_chain", "open_chain"]
 
 
 class PendingSnapshot:
     """``snapshot`` may be looked at by one reader and is whole only after `complete`.
 
     ``coming`` are the reads under way per segment, ``state`` those of the state. ``done`` is told once when all have
-    succeeded, ``failed`` the first error; the readers then get StateError.
+    succeeded, ``failed`` the first error; the readers then get StateError, and ``is_lost`` is set. ``cancel`` ends what
+    has not begun.
     """
 
     def __init__(
         self,
         snapshot: Snapshot,
-        coming: Mapping[Segment, Iterable[Future[None]]],
-        state: Iterable[Future[None]],
+        coming: Mapping[Segment, Reads],
+        state: Reads,
         *,
         done: Callable[[], None],
-        failed: Callable[[BaseException], None],
+        failed: Callable[[Exception], None],
+        cancel: Callable[[], None],
     ) -> None:
         self.snapshot = snapshot
-        self._coming = {id(segment): list(reads) for segment, reads in coming.items()}
-        self._state = list(state)
+        self.cancel = cancel
+        self.is_lost = False
+        self._coming, self._state = coming, state
         self._done, self._failed = done, failed
 
-    def wait_rows(self, segment: Segment) -> None:
-        """Return when the rows of ``segment`` are here, verified."""
-        self._wait(self._coming.get(id(segment), []))
+    def rows(self, segment: Segment) -> Reading[None]:
+        """Wait until the rows of ``segment`` are here, verified."""
+        if segment in self._coming:
+            yield from self._wait(self._coming[segment])
 
-    def wait_state(self) -> None:
-        """Return when the state is here, verified."""
-        self._wait(self._state)
+    def state(self) -> Reading[None]:
+        """Wait until the state is here, verified."""
+        yield from self._wait(self._state)
 
-    def complete(self) -> Snapshot:
+    def complete(self) -> Reading[Snapshot]:
         """The snapshot when all of it is here."""
         for reads in [*self._coming.values(), self._state]:
-            self._wait(reads)
+            yield from self._wait(reads)
         self._done()
         return self.snapshot
 
-    def cancel(self) -> None:
-        """Read nothing that has not begun."""
-        for read in [read for reads in [*self._coming.values(), self._state] for read in reads]:
-            read.cancel()
-
-    def _wait(self, reads: list[Future[None]]) -> None:
-        for read in reads:
-            error = read.exception()
-            if error is not None:
-                self.cancel()
-                self._failed(error)
-                raise StateError(f"the prefix cache on disk: {error}") from error
-        reads.clear()
+    def _wait(self, reads: Reads) -> Reading[None]:
+        try:
+            yield from finished(reads)
+        except Exception as error:
+            self.cancel()
+            self.is_lost = True
+            self._failed(error)
+            raise StateError(f"the prefix cache on disk: {error}") from error
 
 
 class Checksums:
@@ -176,22 +176,25 @@ class StoredFile:
         return Segment(self.start, as_tokens(self.tokens), self.outs[PartKind.ROWS], parent, self.ends)
 
 
-def open_chain(directory: Path, state: StateName) -> tuple[StoredFile, list[StoredFile]]:
+def open_chain(directory: Path, state: StateName, sizes: Sizes | None) -> tuple[StoredFile, list[StoredFile]]:
     """The headers of a state and of its chain over [0, n), the segment at 0 first; FileNotFoundError or Damage."""
-    header = read_header(directory / str(state))
+    header = read_header(directory / str(state), sizes)
     top = StoredFile(directory / str(state), header, state.n, _space(header))
     chain: list[StoredFile] = []
     parent, n = header.parent, state.n
     while parent is not None:
         path = directory / str(parent)
-        header = read_header(path)
+        header = read_header(path, sizes)
         chain.append(StoredFile(path, header, n, _space(header)))
         parent, n = header.parent, chain[-1].start
     return top, chain[::-1]
 
 
-def check_tokens(chain: list[StoredFile], state: StateName) -> Tokens:
-    """The tokens of the chain, shape (state.n,); Damage unless they are those of every name on it."""
+def check_chain(chain: list[StoredFile], state: StateName) -> Tokens:
+    """The tokens of a chain whose tokens and ends were read, shape (state.n,).
+
+    Damage unless they are those of every name on it, and the ends ascend within each segment.
+    """
     running = hashlib.blake2b(digest_size=DIGEST_BYTES)
     pieces = []
     for found in chain:
@@ -199,6 +202,8 @@ def check_tokens(chain: list[StoredFile], state: StateName) -> Tokens:
         whole.update(_bytes(found.tokens))
         if whole.digest() != found.header.name.digest:
             raise CorruptFileError(found.path.name, "other tokens than its name says")
+        if any(not first < last <= found.name.end for first, last in pairwise((found.start, *found.ends))):
+            raise CorruptFileError(found.path.name, "ends that are none of its positions")
         pieces.append(found.tokens[: found.last - found.start])
         running.update(_bytes(pieces[-1]))
     if running.digest() != state.digest:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from pyctl.atomic_file import make_private
 from pyctl.cache.disk.file_format import INDEX, OLDER, PROMPTS, REPLIES, StateName, is_fingerprint
 from pyctl.cache.disk.graph import FileGraph
 from pyctl.cache.disk.index import Index, Key, Record
+from pyctl.cache.disk.readers import Readers
 from pyctl.cache.disk.segment_files import remove_file
 from pyctl.cache.disk.verify import VerifyReport, verify
 
@@ -80,12 +80,12 @@ class CacheDirectory:
         self._file_bytes = 0
         self._seen: tuple[sqlite3.Connection, int] | None = None
         self._index = Index(path / INDEX)
-        self._readers = ThreadPoolExecutor(THREADS, "disk-read")
+        self.readers = Readers(THREADS, "disk-read")
         self.refresh()
 
     def close(self) -> None:
-        """Wait for what is running; nothing works afterwards."""
-        self._readers.shutdown()
+        """Wait a moment for reads that run; nothing works afterwards."""
+        self.readers.close()
         self._index.close()
 
     @property
@@ -226,19 +226,9 @@ class CacheDirectory:
                 continue
         return n_bytes
 
-    def start(self, jobs: Iterable[Callable[[], None]]) -> list[Future[None]]:
-        """Run reads on the threads that read."""
-        return [self._readers.submit(job) for job in jobs]
-
-    def run(self, jobs: Iterable[Callable[[], None]]) -> None:
-        """Run reads and wait for them; the first error."""
-        errors = [error for read in self.start(jobs) if (error := read.exception()) is not None]
-        if errors:
-            raise errors[0]
-
     def _check(self, deep: bool, fix: bool) -> VerifyReport:
         with _as_os_error():
-            report = verify(self.path, self._index, self.run if deep else None, fix)
+            report = verify(self.path, self._index, self.readers.run if deep else None, fix)
         if fix:
             self._index.lost = False
             if self.budget is not None:

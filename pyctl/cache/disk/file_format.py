@@ -15,12 +15,15 @@ from typing import NamedTuple, TypeAlias
 from pyctl.cache.disk.codec import CHUNK, Codec, Coding
 from pyctl.cache.snapshot import Prefix
 from pyctl.errors import StateError
+from pyctl.limit import limit
 
 __all__ = [
     "INDEX",
+    "MAX_TOKENS",
     "OLDER",
     "PROMPTS",
     "REPLIES",
+    "SIZES",
     "TAG_BYTES",
     "CorruptFileError",
     "Header",
@@ -29,6 +32,7 @@ __all__ = [
     "PartKind",
     "PromptName",
     "SegmentName",
+    "Sizes",
     "StateName",
     "check_fingerprint",
     "header_size",
@@ -50,6 +54,14 @@ TAG_BYTES = 8
 
 PROMPTS = "prompts"
 
+SIZES = "sizes"
+"""How large the parts of a fingerprint's files have to be."""
+
+MAX_TOKENS = limit(2**24, "tokens of a prefix on disk", "it is not written, and not read", "disk")
+
+MOST_YEARS = 2.0**40
+"""Seconds since the epoch beyond which no file was made."""
+
 _PROMPT = re.compile(r"([0-9a-f]{16})-([0-9a-f]{8})\.prompt")
 
 _OBSOLETE = re.compile(r"recent|words|(recent|words|replies)\.\d{1,10}\.tmp")
@@ -59,6 +71,9 @@ _FINGERPRINT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _SEGMENT = re.compile(r"(0|[1-9]\d{0,9})-([1-9]\d{0,9})-([0-9a-f]{32})-([0-9a-f]{16})\.rows")
 
 _STATE = re.compile(r"([1-9]\d{0,9})-([0-9a-f]{32})\.state")
+
+
+_SIZES = re.compile(r"rows (\d{1,12}) \+ n \* (\d{1,12}), state (-1|\d{1,15})\n")
 
 
 class SegmentName(NamedTuple):
@@ -200,6 +215,43 @@ class Part:
         return -(-self.size // self.chunk)
 
 
+MOST_UNKNOWN, MOST_RATIO = 2**26, 1000
+"""A state of no certain size has at most so many bytes, or so many times those of its file."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the blocks of a model have: n rows ``base`` + n * ``row`` bytes, a state ``state``; -1 if that differs."""
+
+    base: int
+    row: int
+    state: int
+
+    @classmethod
+    def parse(cls, text: str) -> Sizes | None:
+        """What `str` gave; None for anything else."""
+        found = _SIZES.fullmatch(text)
+        return cls(*map(int, found.groups())) if found else None
+
+    def __str__(self) -> str:
+        return f"rows {self.base} + n * {self.row}, state {self.state}\n"
+
+    def check(self, header: Header) -> None:
+        """Damage unless the parts of a file are as large as they have to be."""
+        name = header.name
+        for part in header.parts:
+            if part.what == PartKind.ROWS and isinstance(name, SegmentName):
+                is_right = part.size == self.base + (name.end - name.start) * self.row
+            elif part.what != PartKind.STATE:
+                continue
+            elif self.state >= 0:
+                is_right = part.size == self.state
+            else:
+                is_right = part.size <= max(MOST_UNKNOWN, MOST_RATIO * sum(part.stored))
+            if not is_right:
+                raise CorruptFileError(str(name), f"{part.size} bytes of {part.what.name.lower()}")
+
+
 @dataclass
 class Header:
     """What a file says of itself. ``parent`` is the file it hangs on; ``created`` is in epoch seconds."""
@@ -262,7 +314,7 @@ def unpack(data: bytes, file: str, file_size: int) -> Header | int:
         header = _unpack_fields(data[: size - _DIGEST_BYTES], kind, bool(flags & EXACT))
     except (struct.error, ValueError, ZeroDivisionError) as error:
         raise CorruptFileError(file, f"a header that makes no sense ({error})") from None
-    if header_size(header) != size or header.offsets[-1] != total:
+    if header_size(header) != size or header.offsets[-1] != total or not _is_possible(header):
         raise CorruptFileError(file, "a header with wrong sizes")
     if str(header.name) != file:
         raise CorruptFileError(file, f"the content of {header.name}")
@@ -298,6 +350,23 @@ def _unpack_fields(data: bytes, kind: int, exact: bool) -> Header:
     if isinstance(name, SegmentName) and parts[0].size != 4 * (name.end - name.start):
         raise ValueError("another number of tokens")
     return Header(fingerprint, name, below, exact, created, parts)
+
+
+def _is_possible(header: Header) -> bool:
+    """Whether all numbers are such as are written, so that nothing else is taken of memory."""
+    name = header.name
+    if name.prefix.n > MAX_TOKENS if isinstance(name, StateName) else name.end > MAX_TOKENS:
+        return False
+    if not 0 <= header.created < MOST_YEARS or any(not 0 < part.chunk <= CHUNK for part in header.parts):
+        return False
+    for part in header.parts:
+        if part.coding.codec == Codec.RAW and sum(part.stored) != part.size:
+            return False
+        if part.what == PartKind.ENDS and isinstance(name, SegmentName):
+            n_ends, rest = divmod(part.size, 4)
+            if rest or n_ends > name.end - name.start:
+                return False
+    return True
 
 
 def _text(parent: SegmentName | None) -> bytes:

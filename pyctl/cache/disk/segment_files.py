@@ -16,7 +16,7 @@ from isal.isal_zlib import crc32
 
 from pyctl.atomic_file import open_private, temp_name
 from pyctl.cache.disk.codec import Codec, Data, choose, chunks, decode, encode
-from pyctl.cache.disk.file_format import CorruptFileError, Header, Part, PartKind, header_size, pack, unpack
+from pyctl.cache.disk.file_format import CorruptFileError, Header, Part, PartKind, Sizes, header_size, pack, unpack
 from pyctl.cache.snapshot import Block
 
 __all__ = ["parts_of", "read_header", "read_jobs", "remove_file", "write_temp"]
@@ -24,8 +24,11 @@ __all__ = ["parts_of", "read_header", "read_jobs", "remove_file", "write_temp"]
 AHEAD = 8
 """Chunks encoded at a time, which bounds the memory that a write takes to about 32 MiB."""
 
-NOT_DAMAGE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Errors of a read that say nothing about the file."""
+NOT_DAMAGE = {
+    *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM, errno.EAGAIN, errno.EINTR),
+    *(errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENODEV),
+}
+"""Errors of a read that say nothing about the file: short of something, somebody else's, or a drive that is away."""
 
 FIRST_READ = 4096
 """Bytes read in the hope that they hold the whole header."""
@@ -61,8 +64,11 @@ def write_temp(directory: Path, header: Header, blocks: dict[PartKind, Block], p
     return path
 
 
-def read_header(path: Path) -> Header:
-    """The header of the file at ``path``, whose fingerprint is that of the directory; FileNotFoundError or Damage."""
+def read_header(path: Path, sizes: Sizes | None = None) -> Header:
+    """The header of the file at ``path``, whose fingerprint is that of the directory; FileNotFoundError or Damage.
+
+    With ``sizes`` its parts have those, so that nobody takes more memory for it.
+    """
     with _opened(path) as descriptor:
         size = os.fstat(descriptor).st_size
         header = unpack(os.pread(descriptor, FIRST_READ, 0), path.name, size)
@@ -72,6 +78,8 @@ def read_header(path: Path) -> Header:
         raise CorruptFileError(path.name, f"{size} bytes end within the header")
     if header.fingerprint != path.parent.name:
         raise CorruptFileError(path.name, f"a file of {header.fingerprint}")
+    if sizes is not None:
+        sizes.check(header)
     return header
 
 

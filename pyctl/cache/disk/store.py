@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,28 +16,33 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from pyctl.atomic_file import make_private, sync_directory
+from pyctl.atomic_file import make_private, sync_directory, write_atomic
 from pyctl.cache.disk.chain import (
     Checksums,
     PendingSnapshot,
     SegmentFile,
-    check_tokens,
+    StoredFile,
+    check_chain,
     name_chain,
     open_chain,
 )
 from pyctl.cache.disk.directory import THREADS, CacheDirectory
 from pyctl.cache.disk.file_format import (
+    MAX_TOKENS,
+    SIZES,
     CorruptFileError,
     Header,
     Name,
     PartKind,
     SegmentName,
+    Sizes,
     StateName,
     check_fingerprint,
     parse,
 )
 from pyctl.cache.disk.graph import FileGraph
 from pyctl.cache.disk.index import Index, Key, Record
+from pyctl.cache.disk.readers import RESTORE_SECONDS, Readers, Reading, Reads, StalledReadError, finish, finished
 from pyctl.cache.disk.segment_files import parts_of, remove_file, write_temp
 from pyctl.cache.snapshot import RECURRENT, Block, Prefix, Segment, Snapshot, State
 from pyctl.errors import StateError
@@ -43,8 +50,15 @@ from pyctl.prompt import Tokens, common_prefix
 
 __all__ = ["DiskStore"]
 
+log = logging.getLogger(__name__)
+
 SHARE_BESIDE = 64
 """Recent prompts and replies may each have this part of the budget: they are nothing beside the snapshots."""
+
+
+def _cancel(futures: Iterable[Future[None]]) -> None:
+    for future in futures:
+        future.cancel()
 
 
 def _now(function: Callable[[], None]) -> None:
@@ -55,10 +69,11 @@ class DiskStore:
     """Snapshots of one ``fingerprint`` in a cache directory, which other fingerprints and processes may share.
 
     ``budget`` bounds the bytes of all files of the directory, ``daily_bytes`` what is written in a day (UTC) by all
-    processes; None is no limit. ``space`` gives memory for what is read. Safe from any thread; a lookup or a read never
-    waits for a write: `contains` and `lengths` tell what `directory` held when it was last looked at. What is found
-    damaged is removed by ``run_soon``, which may put it off. OSError if the directory cannot be used. The caller has
-    the directory recover once, on whatever thread; reads and writes work meanwhile.
+    processes; None is no limit. ``space`` gives memory for what is read, which has the ``sizes`` of the model's blocks
+    or is damaged. Safe from any thread; a lookup or a read never waits for a write: `contains` and `lengths` tell what
+    `directory` held when it was last looked at. What is found damaged is removed by ``run_soon``, which may put it off.
+    OSError if the directory cannot be used. The caller has the directory recover once, on whatever thread; reads and
+    writes work meanwhile.
     """
 
     def __init__(
@@ -69,6 +84,7 @@ class DiskStore:
         *,
         min_tokens: int = 512,
         daily_bytes: int | None = None,
+        sizes: Sizes | None = None,
         space: Callable[[int], Block] = lambda size: np.empty(size, np.uint8),
     ) -> None:
         self.fingerprint = check_fingerprint(fingerprint)
@@ -83,10 +99,17 @@ class DiskStore:
         self._checksums = Checksums()
         self._handed: WeakValueDictionary[SegmentName, Segment] = WeakValueDictionary()
         self._writers = ThreadPoolExecutor(max(1, THREADS // 2), "disk-write")
+        self._lookups = Readers(2, "disk-look")  # which wait for readers
+        self._hangs = False
+        self._sizes = sizes
+        if sizes is not None:
+            with suppress(OSError):  # for whoever verifies without the model
+                write_atomic(self.home / SIZES, str(sizes).encode(), sync=False)
 
     def close(self) -> None:
         """Wait for what is running; nothing works afterwards."""
         self._writers.shutdown()
+        self._lookups.close()
         self.directory.close()
 
     # -- lookup ------------------------------------------------------------------------------------------------------
@@ -104,35 +127,55 @@ class DiskStore:
         is_exact = self.directory.contents.of(self.fingerprint).get(StateName.of(snapshot.prefix))
         return snapshot.n >= self.min_tokens and (is_exact is None or (snapshot.exact and not is_exact))
 
-    def open(self, prefix: Prefix, tokens: Tokens) -> PendingSnapshot | None:
+    def open(self, prefix: Prefix, tokens: Tokens) -> Reading[PendingSnapshot | None]:
         """The snapshot of ``prefix``, the first tokens of ``tokens``, on its way here; None on a miss.
 
         Damage is a miss, now or when it arrives: the broken file goes with everything that hangs on it, and `damaged`
-        counts it. The rows of segments that an earlier snapshot from here still holds are shared, so call this on the
-        thread that gives snapshots up.
+        counts it. A disk that hangs is a miss, too, and is not asked again before it has answered. The rows of segments
+        that an earlier snapshot from here still holds are shared, so run this on the thread that gives snapshots up.
         """
         state = StateName.of(prefix)
-        if not self.contains(prefix) or tokens.size < prefix.n:
+        if self.hangs or not self.contains(prefix) or tokens.size < prefix.n:
             return None
+        deadline = time.monotonic() + RESTORE_SECONDS
         try:
-            return self._open(prefix, state, tokens)
-        except (OSError, MemoryError, CorruptFileError) as error:
+            looking = self._lookups.start([partial(self._look, state)])
+            yield from finished(Reads(looking, self.directory.readers, deadline))
+            top, chain, stored = looking[0].result()
+            return self._fetch(top, chain, deadline) if common_prefix(stored, tokens) >= prefix.n else None
+        except Exception as error:
             self._failed(state, error)
-        return None
+            return None
 
     def read(self, prefix: Prefix, tokens: Tokens) -> Snapshot | None:
         """The snapshot of ``prefix`` once all of it is here; otherwise as `open`."""
-        pending = self.open(prefix, tokens)
+        pending = finish(self.open(prefix, tokens))
         try:
-            return pending.complete() if pending is not None else None
+            return finish(pending.complete()) if pending is not None else None
         except StateError:
             return None
 
-    def _open(self, prefix: Prefix, state: StateName, tokens: Tokens) -> PendingSnapshot | None:
-        top, chain = open_chain(self.home, state)
-        self.directory.run(job for found in chain for job in found.jobs(PartKind.TOKENS, PartKind.ENDS))
-        if common_prefix(check_tokens(chain, state), tokens) < prefix.n:
-            return None
+    def refuse(self, prefix: Prefix) -> None:
+        """Lose a state that was read but is of no use to the model."""
+        state = StateName.of(prefix)
+        self._failed(state, CorruptFileError(str(state), "refused by the model"))
+
+    @property
+    def hangs(self) -> bool:
+        """Whether a read was given up that has not returned yet."""
+        if self._hangs and not (self.directory.readers.is_busy or self._lookups.is_busy):
+            self._hangs = False
+            log.warning("the prefix cache on disk can be read again")
+        return self._hangs
+
+    def _look(self, state: StateName) -> tuple[StoredFile, list[StoredFile], Tokens]:
+        """The headers of a state and of its chain, and the tokens of all."""
+        top, chain = open_chain(self.home, state, self._sizes)
+        self.directory.readers.run(job for found in chain for job in found.jobs(PartKind.TOKENS, PartKind.ENDS))
+        return top, chain, check_chain(chain, state)
+
+    def _fetch(self, top: StoredFile, chain: list[StoredFile], deadline: float) -> PendingSnapshot:
+        readers = self.directory.readers
         segments: dict[SegmentName, Segment] = {}
         coming: dict[Segment, list[Future[None]]] = {}
         segment: Segment | None = None
@@ -141,21 +184,32 @@ class DiskStore:
             if held is None or held.dropped:
                 found.outs[PartKind.ROWS] = self._space(found.size_of(PartKind.ROWS))
                 held = found.segment(segment)
-                coming[held] = self.directory.start(found.jobs(PartKind.ROWS))
+                coming[held] = readers.start(found.jobs(PartKind.ROWS))
             segment = segments[found.name] = held
         assert segment is not None
         top.outs[PartKind.STATE] = self._space(top.size_of(PartKind.STATE))
+        state = top.header.name
+        assert isinstance(state, StateName)
+        coming_state = readers.start(top.jobs(PartKind.STATE))
+        futures = [future for reads in [*coming.values(), coming_state] for future in reads]
         return PendingSnapshot(
-            Snapshot(prefix, segment, State.of(top.outs[PartKind.STATE]), top.header.exact),
-            coming,
-            self.directory.start(top.jobs(PartKind.STATE)),
+            Snapshot(state.prefix, segment, State.of(top.outs[PartKind.STATE]), top.header.exact),
+            {held: Reads(reads, readers, deadline) for held, reads in coming.items()},
+            Reads(coming_state, readers, deadline),
             done=lambda: self._handed.update(segments),
             failed=partial(self._failed, state),
+            cancel=partial(_cancel, futures),
         )
 
-    def _failed(self, state: StateName, error: BaseException) -> None:
+    def _failed(self, state: StateName, error: Exception) -> None:
         """Note why a read failed; being short of memory or descriptors says nothing about the files."""
+        if isinstance(error, StalledReadError):
+            if not self._hangs:
+                log.warning("the prefix cache on disk hangs; until it answers, prompts are evaluated instead")
+            self._hangs = True
+            return
         vanished = isinstance(error, FileNotFoundError)
+        file = str(state)
         if isinstance(error, CorruptFileError):
             file = error.file
         elif isinstance(error, FileNotFoundError):
@@ -163,7 +217,7 @@ class DiskStore:
         elif isinstance(error, (OSError, MemoryError)):
             return
         else:
-            raise error
+            log.error("%s cannot be read", state, exc_info=error)
         name = parse(file)
         assert name is not None
         self.directory.forget(self.fingerprint, state)
@@ -178,7 +232,7 @@ class DiskStore:
         before this began, or does not fit the budget of the directory or of the day. OSError when the disk does not
         take it; nothing is left behind then.
         """
-        if snapshot.n < self.min_tokens:
+        if snapshot.n < self.min_tokens or snapshot.segment.end > MAX_TOKENS:
             return 0
         self.directory.restore_index()
         links = name_chain(snapshot, self._checksums)

@@ -1,0 +1,148 @@
+"""Threads that read from a disk which may hang, and waiting for them without being held up.
+
+Who waits is a generator that yields `Reads` for as long as they are under way: whoever runs it does other things until
+they are `ready`. A read that hangs is given up, and the thread that makes it with it.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from typing import Any, TypeAlias, TypeVar
+
+from pyctl.errors import StateError
+from pyctl.limit import limit
+
+__all__ = ["Readers", "Reading", "Reads", "StalledReadError", "finish", "finished"]
+
+R = TypeVar("R")
+
+STALL_SECONDS = limit(
+    10.0, "a disk that returns no read", "a miss; nothing is read from there until it returns", "disk", "s"
+)
+
+RESTORE_SECONDS = limit(120.0, "waiting for a snapshot from disk", "a miss", "disk", "s")
+
+
+class StalledReadError(StateError):
+    """A read did not return in time."""
+
+
+class Readers:
+    """``n_threads`` threads, started when there is work; neither a request nor the end of the program waits for one."""
+
+    def __init__(self, n_threads: int, name: str) -> None:
+        self._n_threads, self._name = n_threads, name
+        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self._n_running = 0
+        self.moved = time.monotonic()
+        """When a read last returned or began."""
+
+    def start(self, jobs: Iterable[Callable[[], R]]) -> list[Future[R]]:
+        """Run ``jobs`` soon."""
+        futures = []
+        for job in jobs:
+            future: Future[R] = Future()
+            futures.append(future)
+            self._jobs.put((future, job))
+        with self._lock:
+            while len(self._threads) < min(self._n_threads, self._n_running + self._jobs.qsize()):
+                name = f"{self._name}_{len(self._threads)}"
+                thread = threading.Thread(target=self._run, name=name, daemon=True)
+                self._threads.append(thread)
+                thread.start()
+        return futures
+
+    def run(self, jobs: Iterable[Callable[[], None]]) -> None:
+        """Run ``jobs`` and wait for them; the first error."""
+        errors = [error for read in self.start(jobs) if (error := read.exception()) is not None]
+        if errors:
+            raise errors[0]
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a read is under way."""
+        return self._n_running > 0
+
+    def close(self, timeout: float = 1.0) -> None:
+        """End the threads when they have done what is queued, and wait for that a moment."""
+        deadline = time.monotonic() + timeout
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join(max(deadline - time.monotonic(), 0.0))
+
+    def _run(self) -> None:
+        while (item := self._jobs.get()) is not None:
+            future, job = item
+            if future.set_running_or_notify_cancel():
+                self._count(1)
+                try:
+                    future.set_result(job())
+                except BaseException as error:
+                    future.set_exception(error)
+                self._count(-1)
+            del item, future, job  # which may hold memory while this thread waits
+
+    def _count(self, change: int) -> None:
+        with self._lock:
+            self._n_running += change
+            self.moved = time.monotonic()
+
+
+class Reads:
+    """Some reads of ``readers`` that somebody waits for, until ``deadline`` (monotonic seconds) at most."""
+
+    def __init__(self, futures: Sequence[Future[Any]], readers: Readers, deadline: float) -> None:
+        self._futures, self._readers, self._deadline = futures, readers, deadline
+        self._began = time.monotonic()
+
+    def ready(self) -> bool:
+        """Whether there is no use in waiting: all are here, one has failed, or the disk hangs."""
+        return all(future.done() for future in self._futures) or self._failed() is not None or self._is_late()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until they are ready, ``seconds`` at most."""
+        wait(self._futures, seconds, FIRST_EXCEPTION)
+
+    def check(self) -> None:
+        """Raise what the first failed read raised; StalledReadError if some are not here."""
+        if (error := self._failed()) is not None:
+            raise error
+        if any(future.cancelled() or not future.done() for future in self._futures):
+            raise StalledReadError("the disk does not return what is read")
+
+    def _failed(self) -> BaseException | None:
+        done = (future for future in self._futures if future.done() and not future.cancelled())
+        return next((error for future in done if (error := future.exception())), None)
+
+    def _is_late(self) -> bool:
+        now = time.monotonic()
+        return now > self._deadline or now - max(self._began, self._readers.moved) > STALL_SECONDS
+
+
+Reading: TypeAlias = Generator[Reads, None, R]
+"""Yields what it waits for and returns what it is for."""
+
+
+def finished(reads: Reads) -> Reading[None]:
+    """Wait for ``reads``, which are here then; raises as `Reads.check` does."""
+    while not reads.ready():
+        yield reads
+    reads.check()
+
+
+def finish(reading: Reading[R]) -> R:
+    """What ``reading`` returns, waited for."""
+    while True:
+        try:
+            reads = next(reading)
+        except StopIteration as stop:
+            result: R = stop.value
+            return result
+        reads.wait(0.1)
