@@ -94,6 +94,8 @@ def parse_serve(argv: Sequence[str], environ: Mapping[str, str] = os.environ) ->
     """
     sections = {section: flags for section, flags in FLAGS.items() if section is not CHAT}
     given = _read("serve [-m FILE | -hf REPO] [flags]", argv, environ, sections)
+    if environ.get("LLAMA_API_KEY") == "" and not {"api_keys", "key_file"} & given.values.keys():
+        raise ConfigError("LLAMA_API_KEY is set but empty: unset it to let everybody ask")
     return _settings(given, environ)
 
 

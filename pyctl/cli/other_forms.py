@@ -15,8 +15,9 @@ __all__ = ["FURTHER", "BoundBySchema", "OtherForms", "Questions"]
 
 
 def key_lines(text: str) -> tuple[str, ...]:
-    """The lines of a file that are neither empty nor comments."""
-    keys = tuple(line for line in file_text(text).splitlines() if line and not line.startswith("#"))
+    """The lines of a file that are neither empty nor comments, without the blanks around them."""
+    lines = (line.strip() for line in file_text(text).splitlines())
+    keys = tuple(line for line in lines if line and not line.startswith("#"))
     if not keys:
         raise ValueError(f"no key in {text!r}")
     return keys

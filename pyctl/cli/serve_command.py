@@ -9,8 +9,10 @@ from dataclasses import replace
 from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.assemble import assemble, found
 from pyctl.cli.logs import start_log
+from pyctl.errors import EngineError
 from pyctl.server.app import create_app
-from pyctl.server.lifecycle import LoadingApp, bind, serve
+from pyctl.server.connections import bind
+from pyctl.server.lifecycle import LoadingApp, leave, serve
 from pyctl.server.service import Service
 
 __all__ = ["run_serve"]
@@ -19,24 +21,29 @@ log = logging.getLogger("pyctl")
 
 
 def run_serve(settings: CommandSettings) -> int:
-    """Serve until a signal; returns the exit code."""
+    """Serve until a signal; returns the exit code: 1 if the engine failed, or could not write all it had to."""
     start_log(settings.log, settings.warnings)
-    listen = settings.listen
-    with bind(listen.host, listen.port) as sock:
+    listen, code = settings.listen, 0
+    with bind(listen.hosts, listen.port) as sockets:
         # Here and not behind the address: Ctrl-C must end a download.
         serving = _Serving(replace(settings, model=found(settings.model, settings.hub)))
         try:
             serve(
                 serving.gate,
-                sock,
+                sockets,
                 ssl_key_file=listen.ssl_key_file,
                 ssl_cert_file=listen.ssl_cert_file,
+                max_connections=listen.max_connections,
                 on_ready=serving.open,
+                meanwhile=serving.watch,
                 on_stop=serving.close,
             )
+        except EngineError as error:
+            log.critical("the server ends: %s", error)
+            code = 1
         finally:
-            serving.close()
-    return 0
+            complete = serving.close()
+    return leave(code if complete else 1)
 
 
 class _Serving:
@@ -58,8 +65,12 @@ class _Serving:
         self.gate.open(create_app(service))
         log.info("%s on %s", service.worker.info.model_path, address)
 
-    def close(self) -> None:
-        """Stop loading, or end the engine. Idempotent."""
-        self._closing.set()
+    def watch(self) -> None:
+        """Return after `close`; EngineError if the engine ends before."""
         if self._service is not None:
-            self._service.worker.close()
+            self._service.worker.watch()
+
+    def close(self) -> bool:
+        """Stop loading, or end the engine; whether all is written that was to be kept. Idempotent."""
+        self._closing.set()
+        return self._service is None or self._service.worker.close()

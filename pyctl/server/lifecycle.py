@@ -1,26 +1,32 @@
-"""What clients get before the model is loaded."""
+"""A server's life: what clients get before the model is loaded, serving, and the end in good order or at once."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
+import logging
 import os
 import signal
 import socket
-import stat
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from types import FrameType
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pyctl.errors import ConfigError, UnavailableError
+from pyctl.limit import limit
+from pyctl.server.connections import ConnectionGuard, GuardedProtocol, address_of, raise_file_limit
 from pyctl.server.http import error_response
 from pyctl.server.middleware import CorsMiddleware
 from pyctl.server.server_settings import Cors
 
-__all__ = ["LoadingApp", "bind", "serve"]
+__all__ = ["LoadingApp", "leave", "serve"]
+
+log = logging.getLogger("pyctl")
 
 
 class LoadingApp:
@@ -37,55 +43,54 @@ class LoadingApp:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, receive, send)
+        try:
+            await self._app(scope, receive, send)
+        except asyncio.CancelledError:  # only at the very end: nobody else cancels a request
+            log.warning("%s: given up, the server ends", scope.get("path", ""))
 
 
 async def _loading(scope: Scope, receive: Receive, send: Send) -> None:
     await error_response(UnavailableError("Loading model"))(scope, receive, send)
 
 
-_BACKLOG = 2048
+BACKLOG = limit(512, "connections that wait to be taken", "the client's system tries again", "connection")
 
-_DRAIN_SECONDS = 15
+HANDSHAKE_SECONDS = limit(10.0, "a TLS handshake", "closed", "connection", "s")
 
+DRAIN_SECONDS = 3.0
+"""How long connections may take to end when nothing is being served any more."""
 
-@contextlib.contextmanager
-def bind(host: str = "127.0.0.1", port: int = 8080) -> Iterator[socket.socket]:
-    """Take the address: ``host`` (a UNIX socket if it ends in .sock) and ``port`` (0: any), for the time of the block.
+JOIN_SECONDS = 10.0
+"""How long loading may take to stop."""
 
-    Clients are refused until `serve` listens. Raises ConfigError if the address cannot be had.
-    """
-    try:
-        sock = _bind_unix(host) if host.endswith(".sock") else _bind(host, port)
-    except (OSError, OverflowError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise ConfigError(f"cannot listen on {host}:{port}: {reason}") from error
-    try:
-        yield sock
-    finally:
-        sock.close()
-        if host.endswith(".sock"):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(host)
+END_SECONDS = limit(60.0, "the end of the server after a signal or a failure", "exit code 1", "process", "s")
+
+AGAIN_SECONDS = 0.5
+"""A signal that comes sooner after the first is the same one, sent to a group and passed on by a parent."""
 
 
 def serve(
     app: ASGIApp,
-    sock: socket.socket,
+    sockets: list[socket.socket],
     *,
     ssl_key_file: str = "",
     ssl_cert_file: str = "",
+    max_connections: int = 512,
     grace_seconds: float = 2.0,
     on_ready: Callable[[str], None] | None = None,
-    on_stop: Callable[[], None] | None = None,
+    meanwhile: Callable[[], None] | None = None,
+    on_stop: Callable[[], object] | None = None,
 ) -> None:
-    """Serve ``app`` on ``sock``, a bound socket; return after SIGTERM or SIGINT.
+    """Serve ``app`` on ``sockets``, which are bound; return after SIGTERM or SIGINT.
 
     ``on_ready`` gets the address as soon as requests are taken, on a thread of its own, where it may take its time;
-    what it raises before a signal comes ends the server and is raised here. After a signal running replies have
-    ``grace_seconds`` to end; then ``on_stop`` is called, on a thread of its own, and must make the rest end,
-    ``on_ready`` included. Raises ConfigError if the certificate cannot be used.
+    after it ``meanwhile`` is called there, which may last as long as the server. What they raise before a signal comes
+    ends the server and is raised here. After a signal running replies have ``grace_seconds`` to end; then ``on_stop``
+    is called, on a thread of its own, and must make the rest end, ``on_ready`` and ``meanwhile`` included. A second
+    signal ends the process at once, and so does an end that takes too long, both with exit code 1. Raises ConfigError
+    if the certificate cannot be used.
     """
+    most = raise_file_limit(max_connections)
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -94,56 +99,36 @@ def serve(
         lifespan="off",
         ws="none",
         server_header=False,
-        backlog=_BACKLOG,
         ssl_keyfile=ssl_key_file or None,
         ssl_certfile=ssl_cert_file or None,
-        timeout_graceful_shutdown=int(grace_seconds) + _DRAIN_SECONDS,
+        timeout_graceful_shutdown=int(grace_seconds + 2 * DRAIN_SECONDS),
     )
     try:
         config.load()
     except OSError as error:
         raise ConfigError(f"cannot use the certificate: {error}") from error
-    address = _address(sock, "https" if ssl_cert_file else "http")
-    begin = (lambda: on_ready(address)) if on_ready is not None else None
-    server = _Server(config, grace_seconds, begin, on_stop)
-    server.run(sockets=[sock])
-    server.join()
+    address = address_of(sockets, "https" if ssl_cert_file else "http")
+
+    def begin() -> None:
+        if on_ready is not None:
+            on_ready(address)
+        if meanwhile is not None and not server.should_exit:
+            meanwhile()
+
+    server = _Server(config, ConnectionGuard(most), grace_seconds, begin, on_stop)
+    with server.signals():
+        server.run(sockets)
+        server.join()
 
 
-def _bind(host: str, port: int) -> socket.socket:
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    sock = socket.socket(family, kind, protocol)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
-def _bind_unix(path: str) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        if os.path.exists(path):
-            if not stat.S_ISSOCK(os.stat(path).st_mode):
-                raise OSError(errno.EEXIST, "a file of that name exists")
-            os.unlink(path)  # left behind by a server that was killed
-        sock.bind(path)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
-def _address(sock: socket.socket, scheme: str) -> str:
-    name = sock.getsockname()
-    if isinstance(name, str):
-        return f"unix://{name}"
-    host = f"[{name[0]}]" if ":" in name[0] else name[0]
-    return f"{scheme}://{host}:{name[1]}"
+def leave(code: int) -> int:
+    """End the process, and wait for no thread that still does something; what was logged and printed gets out."""
+    with contextlib.suppress(Exception):
+        logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(code)
 
 
 class _Server(uvicorn.Server):
@@ -152,26 +137,39 @@ class _Server(uvicorn.Server):
     def __init__(
         self,
         config: uvicorn.Config,
+        guard: ConnectionGuard,
         grace_seconds: float,
-        begin: Callable[[], None] | None,
-        on_stop: Callable[[], None] | None,
+        begin: Callable[[], None],
+        on_stop: Callable[[], object] | None,
     ) -> None:
         super().__init__(config)
+        self._guard = guard
         self._grace_seconds = grace_seconds
         self._begin = begin
         self._on_stop = on_stop
-        self._beginning: threading.Thread | None = None
+        self._beginning = threading.Thread(target=self._run_begin, name="pyctl-start", daemon=True)
         self._failure: BaseException | None = None
+        self._ending_since = 0.0
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        # Unlike asyncio.run it waits for no thread of a pool, which may be at work on what nobody wants any more.
+        loop = asyncio.new_event_loop()
+        loop.set_exception_handler(self._guard.failed)
+        try:
+            loop.run_until_complete(self._serve(sockets))
+            loop.run_until_complete(_cancel_rest())
+        finally:
+            loop.close()
 
     def join(self) -> None:
         """Wait for the thread that began; raises what it raised."""
-        if self._beginning is not None:
-            self._beginning.join()
+        if self._beginning.ident is not None:
+            self._beginning.join(JOIN_SECONDS)
         if self._failure is not None:
             raise self._failure
 
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
+    def signals(self) -> Iterator[None]:
         """Stop on a signal. uvicorn would raise it again in the end, and kill what the caller still has to do."""
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -183,20 +181,49 @@ class _Server(uvicorn.Server):
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if not self.should_exit:
+            self._end()
+        elif time.monotonic() - self._ending_since > AGAIN_SECONDS:
+            log.error("ended at once by a second signal: what was not written to disk yet is lost")
+            leave(1)
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self._begin is not None and self.started:
-            self._beginning = threading.Thread(target=self._run_begin, name="pyctl-start", daemon=True)
-            self._beginning.start()
+        await self.lifespan.startup()
+        loop, config = asyncio.get_running_loop(), self.config
+        self.servers = [
+            await loop.create_server(
+                lambda: GuardedProtocol(self._guard, config, self.server_state),
+                sock=sock,
+                ssl=config.ssl,
+                backlog=BACKLOG,
+                ssl_handshake_timeout=HANDSHAKE_SECONDS if config.ssl else None,
+            )
+            for sock in sockets or ()
+        ]
+        self.started = True
+        self._beginning.start()
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % 10 == 0:
+            self._guard.look(self.server_state.connections)
+        return await super().on_tick(counter)
+
+    def _end(self) -> None:
+        """End in good order, or at once if that takes too long."""
+        self._ending_since = time.monotonic()
+        self.should_exit = True
+        timer = threading.Timer(END_SECONDS, _too_late)
+        timer.daemon = True
+        timer.start()
 
     def _run_begin(self) -> None:
-        assert self._begin is not None
         try:
             self._begin()
         except BaseException as error:
             if not self.should_exit:
                 self._failure = error
-                self.should_exit = True
+                self._end()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         stopping = asyncio.ensure_future(self._stop_replies())
@@ -204,8 +231,46 @@ class _Server(uvicorn.Server):
         await stopping
 
     async def _stop_replies(self) -> None:
-        end = asyncio.get_running_loop().time() + self._grace_seconds
+        await self._until_served(self._grace_seconds)
+        stopped = _on_thread(self._on_stop) if self._on_stop is not None else None
+        await self._until_served(DRAIN_SECONDS)
+        for connection in tuple(self.server_state.connections):
+            connection.transport.abort()  # a client that neither sends nor takes anything
+        if stopped is not None:
+            await stopped
+
+    async def _until_served(self, seconds: float) -> None:
+        end = asyncio.get_running_loop().time() + seconds
         while self.server_state.tasks and asyncio.get_running_loop().time() < end:
             await asyncio.sleep(0.05)
-        if self._on_stop is not None:
-            await asyncio.to_thread(self._on_stop)
+
+
+def _too_late() -> None:
+    log.critical("the server did not end within %.0f s: what was not written to disk yet is lost", END_SECONDS)
+    leave(1)
+
+
+def _on_thread(function: Callable[[], object]) -> asyncio.Future[None]:
+    """Have ``function`` called on a thread that nobody has to wait for."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def run() -> None:
+        try:
+            function()
+        except Exception:
+            log.exception("stopping failed")
+        finally:
+            with contextlib.suppress(RuntimeError):  # the loop is gone
+                loop.call_soon_threadsafe(done.set_result, None)
+
+    threading.Thread(target=run, name="pyctl-stop", daemon=True).start()
+    return done
+
+
+async def _cancel_rest() -> None:
+    """Cancel the tasks that are left over, as asyncio.run does."""
+    rest = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in rest:
+        task.cancel()
+    await asyncio.wait(rest, timeout=DRAIN_SECONDS) if rest else None

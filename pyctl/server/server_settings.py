@@ -13,6 +13,7 @@ from pyctl.convert import choice, directory, integer, words
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import ConfigError
+from pyctl.limit import SetLimit
 from pyctl.setting import CACHE, FORMAT, SAMPLING, SERVER
 
 __all__ = ["REASONING_FORMATS", "Cors", "ListenSettings", "ServerSettings"]
@@ -28,11 +29,18 @@ REASONING_FORMATS: dict[str, Literal["auto", "deepseek", "none"]] = {
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
-def address(text: str) -> str:
-    """One address."""
-    if len(addresses := words(text)) != 1:
-        raise ValueError(f"{text!r} is not one address")
-    return addresses[0]
+def addresses(text: str) -> tuple[str, ...]:
+    """One address or several."""
+    if not (found := words(text)):
+        raise ValueError(f"{text!r} is no address")
+    return found
+
+
+def keys(text: str) -> tuple[str, ...]:
+    """One key or several; an empty text is a variable that somebody forgot to set, and no open server."""
+    if not (found := words(text)):
+        raise ValueError("there is no key in it; leave it out to let everybody ask")
+    return found
 
 
 def existing_or_new(text: str) -> Path:
@@ -49,14 +57,28 @@ def url_path(text: str) -> str:
 
 @dataclass(frozen=True)
 class ListenSettings:
-    """Where the server listens; ``host`` may be a UNIX socket, a path ending in .sock."""
+    """Where the server listens, and for how many; one of ``hosts`` may be a UNIX socket, a path ending in .sock."""
 
-    host: str = SERVER.flag(
-        "127.0.0.1", "--host", "address to listen on, or a path ending in .sock", address, "LLAMA_ARG_HOST", "HOST"
+    hosts: tuple[str, ...] = SERVER.flag(
+        ("127.0.0.1",),
+        "--host",
+        "addresses to listen on, comma-separated, or paths ending in .sock",
+        addresses,
+        "LLAMA_ARG_HOST",
+        "HOSTS",
+        shown="127.0.0.1",
     )
     port: int = SERVER.flag(8080, "--port", "port to listen on, 0 = any free one", integer(0, 65535), "LLAMA_ARG_PORT")
     ssl_key_file: str = SERVER.flag("", "--ssl-key-file", "private key (PEM)", str, "LLAMA_ARG_SSL_KEY_FILE", "FILE")
     ssl_cert_file: str = SERVER.flag("", "--ssl-cert-file", "certificate (PEM)", str, "LLAMA_ARG_SSL_CERT_FILE", "FILE")
+    max_connections: int = SERVER.flag(
+        512,
+        "--max-connections",
+        "connections at once",
+        integer(1, 65536),
+        "PYCTL_MAX_CONNECTIONS",
+        limit=SetLimit("connections at once", "silent ones are closed, then 503", "connection"),
+    )
 
     def __post_init__(self) -> None:
         if bool(self.ssl_key_file) != bool(self.ssl_cert_file):
@@ -138,7 +160,7 @@ class ServerSettings:
         "TEXT",
     )
     api_keys: tuple[str, ...] = SERVER.flag(
-        (), "--api-key", "keys that clients may use, comma-separated", words, "LLAMA_API_KEY", "KEYS", many=True
+        (), "--api-key", "keys that clients may use, comma-separated", keys, "LLAMA_API_KEY", "KEYS", many=True
     )
     ping_seconds: int = SERVER.flag(
         30,

@@ -50,7 +50,7 @@ class Seen:
         self.built: dict[str, dict[str, Any]] = {}
         self.log: dict[str, Any] = {}
         self.requests: list[Request] = []
-        self.address: tuple[str, int] = ("", 0)
+        self.address: tuple[tuple[str, ...], int] = ((), 0)
         self.served: Mapping[str, Any] = {}
         self.gate: LoadingApp | None = None
         self.pings: list[int] = []
@@ -94,8 +94,8 @@ class Seen:
 
 
 @contextlib.contextmanager
-def _nothing(seen: Seen, host: str, port: int) -> Iterator[None]:
-    seen.address = (host, port)
+def _nothing(seen: Seen, hosts: tuple[str, ...], port: int) -> Iterator[None]:
+    seen.address = (hosts, port)
     yield
 
 
@@ -160,8 +160,9 @@ def look(monkeypatch: pytest.MonkeyPatch, argv: list[str], at: Callable[[Seen], 
         patch.setattr(Worker, "submit", submit)
         patch.setattr(EngineAdmin, "embed", embed)
         patch.setattr(respond.ReplyResponse, "_ping", ping)
-        patch.setattr(serve_command, "bind", lambda host, port: _nothing(seen, host, port))
+        patch.setattr(serve_command, "bind", lambda hosts, port: _nothing(seen, hosts, port))
         patch.setattr(serve_command, "serve", serve)
+        patch.setattr(serve_command, "leave", lambda code: code)
         patch.setattr(chat_command, "run_chat", run_chat)
         patch.setattr("pyctl.terminal.remote.RemoteBackend", remote)
         patch.setattr("pyctl.models.hub.fetch", fetch)

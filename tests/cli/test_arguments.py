@@ -31,7 +31,7 @@ def test_defaults_are_those_of_llama_server() -> None:
     assert settings.server == ServerSettings(sampling=Sampling(), n_predict=-1, cache_prompt=True)
     assert settings.request_fields == {}
     assert settings.format == FormatSettings(template_kwargs=PRESERVED)
-    assert settings.listen == ListenSettings(host="127.0.0.1", port=8080)
+    assert settings.listen == ListenSettings(hosts=("127.0.0.1",), port=8080)
     assert settings.log == LogSettings(3)
     assert settings.hub == HubSettings()
     assert settings.action == "run"
@@ -121,9 +121,18 @@ def test_parallel_auto_is_one() -> None:
     assert serve("-np", "-1").model.n_seqs == 1
 
 
+def test_an_empty_key_variable_starts_no_open_server() -> None:
+    with pytest.raises(ConfigError, match="LLAMA_API_KEY is set but empty"):
+        serve(LLAMA_API_KEY="")
+    with pytest.raises(ConfigError, match="there is no key in it"):
+        serve(LLAMA_API_KEY=" ")
+    assert serve("--api-key", "k", LLAMA_API_KEY="").server.api_keys == ("k",)
+    assert parse_chat(["--url", "h"], {"LLAMA_API_KEY": ""}).terminal.api_key == ""
+
+
 def test_values_from_files(tmp_path: Path) -> None:
     (tmp_path / "template").write_text("{{ ü }}", encoding="utf-8")
-    (tmp_path / "keys").write_text("# comment\nkey1\r\n\nkey 2\n")
+    (tmp_path / "keys").write_text("# comment\nkey1  \r\n \t\n\n\t key 2\n  # another\n")
     (tmp_path / "grammar").write_text('root ::= "a"')
     assert serve("--chat-template-file", str(tmp_path / "template")).format.chat_template == "{{ ü }}"
     assert serve("--api-key", "k", "--api-key-file", str(tmp_path / "keys")).server.api_keys == ("k", "key1", "key 2")

@@ -297,6 +297,7 @@ EFFECTS: dict[str, Effect] = {
     # -- server
     "--host": Effect("0.0.0.0", lambda seen: seen.address),
     "--port": Effect("9", lambda seen: seen.address),
+    "--max-connections": Effect("9", lambda seen: seen.served["max_connections"]),
     "--api-key": Effect("k", status("GET", "/props")),
     "--api-key-file": Effect(FILE, status("GET", "/props")),
     "--ssl-key-file": Effect("other.pem", lambda seen: seen.served["ssl_key_file"], TLS),

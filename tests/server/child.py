@@ -1,4 +1,7 @@
-"""A server process without a model, for tests of signals: prints its address, serves, prints how it ended."""
+"""A server process without a model, for tests of signals: prints its address, serves, prints how it ended.
+
+Arguments: addresses, port, grace, how it loads, connections at most, constants of `connections` as NAME=VALUE.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ import time
 
 from pyctl.engine.request import Request
 from pyctl.errors import ConfigError
-from pyctl.server.lifecycle import LoadingApp, bind, serve
+from pyctl.server import connections
+from pyctl.server.connections import bind
+from pyctl.server.lifecycle import LoadingApp, serve
 from pyctl.server.server_settings import Cors
 from tests.server.fake import Bench, Pause, Script, play
 
@@ -36,10 +41,14 @@ def main() -> None:
             raise ConfigError("the model is broken")
 
     host, port, grace, loading = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
+    for constant in sys.argv[6:]:
+        name, _, value = constant.partition("=")
+        setattr(connections, name, float(value))
     gate = LoadingApp(Cors())
     try:
-        with bind(host, port) as sock:
-            serve(gate, sock, grace_seconds=grace, on_ready=begin, on_stop=stop)
+        with bind(host.split(","), port) as sockets:
+            most = int(sys.argv[5])
+            serve(gate, sockets, max_connections=most, grace_seconds=grace, on_ready=begin, on_stop=stop)
     except ConfigError as error:
         print(error, flush=True)
         raise SystemExit(2) from None

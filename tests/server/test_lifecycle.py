@@ -4,7 +4,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,9 +20,18 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @contextmanager
 def server(
-    host: str = "127.0.0.1", port: int = 0, grace: float = 0.1, loading: str = "at once"
+    host: str = "127.0.0.1",
+    port: int = 0,
+    grace: float = 0.1,
+    loading: str = "at once",
+    most: int = 512,
+    constants: Sequence[str] = (),
+    files: tuple[int, int] | None = None,
 ) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "tests.server.child", host, str(port), str(grace), loading]
+    """A process that serves; ``files`` are its limits of open files, soft and hard."""
+    command = [sys.executable, "-m", "tests.server.child", host, str(port), str(grace), loading, str(most), *constants]
+    if files is not None:
+        command = ["prlimit", f"--nofile={files[0]}:{files[1]}", *command]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         yield process

@@ -1,0 +1,168 @@
+"""How a real process ends: in the middle of a long batch, by a second signal, and when its engine fails or hangs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.conftest import Server, clean_environment
+
+Start = Callable[..., Server]
+
+SYSTEM = {"role": "system", "content": "You keep the manual. " * 40}
+LONG = {"prompt": [5] * 12000, "n_predict": 1, "stream": True}
+"""One batch that takes many seconds."""
+
+
+def ask(server: Server, *questions: str) -> Any:
+    messages = [SYSTEM, *({"role": "user", "content": question} for question in questions)]
+    body = {"messages": messages, "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+    return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).json()["timings"]
+
+
+@contextlib.contextmanager
+def in_a_long_batch(server: Server) -> Iterator[list[str]]:
+    """The lines of a stream whose prompt is being evaluated."""
+    lines: list[str] = []
+
+    def read() -> None:
+        with (
+            contextlib.suppress(httpx.HTTPError),
+            httpx.stream("POST", f"{server.url}/completion", json=LONG, timeout=120) as response,
+        ):
+            lines.extend(response.iter_lines())
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    deadline = time.monotonic() + 60
+    while True:  # the engine's thread answers this between two batches only
+        try:
+            httpx.get(f"{server.url}/slots", timeout=0.7)
+        except httpx.TimeoutException:
+            break
+        assert time.monotonic() < deadline
+    yield lines
+    reader.join(60)
+
+
+LARGE = ("-c", "16384", "-ub", "12288", "-b", "12288")
+
+
+def test_sigterm_in_a_long_batch_stops_it_and_keeps_the_other_conversations(start: Start, tmp_path: Path) -> None:
+    flags = (*LARGE, "--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "auto")
+    server = start("tiny-hybrid", *flags)
+    first = ask(server, "What is in chapter one?")
+    with in_a_long_batch(server) as lines:
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(60) == 0, server.log()
+    log = server.log()
+    assert "Traceback" not in log
+    assert len(log.splitlines()) < 30
+    assert "error" in json.loads(next(line for line in lines if line.startswith(("data:", "error:"))).split(":", 1)[1])
+    again = start("tiny-hybrid", *flags)
+    resumed = ask(again, "What is in chapter one?")
+    assert first["cache_n"] == 0
+    assert resumed["cache_n"] > 0.9 * first["prompt_n"]
+    assert resumed["source"] == "disk"
+
+
+def test_a_second_signal_ends_at_once(start: Start) -> None:
+    server = start("tiny-hybrid", *LARGE)
+    with in_a_long_batch(server):
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(1)
+        began = time.monotonic()
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(10) == 1
+        assert time.monotonic() - began < 5
+    assert "second signal" in server.log()
+    assert "Traceback" not in server.log()
+
+
+FAULTY = """
+import sys, time
+from pyctl.engine.llama import LlamaBackend
+from pyctl.cli import main
+
+def fault(self, items):
+    {fault}
+
+LlamaBackend.decode = fault
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def faulty(model_path: Callable[[str], Path], tmp_path: Path) -> Iterator[Callable[[str], Server]]:
+    """faulty(statement) -> a server on which the statement comes in place of decoding."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def run(fault: str, *flags: str) -> Server:
+        command = [sys.executable, "-c", FAULTY.format(fault=fault), "serve", "-m", str(model_path("tiny-hybrid"))]
+        command += ["--port", "0", "-c", "4096", "-t", "1", *flags]
+        with (tmp_path / "log").open("wb") as log:
+            process = subprocess.Popen(command, stderr=log, env=clean_environment())
+        started.append(process)
+        server = Server(process, "", tmp_path / "log")
+        deadline = time.monotonic() + 60
+        while " on http://" not in server.log():
+            assert process.poll() is None, server.log()
+            assert time.monotonic() < deadline, server.log()
+            time.sleep(0.05)
+        server.url = "http://" + server.log().rpartition(" on http://")[2].split()[0]
+        return server
+
+    yield run
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def stream(server: Server) -> str:
+    body = {"prompt": "Once upon a time", "n_predict": 9, "stream": True, "ignore_eos": True}
+    return httpx.post(f"{server.url}/completion", json=body, timeout=60).text
+
+
+@pytest.mark.parametrize("fault", ["raise SystemExit('lost')", "time.sleep(3600)"], ids=["its thread ends", "it hangs"])
+def test_an_engine_that_is_lost_ends_streams_with_an_error_and_the_process_with_1(
+    faulty: Callable[..., Server], fault: str
+) -> None:
+    server = faulty(fault, "--stall-timeout", "3")
+    text = stream(server)
+    assert '"error"' in text
+    with contextlib.suppress(httpx.TransportError):  # it may be gone already
+        assert httpx.get(f"{server.url}/health").status_code == 503
+    assert server.process.wait(30) == 1, server.log()
+    assert "the server ends" in server.log()
+
+
+def test_running_out_of_memory_is_the_end_of_one_reply_only(faulty: Callable[..., Server]) -> None:
+    server = faulty("raise MemoryError")
+    assert '"error"' in stream(server)
+    assert httpx.get(f"{server.url}/health").status_code == 200
+    body = {"prompt": "Once upon a time", "n_predict": 1}
+    assert httpx.post(f"{server.url}/completion", json=body, timeout=60).status_code == 200
+    assert server.stop() == 0
+
+
+def test_what_cannot_be_written_is_told_by_the_exit_code(start: Start, tmp_path: Path) -> None:
+    server = start("tiny-hybrid", "--kv-cache-dir", str(tmp_path / "cache"), "--disk-prefix-cache", "auto")
+    ask(server, "What is in chapter one?")
+    # The directory goes away, and a file takes its place: nothing can be written there.
+    for path in (tmp_path / "cache").iterdir():
+        if path.is_dir():
+            path.rename(tmp_path / path.name)
+            path.write_text("")
+    assert server.stop() == 1, server.log()
+    assert "cannot be written" in server.log() or "could not be written" in server.log()

@@ -1,0 +1,196 @@
+"""Clients that connect and say nothing, or too slowly, take nothing from the others; and where a server listens."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from pyctl.errors import ConfigError
+from pyctl.server.connections import bind
+from tests.server.test_lifecycle import line, server
+
+BODY = b'{"prompt": "a", "n_predict": 1}'
+
+
+def connect(address: str) -> socket.socket:
+    parts = urlsplit(address)
+    assert parts.hostname is not None
+    return socket.create_connection((parts.hostname, parts.port or 0), timeout=15)
+
+
+@contextlib.contextmanager
+def silent(address: str, count: int) -> Iterator[list[socket.socket]]:
+    """So many connections that say nothing."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(connect(address)) for _ in range(count)]
+
+
+def is_healthy(address: str) -> bool:
+    return httpx.get(f"{address}/health", timeout=10).status_code == 200
+
+
+def complaints(process: subprocess.Popen[str]) -> str:
+    process.terminate()
+    assert process.wait(10) == 0
+    assert process.stderr is not None
+    return process.stderr.read()
+
+
+@pytest.mark.parametrize("hard", [1024, 4096], ids=["no more files", "more files if it asks"])
+def test_1100_silent_connections_lock_nobody_out(hard: int) -> None:
+    with server(files=(1024, hard)) as process:
+        address = line(process)
+        with silent(address, 1100):
+            for _ in range(5):
+                assert is_healthy(address)
+        text = complaints(process)
+    assert len(text) < 5000, text[:5000]
+
+
+def test_more_connections_than_files_are_few_lines_of_log() -> None:
+    # The limit of connections is never reached: the guard, too, has to do without files.
+    with server(files=(150, 150), constants=["OWN_FILES=-1000000"], most=1000) as process:
+        address = line(process)
+        with contextlib.ExitStack() as stack:
+            for _ in range(300):
+                client = stack.enter_context(socket.socket())
+                client.setblocking(False)  # most will never be taken
+                client.connect_ex((urlsplit(address).hostname, urlsplit(address).port))
+            time.sleep(2.5)
+        text = complaints(process)
+    assert 0 < len(text) < 2000, text[:5000]
+
+
+def test_beyond_the_limit_silent_ones_make_room_and_busy_ones_do_not() -> None:
+    head = b"POST /completion HTTP/1.1\r\nhost: a\r\ncontent-length: 400\r\n\r\n"
+    with server(most=8) as process:
+        address = line(process)
+        with silent(address, 20) as all_silent:
+            assert is_healthy(address)
+            assert all_silent[0].recv(10) == b"", "the oldest was closed"
+        with silent(address, 8) as busy:
+            for each in busy:
+                each.sendall(head)
+            time.sleep(0.3)
+            with connect(address) as one_more:
+                answer = one_more.recv(1000)
+            assert answer.startswith(b"HTTP/1.1 503 ")
+            assert b"retry-after" in answer
+            assert b"unavailable_error" in answer
+        complaints(process)
+
+
+def closed_after(connection: socket.socket, drip: bytes = b"", seconds: float = 15) -> bytes:
+    """What comes until the connection is closed, while ``drip`` is sent again and again."""
+    received, end = b"", time.monotonic() + seconds
+    connection.settimeout(0.1)
+    while time.monotonic() < end:
+        with contextlib.suppress(TimeoutError):
+            try:
+                if drip:
+                    connection.sendall(drip)
+                if not (data := connection.recv(1000)):
+                    return received
+                received += data
+            except ConnectionError:
+                return received
+    raise AssertionError("it is still open")
+
+
+def test_what_is_not_said_in_time_ends_the_connection() -> None:
+    constants = ["HEAD_SECONDS=1", "BODY_SECONDS=1", "BODY_RATE=1000"]
+    with server(constants=constants) as process:
+        address = line(process)
+        with connect(address) as nothing:
+            assert closed_after(nothing) == b""
+        with connect(address) as part_of_a_head:
+            part_of_a_head.sendall(b"GET /health HTTP/1.1\r\nx-")
+            assert closed_after(part_of_a_head, b"a").startswith(b"HTTP/1.1 408 ")
+        with connect(address) as slow_body:
+            slow_body.sendall(b"POST /completion HTTP/1.1\r\nhost: a\r\ncontent-length: 100000\r\n\r\n")
+            assert b"HTTP/1.1 408 " in closed_after(slow_body, b" ")
+        with connect(address) as after_a_reply:
+            after_a_reply.sendall(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\nG")
+            assert closed_after(after_a_reply).startswith(b"HTTP/1.1 200 ")
+        assert is_healthy(address)
+        assert "Traceback" not in complaints(process)
+
+
+def test_long_replies_and_fast_bodies_are_left_alone() -> None:
+    constants = ["HEAD_SECONDS=1", "BODY_SECONDS=1", "BODY_RATE=1000"]
+    with server(constants=constants) as process:
+        address = line(process)
+        body = {"messages": [{"role": "user", "content": "x" * 8_000_000}], "stream": True}
+        assert httpx.post(f"{address}/v1/chat/completions", json=body, timeout=20).status_code == 400
+        body["messages"] = [{"role": "user", "content": "hi"}]
+        with httpx.stream("POST", f"{address}/v1/chat/completions", json=body, timeout=20) as response:
+            chunks = response.iter_bytes()
+            next(chunks)
+            time.sleep(3.5)
+            process.terminate()
+            assert b"unavailable_error" in b"".join(chunks), "the stream was open for longer than any limit"
+
+
+# -- where it listens --------------------------------------------------------------------------------------------------
+
+
+def test_several_addresses_have_the_same_port() -> None:
+    with server("127.0.0.1,127.0.0.2") as process:
+        first, second = line(process).split(", ")
+        assert first.startswith("http://127.0.0.1:")
+        assert second.startswith("http://127.0.0.2:")
+        assert urlsplit(first).port == urlsplit(second).port
+        assert is_healthy(first)
+        assert is_healthy(second)
+
+
+def test_both_families_at_once() -> None:
+    try:
+        with bind(["::1"], 0):
+            pass
+    except ConfigError:
+        pytest.skip("no IPv6 here")
+    with bind(["0.0.0.0", "::"], 0) as (four, six):
+        assert four.getsockname()[1] == six.getsockname()[1]
+
+
+def test_a_second_server_leaves_the_socket_of_the_first(tmp_path: Path) -> None:
+    path = str(tmp_path / "s.sock")
+    with server(path) as first:
+        assert line(first) == f"unix://{path}"
+        with server(path) as second:
+            assert "another server listens there" in line(second)
+            assert second.wait(10) == 2
+        with httpx.Client(transport=httpx.HTTPTransport(uds=path)) as client:
+            assert client.get("http://server/health").status_code == 200
+        complaints(first)
+    assert not os.path.exists(path)
+
+
+def test_a_socket_that_is_taken_but_not_served_yet_is_no_leftover(tmp_path: Path) -> None:
+    path = str(tmp_path / "s.sock")
+    with bind([path]), pytest.raises(ConfigError, match="another server"), bind([path]):
+        pass
+    assert not os.path.exists(path)
+
+
+def test_only_its_own_socket_is_removed(tmp_path: Path) -> None:
+    path = str(tmp_path / "s.sock")
+    with bind([path]):
+        os.unlink(path)
+        with socket.socket(socket.AF_UNIX) as other:
+            other.bind(path)
+    assert os.path.exists(path)
+    (tmp_path / "file.sock").write_text("mine")
+    with pytest.raises(ConfigError, match="a file of that name"), bind([str(tmp_path / "file.sock")]):
+        pass
+    assert (tmp_path / "file.sock").read_text() == "mine"
