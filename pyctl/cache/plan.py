@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyctl.prompt import Prompt
 
-__all__ = ["MIN_BATCH", "batch_ends", "choose_cuts", "ends_within", "last_common_end", "last_end"]
+__all__ = ["MIN_BATCH", "batch_ends", "choose_cuts", "ends_within", "inner_ends", "last_common_end", "last_end"]
 
 LADDER = 512
 """The first rung: how far from a prompt's end its history is expected to be changed."""
@@ -45,6 +45,11 @@ def last_end(ends: Sequence[int], limit: int) -> int:
     return ends[at - 1] if at else 0
 
 
+def inner_ends(prompt: Prompt, ends: Sequence[int]) -> list[int]:
+    """The batch ends at which a snapshot of ``prompt`` is of use, which at its very end it is not."""
+    return [end for end in ends if end < len(prompt)]
+
+
 def last_common_end(a: Sequence[int], b: Sequence[int], limit: int) -> int:
     """The deepest position at or before ``limit`` that is a batch end in both, or 0."""
     common = set(a[: bisect.bisect_right(a, limit)]).intersection(b[: bisect.bisect_right(b, limit)])
@@ -65,7 +70,7 @@ def choose_cuts(prompt: Prompt, ends: Sequence[int], start: int, min_step: int, 
     before the end (a history that is changed so far back costs about as much again), and every ``min_step`` tokens of a
     stretch without any other cut (0 turns those off). A prompt without boundaries gets its last full batch.
     """
-    inner = [end for end in ends if end < len(prompt)]
+    inner = inner_ends(prompt, ends)
     if not inner:
         return []
     wanted = {prompt.boundaries[0], *prompt.boundaries[-2:]} if prompt.boundaries else {inner[-1]}

@@ -14,7 +14,7 @@ from pyctl.cache.cache_stats import CacheStats, Divergence, RequestStats
 from pyctl.cache.disk.chain import PendingSnapshot
 from pyctl.cache.disk.readers import Reading
 from pyctl.cache.disk_tier import DiskTier
-from pyctl.cache.plan import choose_cuts, ends_within, last_common_end, last_end
+from pyctl.cache.plan import choose_cuts, ends_within, inner_ends, last_common_end, last_end
 from pyctl.cache.ram import RamCache
 from pyctl.cache.recent import RecentMatches, RecentPrompts
 from pyctl.cache.snapshot import PromptMatch, Segment, Snapshot
@@ -135,7 +135,9 @@ class Snapshotter:
             stats.miss = Divergence.at(common, stats.n_cached, nearest.recent.prompt.tokens, prompt.tokens)
         wanted = self.disk.select(recent, seq.n, lookup.request.disk_policy) if self.disk is not None else ()
         cuts = choose_cuts(prompt, ends, seq.n, self.settings.min_step, (common, *wanted))
-        return CachePlan(lookup.match, tuple(cuts), tuple(last_end(ends, n) for n in wanted), restored)
+        # What goes to disk has to be among the places where snapshots are taken.
+        inner = inner_ends(prompt, ends)
+        return CachePlan(lookup.match, tuple(cuts), tuple(last_end(inner, n) for n in wanted), restored)
 
     def save(self, seq: LiveSequence, plan: CachePlan, stats: RequestStats) -> None:
         """Take a snapshot at the end of ``seq``, with whose tokens ``plan.match`` begins.

@@ -74,6 +74,26 @@ def test_stop_start_and_go_on(start: Callable[..., Server], tmp_path: Path, poli
         assert restored >= 5 * 500
 
 
+def test_raw_prompts_survive_a_kill(start: Callable[..., Server], tmp_path: Path) -> None:
+    flags = ["--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "full", "--kv-cache-min-tokens", "100"]
+    server = start("tiny-hybrid", *flags)
+    bodies = [{"prompt": user(seed, 900)["content"], "n_predict": 4, "temperature": 0} for seed in range(4)]
+    for body in bodies:
+        httpx.post(f"{server.url}/completion", json=body, timeout=60).raise_for_status()
+    deadline = time.monotonic() + 60
+    while len(list(tmp_path.rglob("*.state"))) < 4 or list(tmp_path.rglob("*.tmp")):
+        assert time.monotonic() < deadline, list(tmp_path.rglob("*"))
+        time.sleep(0.1)
+    server.process.send_signal(signal.SIGKILL)
+    server.process.wait(60)
+    server = start("tiny-hybrid", *flags)
+    for body in bodies:
+        timings = httpx.post(f"{server.url}/completion", json=body, timeout=60).json()["timings"]
+        assert timings["source"] == "disk"
+        assert timings["cache_n"] >= 512
+    assert server.stop() == 0
+
+
 def test_off_writes_nothing(start: Callable[..., Server], tmp_path: Path) -> None:
     server = start("tiny-hybrid", "--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "off")
     for turn in range(3):

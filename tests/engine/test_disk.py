@@ -20,6 +20,7 @@ from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.fake import FakeBackend
 from pyctl.engine.worker import Worker
+from pyctl.prompt import Prompt
 from tests.cache.checks import check_invariants
 from tests.engine.drive import ask, cold
 from tests.engine.test_engine import KINDS, chat
@@ -53,6 +54,20 @@ def test_each_turn_after_a_restart_goes_on_where_the_last_ended(tmp_path: Path, 
         check_invariants(engine.snapshotter.cache)
         deepest = prompt.end
         engine.snapshotter.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_policy_full_writes_a_prompt_without_messages_while_the_server_runs(tmp_path: Path, kind: str) -> None:
+    prompt = Prompt.of(np.random.default_rng(7).integers(1, 60, 900))
+    killed = engine_on(tmp_path, kind, "full")
+    expected = ask(killed, prompt).tokens
+    assert killed.snapshotter.disk.flush(60)
+    engine = engine_on(tmp_path, kind, "full")
+    reply = ask(engine, prompt)
+    assert reply.tokens == expected
+    assert (reply.done.stats.source, reply.done.stats.n_cached) == ("disk", 896)
+    for each in (engine, killed):
+        each.snapshotter.close()
 
 
 def test_the_deeper_tier_wins_and_ram_wins_a_tie(tmp_path: Path) -> None:
