@@ -23,7 +23,7 @@ from pyctl.engine.worker import Worker
 
 OWNED: tuple[type, ...] = (Engine, Snapshotter, RamCache, LiveSequence, FakeBackend, LlamaBackend)
 
-ANY_THREAD = frozenset({"check", "interrupt"})
+ANY_THREAD = frozenset({"check", "interrupt", "prepare"})
 """Methods that any thread may call."""
 
 violations: list[str] = []

@@ -62,6 +62,7 @@ class _Serving:
         if self._closing.is_set():
             service.worker.close()
             return
+        service.worker.prepare()
         self.gate.open(create_app(service))
         log.info("%s on %s", service.worker.info.model_path, address)
 

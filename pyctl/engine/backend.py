@@ -146,6 +146,9 @@ class Evaluator(Protocol):
     def n_beats(self) -> int:
         """Counts up while an evaluation makes progress, where the device tells. Any thread."""
 
+    def prepare(self) -> None:
+        """Do at once what the first grammar would have to wait for: a second or two for a large vocabulary."""
+
     def top_tokens(self, index: int, token: int, n: int) -> TopTokens:
         """The log-probability of ``token`` and of the ``n`` most likely tokens at output ``index``."""
 

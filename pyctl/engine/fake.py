@@ -111,6 +111,9 @@ class FakeBackend:
     def interrupt(self) -> None:
         self.interrupted.set()
 
+    def prepare(self) -> None:
+        pass
+
     def top_tokens(self, index: int, token: int, n: int) -> TopTokens:
         return ((token, 0.0), *((i, -float(i)) for i in range(n)))
 

@@ -136,15 +136,14 @@ class Sampling:
     Sampling(temperature=0.0)     # greedy
     Sampling(seed=7, top_k=20)
 
-    ``logit_bias`` holds (token id, bias) pairs; -inf forbids a token. ``grammar`` is text that llama.cpp reads, or the
-    library llguidance, as ``grammar_kind`` says; the latter must be no text of a client, since it may overflow a
-    stack. A ``grammar_lazy`` grammar binds nothing until
-    the reply's text, special tokens included, holds a match of one of ``grammar_triggers`` (regular expressions); then
-    it binds from the match's first group that took part, or from the match. Where the reply begins with
-    ``grammar_hidden`` (an opening, empty if the prompt has it, and a closing), only what comes behind that counts. Any
-    other grammar has read ``grammar_prefill`` before the reply begins. ``post_sampling_probs`` asks for probabilities
-    as they are after all samplers, not the model's own. A number's range is declared beside it and holds for requests;
-    values that nothing can be made of raise RequestError.
+    ``logit_bias`` holds (token id, bias) pairs; -inf forbids a token. ``grammar`` is in the notation of llama.cpp, or
+    of the library llguidance, as ``grammar_kind`` says; the latter must be no text of a client, since it may overflow a
+    stack. A ``grammar_lazy`` grammar binds nothing until the reply's text, special tokens included, holds a match of
+    one of ``grammar_triggers`` (regular expressions); then it binds from the match's first group that took part, or
+    from the match. Where the reply begins with ``grammar_hidden`` (an opening, empty if the prompt has it, and a
+    closing), only what comes behind that counts. Any other grammar has read ``grammar_prefill`` before the reply
+    begins. ``post_sampling_probs`` asks for probabilities as they are after all samplers, not the model's own. A
+    number's range is declared beside it and holds for requests; values that nothing can be made of raise RequestError.
     """
 
     seed: int = SAMPLING.flag(RANDOM_SEED, "-s --seed", "-1 = random", as_seed, metavar="SEED", shown="-1")

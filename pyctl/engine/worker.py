@@ -121,6 +121,10 @@ class Worker:
         """Raise RequestError for a grammar that cannot be compiled; may take a second, but not of the engine's time."""
         self._engine.backend.check(sampling)
 
+    def prepare(self) -> None:
+        """Do at once what the first grammar would have to wait for."""
+        self._engine.backend.prepare()
+
     def call(self, function: Callable[[], R], *, needs_model: bool = False) -> Future[R]:
         """Run ``function`` on the engine's thread, between two steps; cancelled if the worker closes first.
 

@@ -32,11 +32,8 @@ def accepts(constraint: Constraint, text: str) -> bool:
     from pyctl.engine.sampling import Sampling
 
     bound = Grammar(vocab, Sampling(grammar=constraint.grammar, grammar_kind=constraint.kind), compiler)
-    try:
-        for token in [*tokenizer.tokenize(text), tokenizer.eos]:
-            if not bound.allows(token):
-                return False
-            bound.accept(token)
-        return True
-    finally:
-        bound.close()
+    for token in [*tokenizer.tokenize(text), tokenizer.eos]:
+        if not bound.allows(token):
+            return False
+        bound.accept(token)
+    return True

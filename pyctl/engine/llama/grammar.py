@@ -1,25 +1,28 @@
-"""Grammars that bind a reply, of two kinds, and the array of tokens that they and llama.cpp's samplers work on."""
+"""Grammars that bind a reply, and the array of tokens that they and llama.cpp's samplers work on."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import itertools
 import logging
-import re
+import random
 import threading
+import time
 from collections import OrderedDict
-from copy import copy
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import llguidance
 import numpy as np
 from llama_cpp import llama_cpp as api
 from numpy.typing import NDArray
 
+from pyctl.engine.llama.gbnf import Markers, read_gbnf
+from pyctl.engine.llama.gbnf_translator import translated
 from pyctl.engine.llama.llama_tokenizer import LlamaTokenizer, read_piece
 from pyctl.engine.llama.trigger import TriggerWatch
-from pyctl.engine.sampling import Sampling
+from pyctl.engine.sampling import GrammarKind, Sampling
 from pyctl.errors import RequestError, UnavailableError
+from pyctl.limit import limit
 
 __all__ = ["Candidates", "Grammar", "GrammarCompiler"]
 
@@ -55,11 +58,6 @@ class Candidates:
         """Make every token but ``token`` impossible."""
         self.left["logit"][self.left["id"] != token] = -np.inf
 
-    def fill_one(self, token: int) -> None:
-        """Begin with ``token`` alone."""
-        self._entries[0] = (token, 1.0, 0.0)
-        self.array.data, self.array.size, self.array.selected, self.array.sorted = self._data, 1, -1, False
-
     def forbid(self, forbidden: NDArray[np.bool_]) -> None:
         """Make every token impossible whose entry in ``forbidden``, shape (n_vocab,), is true."""
         self.left["logit"][forbidden[self.left["id"]]] = -np.inf
@@ -94,58 +92,117 @@ class GrammarCompiler:
         self._tokenizer: LlamaTokenizer | None = tokenizer
         self._vocabulary: llguidance.LLTokenizer | None = None
         self._preparing, self._remembering = threading.Lock(), threading.Lock()
-        self._known: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
+        self._markers: Markers | None = None
+        self._end_tokens: frozenset[int] = frozenset()
+        self._known: OrderedDict[tuple[str, GrammarKind], llguidance.LLMatcher | RequestError] = OrderedDict()
 
-    def matcher(self, grammar: str) -> llguidance.LLMatcher:
+    def matcher(self, grammar: str, kind: GrammarKind = "llguidance") -> llguidance.LLMatcher:
         """One that has read nothing yet; RequestError if it cannot be made, or if it allows no reply."""
         with self._remembering:
-            if found := self._known.get(grammar):
-                self._known.move_to_end(grammar)
-                return found.deep_copy()
-        made = self._compile(grammar)
-        with self._remembering:
-            self._known[grammar] = made
-            while len(self._known) > _MOST_KNOWN:
-                self._known.popitem(last=False)
-        return made.deep_copy()
+            found = self._known.get((grammar, kind))
+            if found is not None:
+                self._known.move_to_end((grammar, kind))
+        if found is None:
+            try:
+                found = self._compile(grammar, kind)
+            except RequestError as error:
+                found = error
+            with self._remembering:
+                self._known[grammar, kind] = found
+                while len(self._known) > _MOST_KNOWN:
+                    self._known.popitem(last=False)
+        if isinstance(found, RequestError):
+            raise RequestError(str(found))
+        return found.deep_copy()
+
+    def prepare(self) -> None:
+        """Prepare the vocabulary now; nothing happens if that is done, or if the model has no end of a reply."""
+        with contextlib.suppress(RequestError, UnavailableError):
+            self._prepared()
 
     def close(self) -> None:
         """Let go of the tokenizer, once nobody reads it any more."""
         with self._preparing:
             self._tokenizer = None
 
-    def _compile(self, grammar: str) -> llguidance.LLMatcher:
+    def _prepared(self) -> llguidance.LLTokenizer:
         with self._preparing:
             if self._vocabulary is None:
                 if self._tokenizer is None:
                     raise UnavailableError("the model is not loaded")
+                self._markers, self._end_tokens = _markers_of(self._tokenizer), self._tokenizer.end_tokens()
                 self._vocabulary = _vocabulary_of(self._tokenizer)
-        matcher = llguidance.LLMatcher(self._vocabulary, grammar, log_level=0, limits=_LIMITS)
-        if not matcher.is_error():
-            trial = matcher.deep_copy()
-            trial.compute_bitmask()
-            if not trial.is_error():
-                return matcher
-            matcher = trial
-        error = _first_line(matcher.get_error())
-        if error.startswith("NoExtension"):
-            raise RequestError("the grammar allows no reply")
-        raise RequestError(f"failed to parse grammar: {error}")
+            return self._vocabulary
+
+    def _compile(self, grammar: str, kind: GrammarKind) -> llguidance.LLMatcher:
+        vocabulary = self._prepared()
+        if kind == "llguidance":
+            return _tried(llguidance.LLMatcher(vocabulary, grammar, log_level=0, limits=_LIMITS[kind]))
+        assert self._markers is not None
+        rules = read_gbnf(grammar, self._markers)
+        error: RequestError | None = None
+        for text in translated(rules, self._end_tokens, self._markers.n_vocab):
+            try:
+                return _tried(llguidance.LLMatcher(vocabulary, _HEADER + text, log_level=0, limits=_LIMITS[kind]))
+            except RequestError as refused:
+                error = refused
+        raise RequestError(f"the grammar is too complex: {error}")
 
 
 _MOST_KNOWN = 16
 
-_LIMITS = llguidance.LLParserLimits(
-    max_items_in_row=10_000,
-    initial_lexer_fuel=1_000_000,
-    step_lexer_fuel=100_000,
-    step_max_items=1_000_000,
-    max_lexer_states=50_000,
-    max_grammar_size=200_000,
-    precompute_large_lexemes=False,
-    verbose_errors=False,
-)
+_HEADER = '%llguidance {"no_forcing": true}\n'
+
+
+def _limits(n_items: int, n_step_items: int) -> llguidance.LLParserLimits:
+    return llguidance.LLParserLimits(
+        max_items_in_row=n_items,
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=100_000,
+        step_max_items=n_step_items,
+        max_lexer_states=50_000,
+        max_grammar_size=200_000,
+        precompute_large_lexemes=False,
+        verbose_errors=False,
+    )
+
+
+_LIMITS: dict[GrammarKind, llguidance.LLParserLimits] = {
+    "gbnf": _limits(
+        limit(2_000, "ways in which a client's grammar can go on at one place", "400", "reply"),
+        limit(300_000, "ways of a client's grammar that are looked at for one token", "400", "reply"),
+    ),
+    "llguidance": _limits(10_000, 1_000_000),
+}
 """So that no grammar takes much more than a second, nor a token more than a fraction of one."""
+
+_TRIAL_MASKS, _TRIAL_SECONDS = 12, 0.3
+_SLOW_SECONDS = 0.15
+
+
+def _tried(matcher: llguidance.LLMatcher) -> llguidance.LLMatcher:
+    """``matcher``, if it can begin and what it takes for some first tokens is bearable; else RequestError."""
+    trial = matcher.deep_copy() if not matcher.is_error() else matcher
+    rng, spent = random.Random(0), 0.0
+    for _ in range(_TRIAL_MASKS):
+        if trial.is_error() or trial.is_stopped() or spent > _TRIAL_SECONDS:
+            break
+        began = time.thread_time()
+        mask = trial.compute_bitmask()
+        seconds = time.thread_time() - began
+        if seconds > _SLOW_SECONDS:
+            raise RequestError("it takes too long to find out what may come next")
+        spent += seconds
+        allowed = np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little"))
+        if not allowed.size:
+            break
+        trial.consume_token(int(allowed[rng.randrange(allowed.size)]))
+    if not trial.is_error():
+        return matcher
+    error = _first_line(trial.get_error())
+    if error.startswith("NoExtension"):
+        raise RequestError("the grammar allows no reply")
+    raise RequestError(f"failed to parse grammar: {error}")
 
 
 _SLICE = r'[^"\\\x00-\x1F\x7F]{1,30}'
@@ -178,35 +235,25 @@ def _vocabulary_of(tokenizer: LlamaTokenizer) -> llguidance.LLTokenizer:
     return llguidance.LLTokenizer(wrapper, eos_token=ends, slices=[_SLICE])
 
 
+def _markers_of(tokenizer: LlamaTokenizer) -> Markers:
+    def token_of(text: str) -> int | None:
+        tokens = tokenizer.tokenize(text)
+        return tokens[0] if len(tokens) == 1 else None
+
+    controls = tokenizer.control_tokens() - tokenizer.end_tokens()
+    names = {tokenizer.piece(token).decode("utf-8", "replace"): token for token in controls}
+    return Markers(names, tokenizer.n_vocab, token_of)
+
+
 def _first_line(text: str) -> str:
     return text.split("\n", 1)[0][:300]
-
-
-class _Matcher(Protocol):
-    """What one kind of grammar knows how to do. It is never told to read a token that it does not allow."""
-
-    def allows(self, token: int) -> bool:
-        """Whether ``token`` may come next."""
-
-    def restrict(self, candidates: Candidates) -> None:
-        """Set the logits of all tokens that may not come next to minus infinity."""
-
-    def read(self, token: int) -> None:
-        """``token`` comes next."""
-
-    def copy(self) -> _Matcher:
-        """Another one that has read the same."""
-
-    def close(self) -> None:
-        """Free what llama.cpp holds of it."""
 
 
 class Grammar:
     """What binds one reply, at once or from a trigger on.
 
     A lazy one that refuses what a trigger found sleeps on, and one that becomes too complex binds no longer: a reply
-    does not fail because of calls that nobody asked for. Triggers are looked for here, since llama.cpp's sampler would
-    end the process at a token that it does not allow. RequestError if the grammar does not parse.
+    does not fail because of calls that nobody asked for. RequestError if the grammar does not parse.
     """
 
     def __init__(self, vocab: Any, sampling: Sampling, compiler: GrammarCompiler) -> None:
@@ -215,13 +262,8 @@ class Grammar:
         if sampling.grammar_lazy:
             self._watch = TriggerWatch(sampling.grammar_triggers, sampling.grammar_hidden)
         self.is_asleep = sampling.grammar_lazy
-        self._matcher: _Matcher = (
-            _LibraryMatcher(compiler.matcher(sampling.grammar), vocab)
-            if sampling.grammar_kind == "llguidance"
-            else _GbnfMatcher(vocab, sampling.grammar)
-        )
+        self._matcher = _Matcher(compiler.matcher(sampling.grammar, sampling.grammar_kind), vocab)
         if sampling.grammar_prefill and not self.is_asleep and not self._read(sampling.grammar_prefill.encode()):
-            self.close()
             raise RequestError("the grammar does not allow what the prompt holds of the reply")
 
     def allows(self, token: int) -> bool:
@@ -251,22 +293,15 @@ class Grammar:
         elif self._watch is not None and (text := self._watch.feed(read_piece(self._vocab, token))) is not None:
             self._wake(text)
 
-    def close(self) -> None:
-        """Free what it holds; calling twice is harmless."""
-        self._matcher.close()
-
     def _wake(self, text: bytes) -> None:
         """Bind from here on, unless the grammar does not allow ``text``, with which it has to begin."""
-        trial = self._matcher.copy()
+        before = self._matcher.copy()
         try:
             self.is_asleep = not self._read(text)
         except RequestError as error:
             self._give_up(error)
         if self.is_asleep:
-            self._matcher.close()
-            self._matcher = trial
-        else:
-            trial.close()
+            self._matcher = before
 
     def _give_up(self, error: RequestError) -> None:
         if self._watch is None:
@@ -284,8 +319,8 @@ class Grammar:
         return True
 
 
-class _LibraryMatcher:
-    """A matcher of llguidance."""
+class _Matcher:
+    """A matcher of llguidance. It is never told to read a token that it does not allow."""
 
     def __init__(self, matcher: llguidance.LLMatcher, vocab: Any) -> None:
         self._matcher = matcher
@@ -305,59 +340,11 @@ class _LibraryMatcher:
         if not api.llama_vocab_is_eog(self._vocab, token):
             self._checked(self._matcher.consume_token(token))
 
-    def copy(self) -> _LibraryMatcher:
-        return _LibraryMatcher(self._matcher.deep_copy(), self._vocab)
-
-    def close(self) -> None:
-        pass
+    def copy(self) -> _Matcher:
+        """Another one that has read the same."""
+        return _Matcher(self._matcher.deep_copy(), self._vocab)
 
     def _checked(self, result: R) -> R:
         if self._matcher.is_error():
             raise RequestError(f"the grammar is too complex: {_first_line(self._matcher.get_error())}")
         return result
-
-
-_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]', re.DOTALL)
-
-_MOST_GROUPS, _MOST_RULES = 2000, 20000
-"""llama.cpp reads a group within a group, and follows a rule to another, by a call of its own: ten times as many
-overflow the stack of a thread."""
-
-
-class _GbnfMatcher:
-    """llama.cpp's grammar sampler."""
-
-    def __init__(self, vocab: Any, grammar: str) -> None:
-        if _too_deep(grammar):
-            raise RequestError("failed to parse grammar: it is nested too deeply")
-        text = grammar.encode("utf-8", "replace")
-        self._one = Candidates(1)
-        self._sampler = api.llama_sampler_init_grammar(vocab, text, b"root") if b"\0" not in text else None
-        if not self._sampler:
-            raise RequestError("failed to parse grammar")
-
-    def allows(self, token: int) -> bool:
-        self._one.fill_one(token)
-        self._one.apply(self._sampler)
-        return bool(self._one.left["logit"][0] != -float("inf"))
-
-    def restrict(self, candidates: Candidates) -> None:
-        candidates.apply(self._sampler)
-
-    def read(self, token: int) -> None:
-        api.llama_sampler_accept(self._sampler, token)
-
-    def copy(self) -> _GbnfMatcher:
-        other = copy(self)
-        other._one, other._sampler = Candidates(1), api.llama_sampler_clone(self._sampler)
-        return other
-
-    def close(self) -> None:
-        if self._sampler:
-            api.llama_sampler_free(self._sampler)
-            self._sampler = None
-
-
-def _too_deep(grammar: str) -> bool:
-    steps = (1 if sign == "(" else -1 for sign in _QUOTED.sub("", grammar) if sign in "()")
-    return grammar.count("::=") > _MOST_RULES or max(itertools.accumulate(steps), default=0) > _MOST_GROUPS

@@ -158,8 +158,11 @@ class LlamaBackend:
         return _IndexedSampler(self, sampler)
 
     def check(self, sampling: Sampling) -> None:
-        if sampling.grammar and sampling.grammar_kind == "llguidance":
-            self._grammars.matcher(sampling.grammar)
+        if sampling.grammar:
+            self._grammars.matcher(sampling.grammar, sampling.grammar_kind)
+
+    def prepare(self) -> None:
+        self._grammars.prepare()
 
     def top_tokens(self, index: int, token: int, n: int) -> TopTokens:
         logits = self.logits(index).astype(np.float64)

@@ -25,7 +25,7 @@ class LlamaSampler:
     """Samples from the context's outputs; penalties have seen the end of ``prompt``.
 
     ``end_tokens`` are forbidden when the request ignores the end of the reply. A grammar that does not parse raises
-    RequestError; ``compiler`` is asked for those that llama.cpp does not read.
+    RequestError; ``compiler`` has the others.
     """
 
     def __init__(
@@ -102,9 +102,7 @@ class LlamaSampler:
         return self._candidates.top(token, n) if self._candidates is not None else ()
 
     def close(self) -> None:
-        """Free the chain and the grammar."""
-        if self._grammar is not None:
-            self._grammar.close()
+        """Free the chain."""
         if self._chain is not None:
             api.llama_sampler_free(self._chain)
             self._chain = None

@@ -1,0 +1,1 @@
+"""Fuzzers: random grammars, schemas and requests, as many as one likes."""
