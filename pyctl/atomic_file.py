@@ -21,7 +21,6 @@ __all__ = [
     "is_abandoned",
     "make_private",
     "open_private",
-    "remove_leftovers",
     "replacing",
     "sync_directory",
     "temp_name",
@@ -89,19 +88,14 @@ def temp_path(directory: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def replacing(path: Path, *, private: bool = True, sync: bool = True) -> Iterator[BinaryIO]:
+def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
     """A new file, open for writing, that takes the place of ``path`` when the block ends without an exception.
 
-    Otherwise ``path`` stays as it was. One that is not ``private`` may be read by whom the umask lets; without ``sync``
-    a power failure may leave an empty file. OSError if it cannot be written; ValueError if ``path`` cannot be a name.
+    Otherwise ``path`` stays as it was. Without ``sync`` a power failure may leave an empty file. OSError if it cannot
+    be written; ValueError if ``path`` cannot be a name.
     """
     with temp_path(path.parent) as temporary:
-        flags = os.O_RDWR | os.O_EXCL
-        if private:
-            descriptor = open_private(temporary, flags)
-        else:
-            descriptor = os.open(temporary, flags | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        with os.fdopen(descriptor, "w+b") as file:
+        with os.fdopen(open_private(temporary, os.O_RDWR | os.O_EXCL), "w+b") as file:
             yield file
             file.flush()
             if sync:
@@ -139,21 +133,3 @@ def is_abandoned(path: Path) -> bool:
     except (PermissionError, OverflowError):
         pass
     return age > ABANDONED_SECONDS
-
-
-def remove_leftovers(directory: Path, min_age: float = 0.0) -> list[Path]:
-    """Remove the temp files in ``directory`` that nobody writes to any more; returns those that went.
-
-    What was written to ``min_age`` seconds ago stays: other machines, whose processes are not known here, may share it.
-    """
-    gone = [path for path in directory.iterdir() if is_abandoned(path) and time.time() - _written(path) >= min_age]
-    for path in gone:
-        path.unlink(missing_ok=True)
-    return gone
-
-
-def _written(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0

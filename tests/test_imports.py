@@ -17,7 +17,7 @@ LAYERS = {
     "prompt": set(),
     "text": set(),
     "atomic_file": set(),
-    "models": {"errors", "atomic_file"},
+    "models": {"errors", "text", "atomic_file"},
     "cache": {"prompt", "errors", "atomic_file"},
     "chat": {"prompt", "text", "errors", "atomic_file"},
     "engine": {"cache", "models", "prompt", "text", "errors", "atomic_file"},

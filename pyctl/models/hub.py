@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 from huggingface_hub import CachedRevisionInfo, HfApi, constants, hf_hub_download, scan_cache_dir
 from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError is the one of its HTTP library
     CacheNotFound,
@@ -21,12 +18,10 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError 
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
 )
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
-from pyctl.atomic_file import ABANDONED_SECONDS, remove_leftovers, replacing
 from pyctl.errors import ConfigError
 from pyctl.models import SPLIT_NAME, HubSettings, split_names
+from pyctl.models.download import MAGIC, fetch_url
 
 __all__ = ["cached_models", "fetch"]
 
@@ -34,7 +29,6 @@ PREFERRED = ("Q4_K_M", "Q8_0")
 """Quants that are taken where none is asked for, as in llama-server."""
 COMPANIONS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
 """Parts of file names that belong to no model of their own."""
-CONNECT_SECONDS = 10.0
 
 
 def fetch(settings: HubSettings) -> Path:
@@ -43,7 +37,7 @@ def fetch(settings: HubSettings) -> Path:
     Without a network, or with ``offline``, what was fetched before is used. Raises ConfigError.
     """
     if settings.model_url:
-        return _fetch_url(settings.model_url, settings.offline)
+        return fetch_url(settings.model_url, settings.offline)
     repo, _, quant = settings.hf_repo.partition(":")
     unreachable = "--offline is given"
     if not settings.offline:
@@ -80,8 +74,20 @@ def _download(repo: str, quant: str, settings: HubSettings) -> Path:
     with _refusals(repo):
         listed = HfApi(token=token).model_info(repo).siblings or []
         wanted = _choose([file.rfilename for file in listed], quant, settings.hf_file, repo)
-        paths = [hf_hub_download(repo, name, token=token) for name in split_names(wanted)]
-    return Path(paths[0])
+        paths = [Path(hf_hub_download(repo, name, token=token)) for name in split_names(wanted)]
+    for path in paths:
+        _check_magic(path, repo)
+    return paths[0]
+
+
+def _check_magic(path: Path, repo: str) -> None:
+    """Remove a file that is no model, such as a pointer to one, and say so: it would be taken for one for ever."""
+    with path.open("rb") as file:
+        head = file.read(len(MAGIC))
+    if head != MAGIC:
+        for each in (path.resolve(), path):
+            each.unlink(missing_ok=True)
+        raise ConfigError(f"{path.name} of {repo} is no GGUF file: it begins with {head!r}")
 
 
 @contextmanager
@@ -123,7 +129,7 @@ def _choose(names: Sequence[str], quant: str, file: str, where: str) -> str:
 
 def _is_model(name: str) -> bool:
     base = name.rpartition("/")[2]
-    return base.endswith(".gguf") and not any(part in base for part in COMPANIONS)
+    return base.endswith(".gguf") and base.isprintable() and not any(part in base for part in COMPANIONS)
 
 
 def _cached(repo: str) -> CachedRevisionInfo | None:
@@ -140,48 +146,6 @@ def _revisions() -> Iterator[tuple[str, CachedRevisionInfo]]:
     for repo in repos:
         if repo.repo_type == "model":
             yield from ((repo.repo_id, revision) for revision in repo.revisions)
-
-
-def _fetch_url(url: str, offline: bool) -> Path:
-    """The file at ``url``, kept under the user's cache directory; parts of a split model lie beside the first."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    folder, _, name = httpx.URL(url).path.rpartition("/")
-    digest = hashlib.blake2b(f"{httpx.URL(url).host}{folder}".encode(), digest_size=6).hexdigest()
-    directory = (Path(base) if base else Path.home() / ".cache") / "pyctl" / "models" / digest
-    if not name.endswith(".gguf"):
-        raise ConfigError(f"{url} does not end in the name of a GGUF file")
-    for part in split_names(name):
-        target = directory / part
-        if target.exists():
-            continue
-        if offline:
-            raise ConfigError(f"{part} has not been fetched before, and --offline is given")
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            remove_leftovers(directory, ABANDONED_SECONDS)
-            _stream(url.replace(name, part), target)
-        except httpx.HTTPStatusError as error:
-            raise ConfigError(f"{url.replace(name, part)} answers with status {error.response.status_code}") from error
-        except (OSError, httpx.HTTPError, httpx.InvalidURL) as error:
-            raise ConfigError(f"cannot fetch {url.replace(name, part)}: {_line(error)}") from error
-    return directory / name
-
-
-def _stream(url: str, target: Path) -> None:
-    """Download to ``target``, which appears when it is whole."""
-    timeout = httpx.Timeout(60.0, connect=CONNECT_SECONDS)
-    columns = (target.name, BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with (
-        replacing(target, private=False) as file,
-        httpx.stream("GET", url, timeout=timeout, follow_redirects=True) as response,
-    ):
-        response.raise_for_status()
-        size = int(response.headers.get("Content-Length", 0)) or None
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task(target.name, total=size)
-            for chunk in response.iter_raw(1 << 20):
-                file.write(chunk)
-                bar.advance(task, len(chunk))
 
 
 def _list(names: Sequence[str]) -> str:

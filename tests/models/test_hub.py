@@ -18,7 +18,7 @@ import pytest
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FILES = {
     "README.md": b"words",
-    "mmproj-model-F16.gguf": b"eyes",
+    "mmproj-model-F16.gguf": b"GGUF eyes",
     "model-BF16-00001-of-00002.gguf": b"GGUF one",
     "model-BF16-00002-of-00002.gguf": b"GGUF two",
     "model-Q4_K_M.gguf": b"GGUF small",
@@ -139,7 +139,7 @@ def test_the_quant_is_chosen_as_llama_server_does(run: Run) -> None:
         ["model-Q4_K_M.gguf", "GGUF small"],
         ["model-Q8_0.gguf", "GGUF large"],
         ["model-BF16-00001-of-00002.gguf", "GGUF one"],
-        ["mmproj-model-F16.gguf", "eyes"],
+        ["mmproj-model-F16.gguf", "GGUF eyes"],
         ["x-q8_0.gguf", "GGUF 8"],
         ["first.gguf", "GGUF first"],
         ["s-Q8_0.gguf", "GGUF secret"],

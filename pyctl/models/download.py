@@ -1,0 +1,279 @@
+"""Model files by their address: kept only when they are whole and really models, and resumed where they broke off."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import time
+from contextlib import suppress
+from io import FileIO
+from pathlib import Path
+from types import TracebackType
+from urllib.parse import quote, unquote
+
+import httpx
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TimeRemainingColumn, TransferSpeedColumn
+
+from pyctl.atomic_file import sync_directory, write_atomic
+from pyctl.errors import ConfigError
+from pyctl.limit import limit
+from pyctl.models import split_names
+from pyctl.text import one_line
+
+__all__ = ["MAGIC", "download", "fetch_url"]
+
+log = logging.getLogger(__name__)
+
+MAGIC = b"GGUF"
+"""How every model file begins."""
+
+CONNECT_SECONDS = 10.0
+READ_SECONDS = limit(60, "silence of a server that sends a model", "the download is resumed", "connection", "s")
+MOST_TRIES = limit(5, "tries to fetch a model without 1 MiB more", "the program ends", "connection")
+SPARE_BYTES = limit(256 * 2**20, "disk space that a download leaves free", "the program ends", "disk", "bytes")
+PAUSE_SECONDS = 1.0
+"""Before the second try; doubled before each further one."""
+
+_STEP = 2**20
+_NOTE_BYTES = 64 * _STEP
+_TRANSIENT = frozenset((408, 425, 429, 500, 502, 503, 504))
+
+
+class _Broken(Exception):
+    """The download broke off; another try may get further."""
+
+
+def fetch_url(address: str, offline: bool) -> Path:
+    """The file at ``address``, under the user's cache directory; parts of a split model lie beside the first.
+
+    A place of its own for each scheme, host, port, folder and query. Raises ConfigError.
+    """
+    try:
+        url = httpx.URL(address)
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"{one_line(address)} is no address: {error}") from error
+    folder, _, last = url.raw_path.partition(b"?")[0].decode("ascii").rpartition("/")
+    name = unquote(last).rpartition("/")[2]
+    if not name.endswith(".gguf") or not name.isprintable():
+        raise ConfigError(f"{_shown(url)} does not end in the name of a GGUF file")
+    whole = f"{url.scheme}://{url.netloc.decode('ascii')}{folder}?{url.query.decode('ascii')}"
+    base = os.environ.get("XDG_CACHE_HOME")
+    directory = (Path(base) if base else Path.home() / ".cache") / "pyctl" / "models"
+    directory /= hashlib.blake2b(whole.encode(), digest_size=8).hexdigest()
+    for part in split_names(name):
+        if (directory / part).exists():
+            continue
+        if offline:
+            raise ConfigError(f"{part} has not been fetched before, and --offline is given")
+        path = f"{folder}/{last if part == name else quote(part)}".encode()
+        source = url.copy_with(raw_path=path + (b"?" + url.query if url.query else b""))
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            download(source, directory / part)
+        except OSError as error:
+            raise ConfigError(f"cannot keep {part} in {directory}: {error.strerror or error}") from error
+    return directory / name
+
+
+def download(
+    url: httpx.URL, target: Path, *, read_seconds: float = READ_SECONDS, pause_seconds: float = PAUSE_SECONDS
+) -> None:
+    """Fetch ``url`` to ``target``, which appears when it is whole. Another process that fetches it is waited for.
+
+    What came of a file stays beside ``target`` and is gone on with, now or at the next call, as long as the server says
+    that it is still the same file. Raises ConfigError, and OSError if the disk refuses.
+    """
+    columns = ("{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    timeout = httpx.Timeout(read_seconds, connect=CONNECT_SECONDS)
+    with (
+        _Part(target) as part,
+        httpx.Client(timeout=timeout, follow_redirects=True, headers={"Accept-Encoding": "identity"}) as client,
+        Progress(*columns, console=Console(stderr=True), transient=True) as bar,
+    ):
+        if target.exists():
+            return
+        task = bar.add_task(one_line(target.name), total=None)
+        furthest = failures = 0
+        while True:
+            try:
+                _receive(client, url, part, bar, task)
+                break
+            except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+                if not part.n_bytes:
+                    raise _refusal(url, error) from error
+                reason: Exception = error
+            except (_Broken, httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError) as error:
+                reason = error
+            except httpx.HTTPError as error:
+                raise _refusal(url, error) from error
+            failures = 1 if part.n_bytes >= furthest + _STEP else failures + 1
+            furthest = max(furthest, part.n_bytes)
+            if failures >= MOST_TRIES:
+                raise _refusal(url, reason) from reason
+            log.warning("%s broke off after %d bytes (%s); trying again", _shown(url), part.n_bytes, _line(reason))
+            time.sleep(pause_seconds * 2 ** (failures - 1))
+        part.finish(target)
+
+
+def _receive(client: httpx.Client, url: httpx.URL, part: _Part, bar: Progress, task: TaskID) -> None:
+    """Let ``part`` grow to the end of the file. Raises ConfigError for what no further try can mend."""
+    asked = {"Range": f"bytes={part.n_bytes}-", "If-Range": part.validator} if part.n_bytes and part.validator else {}
+    with client.stream("GET", url, headers=asked) as response:
+        status, headers = response.status_code, response.headers
+        if status in _TRANSIENT:
+            raise _Broken(f"it answers with status {status}")
+        if status == 416:  # there is less than what came before
+            part.begin("")
+            raise _Broken("it is another file now")
+        if status not in (200, 206):
+            raise ConfigError(f"{_shown(url)} answers with status {status}")
+        if headers.get("Content-Encoding", "identity") != "identity":
+            raise ConfigError(f"{_shown(url)} sends the file as {one_line(headers['Content-Encoding'])}, not as it is")
+        length = headers.get("Content-Length", "")
+        if not length.isdecimal() and "chunked" not in headers.get("Transfer-Encoding", ""):
+            raise ConfigError(f"{_shown(url)} does not say where the file ends")
+        if status == 206:
+            if not asked or not _continues(headers, part):
+                part.begin("")
+                raise _Broken("it goes on at another place, or with another file")
+        else:
+            part.begin(_validator(headers))
+        size = part.n_bytes + int(length) if length.isdecimal() else None
+        _check_space(url, part, (size or 0) - part.n_bytes)
+        bar.update(task, total=size, completed=part.n_bytes)
+        for chunk in response.iter_raw():
+            part.append(chunk)
+            if part.head != MAGIC[: len(part.head)]:
+                break
+            if size is None:
+                _check_space(url, part, 0)
+            bar.update(task, completed=part.n_bytes)
+    if part.head != MAGIC:
+        begin = part.head
+        part.begin("")
+        raise ConfigError(f"{_shown(url)} is no GGUF file: it begins with {begin!r}")
+    if size is not None and part.n_bytes != size:
+        raise _Broken(f"{part.n_bytes} of {size} bytes came")
+
+
+def _continues(headers: httpx.Headers, part: _Part) -> bool:
+    """Whether an answer of status 206 goes on where ``part`` ends, in the same file."""
+    found = re.fullmatch(r"bytes (\d+)-\d+/(?:\d+|\*)", headers.get("Content-Range", ""))
+    return found is not None and int(found[1]) == part.n_bytes and _validator(headers) in ("", part.validator)
+
+
+def _validator(headers: httpx.Headers) -> str:
+    """What says that a file is still the same to the byte; empty if nothing does."""
+    tag = str(headers.get("ETag", ""))
+    return tag if tag and not tag.startswith("W/") else str(headers.get("Last-Modified", ""))
+
+
+def _check_space(url: httpx.URL, part: _Part, needed: int) -> None:
+    free = shutil.disk_usage(part.path.parent).free - SPARE_BYTES
+    if needed > free or free < 0:
+        wanted = f"{needed / 2**20:,.0f} MiB more" if needed else "more room"
+        raise ConfigError(
+            f"{_shown(url)} needs {wanted}; {max(free, 0) / 2**20:,.0f} MiB are free in {part.path.parent} "
+            f"beside {SPARE_BYTES / 2**20:.0f} MiB that stay free"
+        )
+
+
+class _Part:
+    """The file that will be ``target``, as far as it came; locked within a ``with`` block.
+
+    ``n_bytes`` of it are good. ``validator`` tells the server which file they are of. ``head`` are the first bytes.
+    """
+
+    def __init__(self, target: Path) -> None:
+        self.path = target.with_name(f"{target.name}.part")
+        self._note = target.with_name(f"{target.name}.part.json")
+        self.n_bytes, self.validator, self.head = 0, "", b""
+        self._noted = 0
+
+    def __enter__(self) -> _Part:
+        self._file = _locked(self.path)
+        try:
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                note = json.loads(self._note.read_bytes())
+                if len(MAGIC) <= int(note["n_bytes"]) <= os.fstat(self._file.fileno()).st_size:
+                    self.n_bytes, self.validator, self.head = int(note["n_bytes"]), str(note["validator"]), MAGIC
+            self._file.truncate(self.n_bytes)
+        except BaseException:
+            self._file.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Keep what can be gone on with, and nothing else."""
+        with self._file:
+            with suppress(OSError):
+                if self.validator and self.head == MAGIC:
+                    self._save()
+                    return
+            for path in (self.path, self._note):
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
+
+    def begin(self, validator: str) -> None:
+        """Start anew with the file that ``validator`` tells from others."""
+        self._note.unlink(missing_ok=True)
+        self._file.truncate(0)
+        self.n_bytes, self.validator, self.head, self._noted = 0, validator, b"", 0
+
+    def append(self, chunk: bytes) -> None:
+        self.head += chunk[: max(len(MAGIC) - len(self.head), 0)]
+        view = memoryview(chunk)
+        while view:
+            view = view[self._file.write(view) :]
+        self.n_bytes += len(chunk)
+        if self.n_bytes - self._noted >= _NOTE_BYTES and self.validator and self.head == MAGIC:
+            self._save()
+
+    def finish(self, target: Path) -> None:
+        """The file is whole: give it its name."""
+        os.fsync(self._file.fileno())
+        os.replace(self.path, target)
+        sync_directory(target.parent)
+        self.validator = ""
+
+    def _save(self) -> None:
+        """Note what a later process can go on with: only what surely is on the disk."""
+        os.fsync(self._file.fileno())
+        write_atomic(self._note, json.dumps({"n_bytes": self.n_bytes, "validator": self.validator}).encode())
+        self._noted = self.n_bytes
+
+
+def _locked(path: Path) -> FileIO:
+    """The file at ``path``, opened for appending; nobody else has it, and it still has that name."""
+    while True:
+        file = path.open("ab+", 0)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                    return file
+        except BaseException:
+            file.close()
+            raise
+        file.close()  # whoever had it has finished it, or given it up
+
+
+def _refusal(url: httpx.URL, error: Exception) -> ConfigError:
+    return ConfigError(f"cannot fetch {_shown(url)}: {_line(error)}")
+
+
+def _shown(url: httpx.URL) -> str:
+    """``url`` without what may be secret in it."""
+    return one_line(str(url.copy_with(userinfo=b"", query=None, fragment=None)))
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
