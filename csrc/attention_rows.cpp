@@ -74,7 +74,7 @@ int64_t attention_rows::end_of(llama_seq_id seq) const {
 }
 
 size_t attention_rows::size(int64_t p0, int64_t p1) const {
-    if (p0 < 0 || p1 <= p0) {
+    if (p0 < 0 || p1 <= p0 || p1 > last_position) {
         throw std::invalid_argument("rows " + range_text(p0, p1) + " are not a range");
     }
     return sizeof(block_header) + static_cast<size_t>(p1 - p0) * row_bytes;

@@ -31,7 +31,7 @@ public:
     // The position after the last row of `seq`.
     int64_t end_of(llama_seq_id seq) const;
 
-    // Bytes of the block that holds rows [p0, p1).
+    // Bytes of the block that holds rows [p0, p1), which no file can have if p1 is beyond `last_position`: that throws.
     size_t size(int64_t p0, int64_t p1) const;
 
     // Rows [p0, p1) of `seq` into a block of exactly `size(p0, p1)` bytes.

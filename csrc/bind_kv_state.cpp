@@ -5,6 +5,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <cstddef>
+#include <deque>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -33,11 +35,16 @@ size_t size_of(const py::buffer_info & info) {
     return static_cast<size_t>(info.size) * static_cast<size_t>(info.itemsize);
 }
 
-// A kv_state and the buffers that its copies have yet to read or fill.
+// So many calls may be under way before the next one waits for the oldest. A host is ahead of its device by two or three;
+// one that cannot see how far the device is keeps the latest snapshot's.
+constexpr size_t most_in_flight = 16, most_unseen = 2;
+
+// A kv_state and the buffers that its copies have yet to read or fill. They are let go when the copies are complete: at
+// the next call, for there may never be one to `finish`.
 class bound_state {
 public:
-    bound_state(uintptr_t ctx, llama_seq_id seq)
-        : state(reinterpret_cast<llama_context *>(ctx), seq, host_arena::instance()) {}
+    bound_state(uintptr_t ctx, llama_seq_id seq, size_t lag)
+        : state(reinterpret_cast<llama_context *>(ctx), seq, host_arena::instance(), lag) {}
 
     ~bound_state() { state.finish(); }
 
@@ -52,8 +59,16 @@ public:
     bool                is_async() const { return state.is_async(); }
     size_t              rows_size(int64_t p0, int64_t p1) const { return state.rows_size(p0, p1); }
     size_t              state_size(llama_seq_id seq) const { return state.state_size(seq); }
-    void                rewind(llama_seq_id seq, int64_t n) { state.rewind(seq, n); }
-    void                clear(llama_seq_id seq) { state.clear(seq); }
+
+    void rewind(llama_seq_id seq, int64_t n) {
+        state.rewind(seq, n);
+        release();
+    }
+
+    void clear(llama_seq_id seq) {
+        state.clear(seq);
+        release();
+    }
 
     void save_rows(llama_seq_id seq, int64_t p0, int64_t p1, const py::buffer & out) {
         copy(contiguous_bytes(out, true),
@@ -67,10 +82,7 @@ public:
             infos.push_back(contiguous_bytes(buffer, false));
             parts.push_back({ data_of(infos.back()), size_of(infos.back()), first, last });
         }
-        without_gil([&] { state.load_rows(seq, p0, parts); });
-        for (py::buffer_info & info : infos) {
-            hold(std::move(info));
-        }
+        started(std::move(infos), [&] { state.load_rows(seq, p0, parts); });
     }
 
     void save_state(llama_seq_id seq, int64_t n, const py::buffer & out) {
@@ -84,10 +96,26 @@ public:
 
     void finish() {
         without_gil([&] { state.finish(); });
-        in_flight.clear();
+        release();
+    }
+
+    size_t in_flight_bytes() {
+        release();
+        size_t sum = 0;
+        for (const flight & copies : in_flight) {
+            for (const py::buffer_info & info : copies.buffers) {
+                sum += size_of(info);
+            }
+        }
+        return sum;
     }
 
 private:
+    struct flight {
+        copy_progress::ticket        ticket;
+        std::vector<py::buffer_info> buffers;
+    };
+
     // The copies touch no Python object; whoever calls keeps the buffers alive.
     template <typename F> static void without_gil(const F & function) {
         const py::gil_scoped_release release;
@@ -95,28 +123,53 @@ private:
     }
 
     template <typename F> void copy(py::buffer_info && info, const F & function) {
-        without_gil([&] { function(data_of(info), size_of(info)); });
-        hold(std::move(info));
+        uint8_t * const              data = data_of(info);
+        const size_t                 size = size_of(info);
+        std::vector<py::buffer_info> infos;
+        infos.push_back(std::move(info));
+        started(std::move(infos), [&] { function(data, size); });
     }
 
-    void hold(py::buffer_info && info) {
-        if (state.is_async()) {
-            in_flight.push_back(std::move(info));
+    // Calls `function`, which starts copies of `infos`, and keeps these until the copies are complete.
+    template <typename F> void started(std::vector<py::buffer_info> && infos, const F & function) {
+        release();
+        try {
+            without_gil(function);
+        } catch (...) {
+            finish();  // some copies may have begun
+            throw;
+        }
+        if (!state.is_async()) {
+            return;
+        }
+        in_flight.push_back({ state.progress().take(), std::move(infos) });
+        copy_progress & progress = state.progress();
+        if (in_flight.size() > (progress.can_ask() ? most_in_flight : most_unseen)) {
+            without_gil([&] { progress.wait(in_flight.front().ticket); });
+            in_flight.pop_front();
         }
     }
 
-    kv_state                     state;
-    std::vector<py::buffer_info> in_flight;
+    // Lets go of what has been copied.
+    void release() {
+        while (!in_flight.empty() && state.progress().is_complete(in_flight.front().ticket)) {
+            in_flight.pop_front();
+        }
+    }
+
+    kv_state           state;
+    std::deque<flight> in_flight;  // in the order of the copies
 };
 
 }  // namespace
 
 void register_kv_state(py::module_ & m) {
     py::class_<bound_state>(m, "KVState")
-        .def(py::init<uintptr_t, llama_seq_id>(), py::arg("ctx"), py::arg("seq") = 0)
+        .def(py::init<uintptr_t, llama_seq_id, size_t>(), py::arg("ctx"), py::arg("seq") = 0, py::arg("lag") = 0)
         .def_property_readonly("kind", &bound_state::kind)
         .def_property_readonly("layout", &bound_state::layout)
         .def_property_readonly("is_async", &bound_state::is_async)
+        .def_property_readonly("in_flight_bytes", &bound_state::in_flight_bytes)
         .def("rows_size", &bound_state::rows_size, py::arg("p0"), py::arg("p1"))
         .def("save_rows", &bound_state::save_rows, py::arg("seq"), py::arg("p0"), py::arg("p1"), py::arg("out"))
         .def("load_rows", &bound_state::load_rows, py::arg("seq"), py::arg("p0"), py::arg("spans"))

@@ -35,7 +35,7 @@ block_header read_header(const uint8_t * data, size_t size, block_kind kind, uin
     if (header.layout != layout) {
         throw std::invalid_argument("the block was taken from a model or cache of another layout");
     }
-    if (header.p0 < 0 || header.p1 < header.p0) {
+    if (header.p0 < 0 || header.p1 < header.p0 || header.p1 > last_position) {
         throw std::invalid_argument("the block claims positions " + range_text(header.p0, header.p1));
     }
     return header;

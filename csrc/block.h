@@ -22,6 +22,9 @@
 #include <cstdint>
 #include <string>
 
+// llama.cpp numbers positions with 32 bits: what claims more is nonsense, and its size need not fit into 64.
+constexpr int64_t last_position = INT32_MAX;
+
 enum class block_kind { rows, state };
 
 struct block_header {

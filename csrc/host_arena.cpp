@@ -1,10 +1,11 @@
 #include "host_arena.h"
 
-#include <dlfcn.h>
+#include "device_runtime.h"
+
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <string>
+#include <iterator>
 #include <thread>
 
 #ifndef MADV_POPULATE_WRITE
@@ -16,43 +17,7 @@ namespace {
 constexpr size_t granule   = 64 << 10;
 constexpr size_t huge_page = 2 << 20;
 constexpr size_t page      = 4 << 10;
-
-constexpr unsigned portable = 1;  // cudaHostRegisterPortable, hipHostRegisterPortable
-
-using register_function = int (*)(void *, size_t, unsigned);
-using error_function    = int (*)();
-
-// The runtime that the loaded device library uses, found by name: the extension is linked to no device library.
-struct device_runtime {
-    register_function register_memory = nullptr;
-    error_function    clear_error     = nullptr;
-
-    device_runtime() {
-        for (const char * vendor : { "cuda", "hip" }) {
-            const std::string name(vendor);
-            register_memory = reinterpret_cast<register_function>(dlsym(RTLD_DEFAULT, (name + "HostRegister").c_str()));
-            clear_error     = reinterpret_cast<error_function>(dlsym(RTLD_DEFAULT, (name + "GetLastError").c_str()));
-            if (register_memory != nullptr) {
-                return;
-            }
-        }
-    }
-
-    bool pin(void * data, size_t size) const {
-        if (register_memory(data, size, portable) == 0) {
-            return true;
-        }
-        if (clear_error != nullptr) {
-            clear_error();
-        }
-        return false;
-    }
-};
-
-const device_runtime & runtime() {
-    static const device_runtime found;
-    return found;
-}
+constexpr size_t nowhere   = SIZE_MAX;
 
 size_t rounded(size_t size, size_t unit) {
     return (size + unit - 1) / unit * unit;
@@ -65,8 +30,8 @@ host_arena & host_arena::instance() {
     return *arena;
 }
 
-bool host_arena::open(size_t limit, size_t ahead) {
-    if (runtime().register_memory == nullptr || limit < slab) {
+bool host_arena::open(size_t limit, size_t ahead, bool registered) {
+    if ((registered && !device_runtime::instance().can_pin()) || limit < slab) {
         return false;
     }
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -80,8 +45,10 @@ bool host_arena::open(size_t limit, size_t ahead) {
         }
         auto * const base = reinterpret_cast<uint8_t *>(rounded(reinterpret_cast<uintptr_t>(region), huge_page));
         madvise(base, limit, MADV_HUGEPAGE);
-        limit_ = limit;
-        base_  = base;
+        limit_      = limit;
+        registered_ = registered;
+        ready_.assign(limit / slab, false);
+        base_ = base;
         std::thread([this] { run(); }).detach();
     }
     ahead_ = std::min(std::max(ahead, ahead_), limit_);
@@ -97,18 +64,16 @@ void * host_arena::allocate(size_t size) {
             if (base_ == nullptr || size == 0) {
                 return nullptr;
             }
-            for (auto it = free_.begin(); it != free_.end(); ++it) {
-                if (it->second < size) {
+            for (const auto & [at, room] : free_) {
+                if (room < size) {
                     continue;
                 }
-                const size_t at = it->first, rest = it->second - size;
-                free_.erase(it);
-                if (rest > 0) {
-                    free_.emplace(at + size, rest);
-                }
-                allocated_.emplace(at, size);
+                const size_t found = at;
+                take_free(found, size);
+                allocated_.emplace(found, size);
+                n_allocated_ += size;
                 changed_.notify_one();
-                return base_ + at;
+                return base_ + found;
             }
         }
         if (!grow()) {
@@ -121,7 +86,19 @@ void host_arena::free(void * data) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto                        it = allocated_.find(static_cast<uint8_t *>(data) - base_);
     insert_free(it->first, it->second);
+    n_allocated_ -= it->second;
     allocated_.erase(it);
+    if (may_shrink()) {
+        changed_.notify_one();
+    }
+}
+
+void host_arena::count_outside(std::ptrdiff_t bytes) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    outside_ += static_cast<size_t>(bytes);
+    if (base_ != nullptr) {
+        changed_.notify_one();
+    }
 }
 
 void host_arena::reserve(size_t bytes) {
@@ -133,7 +110,7 @@ void host_arena::reserve(size_t bytes) {
 void host_arena::stop() {
     {
         const std::lock_guard<std::mutex> lock(mutex_);
-        full_ = true;
+        full_ = keeps_ = true;
     }
     const std::lock_guard<std::mutex> last_slab(growing_);
 }
@@ -147,47 +124,114 @@ size_t host_arena::contiguous(const void * data, size_t size) const {
     return std::min(size, slab - (at - base) % slab);
 }
 
+size_t host_arena::used() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return n_allocated_ + outside_;
+}
+
+size_t host_arena::held() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return n_ready_ * slab + outside_;
+}
+
 // Makes one more slab ready; false when there is none to be had.
 bool host_arena::grow() {
     const std::lock_guard<std::mutex> one_at_a_time(growing_);
-    size_t                            at;
+    size_t                            index;
     {
         const std::lock_guard<std::mutex> lock(mutex_);
-        if (full_ || ready_ + slab > limit_) {
+        if (!may_grow()) {
             return false;
         }
-        at = ready_;
+        index = first_missing();
     }
-    if (madvise(base_ + at, slab, MADV_POPULATE_WRITE) != 0) {
+    uint8_t * const data = base_ + index * slab;
+    if (madvise(data, slab, MADV_POPULATE_WRITE) != 0) {
         for (size_t i = 0; i < slab; i += page) {
-            *const_cast<volatile uint8_t *>(base_ + at + i) = 0;
+            *const_cast<volatile uint8_t *>(data + i) = 0;
         }
     }
-    const bool pinned = runtime().pin(base_ + at, slab);
+    const bool pinned = !registered_ || device_runtime::instance().pin(data, slab);
 
     const std::lock_guard<std::mutex> lock(mutex_);
     full_ = full_ || !pinned;
     if (!pinned) {
-        madvise(base_ + at, slab, MADV_DONTNEED);
+        madvise(data, slab, MADV_DONTNEED);
         return false;
     }
-    ready_ += slab;
-    insert_free(at, slab);
+    ready_[index] = true;
+    ++n_ready_;
+    insert_free(index * slab, slab);
     return true;
+}
+
+// Gives the last slab that nobody uses back to the system.
+void host_arena::shrink() {
+    const std::lock_guard<std::mutex> one_at_a_time(growing_);
+    size_t                            at;
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (!may_shrink()) {
+            return;
+        }
+        at = last_whole_slab();
+        take_free(at, slab);
+    }
+    const bool given = !registered_ || device_runtime::instance().unpin(base_ + at);
+    if (given) {
+        madvise(base_ + at, slab, MADV_DONTNEED);
+    }
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!given) {
+        keeps_ = true;
+        insert_free(at, slab);
+        return;
+    }
+    ready_[at / slab] = false;
+    --n_ready_;
 }
 
 void host_arena::run() {
     while (true) {
+        bool give_back;
         {
             std::unique_lock<std::mutex> lock(mutex_);
-            changed_.wait(lock, [this] {
+            changed_.wait(lock, [this, &give_back] {
                 const size_t free = largest_free();
-                reserved_           = free < reserved_ ? reserved_ : 0;
-                return !full_ && ready_ + slab <= limit_ && free < std::max(ahead_, reserved_);
+                reserved_         = free < reserved_ ? reserved_ : 0;
+                give_back         = may_shrink();
+                return give_back || (may_grow() && free < std::max(ahead_, reserved_));
             });
         }
-        grow();
+        if (give_back) {
+            shrink();
+        } else {
+            grow();
+        }
     }
+}
+
+bool host_arena::may_grow() const {
+    return !full_ && (n_ready_ + 1) * slab + outside_ <= limit_;
+}
+
+bool host_arena::may_shrink() const {
+    return !keeps_ && n_ready_ * slab + outside_ > limit_ && last_whole_slab() != nowhere;
+}
+
+size_t host_arena::first_missing() const {
+    return std::find(ready_.begin(), ready_.end(), false) - ready_.begin();
+}
+
+// Where the last slab begins of which nothing is in use.
+size_t host_arena::last_whole_slab() const {
+    for (auto it = free_.rbegin(); it != free_.rend(); ++it) {
+        const size_t end = (it->first + it->second) / slab * slab;
+        if (end >= it->first + slab) {
+            return end - slab;
+        }
+    }
+    return nowhere;
 }
 
 void host_arena::insert_free(size_t at, size_t size) {
@@ -204,6 +248,19 @@ void host_arena::insert_free(size_t at, size_t size) {
         }
     }
     free_.emplace(at, size);
+}
+
+// Takes [at, at + size) out of the free range that it lies in.
+void host_arena::take_free(size_t at, size_t size) {
+    const auto   it    = std::prev(free_.upper_bound(at));
+    const size_t start = it->first, end = it->first + it->second;
+    free_.erase(it);
+    if (start < at) {
+        free_.emplace(start, at - start);
+    }
+    if (at + size < end) {
+        free_.emplace(at + size, end - at - size);
+    }
 }
 
 size_t host_arena::largest_free() const {

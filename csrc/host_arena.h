@@ -2,7 +2,8 @@
 //
 // Asking a driver for pinned memory is slow and holds up running kernels. Touching fresh pages is the slow half and needs
 // no driver; registering pages that are there already takes a tenth of the time. So a thread touches and registers
-// slab after slab, a little ahead of what is used, and what was freed is used again.
+// slab after slab, a little ahead of what is used, and what was freed is used again. Slabs go back to the system only
+// where buffers outside of the arena, for which it had no hole large enough, would else make the sum exceed the limit.
 #pragma once
 
 #include <atomic>
@@ -11,6 +12,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <vector>
 
 class host_arena {
 public:
@@ -21,15 +23,19 @@ public:
     // because buffers outlive whoever opened it.
     static host_arena & instance();
 
-    // Hold up to `limit` bytes and keep `ahead` of them ready beyond what is used. False, and no arena, where the loaded
-    // device library cannot register memory. Opening again only raises the two numbers as far as the first limit allows.
-    bool open(size_t limit, size_t ahead);
+    // Hold up to `limit` bytes, what `count_outside` counts included, and keep `ahead` of them ready beyond what is used.
+    // False, and no arena, where the loaded device library cannot register memory. Opening again only raises `ahead`.
+    // Without `registered`, for tests, no device library is needed or asked.
+    bool open(size_t limit, size_t ahead, bool registered = true);
 
     // `size` bytes, or null when there is no room; may have to make slabs ready first. Any thread.
     void * allocate(size_t size);
 
     // Takes back what `allocate` returned. Any thread.
     void free(void * data);
+
+    // So many bytes more (or less) are in use that do not come from here. Any thread.
+    void count_outside(std::ptrdiff_t bytes);
 
     // Make `bytes` of contiguous memory ready in the background, once; returns at once.
     void reserve(size_t bytes);
@@ -42,23 +48,40 @@ public:
     // `data` is not the arena's. Any thread, without a lock: the arena never moves.
     size_t contiguous(const void * data, size_t size) const;
 
+    // Bytes of buffers in use, whether they come from here or not.
+    size_t used() const;
+
+    // Bytes that buffers take of the system: those outside, and all slabs that are ready, used or not.
+    size_t held() const;
+
 private:
     host_arena() = default;
 
     bool   grow();
+    void   shrink();
     void   run();
     void   insert_free(size_t at, size_t size);
+    void   take_free(size_t at, size_t size);
     size_t largest_free() const;
+    size_t first_missing() const;
+    size_t last_whole_slab() const;
+    bool   may_grow() const;
+    bool   may_shrink() const;
 
     mutable std::mutex       mutex_;
     std::mutex               growing_;
     std::condition_variable  changed_;
     std::atomic<uint8_t *>   base_{ nullptr };  // set once, after `limit_`
-    size_t                   limit_    = 0;
-    size_t                   ahead_    = 0;
-    size_t                   reserved_ = 0;  // more than `ahead_`, once
-    size_t                   ready_    = 0;  // bytes touched and registered
-    bool                     full_  = false;  // the system refused more, or nobody wants more
-    std::map<size_t, size_t> free_;       // offset -> size, never adjacent
+    size_t                   limit_      = 0;
+    size_t                   ahead_      = 0;
+    size_t                   reserved_   = 0;  // more than `ahead_`, once
+    size_t                   n_ready_    = 0;  // slabs touched and registered
+    size_t                   outside_    = 0;
+    bool                     registered_ = true;
+    bool                     full_       = false;  // the system refused more, or nobody wants more
+    bool                     keeps_      = false;  // the system takes nothing back
+    std::vector<bool>        ready_;      // by slab
+    std::map<size_t, size_t> free_;       // offset -> size, of what is ready, never adjacent
     std::map<size_t, size_t> allocated_;  // offset -> size
+    size_t                   n_allocated_ = 0;
 };

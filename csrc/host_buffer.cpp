@@ -3,6 +3,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include <cstddef>
 #include <cstdlib>
 #include <new>
 #include <stdexcept>
@@ -27,6 +28,7 @@ public:
             if (data_ == nullptr) {
                 throw std::bad_alloc();
             }
+            host_arena::instance().count_outside(static_cast<std::ptrdiff_t>(size_));
         }
     }
 
@@ -35,6 +37,7 @@ public:
             host_arena::instance().free(data_);
         } else {
             std::free(data_);
+            host_arena::instance().count_outside(-static_cast<std::ptrdiff_t>(size_));
         }
     }
 
@@ -58,8 +61,13 @@ void register_host_buffer(py::module_ & m) {
         // Memory that is not ready yet takes long and touches no Python object.
         .def(py::init<size_t, bool>(), py::arg("size"), py::arg("pinned") = true,
              py::call_guard<py::gil_scoped_release>())
-        .def_static("open", [](size_t limit, size_t ahead) { return host_arena::instance().open(limit, ahead); },
-                    py::arg("limit"), py::arg("ahead"))
+        .def_static("open",
+                    [](size_t limit, size_t ahead, bool registered) {
+                        return host_arena::instance().open(limit, ahead, registered);
+                    },
+                    py::arg("limit"), py::arg("ahead"), py::arg("registered") = true)
+        .def_static("used", [] { return host_arena::instance().used(); })
+        .def_static("held", [] { return host_arena::instance().held(); })
         .def_static("reserve", [](size_t bytes) { host_arena::instance().reserve(bytes); }, py::arg("size"))
         .def_static("stop", [] { host_arena::instance().stop(); }, py::call_guard<py::gil_scoped_release>())
         .def_property_readonly("pinned", &host_buffer::pinned)

@@ -1,15 +1,20 @@
 #include "kv_state.h"
 
+#include "llama-memory-recurrent.h"
+
+#include "ggml-backend-impl.h"
+
 #include <stdexcept>
 
-kv_state::kv_state(llama_context * context, llama_seq_id seq, const host_arena & pinned) : ctx(context) {
+kv_state::kv_state(llama_context * context, llama_seq_id seq, const host_arena & pinned, size_t lag) : ctx(context) {
     if (ctx == nullptr) {
         throw std::invalid_argument("the context is null");
     }
     check_seq(seq);
-    parts  = parts_of(ctx);
-    layout = layout_of(ctx, parts, seq);
-    copies = std::make_unique<transfer>(ctx, layout.tensors(), layout.recurrent.n_bytes, pinned);
+    parts     = parts_of(ctx);
+    layout    = layout_of(ctx, parts, seq);
+    recurrent = recurrent_memory_of(ctx);
+    copies = std::make_unique<transfer>(ctx, layout.tensors(), layout.recurrent.n_bytes, pinned, lag);
     if (parts.attention != nullptr) {
         rows = std::make_unique<attention_rows>(*parts.attention, layout.rows, layout.hash, *copies);
     }
@@ -113,5 +118,22 @@ void kv_state::rewind(llama_seq_id seq, int64_t n) {
 void kv_state::clear(llama_seq_id seq) {
     check_seq(seq);
     finish();
+    wipe(seq);
     llama_memory_seq_rm(llama_get_memory(ctx), seq, -1, -1);
+}
+
+// The library begins a sequence by multiplying the state that lies in its cell by zero. What is not a number, from a
+// prompt that the model cannot bear or from a block that somebody made, would stay, and spoil all that come after.
+void kv_state::wipe(llama_seq_id seq) {
+    if (recurrent == nullptr || recurrent->seq_pos_max(seq) < 0) {
+        return;
+    }
+    llama_synchronize(ctx);
+    recorder stream;
+    recurrent->state_write(stream, seq);
+    for (const io_step & step : stream.steps) {
+        if (step.tensor != nullptr && buffer_of(step.tensor)->iface.memset_tensor != nullptr) {
+            ggml_backend_tensor_memset(step.tensor, 0, step.offset, step.size);
+        }
+    }
 }

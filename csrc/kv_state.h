@@ -3,7 +3,7 @@
 //
 // Wrong arguments throw std::invalid_argument before the sequence changes; what the library does wrong throws
 // std::runtime_error. Where `is_async`, what is saved and loaded may still be on its way when a function returns: the
-// buffers must live until `finish`. One thread at a time: the one that owns the context.
+// buffers must live until `progress` says that it is complete. One thread at a time: the one that owns the context.
 #pragma once
 
 #include "attention_rows.h"
@@ -23,8 +23,8 @@
 class kv_state {
 public:
     // `seq` must hold at least one token: the layout is read from what the library writes for it. The context must
-    // outlive this, and so must `pinned`, where buffers may come from.
-    kv_state(llama_context * ctx, llama_seq_id seq, const host_arena & pinned);
+    // outlive this, and so must `pinned`, where buffers may come from. `lag` is for tests, see transfer.h.
+    kv_state(llama_context * ctx, llama_seq_id seq, const host_arena & pinned, size_t lag = 0);
 
     memory_kind         kind() const { return parts.kind; }
     const std::string & layout_text() const { return layout.text; }
@@ -43,15 +43,20 @@ public:
     bool is_async() const { return copies->is_async(); }
     void finish() { copies->finish(); }
 
+    // How far the copies have come that were started so far.
+    copy_progress & progress() { return copies->progress(); }
+
 private:
     void             check_seq(llama_seq_id seq) const;
     int64_t          end_of(llama_seq_id seq) const;
+    void             wipe(llama_seq_id seq);
     attention_rows & movable_rows() const;
     sequence_state & own_state() const;
 
     llama_context *                 ctx;
     memory_parts                    parts;
     memory_layout                   layout;
+    llama_memory_recurrent *        recurrent;  // also where it is no part of its own
     std::unique_ptr<transfer>       copies;
     std::unique_ptr<attention_rows> rows;   // null for kind opaque
     std::unique_ptr<sequence_state> state;  // null for kind attention

@@ -1,6 +1,7 @@
 #include "layout.h"
 
 #include "llama-kv-cache.h"
+#include "llama-memory-hybrid-iswa.h"
 #include "llama-memory-hybrid.h"
 #include "llama-memory-recurrent.h"
 
@@ -128,6 +129,17 @@ memory_parts parts_of(llama_context * ctx) {
         parts = {};
     }
     return parts;
+}
+
+llama_memory_recurrent * recurrent_memory_of(llama_context * ctx) {
+    llama_memory_t memory = llama_get_memory(ctx);
+    if (auto * hybrid = dynamic_cast<llama_memory_hybrid *>(memory)) {
+        return hybrid->get_mem_recr();
+    }
+    if (auto * hybrid = dynamic_cast<llama_memory_hybrid_iswa *>(memory)) {
+        return hybrid->get_mem_recr();
+    }
+    return dynamic_cast<llama_memory_recurrent *>(memory);
 }
 
 size_t row_layout::ext_bytes() const {

@@ -27,6 +27,9 @@ struct memory_parts {
 
 memory_parts parts_of(llama_context * ctx);
 
+// The recurrent part of a memory of any kind, opaque ones included; null where there is none.
+llama_memory_recurrent * recurrent_memory_of(llama_context * ctx);
+
 // One attention tensor: rows of `row` bytes, or, transposed, `n_embd` runs of `row`-byte elements.
 struct row_tensor {
     ggml_tensor * tensor;

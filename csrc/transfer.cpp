@@ -53,8 +53,8 @@ ggml_tensor bytes_of(const ggml_tensor * tensor, size_t offset, size_t size) {
 }
 
 transfer::transfer(llama_context * context, const std::vector<ggml_tensor *> & tensors, size_t staged,
-                   const host_arena & pinned)
-    : ctx(context), pinned(pinned) {
+                   const host_arena & pinned, size_t lag)
+    : ctx(context), pinned(pinned), pretends(lag > 0), done(lag) {
     ggml_backend_dev_t device = only_device(tensors);
     if (device == nullptr) {
         return;
@@ -71,7 +71,11 @@ transfer::transfer(llama_context * context, const std::vector<ggml_tensor *> & t
         return;
     }
     copy_backend.reset(ggml_backend_dev_init(device, nullptr));
-    if (copy_backend == nullptr || staged == 0) {
+    if (copy_backend == nullptr) {
+        return;
+    }
+    done = copy_progress(copy_backend.get(), device);
+    if (staged == 0) {
         return;
     }
     stage_buffer.reset(ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(device), staged));
@@ -109,7 +113,7 @@ void transfer::each_contiguous(const copy_region & region, const uint8_t * host,
 }
 
 void transfer::save_begin() {
-    if (!is_async()) {
+    if (copy_backend == nullptr) {
         llama_synchronize(ctx);
         return;
     }
@@ -121,7 +125,7 @@ void transfer::save(const copy_region & from, uint8_t * dst) {
     each_contiguous(from, dst, [&](size_t i, size_t count, size_t skip, size_t size) {
         const size_t offset = from.offset + i * from.stride + skip;
         uint8_t *    out    = dst + i * from.pitch + skip;
-        if (is_async()) {
+        if (copy_backend != nullptr) {
             ggml_backend_tensor_get_2d_async(copy_backend.get(), from.tensor, out, offset, size, count, from.stride, from.pitch);
             return;
         }
@@ -163,7 +167,7 @@ void transfer::load(const copy_region & to, const uint8_t * src) {
     each_contiguous(to, src, [&](size_t i, size_t count, size_t skip, size_t size) {
         const size_t    offset = to.offset + i * to.stride + skip;
         const uint8_t * in     = src + i * to.pitch + skip;
-        if (is_async()) {
+        if (copy_backend != nullptr) {
             ggml_backend_tensor_set_2d_async(copy_backend.get(), to.tensor, in, offset, size, count, to.stride, to.pitch);
             return;
         }
@@ -174,14 +178,15 @@ void transfer::load(const copy_region & to, const uint8_t * src) {
 }
 
 void transfer::load_end() {
-    if (is_async()) {
+    if (copy_backend != nullptr) {
         ggml_backend_event_record(copied.get(), copy_backend.get());
         ggml_backend_event_wait(compute, copied.get());
     }
 }
 
 void transfer::finish() {
-    if (is_async()) {
+    if (copy_backend != nullptr) {
         ggml_backend_synchronize(copy_backend.get());
     }
+    done.all_complete();
 }

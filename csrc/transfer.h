@@ -5,6 +5,7 @@
 // with the stream that computes, and `finish` waits. The host memory has to live until then.
 #pragma once
 
+#include "copy_progress.h"
 #include "ggml_handles.h"
 #include "host_arena.h"
 
@@ -34,14 +35,16 @@ ggml_tensor bytes_of(const ggml_tensor * tensor, size_t offset, size_t size);
 class transfer {
 public:
     // `tensors` is what will be copied; `staged` bytes of it at a time are copied by `save_staged`. Host memory may lie
-    // in `pinned`, which no copy may cross from one registered range into the next.
-    transfer(llama_context * ctx, const std::vector<ggml_tensor *> & tensors, size_t staged, const host_arena & pinned);
+    // in `pinned`, which no copy may cross from one registered range into the next. With a `lag`, copies that are not
+    // asynchronous pretend to be, see copy_progress.h.
+    transfer(llama_context * ctx, const std::vector<ggml_tensor *> & tensors, size_t staged, const host_arena & pinned,
+             size_t lag = 0);
     ~transfer();
 
     transfer(const transfer &)             = delete;
     transfer & operator=(const transfer &) = delete;
 
-    bool is_async() const { return copy_backend != nullptr; }
+    bool is_async() const { return copy_backend != nullptr || pretends; }
 
     // What has been computed, or will be by what is on its way, goes to `dst`; the tensors must not change before `finish`.
     void save_begin();
@@ -58,11 +61,16 @@ public:
     // Wait for all copies.
     void finish();
 
+    // How far they have come.
+    copy_progress & progress() { return done; }
+
 private:
     template <typename F> void each_contiguous(const copy_region & region, const uint8_t * host, const F & copy) const;
 
     llama_context *    ctx;
     const host_arena & pinned;
+    bool               pretends;
+    copy_progress      done;
     ggml_backend_t     compute = nullptr;  // the scheduler's
     event_handle       computed;
     event_handle       copied;

@@ -7,7 +7,8 @@ thread that owns the context makes the calls.
 
 Where `KVState.is_async`, `save_*` and `load_*` only start the copies. They happen in the order of the calls and keep
 their buffers alive; evaluation comes before or after them as it was called. Only after `KVState.finish` may anything
-else read what was saved or change what was loaded.
+else read what was saved or change what was loaded. A buffer is let go by the first call after its copy is complete, or
+when many others wait behind it: then that call waits, too.
 """
 
 from __future__ import annotations
@@ -31,11 +32,21 @@ class HostBuffer:
     """
 
     @staticmethod
-    def open(limit: int, ahead: int) -> bool:
+    def open(limit: int, ahead: int, registered: bool = True) -> bool:
         """Open the arena of pinned memory, ``limit`` bytes at most, with ``ahead`` bytes ready beyond what is used.
 
-        False where no loaded device library can register memory. A second call can only raise ``ahead``.
+        Buffers that are not pinned count to the limit, too: the arena is smaller by as much. False where no loaded
+        device library can register memory. A second call can only raise ``ahead``. Without ``registered``, for tests,
+        no device library is needed and nothing is pinned.
         """
+
+    @staticmethod
+    def used() -> int:
+        """Bytes of all buffers that live."""
+
+    @staticmethod
+    def held() -> int:
+        """Bytes taken of the system for buffers: those outside of the arena, and all that the arena has ready."""
 
     @staticmethod
     def reserve(size: int) -> None:
@@ -57,9 +68,12 @@ class KVState:
     ``seq`` must hold at least one token: the layout is read from what llama.cpp writes for it. ``kind`` is
     ``attention`` (rows only), ``hybrid`` (rows and a recurrent state) or ``opaque`` (a memory of another kind, or one
     stream per sequence: no rows, and the state is llama.cpp's own of the whole sequence).
+
+    With a ``lag``, for tests, a host behaves as a device that copies beside the computation does towards its buffers:
+    a copy counts as complete when so many further calls were made, or something waited for it.
     """
 
-    def __init__(self, ctx: int, seq: int = 0) -> None: ...
+    def __init__(self, ctx: int, seq: int = 0, lag: int = 0) -> None: ...
     @property
     def kind(self) -> Literal["attention", "hybrid", "opaque"]: ...
     @property
@@ -70,8 +84,12 @@ class KVState:
     def is_async(self) -> bool:
         """Whether copies run beside the computation, so that `finish` has to be waited for."""
 
+    @property
+    def in_flight_bytes(self) -> int:
+        """Bytes of the buffers whose copies are not complete."""
+
     def rows_size(self, p0: int, p1: int) -> int:
-        """Bytes of the block that holds rows [p0, p1)."""
+        """Bytes of the block that holds rows [p0, p1); ValueError for what can be no range of positions."""
 
     def save_rows(self, seq: int, p0: int, p1: int, out: Buffer) -> None:
         """Copy rows [p0, p1) of ``seq`` into ``out``, which has exactly ``rows_size(p0, p1)`` bytes."""

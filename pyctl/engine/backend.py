@@ -177,7 +177,9 @@ class SequenceMemory(Protocol):
         """Rows alone, rows and a state, or a state of the whole sequence that nobody can look into."""
 
     def rows_size(self, first: int, last: int) -> int:
-        """Bytes of the block that holds rows [first, last); 0 if empty or for kind ``opaque``."""
+        """Bytes of the block that holds rows [first, last); 0 if empty or for kind ``opaque``.
+
+        Exactly so many a block must have to be loaded; StateError if no sequence can have such positions."""
 
     def state_size(self, seq: int) -> int:
         """Bytes of the state at the end of ``seq``; 0 for kind ``attention``."""

@@ -23,6 +23,7 @@ from llama_cpp import llama_cpp as api
 
 from pyctl.cache.snapshot import Block
 from pyctl.errors import LibraryMismatchError
+from pyctl.limit import limit
 
 __all__ = [
     "HostBuffer",
@@ -177,8 +178,13 @@ redirect_log, captured_log, last_log_error = (
 
 # -- pinned memory -----------------------------------------------------------------------------------------------------
 
-SLACK = 2**30
-"""Bytes that are ready or on their way to disk beside what the cache counts."""
+SLACK = limit(
+    3 * 2**28,
+    "memory for snapshots beyond --cache-ram, on a GPU: ready for the next, being copied, or on the way to disk",
+    "snapshots lie in memory that is copied slower",
+    "memory",
+    "bytes",
+)
 
 AHEAD = 3 * 2**28
 """Bytes kept ready for the next snapshots: rows of a long stretch and some states."""
@@ -188,14 +194,15 @@ def reserve_pinned(budget: int | None, initial: int = 0) -> bool:
     """Make pinned memory ready, in the background, for a cache of ``budget`` bytes; None for half of the machine's.
 
     ``initial`` bytes of it, at most half, are made ready once, for what a restart loads. Memory that was pinned is used
-    again and not returned. False, and plain memory from then on, where no loaded device library can pin any.
+    again; it is returned only to make room for blocks that found no hole large enough in it. False, and plain memory
+    from then on, where no loaded device library can pin any.
     """
-    limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     if budget is not None:
-        limit = min(limit, budget + SLACK)
-    if budget == 0 or not HostBuffer.open(limit, min(AHEAD, limit // 4)):
+        most = min(most, budget + SLACK)
+    if budget == 0 or not HostBuffer.open(most, min(AHEAD, most // 4)):
         return False
-    HostBuffer.reserve(min(initial, limit // 2))
+    HostBuffer.reserve(min(initial, most // 2))
     atexit.register(HostBuffer.stop)
     return True
 

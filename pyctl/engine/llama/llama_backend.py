@@ -182,7 +182,7 @@ class LlamaBackend:
     # -- rows and state ----------------------------------------------------------------------------------------------
 
     def rows_size(self, first: int, last: int) -> int:
-        return 0 if self.kind == "opaque" or first >= last else self._memory.rows_size(first, last)
+        return 0 if self.kind == "opaque" or first >= last else _checked(self._memory.rows_size, first, last)
 
     def state_size(self, seq: int) -> int:
         return self._memory.state_size(seq)

@@ -1,0 +1,73 @@
+"""The arena of host memory, in a process of its own and without a device: how much it takes, and what it gives back."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+MIB = 2**20
+LIMIT = 512 * MIB
+
+BEGIN = f"""
+import random, time
+from pyctl.engine.llama.library import HostBuffer
+from pyctl.server.memory_use import resident_bytes
+
+MIB, SLAB, LIMIT = {MIB}, 64 * {MIB}, {LIMIT}
+
+def soon(what):
+    deadline = time.monotonic() + 60
+    while not what():
+        assert time.monotonic() < deadline, (HostBuffer.used() / MIB, HostBuffer.held() / MIB)
+        time.sleep(0.01)
+"""
+
+
+def run(program: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BEGIN + textwrap.dedent(program)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_buffers_of_all_sizes_stay_within_the_limit() -> None:
+    run("""
+    assert HostBuffer.open(LIMIT, 0, registered=False)
+    before = resident_bytes()
+    random.seed(1)
+    budget, held = LIMIT * 3 // 4, []
+    for _ in range(300):
+        size = int(MIB * 2 ** random.uniform(0, 6.5))
+        while held and sum(map(len, held)) + size > budget:
+            del held[random.randrange(len(held))]
+        held.append(HostBuffer(size))
+        if not held[-1].pinned:
+            memoryview(held[-1])[:] = bytes(size)
+    plain = sum(len(buffer) for buffer in held if not buffer.pinned)
+    assert sum(map(len, held)) <= HostBuffer.used() <= sum(map(len, held)) + len(held) * 2**16
+    # What found no hole stands outside; for that, slabs that nobody uses went back.
+    soon(lambda: HostBuffer.held() <= LIMIT + plain // 4)
+    assert resident_bytes() - before <= HostBuffer.held() + 32 * MIB
+    """)
+
+
+def test_slabs_that_nobody_uses_make_way_for_what_found_no_hole() -> None:
+    run("""
+    assert HostBuffer.open(LIMIT, 0, registered=False)
+    slabs = [HostBuffer(SLAB) for _ in range(8)]
+    assert all(buffer.pinned for buffer in slabs) and HostBuffer.held() == LIMIT
+    full = resident_bytes()
+    del slabs[::2]
+    assert HostBuffer.held() == LIMIT, "it is kept for the next"
+    large = HostBuffer(3 * SLAB)
+    assert not large.pinned
+    soon(lambda: HostBuffer.held() == LIMIT)
+    assert resident_bytes() <= full - 2 * SLAB, "the large one was not written to yet"
+    again = HostBuffer(SLAB)
+    assert again.pinned
+    del large
+    soon(lambda: HostBuffer.held() == 5 * SLAB)
+    more = [HostBuffer(SLAB) for _ in range(3)]
+    assert all(buffer.pinned for buffer in more) and HostBuffer.held() == LIMIT
+    """)
