@@ -20,6 +20,7 @@ from __future__ import annotations
 
 __all__ = [
     "AuthenticationError",
+    "BusyError",
     "ConfigError",
     "ContextSizeError",
     "EngineError",
@@ -92,6 +93,15 @@ class NotSupportedError(RequestError):
 
 class UnavailableError(PyctlError):
     """The server is loading its model or shutting down."""
+
+
+class BusyError(UnavailableError):
+    """As many requests wait as may wait; another try in ``retry_seconds`` may find room."""
+
+    retry_seconds = 5
+
+    def __init__(self, n_waiting: int) -> None:
+        super().__init__(f"{n_waiting} requests are waiting already, try again later")
 
 
 class EngineError(PyctlError):

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from pyctl.errors import (
     AuthenticationError,
+    BusyError,
     ContextSizeError,
     ForbiddenError,
     NotFoundError,
@@ -32,6 +33,7 @@ __all__ = [
     "frame",
     "http_exception",
     "named_frames",
+    "retry_header",
 ]
 
 encode = msgspec.json.Encoder().encode
@@ -86,7 +88,12 @@ def error_body(error: BaseException) -> dict[str, Any]:
 def error_response(error: BaseException) -> Response:
     """``error`` as the whole answer."""
     body = error_body(error)
-    return JsonResponse(body, status_code=body["error"]["code"])
+    return JsonResponse(body, status_code=body["error"]["code"], headers=retry_header(error))
+
+
+def retry_header(error: BaseException) -> dict[str, str]:
+    """``Retry-After`` where another try may help."""
+    return {"retry-after": str(error.retry_seconds)} if isinstance(error, BusyError) else {}
 
 
 def error_event(error: BaseException) -> bytes:

@@ -10,6 +10,7 @@ from pyctl.chat.chat_format import ChatFormat
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.backend import EngineInfo
 from pyctl.engine.worker import Worker
+from pyctl.server.request_pool import RequestPool
 from pyctl.server.response_store import ResponseStore
 from pyctl.server.server_settings import ServerSettings
 
@@ -25,6 +26,7 @@ class Service:
     admin: EngineAdmin
     settings: ServerSettings
     responses: ResponseStore = field(default_factory=ResponseStore)
+    pool: RequestPool = field(default_factory=RequestPool)
 
     @property
     def info(self) -> EngineInfo:

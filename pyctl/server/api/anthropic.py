@@ -13,7 +13,6 @@ Names and members are llama-server's. What differs, after Anthropic's own API an
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -34,7 +33,7 @@ from pyctl.server.generate.prepare import PreparedReply, prepare
 from pyctl.server.generate.reply import EventReply
 from pyctl.server.generate.respond import log_error, respond
 from pyctl.server.generation_body import ChatBody, ConversationBody
-from pyctl.server.http import JsonResponse, error_body, named_frames
+from pyctl.server.http import JsonResponse, error_body, named_frames, retry_header
 from pyctl.server.service import Service
 
 __all__ = ["MessageReply", "count_tokens", "error_response", "messages"]
@@ -45,7 +44,7 @@ _PING = named_frames([{"type": "ping"}])
 def error_response(error: BaseException) -> Response:
     """``error`` as the whole answer."""
     body = _error(error)
-    return JsonResponse(body, status_code=body["error"]["code"])
+    return JsonResponse(body, status_code=body["error"]["code"], headers=retry_header(error))
 
 
 class MessageReply(EventReply):
@@ -189,18 +188,18 @@ def _usage(n_prompt: int, n_cached: int, n_predicted: int) -> dict[str, int]:
 
 async def messages(service: Service, request: Request) -> ASGIApp:
     """POST /v1/messages"""
-    return await _answered(request, partial(_ask, service))
+    return await _answered(request, partial(_ask, service, request))
 
 
 async def count_tokens(service: Service, request: Request) -> ASGIApp:
     """POST /v1/messages/count_tokens"""
-    return await _answered(request, partial(_count, service))
+    return await _answered(request, partial(_count, service, request))
 
 
-async def _answered(request: Request, reply: Callable[[dict[str, Any]], Awaitable[ASGIApp]]) -> ASGIApp:
+async def _answered(request: Request, reply: Callable[[bytes], Awaitable[ASGIApp]]) -> ASGIApp:
     """Errors in Anthropic's form."""
     try:
-        return await reply(parse_object(await request.body()))
+        return await reply(await request.body())
     except ClientDisconnect:
         raise
     except Exception as error:
@@ -208,11 +207,15 @@ async def _answered(request: Request, reply: Callable[[dict[str, Any]], Awaitabl
         return error_response(error)
 
 
-async def _ask(service: Service, values: dict[str, Any]) -> ASGIApp:
-    (prepared,) = await asyncio.to_thread(lambda: prepare(service, ChatBody.of(chat_fields(values))))
+async def _ask(service: Service, request: Request, body: bytes) -> ASGIApp:
+    (prepared,) = await service.pool.run(
+        request, lambda: prepare(service, ChatBody.of(chat_fields(parse_object(body))))
+    )
     return respond(service, [MessageReply(service, prepared, Identity(service))])
 
 
-async def _count(service: Service, values: dict[str, Any]) -> ASGIApp:
-    n_tokens = await asyncio.to_thread(lambda: count(service, ConversationBody.of(chat_fields(values))))
+async def _count(service: Service, request: Request, body: bytes) -> ASGIApp:
+    n_tokens = await service.pool.run(
+        request, lambda: count(service, ConversationBody.of(chat_fields(parse_object(body))))
+    )
     return JsonResponse({"input_tokens": n_tokens})

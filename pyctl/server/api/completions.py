@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,7 +13,7 @@ from pyctl.server.api.openai import ChatReply, Identity, TextReply
 from pyctl.server.generate.prepare import PreparedReply, prepare
 from pyctl.server.generate.reply import Reply
 from pyctl.server.generate.respond import ReplyResponse, respond
-from pyctl.server.generation_body import AnyBody, ChatBody, CompletionBody, InfillBody
+from pyctl.server.generation_body import ChatBody, CompletionBody, InfillBody
 from pyctl.server.service import Service
 
 __all__ = ["chat_completions", "completions", "infill", "native_completion"]
@@ -23,27 +22,31 @@ __all__ = ["chat_completions", "completions", "infill", "native_completion"]
 async def chat_completions(service: Service, request: Request) -> ReplyResponse:
     """POST /v1/chat/completions"""
     form = partial(ChatReply, service, identity=Identity(service))
-    return await _answer(service, ChatBody.parse(await request.body()), form)
+    return await _answer(service, request, ChatBody, form)
 
 
 async def completions(service: Service, request: Request) -> ReplyResponse:
     """POST /v1/completions"""
     form = partial(TextReply, service, identity=Identity(service))
-    return await _answer(service, CompletionBody.parse(await request.body()), form)
+    return await _answer(service, request, CompletionBody, form)
 
 
 async def native_completion(service: Service, request: Request) -> ReplyResponse:
     """POST /completion"""
-    return await _answer(service, CompletionBody.parse(await request.body()), partial(NativeReply, service))
+    return await _answer(service, request, CompletionBody, partial(NativeReply, service))
 
 
 async def infill(service: Service, request: Request) -> ReplyResponse:
     """POST /infill"""
-    return await _answer(service, InfillBody.parse(await request.body()), partial(NativeReply, service))
+    return await _answer(service, request, InfillBody, partial(NativeReply, service))
 
 
-async def _answer(service: Service, body: AnyBody, form: Callable[[PreparedReply], Reply]) -> ReplyResponse:
-    replies = [form(prepared) for prepared in await asyncio.to_thread(prepare, service, body)]
+async def _answer(
+    service: Service, request: Request, kind: type[ChatBody | CompletionBody], form: Callable[[PreparedReply], Reply]
+) -> ReplyResponse:
+    body = await request.body()
+    prepared = await service.pool.run(request, lambda: prepare(service, kind.parse(body)))
+    replies = [form(each) for each in prepared]
     return respond(service, replies, _combine)
 
 

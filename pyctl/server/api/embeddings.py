@@ -48,7 +48,7 @@ async def _answer(service: Service, request: Request, *, oai: bool) -> Response:
     if encoding not in ("float", "base64"):
         raise RequestError("The format to return the embeddings in. Can be either float or base64")
     norm = service.settings.embd_normalize if body.embd_normalize is None else body.embd_normalize
-    texts = await asyncio.to_thread(_texts, service, body.content if body.input is None else body.input)
+    texts = await service.pool.run(request, _texts, service, body.content if body.input is None else body.input)
     vectors = [await _embed(service, tokens, norm if pooled else -1) for tokens in texts]
     if not oai:
         return JsonResponse([{"index": i, "embedding": rows.tolist()} for i, rows in enumerate(vectors)])

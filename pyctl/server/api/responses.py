@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from starlette.requests import Request
@@ -27,7 +26,7 @@ async def create(service: Service, request: Request) -> ASGIApp:
     """POST /v1/responses"""
     values = parse_object(await request.body())
     try:
-        reply = await asyncio.to_thread(_reply, service, values)
+        reply = await service.pool.run(request, _reply, service, values)
     except NotFoundError as error:
         log_error(request.url.path, error)
         return _no_previous(values)
@@ -38,7 +37,7 @@ async def input_tokens(service: Service, request: Request) -> Response:
     """POST /v1/responses/input_tokens"""
     values = parse_object(await request.body())
     try:
-        return counted(await asyncio.to_thread(_count, service, values))
+        return counted(await service.pool.run(request, _count, service, values))
     except NotFoundError as error:
         log_error(request.url.path, error)
         return _no_previous(values)

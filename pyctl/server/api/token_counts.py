@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from starlette.requests import Request
@@ -21,17 +20,20 @@ __all__ = ["apply_template", "chat_input_tokens", "count", "counted", "detokeniz
 
 async def tokenize(service: Service, request: Request) -> Response:
     """POST /tokenize"""
-    return JsonResponse(await asyncio.to_thread(_tokenize, service, TokenizeBody.parse(await request.body())))
+    body = await request.body()
+    return JsonResponse(await service.pool.run(request, lambda: _tokenize(service, TokenizeBody.parse(body))))
 
 
 async def detokenize(service: Service, request: Request) -> Response:
     """POST /detokenize"""
-    return JsonResponse(await asyncio.to_thread(_detokenize, service, DetokenizeBody.parse(await request.body())))
+    body = await request.body()
+    return JsonResponse(await service.pool.run(request, lambda: _detokenize(service, DetokenizeBody.parse(body))))
 
 
 async def apply_template(service: Service, request: Request) -> Response:
     """POST /apply-template"""
-    chat = await asyncio.to_thread(prepare_chat, service, ConversationBody.parse(await request.body()))
+    body = await request.body()
+    chat = await service.pool.run(request, lambda: prepare_chat(service, ConversationBody.parse(body)))
     return JsonResponse({"prompt": chat.text})
 
 
@@ -67,8 +69,8 @@ def _readable(piece: bytes) -> str | list[int]:
 
 async def chat_input_tokens(service: Service, request: Request) -> Response:
     """POST /v1/chat/completions/input_tokens"""
-    body = ConversationBody.parse(await request.body())
-    return counted(await asyncio.to_thread(count, service, body))
+    body = await request.body()
+    return counted(await service.pool.run(request, lambda: count(service, ConversationBody.parse(body))))
 
 
 def count(service: Service, body: ConversationBody) -> int:

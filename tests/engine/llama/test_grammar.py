@@ -178,7 +178,6 @@ def test_a_lazy_grammar_sleeps_on_where_it_does_not_allow_what_was_found(model: 
     woken.accept(tokens["!"])
     assert not woken.is_asleep
     assert not woken.allows(tokens["x"])
-    woken.close()
 
 
 def test_a_grammar_reads_what_the_prompt_holds_of_the_reply(model: Loaded) -> None:

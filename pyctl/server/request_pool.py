@@ -1,0 +1,143 @@
+"""Threads for the work that a request needs before the engine has it: rendering, tokenising, compiling grammars."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+
+from pyctl.errors import BusyError, UnavailableError
+from pyctl.limit import limit
+
+__all__ = ["RequestPool"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_MAX_WAITING = limit(256, "requests that wait to be read", "503 with Retry-After", "process")
+_MAX_SECONDS = limit(30.0, "what it takes to read a request", "503", "request", "seconds")
+_MAX_ABANDONED = limit(8, "requests that took longer and are not done yet", "503 with Retry-After", "process")
+_IDLE_SECONDS = 10.0
+
+
+class RequestPool:
+    """Runs functions on threads that nobody waits for when the process ends.
+
+    A function that takes too long is given up: its client gets an answer, and another thread takes its place, up to a
+    number of such. A client that leaves before its turn leaves its place.
+    """
+
+    def __init__(self, n_threads: int = 0, max_waiting: int = _MAX_WAITING, max_seconds: float = _MAX_SECONDS) -> None:
+        """``n_threads`` 0 stands for as many as the machine has processors, and two more."""
+        self._n_threads = n_threads or min((os.cpu_count() or 1) + 2, 16)
+        self._max_waiting, self._max_seconds = max_waiting, max_seconds
+        self._changed = threading.Condition()  # guards all below
+        self._waiting: deque[_Job[object]] = deque()
+        self._n_alive = self._n_idle = self._n_abandoned = 0
+
+    async def run(self, request: Request, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """What ``function`` returns or raises.
+
+        Raises BusyError if too many wait, UnavailableError if it takes too long, ClientDisconnect if the client of
+        ``request``, whose body has been read, has left.
+        """
+        job = _Job(lambda: function(*args, **kwargs), asyncio.get_running_loop())
+        self._add(job)
+        leaving = asyncio.ensure_future(_left(request))
+        try:
+            ends: set[asyncio.Future[Any]] = {job.done, leaving}
+            await asyncio.wait(ends, timeout=self._max_seconds, return_when=asyncio.FIRST_COMPLETED)
+            if job.done.done():
+                return job.done.result()
+            if leaving.done():
+                raise ClientDisconnect
+            raise UnavailableError(f"reading this request takes more than {self._max_seconds:g} seconds")
+        finally:
+            leaving.cancel()
+            job.done.cancel()
+            self._forget(job)
+
+    def _add(self, job: _Job[R]) -> None:
+        with self._changed:
+            if len(self._waiting) >= self._max_waiting:
+                raise BusyError(len(self._waiting))
+            if self._n_abandoned >= _MAX_ABANDONED:
+                raise BusyError(self._n_abandoned)
+            self._waiting.append(job)  # type: ignore[arg-type]
+            if self._n_idle:
+                self._changed.notify()
+            elif self._n_alive - self._n_abandoned < self._n_threads:
+                self._n_alive += 1
+                threading.Thread(target=self._work, name="pyctl-request", daemon=True).start()
+
+    def _forget(self, job: _Job[R]) -> None:
+        """Nobody waits for ``job`` any more."""
+        with self._changed:
+            if job.state == "waiting":
+                job.state = "over"
+                self._waiting.remove(job)  # type: ignore[arg-type]
+            elif job.state == "running":
+                job.state = "abandoned"
+                self._n_abandoned += 1
+                if self._waiting and not self._n_idle:
+                    self._n_alive += 1
+                    threading.Thread(target=self._work, name="pyctl-request", daemon=True).start()
+
+    def _work(self) -> None:
+        while (job := self._next()) is not None:
+            job.run()
+            with self._changed:
+                was_abandoned, job.state = job.state == "abandoned", "over"
+                self._n_abandoned -= was_abandoned
+                if self._n_alive - self._n_abandoned > self._n_threads:
+                    self._n_alive -= 1
+                    return
+            del job
+
+    def _next(self) -> _Job[object] | None:
+        """The next job; None if this thread has to end, since there was none for some time."""
+        end = time.monotonic() + _IDLE_SECONDS
+        with self._changed:
+            self._n_idle += 1
+            while not self._waiting and (seconds := end - time.monotonic()) > 0:
+                self._changed.wait(seconds)
+            self._n_idle -= 1
+            if not self._waiting:
+                self._n_alive -= 1
+                return None
+            job = self._waiting.popleft()
+            job.state = "running"
+            return job
+
+
+class _Job(Generic[R]):
+    """``done`` belongs to the event loop, ``state`` to the pool: waiting, running, abandoned or over."""
+
+    def __init__(self, function: Callable[[], R], loop: asyncio.AbstractEventLoop) -> None:
+        self.state = "waiting"
+        self.done: asyncio.Future[R] = loop.create_future()
+        self._function, self._loop = function, loop
+
+    def run(self) -> None:
+        try:
+            result = self._function()
+        except BaseException as error:
+            self._tell(lambda error=error: self.done.set_exception(error))  # type: ignore[misc]
+        else:
+            self._tell(lambda: self.done.set_result(result))
+
+    def _tell(self, tell: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
+            self._loop.call_soon_threadsafe(lambda: None if self.done.done() else tell())
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

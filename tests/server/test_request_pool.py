@@ -1,0 +1,153 @@
+"""The threads that read requests: none can be taken for ever, and nobody waits for them in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from starlette.requests import ClientDisconnect, Request
+
+from pyctl.errors import BusyError, RequestError, UnavailableError
+from pyctl.server.request_pool import RequestPool
+from tests.server.fake import HI, Bench, play
+
+
+def request(left: asyncio.Event | None = None) -> Request:
+    """One whose client leaves with ``left``."""
+
+    async def receive() -> dict[str, str]:
+        await (left or asyncio.Event()).wait()
+        return {"type": "http.disconnect"}
+
+    return Request({"type": "http"}, receive)  # type: ignore[arg-type]
+
+
+def in_loop(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+    def run() -> None:
+        asyncio.run(asyncio.wait_for(test(), 60))
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+@in_loop
+async def test_results_and_errors_come_back() -> None:
+    pool = RequestPool()
+    assert await pool.run(request(), lambda a, b: a + b, 1, b=2) == 3
+    with pytest.raises(RequestError, match="no"):
+        await pool.run(request(), fails, RequestError("no"))
+
+
+def fails(error: Exception) -> None:
+    raise error
+
+
+@in_loop
+async def test_work_that_takes_too_long_is_given_up_and_replaced() -> None:
+    pool, end = RequestPool(1, max_seconds=0.2), threading.Event()
+    for _ in range(3):
+        with pytest.raises(UnavailableError, match="takes more than"):
+            await pool.run(request(), end.wait, 50)
+    quick = RequestPool.run(pool, request(), lambda: "served")
+    assert await quick == "served"
+    end.set()
+
+
+@in_loop
+async def test_too_many_that_take_too_long_are_refused_until_some_are_done() -> None:
+    pool, end = RequestPool(2, max_seconds=0.05), threading.Event()
+    for _ in range(8):
+        with pytest.raises(UnavailableError, match="takes more than"):
+            await pool.run(request(), end.wait, 50)
+    with pytest.raises(BusyError):
+        await pool.run(request(), end.wait, 50)
+    end.set()
+    while True:
+        try:
+            assert await pool.run(request(), lambda: 1) == 1
+            break
+        except BusyError:
+            await asyncio.sleep(0.01)
+
+
+@in_loop
+async def test_no_more_wait_than_may_wait() -> None:
+    pool, end = RequestPool(1, max_waiting=2), threading.Event()
+    running = [asyncio.ensure_future(pool.run(request(), end.wait, 50)) for _ in range(1)]
+    while pool._waiting or not pool._n_alive:
+        await asyncio.sleep(0.01)
+    running += [asyncio.ensure_future(pool.run(request(), end.wait, 50)) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(BusyError) as caught:
+        await pool.run(request(), lambda: 1)
+    assert caught.value.retry_seconds > 0
+    end.set()
+    assert await asyncio.gather(*running) == [True] * 3
+
+
+@in_loop
+async def test_who_hangs_up_leaves_his_place() -> None:
+    pool, end, left = RequestPool(1), threading.Event(), asyncio.Event()
+    done: list[int] = []
+    first = asyncio.ensure_future(pool.run(request(), end.wait, 50))
+    while pool._waiting or not pool._n_alive:
+        await asyncio.sleep(0.01)
+    waiting = [asyncio.ensure_future(pool.run(request(left), done.append, i)) for i in range(20)]
+    last = asyncio.ensure_future(pool.run(request(), lambda: "last"))
+    await asyncio.sleep(0.05)
+    left.set()
+    for each in waiting:
+        with pytest.raises(ClientDisconnect):
+            await each
+    end.set()
+    assert (await first, await last) == (True, "last")
+    assert not done
+
+
+def test_the_process_ends_while_requests_are_read() -> None:
+    code = """
+import asyncio, time
+from tests.server.test_request_pool import request
+from pyctl.server.request_pool import RequestPool
+async def main():
+    task = asyncio.ensure_future(RequestPool().run(request(), time.sleep, 600))
+    await asyncio.sleep(0.3)
+    task.cancel()
+asyncio.run(main())
+print("ended")
+"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60).stdout == "ended\n"
+
+
+def test_a_full_pool_is_503_with_a_time_to_try_again() -> None:
+    bench = Bench(play("a"))
+    object.__setattr__(bench.service, "pool", RequestPool(max_waiting=0))
+    bodies: dict[str, Any] = {
+        "/v1/chat/completions": {"messages": HI},
+        "/completion": {"prompt": "a"},
+        "/v1/messages": {"messages": HI, "max_tokens": 3},
+        "/v1/messages/count_tokens": {"messages": HI},
+        "/v1/responses": {"input": "Hi"},
+        "/tokenize": {"content": "a"},
+        "/detokenize": {"tokens": [97]},
+        "/apply-template": {"messages": HI},
+    }
+    for path, body in bodies.items():
+        response = bench.post(path, body)
+        assert (response.status_code, response.headers.get("retry-after")) == (503, "5"), path
+
+
+def test_threads_end_when_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyctl.server.request_pool._IDLE_SECONDS", 0.05)
+    pool = RequestPool(3)
+    asyncio.run(pool.run(request(), lambda: 1))
+    end = time.monotonic() + 30
+    while pool._n_alive and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not pool._n_alive
