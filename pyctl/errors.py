@@ -12,8 +12,10 @@
     - TooLargeError        a body beyond the limit (HTTP 413)
     - NotSupportedError    something this model or build lacks (HTTP 501)
   + UnavailableError       loading or shutting down (HTTP 503)
+    - BusyError            too many requests wait already (HTTP 503 with Retry-After)
   + EngineError            llama.cpp failed while serving (HTTP 500)
     - StateError           bytes that do not fit the model's memory; a cache miss, never a failed request
+    - OutOfCellsError      the context has no room left; says nothing about what was to be put there
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ __all__ = [
     "ModelError",
     "NotFoundError",
     "NotSupportedError",
+    "OutOfCellsError",
     "PyctlError",
     "RequestError",
     "StateError",
@@ -58,7 +61,7 @@ class RequestError(PyctlError):
 
 
 class ContextSizeError(RequestError):
-    """The prompt has more tokens than the context holds.
+    """The prompt has more tokens than one request may have, alone.
 
     ``n_prompt_tokens`` and ``n_ctx`` are token counts.
     """
@@ -110,3 +113,13 @@ class EngineError(PyctlError):
 
 class StateError(EngineError):
     """Saved rows or a saved state do not fit the live memory; the sequence stays usable."""
+
+
+class OutOfCellsError(EngineError):
+    """The context has no cells left for more tokens; the sequence holds what it held.
+
+    The text is llama-server's, which clients look for.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("Context size has been exceeded.")

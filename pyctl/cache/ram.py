@@ -82,6 +82,7 @@ class RamCache:
         self.n_evicted = 0
         self.tree: PrefixTree[int] = PrefixTree()
         self._policy: EvictionPolicy[int] = SecondChance(self.tree, n_slots)
+        self.held: list[Snapshot] = []
         self._next_slot = 0
         self._by_prefix: dict[Prefix, Slot] = {}
 
@@ -162,6 +163,22 @@ class RamCache:
         slot = self._by_prefix.get(snapshot.prefix)
         if slot is not None and slot.snapshot is snapshot:
             self._empty(slot)
+
+    def hold(self, snapshot: Snapshot) -> None:
+        """Keep the bytes of ``snapshot``, which no lookup finds, until `release`.
+
+        They count, and others leave for them; when nothing is left that may go, they go beyond the budget.
+        """
+        self._retain(snapshot.segment)
+        self.n_bytes += snapshot.state.n_bytes
+        self.held.append(snapshot)
+        self._shrink(())
+
+    def release(self, snapshot: Snapshot) -> None:
+        """Give up what `hold` kept."""
+        self.held.remove(snapshot)
+        self.n_bytes -= snapshot.state.n_bytes
+        self._release(snapshot.segment)
 
     def clear(self) -> int:
         """Drop everything that is not pinned or reserved; returns how many snapshots went."""

@@ -19,7 +19,7 @@ from pyctl.cli.logs import LogSettings
 from pyctl.cli.other_forms import FURTHER, BoundBySchema, OtherForms, Questions
 from pyctl.cli.without_effect import IGNORED, NO_OP, REJECTED, SPECULATIVE
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.model_settings import ModelSettings
+from pyctl.engine.model_settings import SERVED_SEQS, ModelSettings
 from pyctl.engine.sampling import RANDOM_SEED, Sampling
 from pyctl.errors import ConfigError, RequestError
 from pyctl.models import HubSettings
@@ -96,7 +96,7 @@ def parse_serve(argv: Sequence[str], environ: Mapping[str, str] = os.environ) ->
     given = _read("serve [-m FILE | -hf REPO] [flags]", argv, environ, sections)
     if environ.get("LLAMA_API_KEY") == "" and not {"api_keys", "key_file"} & given.values.keys():
         raise ConfigError("LLAMA_API_KEY is set but empty: unset it to let everybody ask")
-    return _settings(given, environ)
+    return _settings(given, environ, SERVED_SEQS)
 
 
 def parse_chat(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> CommandSettings:
@@ -113,7 +113,7 @@ def parse_chat(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
     if given.values.get("prompt") == "":
         raise ConfigError("--prompt is empty")
     # Information belongs to the log of a server; in a conversation only those see it who ask for it.
-    return _settings(replace(given, values={"verbosity": 2, **given.values}), environ, warnings)
+    return _settings(replace(given, values={"verbosity": 2, **given.values}), environ, 1, warnings)
 
 
 def _read(
@@ -140,7 +140,10 @@ def _read(
     return Given(given.values, given.typed, unused)
 
 
-def _settings(given: Given, environ: Mapping[str, str], warnings: Sequence[str] = ()) -> CommandSettings:
+def _settings(given: Given, environ: Mapping[str, str], n_seqs: int, warnings: Sequence[str] = ()) -> CommandSettings:
+    """``n_seqs`` are the sequences that there are when nothing is said."""
+    if given.values.get("n_seqs", -1) == -1:
+        given = replace(given, values={**given.values, "n_seqs": n_seqs})
     values, more = _resolve(given)
     try:
         sampling = fill(Sampling, values)
@@ -233,7 +236,7 @@ def _resolve(given: Given) -> tuple[dict[str, Any], tuple[str, ...]]:
     if values.get("lora_unapplied"):
         values["lora"] = tuple((path, 0.0) for path, _ in values.get("lora", ()))
     if "n_ctx_per_seq" in values and not values.get("n_ctx"):
-        values["n_ctx"] = values["n_ctx_per_seq"] * values.get("n_seqs", ModelSettings.n_seqs)
+        values["n_ctx"] = values["n_ctx_per_seq"] * values["n_seqs"]
     values["api_keys"] = (*values.get("api_keys", ()), *values.get("key_file", ()))
     return values, tuple(warnings)
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from pyctl.convert import file_text, integer, number, on_off_auto
+from pyctl.convert import file_text, number, on_off_auto
 from pyctl.engine.sampling import GrammarKind
 from pyctl.errors import RequestError
 from pyctl.setting import CONTEXT, FORMAT, GENERAL, MODEL, SAMPLING, SERVER, Flag, Section
@@ -71,14 +71,6 @@ class OtherForms:
     )
     mlock: bool = MODEL.flag(False, "--mlock", "keep the model in RAM; older form of -lm", None, "LLAMA_ARG_MLOCK")
     lora_unapplied: bool = MODEL.flag(False, "--lora-init-without-apply", "load adapters at scale 0")
-    n_ctx_per_seq: int = CONTEXT.flag(
-        0,
-        "--kv-unified-per-slot",
-        "tokens of each live sequence; without -c, the context is N for each",
-        integer(1),
-        "LLAMA_ARG_KV_UNIFIED_PER_SLOT",
-        shown="",
-    )
     rope_scale: float = CONTEXT.flag(
         1.0, "--rope-scale", "the context grows by N", number(1e-9), "LLAMA_ARG_ROPE_SCALE", shown=""
     )

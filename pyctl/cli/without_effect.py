@@ -14,7 +14,7 @@ def _names(bare: str, with_value: str = "", with_two: str = "") -> dict[str, int
 
 NO_OP: Mapping[str, int] = _names(
     """
---no-perf -e --escape --no-escape -kvu --kv-unified -cb --cont-batching --no-context-shift --cache-idle-slots
+--no-perf -e --escape --no-escape -cb --cont-batching --no-context-shift
 --warmup --no-warmup --no-mmproj --no-mmproj-auto --mmproj-offload --no-mmproj-offload --log-prefix --no-log-prefix
 --no-log-jsonl --no-ui-mcp-proxy --no-webui-mcp-proxy -no-ag --no-agent --no-models-autoload --no-skip-chat-parsing
 --no-spec-draft-backend-sampling --no-webui --no-ui --prefill-assistant
@@ -56,7 +56,7 @@ IGNORED: Mapping[str, int] = _names(
     """
 --embd-gemma-default --fim-qwen-1.5b-default --fim-qwen-3b-default --fim-qwen-7b-default --fim-qwen-30b-default
 --gpt-oss-20b-default --gpt-oss-120b-default --vision-gemma-4b-default --vision-gemma-12b-default --perf --log-jsonl
--bs --backend-sampling -no-kvu --no-kv-unified --no-cache-idle-slots --context-shift -sp --special
+-bs --backend-sampling --context-shift -sp --special
 -nocb --no-cont-batching --mmproj-auto --reuse-port --ui-mcp-proxy --webui-mcp-proxy -ag --agent --rerank
 --reranking --models-autoload --skip-chat-parsing --webui --ui --no-prefill-assistant
 """,

@@ -17,7 +17,7 @@ from pyctl.engine.engine import Engine, IdleTask
 from pyctl.engine.engine_stats import EngineCounters, EngineStats, SequenceFile, SequenceView
 from pyctl.engine.sequence import LiveSequence
 from pyctl.engine.worker import Worker
-from pyctl.errors import PyctlError, RequestError, StateError
+from pyctl.errors import OutOfCellsError, PyctlError, RequestError, StateError
 from pyctl.prompt import Tokens
 
 __all__ = ["EngineAdmin"]
@@ -91,7 +91,14 @@ class EngineAdmin:
         recent = EngineCounters(
             *(getattr(total, each.name) - getattr(before, each.name) for each in fields(EngineCounters))
         )
-        return EngineStats(total, recent, len(engine.running), len(engine.queue), self._view())
+        suspended = [active.kept for active in engine.waiting.suspended]
+        return EngineStats(
+            *(total, recent, len(engine.running), len(engine.waiting.queue) + len(suspended), len(suspended)),
+            suspended_bytes=sum(kept.n_bytes for kept in suspended if kept is not None),
+            n_cells=engine.pool.n_cells,
+            n_cells_used=engine.pool.n_used,
+            cache=self._view(),
+        )
 
     def _sequence(self, seq: LiveSequence) -> SequenceView:
         active = self._engine.last.get(seq.id)
@@ -118,14 +125,21 @@ class EngineAdmin:
 
     def _restore(self, seq: LiveSequence, path: Path) -> SequenceFile:
         began = time.perf_counter()
-        self._engine.snapshotter.park(seq)
-        self._engine.snapshotter.forget(seq)
+        engine = self._engine
+        engine.snapshotter.park(seq)
         try:
-            saved = self._engine.backend.load_file(seq.id, path)
-        except StateError as error:
-            self._engine.snapshotter.forget(seq)
+            try:
+                saved = engine.backend.load_file(seq.id, path)
+            except (StateError, OutOfCellsError):  # how many cells it needs only the file knows
+                engine.snapshotter.forget(seq)
+                if not engine.pool.clear_idle():
+                    raise
+                saved = engine.backend.load_file(seq.id, path)
+        except (StateError, OutOfCellsError) as error:
+            engine.snapshotter.forget(seq)
             raise RequestError(f"Unable to restore slot: {error}") from error
         seq.reset(saved.tokens, ends=saved.ends)
+        seq.named = True
         return SequenceFile(seq.n, saved.n_bytes, (time.perf_counter() - began) * 1e3)
 
     def _erase(self, seq: LiveSequence) -> int:
@@ -135,13 +149,13 @@ class EngineAdmin:
 
     def _when_idle(self, seq: int, function: Callable[[LiveSequence], R]) -> Future[R]:
         future: Future[R] = Future()
-        live = self._engine.sequences[seq % len(self._engine.sequences)]
+        number = seq % len(self._engine.sequences)
 
         def run() -> None:
             if not future.set_running_or_notify_cancel():
                 return
             try:
-                future.set_result(function(live))
+                future.set_result(function(self._engine.sequences[number]))
             except Exception as error:
                 future.set_exception(error)
 
@@ -155,6 +169,6 @@ class EngineAdmin:
             elif isinstance(error := call.exception(), PyctlError):
                 fail(error)
 
-        task = IdleTask(live.id, run, fail)
+        task = IdleTask(number, run, fail)
         self._worker.call(lambda: self._engine.when_idle(task), needs_model=True).add_done_callback(unless_begun)
         return future

@@ -34,6 +34,8 @@ __all__ = [
 class EngineInfo:
     """Sizes are tokens unless the name says otherwise; ``model_size`` is bytes, ``n_params`` weights.
 
+    ``n_ctx`` is what one client may send and get: all cells, which it may have to wait for, or its fixed share.
+
     ``fingerprint`` is equal for two processes exactly when their saved rows and states may be mixed. ``vocab_type`` is
     llama.cpp's number. ``pooling`` says how embeddings are made of a text, empty when there are none.
     ``lora`` are adapters, (path, scale).
@@ -102,16 +104,20 @@ class SequenceTokens(NamedTuple):
 
 
 class Evaluator(Protocol):
-    """Evaluates tokens in sequences 0 .. n_seqs - 1 of ``n_ctx`` tokens each, and chooses the next ones.
+    """Evaluates tokens in sequences 0 .. n_seqs - 1 of up to ``n_ctx`` tokens, and chooses the next ones.
 
     An evaluation appends to its sequences and replaces the outputs of the one before, which samplers and `top_tokens`
     refer to by index. One that fails raises EngineError, or UnavailableError after `interrupt`, and then nobody knows
-    what its sequences hold.
+    what its sequences hold; but OutOfCellsError when there are not enough cells, and then they hold what they held.
     """
 
     @property
     def n_ctx(self) -> int:
-        """Tokens of context, for all sequences together."""
+        """The most tokens of one sequence."""
+
+    @property
+    def n_cells(self) -> int:
+        """The most tokens of all sequences together."""
 
     @property
     def n_seqs(self) -> int:
@@ -169,7 +175,8 @@ class SequenceMemory(Protocol):
     """Moves what sequences hold: rows, which can be cut anywhere, and the state at the end.
 
     An ``attention`` model has only rows, a ``hybrid`` both, and of an ``opaque`` one everything is the state. Rows or a
-    state that do not fit raise StateError before the sequence is changed.
+    state that do not fit raise StateError before the sequence is changed, and OutOfCellsError where only the room for
+    them is missing.
     """
 
     @property

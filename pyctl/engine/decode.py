@@ -11,9 +11,10 @@ from collections.abc import Generator
 from types import TracebackType
 from typing import NamedTuple, Protocol
 
+from pyctl.cache.cache_stats import RequestStats
 from pyctl.engine.backend import Evaluator, Sampler, TopTokens
 from pyctl.engine.handle import RequestHandle
-from pyctl.engine.request import Piece, StopType
+from pyctl.engine.request import Piece, StopType, Timings
 from pyctl.engine.sequence import LiveSequence
 from pyctl.engine.stream import LineLimits, ReasoningBudget, TextStream
 
@@ -31,7 +32,7 @@ class PendingTokens(NamedTuple):
 
 
 class Drafter(Protocol):
-    """Guesses the tokens to come of one sequence."""
+    """Guesses the tokens to come of one sequence, which between two steps may get another id, rows and state alike."""
 
     def draft(self, token: int) -> tuple[int, ...]:
         """What may follow ``token``, which is evaluated next, or nothing.
@@ -47,23 +48,22 @@ class Drafter(Protocol):
 
 
 class Generation:
-    """One reply on the sequence ``seq``, which holds the prompt: `first` samples a token, `rest` everything else.
+    """One reply on the sequence ``seq``: once that holds the prompt, `first` samples a token, `rest` everything else.
 
     Events go to ``handle``. ``n_predicted`` counts sampled tokens, ``first_token`` is when the first one was known, in
-    seconds of the performance counter, 0 if there was none. Use it in a ``with`` block, which frees the sampler.
+    seconds of the performance counter, 0 if there was none. Use it in a ``with`` block, which makes the sampler at its
+    head, so that a grammar is refused (RequestError) before anything is evaluated, and frees it. Between two steps the
+    sequence may lie elsewhere.
     """
 
-    def __init__(
-        self, evaluator: Evaluator, handle: RequestHandle, seq: LiveSequence, drafter: Drafter | None = None
-    ) -> None:
+    def __init__(self, evaluator: Evaluator, handle: RequestHandle, seq: LiveSequence) -> None:
         request = handle.request
-        room = evaluator.n_ctx - seq.n
+        room = evaluator.n_ctx - len(request.prompt)
         self.n_predicted = 0
         self.stop_type: StopType = "limit"
         self.first_token = 0.0
         self._evaluator, self._handle, self._request, self._seq = evaluator, handle, request, seq
         self._is_end, self._piece = evaluator.is_end, evaluator.piece
-        self._drafter = drafter
         self._limit = room if request.max_tokens < 0 else min(request.max_tokens, room)
         self._ended = self._limit == 0
         self._text = TextStream(request.stop)
@@ -80,6 +80,8 @@ class Generation:
         return self._text.stopping_word
 
     def __enter__(self) -> Generation:
+        if not self._ended:
+            self._sampler = self._evaluator.sampler(self._request.sampling, self._request.prompt.tokens)
         return self
 
     def __exit__(
@@ -88,19 +90,31 @@ class Generation:
         if self._sampler is not None:
             self._sampler.close()
 
+    def timings(self, stats: RequestStats, submitted: float, started: float) -> Timings:
+        """Those of the reply, which has ended now; both are seconds of the performance counter."""
+        finished = time.perf_counter()
+        first_token = self.first_token or finished
+        return Timings(
+            n_cached=stats.n_cached,
+            n_evaluated=stats.n_evaluated,
+            prompt_ms=(first_token - started) * 1e3,
+            n_predicted=self.n_predicted,
+            predicted_ms=(finished - first_token) * 1e3,
+            queue_ms=(started - submitted) * 1e3,
+            first_token_ms=(first_token - submitted) * 1e3,
+        )
+
     def first(self) -> None:
         """Sample the first token from output 0, unless none is wanted."""
-        if self._ended:
-            return
-        self._sampler = self._evaluator.sampler(self._request.sampling, self._request.prompt.tokens)
-        self._token = self._next(0)
+        if not self._ended:
+            self._token = self._next(0)
 
-    def rest(self) -> Generator[PendingTokens, int, None]:
+    def rest(self, drafter: Drafter | None = None) -> Generator[PendingTokens, int, None]:
         """Evaluate and sample until the reply ends; the sequence then holds all tokens but the last, or fewer."""
-        if self._drafter is None:
+        if drafter is None:
             yield from self._one_by_one(self._token)
         else:
-            yield from self._with_drafts(self._token, self._drafter)
+            yield from self._with_drafts(self._token, drafter)
         rest = self._text.flush() if self._lines is None or not self._lines.ended else ""
         if self._text.stopping_word:
             self.stop_type = "word"

@@ -3,77 +3,38 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
 
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.disk.readers import Reads
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.plan import batch_ends
 from pyctl.cache.ram import RamCache
+from pyctl.engine.admission import ActiveRequest, Admission, IdleTask, Steps
 from pyctl.engine.backend import Backend, SequenceTokens
-from pyctl.engine.decode import Drafter, Generation, PendingTokens
+from pyctl.engine.cells import CellPool
+from pyctl.engine.decode import Drafter, Generation
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.engine_stats import EngineCounters, PrefillLog
+from pyctl.engine.engine_stats import EngineCounters
 from pyctl.engine.handle import RequestHandle
-from pyctl.engine.request import Done, Failed, Progress, Timings
+from pyctl.engine.prefill import prefill
+from pyctl.engine.request import Done, Failed, told
 from pyctl.engine.sequence import LiveSequence
 from pyctl.engine.snapshotter import CachePlan, Snapshotter
-from pyctl.errors import EngineError, PyctlError
+from pyctl.errors import EngineError, OutOfCellsError, PyctlError
 
-__all__ = ["ActiveRequest", "Engine", "EngineSettings", "IdleTask", "Steps", "told"]
+__all__ = ["Engine", "EngineSettings", "IdleTask"]
 
-
-Steps: TypeAlias = Generator[PendingTokens | Reads | None, int, None]
-
-"""None after a prefill batch, PendingTokens while decoding, Reads while the disk is read."""
+LOOK_SECONDS = 0.05
+"""Who waits is looked at when something has changed, and this often for those that nobody waits for any more."""
 
 WAIT_SECONDS = 0.005
 """For how long a step waits for the disk when there is nothing else to do; what arrives meanwhile waits, too."""
 
 
-@dataclass(eq=False)
-class ActiveRequest:
-    """A request on its way, the sequence that serves it, and the generator that does.
-
-    ``id`` counts up; ``stats`` is there as soon as the work has begun. ``submitted`` and ``started`` are seconds of the
-    performance counter.
-    """
-
-    handle: RequestHandle
-    id: int = -1
-    stats: RequestStats | None = None
-    submitted: float = field(default_factory=time.perf_counter)
-    seq: LiveSequence | None = None
-    steps: Steps | None = None
-    pending: PendingTokens | None = None
-    reads: Reads | None = None
-    started: float = 0.0
-
-
-@dataclass(eq=False)
-class IdleTask:
-    """Something to do with sequence ``seq`` as soon as no request owns it; ``fail`` is called if that never comes."""
-
-    seq: int
-    run: Callable[[], None]
-    fail: Callable[[PyctlError], None]
-
-
 log = logging.getLogger(__name__)
-
-
-def told(error: Exception) -> PyctlError:
-    """What a request that ``error`` ended is told; one that nobody raised on purpose is logged."""
-    if isinstance(error, PyctlError):
-        return error
-    log.error("unexpected error", exc_info=error)
-    return EngineError(f"internal error: {str(error) or type(error).__name__}")
 
 
 class Engine:
@@ -94,24 +55,35 @@ class Engine:
         self.settings = settings
         self.snapshotter = Snapshotter(backend, cache, settings, disk)
         self.sequences = [LiveSequence(i, backend.n_ctx) for i in range(backend.n_seqs)]
-        self.queue: deque[ActiveRequest] = deque()
+        self.pool = CellPool(self.sequences, backend.n_cells, self.snapshotter.park)
+        self.waiting = Admission(backend.n_cells, backend.n_ctx)
         self.running: list[ActiveRequest] = []
         self.last: dict[int, ActiveRequest] = {}  # of each sequence, the request that it serves or served
         self.idle_tasks: list[IdleTask] = []
         self.counters = EngineCounters()
         self.asleep = False
         self._drafter = drafter
-        self._count = 0
+        self._n_arrived = self._n_begun = 0
+        self._look_again = 0.0  # when to look at who waits, unless something changes before
+        # The context had fewer cells than were counted: somebody has to wait, and nobody begins until somebody ends.
+        self._short = self._overrun = False
 
     # -- scheduling --------------------------------------------------------------------------------------------------
 
     def submit(self, handle: RequestHandle) -> None:
         """Queue a request."""
-        self.queue.append(ActiveRequest(handle))
+        self._n_arrived += 1
+        self.waiting.put_back(ActiveRequest(handle, self._n_arrived))
+        self._look_again = 0.0
 
     def when_idle(self, task: IdleTask) -> None:
         """Have ``task`` done when its sequence is free, before the next request gets it."""
         self.idle_tasks.append(task)
+
+    @property
+    def n_waiting(self) -> int:
+        """Requests that wait to be begun. Any thread may ask."""
+        return len(self.waiting.queue)
 
     def step(self) -> bool:
         """Advance everybody once: one batch for the first request in prefill, one token for all that decode.
@@ -120,7 +92,7 @@ class Engine:
         """
         if self.idle_tasks:
             self._run_idle_tasks()
-        if self.queue:
+        if self.waiting and (not self.running or time.monotonic() >= self._look_again):
             self._admit()
         prefilling: ActiveRequest | None = None
         decoding = []
@@ -133,6 +105,11 @@ class Engine:
                 prefilling = prefilling or active
         if prefilling is not None:
             self._resume(prefilling, None)
+            if self._short:
+                self._short, self._overrun = False, True
+                youngest = self._youngest()
+                self._suspend(youngest)
+                decoding = [active for active in decoding if active is not youngest]
             if prefilling.pending is not None and prefilling in self.running:
                 decoding.append(prefilling)
         if decoding:
@@ -141,18 +118,14 @@ class Engine:
             waiting = [active.reads for active in self.running if active.reads is not None]
             if waiting:
                 waiting[0].wait(WAIT_SECONDS)
-        return bool(self.running or self.queue or self.idle_tasks)
+        return bool(self.running or self.waiting or self.idle_tasks)
 
     def recover(self, error: PyctlError) -> None:
         """A step broke off, nobody knows where: fail all requests with ``error``, forget what the sequences hold."""
-        for active in [*self.running, *self.queue]:
-            with contextlib.suppress(Exception):
-                self._end(active)
-            active.handle.put(Failed(error))
-        self.running.clear()
-        self.queue.clear()
+        self._end_all(error)
+        self._short = False
         for seq in self.sequences:
-            seq.busy = False
+            seq.busy = seq.left_over = False
             self.snapshotter.forget(seq)
 
     def sleep(self) -> None:
@@ -184,14 +157,18 @@ class Engine:
 
     def close(self, reason: PyctlError) -> bool:
         """End all requests with ``reason``; whether everything is on disk then that was to be there."""
-        for active in [*self.running, *self.queue]:
-            if active.steps is not None:
-                self._end(active)
-            active.handle.put(Failed(reason))
+        self._end_all(reason)
         for task in self.idle_tasks:
             task.fail(reason)
-        self.queue.clear()
         return self.snapshotter.close()
+
+    def _end_all(self, error: PyctlError) -> None:
+        for active in [*self.running, *self.waiting]:
+            with contextlib.suppress(Exception):
+                self._end(active)
+            active.handle.put(Failed(error))
+        self.running.clear()
+        self.waiting = Admission(self.backend.n_cells, self.backend.n_ctx)
 
     def _run_idle_tasks(self) -> None:
         ready = [task for task in self.idle_tasks if not self.sequences[task.seq].busy]
@@ -200,25 +177,80 @@ class Engine:
             task.run()
 
     def _admit(self) -> None:
-        for active in tuple(self.queue):
-            if all(seq.busy for seq in self.sequences):
+        self._look_again = time.monotonic() + LOOK_SECONDS
+        for active in self.waiting.take_cancelled():
+            self._end(active)
+        while not (self._overrun and self.running):
+            found = self.waiting.take_next(self.running, self.sequences)
+            if found is None:
                 return
-            if active.handle.cancelled:
-                self.queue.remove(active)
-                continue
-            wanted = active.handle.request.seq
-            idle = [seq for seq in self.sequences if not seq.busy and wanted in (-1, seq.id)]
-            if not idle:
-                continue  # a later one may want another sequence
-            self.queue.remove(active)
-            prompt = active.handle.request.prompt.tokens
-            # The sequence that already holds most of the prompt, else the one that was not used for longest.
-            active.seq = max(idle, key=lambda seq: (seq.shared(prompt), -seq.used))
-            self._count += 1
-            active.seq.busy, active.seq.used, active.id = True, self._count, self._count
-            self.last[active.seq.id] = active
-            active.steps = self._serve(active, active.seq)
-            self.running.append(active)
+            if found.kept is not None:
+                self._go_on(found)
+            else:
+                self._begin(found)
+
+    def _begin(self, active: ActiveRequest) -> None:
+        prompt = active.handle.request.prompt.tokens
+        # The sequence that already holds most of the prompt, else the one that was not used for longest.
+        idle = filter(active.may_use, self.sequences)
+        active.seq = max(idle, key=lambda seq: (seq.shared(prompt), -seq.used))
+        self._n_begun += 1
+        active.seq.busy = active.seq.left_over = True
+        active.seq.used = active.id = self._n_begun
+        active.seq.named = active.handle.request.seq >= 0
+        self.last[active.seq.id] = active
+        active.steps = self._serve(active, active.seq)
+        self.running.append(active)
+
+    def _suspend(self, active: ActiveRequest) -> None:
+        """Let a running request wait as it is: what its sequence holds goes to RAM, its generator stays."""
+        seq = active.seq
+        assert seq is not None
+        if active.stats is None or active.reads is not None or not seq.n:  # nothing of it is evaluated yet
+            self.running.remove(active)
+            if active.steps is not None:
+                active.steps.close()
+            active.seq, active.steps, active.stats, active.reads = None, None, None, None
+            seq.busy = seq.left_over = False
+            return self.waiting.put_back(active)
+        try:
+            active.kept = self.snapshotter.suspend(seq)
+        except (EngineError, MemoryError) as error:
+            log.warning("request %d could not be suspended: %s", active.id, error)
+            return self._fail(active, OutOfCellsError())
+        self.counters.n_suspended += 1
+        log.info("request %d waits with %d tokens, others need the cells", active.id, seq.n)
+        self._detach(active, seq)
+
+    def _detach(self, active: ActiveRequest, seq: LiveSequence) -> None:
+        """Let a request that has ``kept`` everything wait; its ``seq`` stays with it, an empty one takes the place."""
+        self.running.remove(active)
+        self.sequences[seq.id] = LiveSequence(seq.id, seq.capacity, used=seq.used)
+        self.last.pop(seq.id, None)
+        self.waiting.put_back(active)
+
+    def _go_on(self, active: ActiveRequest) -> None:
+        """Give a suspended request a sequence again."""
+        seq, kept = active.seq, active.kept
+        assert seq is not None
+        assert kept is not None
+        free = min(filter(active.may_use, self.sequences), key=lambda seq: (seq.n, seq.used))
+        self.snapshotter.park(free)
+        seq.id, self.sequences[free.id], self.last[free.id] = free.id, seq, active
+        self.running.append(active)
+        self.pool.make_room(0)  # the sequence counts its tokens already
+        try:
+            self.snapshotter.resume(seq, kept)
+        except OutOfCellsError as error:
+            self.backend.clear(seq.id)
+            if not self.pool.clear_idle():
+                if len(self.running) == 1:
+                    return self._fail(active, error)
+                self._overrun = True
+            return self._detach(active, seq)
+        except EngineError as error:
+            return self._fail(active, error)
+        active.kept = None
 
     def _resume(self, active: ActiveRequest, index: int | None) -> None:
         assert active.steps is not None
@@ -229,11 +261,10 @@ class Engine:
         except StopIteration:
             self._end(active)
         except Exception as error:
-            self._forget(active.seq)
-            self._end(active)
-            active.handle.put(Failed(told(error)))
+            self._fail(active, error)
 
     def _decode(self, requests: list[ActiveRequest]) -> None:
+        requests = self._with_room(requests)
         items, longest = [], 0
         for active in requests:
             assert active.seq is not None
@@ -241,13 +272,20 @@ class Engine:
             tokens, position = active.pending
             items.append(SequenceTokens(active.seq.id, tokens, position))
             longest = max(longest, position + len(tokens))
+        if not items:
+            return
         try:
             self.backend.decode(items)
+        except OutOfCellsError as error:
+            if not self.pool.clear_idle():
+                self._overrun = True
+                if len(self.running) == 1:
+                    return self._fail(self.running[0], error)
+                self._suspend(self._youngest())
+            return  # nothing was evaluated: the next step tries again
         except Exception as error:
             for active in requests:
-                self._forget(active.seq)
-                self._end(active)
-                active.handle.put(Failed(told(error)))
+                self._fail(active, error)
             return
         self.counters.count_call(len(items), longest)
         output = 0
@@ -255,13 +293,41 @@ class Engine:
             self._resume(active, output)
             output += len(item.tokens)
 
+    def _with_room(self, decoding: list[ActiveRequest]) -> list[ActiveRequest]:
+        """Those of ``decoding`` for whose tokens there are cells beside all prompts; the youngest have to wait."""
+        n_new = 0
+        for active in decoding:
+            assert active.pending is not None
+            n_new += len(active.pending.tokens)
+        while len(self.running) > 1 and sum(each.n_needed for each in self.running) + n_new > self.pool.n_cells:
+            youngest = self._youngest()
+            if youngest in decoding and youngest.pending is not None:
+                decoding.remove(youngest)
+                n_new -= len(youngest.pending.tokens)
+            self._suspend(youngest)
+        self.pool.make_room(n_new)
+        return decoding
+
+    def _youngest(self) -> ActiveRequest:
+        return max(self.running, key=lambda active: active.arrived)
+
+    def _fail(self, active: ActiveRequest, error: Exception) -> None:
+        if active.stats is not None:  # what was evaluated nobody knows
+            self._forget(active.seq)
+        self._end(active)
+        active.handle.put(Failed(told(error)))
+
     def _end(self, active: ActiveRequest) -> None:
         if active.steps is not None:
             active.steps.close()
+        if active.kept is not None:
+            self.snapshotter.release(active.kept)
+            active.kept = None
         if active.seq is not None:
-            active.seq.busy = False
+            active.seq.busy = active.seq.left_over = False
         if active in self.running:
             self.running.remove(active)
+        self._look_again, self._overrun = 0.0, False
 
     def _forget(self, seq: LiveSequence | None) -> None:
         """After a failure nobody knows what the sequence holds."""
@@ -274,30 +340,23 @@ class Engine:
         """The whole way of a request."""
         snapshotter, request, handle = self.snapshotter, active.handle.request, active.handle
         started = active.started = time.perf_counter()
-        stats = active.stats = RequestStats(n_prompt=len(request.prompt))
-        ends = batch_ends(request.prompt, self.backend.n_ubatch, self.settings.min_batch)
+        with Generation(self.backend, handle, seq) as reply:
+            stats = active.stats = RequestStats(n_prompt=len(request.prompt))
+            seq.left_over = False
+            ends = batch_ends(request.prompt, self.backend.n_ubatch, self.settings.min_batch)
 
-        lookup = snapshotter.lookup(request, ends, seq, stats)
-        snapshotter.leave(seq, lookup, stats)
-        restored = yield from snapshotter.restore(lookup, seq, stats)
-        plan = snapshotter.plan(lookup, restored, seq, stats)
-        yield from self._prefill(active, seq, ends, plan, stats)
-        with Generation(self.backend, handle, seq, self._drafter(seq) if self._drafter else None) as reply:
+            lookup = snapshotter.lookup(request, ends, seq, stats)
+            snapshotter.leave(seq, lookup, stats)
+            if len(self.running) == 1 and self._clears_idle:
+                self.pool.clear_idle(lookup.snapshots, named=False)
+            restored = yield from snapshotter.restore(lookup, seq, stats, self.pool.make_room)
+            plan = snapshotter.plan(lookup, restored, seq, stats)
+            yield from self._prefill(active, seq, ends, plan, stats)
             reply.first()
             snapshotter.persist(plan)
-            yield from reply.rest()
+            yield from reply.rest(self._drafter(seq) if self._drafter else None)
 
-        finished = time.perf_counter()
-        first_token = reply.first_token or finished
-        timings = Timings(
-            n_cached=stats.n_cached,
-            n_evaluated=stats.n_evaluated,
-            prompt_ms=(first_token - started) * 1e3,
-            n_predicted=reply.n_predicted,
-            predicted_ms=(finished - first_token) * 1e3,
-            queue_ms=(started - active.submitted) * 1e3,
-            first_token_ms=(first_token - active.submitted) * 1e3,
-        )
+        timings = reply.timings(stats, active.submitted, started)
         snapshotter.totals.add(stats, reply.n_predicted)
         self.counters.count_reply(timings)
         handle.put(Done(reply.stop_type, reply.stopping_word, timings, stats, seq.id))
@@ -306,27 +365,30 @@ class Engine:
         self, active: ActiveRequest, seq: LiveSequence, ends: Sequence[int], plan: CachePlan, stats: RequestStats
     ) -> Steps:
         """Evaluate what is missing of the prompt batch by batch, and take a snapshot at each cut."""
-        prompt, tokens = active.handle.request.prompt, active.handle.request.prompt.tokens
-        began, save_before = time.perf_counter(), stats.save_ms
-        shown = PrefillLog(active.id, seq.n, len(prompt))
-        self._tell_progress(active, seq, stats)
-        for previous, end in itertools.pairwise([0, *ends]):
-            if end <= seq.n:
-                continue
-            self.backend.evaluate(seq.id, tokens[seq.n : end], seq.n, output=end == len(prompt))
+        tokens = active.handle.request.prompt.tokens
+
+        def evaluate(end: int) -> bool:
+            """False if there is no room until somebody else waits."""
+            self.pool.make_room(end - seq.n, plan.protected)
+            try:
+                self.backend.evaluate(seq.id, tokens[seq.n : end], seq.n, output=end == tokens.size)
+            except OutOfCellsError:
+                if not self.pool.clear_idle(plan.protected):
+                    if len(self.running) == 1:
+                        raise
+                    self._short = True
+                return False
             self.counters.count_call(1, end)
-            # The very end of a prompt is a batch end of longer prompts only if it fills its batch.
-            seq.append(tokens[seq.n : end], exact=end < len(prompt) or end - previous == self.backend.n_ubatch)
-            shown.reached(end)
+            return True
+
+        def after(end: int) -> None:
             if end in plan.cuts:
                 self.snapshotter.save(seq, plan, stats)
-            self._tell_progress(active, seq, stats)
-            if end < len(prompt):
-                yield None
-        stats.n_evaluated = len(prompt) - stats.n_cached
-        stats.prefill_ms = (time.perf_counter() - began) * 1e3 - (stats.save_ms - save_before)
 
-    def _tell_progress(self, active: ActiveRequest, seq: LiveSequence, stats: RequestStats) -> None:
-        if active.handle.request.return_progress:
-            ms = (time.perf_counter() - active.started) * 1e3
-            active.handle.put(Progress(stats.n_prompt, stats.n_cached, seq.n, ms, stats.source, seq.id))
+        return prefill(active, seq, ends, self.backend.n_ubatch, evaluate, after)
+
+    @property
+    def _clears_idle(self) -> bool:
+        """Whether a request that is served alone gets all cells: it then costs and yields what it does alone."""
+        settings = self.settings
+        return settings.exact or (settings.clear_idle and self.snapshotter.cache.enabled)

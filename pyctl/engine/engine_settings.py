@@ -24,6 +24,7 @@ class EngineSettings:
     """``min_batch``: see plan.MIN_BATCH. ``min_step``: tokens between the sparse cuts of a long stretch, 0 for none.
 
     ``exact``: reuse nothing that a cold run would not have computed the same way, generated text included.
+    ``clear_idle``: a request that is served alone has all cells to itself, as if there were one sequence.
     """
 
     min_batch: int = MIN_BATCH
@@ -36,6 +37,22 @@ class EngineSettings:
     )
     exact: bool = CACHE.flag(
         False, "--exact", "never reuse generated text unevaluated", None, "PYCTL_EXACT", off="--no-exact"
+    )
+    clear_idle: bool = CACHE.flag(
+        True,
+        "--cache-idle-slots",
+        "move idle sequences to the cache when a request is served alone, not only when room is short",
+        None,
+        "LLAMA_ARG_CACHE_IDLE_SLOTS",
+        off="--no-cache-idle-slots",
+    )
+    n_queue: int = SERVER.flag(
+        256,
+        "--queue",
+        "replies that may wait to be begun; each choice and each prompt of a list is one",
+        integer(1),
+        "PYCTL_QUEUE",
+        limit=SetLimit("replies that wait to be begun", "503 with Retry-After", "request"),
     )
     sleep_seconds: int = SERVER.flag(
         -1,

@@ -16,7 +16,8 @@ __all__ = ["EngineCounters", "EngineStats", "PrefillLog", "SequenceFile", "Seque
 class EngineCounters:
     """Sums since the start; ``n_*`` are tokens except for the calls of llama_decode, times are milliseconds.
 
-    ``n_busy`` adds up the sequences of each call, ``n_longest`` is the longest sequence seen. What a request evaluates
+    ``n_busy`` adds up the sequences of each call, ``n_longest`` is the longest sequence seen, ``n_suspended`` counts
+    how often a reply had to give its cells to others. What a request evaluates
     and predicts counts when it is served; requests that were cancelled count as calls only.
     """
 
@@ -28,6 +29,7 @@ class EngineCounters:
     prompt_ms: float = 0.0
     n_predicted: int = 0
     predicted_ms: float = 0.0
+    n_suspended: int = 0
 
     def count_call(self, n_seqs: int, length: int) -> None:
         """One call for ``n_seqs`` sequences, the longest of which has ``length`` tokens now."""
@@ -46,12 +48,20 @@ class EngineCounters:
 
 @dataclass(frozen=True)
 class EngineStats:
-    """What was done since the start, and ``recent``ly, since it was asked for last; who is served and who waits now."""
+    """What was done since the start, and ``recent``ly, since it was asked for last; who is served and who waits now.
+
+    Of those that wait, ``n_suspended`` replies have begun and hold ``suspended_bytes`` of RAM, part of the cache's.
+    ``n_cells`` of the context are there, ``n_cells_used`` taken.
+    """
 
     total: EngineCounters
     recent: EngineCounters
     n_processing: int
     n_waiting: int
+    n_suspended: int
+    suspended_bytes: int
+    n_cells: int
+    n_cells_used: int
     cache: CacheView
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pyctl.cache.snapshot import NOTHING, Block, Span, State
 from pyctl.engine.backend import SavedSequence, SequenceTokens, TopTokens
 from pyctl.engine.sampling import Sampling
-from pyctl.errors import EngineError, RequestError, StateError
+from pyctl.errors import EngineError, OutOfCellsError, RequestError, StateError
 from pyctl.prompt import Tokens
 
 __all__ = ["FakeBackend"]
@@ -42,7 +42,8 @@ class _Seq:
 class FakeBackend:
     """``n_vocab`` tokens, of which 0 ends a reply and the others are the letters of the alphabet, over and over.
 
-    ``fail_loads`` makes that many following loads refuse their bytes. Saved blocks are zeros until they settle.
+    All sequences share ``n_cells``, by default n_ctx. ``fail_loads`` makes that many following loads refuse their
+    bytes. Saved blocks are zeros until they settle.
     """
 
     def __init__(
@@ -53,9 +54,11 @@ class FakeBackend:
         n_seqs: int = 1,
         n_ubatch: int = 64,
         n_vocab: int = 64,
+        n_cells: int = 0,
     ) -> None:
         self.kind: Literal["attention", "hybrid", "opaque"] = kind
         self.n_ctx, self.n_seqs, self.n_ubatch, self.n_vocab = n_ctx, n_seqs, n_ubatch, n_vocab
+        self.n_cells = n_cells or n_ctx
         self.fail_loads = 0
         self.n_evaluated = 0
         self.n_beats = 0
@@ -70,11 +73,13 @@ class FakeBackend:
     def evaluate(self, seq: int, tokens: Tokens, start: int, *, output: bool = True) -> None:
         if not 0 < tokens.size <= self.n_ubatch:
             raise EngineError(f"a batch of {tokens.size} tokens")
+        self._take_cells(int(tokens.size))
         after = self._advance(seq, tokens, start)
         self._outputs = [after] if output else []
 
     def decode(self, items: Sequence[SequenceTokens]) -> None:
         # Rounding is not modelled here: several tokens of a sequence give what they would give one by one.
+        self._take_cells(sum(len(tokens) for _, tokens, _ in items))
         self._outputs = [
             self._advance(seq, np.array([token], np.int32), position + i)
             for seq, tokens, position in items
@@ -86,7 +91,7 @@ class FakeBackend:
         if len(held.rows) != start or (self.kind != "attention" and held.at != start):
             raise EngineError(f"rows end at {len(held.rows)}, the state at {held.at}, the batch begins at {start}")
         if start + tokens.size > self.n_ctx:
-            raise EngineError("the context is full")
+            raise EngineError(f"{start + tokens.size} tokens are more than a sequence may have")
         # Like attention, a row depends on all rows before it; like GEMM rounding, on the shape of its batch.
         before = _hash(*held.rows[-1:], held.state if self.kind != "attention" else b"", str(tokens.size).encode())
         for i, token in enumerate(tokens.tolist()):
@@ -96,6 +101,10 @@ class FakeBackend:
         held.at = start + int(tokens.size)
         self.n_evaluated += int(tokens.size)
         return self.digest(seq)
+
+    def _take_cells(self, n: int) -> None:
+        if sum(len(held.rows) for held in self._seqs) + n > self.n_cells:
+            raise OutOfCellsError
 
     def digest(self, seq: int) -> bytes:
         """What the logits at the end of ``seq`` depend on: all its rows and its state."""
@@ -160,6 +169,7 @@ class FakeBackend:
         held = self._seqs[seq]
         if len(held.rows) != first:
             raise StateError(f"rows end at {len(held.rows)}, not {first}")
+        self._take_cells(sum(stop - start for _, start, stop in spans))
         for block, start, stop in spans:
             magic, p0, p1 = HEADER.unpack(block[: HEADER.size].tobytes())
             if magic != b"ROWS" or not p0 <= start < stop <= p1 or start != len(held.rows):
@@ -175,6 +185,8 @@ class FakeBackend:
         data = block[HEADER.size :].tobytes()
         if magic != b"STAT" or at != n or (self.kind == "hybrid" and len(held.rows) != n):
             raise StateError(f"a state at {at} does not belong to {n}")
+        if self.kind == "opaque":
+            self._take_cells(n - len(held.rows))
         held.state, held.at = data[:ROW], n
         if self.kind == "opaque":
             held.rows = [data[i : i + ROW] for i in range(ROW, len(data), ROW)]
@@ -206,6 +218,7 @@ class FakeBackend:
         ends = struct.unpack_from(f"<{n_ends}i", data, HEADER.size + 4)
         rest = np.frombuffer(data, np.uint8, offset=HEADER.size + 4 + 4 * n_ends)
         state, tokens, rows = np.split(rest, [ROW, ROW + 4 * n])
+        self._take_cells(n)
         self._seqs[seq] = _Seq([row.tobytes() for row in rows.reshape(n, ROW)], state.tobytes(), at)
         return SavedSequence(tokens.view(np.int32).copy(), ends, len(data))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from pyctl.convert import choice, integer, integers, number, on_off, on_off_auto, words
 from pyctl.errors import ConfigError
+from pyctl.limit import SetLimit
 from pyctl.setting import CONTEXT, MODEL, SERVER, Flag
 
 __all__ = [
@@ -19,10 +20,17 @@ __all__ = [
     "NUMA",
     "POOLING",
     "ROPE_SCALING",
+    "SERVED_SEQS",
     "SPLIT_MODES",
     "ModelSettings",
     "experts_on_cpu",
 ]
+
+SERVED_SEQS = 4
+"""Sequences of a server that was told no number, as in llama-server."""
+
+MOST_SEQS = 255
+"""llama.cpp's 256 without the one by which rows are restored."""
 
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 """Types of the KV cache, by ggml's names in lower case."""
@@ -127,7 +135,8 @@ class ModelSettings:
     ``lora`` are (file, scale). ``n_threads`` below 1 leaves the choice to llama.cpp, and ``n_threads_batch`` below 1
     means the same number. ``n_ctx`` 0, ``rope_*`` 0 or empty, ``yarn_orig_ctx`` 0, the other ``yarn_*`` -1 and an empty
     ``pooling`` mean the model's own value. ``tensor_split`` are proportions, empty for an even split. ``pooling`` is
-    none, mean, cls, last or rank, for ``embeddings`` only.
+    none, mean, cls, last or rank, for ``embeddings`` only. All ``n_seqs`` share ``n_ctx`` if ``kv_unified`` is true,
+    and one has ``n_ctx_per_seq`` of it at most, 0 for no such bound.
     """
 
     path: str = MODEL.flag("", "-m --model", "GGUF file to load", str, "LLAMA_ARG_MODEL", "FILE")
@@ -256,7 +265,30 @@ class ModelSettings:
     n_ctx: int = CONTEXT.flag(
         0, "-c --ctx-size", "tokens of context, 0 = what the model has", integer(0), "LLAMA_ARG_CTX_SIZE"
     )
-    n_seqs: int = CONTEXT.flag(1, "-np --parallel", "live sequences", integer(1, **{"-1": 1}), "LLAMA_ARG_N_PARALLEL")
+    n_seqs: int = CONTEXT.flag(
+        1,
+        "-np --parallel",
+        f"replies side by side, -1 = {SERVED_SEQS} when serving, 1 for chat",
+        integer(1, MOST_SEQS, **{"-1": -1}),
+        "LLAMA_ARG_N_PARALLEL",
+        shown="-1",
+        limit=SetLimit(f"replies side by side, at most {MOST_SEQS}", "requests wait", "request"),
+    )
+    kv_unified: bool = CONTEXT.flag(
+        True,
+        "-kvu --kv-unified",
+        "replies side by side share the context; off: each has an equal part",
+        None,
+        "LLAMA_ARG_KV_UNIFIED",
+        off="-no-kvu --no-kv-unified",
+    )
+    n_ctx_per_seq: int = CONTEXT.flag(
+        0,
+        "--kv-unified-per-slot",
+        "context that one client gets at most; without -c, there is that much for each",
+        integer(1),
+        "LLAMA_ARG_KV_UNIFIED_PER_SLOT",
+    )
     n_batch: int = CONTEXT.flag(
         2048, "-b --batch-size", "tokens in one call of llama.cpp", integer(1), "LLAMA_ARG_BATCH"
     )

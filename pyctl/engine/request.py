@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
@@ -10,9 +11,12 @@ from pyctl.cache.cache_stats import RequestStats, Source
 from pyctl.cache.persist import DiskPolicy
 from pyctl.engine.sampling import Sampling
 from pyctl.engine.stream import ReasoningLimit
+from pyctl.errors import EngineError, PyctlError
 from pyctl.prompt import Prompt
 
-__all__ = ["Done", "Event", "Failed", "Piece", "Progress", "Request", "StopType", "Timings"]
+__all__ = ["Done", "Event", "Failed", "Piece", "Progress", "Request", "StopType", "Timings", "told"]
+
+log = logging.getLogger(__name__)
 
 StopType: TypeAlias = Literal["eos", "word", "limit"]
 
@@ -101,6 +105,14 @@ class Failed:
     """The request ended without a reply; ``error`` says why."""
 
     error: Exception
+
+
+def told(error: Exception) -> PyctlError:
+    """What a request that ``error`` ended is told; one that nobody raised on purpose is logged."""
+    if isinstance(error, PyctlError):
+        return error
+    log.error("unexpected error", exc_info=error)
+    return EngineError(f"internal error: {str(error) or type(error).__name__}")
 
 
 Event: TypeAlias = Progress | Piece | Done | Failed

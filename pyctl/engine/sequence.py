@@ -21,7 +21,9 @@ class LiveSequence:
     ``ends`` are the batch ends of the exact part: batches that a cold run would evaluate. ``n_prompt`` is how many
     arrived as a prompt; the rest was generated. ``segment`` holds rows up to ``n_saved``; up to ``n_overlap`` some
     other snapshot may. ``cached`` says that its request let the cache have it. ``busy`` says that a request owns the
-    sequence, ``used`` counts up with each request.
+    sequence, ``left_over`` that it has not begun, so that the tokens are those of the one before; ``used`` counts up
+    with each request. ``named`` says that a client called the sequence by its number, so that it may come back to it.
+    A restore that is under way takes up to ``n_expected`` tokens.
     """
 
     id: int
@@ -34,6 +36,9 @@ class LiveSequence:
     n_overlap: int = 0
     cached: bool = True
     busy: bool = False
+    left_over: bool = False
+    named: bool = False
+    n_expected: int = 0
     used: int = 0
     _buffer: Tokens = field(init=False, repr=False)
 

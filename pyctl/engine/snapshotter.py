@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from pyctl.cache.cache_stats import CacheStats, Divergence, RequestStats
 from pyctl.cache.disk.chain import PendingSnapshot
@@ -23,12 +24,15 @@ from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.request import Request
 from pyctl.engine.restore import Candidate, candidates, from_snapshot, restore
 from pyctl.engine.sequence import LiveSequence
-from pyctl.errors import StateError
+from pyctl.errors import OutOfCellsError, StateError
 from pyctl.prompt import as_tokens
 
 __all__ = ["CacheLookup", "CachePlan", "Snapshotter"]
 
 log = logging.getLogger(__name__)
+
+MakeRoom: TypeAlias = Callable[[int, Collection[Snapshot]], bool]
+"""Frees that many cells, at the cost of no snapshot of those."""
 
 PARK_MIN = 64
 """Fewer new tokens than this are not worth a snapshot when a live sequence is given away."""
@@ -72,7 +76,8 @@ class Snapshotter:
     """Restores from and saves to ``cache`` and ``disk`` for all sequences of ``memory``.
 
     A request passes `lookup`, `leave`, `restore`, `plan`, then `save` at each cut, and `persist`. A failure of the
-    cache is a miss or a snapshot less, never an error of the request.
+    cache is a miss or a snapshot less, never an error of the request. A request that has to give its cells to others
+    passes `suspend` and `resume` in between.
     """
 
     def __init__(
@@ -107,15 +112,22 @@ class Snapshotter:
         seq.cached = wanted
         stats.restore_ms += (time.perf_counter() - began) * 1e3
 
-    def restore(self, lookup: CacheLookup, seq: LiveSequence, stats: RequestStats) -> Reading[tuple[Snapshot, ...]]:
+    def restore(
+        self,
+        lookup: CacheLookup,
+        seq: LiveSequence,
+        stats: RequestStats,
+        make_room: MakeRoom = lambda n, protected: True,
+    ) -> Reading[tuple[Snapshot, ...]]:
         """Bring ``seq`` to the deepest restorable position of the prompt; the snapshot that it came from, if any.
 
         What fails to restore falls back to the next way; what cannot be restored at all leaves an empty sequence.
+        ``make_room`` is asked for the cells that are missing.
         """
         began = time.perf_counter()
-        used = (yield from self._from_disk(lookup, seq, stats)) if lookup.from_disk else None
+        used = (yield from self._from_disk(lookup, seq, stats, make_room)) if lookup.from_disk else None
         if used is None:
-            used = yield from self._from_memory(lookup, seq, stats)
+            used = yield from self._from_memory(lookup, seq, stats, make_room)
         stats.restore_ms += (time.perf_counter() - began) * 1e3
         return used
 
@@ -175,10 +187,39 @@ class Snapshotter:
             found = (self.cache.get(plan.match.prefix(n)) for n in plan.persist if n)
             self.disk.offer(snapshot for snapshot in found if snapshot is not None)
 
-    def park(self, seq: LiveSequence) -> None:
-        """Snapshot the end of ``seq`` if that is worth it; the sequence is about to be lost."""
-        self._park(seq, 0, (), RequestStats(n_prompt=0))
-        seq.reset(as_tokens([]))
+    def park(self, seq: LiveSequence, protected: Collection[Snapshot] = ()) -> None:
+        """Empty ``seq`` after a snapshot of its end if that is worth it; ``protected`` is no victim."""
+        self._park(seq, 0, protected, RequestStats(n_prompt=0))
+        self.forget(seq)
+
+    def suspend(self, seq: LiveSequence) -> Snapshot:
+        """Take everything that ``seq`` holds out of it, for `resume`; StateError or MemoryError leave it as it is.
+
+        The snapshot is no entry of the cache, which only counts its bytes, and shares rows with it.
+        """
+        segment, covered = seq.saved()
+        if segment is None or covered < seq.n:
+            rows = self.memory.save_rows(seq.id, covered, seq.n)
+            ends = ends_within(seq.ends, covered)
+            segment = Segment(covered, as_tokens(seq.tokens[covered:]), rows, segment, ends)
+        prefix = PromptMatch(seq.tokens).prefix(seq.n)
+        kept = Snapshot(prefix, segment, self.memory.save_state(seq.id, seq.n), exact=seq.n_exact == seq.n)
+        self.cache.hold(kept)
+        self.memory.clear(seq.id)
+        return kept
+
+    def resume(self, seq: LiveSequence, kept: Snapshot) -> None:
+        """Give back what ``seq`` held; it may have another id. Raises StateError or OutOfCellsError, and keeps it."""
+        if self.memory.kind != "opaque":
+            self.memory.load_rows(seq.id, 0, kept.spans(0, kept.n))
+        if self.memory.kind != "attention":
+            self.memory.load_state(seq.id, kept.n, kept.state)
+        seq.keep(kept.segment, kept.n)
+        self.cache.release(kept)
+
+    def release(self, kept: Snapshot) -> None:
+        """Give up what `suspend` took: nobody will `resume` it."""
+        self.cache.release(kept)
 
     def forget(self, seq: LiveSequence) -> None:
         """Empty ``seq``."""
@@ -197,7 +238,7 @@ class Snapshotter:
     # -- restoring ---------------------------------------------------------------------------------------------------
 
     def _from_disk(
-        self, lookup: CacheLookup, seq: LiveSequence, stats: RequestStats
+        self, lookup: CacheLookup, seq: LiveSequence, stats: RequestStats, make_room: MakeRoom
     ) -> Reading[tuple[Snapshot, ...] | None]:
         """What the disk has that is deeper than RAM, as often as it fails to arrive; None if nothing is of use."""
         assert self.disk is not None
@@ -213,7 +254,7 @@ class Snapshotter:
                 exact = self.settings.exact
                 candidate = from_snapshot("disk", snapshot, ends, same, self.memory, exact=exact, arrival=arrival)
                 if candidate is not None:
-                    used = yield from self._try(candidate, lookup, seq, stats)
+                    used = yield from self._try(candidate, lookup, seq, stats, make_room)
                     if used is not None:
                         return used
             finally:
@@ -222,7 +263,7 @@ class Snapshotter:
         return None
 
     def _from_memory(
-        self, lookup: CacheLookup, seq: LiveSequence, stats: RequestStats
+        self, lookup: CacheLookup, seq: LiveSequence, stats: RequestStats, make_room: MakeRoom
     ) -> Reading[tuple[Snapshot, ...]]:
         for candidate in lookup.ways:
             snapshot = candidate.snapshot
@@ -232,18 +273,28 @@ class Snapshotter:
                 if snapshot is None:
                     continue
                 candidate = replace(candidate, source="ram", keep=0)
-            used = yield from self._try(candidate, lookup, seq, stats)
+            used = yield from self._try(candidate, lookup, seq, stats, make_room)
             if used is not None:
                 return used
         self.forget(seq)
         return ()
 
     def _try(
-        self, candidate: Candidate, lookup: CacheLookup, seq: LiveSequence, stats: RequestStats
+        self, candidate: Candidate, lookup: CacheLookup, seq: LiveSequence, stats: RequestStats, make_room: MakeRoom
     ) -> Reading[tuple[Snapshot, ...] | None]:
         """Restore by one way: the snapshot that is in RAM now, if any; None if it failed."""
         snapshot, arrival = candidate.snapshot, candidate.arrival
-        if not (yield from restore(candidate, lookup.match.tokens, lookup.ends, seq, self.memory)):
+        make_room(candidate.n - seq.n, lookup.snapshots)
+        seq.n_expected = candidate.n
+        try:
+            restored = yield from restore(candidate, lookup.match.tokens, lookup.ends, seq, self.memory)
+        except OutOfCellsError:  # says nothing about the snapshot
+            log.warning("no room for the snapshot at %d, evaluating instead", candidate.n)
+            self.forget(seq)
+            return None
+        finally:
+            seq.n_expected = 0
+        if not restored:
             self.totals.failed_restores += 1
             if snapshot is not None and arrival is None:
                 self.cache.drop(snapshot)
@@ -277,12 +328,12 @@ class Snapshotter:
 
     # -- saving ------------------------------------------------------------------------------------------------------
 
-    def _park(self, seq: LiveSequence, shared: int, protected: tuple[Snapshot, ...], stats: RequestStats) -> None:
+    def _park(self, seq: LiveSequence, shared: int, protected: Collection[Snapshot], stats: RequestStats) -> None:
         """Park the end of a live sequence when its conversation is left: less than its prompt is ``shared``."""
         _, covered = seq.saved()
         exact = seq.n_exact == seq.n
         if seq.cached and shared < seq.n_prompt and seq.n - covered >= PARK_MIN and (exact or not self.settings.exact):
-            self.save(seq, CachePlan(PromptMatch(seq.tokens), protected=protected), stats)
+            self.save(seq, CachePlan(PromptMatch(seq.tokens), protected=tuple(protected)), stats)
 
     def _saved(self, seq: LiveSequence, match: PromptMatch) -> tuple[Segment | None, int]:
         """The deepest segment that holds rows of ``seq``, and how many: its own, or those of a snapshot beside it."""

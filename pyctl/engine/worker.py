@@ -13,11 +13,11 @@ from typing import NamedTuple, TypeVar
 
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.engine.backend import EngineInfo
-from pyctl.engine.engine import Engine, told
+from pyctl.engine.engine import Engine
 from pyctl.engine.handle import RequestHandle
-from pyctl.engine.request import Done, Failed, Request, Timings
+from pyctl.engine.request import Done, Failed, Request, Timings, told
 from pyctl.engine.sampling import Sampling
-from pyctl.errors import ContextSizeError, EngineError, PyctlError, RequestError, UnavailableError
+from pyctl.errors import BusyError, ContextSizeError, EngineError, PyctlError, RequestError, UnavailableError
 from pyctl.limit import limit
 
 __all__ = ["Worker"]
@@ -95,8 +95,8 @@ class Worker:
     def submit(self, request: Request) -> RequestHandle:
         """Queue ``request``; iterate over the handle for its events.
 
-        An empty prompt gets an empty reply. Raises ContextSizeError when the prompt does not fit, UnavailableError
-        after `close` or in `trouble`.
+        An empty prompt gets an empty reply. Raises ContextSizeError when the prompt can never fit, BusyError when too
+        many requests wait already, UnavailableError after `close` or in `trouble`.
         """
         n_ctx = self._info.n_ctx
         if len(request.prompt) >= n_ctx:
@@ -112,6 +112,8 @@ class Worker:
                 raise UnavailableError(str(self._trouble))
             if self._closing:
                 raise UnavailableError("the server is shutting down")
+            if (n_waiting := self._engine.n_waiting + self._inbox.qsize()) >= self._engine.settings.n_queue:
+                raise BusyError(n_waiting)
             self._open = {each for each in self._open if not each.is_over and not each.cancelled}
             self._open.add(handle)
             self._inbox.put(handle)

@@ -24,7 +24,7 @@ from tests.cli.given import PRESERVED, SERVE_FLAGS, WITHOUT_USE, chat, refused, 
 
 def test_defaults_are_those_of_llama_server() -> None:
     settings = parse_serve(["-m", "model.gguf"], {})
-    assert settings.model == ModelSettings(path="model.gguf")
+    assert settings.model == ModelSettings(path="model.gguf", n_seqs=4)
     assert settings.cache == CacheSettings(n_slots=32, ram_mib=8192)
     assert settings.engine == EngineSettings(min_step=8192, exact=False, sleep_seconds=-1)
     assert settings.disk == DiskSettings("", 4096, 512, 10240, "auto:30", 0)
@@ -117,8 +117,8 @@ def test_verbosity() -> None:
     assert serve("-v", LLAMA_ARG_LOG_VERBOSITY="2").log.verbosity == 5
 
 
-def test_parallel_auto_is_one() -> None:
-    assert serve("-np", "-1").model.n_seqs == 1
+def test_four_replies_side_by_side_unless_told_otherwise() -> None:
+    assert [serve(*words).model.n_seqs for words in ((), ("-np", "-1"), ("-np", "2"))] == [4, 4, 2]
 
 
 def test_an_empty_key_variable_starts_no_open_server() -> None:

@@ -218,6 +218,7 @@ EFFECTS: dict[str, Effect] = {
     "-kvo": Effect("", context("offload_kqv")),
     "--op-offload": Effect("", context("op_offload")),
     "--swa-full": Effect("", context("swa_full")),
+    "-kvu": Effect("", described("n_ctx"), ("-np", "2")),
     "--kv-unified-per-slot": Effect("512", described("n_ctx")),
     "--rope-scaling": Effect("yarn", context("rope_scaling_type")),
     "--rope-scale": Effect("4", context("rope_freq_scale")),
@@ -234,6 +235,7 @@ EFFECTS: dict[str, Effect] = {
     "--cache-prompt": Effect("", lambda seen: seen.request.cache_prompt),
     "-cms": Effect("77", option("min_step")),
     "--exact": Effect("", option("exact")),
+    "--cache-idle-slots": Effect("", option("clear_idle")),
     # -- disk cache
     "--kv-cache-dir": Effect(DIR, built("DiskStore", "0")),
     "--kv-cache-budget": Effect("100", built("DiskStore", "2"), ("--kv-cache-dir", DIR)),
@@ -313,6 +315,7 @@ EFFECTS: dict[str, Effect] = {
     "--cors-methods": Effect("GET", header("access-control-allow-methods")),
     "--cors-headers": Effect("x-a", header("access-control-allow-headers")),
     "--cors-credentials": Effect("", header("access-control-allow-credentials")),
+    "--queue": Effect("9", option("n_queue")),
     "--sleep-idle-seconds": Effect("60", lambda seen: (seen.keep_vocabulary, seen.built["Worker"]["2"])),
     "--stall-timeout": Effect("7", built("Worker", "3")),
     "--embedding": Effect("", embedding),

@@ -20,7 +20,7 @@ from pyctl.engine.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.engine.llama.sampler import LlamaSampler
 from pyctl.engine.llama.sequence_file import load_file, save_file
 from pyctl.engine.sampling import Sampling
-from pyctl.errors import EngineError, ModelError, NotSupportedError, StateError, UnavailableError
+from pyctl.errors import EngineError, ModelError, NotSupportedError, OutOfCellsError, StateError, UnavailableError
 from pyctl.prompt import Tokens, as_tokens
 
 __all__ = ["LlamaBackend"]
@@ -39,7 +39,8 @@ class LlamaBackend:
 
     The layout of the memory is read from what the library writes, so one token is evaluated and dropped first.
     ``identify`` names what saved bytes mean, by default that layout; it must not change when the model is opened again.
-    ``embedder`` makes what embeds texts with a model.
+    ``embedder`` makes what embeds texts with a model. ``most_tokens`` says how many one sequence may have of the cells
+    of the context, which all share; by default all.
     """
 
     def __init__(
@@ -47,8 +48,10 @@ class LlamaBackend:
         make: Callable[[], tuple[Any, Any]],
         identify: Callable[[LlamaBackend], str] | None = None,
         embedder: Callable[[Any], Embedder] | None = None,
+        most_tokens: Callable[[int], int] = lambda n_cells: n_cells,
     ) -> None:
         self._make, self._identify, self._make_embedder = make, identify, embedder
+        self._most_tokens = most_tokens
         self.embedder: Embedder | None = None
         self.identity = ""
         self._keeps_vocabulary = False
@@ -70,7 +73,8 @@ class LlamaBackend:
         self.tokenizer = LlamaTokenizer(self.model)
         if not self._keeps_vocabulary:
             self._grammars = GrammarCompiler(self.tokenizer)
-        self.n_ctx = int(api.llama_n_ctx_seq(ctx))
+        self.n_cells = int(api.llama_n_ctx(ctx))
+        self.n_ctx = self._most_tokens(self.n_cells)
         self.n_seqs = int(api.llama_n_seq_max(ctx))
         self.n_ubatch = int(api.llama_n_ubatch(ctx))
         self._batch = Batch(max(self.n_ubatch, self.n_seqs))
@@ -131,9 +135,10 @@ class LlamaBackend:
         code = api.llama_decode(self._ctx, self._batch.struct)
         if code == ABORTED:
             raise UnavailableError("the evaluation was stopped")
+        if code == 1:
+            raise OutOfCellsError
         if code != 0:
-            reason = "the context is full" if code == 1 else f"llama_decode returned {code}"
-            raise EngineError(f"evaluation failed: {reason}")
+            raise EngineError(f"evaluation failed: llama_decode returned {code}")
 
     def interrupt(self) -> None:
         self._pulse.stop()
@@ -207,10 +212,21 @@ class LlamaBackend:
         return State.of(block)
 
     def load_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
+        self._find_cells(sum(last - start for _, start, last in spans))
         _checked(self._memory.load_rows, seq, first, list(spans))
 
     def load_state(self, seq: int, n: int, state: State) -> None:
+        if self.kind == "opaque":  # the state holds everything, in place of what the sequence has
+            self._find_cells(n - self._n_held(seq))
         _checked(self._memory.load_state, seq, n, state.recurrent)
+
+    def _find_cells(self, n: int) -> None:
+        """OutOfCellsError unless there are ``n`` more cells; llama.cpp would only say that it failed."""
+        if sum(map(self._n_held, range(self.n_seqs))) + n > self.n_cells:
+            raise OutOfCellsError
+
+    def _n_held(self, seq: int) -> int:
+        return int(api.llama_memory_seq_pos_max(api.llama_get_memory(self._ctx), seq)) + 1
 
     def rewind(self, seq: int, n: int) -> None:
         _checked(self._memory.rewind, seq, n)

@@ -19,7 +19,7 @@ from pyctl.engine.llama.library import build_version, last_log_error, redirect_l
 from pyctl.engine.llama.llama_backend import LlamaBackend
 from pyctl.engine.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.engine.llama.memory import MemoryPlan
-from pyctl.engine.llama.params import ModelParams, context_params
+from pyctl.engine.llama.params import ModelParams, context_params, most_tokens
 from pyctl.engine.model_settings import NUMA, POOLING, ModelSettings
 from pyctl.errors import ModelError, UnavailableError
 
@@ -64,6 +64,7 @@ def load(
         _Source(path, settings, progress),
         lambda backend: fingerprint(backend, settings, plan.layers),
         (lambda model: _make_embedder(model, settings)) if settings.embeddings else None,
+        lambda n_cells: most_tokens(settings, n_cells),
     )
     if not backend.is_async:
         _note_blocking_copies(plan)

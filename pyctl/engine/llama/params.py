@@ -23,7 +23,7 @@ from pyctl.engine.model_settings import (
 )
 from pyctl.errors import ModelError
 
-__all__ = ["ModelParams", "context_params"]
+__all__ = ["ModelParams", "context_params", "most_tokens"]
 
 TYPES = {name: int(gguf.GGMLQuantizationType[name.upper()]) for name in KV_TYPES}
 
@@ -121,9 +121,9 @@ class ModelParams:
 
 
 def context_params(settings: ModelSettings, n_ctx: int) -> Any:
-    """A llama_context_params for ``n_ctx`` tokens."""
+    """A llama_context_params for ``n_ctx`` tokens, or a few more if each sequence has its share of them."""
     params = api.llama_context_default_params()
-    params.n_ctx = n_ctx
+    params.n_ctx = n_ctx if settings.kv_unified else _padded(n_ctx // settings.n_seqs) * settings.n_seqs
     params.n_batch = settings.n_batch
     params.n_ubatch = settings.n_ubatch
     params.n_seq_max = settings.n_seqs
@@ -141,10 +141,20 @@ def context_params(settings: ModelSettings, n_ctx: int) -> Any:
     params.yarn_orig_ctx = settings.yarn_orig_ctx
     params.yarn_ext_factor, params.yarn_attn_factor = settings.yarn_ext_factor, settings.yarn_attn_factor
     params.yarn_beta_fast, params.yarn_beta_slow = settings.yarn_beta_fast, settings.yarn_beta_slow
-    # Rows move between sequences only within one stream of cells; and one cache of cells serves long prompts better.
+    # Rows move between sequences only within one stream of cells; shares are counted by the engine (`most_tokens`).
     params.kv_unified = True
     params.no_perf = True
     return params
+
+
+def most_tokens(settings: ModelSettings, n_cells: int) -> int:
+    """How many tokens one sequence may have in a context of ``n_cells``."""
+    share = n_cells if settings.kv_unified else n_cells // settings.n_seqs
+    return min(share, settings.n_ctx_per_seq) if settings.n_ctx_per_seq else share
+
+
+def _padded(n: int) -> int:
+    return max(-(-n // 256), 1) * 256
 
 
 def _physical_cores() -> int:

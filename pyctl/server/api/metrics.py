@@ -40,7 +40,7 @@ async def show(service: Service, request: Request) -> Response:
 
 def prometheus_text(stats: EngineStats) -> str:
     """All metrics, as Prometheus reads them."""
-    return "".join(_lines(metric) for metric in (*_llama(stats), *_cache(stats.cache)))
+    return "".join(_lines(metric) for metric in (*_llama(stats), *_company(stats), *_cache(stats.cache)))
 
 
 def _lines(metric: Metric) -> str:
@@ -79,6 +79,16 @@ def _llama(stats: EngineStats) -> Iterator[Metric]:
         ),
     ):
         yield Metric(f"llamacpp:{name}", "gauge", text, {"": value})
+
+
+def _company(stats: EngineStats) -> Iterator[Metric]:
+    suspensions = {"": stats.total.n_suspended}
+    yield Metric("pyctl:suspensions_total", "counter", "Replies that had to give their cells to others", suspensions)
+    yield Metric("pyctl:suspended", "gauge", "Such replies that wait now", {"": stats.n_suspended})
+    held = {"": stats.suspended_bytes}
+    yield Metric("pyctl:suspended_bytes", "gauge", "Bytes that these need, part of the cache's", held)
+    yield Metric("pyctl:cells", "gauge", "Tokens that fit into the context", {"": stats.n_cells})
+    yield Metric("pyctl:cells_used", "gauge", "Tokens in the context", {"": stats.n_cells_used})
 
 
 def _cache(view: CacheView) -> Iterator[Metric]:

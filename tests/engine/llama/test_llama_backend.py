@@ -19,7 +19,7 @@ from pyctl.engine.llama import LlamaBackend, Loaded, load
 from pyctl.engine.llama.sequence_file import DIGEST_SIZE, END, END_MAGIC
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.sampling import Sampling
-from pyctl.errors import EngineError, ModelError, RequestError, StateError, UnavailableError
+from pyctl.errors import EngineError, ModelError, OutOfCellsError, RequestError, StateError, UnavailableError
 from pyctl.prompt import Prompt, as_tokens
 from tests.engine.drive import ask, cold
 
@@ -110,7 +110,7 @@ def test_batches_that_do_not_fit_are_refused(open_model: Callable[..., Loaded]) 
         backend.evaluate(0, as_tokens(range(65)), 0)
     for start in range(0, 256, 64):
         backend.evaluate(0, as_tokens(range(64)), start)
-    with pytest.raises(EngineError, match="the context is full"):
+    with pytest.raises(OutOfCellsError):
         backend.decode([SequenceTokens(0, (1,), 256)])
     backend.clear(0)
     backend.evaluate(0, as_tokens(range(64)), 0)

@@ -36,7 +36,7 @@ def test_numbers_for_prometheus() -> None:
     total = EngineCounters(10, 12, 90, n_cached=40, n_evaluated=60, prompt_ms=500.0, n_predicted=20, predicted_ms=250.0)
     snapshot = SnapshotView("100-aa", "", 100, 10, 20, 3, 1.5, 0.5, False, ())
     view = CacheView(4, 3000, -1, 1, CacheStats(requests=7, hits={"live": 2, "ram": 3, "disk": 0}), (snapshot,) * 2)
-    text = prometheus_text(EngineStats(total, total, 1, 2, view))
+    text = prometheus_text(EngineStats(total, total, 1, 2, 1, 4096, 1024, 300, view))
     values = values_of(text)
     assert {name: values[f"llamacpp:{name}"] for name in LLAMA} == LLAMA
     assert values['pyctl:cache_hits_total{source="ram"}'] == 3

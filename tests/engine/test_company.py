@@ -1,0 +1,438 @@
+"""Several sequences in one pool of cells: who waits, who gives way, and that nobody's reply changes by it."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from pyctl.cache.ram import RamCache
+from pyctl.engine import engine as engine_module
+from pyctl.engine.admin import EngineAdmin
+from pyctl.engine.engine import Engine
+from pyctl.engine.engine_settings import EngineSettings
+from pyctl.engine.fake import FakeBackend
+from pyctl.engine.handle import RequestHandle
+from pyctl.engine.request import Failed, Progress
+from pyctl.engine.sampling import Sampling
+from pyctl.engine.sequence import LiveSequence
+from pyctl.engine.worker import Worker
+from pyctl.errors import BusyError, OutOfCellsError, RequestError, StateError
+from pyctl.prompt import Prompt
+from tests.cache.checks import check_invariants
+from tests.engine.drive import Reply, ask, cold, collect, request
+from tests.engine.test_decode import Foresight
+from tests.server.fake import INFO
+
+ENDLESS = Sampling(temperature=0.0, ignore_eos=True)
+KINDS = ("hybrid", "attention", "opaque")
+
+
+def prompt_of(seed: int, n: int, head: int = 0) -> Prompt:
+    """``n`` tokens, of which the first ``head`` are those of every other prompt."""
+    parts = [np.random.default_rng(100).integers(1, 60, head), np.random.default_rng(seed).integers(1, 60, n - head)]
+    tokens = np.concatenate(parts)
+    return Prompt.of(tokens, [end for end in (head, n // 2, n - 4) if 0 < end < n])
+
+
+def engine_of(backend: FakeBackend, n_slots: int = 32, budget: int | None = None, **options: object) -> Engine:
+    return Engine(backend, RamCache(n_slots, budget), EngineSettings(**options))
+
+
+def submit(engine: Engine, prompt: Prompt, n: int = 8, **fields: object) -> RequestHandle:
+    handle = RequestHandle(request(prompt, n, **fields))
+    engine.submit(handle)
+    return handle
+
+
+def run(engine: Engine, most: int = 20_000) -> int:
+    """To the end; how many steps that took."""
+    for steps in range(most):
+        if not engine.step():
+            return steps
+    raise AssertionError("it never ends")
+
+
+def check_at_rest(engine: Engine, backend: FakeBackend) -> None:
+    """Nobody is left, and nobody's bytes."""
+    cache = engine.snapshotter.cache
+    assert not engine.running
+    assert not engine.waiting
+    assert cache.held == []
+    assert not any(seq.busy or seq.left_over for seq in engine.sequences)
+    assert [seq.id for seq in engine.sequences] == list(range(backend.n_seqs))
+    assert [len(held.rows) for held in backend._seqs] == [seq.n for seq in engine.sequences]
+    check_invariants(cache)
+
+
+def alone(prompt: Prompt, n: int, kind: str = "hybrid", n_ctx: int = 1024, **fields: object) -> Reply:
+    return cold(FakeBackend(kind, n_ctx=n_ctx), prompt, n, **fields)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n_slots", [0, 32])
+def test_what_nobody_uses_makes_room_for_others(kind: str, n_slots: int) -> None:
+    """Nothing here is concurrent."""
+    backend = FakeBackend(kind, n_ctx=1024, n_seqs=2)
+    engine = engine_of(backend, n_slots, clear_idle=False)
+    prompts = [prompt_of(seed, 600) for seed in (1, 2)]
+    for prompt in prompts * 4:
+        reply = ask(engine, prompt)
+        assert reply.error is None
+        assert reply.tokens == alone(prompt, 8, kind).tokens
+        check_at_rest(engine, backend)
+    if n_slots:
+        assert reply.done is not None
+        assert reply.done.stats.source == "ram", "it was kept when it had to leave"
+
+
+def test_the_least_recently_used_leaves_first_and_no_more_than_needed() -> None:
+    backend = FakeBackend(n_ctx=1024, n_seqs=4)
+    engine = engine_of(backend, clear_idle=False)
+    for seed in (1, 2, 3):
+        ask(engine, prompt_of(seed, 300))
+    ask(engine, prompt_of(4, 400))
+    held = {seq.n >= 300 for seq in engine.sequences}
+    assert held == {True, False}
+    assert ask(engine, prompt_of(3, 300)).done.stats.source == "live"
+    assert ask(engine, prompt_of(1, 300)).done.stats.source == "ram"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_that_do_not_fit_side_by_side_come_one_after_the_other(kind: str) -> None:
+    backend = FakeBackend(kind, n_ctx=1024, n_seqs=2)
+    engine = engine_of(backend)
+    prompts = [prompt_of(seed, 600) for seed in (1, 2)]
+    handles = [submit(engine, prompt, 40) for prompt in prompts]
+    run(engine)
+    for prompt, handle in zip(prompts, handles, strict=True):
+        assert collect(handle).tokens == alone(prompt, 40, kind).tokens
+    check_at_rest(engine, backend)
+    assert engine.counters.n_suspended == 0, "it was known before"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_replies_that_outgrow_the_context_wait_and_go_on_unchanged(kind: str) -> None:
+    backend = FakeBackend(kind, n_ctx=1024, n_seqs=3)
+    engine = engine_of(backend, exact=True)
+    prompts = [prompt_of(seed, 150, head=80) for seed in (1, 2, 3)]
+    handles = [submit(engine, prompt, -1, sampling=ENDLESS) for prompt in prompts]
+    run(engine)
+    assert engine.counters.n_suspended > 0
+    for prompt, handle in zip(prompts, handles, strict=True):
+        reply = collect(handle)
+        assert reply.error is None
+        expected = alone(prompt, -1, kind, sampling=ENDLESS)
+        assert len(expected.tokens) == 1024 - 150
+        assert reply.tokens == expected.tokens
+        assert reply.text == expected.text
+    check_at_rest(engine, backend)
+
+
+def test_the_oldest_reply_never_waits() -> None:
+    backend = FakeBackend(n_ctx=1024, n_seqs=3)
+    engine = engine_of(backend)
+    first = submit(engine, prompt_of(1, 100), -1, sampling=ENDLESS)
+    engine.step()
+    for seed in (2, 3):
+        submit(engine, prompt_of(seed, 100), -1, sampling=ENDLESS)
+    n_steps = 1
+    while not first.drain()[-1:] or engine.running[0].handle is first:
+        assert any(active.handle is first for active in engine.running)
+        engine.step()
+        n_steps += 1
+        if not any(active.handle is first for active in engine.running):
+            break
+    assert engine.counters.n_suspended > 0
+    run(engine)
+
+
+def test_a_prefill_that_gives_way_is_continued_where_it_was() -> None:
+    backend = FakeBackend(n_ctx=1024, n_seqs=2)
+    engine = engine_of(backend)
+    old = submit(engine, prompt_of(1, 300), 400, sampling=ENDLESS)
+    while not engine.counters.n_calls > 10:
+        engine.step()
+    # It fits beside the first and its reserve, but not beside all that the first will say while it is being read.
+    young_prompt = prompt_of(2, 64 * 6)
+    young = submit(engine, young_prompt, 8)
+    engine.step()
+    (active,) = (active for active in engine.running if active.handle is young)
+    assert active.stats is not None
+    engine._suspend(active)
+    assert engine.waiting.suspended == [active]
+    before = backend.n_evaluated
+    run(engine)
+    assert collect(young).tokens == alone(young_prompt, 8).tokens
+    assert collect(old).tokens == alone(prompt_of(1, 300), 400, sampling=ENDLESS).tokens
+    assert backend.n_evaluated - before < 400 + 384 + 8, "no batch was evaluated twice"
+    check_at_rest(engine, backend)
+
+
+def test_no_room_is_no_bad_snapshot() -> None:
+    """Even when the count of cells and the context disagree, nothing is dropped and nothing fails."""
+    backend = FakeBackend(n_ctx=1024, n_seqs=2)
+    engine = engine_of(backend)
+    first, second = prompt_of(1, 500), prompt_of(2, 500)
+    ask(engine, first)
+    ask(engine, second)
+    kept = engine.snapshotter.cache.snapshots()
+    load_rows, refused = backend.load_rows, []
+
+    def full(*args: object) -> None:
+        refused.append(args)
+        raise OutOfCellsError
+
+    backend.load_rows = full
+    reply = ask(engine, first)
+    assert refused
+    assert reply.tokens == alone(first, 8).tokens
+    assert set(kept) <= set(engine.snapshotter.cache.snapshots())
+    assert engine.snapshotter.totals.failed_restores == 0
+    backend.load_rows = load_rows
+    check_at_rest(engine, backend)
+
+
+@pytest.mark.parametrize("missing", [100, 300, 500])
+def test_a_context_with_fewer_cells_than_it_says_still_serves(missing: int) -> None:
+    backend = FakeBackend(n_ctx=1024, n_seqs=3)
+    engine = engine_of(backend, clear_idle=False)
+    backend.n_cells -= missing
+    prompts = [prompt_of(seed, 200) for seed in (1, 2, 3)]
+    handles = [submit(engine, prompt, 100, sampling=ENDLESS) for prompt in prompts]
+    run(engine)
+    for prompt, handle in zip(prompts, handles, strict=True):
+        reply = collect(handle)
+        assert reply.error is None
+        assert reply.tokens == alone(prompt, 100, sampling=ENDLESS).tokens
+    check_at_rest(engine, backend)
+
+
+def test_a_suspended_reply_that_is_cancelled_frees_everything() -> None:
+    backend = FakeBackend(n_ctx=1024, n_seqs=2)
+    engine = engine_of(backend)
+    handles = [submit(engine, prompt_of(seed, 100), -1, sampling=ENDLESS) for seed in (1, 2)]
+    while not engine.waiting.suspended:
+        assert engine.step()
+    cache = engine.snapshotter.cache
+    check_invariants(cache)
+    assert cache.held
+    closed: list[object] = []
+    sampler = engine.waiting.suspended[0].steps.gi_frame.f_locals["reply"]._sampler
+    sampler.close = lambda: closed.append(sampler)
+    handles[1].cancel()
+    engine._look_again = 0.0
+    engine.step()
+    assert (cache.held, engine.waiting.suspended, closed) == ([], [], [sampler])
+    handles[0].cancel()
+    run(engine)
+    check_at_rest(engine, backend)
+
+
+def test_closing_ends_suspended_replies_too() -> None:
+    backend = FakeBackend(n_ctx=1024, n_seqs=2)
+    engine = engine_of(backend)
+    handles = [submit(engine, prompt_of(seed, 100), -1, sampling=ENDLESS) for seed in (1, 2)]
+    while not engine.waiting.suspended:
+        engine.step()
+    engine.close(RequestError("bye"))
+    assert [str(collect(handle).error) for handle in handles] == ["bye", "bye"]
+    assert engine.snapshotter.cache.held == []
+    assert not engine.step()
+
+
+def test_a_suspended_reply_keeps_its_rows_whatever_the_cache_evicts() -> None:
+    backend = FakeBackend(n_ctx=1024, n_seqs=2)
+    engine = engine_of(backend, n_slots=2, budget=30_000)
+    handles = [submit(engine, prompt_of(seed, 120), -1, sampling=ENDLESS) for seed in (1, 2)]
+    while not engine.waiting.suspended:
+        engine.step()
+    engine.snapshotter.cache.clear()
+    check_invariants(engine.snapshotter.cache)
+    run(engine)
+    for seed, handle in enumerate(handles, 1):
+        assert collect(handle).tokens == alone(prompt_of(seed, 120), -1, sampling=ENDLESS).tokens
+    check_at_rest(engine, backend)
+
+
+def test_a_state_that_cannot_be_given_back_fails_its_reply_only() -> None:
+    backend = FakeBackend(n_ctx=1024, n_seqs=2)
+    engine = engine_of(backend)
+    handles = [submit(engine, prompt_of(seed, 100), -1, sampling=ENDLESS) for seed in (1, 2)]
+    while not engine.waiting.suspended:
+        engine.step()
+    backend.fail_loads = 1
+    run(engine)
+    assert collect(handles[0]).tokens == alone(prompt_of(1, 100), -1, sampling=ENDLESS).tokens
+    assert isinstance(collect(handles[1]).error, StateError)
+    check_at_rest(engine, backend)
+
+
+@pytest.mark.parametrize("kind", ["hybrid", "attention"])
+def test_drafts_survive_a_suspension(kind: str) -> None:
+    backend = FakeBackend(kind, n_ctx=512, n_seqs=2)
+    prompts = [Prompt.of(np.random.default_rng(seed).integers(1, 60, 150), [100, 146]) for seed in (5, 6)]
+    known = [alone(prompt, 320, kind, sampling=ENDLESS).tokens for prompt in prompts]
+
+    def drafter(seq: LiveSequence) -> Foresight:
+        reply = known[0] if seq.shared(prompts[0].tokens) == 150 else known[1]
+        return Foresight(backend, seq, reply, 3, lambda i: i % 5 == 0)
+
+    engine = Engine(backend, RamCache(8, None), EngineSettings(), drafter=drafter)
+    handles = [submit(engine, prompt, 300, sampling=ENDLESS) for prompt in prompts]
+    run(engine)
+    assert engine.counters.n_suspended > 0
+    assert [collect(handle).tokens for handle in handles] == [reply[:300] for reply in known]
+    check_at_rest(engine, backend)
+
+
+def test_a_big_request_is_passed_by_some_small_ones_but_not_for_ever() -> None:
+    backend = FakeBackend(n_ctx=1024, n_seqs=4)
+    engine = engine_of(backend)
+    small = [submit(engine, prompt_of(1, 200), 20, sampling=ENDLESS)]
+    engine.step()
+    big = submit(engine, prompt_of(2, 900), 4)
+    passed = 0
+    for seed in range(3, 60):
+        small.append(submit(engine, prompt_of(seed, 200), 20, sampling=ENDLESS))
+        for _ in range(8):
+            engine.step()
+        if collect(big).done is not None:
+            break
+        passed += 1
+    assert 1 <= passed < 40
+    run(engine)
+    assert all(collect(handle).error is None for handle in small)
+
+
+def test_requests_begin_in_the_order_in_which_they_came() -> None:
+    backend = FakeBackend(n_ctx=1024, n_seqs=2)
+    engine = engine_of(backend)
+    handles = [submit(engine, prompt_of(seed, 500), 4) for seed in range(6)]
+    order: list[int] = []
+    while engine.step():
+        order += [number for number, handle in enumerate(handles) if any(handle.drain()) and number not in order]
+    assert order == sorted(order)
+
+
+def test_who_is_served_alone_has_the_context_to_itself() -> None:
+    """What a model computes depends on where in the context its rows lie, and on what lies beside them."""
+    backend = FakeBackend(n_ctx=1024, n_seqs=4)
+    engine = engine_of(backend, exact=True)
+    seen: list[int] = []
+    evaluate = backend.evaluate
+
+    def spied(seq: int, *args: object, **kwargs: object) -> None:
+        seen.append(sum(len(held.rows) for number, held in enumerate(backend._seqs) if number != seq))
+        evaluate(seq, *args, **kwargs)
+
+    backend.evaluate = spied
+    for seed in (1, 2, 3, 1, 2, 3):
+        ask(engine, prompt_of(seed, 200))
+    assert set(seen) == {0}
+
+
+def test_a_conversation_finds_its_live_sequence_among_four() -> None:
+    engine = engine_of(FakeBackend(n_ctx=4096, n_seqs=4))
+    prompt = prompt_of(1, 300)
+    for turn in range(4):
+        reply = ask(engine, prompt, 20, sampling=ENDLESS)
+        assert reply.done is not None
+        assert (reply.done.stats.source == "live") == (turn > 0)
+        prompt = Prompt.of([*prompt.tokens, *reply.tokens, *range(1, 40)], prompt.boundaries)
+
+
+def test_sequences_that_clients_call_by_number_stay_as_long_as_there_is_room() -> None:
+    engine = engine_of(FakeBackend(n_ctx=1024, n_seqs=2))
+    ask(engine, prompt_of(1, 30), seq=1)
+    ask(engine, prompt_of(2, 30), seq=0)
+    assert [seq.n > 30 for seq in engine.sequences] == [True, True]
+    ask(engine, prompt_of(3, 1000), seq=0)
+    assert engine.sequences[1].n == 0
+
+
+def test_a_share_for_each_lets_all_run_side_by_side() -> None:
+    backend = FakeBackend(n_ctx=256, n_cells=1024, n_seqs=4)
+    engine = engine_of(backend)
+    handles = [submit(engine, prompt_of(seed, 200), -1, sampling=ENDLESS) for seed in range(4)]
+    engine.step()
+    assert len(engine.running) == 4
+    run(engine)
+    assert engine.counters.n_suspended == 0
+    for seed, handle in enumerate(handles):
+        assert collect(handle).tokens == alone(prompt_of(seed, 200), -1, n_ctx=256, sampling=ENDLESS).tokens
+
+
+def test_a_bad_grammar_is_refused_before_anything_is_evaluated_or_lost() -> None:
+    backend = FakeBackend(n_ctx=1024)
+    engine = engine_of(backend)
+    conversation = prompt_of(1, 300)
+    ask(engine, conversation)
+    sampler, before = backend.sampler, backend.n_evaluated
+
+    def refuse(*args: object) -> None:
+        raise RequestError("failed to parse grammar")
+
+    backend.sampler = refuse
+    handle = submit(engine, prompt_of(2, 300), return_progress=True)
+    run(engine)
+    (event,) = handle.drain()
+    assert isinstance(event, Failed), "nothing before it, so that a stream has not begun"
+    assert not isinstance(event, Progress)
+    assert backend.n_evaluated == before
+    backend.sampler = sampler
+    assert ask(engine, conversation).done.stats.source == "live"
+
+
+def test_a_long_queue_is_not_walked_for_each_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "LOOK_SECONDS", float("inf"))
+    engine = engine_of(FakeBackend(n_ctx=1024))
+    for seed in range(50):
+        submit(engine, prompt_of(seed, 30), 30, sampling=ENDLESS)
+    looks: list[int] = []
+    take_next = engine.waiting.take_next
+    engine.waiting.take_next = lambda *args: (looks.append(1), take_next(*args))[1]
+    n_steps = run(engine)
+    assert n_steps > 50 * 28
+    assert len(looks) <= 50 * 4
+
+
+def test_the_queue_is_bounded() -> None:
+    backend = FakeBackend(n_ctx=1024)
+    engine = Engine(backend, RamCache(4, None), EngineSettings(n_queue=3))
+    worker = Worker(engine, INFO)
+    try:
+        gate, begun = threading.Event(), threading.Event()
+        blocked = worker.call(lambda: (begun.set(), gate.wait(10)))
+        assert begun.wait(10)
+        handles = [worker.submit(request(prompt_of(seed, 30), 4)) for seed in range(3)]
+        with pytest.raises(BusyError, match="3 requests are waiting"):
+            worker.submit(request(prompt_of(9, 30)))
+        gate.set()
+        blocked.result(10)
+        for handle in handles:
+            assert not any(isinstance(event, Failed) for event in handle)
+        assert [event for event in worker.submit(request(prompt_of(9, 30), 4)) if isinstance(event, Failed)] == []
+    finally:
+        worker.close()
+
+
+def test_saving_a_sequence_after_its_request_was_moved(tmp_path: object) -> None:
+    """The number counts when it is done, not the object that had the number when it was asked."""
+    backend = FakeBackend(n_ctx=1024, n_seqs=2)
+    engine = engine_of(backend)
+    worker = Worker(engine, INFO)
+    try:
+        admin = EngineAdmin(worker, engine)
+        handles = [worker.submit(request(prompt_of(seed, 100), -1, sampling=ENDLESS)) for seed in (1, 2)]
+        erased = [admin.erase(seq) for seq in (0, 1)]
+        for handle in handles:
+            assert not any(isinstance(event, Failed) for event in handle)
+        assert all(future.result(20) >= 0 for future in erased)
+        stats = admin.stats().result(20)
+        assert stats.total.n_suspended > 0
+        assert (stats.n_suspended, stats.suspended_bytes) == (0, 0)
+        assert (stats.n_cells, stats.n_cells_used) == (1024, sum(seq.n for seq in engine.sequences))
+    finally:
+        worker.close()
