@@ -52,11 +52,14 @@ class Prompt:
     """Token ids of one request plus its boundaries.
 
     ``boundaries`` are token counts at which a message begins, ascending, each in (0, len(tokens)); the
-    generation header, where there is one, is the last. Wrong boundaries raise ValueError.
+    generation header, where there is one, is the last. Wrong boundaries raise ValueError. The first ``n_unmarked``
+    tokens are text before any message; ``line_ends`` are token counts within them at which a line ends, ascending.
     """
 
     tokens: Tokens
     boundaries: tuple[int, ...] = ()
+    n_unmarked: int = 0
+    line_ends: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         previous = 0

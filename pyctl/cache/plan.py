@@ -21,12 +21,15 @@ MIN_BATCH = 32
 def batch_ends(prompt: Prompt, n_ubatch: int, min_batch: int = MIN_BATCH) -> list[int]:
     """Token counts at which evaluation stops, ascending; the last is len(prompt).
 
-    A batch ends ``n_ubatch`` tokens after the one before, or at a boundary at least ``min_batch`` tokens after it.
+    A batch ends ``n_ubatch`` tokens after the one before, or at a boundary at least ``min_batch`` tokens after it. In
+    unmarked text, which has no boundaries, it ends at the first line end that is as far from the last batch end as
+    that, or at twice that without any line end; but at least an eighth of what has been evaluated by then, so that a
+    long text is cut into two dozen batches more, and no more than a quarter of it is evaluated again.
     Nothing else enters, so a prompt that extends another has the same ends in the shared part, except for the
     shorter one's very end.
     """
-    ends: list[int] = []
-    last = 0
+    ends = _unmarked_ends(prompt, n_ubatch, min_batch) if prompt.n_unmarked else []
+    last = ends[-1] if ends else 0
     for stop in (*prompt.boundaries, len(prompt)):
         while last + n_ubatch <= stop:
             last += n_ubatch
@@ -37,6 +40,19 @@ def batch_ends(prompt: Prompt, n_ubatch: int, min_batch: int = MIN_BATCH) -> lis
     if len(prompt) > last:
         ends.append(len(prompt))
     return ends
+
+
+def _unmarked_ends(prompt: Prompt, n_ubatch: int, min_batch: int) -> list[int]:
+    ends: list[int] = []
+    last = 0
+    while True:
+        step = min(max(min_batch, last // 8), n_ubatch)
+        limit = last + min(2 * step, n_ubatch)
+        at = bisect.bisect_left(prompt.line_ends, last + step)
+        last = min(prompt.line_ends[at], limit) if at < len(prompt.line_ends) else limit
+        if last > prompt.n_unmarked:
+            return ends
+        ends.append(last)
 
 
 def last_end(ends: Sequence[int], limit: int) -> int:

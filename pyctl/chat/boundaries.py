@@ -2,6 +2,7 @@
 
 Every occurrence of such a token, from index 1 on, is a boundary. So boundaries depend on the tokens before them and on
 nothing else, also in raw text, without a system message, and when a user pastes a marker (one more boundary then).
+In text before the first of them, lines are all there is to go by.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pyctl.chat.template import Template, TemplateCapabilities
 from pyctl.errors import RequestError
 from pyctl.prompt import Tokens
 
-__all__ = ["boundaries", "message_starts"]
+__all__ = ["LineEnds", "boundaries", "message_starts"]
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,35 @@ def boundaries(tokens: Tokens, starts: Sequence[int]) -> tuple[int, ...]:
         return ()
     here = tokens == starts[0] if len(starts) == 1 else np.isin(tokens, starts)
     return tuple(int(index) for index in np.flatnonzero(here) if index)
+
+
+class LineEnds:
+    """Where lines end in tokens, told by the piece of each token alone. Thread-safe."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._known = np.full(1024, _UNKNOWN, np.int8)
+
+    def before_messages(self, tokens: Tokens, starts: Sequence[int]) -> tuple[int, tuple[int, ...]]:
+        """How many tokens come before the first of ``starts``, and the counts within them at which a line ends."""
+        marks = np.flatnonzero(np.isin(tokens, starts))
+        n = int(marks[0]) if marks.size else int(tokens.size)
+        plain = tokens[:n]
+        if not n or plain.min() < 0 or plain.max() >= _MOST_TOKENS:  # ids of a client; the engine will refuse them
+            return 0, ()
+        known = self._known
+        if plain.max() >= known.size:
+            known = np.full(int(plain.max()) * 2, _UNKNOWN, np.int8)
+            known[: self._known.size] = self._known
+            self._known = known
+        for token in np.unique(plain[known[plain] == _UNKNOWN]).tolist():
+            known[token] = self._tokenizer.piece(token).endswith(b"\n")
+        return n, tuple((np.flatnonzero(known[plain] == 1) + 1).tolist())
+
+
+_UNKNOWN = 2
+_MOST_TOKENS = 1 << 22
+"""More than any vocabulary has."""
 
 
 def message_starts(

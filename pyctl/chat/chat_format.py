@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from pyctl.chat.boundaries import boundaries, message_starts
+from pyctl.chat.boundaries import LineEnds, boundaries, message_starts
 from pyctl.chat.cached_tokenizer import CachedTokenizer, Tokenizer
 from pyctl.chat.call_formats.bound_calls import BoundCalls
 from pyctl.chat.call_formats.registry import find_call_format
@@ -82,6 +82,7 @@ class ChatFormat:
         marks = (*self.call_format.control_tokens, self.tags.open, self.tags.close)
         self.control_texts = {self.controls[mark]: mark.encode() for mark in marks if mark in self.controls}
         self.bound_calls = BoundCalls(self.call_format, self.tags, self.controls)
+        self._line_ends = LineEnds(tokenizer)
         self._memo = CachedTokenizer(tokenizer, specials)
         self._renderer = Renderer(
             template,
@@ -138,7 +139,9 @@ class ChatFormat:
 
     def _prompt(self, parts: Sequence[Tokens]) -> Prompt:
         tokens = as_tokens(np.concatenate(parts)) if parts else as_tokens([])
-        return Prompt(tokens, boundaries(tokens, self.starts))
+        if tokens.size and int(tokens[0]) in self.starts:
+            return Prompt(tokens, boundaries(tokens, self.starts))
+        return Prompt(tokens, boundaries(tokens, self.starts), *self._line_ends.before_messages(tokens, self.starts))
 
     def _bos(self) -> Tokens:
         return as_tokens([self.tokenizer.bos] if self.tokenizer.add_bos else [])

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyctl.cache.plan import batch_ends, choose_cuts
-from pyctl.prompt import Prompt
+from pyctl.prompt import Prompt, as_tokens
 
 
 def prompt(n: int, *boundaries: int) -> Prompt:
@@ -83,3 +83,36 @@ def test_a_history_changed_anywhere_costs_about_what_follows(boundaries: set[int
     changed = n - min(back, n)
     # Once again as much as from the change on, half of that more for a boundary, and one batch.
     assert n - max((cut for cut in cuts if cut <= changed), default=0) <= max(3 * (n - changed), 768) + 64
+
+
+def raw(n: int, line: int, n_unmarked: int | None = None) -> Prompt:
+    """Unmarked text in lines of so many tokens, 0 for none that ends."""
+    n_unmarked = n if n_unmarked is None else n_unmarked
+    boundaries = (n_unmarked,) if n_unmarked < n else ()
+    line_ends = tuple(range(line, n_unmarked + 1, line)) if line else ()
+    return Prompt(as_tokens(np.zeros(n)), boundaries, n_unmarked, line_ends)
+
+
+def test_unmarked_text_ends_batches_at_line_ends_and_without_any_between() -> None:
+    assert batch_ends(raw(74, 10), 512) == [40, 74]
+    assert batch_ends(raw(400, 10), 512) == [40, 80, 120, 160, 200, 240, 280, 320, 360, 400]
+    assert batch_ends(raw(200, 0), 512) == [64, 128, 192, 200]
+    assert batch_ends(raw(200, 0), 48) == [48, 96, 144, 192, 200]
+    assert batch_ends(raw(300, 10, 100), 512) == [40, 80, 300], "a message ends no batch of 20"
+    assert batch_ends(raw(300, 10, 115), 512) == [40, 80, 115, 300]
+
+
+@given(st.integers(0, 700), st.integers(1, 3000), st.integers(1, 600), st.integers(32, 512))
+def test_longer_unmarked_text_stops_where_the_shorter_one_did(line: int, n: int, more: int, n_ubatch: int) -> None:
+    short, longer = (batch_ends(raw(size, line), n_ubatch) for size in (n, n + more))
+    assert short[-1] == n
+    assert [end for end in longer if end < n] == short[:-1]
+    assert all(0 < b - a <= n_ubatch for a, b in zip([0, *longer], longer, strict=False))
+
+
+@given(st.integers(0, 700), st.integers(1, 100_000))
+def test_unmarked_text_is_mostly_kept_and_not_cut_small(line: int, n: int) -> None:
+    ends = batch_ends(raw(n, line), 512)
+    kept = max((end for end in ends if end < n), default=0)
+    assert n - kept <= max(64, n / 4)
+    assert len(ends) <= n / 512 + 26

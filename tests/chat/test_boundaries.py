@@ -130,3 +130,31 @@ def test_the_real_template_and_vocabulary(qwen_template: str, qwen_tokenizer: To
         b"<|im_start|>user",
         b"<|im_start|>assistant",
     ]
+
+
+def test_text_without_marks_has_its_line_ends_and_text_behind_a_mark_has_none() -> None:
+    chat = ChatFormat(Template(toy.CHATML), toy.chatml_tokenizer())
+    prompt = chat.prompt_from_text("ab\nc\n\nd<|im_start|>user\nx\n")
+    assert (prompt.n_unmarked, prompt.line_ends) == (7, (3, 5, 6))
+    assert prompt.boundaries == (7,)
+    assert chat.prompt_from_mixed(prompt.tokens.tolist()).line_ends == prompt.line_ends, "ids are read as their pieces"
+    marked = chat.prompt_from_text("<|im_start|>user\nx\n")
+    assert (marked.n_unmarked, marked.line_ends) == (0, ())
+    assert chat.prompt_from_text("").line_ends == ()
+
+
+@given(st.lists(st.sampled_from(["a\n", "\n", "b", "<|im_start|>", "\r\n", "é\n"]), max_size=30))
+def test_line_ends_depend_on_the_tokens_before_them_alone(words: list[str]) -> None:
+    chat = ChatFormat(Template(toy.CHATML), toy.chatml_tokenizer())
+    tokens = chat.prompt_from_text("".join(words)).tokens.tolist()
+    whole = chat.prompt_from_mixed(tokens)
+    for n in range(len(tokens)):
+        part = chat.prompt_from_mixed(tokens[:n])
+        assert part.n_unmarked == min(n, whole.n_unmarked)
+        assert part.line_ends == tuple(end for end in whole.line_ends if end <= n)
+
+
+def test_ids_that_are_no_tokens_have_no_line_ends() -> None:
+    chat = ChatFormat(Template(toy.CHATML), toy.chatml_tokenizer())
+    for wrong in (-1, 2**31 - 1):
+        assert chat.prompt_from_mixed([10, wrong]).line_ends == ()
