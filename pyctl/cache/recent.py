@@ -14,7 +14,7 @@ import numpy as np
 import zstandard
 
 from pyctl.atomic_file import make_private, sync_directory, write_atomic
-from pyctl.cache.disk.file_format import PromptName
+from pyctl.cache.disk.file_format import MAX_TOKENS, PromptName
 from pyctl.prompt import Prompt, Tokens, common_prefix
 
 __all__ = ["Nearest", "Recent", "RecentFiles", "RecentMatches", "RecentPrompts", "last_boundary"]
@@ -172,6 +172,9 @@ MAGIC = b"PYRP\x01"
 
 CHECK_BYTES = 16
 
+MAX_PROMPT_BYTES = 8 * MAX_TOKENS
+"""Tokens and boundaries of the longest prompt."""
+
 DEFAULT_FILE_BYTES = 2**25
 """Room for some 12 million tokens."""
 
@@ -203,9 +206,11 @@ class RecentFiles:
         for name in sorted(names, key=str):
             path = self._directory / str(name)
             try:
+                if path.stat().st_size > self._max_bytes:
+                    raise ValueError("larger than any that is written")
                 data = path.read_bytes()
                 recent = read_prompt(data)
-            except OSError:
+            except (OSError, MemoryError):
                 continue
             except ValueError:
                 path.unlink(missing_ok=True)
@@ -270,6 +275,8 @@ def read_prompt(data: bytes) -> Recent:
     if not data.startswith(MAGIC) or check != _check(frame):
         raise ValueError("a damaged file, or one of another kind")
     try:
+        if not 0 <= zstandard.frame_content_size(frame) <= MAX_PROMPT_BYTES:
+            raise ValueError("larger than any prompt")
         numbers = np.frombuffer(zstandard.decompress(frame), "<i4")
     except zstandard.ZstdError as error:
         raise ValueError(str(error)) from None

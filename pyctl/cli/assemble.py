@@ -31,6 +31,7 @@ from pyctl.engine.engine import Engine
 from pyctl.engine.llama import Loaded, MemoryPlan, allocate, load, reserve_pinned
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.sampling import Sampling
+from pyctl.engine.snapshotter import block_sizes
 from pyctl.engine.worker import Worker
 from pyctl.errors import ConfigError, PyctlError
 from pyctl.models import HubSettings, builtin_model
@@ -141,6 +142,7 @@ def _disk_tier(settings: DiskSettings, loaded: Loaded) -> DiskTier | None:
             settings.disk_mib * MIB or None,
             min_tokens=settings.min_tokens,
             daily_bytes=settings.daily_mib * MIB or None,
+            sizes=block_sizes(loaded.backend),
             space=allocate,
         )
     except OSError as error:

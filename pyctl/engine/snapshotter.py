@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from pyctl.cache.cache_stats import CacheStats, Divergence, RequestStats
 from pyctl.cache.disk.chain import PendingSnapshot
+from pyctl.cache.disk.file_format import Sizes
 from pyctl.cache.disk.readers import Reading
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.plan import choose_cuts, ends_within, inner_ends, last_common_end, last_end
@@ -27,7 +28,7 @@ from pyctl.engine.sequence import LiveSequence
 from pyctl.errors import OutOfCellsError, StateError
 from pyctl.prompt import as_tokens
 
-__all__ = ["CacheLookup", "CachePlan", "Snapshotter"]
+__all__ = ["CacheLookup", "CachePlan", "Snapshotter", "block_sizes"]
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +71,12 @@ class CachePlan:
     cuts: tuple[int, ...] = ()
     persist: tuple[int, ...] = ()
     protected: tuple[Snapshot, ...] = ()
+
+
+def block_sizes(memory: SequenceMemory) -> Sizes:
+    """What the blocks of ``memory`` measure."""
+    one, two = memory.rows_size(0, 1), memory.rows_size(0, 2)
+    return Sizes(2 * one - two, two - one, memory.state_size(0) if memory.kind != "opaque" else -1)
 
 
 class Snapshotter:

@@ -19,7 +19,7 @@ from pyctl.cache.disk.codec import Codec, Data, choose, chunks, decode, encode
 from pyctl.cache.disk.file_format import CorruptFileError, Header, Part, PartKind, Sizes, header_size, pack, unpack
 from pyctl.cache.snapshot import Block
 
-__all__ = ["parts_of", "read_header", "read_jobs", "remove_file", "write_temp"]
+__all__ = ["check_jobs", "parts_of", "read_header", "read_jobs", "remove_file", "write_temp"]
 
 AHEAD = 8
 """Chunks encoded at a time, which bounds the memory that a write takes to about 32 MiB."""
@@ -97,6 +97,16 @@ def read_jobs(path: Path, header: Header, outs: dict[PartKind, Block]) -> Iterat
                 yield partial(_read_chunk, path, part, outs[part.what][first:last], offset, stored, crc)
 
 
+def check_jobs(path: Path, header: Header) -> Iterator[Callable[[], None]]:
+    """The same for all parts, only to see that they can be read; each job takes memory for one chunk."""
+    offsets = iter(header.offsets)
+    for part in header.parts:
+        for (first, last), offset, stored, crc in zip(
+            chunks(part.size, part.chunk), offsets, part.stored, part.crcs, strict=False
+        ):
+            yield partial(_check_chunk, path, part, last - first, offset, stored, crc)
+
+
 def remove_file(path: Path) -> None:
     """Remove ``path`` if it is there; an empty directory in its place goes, too, and anything else stays."""
     try:
@@ -136,6 +146,10 @@ def _opened(path: Path) -> Iterator[int]:
         if isinstance(error, FileNotFoundError) or error.errno in NOT_DAMAGE:
             raise
         raise CorruptFileError(path.name, str(error)) from None
+
+
+def _check_chunk(path: Path, part: Part, size: int, offset: int, stored: int, crc: int) -> None:
+    _read_chunk(path, part, np.empty(size, np.uint8), offset, stored, crc)
 
 
 def _read_chunk(path: Path, part: Part, out: Block, offset: int, stored: int, crc: int) -> None:

@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
-import numpy as np
-
 from pyctl.atomic_file import is_abandoned, temp_pid
+from pyctl.cache.disk.chain import check_chain, open_chain
 from pyctl.cache.disk.file_format import (
     OLDER,
     PROMPTS,
     REPLIES,
+    SIZES,
     CorruptFileError,
     Header,
+    PartKind,
     PromptName,
+    Sizes,
+    StateName,
     is_fingerprint,
     is_obsolete,
     parse,
 )
 from pyctl.cache.disk.graph import FileGraph
 from pyctl.cache.disk.index import Index, Key, Record
-from pyctl.cache.disk.segment_files import read_header, read_jobs, remove_file
+from pyctl.cache.disk.segment_files import check_jobs, read_header, remove_file
 from pyctl.cache.recent import read_prompt
 
 __all__ = ["VerifyReport", "verify"]
@@ -58,23 +63,27 @@ class VerifyReport:
 
 
 def verify(directory: Path, index: Index, run: Runner | None, fix: bool) -> VerifyReport:
-    """Compare, reading headers or, with ``run`` to run jobs, every byte; OSError, sqlite3.Error.
+    """Compare, reading headers or, with ``run`` to run jobs, every byte and all names; what a restore would
+    refuse is broken. OSError, sqlite3.Error.
 
     The files are read without holding up anyone; what changed meanwhile is looked at again before it is put right.
     """
     report = VerifyReport()
+    sizes = cache(read_sizes)
     whole: dict[Key, Record] = {}
     broken: list[Key] = []
     with index.reading() as connection:
         known = {record.key for record in Index.records(connection)}
     for path, key in _ours(directory, report, fix, deep=run is not None):
         try:
-            whole[key] = _record(path, read_header(path), run)
+            whole[key] = _record(path, read_header(path, sizes(path.parent)), run)
         except FileNotFoundError:
             if path.is_symlink():
                 broken.append(key)
         except CorruptFileError:
             broken.append(key)
+    if run is not None:
+        broken += _broken_chains(directory, whole, sizes, run)
     report.broken += map(_label, broken)
     if fix:
         with index.writing() as connection:
@@ -85,6 +94,35 @@ def verify(directory: Path, index: Index, run: Runner | None, fix: bool) -> Veri
         report.useless = sorted(map(_label, FileGraph(whole.values()).unsound()))
     report.files, report.n_bytes = len(whole), sum(record.n_bytes for record in whole.values())
     return report
+
+
+def read_sizes(home: Path) -> Sizes | None:
+    """What the parts of the files in ``home`` measure; None if nobody has said so."""
+    try:
+        return Sizes.parse((home / SIZES).read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+
+
+def _broken_chains(
+    directory: Path, whole: dict[Key, Record], sizes: Callable[[Path], Sizes | None], run: Runner
+) -> list[Key]:
+    """Takes out of ``whole`` the files whose tokens or ends are not those of their names, and returns them."""
+    broken = []
+    for fingerprint, name in list(whole):
+        if not isinstance(name, StateName) or (fingerprint, name) not in whole:
+            continue
+        home = directory / fingerprint
+        with suppress(FileNotFoundError):
+            try:
+                _, chain = open_chain(home, name, sizes(home))
+                run(job for found in chain for job in found.jobs(PartKind.TOKENS, PartKind.ENDS))
+                check_chain(chain, name)
+            except CorruptFileError as error:
+                found = parse(error.file)
+                if found is not None and whole.pop((fingerprint, found), None) is not None:
+                    broken.append((fingerprint, found))
+    return broken
 
 
 def _settle(
@@ -122,7 +160,7 @@ def _ours(directory: Path, report: VerifyReport, fix: bool, deep: bool) -> Itera
             name = parse(path.name) if in_home else None
             if name is not None:
                 yield path, (home.name, name)
-            elif in_home and path.name in (PROMPTS, REPLIES, f"{REPLIES}{OLDER}"):
+            elif in_home and path.name in (PROMPTS, REPLIES, f"{REPLIES}{OLDER}", SIZES):
                 continue
             elif not in_home and PromptName.parse(path.name):
                 if deep and not _is_prompt(path):
@@ -159,8 +197,7 @@ def _is_prompt(path: Path) -> bool:
 
 def _record(path: Path, header: Header, run: Runner | None) -> Record:
     if run is not None:
-        outs = {part.what: np.empty(part.size, np.uint8) for part in header.parts}
-        run(read_jobs(path, header, outs))
+        run(check_jobs(path, header))
     size, made = header.offsets[-1], header.created
     return Record(path.parent.name, header.name, size, header.parent, header.exact, made, made)
 

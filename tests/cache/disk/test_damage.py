@@ -10,15 +10,18 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+import zstandard
 
-from pyctl.cache.disk.file_format import INDEX, PROMPTS, header_size
+from pyctl.cache.disk.file_format import INDEX, PROMPTS, Sizes, header_size
 from pyctl.cache.disk.segment_files import read_header
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.recent import RecentFiles, RecentPrompts
 from pyctl.cache.snapshot import Snapshot
 from pyctl.prompt import Prompt
-from tests.cache.disk.making import check_directory, check_read, conversation, on_disk, tokens_of
+from tests.cache.disk.lies import RawFile
+from tests.cache.disk.making import ROW, check_directory, check_read, conversation, on_disk, tokens_of
 
 Opener = Callable[..., DiskStore]
 
@@ -144,6 +147,106 @@ def test_harm(
 ) -> None:
     harm(file_of(store, start, suffix))
     check_lost(store, made, lost)
+
+
+def odd_ends(file: RawFile) -> None:
+    file.parts[1].pieces, file.parts[1].size = [b"\1\0\0\0\2"], 5
+
+
+def falling_ends(file: RawFile) -> None:
+    file.parts[1].pieces, file.parts[1].size = [np.array([60, 50], "<u4").tobytes()], 8
+
+
+def ends_of_others(file: RawFile) -> None:
+    file.parts[1].pieces, file.parts[1].size = [np.array([50, 61], "<u4").tobytes()], 8
+
+
+def many_ends(file: RawFile) -> None:
+    file.parts[1].pieces, file.parts[1].size = [bytes(4 * 21)], 84
+
+
+def other_tokens(file: RawFile) -> None:
+    file.parts[0].pieces = [bytes(80)]
+
+
+def fewer_rows(file: RawFile) -> None:
+    file.parts[2].pieces = [file.parts[2].pieces[0][:-48]]
+    file.parts[2].size -= 48
+
+
+def rows_out_of_nothing(file: RawFile) -> None:
+    file.parts[2].codec, file.parts[2].size = 1, 2**40
+    file.parts[2].pieces = [zstandard.compress(b"x")] * (2**40 // file.parts[2].chunk + 1)
+
+
+def large_chunks(file: RawFile) -> None:
+    file.parts[2].chunk = 2**31
+
+
+def made_at_no_time(file: RawFile) -> None:
+    file.created = float("nan")
+
+
+LIES = [odd_ends, falling_ends, ends_of_others, many_ends, other_tokens, fewer_rows, rows_out_of_nothing]
+
+
+@pytest.mark.parametrize("lie", [*LIES, large_chunks, made_at_no_time])
+def test_right_checksums_over_wrong_numbers_are_a_miss_that_verify_finds(
+    open_store: Opener, made: list[Snapshot], lie: Callable[[RawFile], None]
+) -> None:
+    store = open_store(sizes=Sizes(0, ROW, 500))
+    for each in made:
+        store.write(each)
+    path = file_of(store, "40-60", ".rows")
+    file = RawFile.read(path)
+    lie(file)
+    path.write_bytes(file.pack())
+    assert path.name in "".join(store.directory.verify().broken), "verify knows without the model"
+    check_lost(store, made, [False, False, True])
+
+
+def test_a_state_of_another_size_is_a_miss_that_verify_finds(open_store: Opener, made: list[Snapshot]) -> None:
+    store = open_store(sizes=Sizes(0, ROW, 500))
+    for each in made:
+        store.write(each)
+    path = file_of(store, "60", ".state")
+    file = RawFile.read(path)
+    file.parts[0].pieces, file.parts[0].size = [file.parts[0].pieces[0] + b"x"], 501
+    path.write_bytes(file.pack())
+    assert path.name in "".join(store.directory.verify().broken)
+    check_lost(store, made, [False, False, True])
+
+
+def test_any_exception_of_a_read_is_a_miss_and_loses_the_file(
+    store: DiskStore, made: list[Snapshot], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object) -> None:
+        raise ZeroDivisionError
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pyctl.cache.disk.segment_files._read_chunk", fail)
+        assert store.read(made[-1].prefix, tokens_of(made[-1])) is None
+    check_lost_once(store, made)
+
+
+def check_lost_once(store: DiskStore, made: list[Snapshot]) -> None:
+    assert store.damaged == 1
+    assert not store.contains(made[-1].prefix)
+    check_read(store, made[1])
+    store.write(made[-1])
+    check_read(store, made[-1])
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN])
+def test_a_drive_that_is_away_or_not_ours_loses_nothing(store: DiskStore, made: list[Snapshot], number: int) -> None:
+    def fail(*args: object) -> int:
+        raise OSError(number, "away")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "pread", fail)
+        assert store.read(made[-1].prefix, tokens_of(made[-1])) is None
+    assert store.damaged == 0
+    check_read(store, made[-1])
 
 
 @pytest.mark.parametrize("harm", [*HARM, None])
