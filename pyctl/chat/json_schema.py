@@ -39,7 +39,8 @@ _MAX_INTEGER = 2**53 - 1
 _MAX_NUMBER = 1e15
 _MIN_NUMBER = 1e-6
 
-_ESCAPED_OR_CLASS = re.compile(r"\\[^1-9k]|\[(?:[^\]\\]|\\.)*\]", re.DOTALL)
+_ESCAPED_OR_CLASS = re.compile(r"\\[^1-9k]|\[(?:[^\]\\]|\\.)*(?:\]|\Z)", re.DOTALL)
+"""A class that is never closed goes on to the end, so that nothing is looked at twice."""
 _BEYOND_REGULAR = re.compile(r"\(\?<?[=!]|\\[1-9k]")
 
 

@@ -9,12 +9,15 @@ from typing import Any
 
 from pyctl.chat.template import TemplateCapabilities
 from pyctl.errors import RequestError
+from pyctl.limit import limit
 
 __all__ = ["check_messages", "fit_messages", "text_of", "unreadable"]
 
 Message = dict[str, Any]
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+
+_MAX_MESSAGES = limit(10_000, "`messages`", "400", "request")
 
 _BILLING = "x-anthropic-billing-header:"
 _STAMP = re.compile(r"\bcch=[^;\s]{1,16};")
@@ -29,6 +32,8 @@ def check_messages(messages: object) -> list[Message]:
     """
     if not isinstance(messages, list) or not messages:
         raise RequestError("'messages' must be a list with at least one message")
+    if len(messages) > _MAX_MESSAGES:
+        raise RequestError(f"'messages' must have at most {_MAX_MESSAGES} entries, not {len(messages)}")
     return [_check(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
@@ -39,19 +44,22 @@ def fit_messages(messages: Sequence[Message], capabilities: TemplateCapabilities
     template takes only one at a time. So text that was rendered for the first n messages mostly stays as it is.
     """
     fitted: list[Message] = []
+    joined: dict[int, list[str]] = {}  # texts that join the message with this index
     for message in messages:
         message = dict(message)
         previous = fitted[-1] if fitted else None
         if message["role"] == "system" and not capabilities.system_inside:
             if previous is not None and previous["role"] == "system":
-                previous["content"] = f"{text_of(previous)}\n\n{text_of(message)}"
+                joined.setdefault(len(fitted) - 1, []).append(text_of(message))
                 continue
             if previous is not None or not capabilities.system_first:
                 message["role"] = "user"
         if previous is not None and message["role"] == previous["role"] == "user" and not capabilities.repeated_user:
-            previous["content"] = f"{text_of(previous)}\n\n{text_of(message)}"
+            joined.setdefault(len(fitted) - 1, []).append(text_of(message))
             continue
         fitted.append(message)
+    for index, texts in joined.items():
+        fitted[index]["content"] = "\n\n".join([text_of(fitted[index]), *texts])
     return [_fit(message, capabilities) for message in fitted]
 
 

@@ -8,11 +8,14 @@ from typing import Any
 
 from pyctl.chat.json_schema import resolve
 from pyctl.errors import RequestError
+from pyctl.limit import limit
 
 __all__ = ["ALL_TYPES", "Tool", "Tools", "callable_tools", "template_tools", "types_of"]
 
 _DEPTH = 64
 """Of schemas within schemas; what lies deeper is not looked at."""
+
+_MAX_TOOLS = limit(512, "`tools`", "400", "request")
 
 ALL_TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
 
@@ -77,6 +80,8 @@ def template_tools(tools: object) -> list[dict[str, Any]] | None:
         return None
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise RequestError("'tools' must be a list of objects")
+    if len(tools) > _MAX_TOOLS:
+        raise RequestError(f"'tools' must have at most {_MAX_TOOLS} entries, not {len(tools)}")
     return [_template_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-
-from pyctl.text import overlap
 
 __all__ = ["LineLimits", "ReasoningBudget", "ReasoningLimit", "TextStream", "ends_within_character"]
 
@@ -20,7 +19,7 @@ class TextStream:
 
     def __init__(self, stop: tuple[str, ...] = ()) -> None:
         self.stopping_word = ""
-        self._stop = tuple(word for word in stop if word)
+        self._stop = _Stops(word for word in stop if word)
         self._rest = b""
         self._held = ""
 
@@ -46,13 +45,60 @@ class TextStream:
         if self.stopping_word:
             return ""
         text = self._held + text
-        at, word = min(((at, word) for word in self._stop if (at := text.find(word)) >= 0), default=(-1, ""))
+        at, word, keep = self._stop.search(text)
         if word:
             self.stopping_word, self._held = word, ""
             return text[:at]
-        keep = max(overlap(text, word) for word in self._stop)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
+
+
+class _Stops:
+    """All stop strings as one automaton (Aho and Corasick): a letter costs the same however many they are."""
+
+    def __init__(self, words: Iterable[str]) -> None:
+        self._next: list[dict[str, int]] = [{}]
+        self._depth = [0]
+        self._ends: list[tuple[str, ...]] = [()]  # the words that end in a state
+        for word in sorted(set(words)):
+            state = 0
+            for letter in word:
+                state = self._step_or_add(state, letter)
+            self._ends[state] = (word,)
+        self._fail = [0] * len(self._next)
+        states = deque(self._next[0].values())
+        while states:
+            state = states.popleft()
+            self._ends[state] += self._ends[self._fail[state]]
+            for letter, after in self._next[state].items():
+                self._fail[after] = self._step(self._fail[state], letter)
+                states.append(after)
+
+    def __bool__(self) -> bool:
+        return len(self._next) > 1
+
+    def search(self, text: str) -> tuple[int, str, int]:
+        """Where a word begins first in ``text``, and that word; -1 and none if there is none, and how much of the end
+        of ``text`` may be the beginning of one."""
+        found, state = (len(text), ""), 0
+        for at, letter in enumerate(text, 1):
+            state = self._step(state, letter)
+            if self._ends[state]:
+                found = min(found, *((at - len(word), word) for word in self._ends[state]))
+        return (*found, 0) if found[1] else (-1, "", self._depth[state])
+
+    def _step(self, state: int, letter: str) -> int:
+        while state and letter not in self._next[state]:
+            state = self._fail[state]
+        return self._next[state].get(letter, 0)
+
+    def _step_or_add(self, state: int, letter: str) -> int:
+        if letter not in self._next[state]:
+            self._next[state][letter] = len(self._next)
+            self._next.append({})
+            self._depth.append(self._depth[state] + 1)
+            self._ends.append(())
+        return self._next[state][letter]
 
 
 def ends_within_character(data: bytes) -> bool:

@@ -17,6 +17,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar, get_args, get
 import msgspec
 
 from pyctl.errors import RequestError
+from pyctl.limit import limit
 
 __all__ = [
     "INT32_MAX",
@@ -31,6 +32,7 @@ __all__ = [
     "PinBody",
     "SequenceFileBody",
     "TokenizeBody",
+    "at_most",
     "boolean",
     "items",
     "json_object",
@@ -38,10 +40,14 @@ __all__ = [
     "others",
     "parse_json",
     "parse_object",
+    "string",
     "strings",
 ]
 
 INT32_MAX = 2**31 - 1
+
+_MAX_COMMAS = limit(1_500_000, "commas of a body, which part its values", "400", "request")
+"""A value of two bytes takes a hundred in memory, and nothing else runs while the library reads them."""
 
 Reader: TypeAlias = Callable[[Any, str], Any]
 """Makes a field of a value, which is not null, and of its name for errors. Raises RequestError."""
@@ -123,6 +129,12 @@ def strings(value: Any, name: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise RequestError(f"'{name}' must be a string or a list of strings")
     return tuple(value)
+
+
+def at_most(most: int, n: int, name: str, of: str = "entries") -> None:
+    """Raise RequestError if the field has more than ``most``."""
+    if n > most:
+        raise RequestError(f"'{name}' must have at most {most} {of}, not {n}")
 
 
 def json_object(value: Any, name: str) -> dict[str, Any]:
@@ -211,6 +223,8 @@ def _field(name: str, hint: Any) -> _Field:
 
 def parse_json(body: bytes) -> Any:
     """The value that ``body`` is the JSON text of. Raises RequestError."""
+    if body.count(b",") > _MAX_COMMAS:
+        raise RequestError(f"the body has more than {_MAX_COMMAS} commas")
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -17,15 +17,19 @@ from pyctl.server.body import (
     Integer,
     Names,
     Nested,
+    at_most,
     boolean,
     json_object,
     number,
     out_of_range,
+    string,
     strings,
 )
 
 __all__ = [
+    "MOST_BIASES",
     "MOST_CHOICES",
+    "MOST_REPLIES",
     "AnyBody",
     "ChatBody",
     "CompletionBody",
@@ -40,6 +44,19 @@ __all__ = [
 MOST_CHOICES = limit(128, "`n`, choices of a request", "400", "request")
 """Replies to one prompt (``n``), as many as OpenAI allows. llama-server needs a slot for each; here they may queue."""
 
+MOST_REPLIES = limit(512, "replies of a request, prompts times `n`", "400", "request")
+_MAX_PROBS = limit(100, "`n_probs`, `logprobs` and `top_logprobs`", "400", "request")
+"""OpenAI allows 20; users of llama-server ask for 10 to 50."""
+_MAX_STOPS = limit(128, "`stop`, stop strings of a request", "400", "request")
+_MAX_STOP_LETTERS = limit(4_096, "all stop strings of a request together", "400", "request", "characters")
+_MAX_BREAKERS = limit(32, "`dry_sequence_breakers`", "400", "request")
+_MAX_BREAKER = limit(256, "one of the `dry_sequence_breakers`", "400", "request", "characters")
+_MAX_SAMPLERS = limit(32, "`samplers`", "400", "request")
+MOST_BIASES = limit(8_192, "`logit_bias`", "400", "request", "tokens")
+_MAX_END_TAGS = limit(16, "`reasoning_budget_end_tags`", "400", "request")
+_MAX_BUDGET_MESSAGE = limit(4_096, "`reasoning_budget_message`", "400", "request", "characters")
+_MAX_NAMES = limit(256, "`response_fields`, and adapters in `lora`", "400", "request")
+
 
 class _Scale(Body, frozen=True):
     id: int = -1
@@ -50,12 +67,43 @@ def scales_of(value: Any, name: str = "lora") -> tuple[tuple[int, float], ...]:
     """Adapters of a request by number and scale."""
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise RequestError(f"'{name}' must be an array of objects with 'id' and 'scale' fields")
+    at_most(_MAX_NAMES, len(value), name)
     return tuple((scale.id, scale.scale) for scale in map(_Scale.of, value))
 
 
 def _member_names(value: Any, name: str) -> tuple[str, ...]:
     """Anything but a list means all members, as in llama-server."""
-    return strings(value, name) if isinstance(value, list) else ()
+    if not isinstance(value, list):
+        return ()
+    at_most(_MAX_NAMES, len(value), name)
+    return strings(value, name)
+
+
+def _stops(value: Any, name: str) -> tuple[str, ...]:
+    words = strings(value, name)
+    at_most(_MAX_STOPS, len(words), name)
+    at_most(_MAX_STOP_LETTERS, sum(map(len, words)), name, "characters")
+    return words
+
+
+def _end_tags(value: Any, name: str) -> tuple[str, ...]:
+    tags = strings(value, name)
+    at_most(_MAX_END_TAGS, len(tags), name)
+    return tags
+
+
+def _budget_message(value: Any, name: str) -> str:
+    text = string(value, name)
+    at_most(_MAX_BUDGET_MESSAGE, len(text), name, "characters")
+    return text
+
+
+def _probs(value: Any, name: str) -> int:
+    """A count, none if it is below 0."""
+    n = max(Integer()(value, name), 0)
+    if n > _MAX_PROBS:
+        raise out_of_range(name, n, 0, _MAX_PROBS)
+    return n
 
 
 class _StreamOptions(Body, frozen=True):
@@ -115,10 +163,15 @@ def sampling_values(values: Mapping[str, Any]) -> dict[str, Any]:
         elif name == "dry_sequence_breakers":
             if not isinstance(value, list) or not value or not all(isinstance(text, str) for text in value):
                 raise RequestError(f"'{name}' must be a list of strings with at least one")
+            at_most(_MAX_BREAKERS, len(value), name)
+            at_most(_MAX_BREAKER, max(map(len, value)), name, "characters each")
             found[name] = tuple(value)
         elif name == "samplers" and isinstance(value, str | list):
+            at_most(_MAX_SAMPLERS, len(value), name)
             found[name] = _samplers(value)
         elif name == "logit_bias":
+            if isinstance(value, list | dict):
+                at_most(MOST_BIASES, len(value), name)
             found[name] = value
     return found
 
@@ -146,11 +199,11 @@ class GenerationBody(Body, frozen=True):
     options: Annotated[ReplyOptions, Flattened(ReplyOptions.of)] = ReplyOptions()
     sampling: Annotated[dict[str, Any], Flattened(sampling_values)] = field(default_factory=dict)
     n: Annotated[int, Integer(1, MOST_CHOICES), Names("n_cmpl", "n")] = 1
-    n_probs: int = 0
+    n_probs: Annotated[int, _probs] = 0
     max_tokens: Annotated[int | None, Integer(low=-1), Names("n_predict", "max_completion_tokens", "max_tokens")] = None
     max_ms: Annotated[int, Integer(-1, 2**63 - 1), Names("t_max_predict_ms")] = -1
     n_indent: Annotated[int, Integer(low=0)] = 0
-    stop: tuple[str, ...] = ()
+    stop: Annotated[tuple[str, ...], _stops] = ()
     seq: Annotated[int, Names("id_slot")] = -1
     cache_prompt: bool | None = None
     prefix_cache: Any = None
@@ -158,7 +211,7 @@ class GenerationBody(Body, frozen=True):
     json_schema: Any = None
     response_format: Annotated[_ResponseFormat, Nested(_ResponseFormat)] = _ResponseFormat()
     reasoning_budget: Annotated[int, Integer(low=-1), Names("reasoning_budget_tokens", "thinking_budget_tokens")] = -1
-    reasoning_budget_message: str | None = None
+    reasoning_budget_message: Annotated[str | None, _budget_message] = None
 
     @property
     def schema(self) -> Any:
@@ -177,7 +230,7 @@ class GenerationBody(Body, frozen=True):
 
 def _count_or_switch(value: Any, name: str) -> int:
     """OpenAI's chat writes ``logprobs`` as a switch, its completions as a count."""
-    return int(value) if isinstance(value, bool) else max(Integer()(value, name), 0)
+    return int(value) if isinstance(value, bool) else _probs(value, name)
 
 
 class CompletionBody(GenerationBody, frozen=True):
@@ -187,7 +240,7 @@ class CompletionBody(GenerationBody, frozen=True):
     n_probs: Annotated[int, _count_or_switch, Names("n_probs", "logprobs")] = 0
     reasoning_start: Annotated[str, Names("reasoning_budget_start_tag")] = ""
     reasoning_ends: Annotated[
-        tuple[str, ...], strings, Names("reasoning_budget_end_tags", "reasoning_budget_end_tag")
+        tuple[str, ...], _end_tags, Names("reasoning_budget_end_tags", "reasoning_budget_end_tag")
     ] = ()
     generation_prompt: str = ""
 
@@ -217,8 +270,8 @@ class ConversationBody(Body, frozen=True):
 
 class _ChatProbs(Body, frozen=True):
     logprobs: bool = False
-    top_logprobs: Annotated[int | None, Integer(low=0)] = None
-    n_probs: int = 0
+    top_logprobs: Annotated[int | None, Integer(0, _MAX_PROBS)] = None
+    n_probs: Annotated[int, _probs] = 0
 
 
 def _chat_probs(values: Mapping[str, Any]) -> int:
@@ -228,7 +281,7 @@ def _chat_probs(values: Mapping[str, Any]) -> int:
         return 20 if probs.top_logprobs is None else probs.top_logprobs
     if probs.top_logprobs is not None:
         raise RequestError("top_logprobs requires logprobs to be set to true")
-    return max(probs.n_probs, 0)
+    return probs.n_probs
 
 
 class ChatBody(GenerationBody, frozen=True):

@@ -35,7 +35,8 @@ __all__ = [
 ]
 
 _WORDS = {"True": "true", "False": "false", "None": "null"}
-_PYTHON = re.compile(r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|\b(?:True|False|None)\b""", re.DOTALL)
+_PYTHON = re.compile(r""""(?:[^"\\]|\\.)*(?:"|\\?\Z)|'(?:[^'\\]|\\.)*(?:'|\\?\Z)|\b(?:True|False|None)\b""", re.DOTALL)
+"""A string that is never closed goes on to the end, so that nothing is looked at twice."""
 _NAMES: tuple[tuple[type, tuple[str, ...]], ...] = (
     (bool, ("boolean",)),
     (int, ("integer", "number")),
@@ -331,7 +332,7 @@ def _translated(match: re.Match[str]) -> str:
     text = match[0]
     if text in _WORDS:
         return _WORDS[text]
-    if text[0] == '"':
+    if text[0] == '"' or len(text) < 2 or text[-1] != "'":
         return text
     inner = re.sub(r'\\(.)|"', lambda found: _unquoted(found[0]), text[1:-1], flags=re.DOTALL)
     return f'"{inner}"'

@@ -21,6 +21,7 @@ import logging
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Annotated, Any
 
 from msgspec import field
@@ -252,16 +253,17 @@ def _texts(parts: Any, at: str) -> str:
 def _joined(messages: list[Any]) -> list[Any]:
     """``messages`` with those of the assistant in a row made one: a turn comes as several items."""
     joined: list[Any] = []
-    for message in messages:
-        if message["role"] != "assistant" or not joined or joined[-1]["role"] != "assistant":
-            joined.append(message)
+    for is_assistant, turn in groupby(messages, key=lambda message: message["role"] == "assistant"):
+        parts = list(turn)
+        if not is_assistant or len(parts) == 1:
+            joined += parts
             continue
-        last = joined[-1] = dict(joined[-1])
-        if "reasoning_content" in message:
-            last["reasoning_content"] = last.get("reasoning_content", "") + message["reasoning_content"]
-        if "content" in message:
-            last["content"] = last.get("content", "") + message["content"]
-        if "tool_calls" in message:
-            last["tool_calls"] = [*last.get("tool_calls", []), *message["tool_calls"]]
+        one = dict(parts[0])
+        for name in ("reasoning_content", "content"):
+            if found := [part[name] for part in parts if name in part]:
+                one[name] = "".join(found)
+        if calls := [call for part in parts for call in part.get("tool_calls", ())]:
+            one["tool_calls"] = calls
+        joined.append(one)
     spoken = ("tool_calls", "reasoning_content")
     return [message for message in joined if "content" in message or any(message.get(name) for name in spoken)]

@@ -20,8 +20,11 @@ from pyctl.engine.sampling import RANDOM_SEED, Sampling
 from pyctl.engine.stream import ReasoningLimit
 from pyctl.errors import NotSupportedError, RequestError
 from pyctl.prompt import Prompt
+from pyctl.server.body import at_most
 from pyctl.server.generate.prompts import infill_prompt, prompts_of
 from pyctl.server.generation_body import (
+    MOST_BIASES,
+    MOST_REPLIES,
     AnyBody,
     ChatBody,
     CompletionBody,
@@ -160,7 +163,7 @@ def _prompts(service: Service, body: AnyBody) -> Iterator[_Asked]:
     constraint, reasoning = _raw_constraint(body), _raw_reasoning(service, body)
     bos = service.info.bos_token if service.tokenizer.add_bos else ""
     value = infill_prompt(service, body) if isinstance(body, InfillBody) else body.prompt
-    for prompt, text in prompts_of(value, service.chat, service.info.n_vocab):
+    for prompt, text in prompts_of(value, service.chat, service.info.n_vocab, MOST_REPLIES // body.n):
         text = bos + text if text is not None else service.text_of(prompt.tokens.tolist())
         yield _Asked(prompt, text, constraint, reasoning)
 
@@ -234,7 +237,8 @@ def sampling_of(body: GenerationBody, defaults: Sampling, tokenizer: Tokenizer, 
     """``defaults`` with what ``body`` changes of them. Raises RequestError."""
     changes = dict(body.sampling)
     if "logit_bias" in changes:
-        changes["logit_bias"] = tuple(_logit_bias(changes["logit_bias"], tokenizer, n_vocab))
+        biases = changes["logit_bias"] = tuple(_logit_bias(changes["logit_bias"], tokenizer, n_vocab))
+        at_most(MOST_BIASES, len(biases), "logit_bias", "tokens")
     return replace(defaults, **changes)
 
 

@@ -9,21 +9,22 @@ from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.messages import unreadable
 from pyctl.errors import NotSupportedError, RequestError
 from pyctl.prompt import Prompt
-from pyctl.server.body import Body
+from pyctl.server.body import Body, at_most
 from pyctl.server.generation_body import InfillBody
 from pyctl.server.service import Service
 
 __all__ = ["infill_prompt", "mixed", "prompts_of"]
 
 
-def prompts_of(value: Any, chat: ChatFormat, n_vocab: int) -> list[tuple[Prompt, str | None]]:
+def prompts_of(value: Any, chat: ChatFormat, n_vocab: int, most: int) -> list[tuple[Prompt, str | None]]:
     """One prompt per text or sequence, with the text if it was one; a list that holds a token id is one sequence.
 
-    Raises RequestError.
+    Raises RequestError, also for more than ``most``.
     """
     if value is None:
         raise RequestError("'prompt' is missing")
     if isinstance(value, list) and not any(_is_token(item) for item in value):
+        at_most(most, len(value), "prompt", "prompts with this 'n'")
         prompts = [_prompt(item, chat, n_vocab) for item in value]
     else:
         prompts = [_prompt(value, chat, n_vocab)]
