@@ -150,7 +150,7 @@ class ChatFormat:
 class PreparedChat:
     """The answer to a ChatRequest: ``text`` of the prompt, and from there whatever the engine needs.
 
-    The reply is message number ``reply_index``. Its content begins with ``open_reasoning``, text of the prompt that no
+    The content of the reply begins with ``open_reasoning``, text of the prompt that no
     token of the reply brings. ``control_texts`` are the control tokens that the splitter has to see, and their texts.
     """
 
@@ -160,7 +160,6 @@ class PreparedChat:
         self.rendered = rendered
         self._tools = tools
         self.text = rendered.text
-        self.reply_index = rendered.reply_index
         self.control_texts = chat.control_texts
         self.open_reasoning = rendered.open_reasoning if request.reasoning_format == "none" else ""
 
@@ -212,7 +211,7 @@ class PreparedChat:
                 message["reasoning_content"] = rendered.prefill + message.get("reasoning_content", "")
             text = text.removeprefix(self.open_reasoning)  # it is part of the header
             known = any(self._text_of(tokens, special) == text for special in (False, True))
-            marks.replay.remember(message, header, text, as_tokens(tokens) if known else None, self.reply_index)
+            marks.replay.remember(message, rendered.place, header, text, as_tokens(tokens) if known else None)
 
         return ReplySplitter(parser, on_end=remember)
 

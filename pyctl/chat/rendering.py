@@ -28,7 +28,7 @@ class RenderedChat:
     ``prefill`` is the part of the reply that the conversation already holds; ``reply_part`` says where the rest
     begins, and ``open_reasoning`` is what the prompt has written of a reasoning block that the reply is to fill.
     ``parts`` are the text in pieces, with the tokens of replies that are replayed, and empty if there are none. The
-    reply is message number ``reply_index``.
+    reply stands at ``place`` of the conversation, empty where no replies are remembered.
     """
 
     text: str
@@ -36,7 +36,7 @@ class RenderedChat:
     reply_part: ReplyPart = "start"
     open_reasoning: str = ""
     parts: tuple[Part, ...] = ()
-    reply_index: int = 0
+    place: bytes = b""
 
 
 class Renderer:
@@ -87,8 +87,9 @@ class Renderer:
             if len(checked) > 1 and checked[-2]["role"] == "assistant":
                 raise RequestError("'messages' must not end in two assistant messages")
             continues = continues or "auto"
-        reply_index = len(checked) - (continues is not None)
-        marked, replayed = self.marks.mark(checked, keep_last=continues is not None)
+        places = self.marks.places(checked, tools)
+        place = places[len(checked) - (continues is not None)] if places else b""
+        marked, replayed = self.marks.mark(checked, places, keep_last=continues is not None)
         if replayed:
             try:
                 rendered = self._render(marked, continues, tools, given, add_generation_prompt)
@@ -97,9 +98,9 @@ class Renderer:
             parts = self.marks.parts(rendered.text, replayed) if rendered is not None else None
             if rendered is not None and parts is not None:
                 text = "".join(map(part_text, parts))
-                return replace(rendered, text=text, parts=parts, reply_index=reply_index)
+                return replace(rendered, text=text, parts=parts, place=place)
         rendered = self._render(checked, continues, tools, given, add_generation_prompt)
-        return replace(rendered, reply_index=reply_index)
+        return replace(rendered, place=place)
 
     def _render(
         self,

@@ -20,7 +20,7 @@ from pyctl.atomic_file import open_private, write_atomic
 from pyctl.chat.call_formats.scan import parse_json
 from pyctl.prompt import Tokens, as_tokens
 
-__all__ = ["DEFAULT_REPLAY_BYTES", "Part", "Replay", "ReplayLog", "ReplayMarks", "SampledReply"]
+__all__ = ["DEFAULT_REPLAY_BYTES", "Part", "Replay", "ReplayLog", "ReplayMarks", "SampledReply", "places"]
 
 log = logging.getLogger(__name__)
 
@@ -30,13 +30,12 @@ class SampledReply:
     """A reply as it was written: ``header`` is the text from the token that begins the message to the first
     sampled one, ``text`` and ``tokens`` are what was sampled, tokens None if they are not known.
 
-    It was message number ``index``, with calls of these ``ids`` and with reasoning of this digest.
+    Its calls had these ``ids``, and its reasoning this digest.
     """
 
     header: str
     text: str
     tokens: Tokens | None
-    index: int
     ids: tuple[str, ...]
     reasoning: bytes
 
@@ -150,13 +149,17 @@ def _inode(path: Path) -> int:
         return 0
 
 
+_FORM = 2
+"""Of a line: 1 had keys without the conversation before the reply, and a place instead."""
+
+
 def _packed(key: bytes, reply: SampledReply) -> bytes:
     fields = {
         "key": key.hex(),
         "head": reply.header,
         "text": reply.text,
         "tokens": reply.tokens.tolist() if reply.tokens is not None else None,
-        "place": reply.index,
+        "of": _FORM,
         "ids": reply.ids,
         "reasoning": reply.reasoning.hex(),
     }
@@ -164,8 +167,8 @@ def _packed(key: bytes, reply: SampledReply) -> bytes:
 
 
 def _unpacked(fields: dict[str, object]) -> tuple[bytes, SampledReply]:
-    header, text, tokens, index, ids = (fields[name] for name in ("head", "text", "tokens", "place", "ids"))
-    if not isinstance(header, str) or not isinstance(text, str) or not isinstance(index, int):
+    header, text, tokens, form, ids = (fields[name] for name in ("head", "text", "tokens", "of", "ids"))
+    if not isinstance(header, str) or not isinstance(text, str) or form != _FORM:
         raise TypeError("another kind of value")
     if not isinstance(ids, list) or not all(isinstance(each, str) for each in ids):
         raise TypeError("another kind of id")
@@ -175,7 +178,6 @@ def _unpacked(fields: dict[str, object]) -> tuple[bytes, SampledReply]:
         header,
         text,
         as_tokens(tokens) if tokens is not None else None,
-        index,
         tuple(ids),
         bytes.fromhex(str(fields["reasoning"])),
     )
@@ -185,6 +187,9 @@ def _unpacked(fields: dict[str, object]) -> tuple[bytes, SampledReply]:
 DEFAULT_REPLAY_BYTES = 64 << 20
 
 """Some 7 million tokens: weeks of an agent's work."""
+
+_MOST_ALIKE = 8
+"""Replies that mean the same at the same place, such as those that differ in their reasoning only."""
 
 _ENTRY_BYTES = 600
 
@@ -223,22 +228,22 @@ class Replay:
         """What is remembered takes this many bytes."""
         return self._n_bytes
 
-    def remember(self, message: dict[str, Any], header: str, text: str, tokens: Tokens | None, index: int) -> None:
-        """Keep a reply that means ``message``, an assistant message as OpenAI writes them."""
+    def remember(self, message: dict[str, Any], place: bytes, header: str, text: str, tokens: Tokens | None) -> None:
+        """Keep a reply that means ``message``, an assistant message as OpenAI writes them, at this `places`."""
         if self.mode == "off":
             return
-        reply = SampledReply(header, text, tokens, index, _ids(message), _reasoning(message))
-        key = _meaning(message)
+        reply = SampledReply(header, text, tokens, _ids(message), _reasoning(message))
+        key = _digest(place + _meaning(message))
         with self._lock:
             self._keep(key, reply)
             if self._log is not None:
                 self._log.append(key, reply)
 
-    def find(self, message: dict[str, Any], index: int) -> SampledReply | None:
-        """The reply that ``message``, number ``index`` of a conversation, means."""
+    def find(self, message: dict[str, Any], place: bytes) -> SampledReply | None:
+        """The reply that ``message`` means in the conversation that leads to ``place``, and in no other."""
         if self.mode == "off":
             return None
-        key, reasoning, ids = _meaning(message), _reasoning(message), _ids(message)
+        key, reasoning, ids = _digest(place + _meaning(message)), _reasoning(message), _ids(message)
         with self._lock:
             found = [
                 reply
@@ -248,17 +253,17 @@ class Replay:
             if not found:
                 return None
             self._replies.move_to_end(key)
-            best = max(enumerate(found), key=lambda item: (item[1].ids == ids, item[1].index == index, item[0]))[1]
+            best = max(enumerate(found), key=lambda item: (item[1].ids == ids, item[0]))[1]
             if self._log is not None:
                 self._log.append(key, best)  # it is in use: the file of older replies will go
         return best
 
     def _keep(self, key: bytes, reply: SampledReply) -> None:
         others = self._replies.pop(key, [])
-        same_turn = reply.index, reply.ids, reply.reasoning
-        same = [each for each in others if (each.index, each.ids, each.reasoning) == same_turn]
-        self._n_bytes += _charge([reply]) - _charge(same)
-        self._replies[key] = [each for each in others if each not in same] + [reply]
+        kept = [each for each in others if (each.ids, each.reasoning) != (reply.ids, reply.reasoning)]
+        kept = [*kept[-_MOST_ALIKE + 1 :], reply]
+        self._n_bytes += _charge(kept) - _charge(others)
+        self._replies[key] = kept
         while self._n_bytes > self._max_bytes:
             _, old = self._replies.popitem(last=False)
             self._n_bytes -= _charge(old)
@@ -275,8 +280,9 @@ def _charge(replies: Sequence[SampledReply]) -> int:
     )
 
 
-def _digest(text: str) -> bytes:
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+def _digest(data: str | bytes) -> bytes:
+    data = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
+    return hashlib.blake2b(data, digest_size=16).digest()
 
 
 _NOTHING = _digest("")
@@ -297,6 +303,21 @@ def _meaning(message: dict[str, Any]) -> bytes:
         (call["function"]["name"], _value(call["function"]["arguments"])) for call in message.get("tool_calls") or ()
     ]
     return _digest(json.dumps([content.strip(), calls], sort_keys=True))
+
+
+def places(messages: Sequence[dict[str, Any]], tools: object = None) -> list[bytes]:
+    """For each of these checked messages, and for one after them, what tells the conversation before it from others.
+
+    Reasoning does not count, which many clients leave out later, nor do the ids of calls. Where anything else differs,
+    the tokens do as well, so that there is nothing to resume that a replayed reply could keep whole.
+    """
+    found = [_digest(json.dumps(tools, sort_keys=True))]
+    for message in messages:
+        role = message["role"]
+        content = message["content"] if isinstance(message["content"], str) else "\n".join(message["content"])
+        said = _meaning(message) if role == "assistant" else _digest(content)
+        found.append(_digest(found[-1] + role.encode("utf-8", "surrogatepass") + b"\0" + said))
+    return found
 
 
 def _value(arguments: Any) -> Any:
@@ -323,15 +344,19 @@ class ReplayMarks:
         self.replay = replay
         self._starts = starts
 
+    def places(self, messages: Sequence[dict[str, Any]], tools: object) -> list[bytes]:
+        """Their `places`; nothing where no reply is remembered."""
+        return places(messages, tools) if self.replay.mode != "off" and self._starts else []
+
     def mark(
-        self, messages: Sequence[dict[str, Any]], keep_last: bool = False
+        self, messages: Sequence[dict[str, Any]], places: Sequence[bytes], keep_last: bool = False
     ) -> tuple[list[dict[str, Any]], Mapping[str, SampledReply]]:
         """Checked messages with a mark for each that can be replaced, and what belongs in the place of each mark."""
-        if self.replay.mode == "off" or not self._starts:
+        if not places:
             return list(messages), {}
         marked, replayed = list(messages), {}
         for index, message in enumerate(messages[: len(messages) - keep_last]):
-            reply = self.replay.find(message, index) if message["role"] == "assistant" else None
+            reply = self.replay.find(message, places[index]) if message["role"] == "assistant" else None
             if reply is not None:
                 mark = f"{_MARK}{index};"
                 marked[index], replayed[mark] = {"role": "assistant", "content": mark}, reply

@@ -143,6 +143,7 @@ def test_text_without_marks_has_its_line_ends_and_text_behind_a_mark_has_none() 
     assert chat.prompt_from_text("").line_ends == ()
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(["a\n", "\n", "b", "<|im_start|>", "\r\n", "é\n"]), max_size=30))
 def test_line_ends_depend_on_the_tokens_before_them_alone(words: list[str]) -> None:
     chat = ChatFormat(Template(toy.CHATML), toy.chatml_tokenizer())

@@ -32,6 +32,7 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
     },
 }
+AT = b"a place"
 HI: Message = {"role": "user", "content": "Hi"}
 RESULT: Message = {"role": "tool", "tool_call_id": "x", "content": "rain"}
 XML = "<tool_call>\n<function=look_up>\n<parameter=days>\n 3\n</parameter>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call>"  # noqa: E501
@@ -145,7 +146,7 @@ def test_other_arguments_are_not_replaced() -> None:
     assert "Rome" in prepare(dialogue.chat, dialogue.messages).text
 
 
-def test_the_same_call_twice_is_told_apart_by_place_and_by_id() -> None:
+def test_the_same_call_twice_is_told_apart_by_what_comes_before() -> None:
     for keep_ids in (True, False):
         dialogue = Dialogue(qwen(), "full")
         sent: list[Message] = []
@@ -154,8 +155,6 @@ def test_the_same_call_twice_is_told_apart_by_place_and_by_id() -> None:
             del said["reasoning_content"]
             sent = [said if keep_ids else rewritten(said)]
         assert dialogue.unbroken == [True, True, True]
-    later = [HI, HI, *dialogue.messages[1:]]  # every place has moved, and there are no ids
-    assert prepare(dialogue.chat, later, tools=[TOOL]).text.count("three\n</think>") == 2
 
 
 def test_a_continued_message_is_remembered_with_its_beginning() -> None:
@@ -163,8 +162,10 @@ def test_a_continued_message_is_remembered_with_its_beginning() -> None:
     dialogue.messages = [HI, {"role": "assistant", "content": "We"}]
     assert dialogue.turn(reply="ll  ")["content"] == "ll  "
     whole = {"role": "assistant", "content": "Well"}
-    assert "Well  <|im_end|>" in prepare(dialogue.chat, [HI, whole, HI]).text
-    assert prepare(dialogue.chat, [HI, whole]).text.endswith("Well")  # it is being continued and stays as it is
+    assert "Well  <|im_end|>" in prepare(dialogue.chat, [HI, whole, HI], tools=[TOOL]).text
+    assert prepare(dialogue.chat, [HI, whole], tools=[TOOL]).text.endswith(
+        "Well"
+    )  # it is being continued and stays as it is
 
 
 def test_replay_goes_on_under_a_message_that_is_continued() -> None:
@@ -178,7 +179,7 @@ def test_replay_goes_on_under_a_message_that_is_continued() -> None:
 def test_tokens_that_say_something_else_are_not_kept() -> None:
     dialogue = Dialogue(toy.CHATML)
     said = dialogue.turn(HI, reply="Well", tokens=list(b"Well, STOP"))  # as after a stop string
-    turn = prepare(dialogue.chat, [HI, said, HI])
+    turn = prepare(dialogue.chat, [HI, said, HI], tools=[TOOL])
     assert turn.text.startswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nWell<|im_end|>\n")
     assert turn.prompt.tokens.tolist() == dialogue.chat.prompt_from_text(turn.text).tokens.tolist()
 
@@ -196,22 +197,22 @@ def test_a_user_who_writes_a_mark_gets_nothing_replaced() -> None:
     dialogue = Dialogue(toy.CHATML)
     said = dialogue.turn(HI, reply="Well", tokens=[87, 101, 108, 108])
     messages = [HI, said, {"role": "user", "content": "pyctl-said-before-4c9e-1;"}]
-    assert prepare(dialogue.chat, messages).rendered.parts == ()
-    assert prepare(dialogue.chat, [HI, said, HI]).rendered.parts != ()
+    assert prepare(dialogue.chat, messages, tools=[TOOL]).rendered.parts == ()
+    assert prepare(dialogue.chat, [HI, said, HI], tools=[TOOL]).rendered.parts != ()
 
 
 def test_memory_is_bounded_and_the_longest_unused_goes_first() -> None:
     replay = Replay("equal", max_bytes=5000)
     said = [{"role": "assistant", "content": f"reply {i}"} for i in range(20)]
-    for place, message in enumerate(said):
-        replay.remember(message, "<|im_start|>assistant\n", message["content"], None, place)
+    for message in said:
+        replay.remember(message, AT, "<|im_start|>assistant\n", message["content"], None)
         assert replay.n_bytes <= 5000
-        assert replay.find(said[0], 0) is not None  # in use all the time
-    kept = [replay.find(message, place) is not None for place, message in enumerate(said)]
+        assert replay.find(said[0], AT) is not None  # in use all the time
+    kept = [replay.find(message, AT) is not None for message in said]
     assert kept[1:] == sorted(kept[1:])
     assert 2 < sum(kept) < 19
     before = replay.n_bytes
-    replay.remember(said[-1], "<|im_start|>assistant\n", "reply 19", None, 19)
+    replay.remember(said[-1], AT, "<|im_start|>assistant\n", "reply 19", None)
     assert replay.n_bytes == before
 
 
@@ -238,16 +239,16 @@ def test_replies_outlive_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "replies"
     replay = Replay(path=path)
     message = {"role": "assistant", "content": "It rains.", "reasoning_content": "hm \ud800"}
-    replay.remember(message, "head", "raw \ud800", as_tokens([5, 6]), 3)
-    replay.remember({"role": "assistant", "content": "Bye."}, "head", "raw", None, 5)
+    replay.remember(message, AT, "head", "raw \ud800", as_tokens([5, 6]))
+    replay.remember({"role": "assistant", "content": "Bye."}, AT, "head", "raw", None)
     again = Replay(path=path)
     assert again.n_bytes == replay.n_bytes
-    found = again.find(message, 3)
+    found = again.find(message, AT)
     assert found is not None
-    assert (found.text, found.index) == ("raw \ud800", 3)
+    assert found.text == "raw \ud800"
     assert found.tokens is not None
     assert found.tokens.tolist() == [5, 6]
-    assert Replay("off", path=path).find(message, 3) is None
+    assert Replay("off", path=path).find(message, AT) is None
 
 
 @given(st.data())
@@ -257,25 +258,25 @@ def test_a_damaged_file_loses_the_damaged_lines_only(data: st.DataObject) -> Non
         path = Path(directory) / "replies"
         replay = Replay(path=path)
         messages: list[Message] = [{"role": "assistant", "content": f"reply {i}"} for i in range(4)]
-        for place, message in enumerate(messages):
-            replay.remember(message, "head", "raw", None, place)
+        for message in messages:
+            replay.remember(message, AT, "head", "raw", None)
         lines = path.read_bytes().splitlines(keepends=True)
         hit = data.draw(st.integers(0, 3))
         cut = data.draw(st.integers(0, len(lines[hit]) - 2))
         junk = data.draw(st.binary(max_size=20)).replace(b"\n", b"")
         path.write_bytes(b"".join(lines[:hit]) + lines[hit][:cut] + junk + b"\n" + b"".join(lines[hit + 1 :]))
         again = Replay(path=path)
-        found = [again.find(message, place) is not None for place, message in enumerate(messages)]
+        found = [again.find(message, AT) is not None for message in messages]
         assert all(found[:hit] + found[hit + 1 :])
-        again.remember({"role": "assistant", "content": "new"}, "head", "raw", None, 9)
-        assert Replay(path=path).find({"role": "assistant", "content": "new"}, 9) is not None
+        again.remember({"role": "assistant", "content": "new"}, AT, "head", "raw", None)
+        assert Replay(path=path).find({"role": "assistant", "content": "new"}, AT) is not None
 
 
 def test_a_line_that_was_cut_off_takes_no_other_with_it(tmp_path: Path) -> None:
     path = tmp_path / "replies"
     path.write_bytes(b'{"key":"00')
-    Replay(path=path).remember(HI | {"role": "assistant"}, "head", "raw", None, 1)
-    assert Replay(path=path).find(HI | {"role": "assistant"}, 1) is not None
+    Replay(path=path).remember(HI | {"role": "assistant"}, AT, "head", "raw", None)
+    assert Replay(path=path).find(HI | {"role": "assistant"}, AT) is not None
 
 
 def replied(number: int) -> Message:
@@ -290,13 +291,13 @@ def test_the_files_are_bounded_at_all_times_and_what_is_in_use_stays(tmp_path: P
     path = tmp_path / "replies"
     replay = Replay(max_bytes=20_000, path=path, max_file_bytes=10_000)
     for number in range(400):
-        replay.remember(replied(number), "head", "raw " * 20, None, number)
+        replay.remember(replied(number), AT, "head", "raw " * 20, None)
         assert bytes_in(tmp_path) <= 10_000
-        assert replay.find(replied(0), 0) is not None
-    replay.remember(replied(400), "head", "raw " * 4000, None, 400)
+        assert replay.find(replied(0), AT) is not None
+    replay.remember(replied(400), AT, "head", "raw " * 4000, None)
     assert bytes_in(tmp_path) <= 10_000, "one that is too long drives nothing out"
     again = Replay(max_bytes=20_000, path=path, max_file_bytes=10_000)
-    kept = [number for number in range(400) if again.find(replied(number), number) is not None]
+    kept = [number for number in range(400) if again.find(replied(number), AT) is not None]
     assert kept[0] == 0, "in use all the time"
     assert kept[1:] == list(range(kept[1], 400))
     assert len(kept) > 10
@@ -306,18 +307,18 @@ def test_files_of_a_larger_limit_are_cut_at_the_start(tmp_path: Path) -> None:
     path = tmp_path / "replies"
     replay = Replay(path=path)
     for number in range(200):
-        replay.remember(replied(number), "head", "raw " * 20, None, number)
+        replay.remember(replied(number), AT, "head", "raw " * 20, None)
     before = bytes_in(tmp_path)
     again = Replay(max_bytes=20_000, path=path)
     assert bytes_in(tmp_path) < 20_000 < before
-    assert again.find(replied(199), 199) is not None
-    assert again.find(replied(0), 0) is None
+    assert again.find(replied(199), AT) is not None
+    assert again.find(replied(0), AT) is None
 
 
 def remember_many(path: str, first: int) -> None:
     replay = Replay(path=Path(path), max_file_bytes=20_000)
     for number in range(first, first + 300):
-        replay.remember(replied(number), "head", "raw", None, number)
+        replay.remember(replied(number), AT, "head", "raw", None)
 
 
 def test_several_processes_share_the_files(tmp_path: Path) -> None:
@@ -337,7 +338,7 @@ def test_several_processes_share_the_files(tmp_path: Path) -> None:
 def remember_for_ever(path: str, ready: object) -> None:
     replay = Replay(path=Path(path), max_file_bytes=20_000)
     for number in itertools.count():
-        replay.remember(replied(number), "head", "raw", None, number)
+        replay.remember(replied(number), AT, "head", "raw", None)
         if number == 200:
             ready.set()  # type: ignore[attr-defined]
 
@@ -357,3 +358,50 @@ def test_a_kill_loses_at_most_the_line_being_written(tmp_path: Path) -> None:
         lines = [line for each in tmp_path.iterdir() for line in each.read_bytes().splitlines()]
         assert Replay(path=path, max_file_bytes=20_000).n_bytes > 0
         assert sum(line.endswith(b"}") for line in lines) >= len(lines) - 1
+
+
+def test_a_reply_belongs_to_its_conversation_alone() -> None:
+    secret = {"role": "user", "content": "My PIN is 1234. Is it a good one?"}
+    for mode in ("equal", "full"):
+        dialogue = Dialogue(qwen(), mode)
+        said = dialogue.turn(secret, reply="The PIN 1234 is poor.\n</think>\n\nYes.")
+        for told in (said, {"role": "assistant", "content": said["content"]}):
+            for before in ([HI], [HI, secret], [{"role": "system", "content": "x"}, secret]):
+                messages = [*before, told, HI]
+                plain = ChatFormat(dialogue.chat.template, toy.chatml_tokenizer())
+                mine = prepare(dialogue.chat, messages, tools=[TOOL])
+                assert mine.rendered.parts == ()
+                assert mine.text == prepare(plain, messages, tools=[TOOL]).text
+        assert prepare(dialogue.chat, [secret, said, HI], tools=[TOOL]).rendered.parts
+        assert not prepare(dialogue.chat, [secret, said, HI]).rendered.parts, "with these tools only"
+
+
+def test_what_clients_write_anew_each_turn_is_still_the_same_conversation() -> None:
+    dialogue = Dialogue(qwen())
+    said = dialogue.turn({"role": "user", "content": "a\nb"}, reply=f"hm\n</think>\n\n{XML}")
+    result = {"role": "tool", "tool_call_id": "x", "content": [{"type": "text", "text": "rain"}]}
+    last = dialogue.turn(said, result, reply="fine\n</think>\n\nIt rains.")
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    again = [{"role": "user", "content": parts}, rewritten(said, content=None), {**RESULT, "tool_call_id": "y"}]
+    del again[1]["reasoning_content"]
+    assert "fine" in prepare(dialogue.chat, [*again, last, HI], tools=[TOOL]).text
+
+
+def test_lines_of_an_older_form_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "replies"
+    Replay(path=path).remember(replied(1), AT, "head", "raw", None)
+    line = json.loads(path.read_bytes())
+    del line["of"]
+    path.write_text(json.dumps({**line, "place": 1}) + "\n")
+    assert Replay(path=path).find(replied(1), AT) is None
+
+
+def test_replies_that_mean_the_same_are_bounded() -> None:
+    replay = Replay("full")
+    for number in range(100):
+        message = {"role": "assistant", "content": "Yes.", "reasoning_content": str(number)}
+        replay.remember(message, AT, "head", str(number), None)
+    found = replay.find({"role": "assistant", "content": "Yes."}, AT)
+    assert found is not None
+    assert found.text == "99"
+    assert replay.n_bytes < 10_000
