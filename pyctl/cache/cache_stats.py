@@ -114,7 +114,7 @@ class SnapshotView:
 
 @dataclass(frozen=True)
 class CacheView:
-    """Everything at one moment. ``budget`` is in bytes, -1 for no limit."""
+    """Everything at one moment. ``budget`` is in bytes, -1 for no limit; ``n_refused`` snapshots were beyond it."""
 
     n_slots: int
     n_bytes: int
@@ -123,6 +123,7 @@ class CacheView:
     totals: CacheStats
     snapshots: tuple[SnapshotView, ...]
     disk: DiskView | None = None
+    n_refused: int = 0
 
 
 def view_of(cache: RamCache, totals: CacheStats, disk: DiskTier | None = None) -> CacheView:
@@ -158,4 +159,5 @@ def view_of(cache: RamCache, totals: CacheStats, disk: DiskTier | None = None) -
         copied,
         tuple(views),
         disk.view() if disk else None,
+        cache.n_refused,
     )

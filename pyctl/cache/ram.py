@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -13,6 +14,11 @@ from pyctl.cache.eviction import EvictionPolicy, PrefixTree, SecondChance
 from pyctl.cache.snapshot import NOTHING, Prefix, PromptMatch, Segment, Snapshot
 
 __all__ = ["RamCache", "Reservation", "Slot"]
+
+log = logging.getLogger(__name__)
+
+QUIET_SECONDS = 60.0
+"""How often the log says at most that something is too large."""
 
 
 @dataclass(eq=False)
@@ -72,7 +78,8 @@ class RamCache:
 
     A published prefix always equals what its snapshot holds, a slot holds one snapshot, and a prefix is in at most one
     slot. What is pinned, reserved, or protected by the caller (the restore source) is never evicted; what else goes is
-    the policy's choice. Not thread-safe: the engine's thread owns it.
+    the policy's choice. What would not fit beside these, with all rows that it builds on, is refused before anything
+    goes. Not thread-safe: the engine's thread owns it.
     """
 
     def __init__(self, n_slots: int, budget: int | None) -> None:
@@ -80,10 +87,12 @@ class RamCache:
         self.budget = budget
         self.n_bytes = 0
         self.n_evicted = 0
+        self.n_refused = 0
         self.tree: PrefixTree[int] = PrefixTree()
         self._policy: EvictionPolicy[int] = SecondChance(self.tree, n_slots)
         self.held: list[Snapshot] = []
         self._next_slot = 0
+        self._quiet_until = 0.0
         self._by_prefix: dict[Prefix, Slot] = {}
 
     @property
@@ -144,13 +153,15 @@ class RamCache:
 
     # -- change ------------------------------------------------------------------------------------------------------
 
-    def prepare(self, prefix: Prefix, n_bytes: int, protected: Collection[Snapshot] = ()) -> Reservation | None:
-        """Reserve a slot for a snapshot of ``prefix`` that will add ``n_bytes``.
+    def prepare(
+        self, prefix: Prefix, n_bytes: int, protected: Collection[Snapshot] = (), parent: Segment | None = None
+    ) -> Reservation | None:
+        """Reserve a slot for a snapshot of ``prefix`` that will add ``n_bytes`` to the rows of ``parent``.
 
-        Nothing leaves before `confirm`. None when the prefix is here already, the budget could never hold it, or every
-        slot is protected, pinned or reserved.
+        Nothing leaves before `confirm`. None when the prefix is here already, the budget could not hold it beside what
+        has to stay, or every slot is protected, pinned or reserved.
         """
-        if not self.enabled or prefix in self._by_prefix or (self.budget is not None and n_bytes > self.budget):
+        if not self.enabled or prefix in self._by_prefix or not self._fits(prefix, n_bytes, parent, protected):
             return None
         slot = self._free() or self._victim(protected)
         if slot is None:
@@ -215,7 +226,7 @@ class RamCache:
         if any(segment.dropped for segment in snapshot.chain):
             raise ValueError("the snapshot builds on rows that were given up")
         slot = reservation.slot
-        if slot.pinned:
+        if slot.pinned or not self._fits(snapshot.prefix, snapshot.state.n_bytes, snapshot.segment, protected):
             return False
         self._retain(snapshot.segment)
         self.n_bytes += snapshot.state.n_bytes
@@ -229,18 +240,40 @@ class RamCache:
         self._next_slot = (slot.index + 1) % len(self.slots)
         self.tree.add(slot.index, snapshot.n, snapshot.chain, snapshot.used)
         self._policy.added(slot.index)
-        if self._shrink({snapshot, *protected}):
+        self._shrink({snapshot, *protected})
+        return True
+
+    def _fits(self, prefix: Prefix, n_bytes: int, segment: Segment | None, protected: Collection[Snapshot]) -> bool:
+        """Whether ``n_bytes`` fit into the budget with ``segment``, those before it, and all that has to stay."""
+        if self.budget is None:
             return True
-        self._empty(slot)
+        staying = [each for slot, each in self.occupied() if slot.pinned or slot.reserved or each in protected]
+        staying += self.held
+        n_bytes += sum(snapshot.state.n_bytes for snapshot in staying)
+        counted: set[Segment] = set()
+        for link in (segment, *(snapshot.segment for snapshot in staying)):
+            while link is not None and link not in counted:
+                counted.add(link)
+                n_bytes += link.n_bytes
+                link = link.parent
+        if n_bytes <= self.budget:
+            return True
+        self.n_refused += 1
+        if time.monotonic() >= self._quiet_until:
+            self._quiet_until = time.monotonic() + QUIET_SECONDS
+            log.warning(
+                "no snapshot at %d tokens: with what it builds on and what has to stay it needs %.1f MiB of RAM, and "
+                "snapshots may take %.1f MiB; shorter prefixes of it stay",
+                *(prefix.n, n_bytes / 2**20, self.budget / 2**20),
+            )
         return False
 
-    def _shrink(self, protected: Collection[Snapshot]) -> bool:
+    def _shrink(self, protected: Collection[Snapshot]) -> None:
         while self.budget is not None and self.n_bytes > self.budget:
             victim = self._victim(protected)
             if victim is None:
-                return False
+                return
             self._evict(victim)
-        return True
 
     def _evict(self, slot: Slot) -> None:
         self._empty(slot)

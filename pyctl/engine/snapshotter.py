@@ -167,8 +167,9 @@ class Snapshotter:
         memory = self.memory
         parent, covered = self._saved(seq, plan.match)
         prefix = plan.match.prefix(seq.n)
-        n_bytes = memory.rows_size(covered, seq.n) + memory.state_size(seq.id)
-        reservation = self.cache.prepare(prefix, n_bytes, plan.protected)
+        new = as_tokens(seq.tokens[covered:])
+        n_bytes = memory.rows_size(covered, seq.n) + new.nbytes + memory.state_size(seq.id)
+        reservation = self.cache.prepare(prefix, n_bytes, plan.protected, parent)
         if reservation is None:
             return
         try:
@@ -176,9 +177,7 @@ class Snapshotter:
                 segment = parent
                 if segment is None or covered < seq.n:
                     rows = memory.save_rows(seq.id, covered, seq.n)
-                    segment = Segment(
-                        covered, as_tokens(seq.tokens[covered:]), rows, parent, ends_within(seq.ends, covered)
-                    )
+                    segment = Segment(covered, new, rows, parent, ends_within(seq.ends, covered))
                 snapshot = Snapshot(prefix, segment, memory.save_state(seq.id, seq.n), exact=seq.n_exact == seq.n)
                 if reservation.confirm(snapshot):
                     seq.keep(segment, seq.n)
