@@ -59,6 +59,10 @@ def _run(command: str, argv: Sequence[str]) -> int:
     from pyctl.cli.arguments import parse_chat, parse_serve
 
     settings = parse_serve(argv) if command == "serve" else parse_chat(argv)
+    # Before the libraries are loaded, which read it then.
+    from pyctl.engine.model_settings import limit_spinning
+
+    limit_spinning(settings.model.poll)
     if settings.action != "run":
         return _answer(settings.action)
     if command == "serve":

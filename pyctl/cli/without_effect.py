@@ -61,7 +61,7 @@ IGNORED: Mapping[str, int] = _names(
 --reranking --models-autoload --skip-chat-parsing --webui --ui --no-prefill-assistant
 """,
     """
--C --cpu-mask -Cr --cpu-range --cpu-strict --prio --poll -Cb --cpu-mask-batch -Crb --cpu-range-batch
+-C --cpu-mask -Cr --cpu-range --cpu-strict --prio -Cb --cpu-mask-batch -Crb --cpu-range-batch
 --cpu-strict-batch --prio-batch --poll-batch --keep -dt --defrag-thold --rpc --control-vector
 --control-vector-scaled -ctxcp
 --ctx-checkpoints --swa-checkpoints -r --reverse-prompt -mm --mmproj -mmu --mmproj-url -mmdev --mmproj-device

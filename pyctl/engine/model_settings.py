@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ __all__ = [
     "SPLIT_MODES",
     "ModelSettings",
     "experts_on_cpu",
+    "limit_spinning",
 ]
 
 SERVED_SEQS = 4
@@ -125,6 +127,23 @@ def scaled(text: str) -> tuple[tuple[str, float], ...]:
     return tuple(found)
 
 
+SPIN = "GOMP_SPINCOUNT"
+SPIN_PER_LEVEL = 40
+"""A level of 50 is about a tenth of a millisecond: no slower where nobody else wants the cores."""
+
+_spin_is_given = SPIN in os.environ or "OMP_WAIT_POLICY" in os.environ
+
+
+def limit_spinning(level: int) -> None:
+    """How long llama.cpp's threads (OpenMP) spin at a barrier before they sleep: 0 not at all, 100 longest.
+
+    libgomp would spin for milliseconds: on a busy machine threads then wait for each other at every node of a graph
+    (bench/results/threads.md). Has an effect before the libraries are loaded only, and never against the environment.
+    """
+    if not _spin_is_given:
+        os.environ[SPIN] = str(SPIN_PER_LEVEL * level)
+
+
 @dataclass(frozen=True)
 class ModelSettings:
     """The model file and the context that llama.cpp makes for it; counts are tokens or layers.
@@ -132,11 +151,11 @@ class ModelSettings:
     ``n_gpu_layers`` -1 means as many as fit, -2 all. ``placements`` are (regular expression over tensor names, buffer
     type), the first match counts. With ``fit``, what was not given is made to fit: the context down to ``fit_ctx``
     tokens, then the layers on the GPU, so that ``fit_target`` MiB stay free on each. ``metadata`` are (key, value),
-    ``lora`` are (file, scale). ``n_threads`` below 1 leaves the choice to llama.cpp, and ``n_threads_batch`` below 1
-    means the same number. ``n_ctx`` 0, ``rope_*`` 0 or empty, ``yarn_orig_ctx`` 0, the other ``yarn_*`` -1 and an empty
-    ``pooling`` mean the model's own value. ``tensor_split`` are proportions, empty for an even split. ``pooling`` is
-    none, mean, cls, last or rank, for ``embeddings`` only. All ``n_seqs`` share ``n_ctx`` if ``kv_unified`` is true,
-    and one has ``n_ctx_per_seq`` of it at most, 0 for no such bound.
+    ``lora`` are (file, scale). ``n_threads`` below 1 means as many as the layers are worth, and ``n_threads_batch``
+    below 1 the same number, or then one per core. ``n_ctx`` 0, ``rope_*`` 0 or empty, ``yarn_orig_ctx`` 0, the other
+    ``yarn_*`` -1 and an empty ``pooling`` mean the model's own value. ``tensor_split`` are proportions, empty for an
+    even split. ``pooling`` is none, mean, cls, last or rank, for ``embeddings`` only. All ``n_seqs`` share ``n_ctx`` if
+    ``kv_unified`` is true, and one has ``n_ctx_per_seq`` of it at most, 0 for no such bound.
     """
 
     path: str = MODEL.flag("", "-m --model", "GGUF file to load", str, "LLAMA_ARG_MODEL", "FILE")
@@ -297,7 +316,10 @@ class ModelSettings:
         -1, "-t --threads", "CPU threads for generation, -1 = chosen", integer(), "LLAMA_ARG_THREADS"
     )
     n_threads_batch: int = CONTEXT.flag(
-        0, "-tb --threads-batch", "CPU threads for prompts, 0 = as many as -t", integer()
+        0, "-tb --threads-batch", "CPU threads for prompts, 0 = as many as -t says, else one per core", integer()
+    )
+    poll: int = CONTEXT.flag(
+        50, "--poll", "how long CPU threads spin before they sleep, 0 = not at all", integer(0, 100)
     )
     flash_attn: str = CONTEXT.flag(
         "auto",

@@ -153,6 +153,7 @@ def look(monkeypatch: pytest.MonkeyPatch, argv: list[str], at: Callable[[Seen], 
         return "fetched.gguf"
 
     with monkeypatch.context() as patch:
+        patch.setenv("GOMP_SPINCOUNT", "")  # what the command sets is gone afterwards
         for name in ("RamCache", "DiskStore", "DiskTier", "Replay", "Engine", "Worker"):
             recorded(patch, name)
         patch.setattr(assemble, "load", load)

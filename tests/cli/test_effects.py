@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -212,6 +213,7 @@ EFFECTS: dict[str, Effect] = {
     "-ub": Effect("256", context("n_ubatch")),
     "-t": Effect("77", context("n_threads")),
     "-tb": Effect("78", context("n_threads_batch")),
+    "--poll": Effect("7", lambda seen: os.environ["GOMP_SPINCOUNT"]),
     "-fa": Effect("off", context("flash_attn_type")),
     "-ctk": Effect("q8_0", context("type_k")),
     "-ctv": Effect("q8_0", context("type_v")),

@@ -45,6 +45,7 @@ ROUND_TRIPS: dict[str, tuple[str, str, Any]] = {
     "n_batch": ("1024", "model.n_batch", 1024),
     "n_ubatch": ("256", "model.n_ubatch", 256),
     "n_threads": ("6", "model.n_threads", 6),
+    "poll": ("7", "model.poll", 7),
     "n_threads_batch": ("12", "model.n_threads_batch", 12),
     "flash_attn": ("on", "model.flash_attn", "on"),
     "type_k": ("q8_0", "model.type_k", "q8_0"),

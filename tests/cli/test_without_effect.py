@@ -31,10 +31,10 @@ COPIED = [
     ),
     (
         "-m a.gguf -hf org/model:Q4_K_M --mlock --no-mmap --numa distribute -t 8 -tb 16 -b 4096 -ub 4096 -fa"
-        " --control-vector-layer-range 1 2 --poll 50 --log-file x.log -md d.gguf -ngld 99 --draft-max 16"
+        " --control-vector-layer-range 1 2 --prio 1 --log-file x.log -md d.gguf -ngld 99 --draft-max 16"
         " --mmproj-auto --mmproj p.gguf --lora l.gguf --rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 32768",
         (
-            "without effect here: --control-vector-layer-range, --poll, --mmproj-auto, --mmproj;"
+            "without effect here: --control-vector-layer-range, --prio, --mmproj-auto, --mmproj;"
             " no speculative decoding: -md, -ngld, --draft-max",
             "-hf has no effect beside -m",
         ),
@@ -82,7 +82,7 @@ def test_every_other_flag_of_pyctl_is_its_own() -> None:
     assert own == {
         *("--prefix-cache-slots", "--exact", "--no-exact", "--kv-cache-dir", "--kv-cache-budget"),
         *("--kv-cache-min-tokens", "--kv-cache-cold-max", "--disk-prefix-cache", "--kv-cache-daily-writes"),
-        *("--prompt-replay", "--queue", "--show-prompts"),
+        *("--prompt-replay", "--queue", "--show-prompts", "--max-connections", "--stall-timeout"),
         *("--mmap", "--no-mmap", "--mlock"),  # older names, which llama-server still takes
     }
     assert WITHOUT_USE.keys() <= documented

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
+from pyctl.engine.model_settings import SPIN, ModelSettings, limit_spinning
+
+if SPIN not in os.environ:  # the command line may have said it already; later nobody would look
+    limit_spinning(ModelSettings.poll)
+
 from pyctl.engine.llama.devices import devices
 from pyctl.engine.llama.library import allocate, reserve_pinned
 from pyctl.engine.llama.llama_backend import LlamaBackend

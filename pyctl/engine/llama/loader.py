@@ -19,7 +19,7 @@ from pyctl.engine.llama.library import build_version, last_log_error, redirect_l
 from pyctl.engine.llama.llama_backend import LlamaBackend
 from pyctl.engine.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.engine.llama.memory import MemoryPlan
-from pyctl.engine.llama.params import ModelParams, context_params, most_tokens
+from pyctl.engine.llama.params import ModelParams, context_params, layer_bytes, most_tokens
 from pyctl.engine.model_settings import NUMA, POOLING, ModelSettings
 from pyctl.errors import ModelError, UnavailableError
 
@@ -91,7 +91,8 @@ class _Source:
         _check_file(self._path)
         model = _load_model(self._path, self._settings, self._progress)
         try:
-            return model, _make_context(model, self._settings, context_params(self._settings, self._settings.n_ctx))
+            params = context_params(self._settings, self._settings.n_ctx, layer_bytes(model))
+            return model, _make_context(model, self._settings, params)
         except BaseException:
             api.llama_model_free(model)
             raise

@@ -120,8 +120,23 @@ class ModelParams:
         return ctypes.cast(array, ctypes.c_void_p)
 
 
-def context_params(settings: ModelSettings, n_ctx: int) -> Any:
-    """A llama_context_params for ``n_ctx`` tokens, or a few more if each sequence has its share of them."""
+BYTES_PER_THREAD = 2**20
+"""Weights of a layer that are worth a thread: with fewer, waiting for each other takes longer than the work.
+
+bench/results/threads.md has the figures. Prompts are evaluated by hundreds of tokens, so there every core is worth it.
+"""
+
+
+def layer_bytes(model: Any) -> int:
+    """Bytes of weights per layer of a loaded model, on average."""
+    return int(api.llama_model_size(model)) // max(int(api.llama_model_n_layer(model)), 1)
+
+
+def context_params(settings: ModelSettings, n_ctx: int, n_layer_bytes: int | None = None) -> Any:
+    """A llama_context_params for ``n_ctx`` tokens, or a few more if each sequence has its share of them.
+
+    ``n_layer_bytes``: see `layer_bytes`, None for many.
+    """
     params = api.llama_context_default_params()
     params.n_ctx = n_ctx if settings.kv_unified else _padded(n_ctx // settings.n_seqs) * settings.n_seqs
     params.n_batch = settings.n_batch
@@ -129,8 +144,11 @@ def context_params(settings: ModelSettings, n_ctx: int) -> Any:
     params.n_seq_max = settings.n_seqs
     # One output per sequence: room for those of a whole batch would cost half a GB with a large vocabulary.
     params.n_outputs_max, params.n_outputs_max_per_seq = settings.n_seqs, 1
-    params.n_threads = settings.n_threads if settings.n_threads > 0 else _physical_cores()
-    params.n_threads_batch = settings.n_threads_batch if settings.n_threads_batch > 0 else params.n_threads
+    cores = _physical_cores()
+    worth = cores if n_layer_bytes is None else min(cores, max(n_layer_bytes // BYTES_PER_THREAD, 1))
+    params.n_threads = settings.n_threads if settings.n_threads > 0 else worth
+    for_prompts = settings.n_threads if settings.n_threads > 0 else cores
+    params.n_threads_batch = settings.n_threads_batch if settings.n_threads_batch > 0 else for_prompts
     params.flash_attn_type = FLASH_MODES[settings.flash_attn]
     params.type_k, params.type_v = TYPES[settings.type_k], TYPES[settings.type_v]
     params.offload_kqv = settings.offload_kqv
