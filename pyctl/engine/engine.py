@@ -85,6 +85,11 @@ class Engine:
         """Requests that wait to be begun. Any thread may ask."""
         return len(self.waiting.queue)
 
+    @property
+    def most_waiting(self) -> int:
+        """How many may, with those whom a free sequence expects. Any thread may ask."""
+        return self.settings.n_queue + max(self.backend.n_seqs - len(self.running), 0)
+
     def step(self) -> bool:
         """Advance everybody once: one batch for the first request in prefill, one token for all that decode.
 

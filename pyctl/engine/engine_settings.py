@@ -47,7 +47,7 @@ class EngineSettings:
         off="--no-cache-idle-slots",
     )
     n_queue: int = SERVER.flag(
-        256,
+        512,
         "--queue",
         "replies that may wait to be begun; each choice and each prompt of a list is one",
         integer(1),

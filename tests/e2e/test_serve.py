@@ -81,7 +81,7 @@ def test_streaming_gives_the_same_text_and_ends_with_usage(hybrid: Server, clien
 def test_models_props_tokenize_and_templates(hybrid: Server, client_of: ClientOf) -> None:
     assert [model.id for model in client_of(hybrid).models.list()] == ["tiny"]
     props = httpx.get(f"{hybrid.url}/props").json()
-    assert props["total_slots"] == 1
+    assert props["total_slots"] == 4
     assert props["default_generation_settings"]["n_ctx"] == 8192
     text = "<|im_start|>user\nÄpfel 🍏<|im_end|>"
     tokens = httpx.post(f"{hybrid.url}/tokenize", json={"content": text, "parse_special": True}).json()["tokens"]

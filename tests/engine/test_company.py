@@ -400,7 +400,7 @@ def test_a_long_queue_is_not_walked_for_each_token(monkeypatch: pytest.MonkeyPat
 
 def test_the_queue_is_bounded() -> None:
     backend = FakeBackend(n_ctx=1024)
-    engine = Engine(backend, RamCache(4, None), EngineSettings(n_queue=3))
+    engine = Engine(backend, RamCache(4, None), EngineSettings(n_queue=2))
     worker = Worker(engine, INFO)
     try:
         gate, begun = threading.Event(), threading.Event()

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import logging
+import threading
 from typing import Any
 
 import pytest
 
+from pyctl.engine.engine_settings import EngineSettings
+from pyctl.engine.request import Request as EngineRequest
 from pyctl.errors import (
     AuthenticationError,
     ContextSizeError,
@@ -14,6 +17,7 @@ from pyctl.errors import (
     StateError,
     UnavailableError,
 )
+from pyctl.prompt import Prompt
 from pyctl.server.http import error_body
 from tests.server.fake import HI, N_CTX, Bench, fail, play
 
@@ -219,3 +223,34 @@ def test_unknown_paths_and_wrong_methods() -> None:
     check(client.get("/nothing/here"), 404, "not_found_error", "File Not Found")
     check(client.get("/v1/chat/completions"), 404, "not_found_error", "File Not Found")
     check(client.post("/health", json={}), 404, "not_found_error", "File Not Found")
+
+
+@pytest.mark.parametrize("path", ["/completion", "/v1/chat/completions", "/v1/messages"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_full_queue_is_503_and_says_when_to_try_again(path: str, stream: bool) -> None:
+    bench = Bench()
+    bench.engine.settings = EngineSettings(n_queue=2)
+    gate, begun = threading.Event(), threading.Event()
+    bench.worker.call(lambda: (begun.set(), gate.wait(20)))
+    assert begun.wait(10)
+    body = {"prompt": "a", "messages": HI, "max_tokens": 1, "stream": stream}
+    try:
+        for _ in range(3):  # one for the sequence that is free, two that wait
+            bench.worker.submit(EngineRequest(Prompt.of([1]), max_tokens=1))
+        response = bench.post(path, body)
+        assert response.status_code == 503
+        assert int(response.headers["retry-after"]) > 0
+        assert "3 requests are waiting" in response.json()["error"]["message"]
+        if path != "/v1/messages":
+            assert response.json()["error"]["type"] == "unavailable_error"
+    finally:
+        gate.set()
+    assert bench.post(path, {**body, "stream": False}).status_code == 200
+
+
+def test_each_choice_counts_in_the_queue() -> None:
+    bench = Bench()
+    bench.engine.settings = EngineSettings(n_queue=3)
+    assert bench.post("/completion", {"prompt": "a", "n_predict": 1, "n": 4}).status_code == 200
+    assert bench.post("/completion", {"prompt": "a", "n_predict": 1, "n": 30}).status_code == 503
+    assert bench.post("/completion", {"prompt": "a", "n_predict": 1}).status_code == 200
