@@ -40,7 +40,7 @@ RESTARTS = (2, 4)
 
 
 def turn(client: openai.OpenAI, messages: Any, **extra: Any) -> tuple[str, dict[str, Any], float]:
-    """One streamed reply: its text, llama-server's timings, and milliseconds to the first token as the client saw."""
+    """One streamed reply: its text, its timings and where it came from, and milliseconds to the first token here."""
     began, first, text = time.perf_counter(), 0.0, ""
     timings: dict[str, Any] = {}
     stream: openai.Stream[ChatCompletionChunk] = client.chat.completions.create(
@@ -51,7 +51,8 @@ def turn(client: openai.OpenAI, messages: Any, **extra: Any) -> tuple[str, dict[
             first = first or time.perf_counter() - began
             text += chunk.choices[0].delta.content
         timings = (chunk.model_extra or {}).get("timings") or timings
-    return text, timings, first * 1e3
+    source = stream.response.headers["x-pyctl-cache"].partition(";")[0].removeprefix("source=")
+    return text, {**timings, "source": source}, first * 1e3
 
 
 def converse(console: Console, cache: str) -> list[list[object]]:

@@ -79,6 +79,7 @@ def _read(response: http.client.HTTPResponse, began: float) -> Reply:
     first = last = 0.0
     text, n_predicted = "", 0
     timings: dict[str, Any] = {}
+    source = response.headers.get("x-pyctl-cache", "").partition(";")[0].removeprefix("source=")
     for line in response:
         now = time.perf_counter()
         if not line.startswith(b"data: {"):
@@ -97,9 +98,8 @@ def _read(response: http.client.HTTPResponse, began: float) -> Reply:
     end = time.perf_counter()
     if not first or "prompt_n" not in timings:
         raise OSError("the stream ended without a token or without timings")
-    return Reply(
-        text, (first - began) * 1e3, (end - began) * 1e3, n_predicted, max(last - first, 0.0) * 1e3, dict(timings)
-    )
+    timings = {**timings, **({"source": source} if source else {})}
+    return Reply(text, (first - began) * 1e3, (end - began) * 1e3, n_predicted, max(last - first, 0.0) * 1e3, timings)
 
 
 def pyctl(flags: Sequence[str], cache_dir: Path | None, log: Path) -> Server:

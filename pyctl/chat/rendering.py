@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-from pyctl.chat.messages import check_messages, fit_messages, text_of
+from pyctl.chat.messages import check_messages, fit_messages
 from pyctl.chat.reasoning import ReasoningTags, ReplyPart
 from pyctl.chat.replay import Part, Replay, ReplayMarks, SampledReply
 from pyctl.chat.template import Template, TemplateCapabilities
@@ -139,7 +139,9 @@ class Renderer:
             raise RequestError("only an assistant message can be continued")
         if last.get("tool_calls"):
             raise RequestError("an assistant message with tool calls cannot be continued")
-        content, reasoning = text_of(last), last.get("reasoning_content", "")
+        content, reasoning = last["content"], last.get("reasoning_content", "")
+        if not isinstance(content, str):
+            content = "\n\n".join(content)  # as llama-server joins what is continued
         if continues == "reasoning_content" or (continues == "auto" and reasoning and not content):
             gap = {**last, "content": "", "reasoning_content": _GAP}
             text = self._text([*messages[:-1], gap], tools, variables, False)

@@ -15,7 +15,7 @@ from pyctl import __version__
 from pyctl.cache.cache_settings import CacheSettings, DiskSettings
 from pyctl.chat.format_settings import FormatSettings, keep_reasoning
 from pyctl.cli.flags import Given, help_text, read_flags
-from pyctl.cli.logs import LogSettings
+from pyctl.cli.logs import VERBOSE, LogSettings
 from pyctl.cli.other_forms import FURTHER, BoundBySchema, OtherForms, Questions
 from pyctl.cli.without_effect import IGNORED, NO_OP, REJECTED, SPECULATIVE
 from pyctl.engine.engine_settings import EngineSettings
@@ -149,7 +149,8 @@ def _settings(given: Given, environ: Mapping[str, str], n_seqs: int, warnings: S
         sampling = fill(Sampling, values)
     except RequestError as error:
         raise ConfigError(str(error)) from error
-    debug = bool(environ.get("LLAMA_SERVER_SLOTS_DEBUG"))
+    debug, cors = bool(environ.get("LLAMA_SERVER_SLOTS_DEBUG")), fill(Cors, values)
+    is_verbose = values.get("verbosity", LogSettings.verbosity) >= VERBOSE
     return CommandSettings(
         model=fill(ModelSettings, values),
         hub=fill(HubSettings, values),
@@ -157,7 +158,7 @@ def _settings(given: Given, environ: Mapping[str, str], n_seqs: int, warnings: S
         disk=fill(DiskSettings, values),
         engine=fill(EngineSettings, values),
         format=fill(FormatSettings, values),
-        server=fill(ServerSettings, values, sampling=sampling, cors=fill(Cors, values), slots_debug=debug),
+        server=fill(ServerSettings, values, sampling=sampling, cors=cors, slots_debug=debug, is_verbose=is_verbose),
         listen=fill(ListenSettings, values),
         terminal=fill(TerminalSettings, values),
         log=fill(LogSettings, values),

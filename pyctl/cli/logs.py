@@ -17,7 +17,10 @@ from pyctl.errors import ConfigError
 from pyctl.setting import LOG, Flag
 from pyctl.text import clean, one_line
 
-__all__ = ["LoadProgress", "LogSettings", "start_log"]
+__all__ = ["VERBOSE", "LoadProgress", "LogSettings", "start_log"]
+
+VERBOSE = 10
+"""From here on, replies show what they were made of, as llama-server's do."""
 
 _LOG_LEVELS = {-1: logging.CRITICAL + 1, 0: logging.CRITICAL, 1: logging.ERROR, 2: logging.WARNING, 3: logging.INFO}
 
@@ -35,7 +38,7 @@ class LogSettings:
         integer(-1),
         "LLAMA_ARG_LOG_VERBOSITY",
         also=(
-            Flag("-v --verbose --log-verbose", "log everything", const=5),
+            Flag("-v --verbose --log-verbose", "log everything, and show it in replies", const=VERBOSE),
             Flag("--log-disable", "log nothing", const=-1),
         ),
     )

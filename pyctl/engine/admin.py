@@ -44,7 +44,7 @@ class EngineAdmin:
 
     def embed(self, tokens: Tokens) -> Future[NDArray[np.float32]]:
         """The embeddings of ``tokens``, shape (1 or n, width); see Evaluator.embed for the errors."""
-        return self._worker.call(lambda: self._engine.backend.embed(tokens), needs_model=True)
+        return self._worker.call(lambda: self._embed(tokens), needs_model=True)
 
     # -- the cache ---------------------------------------------------------------------------------------------------
 
@@ -99,6 +99,12 @@ class EngineAdmin:
             n_cells_used=engine.pool.n_used,
             cache=self._view(),
         )
+
+    def _embed(self, tokens: Tokens) -> NDArray[np.float32]:
+        began = time.perf_counter()
+        rows = self._engine.backend.embed(tokens)
+        self._engine.counters.count_embedded(int(tokens.size), (time.perf_counter() - began) * 1e3)
+        return rows
 
     def _sequence(self, seq: LiveSequence) -> SequenceView:
         active = self._engine.last.get(seq.id)

@@ -38,7 +38,8 @@ class EngineInfo:
 
     ``fingerprint`` is equal for two processes exactly when their saved rows and states may be mixed. ``vocab_type`` is
     llama.cpp's number. ``pooling`` says how embeddings are made of a text, empty when there are none.
-    ``lora`` are adapters, (path, scale).
+    ``lora`` are adapters, (path, scale). ``model_alias`` is the name for clients, the first of ``model_aliases`` if
+    there are any.
     """
 
     model_path: str
@@ -60,6 +61,8 @@ class EngineInfo:
     fingerprint: str
     vocab_type: int = 0
     pooling: str = ""
+    model_aliases: tuple[str, ...] = ()
+    model_tags: tuple[str, ...] = ()
     lora: tuple[tuple[str, float], ...] = ()
 
 

@@ -37,6 +37,13 @@ class EngineCounters:
         self.n_busy += n_seqs
         self.n_longest = max(self.n_longest, length)
 
+    def count_embedded(self, n_tokens: int, ms: float) -> None:
+        """A text was evaluated for its embeddings or its rank."""
+        self.n_calls += 1
+        self.n_busy += 1
+        self.n_evaluated += n_tokens
+        self.prompt_ms += ms
+
     def count_reply(self, timings: Timings) -> None:
         """A request ended with a reply."""
         self.n_cached += timings.n_cached

@@ -160,7 +160,10 @@ class ModelSettings:
 
     path: str = MODEL.flag("", "-m --model", "GGUF file to load", str, "LLAMA_ARG_MODEL", "FILE")
     alias: tuple[str, ...] = MODEL.flag(
-        (), "-a --alias", "names for clients, comma-separated", words, "LLAMA_ARG_ALIAS", "NAMES"
+        (), "-a --alias", "names for clients, comma-separated", words, "LLAMA_ARG_ALIAS", "NAMES", many=True
+    )
+    tags: tuple[str, ...] = MODEL.flag(
+        (), "--tags", "what /v1/models says of the model, comma-separated", words, "LLAMA_ARG_TAGS", "TAGS", many=True
     )
     n_gpu_layers: int = MODEL.flag(
         -1,

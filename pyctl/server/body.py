@@ -64,13 +64,19 @@ class Names(tuple[str, ...]):
 
 @dataclass(frozen=True)
 class Integer:
-    """Reads a number without its fraction; outside of [low, high] it is refused."""
+    """Reads a number without its fraction; outside of [low, high] it is refused.
+
+    With ``is_limit``, more than ``high`` is taken as that: for "as many as you like", clients write what they can.
+    """
 
     low: int | None = None
     high: int = INT32_MAX
+    is_limit: bool = False
 
     def __call__(self, value: Any, name: str) -> int:
         number(value, name)
+        if self.is_limit:
+            value = min(value, self.high)
         if (self.low is not None and value < self.low) or value > self.high:
             raise out_of_range(name, value, "-inf" if self.low is None else self.low, self.high)
         return int(value)
@@ -221,12 +227,16 @@ def _field(name: str, hint: Any) -> _Field:
     return _Field(names, read)
 
 
+_BOM = b"\xef\xbb\xbf"
+"""What .NET and PowerShell write before UTF-8."""
+
+
 def parse_json(body: bytes) -> Any:
-    """The value that ``body`` is the JSON text of. Raises RequestError."""
+    """The value that ``body`` is the JSON text of, with a byte order mark or without. Raises RequestError."""
     if body.count(b",") > _MAX_COMMAS:
         raise RequestError(f"the body has more than {_MAX_COMMAS} commas")
     try:
-        return msgspec.json.decode(body)
+        return msgspec.json.decode(body.removeprefix(_BOM))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"the body is not valid JSON: {error}") from error
 

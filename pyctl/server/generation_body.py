@@ -114,7 +114,7 @@ class ReplyOptions(Body, frozen=True):
     """How to answer; names and defaults are llama-server's.
 
     ``ping_seconds`` is the silence after which a stream sends a comment, None for the server's own, as for the
-    ``reasoning_format``. The last row has no
+    ``reasoning_format`` and ``verbose``. The last row has no
     meaning here: it is shown back in the settings, or refused, as llama-server does.
     """
 
@@ -123,7 +123,7 @@ class ReplyOptions(Body, frozen=True):
     timings_per_token: bool = False
     return_progress: bool = False
     return_tokens: bool = False
-    verbose: bool = False
+    verbose: bool | None = None
     response_fields: Annotated[tuple[str, ...], _member_names] = ()
     ping_seconds: Annotated[int | None, Integer(low=-1), Names("sse_ping_interval")] = None
     reasoning_format: str | None = None
@@ -200,8 +200,10 @@ class GenerationBody(Body, frozen=True):
     sampling: Annotated[dict[str, Any], Flattened(sampling_values)] = field(default_factory=dict)
     n: Annotated[int, Integer(1, MOST_CHOICES), Names("n_cmpl", "n")] = 1
     n_probs: Annotated[int, _probs] = 0
-    max_tokens: Annotated[int | None, Integer(low=-1), Names("n_predict", "max_completion_tokens", "max_tokens")] = None
-    max_ms: Annotated[int, Integer(-1, 2**63 - 1), Names("t_max_predict_ms")] = -1
+    max_tokens: Annotated[
+        int | None, Integer(low=-1, is_limit=True), Names("n_predict", "max_completion_tokens", "max_tokens")
+    ] = None
+    max_ms: Annotated[int, Integer(-1, 2**63 - 1, is_limit=True), Names("t_max_predict_ms")] = -1
     n_indent: Annotated[int, Integer(low=0)] = 0
     stop: Annotated[tuple[str, ...], _stops] = ()
     seq: Annotated[int, Names("id_slot")] = -1
@@ -210,7 +212,9 @@ class GenerationBody(Body, frozen=True):
     grammar: str | None = None
     json_schema: Any = None
     response_format: Annotated[_ResponseFormat, Nested(_ResponseFormat)] = _ResponseFormat()
-    reasoning_budget: Annotated[int, Integer(low=-1), Names("reasoning_budget_tokens", "thinking_budget_tokens")] = -1
+    reasoning_budget: Annotated[
+        int, Integer(low=-1, is_limit=True), Names("reasoning_budget_tokens", "thinking_budget_tokens")
+    ] = -1
     reasoning_budget_message: Annotated[str | None, _budget_message] = None
 
     @property

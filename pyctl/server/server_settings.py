@@ -129,8 +129,9 @@ class ServerSettings:
     """What a request gets that does not say otherwise, and whom and what the server answers.
 
     No ``api_keys`` means that everybody may ask. ``n_batch`` bounds the text around the gap in /infill. ``slots_debug``
-    adds prompts to /slots, ``show_prompts`` their ends to /cache even if there are no keys. ``disk_policy``,
-    ``n_batch`` and ``embeddings`` are the settings of these names of the disk and the model.
+    adds prompts to /slots, ``show_prompts`` their ends to /cache even if there are no keys;
+    with ``is_verbose``, OpenAI's replies hold llama-server's. ``disk_policy``, ``n_batch`` and ``embeddings`` are the
+    settings of these names of the disk and the model.
     """
 
     sampling: Sampling = field(default_factory=Sampling)
@@ -193,3 +194,4 @@ class ServerSettings:
     n_batch: int = ModelSettings.n_batch
     embeddings: bool = ModelSettings.embeddings
     slots_debug: bool = False
+    is_verbose: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -30,6 +31,10 @@ ERRORS: Mapping[int, type[PyctlError]] = {
     404: NotFoundError,
     503: UnavailableError,
 }
+
+
+SOURCE = re.compile(r"source=(\w{1,20});")
+"""Where a server of pyctl's took the prompt from, in the header of a reply."""
 
 
 class RemoteBackend:
@@ -68,7 +73,6 @@ class RemoteBackend:
         if self._model:
             body["model"] = self._model
         started = time.perf_counter()
-        reply = _Reply()
         with (
             self._one_line(),
             self._client.stream("POST", f"{self._url}/v1/chat/completions", json=body) as response,
@@ -76,6 +80,8 @@ class RemoteBackend:
             if not response.is_success:
                 response.read()
                 _check(response)
+            found = SOURCE.match(response.headers.get("X-Pyctl-Cache", ""))
+            reply = _Reply(found[1] if found else "")
             for event in _events(response.iter_bytes()):
                 delta = reply.take(event, time.perf_counter() - started)
                 if delta.says:
@@ -101,8 +107,9 @@ class RemoteBackend:
 class _Reply:
     """What the chunks of one reply have said so far; times are seconds since the request."""
 
-    def __init__(self) -> None:
+    def __init__(self, source: str) -> None:
         self.finished = False
+        self._source = source
         self._finish_reason = ""
         self._first: float | None = None
         self._usage: Mapping[str, Any] = {}
@@ -153,7 +160,7 @@ class _Reply:
             n_predicted=n_predicted,
             first_token_ms=None if self._first is None else 1000.0 * self._first,
             tokens_per_second=rate,
-            source=str(self._timings.get("source") or ""),
+            source=self._source,
             truncated=self._finish_reason == "length",
         )
 

@@ -54,7 +54,7 @@ def test_every_field_has_a_flag() -> None:
         *(("Sampling", name) for name in ("min_keep", "post_sampling_probs")),  # requests say these
         ("EngineSettings", "min_batch"),
         *(("ServerSettings", name) for name in ("disk_policy", "n_batch", "embeddings")),  # as their owners have them
-        *(("ServerSettings", name) for name in ("sampling", "cors", "slots_debug")),
+        *(("ServerSettings", name) for name in ("sampling", "cors", "slots_debug", "is_verbose")),
     }
     fields = [(owner.__name__, item) for owner in OWNERS for item in dataclasses.fields(owner)]
     assert {(owner, item.name) for owner, item in fields if "flags" not in item.metadata} == flagless
@@ -110,11 +110,12 @@ def test_negative_temperature_is_greedy() -> None:
 
 
 def test_verbosity() -> None:
-    assert serve("-v").log.verbosity == 5
+    assert (serve("-v").log.verbosity, serve("-v").server.is_verbose) == (10, True)
+    assert not serve("-lv", "5").server.is_verbose
     assert serve("--log-disable").log.verbosity == -1
     assert serve("-lv", "1").log.verbosity == 1
     assert serve(LLAMA_ARG_LOG_VERBOSITY="2").log.verbosity == 2
-    assert serve("-v", LLAMA_ARG_LOG_VERBOSITY="2").log.verbosity == 5
+    assert serve("-v", LLAMA_ARG_LOG_VERBOSITY="2").log.verbosity == 10
 
 
 def test_four_replies_side_by_side_unless_told_otherwise() -> None:

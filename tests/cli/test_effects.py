@@ -176,6 +176,7 @@ EFFECTS: dict[str, Effect] = {
     # -- model
     "-m": Effect("other.gguf", loading),
     "-a": Effect("q", described("model_alias")),
+    "--tags": Effect("small,fast", described("model_tags")),
     "-ngl": Effect("3", model("n_gpu_layers")),
     "-sm": Effect("row", model("split_mode")),
     "-ts": Effect("3,1", lambda seen: bool(seen.model_params.tensor_split) and seen.model_params.tensor_split[0]),

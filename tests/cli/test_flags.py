@@ -15,6 +15,7 @@ from tests.cli.given import PRESERVED, SERVE_FLAGS, at, refused, serve
 ROUND_TRIPS: dict[str, tuple[str, str, Any]] = {
     "path": ("other.gguf", "model.path", "other.gguf"),
     "alias": ("qwen, q", "model.alias", ("qwen", "q")),
+    "tags": ("x,y", "model.tags", ("x", "y")),
     "n_gpu_layers": ("all", "model.n_gpu_layers", -2),
     "split_mode": ("row", "model.split_mode", "row"),
     "tensor_split": ("3,1", "model.tensor_split", (3.0, 1.0)),

@@ -19,7 +19,7 @@ __all__ = ["REASONS", "Verdict", "document", "judge", "summary"]
 WRONG = "a value of the wrong kind is refused, where llama-server silently takes the default"
 REASONS: tuple[tuple[str, str, str], ...] = (
     ("", r"^status: 500 / 4\d\d$", "bad input is the client's mistake: 4xx where llama-server fails with 500"),
-    ("", r"extra (\S+\.)?timings\.(source|\w+_ms)$", "says what the cache did"),
+    ("", r"extra (\S+\.)?timings\.\w+_ms$", "says what the cache did"),
     ("", r"extra (\S+\.)?(generation_settings|params)\.cache_prompt$", "shows whether the cache may be used"),
     ("/props", r"extra (full_cache|prefix_cache)$", "shows the cache's policy and size"),
     ("^/props", r"value of bos_token", "the model has no such token; llama-server shows what its id would be"),

@@ -33,6 +33,11 @@ class Server:
         return self.process.wait(20)
 
 
+def source_of(response: httpx.Response) -> str:
+    """Where the prompt of a reply was restored from."""
+    return response.headers["x-pyctl-cache"].partition(";")[0].removeprefix("source=")
+
+
 def clean_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(("LLAMA_ARG_", "PYCTL_"))}
 

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.conftest import Server, clean_environment
+from tests.e2e.conftest import Server, clean_environment, source_of
 
 Start = Callable[..., Server]
 
@@ -28,7 +28,8 @@ LONG = {"prompt": [5] * 12000, "n_predict": 1, "stream": True}
 def ask(server: Server, *questions: str) -> Any:
     messages = [SYSTEM, *({"role": "user", "content": question} for question in questions)]
     body = {"messages": messages, "max_tokens": 4, "temperature": 0, "ignore_eos": True}
-    return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).json()["timings"]
+    response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+    return {**response.json()["timings"], "source": source_of(response)}
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.conftest import Server
+from tests.e2e.conftest import Server, source_of
 from tests.e2e.needles import Messages, Question, told
 
 FLAGS = ["-c", "81920", "-t", "2", "-ub", "512"]
@@ -23,7 +23,7 @@ def ask(server: Server, messages: Messages, **fields: Any) -> tuple[str, dict[st
     response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=900)
     assert response.status_code == 200, response.text
     reply = response.json()
-    return reply["choices"][0]["message"]["content"], reply["timings"]
+    return reply["choices"][0]["message"]["content"], {**reply["timings"], "source": source_of(response)}
 
 
 def _manual(rules: int) -> str:

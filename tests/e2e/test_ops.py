@@ -13,7 +13,7 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.e2e.conftest import Server
+from tests.e2e.conftest import Server, source_of
 
 Start = Callable[..., Server]
 
@@ -23,7 +23,10 @@ SYSTEM = {"role": "system", "content": "You keep the manual. " * 40}
 def ask(server: Server, *questions: str) -> Any:
     messages = [SYSTEM, *({"role": "user", "content": question} for question in questions)]
     body = {"messages": messages, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
-    return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=30).json()
+    response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=30)
+    reply = response.json()
+    reply["timings"]["source"] = source_of(response)
+    return reply
 
 
 def is_sleeping(server: Server) -> bool:
@@ -63,8 +66,9 @@ def test_a_slot_survives_a_restart(start: Start, tmp_path: Path, shape: str) -> 
     assert saved["n_written"] == (tmp_path / "king.bin").stat().st_size
     assert [path.name for path in tmp_path.iterdir()] == ["king.bin"]
     goes_on = {**body, "prompt": [body["prompt"], *first["tokens"][:-1], " and then"]}
-    expected = httpx.post(f"{server.url}/completion", json=goes_on).json()
-    assert expected["timings"]["source"] == "live"
+    response = httpx.post(f"{server.url}/completion", json=goes_on)
+    expected = response.json()
+    assert source_of(response) == "live"
 
     other = start(shape, "--slot-save-path", str(tmp_path))
     read = httpx.post(f"{other.url}/slots/0?action=restore", json={"filename": "king.bin"}).json()

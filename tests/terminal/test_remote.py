@@ -62,6 +62,9 @@ SCRIPTS: dict[str, list[str]] = {
 }
 
 
+SENT = {"x-pyctl-cache": "source=disk; cached=90; evaluated=10"}
+
+
 class Server:
     """A server in a thread that answers by the script that the question names."""
 
@@ -98,7 +101,7 @@ class Server:
             return Response(status_code=307, headers={"location": "/"})
         if question == "html":
             return Response("<html>", status_code=502)
-        return StreamingResponse(self._stream(question), media_type="text/event-stream")
+        return StreamingResponse(self._stream(question), media_type="text/event-stream", headers=SENT)
 
     async def _stream(self, question: str) -> AsyncIterator[bytes]:
         import anyio

@@ -53,8 +53,8 @@ async def models(service: Service, request: Request) -> Response:
     }
     model = {
         "id": service.model,
-        "aliases": [info.model_alias] if info.model_alias else [],
-        "tags": [],
+        "aliases": info.model_aliases,
+        "tags": info.model_tags,
         "object": "model",
         "created": int(time.time()),
         "owned_by": "llamacpp",

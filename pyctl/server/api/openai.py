@@ -53,7 +53,8 @@ class _OpenAIReply(Reply):
         """The whole answer, with one choice."""
         body = {"choices": [choice], **self._identity.fields, "object": self.kind, "usage": usage_json(done)}
         body["timings"] = timings_json(done.timings, done.stats)
-        if self.options.verbose:
+        is_verbose = self.options.verbose
+        if self.service.settings.is_verbose if is_verbose is None else is_verbose:
             native = NativeReply(self.service, self.prepared)
             native.texts, native.tokens = self.texts, self.tokens
             body["__verbose"] = native.whole(done)

@@ -44,8 +44,8 @@ def _entry(candidate: tuple[int, float], tokenizer: Tokenizer, name: str) -> dic
 def timings_json(timings: Timings, report: RequestStats | None = None) -> dict[str, Any]:
     """Counts are tokens. The first predicted token comes with the prompt, so n tokens are n - 1 steps.
 
-    ``report``, once it is complete, adds what llama-server does not have: where the cached tokens were restored from,
-    and what lookup, restore and save took of the prompt's time.
+    ``report``, once it is complete, adds what llama-server does not have: what lookup, restore and save took of the
+    prompt's time. Numbers only: typed clients want nothing else here.
     """
     n_steps = max(timings.n_predicted - 1, 0)
     return {
@@ -64,7 +64,6 @@ def timings_json(timings: Timings, report: RequestStats | None = None) -> dict[s
 
 def _cache_json(report: RequestStats) -> dict[str, Any]:
     return {
-        "source": report.source,
         "lookup_ms": report.lookup_ms,
         "restore_ms": report.restore_ms,
         "save_ms": report.save_ms,

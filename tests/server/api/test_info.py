@@ -61,3 +61,9 @@ def test_props_tell_what_the_cache_holds() -> None:
     assert (held["in_use"], held["resident_bytes"]) == (len(view.snapshots), view.n_bytes)
     assert held["in_use"] > 0
     assert held["lifetime_hits"] == 1
+
+
+def test_all_names_and_tags_are_listed() -> None:
+    client = Bench(model_alias="a", model_aliases=("a", "b"), model_tags=("small",)).client
+    (model,) = client.get("/v1/models").json()["data"]
+    assert (model["id"], model["aliases"], model["tags"]) == ("a", ["a", "b"], ["small"])

@@ -67,3 +67,11 @@ def test_only_with_the_flag() -> None:
     assert response.status_code == 501
     assert response.json()["error"]["type"] == "not_supported_error"
     assert "--metrics" in response.json()["error"]["message"]
+
+
+def test_embedded_texts_count() -> None:
+    bench = Bench(settings=ServerSettings(show_metrics=True, embeddings=True), pooling="mean")
+    assert bench.post("/v1/embeddings", {"input": ["abc", "de"]}).status_code == 200
+    values = values_of(bench.client.get("/metrics").text)
+    assert (values["llamacpp:prompt_tokens_total"], values["llamacpp:n_decode_total"]) == (5, 2)
+    assert values["llamacpp:prompt_seconds_total"] > 0

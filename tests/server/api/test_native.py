@@ -39,7 +39,7 @@ def test_a_whole_native_reply() -> None:
         "stopping_word": "END",
         "tokens_cached": 5,
     }
-    assert (timings["cache_n"], timings["prompt_n"], timings["source"]) == (3, 1, "ram")
+    assert (timings["cache_n"], timings["prompt_n"]) == (3, 1)
     assert (settings["stop"], settings["n_predict"], settings["seed"], settings["top_k"]) == (["END"], 9, 5, 40)
     request = bench.worker.requests[0]
     assert (request.stop, request.max_tokens, request.sampling.seed) == (("END",), 9, 5)

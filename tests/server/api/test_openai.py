@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import logging
 from typing import Any
 
@@ -19,7 +20,6 @@ TIMINGS = {
     "predicted_ms": 3.0,
     "predicted_per_token_ms": 1.5,
     "predicted_per_second": 2000.0 / 3.0,
-    "source": "ram",
     "lookup_ms": 0.0,
     "restore_ms": 0.0,
     "save_ms": 0.0,
@@ -73,7 +73,7 @@ def test_a_stream() -> None:
         {"finish_reason": "length", "index": 0, "delta": {}},
     ]
     assert [("timings" in chunk, "usage" in chunk) for chunk in chunks] == [(False, False)] * 3 + [(True, False)]
-    assert chunks[-1]["timings"]["source"] == "live"
+    assert {type(value) for value in chunks[-1]["timings"].values()} == {int, float}
     assert len({(chunk["id"], chunk["model"], chunk["system_fingerprint"]) for chunk in chunks}) == 1
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
 
@@ -106,7 +106,6 @@ def test_progress_and_timings_per_token() -> None:
     assert "timings" not in role
     assert (a["timings"]["predicted_n"], b["timings"]["predicted_n"]) == (1, 2)
     assert (b["timings"]["cache_n"], b["timings"]["prompt_n"], b["timings"]["prompt_ms"]) == (16, 5, 2.0)
-    assert "source" not in b["timings"]
     assert last["timings"]["predicted_n"] == 3
 
 
@@ -183,8 +182,9 @@ def test_logprobs() -> None:
     assert [[entry["token"] for entry in choice["logprobs"]["content"]] for choice in said] == [["a"], ["b"]]
 
 
-def test_verbose_shows_the_prompt() -> None:
-    body = Bench(play("x")).chat(verbose=True)
+@pytest.mark.parametrize(("server", "fields"), [(False, {"verbose": True}), (True, {}), (True, {"verbose": True})])
+def test_verbose_shows_the_prompt(server: bool, fields: dict[str, Any]) -> None:
+    body = Bench(play("x"), settings=ServerSettings(is_verbose=server)).chat(**fields)
     assert body["__verbose"]["prompt"] == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     assert body["__verbose"]["content"] == "x"
 
@@ -198,3 +198,34 @@ def test_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
         (line,) = [record.getMessage() for record in caplog.records if record.name == "pyctl.server"]
         for part in ("/v1/chat/completions", "21 prompt tokens", "16 from ram", "5 evaluated", "3 predicted", "eos"):
             assert part in line
+
+
+@pytest.mark.parametrize("fields", [{}, {"verbose": False}])
+def test_a_request_says_last_whether_replies_are_verbose(fields: dict[str, Any]) -> None:
+    bench = Bench(play("x"), settings=ServerSettings(is_verbose=bool(fields)))
+    assert "__verbose" not in bench.chat(**fields)
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "n_predict", "thinking_budget_tokens"])
+def test_as_many_tokens_as_a_client_can_write_is_no_limit(name: str) -> None:
+    bench = Bench(play("x"))
+    for value in (2**31, 9007199254740991, 10**30, 1e300):
+        assert bench.post("/v1/chat/completions", {"messages": HI, name: value}).status_code == 200, value
+    if name != "thinking_budget_tokens":
+        assert {request.max_tokens for request in bench.worker.requests} == {2**31 - 1}
+    assert bench.post("/v1/chat/completions", {"messages": HI, "top_logprobs": 2**31}).status_code == 400
+
+
+def test_a_body_may_begin_with_a_byte_order_mark() -> None:
+    bench = Bench(play("x"))
+    body = b"\xef\xbb\xbf" + json.dumps({"messages": HI}).encode()
+    assert bench.client.post("/v1/chat/completions", content=body).status_code == 200
+    assert bench.client.post("/v1/chat/completions", content=b"\xef\xbb\xbf" + body).status_code == 400
+
+
+def test_parts_of_a_message_that_is_continued_are_paragraphs() -> None:
+    bench = Bench(play("x"))
+    parts = [{"type": "text", "text": text} for text in ("One.", "Two.")]
+    bench.post("/v1/chat/completions", {"messages": [*HI, {"role": "assistant", "content": parts}]})
+    text = bench.tokenizer.detokenize(bench.worker.requests[0].prompt.tokens.tolist())
+    assert text.endswith(b"<|im_start|>assistant\nOne.\n\nTwo.")

@@ -74,9 +74,10 @@ def test_what_does_not_fit_is_cut_away_from_the_gap() -> None:
     ],
 )
 def test_bad_fields(fields: dict[str, Any], words: str) -> None:
-    response, _ = ask(GAPS | REPO, fields)
-    assert response.status_code == 400
-    assert words in response.json()["error"]["message"]
+    for specials in (GAPS, GAPS | REPO):
+        response, _ = ask(specials, fields)
+        assert response.status_code == 400
+        assert words in response.json()["error"]["message"]
 
 
 def test_a_model_without_the_tokens() -> None:
