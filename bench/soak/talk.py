@@ -165,7 +165,7 @@ class Talker:
         if kind in ("tools", "schema", "sampled"):
             stream = self.random.choice(("", "stream"))
         try:
-            path, sent = self._request(client, kind, body)
+            path, sent = self._request(client, life, kind, body)
             if not stream:
                 response = client.post(f"{self.target.url}{path}", json=sent)
                 self._check(life, way, response)
@@ -179,7 +179,7 @@ class Talker:
             self._lost(life, f"{way}: {error!r}")
             raise LostError from error
 
-    def _request(self, client: httpx.Client, kind: str, body: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    def _request(self, client: httpx.Client, life: int, kind: str, body: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """The same prompt as ``body`` by another API."""
         if kind == "n":
             return CHAT, {**body, "n": 2}
@@ -195,8 +195,7 @@ class Talker:
             return PATHS[kind], {**common, **limit, "instructions": system["content"], "input": messages}
         template = {"messages": body["messages"], **NO_THINKING}
         rendered = client.post(f"{self.target.url}/apply-template", json=template)
-        if rendered.status_code != 200:
-            raise httpx.RemoteProtocolError(f"/apply-template: {rendered.status_code}")
+        self._check(life, "/apply-template", rendered)
         prompt = rendered.json()["prompt"]
         return PATHS[kind], {"prompt": prompt, "n_predict": body["max_tokens"], "temperature": 0}
 

@@ -21,14 +21,15 @@ _MAX_MESSAGES = limit(10_000, "`messages`", "400", "request")
 
 _BILLING = "x-anthropic-billing-header:"
 _STAMP = re.compile(r"\bcch=[^;\s]{1,16};")
+_VERSION = re.compile(_BILLING + r" ?cc_version=[0-9.]{1,24}\.(?=[0-9a-f]{3};)")
 
 
 def check_messages(messages: object) -> list[Message]:
     """Messages with a known role and with content as a string or as a list of strings, one per part.
 
-    Anything else raises RequestError, which names the message. Fields that no template reads are dropped, and the stamp
-    that Claude Code writes anew at the head of each request is blotted out as llama-server does it: it would part each
-    prompt from all before.
+    Anything else raises RequestError, which names the message. Fields that no template reads are dropped. The stamps of
+    Claude Code, which would part a prompt from all before, are blotted out: one that it writes anew at the head of each
+    request, as llama-server does, and one that differs from conversation to conversation.
     """
     if not isinstance(messages, list) or not messages:
         raise RequestError("'messages' must be a list with at least one message")
@@ -101,9 +102,15 @@ def _check(message: object, at: str) -> Message:
 
 
 def _unstamped(text: str) -> str:
-    """``text`` without the stamp, if it is a billing header: ``x-anthropic-billing-header: ...; cch=a5145;``"""
+    """``text`` without its stamps, if it is a billing header:
+    ``x-anthropic-billing-header: cc_version=2.1.197.a5a; ...; cch=a5145;``
+
+    The one behind the version says how the conversation began, so that no two of them would share their system text.
+    """
     if not text.startswith(_BILLING):
         return text
+    if version := _VERSION.match(text):
+        text = f"{version[0]}fff{text[version.end() + 3 :]}"
     line, end, rest = text.partition("\n")
     return _STAMP.sub("cch=fffff;", line, count=1) + end + rest
 

@@ -139,8 +139,16 @@ def test_capabilities_of_the_real_template(qwen_template: str) -> None:
     assert lacks == {"system_inside", "old_reasoning", "reasoning_effort"}
 
 
+def test_two_conversations_of_claude_code_share_their_system_text() -> None:
+    header = "x-anthropic-billing-header: cc_version=2.1.197.{}; cc_entrypoint=sdk-cli;You are a helper."
+    one, two = (fit(said(("system", header.format(stamp)))) for stamp in ("a5a", "f9d"))
+    assert one == two == [("system", header.format("fff"))]
+    for stamp in ("a5", "a5ag", "xyz"):
+        assert fit(said(("system", header.format(stamp)))) == [("system", header.format(stamp))]
+
+
 def test_the_stamp_in_the_billing_header_is_blotted_out() -> None:
-    header = "x-anthropic-billing-header: cc_version=2.1.101.e51; cc_entrypoint=cli; cch={};"
+    header = "x-anthropic-billing-header: cc_version=2.1.101.fff; cc_entrypoint=cli; cch={};"
     for stamp in ("a5145", "0", "0123456789abcdef"):
         text = header.format(stamp) + "You are Claude Code. cch=a5145;"
         blotted = header.format("fffff") + "You are Claude Code. cch=a5145;"

@@ -28,6 +28,7 @@ from msgspec import field
 
 from pyctl.chat.messages import unreadable
 from pyctl.errors import NotSupportedError, RequestError
+from pyctl.limit import limit
 from pyctl.server.body import Body, Nested, others
 from pyctl.server.response_store import ResponseStore
 
@@ -74,6 +75,8 @@ class _Item(Body, frozen=True):
 
 _IGNORED = frozenset({"model", "background", "prompt", "truncation", "service_tier", "n", "n_cmpl"})
 """Fields that mean nothing to us, and of chat completions what this API does not have."""
+
+_MAX_ITEMS = limit(20_000, "`input`, items of a response", "400", "request")
 
 _SEAL = "pyctl-reasoning-"
 _MAX_SEALED = 1 << 24
@@ -178,6 +181,8 @@ def _messages(value: Any) -> list[Any]:
         return [{"role": "user", "content": value}]
     if not isinstance(value, list):
         raise RequestError("'input' must be a string or a list of items")
+    if len(value) > _MAX_ITEMS:
+        raise RequestError(f"'input' has {len(value)} items, {_MAX_ITEMS} at most are taken")
     messages = []
     for index, item in enumerate(value):
         if not isinstance(item, dict):

@@ -8,7 +8,7 @@ from pyctl.chat.messages import check_messages
 from pyctl.errors import RequestError
 from pyctl.server.api.anthropic_request import chat_fields
 
-STAMPED = "x-anthropic-billing-header: cc_version=2.1.101.e51; cc_entrypoint=cli; cch={};You are a helper."
+STAMPED = "x-anthropic-billing-header: cc_version=2.1.101.fff; cc_entrypoint=cli; cch={};You are a helper."
 
 
 def converted(messages: Any, **fields: Any) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def test_the_stamp_of_the_billing_header_is_always_the_same(form: Any) -> None:
 
 
 def test_text_behind_the_billing_header_may_look_like_a_stamp() -> None:
-    system = "x-anthropic-billing-header: cc_version=2.1.101.e51;\nWrite cch=a5145; and nothing else."
+    system = "x-anthropic-billing-header: cc_version=2.1.101.fff;\nWrite cch=a5145; and nothing else."
     messages = messages_of(HI, system=system)
     assert messages[0]["content"] == check_messages(messages)[0]["content"] == system
 
