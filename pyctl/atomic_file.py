@@ -1,11 +1,12 @@
 """Files that appear whole or not at all: written under a temp name, synced, renamed. Only their owner may read them.
 
-Every temp name carries the number of its process, so that what a killed one left behind is told from what a living one
-is writing.
+Whoever writes a temp file holds a lock on it, so that what a killed process left behind is told from what a living one
+is writing, in whatever container that runs.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import secrets
@@ -30,7 +31,7 @@ __all__ = [
 ]
 
 ABANDONED_SECONDS = 600.0
-"""A temp file not written to for so long belongs to nobody, even if its process lives: numbers are used again."""
+"""Where there are no locks, a temp file not written to for so long belongs to nobody."""
 
 PRIVATE = 0o600
 """The mode of whatever may hold what somebody said: texts, tokens, and what a model made of them."""
@@ -78,13 +79,36 @@ def open_private(path: Path, flags: int) -> int:
 
 @contextmanager
 def temp_path(directory: Path) -> Iterator[Path]:
-    """A temp name in ``directory``; a file that still has it at the end is removed."""
-    path = directory / temp_name()
+    """A new file under a temp name in ``directory``, locked as long as the block runs; removed if it still has that
+    name at the end. OSError if none can be made.
+    """
+    path, descriptor = _locked_temp(directory)
     try:
         yield path
     finally:
-        with suppress(OSError):
-            path.unlink(missing_ok=True)
+        _give_up(path, descriptor)
+
+
+def _locked_temp(directory: Path) -> tuple[Path, int]:
+    while True:
+        path = directory / temp_name()
+        descriptor = open_private(path, os.O_RDWR | os.O_EXCL)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # somebody looks whether it is abandoned
+            _give_up(path, descriptor)
+            continue
+        except OSError:
+            return path, descriptor  # no locks there
+        if os.fstat(descriptor).st_nlink:
+            return path, descriptor
+        os.close(descriptor)  # somebody thought so
+
+
+def _give_up(path: Path, descriptor: int) -> None:
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
+    os.close(descriptor)
 
 
 @contextmanager
@@ -94,13 +118,16 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
     Otherwise ``path`` stays as it was. Without ``sync`` a power failure may leave an empty file. OSError if it cannot
     be written; ValueError if ``path`` cannot be a name.
     """
-    with temp_path(path.parent) as temporary:
-        with os.fdopen(open_private(temporary, os.O_RDWR | os.O_EXCL), "w+b") as file:
+    temporary, descriptor = _locked_temp(path.parent)
+    try:
+        with os.fdopen(os.dup(descriptor), "w+b") as file:
             yield file
             file.flush()
             if sync:
                 os.fsync(file.fileno())
         os.replace(temporary, path)
+    finally:
+        _give_up(temporary, descriptor)
 
 
 def write_atomic(path: Path, data: bytes, *, sync: bool = True) -> None:
@@ -120,16 +147,18 @@ def sync_directory(directory: Path) -> None:
 
 def is_abandoned(path: Path) -> bool:
     """Whether ``path`` is a temp file that nobody writes to any more."""
-    pid = temp_pid(path.name)
-    if pid is None:
+    if temp_pid(path.name) is None:
         return False
     try:
-        age = time.time() - path.stat().st_mtime
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except FileNotFoundError:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
         return False
-    except (PermissionError, OverflowError):
-        pass
-    return age > ABANDONED_SECONDS
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # no locks there
+        return time.time() - os.fstat(descriptor).st_mtime > ABANDONED_SECONDS
+    finally:
+        os.close(descriptor)
+    return True

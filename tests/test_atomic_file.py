@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import multiprocessing
 import os
 import signal
@@ -18,6 +20,7 @@ from pyctl.atomic_file import (
     open_private,
     replacing,
     temp_name,
+    temp_path,
     temp_pid,
     write_atomic,
 )
@@ -114,13 +117,53 @@ def test_a_killed_writer_leaves_what_is_found(tmp_path: Path) -> None:
     assert is_abandoned(left)
 
 
-def test_others_files_are_not_abandoned(tmp_path: Path) -> None:
+def test_what_somebody_writes_is_not_abandoned_whatever_its_number_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In another container, the number of a living process is that of none here."""
     dead = subprocess.Popen(["true"])
     dead.wait()
-    (tmp_path / f".{dead.pid}-x.tmp").touch()
+    monkeypatch.setattr(os, "getpid", lambda: dead.pid)
+    with temp_path(tmp_path) as written:
+        assert temp_pid(written.name) == dead.pid
+        os.utime(written, (0, 0))
+        assert not is_abandoned(written)
+        os.rename(written, left := tmp_path / temp_name())
+    assert is_abandoned(left)
+
+
+def test_others_files_are_not_abandoned(tmp_path: Path) -> None:
+    (tmp_path / ".5-x.tmp").touch()
     (tmp_path / "a.tmp").touch()
-    mine, old = tmp_path / temp_name(), tmp_path / temp_name()
-    mine.touch()
-    old.touch()
+    (left := tmp_path / temp_name()).touch()
+    assert [path for path in tmp_path.iterdir() if is_abandoned(path)] == [left]
+
+
+def test_without_locks_the_age_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    write_atomic(tmp_path / "file", b"x")
+    (young := tmp_path / temp_name()).touch()
+    (old := tmp_path / temp_name()).touch()
     os.utime(old, (0, 0))
-    assert [path for path in tmp_path.iterdir() if is_abandoned(path)] == [old]
+    assert [is_abandoned(path) for path in (young, old)] == [False, True]
+
+
+def test_a_file_that_was_taken_for_abandoned_before_it_was_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[Path] = []
+    real = fcntl.flock
+
+    def slow(descriptor: int, operation: int) -> None:
+        if not taken:
+            taken.extend(tmp_path.iterdir())
+            taken[0].unlink()
+        real(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", slow)
+    write_atomic(tmp_path / "file", b"x")
+    assert (tmp_path / "file").read_bytes() == b"x"
+    assert os.listdir(tmp_path) == ["file"]

@@ -23,6 +23,7 @@ from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.recent import DEFAULT_FILE_BYTES, RecentFiles, RecentMatches, RecentPrompts
 from pyctl.cache.snapshot import Prefix, PromptMatch, Segment, Snapshot
+from pyctl.limit import limit
 
 __all__ = ["DiskTier", "DiskView", "WriteBehind"]
 
@@ -33,22 +34,25 @@ TextOf: TypeAlias = Callable[[Sequence[int]], str]
 RETRY_SECONDS = 60.0
 """After the disk refused, it is left alone so long."""
 
+MAX_WAITING = limit(8, "snapshots that wait to be written", "the oldest is not written", "memory")
+
 
 class WriteBehind:
     """A queue of at most ``limit`` snapshots, newest last, and the thread that hands them to ``write``.
 
     A full queue gives up its oldest. ``write`` returns the bytes written; OSError, of a disk that is full or read-only,
-    is a warning once a minute; the server goes on from RAM. Nothing here is held by the thread while it writes.
+    is a warning once a minute, what waits is kept for the next attempt, and the server goes on from RAM. Nothing here
+    is held by the thread while it writes.
     """
 
-    def __init__(self, write: Callable[[Snapshot], int], limit: int = 8) -> None:
+    def __init__(self, write: Callable[[Snapshot], int], limit: int = MAX_WAITING) -> None:
         self._write_one = write
         self._limit = limit
         self._waiting: OrderedDict[Prefix, Snapshot] = OrderedDict()
         self._calls: deque[Callable[[], None]] = deque()
         self._changed = threading.Condition()
         self._busy = False
-        self._closing = False
+        self._closing = self._last_chance = False
         self._resume_at = 0.0
         self.n_bytes = 0
         self.n_failed = 0
@@ -78,16 +82,29 @@ class WriteBehind:
             self._changed.notify_all()
 
     def flush(self, timeout: float) -> bool:
-        """Wait until everything queued is written, ``timeout`` seconds at most; False if something is left."""
+        """Wait until everything queued is written, ``timeout`` seconds at most; False if something is left.
+
+        What a disk that refused will be asked to take later is not waited for.
+        """
         with self._changed:
-            return self._changed.wait_for(lambda: not self._waiting and not self._calls and not self._busy, timeout)
+            self._changed.wait_for(lambda: not (self._calls or self._busy or self._may_write()), timeout)
+            return not (self._waiting or self._calls or self._busy)
+
+    def retry(self) -> None:
+        """Do not wait any longer after the disk refused."""
+        with self._changed:
+            self._resume_at = 0.0
+            self._changed.notify_all()
 
     def close(self, timeout: float) -> bool:
         """Flush, then stop the thread; False if it is still at work after ``timeout`` seconds.
 
-        What waits then is given up. What is being written goes on, and is cut off when the process ends: a temp file.
+        What waits is tried once more, and given up then. What is being written goes on, and is cut off when the process
+        ends: a temp file.
         """
         deadline = time.monotonic() + timeout
+        self._last_chance = True
+        self.retry()
         self.flush(timeout)
         with self._changed:
             self._closing = True
@@ -101,7 +118,8 @@ class WriteBehind:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closing or self._waiting or self._calls)
+                while not (self._closing or self._calls or self._may_write()):
+                    self._changed.wait(max(self._resume_at - time.monotonic(), 0.0) if self._waiting else None)
                 if self._closing:
                     return
                 job = self._calls.popleft() if self._calls else self._next_write()
@@ -115,20 +133,26 @@ class WriteBehind:
                     self._busy = False
                     self._changed.notify_all()
 
+    def _may_write(self) -> bool:
+        return bool(self._waiting) and time.monotonic() >= self._resume_at
+
     def _next_write(self) -> Callable[[], None]:
         # The newest first: it is what a restart would miss most.
         _, snapshot = self._waiting.popitem(last=True)
         return lambda: self._write(snapshot)
 
     def _write(self, snapshot: Snapshot) -> None:
-        if time.monotonic() < self._resume_at:
-            return
         try:
             self.n_bytes += self._write_one(snapshot)
         except OSError as error:
             self.n_failed += 1
-            self._resume_at = time.monotonic() + RETRY_SECONDS
             log.warning("the prefix cache cannot be written, serving goes on from RAM: %s", error)
+            with self._changed:
+                if not self._last_chance:
+                    self._resume_at = time.monotonic() + RETRY_SECONDS
+                    if len(self._waiting) < self._limit and snapshot.prefix not in self._waiting:
+                        self._waiting[snapshot.prefix] = snapshot
+                        self._waiting.move_to_end(snapshot.prefix, last=False)
         except Exception:
             self.n_failed += 1
             log.exception("a snapshot at %d could not be written", snapshot.n)

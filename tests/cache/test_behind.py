@@ -86,13 +86,46 @@ def test_a_disk_that_refuses_is_left_alone_for_a_while(
 ) -> None:
     writer.gate.set()
     writer.error = error
+    is_full = isinstance(error, OSError)
     behind.offer(snapshot(1))
-    assert behind.flush(5)
+    assert behind.flush(5) == (not is_full)
     assert behind.n_failed == 1
     writer.error = None
     behind.offer(snapshot(2))
-    assert behind.flush(5)
-    assert bool(writer.written) == (not isinstance(error, OSError))
+    assert behind.flush(5) == (not is_full)
+    assert bool(writer.written) == (not is_full)
+
+
+def test_what_a_full_disk_did_not_take_is_kept_and_written_later(writer: SlowWriter, behind: WriteBehind) -> None:
+    writer.gate.set()
+    writer.error = OSError(errno.ENOSPC, "full")
+    behind.offer(snapshot(1))
+    assert not behind.flush(5)
+    for seed in (2, 3, 4):
+        behind.offer(snapshot(seed))
+    assert behind.n_waiting == 3, "no more than the queue holds"
+    behind.retry()
+    assert not behind.flush(5)
+    writer.error = None
+    behind.retry()
+    assert behind.flush(60)
+    assert sorted(rows[0] for _, rows in writer.written) == [2, 3, 4]
+    writer.error = OSError(errno.ENOSPC, "full")
+    behind.offer(snapshot(5))
+    assert not behind.flush(5)
+    writer.error = None
+    assert behind.close(60), "and tried once more in the end"
+    assert writer.written[-1][1][0] == 5
+
+
+def test_closing_gives_up_what_a_full_disk_does_not_take(writer: SlowWriter, behind: WriteBehind) -> None:
+    writer.gate.set()
+    writer.error = OSError(errno.ENOSPC, "full")
+    for seed in (1, 2, 3):
+        behind.offer(snapshot(seed))
+    behind.close(60)
+    assert not behind._thread.is_alive()
+    assert behind.n_waiting == 0
 
 
 def test_calls_are_made_by_the_thread_that_writes(writer: SlowWriter, behind: WriteBehind) -> None:

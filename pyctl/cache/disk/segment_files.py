@@ -14,12 +14,11 @@ from pathlib import Path
 import numpy as np
 from isal.isal_zlib import crc32
 
-from pyctl.atomic_file import open_private, temp_name
 from pyctl.cache.disk.codec import Codec, Data, choose, chunks, decode, encode
 from pyctl.cache.disk.file_format import CorruptFileError, Header, Part, PartKind, Sizes, header_size, pack, unpack
 from pyctl.cache.snapshot import Block
 
-__all__ = ["check_jobs", "parts_of", "read_header", "read_jobs", "remove_file", "write_temp"]
+__all__ = ["check_jobs", "parts_of", "read_header", "read_jobs", "remove_file", "write_file"]
 
 AHEAD = 8
 """Chunks encoded at a time, which bounds the memory that a write takes to about 32 MiB."""
@@ -39,13 +38,9 @@ def parts_of(blocks: dict[PartKind, Block]) -> list[Part]:
     return [Part(what, choose(block), int(block.size), [], []) for what, block in blocks.items()]
 
 
-def write_temp(directory: Path, header: Header, blocks: dict[PartKind, Block], pool: Executor) -> Path:
-    """Write and fsync a file under a temp name, and return its path; ``header`` learns sizes and checksums.
-
-    OSError if the disk does not take it; nothing is left behind then.
-    """
-    path = directory / temp_name()
-    descriptor = open_private(path, os.O_WRONLY | os.O_EXCL)
+def write_file(path: Path, header: Header, blocks: dict[PartKind, Block], pool: Executor) -> None:
+    """Fill and fsync the empty file at ``path``; ``header`` learns sizes and checksums. OSError if the disk refuses."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         at = header_size(header)
         for part in header.parts:
@@ -56,12 +51,8 @@ def write_temp(directory: Path, header: Header, blocks: dict[PartKind, Block], p
                 at += len(data)
         _write(descriptor, pack(header), 0)
         os.fsync(descriptor)
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
     finally:
         os.close(descriptor)
-    return path
 
 
 def read_header(path: Path, sizes: Sizes | None = None) -> Header:

@@ -8,7 +8,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from pyctl.atomic_file import make_private, sync_directory, write_atomic
+from pyctl.atomic_file import make_private, sync_directory, temp_path, write_atomic
 from pyctl.cache.disk.chain import (
     Checksums,
     PendingSnapshot,
@@ -43,7 +43,7 @@ from pyctl.cache.disk.file_format import (
 from pyctl.cache.disk.graph import FileGraph
 from pyctl.cache.disk.index import Index, Key, Record
 from pyctl.cache.disk.readers import RESTORE_SECONDS, Readers, Reading, Reads, StalledReadError, finish, finished
-from pyctl.cache.disk.segment_files import parts_of, remove_file, write_temp
+from pyctl.cache.disk.segment_files import parts_of, remove_file, write_file
 from pyctl.cache.snapshot import RECURRENT, Block, Prefix, Segment, Snapshot, State
 from pyctl.errors import StateError
 from pyctl.prompt import Tokens, common_prefix
@@ -258,31 +258,25 @@ class DiskStore:
         if self.daily_bytes is not None and today + raw > self.daily_bytes:
             return 0
         temps: dict[Path, Record] = {}
-        try:
+        with ExitStack() as held:
             for link in missing:
-                self._write_temp(temps, link.name, link.parent, False, link.blocks)
-            blocks = {PartKind.STATE: np.ascontiguousarray(snapshot.state.recurrent)}
-            self._write_temp(temps, state, links[-1].name, snapshot.exact, blocks)
+                path = held.enter_context(temp_path(self.home))
+                temps[path] = self._write_temp(path, link.name, link.parent, False, link.blocks)
+            path, blocks = held.enter_context(temp_path(self.home)), {PartKind.STATE: snapshot.state.recurrent}
+            temps[path] = self._write_temp(path, state, links[-1].name, snapshot.exact, blocks)
             done = self._publish(temps, [self._key(link.name) for link in links], label)
-        finally:
-            for path in temps:
-                path.unlink(missing_ok=True)
         if done:
             sync_directory(self.home)
         return done
 
     def _write_temp(
-        self,
-        temps: dict[Path, Record],
-        name: Name,
-        parent: SegmentName | None,
-        exact: bool,
-        blocks: dict[PartKind, Block],
-    ) -> None:
+        self, path: Path, name: Name, parent: SegmentName | None, exact: bool, blocks: dict[PartKind, Block]
+    ) -> Record:
         now = time.time()
+        blocks = {what: np.ascontiguousarray(block) for what, block in blocks.items()}
         header = Header(self.fingerprint, name, parent, exact, now, parts_of(blocks))
-        path = write_temp(self.home, header, blocks, self._writers)
-        temps[path] = Record(self.fingerprint, name, header.offsets[-1], parent, exact, now, now)
+        write_file(path, header, blocks, self._writers)
+        return Record(self.fingerprint, name, header.offsets[-1], parent, exact, now, now)
 
     def _publish(self, temps: dict[Path, Record], chain: list[Key], label: str) -> int | None:
         """Make room, rename and enter, all in one transaction."""

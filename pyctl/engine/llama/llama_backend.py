@@ -238,7 +238,25 @@ class LlamaBackend:
         return save_file(self._ctx, seq, path, tokens, ends, self.identity)
 
     def load_file(self, seq: int, path: Path) -> SavedSequence:
-        return load_file(self._ctx, seq, path, self.n_ctx, self.tokenizer.n_vocab, self.identity)
+        saved = load_file(self._ctx, seq, path, self.n_ctx, self.tokenizer.n_vocab, self.identity)
+        self._check_positions(seq, int(saved.tokens.size))
+        return saved
+
+    def _check_positions(self, seq: int, n: int) -> None:
+        """StateError unless ``seq`` has a row at each position below ``n`` and its state stands there.
+
+        llama.cpp takes positions from a file as they are, and files of llama-server have no checksum.
+        """
+        if n and self.kind != "opaque":
+            block = allocate(self._memory.rows_size(0, min(n, self.n_ubatch)))
+            for first in range(0, n, self.n_ubatch):
+                last = min(first + self.n_ubatch, n)
+                part = block[: self._memory.rows_size(first, last)]
+                _checked(self._memory.save_rows, seq, first, last, part)
+                self._memory.finish()
+        if n and self.kind == "hybrid":
+            self.save_state(seq, n)
+            self._memory.finish()
 
     def embed(self, tokens: Tokens) -> NDArray[np.float32]:
         if self.embedder is None:

@@ -9,6 +9,7 @@ here and one of everything before it, the number of ends, and a magic. Files wit
 from __future__ import annotations
 
 import ctypes
+import errno
 import hashlib
 import logging
 import os
@@ -21,10 +22,10 @@ import numpy as np
 from llama_cpp import llama_cpp as api
 from numpy.typing import NDArray
 
-from pyctl.atomic_file import make_private, open_private, temp_path
+from pyctl.atomic_file import make_private, temp_path
 from pyctl.engine.backend import SavedSequence
 from pyctl.engine.llama.library import last_log_error
-from pyctl.errors import StateError
+from pyctl.errors import RequestError, StateError
 from pyctl.prompt import Tokens, as_tokens
 
 __all__ = ["load_file", "save_file"]
@@ -50,15 +51,14 @@ INVALID = "No available space in KV cache or invalid slot save file"
 def save_file(ctx: Any, seq: int, path: Path, tokens: Tokens, ends: Sequence[int], identity: str) -> int:
     """Write sequence ``seq``, which holds ``tokens``, and return the bytes written; StateError if that fails.
 
-    ``identity`` names what saved bytes mean; a file of another one is refused.
+    RequestError for too long a name. ``identity`` names what saved bytes mean; a file of another one is refused.
     """
     words = np.concatenate([as_tokens([PACKED, VERSION, tokens.size]), tokens, as_tokens([0])]).astype(np.int32)
     pointer = words.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
     try:
         make_private(path.parent)
         # Not synced: what a power failure cuts off does not have its digest, and is refused.
-        with temp_path(path.parent) as temporary:
-            os.close(open_private(temporary, os.O_WRONLY | os.O_EXCL))  # llama.cpp takes the file that is there
+        with temp_path(path.parent) as temporary:  # llama.cpp fills the file that is there
             if not api.llama_state_seq_save_file(ctx, os.fsencode(temporary), seq, pointer, words.size):
                 raise StateError(f"Unable to save slot: {last_log_error('llama.cpp gave no reason')}")
             with temporary.open("r+b") as file:
@@ -69,6 +69,8 @@ def save_file(ctx: Any, seq: int, path: Path, tokens: Tokens, ends: Sequence[int
                 n_bytes += file.write(tail + END.pack(digest.digest(), len(ends), END_MAGIC))
             os.replace(temporary, path)
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise RequestError("Invalid filename: too long for this directory") from error
         raise StateError(f"Unable to save slot: {error.strerror}") from error
     return n_bytes
 

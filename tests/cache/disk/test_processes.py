@@ -6,11 +6,14 @@ import multiprocessing
 import os
 import random
 import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from pyctl.cache.disk.file_format import PROMPTS
 from pyctl.cache.disk.store import DiskStore
@@ -70,6 +73,47 @@ def check_all(store: DiskStore) -> int:
     assert store.damaged == 0
     check_directory(store)
     return len(there)
+
+
+IN_A_CONTAINER = """
+import os, sys, time
+from pathlib import Path
+from pyctl.cache.disk.store import DiskStore
+from tests.cache.disk.making import conversation
+
+def slow(descriptor):
+    while not Path(sys.argv[2]).exists():
+        time.sleep(0.01)
+
+os.fsync = slow
+store = DiskStore(Path(sys.argv[1]), "model", None, min_tokens=1)
+print(store.write(conversation(3)[-1]))
+"""
+
+
+def may_make_namespaces() -> bool:
+    try:
+        return subprocess.run(["unshare", "-pf", "true"], stderr=subprocess.DEVNULL, check=False).returncode == 0
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not may_make_namespaces(), reason="no right to make namespaces")
+def test_two_containers_share_a_volume(tmp_path: Path, open_store: Opener) -> None:
+    go = tmp_path / "go"
+    command = ["unshare", "-pf", sys.executable, "-c", IN_A_CONTAINER, str(tmp_path / "cache"), str(go)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.rglob("*.tmp")):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        store = open_store(directory=tmp_path / "cache")
+        store.directory.recover()
+        go.touch()
+        written, _ = child.communicate(timeout=60)
+    assert int(written) > 0
+    store.directory.refresh()
+    check_read(store, conversation(3)[-1])
 
 
 def test_killed_while_writing(tmp_path: Path) -> None:

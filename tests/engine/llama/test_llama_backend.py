@@ -276,3 +276,13 @@ def test_an_evaluation_is_interrupted_and_counts_its_progress(model_path: Callab
 def _until(condition: Callable[[], bool]) -> None:
     while not condition():
         pass
+
+
+def test_names_of_saved_sequences_may_have_255_bytes_and_no_more(hybrid: Loaded, tmp_path: Path) -> None:
+    hybrid.backend.evaluate(0, as_tokens([1, 2, 3]), 0)
+    for name in ("a" * 255, "ä" * 127 + "b"):
+        assert (
+            hybrid.backend.save_file(0, tmp_path / name, as_tokens([1, 2, 3]), ()) == (tmp_path / name).stat().st_size
+        )
+    with pytest.raises(RequestError, match="Invalid filename"):
+        hybrid.backend.save_file(0, tmp_path / ("a" * 256), as_tokens([1, 2, 3]), ())
