@@ -159,19 +159,22 @@ def codex() -> Session:
     listed.append({"type": "namespace", "name": "agents", "description": text(43), "tools": inner})
     listed.append({"type": "web_search", "external_web_access": True})
     items = [item("developer", 16979), item("developer", 2143, 362), item("user", 375), item("user", 21)]
-    for how in (forced("look"), said(), said()):
+    for how in (forced("look"), forced("agents close"), said(), said()):
         choice = how["tool_choice"]
+        space, _, name = choice.rpartition(" ")
+        chosen = {"type": "function", "name": name, **({"namespace": space} if space else {})}
         body = {
             "model": "any", "stream": True, "parallel_tool_calls": True, "store": False,
             "reasoning": {"summary": "auto"}, "include": ["reasoning.encrypted_content"],
             "prompt_cache_key": f"{next(names):036}", "input": list(items),
             "client_metadata": {"turn_id": f"{next(names):036}"}, "tools": listed, **how,
-            "tool_choice": choice if choice == "none" else {"type": "function", "name": choice},
+            "tool_choice": choice if choice == "none" else chosen,
         }  # fmt: skip
         reply = yield Asked(RESPONSES, body, "and reply")
         items += reply.items
         calls = [one for one in reply.items if one["type"] == "function_call"]
         for call in calls:
+            assert (call.get("namespace", ""), call["name"]) == (space, name)
             items.append({"type": "function_call_output", "id": "o", "call_id": call["call_id"], "output": text(296)})
         if not calls:
             items.append(item("user", 20))

@@ -21,7 +21,7 @@ from typing import Any
 from pyctl.chat.reasoning import CallDelta, ReplyDelta
 from pyctl.engine.request import Done, Progress
 from pyctl.engine.sampling import Sampling
-from pyctl.server.api.responses_request import ResponseRequest, ResponsesBody, seal
+from pyctl.server.api.responses_request import ResponseRequest, ResponsesBody, seal, spaced_name
 from pyctl.server.generate.payload import progress_json, timings_json
 from pyctl.server.generate.prepare import PreparedReply
 from pyctl.server.generate.reply import EventReply
@@ -153,6 +153,8 @@ class ResponseReply(EventReply):
         if call.name:
             name = call.id.removeprefix("call_")
             item = {"id": f"fc_{name}", "arguments": "", "call_id": f"call_{name}", "name": call.name}
+            if call.name in self._asked.spaced:
+                item["namespace"], item["name"] = self._asked.spaced[call.name]
             events = self._add({**item, "type": "function_call"})
         if call.arguments:
             self._texts.append(call.arguments)
@@ -239,7 +241,7 @@ def _message(item: dict[str, Any]) -> dict[str, Any]:
         return {"role": "assistant", "reasoning_content": item["content"][0]["text"]}
     if item["type"] == "message":
         return {"role": "assistant", "content": item["content"][0]["text"]}
-    function = {"name": item["name"], "arguments": item["arguments"]}
+    function = {"name": spaced_name(item.get("namespace"), item["name"]), "arguments": item["arguments"]}
     return {"role": "assistant", "tool_calls": [{"id": item["call_id"], "type": "function", "function": function}]}
 
 

@@ -6,6 +6,7 @@ that both render the same prompt, but for these:
 * ``previous_response_id`` works; llama-server refuses it.
 * ``text.format`` binds the reply to a schema, and a function that ``tool_choice`` names is passed on; llama-server
   ignores both.
+* The functions of a tool of type namespace can be called, as ``NAMESPACE__NAME``; llama-server leaves them out.
 * An assistant message needs no ``type``, and null counts as absent, as OpenAI has it.
 * The texts of an assistant turn are one text again, as the model wrote it, whatever the template makes of parts.
 * A reasoning item is read from its text, or else from what our own ``encrypted_content`` carries, or else from its
@@ -32,7 +33,7 @@ from pyctl.limit import limit
 from pyctl.server.body import Body, Nested, others
 from pyctl.server.response_store import ResponseStore
 
-__all__ = ["ResponseRequest", "ResponsesBody", "seal"]
+__all__ = ["ResponseRequest", "ResponsesBody", "seal", "spaced_name"]
 
 log = logging.getLogger("pyctl.server")
 
@@ -66,6 +67,7 @@ class _Item(Body, frozen=True):
     role: Any = None
     content: Any = None
     name: str | None = None
+    namespace: str | None = None
     arguments: str | None = None
     call_id: str | None = None
     output: Any = None
@@ -85,13 +87,15 @@ _MAX_SEALED = 1 << 24
 @dataclass(frozen=True)
 class ResponseRequest:
     """``chat`` are the fields of the chat completion to make; ``added`` are its messages since the response
-    ``previous``.
+    ``previous``; ``spaced`` has the namespace and the name there of each function that is in one, by its name in the
+    chat.
     """
 
     body: ResponsesBody
     chat: dict[str, Any]
     added: list[Any]
     previous: str | None
+    spaced: dict[Any, tuple[str, Any]]
 
     @classmethod
     def of(cls, values: Mapping[str, Any], store: ResponseStore) -> ResponseRequest:
@@ -104,8 +108,15 @@ class ResponseRequest:
         messages = [*(store.conversation(previous) if previous is not None else []), *added]
         if body.instructions is not None:
             messages.insert(0, {"role": "system", "content": body.instructions})
-        chat = {**others(values, ResponsesBody, _IGNORED), **_options(body), "messages": _joined(messages)}
-        return cls(body, chat, added, previous)
+        functions = _functions(body.tools)
+        chat = {**others(values, ResponsesBody, _IGNORED), **_options(body, functions), "messages": _joined(messages)}
+        spaced = {spaced_name(space, tool.get("name")): (space, tool.get("name")) for space, tool in functions if space}
+        return cls(body, chat, added, previous, spaced)
+
+
+def spaced_name(space: str | None, name: Any) -> Any:
+    """What a function of the namespace ``space`` is called in a chat, which knows none."""
+    return f"{space}__{name}" if space else name
 
 
 def seal(reasoning: str) -> str:
@@ -122,15 +133,14 @@ def _unseal(text: str) -> str:
         return ""
 
 
-def _options(body: ResponsesBody) -> dict[str, Any]:
+def _options(body: ResponsesBody, functions: list[tuple[str | None, dict[str, Any]]]) -> dict[str, Any]:
     chat: dict[str, Any] = {} if body.parallel_tool_calls else {"parallel_tool_calls": False}
     if body.max_output_tokens is not None:
         chat["max_tokens"] = body.max_output_tokens
     if body.reasoning.get("effort") is not None:
         chat["reasoning_effort"] = body.reasoning["effort"]
-    tools = _tools(body.tools)
-    if tools:
-        chat["tools"] = tools
+    if functions:
+        chat["tools"] = [_tool(spaced_name(space, tool.get("name")), tool) for space, tool in functions]
     if body.tool_choice is not None:
         chat["tool_choice"] = _tool_choice(body.tool_choice)
     style = {name: value for name, value in body.text.format.items() if value is not None}
@@ -142,33 +152,39 @@ def _options(body: ResponsesBody) -> dict[str, Any]:
     return chat
 
 
-def _tools(value: Any) -> list[dict[str, Any]]:
+def _functions(value: Any, space: str | None = None) -> list[tuple[str | None, dict[str, Any]]]:
+    """The functions among ``value`` and in its namespaces, each with the name of its own."""
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
         raise RequestError("'tools' must be a list of objects")
+    found: list[tuple[str | None, dict[str, Any]]] = []
     for tool in value:
-        if tool.get("type") != "function":
-            log.warning("a tool of type %.40r is left out: only functions can be called", tool.get("type"))
-    return [
-        {
-            "type": "function",
-            "function": {
-                "name": tool.get("name"),
-                "description": tool.get("description") or "",
-                "parameters": tool.get("parameters") or {},
-            },
-        }
-        for tool in value
-        if tool.get("type") == "function"
-    ]
+        kind, name = tool.get("type"), tool.get("name")
+        if kind == "function":
+            found.append((space, tool))
+        elif kind == "namespace" and space is None and isinstance(name, str) and name:
+            found += _functions(tool.get("tools"), name)
+        else:
+            log.warning("a tool of type %.40r is left out: only functions can be called", kind)
+    return found
+
+
+def _tool(name: Any, tool: Mapping[str, Any]) -> dict[str, Any]:
+    function = {
+        "name": name,
+        "description": tool.get("description") or "",
+        "parameters": tool.get("parameters") or {},
+    }
+    return {"type": "function", "function": function}
 
 
 def _tool_choice(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     if value.get("type") == "function":
-        return {"type": "function", "function": {"name": value.get("name")}}
+        space, name = value.get("namespace"), value.get("name")
+        return {"type": "function", "function": {"name": spaced_name(space, name) if space else name}}
     if value.get("type") == "allowed_tools":
         return value.get("mode", "auto")
     return "auto"
@@ -200,7 +216,7 @@ def _message(item: _Item, at: str) -> dict[str, Any]:
         return {"role": role, "content": content}
     if kind == "function_call":
         function = {
-            "name": _required(item.name, f"{at}.name"),
+            "name": spaced_name(item.namespace, _required(item.name, f"{at}.name")),
             "arguments": _required(item.arguments, f"{at}.arguments"),
         }
         call = {"id": _required(item.call_id, f"{at}.call_id"), "type": "function", "function": function}

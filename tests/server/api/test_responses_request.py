@@ -154,6 +154,19 @@ def test_functions_are_nested_and_other_tools_left_out(caplog: pytest.LogCapture
     assert "tools" not in converted("hi", tools=[{"type": "web_search"}])
 
 
+def test_functions_of_a_namespace_are_functions_with_its_name_before_theirs() -> None:
+    inner = {"type": "function", "name": "close", "description": "Closes.", "parameters": {"type": "object"}}
+    space = {"type": "namespace", "name": "agents", "tools": [inner, {"type": "custom", "name": "x"}]}
+    asked = ResponseRequest.of({"input": "hi", "tools": [space]}, ResponseStore())
+    function = {"name": "agents__close", "description": "Closes.", "parameters": {"type": "object"}}
+    assert asked.chat["tools"] == [{"type": "function", "function": function}]
+    assert asked.spaced == {"agents__close": ("agents", "close")}
+    item = {"type": "function_call", "namespace": "agents", "name": "close", "arguments": "{}", "call_id": "c"}
+    assert messages_of(item)[0]["tool_calls"][0]["function"]["name"] == "agents__close"
+    chosen = converted("hi", tools=[space], tool_choice={"type": "function", "namespace": "agents", "name": "close"})
+    assert chosen["tool_choice"] == {"type": "function", "function": {"name": "agents__close"}}
+
+
 @pytest.mark.parametrize(
     ("choice", "expected"),
     [
