@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -10,6 +11,31 @@ from pyctl.errors import NotFoundError
 from pyctl.server.http import encode
 from pyctl.server.response_store import ResponseStore
 
+ENTRY = 600
+"""What a response costs beside its text."""
+
+
+def test_many_small_messages_take_what_is_counted() -> None:
+    store = ResponseStore(4 << 20)
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for number in range(400):
+        messages = [{"role": "user", "content": f"{number} {i}"} for i in range(500)]
+        store.put({"id": f"resp_{number}", "output": [{"type": "message", "n": i} for i in range(100)]}, messages, None)
+        del messages
+    taken = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert 0 < len(store) < 400, "the limit was reached"
+    assert 0.5 * taken < store.n_bytes <= 4 << 20
+    assert taken <= 1.2 * (4 << 20)
+
+
+def test_one_id_again_counts_once() -> None:
+    store = ResponseStore()
+    put(store, "a", text="x" * 1000)
+    put(store, "a")
+    put(store, "b")
+    assert store.n_bytes < 2 * (ENTRY + 100)
 
 def put(store: ResponseStore, name: str, parent: str | None = None, text: str = "") -> None:
     store.put({"id": name, "text": text}, [f"asked {name}", f"answered {name}"], parent)
@@ -34,7 +60,7 @@ def test_what_is_not_there_is_not_found() -> None:
 
 
 def test_the_end_of_a_conversation_goes_before_its_beginning() -> None:
-    store = ResponseStore(380)
+    store = ResponseStore(2 * ENTRY + 380)
     put(store, "a")
     put(store, "b", "a")
     put(store, "other", text="x" * 250)
@@ -44,7 +70,7 @@ def test_the_end_of_a_conversation_goes_before_its_beginning() -> None:
 
 
 def test_a_response_that_is_too_long_alone_is_not_kept() -> None:
-    store = ResponseStore(100)
+    store = ResponseStore(ENTRY + 100)
     put(store, "a", text="x" * 200)
     assert (len(store), store.n_bytes) == (0, 0)
 
@@ -78,7 +104,7 @@ ACTIONS = st.lists(
 )
 
 
-@given(ACTIONS, st.integers(0, 600))
+@given(ACTIONS, st.integers(0, 5 * ENTRY))
 def test_bytes_are_bounded_and_everything_known_can_be_continued(actions: list[Any], limit: int) -> None:
     store = ResponseStore(limit)
     told: dict[str, list[str]] = {}
@@ -91,7 +117,7 @@ def test_bytes_are_bounded_and_everything_known_can_be_continued(actions: list[A
             put(store, name, at, "x" * size)
             messages = [f"asked {name}", f"answered {name}"]
             told[name] = [*(told[at] if at else []), *messages]
-            sizes[name] = len(encode({"id": name, "text": "x" * size})) + len(encode(messages))
+            sizes[name] = len(encode({"id": name, "text": "x" * size})) + len(encode(messages)) + ENTRY
         elif names:
             try:
                 getattr(store, action)(names[target % len(names)])
