@@ -15,6 +15,7 @@ import zstandard
 
 from pyctl.atomic_file import make_private, sync_directory, write_atomic
 from pyctl.cache.disk.file_format import MAX_TOKENS, PromptName
+from pyctl.limit import limit
 from pyctl.prompt import Prompt, Tokens, common_prefix
 
 __all__ = ["Nearest", "Recent", "RecentFiles", "RecentMatches", "RecentPrompts", "last_boundary"]
@@ -84,6 +85,17 @@ def last_boundary(prompt: Prompt, n: int) -> int:
     return prompt.boundaries[at - 1] if at else 0
 
 
+_BOUNDARY_BYTES = 36
+"""What a number in a tuple takes."""
+
+_ENTRY_BYTES = 1500
+"""What the containers around a prompt take, and its part of what prompts share, roughly."""
+
+_MOST_TOKENS = limit(
+    2**22, "tokens of recent prompts that new ones are compared with", "the oldest are forgotten", "memory"
+)
+
+
 class RecentPrompts:
     """The newest prompts: at most ``capacity`` of them and ``max_tokens`` tokens in all (4 bytes each).
 
@@ -91,7 +103,7 @@ class RecentPrompts:
     of one. One thread changes the list; any may take `newest_first`, which never changes under it.
     """
 
-    def __init__(self, capacity: int = 256, max_tokens: int = 2**22) -> None:
+    def __init__(self, capacity: int = 256, max_tokens: int = _MOST_TOKENS) -> None:
         self._capacity = capacity
         self._max_tokens = max_tokens
         self._recent: tuple[Recent, ...] = ()
@@ -102,6 +114,12 @@ class RecentPrompts:
 
     def __len__(self) -> int:
         return len(self._recent)
+
+    @property
+    def n_bytes(self) -> int:
+        """What is remembered takes about this many bytes."""
+        prompts = [recent.prompt for recent in self._recent]
+        return sum(prompt.tokens.nbytes + _BOUNDARY_BYTES * len(prompt.boundaries) + _ENTRY_BYTES for prompt in prompts)
 
     def newest_first(self) -> tuple[Recent, ...]:
         """Every prompt that is remembered."""

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
+from pyctl.limit import limit
 from pyctl.prompt import Tokens, as_tokens
 
 __all__ = ["DEFAULT_MEMO_BYTES", "CachedTokenizer", "Tokenizer", "readable"]
@@ -57,7 +58,9 @@ class Tokenizer(Protocol):
         ...
 
 
-DEFAULT_MEMO_BYTES = 64 << 20
+DEFAULT_MEMO_BYTES = limit(
+    64 << 20, "pieces of text whose tokens are remembered", "the oldest are forgotten", "memory", "bytes"
+)
 
 """Holds some 8 million tokens of English: many conversations of 100K tokens."""
 

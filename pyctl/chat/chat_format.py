@@ -95,6 +95,11 @@ class ChatFormat:
         )
         self.marks = self._renderer.marks
 
+    @property
+    def n_bytes(self) -> Mapping[str, int]:
+        """Bytes that are remembered between requests: of tokens by their text, and of replies."""
+        return {"tokenizer": self._memo.n_bytes, "replies": self.marks.replay.n_bytes}
+
     def prepare(self, request: ChatRequest) -> PreparedChat:
         """Check and render ``request``. What else is wrong with it shows when that part of the answer is asked for."""
         tools = template_tools(request.tools)

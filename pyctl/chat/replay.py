@@ -18,6 +18,7 @@ from weakref import WeakSet
 
 from pyctl.atomic_file import open_private, write_atomic
 from pyctl.chat.call_formats.scan import parse_json
+from pyctl.limit import limit
 from pyctl.prompt import Tokens, as_tokens
 
 __all__ = ["DEFAULT_REPLAY_BYTES", "Part", "Replay", "ReplayLog", "ReplayMarks", "SampledReply", "places"]
@@ -184,7 +185,9 @@ def _unpacked(fields: dict[str, object]) -> tuple[bytes, SampledReply]:
     return bytes.fromhex(str(fields["key"])), reply
 
 
-DEFAULT_REPLAY_BYTES = 64 << 20
+DEFAULT_REPLAY_BYTES = limit(
+    64 << 20, "replies that are remembered as they were sampled", "the oldest are forgotten", "memory", "bytes"
+)
 
 """Some 7 million tokens: weeks of an agent's work."""
 
@@ -215,12 +218,12 @@ class Replay:
         self._lock = threading.Lock()  # guards what follows
         self._replies: OrderedDict[bytes, list[SampledReply]] = OrderedDict()
         self._n_bytes = 0
-        limit = max_bytes if max_file_bytes is None else max_file_bytes
-        self._log = ReplayLog(path, limit) if path is not None and mode != "off" else None
+        most = max_bytes if max_file_bytes is None else max_file_bytes
+        self._log = ReplayLog(path, most) if path is not None and mode != "off" else None
         if self._log is not None:
             for key, reply in self._log.read():
                 self._keep(key, reply)
-            if self._log.n_bytes > limit:
+            if self._log.n_bytes > most:
                 self._log.replace((key, reply) for key, replies in self._replies.items() for reply in replies)
 
     @property

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pyctl.cache.cache_stats import CacheView, view_of
 from pyctl.engine.engine import Engine, IdleTask
-from pyctl.engine.engine_stats import EngineCounters, EngineStats, SequenceFile, SequenceView
+from pyctl.engine.engine_stats import EngineCounters, EngineMemory, EngineStats, SequenceFile, SequenceView
 from pyctl.engine.sequence import LiveSequence
 from pyctl.engine.worker import Worker
 from pyctl.errors import OutOfCellsError, PyctlError, RequestError, StateError
@@ -41,6 +41,10 @@ class EngineAdmin:
     def stats(self) -> Future[EngineStats]:
         """The numbers of now; wakes nobody."""
         return self._worker.call(self._stats)
+
+    def memory(self) -> Future[EngineMemory]:
+        """What the engine keeps in memory beside the model; wakes nobody."""
+        return self._worker.call(self._memory)
 
     def embed(self, tokens: Tokens) -> Future[NDArray[np.float32]]:
         """The embeddings of ``tokens``, shape (1 or n, width); see Evaluator.embed for the errors."""
@@ -98,6 +102,7 @@ class EngineAdmin:
             n_cells=engine.pool.n_cells,
             n_cells_used=engine.pool.n_used,
             cache=self._view(),
+            memory=self._memory(),
         )
 
     def _embed(self, tokens: Tokens) -> NDArray[np.float32]:
@@ -105,6 +110,10 @@ class EngineAdmin:
         rows = self._engine.backend.embed(tokens)
         self._engine.counters.count_embedded(int(tokens.size), (time.perf_counter() - began) * 1e3)
         return rows
+
+    def _memory(self) -> EngineMemory:
+        snapshotter, blocks = self._engine.snapshotter, self._engine.backend.block_bytes()
+        return EngineMemory(snapshotter.cache.n_bytes, blocks, snapshotter.recent.n_bytes)
 
     def _sequence(self, seq: LiveSequence) -> SequenceView:
         active = self._engine.last.get(seq.id)

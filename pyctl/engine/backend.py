@@ -19,6 +19,7 @@ from pyctl.prompt import Tokens
 
 __all__ = [
     "Backend",
+    "BlockBytes",
     "EngineInfo",
     "Evaluator",
     "Lifecycle",
@@ -174,6 +175,15 @@ class Evaluator(Protocol):
         """
 
 
+class BlockBytes(NamedTuple):
+    """Bytes of saved blocks: ``used`` by all that live, whoever holds them; ``held`` of the system for these and the
+    next; ``in_flight`` of those that are being copied."""
+
+    used: int
+    held: int
+    in_flight: int
+
+
 class SequenceMemory(Protocol):
     """Moves what sequences hold: rows, which can be cut anywhere, and the state at the end.
 
@@ -202,6 +212,9 @@ class SequenceMemory(Protocol):
 
     def synchronize(self) -> None:
         """Wait until every block that was saved is complete. What loads blocks need not wait."""
+
+    def block_bytes(self) -> BlockBytes:
+        """What saved blocks take now."""
 
     def load_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
         """Append rows to ``seq``, which ends at ``first``."""

@@ -7,9 +7,10 @@ import time
 from dataclasses import dataclass
 
 from pyctl.cache.cache_stats import CacheView
+from pyctl.engine.backend import BlockBytes
 from pyctl.engine.request import Request, Timings
 
-__all__ = ["EngineCounters", "EngineStats", "PrefillLog", "SequenceFile", "SequenceView"]
+__all__ = ["EngineCounters", "EngineMemory", "EngineStats", "PrefillLog", "SequenceFile", "SequenceView"]
 
 
 @dataclass
@@ -54,6 +55,15 @@ class EngineCounters:
 
 
 @dataclass(frozen=True)
+class EngineMemory:
+    """Bytes of the snapshots in RAM, of all saved blocks, and of the recent prompts."""
+
+    snapshots: int
+    blocks: BlockBytes
+    recent_prompts: int
+
+
+@dataclass(frozen=True)
 class EngineStats:
     """What was done since the start, and ``recent``ly, since it was asked for last; who is served and who waits now.
 
@@ -70,6 +80,7 @@ class EngineStats:
     n_cells: int
     n_cells_used: int
     cache: CacheView
+    memory: EngineMemory
 
 
 @dataclass(frozen=True)

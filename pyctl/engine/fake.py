@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyctl.cache.snapshot import NOTHING, Block, Span, State
-from pyctl.engine.backend import SavedSequence, SequenceTokens, TopTokens
+from pyctl.engine.backend import BlockBytes, SavedSequence, SequenceTokens, TopTokens
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import EngineError, OutOfCellsError, RequestError, StateError
 from pyctl.prompt import Tokens
@@ -162,6 +162,10 @@ class FakeBackend:
         for block, data in self._on_the_way:
             block[:] = np.frombuffer(data, np.uint8)
         self._on_the_way.clear()
+
+    def block_bytes(self) -> BlockBytes:
+        n_bytes = sum(block.nbytes for block, _ in self._on_the_way)
+        return BlockBytes(n_bytes, n_bytes, n_bytes)
 
     def load_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
         self.synchronize()

@@ -8,8 +8,17 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from queue import Empty, SimpleQueue
 
 from pyctl.engine.request import Done, Event, Failed, Piece, Request
+from pyctl.errors import EngineError
+from pyctl.limit import limit
 
 __all__ = ["RequestHandle"]
+
+MOST_UNREAD = limit(
+    2**16,
+    "tokens of a reply, and of `n_probs`, that wait for a client who does not read",
+    "the reply ends with an error",
+    "memory",
+)
 
 REST_SECONDS = 0.002
 """A consumer that took a piece of text rests so long before it waits for the next one. Waking a thread costs the one
@@ -23,7 +32,8 @@ class RequestHandle:
     """One consumer iterates, blocking or async, until a Done or Failed event has been delivered.
 
     `put` is called by the engine's thread, except for an end that comes from elsewhere; `cancel` by anyone. ``is_over``
-    says that an end was put: nobody sees what comes after it.
+    says that an end was put: nobody sees what comes after it. A consumer who leaves too much unread gets an error
+    behind it, and the work stops.
     """
 
     def __init__(self, request: Request) -> None:
@@ -34,6 +44,7 @@ class RequestHandle:
         self._wake: Callable[[], None] | None = None
         self._flowing = False
         self._ended = False
+        self._n_put = self._n_taken = 0  # tokens; one thread changes each
 
     def cancel(self) -> None:
         """Stop the work at the next batch end or token; the last event may be missing then."""
@@ -41,6 +52,13 @@ class RequestHandle:
 
     def put(self, event: Event) -> None:
         """Deliver an event. Waking an event loop costs a system call, so it happens only while one waits."""
+        if isinstance(event, Piece):
+            if self.is_over:
+                return
+            self._n_put += _size(event)
+            if self._n_put - self._n_taken > MOST_UNREAD:
+                self.cancel()
+                event = Failed(EngineError("the client left too much of the reply unread"))
         self._events.put(event)
         if isinstance(event, (Done, Failed)):
             self.is_over = True
@@ -56,6 +74,8 @@ class RequestHandle:
         return events
 
     def _taken(self, event: Event) -> Event:
+        if isinstance(event, Piece):
+            self._n_taken += _size(event)
         self._flowing = isinstance(event, Piece)
         self._ended = isinstance(event, (Done, Failed))
         return event
@@ -101,3 +121,8 @@ class RequestHandle:
                 await woken
         self._wake = None
         return self._taken(self._events.get())
+
+
+def _size(piece: Piece) -> int:
+    """How many tokens it mentions."""
+    return 1 + len(piece.tokens) + sum(map(len, piece.probs))

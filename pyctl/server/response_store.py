@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -15,24 +16,25 @@ from pyctl.server.http import encode
 __all__ = ["ResponseStore"]
 
 DEFAULT_STORE_BYTES = limit(
-    64 << 20, "finished responses of /v1/responses that are kept", "the oldest are not found any more", "memory", "bytes"
+    64 << 20,
+    "finished responses of /v1/responses that are kept",
+    "the oldest are not found any more",
+    "memory",
+    "bytes",
 )
 
 _ENTRY_BYTES = 600
 """What the containers around one response take, roughly."""
 
 
+@dataclass
 class _Stored:
     """A response as JSON, which takes a tenth of the memory that its many small objects would."""
 
-    __slots__ = ("body", "deleted", "messages", "parent")
-
-    def __init__(self, body: dict[str, Any], messages: list[Any], parent: str | None) -> None:
-        # Copies: what the encoder returns has room for more behind its end.
-        self.body = bytes(memoryview(encode(body)))
-        self.messages = bytes(memoryview(encode(messages)))
-        self.parent = parent
-        self.deleted = False
+    body: bytes
+    messages: bytes
+    parent: str | None
+    deleted: bool = False
 
     @property
     def n_bytes(self) -> int:
@@ -66,7 +68,7 @@ class ResponseStore:
         response ``parent``, and the answer. A parent that has gone meanwhile makes it one that nothing can continue,
         so it is not kept.
         """
-        stored = _Stored(body, messages, parent)
+        stored = _Stored(_json(body), _json(messages), parent)
         with self._lock:
             if parent is not None and parent not in self._stored:
                 return
@@ -119,3 +121,8 @@ class ResponseStore:
             chain.append(self._stored[at])
             at = self._stored[at].parent
         return chain
+
+
+def _json(value: Any) -> bytes:
+    # A copy: what the encoder returns has room for more behind its end.
+    return bytes(memoryview(encode(value)))

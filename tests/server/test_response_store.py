@@ -37,6 +37,7 @@ def test_one_id_again_counts_once() -> None:
     put(store, "b")
     assert store.n_bytes < 2 * (ENTRY + 100)
 
+
 def put(store: ResponseStore, name: str, parent: str | None = None, text: str = "") -> None:
     store.put({"id": name, "text": text}, [f"asked {name}", f"answered {name}"], parent)
 

@@ -142,7 +142,7 @@ class LibraryLog:
                 self._level = LEVELS.get(level, logging.DEBUG)
             if not line:
                 return
-            if level == ERROR:
+            if level == ERROR and not self._errors:
                 self._errors.append(line)
             if self._captured is not None:
                 self._captured.append(line)

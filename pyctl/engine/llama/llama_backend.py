@@ -12,10 +12,10 @@ from llama_cpp import llama_cpp as api
 from numpy.typing import NDArray
 
 from pyctl.cache.snapshot import NOTHING, Block, Span, State
-from pyctl.engine.backend import SavedSequence, SequenceTokens, TopTokens
+from pyctl.engine.backend import BlockBytes, SavedSequence, SequenceTokens, TopTokens
 from pyctl.engine.llama.batch import Batch, Embedder
 from pyctl.engine.llama.grammar import GrammarCompiler
-from pyctl.engine.llama.library import KVState, Pulse, allocate
+from pyctl.engine.llama.library import HostBuffer, KVState, Pulse, allocate
 from pyctl.engine.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.engine.llama.sampler import LlamaSampler
 from pyctl.engine.llama.sequence_file import load_file, save_file
@@ -195,6 +195,10 @@ class LlamaBackend:
     def synchronize(self) -> None:
         if self._ctx is not None:
             self._memory.finish()
+
+    def block_bytes(self) -> BlockBytes:
+        in_flight = self._memory.in_flight_bytes if self._ctx is not None else 0
+        return BlockBytes(HostBuffer.used(), HostBuffer.held(), in_flight)
 
     def save_rows(self, seq: int, first: int, last: int) -> Block:
         if self.kind == "opaque":

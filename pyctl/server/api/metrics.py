@@ -13,6 +13,7 @@ from starlette.responses import Response
 from pyctl.cache.cache_stats import CacheView
 from pyctl.engine.engine_stats import EngineStats
 from pyctl.errors import NotSupportedError
+from pyctl.server.memory_use import counted_bytes, resident_bytes
 from pyctl.server.service import Service
 
 __all__ = ["prometheus_text", "show"]
@@ -35,12 +36,15 @@ async def show(service: Service, request: Request) -> Response:
         raise NotSupportedError("This server does not support metrics endpoint. Start it with `--metrics`")
     stats = await asyncio.wrap_future(service.admin.stats())
     headers = {"content-type": "text/plain; version=0.0.4", "process-start-time-unix": str(_STARTED)}
-    return Response(prometheus_text(stats), headers=headers)
+    text = prometheus_text(stats, {"resident": resident_bytes(), **counted_bytes(service, stats.memory)})
+    return Response(text, headers=headers)
 
 
-def prometheus_text(stats: EngineStats) -> str:
-    """All metrics, as Prometheus reads them."""
-    return "".join(_lines(metric) for metric in (*_llama(stats), *_company(stats), *_cache(stats.cache)))
+def prometheus_text(stats: EngineStats, memory: Mapping[str, int]) -> str:
+    """All metrics, as Prometheus reads them; ``memory`` are bytes by what they are for, and those that are resident."""
+    return "".join(
+        _lines(metric) for metric in (*_llama(stats), *_company(stats), *_cache(stats.cache), *_memory(memory))
+    )
 
 
 def _lines(metric: Metric) -> str:
@@ -102,6 +106,8 @@ def _cache(view: CacheView) -> Iterator[Metric]:
     yield Metric("pyctl:cache_evaluated_tokens_total", "counter", "Prompt tokens evaluated", evaluated)
     yield Metric("pyctl:cache_saves_total", "counter", "Snapshots taken", {"": totals.n_saved})
     yield Metric("pyctl:cache_evictions_total", "counter", "Snapshots evicted from RAM", {"": view.n_evicted})
+    refused = {"": view.n_refused}
+    yield Metric("pyctl:cache_refused_total", "counter", "Snapshots that could not fit into the budget", refused)
     failed = {"": totals.failed_restores}
     yield Metric("pyctl:cache_failed_restores_total", "counter", "Snapshots that could not be restored", failed)
     yield Metric("pyctl:cache_snapshots", "gauge", "Snapshots in RAM", {"": len(view.snapshots)})
@@ -118,6 +124,13 @@ def _cache(view: CacheView) -> Iterator[Metric]:
         failed = {"": disk.failed}
         yield Metric("pyctl:cache_disk_failed_writes_total", "counter", "Snapshots that could not be written", failed)
         yield Metric("pyctl:cache_disk_damaged_total", "counter", "Files found damaged", {"": disk.damaged})
+
+
+def _memory(memory: Mapping[str, int]) -> Iterator[Metric]:
+    resident = {"": memory["resident"]}
+    yield Metric("pyctl:memory_resident_bytes", "gauge", "Bytes of this process in the machine's memory", resident)
+    counted = {f'{{part="{part}"}}': n for part, n in memory.items() if part != "resident"}
+    yield Metric("pyctl:memory_bytes", "gauge", "Bytes by what they are for; blocks are in arena or beside it", counted)
 
 
 def _rate(count: float, ms: float) -> float:

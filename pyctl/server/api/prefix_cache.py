@@ -13,6 +13,7 @@ from pyctl.cache.cache_stats import CacheStats, CacheView
 from pyctl.errors import NotFoundError, RequestError
 from pyctl.server.body import PinBody
 from pyctl.server.http import JsonResponse
+from pyctl.server.memory_use import counted_bytes, resident_bytes
 from pyctl.server.middleware import may_be_rebound
 from pyctl.server.service import Service
 
@@ -27,7 +28,9 @@ async def show(service: Service, request: Request) -> Response:
     settings = service.settings
     is_shown = settings.show_prompts and not may_be_rebound(request.headers.get("host", ""))
     view = await asyncio.wrap_future(service.admin.view())
-    return JsonResponse(_tree(service, view, with_text=bool(settings.api_keys) or is_shown))
+    memory = await asyncio.wrap_future(service.admin.memory())
+    tree = _tree(service, view, with_text=bool(settings.api_keys) or is_shown)
+    return JsonResponse({**tree, "memory": {"resident": resident_bytes(), **counted_bytes(service, memory)}})
 
 
 async def pin(service: Service, request: Request) -> Response:
@@ -59,7 +62,12 @@ def _tree(service: Service, view: CacheView, *, with_text: bool) -> dict[str, An
         nodes[snapshot.id] = node
         (nodes[parent]["children"] if parent in nodes else roots).append(node)
     return {
-        "slots": {"capacity": view.n_slots, "in_use": len(view.snapshots), "evicted": view.n_evicted},
+        "slots": {
+            "capacity": view.n_slots,
+            "in_use": len(view.snapshots),
+            "evicted": view.n_evicted,
+            "refused": view.n_refused,
+        },
         "bytes": {"resident": view.n_bytes, "budget": view.budget},
         "totals": _totals(view.totals),
         "prefixes": roots,

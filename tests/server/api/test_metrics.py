@@ -3,7 +3,8 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from pyctl.cache.cache_stats import CacheStats, CacheView, SnapshotView
-from pyctl.engine.engine_stats import EngineCounters, EngineStats
+from pyctl.engine.backend import BlockBytes
+from pyctl.engine.engine_stats import EngineCounters, EngineMemory, EngineStats
 from pyctl.server.api.metrics import prometheus_text
 from pyctl.server.server_settings import ServerSettings
 from tests.server.fake import Bench
@@ -36,7 +37,10 @@ def test_numbers_for_prometheus() -> None:
     total = EngineCounters(10, 12, 90, n_cached=40, n_evaluated=60, prompt_ms=500.0, n_predicted=20, predicted_ms=250.0)
     snapshot = SnapshotView("100-aa", "", 100, 10, 20, 3, 1.5, 0.5, False, ())
     view = CacheView(4, 3000, -1, 1, CacheStats(requests=7, hits={"live": 2, "ram": 3, "disk": 0}), (snapshot,) * 2)
-    text = prometheus_text(EngineStats(total, total, 1, 2, 1, 4096, 1024, 300, view))
+    memory = EngineMemory(3000, BlockBytes(0, 0, 0), 0)
+    text = prometheus_text(
+        EngineStats(total, total, 1, 2, 1, 4096, 1024, 300, view, memory), {"resident": 5, "arena": 4}
+    )
     values = values_of(text)
     assert {name: values[f"llamacpp:{name}"] for name in LLAMA} == LLAMA
     assert values['pyctl:cache_hits_total{source="ram"}'] == 3
@@ -75,3 +79,22 @@ def test_embedded_texts_count() -> None:
     values = values_of(bench.client.get("/metrics").text)
     assert (values["llamacpp:prompt_tokens_total"], values["llamacpp:n_decode_total"]) == (5, 2)
     assert values["llamacpp:prompt_seconds_total"] > 0
+
+
+def test_resident_bytes_stand_beside_counted_ones() -> None:
+    bench = Bench(settings=ServerSettings(show_metrics=True))
+    bench.post("/completion", {"prompt": "x" * 200, "n_predict": 2})
+    bench.post("/v1/responses", {"model": "x", "input": "hello", "max_output_tokens": 2})
+    values = values_of(bench.client.get("/metrics").text)
+    counted = {name[len('pyctl:memory_bytes{part="') : -2]: n for name, n in values.items() if "memory_bytes" in name}
+    assert set(counted) == {
+        *("snapshots", "blocks", "in_flight", "arena"),
+        *("recent_prompts", "tokenizer", "replies", "responses"),
+    }
+    assert counted["snapshots"] == values["pyctl:cache_ram_bytes"] > 0
+    assert min(counted["recent_prompts"], counted["tokenizer"], counted["responses"]) > 0
+    assert values["pyctl:memory_resident_bytes"] > 20 * 2**20
+    shown = bench.client.get("/cache").json()["memory"]
+    assert {**shown, "resident": 0} == {**counted, "resident": 0}
+    assert shown["resident"] > 20 * 2**20
+    assert values["pyctl:cache_refused_total"] == 0
