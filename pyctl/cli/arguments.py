@@ -234,6 +234,8 @@ def _resolve(given: Given) -> tuple[dict[str, Any], tuple[str, ...]]:
         warnings += [f"{name} has no effect without --kv-cache-dir" for name in idle]
     if not values.get("jinja", True):
         warnings.append("--no-jinja has no effect here")
+    if values.get("rerank"):
+        values |= {"embeddings": True, "pooling": "rank"}
     if values.get("lora_unapplied"):
         values["lora"] = tuple((path, 0.0) for path, _ in values.get("lora", ()))
     if "n_ctx_per_seq" in values and not values.get("n_ctx"):

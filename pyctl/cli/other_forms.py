@@ -110,6 +110,9 @@ class OtherForms:
     jinja: bool = FORMAT.flag(
         True, "--jinja", "templates are always rendered as Jinja", None, "LLAMA_ARG_JINJA", off="--no-jinja"
     )
+    rerank: bool = SERVER.flag(
+        False, "--rerank --reranking", "serve ranks: --embeddings with --pooling rank", None, "LLAMA_ARG_RERANKING"
+    )
     key_file: tuple[str, ...] = SERVER.flag(
         (), "--api-key-file", "file with one key a line", key_lines, "LLAMA_ARG_API_KEY_FILE", "FILE"
     )

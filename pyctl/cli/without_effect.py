@@ -57,8 +57,8 @@ IGNORED: Mapping[str, int] = _names(
 --embd-gemma-default --fim-qwen-1.5b-default --fim-qwen-3b-default --fim-qwen-7b-default --fim-qwen-30b-default
 --gpt-oss-20b-default --gpt-oss-120b-default --vision-gemma-4b-default --vision-gemma-12b-default --perf --log-jsonl
 -bs --backend-sampling --context-shift -sp --special
--nocb --no-cont-batching --mmproj-auto --reuse-port --ui-mcp-proxy --webui-mcp-proxy -ag --agent --rerank
---reranking --models-autoload --skip-chat-parsing --webui --ui --no-prefill-assistant
+-nocb --no-cont-batching --mmproj-auto --reuse-port --ui-mcp-proxy --webui-mcp-proxy -ag --agent
+--models-autoload --skip-chat-parsing --webui --ui --no-prefill-assistant
 """,
     """
 -C --cpu-mask -Cr --cpu-range --cpu-strict --prio -Cb --cpu-mask-batch -Crb --cpu-range-batch

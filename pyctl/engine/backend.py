@@ -40,7 +40,8 @@ class EngineInfo:
     ``fingerprint`` is equal for two processes exactly when their saved rows and states may be mixed. ``vocab_type`` is
     llama.cpp's number. ``pooling`` says how embeddings are made of a text, empty when there are none.
     ``lora`` are adapters, (path, scale). ``model_alias`` is the name for clients, the first of ``model_aliases`` if
-    there are any.
+    there are any. A reranker is asked with ``rerank_template``, or without one with the tokens of ``rerank_marks``
+    before, between and after query and document.
     """
 
     model_path: str
@@ -64,6 +65,8 @@ class EngineInfo:
     pooling: str = ""
     model_aliases: tuple[str, ...] = ()
     model_tags: tuple[str, ...] = ()
+    rerank_template: str = ""
+    rerank_marks: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] = ((), (), ())
     lora: tuple[tuple[str, float], ...] = ()
 
 
@@ -171,7 +174,8 @@ class Evaluator(Protocol):
     def embed(self, tokens: Tokens) -> NDArray[np.float32]:
         """The embeddings of ``tokens``, shape (1, width) if the model pools them and (n, width) if not.
 
-        Raises RequestError when there are more tokens than one batch holds. Leaves the sequences as they are.
+        With pooling "rank", a score for each class. RequestError when there are more tokens than it takes. Leaves
+        the sequences as they are.
         """
 
 

@@ -30,6 +30,7 @@ __all__ = [
     "Names",
     "Nested",
     "PinBody",
+    "RerankBody",
     "SequenceFileBody",
     "TokenizeBody",
     "at_most",
@@ -277,6 +278,17 @@ class EmbeddingsBody(Body, frozen=True):
     content: Any = None
     encoding_format: str = "float"
     embd_normalize: Annotated[int | None, Integer(low=-1)] = None
+    model: str | None = None
+
+
+class RerankBody(Body, frozen=True):
+    """POST /rerank; ``texts`` in place of ``documents`` asks for the answer of Text Embeddings Inference."""
+
+    query: Any = None
+    documents: Any = None
+    texts: Any = None
+    top_n: Annotated[int | None, Integer(low=0, is_limit=True)] = None
+    return_text: bool = False
     model: str | None = None
 
 

@@ -323,6 +323,7 @@ EFFECTS: dict[str, Effect] = {
     "--stall-timeout": Effect("7", built("Worker", "3")),
     "--embedding": Effect("", embedding),
     "--pooling": Effect("cls", described("pooling"), ("--embedding",)),
+    "--rerank": Effect("", described("pooling")),
     "--embd-normalize": Effect("-1", embedding, ("--embedding",)),
     "--spm-infill": Effect("", infill),
     # -- chat

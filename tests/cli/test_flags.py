@@ -141,6 +141,7 @@ ROUND_TRIPS: dict[str, tuple[str, str, Any]] = {
     "stall_seconds": ("7", "engine.stall_seconds", 7),
     "embeddings": ("", "model.embeddings", True),
     "pooling": ("mean", "model.pooling", "mean"),
+    "rerank": ("", "model.pooling", "rank"),
     "embd_normalize": ("-1", "server.embd_normalize", -1),
     "spm_infill": ("", "server.spm_infill", True),
     "verbosity": ("", "", None),  # three flags, below

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from tools.generator import QWEN36_27B, QWEN36_35B_A3B, SHAPES, TINY_DENSE, TINY_HYBRID, Shape
+from tools.generator import QWEN36_27B, QWEN36_35B_A3B, SHAPES, TINY_DENSE, TINY_HYBRID, TINY_RERANK, Shape
+from tools.generator.shapes import tensors
 
 
 @pytest.mark.parametrize(("shape", "expected"), [(QWEN36_27B, 156_893_184), (QWEN36_35B_A3B, 65_863_680)])
@@ -42,3 +43,9 @@ def test_a_cache_type_that_does_not_fit_is_refused(name: str, message: str) -> N
 
 def test_shapes_are_listed_by_their_names() -> None:
     assert all(name == shape.name for name, shape in SHAPES.items())
+
+
+def test_a_reranker_has_a_classifier_beside_what_others_have() -> None:
+    more = {tensor.name: tensor.dims for tensor in tensors(TINY_RERANK)}
+    assert more.pop("cls.output.weight") == (2, TINY_RERANK.embedding)
+    assert more == {tensor.name: tensor.dims for tensor in tensors(TINY_DENSE)}

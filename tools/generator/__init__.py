@@ -4,7 +4,16 @@ on machines without the download."""
 from __future__ import annotations
 
 from tools.generator.generate import cached_model, write_model
-from tools.generator.shapes import QWEN36_27B, QWEN36_35B_A3B, SHAPES, TINY_DENSE, TINY_HYBRID, TINY_MOE, Shape
+from tools.generator.shapes import (
+    QWEN36_27B,
+    QWEN36_35B_A3B,
+    SHAPES,
+    TINY_DENSE,
+    TINY_HYBRID,
+    TINY_MOE,
+    TINY_RERANK,
+    Shape,
+)
 from tools.generator.vocab import CHATML_TEMPLATE, Vocab, byte_vocab, read_vocab
 
 __all__ = [
@@ -15,6 +24,7 @@ __all__ = [
     "TINY_DENSE",
     "TINY_HYBRID",
     "TINY_MOE",
+    "TINY_RERANK",
     "Shape",
     "Vocab",
     "byte_vocab",

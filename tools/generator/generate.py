@@ -14,7 +14,7 @@ from os import PathLike
 from pathlib import Path
 
 import numpy as np
-from gguf import GGML_QUANT_VERSION, GGUFWriter, LlamaFileType
+from gguf import GGML_QUANT_VERSION, GGUFWriter, LlamaFileType, PoolingType
 
 from pyctl.atomic_file import temp_path
 from tools.generator.shapes import F16, F32, Shape, Tensor, tensors
@@ -22,6 +22,9 @@ from tools.generator.vocab import CHATML_TEMPLATE, Vocab, byte_vocab
 from tools.generator.weights import Tiles, deviation, fill
 
 __all__ = ["Progress", "cached_model", "write_model"]
+
+RERANK_TEMPLATE = "<|im_start|>user\nasked: {query}\ntext: {document}<|im_end|>\n<|im_start|>assistant\n"
+"""How a reranker is asked; the chat template of that name is no Jinja."""
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of tensor data written so far and in all."""
@@ -91,6 +94,10 @@ def _add_shape(writer: GGUFWriter, shape: Shape, seed: int) -> None:
         writer.add_expert_shared_feed_forward_length(shape.shared_feed_forward)
     else:
         writer.add_feed_forward_length(shape.feed_forward)
+    if shape.num_classes:
+        writer.add_classifier_output_labels([f"class {number}" for number in range(shape.num_classes)])
+        writer.add_pooling_type(PoolingType.RANK)
+        writer.add_string("tokenizer.chat_template.rerank", RERANK_TEMPLATE)
 
 
 def _add_tokenizer(writer: GGUFWriter, vocab: Vocab, template: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -26,6 +26,7 @@ __all__ = [
     "TINY_DENSE",
     "TINY_HYBRID",
     "TINY_MOE",
+    "TINY_RERANK",
     "Arch",
     "Shape",
     "Tensor",
@@ -43,7 +44,7 @@ class Shape:
 
     `feed_forward` is the width of one expert if there are experts. `attention_interval` is 4 when three recurrent
     layers precede each full-attention layer, and 1 when every layer is full attention. `quantised` chooses Q4_K with
-    some Q6_K instead of f16 for the matrices.
+    some Q6_K instead of f16 for the matrices. With `num_classes` it is a reranker.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Shape:
     shared_feed_forward: int = 0
     context_length: int = 262_144
     quantised: bool = False
+    num_classes: int = 0
 
     def is_recurrent(self, layer: int) -> bool:
         """Whether `layer` (from 0) is a Gated-DeltaNet layer."""
@@ -184,6 +186,8 @@ TINY_DENSE = Shape(
     vocab_size=BYTE_VOCAB_SIZE,
 )
 
+TINY_RERANK = replace(TINY_DENSE, name="tiny-rerank", num_classes=2)
+
 QWEN36_27B = Shape(
     name="27b",
     arch="qwen35",
@@ -275,6 +279,8 @@ def tensors(shape: Shape) -> list[Tensor]:
         Tensor("output_norm.weight", "output_norm", (shape.embedding,), F32),
         Tensor("output.weight", "output", (shape.vocab_size, shape.embedding), last),
     ]
+    if shape.num_classes:
+        listing.append(Tensor("cls.output.weight", "cls", (shape.num_classes, shape.embedding), F16))
     for layer in range(shape.num_layers):
         for suffixed, dims in _layer(shape, layer):
             role = suffixed.split(".")[0]

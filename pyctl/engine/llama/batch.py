@@ -10,7 +10,7 @@ from llama_cpp import llama_cpp as api
 from numpy.typing import NDArray
 
 from pyctl.engine.model_settings import POOLING
-from pyctl.errors import EngineError, RequestError
+from pyctl.errors import ContextSizeError, EngineError, RequestError
 from pyctl.prompt import Tokens
 
 __all__ = ["Batch", "Embedder"]
@@ -54,18 +54,24 @@ class Embedder:
     def __init__(self, model: Any, ctx: Any) -> None:
         self._ctx = ctx
         self._memory = api.llama_get_memory(ctx)
-        self._width = int(api.llama_model_n_embd_out(model))
-        self.n_max = int(api.llama_n_ubatch(ctx))
-        self._batch = Batch(self.n_max)
         kind = int(api.llama_pooling_type(ctx))
         self.pooling = next((name for name, value in POOLING.items() if value == kind), "")
+        n_classes, n_embd = api.llama_model_n_cls_out(model), api.llama_model_n_embd_out(model)
+        self._width = int(n_classes if self.pooling == "rank" else n_embd)
+        self._n_batch = int(api.llama_n_ubatch(ctx))
+        # Where only the end counts and sees all before it, a text may come in several batches.
+        is_long = self.pooling in ("last", "rank") and bool(self._memory) and api.llama_get_causal_attn(ctx)
+        self.n_max = int(api.llama_n_ctx(ctx)) if is_long else self._n_batch
+        self._batch = Batch(self._n_batch)
 
     def embed(self, tokens: Tokens) -> NDArray[np.float32]:
-        """The embeddings of ``tokens``, shape (1, width), or (n, width) without pooling.
+        """The embeddings of ``tokens``, shape (1, width), or (n, width) without pooling; for "rank", (1, classes).
 
-        RequestError when there are more than a batch holds, EngineError when llama.cpp fails.
+        RequestError when there are more than a batch or the context holds, EngineError when llama.cpp fails.
         """
         n = int(tokens.size)
+        if n > self.n_max > self._n_batch:
+            raise ContextSizeError(n, self.n_max)
         if n > self.n_max:
             raise RequestError(
                 f"input ({n} tokens) is too large to process. increase the physical batch size "
@@ -73,10 +79,11 @@ class Embedder:
             )
         if self._memory:
             api.llama_memory_clear(self._memory, True)
-        self._batch.fill(0, tokens, 0, every=True)
-        code = api.llama_decode(self._ctx, self._batch.struct)
-        if code != 0:
-            raise EngineError(f"evaluation failed: llama_decode returned {code}")
+        for start in range(0, n, self._n_batch):
+            self._batch.fill(0, tokens[start : start + self._n_batch], start, every=True)
+            code = api.llama_decode(self._ctx, self._batch.struct)
+            if code != 0:
+                raise EngineError(f"evaluation failed: llama_decode returned {code}")
         if self.pooling == "none":
             return np.stack([self._vector(api.llama_get_embeddings_ith(self._ctx, i)) for i in range(n)])
         return self._vector(api.llama_get_embeddings_seq(self._ctx, 0))[None]

@@ -23,6 +23,9 @@ class LlamaTokenizer:
         self.bos = int(api.llama_vocab_bos(self._vocab))
         self.eos = int(api.llama_vocab_eos(self._vocab))
         self.add_bos = bool(api.llama_vocab_get_add_bos(self._vocab))
+        self.sep = int(api.llama_vocab_sep(self._vocab))
+        self.add_eos = bool(api.llama_vocab_get_add_eos(self._vocab))
+        self.add_sep = bool(api.llama_vocab_get_add_sep(self._vocab))
         self._pieces: dict[tuple[int, bool], bytes] = {}
 
     def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]:

@@ -22,6 +22,7 @@ from pyctl.engine.llama.memory import MemoryPlan
 from pyctl.engine.llama.params import ModelParams, context_params, layer_bytes, most_tokens
 from pyctl.engine.model_settings import NUMA, POOLING, ModelSettings
 from pyctl.errors import ModelError, UnavailableError
+from pyctl.limit import limit
 
 __all__ = ["Loaded", "load"]
 
@@ -131,9 +132,21 @@ def _load_vocabulary(path: Path) -> Any:
     return model
 
 
+MOST_EMBEDDED = limit(8192, "tokens of a text that is ranked, or embedded by its end", "400", "request", "tokens")
+
+
+def _own_pooling(model: Any) -> int:
+    value = metadata_text(model, f"{metadata_text(model, 'general.architecture')}.pooling_type")
+    return int(value) if value.isdecimal() else -1
+
+
 def _make_embedder(model: Any, settings: ModelSettings) -> Embedder:
-    """A context for one text at a time, which must fit into one batch."""
-    params = context_params(replace(settings, n_seqs=1, n_batch=settings.n_ubatch), settings.n_ubatch)
+    """A context for one text at a time. One of which only the end counts may be longer than a batch."""
+    n_ctx = max(min(settings.n_ctx or MOST_EMBEDDED, MOST_EMBEDDED), settings.n_ubatch)
+    kind = POOLING.get(settings.pooling, _own_pooling(model))
+    if kind not in (POOLING["last"], POOLING["rank"]):
+        n_ctx = settings.n_ubatch
+    params = context_params(replace(settings, n_seqs=1, n_batch=settings.n_ubatch), n_ctx)
     params.n_outputs_max = params.n_outputs_max_per_seq = settings.n_ubatch  # without pooling every token has one
     params.embeddings = True
     params.pooling_type = POOLING.get(settings.pooling, -1)
@@ -172,7 +185,7 @@ def _apply_adapters(model: Any, ctx: Any, settings: ModelSettings) -> None:
 
 def _describe(path: Path, backend: LlamaBackend, settings: ModelSettings) -> EngineInfo:
     model, tokenizer = backend.model, backend.tokenizer
-    template = api.llama_model_chat_template(model, None)
+    template, rerank = (api.llama_model_chat_template(model, name) for name in (None, b"rerank"))
     name = metadata_text(model, "general.name") or path.stem
     return EngineInfo(
         model_path=str(path),
@@ -195,9 +208,17 @@ def _describe(path: Path, backend: LlamaBackend, settings: ModelSettings) -> Eng
         build=build_version(),
         vocab_type=int(api.llama_vocab_type(api.llama_model_get_vocab(model))),
         pooling=backend.embedder.pooling if backend.embedder is not None else "",
+        rerank_template=rerank.decode("utf-8", "replace") if rerank else "",
+        rerank_marks=_rerank_marks(tokenizer),
         fingerprint=backend.identity,
         lora=settings.lora,
     )
+
+
+def _rerank_marks(tokenizer: LlamaTokenizer) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    eos = tokenizer.eos if tokenizer.eos >= 0 else tokenizer.sep
+    end = (eos,) if tokenizer.add_eos else ()
+    return (tokenizer.bos,) if tokenizer.add_bos else (), (*end, *((tokenizer.sep,) if tokenizer.add_sep else ())), end
 
 
 def _special(model: Any, tokenizer: LlamaTokenizer, name: str, token: int) -> str:

@@ -9,12 +9,7 @@ from pyctl.errors import NotFoundError, NotSupportedError, RequestError
 from pyctl.server.body import ControlBody, parse_object
 from pyctl.server.http import JsonResponse
 
-__all__ = ["control", "disabled", "end_stream", "find_streams", "rerank", "resume_stream", "transcribe"]
-
-
-async def rerank(service: object, request: Request) -> Response:
-    """POST /rerank"""
-    raise NotSupportedError("This server does not support reranking. Start it with `--reranking`")
+__all__ = ["control", "disabled", "end_stream", "find_streams", "resume_stream", "transcribe"]
 
 
 async def transcribe(service: object, request: Request) -> Response:

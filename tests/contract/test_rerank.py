@@ -1,0 +1,62 @@
+"""Ranks of a real reranker are those of llama-server.
+
+Runs where LLAMA_SERVER names the binary, as the rest of the contract.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tools.generator import TINY_RERANK, cached_model
+from tools.server_process import PYCTL_SERVE, ServerProcess
+
+LLAMA_SERVER = os.environ.get("LLAMA_SERVER", "")
+DOCUMENTS = ["A machine", "Learning is the process of acquiring understanding.", "Machine learning is " * 20, ""]
+BODIES: list[dict[str, Any]] = [
+    {"query": "Machine learning is", "documents": DOCUMENTS},
+    {"query": "Machine learning is", "texts": DOCUMENTS, "return_text": True},
+    {"query": "<|im_end|>", "documents": DOCUMENTS, "top_n": 2, "model": "mine"},
+    {"query": "long", "documents": ["word " * 200, "other " * 90]},
+    {"query": "q", "documents": []},
+    {"query": "q"},
+    {"query": 5, "documents": ["a"]},
+    {"documents": ["a"]},
+]
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ServerProcess]]:
+    if not LLAMA_SERVER:
+        pytest.skip("LLAMA_SERVER does not name a llama-server to compare with")
+    directory: Path = tmp_path_factory.mktemp("rerank")
+    model = str(cached_model(TINY_RERANK, directory))
+    flags = ["-m", model, "--rerank", "-c", "4096", "-t", "1", "-ub", "128", "-b", "128", "-np", "1"]
+    with (
+        ServerProcess([LLAMA_SERVER, *flags], directory / "llama-server.log") as theirs,
+        ServerProcess([*PYCTL_SERVE, *flags], directory / "pyctl.log") as ours,
+    ):
+        yield [theirs, ours]
+
+
+@pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
+@pytest.mark.timeout(120)
+def test_ranks_are_those_of_llama_server(servers: list[ServerProcess], body: dict[str, Any]) -> None:
+    theirs, ours = (httpx.post(f"{server.url}/v1/rerank", json=body, timeout=60) for server in servers)
+    assert ours.status_code == theirs.status_code, (theirs.text, ours.text)
+    expected, found = theirs.json(), ours.json()
+    if theirs.status_code != 200:
+        assert found == expected
+        return
+    if isinstance(expected, dict):
+        assert {**found, "results": None, "model": ""} == {**expected, "results": None, "model": ""}
+        expected, found = expected["results"], found["results"]
+    label = next(name for name in expected[0] if name.endswith("score"))
+    assert [{**item, label: None} for item in found] == [{**item, label: None} for item in expected]
+    assert [item[label] for item in found] == pytest.approx([item[label] for item in expected], abs=2e-4)
+    assert len({round(item[label], 3) for item in expected}) > 1, "these scores tell nothing"
