@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import zstandard
 
+from pyctl.atomic_file import temp_name, temp_path
 from pyctl.cache.disk.file_format import INDEX, PROMPTS, Sizes, header_size
 from pyctl.cache.disk.segment_files import read_header
 from pyctl.cache.disk.store import DiskStore
@@ -323,19 +324,13 @@ def test_garbage_under_a_good_name_is_removed(store: DiskStore) -> None:
     check_directory(store)
 
 
-def test_temp_files_go_with_their_process(store: DiskStore) -> None:
-    child = subprocess.Popen(["true"])
-    child.wait()
-    home = store.directory.path / "model"
-    dead, alive, old = (
-        home / f".{pid}-{'0' * 15}{i}.tmp" for i, pid in enumerate((child.pid, os.getpid(), os.getpid()))
-    )
-    for path in (dead, alive, old):
-        path.write_bytes(b"half")
-    os.utime(old, (0, 0))
-    report = store.directory.recover()
-    assert sorted(report.temps) == sorted(f"model/{path.name}" for path in (dead, old))
-    assert [path.exists() for path in (dead, alive, old)] == [False, True, False]
+def test_temp_files_go_with_their_writer(store: DiskStore) -> None:
+    left = store.home / temp_name()
+    left.write_bytes(b"half")
+    with temp_path(store.home) as written:
+        report = store.directory.recover()
+        assert report.temps == [f"model/{left.name}"]
+        assert (left.exists(), written.exists()) == (False, True)
 
 
 def test_leftovers_of_older_versions_go(store: DiskStore, made: list[Snapshot]) -> None:
