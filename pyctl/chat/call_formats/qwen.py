@@ -84,7 +84,7 @@ class QwenParser(CallScanner):
     def __init__(self, tools: Tools, new_id: Callable[[], str] = random_id) -> None:
         super().__init__(tools, (OPEN, *(f"{_FUNCTION}{tool.name}>" for tool in tools.tools)), new_id)
         self._types: frozenset[str] = frozenset()
-        self._value_end = ""
+        self._value_end, self._searched = "", 0
         self._n_arguments = 0
 
     def _begin(self, final: bool) -> bool:
@@ -139,7 +139,7 @@ class QwenParser(CallScanner):
     def _value_begin(self, final: bool) -> bool:
         if not self._held and not final:
             return False
-        self._value_end = _PARAMETER_END
+        self._value_end, self._searched = _PARAMETER_END, 0
         if self._held.startswith("\n"):
             self._value_end = "\n" + _PARAMETER_END
             try:
@@ -153,13 +153,15 @@ class QwenParser(CallScanner):
         return True
 
     def _value(self, final: bool) -> bool:
-        at = self._held.find(self._value_end)
+        at = self._held.find(self._value_end, self._searched)
         try:
             while at >= 0 and not self._ends_at(at, final):
                 at = self._held.find(self._value_end, at + 1)
         except NeedMoreInput:
+            self._searched = at
             return self._value_goes_on(at)
         if at < 0:
+            self._searched = max(len(self._held) - len(self._value_end), 0)
             return self._value_goes_on(len(self._held) - (0 if final else overlap(self._held, self._value_end)), final)
         value = self._held[:at]
         if self._types == {"string"}:
@@ -173,7 +175,7 @@ class QwenParser(CallScanner):
         """So much of what is held belongs to the value."""
         if self._types == {"string"}:
             self._append(json.dumps(self._held[:size], ensure_ascii=False)[1:-1])
-            self._held = self._held[size:]
+            self._held, self._searched = self._held[size:], 0
         elif final:
             self._append(json.dumps(self._held, ensure_ascii=False)[:-1] if "string" in self._types else self._held)
             self._held = ""

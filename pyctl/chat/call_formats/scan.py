@@ -217,9 +217,7 @@ def starts_with(tag: str, text: str, at: int) -> bool:
 
 def skip_blanks(text: str, at: int) -> int:
     """Where the blanks end that begin at ``at``."""
-    while at < len(text) and text[at].isspace():
-        at += 1
-    return at
+    return len(text) - len(text[at:].lstrip())
 
 
 def tag_name(text: str, at: int, end_mark: str = ">") -> tuple[str, int]:
@@ -246,7 +244,7 @@ def json_head(text: str, at: int, key: str = "arguments") -> tuple[str, int]:
             continue
         if not starts_with('"', text, at):
             return "", at
-        literal = _STRING.match(text, at)
+        literal = _STRING.match(text, at, at + 6 * _MAX_NAME)
         if literal is None and len(text) - at <= _MAX_NAME:
             raise NeedMoreInput
         try:
