@@ -15,7 +15,7 @@ from pyctl.chat.cached_tokenizer import CachedTokenizer, Tokenizer
 from pyctl.chat.call_formats.bound_calls import BoundCalls
 from pyctl.chat.call_formats.registry import find_call_format
 from pyctl.chat.constraint import Constraint, reply_constraint
-from pyctl.chat.reasoning import ReasoningTokens, ReplyPart
+from pyctl.chat.reasoning import ReasoningSplitter, ReasoningTokens, ReplyDelta, ReplyPart
 from pyctl.chat.rendering import Continue, RenderedChat, Renderer, part_text
 from pyctl.chat.replay import Replay, SampledReply
 from pyctl.chat.reply_splitter import ParsedReply, ReplySplitter
@@ -155,8 +155,9 @@ class ChatFormat:
 class PreparedChat:
     """The answer to a ChatRequest: ``text`` of the prompt, and from there whatever the engine needs.
 
-    The content of the reply begins with ``open_reasoning``, text of the prompt that no
-    token of the reply brings. ``control_texts`` are the control tokens that the splitter has to see, and their texts.
+    The reply begins with ``open_reasoning``, text of the prompt that no token of the reply brings, where reasoning
+    stays in the content. ``is_continued`` if the client asked for the last message to be continued. ``control_texts``
+    are the control tokens that the splitter has to see, and their texts.
     """
 
     def __init__(self, chat: ChatFormat, request: ChatRequest, rendered: RenderedChat, tools: Tools | None) -> None:
@@ -165,6 +166,7 @@ class PreparedChat:
         self.rendered = rendered
         self._tools = tools
         self.text = rendered.text
+        self.is_continued = request.continue_final_message is not None
         self.control_texts = chat.control_texts
         self.open_reasoning = rendered.open_reasoning if request.reasoning_format == "none" else ""
 
@@ -200,21 +202,35 @@ class PreparedChat:
         message = request.reasoning_budget_message
         return ReasoningTokens.of(self._chat.tokenizer, request.reasoning_budget, tags.open, tags.ends, message, read)
 
+    @cached_property
+    def echo(self) -> ReplyDelta:
+        """What the prompt holds of the reply already, as it would have been read."""
+        if self._request.reasoning_format == "none":
+            return ReplyDelta(content=self.rendered.begun)
+        content = self.rendered.prefill if self.rendered.reply_part == "content" else ""
+        reader = ReasoningSplitter(self._chat.tags)
+        first, last = reader.feed(self.rendered.begun.removesuffix(content)), reader.finish()
+        return ReplyDelta(first.reasoning + last.reasoning, content)
+
     def splitter(self) -> ReplySplitter:
         """What takes one reply apart, and remembers it in the end; a new one at each call."""
         rendered = self.rendered
         tags = None if self._request.reasoning_format == "none" else self._chat.tags
         parser = self._chat.call_format.parser(self._tools, tags, rendered.reply_part)
+        if rendered.reply_part == "reasoning" and rendered.prefill.strip():
+            parser.feed(rendered.prefill)
         marks = self._chat.marks
         header = marks.header(rendered.text, rendered.prefill)
         if not header:
             return ReplySplitter(parser)
 
         def remember(text: str, tokens: list[int], reply: ParsedReply) -> None:
-            message = reply.message(rendered.prefill if rendered.reply_part == "content" else "")
-            if rendered.reply_part == "reasoning" and rendered.prefill:
-                message["reasoning_content"] = rendered.prefill + message.get("reasoning_content", "")
-            text = text.removeprefix(self.open_reasoning)  # it is part of the header
+            message = reply.message(self.echo)
+            if self.open_reasoning and text.startswith(
+                self.open_reasoning
+            ):  # it is part of the header, and of the echo
+                text = text.removeprefix(self.open_reasoning)
+                message["content"] = self.echo.content + reply.content.removeprefix(self.open_reasoning)
             known = any(self._text_of(tokens, special) == text for special in (False, True))
             marks.replay.remember(message, rendered.place, header, text, as_tokens(tokens) if known else None)
 

@@ -9,7 +9,7 @@ from typing import Any
 from pyctl.convert import choice, json_object
 from pyctl.setting import FORMAT
 
-__all__ = ["FormatSettings", "keep_reasoning"]
+__all__ = ["CHATML", "FormatSettings", "keep_reasoning"]
 
 
 def keep_reasoning(keep: bool) -> dict[str, bool]:
@@ -17,8 +17,19 @@ def keep_reasoning(keep: bool) -> dict[str, bool]:
     return {"preserve_thinking": keep, "clear_thinking": not keep, "truncate_history_thinking": not keep}
 
 
+CHATML = """\
+{%- for message in messages %}
+{{- '<|im_start|>' ~ message.role ~ '\\n' ~ message.content ~ '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- '<|im_start|>assistant\\n' }}
+{%- endif %}"""
+
+
 def jinja_text(text: str) -> str:
-    """Jinja text."""
+    """Jinja text, or chatml."""
+    if text == "chatml":
+        return CHATML
     if "{" not in text:
         raise ValueError(f"{text!r} is not a Jinja template; llama.cpp's built-in templates cannot be named here")
     return text
@@ -29,7 +40,12 @@ class FormatSettings:
     """How messages become text; an empty ``chat_template`` means the model's own."""
 
     chat_template: str = FORMAT.flag(
-        "", "--chat-template", "Jinja text instead of the model's", jinja_text, "LLAMA_ARG_CHAT_TEMPLATE", "TEXT"
+        "",
+        "--chat-template",
+        "Jinja text instead of the model's, or chatml",
+        jinja_text,
+        "LLAMA_ARG_CHAT_TEMPLATE",
+        "TEXT",
     )
     template_kwargs: Mapping[str, Any] = FORMAT.flag(
         {},

@@ -19,13 +19,16 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 
 _MAX_MESSAGES = limit(10_000, "`messages`", "400", "request")
 
+_ROLE = re.compile(r"[A-Za-z][\w-]*", re.ASCII)
+_MAX_ROLE = limit(64, "letters of a role that only the chat template knows", "400", "request")
+
 _BILLING = "x-anthropic-billing-header:"
 _STAMP = re.compile(r"\bcch=[^;\s]{1,16};")
 _VERSION = re.compile(_BILLING + r" ?cc_version=[0-9.]{1,24}\.(?=[0-9a-f]{3};)")
 
 
 def check_messages(messages: object) -> list[Message]:
-    """Messages with a known role and with content as a string or as a list of strings, one per part.
+    """Messages with a role, which only the template may know, and content as a string or a list of strings, one a part.
 
     Anything else raises RequestError, which names the message. Fields that no template reads are dropped. The stamps of
     Claude Code, which would part a prompt from all before, are blotted out: one that it writes anew at the head of each
@@ -42,7 +45,8 @@ def fit_messages(messages: Sequence[Message], capabilities: TemplateCapabilities
     """Checked messages as a template with ``capabilities`` takes them, in order, each in its place.
 
     A system message where the template takes none becomes user text, and joins the user message beside it where the
-    template takes only one at a time. So text that was rendered for the first n messages mostly stays as it is.
+    template takes only one at a time. So text that was rendered for the first n messages mostly stays as it is. Where
+    the user has to say something and does not, an empty message of the user comes first.
     """
     fitted: list[Message] = []
     joined: dict[int, list[str]] = {}  # texts that join the message with this index
@@ -61,6 +65,9 @@ def fit_messages(messages: Sequence[Message], capabilities: TemplateCapabilities
         fitted.append(message)
     for index, texts in joined.items():
         fitted[index]["content"] = "\n\n".join([text_of(fitted[index]), *texts])
+    if not capabilities.without_user and all(message["role"] != "user" for message in fitted):
+        first = next((at for at, message in enumerate(fitted) if message["role"] != "system"), len(fitted))
+        fitted.insert(first, {"role": "user", "content": ""})
     return [_fit(message, capabilities) for message in fitted]
 
 
@@ -74,15 +81,18 @@ def _check(message: object, at: str) -> Message:
     if not isinstance(message, dict):
         raise RequestError(f"{at} must be an object")
     role = message.get("role")
-    if not isinstance(role, str) or role not in _ROLES:
-        raise RequestError(f"{at}.role must be one of {', '.join(_ROLES)}, not {json.dumps(role)[:80]}")
+    if not isinstance(role, str) or not (role in _ROLES or (len(role) <= _MAX_ROLE and _ROLE.fullmatch(role))):
+        raise RequestError(f"{at}.role must be a word such as {', '.join(_ROLES)}, not {json.dumps(role)[:80]}")
     calls = message.get("tool_calls")
     if "content" not in message:
         if role != "assistant":
             raise RequestError(f"{at}.content is missing")
         if not calls and not message.get("reasoning_content"):
             raise RequestError(f"{at} has neither content nor tool_calls")
-    checked: Message = {"role": _ROLES[role], "content": _checked_content(message.get("content"), f"{at}.content")}
+    checked: Message = {
+        "role": _ROLES.get(role, role),
+        "content": _checked_content(message.get("content"), f"{at}.content"),
+    }
     if checked["role"] == "system":
         content = checked["content"]
         checked["content"] = _unstamped(content) if isinstance(content, str) else [_unstamped(text) for text in content]

@@ -54,7 +54,7 @@ class ReasoningTags:
 
     Reasoning that is cut short ends with ``forced_close``, which is ``close`` unless the model writes more than that.
     Where a reply consists of messages, ``next_message`` begins another one behind the reasoning, and ``content_open``
-    comes before the content.
+    comes before the content. ``is_known`` unless the template does not have these tags.
     """
 
     open: str
@@ -63,6 +63,7 @@ class ReasoningTags:
     forced_close: str = ""
     next_message: str = ""
     content_open: str = ""
+    is_known: bool = True
 
     @property
     def ends(self) -> tuple[str, ...]:
@@ -102,8 +103,9 @@ class ReasoningTokens:
 class ReasoningSplitter:
     """Feed it the pieces of one reply; a tag may be spread over any number of them.
 
-    Blanks around the tags belong to neither part, except those that end the reasoning. A reasoning block is recognised
-    only where the reply begins: later tags are content. Without ``tags``, everything is content.
+    Blanks around the tags belong to neither part, except those that end the reasoning; nor do those at the beginning of
+    a reply whose template knows the tags. A reasoning block is recognised only where the reply begins: later tags are
+    content. Without ``tags``, everything is content.
     """
 
     def __init__(self, tags: ReasoningTags | None = None, reply_part: ReplyPart = "start") -> None:
@@ -127,7 +129,9 @@ class ReasoningSplitter:
     def finish(self) -> ReplyDelta:
         """What was still held back when the reply ended."""
         held, self._held = self._held, ""
-        return ReplyDelta(reasoning=held) if self._inside else ReplyDelta(content=held)
+        if self._inside:
+            return ReplyDelta(reasoning=held)
+        return ReplyDelta(content=held.lstrip() if self._tags is not None and self._tags.is_known else held)
 
     def _begin(self, tags: ReasoningTags) -> ReplyDelta:
         begun = self._held.lstrip()
@@ -136,7 +140,7 @@ class ReasoningSplitter:
             return self._reason(tags)
         if tags.open.startswith(begun):
             return ReplyDelta()
-        content, self._held, self._tags = self._held, "", None
+        content, self._held, self._tags = begun if tags.is_known else self._held, "", None
         return ReplyDelta(content=content)
 
     def _reason(self, tags: ReasoningTags) -> ReplyDelta:

@@ -27,6 +27,7 @@ class RenderedChat:
 
     ``prefill`` is the part of the reply that the conversation already holds; ``reply_part`` says where the rest
     begins, and ``open_reasoning`` is what the prompt has written of a reasoning block that the reply is to fill.
+    ``begun`` is all that the prompt has of the reply, from the tag of its reasoning on if there is one.
     ``parts`` are the text in pieces, with the tokens of replies that are replayed, and empty if there are none. The
     reply stands at ``place`` of the conversation, empty where no replies are remembered.
     """
@@ -35,6 +36,7 @@ class RenderedChat:
     prefill: str = ""
     reply_part: ReplyPart = "start"
     open_reasoning: str = ""
+    begun: str = ""
     parts: tuple[Part, ...] = ()
     place: bytes = b""
 
@@ -114,7 +116,8 @@ class Renderer:
             return self._continue(messages, continues, tools, variables)
         text = self._text(messages, tools, variables, add_header)
         open_reasoning = self._open_reasoning(text) if add_header else ""
-        return RenderedChat(text, reply_part="reasoning" if open_reasoning else "start", open_reasoning=open_reasoning)
+        part: ReplyPart = "reasoning" if open_reasoning else "start"
+        return RenderedChat(text, reply_part=part, open_reasoning=open_reasoning, begun=open_reasoning)
 
     def _text(
         self,
@@ -147,12 +150,16 @@ class Renderer:
             text = self._text([*messages[:-1], gap], tools, variables, False)
             if _GAP in text:
                 open_reasoning = self._tags.open + "\n"
-                return RenderedChat(text[: text.rindex(_GAP)] + reasoning, reasoning, "reasoning", open_reasoning)
+                text = text[: text.rindex(_GAP)] + reasoning
+                return RenderedChat(text, reasoning, "reasoning", open_reasoning, open_reasoning + reasoning)
         gap = {**last, "content": _GAP}
         text = self._text([*messages[:-1], gap], tools, variables, False)
         if _GAP not in text:
             raise RequestError("this chat template cannot continue an assistant message")
-        return RenderedChat(text[: text.rindex(_GAP)] + content, content, "content")
+        text = text[: text.rindex(_GAP)]
+        header = self._header(text)
+        at = header.find(self._tags.open)
+        return RenderedChat(text + content, content, "content", begun=(header[at:] if at >= 0 else "") + content)
 
     def _has_header(self) -> bool:
         """Whether a message of the assistant begins with one of the tokens, and not where the user's ends."""
@@ -165,9 +172,13 @@ class Renderer:
 
     def _open_reasoning(self, text: str) -> str:
         """The reasoning block that a generation header leaves open, with its tag; empty if it leaves none."""
-        header = text[max((text.rfind(start) for start in self._start_texts), default=-1) + 1 :]
+        header = self._header(text)
         at = header.rfind(self._tags.open)
         return header[at:] if at >= 0 and not header[at + len(self._tags.open) :].strip() else ""
+
+    def _header(self, text: str) -> str:
+        """The last message of ``text``, as far as it goes; all of it where no token begins a message."""
+        return text[max((text.rfind(start) for start in self._start_texts), default=-1) + 1 :]
 
 
 def part_text(part: Part) -> str:

@@ -48,10 +48,10 @@ class ParsedReply:
             for head, arguments in zip(self._heads, self._arguments, strict=True)
         ]
 
-    def message(self, prefill: str = "") -> dict[str, Any]:
-        """The reply as an assistant message, the content after ``prefill``."""
-        message: dict[str, Any] = {"role": "assistant", "content": prefill + self.content}
-        if reasoning := self.reasoning:
+    def message(self, before: ReplyDelta = ReplyDelta()) -> dict[str, Any]:  # noqa: B008 (a tuple)
+        """The reply as an assistant message that goes on from ``before``."""
+        message: dict[str, Any] = {"role": "assistant", "content": before.content + self.content}
+        if reasoning := before.reasoning + self.reasoning:
             message["reasoning_content"] = reasoning
         if calls := self.calls:
             message["tool_calls"] = [

@@ -16,7 +16,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from pyctl.chat.format_settings import keep_reasoning
+from pyctl.chat.format_settings import CHATML, keep_reasoning
 from pyctl.chat.samples import SAMPLE_CALL_ID, SAMPLE_TOOL, sample_call, sample_message, sample_tool
 from pyctl.chat.samples import SAMPLE_KEY as _A
 from pyctl.chat.samples import SAMPLE_VALUE as _B
@@ -25,14 +25,6 @@ from pyctl.errors import ModelError, RequestError
 __all__ = ["Template", "TemplateCapabilities"]
 
 log = logging.getLogger(__name__)
-
-_CHATML = """\
-{%- for message in messages %}
-{{- '<|im_start|>' ~ message.role ~ '\\n' ~ message.content ~ '<|im_end|>\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-{{- '<|im_start|>assistant\\n' }}
-{%- endif %}"""
 
 
 class Template:
@@ -44,7 +36,7 @@ class Template:
     def __init__(self, source: str, bos_token: str = "", eos_token: str = "") -> None:
         if not source.strip():
             log.warning("the model has no chat template; using ChatML")
-            source = _CHATML
+            source = CHATML
         self.source = source
         self.bos_token = bos_token
         self.eos_token = eos_token
@@ -65,7 +57,16 @@ class Template:
 
         What the template objects to, or cannot cope with, raises RequestError.
         """
-        variables: dict[str, Any] = {"bos_token": self.bos_token, "eos_token": self.eos_token, **kwargs}
+        today = datetime.now()  # as llama-server says it: the day, so that a prompt stays the same for as long
+        variables: dict[str, Any] = {
+            "bos_token": self.bos_token,
+            "eos_token": self.eos_token,
+            "date_string": today.strftime("%d %b %Y"),
+            "datetime": today.strftime("%b %d %Y"),
+            **kwargs,
+        }
+        if "functions" in self.source:  # a name for the tools as text, which some templates have
+            variables.setdefault("functions", json.dumps(tools, ensure_ascii=False, indent=2) if tools else "")
         variables.update(messages=messages, tools=tools, add_generation_prompt=add_generation_prompt)
         try:
             return self._template.render(variables)
@@ -139,6 +140,7 @@ class TemplateCapabilities:
     (else as JSON text). ``old_reasoning``, ``reasoning_effort``: reasoning of
     earlier turns if it is to be kept, and a word for how much of it there should be; ``reasoning_key`` is the member of
     a message that has it, and ``content_beside_reasoning`` says whether a message that calls may have both.
+    ``without_user``: conversations in which the user says nothing.
     """
 
     system_first: bool
@@ -154,6 +156,7 @@ class TemplateCapabilities:
     reasoning_effort: bool = False
     reasoning_key: str = "reasoning_content"
     content_beside_reasoning: bool = True
+    without_user: bool = True
 
     @classmethod
     def of(cls, template: Template) -> TemplateCapabilities:
@@ -193,6 +196,7 @@ class TemplateCapabilities:
             reasoning_effort=_reads_effort(template, [said("user", "a")]),
             reasoning_key=key or _REASONING_KEYS[0],
             content_beside_reasoning=not key or reasons(key, content=_B),
+            without_user=_shows(template, [said("assistant", _A)], _A),
         )
 
 

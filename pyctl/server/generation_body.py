@@ -123,6 +123,7 @@ class ReplyOptions(Body, frozen=True):
     timings_per_token: bool = False
     return_progress: bool = False
     return_tokens: bool = False
+    echo: bool = False
     verbose: bool | None = None
     response_fields: Annotated[tuple[str, ...], _member_names] = ()
     ping_seconds: Annotated[int | None, Integer(low=-1), Names("sse_ping_interval")] = None
@@ -258,13 +259,13 @@ class InfillBody(CompletionBody, frozen=True):
 
 
 class ConversationBody(Body, frozen=True):
-    """What of a chat request becomes its prompt."""
+    """What of a chat request becomes its prompt. ``parallel_tool_calls`` None: as the template can."""
 
     messages: Any = None
     tools: Any = None
     tool_choice: Any = None
     parse_tool_calls: bool = True
-    parallel_tool_calls: bool = True
+    parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     reasoning_effort: str = ""
     add_generation_prompt: bool | None = None

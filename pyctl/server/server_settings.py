@@ -160,6 +160,14 @@ class ServerSettings:
         "LLAMA_ARG_THINK_BUDGET_MESSAGE",
         "TEXT",
     )
+    prefill_assistant: bool = SERVER.flag(
+        True,
+        "--prefill-assistant",
+        "a reply goes on where the last message is the assistant's",
+        None,
+        "LLAMA_ARG_PREFILL_ASSISTANT",
+        off="--no-prefill-assistant",
+    )
     api_keys: tuple[str, ...] = SERVER.flag(
         (), "--api-key", "keys that clients may use, comma-separated", keys, "LLAMA_API_KEY", "KEYS", many=True
     )

@@ -157,5 +157,5 @@ def test_the_real_template_continues_as_llama_server_does(qwen_template: str, qw
     assert render(chat, inside) == (
         "<|im_start|>user\nHi<|im_end|>\n<|im_start|>user\nBe brief.<|im_end|>\n<|im_start|>assistant\n<think>\n"
     )
-    with pytest.raises(RequestError, match="No user query"):
-        render(chat, [{"role": "system", "content": "S"}])
+    with pytest.raises(RequestError, match="Unexpected message role"):
+        render(chat, [*HI, {"role": "wizard", "content": "S"}])

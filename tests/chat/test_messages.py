@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 
+from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.messages import check_messages, fit_messages
 from pyctl.chat.template import Template, TemplateCapabilities
 from pyctl.errors import RequestError
 from tests.chat import toy
+from tests.chat.toy import prepare
 
 CALLS = {"tool_calls", "parallel_calls", "object_arguments"}
 ALL = TemplateCapabilities(True, True, True, True, True, True, True, True)
@@ -32,7 +34,10 @@ def said(*pairs: tuple[str, Any]) -> list[dict[str, Any]]:
         ([123], r"messages\[0\] must be an object"),
         ([{}], r"messages\[0\].role"),
         ([{"role": 1, "content": "x"}], "not 1"),
-        ([{"role": "wizard", "content": "x"}], 'not "wizard"'),
+        ([{"role": "<|im_start|>", "content": "x"}], "must be a word"),
+        ([{"role": "", "content": "x"}], "must be a word"),
+        ([{"role": "a" * 65, "content": "x"}], "must be a word"),
+        ([{"role": "wizard\n", "content": "x"}], "must be a word"),
         ([{"role": "user"}], r"messages\[0\].content is missing"),
         ([{"role": "user", "content": 1}], "must be a string or a list"),
         ([{"role": "user", "content": [1]}], r"messages\[0\].content\[0\]"),
@@ -54,6 +59,36 @@ def test_bad_messages_are_named(messages: Any, why: str) -> None:
 def test_what_templates_do_not_read_is_dropped() -> None:
     message = {"role": "assistant", "content": None, "refusal": None, "reasoning_content": "r", "name": None, "x": 1}
     assert check_messages([message]) == [{"role": "assistant", "content": "", "reasoning_content": "r"}]
+
+
+def test_a_role_that_only_the_template_knows_is_handed_to_it(qwen_template: str) -> None:
+    for role in ("function", "ipython", "observation", "control", "document", "tool_response"):
+        messages = said(("user", "U"), (role, "x"))
+        assert fit(messages) == [("user", "U"), (role, "x")]
+        assert f"<|im_start|>{role}\nx<|im_end|>" in prepare(chat_of(toy.CHATML), messages).text
+        with pytest.raises(RequestError, match="Unexpected message role"):
+            prepare(chat_of(qwen_template), messages)
+
+
+def chat_of(source: str) -> ChatFormat:
+    return ChatFormat(Template(source, eos_token="<|im_end|>"), toy.chatml_tokenizer())
+
+
+def test_a_conversation_in_which_the_user_says_nothing_is_rendered(qwen_template: str) -> None:
+    chat, empty = chat_of(qwen_template), "<|im_start|>user\n<|im_end|>\n"
+    call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+    called = {"role": "assistant", "content": None, "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": "x", "content": "rain"}
+    for messages, before in (
+        ([called, result], ""),
+        (said(("system", "S")), "<|im_start|>system\nS<|im_end|>\n"),
+        ([*said(("system", "S")), called, result], "<|im_start|>system\nS<|im_end|>\n"),
+        (said(("assistant", "A")), ""),
+        ([result], ""),
+    ):
+        assert prepare(chat, messages).text.startswith(before + empty)
+    plain = prepare(chat_of(toy.CHATML), said(("system", "S"), ("assistant", "A"))).text
+    assert plain == "<|im_start|>system\nS<|im_end|>\n<|im_start|>assistant\nA", "nothing is added without need"
 
 
 def test_developer_is_system() -> None:
@@ -123,7 +158,19 @@ def test_arguments_of_calls(arguments: Any, as_object: Any, as_text: str) -> Non
     [
         (toy.CHATML, {"parts", "tools", "old_reasoning"}),
         (toy.THINKING, {"parts", "tools", *CALLS, "system_inside"}),
-        (toy.GEMMA, {"parts", "tools", *CALLS, "old_reasoning", "system_first", "system_inside", "repeated_user"}),
+        (
+            toy.GEMMA,
+            {
+                "parts",
+                "tools",
+                *CALLS,
+                "old_reasoning",
+                "system_first",
+                "system_inside",
+                "repeated_user",
+                "without_user",
+            },
+        ),
         (toy.PARTS_ONLY, {"text", "tools", *CALLS, "old_reasoning"}),
         (toy.CHATML + "{{ reasoning_effort }}", {"parts", "tools", "old_reasoning", "reasoning_effort"}),
     ],
@@ -136,7 +183,7 @@ def test_capabilities_are_found_by_rendering(source: str, lacks: set[str]) -> No
 def test_capabilities_of_the_real_template(qwen_template: str) -> None:
     capabilities = TemplateCapabilities.of(Template(qwen_template))
     lacks = {name for name, has in vars(capabilities).items() if not has}
-    assert lacks == {"system_inside", "old_reasoning", "reasoning_effort"}
+    assert lacks == {"system_inside", "old_reasoning", "reasoning_effort", "without_user"}
 
 
 def test_two_conversations_of_claude_code_share_their_system_text() -> None:

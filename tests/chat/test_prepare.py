@@ -27,7 +27,7 @@ def test_one_answer_holds_all(thinking: ChatFormat) -> None:
     prepared = prepare(thinking, HI, tools=[TOOL])
     assert prepared.text == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n"
     assert len(prepared.prompt) == len(thinking.prompt_from_text(prepared.text))
-    assert (prepared.reply_index, prepared.open_reasoning) == (1, "")
+    assert prepared.open_reasoning == ""
     assert prepared.constraint is not None
     assert prepared.constraint.triggers
     assert prepared.reasoning is None

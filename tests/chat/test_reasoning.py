@@ -18,7 +18,9 @@ def split(pieces: list[str], reply_part: ReplyPart = "start") -> tuple[str, str]
     ("reply_part", "text", "reasoning", "content"),
     [
         ("start", "Hello", "", "Hello"),
-        ("start", "  Hello", "", "  Hello"),
+        ("start", "  Hello ", "", "Hello "),
+        ("start", "\n\nHello", "", "Hello"),
+        ("start", " \n", "", ""),
         ("start", "<think>\nhm\n</think>\n\nHello ", "hm\n", "Hello "),
         ("start", " \n<think>hm</think>Hello", "hm", "Hello"),
         ("start", "<thinking>Hello", "", "<thinking>Hello"),
@@ -58,6 +60,13 @@ def test_text_comes_out_as_soon_as_it_is_certain() -> None:
     assert splitter.feed("</think> ") == ReplyDelta()
     assert splitter.feed("\nYes") == ReplyDelta(content="Yes")
     assert splitter.feed(" ") == ReplyDelta(content=" ")
+
+
+def test_blanks_stay_where_the_template_knows_no_reasoning() -> None:
+    splitter = ReasoningSplitter(QwenFormat().tags("a template"), "start")
+    assert splitter.feed("\n\nHello") == ReplyDelta(content="\n\nHello")
+    known = ReasoningSplitter(QwenFormat().tags("<think>"), "start")
+    assert known.feed("\n\nHello") == ReplyDelta(content="Hello")
 
 
 def test_without_tags_everything_is_content() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import logging
 from datetime import datetime
 
@@ -7,6 +8,7 @@ import pytest
 
 from pyctl.chat.template import Template
 from pyctl.errors import ModelError, RequestError
+from tests.chat.conftest import unpacked
 
 USER = {"role": "user", "content": "Hi <b> ü"}
 
@@ -28,6 +30,22 @@ def test_variables_of_the_template() -> None:
     assert render("{{ bos_token }}{{ eos_token }}{{ x }}{{ add_generation_prompt }}", x=7) == "<s></s>7True"
     assert render("{{ tools is none }}") == "True"
     assert render("{{ strftime_now('%Y') }}") == str(datetime.now().year)
+
+
+def test_the_day_and_the_tools_as_text_are_given_as_llama_server_gives_them() -> None:
+    before = datetime.now()
+    found = render("{{ date_string }}|{{ datetime }}").split("|")
+    assert found in [[day.strftime("%d %b %Y"), day.strftime("%b %d %Y")] for day in (before, datetime.now())]
+    assert render("{{ date_string }}", date_string="26 Jul 2024") == "26 Jul 2024"
+    tools = [{"type": "function", "function": {"name": "ü"}}]
+    assert json.loads(render("{{ functions }}", tools=tools)) == tools
+    assert render("{{ functions }}") == ""
+    assert render("{{ functions is defined }}|{{ messages | length }}") == "True|1"
+
+
+def test_llama_3_knows_what_day_it_is() -> None:
+    source = unpacked("templates/meta-llama-Llama-3.1-8B-Instruct.jinja").read_text()
+    assert f"Today Date: {datetime.now():%d %b %Y}" in Template(source, "<|begin_of_text|>").render([USER])
 
 
 def test_loop_controls_and_generation_blocks() -> None:

@@ -8,6 +8,7 @@ import pytest
 from pyctl.cache.cache_settings import CacheSettings, DiskSettings
 from pyctl.cache.persist import DiskPolicy
 from pyctl.chat.format_settings import FormatSettings, keep_reasoning
+from pyctl.chat.template import Template
 from pyctl.cli.arguments import FLAGS, OWNERS, parse_chat, parse_serve
 from pyctl.cli.logs import LogSettings
 from pyctl.cli.without_effect import IGNORED, NO_OP, REJECTED, SPECULATIVE
@@ -36,6 +37,12 @@ def test_defaults_are_those_of_llama_server() -> None:
     assert settings.hub == HubSettings()
     assert settings.action == "run"
     assert settings.warnings == ()
+
+
+def test_chatml_can_be_named() -> None:
+    template = Template(serve("--chat-template", "chatml").format.chat_template)
+    said = [{"role": "user", "content": "Hi"}]
+    assert template.render(said) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_every_field_has_a_flag() -> None:

@@ -62,6 +62,13 @@ def prompt(seen: Seen) -> bytes:
     return bytes(seen.request.prompt.tokens.tobytes())
 
 
+def going_on(seen: Seen) -> bytes:
+    """The prompt of a conversation that ends in a reply."""
+    last = [*HI, {"role": "assistant", "content": "Well,"}]
+    seen.client.post(seen.prefix + "/v1/chat/completions", json={"messages": last})
+    return bytes(seen.requests[-1].prompt.tokens.tobytes())
+
+
 def limit(seen: Seen) -> Any:
     return seen.request.reasoning
 
@@ -291,6 +298,7 @@ EFFECTS: dict[str, Effect] = {
     "--reasoning-format": Effect("none", lambda seen: seen.reply),
     "--reasoning-budget": Effect("9", limit),
     "--reasoning-budget-message": Effect("So:", limit, ("--reasoning-budget", "5")),
+    "--prefill-assistant": Effect("", going_on),
     "--prompt-replay": Effect("full", built("Replay", "0")),
     "--jinja": Effect("", lambda seen: seen.log.get("warning")),
     # -- log

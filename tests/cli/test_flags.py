@@ -68,6 +68,7 @@ ROUND_TRIPS: dict[str, tuple[str, str, Any]] = {
     "n_slots": ("0", "cache.n_slots", 0),
     "ram_mib": ("-1", "cache.ram_mib", -1),
     "cache_prompt": ("", "server.cache_prompt", True),
+    "prefill_assistant": ("", "server.prefill_assistant", True),
     "min_step": ("0", "engine.min_step", 0),
     "exact": ("", "engine.exact", True),
     "cache_dir": ("/var/cache/kv", "disk.cache_dir", "/var/cache/kv"),

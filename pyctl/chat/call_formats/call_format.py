@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import ClassVar, Protocol
 
 from pyctl.chat.call_formats.scan import CallScanner
@@ -31,11 +32,12 @@ class ReplyParser(Protocol):
 class CallFormat(ABC):
     """How a family of models writes reasoning and calls.
 
-    ``reasoning``: the tags around reasoning, by preference. ``control_tokens``: texts of tokens that the vocabulary
-    hides from readers and that the parser has to see. ``trigger``: a regular expression that matches the beginning of
-    a call, from where on a grammar binds a reply that need not call anything.
+    ``name``: for people. ``reasoning``: the tags around reasoning, by preference. ``control_tokens``: texts of tokens
+    that the vocabulary hides from readers and that the parser has to see. ``trigger``: a regular expression that
+    matches the beginning of a call, from where on a grammar binds a reply that need not call anything.
     """
 
+    name: ClassVar[str]
     reasoning: ClassVar[tuple[ReasoningTags, ...]] = (THINK, SEED, BRACKETS)
     control_tokens: ClassVar[tuple[str, ...]] = ()
     trigger: ClassVar[str]
@@ -47,7 +49,8 @@ class CallFormat(ABC):
 
     def tags(self, source: str) -> ReasoningTags:
         """The tags around the reasoning for the template ``source``."""
-        return next((tags for tags in self.reasoning if tags.open in source), self.reasoning[0])
+        unknown = replace(self.reasoning[0], is_known=False)
+        return next((tags for tags in self.reasoning if tags.open in source), unknown)
 
     @abstractmethod
     def parser(

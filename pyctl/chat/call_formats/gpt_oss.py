@@ -37,6 +37,7 @@ _ON_CHANNEL = re.compile(rf"{re.escape(_CHANNEL)}\s*(\w+)")
 class HarmonyFormat(CallFormat):
     """Reasoning, calls and content on channels."""
 
+    name = "gpt-oss"
     reasoning = (
         ReasoningTags(
             f"{_CHANNEL}analysis{_MESSAGE}", "<|end|>", next_message=_ROLE, content_open=f"{_CHANNEL}final{_MESSAGE}"

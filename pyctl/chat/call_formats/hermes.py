@@ -27,6 +27,7 @@ __all__ = ["HermesFormat"]
 class HermesFormat(TaggedFormat):
     """Also what is looked for where a template writes calls in no form that is known."""
 
+    name = "Hermes (JSON between tags)"
     reasoning = (replace(THINK, interrupts=(OPEN,)), replace(SEED, forced_close=f"\n{SEED.close}"), BRACKETS)
     control_tokens = (OPEN, CLOSE)
     trigger = f"({OPEN})"

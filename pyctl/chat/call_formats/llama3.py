@@ -46,6 +46,7 @@ _MAX_CALL = 1 << 12
 class LlamaFormat(TaggedFormat):
     """Calls as JSON that is the whole message, as Llama 3.1 and its successors write them."""
 
+    name = "Llama 3"
     control_tokens = (_TAG,)
     trigger = rf'^\s*(?:{re.escape(_TAG)})?\s*(\{{\s*"name")'
     _sample = re.compile(rf'<\|end_header_id\|>\s*(?:{re.escape(_TAG)})?\{{"name": "{SAMPLE_TOOL}", "parameters": \{{')

@@ -45,6 +45,7 @@ _MAX_CALL = 1 << 12
 class MistralFormat(TaggedFormat):
     """Names and arguments, as the templates of 2025 write them."""
 
+    name = "Mistral (name and arguments)"
     reasoning = tuple(replace(tags, interrupts=(_CALLS,)) for tags in (BRACKETS, THINK, SEED))
     control_tokens = (_CALLS, _CALL_ID, _ARGS, BRACKETS.open, BRACKETS.close)
     trigger = f"({re.escape(_CALLS)})"
@@ -66,6 +67,7 @@ class MistralFormat(TaggedFormat):
 class MistralListFormat(MistralFormat):
     """A list as JSON, as the templates of 2024 write it."""
 
+    name = "Mistral (list)"
     _sample = re.compile(rf'{re.escape(_CALLS)}\s*\[\{{"name": "{SAMPLE_TOOL}", "arguments": \{{')
 
     def call(self, grammar: GrammarBuilder, tool: Tool) -> str:

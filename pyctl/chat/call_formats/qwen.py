@@ -58,6 +58,7 @@ _MAX_ANY_ORDER = 5
 class QwenFormat(TaggedFormat):
     """Calls between tags, as Qwen3-Coder and its successors write them. The end of reasoning has a line of its own."""
 
+    name = "Qwen (between tags)"
     reasoning = (
         replace(THINK, interrupts=(OPEN,), forced_close=f"\n{THINK.close}"),
         replace(SEED, forced_close=f"\n{SEED.close}"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from pyctl.chat.reasoning import CallDelta, ReplyDelta
@@ -70,7 +69,7 @@ class ChatReply(_OpenAIReply):
     def __init__(self, service: Service, prepared: PreparedReply, identity: Identity) -> None:
         super().__init__(service, prepared, identity)
         self._splitter = prepared.splitter()
-        self._open_reasoning = prepared.open_reasoning
+        self._echo = prepared.echo
         self._said_role = False
         self._called = False
         self._held_probs: list[TopTokens] = []
@@ -86,10 +85,10 @@ class ChatReply(_OpenAIReply):
     def piece_frames(self, piece: Piece) -> bytes:
         frames = self._role()
         self._held_probs += piece.probs
-        return frames + self._deltas(self._split(piece.text, piece.tokens))
+        return frames + self._deltas(self._with_echo(self._splitter.feed(piece.text, piece.tokens)))
 
     def ended(self, done: Done) -> bytes:
-        frames = self._role() + self._deltas(self._splitter.finish())
+        frames = self._role() + self._deltas(self._with_echo(self._splitter.finish()))
         timings = b',"timings":' + encode(timings_json(done.timings, done.stats))
         usage = b""
         if self.options.stream_options.include_usage:
@@ -99,19 +98,21 @@ class ChatReply(_OpenAIReply):
 
     def whole(self, done: Done) -> dict[str, Any]:
         reply = ParsedReply()
-        reply.add(self._split(self.text(), self.tokens))
+        reply.add(self._splitter.feed(self.text(), self.tokens))
         reply.add(self._splitter.finish())
-        message = reply.message()
+        message = reply.message(self.prepared.echo)
         self._called = "tool_calls" in message
         choice: dict[str, Any] = {"finish_reason": self._finish(done), "index": self.index, "message": message}
         if self.request.n_probs:
             choice["logprobs"] = self.logprobs(self.kept_probs(done))
         return self.body(choice, done)
 
-    def _split(self, text: str, tokens: Sequence[int]) -> ReplyDelta:
-        if self._open_reasoning:
-            text, self._open_reasoning = self._open_reasoning + text, ""
-        return self._splitter.feed(text, tokens)
+    def _with_echo(self, delta: ReplyDelta) -> ReplyDelta:
+        """The first delta of a stream begins with what the prompt holds of the reply, unless the client knows that."""
+        echo, self._echo = self._echo, ReplyDelta()
+        if not self.prepared.streams_echo or not (echo.reasoning or echo.content):
+            return delta
+        return ReplyDelta(echo.reasoning + delta.reasoning, echo.content + delta.content, delta.calls)
 
     def _finish(self, done: Done) -> str:
         return "tool_calls" if self._called and done.stop_type != "limit" else _finish(done)

@@ -23,7 +23,7 @@ from pyctl.engine.request import Done, Progress
 from pyctl.engine.sampling import Sampling
 from pyctl.server.api.responses_request import ResponseRequest, ResponsesBody, seal, spaced_name
 from pyctl.server.generate.payload import progress_json, timings_json
-from pyctl.server.generate.prepare import PreparedReply
+from pyctl.server.generate.prepare import PreparedReply, parallel_calls
 from pyctl.server.generate.reply import EventReply
 from pyctl.server.http import error_body, named_frames
 from pyctl.server.service import Service
@@ -41,7 +41,7 @@ class ResponseReply(EventReply):
         super().__init__(service, prepared)
         self._asked = asked
         self._seals = _SEALED in asked.body.include
-        self._settings = _settings(asked.body, prepared.request.sampling, service.model)
+        self._settings = _settings(asked.body, prepared.request.sampling, service)
         self._items: list[dict[str, Any]] = []
         self._texts: list[str] = []  # what the last item has been told
         self._open = False
@@ -210,19 +210,19 @@ class ResponseReply(EventReply):
         }
 
 
-def _settings(body: ResponsesBody, sampling: Sampling, model: str) -> dict[str, Any]:
+def _settings(body: ResponsesBody, sampling: Sampling, service: Service) -> dict[str, Any]:
     """What a response repeats of its request."""
     return {
         "created_at": int(time.time()),
         "id": "resp_" + random_id(),
-        "model": model,
+        "model": service.model,
         "object": "response",
         "error": None,
         "incomplete_details": None,
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
         "metadata": body.metadata,
-        "parallel_tool_calls": body.parallel_tool_calls,
+        "parallel_tool_calls": parallel_calls(service, body.parallel_tool_calls),
         "previous_response_id": body.previous_response_id,
         "reasoning": {name: body.reasoning.get(name) for name in ("effort", "summary")},
         "store": body.store,

@@ -57,7 +57,7 @@ class ResponsesBody(Body, frozen=True):
     store: bool = True
     include: tuple[str, ...] = ()
     metadata: dict[str, Any] = field(default_factory=dict)
-    parallel_tool_calls: bool = True
+    parallel_tool_calls: bool | None = None
 
 
 class _Item(Body, frozen=True):
@@ -134,7 +134,8 @@ def _unseal(text: str) -> str:
 
 
 def _options(body: ResponsesBody, functions: list[tuple[str | None, dict[str, Any]]]) -> dict[str, Any]:
-    chat: dict[str, Any] = {} if body.parallel_tool_calls else {"parallel_tool_calls": False}
+    parallel = body.parallel_tool_calls
+    chat: dict[str, Any] = {} if parallel is None else {"parallel_tool_calls": parallel}
     if body.max_output_tokens is not None:
         chat["max_tokens"] = body.max_output_tokens
     if body.reasoning.get("effort") is not None:

@@ -11,7 +11,7 @@ from pyctl.cache.persist import DiskPolicy
 from pyctl.chat.cached_tokenizer import Tokenizer
 from pyctl.chat.chat_format import ChatRequest, PreparedChat, ReasoningFormat
 from pyctl.chat.constraint import Constraint, json_constraint
-from pyctl.chat.reasoning import ReasoningSplitter, ReasoningTokens
+from pyctl.chat.reasoning import ReasoningSplitter, ReasoningTokens, ReplyDelta
 from pyctl.chat.rendering import Continue
 from pyctl.chat.reply_splitter import ReplySplitter
 from pyctl.engine.backend import EngineInfo
@@ -36,7 +36,7 @@ from pyctl.server.generation_body import (
 from pyctl.server.server_settings import REASONING_FORMATS
 from pyctl.server.service import Service
 
-__all__ = ["PreparedReply", "keep_scales", "prepare", "prepare_chat", "sampling_of"]
+__all__ = ["PreparedReply", "keep_scales", "parallel_calls", "prepare", "prepare_chat", "sampling_of"]
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +58,16 @@ class PreparedReply:
     def open_reasoning(self) -> str:
         """Text of the prompt that the content begins with."""
         return self.chat.open_reasoning if self.chat is not None else ""
+
+    @property
+    def echo(self) -> ReplyDelta:
+        """What of the reply is in the prompt."""
+        return self.chat.echo if self.chat is not None else ReplyDelta()
+
+    @property
+    def streams_echo(self) -> bool:
+        """Whether a stream begins with that, as it does unless the client asked to continue its message."""
+        return self.chat is None or self.options.echo or not self.chat.is_continued
 
     def splitter(self) -> ReplySplitter:
         """What takes the reply apart; of a raw prompt's, everything is content."""
@@ -119,7 +129,8 @@ def prepare_chat(service: Service, body: ConversationBody, asked: ChatBody | Non
         body.messages,
         tools=body.tools,
         tool_choice=body.tool_choice,
-        parallel_tool_calls=body.parallel_tool_calls,
+        parallel_tool_calls=parallel_calls(service, body.parallel_tool_calls),
+        prefill_assistant=service.settings.prefill_assistant,
         parse_tool_calls=body.parse_tool_calls,
         template_kwargs=kwargs,
         add_generation_prompt=add_header,
@@ -127,6 +138,11 @@ def prepare_chat(service: Service, body: ConversationBody, asked: ChatBody | Non
         grammar=body.grammar,
     )
     return service.chat.prepare(request if asked is None else replace(request, **_binding(service, asked)))
+
+
+def parallel_calls(service: Service, asked: bool | None) -> bool:
+    """Whether a reply may hold several calls: as the client says, or else as the template can write."""
+    return service.chat.capabilities.parallel_calls if asked is None else asked
 
 
 def _binding(service: Service, body: ChatBody) -> dict[str, Any]:

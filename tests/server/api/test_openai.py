@@ -155,9 +155,73 @@ def test_thinking_can_be_turned_off() -> None:
 def test_a_prefilled_reply_is_continued() -> None:
     bench = Bench(play(" world"))
     body = bench.chat(messages=[*HI, {"role": "assistant", "content": "Hello"}])
-    assert body["choices"][0]["message"]["content"] == " world"
+    assert body["choices"][0]["message"]["content"] == "Hello world"
     prompt = bench.worker.requests[0].prompt.tokens.tolist()
     assert bench.tokenizer.detokenize(prompt).endswith(b"assistant\nHello")
+
+
+THOUGHT: Any = {"role": "assistant", "content": "", "reasoning_content": "I think"}
+SAID: Any = {"role": "assistant", "content": "Well, ", "reasoning_content": "I think"}
+EXPLICIT: Any = {"continue_final_message": True, "add_generation_prompt": False}
+
+
+@pytest.mark.parametrize(
+    ("last", "reply", "fields", "reasoning", "content", "begun"),
+    [
+        ({"role": "assistant", "content": "Well, "}, "hello", {}, None, "Well, hello", True),
+        ({"role": "assistant", "content": "Well, "}, "hello", EXPLICIT, None, "Well, hello", False),
+        ({"role": "assistant", "content": "Well, "}, "hello", {**EXPLICIT, "echo": True}, None, "Well, hello", True),
+        (THOUGHT, " so.</think>Yes", {}, "I think so.", "Yes", True),
+        (THOUGHT, " so.</think>Yes", EXPLICIT, "I think so.", "Yes", False),
+        (SAID, "hello", {}, "I think\n", "Well, hello", True),
+        (SAID, "hello", EXPLICIT, "I think\n", "Well, hello", False),
+        (SAID, "hello", {"reasoning_format": "none"}, None, "<think>\nI think\n</think>\n\nWell, hello", True),
+        (THOUGHT, " so.</think>Yes", {"reasoning_format": "none"}, None, "<think>\nI think so.</think>Yes", True),
+    ],
+)
+def test_a_reply_comes_with_its_beginning_unless_a_stream_was_asked_to_continue(
+    last: Any, reply: str, fields: Any, reasoning: str | None, content: str, begun: bool
+) -> None:
+    messages = [*HI, last]
+    bench = Bench(play(*reply), template=toy.THINKING)
+    message = bench.chat(messages=messages, **fields)["choices"][0]["message"]
+    assert (message.get("reasoning_content"), message["content"]) == (reasoning, content)
+    deltas = [event["choices"][0]["delta"] for event in bench.chat_stream(messages=messages, **fields)[:-1]]
+    streamed = {name: "".join(delta.get(name) or "" for delta in deltas) for name in ("reasoning_content", "content")}
+    whole = {"reasoning_content": reasoning or "", "content": content}
+    if begun:
+        assert streamed == whole
+    else:
+        rest = {"reasoning_content": " so." if last is THOUGHT else "", "content": "Yes" if last is THOUGHT else reply}
+        assert streamed == rest
+
+
+def test_a_reply_of_no_tokens_is_its_beginning() -> None:
+    messages = [*HI, {"role": "assistant", "content": "Well, "}]
+    deltas = [event["choices"][0]["delta"] for event in Bench(play()).chat_stream(messages=messages)[:-1]]
+    assert [delta["content"] for delta in deltas if delta.get("content")] == ["Well, "]
+
+
+def test_the_last_reply_is_not_continued_where_the_server_is_told_so() -> None:
+    bench = Bench(play("Anew"), settings=ServerSettings(prefill_assistant=False))
+    body = bench.chat(messages=[*HI, {"role": "assistant", "content": "Hello"}])
+    assert body["choices"][0]["message"]["content"] == "Anew"
+    prompt = bench.worker.requests[0].prompt.tokens.tolist()
+    assert bench.tokenizer.detokenize(prompt).endswith(b"Hello<|im_end|>\n<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize("can", [True, False])
+def test_as_many_calls_as_the_template_can_write_unless_the_client_says(can: bool) -> None:
+    calls = "messages[-1].tool_calls"
+    one = f"{{% if {calls} and {calls} | length > 1 %}}{{{{ raise_exception('only one') }}}}{{% endif %}}"
+    bench = Bench(play("x"), template=toy.CHATML if can else one + toy.CHATML)
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    for asked, several in (({}, can), ({"parallel_tool_calls": True}, True), ({"parallel_tool_calls": False}, False)):
+        bench.chat(tools=tools, **asked)
+        assert (")+" in bench.worker.requests[-1].sampling.grammar) == several
+        body = {"input": "Hi", "tools": [{"type": "function", "name": "f"}], **asked}
+        assert bench.post("/v1/responses", body).json()["parallel_tool_calls"] == several
+        assert (")+" in bench.worker.requests[-1].sampling.grammar) == several
 
 
 def test_logprobs() -> None:
