@@ -185,6 +185,9 @@ class Generation:
 
     def _budgeted(self, sampler: Sampler, budget: ReasoningBudget, index: int) -> int:
         """A token that the limit of the reasoning allows, or forces."""
+        if self._handle.ends_reasoning:
+            self._handle.ends_reasoning = False
+            budget.end()
         token = budget.next()
         if token is None:
             token = sampler.sample(index)

@@ -31,14 +31,15 @@ SIGNAL_SECONDS = 0.2
 class RequestHandle:
     """One consumer iterates, blocking or async, until a Done or Failed event has been delivered.
 
-    `put` is called by the engine's thread, except for an end that comes from elsewhere; `cancel` by anyone. ``is_over``
-    says that an end was put: nobody sees what comes after it. A consumer who leaves too much unread gets an error
-    behind it, and the work stops.
+    `put` is called by the engine's thread, except for an end that comes from elsewhere; `cancel` and `end_reasoning` by
+    anyone. ``is_over`` says that an end was put: nobody sees what comes after it. A consumer who leaves too much unread
+    gets an error behind it, and the work stops.
     """
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.cancelled = False
+        self.ends_reasoning = False
         self.is_over = False
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._wake: Callable[[], None] | None = None
@@ -49,6 +50,10 @@ class RequestHandle:
     def cancel(self) -> None:
         """Stop the work at the next batch end or token; the last event may be missing then."""
         self.cancelled = True
+
+    def end_reasoning(self) -> None:
+        """Have the reasoning end at the next token, if the request has a limit for it and the reply is within one."""
+        self.ends_reasoning = True
 
     def put(self, event: Event) -> None:
         """Deliver an event. Waking an event loop costs a system call, so it happens only while one waits."""

@@ -164,6 +164,11 @@ class ReasoningBudget:
         for token in limit.read:
             self.saw(token)
 
+    def end(self) -> None:
+        """Use up what is left of an open block."""
+        if self._left > 0:
+            self._left = 0
+
     def next(self) -> int | None:
         """The token that has to come now, None for any."""
         if self._left == 0 and not self._forced and not ends_within_character(self._bytes()):

@@ -70,7 +70,7 @@ _POST: dict[str, Handler] = {
     "/v1/embeddings": embeddings.openai,
     **dict.fromkeys(("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"), rerank.rank),
     **dict.fromkeys(("/audio/transcriptions", "/v1/audio/transcriptions"), unsupported.transcribe),
-    "/v1/chat/completions/control": unsupported.control,
+    "/v1/chat/completions/control": completions.control,
     "/v1/streams/lookup": unsupported.find_streams,
     "/tools": unsupported.disabled,
     "/cors-proxy": unsupported.disabled,

@@ -128,6 +128,7 @@ class ReplyOptions(Body, frozen=True):
     response_fields: Annotated[tuple[str, ...], _member_names] = ()
     ping_seconds: Annotated[int | None, Integer(low=-1), Names("sse_ping_interval")] = None
     reasoning_format: str | None = None
+    reasoning_control: bool = False
     lora: Annotated[tuple[tuple[int, float], ...], scales_of] = ()
     n_keep: Annotated[int, Integer(low=-1)] = 0
     n_discard: Annotated[int, Integer(low=0)] = 0

@@ -9,6 +9,7 @@ from pyctl.chat.cached_tokenizer import Tokenizer, readable
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.backend import EngineInfo
+from pyctl.engine.handle import RequestHandle
 from pyctl.engine.worker import Worker
 from pyctl.server.request_pool import RequestPool
 from pyctl.server.response_store import ResponseStore
@@ -19,13 +20,18 @@ __all__ = ["Service"]
 
 @dataclass(frozen=True)
 class Service:
-    """What the endpoints, and a chat in this process, share; whoever made the worker closes it."""
+    """What the endpoints, and a chat in this process, share; whoever made the worker closes it.
+
+    ``running`` are the handles of replies that are being sent, by their id, without those that may not be controlled.
+    The event loop's own.
+    """
 
     worker: Worker
     chat: ChatFormat
     admin: EngineAdmin
     settings: ServerSettings
     responses: ResponseStore = field(default_factory=ResponseStore)
+    running: dict[str, tuple[RequestHandle, ...]] = field(default_factory=dict)
     pool: RequestPool = field(default_factory=RequestPool)
 
     @property

@@ -121,3 +121,26 @@ def test_filling_a_gap(server: Server) -> None:
 def test_a_wanted_sequence(server: Server) -> None:
     body = post(server, "/completion", prompt="x", n_predict=1, id_slot=5)
     assert body["id_slot"] == 5 % httpx.get(server.url + "/props").json()["total_slots"]
+
+
+def test_the_reasoning_of_a_running_reply_can_be_ended(start: Callable[..., Server]) -> None:
+    server = start("tiny-hybrid", "--chat-template", TEMPLATE)
+    body = {"messages": [{"role": "user", "content": "Hi"}], "stream": True, "ignore_eos": True, "max_tokens": 4000}
+    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json={**body, "reasoning_control": True}) as reply:
+        thoughts, content = 0, 0
+        for line in reply.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            chunk = json.loads(line[6:])
+            delta = chunk["choices"][0]["delta"]
+            thoughts += bool(delta.get("reasoning_content"))
+            content += bool(delta.get("content"))
+            if thoughts == 5:
+                thoughts += 1
+                order = {"id": chunk["id"], "action": "reasoning_end"}
+                answer = httpx.post(f"{server.url}/v1/chat/completions/control", json=order, timeout=20)
+                assert answer.json() == {"success": True}
+            if content > 5:
+                break
+    assert 0 < thoughts < 3900
+    assert content > 5

@@ -40,6 +40,15 @@ def test_the_end_is_forced_after_n_tokens(n: int) -> None:
     assert run(ReasoningBudget(limit(n), letters), [1] * 8) == [1] * n + [NEWLINE, CLOSE] + [1] * (6 - n)
 
 
+def test_somebody_may_end_a_block_but_only_one_that_is_open() -> None:
+    budget = ReasoningBudget(limit(100), letters)
+    assert run(budget, [1, 1]) == [1, 1]
+    budget.end()
+    assert run(budget, [1] * 4) == [NEWLINE, CLOSE, 1, 1]
+    budget.end()
+    assert run(budget, [1, OPEN, 1, 1]) == [1, OPEN, 1, 1]
+
+
 def test_what_the_prompt_holds_counts() -> None:
     assert run(ReasoningBudget(limit(3, read=(OPEN, 5, 5)), letters), [1] * 4) == [1, NEWLINE, CLOSE, 1]
     assert run(ReasoningBudget(limit(0, read=(OPEN, NEWLINE)), letters), [1] * 4) == [NEWLINE, CLOSE, 1, 1]

@@ -7,22 +7,43 @@ from functools import partial
 from typing import Any
 
 from starlette.requests import Request
+from starlette.responses import Response
 
+from pyctl.errors import RequestError
 from pyctl.server.api.native import NativeReply
 from pyctl.server.api.openai import ChatReply, Identity, TextReply
+from pyctl.server.body import ControlBody
 from pyctl.server.generate.prepare import PreparedReply, prepare
 from pyctl.server.generate.reply import Reply
 from pyctl.server.generate.respond import ReplyResponse, respond
 from pyctl.server.generation_body import ChatBody, CompletionBody, InfillBody
+from pyctl.server.http import JsonResponse
 from pyctl.server.service import Service
 
-__all__ = ["chat_completions", "completions", "infill", "native_completion"]
+__all__ = ["chat_completions", "completions", "control", "infill", "native_completion"]
 
 
 async def chat_completions(service: Service, request: Request) -> ReplyResponse:
     """POST /v1/chat/completions"""
     form = partial(ChatReply, service, identity=Identity(service))
     return await _answer(service, request, ChatBody, form)
+
+
+async def control(service: Service, request: Request) -> Response:
+    """POST /v1/chat/completions/control: ends the reasoning of a reply that is being sent."""
+    body = ControlBody.parse(await request.body())
+    if not body.id:
+        raise RequestError("missing completion id")
+    if body.action != "reasoning_end":
+        raise RequestError("unknown control action")
+    handles = service.running.get(body.id)
+    if handles is None:
+        return JsonResponse({"success": False, "message": "no active completion for this id"})
+    if not handles:
+        return JsonResponse({"success": False, "message": "reasoning control not enabled for this completion"})
+    for handle in handles:
+        handle.end_reasoning()
+    return JsonResponse({"success": True})
 
 
 async def completions(service: Service, request: Request) -> ReplyResponse:

@@ -46,6 +46,7 @@ class _OpenAIReply(Reply):
     def __init__(self, service: Service, prepared: PreparedReply, identity: Identity) -> None:
         super().__init__(service, prepared)
         self._identity = identity
+        self.id = str(identity.fields["id"])
         self._tail = identity.tail(self.chunk_kind)
 
     def body(self, choice: dict[str, Any], done: Done) -> dict[str, Any]:

@@ -6,10 +6,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pyctl.errors import NotFoundError, NotSupportedError, RequestError
-from pyctl.server.body import ControlBody, parse_object
+from pyctl.server.body import parse_object
 from pyctl.server.http import JsonResponse
 
-__all__ = ["control", "disabled", "end_stream", "find_streams", "resume_stream", "transcribe"]
+__all__ = ["disabled", "end_stream", "find_streams", "resume_stream", "transcribe"]
 
 
 async def transcribe(service: object, request: Request) -> Response:
@@ -21,16 +21,6 @@ async def disabled(service: object, request: Request) -> Response:
     """/tools and /cors-proxy"""
     error = {"message": "this feature is disabled", "type": "feature_disabled"}
     return JsonResponse({"error": error}, status_code=403)
-
-
-async def control(service: object, request: Request) -> Response:
-    """POST /v1/chat/completions/control, which ends the reasoning of a running reply."""
-    body = ControlBody.parse(await request.body())
-    if not body.id:
-        raise RequestError("missing completion id")
-    if body.action != "reasoning_end":
-        raise RequestError("unknown control action")
-    raise NotSupportedError("the reasoning of a running reply cannot be ended")
 
 
 async def resume_stream(service: object, request: Request) -> Response:

@@ -20,7 +20,7 @@ from pyctl.engine.sampling import RANDOM_SEED, Sampling
 from pyctl.engine.stream import ReasoningLimit
 from pyctl.errors import NotSupportedError, RequestError
 from pyctl.prompt import Prompt
-from pyctl.server.body import at_most
+from pyctl.server.body import INT32_MAX, at_most
 from pyctl.server.generate.prompts import infill_prompt, prompts_of
 from pyctl.server.generation_body import (
     MOST_BIASES,
@@ -149,6 +149,8 @@ def _binding(service: Service, body: ChatBody) -> dict[str, Any]:
     """The members of ChatRequest that say how the reply is bound and read."""
     settings = service.settings
     budget = body.reasoning_budget if body.reasoning_budget >= 0 else settings.reasoning_budget
+    if budget < 0 and body.options.reasoning_control:
+        budget = INT32_MAX  # only what is limited can be ended
     message = body.reasoning_budget_message
     return {
         "reasoning_format": _reasoning_format(body.options, settings.reasoning_format),

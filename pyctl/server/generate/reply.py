@@ -29,6 +29,9 @@ class Reply(ABC):
     end: bytes = b""
     """What ends a stream after the last reply."""
 
+    id: str = ""
+    """By what clients may control it while it runs; empty for nothing."""
+
     def __init__(self, service: Service, prepared: PreparedReply) -> None:
         self.service = service
         self.prepared = prepared

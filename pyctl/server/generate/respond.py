@@ -155,6 +155,7 @@ class ReplyResponse:
         self._replies = replies
         self._combine = combine
         self._text_of = service.text_of
+        self._running = service.running
         options = replies[0].reply.options
         self._streams = options.stream
         self._ping_seconds = service.settings.ping_seconds if options.ping_seconds is None else options.ping_seconds
@@ -164,12 +165,17 @@ class ReplyResponse:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
+        reply = self._replies[0].reply
+        if reply.id:
+            is_armed = reply.options.reasoning_control
+            self._running[reply.id] = tuple(each.handle for each in self._replies) if is_armed else ()
         make = self._stream if self._streams else self._whole
         work = asyncio.ensure_future(make(path, scope, receive, send))
         gone = asyncio.ensure_future(_disconnected(receive))
         try:
             await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
         finally:
+            self._running.pop(reply.id, None)
             for each in self._replies:
                 each.handle.cancel()
             if not work.done():

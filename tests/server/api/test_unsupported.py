@@ -35,12 +35,6 @@ def test_streams_end_with_their_connection(client: Client) -> None:
     assert client.post("/v1/streams/lookup", json={"conversation_ids": ["x"]}).json() == []
 
 
-def test_control(client: Client) -> None:
-    path = "/v1/chat/completions/control"
-    for body, status in (({}, 400), ({"id": "x", "action": "?"}, 400), ({"id": "x", "action": "reasoning_end"}, 501)):
-        assert client.post(path, json=body).status_code == status
-
-
 def test_lora_adapters(client: Client) -> None:
     assert client.get("/lora-adapters").json() == []
     assert client.post("/lora-adapters", json=[]).json() == {"success": True}

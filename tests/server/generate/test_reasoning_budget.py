@@ -32,6 +32,8 @@ def limit_of(
         ({"thinking_budget_tokens": 6}, 6),
         ({"reasoning_budget_tokens": 0, "thinking_budget_tokens": 6}, 0),
         ({"reasoning_budget_tokens": -1}, None),
+        ({"reasoning_control": True}, 2**31 - 1),
+        ({"reasoning_control": True, "reasoning_budget_tokens": 3}, 3),
         ({}, None),
     ],
 )
