@@ -25,6 +25,8 @@ from bench.common import parse, parser_of, show, shown
 from tools.generator import TINY_DENSE, cached_model
 
 BUSY = "while True: pass"
+QUIET_REPEATS = 4
+"""Quiet runs are short, and what they compare is closer together."""
 
 
 def child(path: str, threads: int, n_prompt: int, n_predict: int) -> None:
@@ -101,12 +103,12 @@ def models(widths: Sequence[int], directory: str) -> dict[str, str]:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--child", nargs=4, help="measure in this process: model, threads, prompt, reply")
-    parser.add_argument("--widths", type=int, nargs="*", default=[512, 1024, 2048])
-    parser.add_argument("-t", "--threads", type=int, nargs="+", default=[1, 2, -1])
+    parser.add_argument("--widths", type=int, nargs="*", default=[1024])
+    parser.add_argument("-t", "--threads", type=int, nargs="+", default=[2, -1], help="-1: as chosen")
     parser.add_argument("--spin", nargs="+", default=["libgomp", "pyctl"], help="counts, libgomp's or pyctl's default")
     parser.add_argument("--busy", type=int, nargs="+", default=[0, 2], help="other processes")
-    parser.add_argument("-n", type=int, nargs=2, default=[1024, 100], help="tokens of prompt and reply")
-    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("-n", type=int, nargs=2, default=[512, 50], help="tokens of prompt and reply")
+    parser.add_argument("--repeat", type=int, default=2)
     options = parse(parser, argv, widths=[], threads=[1], spin=["pyctl"], busy=[1], n=[64, 4], repeat=1)
     if options.child:
         path, threads, n_prompt, n_predict = options.child
@@ -118,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 cases = [(threads, spin) for threads in options.threads for spin in options.spin]
                 times: dict[tuple[int, str], list[list[float]]] = {case: [] for case in cases}
                 with busy(n_busy):
-                    for _ in range(options.repeat):
+                    for _ in range(options.repeat if n_busy else QUIET_REPEATS * options.repeat):
                         for case in cases:
                             times[case].append(measured(path, *case, *options.n, quiet=n_busy == 0))
                 for (threads, spin), seconds in times.items():

@@ -167,11 +167,12 @@ class Worker:
         Waits ``timeout`` seconds at most, by default as long as the engine may take to close and a margin for the step.
         Returns whether everything is written that was to be kept. Idempotent.
         """
+        wait = self._engine.close_seconds + STEP_SECONDS if timeout is None else timeout
         with self._lock:
             first, self._closing = not self._closing, True
+            if first:
+                self._deadline = time.monotonic() + wait
         if first:
-            wait = self._engine.close_seconds + STEP_SECONDS if timeout is None else timeout
-            self._deadline = time.monotonic() + wait
             self._fail_open(UnavailableError("the server is shutting down"))
             self._inbox.put(None)
             if not self._stalled and not self._no_more_steps.wait(min(FINISH_SECONDS, wait)):

@@ -258,10 +258,8 @@ class GuardedProtocol(H11Protocol):
 
     def check(self, passed: float) -> None:
         """``passed`` more seconds: close the connection if its client took too many."""
-        if self.transport.is_closing():
-            return
         self._check_write(passed)
-        if self.flow.read_paused:
+        if self.transport.is_closing() or self.flow.read_paused:
             return  # we do not read: the client waits for us
         self._waited += passed
         if self._phase is h11.IDLE and self._waited > HEAD_SECONDS:

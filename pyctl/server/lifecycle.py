@@ -117,8 +117,11 @@ def serve(
 
     server = _Server(config, ConnectionGuard(most), grace_seconds, begin, on_stop)
     with server.signals():
-        server.run(sockets)
-        server.join()
+        try:
+            server.run(sockets)
+            server.join()
+        finally:
+            server.timer.cancel()
 
 
 def leave(code: int) -> int:
@@ -150,6 +153,8 @@ class _Server(uvicorn.Server):
         self._beginning = threading.Thread(target=self._run_begin, name="pyctl-start", daemon=True)
         self._failure: BaseException | None = None
         self._ending_since = 0.0
+        self.timer = threading.Timer(END_SECONDS, _too_late)
+        self.timer.daemon = True
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         # Unlike asyncio.run it waits for no thread of a pool, which may be at work on what nobody wants any more.
@@ -213,9 +218,7 @@ class _Server(uvicorn.Server):
         """End in good order, or at once if that takes too long."""
         self._ending_since = time.monotonic()
         self.should_exit = True
-        timer = threading.Timer(END_SECONDS, _too_late)
-        timer.daemon = True
-        timer.start()
+        self.timer.start()
 
     def _run_begin(self) -> None:
         try:

@@ -140,6 +140,25 @@ def test_long_replies_and_fast_bodies_are_left_alone() -> None:
             assert b"unavailable_error" in b"".join(chunks), "the stream was open for longer than any limit"
 
 
+def test_a_client_that_takes_nothing_of_its_reply_is_left() -> None:
+    with server(constants=["WRITE_SECONDS=2"]) as process:
+        address = line(process)
+        parts = urlsplit(address)
+        with socket.socket() as greedy:
+            greedy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            greedy.connect((parts.hostname, parts.port))
+            greedy.settimeout(1)
+            with contextlib.suppress(OSError):  # until the server takes no more, since nobody takes its answers
+                while True:
+                    greedy.sendall(b"GET /props HTTP/1.1\r\nhost: a\r\n\r\n" * 100)
+            time.sleep(5)
+            with contextlib.suppress(ConnectionError):
+                while greedy.recv(65536):
+                    pass
+        assert is_healthy(address)
+        complaints(process)
+
+
 # -- where it listens --------------------------------------------------------------------------------------------------
 
 
