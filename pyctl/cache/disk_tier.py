@@ -70,6 +70,14 @@ class WriteBehind:
                 self._waiting.popitem(last=False)
             self._changed.notify_all()
 
+    def give_up_oldest(self) -> bool:
+        """Take the oldest snapshot out of the queue; False if nothing waits."""
+        with self._changed:
+            if not self._waiting:
+                return False
+            self._waiting.popitem(last=False)
+            return True
+
     @property
     def n_waiting(self) -> int:
         """Snapshots in the queue."""
@@ -300,6 +308,10 @@ class DiskTier:
         for snapshot in snapshots:
             if self.store.wants(snapshot):
                 self._behind.offer(snapshot)
+
+    def give_up_oldest(self) -> bool:
+        """Do not write what waits for that longest, so that its memory is free; False if nothing waits."""
+        return self._behind.give_up_oldest()
 
     def flush(self, timeout: float) -> bool:
         """Wait until what was offered is written, ``timeout`` seconds at most; False if something is left."""

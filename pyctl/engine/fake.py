@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import struct
 import threading
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,6 +67,7 @@ class FakeBackend:
         self.interrupted = threading.Event()
         self._seqs = [_Seq() for _ in range(n_seqs)]
         self._outputs: list[bytes] = []
+        self._used = 0
         self._on_the_way: list[tuple[Block, bytes]] = []
 
     # -- evaluation --------------------------------------------------------------------------------------------------
@@ -164,8 +166,7 @@ class FakeBackend:
         self._on_the_way.clear()
 
     def block_bytes(self) -> BlockBytes:
-        n_bytes = sum(block.nbytes for block, _ in self._on_the_way)
-        return BlockBytes(n_bytes, n_bytes, n_bytes)
+        return BlockBytes(self._used, self._used, sum(block.nbytes for block, _ in self._on_the_way))
 
     def load_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
         self.synchronize()
@@ -237,8 +238,13 @@ class FakeBackend:
     def _later(self, data: bytes) -> Block:
         """A block that has its bytes only once somebody waits for them."""
         block = np.zeros(len(data), np.uint8)
+        self._used += block.nbytes
+        weakref.finalize(block, self._freed, block.nbytes)
         self._on_the_way.append((block, data))
         return block
+
+    def _freed(self, n_bytes: int) -> None:
+        self._used -= n_bytes
 
     def load(self) -> None:
         self.closed = False

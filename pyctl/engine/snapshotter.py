@@ -26,6 +26,7 @@ from pyctl.engine.request import Request
 from pyctl.engine.restore import Candidate, candidates, from_snapshot, restore
 from pyctl.engine.sequence import LiveSequence
 from pyctl.errors import OutOfCellsError, StateError
+from pyctl.limit import limit
 from pyctl.prompt import as_tokens
 
 __all__ = ["CacheLookup", "CachePlan", "Snapshotter", "block_sizes"]
@@ -34,6 +35,10 @@ log = logging.getLogger(__name__)
 
 MakeRoom: TypeAlias = Callable[[int, Collection[Snapshot]], bool]
 """Frees that many cells, at the cost of no snapshot of those."""
+
+MOST_BEHIND_BYTES = limit(
+    2**29, "snapshots that have left RAM and wait to be written", "the oldest are not written", "memory", "bytes"
+)
 
 PARK_MIN = 64
 """Fewer new tokens than this are not worth a snapshot when a live sequence is given away."""
@@ -184,6 +189,7 @@ class Snapshotter:
                     stats.n_saved += 1
         except (StateError, MemoryError) as error:
             log.warning("no snapshot at %d: %s", seq.n, error)
+        self._hold_less()
         stats.save_ms += (time.perf_counter() - began) * 1e3
 
     def persist(self, plan: CachePlan) -> None:
@@ -333,6 +339,15 @@ class Snapshotter:
             return reservation.confirm(snapshot)
 
     # -- saving ------------------------------------------------------------------------------------------------------
+
+    def _hold_less(self) -> None:
+        """Give up writing what was evicted long ago, if a slow disk makes that much."""
+        while self.disk is not None:
+            blocks = self.memory.block_bytes()
+            if blocks.used - blocks.in_flight - self.cache.n_bytes <= MOST_BEHIND_BYTES:
+                return
+            if not self.disk.give_up_oldest():
+                return
 
     def _park(self, seq: LiveSequence, shared: int, protected: Collection[Snapshot], stats: RequestStats) -> None:
         """Park the end of a live sequence when its conversation is left: less than its prompt is ``shared``."""

@@ -16,6 +16,8 @@ from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
+from pyctl.cache.snapshot import Snapshot
+from pyctl.engine import snapshotter
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.fake import FakeBackend
@@ -253,4 +255,31 @@ def test_the_last_used_conversations_are_written_when_there_are_too_many(tmp_pat
     engine.snapshotter.close()
     engine = engine_on(tmp_path, "hybrid", "600")
     assert ask(engine, prompts[11]).done.stats.source == "disk"
+    engine.snapshotter.close()
+
+
+def test_a_slow_disk_does_not_hold_the_memory_of_what_was_evicted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most, budget = 8_000, 15_000
+    monkeypatch.setattr(snapshotter, "MOST_BEHIND_BYTES", most)
+    engine = engine_on(tmp_path, "hybrid")
+    engine.snapshotter.cache.budget = budget
+    writing, go_on = threading.Event(), threading.Event()
+
+    def write(snapshot: Snapshot) -> int:
+        writing.set()
+        assert go_on.wait(60)
+        return 0
+
+    engine.snapshotter.disk._behind._write_one = write
+    backend, largest = engine.backend, 0
+    for seed in range(30):
+        assert ask(engine, chat((seed, 300))).error is None
+        assert writing.wait(60)
+        largest = max(largest, *(s.n_bytes for s in engine.snapshotter.cache.snapshots()))
+        held = backend.block_bytes()
+        assert held.used - held.in_flight - engine.snapshotter.cache.n_bytes <= most + largest
+    assert engine.snapshotter.disk.view().waiting > 0, "what there is room for waits on"
+    go_on.set()
     engine.snapshotter.close()
