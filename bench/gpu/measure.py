@@ -5,7 +5,8 @@
     DIR/python -m bench.gpu.measure DIR --models tiny-hybrid --sizes 3000 1000 --long 6000 --ctx 16384 --only base
 
 Sections, the most telling first: base (first token, decode, prefill, memory and restarts at --sizes), kv (copies in
-GB/s), long (as base, at --long), exact (logits), card (27B within 24 GB). Each finding is written to
+GB/s), memory (resident beside counted bytes over many prompts, without a cache directory), long (as base, at --long),
+exact (logits), card (27B within 24 GB), soak (bench.soak on the model, only if it is named). Each finding is written to
 gpu-side-by-side-<shape>.json and .md at once. What no longer fits --budget is skipped, and the tables say so.
 """
 
@@ -28,7 +29,7 @@ from typing import Any
 from bench.common import RESULTS
 from bench.compare import MeasurementError, measured
 from bench.gpu.machine import available_mib, cached_share, describe, direct_rate, evict, settle, storage_reads, vram_mib
-from bench.gpu.report import BARE, COLD, ONE_MESSAGE, OURS, PEER, RESTART, WARM_RESTART, aims
+from bench.gpu.report import BARE, COLD, ONE_MESSAGE, OURS, PEER, RESTART, SPARE_MIB, WARM_RESTART, aims
 from bench.gpu.run import N_FIRST, QUESTION, Clock, Results, Run, Visit
 from bench.gpu.servers import Server, llama_server, pyctl
 from bench.gpu.workloads import Conversation, alternate, cut, grow, once, restarted
@@ -43,6 +44,11 @@ LOADING = {"27b": 10.0, "35b-a3b": 12.0}
 
 CARD_MIB = 24_000
 """What a card of 24 GB has left beside the driver's own."""
+
+N_PROMPTS, PROMPT_TOKENS = 60, 2000
+"""Of the section memory: with 27B, more than the default cache holds."""
+
+SOAK_MINUTES = 5
 
 STREAMS = (1, 4, 16)
 """Blocks read at a time when the drive is measured alone."""
@@ -158,6 +164,40 @@ def copies(run: Run) -> None:
         )  # fmt: skip
 
 
+def memory(run: Run) -> None:
+    """What pyctl takes while many prompts come and go and nothing is ever written."""
+    server = pyctl(["-m", str(run.model), *run.flags()], None, run.work / f"{run.shape}-memory.log")
+    vram, available = vram_mib(), available_mib()
+    try:
+        server.start()
+        visit = Visit(run, "memory", server)
+        server.ask(Conversation("warm", 1200).messages, N_FIRST)
+        visit.memory("loaded", vram, available)
+        size = min(PROMPT_TOKENS, *run.options.sizes)
+        for number in range(1, N_PROMPTS + 1):
+            if not run.clock.fits(run.clock.prefill(size)):
+                return run.results.skip("memory", f"{N_PROMPTS - number + 1} prompts", "no time left")
+            server.ask(Conversation(f"{run.shape} {number}", size).messages, N_FIRST)
+            if number % 10 == 0:
+                visit.memory(f"{number} prompts", vram, available)
+    except (OSError, HTTPException, ValueError) as error:
+        run.results.skip("memory", "prompts", f"failed: {str(error)[:300]}")
+    finally:
+        server.kill()
+
+
+def soak(run: Run) -> None:
+    """`bench.soak` on this model; what it finds wrong is told, and the rest is in its own output."""
+    if not run.clock.fits(SOAK_MINUTES * 60 + 2 * run.loading + 60):
+        return run.results.skip("soak", "soak", "no time left")
+    flags = ["--flags", "-ngl 99 -fa on -ub 512", "--context", "32768", "--cache-ram", "8192"]
+    bounds = ["--growth-limit", str(SPARE_MIB), "--minutes", str(SOAK_MINUTES)]
+    command = [sys.executable, "-m", "bench.soak", "-m", str(run.model), *flags, *bounds]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=REPOSITORY)
+    print(done.stdout, done.stderr[-3000:], sep="\n", flush=True)
+    run.results.add("soak", "soak", exit_code=done.returncode, wrong=done.stderr[-3000:] if done.returncode else "")
+
+
 def exact(run: Run) -> None:
     """Logits by `bench.exact`, in a process of its own."""
     for record in alone(run, "exact", 60, "bench.exact", ["--tokens", str(run.options.exact_tokens)]):
@@ -228,7 +268,15 @@ def long(run: Run) -> None:
     side_by_side(run, "long", [run.options.long, min(2048, run.options.sizes[-1])], thorough=False)
 
 
-WORK: dict[str, Callable[[Run], None]] = {"base": base, "kv": copies, "long": long, "exact": exact, "card": card}
+WORK: dict[str, Callable[[Run], None]] = {
+    "base": base,
+    "kv": copies,
+    "memory": memory,
+    "long": long,
+    "exact": exact,
+    "card": card,
+    "soak": soak,
+}
 """By section, the most telling first."""
 
 
@@ -252,7 +300,7 @@ def wait_for(model: Path, clock: Clock) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path, help="what prepare.py was given")
-    parser.add_argument("--only", nargs="+", choices=WORK, default=list(WORK))
+    parser.add_argument("--only", nargs="+", choices=WORK, default=[name for name in WORK if name != "soak"])
     parser.add_argument("--models", nargs="+", metavar="SHAPE", help="default: those that were prepared")
     parser.add_argument("--servers", nargs="+", choices=(OURS, PEER), default=(OURS, PEER))
     parser.add_argument("--sizes", type=int, nargs="+", default=[32768, 8192], help="conversations of base, tokens")

@@ -116,6 +116,24 @@ def memory(records: Sequence[Record]) -> dict[str, float | None]:
     return {OURS: ours, PEER: peer, "beyond": None if ours is None or peer is None else ours - peer, "turn": turn}
 
 
+SPARE_MIB = 1024
+"""What a server may take beside its model and what its cache may hold."""
+
+
+def beyond_budget(records: Sequence[Record]) -> float | None:
+    """The most MiB that pyctl had resident beside what it had when it was loaded, and its budget."""
+    sizes = [r for r in records if r["kind"] == "memory" and r["server"] == OURS and r.get("resident_mib")]
+    loaded = {r["section"]: r["resident_mib"] for r in sizes if r["when"] == "loaded"}
+    return max(
+        (
+            r["resident_mib"] - loaded[r["section"]] - r["budget_mib"]
+            for r in sizes
+            if r["section"] in loaded and "budget_mib" in r
+        ),
+        default=None,
+    )
+
+
 def aims(records: Sequence[Record]) -> list[tuple[str, str, str, bool]]:
     """(what, aim, found, reached) for every aim that was measured."""
     found: list[tuple[str, str, str, bool]] = []
@@ -158,6 +176,9 @@ def aims(records: Sequence[Record]) -> list[tuple[str, str, str, bool]]:
     held = memory(records)
     beyond, turn = held["beyond"], held["turn"]
     check("VRAM beyond llama-server's", "<= 200 MiB", beyond, "{:.0f} MiB", beyond is not None and beyond <= 200)
+    spare = beyond_budget(records)
+    within = spare is not None and spare <= SPARE_MIB
+    check("resident memory beyond model and budget", f"<= {SPARE_MIB} MiB", spare, "{:.0f} MiB", within)
     check("RAM per kept turn, of rows and states", "<= 1.05", turn, "{:.3f}", turn is not None and turn <= 1.05)
     exact = [record["differences"] for record in records if record["kind"] == "exact"]
     if exact:
@@ -231,7 +252,8 @@ def disk_rows(records: Sequence[Record]) -> list[Row]:
 
 def memory_rows(records: Sequence[Record]) -> list[Row]:
     def cells(r: Record) -> Row:
-        sizes = [_show(r[name], "{:,.0f}") for name in ("vram_mib", "ram_mib", "cache_mib")]
+        names = ("vram_mib", "ram_mib", "resident_mib", "cache_mib", "blocks_mib", "in_flight_mib", "arena_mib")
+        sizes = [_show(r.get(name), "{:,.0f}") for name in names]
         return [r["server"], f"{r['section']}, {r['when']}", *sizes]
 
     return _rows(records, "memory", cells)
@@ -298,8 +320,9 @@ def document(data: dict[str, Any]) -> str:
         ),
         (
             "Memory, MiB",
-            "Against the moment before the start; RAM is what the machine has less of, the cache's share as it says.",
-            ["server", "when", "VRAM", "RAM", "cache"],
+            "VRAM and RAM (what the machine has less of) against the moment before the start; resident is the "
+            "process's, less the model's file. pyctl counts snapshots, all blocks, those in copy, those held ready.",
+            ["server", "when", "VRAM", "RAM", "resident", "snapshots", "blocks", "in flight", "held"],
             memory_rows(records),
         ),
         (

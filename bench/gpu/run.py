@@ -198,11 +198,16 @@ class Visit:
 
     def memory(self, when: str, before: float | None, available: float) -> None:
         vram = vram_mib()
-        cache = self.server.get("/cache")["bytes"]["resident"] / 2**20 if self.server.name == OURS else None
+        counted = {}
+        if self.server.name == OURS:
+            seen = self.server.get("/cache")
+            sizes = {"cache": seen["bytes"]["resident"], "budget": seen["bytes"]["budget"], **seen["memory"]}
+            parts = ("cache", "budget", "blocks", "in_flight", "arena")
+            counted = {f"{part}_mib": sizes[part] / 2**20 for part in parts if sizes[part] >= 0}
         self.run.results.add(
             self.section, "memory", server=self.server.name, when=when, resident_mib=resident_mib(self.server.pid),
             vram_mib=None if vram is None or before is None else vram - before, ram_mib=available - available_mib(),
-            cache_mib=cache,
+            **counted,
         )  # fmt: skip
 
     def decode(self, conversation: Conversation) -> None:

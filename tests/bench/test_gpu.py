@@ -102,6 +102,18 @@ def test_aims_are_compared_with_medians() -> None:
     assert table["VRAM beyond llama-server's"] == ("-3 MiB", True)
 
 
+@pytest.mark.parametrize(("end", "expected"), [(9000.0, ("808 MiB", True)), (24_000.0, ("15808 MiB", False))])
+def test_memory_that_nobody_counted_is_seen(end: float, expected: tuple[str, bool]) -> None:
+    from bench.gpu.report import aims, document
+
+    memory = {"section": "memory", "kind": "memory", "server": "pyctl", "budget_mib": 6192.0, "vram_mib": None}
+    sizes = (("loaded", 2000.0), ("60 prompts", end))
+    records = [{**memory, "when": when, "resident_mib": size, "ram_mib": 1.0} for when, size in sizes]
+    table = {what: (found, reached) for what, _, found, reached in aims(records)}
+    assert table["resident memory beyond model and budget"] == expected
+    assert f"| {end:,.0f} |" in document({"shape": "tiny", "records": records})
+
+
 def test_logits_that_are_no_numbers_are_not_exact() -> None:
     from bench.gpu.report import aims
 
