@@ -62,6 +62,12 @@ class ActiveRequest:
         n_prompt = len(self.handle.request.prompt)
         return n_prompt if self.seq is None or self.stats is None else max(self.seq.n, n_prompt)
 
+    @property
+    def n_missing(self) -> int:
+        """Tokens of its prompt that are not evaluated; all of them as long as it has not begun."""
+        n_prompt = len(self.handle.request.prompt)
+        return n_prompt if self.seq is None or self.stats is None else n_prompt - self.seq.n
+
     def may_use(self, seq: LiveSequence) -> bool:
         """Whether ``seq`` is free and not another one than the request asks for."""
         return not seq.busy and self.handle.request.seq in (-1, seq.id)

@@ -19,7 +19,7 @@ from pyctl.engine.decode import Drafter, Generation
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.engine_stats import EngineCounters
 from pyctl.engine.handle import RequestHandle
-from pyctl.engine.prefill import prefill
+from pyctl.engine.prefill import PrefillTurns, prefill
 from pyctl.engine.request import Done, Failed, told
 from pyctl.engine.sequence import LiveSequence
 from pyctl.engine.snapshotter import CachePlan, Snapshotter
@@ -62,6 +62,7 @@ class Engine:
         self.idle_tasks: list[IdleTask] = []
         self.counters = EngineCounters()
         self.asleep = False
+        self._turns = PrefillTurns(backend.n_ubatch)
         self._drafter = drafter
         self._n_arrived = self._n_begun = 0
         self._look_again = 0.0  # when to look at who waits, unless something changes before
@@ -91,7 +92,7 @@ class Engine:
         return self.settings.n_queue + max(self.backend.n_seqs - len(self.running), 0)
 
     def step(self) -> bool:
-        """Advance everybody once: one batch for the first request in prefill, one token for all that decode.
+        """Advance everybody once: one batch for one request in prefill, one token for all that decode.
 
         Returns whether work is left.
         """
@@ -99,21 +100,21 @@ class Engine:
             self._run_idle_tasks()
         if self.waiting and (not self.running or time.monotonic() >= self._look_again):
             self._admit()
-        prefilling: ActiveRequest | None = None
-        decoding = []
+        ready: list[ActiveRequest] = []
+        decoding: list[ActiveRequest] = []
         for active in tuple(self.running):
             if active.handle.cancelled:
                 self._end(active)
             elif active.pending is not None:
                 decoding.append(active)
             elif active.reads is None or active.reads.ready():
-                prefilling = prefilling or active
+                ready.append(active)
+        prefilling = self._turns.next(ready)
         if prefilling is not None:
             self._resume(prefilling, None)
             if self._short:
                 self._short, self._overrun = False, True
-                youngest = self._youngest()
-                self._suspend(youngest)
+                self._suspend(youngest := self._youngest())
                 decoding = [active for active in decoding if active is not youngest]
             if prefilling.pending is not None and prefilling in self.running:
                 decoding.append(prefilling)
@@ -253,7 +254,7 @@ class Engine:
                     return self._fail(active, error)
                 self._overrun = True
             return self._detach(active, seq)
-        except EngineError as error:
+        except Exception as error:
             return self._fail(active, error)
         active.kept = None
 

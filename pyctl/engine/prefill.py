@@ -12,7 +12,25 @@ from pyctl.engine.engine_stats import PrefillLog
 from pyctl.engine.request import Progress
 from pyctl.engine.sequence import LiveSequence
 
-__all__ = ["prefill"]
+__all__ = ["PrefillTurns", "prefill"]
+
+
+class PrefillTurns:
+    """Whose batch comes next: in order, but who needs one batch of ``n_batch`` tokens only waits for one at most.
+
+    So a title or a completion does not wait for the whole of a long prompt, and that gets every second batch at least.
+    """
+
+    def __init__(self, n_batch: int) -> None:
+        self._n_batch = n_batch
+        self._passed = False
+
+    def next(self, ready: Sequence[ActiveRequest]) -> ActiveRequest | None:
+        """One of ``ready``, which are in order; None if there is none."""
+        short = (active for active in ready[1:] if active.n_missing <= self._n_batch and not self._passed)
+        found = next(short, None)
+        self._passed = found is not None
+        return found or next(iter(ready), None)
 
 
 def prefill(

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import Future
+from typing import Any
 
 import numpy as np
 import pytest
 
+from pyctl.cache.disk.readers import Readers, Reading, Reads, finished
 from pyctl.cache.ram import RamCache
-from pyctl.engine import engine as engine_module
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.fake import FakeBackend
 from pyctl.engine.handle import RequestHandle
-from pyctl.engine.request import Failed, Progress
+from pyctl.engine.request import Failed
 from pyctl.engine.sampling import Sampling
 from pyctl.engine.sequence import LiveSequence
+from pyctl.engine.snapshotter import CacheLookup
 from pyctl.engine.worker import Worker
-from pyctl.errors import BusyError, OutOfCellsError, RequestError, StateError
+from pyctl.errors import OutOfCellsError, RequestError, StateError
 from pyctl.prompt import Prompt
 from tests.cache.checks import check_invariants
 from tests.engine.drive import Reply, ask, cold, collect, request
@@ -287,35 +289,6 @@ def test_drafts_survive_a_suspension(kind: str) -> None:
     check_at_rest(engine, backend)
 
 
-def test_a_big_request_is_passed_by_some_small_ones_but_not_for_ever() -> None:
-    backend = FakeBackend(n_ctx=1024, n_seqs=4)
-    engine = engine_of(backend)
-    small = [submit(engine, prompt_of(1, 200), 20, sampling=ENDLESS)]
-    engine.step()
-    big = submit(engine, prompt_of(2, 900), 4)
-    passed = 0
-    for seed in range(3, 60):
-        small.append(submit(engine, prompt_of(seed, 200), 20, sampling=ENDLESS))
-        for _ in range(8):
-            engine.step()
-        if collect(big).done is not None:
-            break
-        passed += 1
-    assert 1 <= passed < 40
-    run(engine)
-    assert all(collect(handle).error is None for handle in small)
-
-
-def test_requests_begin_in_the_order_in_which_they_came() -> None:
-    backend = FakeBackend(n_ctx=1024, n_seqs=2)
-    engine = engine_of(backend)
-    handles = [submit(engine, prompt_of(seed, 500), 4) for seed in range(6)]
-    order: list[int] = []
-    while engine.step():
-        order += [number for number, handle in enumerate(handles) if any(handle.drain()) and number not in order]
-    assert order == sorted(order)
-
-
 def test_who_is_served_alone_has_the_context_to_itself() -> None:
     """What a model computes depends on where in the context its rows lie, and on what lies beside them."""
     backend = FakeBackend(n_ctx=1024, n_seqs=4)
@@ -364,60 +337,6 @@ def test_a_share_for_each_lets_all_run_side_by_side() -> None:
         assert collect(handle).tokens == alone(prompt_of(seed, 200), -1, n_ctx=256, sampling=ENDLESS).tokens
 
 
-def test_a_bad_grammar_is_refused_before_anything_is_evaluated_or_lost() -> None:
-    backend = FakeBackend(n_ctx=1024)
-    engine = engine_of(backend)
-    conversation = prompt_of(1, 300)
-    ask(engine, conversation)
-    sampler, before = backend.sampler, backend.n_evaluated
-
-    def refuse(*args: object) -> None:
-        raise RequestError("failed to parse grammar")
-
-    backend.sampler = refuse
-    handle = submit(engine, prompt_of(2, 300), return_progress=True)
-    run(engine)
-    (event,) = handle.drain()
-    assert isinstance(event, Failed), "nothing before it, so that a stream has not begun"
-    assert not isinstance(event, Progress)
-    assert backend.n_evaluated == before
-    backend.sampler = sampler
-    assert ask(engine, conversation).done.stats.source == "live"
-
-
-def test_a_long_queue_is_not_walked_for_each_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "LOOK_SECONDS", float("inf"))
-    engine = engine_of(FakeBackend(n_ctx=1024))
-    for seed in range(50):
-        submit(engine, prompt_of(seed, 30), 30, sampling=ENDLESS)
-    looks: list[int] = []
-    take_next = engine.waiting.take_next
-    engine.waiting.take_next = lambda *args: (looks.append(1), take_next(*args))[1]
-    n_steps = run(engine)
-    assert n_steps > 50 * 28
-    assert len(looks) <= 50 * 4
-
-
-def test_the_queue_is_bounded() -> None:
-    backend = FakeBackend(n_ctx=1024)
-    engine = Engine(backend, RamCache(4, None), EngineSettings(n_queue=2))
-    worker = Worker(engine, INFO)
-    try:
-        gate, begun = threading.Event(), threading.Event()
-        blocked = worker.call(lambda: (begun.set(), gate.wait(10)))
-        assert begun.wait(10)
-        handles = [worker.submit(request(prompt_of(seed, 30), 4)) for seed in range(3)]
-        with pytest.raises(BusyError, match="3 requests are waiting"):
-            worker.submit(request(prompt_of(9, 30)))
-        gate.set()
-        blocked.result(10)
-        for handle in handles:
-            assert not any(isinstance(event, Failed) for event in handle)
-        assert [event for event in worker.submit(request(prompt_of(9, 30), 4)) if isinstance(event, Failed)] == []
-    finally:
-        worker.close()
-
-
 def test_saving_a_sequence_after_its_request_was_moved(tmp_path: object) -> None:
     """The number counts when it is done, not the object that had the number when it was asked."""
     backend = FakeBackend(n_ctx=1024, n_seqs=2)
@@ -436,3 +355,40 @@ def test_saving_a_sequence_after_its_request_was_moved(tmp_path: object) -> None
         assert (stats.n_cells, stats.n_cells_used) == (1024, sum(seq.n for seq in engine.sequences))
     finally:
         worker.close()
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_restore_that_waits_for_the_disk_gives_way_and_begins_again(begun: bool) -> None:
+    """Half of its rows may be there already: nothing of that may be taken for the whole."""
+    backend = FakeBackend(n_ctx=1024, n_seqs=2)
+    engine = engine_of(backend, exact=True)
+    old = submit(engine, prompt_of(1, 300), 500, sampling=ENDLESS)
+    engine.step()
+    restore, readers = engine.snapshotter.restore, Readers(1, "test")
+    disk: Future[None] = Future()
+
+    def slow(lookup: CacheLookup, seq: LiveSequence, *args: Any) -> Reading[Any]:
+        if not disk.done():
+            try:
+                if begun:
+                    engine.snapshotter.forget(seq)
+                    backend.evaluate(seq.id, lookup.match.tokens[:60], 0)
+                    seq.n_expected = 400
+                yield from finished(Reads([disk], readers, float("inf")))
+            except GeneratorExit:
+                seq.n_expected = 0
+                engine.snapshotter.forget(seq)
+                raise
+        return (yield from restore(lookup, seq, *args))
+
+    engine.snapshotter.restore = slow  # type: ignore[assignment]
+    young = submit(engine, prompt_of(2, 400), 30)
+    while not engine.waiting.queue or len(engine.running) == 2:
+        assert engine.step()
+    assert [active.handle for active in engine.running] == [old], "it gave its cells to the older one"
+    assert [len(held.rows) for held in backend._seqs] == [seq.n for seq in engine.sequences]
+    disk.set_result(None)
+    run(engine)
+    assert collect(old).tokens == alone(prompt_of(1, 300), 500, sampling=ENDLESS).tokens
+    assert collect(young).tokens == alone(prompt_of(2, 400), 30).tokens
+    check_at_rest(engine, backend)
