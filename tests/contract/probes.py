@@ -132,6 +132,7 @@ def _chat(chat: dict[str, Any]) -> Iterator[Probe]:
         path, "tools, required, parallel", {**tools, "tool_choice": "required", "parallel_tool_calls": True}
     )
     yield from _both(path, "tools, auto", {**tools, "parallel_tool_calls": False}, ("name",))
+    yield from _both(path, "tools, auto, as many calls as the template can write", tools, ("name",))
     yield from _both(path, "tools, tool_choice=none", {**tools, "tool_choice": "none", "max_tokens": 4})
     yield from _both(path, "tools and grammar", {**tools, "grammar": 'root ::= "a"'})
     yield from _both(
@@ -144,6 +145,7 @@ def _chat(chat: dict[str, Any]) -> Iterator[Probe]:
         yield from _both(
             path, f"reasoning, reasoning_format={name}", {**long, "grammar": REASONING, "reasoning_format": name}, text
         )
+    yield from _going_on(path, long, text)
     yield from _both(path, "logprobs", {**chat, "logprobs": True, "top_logprobs": 2})
     yield from _both(path, "usage", {**chat, "stream_options": {"include_usage": True}})
     yield from _both(path, "n=2", {**chat, "n": 2})
@@ -161,6 +163,26 @@ def _chat(chat: dict[str, Any]) -> Iterator[Probe]:
     yield Probe(f"{path}/control", "unknown id", body={"id": "chatcmpl-x", "action": "reasoning_end"}, show=("*",))
     yield Probe(f"{path}/control", "unknown action", body={"id": "chatcmpl-x", "action": "x"}, show=("*",))
     yield Probe(f"{path}/control", "no id", body={})
+
+
+def _going_on(path: str, long: dict[str, Any], text: tuple[str, ...]) -> Iterator[Probe]:
+    """Replies that have begun in the prompt, and blanks before those that have not."""
+    said = {"role": "assistant", "content": "Well, "}
+    thought = {"role": "assistant", "content": "", "reasoning_content": "I think"}
+    explicit = {"continue_final_message": True, "add_generation_prompt": False}
+    hello, so = {"grammar": 'root ::= "hello"'}, {"grammar": 'root ::= " so.</think>hello"'}
+    for what, last, fields in (
+        ("prefilled", said, hello),
+        ("prefilled reasoning", thought, so),
+        ("prefilled reasoning and content", {**thought, **said}, hello),
+        ("prefilled, reasoning_format=none", {**thought, **said}, {**hello, "reasoning_format": "none"}),
+        ("continued", said, {**hello, **explicit}),
+        ("continued reasoning", thought, {**so, **explicit}),
+        ("continued, with echo", said, {**hello, **explicit, "echo": True}),
+    ):
+        yield from _both(path, what, {**long, "messages": [*HI, last], **fields}, text)
+    off = {"chat_template_kwargs": {"enable_thinking": False}}
+    yield from _both(path, "blanks first", {**long, **off, "grammar": 'root ::= "\\n\\n hello "'}, text)
 
 
 def _tools_anthropic(messages: dict[str, Any]) -> Iterator[Probe]:
