@@ -50,6 +50,7 @@ _GET: dict[str, Handler] = {
     "/cors-proxy": unsupported.disabled,
     "/cache": prefix_cache.show,
     "/v1/responses/{id}": responses.retrieve,
+    "/v1/conversations/{id}": responses.retrieve_conversation,
 }
 
 _POST: dict[str, Handler] = {
@@ -77,6 +78,8 @@ _POST: dict[str, Handler] = {
     "/cache/pin": prefix_cache.pin,
     "/v1/messages": anthropic.messages,
     "/v1/messages/count_tokens": anthropic.count_tokens,
+    "/v1/conversations": responses.create_conversation,
+    "/v1/conversations/{id}": responses.change_conversation,
     "/responses": responses.create,
     "/v1/responses": responses.create,
     "/chat/completions/input_tokens": token_counts.chat_input_tokens,
@@ -89,6 +92,7 @@ _DELETE: dict[str, Handler] = {
     "/v1/stream": unsupported.end_stream,
     "/cache": prefix_cache.clear,
     "/v1/responses/{id}": responses.delete,
+    "/v1/conversations/{id}": responses.delete_conversation,
 }
 
 

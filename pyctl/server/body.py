@@ -298,6 +298,13 @@ class SequenceFileBody(Body, frozen=True):
     filename: Any = None
 
 
+class NewConversationBody(Body, frozen=True):
+    """POST /v1/conversations, and of one there is the metadata"""
+
+    items: Any = None
+    metadata: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
 class PinBody(Body, frozen=True):
     """POST /cache/pin"""
 

@@ -11,6 +11,7 @@ from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.backend import EngineInfo
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.worker import Worker
+from pyctl.server.conversation_store import ConversationStore
 from pyctl.server.request_pool import RequestPool
 from pyctl.server.response_store import ResponseStore
 from pyctl.server.server_settings import ServerSettings
@@ -32,6 +33,7 @@ class Service:
     settings: ServerSettings
     responses: ResponseStore = field(default_factory=ResponseStore)
     running: dict[str, tuple[RequestHandle, ...]] = field(default_factory=dict)
+    conversations: ConversationStore = field(default_factory=ConversationStore)
     pool: RequestPool = field(default_factory=RequestPool)
 
     @property

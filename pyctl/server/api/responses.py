@@ -10,16 +10,19 @@ from starlette.types import ASGIApp
 
 from pyctl.errors import NotFoundError
 from pyctl.server.api.responses_reply import ResponseReply
-from pyctl.server.api.responses_request import ResponseRequest
+from pyctl.server.api.responses_request import ResponseRequest, messages_of
 from pyctl.server.api.token_counts import count, counted
-from pyctl.server.body import parse_object
+from pyctl.server.body import NewConversationBody, parse_object
 from pyctl.server.generate.prepare import prepare
 from pyctl.server.generate.respond import log_error, respond
 from pyctl.server.generation_body import ChatBody, ConversationBody
-from pyctl.server.http import JsonResponse
+from pyctl.server.http import JsonResponse, error_response
 from pyctl.server.service import Service
 
-__all__ = ["create", "delete", "input_tokens", "retrieve"]
+__all__ = [
+    "change_conversation", "create", "create_conversation", "delete", "delete_conversation", "input_tokens", "retrieve",
+    "retrieve_conversation",
+]  # fmt: skip
 
 
 async def create(service: Service, request: Request) -> ASGIApp:
@@ -29,7 +32,7 @@ async def create(service: Service, request: Request) -> ASGIApp:
         reply = await service.pool.run(request, _reply, service, values)
     except NotFoundError as error:
         log_error(request.url.path, error)
-        return _no_previous(values)
+        return _not_found(values, error)
     return respond(service, [reply])
 
 
@@ -40,7 +43,7 @@ async def input_tokens(service: Service, request: Request) -> Response:
         return counted(await service.pool.run(request, _count, service, values))
     except NotFoundError as error:
         log_error(request.url.path, error)
-        return _no_previous(values)
+        return _not_found(values, error)
 
 
 async def retrieve(service: Service, request: Request) -> Response:
@@ -55,18 +58,51 @@ async def delete(service: Service, request: Request) -> Response:
     return JsonResponse({"id": name, "object": "response", "deleted": True})
 
 
+async def create_conversation(service: Service, request: Request) -> Response:
+    """POST /v1/conversations {"items": [...], "metadata": {...}}; both may be absent."""
+    raw = await request.body()
+    return JsonResponse(await service.pool.run(request, _conversation, service, raw))
+
+
+async def retrieve_conversation(service: Service, request: Request) -> Response:
+    """GET /v1/conversations/{id}"""
+    return JsonResponse(service.conversations.get(request.path_params["id"]))
+
+
+async def change_conversation(service: Service, request: Request) -> Response:
+    """POST /v1/conversations/{id} {"metadata": {...}}"""
+    body = NewConversationBody.parse(await request.body())
+    return JsonResponse(service.conversations.change(request.path_params["id"], body.metadata))
+
+
+async def delete_conversation(service: Service, request: Request) -> Response:
+    """DELETE /v1/conversations/{id}; the responses in it stay."""
+    name = request.path_params["id"]
+    service.conversations.delete(name)
+    return JsonResponse({"id": name, "object": "conversation.deleted", "deleted": True})
+
+
+def _conversation(service: Service, raw: bytes) -> dict[str, Any]:
+    body = NewConversationBody.parse(raw or b"{}")
+    messages = [] if body.items is None else messages_of(body.items, "items")
+    return service.conversations.create(messages, body.metadata)
+
+
 def _reply(service: Service, values: dict[str, Any]) -> ResponseReply:
-    asked = ResponseRequest.of(values, service.responses)
+    asked = ResponseRequest.of(values, service.responses, service.conversations)
     (prepared,) = prepare(service, ChatBody.of(asked.chat))
     return ResponseReply(service, prepared, asked)
 
 
 def _count(service: Service, values: dict[str, Any]) -> int:
-    return count(service, ConversationBody.of(ResponseRequest.of(values, service.responses).chat))
+    asked = ResponseRequest.of(values, service.responses, service.conversations)
+    return count(service, ConversationBody.of(asked.chat))
 
 
-def _no_previous(values: dict[str, Any]) -> Response:
+def _not_found(values: dict[str, Any], missing: NotFoundError) -> Response:
     """OpenAI's words for it; clients know the code, and ask again with the whole conversation."""
+    if values.get("conversation") is not None:
+        return error_response(missing)
     error = {
         "code": "previous_response_not_found",
         "message": f"Previous response with id '{values.get('previous_response_id')}' not found.",

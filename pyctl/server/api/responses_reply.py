@@ -42,6 +42,8 @@ class ResponseReply(EventReply):
         self._asked = asked
         self._seals = _SEALED in asked.body.include
         self._settings = _settings(asked.body, prepared.request.sampling, service)
+        if asked.conversation is not None:
+            self._settings["conversation"] = {"id": asked.conversation}
         self._items: list[dict[str, Any]] = []
         self._texts: list[str] = []  # what the last item has been told
         self._open = False
@@ -98,9 +100,11 @@ class ResponseReply(EventReply):
             "usage": self._usage(done),
         }
         body = self._body("incomplete" if cut else "completed", members)
+        messages = [*self._asked.added, *map(_message, self._items)]
         if self._asked.body.store:
-            messages = [*self._asked.added, *map(_message, self._items)]
-            self.service.responses.put(body, messages, self._asked.previous)
+            self.service.responses.put(body, [*self._asked.before, *messages], self._asked.previous)
+        if self._asked.conversation is not None:
+            self.service.conversations.add(self._asked.conversation, messages)
         return body
 
     def _body(self, status: str, members: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 Fields that the API does not have (seed, min_p, cache_prompt, ...) are passed on. The conversion is llama-server's, so
 that both render the same prompt, but for these:
 
-* ``previous_response_id`` works; llama-server refuses it.
+* ``previous_response_id`` and ``conversation`` work; llama-server refuses the one and overhears the other.
 * ``text.format`` binds the reply to a schema, and a function that ``tool_choice`` names is passed on; llama-server
   ignores both.
 * The functions of a tool of type namespace can be called, as ``NAMESPACE__NAME``; llama-server leaves them out.
@@ -28,12 +28,13 @@ from typing import Annotated, Any
 from msgspec import field
 
 from pyctl.chat.messages import unreadable
-from pyctl.errors import NotSupportedError, RequestError
+from pyctl.errors import RequestError
 from pyctl.limit import limit
 from pyctl.server.body import Body, Nested, others
+from pyctl.server.conversation_store import ConversationStore
 from pyctl.server.response_store import ResponseStore
 
-__all__ = ["ResponseRequest", "ResponsesBody", "seal", "spaced_name"]
+__all__ = ["ResponseRequest", "ResponsesBody", "messages_of", "seal", "spaced_name"]
 
 log = logging.getLogger("pyctl.server")
 
@@ -87,31 +88,52 @@ _MAX_SEALED = 1 << 24
 @dataclass(frozen=True)
 class ResponseRequest:
     """``chat`` are the fields of the chat completion to make; ``added`` are its messages since the response
-    ``previous``; ``spaced`` has the namespace and the name there of each function that is in one, by its name in the
-    chat.
+    ``previous``, or since ``before``, what was said in the ``conversation``; ``spaced`` has the namespace and the name
+    there of each function that is in one, by its name in the chat.
     """
 
     body: ResponsesBody
     chat: dict[str, Any]
     added: list[Any]
     previous: str | None
+    conversation: str | None
+    before: list[Any]
     spaced: dict[Any, tuple[str, Any]]
 
     @classmethod
-    def of(cls, values: Mapping[str, Any], store: ResponseStore) -> ResponseRequest:
-        """Read from ``values``. Raises RequestError, and NotFoundError for a previous response that is unknown."""
+    def of(
+        cls, values: Mapping[str, Any], store: ResponseStore, conversations: ConversationStore | None = None
+    ) -> ResponseRequest:
+        """Read from ``values``; without ``conversations`` none is known.
+
+        Raises RequestError, and NotFoundError for a previous response or a conversation that is unknown.
+        """
         body = ResponsesBody.of(values)
-        if body.conversation is not None:
-            raise NotSupportedError("'conversation' is not supported; 'previous_response_id' is")
-        previous = body.previous_response_id or None
-        added = _messages(body.input)
-        messages = [*(store.conversation(previous) if previous is not None else []), *added]
+        previous, conversation = body.previous_response_id or None, _conversation(body.conversation)
+        added = messages_of(body.input, "input")
+        before: list[Any] = []
+        messages = added
+        if conversation is not None:
+            if previous is not None:
+                raise RequestError("'previous_response_id' and 'conversation' cannot be used together")
+            before = (conversations or ConversationStore()).messages(conversation)
+            messages = [*before, *added]
+        elif previous is not None:
+            messages = [*store.conversation(previous), *added]
         if body.instructions is not None:
-            messages.insert(0, {"role": "system", "content": body.instructions})
+            messages = [{"role": "system", "content": body.instructions}, *messages]
         functions = _functions(body.tools)
         chat = {**others(values, ResponsesBody, _IGNORED), **_options(body, functions), "messages": _joined(messages)}
         spaced = {spaced_name(space, tool.get("name")): (space, tool.get("name")) for space, tool in functions if space}
-        return cls(body, chat, added, previous, spaced)
+        return cls(body, chat, added, previous, conversation, before, spaced)
+
+
+def _conversation(value: Any) -> str | None:
+    """OpenAI writes it as an id, or as an object with one."""
+    name = value.get("id") if isinstance(value, dict) else value
+    if value is not None and (not isinstance(name, str) or not name):
+        raise RequestError("'conversation' must be the id of a conversation, or an object with one")
+    return name
 
 
 def spaced_name(space: str | None, name: Any) -> Any:
@@ -191,20 +213,21 @@ def _tool_choice(value: Any) -> Any:
     return "auto"
 
 
-def _messages(value: Any) -> list[Any]:
+def messages_of(value: Any, name: str) -> list[Any]:
+    """Messages of a chat completion for the items in the field ``name``, in order. Raises RequestError."""
     if value is None:
-        raise RequestError("'input' is required")
+        raise RequestError(f"'{name}' is required")
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     if not isinstance(value, list):
-        raise RequestError("'input' must be a string or a list of items")
+        raise RequestError(f"'{name}' must be a string or a list of items")
     if len(value) > _MAX_ITEMS:
-        raise RequestError(f"'input' has {len(value)} items, {_MAX_ITEMS} at most are taken")
+        raise RequestError(f"'{name}' has {len(value)} items, {_MAX_ITEMS} at most are taken")
     messages = []
     for index, item in enumerate(value):
         if not isinstance(item, dict):
-            raise RequestError(f"input[{index}] must be an object")
-        messages.append(_message(_Item.of(item), f"input[{index}]"))
+            raise RequestError(f"{name}[{index}] must be an object")
+        messages.append(_message(_Item.of(item), f"{name}[{index}]"))
     return messages
 
 

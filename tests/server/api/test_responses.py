@@ -168,6 +168,31 @@ def test_a_response_is_continued(monkeypatch: pytest.MonkeyPatch, streamed: bool
     assert prompt_of(bench).count("I look") == 2
 
 
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_conversation_is_kept_at_the_server(streamed: bool) -> None:
+    bench = Bench(play("one", "two"))
+    item = {"type": "message", "role": "user", "content": "Hello"}
+    made = bench.post("/v1/conversations", {"items": [item], "metadata": {"a": "b"}}).json()
+    address = f"/v1/conversations/{made['id']}"
+    assert (made["object"], made["metadata"]) == ("conversation", {"a": "b"})
+    for given in (made["id"], {"id": made["id"]}):
+        body = {"input": "Hi", "conversation": given, "stream": streamed, "store": False}
+        response = bench.post("/v1/responses", body)
+        assert response.status_code == 200
+        assert f'"conversation":{{"id":"{made["id"]}"}}' in response.text
+    first, second = (bench.worker.requests[n].prompt.tokens.size for n in range(2))
+    assert second > first, "it has the first question and its answer in it"
+    counted = bench.post("/v1/responses/input_tokens", {"input": "Hi", "conversation": made["id"]}).json()
+    assert counted["input_tokens"] > second
+    assert bench.post(address, {"metadata": {"c": "d"}}).json()["metadata"] == {"c": "d"}
+    assert bench.client.get(address).json() == {**made, "metadata": {"c": "d"}}
+    assert bench.client.request("DELETE", address).json()["deleted"] is True
+    gone = bench.post("/v1/responses", {"input": "Hi", "conversation": made["id"]})
+    assert gone.status_code == 404
+    assert "Conversation with id" in gone.json()["error"]["message"]
+    assert bench.client.get(address).status_code == bench.client.request("DELETE", address).status_code == 404
+
+
 def test_responses_are_read_and_deleted() -> None:
     bench = Bench(play("x"))
     body = ask(bench)

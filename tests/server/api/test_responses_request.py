@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyctl.errors import NotFoundError, NotSupportedError, RequestError
+from pyctl.errors import NotFoundError, RequestError
 from pyctl.server.api.responses_request import ResponseRequest, seal
+from pyctl.server.conversation_store import ConversationStore
 from pyctl.server.response_store import ResponseStore
 
 
@@ -227,6 +228,16 @@ def test_bad_requests_are_refused(body: dict[str, Any]) -> None:
         ResponseRequest.of(body, ResponseStore())
 
 
-def test_conversations_at_the_server_are_not_supported() -> None:
-    with pytest.raises(NotSupportedError):
+def test_what_was_said_in_a_conversation_comes_before_what_is_asked_now() -> None:
+    conversations = ConversationStore()
+    told = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    name = conversations.create(told, {})["id"]
+    for form in (name, {"id": name}):
+        asked = ResponseRequest.of({"input": "c", "conversation": form}, ResponseStore(), conversations)
+        assert asked.chat["messages"] == [*told, {"role": "user", "content": "c"}]
+        assert asked.conversation == name
+    for bad in ({"conversation": 7}, {"conversation": {}}, {"conversation": name, "previous_response_id": "r"}):
+        with pytest.raises(RequestError):
+            ResponseRequest.of({"input": "c", **bad}, ResponseStore(), conversations)
+    with pytest.raises(NotFoundError):
         converted("hi", conversation="conv_1")
