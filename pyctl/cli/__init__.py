@@ -59,10 +59,10 @@ def _run(command: str, argv: Sequence[str]) -> int:
     from pyctl.cli.arguments import parse_chat, parse_serve
 
     settings = parse_serve(argv) if command == "serve" else parse_chat(argv)
-    # Before the libraries are loaded, which read it then.
     from pyctl.engine.model_settings import limit_spinning
 
-    limit_spinning(settings.model.poll)
+    # Before the libraries are loaded, which read it then. Parts of layers on the CPU wait for the others on a GPU.
+    limit_spinning(settings.model.poll, waits_for_gpu=bool(settings.model.placements))
     if settings.action != "run":
         return _answer(settings.action)
     if command == "serve":

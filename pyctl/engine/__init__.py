@@ -14,7 +14,7 @@ whoever made them. Everybody else hands something over:
 tokenises. The engine's thread is above. ``pyctl-disk`` writes behind, one snapshot at a time; ``pyctl-disk-recovery``
 looks through the directory once, at start; ``disk-read`` and ``disk-write`` are pools that check and compress chunks.
 The extension has one thread that takes pinned memory ahead of need. ``pyctl-start`` loads the model while the server
-answers already.
+answers already, and watches the engine's thread from then on.
 
 **Which locks there are.** None is held while the model evaluates, and the engine's thread waits for none behind which
 somebody writes to a disk. They guard the queue of the writer, the connections of the index, the memory of pieces

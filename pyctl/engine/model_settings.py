@@ -131,17 +131,20 @@ SPIN = "GOMP_SPINCOUNT"
 SPIN_PER_LEVEL = 40
 """A level of 50 is about a tenth of a millisecond: no slower where nobody else wants the cores."""
 
+SPIN_OF_LIBGOMP = 300_000
+
 _spin_is_given = SPIN in os.environ or "OMP_WAIT_POLICY" in os.environ
 
 
-def limit_spinning(level: int) -> None:
+def limit_spinning(level: int, *, waits_for_gpu: bool = False) -> None:
     """How long llama.cpp's threads (OpenMP) spin at a barrier before they sleep: 0 not at all, 100 longest.
 
     libgomp would spin for milliseconds: on a busy machine threads then wait for each other at every node of a graph
-    (bench/results/threads.md). Has an effect before the libraries are loaded only, and never against the environment.
+    (bench/results/threads.md). Where they wait for a GPU in each layer instead, waking them up would cost more. Has an
+    effect before the libraries are loaded only, and never against the environment.
     """
     if not _spin_is_given:
-        os.environ[SPIN] = str(SPIN_PER_LEVEL * level)
+        os.environ[SPIN] = str(SPIN_OF_LIBGOMP if waits_for_gpu else SPIN_PER_LEVEL * level)
 
 
 @dataclass(frozen=True)

@@ -63,4 +63,5 @@ def test_threads_spin_briefly_unless_somebody_says_otherwise() -> None:
     assert openmp_says(load_it, GOMP_SPINCOUNT="77") == "77"
     polled = "import sys; from pyctl.cli import main; main(['serve', '--poll', '10', '--list-devices'])"
     assert openmp_says(polled) == "400"
+    assert openmp_says(polled.replace("'--poll', '10'", "'--cpu-moe'")) == "300000"
     assert openmp_says(load_it, OMP_WAIT_POLICY="passive") == "0"
