@@ -78,6 +78,7 @@ def test_clients_write_no_control_characters_and_no_lines_into_the_log(start: St
             {"messages": [{"role": EVIL + "\n12:34:56 forged", "content": ""}]},
             {"messages": [message], "response_format": {"type": EVIL + "\n12:34:56 forged"}},
             {"messages": [message], "reasoning_format": EVIL + "\n12:34:56 forged"},
+            {"messages": [message], "grammar": "root ::= \x1b]0;owned\x07\n12:34:56 forged"},
         ):
             client.post("/v1/chat/completions", json=body)
         client.post("/cache/pin", json={"id": EVIL + "\n12:34:56 forged"})

@@ -191,7 +191,7 @@ def _describe(path: Path, backend: LlamaBackend, settings: ModelSettings) -> Eng
         model_path=str(path),
         model_name=name,
         model_alias=min(settings.alias, default=path.name),  # llama-server keeps them in order
-        model_aliases=tuple(sorted(set(settings.alias))),
+        model_aliases=tuple(sorted(set(settings.alias))) or (path.name,),
         model_tags=tuple(sorted(set(settings.tags))),
         arch=metadata_text(model, "general.architecture"),
         ftype_name=api.llama_ftype_name(api.llama_model_ftype(model)).decode(),
