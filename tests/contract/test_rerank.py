@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.contract.tiny_bert import write_tiny_bert
 from tools.generator import TINY_RERANK, cached_model
 from tools.server_process import PYCTL_SERVE, ServerProcess
 
@@ -22,7 +23,7 @@ BODIES: list[dict[str, Any]] = [
     {"query": "Machine learning is", "documents": DOCUMENTS},
     {"query": "Machine learning is", "texts": DOCUMENTS, "return_text": True},
     {"query": "<|im_end|>", "documents": DOCUMENTS, "top_n": 2, "model": "mine"},
-    {"query": "long", "documents": ["word " * 200, "other " * 90]},
+    {"query": "long", "documents": ["word " * 90, "other " * 60]},
     {"query": "q", "documents": []},
     {"query": "q"},
     {"query": 5, "documents": ["a"]},
@@ -30,13 +31,19 @@ BODIES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ServerProcess]]:
+@pytest.fixture(scope="module", params=["qwen3", "bert"])
+def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ServerProcess]]:
     if not LLAMA_SERVER:
         pytest.skip("LLAMA_SERVER does not name a llama-server to compare with")
     directory: Path = tmp_path_factory.mktemp("rerank")
-    model = str(cached_model(TINY_RERANK, directory))
-    flags = ["-m", model, "--rerank", "-c", "4096", "-t", "1", "-ub", "128", "-b", "128", "-np", "1"]
+    model = directory / "bert.gguf"
+    if request.param == "qwen3":
+        model = cached_model(TINY_RERANK, directory)
+    else:
+        write_tiny_bert(model)
+    # A model that reads a text in both directions needs all of it in one batch.
+    n_batch = "128" if request.param == "qwen3" else "512"
+    flags = ["-m", str(model), "--rerank", "-c", "4096", "-t", "1", "-ub", n_batch, "-b", n_batch, "-np", "1"]
     with (
         ServerProcess([LLAMA_SERVER, *flags], directory / "llama-server.log") as theirs,
         ServerProcess([*PYCTL_SERVE, *flags], directory / "pyctl.log") as ours,
@@ -60,3 +67,10 @@ def test_ranks_are_those_of_llama_server(servers: list[ServerProcess], body: dic
     assert [{**item, label: None} for item in found] == [{**item, label: None} for item in expected]
     assert [item[label] for item in found] == pytest.approx([item[label] for item in expected], abs=2e-4)
     assert len({round(item[label], 3) for item in expected}) > 1, "these scores tell nothing"
+
+
+def test_of_what_is_longer_than_a_batch(servers: list[ServerProcess]) -> None:
+    body = {"query": "q", "documents": ["word " * 4000]}
+    theirs, ours = (httpx.post(f"{server.url}/v1/rerank", json=body, timeout=60) for server in servers)
+    assert ours.status_code == 400, ours.text
+    assert theirs.status_code in (400, 500)

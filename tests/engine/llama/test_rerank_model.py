@@ -9,8 +9,9 @@ import pytest
 
 from pyctl.engine.llama import load
 from pyctl.engine.model_settings import ModelSettings
-from pyctl.errors import ContextSizeError
+from pyctl.errors import ContextSizeError, RequestError
 from pyctl.prompt import as_tokens
+from tests.contract.tiny_bert import write_tiny_bert
 from tools.generator import TINY_RERANK, cached_model
 
 
@@ -35,3 +36,19 @@ def test_a_text_is_ranked_alike_in_one_batch_and_in_many(tmp_path_factory: pytes
         finally:
             loaded.backend.unload()
     assert scores[0] == pytest.approx(scores[1], abs=1e-3)
+
+
+def test_a_model_without_a_memory_ranks_what_fits_into_a_batch(tmp_path: Path) -> None:
+    write_tiny_bert(tmp_path / "bert.gguf")
+    settings = ModelSettings(str(tmp_path / "bert.gguf"), n_ubatch=64, n_threads=1, embeddings=True, pooling="rank")
+    loaded = load(settings)
+    try:
+        cls, sep = 2, 3
+        assert loaded.info.rerank_marks == ((cls,), (sep,), ())
+        assert not loaded.info.rerank_template
+        scores = [float(loaded.backend.embed(as_tokens([cls, 9, sep, n]))[0, 0]) for n in range(10, 30)]
+        assert len({round(score, 4) for score in scores}) > 10
+        with pytest.raises(RequestError, match="too large to process"):
+            loaded.backend.embed(as_tokens([9] * 65))
+    finally:
+        loaded.backend.unload()
