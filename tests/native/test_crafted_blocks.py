@@ -29,7 +29,7 @@ ODD = (
 )
 """Numbers at which arithmetic breaks."""
 
-fuzzed = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+fuzzed = settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_a_crafted_state_is_refused_or_loaded(hybrid: LlamaBackend, data: st.Dat
     filled(hybrid)
     state = mutated(saved_state(hybrid), data)
     n = data.draw(st.one_of(st.just(N), st.sampled_from(ODD)))
-    with suppress(StateError, OverflowError):
+    with suppress(StateError, OutOfCellsError, OverflowError):
         hybrid.load_state(0, n, State.of(state))
     goes_on(hybrid)
 
@@ -151,7 +151,7 @@ def test_a_crafted_state_of_the_library_itself_is_refused_or_loaded(opaque: Llam
     filled(opaque)
     state = mutated(saved_state(opaque), data)
     opaque.clear(0)
-    with suppress(StateError):
+    with suppress(StateError, OutOfCellsError):
         opaque.load_state(0, N, State.of(state))
     goes_on(opaque)
 
