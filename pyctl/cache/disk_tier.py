@@ -36,6 +36,8 @@ RETRY_SECONDS = 60.0
 
 MAX_WAITING = limit(8, "snapshots that wait to be written", "the oldest is not written", "memory")
 
+MAX_CALLS = limit(4096, "errands of a disk that hangs, such as noting a hit", "the oldest are not done", "memory")
+
 
 class WriteBehind:
     """A queue of at most ``limit`` snapshots, newest last, and the thread that hands them to ``write``.
@@ -49,7 +51,7 @@ class WriteBehind:
         self._write_one = write
         self._limit = limit
         self._waiting: OrderedDict[Prefix, Snapshot] = OrderedDict()
-        self._calls: deque[Callable[[], None]] = deque()
+        self._calls: deque[Callable[[], None]] = deque(maxlen=MAX_CALLS)
         self._changed = threading.Condition()
         self._busy = False
         self._closing = self._last_chance = False

@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import pytest
 
-from pyctl.cache.disk_tier import WriteBehind
+from pyctl.cache.disk_tier import MAX_CALLS, WriteBehind
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import PromptMatch, Segment, Snapshot, State
 from pyctl.prompt import as_tokens
@@ -155,3 +156,26 @@ def test_closing_waits_for_what_is_being_written(writer: SlowWriter, behind: Wri
     threading.Timer(0.3, writer.gate.set).start()
     assert behind.close(60)
     assert [n for n, _ in writer.written] == [50]
+
+
+def test_errands_of_a_disk_that_hangs_do_not_pile_up(writer: SlowWriter, behind: WriteBehind) -> None:
+    behind.offer(snapshot(1))
+    assert writer.begun.wait(10)
+    done: list[int] = []
+    for number in range(MAX_CALLS + 100):
+        behind.run_soon(partial(done.append, number))
+    writer.gate.set()
+    assert behind.flush(30)
+    assert done == list(range(100, MAX_CALLS + 100)), "the newest are done, in order"
+
+
+def test_what_waits_for_longest_can_be_given_up(writer: SlowWriter, behind: WriteBehind) -> None:
+    behind.offer(snapshot(1))
+    assert writer.begun.wait(10)
+    for seed in (2, 3):
+        behind.offer(snapshot(seed))
+    assert behind.give_up_oldest()
+    writer.gate.set()
+    assert behind.flush(30)
+    assert [rows[:1] for _, rows in writer.written] == [b"\x01", b"\x03"]
+    assert not behind.give_up_oldest()
