@@ -154,8 +154,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--growth-limit", type=float, default=24.0, metavar="MiB", help="after the warm-up of a long life"
     )
     parser.add_argument("--resident-limit", type=float, default=0.0, metavar="MiB", help="at any time; 0: none")
-    quick = {"minutes": 0.5, "clients": 3, "patience": 20.0, "growth_limit": 200.0, "context": 16384}
-    options = parse(parser, argv, **quick, without=["grammars", "schemas", "counts"])
+    options = parse(parser, argv, minutes=0.5, clients=3, patience=100.0, growth_limit=400.0)
     with tempfile.TemporaryDirectory() as directory:
         findings, target = soak(options, Path(directory))
     report(findings, target, options)

@@ -17,7 +17,7 @@ from bench.soak.talk import CHAT, NO_THINKING, Talker
 from bench.soak.target import Target
 
 QUESTION = {"messages": [{"role": "user", "content": "What is the answer?"}], "max_tokens": 1, "temperature": 0}
-ANSWER_SECONDS = 60.0
+ANSWER_SECONDS = 120.0
 N_IDLE = 50
 
 
@@ -29,6 +29,8 @@ class Hostile(NamedTuple):
     path: str
     body: bytes
     method: str = "POST"
+    waits: bool = False
+    """Whether it may have to wait for its turn at the engine before it is refused."""
 
 
 def _chat(kind: str, name: str, **fields: Any) -> Hostile:
@@ -170,7 +172,8 @@ def paths() -> Iterator[Hostile]:
         yield Hostile("paths", path, path, b"", "GET")
     for name in ("../../etc/passwd", "a/b", "a\x00b", "a" * 300, "a" * 252, "\x1b]0;owned\x07", "", ".", "CON"):
         body = json.dumps({"filename": name}).encode()
-        yield Hostile("paths", f"slot file {name[:20]!r}", "/slots/0?action=restore", body)
+        path = "/slots/0?action=restore"
+        yield Hostile("paths", f"slot file {name[:20]!r}", path, body, waits=name == "CON" or len(name) == 252)
     yield Hostile("paths", "slot 99", "/slots/99?action=erase", b"{}")
     yield Hostile("paths", "a strange pin", "/cache/pin", b'{"id":"\\u001b]0;owned\\u0007","pinned":true}')
     yield _chat("paths", "escapes in the text", messages=[{"role": "user", "content": "\x1b]0;owned\x07\x1b[2J" * 20}])
@@ -224,8 +227,8 @@ class Attacker:
         if status == 500:
             self.findings.violate(f"{name}: 500")
         if status != 200:
-            self.findings.longest("refusal", took, name)
-            if took > self.patience:
+            self.findings.longest("wait" if hostile.waits else "refusal", took, name)
+            if took > self.patience and not hostile.waits:
                 self.findings.violate(f"{name}: {status} after {took:.1f} s")
 
     def _status(self, hostile: Hostile) -> int:
