@@ -127,6 +127,7 @@ def test_verbosity() -> None:
 
 def test_four_replies_side_by_side_unless_told_otherwise() -> None:
     assert [serve(*words).model.n_seqs for words in ((), ("-np", "-1"), ("-np", "2"))] == [4, 4, 2]
+    assert [chat(*words).model.n_seqs for words in ((), ("-np", "3"))] == [1, 3]
 
 
 def test_an_empty_key_variable_starts_no_open_server() -> None:
