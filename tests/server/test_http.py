@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pyctl.engine.engine_settings import EngineSettings
+from pyctl.engine.request import Done
 from pyctl.engine.request import Request as EngineRequest
 from pyctl.errors import (
     AuthenticationError,
@@ -235,8 +236,8 @@ def test_a_full_queue_is_503_and_says_when_to_try_again(path: str, stream: bool)
     assert begun.wait(10)
     body = {"prompt": "a", "messages": HI, "max_tokens": 1, "stream": stream}
     try:
-        for _ in range(3):  # one for the sequence that is free, two that wait
-            bench.worker.submit(EngineRequest(Prompt.of([1]), max_tokens=1))
+        # One for the sequence that is free, two that wait.
+        handles = [bench.worker.submit(EngineRequest(Prompt.of([1]), max_tokens=1)) for _ in range(3)]
         response = bench.post(path, body)
         assert response.status_code == 503
         assert int(response.headers["retry-after"]) > 0
@@ -245,6 +246,8 @@ def test_a_full_queue_is_503_and_says_when_to_try_again(path: str, stream: bool)
             assert response.json()["error"]["type"] == "unavailable_error"
     finally:
         gate.set()
+    for handle in handles:
+        assert any(isinstance(event, Done) for event in handle)
     assert bench.post(path, {**body, "stream": False}).status_code == 200
 
 
