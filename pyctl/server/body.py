@@ -47,7 +47,11 @@ __all__ = [
 
 INT32_MAX = 2**31 - 1
 
-_MAX_COMMAS = limit(1_500_000, "commas of a body, which part its values", "400", "request")
+_MAX_SIGNS = {
+    (b",",): (limit(1_500_000, "commas of a body, which part its values", "400", "request"), "commas"),
+    (b":",): (limit(150_000, "colons of a body, which stand behind its keys", "400", "request"), "colons"),
+    (b"[", b"{"): (limit(300_000, "brackets that a body opens", "400", "request"), "brackets"),
+}
 """A value of two bytes takes a hundred in memory, and nothing else runs while the library reads them."""
 
 Reader: TypeAlias = Callable[[Any, str], Any]
@@ -234,8 +238,9 @@ _BOM = b"\xef\xbb\xbf"
 
 def parse_json(body: bytes) -> Any:
     """The value that ``body`` is the JSON text of, with a byte order mark or without. Raises RequestError."""
-    if body.count(b",") > _MAX_COMMAS:
-        raise RequestError(f"the body has more than {_MAX_COMMAS} commas")
+    for signs, (most, name) in _MAX_SIGNS.items():
+        if sum(body.count(sign) for sign in signs) > most:
+            raise RequestError(f"the body has more than {most} {name}")
     try:
         return msgspec.json.decode(body.removeprefix(_BOM))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

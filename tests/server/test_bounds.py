@@ -41,6 +41,8 @@ BEYOND: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETION, {"prompt": "a", "response_fields": ["content"] * 257}, "response_fields"),
     (COMPLETION, {"prompt": "a", "lora": [{"id": 0, "scale": 1.0}] * 257}, "lora"),
     (COMPLETION, {"prompt": [1] * 1_500_002}, "commas"),
+    (COMPLETION, {"prompt": {str(i): 0 for i in range(150_001)}}, "colons"),
+    (COMPLETION, {"prompt": [[]] * 300_001}, "brackets"),
 ]
 
 

@@ -17,7 +17,7 @@ from pyctl.engine.llama.batch import Batch, Embedder
 from pyctl.engine.llama.grammar import GrammarCompiler
 from pyctl.engine.llama.library import HostBuffer, KVState, Pulse, allocate
 from pyctl.engine.llama.llama_tokenizer import LlamaTokenizer
-from pyctl.engine.llama.sampler import LlamaSampler
+from pyctl.engine.llama.sampler import DrySamplers, LlamaSampler
 from pyctl.engine.llama.sequence_file import load_file, save_file
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import EngineError, ModelError, NotSupportedError, OutOfCellsError, StateError, UnavailableError
@@ -72,7 +72,8 @@ class LlamaBackend:
         self._pulse.attach(address)
         self.tokenizer = LlamaTokenizer(self.model)
         if not self._keeps_vocabulary:
-            self._grammars = GrammarCompiler(self.tokenizer)
+            self._grammars, self._dry = GrammarCompiler(self.tokenizer), DrySamplers(self.tokenizer)
+        self._n_window = int(api.llama_n_ctx_seq(ctx))
         self.n_cells = int(api.llama_n_ctx(ctx))
         self.n_ctx = self._most_tokens(self.n_cells)
         self.n_seqs = int(api.llama_n_seq_max(ctx))
@@ -154,17 +155,19 @@ class LlamaBackend:
 
     def use_vocabulary(self, tokenizer: LlamaTokenizer) -> None:
         """Compile grammars with ``tokenizer``, which stays usable while the model is freed."""
-        self._grammars, self._keeps_vocabulary = GrammarCompiler(tokenizer), True
+        self._grammars, self._dry = GrammarCompiler(tokenizer), DrySamplers(tokenizer)
+        self._keeps_vocabulary = True
 
     # -- choosing tokens ---------------------------------------------------------------------------------------------
 
     def sampler(self, sampling: Sampling, prompt: Tokens) -> _IndexedSampler:
-        sampler = LlamaSampler(self.model, self._ctx, sampling, prompt, self._end_tokens, self._grammars)
+        sampler = LlamaSampler(self.model, self._ctx, sampling, prompt, self._end_tokens, self._grammars, self._dry)
         return _IndexedSampler(self, sampler)
 
     def check(self, sampling: Sampling) -> None:
         if sampling.grammar:
             self._grammars.matcher(sampling.grammar, sampling.grammar_kind)
+        self._dry.prepare(sampling, self._n_window)
 
     def prepare(self) -> None:
         self._grammars.prepare()
@@ -277,6 +280,7 @@ class LlamaBackend:
             del self._memory  # what it holds on the device goes before the context that it belongs to
         if not self._keeps_vocabulary:
             self._grammars.close()
+            self._dry.close()
         if self.embedder is not None:
             self.embedder.close()
         api.llama_free(self._ctx)

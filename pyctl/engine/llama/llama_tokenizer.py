@@ -18,7 +18,7 @@ class LlamaTokenizer:
     """The vocabulary of ``model``, a pointer from llama_model_load_from_file."""
 
     def __init__(self, model: Any) -> None:
-        self._vocab = api.llama_model_get_vocab(model)
+        self.vocab = self._vocab = api.llama_model_get_vocab(model)
         self.n_vocab = int(api.llama_vocab_n_tokens(self._vocab))
         self.bos = int(api.llama_vocab_bos(self._vocab))
         self.eos = int(api.llama_vocab_eos(self._vocab))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import secrets
+import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -11,14 +13,65 @@ from llama_cpp import llama_cpp as api
 
 from pyctl.engine.backend import TopTokens
 from pyctl.engine.llama.grammar import Candidates, Grammar, GrammarCompiler
+from pyctl.engine.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.engine.sampling import RANDOM_SEED, Sampling
 from pyctl.errors import RequestError
 from pyctl.prompt import Tokens
 
-__all__ = ["LlamaSampler"]
+__all__ = ["DrySamplers", "LlamaSampler"]
 
 MIROSTAT_M = 100
 """Tokens that mirostat 1 looks at to estimate the distribution; llama.cpp's own tools use the same."""
+
+
+class DrySamplers:
+    """Samplers against repetition (DRY), made once for each set of breakers and then copied.
+
+    To make one, llama.cpp looks through the vocabulary of ``tokenizer`` for each breaker, which takes as long as many
+    tokens of a reply. Thread-safe; the vocabulary is read until `close`.
+    """
+
+    def __init__(self, tokenizer: LlamaTokenizer) -> None:
+        self._vocab: Any = tokenizer.vocab
+        self._lock = threading.Lock()
+        self._known: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+
+    def __del__(self) -> None:
+        for made in self._known.values():
+            api.llama_sampler_free(made)
+
+    def copy(self, s: Sampling, n_last: int) -> Any:
+        """One for ``s`` that looks at the last ``n_last`` tokens; whoever gets it frees it. None after `close`."""
+        key = (s.dry_multiplier, s.dry_base, s.dry_allowed_length, n_last, s.dry_sequence_breakers)
+        with self._lock:
+            if key not in self._known:
+                if self._vocab is None:
+                    return None
+                words = [word.encode("utf-8", "replace") for word in s.dry_sequence_breakers]
+                breakers = (ctypes.c_char_p * len(words))(*words)
+                self._known[key] = api.llama_sampler_init_dry(self._vocab, *key[:4], breakers, len(words))
+                while len(self._known) > _MOST_KNOWN:
+                    api.llama_sampler_free(self._known.popitem(last=False)[1])
+            self._known.move_to_end(key)
+            return api.llama_sampler_clone(self._known[key])
+
+    def prepare(self, s: Sampling, n_ctx: int) -> None:
+        """Make the one that ``s`` needs in a context of ``n_ctx`` tokens, if it needs one."""
+        if s.dry_multiplier != 0.0 and (made := self.copy(s, _last(s.dry_penalty_last_n, n_ctx))):
+            api.llama_sampler_free(made)
+
+    def close(self) -> None:
+        """Let go of the vocabulary."""
+        with self._lock:
+            self._vocab = None
+
+
+_MOST_KNOWN = 8
+
+
+def _last(n: int, n_ctx: int) -> int:
+    """``n`` tokens, or all that the context holds for -1; the library takes memory for them right away."""
+    return n_ctx if n < 0 else min(n, n_ctx)
 
 
 class LlamaSampler:
@@ -36,7 +89,9 @@ class LlamaSampler:
         prompt: Tokens,
         end_tokens: frozenset[int],
         compiler: GrammarCompiler,
+        dry: DrySamplers,
     ) -> None:
+        self._dry_samplers = dry
         self._ctx = ctx
         self._vocab = api.llama_model_get_vocab(model)
         self._n_vocab = int(api.llama_vocab_n_tokens(self._vocab))
@@ -166,7 +221,7 @@ class LlamaSampler:
                     s.presence_penalty,
                 ),
             ),
-            "dry": when(s.dry_multiplier != 0.0, lambda: self._dry(s)),
+            "dry": when(s.dry_multiplier != 0.0, lambda: self._dry_samplers.copy(s, self._last(s.dry_penalty_last_n))),
             "top_n_sigma": when(s.top_n_sigma > 0.0, lambda: api.llama_sampler_init_top_n_sigma(s.top_n_sigma)),
             "top_k": when(s.top_k > 0, lambda: api.llama_sampler_init_top_k(s.top_k)),
             "typ_p": when(s.typical_p < 1.0, lambda: api.llama_sampler_init_typical(s.typical_p, keep)),
@@ -184,21 +239,7 @@ class LlamaSampler:
         }
 
     def _last(self, n: int) -> int:
-        """``n`` tokens, or all that the context holds for -1; the library takes memory for them right away."""
-        return self._n_ctx if n < 0 else min(n, self._n_ctx)
-
-    def _dry(self, s: Sampling) -> Any:
-        words = [word.encode() for word in s.dry_sequence_breakers]
-        breakers = (ctypes.c_char_p * len(words))(*words)
-        return api.llama_sampler_init_dry(
-            self._vocab,
-            s.dry_multiplier,
-            s.dry_base,
-            s.dry_allowed_length,
-            self._last(s.dry_penalty_last_n),
-            breakers,
-            len(words),
-        )
+        return _last(n, self._n_ctx)
 
 
 def _penalises(s: Sampling) -> bool:
