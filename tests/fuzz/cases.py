@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import pytest
 from hypothesis import HealthCheck, seed, settings
 
 __all__ = ["N_CASES", "fuzzed"]
@@ -24,5 +25,5 @@ def fuzzed(test: F) -> F:
     chosen = settings(
         max_examples=N_CASES, deadline=None, database=None, suppress_health_check=list(HealthCheck), print_blob=True
     )
-    found: F = seed(_SEED)(chosen(test))
+    found: F = pytest.mark.timeout(max(300, N_CASES))(seed(_SEED)(chosen(test)))
     return found
