@@ -162,6 +162,7 @@ def test_a_reply_of_llama_server(backend: RemoteBackend) -> None:
     reasoning, content, stats = ask(backend, "llama")
     assert (reasoning, content) == ("hm", "Yes.")
     assert (stats.n_cached, stats.n_evaluated, stats.n_predicted, stats.tokens_per_second) == (90, 10, 5, 12.5)
+    assert stats.source == "disk"
     assert stats.first_token_ms is not None
     assert 0.0 < stats.first_token_ms < 10_000.0
     assert not stats.truncated
