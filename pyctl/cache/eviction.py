@@ -7,7 +7,7 @@ about to be used); a policy chooses among those.
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -54,6 +54,7 @@ class PrefixTree(Generic[K]):
         self._nodes: dict[K, TreeNode[K]] = {}
         self._roots: set[TreeNode[K]] = set()
         self._ending_in: defaultdict[Any, set[TreeNode[K]]] = defaultdict(set)
+        self._n_through: Counter[Any] = Counter()  # snapshots on whose chains a segment is
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -70,13 +71,19 @@ class PrefixTree(Generic[K]):
         node.parent = parent = self._below(node)
         deepest = next(iter(chain))
         siblings = self._children_of(parent)
-        node.children = {other for other in siblings if other.n > n and other.chain.get(deepest, 0) >= n}
+        if self._n_through[deepest]:
+            node.children = {other for other in siblings if other.n > n and other.chain.get(deepest, 0) >= n}
+        self._n_through.update(chain.keys())
         for child in node.children:
             child.parent = node
         siblings -= node.children
         siblings.add(node)
         self._nodes[key] = node
         self._ending_in[deepest].add(node)
+
+    def touch(self, key: K, used: float) -> None:
+        """Note that a snapshot was used."""
+        self._nodes[key].used = used
 
     def remove(self, key: K) -> None:
         """Take a snapshot out; what stems from it stems from its parent now."""
@@ -86,6 +93,10 @@ class PrefixTree(Generic[K]):
         siblings |= node.children
         for child in node.children:
             child.parent = node.parent
+        self._n_through.subtract(node.chain.keys())
+        for segment in node.chain:
+            if not self._n_through[segment]:
+                del self._n_through[segment]
         deepest = next(iter(node.chain))
         self._ending_in[deepest].remove(node)
         if not self._ending_in[deepest]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from types import MappingProxyType
 from pyctl.atomic_file import make_private
 from pyctl.cache.disk.file_format import INDEX, OLDER, PROMPTS, REPLIES, StateName, is_fingerprint
 from pyctl.cache.disk.graph import FileGraph
-from pyctl.cache.disk.index import Index, Key, Record
+from pyctl.cache.disk.index import Index, Key, Record, Version
 from pyctl.cache.disk.readers import Readers
 from pyctl.cache.disk.segment_files import remove_file
 from pyctl.cache.disk.verify import VerifyReport, verify
@@ -60,6 +61,20 @@ class Contents:
         """What is stored for one model and layout."""
         return self.states.get(fingerprint, _NONE)
 
+    def changed(self, changes: Iterable[tuple[Record, bool]], n_bytes: int) -> Contents:
+        """The same with files that came (True) or went (False)."""
+        states: dict[str, dict[StateName, bool]] = {}
+        for record, is_there in changes:
+            if not isinstance(record.name, StateName):
+                continue
+            known = states.setdefault(record.fingerprint, dict(self.of(record.fingerprint)))
+            if is_there:
+                known[record.name] = record.exact
+            else:
+                known.pop(record.name, None)
+        lengths = {other: frozenset(name.n for name in names) for other, names in states.items()}
+        return Contents(n_bytes, {**self.states, **states}, {**self.lengths, **lengths})
+
 
 _NONE: Mapping[StateName, bool] = MappingProxyType({})
 
@@ -79,6 +94,10 @@ class CacheDirectory:
         self._looking = threading.Lock()  # a look at the index never replaces what a later one saw
         self._file_bytes = 0
         self._seen: tuple[sqlite3.Connection, int] | None = None
+        # What the index holds at that version. Both belong to whoever is in a transaction.
+        self._graph: FileGraph | None = None
+        self._graph_of: Version | None = None
+        self._changes: list[tuple[Record, bool]] = []
         self._index = Index(path / INDEX)
         self.readers = Readers(THREADS, "disk-read")
         self.refresh()
@@ -133,6 +152,7 @@ class CacheDirectory:
         with self.changing() as connection:
             for record in found:
                 Index.pin(connection, record.key, pinned)
+            self.reread()
         return bool(found)
 
     def remove(self, name: str) -> bool:
@@ -140,7 +160,7 @@ class CacheDirectory:
         self.restore_index()
         found = self._named(name)
         with self.changing() as connection:
-            graph = FileGraph(Index.records(connection))
+            graph = self.graph(connection)
             for record in found:
                 self.delete(connection, graph.remove(record.key))
         return bool(found)
@@ -184,23 +204,85 @@ class CacheDirectory:
 
         Without ``look``, because no file comes or goes, `contents` learns of it with the next one that does.
         """
-        with _as_os_error(), self._index.writing() as connection:
-            yield connection
-        if look:
+        changes: list[tuple[Record, bool]] = []
+        try:
+            with _as_os_error(), self._index.writing() as connection:
+                before = self._index.version(connection)
+                if before != self._graph_of:
+                    self._graph = None
+                with self._index.reading() as reader:
+                    is_known = self._seen == (reader, Index.change(reader))
+                self._changes = changes
+                yield connection
+                self._graph_of = after = *before[:2], before[2] + 1
+        except BaseException:
+            self._graph = None
+            raise
+        if look and not (is_known and self._note(changes, after)):
             self.refresh()
+
+    def graph(self, connection: sqlite3.Connection) -> FileGraph:
+        """All files, within a transaction; who changes it changes the index and the files alike, or calls `reread`."""
+        if self._graph is None:
+            self._graph = FileGraph(Index.records(connection))
+        return self._graph
+
+    def look_ahead(self) -> None:
+        """Read the index for the next transaction before it holds up others."""
+        with _as_os_error(), self._index.between() as connection:
+            version = self._index.version(connection)
+            if self._graph is None or version != self._graph_of:
+                self._graph, self._graph_of = FileGraph(Index.records(connection)), version
+                self._graph.prepare()
+
+    def reread(self) -> None:
+        """Within a transaction: let the next one look at all of the index."""
+        self._graph = None
+
+    def insert(self, connection: sqlite3.Connection, record: Record, label: str = "") -> None:
+        """Enter a file."""
+        Index.insert(connection, record, label)
+        self._changes.append((record, True))
 
     def delete(self, connection: sqlite3.Connection, records: Iterable[Record]) -> None:
         """Remove files and their entries."""
         for record in records:
             Index.delete(connection, record.key)
             remove_file(self.file(record.key))
+            self._changes.append((record, False))
+
+    def touch(self, key: Key) -> None:
+        """Count a hit of a state, now."""
+        with self.changing() as connection:
+            Index.touch(connection, key)
+            if self._graph is not None:
+                self._graph.touch(key, time.time())
+
+    def _note(self, changes: list[tuple[Record, bool]], after: Version) -> bool:
+        """Change `contents`, which was true before a transaction, as that has changed the index; False if there was
+        another one since.
+        """
+        with self._looking:
+            try:
+                beside = self.bytes_beside()
+                with _as_os_error(), self._index.reading() as reader:
+                    seen, n_bytes = (reader, Index.change(reader)), Index.n_bytes(reader)
+                with _as_os_error(), self._index.between() as connection:
+                    if self._index.version(connection) != after:
+                        return False
+            except OSError:
+                return False
+            self._file_bytes = n_bytes
+            self.contents = self.contents.changed(changes, n_bytes + beside)
+            self._seen = seen
+        return True
 
     def shrink(self, connection: sqlite3.Connection, budget: int) -> int:
         """Remove what is worth least until no more than ``budget`` bytes are left; returns bytes freed."""
         beside = self.bytes_beside()
         if Index.n_bytes(connection) + beside <= budget:
             return 0
-        going = FileGraph(Index.records(connection)).shrink(budget - beside)
+        going = self.graph(connection).shrink(budget - beside)
         self.delete(connection, going)
         return sum(record.n_bytes for record in going)
 

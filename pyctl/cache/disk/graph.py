@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from functools import cached_property
 
 from pyctl.cache.disk.file_format import SegmentName
@@ -26,6 +27,29 @@ class FileGraph:
         for record in self.records.values():
             if record.parent_key is not None:
                 self._children[record.parent_key].add(record.key)
+
+    def add(self, record: Record) -> None:
+        """Put in a file, in the place of one of its name."""
+        old = self.records.get(record.key)
+        if old is not None:
+            self._take_out(old)
+        self.records[record.key] = record
+        self.n_bytes += record.n_bytes
+        if record.parent_key is not None:
+            self._children[record.parent_key].add(record.key)
+        if record.is_state and "_tree" in self.__dict__:
+            self._tree.add(record.key, record.n, self._reach(record), record.used)
+
+    def prepare(self) -> None:
+        """Compute now what choosing needs."""
+        _ = self._tree
+
+    def touch(self, key: Key, used: float) -> None:
+        """Note that a state was used."""
+        if (record := self.records.get(key)) is not None:
+            self.records[key] = replace(record, hits=record.hits + 1, used=used)
+            if "_tree" in self.__dict__:
+                self._tree.touch(key, used)
 
     def unsound(self) -> set[Key]:
         """Files that nobody can use: on an incomplete chain, or segments without a state."""
@@ -61,19 +85,22 @@ class FileGraph:
         while waiting:
             at = waiting.pop()
             waiting += self._children.pop(at, ())
-            record = self.records.pop(at, None)
+            record = self.records.get(at)
             if record is None:
                 continue
             removed.append(record)
-            self.n_bytes -= record.n_bytes
-            if record.is_state and "_tree" in self.__dict__:
-                self._tree.remove(at)
-            if record.parent_key is not None:
-                siblings = self._children.get(record.parent_key, set())
-                siblings.discard(record.key)
-                if not siblings:
-                    waiting.append(record.parent_key)
+            self._take_out(record)
+            if record.parent_key is not None and not self._children.get(record.parent_key):
+                waiting.append(record.parent_key)
         return removed
+
+    def _take_out(self, record: Record) -> None:
+        del self.records[record.key]
+        self.n_bytes -= record.n_bytes
+        if record.is_state and "_tree" in self.__dict__:
+            self._tree.remove(record.key)
+        if record.parent_key is not None:
+            self._children.get(record.parent_key, set()).discard(record.key)
 
     def shrink(self, budget: int, protected: Collection[Key] = ()) -> list[Record]:
         """Take out what costs least until ``budget`` bytes or only pinned and protected states are left.

@@ -15,7 +15,7 @@ from typing import TypeAlias
 from pyctl.atomic_file import open_private
 from pyctl.cache.disk.file_format import Name, SegmentName, StateName, parse
 
-__all__ = ["Index", "Key", "Record", "is_corrupt"]
+__all__ = ["Index", "Key", "Record", "Version", "is_corrupt"]
 
 SCHEMA_VERSION = 1
 
@@ -32,6 +32,8 @@ CREATE INDEX IF NOT EXISTS states ON files(fingerprint, n) WHERE state;
 CREATE TABLE IF NOT EXISTS days(day INTEGER PRIMARY KEY, n_bytes INTEGER NOT NULL);
 """
 
+
+Version: TypeAlias = tuple[sqlite3.Connection, int, int]
 
 Key: TypeAlias = tuple[str, Name]
 """A fingerprint and a file's name."""
@@ -97,6 +99,8 @@ class Index:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.lost = False
+        self.n_commits = 0
+        """Transactions of this object; changes only within one."""
         self._reader, self._writer = _Connection(self), _Connection(self)
         with self._reader.lock:
             self._reader.current()
@@ -115,10 +119,21 @@ class Index:
             try:
                 yield connection
                 connection.execute("COMMIT")
+                self.n_commits += 1
             except BaseException:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise
+
+    @contextmanager
+    def between(self) -> Iterator[sqlite3.Connection]:
+        """The connection that writes, while nobody in this process is in a transaction."""
+        with self._writer as connection:
+            yield connection
+
+    def version(self, connection: sqlite3.Connection) -> Version:
+        """Another one after any transaction, of this object or another; ``connection`` is the one that writes."""
+        return connection, Index.change(connection), self.n_commits
 
     def close(self) -> None:
         for connection in (self._reader, self._writer):

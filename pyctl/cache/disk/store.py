@@ -40,7 +40,6 @@ from pyctl.cache.disk.file_format import (
     check_fingerprint,
     parse,
 )
-from pyctl.cache.disk.graph import FileGraph
 from pyctl.cache.disk.index import Index, Key, Record
 from pyctl.cache.disk.readers import RESTORE_SECONDS, Readers, Reading, Reads, StalledReadError, finish, finished
 from pyctl.cache.disk.segment_files import parts_of, remove_file, write_file
@@ -235,6 +234,7 @@ class DiskStore:
         if snapshot.n < self.min_tokens or snapshot.segment.end > MAX_TOKENS:
             return 0
         self.directory.restore_index()
+        self.directory.look_ahead()
         links = name_chain(snapshot, self._checksums)
         if any(segment.dropped for segment in snapshot.chain) or snapshot.state.parts.keys() - {RECURRENT}:
             return 0
@@ -284,35 +284,38 @@ class DiskStore:
         renamed: list[Path] = []
         try:
             with self.directory.changing() as connection:
-                records = {record.key: record for record in Index.records(connection)}
-                twin = records.get(state.key)
+                graph = self.directory.graph(connection)
+                known = graph.records
+                twin = known.get(state.key)
                 if self._satisfies(twin, state.exact):
                     return 0
-                fresh = {p: new for p, new in temps.items() if new.key not in records or not self._has(new.name)}
+                fresh = {p: new for p, new in temps.items() if new.key not in known or not self._has(new.name)}
                 if twin is not None:
                     fresh[state_path] = replace(state, hits=twin.hits, pinned=twin.pinned)
-                records.update({record.key: record for record in fresh.values()})
                 arriving = {record.key for record in fresh.values()}
-                if any(key not in records or not (key in arriving or self._has(key[1])) for key in chain):
+                if any(not (key in arriving or (key in known and self._has(key[1]))) for key in chain):
                     return None
                 written = sum(record.n_bytes for record in fresh.values())
                 if not self._allows(connection, written):
                     return 0
-                graph = FileGraph(records.values())
+                for record in fresh.values():
+                    graph.add(record)
                 going: list[Record] = []
                 if self.directory.budget is not None:
                     room = self.directory.budget - self.directory.bytes_beside()
                     going = graph.shrink(room, {state.key})
                     if graph.n_bytes > room:
+                        self.directory.reread()
                         return 0
                 if twin is not None:
-                    going += [graph.records[key] for key in graph.unsound()]
+                    for key in graph.unsound():
+                        going += graph.remove(key)
                 self.directory.delete(connection, going)
                 for path, record in fresh.items():
                     target = self.directory.file(record.key)
                     os.replace(path, target)
                     renamed.append(target)
-                    Index.insert(connection, record, label if record.is_state else "")
+                    self.directory.insert(connection, record, label if record.is_state else "")
                 Index.add_written(connection, written)
         except BaseException:
             for path in renamed:
@@ -323,8 +326,7 @@ class DiskStore:
     def touch(self, prefix: Prefix) -> None:
         """Count a hit, now; may wait for other writers."""
         try:
-            with self.directory.changing(look=False) as connection:
-                Index.touch(connection, self._key(StateName.of(prefix)))
+            self.directory.touch(self._key(StateName.of(prefix)))
         except OSError:
             return  # the use of a file, and no file: not worth an error
 
@@ -369,7 +371,7 @@ class DiskStore:
             with self.directory.changing() as connection:
                 if vanished and self._has(name):
                     return
-                dependents = FileGraph(Index.records(connection)).remove(self._key(name))
+                dependents = self.directory.graph(connection).remove(self._key(name))
                 if dependents:
                     self.directory.delete(connection, dependents)
                     self.damaged += 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import random
+import sqlite3
 import tempfile
 import time
 from collections.abc import Callable
@@ -14,6 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyctl.cache.disk.codec import CHUNK
+from pyctl.cache.disk.graph import FileGraph
+from pyctl.cache.disk.index import Index
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.snapshot import Segment, Snapshot, State
 from pyctl.prompt import as_tokens
@@ -315,3 +319,60 @@ def test_a_state_with_a_part_that_no_file_has_room_for_stays_in_ram(open_store: 
     other = Snapshot(made.prefix, made.segment, State({**made.state.parts, "draft": made.state.recurrent}))
     assert store.write(other) == 0
     assert store.write(made) > 0
+
+
+def test_writes_that_evict_do_not_read_the_whole_index(open_store: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, other = open_store(), open_store()
+    reads: list[str] = []
+    for name in ("records", "states"):
+        real = getattr(Index, name)
+
+        def counted(connection: sqlite3.Connection, name: str = name, real: Callable[..., object] = real) -> object:
+            reads.append(name)
+            return real(connection)
+
+        monkeypatch.setattr(Index, name, staticmethod(counted))
+    store.write(conversation(0)[0])
+    store.directory.budget = store.directory.n_bytes * 4
+    reads.clear()
+    for seed in range(1, 30):
+        made = conversation(seed, turns=1)[0]
+        assert store.write(made) > 0
+        assert store.contains(made.prefix)
+        store.touch(made.prefix)
+        store.directory.refresh()
+    assert reads == []
+    assert len(store.lengths()) == 1
+    other.write(conversation(50, turns=1)[0])
+    reads.clear()
+    store.write(conversation(51, turns=1)[0])
+    assert sorted(set(reads)) == ["records", "states"], "what another process wrote is looked at"
+    assert store.contains(conversation(50, turns=1)[0].prefix)
+    check_directory(store)
+
+
+def test_what_is_known_of_the_index_is_what_is_in_it(open_store: Opener) -> None:
+    choice = random.Random(2)
+    stores = [open_store(budget=40_000), open_store(budget=40_000)]
+    made = [each for seed in range(12) for each in conversation(seed)]
+    for step in range(300):
+        store, each = choice.choice(stores[: 1 + step // 150]), choice.choice(made)
+        what = choice.randrange(10)
+        if what < 6:
+            store.write(each)
+        elif what < 8:
+            store.touch(each.prefix)
+        elif what == 8:
+            store.directory.remove(each.prefix.name)
+        else:
+            store.directory.pin(each.prefix.name, choice.random() < 0.3)
+        with store.directory.changing() as connection:
+            graph, fresh = store.directory.graph(connection), FileGraph(Index.records(connection))
+        assert graph.records.keys() == fresh.records.keys()
+        assert graph.n_bytes == fresh.n_bytes
+        assert {key: record.hits for key, record in graph.records.items()} == {
+            key: record.hits for key, record in fresh.records.items()
+        }
+        states = {record.name for record in fresh.records.values() if record.is_state}
+        assert set(store.directory.contents.of("model")) == states
+    check_directory(stores[0])
