@@ -305,6 +305,10 @@ class DiskTier:
             )
         return chosen.positions
 
+    def run_soon(self, function: Callable[[], None]) -> None:
+        """Have ``function``, which may wait for the disk, called by the thread that writes."""
+        self._behind.run_soon(function)
+
     def offer(self, snapshots: Iterable[Snapshot]) -> None:
         """Write ``snapshots`` behind, the last first, unless they are there."""
         for snapshot in snapshots:

@@ -89,7 +89,13 @@ def assemble(settings: CommandSettings, go_on: Callable[[], bool] = lambda: True
         replay = Replay(chat.prompt_replay)
         if tier is not None:
             limit = tier.store.limit_beside(DEFAULT_REPLAY_BYTES)
-            replay = Replay(chat.prompt_replay, path=tier.store.home / REPLIES, max_file_bytes=limit)
+            replay = Replay(
+                chat.prompt_replay,
+                path=tier.store.home / REPLIES,
+                max_file_bytes=limit,
+                run_soon=tier.run_soon,
+                spend=tier.store.spend,
+            )
         chat_format = ChatFormat(template, loaded.tokenizer, chat.template_kwargs, replay)
     except BaseException:
         loaded.backend.unload()

@@ -405,3 +405,38 @@ def test_replies_that_mean_the_same_are_bounded() -> None:
     assert found is not None
     assert found.text == "99"
     assert replay.n_bytes < 10_000
+
+
+def test_a_slow_disk_holds_up_nobody_who_remembers_or_looks_up(tmp_path: Path) -> None:
+    waiting: list[Callable[[], None]] = []
+    path, place = tmp_path / "replies", AT
+    replay = Replay("equal", path=path, run_soon=waiting.append)
+    messages = [{"role": "assistant", "content": f"reply {number}"} for number in range(400)]
+    for message in messages:
+        replay.remember(message, place, "head\n", "text", None)
+        assert replay.find(message, place) is not None
+    assert not path.exists(), "nothing was written by who asked"
+    assert len(waiting) == 1
+    waiting.pop()()
+    again = Replay("equal", path=path)
+    found = [again.find(message, place) is not None for message in messages]
+    assert found == [False] * 144 + [True] * 256, "the oldest of those that waited were given up"
+    assert not waiting
+    replay.find(messages[-1], place)
+    assert not waiting, "what is in the file is not written again"
+
+
+def test_replies_beyond_the_day_s_bytes_are_not_written(tmp_path: Path) -> None:
+    spent: list[int] = []
+
+    def spend(n_bytes: int) -> bool:
+        spent.append(n_bytes)
+        return len(spent) <= 2
+
+    path, place = tmp_path / "replies", AT
+    replay = Replay("equal", path=path, spend=spend)
+    for number in range(4):
+        replay.remember({"role": "assistant", "content": f"reply {number}"}, place, "head\n", "text", None)
+    assert len(spent) == 4
+    assert path.stat().st_size == sum(spent[:2])
+    assert replay.find({"role": "assistant", "content": "reply 3"}, place) is not None
