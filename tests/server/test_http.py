@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -254,6 +255,16 @@ def test_a_full_queue_is_503_and_says_when_to_try_again(path: str, stream: bool)
 def test_each_choice_counts_in_the_queue() -> None:
     bench = Bench()
     bench.engine.settings = EngineSettings(n_queue=3)
+    gate, begun = threading.Event(), threading.Event()
+    bench.worker.call(lambda: (begun.set(), gate.wait(20)))
+    assert begun.wait(10)
+    try:
+        refused = bench.post("/completion", {"prompt": "a", "n_predict": 1, "n": 5})
+    finally:
+        gate.set()
+    assert refused.status_code == 503
+    deadline = time.monotonic() + 10
+    while bench.engine.n_waiting or bench.engine.running or not bench.worker._inbox.empty():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     assert bench.post("/completion", {"prompt": "a", "n_predict": 1, "n": 4}).status_code == 200
-    assert bench.post("/completion", {"prompt": "a", "n_predict": 1, "n": 30}).status_code == 503
-    assert bench.post("/completion", {"prompt": "a", "n_predict": 1}).status_code == 200
