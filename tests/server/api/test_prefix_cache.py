@@ -28,7 +28,8 @@ def bench() -> Bench:
 def test_the_tree_of_prefixes(bench: Bench) -> None:
     body = bench.client.get("/cache").json()
     view = bench.service.admin.view().result()
-    assert body["slots"] == {"capacity": 4, "in_use": len(view.snapshots), "evicted": view.n_evicted}
+    counts = {"capacity": 4, "in_use": len(view.snapshots), "evicted": view.n_evicted, "refused": 0}
+    assert body["slots"] == counts
     assert body["bytes"] == {"resident": view.n_bytes, "budget": -1}
     assert body["totals"]["requests"] == 2
     (head,) = body["prefixes"]
