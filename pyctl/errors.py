@@ -63,7 +63,7 @@ class RequestError(PyctlError):
 class ContextSizeError(RequestError):
     """The prompt has more tokens than one request may have, alone.
 
-    ``n_prompt_tokens`` and ``n_ctx`` are token counts.
+    ``n_prompt_tokens`` and ``n_ctx`` are token counts. The first counts the beginning alone where that was enough.
     """
 
     def __init__(self, n_prompt_tokens: int, n_ctx: int) -> None:

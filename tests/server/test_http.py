@@ -20,6 +20,7 @@ from pyctl.errors import (
     UnavailableError,
 )
 from pyctl.prompt import Prompt
+from pyctl.server.generate.prepare import LETTERS_PER_TOKEN
 from pyctl.server.http import error_body
 from tests.server.fake import HI, N_CTX, Bench, fail, play
 
@@ -194,6 +195,16 @@ def test_of_several_prompts_none_is_left_running_when_one_is_refused() -> None:
     bench = Bench(play("x"))
     check(bench.post("/completion", {"prompt": ["a", "x" * N_CTX]}), 400, "exceed_context_size_error")
     assert [handle.cancelled for handle in bench.worker.handles] == [True]
+
+
+@pytest.mark.parametrize("path", ["/completion", "/v1/chat/completions"])
+def test_of_a_text_that_is_much_too_long_only_the_beginning_is_tokenised(path: str) -> None:
+    bench = Bench(play("x"))
+    text = "x" * (1000 * N_CTX)
+    body = {"prompt": text} if path == "/completion" else {"messages": [{"role": "user", "content": text}]}
+    response = bench.post(path, body)
+    check(response, 400, "exceed_context_size_error", str(N_CTX))
+    assert N_CTX < response.json()["error"]["n_prompt_tokens"] <= LETTERS_PER_TOKEN * N_CTX
 
 
 @pytest.mark.parametrize("stream", [False, True])

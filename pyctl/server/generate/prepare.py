@@ -18,7 +18,7 @@ from pyctl.engine.backend import EngineInfo
 from pyctl.engine.request import Request
 from pyctl.engine.sampling import RANDOM_SEED, Sampling
 from pyctl.engine.stream import ReasoningLimit
-from pyctl.errors import NotSupportedError, RequestError
+from pyctl.errors import ContextSizeError, NotSupportedError, RequestError
 from pyctl.prompt import Prompt
 from pyctl.server.body import INT32_MAX, at_most
 from pyctl.server.generate.prompts import infill_prompt, prompts_of
@@ -39,6 +39,9 @@ from pyctl.server.service import Service
 __all__ = ["PreparedReply", "keep_scales", "parallel_calls", "prepare", "prepare_chat", "sampling_of"]
 
 log = logging.getLogger(__name__)
+
+LETTERS_PER_TOKEN = 8
+"""Texts of more letters than this times the context are looked at in part first: hardly one fits."""
 
 
 @dataclass(frozen=True)
@@ -174,6 +177,7 @@ class _Asked:
 def _prompts(service: Service, body: AnyBody) -> Iterator[_Asked]:
     if isinstance(body, ChatBody):
         chat = prepare_chat(service, body.conversation, body)
+        _refuse_long(service, chat.text)
         # What binds all replies of this server binds those with calls, too, unless the request itself says otherwise.
         is_bound = bool(service.settings.sampling.grammar and not body.grammar and body.schema is None)
         yield _Asked(chat.prompt, chat.text, None if is_bound else chat.constraint, chat.reasoning, chat)
@@ -181,9 +185,26 @@ def _prompts(service: Service, body: AnyBody) -> Iterator[_Asked]:
     constraint, reasoning = _raw_constraint(body), _raw_reasoning(service, body)
     bos = service.info.bos_token if service.tokenizer.add_bos else ""
     value = infill_prompt(service, body) if isinstance(body, InfillBody) else body.prompt
+    for part in value if isinstance(value, list) else [value]:
+        if isinstance(part, str):
+            _refuse_long(service, part)
     for prompt, text in prompts_of(value, service.chat, service.info.n_vocab, MOST_REPLIES // body.n):
         text = bos + text if text is not None else service.text_of(prompt.tokens.tolist())
         yield _Asked(prompt, text, constraint, reasoning)
+
+
+def _refuse_long(service: Service, text: str) -> None:
+    """Raise ContextSizeError if the beginning of ``text`` has more tokens than the context already.
+
+    To tokenise all of some megabytes only to refuse it would take seconds. Where a text is cut, a few tokens more may
+    come out than of the whole: hence the margin.
+    """
+    n_ctx = service.info.n_ctx
+    size = LETTERS_PER_TOKEN * n_ctx
+    if len(text) > size:
+        n = len(service.tokenizer.tokenize(text[:size], add_special=False, parse_special=True))
+        if n > n_ctx + n_ctx // 8:
+            raise ContextSizeError(n, n_ctx)
 
 
 def _raw_constraint(body: CompletionBody) -> Constraint | None:
