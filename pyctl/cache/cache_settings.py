@@ -29,7 +29,12 @@ class CacheSettings:
     """The prefix cache in memory: 0 of either turns it off."""
 
     n_slots: int = CACHE.flag(
-        32, "--prefix-cache-slots", "snapshots kept, 0 = none", integer(0), "PYCTL_PREFIX_CACHE_SLOTS"
+        32,
+        "--prefix-cache-slots",
+        "snapshots kept, 0 = none",
+        integer(0),
+        "PYCTL_PREFIX_CACHE_SLOTS",
+        limit=SetLimit("snapshots in RAM, by number", "snapshots are evicted", "memory"),
     )
     ram_mib: int = CACHE.flag(
         8192,
@@ -54,7 +59,12 @@ class DiskSettings:
         "DIR",
     )
     disk_mib: int = DISK.flag(
-        4096, "--kv-cache-budget", "MiB in that directory, 0 = no limit", integer(0), "PYCTL_KV_CACHE_BUDGET"
+        4096,
+        "--kv-cache-budget",
+        "MiB in that directory, 0 = no limit",
+        integer(0),
+        "PYCTL_KV_CACHE_BUDGET",
+        limit=SetLimit("files of the cache directory", "files are evicted", "disk", "MiB"),
     )
     min_tokens: int = DISK.flag(
         512, "--kv-cache-min-tokens", "shorter prefixes are not written", integer(0), "PYCTL_KV_CACHE_MIN_TOKENS"
@@ -82,6 +92,7 @@ class DiskSettings:
         "MiB written within a day at most, 0 = no limit",
         integer(0),
         "PYCTL_KV_CACHE_DAILY_WRITES",
+        limit=SetLimit("bytes written within a day; 0 is no limit", "nothing more is written that day", "disk", "MiB"),
     )
 
     def __post_init__(self) -> None:

@@ -91,7 +91,7 @@ def test_input_tokens(client: openai.OpenAI) -> None:
 
 def test_errors(client: openai.OpenAI, server: Server) -> None:
     with pytest.raises(openai.BadRequestError):
-        client.responses.create(model="tiny", input=[{"role": "wizard", "content": "x"}])  # type: ignore[list-item,misc]
+        client.responses.create(model="tiny", input=[{"role": "no role", "content": "x"}])  # type: ignore[list-item,misc]
     with pytest.raises(openai.BadRequestError), client.responses.stream(**asked("x" * 20_000)) as stream:
         list(stream)
     with pytest.raises(openai.AuthenticationError):
