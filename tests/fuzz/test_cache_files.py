@@ -93,9 +93,8 @@ def change(file: RawFile, names: list[str], what: str, which: int, number: int, 
         elif which == 1:
             part.chunk = number % 2**32
         else:
-            part.size = part.size + number % 9 - 4
-            part.pieces = [part.pieces[0][: part.size].ljust(max(part.size, 0), b"\0")]
-            part.size = max(part.size, 0)
+            part.size = max(len(part.pieces[0]) + number % 9 - 4, 0)
+            part.pieces = [part.pieces[0][: part.size].ljust(part.size, b"\0")]
     elif what == "content":
         part.pieces = [part.pieces[0] + data] if which else [part.pieces[0][: number % (part.size + 1)]]
         part.size = len(part.pieces[0])
