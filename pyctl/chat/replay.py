@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -18,8 +17,6 @@ from pyctl.limit import limit
 from pyctl.prompt import Tokens
 
 __all__ = ["DEFAULT_REPLAY_BYTES", "Part", "Replay", "ReplayMarks", "SampledReply", "places"]
-
-log = logging.getLogger(__name__)
 
 
 DEFAULT_REPLAY_BYTES = limit(

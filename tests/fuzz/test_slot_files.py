@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -47,23 +48,30 @@ def engine(request: pytest.FixtureRequest, open_model: Callable[..., Loaded]) ->
     return Engine(loaded.backend, RamCache(0, 0), EngineSettings())
 
 
-@pytest.fixture(scope="module")
-def whole(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
+@dataclass(frozen=True)
+class WholeFile:
     """Where files go, and what llama-server would have written."""
+
+    path: Path
+    content: bytes = field(repr=False)
+
+
+@pytest.fixture(scope="module")
+def whole(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> WholeFile:
     path = tmp_path_factory.mktemp("slots") / "slot.bin"
     ask(engine, Prompt(as_tokens(TOKENS)), 2)
     (seq,) = engine.sequences
     engine.backend.save_file(seq.id, path, seq.tokens, seq.ends)
     n_ends = len(seq.ends)
-    return path, path.read_bytes()[: -(END.size + DIGEST_SIZE + 4 * n_ends)]
+    return WholeFile(path, path.read_bytes()[: -(END.size + DIGEST_SIZE + 4 * n_ends)])
 
 
 @given(harm=damage())
 @settings(max_examples=N_CASES, deadline=None, suppress_health_check=list(HealthCheck))
 def test_the_next_request_is_served(
-    engine: Engine, whole: tuple[Path, bytes], harm: list[tuple[int, int, bytes | None]]
+    engine: Engine, whole: WholeFile, harm: list[tuple[int, int, bytes | None]]
 ) -> None:
-    path, good = whole
+    path, good = whole.path, whole.content
     data = bytearray(good)
     for at, step, new in harm:
         place = at % max(len(data), 1) // step * step
@@ -86,21 +94,23 @@ def test_the_next_request_is_served(
             assert reply.done is not None
 
 
-def test_positions_that_are_not_the_tokens_are_refused(engine: Engine, whole: tuple[Path, bytes]) -> None:
+def test_positions_that_are_not_the_tokens_are_refused(engine: Engine, whole: WholeFile) -> None:
     """Every place that holds the last position: that of a row, and that of the recurrent state."""
-    path, good = whole
+    path, good = whole.path, whole.content
     (seq,) = engine.sequences
     last = (TOKENS.size + 1).to_bytes(4, "little")
     is_hybrid, refused = engine.backend.kind == "hybrid", 0
     for at in range(len(good) - 4):
         if good[at : at + 4] != last:
             continue
-        for other in (TOKENS.size - 40, TOKENS.size + 40):
+        for other in (TOKENS.size - 40, TOKENS.size + 40, 2**31 - 1):
             path.write_bytes(good[:at] + other.to_bytes(4, "little") + good[at + 4 :])
             engine.snapshotter.forget(seq)
             try:
                 engine.backend.load_file(seq.id, path)
             except StateError:
                 refused += 1
+                engine.snapshotter.forget(seq)
+                assert ask(engine, Prompt(as_tokens([5, 6, 7])), 1).error is None
     engine.snapshotter.forget(seq)
-    assert refused >= (4 if is_hybrid else 2)
+    assert refused >= (6 if is_hybrid else 3)

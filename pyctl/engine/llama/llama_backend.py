@@ -18,7 +18,7 @@ from pyctl.engine.llama.grammar import GrammarCompiler
 from pyctl.engine.llama.library import HostBuffer, KVState, Pulse, allocate
 from pyctl.engine.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.engine.llama.sampler import DrySamplers, LlamaSampler
-from pyctl.engine.llama.sequence_file import load_file, save_file
+from pyctl.engine.llama.sequence_file import StateForm, load_file, save_file
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import EngineError, ModelError, NotSupportedError, OutOfCellsError, StateError, UnavailableError
 from pyctl.prompt import Tokens, as_tokens
@@ -245,7 +245,8 @@ class LlamaBackend:
         return save_file(self._ctx, seq, path, tokens, ends, self.identity)
 
     def load_file(self, seq: int, path: Path) -> SavedSequence:
-        saved = load_file(self._ctx, seq, path, self.n_ctx, self.tokenizer.n_vocab, self.identity)
+        form = StateForm.of(self.layout) if self.kind != "opaque" else None
+        saved = load_file(self._ctx, seq, path, self.n_ctx, self.tokenizer.n_vocab, self.identity, form)
         self._check_positions(seq, int(saved.tokens.size))
         return saved
 

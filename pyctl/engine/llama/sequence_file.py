@@ -13,8 +13,10 @@ import errno
 import hashlib
 import logging
 import os
+import re
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ from pyctl.engine.llama.library import last_log_error
 from pyctl.errors import RequestError, StateError
 from pyctl.prompt import Tokens, as_tokens
 
-__all__ = ["load_file", "save_file"]
+__all__ = ["StateForm", "load_file", "save_file"]
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +48,42 @@ END_MAGIC = b"pyctlsq1"
 
 INVALID = "No available space in KV cache or invalid slot save file"
 """llama-server's words for every file that cannot be used."""
+
+
+@dataclass(frozen=True)
+class StateForm:
+    """Where positions are in the state of a sequence, as llama.cpp writes it: of the cells, and of the recurrent state.
+
+    A cell takes ``cell`` bytes and its rows ``row``, in ``n_parts`` tensors, each with a head of 12 bytes.
+    """
+
+    cell: int
+    row: int
+    n_parts: int
+    is_hybrid: bool
+
+    @classmethod
+    def of(cls, layout: str) -> StateForm:
+        """From the layout's text (csrc/layout.cpp)."""
+        kind, ext, *_ = layout.split()
+        parts = [re.fullmatch(r"\d+:(\d+)x(\d+)", part) for part in re.split("[ =,]", layout)]
+        rows = [int(part[1]) * int(part[2]) for part in parts if part is not None]
+        return cls(12 if ext == "ext=0" else 24, sum(rows), len(rows), kind == "hybrid")
+
+    def check(self, state: NDArray[np.uint8], n: int) -> None:
+        """StateError unless the cells are those of ``n`` tokens and the recurrent state stands behind them.
+
+        llama.cpp takes any position, and one that is the largest of all would stay in the sequence for ever.
+        """
+        cells_end = 8 + n * self.cell
+        if not n or state[:8].tobytes() != struct.pack("<II", 1, n) or state.size < cells_end:
+            raise StateError(INVALID)
+        cells = np.frombuffer(state[8:cells_end].tobytes(), "<i4").reshape(n, -1)
+        if not np.array_equal(np.sort(cells[:, 0]), np.arange(n)) or not np.all(cells[:, 1] == 1):
+            raise StateError(INVALID)
+        at = cells_end + 8 + 12 * self.n_parts + n * self.row
+        if self.is_hybrid and state[at : at + 8].tobytes() != struct.pack("<II", 1, n - 1):
+            raise StateError(INVALID)
 
 
 def save_file(ctx: Any, seq: int, path: Path, tokens: Tokens, ends: Sequence[int], identity: str) -> int:
@@ -75,8 +113,10 @@ def save_file(ctx: Any, seq: int, path: Path, tokens: Tokens, ends: Sequence[int
     return n_bytes
 
 
-def load_file(ctx: Any, seq: int, path: Path, n_ctx: int, n_vocab: int, identity: str) -> SavedSequence:
-    """Fill sequence ``seq`` from ``path``.
+def load_file(
+    ctx: Any, seq: int, path: Path, n_ctx: int, n_vocab: int, identity: str, form: StateForm | None
+) -> SavedSequence:
+    """Fill sequence ``seq`` from ``path``, whose state has this ``form`` if that is known.
 
     StateError when there is no such file, when it is damaged, of another model, or longer than ``n_ctx`` tokens.
     """
@@ -90,6 +130,8 @@ def load_file(ctx: Any, seq: int, path: Path, n_ctx: int, n_vocab: int, identity
     tokens = _unpacked(words)
     if tokens.size > n_ctx:
         raise StateError("Restored prompt does not fit in the slot context")
+    if form is not None:
+        form.check(data[HEADER.size + words.nbytes :], int(tokens.size))
     # llama_state_seq_load_file ends the program when a file is cut; reading from memory, llama.cpp minds the end. There
     # it wants a prefix, for which the last bytes before the state do, in our private copy of them.
     start = HEADER.size + words.nbytes - PREFIX.size
