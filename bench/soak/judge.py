@@ -38,13 +38,13 @@ class Judge:
         self._client.close()
 
 
-def is_tie(choice: dict[str, Any], text: str) -> bool:
+def is_tie(choice: dict[str, Any], text: str, *, whole: bool) -> bool:
     """Whether the token at which ``text`` leaves the right reply was nearly as likely as another one.
 
-    With reasoning, which ``text`` does not contain, whether there is such a token at all.
+    With reasoning or calls, when ``text`` is not the ``whole`` reply, whether there is such a token at all.
     """
     tokens = choice["logprobs"]["content"]
-    if choice["message"].get("reasoning_content"):
+    if not whole or choice["message"].get("reasoning_content"):
         return any(_near(token) for token in tokens)
     said = ""
     for token in tokens:

@@ -81,7 +81,7 @@ def test_the_reply_continues_a_last_assistant_message(thinking: ChatFormat, cont
 def test_parts_and_reasoning_of_a_continued_message(thinking: ChatFormat) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     turn = prepare(thinking, assistant(parts, reasoning_content="because"))
-    assert turn.text == HEAD + "<think>\nbecause\n</think>\n\na\nb"
+    assert turn.text == HEAD + "<think>\nbecause\n</think>\n\na\n\nb"
 
 
 def test_reasoning_can_be_continued(thinking: ChatFormat, chatml: ChatFormat) -> None:
