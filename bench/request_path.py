@@ -29,6 +29,7 @@ from rich.table import Table
 
 import pyctl
 from pyctl.cli import main as run
+from pyctl.cli import serve_command
 
 PACKAGE = os.path.dirname(os.path.abspath(pyctl.__file__)) + os.sep
 BODY = {
@@ -109,6 +110,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    vars(serve_command)["leave"] = int  # which would end the process before there is a table
     trace = Trace()
     threading.setprofile(trace)
     threading.Thread(target=ask, args=(port, trace), daemon=True).start()
