@@ -19,7 +19,7 @@ from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.plan import choose_cuts, ends_within, inner_ends, last_common_end, last_end
 from pyctl.cache.ram import RamCache
 from pyctl.cache.recent import RecentMatches, RecentPrompts
-from pyctl.cache.snapshot import PromptMatch, Segment, Snapshot
+from pyctl.cache.snapshot import Prefix, PromptMatch, Segment, Snapshot
 from pyctl.engine.backend import SequenceMemory
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.request import Request
@@ -172,20 +172,15 @@ class Snapshotter:
         memory = self.memory
         parent, covered = self._saved(seq, plan.match)
         prefix = plan.match.prefix(seq.n)
-        new = as_tokens(seq.tokens[covered:])
-        n_bytes = memory.rows_size(covered, seq.n) + new.nbytes + memory.state_size(seq.id)
+        n_bytes = memory.rows_size(covered, seq.n) + seq.tokens[covered:].nbytes + memory.state_size(seq.id)
         reservation = self.cache.prepare(prefix, n_bytes, plan.protected, parent)
         if reservation is None:
             return
         try:
             with reservation:
-                segment = parent
-                if segment is None or covered < seq.n:
-                    rows = memory.save_rows(seq.id, covered, seq.n)
-                    segment = Segment(covered, new, rows, parent, ends_within(seq.ends, covered))
-                snapshot = Snapshot(prefix, segment, memory.save_state(seq.id, seq.n), exact=seq.n_exact == seq.n)
+                snapshot = self._take(seq, prefix, parent, covered)
                 if reservation.confirm(snapshot):
-                    seq.keep(segment, seq.n)
+                    seq.keep(snapshot.segment, seq.n)
                     stats.n_saved += 1
         except (StateError, MemoryError) as error:
             log.warning("no snapshot at %d: %s", seq.n, error)
@@ -209,13 +204,7 @@ class Snapshotter:
 
         The snapshot is no entry of the cache, which only counts its bytes, and shares rows with it.
         """
-        segment, covered = seq.saved()
-        if segment is None or covered < seq.n:
-            rows = self.memory.save_rows(seq.id, covered, seq.n)
-            ends = ends_within(seq.ends, covered)
-            segment = Segment(covered, as_tokens(seq.tokens[covered:]), rows, segment, ends)
-        prefix = PromptMatch(seq.tokens).prefix(seq.n)
-        kept = Snapshot(prefix, segment, self.memory.save_state(seq.id, seq.n), exact=seq.n_exact == seq.n)
+        kept = self._take(seq, PromptMatch(seq.tokens).prefix(seq.n), *seq.saved())
         self.cache.hold(kept)
         self.memory.clear(seq.id)
         return kept
@@ -355,6 +344,14 @@ class Snapshotter:
         exact = seq.n_exact == seq.n
         if seq.cached and shared < seq.n_prompt and seq.n - covered >= PARK_MIN and (exact or not self.settings.exact):
             self.save(seq, CachePlan(PromptMatch(seq.tokens), protected=tuple(protected)), stats)
+
+    def _take(self, seq: LiveSequence, prefix: Prefix, parent: Segment | None, covered: int) -> Snapshot:
+        """A snapshot of all that ``seq`` holds: the rows behind those ``covered`` by ``parent``, and the state."""
+        segment = parent
+        if segment is None or covered < seq.n:
+            rows = self.memory.save_rows(seq.id, covered, seq.n)
+            segment = Segment(covered, as_tokens(seq.tokens[covered:]), rows, parent, ends_within(seq.ends, covered))
+        return Snapshot(prefix, segment, self.memory.save_state(seq.id, seq.n), exact=seq.n_exact == seq.n)
 
     def _saved(self, seq: LiveSequence, match: PromptMatch) -> tuple[Segment | None, int]:
         """The deepest segment that holds rows of ``seq``, and how many: its own, or those of a snapshot beside it."""
