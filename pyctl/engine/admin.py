@@ -92,9 +92,8 @@ class EngineAdmin:
         engine = self._engine
         total = replace(engine.counters)
         before, self._last = self._last, total
-        recent = EngineCounters(
-            *(getattr(total, each.name) - getattr(before, each.name) for each in fields(EngineCounters))
-        )
+        names = [each.name for each in fields(EngineCounters) if each.name != "drafts"]
+        recent = EngineCounters(*(getattr(total, name) - getattr(before, name) for name in names))
         suspended = [active.kept for active in engine.waiting.suspended]
         return EngineStats(
             *(total, recent, len(engine.running), len(engine.waiting.queue) + len(suspended), len(suspended)),

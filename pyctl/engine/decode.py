@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.engine.backend import Evaluator, Sampler, TopTokens
 from pyctl.engine.handle import RequestHandle
-from pyctl.engine.request import Piece, StopType, Timings
+from pyctl.engine.request import DraftCounts, Piece, StopType, Timings
 from pyctl.engine.sequence import LiveSequence
 from pyctl.engine.stream import LineLimits, ReasoningBudget, TextStream
 
@@ -102,6 +102,7 @@ class Generation:
             predicted_ms=(finished - first_token) * 1e3,
             queue_ms=(started - submitted) * 1e3,
             first_token_ms=(first_token - submitted) * 1e3,
+            drafts=self._handle.drafts,
         )
 
     def first(self) -> None:
@@ -144,6 +145,8 @@ class Generation:
                 seq.append_one(token)
                 n_right += 1
                 token = self._next(index + n_right)
+            if drafts:
+                self._handle.drafts += DraftCounts.of(len(drafts), n_right)
             sure = self._again(drafter) if n_right < len(drafts) else ()
 
     def _again(self, drafter: Drafter) -> tuple[int, ...]:

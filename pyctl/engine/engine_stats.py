@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pyctl.cache.cache_stats import CacheView
 from pyctl.engine.backend import BlockBytes
-from pyctl.engine.request import Request, Timings
+from pyctl.engine.request import DraftCounts, Request, Timings
 
 __all__ = ["EngineCounters", "EngineMemory", "EngineStats", "PrefillLog", "SequenceFile", "SequenceView"]
 
@@ -18,8 +18,8 @@ class EngineCounters:
     """Sums since the start; ``n_*`` are tokens except for the calls of llama_decode, times are milliseconds.
 
     ``n_busy`` adds up the sequences of each call, ``n_longest`` is the longest sequence seen, ``n_suspended`` counts
-    how often a reply had to give its cells to others. What a request evaluates
-    and predicts counts when it is served; requests that were cancelled count as calls only.
+    how often a reply had to give its cells to others. What a request evaluates,
+    predicts and drafts counts when it is served; requests that were cancelled count as calls only.
     """
 
     n_calls: int = 0
@@ -31,6 +31,7 @@ class EngineCounters:
     n_predicted: int = 0
     predicted_ms: float = 0.0
     n_suspended: int = 0
+    drafts: DraftCounts = field(default_factory=DraftCounts)
 
     def count_call(self, n_seqs: int, length: int) -> None:
         """One call for ``n_seqs`` sequences, the longest of which has ``length`` tokens now."""
@@ -52,6 +53,7 @@ class EngineCounters:
         self.prompt_ms += timings.prompt_ms
         self.n_predicted += timings.n_predicted
         self.predicted_ms += timings.predicted_ms
+        self.drafts += timings.drafts
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from queue import Empty, SimpleQueue
 
-from pyctl.engine.request import Done, Event, Failed, Piece, Request
+from pyctl.engine.request import Done, DraftCounts, Event, Failed, Piece, Request
 from pyctl.errors import EngineError
 from pyctl.limit import limit
 
@@ -31,6 +31,7 @@ SIGNAL_SECONDS = 0.2
 class RequestHandle:
     """One consumer iterates, blocking or async, until a Done or Failed event has been delivered.
 
+    ``drafts`` are counted by the engine's thread, for anyone to read, as the reply goes on.
     `put` is called by the engine's thread, except for an end that comes from elsewhere; `cancel` and `end_reasoning` by
     anyone. ``is_over`` says that an end was put: nobody sees what comes after it. A consumer who leaves too much unread
     gets an error behind it, and the work stops.
@@ -41,6 +42,7 @@ class RequestHandle:
         self.cancelled = False
         self.ends_reasoning = False
         self.is_over = False
+        self.drafts = DraftCounts()
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._wake: Callable[[], None] | None = None
         self._flowing = False

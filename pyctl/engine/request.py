@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Literal, NamedTuple, TypeAlias
 
 from pyctl.cache.cache_stats import RequestStats, Source
@@ -14,7 +15,7 @@ from pyctl.engine.stream import ReasoningLimit
 from pyctl.errors import EngineError, PyctlError
 from pyctl.prompt import Prompt
 
-__all__ = ["Done", "Event", "Failed", "Piece", "Progress", "Request", "StopType", "Timings", "told"]
+__all__ = ["Done", "DraftCounts", "Event", "Failed", "Piece", "Progress", "Request", "StopType", "Timings", "told"]
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,34 @@ class Request:
     control_texts: Mapping[int, bytes] = field(default_factory=dict)
 
 
+MOST_POSITIONS = 64
+"""Places in a draft that are counted one by one."""
+
+
+@dataclass(frozen=True)
+class DraftCounts:
+    """What became of drafts: of ``n_drafts`` with ``n_drafted`` tokens, ``n_accepted`` tokens are part of a reply.
+
+    ``by_position`` counts the accepted tokens by their place in the draft.
+    """
+
+    n_drafts: int = 0
+    n_drafted: int = 0
+    n_accepted: int = 0
+    by_position: tuple[int, ...] = ()
+
+    @staticmethod
+    def of(n_drafted: int, n_accepted: int) -> DraftCounts:
+        """The counts of one draft, which has tokens."""
+        places = (1,) * n_accepted + (0,) * (n_drafted - n_accepted)
+        return DraftCounts(1, n_drafted, n_accepted, places[:MOST_POSITIONS])
+
+    def __add__(self, other: DraftCounts) -> DraftCounts:
+        places = tuple(a + b for a, b in zip_longest(self.by_position, other.by_position, fillvalue=0))
+        n_drafts, n_drafted = self.n_drafts + other.n_drafts, self.n_drafted + other.n_drafted
+        return DraftCounts(n_drafts, n_drafted, self.n_accepted + other.n_accepted, places)
+
+
 @dataclass(frozen=True)
 class Timings:
     """Counts in tokens, times in milliseconds; ``first_token_ms`` counts from submission."""
@@ -58,6 +87,7 @@ class Timings:
     predicted_ms: float
     queue_ms: float
     first_token_ms: float
+    drafts: DraftCounts = DraftCounts()
 
 
 @dataclass(frozen=True)

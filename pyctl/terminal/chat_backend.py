@@ -15,6 +15,7 @@ __all__ = ["ChatBackend", "ChatDelta", "ReplyStats"]
 class ReplyStats:
     """Numbers of one reply, in tokens, milliseconds and tokens per second; None where they are not known.
 
+    Of ``n_drafted`` tokens of drafts the reply has ``n_accepted``.
     ``source`` says where the cached tokens came from, empty when nobody said; ``truncated`` that the reply met a limit.
     """
 
@@ -25,6 +26,8 @@ class ReplyStats:
     tokens_per_second: float | None = None
     source: str = ""
     truncated: bool = False
+    n_drafted: int | None = None
+    n_accepted: int | None = None
 
 
 @dataclass(frozen=True)

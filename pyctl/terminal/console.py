@@ -19,7 +19,17 @@ from pyctl.errors import RequestError
 from pyctl.terminal.chat_backend import ChatDelta, ReplyStats
 from pyctl.text import clean
 
-__all__ = ["PipeReader", "PlainView", "Reader", "RichView", "TerminalReader", "View", "history_path", "stats_line"]
+__all__ = [
+    "PipeReader",
+    "PlainView",
+    "Reader",
+    "RichView",
+    "TerminalReader",
+    "View",
+    "accepted_share",
+    "history_path",
+    "stats_line",
+]
 
 
 class Reader(Protocol):
@@ -134,9 +144,16 @@ def stats_line(stats: ReplyStats) -> str:
         parts.append(f"{stats.n_predicted:,} tokens")
     if stats.tokens_per_second is not None:
         parts.append(f"{stats.tokens_per_second:.1f} tokens/s")
+    if stats.n_drafted and stats.n_accepted is not None:
+        parts.append(accepted_share(stats.n_drafted, stats.n_accepted))
     if stats.truncated:
         parts.append("cut at the token limit")
     return " | ".join(parts)
+
+
+def accepted_share(n_drafted: int, n_accepted: int) -> str:
+    """How many of the tokens that were drafted are part of replies."""
+    return f"{n_accepted:,} of {n_drafted:,} drafted accepted ({n_accepted / n_drafted:.0%})"
 
 
 class PlainView:

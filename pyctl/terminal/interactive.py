@@ -27,6 +27,7 @@ from pyctl.terminal.console import (
     RichView,
     TerminalReader,
     View,
+    accepted_share,
     history_path,
     stats_line,
 )
@@ -43,6 +44,8 @@ class SessionTotals:
     n_cached: int = 0
     n_evaluated: int = 0
     n_predicted: int = 0
+    n_drafted: int = 0
+    n_accepted: int = 0
 
     def with_reply(self, stats: ReplyStats) -> SessionTotals:
         """The totals after one more reply."""
@@ -51,6 +54,8 @@ class SessionTotals:
             self.n_cached + (stats.n_cached or 0),
             self.n_evaluated + (stats.n_evaluated or 0),
             self.n_predicted + (stats.n_predicted or 0),
+            self.n_drafted + (stats.n_drafted or 0),
+            self.n_accepted + (stats.n_accepted or 0),
         )
 
 
@@ -180,6 +185,7 @@ class Chat:
         lines.append(
             f"all: {totals.n_replies:,} replies | {totals.n_cached:,} cached | {totals.n_evaluated:,} evaluated"
             f" | {totals.n_predicted:,} tokens"
+            + (f" | {accepted_share(totals.n_drafted, totals.n_accepted)}" if totals.n_drafted else "")
         )
         self._view.info("\n".join(lines))
 

@@ -160,6 +160,8 @@ class _Reply:
             n_predicted=n_predicted,
             first_token_ms=None if self._first is None else 1000.0 * self._first,
             tokens_per_second=rate,
+            n_drafted=_count(self._timings, "draft_n"),
+            n_accepted=_count(self._timings, "draft_n_accepted"),
             source=self._source,
             truncated=self._finish_reason == "length",
         )

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pyctl.cache.cache_stats import RequestStats
-from pyctl.engine.request import Done, Event, Failed, Piece, Progress, Timings
+from pyctl.engine.request import Done, DraftCounts, Event, Failed, Piece, Progress, Timings
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import ContextSizeError, EngineError, UnavailableError
 from pyctl.server.server_settings import ServerSettings
@@ -21,7 +21,9 @@ TEMPLATE = """\
 {%- if add_generation_prompt %}
 {{- '<|im_start|>assistant\\n<think>\\n' }}
 {%- endif %}"""
-DONE = Done("eos", "", Timings(12, 34, 5.0, 10, 250.0, 0.0, 42.0), RequestStats(46, source="ram"), 0)
+DONE = Done(
+    "eos", "", Timings(12, 34, 5.0, 10, 250.0, 0.0, 42.0, DraftCounts(2, 6, 4)), RequestStats(46, source="ram"), 0
+)
 
 
 @pytest.fixture(autouse=True)
@@ -101,6 +103,7 @@ def test_the_last_delta_has_the_numbers() -> None:
     assert stats is not None
     assert (stats.n_cached, stats.n_evaluated, stats.n_predicted, stats.source) == (12, 34, 10, "ram")
     assert (stats.first_token_ms, stats.tokens_per_second, stats.truncated) == (42.0, 40.0, False)
+    assert (stats.n_drafted, stats.n_accepted) == (6, 4)
 
 
 def test_closing_cancels_the_work() -> None:

@@ -134,6 +134,15 @@ def test_stats_sum_up(script: Any) -> None:
     assert view.infos[1] == "last: 5 cached\nall: 2 replies | 1,005 cached | 20 evaluated | 3 tokens"
 
 
+def test_stats_tell_of_drafts(script: Any) -> None:
+    said = [script.say("A", stats=ReplyStats(n_drafted=n, n_accepted=3)) for n in (8, 4)]
+    chat, view, _ = start(script.backend(*said), "a", "b", "/stats")
+    chat.run()
+    last, together = view.infos[-1].splitlines()
+    assert last == "last: 3 of 4 drafted accepted (75%)"
+    assert together.endswith("| 6 of 12 drafted accepted (50%)")
+
+
 def test_help_names_every_command(script: Any) -> None:
     chat, view, _ = start(script.backend(), "/help")
     chat.run()

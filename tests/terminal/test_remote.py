@@ -26,7 +26,8 @@ from pyctl.errors import (
 from pyctl.terminal.chat_backend import ChatDelta, ReplyStats
 from pyctl.terminal.remote import RemoteBackend
 
-TIMINGS = {"cache_n": 90, "prompt_n": 10, "predicted_n": 5, "predicted_per_second": 12.5}
+TIMINGS = {"cache_n": 90, "prompt_n": 10, "predicted_n": 5, "predicted_per_second": 12.5, "draft_n": 6}
+TIMINGS["draft_n_accepted"] = 4
 USAGE = {"prompt_tokens": 100, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 80}}
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
@@ -162,6 +163,7 @@ def test_a_reply_of_llama_server(backend: RemoteBackend) -> None:
     reasoning, content, stats = ask(backend, "llama")
     assert (reasoning, content) == ("hm", "Yes.")
     assert (stats.n_cached, stats.n_evaluated, stats.n_predicted, stats.tokens_per_second) == (90, 10, 5, 12.5)
+    assert (stats.n_drafted, stats.n_accepted) == (6, 4)
     assert stats.source == "disk"
     assert stats.first_token_ms is not None
     assert 0.0 < stats.first_token_ms < 10_000.0

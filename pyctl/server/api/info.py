@@ -77,9 +77,10 @@ async def props(service: Service, request: Request) -> Response:
     info, settings, chat = service.info, service.settings, service.chat
     defaults = EngineRequest(Prompt.of([]), settings.sampling, settings.n_predict, cache_prompt=settings.cache_prompt)
     capabilities = chat.capabilities
+    options = ReplyOptions(reasoning_format="none")
     body: dict[str, Any] = {
         "default_generation_settings": {
-            "params": without_long(settings_json(defaults, ReplyOptions(reasoning_format="none"))),
+            "params": without_long(settings_json(defaults, options, info.draft_types)),
             "n_ctx": info.n_ctx,
         },
         "total_slots": info.n_seqs,

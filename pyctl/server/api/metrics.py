@@ -54,6 +54,7 @@ def _lines(metric: Metric) -> str:
 
 def _llama(stats: EngineStats) -> Iterator[Metric]:
     total, recent = stats.total, stats.recent
+    drafts = total.drafts
     for name, text, value in (
         ("prompt_tokens_total", "Number of prompt tokens processed, excluding cached tokens", total.n_evaluated),
         ("prompt_tokens_cached_total", "Number of prompt tokens reused from the cache", total.n_cached),
@@ -62,9 +63,9 @@ def _llama(stats: EngineStats) -> Iterator[Metric]:
         ("tokens_predicted_seconds_total", "Total time spent generating tokens", total.predicted_ms / 1e3),
         ("n_decode_total", "Total number of llama_decode() calls", total.n_calls),
         ("n_tokens_max", "Largest observed sequence length (prompt + generation)", total.n_longest),
-        ("spec_decode_num_draft_tokens_total", "Speculative: Total draft tokens generated", 0),
-        ("spec_decode_num_accepted_tokens_total", "Speculative: Total draft tokens accepted", 0),
-        ("spec_decode_num_drafts_total", "Speculative: Total verification steps", 0),
+        ("spec_decode_num_draft_tokens_total", "Speculative: Total draft tokens generated", drafts.n_drafted),
+        ("spec_decode_num_accepted_tokens_total", "Speculative: Total draft tokens accepted", drafts.n_accepted),
+        ("spec_decode_num_drafts_total", "Speculative: Total verification steps", drafts.n_drafts),
     ):
         yield Metric(f"llamacpp:{name}", "counter", text, {"": value})
     for name, text, value in (
@@ -83,6 +84,9 @@ def _llama(stats: EngineStats) -> Iterator[Metric]:
         ),
     ):
         yield Metric(f"llamacpp:{name}", "gauge", text, {"": value})
+    if drafts.by_position:
+        name, text = "llamacpp:spec_decode_num_accepted_tokens_per_pos_total", "Accepted tokens per draft position"
+        yield Metric(name, "counter", text, {f'{{position="{i}"}}': n for i, n in enumerate(drafts.by_position)})
 
 
 def _company(stats: EngineStats) -> Iterator[Metric]:

@@ -64,7 +64,9 @@ class NativeReply(Reply):
             "model": self.service.model,
             "tokens_predicted": n_predicted,
             "tokens_evaluated": n_prompt,
-            "generation_settings": settings_json(self.request, self.options, self._generation_prompt()),
+            "generation_settings": settings_json(
+                *(self.request, self.options, self.service.info.draft_types), self._generation_prompt()
+            ),
             "prompt": self.prepared.prompt_text,
             "has_new_line": has_new_line,
             "truncated": n_prompt + n_predicted >= self.service.info.n_ctx,

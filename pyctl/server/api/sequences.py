@@ -57,11 +57,13 @@ async def act(service: Service, request: Request) -> Response:
 
 def sequence_json(service: Service, view: SequenceView) -> dict[str, Any]:
     """What GET /slots says of one sequence."""
-    shown: dict[str, Any] = {"id": view.id, "n_ctx": view.n_ctx, "speculative": False, "is_processing": view.busy}
+    types = service.info.draft_types
+    shown: dict[str, Any] = {"id": view.id, "n_ctx": view.n_ctx, "speculative": bool(types)}
+    shown["is_processing"] = view.busy
     if view.request is None:
         return shown
     debug = service.settings.slots_debug
-    params = settings_json(view.request, ReplyOptions(stream=view.request.return_progress))
+    params = settings_json(view.request, ReplyOptions(stream=view.request.return_progress), types)
     reply = service.text_of(view.reply)
     limit = view.request.max_tokens
     shown |= {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import ctypes
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -44,10 +44,12 @@ def _entry(candidate: tuple[int, float], tokenizer: Tokenizer, name: str) -> dic
 def timings_json(timings: Timings, report: RequestStats | None = None) -> dict[str, Any]:
     """Counts are tokens. The first predicted token comes with the prompt, so n tokens are n - 1 steps.
 
-    ``report``, once it is complete, adds what llama-server does not have: what lookup, restore and save took of the
-    prompt's time. Numbers only: typed clients want nothing else here.
+    Drafts are told of if there were any. ``report``, once it is complete, adds what llama-server does not have: what
+    lookup, restore and save took of the prompt's time. Numbers only: typed clients want nothing else here.
     """
     n_steps = max(timings.n_predicted - 1, 0)
+    drafts = timings.drafts
+    counts = {"draft_n": drafts.n_drafted, "draft_n_accepted": drafts.n_accepted} if drafts.n_drafted else {}
     return {
         "cache_n": timings.n_cached,
         "prompt_n": timings.n_evaluated,
@@ -58,6 +60,7 @@ def timings_json(timings: Timings, report: RequestStats | None = None) -> dict[s
         "predicted_ms": timings.predicted_ms,
         "predicted_per_token_ms": _ratio(timings.predicted_ms, n_steps),
         "predicted_per_second": _ratio(n_steps, timings.predicted_ms, 1e3),
+        **counts,
         **(_cache_json(report) if report is not None else {}),
     }
 
@@ -103,8 +106,11 @@ _LONG = frozenset(
 )
 
 
-def settings_json(request: Request, options: ReplyOptions, generation_prompt: str | None = None) -> dict[str, Any]:
-    """All settings; ``generation_prompt`` is what a chat's prompt holds of the reply, None without a chat."""
+def settings_json(
+    request: Request, options: ReplyOptions, draft_types: Sequence[str], generation_prompt: str | None = None
+) -> dict[str, Any]:
+    """All settings; ``draft_types`` name what proposes drafts, ``generation_prompt`` is what a chat's prompt holds of
+    the reply, None without a chat."""
     sampling = request.sampling
     form = "deepseek" if options.reasoning_format in (None, "auto") else options.reasoning_format
     return {
@@ -123,7 +129,7 @@ def settings_json(request: Request, options: ReplyOptions, generation_prompt: st
         "reasoning_format": form,
         "reasoning_in_content": options.stream and form == "deepseek-legacy",
         "generation_prompt": generation_prompt or "",
-        "speculative.types": "none",
+        "speculative.types": ",".join(draft_types) or "none",
         "timings_per_token": options.timings_per_token,
         "backend_sampling": options.backend_sampling,
         "lora": [{"id": number, "scale": scale} for number, scale in options.lora],

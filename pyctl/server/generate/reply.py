@@ -10,7 +10,8 @@ from starlette.responses import Response
 
 from pyctl.chat.reasoning import ReplyDelta
 from pyctl.engine.backend import TopTokens
-from pyctl.engine.request import Done, Piece, Progress, Timings
+from pyctl.engine.handle import RequestHandle
+from pyctl.engine.request import Done, DraftCounts, Piece, Progress, Timings
 from pyctl.server.generate.payload import probs_json, progress_json, timings_json
 from pyctl.server.generate.prepare import PreparedReply
 from pyctl.server.http import PING, encode, error_event, error_response, named_frames
@@ -43,6 +44,7 @@ class Reply(ABC):
         self.tokens: list[int] = []
         self.probs: list[TopTokens] = []
         self.progress: Progress | None = None
+        self.handle: RequestHandle | None = None  # of the request, once it is on its way
         self._first = 0.0
 
     def progressed(self, progress: Progress) -> bytes:
@@ -120,7 +122,8 @@ class Reply(ABC):
         if self.progress is not None:
             cached, prompt_ms = self.progress.n_cached, self.progress.ms
         predicted_ms = (time.perf_counter() - self._first) * 1e3 if self.n_predicted else 0.0
-        return Timings(cached, total - cached, prompt_ms, self.n_predicted, predicted_ms, 0.0, 0.0)
+        drafts = self.handle.drafts if self.handle is not None else DraftCounts()
+        return Timings(cached, total - cached, prompt_ms, self.n_predicted, predicted_ms, 0.0, 0.0, drafts)
 
 
 class EventReply(Reply):

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pyctl.engine.handle import RequestHandle
-from pyctl.engine.request import Done, Event, Failed, Piece, Progress
+from pyctl.engine.request import Done, DraftCounts, Event, Failed, Piece, Progress
 from pyctl.errors import EngineError, PyctlError
 from pyctl.server.generate.reply import Reply
 from pyctl.server.http import JsonResponse
@@ -54,7 +54,7 @@ def log_done(path: str, done: Done, text_of: TextOf) -> None:
     prefill_ms = max(report.prefill_ms, timings.prompt_ms - report.lookup_ms - report.restore_ms)
     restored = f"{report.n_cached} from {report.source} in {_time(report.lookup_ms + report.restore_ms)}"
     log.info(
-        "%s: %d prompt tokens, %s, %d evaluated in %s%s; %d predicted in %s%s, the first after %s; stop: %s",
+        "%s: %d prompt tokens, %s, %d evaluated in %s%s; %d predicted in %s%s%s, the first after %s; stop: %s",
         path,
         report.n_prompt,
         restored if report.n_cached else "none cached",
@@ -64,6 +64,7 @@ def log_done(path: str, done: Done, text_of: TextOf) -> None:
         timings.n_predicted,
         _time(timings.predicted_ms),
         _speed(timings.n_predicted - 1, timings.predicted_ms),
+        _drafts(timings.drafts),
         _time(timings.first_token_ms),
         done.stop_type,
     )
@@ -99,6 +100,14 @@ def _time(ms: float) -> str:
 
 def _speed(n: int, ms: float) -> str:
     return f" ({n * 1e3 / ms:.1f} tok/s)" if n > 0 and ms > 0 else ""
+
+
+def _drafts(drafts: DraftCounts) -> str:
+    """How many tokens of drafts were right, and how long those were that a step kept on average."""
+    if not drafts.n_drafts:
+        return ""
+    n_right, n_all = drafts.n_accepted, drafts.n_drafted
+    return f", {n_right} of {n_all} drafted accepted ({n_right / n_all:.0%}, {n_right / drafts.n_drafts:.2f} a draft)"
 
 
 async def merged(handles: Sequence[RequestHandle]) -> AsyncGenerator[tuple[int, list[Event]], None]:
@@ -297,7 +306,8 @@ def respond(
     active: list[ActiveReply] = []
     try:
         for reply in replies:
-            active.append(ActiveReply(service.worker.submit(reply.request), reply))
+            reply.handle = service.worker.submit(reply.request)
+            active.append(ActiveReply(reply.handle, reply))
     except Exception:
         for each in active:
             each.handle.cancel()

@@ -150,5 +150,5 @@ def test_every_number_of_the_declaration_is_read_and_shown(item: Field[Any]) -> 
     value = item.default + 1 if item.default + 1 <= limits.high else limits.high / 2
     sampling = read(**{item.name: value})
     assert getattr(sampling, item.name) == value != item.default
-    shown = settings_json(Request(Prompt.of([1]), sampling), ReplyOptions())
+    shown = settings_json(Request(Prompt.of([1]), sampling), ReplyOptions(), ())
     assert shown[item.name] == pytest.approx(value, rel=1e-6)
