@@ -4,6 +4,7 @@
     python -m bench.gpu.prepare /data/gpu --source SDIST       # without network: an unpacked sdist or its .tar.gz
     python -m bench.gpu.prepare /data/gpu --libs DIR           # libraries that were built before
     python -m bench.gpu.prepare /data/gpu --cpu --models tiny-hybrid
+    python -m bench.gpu.prepare /data/gpu --models 27b-nextn 35b-a3b-nextn   # with heads for drafts
 
 llama.cpp comes from the source that vendor/llama.cpp/pin.txt names; this extension and llama-server use the same
 libraries. Everything goes to the given directory, the extension also into pyctl/. What is there already is not made

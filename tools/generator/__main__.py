@@ -1,4 +1,4 @@
-"""python -m tools.generator --shape tiny-hybrid|tiny-moe|tiny-dense|27b|35b-a3b -o out.gguf [--seed N]"""
+"""python -m tools.generator --shape tiny-hybrid|tiny-moe|tiny-dense|27b|35b-a3b -o out.gguf [--nextn] [--seed N]"""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="where to write it")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="another seed, other weights (default 0)")
     parser.add_argument("--layers", type=int, metavar="N", help="only so many layers (default: all)")
+    parser.add_argument("--nextn", action="store_true", help="with a head for drafts, as the shapes NAME-nextn have it")
     parser.add_argument("--vocab", type=Path, metavar="FILE", help="take the tokenizer from this GGUF (default: bytes)")
     args = parser.parse_args(argv)
 
     shape = SHAPES[args.shape]
     if args.layers is not None:
         shape = replace(shape, num_layers=args.layers)
+    if args.nextn:
+        shape = shape.with_nextn()
     vocab = None if args.vocab is None else read_vocab(args.vocab)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, TimeRemainingColumn()) as bar:

@@ -69,7 +69,9 @@ def _add_shape(writer: GGUFWriter, shape: Shape, seed: int) -> None:
     writer.add_name(f"{shape.name} (random weights, seed {seed})")
     writer.add_file_type(LlamaFileType.MOSTLY_Q4_K_M if shape.quantised else LlamaFileType.MOSTLY_F16)
     writer.add_quantization_version(GGML_QUANT_VERSION)
-    writer.add_block_count(shape.num_layers)
+    writer.add_block_count(shape.num_layers + shape.num_nextn)
+    if shape.num_nextn:
+        writer.add_nextn_predict_layers(shape.num_nextn)
     writer.add_context_length(shape.context_length)
     writer.add_embedding_length(shape.embedding)
     writer.add_head_count(shape.num_heads)

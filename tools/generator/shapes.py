@@ -45,6 +45,10 @@ class Shape:
     `feed_forward` is the width of one expert if there are experts. `attention_interval` is 4 when three recurrent
     layers precede each full-attention layer, and 1 when every layer is full attention. `quantised` chooses Q4_K with
     some Q6_K instead of f16 for the matrices. With `num_classes` it is a reranker.
+
+    `num_nextn` (0 or 1) is the number of blocks after the last layer that predict one more token each (a head for
+    drafts); `has_trunk` is False for a file of its own with nothing but that head. `habit` is by how much (in logits)
+    each letter suggests one that follows it: what a head can know.
     """
 
     name: str
@@ -70,10 +74,21 @@ class Shape:
     context_length: int = 262_144
     quantised: bool = False
     num_classes: int = 0
+    num_nextn: int = 0
+    has_trunk: bool = True
+    habit: float = 0.0
+
+    def with_nextn(self) -> Shape:
+        """The same model with a head for drafts; if not quantised, with habits, so that the head is often right."""
+        return replace(self, name=f"{self.name}-nextn", num_nextn=1, habit=0.0 if self.quantised else _HABIT)
+
+    def only_nextn(self) -> Shape:
+        """The head of `with_nextn` in a file of its own, with the embeddings and the output matrix that it needs."""
+        return replace(self.with_nextn(), name=f"{self.name}-head", has_trunk=False)
 
     def is_recurrent(self, layer: int) -> bool:
         """Whether `layer` (from 0) is a Gated-DeltaNet layer."""
-        return (layer + 1) % self.attention_interval != 0
+        return layer < self.num_layers and (layer + 1) % self.attention_interval != 0
 
     @property
     def num_attention_layers(self) -> int:
@@ -128,6 +143,9 @@ class Shape:
             per_layer += width // block * size
         return self.num_attention_layers * per_layer
 
+
+_HABIT = 12.0
+"""Habits in a model with a head: a draft of three is right about 0.8 tokens long."""
 
 BYTE_VOCAB_SIZE = 282
 
@@ -231,7 +249,10 @@ QWEN36_35B_A3B = Shape(
     quantised=True,
 )
 
-SHAPES = {shape.name: shape for shape in (TINY_HYBRID, TINY_MOE, TINY_DENSE, QWEN36_27B, QWEN36_35B_A3B)}
+_HYBRIDS = (TINY_HYBRID, TINY_MOE, QWEN36_27B, QWEN36_35B_A3B)
+_HEADS = (*(shape.with_nextn() for shape in _HYBRIDS), *(shape.only_nextn() for shape in _HYBRIDS))
+
+SHAPES = {shape.name: shape for shape in (*_HYBRIDS, TINY_DENSE, *_HEADS)}
 
 
 # -- tensors -----------------------------------------------------------------------------------------------------------
@@ -244,8 +265,8 @@ Q8_0 = GGMLQuantizationType.Q8_0
 
 # Read by operators that take f32 only.
 _F32_MATRICES = {"ssm_conv1d", "ffn_gate_inp"}
-# A few columns of 32 or 48: too narrow a matrix to be worth four bits.
-_Q8_MATRICES = {"ssm_alpha", "ssm_beta"}
+# A few columns of 32 or 48, too narrow a matrix to be worth four bits, and what all of a head rests on.
+_Q8_MATRICES = {"ssm_alpha", "ssm_beta", "eh_proj"}
 # More sensitive to rounding; six bits in every second group of four layers, much as the usual four-bit mixes do.
 _Q6_MATRICES = {"attn_v", "ffn_down", "ffn_down_exps", "ffn_down_shexp"}
 
@@ -281,9 +302,9 @@ def tensors(shape: Shape) -> list[Tensor]:
     ]
     if shape.num_classes:
         listing.append(Tensor("cls.output.weight", "cls", (shape.num_classes, shape.embedding), F16))
-    for layer in range(shape.num_layers):
+    for layer in range(0 if shape.has_trunk else shape.num_layers, shape.num_layers + shape.num_nextn):
         for suffixed, dims in _layer(shape, layer):
-            role = suffixed.split(".")[0]
+            role = suffixed.removeprefix("nextn.").split(".")[0]
             listing.append(Tensor(f"blk.{layer}.{suffixed}", role, dims, _type(shape, role, dims, layer)))
     return listing
 
@@ -304,6 +325,11 @@ def _layer(shape: Shape, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield from _recurrent(shape) if shape.is_recurrent(layer) else _attention(shape)
     yield "ffn_norm.weight" if shape.arch == "qwen3" else "post_attention_norm.weight", (width,)
     yield from _experts(shape) if shape.num_experts else _feed_forward(shape)
+    if layer >= shape.num_layers:
+        yield "nextn.eh_proj.weight", (width, 2 * width)
+        yield "nextn.enorm.weight", (width,)
+        yield "nextn.hnorm.weight", (width,)
+        yield "nextn.shared_head_norm.weight", (width,)
 
 
 def _attention(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -7,7 +7,9 @@ lies in the same direction.
 Letters follow letters, and most replies end after a while: the first channels of the embedding are reserved and no
 layer writes to them. One is a constant, which gives weights that have no bias of their own one; the others say what
 kind of character a token ends in. The output matrix reads from these a preference for the kind that follows, on top of
-its random part, which is where the context speaks.
+its random part, which is where the context speaks. In a model with a head for drafts, each letter suggests one that
+follows (`Shape.habit`): that much of the next token can be known without the layers. The head passes the token on, adds
+what its block makes of it and of the trunk's last hidden state, and is right about every other time.
 
 Quantised tensors are made by tiling one block of random bytes per type: gigabytes per second, little memory. Only the
 quants are random. Scales are constant, so that every value is finite and has mean 0 and the wanted deviation. Layouts:
@@ -25,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType, TokenType
 
-from tools.generator.shapes import F16, Q4_K, Q6_K, Q8_0, Shape, Tensor
+from tools.generator.shapes import F16, Q4_K, Q6_K, Q8_0, Shape, Tensor, tensors
 from tools.generator.vocab import Vocab, token_bytes
 
 __all__ = ["CONSTANT", "NUM_RESERVED", "Tiles", "bias", "deviation", "embed", "fill", "predict"]
@@ -57,7 +59,8 @@ def deviation(shape: Shape, tensor: Tensor) -> float:
     if (gain := _GAIN.get(tensor.role)) is not None:
         # Only the hybrid models have a gate that halves what attention returns.
         gated = 1.5 if tensor.role == "attn_output" and shape.num_recurrent_layers else 1.0
-        return gain * gated * _BRANCHES / math.sqrt(2 * shape.num_layers) * unit
+        layers = 1 if tensor.name.startswith(f"blk.{shape.num_layers}.") else shape.num_layers
+        return gain * gated * _BRANCHES / math.sqrt(2 * layers) * unit
     return unit
 
 
@@ -75,6 +78,8 @@ def fill(shape: Shape, tensor: Tensor, vocab: Vocab, seed: int) -> FloatArray:
     values *= deviation(shape, tensor)
     if tensor.type is F16:
         _reserve(values, tensor, vocab)
+    if tensor.role == "output" and shape.habit:
+        values += _habits(shape, vocab, seed)
     return values
 
 
@@ -87,6 +92,12 @@ def _reserve(values: FloatArray, tensor: Tensor, vocab: Vocab) -> None:
         values[vocab.ids["<|im_end|>"], NUM_RESERVED:] = 0  # the end is due to the text, not to chance
     elif tensor.role in _GAIN:
         values[..., reserved, :] = 0
+    elif tensor.role == "eh_proj":
+        # The token as it is, and beside it what the trunk made of the one before, to matter as much.
+        width = len(values)
+        values[reserved] = values[:, width:][:, reserved] = 0
+        values[:, width:] *= math.sqrt(2)
+        values[:, :width] = np.eye(width)
     else:
         # What is the same for most tokens must not drown what tells them apart.
         values[..., reserved] = 0
@@ -139,6 +150,19 @@ def predict(vocab: Vocab) -> npt.NDArray[np.float32]:
     columns = np.zeros((len(vocab), NUM_RESERVED), np.float32)
     columns[:, 1:] = _FOLLOWS.T[first] / _NORMED
     return columns
+
+
+def _habits(shape: Shape, vocab: Vocab, seed: int) -> FloatArray:
+    """What makes each letter and space suggest another one, all in one circle: added to the output matrix."""
+    embedding = next(tensor for tensor in tensors(shape) if tensor.role == "token_embd")
+    tokens = np.flatnonzero([_first(*token) < STOP for token in zip(vocab.tokens, vocab.types, strict=True)])
+    order = np.random.default_rng([seed, len(tokens)]).permutation(tokens)
+    values = fill(shape, embedding, vocab, seed)[order]
+    values[:, :NUM_RESERVED] = 0
+    matrix = np.zeros(embedding.dims, np.float32)
+    level = shape.habit * math.hypot(_BRANCHES, _EMBEDDING)
+    matrix[np.roll(order, -1)] = values * (level / np.square(values).sum(axis=1, keepdims=True))
+    return matrix
 
 
 def bias(value: Any) -> Any:
