@@ -28,6 +28,7 @@ __all__ = [
     "MODEL",
     "SAMPLING",
     "SERVER",
+    "SPECULATION",
     "Flag",
     "Section",
     "fill",
@@ -113,6 +114,7 @@ CONTEXT = Section("context")
 CACHE = Section("cache")
 DISK = Section("disk cache")
 SAMPLING = Section("sampling")
+SPECULATION = Section("speculative decoding")
 FORMAT = Section("chat format")
 LOG = Section("log")
 SERVER = Section("server")

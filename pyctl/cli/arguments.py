@@ -36,6 +36,7 @@ from pyctl.setting import (
     MODEL,
     SAMPLING,
     SERVER,
+    SPECULATION,
     Flag,
     Section,
     fill,
@@ -79,7 +80,7 @@ OWNERS: tuple[type[Any], ...] = (
 
 _ALL = (*(pair for owner in OWNERS for pair in flags_of(owner)), *FURTHER)
 
-_ORDER = (GENERAL, MODEL, HUB, CONTEXT, CACHE, DISK, SAMPLING, FORMAT, LOG, SERVER, CHAT)
+_ORDER = (GENERAL, MODEL, HUB, CONTEXT, CACHE, DISK, SAMPLING, SPECULATION, FORMAT, LOG, SERVER, CHAT)
 
 FLAGS: Mapping[Section, tuple[Flag, ...]] = {
     section: tuple(flag for where, flag in _ALL if where is section) for section in _ORDER
