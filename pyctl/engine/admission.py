@@ -14,7 +14,7 @@ from typing import TypeAlias
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.disk.readers import Reads
 from pyctl.cache.snapshot import Snapshot
-from pyctl.engine.decode import PendingTokens
+from pyctl.engine.decode import PendingTokens, Verify
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.sequence import LiveSequence
 from pyctl.errors import PyctlError
@@ -29,9 +29,9 @@ MOST_PASSED = limit(
 MOST_RESERVE = 2048
 """Tokens of a reply, or an eighth of the context if that is less, for which there is room when it begins."""
 
-Steps: TypeAlias = Generator[PendingTokens | Reads | None, int, None]
+Steps: TypeAlias = Generator[PendingTokens | Reads | None, Verify, None]
 
-"""None after a prefill batch, PendingTokens while decoding, Reads while the disk is read."""
+"""None after a prefill batch, PendingTokens while decoding, which Verify answers, Reads while the disk is read."""
 
 
 @dataclass(eq=False)
@@ -61,6 +61,11 @@ class ActiveRequest:
         """Cells that it holds, with those for all of its prompt."""
         n_prompt = len(self.handle.request.prompt)
         return n_prompt if self.seq is None or self.stats is None else max(self.seq.n, n_prompt)
+
+    @property
+    def n_pending(self) -> int:
+        """Tokens of its reply that wait to be evaluated."""
+        return len(self.pending.tokens) if self.pending is not None else 0
 
     @property
     def n_missing(self) -> int:

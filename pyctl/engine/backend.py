@@ -105,11 +105,20 @@ class Sampler(Protocol):
 
 
 class SequenceTokens(NamedTuple):
-    """``tokens`` to be evaluated in sequence ``seq`` from ``position`` on, where it ends."""
+    """``tokens`` to be evaluated in sequence ``seq`` from ``position`` on, where it ends.
+
+    The first ``n_sure`` of them stay, one at least; the others are drafts, which `Evaluator.keep` may take back.
+    """
 
     seq: int
     tokens: tuple[int, ...]
     position: int
+    n_sure: int = 1
+
+    @property
+    def n_drafts(self) -> int:
+        """How many of the tokens are drafts."""
+        return len(self.tokens) - self.n_sure
 
 
 class Evaluator(Protocol):
@@ -136,14 +145,43 @@ class Evaluator(Protocol):
     def n_ubatch(self) -> int:
         """The most tokens of one evaluation."""
 
+    @property
+    def n_outputs(self) -> int:
+        """The most outputs of one `decode`, ``n_seqs`` or more."""
+
+    @property
+    def n_rollback(self) -> int:
+        """The most drafts of a sequence that `keep` takes back for nothing; where a state is kept, only out of a
+        `decode` whose items all have as many tokens."""
+
+    @property
+    def most_drafts(self) -> int:
+        """The most drafts of a sequence that `keep` can take back at all, with a mark beyond ``n_rollback``; 0 for a
+        memory that takes nothing back."""
+
+    @property
+    def draft_type(self) -> str:
+        """What `draft` asks, as in ``--spec-type``: "draft-mtp" or "draft-simple"; empty without a draft model."""
+
     def evaluate(self, seq: int, tokens: Tokens, start: int, *, output: bool = True) -> None:
         """Evaluate ``tokens`` as one batch from position ``start`` on; output 0, if wanted, is the last token's."""
 
     def decode(self, items: Sequence[SequenceTokens]) -> None:
         """Evaluate one or more tokens for each of several sequences, ``n_ubatch`` in all or one each.
 
-        There is an output after every token, numbered through from the first item's first token on.
+        There is an output after each token from an item's last sure one on, numbered through all items. An item with
+        more drafts than ``n_rollback`` is marked before, so that `keep` can go back to where it began.
         """
+
+    def keep(self, seq: int, n: int) -> int:
+        """Take back what the last evaluation added to ``seq`` from ``n`` on, drafts only, and once only.
+
+        Returns how many tokens the sequence holds now: ``n``, or fewer when it had to go back to a mark. StateError
+        beyond what can be taken back; the sequence is empty then.
+        """
+
+    def draft(self, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
+        """What the draft model expects after the tokens of each item, of which none is evaluated yet: up to ``n``."""
 
     def sampler(self, sampling: Sampling, prompt: Tokens) -> Sampler:
         """A sampler whose penalties have seen the end of ``prompt``."""

@@ -1,15 +1,15 @@
 """Decoding: from the outputs of one evaluation to the tokens of the next, until a reply ends.
 
-A step evaluates the tokens that are sure to follow and, with a `Drafter`, some that may; each is sampled from the
-model's own outputs all the same. Drafts that were guessed right save steps, and change nothing else.
+A step evaluates the tokens that are sure to follow and, with drafts, some that may; each is sampled from the model's
+own outputs all the same. Drafts that were guessed right save steps, and choose nothing.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from types import TracebackType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.engine.backend import Evaluator, Sampler, TopTokens
@@ -18,33 +18,27 @@ from pyctl.engine.request import DraftCounts, Piece, StopType, Timings
 from pyctl.engine.sequence import LiveSequence
 from pyctl.engine.stream import LineLimits, ReasoningBudget, TextStream
 
-__all__ = ["Drafter", "Generation", "PendingTokens"]
+__all__ = ["Generation", "PendingTokens", "Verify"]
 
 
 class PendingTokens(NamedTuple):
-    """A reply waits for ``tokens`` to be evaluated from ``position`` on.
-
-    It is resumed with the index of the first one's output; those of the others follow.
-    """
+    """A reply waits for ``tokens`` to be evaluated from ``position`` on; drafts may follow them."""
 
     tokens: tuple[int, ...]
     position: int
 
 
-class Drafter(Protocol):
-    """Guesses the tokens to come of one sequence, which between two steps may get another id, rows and state alike."""
+class Verify(NamedTuple):
+    """With this a reply is resumed: ``output`` is the number of its last token's; those of ``drafts`` follow.
 
-    def draft(self, token: int) -> tuple[int, ...]:
-        """What may follow ``token``, which is evaluated next, or nothing.
+    The last of the drafts, all but ``n_drafted``, only make the batch wider. With ``n_taken`` from 0 on so many are
+    taken as they are, and the next is not, whatever the model says: for benchmarks.
+    """
 
-        All sequences together may hand over as many tokens as one evaluation takes.
-        """
-
-    def rewind(self, n: int) -> int:
-        """Some drafts were wrong: drop what was evaluated from ``n`` on.
-
-        Returns how many tokens the sequence holds now, ``n`` or fewer; the missing ones are evaluated again.
-        """
+    output: int
+    drafts: tuple[int, ...] = ()
+    n_drafted: int = 0
+    n_taken: int = -1
 
 
 class Generation:
@@ -110,62 +104,73 @@ class Generation:
         if not self._ended:
             self._token = self._next(0)
 
-    def rest(self, drafter: Drafter | None = None) -> Generator[PendingTokens, int, None]:
-        """Evaluate and sample until the reply ends; the sequence then holds all tokens but the last, or fewer."""
-        if drafter is None:
-            yield from self._one_by_one(self._token)
-        else:
-            yield from self._with_drafts(self._token, drafter)
+    def rest(self, learn: Callable[[int, int], None]) -> Generator[PendingTokens, Verify, None]:
+        """Evaluate and sample until the reply ends; the sequence then holds all tokens but the last, or fewer.
+
+        ``learn`` is told after each step with drafts how many were verified and how many of these were right.
+        """
+        seq = self._seq
+        sure: tuple[int, ...] = (self._token,)
+        while not self._ended:
+            verify = yield PendingTokens(sure, seq.n)
+            for token in sure:
+                seq.append_one(token)
+            sure = self._match(verify, learn) if verify.drafts else (self._next(verify.output),)
         rest = self._text.flush() if self._lines is None or not self._lines.ended else ""
         if self._text.stopping_word:
             self.stop_type = "word"
         if rest or self._unsent:
             self._send(rest)
 
-    def _one_by_one(self, token: int) -> Generator[PendingTokens, int, None]:
-        seq = self._seq
-        while not self._ended:
-            index = yield PendingTokens((token,), seq.n)
+    def _match(self, verify: Verify, learn: Callable[[int, int], None]) -> tuple[int, ...]:
+        """Sample for as long as what comes was drafted, and have the other drafts taken back.
+
+        Returns what is to be evaluated next.
+        """
+        output, drafts, n_drafted, n_taken = verify
+        seq, n_right, is_right = self._seq, 0, True
+        while True:
+            taken = drafts[n_right] if n_right < n_taken else None
+            token = self._next(output + n_right, taken)
+            if n_right == len(drafts):
+                break
+            is_right = token == drafts[n_right] if n_taken < 0 else taken is not None
+            if not is_right:
+                break
+            n_right += 1
+            if self._ended:
+                break
             seq.append_one(token)
-            token = self._next(index)
-
-    def _with_drafts(self, token: int, drafter: Drafter) -> Generator[PendingTokens, int, None]:
-        seq = self._seq
-        sure: tuple[int, ...] = ()
-        while not self._ended:
-            sure = (*sure, token)
-            drafts = drafter.draft(token)[: self._limit - self.n_predicted - 1]
-            index = yield PendingTokens(sure + drafts, seq.n)
-            for each in sure:
-                seq.append_one(each)
-            index += len(sure) - 1
-            token = self._next(index)
-            n_right = 0
-            while n_right < len(drafts) and not self._ended and token == drafts[n_right]:
-                seq.append_one(token)
-                n_right += 1
-                token = self._next(index + n_right)
-            if drafts:
-                self._handle.drafts += DraftCounts.of(len(drafts), n_right)
-            sure = self._again(drafter) if n_right < len(drafts) else ()
-
-    def _again(self, drafter: Drafter) -> tuple[int, ...]:
-        """Have the wrong drafts dropped; the tokens at the end that have to be evaluated once more."""
-        seq = self._seq
-        held = drafter.rewind(seq.n)
+        if n_drafted:
+            n_accepted = min(n_right, n_drafted)
+            self._handle.drafts += DraftCounts.of(n_drafted, n_accepted)
+            learn(n_accepted if is_right else n_drafted, n_accepted)
+        if n_right == len(drafts) and not self._ended:
+            return (token,)
+        held = self._evaluator.keep(seq.id, seq.n)
+        if held == seq.n:
+            return (token,)
         again = tuple(seq.tokens[held:].tolist())
         seq.truncate(held)
-        return again
+        return (*again, token)
 
-    def _next(self, index: int) -> int:
-        """Sample from output ``index``, send what is final, and note whether the reply has ended."""
+    def _next(self, index: int, taken: int | None = None) -> int:
+        """Sample from output ``index``, send what is final, and note whether the reply has ended.
+
+        A token that is ``taken`` is not sampled, and never ends the reply by itself.
+        """
         sampler = self._sampler
         assert sampler is not None
-        token = sampler.sample(index) if self._budget is None else self._budgeted(sampler, self._budget, index)
+        if taken is not None:
+            token = taken
+        elif self._budget is None:
+            token = sampler.sample(index)
+        else:
+            token = self._budgeted(sampler, self._budget, index)
         if self.n_predicted == 0:  # only now has the device done what it was given
             self.first_token = time.perf_counter()
         self.n_predicted += 1
-        if self._is_end(token):
+        if taken is None and self._is_end(token):
             self.stop_type, self._ended = "eos", True
             return token
         self._unsent.append(token)

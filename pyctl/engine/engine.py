@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.disk.readers import Reads
@@ -13,9 +13,11 @@ from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.plan import batch_ends
 from pyctl.cache.ram import RamCache
 from pyctl.engine.admission import ActiveRequest, Admission, IdleTask, Steps
-from pyctl.engine.backend import Backend, SequenceTokens
+from pyctl.engine.backend import Backend
 from pyctl.engine.cells import CellPool
-from pyctl.engine.decode import Drafter, Generation
+from pyctl.engine.decode import Generation, Verify
+from pyctl.engine.draft.speculation import Speculation
+from pyctl.engine.draft.verify_batch import BatchItem, verify_batches
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.engine_stats import EngineCounters
 from pyctl.engine.handle import RequestHandle
@@ -49,7 +51,7 @@ class Engine:
         cache: RamCache,
         settings: EngineSettings,
         disk: DiskTier | None = None,
-        drafter: Callable[[LiveSequence], Drafter] | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         self.backend = backend
         self.settings = settings
@@ -63,7 +65,7 @@ class Engine:
         self.counters = EngineCounters()
         self.asleep = False
         self._turns = PrefillTurns(backend.n_ubatch)
-        self._drafter = drafter
+        self.speculation = speculation or Speculation(())
         self._n_arrived = self._n_begun = 0
         self._look_again = 0.0  # when to look at who waits, unless something changes before
         # The context had fewer cells than were counted: somebody has to wait, and nobody begins until somebody ends.
@@ -258,10 +260,10 @@ class Engine:
             return self._fail(active, error)
         active.kept = None
 
-    def _resume(self, active: ActiveRequest, index: int | None) -> None:
+    def _resume(self, active: ActiveRequest, verify: Verify | None) -> None:
         assert active.steps is not None
         try:
-            step = next(active.steps) if index is None else active.steps.send(index)
+            step = next(active.steps) if verify is None else active.steps.send(verify)
             active.reads = step if isinstance(step, Reads) else None
             active.pending = None if isinstance(step, Reads) else step
         except StopIteration:
@@ -270,56 +272,58 @@ class Engine:
             self._fail(active, error)
 
     def _decode(self, requests: list[ActiveRequest]) -> None:
-        requests = self._with_room(requests)
-        items, longest = [], 0
-        for active in requests:
-            assert active.seq is not None
-            assert active.pending is not None
-            tokens, position = active.pending
-            items.append(SequenceTokens(active.seq.id, tokens, position))
-            longest = max(longest, position + len(tokens))
-        if not items:
+        requests, n_free = self._with_room(requests)
+        if not requests:
             return
+        for batch in verify_batches(requests, self.backend, self.speculation, n_free, self.pool.make_room):
+            if not self._evaluate(batch):
+                return  # the next step tries again
+
+    def _evaluate(self, batch: list[BatchItem]) -> bool:
+        """Evaluate one batch and resume those that wait for it; False if nothing was evaluated for want of cells."""
         try:
-            self.backend.decode(items)
+            self.backend.decode([item.tokens for item in batch])
         except OutOfCellsError as error:
             if not self.pool.clear_idle():
                 self._overrun = True
                 if len(self.running) == 1:
-                    return self._fail(self.running[0], error)
-                self._suspend(self._youngest())
-            return  # nothing was evaluated: the next step tries again
+                    self._fail(self.running[0], error)
+                else:
+                    self._suspend(self._youngest())
+            return False
         except Exception as error:
-            for active in requests:
+            for active, _, _ in batch:
                 self._fail(active, error)
-            return
-        self.counters.count_call(len(items), longest)
+            return True
+        self.counters.count_call(len(batch), max(item.position + len(item.tokens) for _, item, _ in batch))
         output = 0
-        for active, item in zip(requests, items, strict=True):
-            self._resume(active, output)
-            output += len(item.tokens)
+        for active, item, draft in batch:
+            self._resume(active, Verify(output, *draft))
+            output += item.n_drafts + 1
+        return True
 
-    def _with_room(self, decoding: list[ActiveRequest]) -> list[ActiveRequest]:
-        """Those of ``decoding`` for whose tokens there are cells beside all prompts; the youngest have to wait."""
-        n_new = 0
-        for active in decoding:
-            assert active.pending is not None
-            n_new += len(active.pending.tokens)
-        while len(self.running) > 1 and sum(each.n_needed for each in self.running) + n_new > self.pool.n_cells:
+    def _with_room(self, decoding: list[ActiveRequest]) -> tuple[list[ActiveRequest], int]:
+        """Those of ``decoding`` for whose tokens there are cells beside all prompts, and how many are left for drafts.
+
+        The youngest have to wait."""
+        n_new = sum(active.n_pending for active in decoding)
+        while (n_free := self.pool.n_cells - sum(each.n_needed for each in self.running) - n_new) < 0 and len(
+            self.running
+        ) > 1:
             youngest = self._youngest()
-            if youngest in decoding and youngest.pending is not None:
+            if youngest in decoding:
                 decoding.remove(youngest)
-                n_new -= len(youngest.pending.tokens)
+                n_new -= youngest.n_pending
             self._suspend(youngest)
         self.pool.make_room(n_new)
-        return decoding
+        return decoding, n_free
 
     def _youngest(self) -> ActiveRequest:
         return max(self.running, key=lambda active: active.arrived)
 
     def _fail(self, active: ActiveRequest, error: Exception) -> None:
-        if active.stats is not None:  # what was evaluated nobody knows
-            self._forget(active.seq)
+        if active.stats is not None and active.seq is not None:  # what it holds nobody knows
+            self.snapshotter.forget(active.seq)
         self._end(active)
         active.handle.put(Failed(told(error)))
 
@@ -334,11 +338,6 @@ class Engine:
         if active in self.running:
             self.running.remove(active)
         self._look_again, self._overrun = 0.0, False
-
-    def _forget(self, seq: LiveSequence | None) -> None:
-        """After a failure nobody knows what the sequence holds."""
-        if seq is not None:
-            self.snapshotter.forget(seq)
 
     # -- one request -------------------------------------------------------------------------------------------------
 
@@ -360,7 +359,8 @@ class Engine:
             yield from self._prefill(active, seq, ends, plan, stats)
             reply.first()
             snapshotter.persist(plan)
-            yield from reply.rest(self._drafter(seq) if self._drafter else None)
+            with self.speculation.following(active.id, request.prompt.tokens) as learn:
+                yield from reply.rest(learn)
 
         timings = reply.timings(stats, active.submitted, started)
         snapshotter.totals.add(stats, reply.n_predicted)

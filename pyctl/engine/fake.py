@@ -5,6 +5,7 @@ A row or state that is missing, stale, of another branch, or from other batch en
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import struct
 import threading
@@ -38,13 +39,17 @@ class _Seq:
     rows: list[bytes] = field(default_factory=list)
     state: bytes = bytes(ROW)
     at: int = 0
+    n_least: int = -1  # what can be taken back of the last evaluation: everything from here on, once
+    states: list[bytes] = field(default_factory=list)  # the planes: those of the last tokens, the end's last
+    mark: tuple[int, bytes] | None = None
 
 
 class FakeBackend:
     """``n_vocab`` tokens, of which 0 ends a reply and the others are the letters of the alphabet, over and over.
 
     All sequences share ``n_cells``, by default n_ctx. ``fail_loads`` makes that many following loads refuse their
-    bytes. Saved blocks are zeros until they settle.
+    bytes. Saved blocks are zeros until they settle. A hybrid has ``n_planes`` planes for each sequence, and fewer count
+    when one evaluation has to be split. With a ``draft_type`` it drafts what will come, right three times of four.
     """
 
     def __init__(
@@ -56,10 +61,18 @@ class FakeBackend:
         n_ubatch: int = 64,
         n_vocab: int = 64,
         n_cells: int = 0,
+        n_outputs: int = 0,
+        n_planes: int = 3,
+        most_drafts: int = 48,
+        draft_type: str = "",
     ) -> None:
         self.kind: Literal["attention", "hybrid", "opaque"] = kind
         self.n_ctx, self.n_seqs, self.n_ubatch, self.n_vocab = n_ctx, n_seqs, n_ubatch, n_vocab
         self.n_cells = n_cells or n_ctx
+        self.n_outputs = n_outputs or n_ubatch
+        self.n_rollback = {"attention": n_ctx, "hybrid": n_planes, "opaque": 0}[kind]
+        self.most_drafts = {"attention": n_ctx, "hybrid": max(most_drafts, n_planes), "opaque": 0}[kind]
+        self.draft_type = draft_type
         self.fail_loads = 0
         self.n_evaluated = 0
         self.n_beats = 0
@@ -81,12 +94,61 @@ class FakeBackend:
 
     def decode(self, items: Sequence[SequenceTokens]) -> None:
         # Rounding is not modelled here: several tokens of a sequence give what they would give one by one.
-        self._take_cells(sum(len(tokens) for _, tokens, _ in items))
-        self._outputs = [
-            self._advance(seq, np.array([token], np.int32), position + i)
-            for seq, tokens, position in items
-            for i, token in enumerate(tokens)
-        ]
+        n_outputs = sum(item.n_drafts + 1 for item in items)
+        n_tokens = sum(len(item.tokens) for item in items)
+        if n_outputs > self.n_outputs or n_tokens > max(self.n_ubatch, self.n_seqs):
+            raise EngineError(f"{n_tokens} tokens with {n_outputs} outputs")
+        self._take_cells(n_tokens)
+        self._outputs = []
+        widths = sorted({0, *(len(item.tokens) for item in items)})
+        for item in items:
+            held, position = self._seqs[item.seq], item.position
+            if item.n_sure < 1 or item.n_drafts > self.most_drafts:
+                raise EngineError(f"{item.n_sure} sure tokens and {item.n_drafts} drafts")
+            mark = (position, held.state) if item.n_drafts > self.n_rollback else None
+            states = []
+            for i, token in enumerate(item.tokens):
+                after = self._advance(item.seq, np.array([token], np.int32), position + i)
+                states.append(held.state)
+                self._outputs += [after] if i >= item.n_sure - 1 else []
+            end = position + len(item.tokens)
+            held.n_least = max(end - item.n_drafts, 0) if self.kind != "opaque" else end
+            # Llama.cpp evaluates as many tokens of each sequence at once: planes are those of the last such part.
+            n_last = len(item.tokens) - widths[widths.index(len(item.tokens)) - 1]
+            held.states, held.mark = states[-min(n_last, self.n_rollback + 1) :], mark
+
+    def keep(self, seq: int, n: int) -> int:
+        held = self._seqs[seq]
+        end, mark = len(held.rows), held.mark
+        least, states = held.n_least, held.states
+        held.n_least, held.states, held.mark = -1, [], None
+        if n == end:
+            return n
+        if not 0 <= least <= n < end or (self.kind == "hybrid" and mark is None and end - n >= len(states)):
+            self.clear(seq)
+            raise StateError(f"tokens from {n} on of {end} cannot be taken back")
+        if self.kind == "hybrid":
+            n, held.state = mark if mark is not None else (n, states[n - end - 1])
+        held.at = n
+        del held.rows[n:]
+        return n
+
+    def draft(self, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
+        return [self._expected(item, n) for item in items]
+
+    def _expected(self, item: SequenceTokens, n: int) -> tuple[int, ...]:
+        if len(self._seqs[item.seq].rows) != item.position:
+            raise EngineError(f"the sequence does not end at {item.position}")
+        # The model itself, one time of four a token beside it.
+        kept, n_evaluated = self._seqs[item.seq], self.n_evaluated
+        tokens = [*item.tokens]
+        self._seqs[item.seq] = copy.deepcopy(kept)
+        for i in range(len(item.tokens) + n - 1):
+            after = self._advance(item.seq, np.array([tokens[i]], np.int32), item.position + i)
+            if i >= len(item.tokens) - 1:
+                tokens.append((int.from_bytes(after[:8], "little") + (after[9] % 4 == 0)) % self.n_vocab)
+        self._seqs[item.seq], self.n_evaluated = kept, n_evaluated
+        return tuple(tokens[len(item.tokens) :])
 
     def _advance(self, seq: int, tokens: Tokens, start: int) -> bytes:
         held = self._seqs[seq]
@@ -100,6 +162,7 @@ class FakeBackend:
             before = _hash(before, struct.pack("<qq", start + i, token))
             held.rows.append(before)
         held.state = _hash(held.state, tokens.tobytes())
+        held.n_least, held.states, held.mark = -1, [], None
         held.at = start + int(tokens.size)
         self.n_evaluated += int(tokens.size)
         return self.digest(seq)
@@ -193,13 +256,16 @@ class FakeBackend:
         if self.kind == "opaque":
             self._take_cells(n - len(held.rows))
         held.state, held.at = data[:ROW], n
+        held.n_least, held.states, held.mark = -1, [], None
         if self.kind == "opaque":
             held.rows = [data[i : i + ROW] for i in range(ROW, len(data), ROW)]
 
     def rewind(self, seq: int, n: int) -> None:
         if self.kind == "opaque" and n:
             raise StateError("nothing can be rewound")
-        del self._seqs[seq].rows[n:]
+        held = self._seqs[seq]
+        del held.rows[n:]
+        held.n_least, held.states, held.mark = -1, [], None
         if n == 0:
             self.clear(seq)
 

@@ -11,6 +11,7 @@ import pytest
 from pyctl.cache.disk.readers import Readers, Reading, Reads, finished
 from pyctl.cache.ram import RamCache
 from pyctl.engine.admin import EngineAdmin
+from pyctl.engine.draft.speculation import Speculation
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.fake import FakeBackend
@@ -277,11 +278,8 @@ def test_drafts_survive_a_suspension(kind: str) -> None:
     prompts = [Prompt.of(np.random.default_rng(seed).integers(1, 60, 150), [100, 146]) for seed in (5, 6)]
     known = [alone(prompt, 320, kind, sampling=ENDLESS).tokens for prompt in prompts]
 
-    def drafter(seq: LiveSequence) -> Foresight:
-        reply = known[0] if seq.shared(prompts[0].tokens) == 150 else known[1]
-        return Foresight(backend, seq, reply, 3, lambda i: i % 5 == 0)
-
-    engine = Engine(backend, RamCache(8, None), EngineSettings(), drafter=drafter)
+    source = Foresight(dict(zip(prompts, known, strict=True)), 3, lambda i: i % 5 == 0)
+    engine = Engine(backend, RamCache(8, None), EngineSettings(), speculation=Speculation([source]))
     handles = [submit(engine, prompt, 300, sampling=ENDLESS) for prompt in prompts]
     run(engine)
     assert engine.counters.n_suspended > 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 
 from pyctl.cache.ram import RamCache
 from pyctl.engine.backend import SequenceTokens
+from pyctl.engine.draft.source import DraftJob
+from pyctl.engine.draft.speculation import Speculation
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.fake import FakeBackend
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Piece
 from pyctl.engine.sampling import Sampling
-from pyctl.engine.sequence import LiveSequence
-from pyctl.prompt import Prompt
+from pyctl.prompt import Prompt, Tokens
 from tests.cache.checks import check_invariants
 from tests.engine.drive import Reply, ask, cold, collect, request
 
@@ -26,33 +27,37 @@ PROMPT = Prompt.of(np.random.default_rng(5).integers(1, 60, 150), [100, 146])
 
 
 class Foresight:
-    """Drafts ``width`` tokens of the reply that it knows, the wrong ones where ``is_wrong`` says so.
+    """Drafts ``width`` tokens of the ``replies`` that it knows by their prompts, wrong ones where ``is_wrong``."""
 
-    Wrong drafts leave a model with rows alone at once; one with a state goes back to where the step began.
-    """
+    name = "foresight"
 
-    def __init__(
-        self, backend: FakeBackend, seq: LiveSequence, reply: list[int], width: int, is_wrong: Callable[[int], bool]
-    ) -> None:
-        self.backend, self.seq, self.reply, self.width, self.is_wrong = backend, seq, reply, width, is_wrong
-        self.begun = self.n_missing = 0
-        self.state = backend.save_state(seq.id, seq.n)
+    def __init__(self, replies: dict[Prompt, list[int]], width: int, is_wrong: Callable[[int], bool]) -> None:
+        self.known = {tuple(prompt.tokens.tolist()): reply for prompt, reply in replies.items()}
+        self.width, self.is_wrong = width, is_wrong
+        self.replies: dict[int, tuple[int, list[int]]] = {}
+        self.learned: list[tuple[int, int]] = []
 
-    def draft(self, token: int) -> tuple[int, ...]:
-        self.begun, self.state = self.seq.n, self.backend.save_state(self.seq.id, self.seq.n)
-        at = self.seq.n + self.n_missing - len(PROMPT) + 1
-        self.n_missing = 0
-        assert self.reply[at - 1] == token
-        right = enumerate(self.reply[at : at + self.width], at)
+    def begin(self, key: int, prompt: Tokens) -> None:
+        assert key not in self.replies
+        if tuple(prompt.tolist()) in self.known:
+            self.replies[key] = len(prompt), self.known[tuple(prompt.tolist())]
+
+    def propose(self, jobs: Sequence[DraftJob]) -> list[tuple[int, ...]]:
+        return [self._draft(job) if job.key in self.replies else () for job in jobs]
+
+    def _draft(self, job: DraftJob) -> tuple[int, ...]:
+        n_prompt, reply = self.replies[job.key]
+        at = job.seq.n + len(job.sure) - n_prompt
+        assert [*job.seq.tokens[n_prompt:].tolist(), *job.sure] == reply[:at]
+        right = enumerate(reply[at : at + min(self.width, job.most)], at)
         return tuple(token % 60 + 1 if self.is_wrong(i) else token for i, token in right)
 
-    def rewind(self, n: int) -> int:
-        held = n if self.backend.kind == "attention" else self.begun
-        self.backend.rewind(self.seq.id, held)
-        if self.backend.kind != "attention":
-            self.backend.load_state(self.seq.id, held, self.state)
-        self.n_missing = n - held
-        return held
+    def learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
+        assert 0 <= n_accepted <= n_drafted <= self.width
+        self.learned.append((n_drafted, n_accepted))
+
+    def end(self, key: int) -> None:
+        self.replies.pop(key, None)
 
 
 def plain(kind: str, prompt: Prompt = PROMPT, n: int = 60, **fields: object) -> tuple[Reply, FakeBackend]:
@@ -78,10 +83,8 @@ def test_drafts_change_nothing_but_the_number_of_steps(
     known, _ = plain(kind, n=80, sampling=Sampling(temperature=0.0, ignore_eos=ignore_eos))
     backend = FakeBackend(kind)
 
-    def drafter(seq: LiveSequence) -> Foresight:
-        return Foresight(backend, seq, [*known.tokens, 0], width, wrong.__contains__)
-
-    engine = Engine(backend, RamCache(8, None), EngineSettings(exact=True), drafter=drafter)
+    source = Foresight({PROMPT: [*known.tokens, 0]}, width, wrong.__contains__)
+    engine = Engine(backend, RamCache(8, None), EngineSettings(exact=True), speculation=Speculation([source]))
     reply = ask(engine, PROMPT, n, **fields)
     assert reply.error is None
     assert expected.done is not None
@@ -93,11 +96,12 @@ def test_drafts_change_nothing_but_the_number_of_steps(
     (seq,) = engine.sequences
     assert len(backend._seqs[0].rows) == seq.n, "the engine knows what is left of the drafts"
     assert backend._seqs[0].rows == one_by_one._seqs[0].rows[: seq.n]
-    if kind == "attention":
+    assert not source.replies
+    if kind == "attention" or width <= backend.n_rollback:
         assert backend.digest(0) == one_by_one.digest(0)
     check_invariants(engine.snapshotter.cache)
 
-    engine._drafter = None
+    engine.speculation = Speculation(())
     follow = Prompt.of([*PROMPT.tokens, *reply.tokens, 7, 8, 9], [100, 146])
     assert ask(engine, follow).tokens == cold(FakeBackend(kind), follow).tokens
 
@@ -108,12 +112,8 @@ def test_right_drafts_save_steps(kind: str, width: int) -> None:
     endless = Sampling(temperature=0.0, ignore_eos=True)
     known, _ = plain(kind, n=80, sampling=endless)
     backend = FakeBackend(kind)
-    engine = Engine(
-        backend,
-        RamCache(8, None),
-        EngineSettings(),
-        drafter=lambda seq: Foresight(backend, seq, known.tokens, width, lambda _: False),
-    )
+    source = Foresight({PROMPT: known.tokens}, width, lambda _: False)
+    engine = Engine(backend, RamCache(8, None), EngineSettings(), speculation=Speculation([source]))
     assert ask(engine, PROMPT, 61, sampling=endless).tokens == known.tokens[:61]
     n_prefill = 4  # batches: 64, then the boundaries at 100 and 146 and what is left
     assert engine.counters.n_calls - n_prefill == 60 // (width + 1)
@@ -128,19 +128,8 @@ def test_each_sequence_gets_its_own_outputs() -> None:
     known, _ = plain("attention", n=80, sampling=endless)
     backend = FakeBackend("attention", n_seqs=2)
 
-    class Nothing:
-        def draft(self, token: int) -> tuple[int, ...]:
-            return ()
-
-        def rewind(self, n: int) -> int:
-            raise AssertionError("there was nothing to drop")
-
-    def drafter(seq: LiveSequence) -> Foresight | Nothing:
-        if seq.n != len(PROMPT):
-            return Nothing()
-        return Foresight(backend, seq, known.tokens, 3, lambda i: i % 5 == 0)
-
-    engine = Engine(backend, RamCache(8, None), EngineSettings(), drafter=drafter)
+    source = Foresight({PROMPT: known.tokens}, 3, lambda i: i % 5 == 0)
+    engine = Engine(backend, RamCache(8, None), EngineSettings(), speculation=Speculation([source]))
     handles = [RequestHandle(request(prompt, 40, sampling=endless)) for prompt in (PROMPT, other)]
     for handle in handles:
         engine.submit(handle)
@@ -154,12 +143,8 @@ def test_a_reply_that_is_cancelled_leaves_a_sequence_that_is_known(steps: int) -
     endless = Sampling(temperature=0.0, ignore_eos=True)
     known, _ = plain("hybrid", n=80, sampling=endless)
     backend = FakeBackend("hybrid")
-    engine = Engine(
-        backend,
-        RamCache(8, None),
-        EngineSettings(),
-        drafter=lambda seq: Foresight(backend, seq, known.tokens, 3, lambda i: i % 4 == 1),
-    )
+    source = Foresight({PROMPT: known.tokens}, 3, lambda i: i % 4 == 1)
+    engine = Engine(backend, RamCache(8, None), EngineSettings(), speculation=Speculation([source]))
     handle = RequestHandle(request(PROMPT, 70, sampling=endless))
     engine.submit(handle)
     for _ in range(steps):
@@ -175,14 +160,14 @@ def test_a_reply_that_is_cancelled_leaves_a_sequence_that_is_known(steps: int) -
 def test_the_outputs_of_several_tokens_are_those_of_one_at_a_time() -> None:
     backends = [FakeBackend("hybrid", n_seqs=2) for _ in range(2)]
     first, second = (11, 12, 13), (21, 22)
-    backends[0].decode([SequenceTokens(0, first, 0), SequenceTokens(1, second, 0)])
+    backends[0].decode([SequenceTokens(0, first, 0), SequenceTokens(1, second, 0, 2)])
     together = list(backends[0]._outputs)
     apart = []
     for seq, tokens in enumerate((first, second)):
         for position, token in enumerate(tokens):
             backends[1].decode([SequenceTokens(seq, (token,), position)])
             apart += backends[1]._outputs
-    assert together == apart
+    assert together == [*apart[:3], apart[4]], "none of a token behind which another is sure"
 
 
 def test_control_tokens_are_text_where_the_request_says_so() -> None:

@@ -25,8 +25,6 @@ from pyctl.prompt import Tokens, as_tokens
 
 __all__ = ["LlamaBackend"]
 
-ONE_OUTPUT = [0]
-
 ABORTED = 2
 """What llama_decode returns when `Pulse` stopped it."""
 
@@ -54,6 +52,7 @@ class LlamaBackend:
         self._most_tokens = most_tokens
         self.embedder: Embedder | None = None
         self.identity = ""
+        self.draft_type = ""
         self._keeps_vocabulary = False
         self._pulse = Pulse()
         self.load()
@@ -78,6 +77,8 @@ class LlamaBackend:
         self.n_ctx = self._most_tokens(self.n_cells)
         self.n_seqs = int(api.llama_n_seq_max(ctx))
         self.n_ubatch = int(api.llama_n_ubatch(ctx))
+        self.n_outputs = self.n_seqs
+        self._least: dict[int, int] = {}  # of each sequence, from where on `keep` may take back
         self._batch = Batch(max(self.n_ubatch, self.n_seqs))
         self._end_tokens = self.tokenizer.end_tokens()
         self.evaluate(0, as_tokens([max(self.tokenizer.bos, 0)]), 0)
@@ -94,6 +95,14 @@ class LlamaBackend:
     @property
     def kind(self) -> Literal["attention", "hybrid", "opaque"]:
         return self._memory.kind
+
+    @property
+    def n_rollback(self) -> int:
+        return self.n_ctx if self.kind == "attention" else 0
+
+    @property
+    def most_drafts(self) -> int:
+        return self.n_rollback
 
     @property
     def is_async(self) -> bool:
@@ -114,16 +123,36 @@ class LlamaBackend:
         self._batch.fill(seq, tokens, start, last=output)
         self._run(n)
         self._outputs = [n - 1] if output else []
+        self._least.pop(seq, None)
 
     def decode(self, items: Sequence[SequenceTokens]) -> None:
-        batch = self._batch
+        batch, outputs = self._batch, []
         n = 0
-        for seq, tokens, position in items:
+        for seq, tokens, position, n_sure in items:
+            first_output = n + n_sure - 1
             for token in tokens:
-                batch.tokens[n], batch.positions[n], batch.seqs[n], batch.outputs[n] = token, position, seq, 1
+                wanted = n >= first_output
+                batch.tokens[n], batch.positions[n], batch.seqs[n], batch.outputs[n] = token, position, seq, wanted
+                if wanted:
+                    outputs.append(n)
                 n, position = n + 1, position + 1
         self._run(n)
-        self._outputs = ONE_OUTPUT if n == 1 else list(range(n))
+        self._outputs = outputs
+        for item in items:
+            self._least[item.seq] = item.position + item.n_sure
+
+    def keep(self, seq: int, n: int) -> int:
+        end, least = self._n_held(seq), self._least.pop(seq, -1)
+        if n == end:
+            return n
+        if self.kind != "attention" or not 0 <= least <= n < end:
+            self.clear(seq)
+            raise StateError(f"tokens from {n} on of {end} cannot be taken back")
+        self.rewind(seq, n)
+        return n
+
+    def draft(self, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
+        return [() for _ in items]
 
     def _warm_up(self) -> None:
         """Let a device load what large batches need now, and not while the first prompt waits."""
@@ -236,9 +265,11 @@ class LlamaBackend:
         return int(api.llama_memory_seq_pos_max(api.llama_get_memory(self._ctx), seq)) + 1
 
     def rewind(self, seq: int, n: int) -> None:
+        self._least.pop(seq, None)
         _checked(self._memory.rewind, seq, n)
 
     def clear(self, seq: int) -> None:
+        self._least.pop(seq, None)
         self._memory.clear(seq)
 
     def save_file(self, seq: int, path: Path, tokens: Tokens, ends: Sequence[int]) -> int:
