@@ -8,7 +8,7 @@ from typing import Any
 
 __all__ = [
     "BARE", "COLD", "ONE_MESSAGE", "OURS", "PEER", "RESTART", "TO_HALF", "WARM_RESTART", "Record", "aims", "document",
-    "first_tokens", "median_of",
+    "first_tokens", "median_of", "ratio", "table_lines",
 ]  # fmt: skip
 
 Record = dict[str, Any]
@@ -198,13 +198,14 @@ def _show(value: float | None, form: str = "{:.1f}") -> str:
     return "" if value is None else form.format(value)
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def table_lines(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table in Markdown."""
     lines = ["| " + " | ".join(columns) + " |", "|" + "---:|" * len(columns)]
     return [*lines, *("| " + " | ".join(row) + " |" for row in rows), ""]
 
 
 def _section(title: str, text: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return [f"## {title}", "", *([text, ""] if text else []), *_table(columns, rows)] if rows else []
+    return [f"## {title}", "", *([text, ""] if text else []), *table_lines(columns, rows)] if rows else []
 
 
 def first_token_rows(records: Sequence[Record]) -> list[Row]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import http.client
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tools.server_process import PYCTL_SERVE, ServerProcess
 
-__all__ = ["Messages", "Reply", "Server", "llama_server", "pyctl"]
+__all__ = ["Completion", "Messages", "Reply", "Server", "llama_server", "pyctl"]
 
 Messages = list[dict[str, str]]
 
@@ -21,6 +22,24 @@ TIMEOUT = 600.0
 
 BUDGET_MIB = "1048576"
 """For the files of the disk tier: more than any run writes."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One streamed completion of a text; ``first_ms`` and ``arrivals``, (seconds, tokens), by the client's clock."""
+
+    first_ms: float
+    arrivals: list[tuple[float, int]]
+    n_predicted: int
+    timings: dict[str, Any]
+
+    @property
+    def n_drafted(self) -> int:
+        return int(self.timings.get("draft_n", 0))
+
+    @property
+    def n_accepted(self) -> int:
+        return int(self.timings.get("draft_n_accepted", 0))
 
 
 @dataclass(frozen=True)
@@ -51,26 +70,51 @@ class Server(ServerProcess):
         self.name = name
 
     def get(self, path: str) -> Any:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT)
-        try:
-            connection.request("GET", path)
-            return json.loads(connection.getresponse().read())
-        finally:
-            connection.close()
+        with self._response("GET", path, None) as response:
+            return json.loads(response.read())
+
+    def post(self, path: str, body: Any) -> Any:
+        """OSError if the server refuses."""
+        with self._response("POST", path, body) as response:
+            return json.loads(response.read())
+
+    def complete(self, prompt: str, n_predict: int) -> Completion:
+        """Have a text continued by exactly so many tokens; OSError if the server refuses."""
+        body = {"prompt": prompt, "n_predict": n_predict, "temperature": 0, "seed": 1, "ignore_eos": True}
+        began = time.perf_counter()
+        arrivals: list[tuple[float, int]] = []
+        with self._response("POST", "/completion", {**body, "stream": True, "return_tokens": True}) as response:
+            for line in response:
+                now = time.perf_counter()
+                if line.startswith(b"data: {"):
+                    event = json.loads(line[6:])
+                    if "error" in event:
+                        raise OSError(f"the stream ended with {event['error']}")
+                    if event.get("tokens"):
+                        arrivals.append((now, len(event["tokens"])))
+        if not arrivals or "timings" not in event:
+            raise OSError("the stream ended without a token or without timings")
+        n = sum(count for _, count in arrivals)
+        return Completion((arrivals[0][0] - began) * 1e3, arrivals, n, event["timings"])
 
     def ask(self, messages: Messages, n_predict: int, **fields: Any) -> Reply:
         """Send a conversation and read the stream; OSError if the server refuses."""
         body = {"messages": messages, "max_tokens": n_predict, "temperature": 0, "stream": True, **fields}
         body["stream_options"] = {"include_usage": True}
-        data = json.dumps(body).encode()
+        began = time.perf_counter()
+        with self._response("POST", "/v1/chat/completions", body) as response:
+            return _read(response, began)
+
+    @contextmanager
+    def _response(self, method: str, path: str, body: Any) -> Iterator[http.client.HTTPResponse]:
+        data = None if body is None else json.dumps(body).encode()
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT)
         try:
-            began = time.perf_counter()
-            connection.request("POST", "/v1/chat/completions", data, {"Content-Type": "application/json"})
+            connection.request(method, path, data, {"Content-Type": "application/json"})
             response = connection.getresponse()
             if response.status != 200:
                 raise OSError(f"{self.name} answers {response.status}: {response.read()[:300]!r}")
-            return _read(response, began)
+            yield response
         finally:
             connection.close()
 

@@ -225,3 +225,96 @@ def test_pictures_are_drawn(tmp_path: Path) -> None:
         assert figure is not None
         figure.savefig(tmp_path / "figure.svg")
         assert draw({**data, "records": []}) is None
+
+
+# -- speculative decoding ----------------------------------------------------------------------------------------------
+
+
+def completion(arrivals: list[tuple[float, int]], drafted: int = 0, accepted: int = 0) -> Any:
+    from bench.gpu.servers import Completion
+
+    n = sum(count for _, count in arrivals)
+    return Completion(1.0, arrivals, n, {"draft_n": drafted, "draft_n_accepted": accepted, "prompt_n": 1})
+
+
+def speed(server: str, rate: float, *, wanted: float = 2.0, length: float = 2.0, **more: Any) -> dict[str, Any]:
+    record = {"part": "lengths", "kind": "speed", "case": f"length {wanted:g}", "n_max": 3, "n_seqs": 1}
+    memory = {"vram_mib": 20_000.0, "resident_mib": 900.0}
+    return {**record, "server": server, "rate": rate, "wanted": wanted, "length": length, **memory, **more}
+
+
+def test_replies_side_by_side_count_while_all_are_written() -> None:
+    from bench.gpu.speculative import window_rate
+
+    slow = completion([(1.0, 1), (2.0, 2), (3.0, 2)])
+    fast = completion([(0.0, 1), (0.5, 9), (1.5, 3), (2.5, 3), (9.0, 5)])
+    assert window_rate([slow]) == 4 / 2
+    assert window_rate([slow, fast]) == (4 + 6) / 2
+
+
+def test_a_step_yields_what_was_accepted_and_one_more() -> None:
+    from bench.gpu.speculative import mean_length
+
+    assert mean_length([completion([(0.0, 1), (1.0, 12)], drafted=12, accepted=8)]) == 3.0
+    assert mean_length([completion([(0.0, 1), (1.0, 12)])]) == 1.0
+
+
+def test_speeds_are_compared_at_the_length_that_was_asked_for() -> None:
+    from bench.gpu.speculative_report import aims, document
+
+    lucky, unlucky = speed("pyctl", 150.0, length=3.0), speed("llama-server", 80.0, length=1.6)
+    table = {what: (found, reached) for what, _, found, reached in aims([lucky, unlucky])}
+    assert table["length 2: against llama-server"] == ("1.00x", False)
+    assert "| length 2 | 100.0 | 100.0 | 1.00 | 3.00 | 1.60 |" in document(
+        {"shape": "tiny", "machine": {}, "records": [lucky, unlucky]}
+    )
+    table = {what: (found, reached) for what, _, found, reached in aims([speed("pyctl", 116.0), unlucky])}
+    assert table["length 2: against llama-server"] == ("1.16x", True)
+
+
+def test_aims_of_memory_prompts_company_and_restarts() -> None:
+    from bench.gpu.speculative_report import WITHOUT, aims
+
+    bare = {"case": WITHOUT, "n_max": 0, "wanted": 0.0, "length": 1.0}
+    together = {"case": "together", "n_seqs": 4}
+    restarts = [{"part": "restart", "kind": "restart", "server": "pyctl", "drafted": 100} for _ in range(2)]
+    restarts[0] |= {"way": "before", "accepted": 40}
+    restarts[1] |= {"way": "after a restart", "accepted": 39}
+    records = [
+        *(speed("pyctl", 90.0, prefill=1000.0, **bare), speed("llama-server", 90.0, prefill=1000.0, **bare)),
+        *(speed("pyctl", 90.0, prefill=960.0, vram_mib=20_201.0), speed("llama-server", 60.0, prefill=800.0)),
+        *(speed("pyctl", 106.0, **together), speed("llama-server", 100.0, **together)),
+        *restarts,
+    ]
+    table = {what: (found, reached) for what, _, found, reached in aims(records)}
+    assert table["length 2: prefill, of that without"] == ("0.960", False)
+    assert table["length 2: VRAM beyond llama-server's"] == ("201 MiB", False)
+    assert table["together: against llama-server"] == ("1.06x", True)
+    assert table["accepted after a restart"] == ("39.0%", False)
+    assert f"{WITHOUT}: against llama-server" not in table
+
+
+def test_a_part_that_is_measured_again_replaces_what_it_found(tmp_path: Path) -> None:
+    from bench.gpu.speculative import Findings
+
+    first = Findings(tmp_path, "tiny", {}, ["lengths", "company"])
+    first.add(**speed("pyctl", 90.0))
+    first.add(**speed("pyctl", 95.0, part="company", case="together"))
+    again = Findings(tmp_path, "tiny", {}, ["lengths"])
+    again.add(**speed("pyctl", 100.0))
+    assert [record["rate"] for record in again.records] == [95.0, 100.0]
+    assert "100.0" in (tmp_path / "gpu-speculative-tiny.md").read_text()
+
+
+def test_everything_accepted_at_n_max_3_is_measured_once() -> None:
+    from bench.gpu.speculative import PARTS, planned
+
+    options = argparse.Namespace(parts=PARTS, lengths=[4.0, 2.0], widths=[1, 3])
+    cases = planned(options)
+    assert [(case.n_max, case.length) for case in cases if case.part in ("lengths", "widths")] == [
+        *((0, 0.0), (3, 2.0), (3, 4.0), (1, 2.0))
+    ]
+    assert [case.cold for case in cases if case.part == "lengths"] == [True, False, True]
+    assert len({case.name for case in cases}) == len(cases)
+    options.parts = ["widths"]
+    assert [(case.n_max, case.length) for case in planned(options)] == [(1, 2.0), (3, 4.0)]

@@ -1,0 +1,376 @@
+"""Speculative decoding side by side with llama-server: the same GGUF with a head, the same flags, one run.
+
+    DIR/python -m bench.gpu.speculative DIR                                # all parts, both shapes
+    DIR/python -m bench.gpu.speculative DIR --parts lengths company --models 27b-nextn --budget 120
+    python -m bench.gpu.speculative --llama-server FILE --models tiny-hybrid-nextn=FILE.gguf --prompt 500 --together 2
+
+Parts, the most telling first: lengths (n_max 3, drafts accepted by chance with a given mean length, and no drafts; two
+of these also say how fast a prompt is evaluated), company (-np 4), defaults (no flag but the model and the type, no
+cache directory), restart (accepted share of one reply before and after, real drafts), widths (n_max 1 to 6, everything
+accepted, a short prompt). Chance makes lengths differ: speeds are for the length that was asked for, from the time of
+one step. Servers are loaded and warmed several at a time, as the device's memory allows, and measured one after the
+other while the others are idle. Findings go to gpu-speculative-<shape>.json and .md at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+from bench.common import RESULTS, words
+from bench.gpu.machine import describe, resident_mib, vram_mib
+from bench.gpu.report import OURS, PEER
+from bench.gpu.servers import Completion, Server, llama_server, pyctl
+from bench.gpu.speculative_report import WITHOUT, document
+from bench.gpu.workloads import Conversation
+
+PARTS = ("lengths", "company", "defaults", "restart", "widths")
+N_MAX = 3
+COMPANY = 4
+SHORT = 2048
+"""Tokens of a prompt where its length is not the point."""
+
+N_WARM = 16
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One server to be measured. ``length`` is the mean number of tokens that a step yields, by chance; 0 for real
+    drafts. ``cold``: how fast the prompt is evaluated is measured, too."""
+
+    part: str
+    n_max: int = 0
+    length: float = 0.0
+    n_seqs: int = 1
+    cold: bool = False
+
+    @property
+    def name(self) -> str:
+        if not self.n_max:
+            return WITHOUT if self.part == "lengths" else f"{WITHOUT}, {self.part}"
+        if self.part == "defaults":
+            return "default flags"
+        wanted = f"length {self.length:g}" if self.length < self.n_max + 1 else "all accepted"
+        return f"n_max {self.n_max}, {wanted}" + (f", {self.n_seqs} replies" if self.n_seqs > 1 else "")
+
+    @property
+    def drafting(self) -> list[str]:
+        if self.part == "defaults":
+            return ["--spec-type", "draft-mtp"]
+        if not self.n_max:
+            return []
+        synthetic = ["--spec-synth-len", f"{self.length:g}"] if self.length else []
+        return ["--spec-type", "draft-mtp", "--spec-draft-n-max", str(self.n_max), *synthetic]
+
+
+def planned(options: argparse.Namespace) -> list[Case]:
+    """What is to be measured of one model, the most telling first."""
+    cases = []
+    if "lengths" in options.parts:
+        # All accepted, in the middle of what chance yields, and nothing.
+        lengths = sorted(options.lengths, key=lambda length: (length == 1, length))
+        cases += [Case("lengths", cold=True)]
+        cases += [Case("lengths", N_MAX, length, cold=length == N_MAX + 1) for length in lengths]
+    if "company" in options.parts:
+        cases += [Case("company", N_MAX, 3.0, COMPANY), Case("company", 0, 0.0, COMPANY)]
+    if "defaults" in options.parts:
+        cases += [Case("defaults", N_MAX, cold=True)]
+    if "widths" in options.parts:
+        known = {N_MAX} if "lengths" in options.parts and N_MAX + 1 in options.lengths else set()
+        cases += [Case("widths", n, n + 1.0) for n in options.widths if n not in known]
+    return cases
+
+
+class Findings:
+    """Everything about one model, in ``<directory>/gpu-speculative-<shape>.json`` and .md; a part measured again
+    replaces what it had found before."""
+
+    def __init__(self, directory: Path, shape: str, header: dict[str, str], parts: Sequence[str]) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._path = directory / f"gpu-speculative-{shape}.json"
+        self.records: list[Record] = []
+        if self._path.exists():
+            old = json.loads(self._path.read_text(encoding="utf-8"))["records"]
+            self.records = [record for record in old if record["part"] not in parts]
+        self._head = {"shape": shape, "machine": header}
+
+    def add(self, **fields: Any) -> None:
+        self.records.append(fields)
+        shown = " ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in fields.items())
+        print(f"    {time.monotonic() - BEGAN:6.1f} s  {shown}", flush=True)
+        data = {**self._head, "records": self.records}
+        self._path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        self._path.with_suffix(".md").write_text(document(data), encoding="utf-8")
+
+
+BEGAN = time.monotonic()
+
+
+@dataclass
+class Run:
+    """One model, and the time until which things may be begun."""
+
+    shape: str
+    model: Path
+    llama_server: str | None
+    options: argparse.Namespace
+    findings: Findings
+    end: float
+    work: Path
+
+    def flags(self, case: Case) -> list[str]:
+        """What both servers get."""
+        own = ["-m", str(self.model), *case.drafting, *self.options.flags]
+        if case.part == "defaults":
+            return own
+        n_ctx = case.n_seqs * (self.prompt(case) + self.options.n_predict + 1024)
+        sizes = ["-c", str(n_ctx), "-ub", "512", "--parallel", str(case.n_seqs)]
+        return [*own, "-ngl", "99", "-fa", "on", *sizes, "-ctk", "f16", "-ctv", "f16"]
+
+    def prompt(self, case: Case) -> int:
+        """Tokens of the prompt in this case."""
+        return (
+            int(self.options.prompt) if case.n_seqs == 1 and case.part != "widths" else min(SHORT, self.options.prompt)
+        )
+
+    def server(self, case: Case, name: str, number: int) -> Server:
+        flags, log = self.flags(case), self.work / f"{self.shape}-{number}-{name}.log"
+        if name == PEER:
+            slots = ["--slot-save-path", str(self.work)] if case.part == "restart" else []
+            return llama_server(str(self.llama_server), [*flags, *slots], log)
+        directory = None if case.part == "defaults" else Path(tempfile.mkdtemp(prefix="cache-", dir=self.work))
+        return pyctl(flags, directory, log)
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name in (OURS, PEER) if name in self.options.servers and (name == OURS or self.llama_server)]
+
+
+# -- one server --------------------------------------------------------------------------------------------------------
+
+
+class Subject:
+    """A server with the case that it is measured in."""
+
+    def __init__(self, run: Run, case: Case, name: str, number: int) -> None:
+        self.run, self.case, self.name = run, case, name
+        self.server = run.server(case, name, number)
+        self.failed = ""
+        n = run.prompt(case)
+        self.prompts = [words(f"{run.shape} {case.name} {i}", n) for i in range(case.n_seqs)]
+
+    def prepare(self) -> None:
+        """Load it, and let it do once what will be measured; others may do so at the same time."""
+        try:
+            self.server.start()
+            if self.case.cold:
+                self.server.complete(words("warm", 1200), N_WARM)
+            else:
+                for prompt in self.prompts:
+                    self.server.complete(prompt, N_WARM)
+        except (OSError, HTTPException, ValueError) as error:
+            self.failed = str(error)[-600:]
+
+    def measure(self) -> None:
+        """While nobody else does anything; then end it, and see what memory that gives back."""
+        case, n = self.case, self.run.options.n_predict
+        try:
+            if self.failed:
+                raise OSError(self.failed)
+            replies = self._together(n) if case.n_seqs > 1 else [self.server.complete(self.prompts[0], n)]
+            fields: Record = {"rate": window_rate(replies), "length": mean_length(replies)}
+            fields["drafted"] = sum(reply.n_drafted for reply in replies)
+            fields["accepted"] = sum(reply.n_accepted for reply in replies)
+            if case.cold:
+                timings = replies[0].timings
+                fields["prefill"] = timings["prompt_n"] / replies[0].first_ms * 1e3
+                fields["evaluated"] = timings["prompt_n"]
+            fields |= {"load_s": self.server.load_seconds, "resident_mib": resident_mib(self.server.pid)}
+            before = vram_mib()
+            self.server.kill()
+            after = vram_mib()
+            fields["vram_mib"] = None if before is None or after is None else before - after
+            self.run.findings.add(
+                part=case.part, kind="speed", case=case.name, n_max=case.n_max, wanted=case.length, server=self.name,
+                n_seqs=case.n_seqs, **fields,
+            )  # fmt: skip
+        except (OSError, HTTPException, ValueError, ZeroDivisionError) as error:
+            self.run.findings.add(
+                part=case.part, kind="failed", case=case.name, server=self.name, why=str(error)[-600:]
+            )
+        finally:
+            self.server.kill()
+
+    def _together(self, n: int) -> list[Completion]:
+        with ThreadPoolExecutor(len(self.prompts)) as pool:
+            return list(pool.map(lambda prompt: self.server.complete(prompt, n), self.prompts))
+
+
+def window_rate(replies: Sequence[Completion]) -> float:
+    """Tokens per second of all replies together while all of them are being written, by the client's clock."""
+    first = max(reply.arrivals[0][0] for reply in replies)
+    last = min(reply.arrivals[-1][0] for reply in replies)
+    n = sum(count for reply in replies for at, count in reply.arrivals if first < at <= last)
+    return n / (last - first)
+
+
+def mean_length(replies: Sequence[Completion]) -> float:
+    """Tokens per step: those that were drafted and accepted came with another one."""
+    n = sum(reply.n_predicted - 1 for reply in replies)
+    return n / (n - sum(reply.n_accepted for reply in replies))
+
+
+# -- parts -------------------------------------------------------------------------------------------------------------
+
+
+def groups(run: Run, subjects: Sequence[Subject]) -> Iterator[Sequence[Subject]]:
+    """As many at a time as fit on the device."""
+    n = run.options.together
+    if not n:
+        total = subprocess.run(
+            ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"],
+            capture_output=True, text=True, check=False,
+        ).stdout.split()  # fmt: skip
+        need = run.model.stat().st_size / 2**20 * 1.05 + 4500
+        n = max(int(float(total[0]) // need), 1) if total else 2
+    for start in range(0, len(subjects), n):
+        yield subjects[start : start + n]
+
+
+def side_by_side(run: Run) -> None:
+    """All cases but the restart."""
+    cases = planned(run.options)
+    # What default flags take depends on what is free, so these are alone.
+    plain = [case for case in cases if case.part == "defaults"]
+    number = 0
+    subjects = []
+    for case in (case for case in cases if case not in plain):
+        for name in run.names:
+            subjects.append(Subject(run, case, name, number := number + 1))
+    alone = [[Subject(run, case, name, number := number + 1)] for case in plain for name in run.names]
+    # Servers end with the thread that starts them.
+    with ThreadPoolExecutor(16) as pool:
+        for group in [*groups(run, subjects), *alone]:
+            if time.monotonic() > run.end:
+                for each in group:
+                    run.findings.add(part=each.case.part, kind="skipped", case=each.case.name, server=each.name)
+                continue
+            done = threading.Barrier(len(group))
+
+            def prepare(subject: Subject, done: threading.Barrier = done) -> None:
+                done.wait()  # a thread for each
+                subject.prepare()
+
+            list(pool.map(prepare, group))
+            for each in group:
+                each.measure()
+
+
+def restart(run: Run) -> None:
+    """One reply, asked for before and after a restart: how many of the head's drafts are right, and how soon it comes.
+
+    llama-server keeps nothing over a restart unless a slot is saved and restored, which is its other row.
+    """
+    case = Case("restart", N_MAX)
+    size = min(SHORT, run.options.prompt)
+    for name in run.names:
+        if time.monotonic() > run.end:
+            run.findings.add(part="restart", kind="skipped", case="restart", server=name)
+            continue
+        server = run.server(case, name, 99)
+        try:
+            server.start()
+            server.complete(words("warm", 600), N_WARM)
+            messages = Conversation(f"{run.shape} restart", size).messages
+            opened = server.ask(messages, 32, ignore_eos=True)
+            if name == PEER:
+                slot = max(server.get("/slots"), key=lambda slot: int(slot.get("n_prompt_tokens") or 0))["id"]
+                server.post(f"/slots/{slot}?action=save", {"filename": "slot.bin"})
+            messages = [*messages, {"role": "assistant", "content": opened.text}]
+            messages += [{"role": "user", "content": words("question", 60)}]
+            _told(run, name, "before", server, messages)
+            for way in ("after a restart", "after a restart, slot restored") if name == PEER else ("after a restart",):
+                server.stop()
+                server.start()
+                server.complete(words("warm", 600), N_WARM)
+                if way.endswith("slot restored"):
+                    server.post("/slots/0?action=restore", {"filename": "slot.bin"})
+                _told(run, name, way, server, messages)
+        except (OSError, HTTPException, ValueError) as error:
+            run.findings.add(part="restart", kind="failed", case="restart", server=name, why=str(error)[-600:])
+        finally:
+            server.kill()
+
+
+def _told(run: Run, name: str, way: str, server: Server, messages: list[dict[str, str]]) -> None:
+    reply = server.ask(messages, run.options.n_predict, ignore_eos=True)
+    drafted, accepted = reply.timings.get("draft_n", 0), reply.timings.get("draft_n_accepted", 0)
+    run.findings.add(
+        part="restart", kind="restart", server=name, way=way, drafted=drafted, accepted=accepted,
+        first_ms=reply.first_ms, evaluated=reply.evaluated, text=reply.text[:60],
+    )  # fmt: skip
+
+
+# -- all of it ---------------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=Path, nargs="?", help="what prepare.py was given; else name the files")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--models", nargs="+", metavar="SHAPE[=FILE]", default=["27b-nextn", "35b-a3b-nextn"])
+    parser.add_argument("--llama-server", metavar="FILE")
+    parser.add_argument("--servers", nargs="+", choices=(OURS, PEER), default=(OURS, PEER))
+    parser.add_argument("--lengths", type=float, nargs="+", default=[4.0, 2.0, 3.0, 1.0])
+    parser.add_argument("--widths", type=int, nargs="+", default=[1, 2, 4, 6, 3, 5], help="n_max, everything accepted")
+    parser.add_argument("--prompt", type=int, default=8192, help="tokens")
+    parser.add_argument("--n-predict", type=int, default=128, help="tokens")
+    parser.add_argument("--together", type=int, default=0, metavar="N", help="servers loaded at a time; 0: that fit")
+    parser.add_argument(
+        "--budget", type=float, default=3600, metavar="S", help="nothing is begun after so many seconds"
+    )
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
+    parser.add_argument("--flags", default="", help="more flags for both servers, in one argument")
+    options = parser.parse_args()
+    options.flags = options.flags.split()
+    files: dict[str, str] = {}
+    peer = options.llama_server
+    if options.directory is not None:
+        prepared = json.loads((options.directory / "prepared.json").read_text(encoding="utf-8"))
+        files, peer = prepared["models"], peer or prepared["llama_server"]
+        if any(os.environ.get(name) != value for name, value in prepared["environment"].items()):
+            raise SystemExit(f"run this with {options.directory}/python")
+    header = describe()
+    runs = []
+    with tempfile.TemporaryDirectory(prefix="speculative-") as work:
+        for named in options.models:
+            shape, _, file = named.partition("=")
+            findings = Findings(options.results, shape, header, options.parts)
+            model = Path(file or files.get(shape) or f"{options.directory}/models/{shape}.gguf")
+            runs.append(Run(shape, model, peer, options, findings, BEGAN + options.budget, Path(work)))
+        for run in runs:
+            if set(options.parts) != {"restart"}:
+                side_by_side(run)
+        for run in runs:
+            if "restart" in options.parts:
+                restart(run)
+    for run in runs:
+        print(document({"shape": run.shape, "machine": {}, "records": run.findings.records}))
+    print(f"{time.monotonic() - BEGAN:.0f} s; tables in {options.results}")
+
+
+if __name__ == "__main__":
+    main()

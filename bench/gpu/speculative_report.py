@@ -1,0 +1,152 @@
+"""What the records of `bench.gpu.speculative` say: tables in Markdown, and the aims they are held against."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from bench.gpu.report import OURS, PEER, median_of, ratio, table_lines
+
+__all__ = ["WITHOUT", "aims", "document"]
+
+Record = dict[str, Any]
+
+WITHOUT = "without drafts"
+
+NOT_DONE = ("failed", "skipped")
+
+FASTER, TOGETHER, PREFILL, VRAM_MIB = 1.15, 1.05, 0.97, 200.0
+"""Aims: against llama-server at length 2 and above, in company, of a prompt's speed without a head, and beyond it."""
+
+
+def at_wanted(record: Record) -> float:
+    """Tokens per second at the length that was asked for: chance yields another one."""
+    wanted = record["wanted"]
+    return float(record["rate"] * wanted / record["length"]) if wanted else float(record["rate"])
+
+
+def speed_rows(records: Sequence[Record]) -> list[list[str]]:
+    """By case: both servers' speed, their ratio, the lengths that chance made, and milliseconds of a step."""
+    rows = []
+    for case in dict.fromkeys(record["case"] for record in records if record["kind"] == "speed"):
+        both = {r["server"]: r for r in records if r["kind"] == "speed" and r["case"] == case}
+        rates = {server: at_wanted(record) for server, record in both.items()}
+        cells = [case, *(f"{rates[s]:.1f}" if s in rates else "" for s in (OURS, PEER))]
+        found = ratio(rates.get(OURS), rates.get(PEER))
+        cells.append("" if found is None else f"{found:.2f}")
+        steps = {s: 1e3 * r["length"] * r["n_seqs"] / r["rate"] for s, r in both.items()}
+        for values, form in (({s: r["length"] for s, r in both.items()}, "{:.2f}"), (steps, "{:.2f}")):
+            cells += [form.format(values[s]) if s in values else "" for s in (OURS, PEER)]
+        rows.append(cells)
+    return rows
+
+
+def prefill_rows(records: Sequence[Record]) -> list[list[str]]:
+    """By case: tokens of a prompt per second, and how much of the speed without drafts that is."""
+    cold = [record for record in records if record.get("prefill")]
+    rows = []
+    for case in dict.fromkeys(record["case"] for record in cold):
+        cells = [case]
+        for server in (OURS, PEER):
+            rate = median_of(cold, "prefill", case=case, server=server)
+            of = ratio(rate, median_of(cold, "prefill", case=WITHOUT, server=server))
+            cells += ["" if rate is None else f"{rate:,.0f}", "" if of is None else f"{of:.3f}"]
+        rows.append(cells)
+    return rows
+
+
+def memory_rows(records: Sequence[Record]) -> list[list[str]]:
+    """By case: MiB on the device and resident in RAM, of both."""
+    rows = []
+    for case in dict.fromkeys(record["case"] for record in records if record["kind"] == "speed"):
+        key = {"kind": "speed", "case": case}
+        cells = [case]
+        for field in ("vram_mib", "resident_mib"):
+            values = [median_of(records, field, server=server, **key) for server in (OURS, PEER)]
+            cells += ["" if value is None else f"{value:,.0f}" for value in values]
+        rows.append(cells)
+    return rows
+
+
+def restart_rows(records: Sequence[Record]) -> list[list[str]]:
+    return [
+        [
+            *(r["server"], r["way"], f"{r['accepted']} of {r['drafted']}"),
+            *(f"{r['accepted'] / max(r['drafted'], 1):.1%}", f"{r['evaluated']:,}", f"{r['first_ms']:,.0f}"),
+        ]
+        for r in records
+        if r["kind"] == "restart"
+    ]
+
+
+def aims(records: Sequence[Record]) -> list[tuple[str, str, str, bool]]:
+    """(what, aim, found, reached) for every aim that was measured."""
+    found: list[tuple[str, str, str, bool]] = []
+    speed = [record for record in records if record["kind"] == "speed"]
+    for case in dict.fromkeys(record["case"] for record in speed):
+        both = {record["server"]: record for record in speed if record["case"] == case}
+        if set(both) != {OURS, PEER}:
+            continue
+        ours, peer = both[OURS], both[PEER]
+        faster = at_wanted(ours) / at_wanted(peer)
+        if ours["n_max"] and (ours["n_seqs"] > 1 or ours["wanted"] >= 2):
+            least = TOGETHER if ours["n_seqs"] > 1 else FASTER
+            found.append((f"{case}: against llama-server", f">= {least}x", f"{faster:.2f}x", faster >= least))
+        if ours["vram_mib"] is not None and peer["vram_mib"] is not None and ours["part"] != "defaults":
+            beyond = ours["vram_mib"] - peer["vram_mib"]
+            limit = f"<= {VRAM_MIB:.0f} MiB"
+            found.append((f"{case}: VRAM beyond llama-server's", limit, f"{beyond:.0f} MiB", beyond <= VRAM_MIB))
+    bare = median_of(speed, "prefill", case=WITHOUT, server=OURS)
+    for record in speed:
+        if record["server"] == OURS and record["n_max"] and record.get("prefill") and bare and record["n_seqs"] == 1:
+            of = record["prefill"] / bare
+            found.append((f"{record['case']}: prefill, of that without", f">= {PREFILL}", f"{of:.3f}", of >= PREFILL))
+    shares = {
+        r["way"]: r["accepted"] / max(r["drafted"], 1)
+        for r in records
+        if r["kind"] == "restart" and r["server"] == OURS
+    }
+    if len(shares) == 2:
+        before, after = shares["before"], shares["after a restart"]
+        found.append(("accepted after a restart", f"{before:.1%}, as before", f"{after:.1%}", after >= before - 0.005))
+    return found
+
+
+def document(data: dict[str, Any]) -> str:
+    """All tables of one model as Markdown."""
+    records = data["records"]
+    lines = [f"# Speculative decoding, pyctl and llama-server side by side, {data['shape']} shape", ""]
+    lines += [f"- {name}: {value}" for name, value in data["machine"].items()]
+    lines += [f"- prompt: {data['prompt']:,} tokens"] if "prompt" in data else []
+    lines.append("")
+    for title, columns, rows in (
+        ("Aims", ["what", "aim", "found", "reached"], [[*a[:3], "yes" if a[3] else "NO"] for a in aims(records)]),
+        (
+            "Tokens per second, at the length that was asked for",
+            ["case", OURS, PEER, "ratio", f"{OURS}: length", f"{PEER}: length", f"{OURS}: step ms", f"{PEER}: step ms"],
+            speed_rows(records),
+        ),
+        (
+            "Prompt tokens per second, and of the speed without drafts",
+            ["case", "pyctl", "share", "llama-server", "share"],
+            prefill_rows(records),
+        ),
+        (
+            "Memory, MiB",
+            ["case", "pyctl: VRAM", "llama-server: VRAM", "pyctl: resident", "llama-server: resident"],
+            memory_rows(records),
+        ),
+        (
+            "The same reply before and after a restart",
+            ["server", "when", "drafts accepted", "share", "evaluated", "first token ms"],
+            restart_rows(records),
+        ),
+        (
+            "Not measured",
+            ["case", "server", "why"],
+            [[r["case"], r["server"], r.get("why", "no time left")] for r in records if r["kind"] in NOT_DONE],
+        ),
+    ):  # fmt: skip
+        if rows:
+            lines += [f"## {title}", "", *table_lines(columns, [[c.replace("\n", " ") for c in row] for row in rows])]
+    return "\n".join(lines)
