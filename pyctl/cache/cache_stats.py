@@ -134,7 +134,7 @@ def view_of(cache: RamCache, totals: CacheStats, disk: DiskTier | None = None) -
         above = cache.tree[slot.index].parent
         parent = cache.slots[above.key].snapshot if above is not None else None
         n_new = snapshot.n - (parent.n if parent else 0)
-        widths = [segment.rows.nbytes / segment.tokens.size for segment in snapshot.chain]
+        widths = [(segment.rows.nbytes + segment.draft_rows.nbytes) / segment.tokens.size for segment in snapshot.chain]
         views.append(
             SnapshotView(
                 id=snapshot.prefix.name,

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
@@ -172,7 +172,7 @@ def copy_of(snapshot: Snapshot) -> Snapshot:
     """A copy with segments of its own that share the bytes, so that nobody can take them away."""
     parent: Segment | None = None
     for segment in reversed(snapshot.chain):
-        parent = Segment(segment.start, segment.tokens, segment.rows, parent, segment.ends)
+        parent = replace(segment, parent=parent, references=0)
     assert parent is not None
     return Snapshot(snapshot.prefix, parent, snapshot.state, snapshot.exact)
 

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Literal
 
 from pyctl.cache.eviction import EvictionPolicy, PrefixTree, SecondChance
-from pyctl.cache.snapshot import NOTHING, Prefix, PromptMatch, Segment, Snapshot
+from pyctl.cache.snapshot import Prefix, PromptMatch, Segment, Snapshot
 
 __all__ = ["RamCache", "Reservation", "Slot"]
 
@@ -304,6 +304,5 @@ class RamCache:
             if segment.references > 0:
                 return
             self.n_bytes -= segment.n_bytes
-            # A live sequence may still point here; the memory must go now, when its bytes stop counting.
-            segment.rows, segment.dropped = NOTHING, True
+            segment.drop()  # a live sequence may still point here, and its bytes stop counting now
             segment = segment.parent

@@ -16,6 +16,7 @@ from pyctl.prompt import Tokens, common_prefix
 
 __all__ = [
     "DIGEST_BYTES",
+    "DRAFT",
     "NOTHING",
     "RECURRENT",
     "Block",
@@ -64,7 +65,8 @@ class Segment:
     The parent may reach past ``start``; its rows from there on belong to another branch. ``ends`` are the batch ends in
     (start, end] that a cold run would have, too. ``references`` counts snapshots and children; only the cache that
     counts the bytes changes it, and sets ``dropped`` when it gives the rows up. A model without rows of its own
-    (whole-sequence states) has segments of zero bytes: they still hold the tokens.
+    (whole-sequence states) has segments of zero bytes: they still hold the tokens. ``draft_rows`` are those of the
+    draft model, NOTHING if there was none: only what it drafts depends on them, so a segment is whole without.
     """
 
     start: int
@@ -74,6 +76,7 @@ class Segment:
     ends: tuple[int, ...] = ()
     references: int = 0
     dropped: bool = False
+    draft_rows: Block = field(default_factory=lambda: NOTHING)
 
     @property
     def end(self) -> int:
@@ -81,38 +84,51 @@ class Segment:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of rows and tokens, without the parent's."""
-        return int(self.rows.nbytes) + int(self.tokens.nbytes)
+        """Bytes of all rows and tokens, without the parent's."""
+        return int(self.rows.nbytes) + int(self.draft_rows.nbytes) + int(self.tokens.nbytes)
 
     @property
     def alive(self) -> bool:
         """Whether some snapshot still needs these rows."""
         return self.references > 0
 
+    def drop(self) -> None:
+        """Give the rows up: the memory goes now, whoever still points here."""
+        self.rows = self.draft_rows = NOTHING
+        self.dropped = True
+
 
 RECURRENT = "recurrent"
 """The part of a state that is the model's own."""
+
+DRAFT = "draft"
+"""The part of a state that is the draft model's."""
 
 
 @dataclass(frozen=True, eq=False)
 class State:
     """What a sequence needs at one position besides its rows: named parts, each opaque bytes.
 
-    A model has RECURRENT, or nothing if its rows suffice; what else goes on beside it may add parts of its own. All
-    parts are saved, loaded, counted and lost together.
+    A model has RECURRENT, or nothing if its rows suffice; a draft model beside it adds DRAFT. All parts are saved,
+    loaded, counted and lost together.
     """
 
     parts: Mapping[str, Block] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, recurrent: Block) -> State:
-        """The model's own part alone, or no part for no bytes."""
-        return cls({RECURRENT: recurrent} if recurrent.size else {})
+    def of(cls, recurrent: Block, draft: Block = NOTHING) -> State:
+        """The model's own part and the draft model's; no part for no bytes."""
+        return cls({name: part for name, part in ((RECURRENT, recurrent), (DRAFT, draft)) if part.size})
 
     @property
     def recurrent(self) -> Block:
         """The model's own part, empty if there is none."""
         return self.parts.get(RECURRENT, NOTHING)
+
+    @property
+    def draft(self) -> Block:
+        """The draft model's part, empty if there is none."""
+        return self.parts.get(DRAFT, NOTHING)
 
     @property
     def n_bytes(self) -> int:
@@ -195,11 +211,16 @@ class Snapshot:
 
     def spans(self, first: int, last: int) -> list[Span]:
         """The rows [first, last) of the chain, in order."""
-        result = []
-        for segment, stop in self.chain.items():
-            if stop > first and segment.start < last:
-                result.append((segment.rows, max(first, segment.start), min(stop, last)))
-        return result[::-1]
+        return [(segment.rows, *span) for segment, span in self._within(first, last)]
+
+    def draft_spans(self, first: int, last: int) -> list[Span]:
+        """The same of the draft model's rows; the blocks of segments that have none are empty."""
+        return [(segment.draft_rows, *span) for segment, span in self._within(first, last)]
+
+    def _within(self, first: int, last: int) -> list[tuple[Segment, tuple[int, int]]]:
+        """Which positions of [first, last) each segment of the chain has, the first segment first."""
+        found = [(each, (max(first, each.start), min(stop, last))) for each, stop in self.chain.items()]
+        return [(segment, span) for segment, span in reversed(found) if span[0] < span[1]]
 
 
 class PromptMatch:

@@ -234,6 +234,9 @@ class SequenceMemory(Protocol):
     An ``attention`` model has only rows, a ``hybrid`` both, and of an ``opaque`` one everything is the state. Rows or a
     state that do not fit raise StateError before the sequence is changed, and OutOfCellsError where only the room for
     them is missing.
+
+    A draft model beside it has rows of its own, and may have a part of the state (`State.draft`). Only drafts depend on
+    these: where they are empty, or another draft model's, it goes on without them, and nothing raises.
     """
 
     @property
@@ -246,13 +249,24 @@ class SequenceMemory(Protocol):
         Exactly so many a block must have to be loaded; StateError if no sequence can have such positions."""
 
     def state_size(self, seq: int) -> int:
-        """Bytes of the state at the end of ``seq``; 0 for kind ``attention``."""
+        """Bytes of the model's own part of the state at the end of ``seq``; 0 for kind ``attention``."""
 
     def save_rows(self, seq: int, first: int, last: int) -> Block:
         """Rows [first, last) of ``seq``; empty for kind ``opaque``. The bytes are there after `synchronize`."""
 
     def save_state(self, seq: int, n: int) -> State:
-        """The state of ``seq``, which ends at ``n``; no parts for kind ``attention``. There after `synchronize`."""
+        """The state of ``seq``, which ends at ``n``: of kind ``attention`` at most the draft model's part.
+
+        There after `synchronize`."""
+
+    def draft_rows_size(self, first: int, last: int) -> int:
+        """Bytes of the draft model's rows [first, last), as `rows_size`; 0 without one."""
+
+    def draft_state_size(self) -> int:
+        """Bytes of the draft model's part of a state, 0 if it has none."""
+
+    def save_draft_rows(self, seq: int, first: int, last: int) -> Block:
+        """The draft model's rows [first, last) of ``seq``; empty if there are none. There after `synchronize`."""
 
     def synchronize(self) -> None:
         """Wait until every block that was saved is complete. What loads blocks need not wait."""
@@ -263,8 +277,11 @@ class SequenceMemory(Protocol):
     def load_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
         """Append rows to ``seq``, which ends at ``first``."""
 
+    def load_draft_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
+        """Append the draft model's rows to ``seq``, whose own were loaded; blocks may be empty."""
+
     def load_state(self, seq: int, n: int, state: State) -> None:
-        """Replace the state of ``seq`` by one saved at ``n``."""
+        """Replace the state of ``seq`` by one saved at ``n``; of kind ``attention``, the draft model's alone."""
 
     def rewind(self, seq: int, n: int) -> None:
         """Drop rows from ``n`` on; a hybrid needs its state at ``n`` loaded next."""

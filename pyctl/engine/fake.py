@@ -223,6 +223,18 @@ class FakeBackend:
         data = HEADER.pack(b"STAT", 0, n) + held.state + (b"".join(held.rows) if self.kind == "opaque" else b"")
         return State.of(self._later(data))
 
+    def draft_rows_size(self, first: int, last: int) -> int:
+        return 0
+
+    def draft_state_size(self) -> int:
+        return 0
+
+    def save_draft_rows(self, seq: int, first: int, last: int) -> Block:
+        return NOTHING
+
+    def load_draft_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
+        pass
+
     def synchronize(self) -> None:
         for block, data in self._on_the_way:
             block[:] = np.frombuffer(data, np.uint8)

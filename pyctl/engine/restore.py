@@ -36,6 +36,11 @@ class Candidate:
     snapshot: Snapshot | None = None
     arrival: PendingSnapshot | None = None
 
+    @property
+    def has_state(self) -> bool:
+        """Whether there is a state at ``n``: the model's or, where its rows suffice, what its draft model adds."""
+        return self.snapshot is not None and self.snapshot.n == self.n and bool(self.snapshot.state.parts)
+
 
 def candidates(
     prompt: PromptMatch,
@@ -68,7 +73,9 @@ def candidates(
             found.append(candidate)
     if memory.kind == "attention":
         found += _inside(prompt, ends, same, cache, exact=exact)
-    found.sort(key=lambda candidate: (candidate.n, candidate.keep), reverse=True)
+    # Of ways that are as good otherwise, going on where the sequence stands is best, then one that brings a state.
+    stands = live.n
+    found.sort(key=lambda way: (way.n, way.keep, way.snapshot is None and way.n == stands, way.has_state), reverse=True)
     return [candidate for candidate in found if candidate.n > 0]
 
 
@@ -122,9 +129,9 @@ def restore(
                 memory.clear(live.id)
             elif keep < live.n:
                 memory.rewind(live.id, keep)
-            if memory.kind != "opaque" and keep < n:
+            if keep < n:
                 yield from _load_rows(candidate, snapshot, live, memory)
-            if memory.kind != "attention":
+            if memory.kind != "attention" or candidate.has_state:
                 if candidate.arrival is not None:
                     yield from candidate.arrival.state()
                 memory.load_state(live.id, n, snapshot.state)
@@ -148,12 +155,13 @@ def restore(
 def _load_rows(candidate: Candidate, snapshot: Snapshot, live: LiveSequence, memory: SequenceMemory) -> Reading[None]:
     """Append the rows [keep, n); those from disk go to the device segment by segment while the next are being read."""
     at, n, arrival = candidate.keep, candidate.n, candidate.arrival
-    if arrival is None:
-        memory.load_rows(live.id, at, snapshot.spans(at, n))
-        return
     while at < n:
-        segment = snapshot.segment_at(at + 1)
-        yield from arrival.rows(segment)
-        last = min(snapshot.chain[segment], n)
-        memory.load_rows(live.id, at, [(segment.rows, at, last)])
+        last = n
+        if arrival is not None:
+            segment = snapshot.segment_at(at + 1)
+            yield from arrival.rows(segment)
+            last = min(snapshot.chain[segment], n)
+        if memory.kind != "opaque":
+            memory.load_rows(live.id, at, snapshot.spans(at, last))
+        memory.load_draft_rows(live.id, at, snapshot.draft_spans(at, last))
         at = last

@@ -81,7 +81,10 @@ class CachePlan:
 def block_sizes(memory: SequenceMemory) -> Sizes:
     """What the blocks of ``memory`` measure."""
     one, two = memory.rows_size(0, 1), memory.rows_size(0, 2)
-    return Sizes(2 * one - two, two - one, memory.state_size(0) if memory.kind != "opaque" else -1)
+    state = memory.state_size(0) if memory.kind != "opaque" else -1
+    draft_one, draft_two = memory.draft_rows_size(0, 1), memory.draft_rows_size(0, 2)
+    drafts = 2 * draft_one - draft_two, draft_two - draft_one, memory.draft_state_size()
+    return Sizes(2 * one - two, two - one, state, *drafts)
 
 
 class Snapshotter:
@@ -173,6 +176,7 @@ class Snapshotter:
         parent, covered = self._saved(seq, plan.match)
         prefix = plan.match.prefix(seq.n)
         n_bytes = memory.rows_size(covered, seq.n) + seq.tokens[covered:].nbytes + memory.state_size(seq.id)
+        n_bytes += memory.draft_rows_size(covered, seq.n) + memory.draft_state_size()
         reservation = self.cache.prepare(prefix, n_bytes, plan.protected, parent)
         if reservation is None:
             return
@@ -213,7 +217,8 @@ class Snapshotter:
         """Give back what ``seq`` held; it may have another id. Raises StateError or OutOfCellsError, and keeps it."""
         if self.memory.kind != "opaque":
             self.memory.load_rows(seq.id, 0, kept.spans(0, kept.n))
-        if self.memory.kind != "attention":
+        self.memory.load_draft_rows(seq.id, 0, kept.draft_spans(0, kept.n))
+        if self.memory.kind != "attention" or kept.state.parts:
             self.memory.load_state(seq.id, kept.n, kept.state)
         seq.keep(kept.segment, kept.n)
         self.cache.release(kept)
@@ -350,7 +355,9 @@ class Snapshotter:
         segment = parent
         if segment is None or covered < seq.n:
             rows = self.memory.save_rows(seq.id, covered, seq.n)
-            segment = Segment(covered, as_tokens(seq.tokens[covered:]), rows, parent, ends_within(seq.ends, covered))
+            draft_rows = self.memory.save_draft_rows(seq.id, covered, seq.n)
+            tokens, ends = as_tokens(seq.tokens[covered:]), ends_within(seq.ends, covered)
+            segment = Segment(covered, tokens, rows, parent, ends, draft_rows=draft_rows)
         return Snapshot(prefix, segment, self.memory.save_state(seq.id, seq.n), exact=seq.n_exact == seq.n)
 
     def _saved(self, seq: LiveSequence, match: PromptMatch) -> tuple[Segment | None, int]:

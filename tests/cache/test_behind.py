@@ -29,7 +29,7 @@ class SlowWriter:
         assert self.gate.wait(60)
         if self.error is not None:
             raise self.error
-        rows = b"".join(segment.rows.tobytes() for segment in reversed(snapshot.chain))
+        rows = b"".join(segment.rows.tobytes() + segment.draft_rows.tobytes() for segment in reversed(snapshot.chain))
         self.written.append((snapshot.n, rows))
         return len(rows)
 
@@ -70,6 +70,7 @@ def test_offering_never_waits_and_a_full_queue_gives_up_its_oldest(writer: SlowW
 def test_rows_are_held_although_the_cache_drops_them(writer: SlowWriter, behind: WriteBehind) -> None:
     cache = RamCache(1, None)
     kept = snapshot(7)
+    kept.segment.draft_rows = np.full(9, 8, np.uint8)
     reservation = cache.prepare(kept.prefix, 0)
     assert reservation is not None
     reservation.confirm(kept)
@@ -78,7 +79,7 @@ def test_rows_are_held_although_the_cache_drops_them(writer: SlowWriter, behind:
     assert kept.segment.rows.nbytes == 0
     writer.gate.set()
     assert behind.flush(5)
-    assert writer.written == [(50, bytes([7]) * 50)]
+    assert writer.written == [(50, bytes([7]) * 50 + bytes([8]) * 9)]
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), PermissionError("read-only"), ZeroDivisionError()])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pyctl.cache.ram import RamCache
-from pyctl.cache.snapshot import RECURRENT, PromptMatch, Segment, Snapshot, State
+from pyctl.cache.snapshot import DRAFT, RECURRENT, PromptMatch, Segment, Snapshot, State
 from pyctl.prompt import Tokens, as_tokens
 from tests.cache.checks import check_invariants
 
@@ -189,15 +189,16 @@ def test_rows_are_counted_once_and_freed_with_their_last_snapshot() -> None:
     assert stem.segment.rows.nbytes == 0, "the memory must go, not only its bytes"
 
 
-def test_all_parts_of_a_state_are_counted_and_go_together() -> None:
+def test_all_blocks_are_counted_and_go_together() -> None:
     cache, plain = RamCache(2, None), make(prompt(1), 100)
-    parts = {RECURRENT: np.zeros(STATE, np.uint8), "draft": np.zeros(70, np.uint8)}
+    parts = {RECURRENT: np.zeros(STATE, np.uint8), DRAFT: np.zeros(70, np.uint8)}
+    plain.segment.draft_rows = np.zeros(300, np.uint8)
     snapshot = Snapshot(plain.prefix, plain.segment, State(parts))
     assert put(cache, snapshot)
     check_invariants(cache)
-    assert cache.n_bytes == 100 * (ROW + 4) + STATE + 70
+    assert cache.n_bytes == 100 * (ROW + 4) + STATE + 300 + 70
     cache.drop(snapshot)
-    assert cache.n_bytes == 0
+    assert cache.n_bytes == plain.segment.draft_rows.nbytes == plain.segment.rows.nbytes == 0
 
 
 def test_the_budget_holds_after_every_confirm() -> None:

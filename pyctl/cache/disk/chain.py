@@ -16,11 +16,15 @@ from isal.isal_zlib import crc32
 from pyctl.cache.disk.file_format import TAG_BYTES, CorruptFileError, Header, PartKind, SegmentName, Sizes, StateName
 from pyctl.cache.disk.readers import Reading, Reads, finished
 from pyctl.cache.disk.segment_files import read_header, read_jobs
-from pyctl.cache.snapshot import DIGEST_BYTES, Block, Segment, Snapshot
+from pyctl.cache.snapshot import DIGEST_BYTES, NOTHING, Block, Segment, Snapshot, State
 from pyctl.errors import StateError
 from pyctl.prompt import Tokens, as_tokens
 
 __all__ = ["Checksums", "PendingSnapshot", "SegmentFile", "StoredFile", "check_chain", "name_chain", "open_chain"]
+
+SMALL = (PartKind.TOKENS, PartKind.ENDS)
+
+DRAFTS = (PartKind.DRAFT_ROWS, PartKind.DRAFT_STATE)
 
 
 class PendingSnapshot:
@@ -92,23 +96,28 @@ class Checksums:
 
 @dataclass(frozen=True)
 class SegmentFile:
-    """A segment with what was its content when it was named, and the files that it is and hangs on."""
+    """A segment with what was its content when it was named, and the files that it is and hangs on.
+
+    The draft model's rows are no part of the name: whoever evaluates the same without a draft model means this file.
+    """
 
     name: SegmentName
     parent: SegmentName | None
     tokens: Tokens
     ends: tuple[int, ...]
     rows: Block
+    draft_rows: Block
 
     @property
     def blocks(self) -> dict[PartKind, Block]:
         """The parts of the file, as bytes."""
         ends = np.array(self.ends, "<u4")
-        return {
+        blocks = {
             PartKind.TOKENS: np.ascontiguousarray(self.tokens, "<i4").view(np.uint8),
             PartKind.ENDS: ends.view(np.uint8),
             PartKind.ROWS: self.rows,
         }
+        return {**blocks, PartKind.DRAFT_ROWS: self.draft_rows} if self.draft_rows.size else blocks
 
 
 def name_chain(snapshot: Snapshot, checksums: Checksums) -> list[SegmentFile]:
@@ -124,7 +133,7 @@ def name_chain(snapshot: Snapshot, checksums: Checksums) -> list[SegmentFile]:
         tag = hashlib.blake2b(_text(parent) + b"\0", digest_size=TAG_BYTES)
         tag.update(np.array(segment.ends, "<u4").tobytes() + struct.pack("<QI", rows.nbytes, crc))
         name = SegmentName(segment.start, segment.end, whole.digest(), tag.digest())
-        links.append(SegmentFile(name, parent, segment.tokens, segment.ends, rows))
+        links.append(SegmentFile(name, parent, segment.tokens, segment.ends, rows, segment.draft_rows))
         running.update(_bytes(segment.tokens[: last - segment.start]))
         parent = name
     return links
@@ -134,7 +143,7 @@ def name_chain(snapshot: Snapshot, checksums: Checksums) -> list[SegmentFile]:
 class StoredFile:
     """A file of a chain on disk and the bytes that are read into place; ``last`` is up to where it counts.
 
-    ``outs`` has space for what is small; that for rows or a state is put there when they are to be read.
+    ``outs`` has space for what is small; `make_space` gives it to rows or a state when they are to be read.
     """
 
     path: Path
@@ -163,17 +172,30 @@ class StoredFile:
         """The exact batch ends in the segment, once they are read."""
         return tuple(int(end) for end in self.outs[PartKind.ENDS].view("<u4"))
 
-    def size_of(self, what: PartKind) -> int:
-        """Bytes of a part."""
-        return next(part.size for part in self.header.parts if part.what == what)
+    def make_space(self, space: Callable[[int], Block], sizes: Sizes | None) -> list[Callable[[], None]]:
+        """Take memory for what is large, and return the jobs that fill it.
+
+        What a draft model left is read if it can be that of the model with ``sizes``, and passed over if not.
+        """
+        name, large = self.header.name, [part for part in self.header.parts if part.what not in SMALL]
+        for part in large:
+            if part.what not in DRAFTS or sizes is None or sizes.has_room(name, part):
+                self.outs[part.what] = space(part.size)
+        return self.jobs(*(part.what for part in large))
 
     def jobs(self, *parts: PartKind) -> list[Callable[[], None]]:
         """What to run on any thread to fill ``parts``."""
         return list(read_jobs(self.path, self.header, {what: self.outs[what] for what in parts if what in self.outs}))
 
     def segment(self, parent: Segment | None) -> Segment:
-        """The segment in RAM; its rows are what `outs` has space for."""
-        return Segment(self.start, as_tokens(self.tokens), self.outs[PartKind.ROWS], parent, self.ends)
+        """The segment in RAM; its rows are what `make_space` took."""
+        draft_rows = self.outs.get(PartKind.DRAFT_ROWS, NOTHING)
+        rows, tokens = self.outs[PartKind.ROWS], as_tokens(self.tokens)
+        return Segment(self.start, tokens, rows, parent, self.ends, draft_rows=draft_rows)
+
+    def state(self) -> State:
+        """The state in RAM; its parts are what `make_space` took."""
+        return State.of(self.outs[PartKind.STATE], self.outs.get(PartKind.DRAFT_STATE, NOTHING))
 
 
 def open_chain(directory: Path, state: StateName, sizes: Sizes | None) -> tuple[StoredFile, list[StoredFile]]:
@@ -212,8 +234,7 @@ def check_chain(chain: list[StoredFile], state: StateName) -> Tokens:
 
 
 def _space(header: Header) -> dict[PartKind, Block]:
-    small = (PartKind.TOKENS, PartKind.ENDS)
-    return {part.what: np.empty(part.size, np.uint8) for part in header.parts if part.what in small}
+    return {part.what: np.empty(part.size, np.uint8) for part in header.parts if part.what in SMALL}
 
 
 def _text(parent: SegmentName | None) -> bytes:

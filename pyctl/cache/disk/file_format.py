@@ -196,6 +196,13 @@ class PartKind(IntEnum):
     ENDS = 2
     ROWS = 3
     STATE = 4
+    DRAFT_ROWS = 5
+    DRAFT_STATE = 6
+
+
+PARTS_OF_SEGMENT = [PartKind.TOKENS, PartKind.ENDS, PartKind.ROWS]
+
+PARTS_OF_STATE = [PartKind.STATE]
 
 
 @dataclass
@@ -221,11 +228,18 @@ MOST_UNKNOWN, MOST_RATIO = 2**26, 1000
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the blocks of a model have: n rows ``base`` + n * ``row`` bytes, a state ``state``; -1 if that differs."""
+    """What the blocks of a model have: n rows ``base`` + n * ``row`` bytes, a state ``state``; -1 if that differs.
+
+    Those of the draft model have the same with ``draft_`` before it, 0 without one. As text the model's alone: whoever
+    verifies cannot know which draft model it was.
+    """
 
     base: int
     row: int
     state: int
+    draft_base: int = 0
+    draft_row: int = 0
+    draft_state: int = 0
 
     @classmethod
     def parse(cls, text: str) -> Sizes | None:
@@ -250,6 +264,12 @@ class Sizes:
                 is_right = part.size <= max(MOST_UNKNOWN, MOST_RATIO * sum(part.stored))
             if not is_right:
                 raise CorruptFileError(str(name), f"{part.size} bytes of {part.what.name.lower()}")
+
+    def has_room(self, name: Name, part: Part) -> bool:
+        """Whether a part of the draft model in the file ``name`` can be this one's: another's is not even read."""
+        if isinstance(name, SegmentName):
+            return self.draft_row > 0 and part.size == self.draft_base + (name.end - name.start) * self.draft_row
+        return self.draft_state > 0 and part.size == self.draft_state
 
 
 @dataclass
@@ -338,8 +358,8 @@ def _unpack_fields(data: bytes, kind: int, exact: bool) -> Header:
             at += _CHUNK.size
         parts.append(part)
     name = SegmentName(start, end, digest, tag) if kind == SEGMENT else StateName(end, digest)
-    expected = [PartKind.TOKENS, PartKind.ENDS, PartKind.ROWS] if kind == SEGMENT else [PartKind.STATE]
-    if [part.what for part in parts] != expected:
+    own, draft = (PARTS_OF_SEGMENT, PartKind.DRAFT_ROWS) if kind == SEGMENT else (PARTS_OF_STATE, PartKind.DRAFT_STATE)
+    if [part.what for part in parts] not in (own, [*own, draft]):
         raise ValueError("other parts")
     first = name.start if isinstance(name, SegmentName) else name.n
     below = parse(parent) if parent else None

@@ -43,7 +43,7 @@ from pyctl.cache.disk.file_format import (
 from pyctl.cache.disk.index import Index, Key, Record
 from pyctl.cache.disk.readers import RESTORE_SECONDS, Readers, Reading, Reads, StalledReadError, finish, finished
 from pyctl.cache.disk.segment_files import parts_of, remove_file, write_file
-from pyctl.cache.snapshot import RECURRENT, Block, Prefix, Segment, Snapshot, State
+from pyctl.cache.snapshot import DRAFT, RECURRENT, Block, Prefix, Segment, Snapshot
 from pyctl.errors import StateError
 from pyctl.prompt import Tokens, common_prefix
 
@@ -181,18 +181,17 @@ class DiskStore:
         for found in chain:
             held = self._handed.get(found.name)
             if held is None or held.dropped:
-                found.outs[PartKind.ROWS] = self._space(found.size_of(PartKind.ROWS))
+                jobs = found.make_space(self._space, self._sizes)
                 held = found.segment(segment)
-                coming[held] = readers.start(found.jobs(PartKind.ROWS))
+                coming[held] = readers.start(jobs)
             segment = segments[found.name] = held
         assert segment is not None
-        top.outs[PartKind.STATE] = self._space(top.size_of(PartKind.STATE))
         state = top.header.name
         assert isinstance(state, StateName)
-        coming_state = readers.start(top.jobs(PartKind.STATE))
+        coming_state = readers.start(top.make_space(self._space, self._sizes))
         futures = [future for reads in [*coming.values(), coming_state] for future in reads]
         return PendingSnapshot(
-            Snapshot(state.prefix, segment, State.of(top.outs[PartKind.STATE]), top.header.exact),
+            Snapshot(state.prefix, segment, top.state(), top.header.exact),
             {held: Reads(reads, readers, deadline) for held, reads in coming.items()},
             Reads(coming_state, readers, deadline),
             done=lambda: self._handed.update(segments),
@@ -236,7 +235,7 @@ class DiskStore:
         self.directory.restore_index()
         self.directory.look_ahead()
         links = name_chain(snapshot, self._checksums)
-        if any(segment.dropped for segment in snapshot.chain) or snapshot.state.parts.keys() - {RECURRENT}:
+        if any(segment.dropped for segment in snapshot.chain) or snapshot.state.parts.keys() - {RECURRENT, DRAFT}:
             return 0
         for _ in range(3):
             written = self._write(snapshot, links, label)
@@ -263,6 +262,8 @@ class DiskStore:
                 path = held.enter_context(temp_path(self.home))
                 temps[path] = self._write_temp(path, link.name, link.parent, False, link.blocks)
             path, blocks = held.enter_context(temp_path(self.home)), {PartKind.STATE: snapshot.state.recurrent}
+            if snapshot.state.draft.size:
+                blocks[PartKind.DRAFT_STATE] = snapshot.state.draft
             temps[path] = self._write_temp(path, state, links[-1].name, snapshot.exact, blocks)
             done = self._publish(temps, [self._key(link.name) for link in links], label)
         if done:

@@ -251,7 +251,21 @@ class LlamaBackend:
         self._find_cells(sum(last - start for _, start, last in spans))
         _checked(self._memory.load_rows, seq, first, list(spans))
 
+    def draft_rows_size(self, first: int, last: int) -> int:
+        return 0
+
+    def draft_state_size(self) -> int:
+        return 0
+
+    def save_draft_rows(self, seq: int, first: int, last: int) -> Block:
+        return NOTHING
+
+    def load_draft_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
+        pass
+
     def load_state(self, seq: int, n: int, state: State) -> None:
+        if self.kind == "attention":
+            return
         if self.kind == "opaque":  # the state holds everything, in place of what the sequence has
             self._find_cells(n - self._n_held(seq))
         _checked(self._memory.load_state, seq, n, state.recurrent)

@@ -15,6 +15,9 @@ from pyctl.prompt import Tokens, as_tokens
 ROW = 48
 """Bytes of rows per token."""
 
+DRAFT_BASE, DRAFT_ROW, DRAFT_STATE = 64, 6, 84
+"""Bytes of a draft model's blocks: at their beginning, per token, and of its part of a state."""
+
 
 def rows_for(tokens: Tokens, start: int) -> Block:
     """Rows that only these tokens at these positions have."""
@@ -57,9 +60,26 @@ def conversation(seed: int, turns: int = 3, step: int = 20, parent: Segment | No
     return found
 
 
+def draft_block(size: int, seed: int) -> Block:
+    return np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
+
+
+def drafting(made: list[Snapshot]) -> list[Snapshot]:
+    """The same conversation, evaluated with a draft model beside the model."""
+    found: list[Snapshot] = []
+    for each in made:
+        link, parent = each.segment, found[-1].segment if found else None
+        rows = draft_block(DRAFT_BASE + DRAFT_ROW * link.tokens.size, link.end)
+        copy = Segment(link.start, link.tokens, link.rows, parent, link.ends, draft_rows=rows)
+        state = State.of(each.state.recurrent, draft_block(DRAFT_STATE, each.n + 1))
+        found.append(Snapshot(each.prefix, copy, state, each.exact))
+    return found
+
+
 def flat(given: Snapshot) -> list[tuple[object, ...]]:
     return [
-        (link.start, last, link.tokens.tolist(), link.ends, link.rows.tobytes()) for link, last in given.chain.items()
+        (link.start, last, link.tokens.tolist(), link.ends, link.rows.tobytes(), link.draft_rows.tobytes())
+        for link, last in given.chain.items()
     ]
 
 
@@ -67,6 +87,7 @@ def check_equal(found: Snapshot | None, expected: Snapshot) -> None:
     assert found is not None
     assert found.prefix == expected.prefix
     assert found.state.recurrent.tobytes() == expected.state.recurrent.tobytes()
+    assert found.state.draft.tobytes() == expected.state.draft.tobytes()
     assert found.exact == expected.exact
     assert flat(found) == flat(expected)
     assert found.ends == expected.ends

@@ -316,7 +316,7 @@ def test_fingerprints_are_names(tmp_path: Path, name: str) -> None:
 
 def test_a_state_with_a_part_that_no_file_has_room_for_stays_in_ram(open_store: Opener) -> None:
     store, (made, *_) = open_store(), conversation(1)
-    other = Snapshot(made.prefix, made.segment, State({**made.state.parts, "draft": made.state.recurrent}))
+    other = Snapshot(made.prefix, made.segment, State({**made.state.parts, "other": made.state.recurrent}))
     assert store.write(other) == 0
     assert store.write(made) > 0
 
