@@ -35,7 +35,6 @@ LOOK_SECONDS = 0.05
 WAIT_SECONDS = 0.005
 """For how long a step waits for the disk when there is nothing else to do; what arrives meanwhile waits, too."""
 
-
 log = logging.getLogger(__name__)
 
 
@@ -65,7 +64,7 @@ class Engine:
         self.counters = EngineCounters()
         self.asleep = False
         self._turns = PrefillTurns(backend.n_ubatch)
-        self.speculation = speculation or Speculation(())
+        self.speculation = speculation or Speculation()
         self._n_arrived = self._n_begun = 0
         self._look_again = 0.0  # when to look at who waits, unless something changes before
         # The context had fewer cells than were counted: somebody has to wait, and nobody begins until somebody ends.
@@ -121,7 +120,7 @@ class Engine:
             if prefilling.pending is not None and prefilling in self.running:
                 decoding.append(prefilling)
         if decoding:
-            self._decode(decoding)
+            self._decode(decoding, is_timed=prefilling is None)
         elif prefilling is None:
             waiting = [active.reads for active in self.running if active.reads is not None]
             if waiting:
@@ -271,13 +270,14 @@ class Engine:
         except Exception as error:
             self._fail(active, error)
 
-    def _decode(self, requests: list[ActiveRequest]) -> None:
+    def _decode(self, requests: list[ActiveRequest], *, is_timed: bool) -> None:
         requests, n_free = self._with_room(requests)
-        if not requests:
-            return
-        for batch in verify_batches(requests, self.backend, self.speculation, n_free, self.pool.make_room):
-            if not self._evaluate(batch):
-                return  # the next step tries again
+        batches = verify_batches(requests, self.backend, self.speculation, n_free, self.pool.make_room)
+        began = time.perf_counter()
+        # What finds no cells is tried again by the next step.
+        if all(map(self._evaluate, batches)) and self.speculation and batches:
+            n_tokens = sum(len(item.tokens) for batch in batches for _, item, _ in batch)
+            self.speculation.settle(n_tokens, (time.perf_counter() - began) * 1e3 if is_timed else None)
 
     def _evaluate(self, batch: list[BatchItem]) -> bool:
         """Evaluate one batch and resume those that wait for it; False if nothing was evaluated for want of cells."""
@@ -306,17 +306,15 @@ class Engine:
         """Those of ``decoding`` for whose tokens there are cells beside all prompts, and how many are left for drafts.
 
         The youngest have to wait."""
-        n_new = sum(active.n_pending for active in decoding)
-        while (n_free := self.pool.n_cells - sum(each.n_needed for each in self.running) - n_new) < 0 and len(
-            self.running
-        ) > 1:
+        while True:
+            n_new = sum(active.n_pending for active in decoding)
+            n_free = self.pool.n_cells - n_new - sum(each.n_needed for each in self.running)
+            if n_free >= 0 or len(self.running) == 1:
+                self.pool.make_room(n_new)
+                return decoding, n_free
             youngest = self._youngest()
-            if youngest in decoding:
-                decoding.remove(youngest)
-                n_new -= youngest.n_pending
+            decoding = [active for active in decoding if active is not youngest]
             self._suspend(youngest)
-        self.pool.make_room(n_new)
-        return decoding, n_free
 
     def _youngest(self) -> ActiveRequest:
         return max(self.running, key=lambda active: active.arrived)
@@ -359,7 +357,7 @@ class Engine:
             yield from self._prefill(active, seq, ends, plan, stats)
             reply.first()
             snapshotter.persist(plan)
-            with self.speculation.following(active.id, request.prompt.tokens) as learn:
+            with self.speculation.following(active.id, request.prompt.tokens, request.sampling.seed) as learn:
                 yield from reply.rest(learn)
 
         timings = reply.timings(stats, active.submitted, started)

@@ -101,7 +101,7 @@ def test_drafts_change_nothing_but_the_number_of_steps(
         assert backend.digest(0) == one_by_one.digest(0)
     check_invariants(engine.snapshotter.cache)
 
-    engine.speculation = Speculation(())
+    engine.speculation = Speculation()
     follow = Prompt.of([*PROMPT.tokens, *reply.tokens, 7, 8, 9], [100, 146])
     assert ask(engine, follow).tokens == cold(FakeBackend(kind), follow).tokens
 

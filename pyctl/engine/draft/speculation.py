@@ -1,23 +1,29 @@
-"""Asks the sources of drafts, in their order, for all that decode, and makes verify batches of what they say."""
+"""Asks the sources of drafts, in their order, for all that decode, and tells them what became of their drafts."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from pyctl.engine.backend import Evaluator, SequenceTokens
+from pyctl.engine.draft.pace import Pace, PacedDraft
 from pyctl.engine.draft.source import DraftJob, DraftSource
+from pyctl.errors import EngineError
 from pyctl.prompt import Tokens
 
-__all__ = ["Draft", "ModelDrafts", "Speculation"]
+__all__ = ["NO_DRAFT", "Acceptance", "Draft", "ModelDrafts", "Speculation"]
+
+log = logging.getLogger(__name__)
 
 
 class Draft(NamedTuple):
     """What is evaluated behind a request's sure tokens; the first ``n_drafted`` come from a source.
 
-    ``n_taken``: see `pyctl.engine.decode.Verify`.
+    The others only make the batch wider. ``n_taken``: see `pyctl.engine.decode.Verify`.
     """
 
     tokens: tuple[int, ...] = ()
@@ -25,24 +31,37 @@ class Draft(NamedTuple):
     n_taken: int = -1
 
 
-class ModelDrafts:
-    """A source: what the draft model of ``evaluator`` expects, ``n_max`` tokens each time or none at all."""
+NO_DRAFT = Draft()
 
-    def __init__(self, evaluator: Evaluator, n_max: int) -> None:
+
+class Acceptance(Protocol):
+    """Says how many drafts count as right, whatever the model says: for benchmarks."""
+
+    def begin(self, key: int, seed: int) -> None:
+        """A request with this seed begins to decode."""
+
+    def end(self, key: int) -> None:
+        """It decodes no more; of no effect for one that never began."""
+
+    def draw(self, key: int, n: int) -> int:
+        """How many of the ``n`` drafts of request ``key``, from the first one on."""
+
+
+class ModelDrafts:
+    """A source: what the draft model of ``evaluator`` expects, ``n_max`` tokens or, if it stops before, ``n_min``."""
+
+    def __init__(self, evaluator: Evaluator, n_max: int, n_min: int = 0) -> None:
         self.name = evaluator.draft_type
-        self.n_max = n_max
+        self.n_max, self.n_min = n_max, n_min
         self._evaluator = evaluator
 
     def begin(self, key: int, prompt: Tokens) -> None:
         pass
 
     def propose(self, jobs: Sequence[DraftJob]) -> list[tuple[int, ...]]:
-        drafts: list[tuple[int, ...]] = [()] * len(jobs)
-        able = [i for i, job in enumerate(jobs) if job.most >= self.n_max]
-        items = [SequenceTokens(job.seq.id, job.sure, job.seq.n, len(job.sure)) for job in (jobs[i] for i in able)]
-        for i, draft in zip(able, self._evaluator.draft(items, self.n_max) if items else (), strict=True):
-            drafts[i] = draft[: self.n_max]
-        return drafts
+        items = [SequenceTokens(job.seq.id, job.sure, job.seq.n, len(job.sure)) for job in jobs]
+        drafts = self._evaluator.draft(items, self.n_max)
+        return [draft if len(draft) >= self.n_min else () for draft in drafts]
 
     def learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
         pass
@@ -52,48 +71,114 @@ class ModelDrafts:
 
 
 class Speculation:
-    """Drafts from the first of ``sources`` that has any, and what became of them back to it."""
+    """Drafts from the first that has any of ``sources``, the draft model's last, as many as ``pace`` says.
 
-    def __init__(self, sources: Sequence[DraftSource]) -> None:
-        self._sources = tuple(sources)
+    ``n_free`` drafts of a request cost nothing to take back. With ``width`` each draft has that many tokens, cut or
+    filled up, so that what is computed depends on nothing that was ever drafted. ``acceptance`` decides what is right.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[DraftSource] = (),
+        model: ModelDrafts | None = None,
+        *,
+        pace: Pace | None = None,
+        n_free: int = 0,
+        width: int = 0,
+        acceptance: Acceptance | None = None,
+    ) -> None:
+        self._sources, self._model = tuple(sources), model
+        self._all: tuple[DraftSource, ...] = (*sources, model) if model is not None else self._sources
+        self._pace = pace or Pace(fixed=True)
+        self._n_free, self._width, self._acceptance = n_free, width, acceptance
+        # Of the step that is under way: who takes part, whose drafts they have and what became of these.
+        self._jobs: Sequence[DraftJob] = ()
         self._drafted_by: dict[int, DraftSource] = {}
+        self._results: dict[int, PacedDraft] = {}
+        self._proposing_ms: dict[str, float] = {}
+
+    def __bool__(self) -> bool:
+        """Whether there are any sources."""
+        return bool(self._all)
 
     @property
     def names(self) -> tuple[str, ...]:
         """Those of the sources, as in ``--spec-type``, in the order in which they are asked."""
-        return tuple(source.name for source in self._sources)
-
-    def __bool__(self) -> bool:
-        """Whether there are any."""
-        return bool(self._sources)
+        return tuple(source.name for source in self._all)
 
     @contextlib.contextmanager
-    def following(self, key: int, prompt: Tokens) -> Iterator[Callable[[int, int], None]]:
+    def following(self, key: int, prompt: Tokens, seed: int = 0) -> Iterator[Callable[[int, int], None]]:
         """The sources know request ``key`` meanwhile; yields what is told the numbers of `DraftSource.learn`."""
         try:
-            for source in self._sources:
+            if self._acceptance is not None:
+                self._acceptance.begin(key, seed)
+            for source in self._all:
                 source.begin(key, prompt)
             yield partial(self._learn, key)
         finally:
             self._drafted_by.pop(key, None)
-            for source in self._sources:
+            self._pace.end(key)
+            if self._acceptance is not None:
+                self._acceptance.end(key)
+            for source in self._all:
                 source.end(key)
 
     def propose(self, jobs: Sequence[DraftJob]) -> list[Draft]:
-        """Drafts for each of ``jobs``, never more than may follow."""
-        drafts = [Draft()] * len(jobs)
-        unserved = [i for i, job in enumerate(jobs) if job.most > 0]
+        """Drafts for each of ``jobs``, who decode in one step; never more than may follow."""
+        self._jobs = jobs
+        self._drafted_by.clear()
+        self._results.clear()
+        self._proposing_ms.clear()
+        found: list[tuple[int, ...]] = [()] * len(jobs)
         for source in self._sources:
-            if not unserved:
-                break
-            found = source.propose([jobs[i] for i in unserved])
-            for i, tokens in zip(unserved, found, strict=True):
-                if tokens:
-                    n = min(len(tokens), jobs[i].most)
-                    drafts[i] = Draft(tokens[:n], n)
-                    self._drafted_by[jobs[i].key] = source
-            unserved = [i for i in unserved if not drafts[i].tokens]
-        return drafts
+            wanted: list[tuple[int, int]] = []
+            for i, job in enumerate(jobs):
+                if not found[i] and (n := self._most(job, source.name, job.most)):
+                    wanted.append((i, n))
+            self._ask(source, wanted, found)
+        if self._model is not None:
+            n_max = self._model.n_max
+            open_jobs = [i for i, job in enumerate(jobs) if not found[i] and job.most >= n_max]
+            # One evaluation drafts for all, and one verifies for all that have as many tokens.
+            if [i for i in open_jobs if self._most(jobs[i], self._model.name, n_max, whole=True)]:
+                self._ask(self._model, [(i, n_max) for i in open_jobs], found)
+        return [self._draft(job, tokens) for job, tokens in zip(jobs, found, strict=True)]
+
+    def settle(self, n_tokens: int, decode_ms: float | None) -> None:
+        """The step is over: ``n_tokens`` were evaluated in this time, None if something else was done meanwhile."""
+        drafts = [self._results.get(job.key) or PacedDraft(job.key) for job in self._jobs]
+        self._pace.settle(drafts, n_tokens, decode_ms, self._proposing_ms)
+
+    def _most(self, job: DraftJob, name: str, limit: int, *, whole: bool = False) -> int:
+        limit = min(limit, self._width) if self._width else limit
+        if limit <= 0:
+            return 0
+        return self._pace.most(job.key, name, limit, len(self._jobs), whole=whole, n_free=self._n_free)
+
+    def _ask(self, source: DraftSource, wanted: Sequence[tuple[int, int]], found: list[tuple[int, ...]]) -> None:
+        """Put into ``found`` what ``source`` has for ``wanted``: numbers of jobs, and how many drafts each may have."""
+        if not wanted:
+            return
+        began = time.perf_counter()
+        try:
+            drafts = source.propose([self._jobs[i] for i, _ in wanted])
+        except EngineError as error:  # what cannot be drafted comes token by token
+            log.warning("no drafts of %s: %s", source.name, error)
+            return
+        self._proposing_ms[source.name] = (time.perf_counter() - began) * 1e3
+        for (i, n), draft in zip(wanted, drafts, strict=True):
+            if draft:
+                found[i] = draft[: min(n, self._jobs[i].most)]
+                self._drafted_by[self._jobs[i].key] = source
+
+    def _draft(self, job: DraftJob, tokens: tuple[int, ...]) -> Draft:
+        n, width = len(tokens), min(self._width, job.most)
+        if n == 0 and width == 0:
+            return NO_DRAFT
+        n_taken = self._acceptance.draw(job.key, n) if n and self._acceptance is not None else -1
+        return Draft((*tokens, *job.sure[-1:] * (width - n)), n, n_taken)
 
     def _learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
-        self._drafted_by[key].learn(key, n_drafted, n_accepted)
+        source = self._drafted_by[key]
+        self._results[key] = PacedDraft(key, source.name, n_drafted, n_accepted)
+        source.learn(key, n_drafted, n_accepted)

@@ -8,11 +8,9 @@ from typing import NamedTuple
 from pyctl.engine.admission import ActiveRequest
 from pyctl.engine.backend import Backend, SequenceTokens
 from pyctl.engine.draft.source import DraftJob
-from pyctl.engine.draft.speculation import Draft, Speculation
+from pyctl.engine.draft.speculation import NO_DRAFT, Draft, Speculation
 
 __all__ = ["BatchItem", "verify_batches"]
-
-NO_DRAFT = Draft()
 
 
 class BatchItem(NamedTuple):
@@ -34,13 +32,22 @@ def verify_batches(
 
     ``n_free`` cells are left beside those that are sure to be needed; ``make_room`` is asked for all that are taken.
     """
-    drafts: Sequence[Draft] = [NO_DRAFT] * len(requests)
-    if speculation:
-        jobs = _jobs(requests, backend, n_free)
-        drafts = speculation.propose(jobs)
-        make_room(sum(len(job.sure) + len(draft.tokens) for job, draft in zip(jobs, drafts, strict=True)))
-    items = [_item(active, draft) for active, draft in zip(requests, drafts, strict=True)]
-    return _split(items, backend) if speculation and len(items) > 1 else [items]
+    if not speculation or not requests:
+        return [[_item(active, NO_DRAFT) for active in requests]] if requests else []
+    jobs = _jobs(requests, backend, n_free)
+    drafts = speculation.propose(jobs)
+    counts_planes = backend.kind == "hybrid"
+    if counts_planes and len(jobs) > 1:
+        drafts = _widened(jobs, drafts, backend.n_rollback)
+    make_room(sum(len(job.sure) + len(draft.tokens) for job, draft in zip(jobs, drafts, strict=True)))
+    groups: dict[int, list[BatchItem]] = {}
+    for active, draft in zip(requests, drafts, strict=True):
+        item = _item(active, draft)
+        # Planes count where all have as many tokens; others go back to marks, or go back nowhere.
+        needs_planes = counts_planes and 0 < len(draft.tokens) <= backend.n_rollback
+        groups.setdefault(len(item.tokens.tokens) if needs_planes else 0, []).append(item)
+    most = max(backend.n_ubatch, backend.n_seqs)
+    return [batch for group in groups.values() for batch in _filled(group, most)]
 
 
 def _jobs(requests: Sequence[ActiveRequest], backend: Backend, n_free: int) -> list[DraftJob]:
@@ -59,6 +66,24 @@ def _jobs(requests: Sequence[ActiveRequest], backend: Backend, n_free: int) -> l
     return jobs
 
 
+def _widened(jobs: Sequence[DraftJob], drafts: Sequence[Draft], n_rollback: int) -> list[Draft]:
+    """Have those who draft less than others get tokens that nobody expects, so that one evaluation serves all."""
+    width = max(
+        (len(draft.tokens) for job, draft in zip(jobs, drafts, strict=True) if _is_short(job, draft, n_rollback)),
+        default=0,
+    )
+    return [
+        draft._replace(tokens=draft.tokens + job.sure * (width - len(draft.tokens)))
+        if _is_short(job, draft, n_rollback) and job.most >= width
+        else draft
+        for job, draft in zip(jobs, drafts, strict=True)
+    ]
+
+
+def _is_short(job: DraftJob, draft: Draft, n_rollback: int) -> bool:
+    return len(job.sure) == 1 and len(draft.tokens) <= n_rollback
+
+
 def _item(active: ActiveRequest, draft: Draft) -> BatchItem:
     assert active.seq is not None
     assert active.pending is not None
@@ -66,16 +91,8 @@ def _item(active: ActiveRequest, draft: Draft) -> BatchItem:
     return BatchItem(active, SequenceTokens(active.seq.id, sure + draft.tokens, position, len(sure)), draft)
 
 
-def _split(items: list[BatchItem], backend: Backend) -> list[list[BatchItem]]:
-    """Where planes have to count, those with as many tokens together; never more than one evaluation takes."""
-    groups: dict[int, list[BatchItem]] = {}
-    for item in items:
-        needs_planes = backend.kind == "hybrid" and 0 < item.tokens.n_drafts <= backend.n_rollback
-        groups.setdefault(len(item.tokens.tokens) if needs_planes else 0, []).append(item)
-    return [batch for group in groups.values() for batch in _filled(group, max(backend.n_ubatch, backend.n_seqs))]
-
-
 def _filled(items: list[BatchItem], most: int) -> list[list[BatchItem]]:
+    """Batches of at most so many tokens."""
     batches: list[list[BatchItem]] = [[]]
     n = 0
     for item in items:
