@@ -1,0 +1,234 @@
+"""Drafts from n-grams: llama-server's, for prompts and replies that it was recorded with, and each request's own."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyctl.engine.draft import ngram
+from pyctl.engine.draft.ngram import NgramSettings, NgramSource, ngram_sources
+from pyctl.engine.draft.source import DraftJob
+from pyctl.engine.sequence import LiveSequence
+from pyctl.prompt import as_tokens
+from pyctl.setting import fill, flags_of
+from tests.engine.draft.record_ngrams import CASES, RECORDED
+
+RECORDS: list[dict[str, Any]] = json.loads(RECORDED.read_text(encoding="utf-8"))
+NAMES = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod")
+
+
+def sources_of(flags: str) -> list[NgramSource]:
+    """What llama-server's flags ask for."""
+    words = flags.replace("--spec-default", "--spec-type ngram-mod").split()
+    given = dict(zip(words[::2], words[1::2], strict=True))
+    types = given.pop("--spec-type").split(",")
+    known = {flag.names: flag for _, flag in flags_of(NgramSettings)}
+    values = {}
+    for name, text in given.items():
+        convert = known[name].convert
+        assert convert is not None
+        values[known[name].dest] = convert(text)
+    return ngram_sources(types, fill(NgramSettings, values))
+
+
+class Request:
+    """A reply that is known in advance, and what ``sources`` drafts of it."""
+
+    def __init__(self, sources: list[NgramSource], prompt: list[int], reply: list[int], key: int = 0) -> None:
+        self.sources, self.key, self.reply = sources, key, reply
+        self.drafted_by = sources[0]
+        self.n_prompt = len(prompt)
+        self.seq = LiveSequence(0, len(prompt) + len(reply))
+        self.seq.append(as_tokens(prompt), exact=True)
+        for source in sources:
+            source.begin(key, self.seq.tokens)
+        self.n_sure = 1  # of the reply, tokens that are sampled and not yet evaluated
+
+    @property
+    def n_sampled(self) -> int:
+        return self.seq.n - self.n_prompt + self.n_sure
+
+    def propose(self, most: int) -> tuple[int, ...]:
+        sure = tuple(self.reply[self.n_sampled - self.n_sure : self.n_sampled])
+        for source in self.sources:
+            if draft := source.propose([DraftJob(self.key, self.seq, sure, most)])[0]:
+                self.drafted_by = source
+                return draft
+        return ()
+
+    def accept(self, draft: tuple[int, ...]) -> int:
+        """Evaluate what is sure and ``draft``; how much of that was right."""
+        right = 0
+        rest = self.reply[self.n_sampled :]
+        while right < min(len(draft), len(rest) - 1) and draft[right] == rest[right]:
+            right += 1
+        for token in self.reply[self.n_sampled - self.n_sure : self.n_sampled + right]:
+            self.seq.append_one(token)
+        self.n_sure = 1
+        if draft:
+            self.drafted_by.learn(self.key, len(draft), right)
+        return right
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record["flags"])
+def test_the_drafts_are_those_of_llama_server(record: dict[str, Any]) -> None:
+    flags, prompt, reply, n = record["flags"], record["prompt"], record["reply"], record["n"]
+    text = [*prompt, *reply]
+    request = Request(sources_of(flags), prompt, reply)
+    theirs = {n_before: rest for n_before, *rest in record["steps"]}
+    n_equal = 0
+    while request.n_sampled < len(reply):
+        n_before = request.seq.n
+        draft = request.propose(n - request.n_sampled - 1)  # llama-server shortens drafts near the end
+        n_drafted, n_accepted, source, place = theirs.pop(n_before, (0, 0, "", -1))
+        if draft and not n_drafted and shares_a_bucket(text, n_before + 1, size_of(flags, "ngram-map-k")):
+            draft = ()
+        assert len(draft) == n_drafted, n_before
+        if draft and place >= 0:
+            place += size_of(flags, source)
+            assert list(draft) == text[place : place + n_drafted], n_before
+        assert request.accept(draft) == n_accepted, n_before
+        n_equal += n_drafted > 0
+    assert not theirs
+    assert n_equal >= 4
+
+
+def size_of(flags: str, source: str) -> int:
+    """How many tokens ``source`` looks up; 0 if that is not what ``flags`` ask for."""
+    if source not in flags.split()[1].split(","):
+        return 0
+    words, name = flags.split(), f"--spec-{source}-size-n"
+    return int(words[words.index(name) + 1]) if name in words else 12
+
+
+def shares_a_bucket(text: list[int], end: int, n: int) -> bool:
+    """Whether llama-server's map of 2**18 buckets loses the ``n`` tokens before ``end`` to others."""
+
+    def bucket(tokens: list[int]) -> int:
+        value = 0
+        for token in tokens:
+            value = (value * 2654435761 + token) % 2**32
+        return value % 2**18
+
+    keys = [text[i : i + n] for i in range(end - n)]
+    return n > 0 and any(bucket(key) == bucket(text[end - n : end]) and key != text[end - n : end] for key in keys)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_one_request_said_is_never_drafted_for_another(name: str) -> None:
+    source = ngram_sources([name], NgramSettings())[0]
+    said = random.Random(0).sample(range(3, 2000), 200)
+    one = Request([source], said * 2, said, 1)
+    assert any(one.accept(one.propose(64)) for _ in range(20))
+    other = Request([source], said[:130], said[130:], 2)
+    assert [other.propose(64) or other.accept(()) for _ in range(60)] == [0] * 60
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_request_that_ended_leaves_nothing(name: str) -> None:
+    source = ngram_sources([name], NgramSettings())[0]
+    request = Request([source], [5] * 100, [6] * 10)
+    request.propose(3)
+    source.end(request.key)
+    source.end(request.key)
+    assert not source._running
+
+
+def test_drafts_are_cut_to_what_may_follow() -> None:
+    source = ngram_sources(["ngram-mod"], NgramSettings())[0]
+    request = Request([source], list(range(3, 90)) * 3, list(range(3, 90)))
+    assert [len(request.propose(most)) for most in (64, 7, 0)] == [64, 7, 0]
+
+
+def test_hashes_are_those_of_the_tokens_however_they_came() -> None:
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, 250_000, 20_000).astype(np.int32)
+    text = ngram._Text(as_tokens(tokens[:9_000]))
+    at = 9_000
+    while at < tokens.size:
+        step = int(rng.choice([1, 2, 8, 9, 70, 5_000]))
+        text.append(tokens[at : at + step] if step % 2 else tuple(tokens[at : at + step].tolist()))
+        at += step
+    n = 24
+    top = pow(ngram._FACTOR, n, 2**64)
+    for first in [0, 1, 4_095, 4_096, 8_990, 8_999, 9_000, *rng.integers(0, 19_000, 50).tolist()]:
+        value = 0
+        for token in tokens[first : first + n].tolist():
+            value = (value * ngram._FACTOR + token) % 2**64
+        assert text.hash(first, n, top) == value == int(text.hashes(first, first + 1, n, top)[0])
+        assert text.part(first, n) == tuple(tokens[first : first + n].tolist())
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_places_are_the_last_or_the_first_that_were_put(keeps: bool) -> None:
+    rng = np.random.default_rng(1)
+    tokens = rng.integers(0, 6, 40_000).astype(np.int32)
+    text, n = ngram._Text(as_tokens(tokens)), 5
+    places = ngram._Places(n, keeps=keeps)
+    expected: dict[bytes, int] = {}
+    first = 0
+    while first < 30_000:
+        last = first + int(rng.choice([1, 3, 100, 3_000, 9_000]))
+        places.put(text, first, last)
+        now: dict[bytes, int] = {tokens[i : i + n].tobytes(): i for i in range(first, last)}
+        expected = {**now, **expected} if keeps else {**expected, **now}
+        first = last
+    assert len(places._latest) <= ngram._STEP + 1
+    for i in rng.integers(0, 39_990, 300).tolist():
+        found = places.find(text.hash(i, n, places.top))
+        assert found == expected.get(tokens[i : i + n].tobytes(), -1)
+
+
+def test_a_map_forgets_when_it_remembers_too_many_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ngram, "MAX_KEYS", 5)
+    source = ngram_sources(["ngram-map-k"], NgramSettings(map_k_size_n=2, map_k_size_m=4))[0]
+    request = Request([source], list(range(3, 103)) * 2, list(range(3, 103)))
+    for _ in range(40):
+        request.propose(4)
+        request.accept(())
+        drafting = source._running[request.key][1]
+        assert isinstance(drafting, ngram._Map)
+        assert 0 < len(drafting._keys) <= 5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_costs_the_same_after_a_long_text(name: str) -> None:
+    """Counted in tokens that are hashed one by one or looked at, not in time."""
+    settings = NgramSettings(simple_size_m=12, map_k_size_m=12, map_k4v_size_m=12, mod_max=12, mod_min=0)
+
+    def most_put(n_prompt: int) -> int:
+        source = ngram_sources([name], settings)[0]
+        tokens = np.random.default_rng(2).integers(3, 9_000, n_prompt).tolist()
+        request = Request([source], tokens, tokens[:200])
+        request.propose(12)
+        request.accept(())
+        seen: list[int] = []
+        put = ngram._Places.put
+
+        def counting(self: ngram._Places, text: ngram._Text, first: int, last: int) -> None:
+            seen.append(max(last - first, 0))
+            put(self, text, first, last)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ngram._Places, "put", counting)
+            while request.n_sampled < 150:
+                request.accept(request.propose(12))
+        return max(seen, default=0)
+
+    assert most_put(50_000) <= most_put(500) <= 64
+
+
+def test_sources_come_in_the_order_of_llama_server() -> None:
+    assert [source.name for source in ngram_sources(["ngram-mod", "ngram-simple"], NgramSettings())] == [
+        "ngram-simple",
+        "ngram-mod",
+    ]
+    assert not ngram_sources(["draft-mtp"], NgramSettings())
+
+
+def test_recordings_are_of_all_cases() -> None:
+    assert [record["flags"] for record in RECORDS] == [flags for flags, _ in CASES]
