@@ -17,7 +17,8 @@ from pyctl.chat.format_settings import FormatSettings, keep_reasoning
 from pyctl.cli.flags import Given, help_text, read_flags
 from pyctl.cli.logs import VERBOSE, LogSettings
 from pyctl.cli.other_forms import FURTHER, BoundBySchema, OtherForms, Questions
-from pyctl.cli.without_effect import IGNORED, NO_OP, REJECTED, SPECULATIVE
+from pyctl.cli.without_effect import IGNORED, NO_OP, REJECTED, REMOVED
+from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.model_settings import SERVED_SEQS, ModelSettings
 from pyctl.engine.sampling import RANDOM_SEED, Sampling
@@ -58,6 +59,7 @@ class CommandSettings:
     """
 
     model: ModelSettings
+    drafts: DraftSettings
     hub: HubSettings
     cache: CacheSettings
     disk: DiskSettings
@@ -74,7 +76,7 @@ class CommandSettings:
 
 OWNERS: tuple[type[Any], ...] = (
     *(Questions, ListenSettings, FormatSettings, HubSettings, CacheSettings, ServerSettings, EngineSettings),
-    *(DiskSettings, Sampling, Cors, LogSettings, TerminalSettings, ModelSettings, OtherForms),
+    *(DiskSettings, Sampling, Cors, LogSettings, TerminalSettings, ModelSettings, DraftSettings, OtherForms),
 )
 """Every class with settings that flags set, in the order of --help within a section."""
 
@@ -122,7 +124,9 @@ def _read(
 ) -> Given:
     server_only = {name: int(flag.convert is not None) for flag in FLAGS[SERVER] for name in flag.spellings()}
     flags = [flag for group in sections.values() for flag in group]
-    given = read_flags(argv, environ, flags, {**NO_OP, **SPECULATIVE, **IGNORED, **REJECTED, **server_only})
+    given = read_flags(
+        argv, environ, flags, {**NO_OP, **IGNORED, **REJECTED, **dict.fromkeys(REMOVED, 1), **server_only}
+    )
     if "help" in given.values:
         print(help_text(f"pyctl {usage}", sections), end="")
         raise SystemExit(0)
@@ -131,6 +135,8 @@ def _read(
         raise SystemExit(0)
     if refused := [name for name in given.unused if name in REJECTED]:
         raise ConfigError(f"{refused[0]} is for llama-server only: pyctl can neither answer it nor do without")
+    if removed := [name for name in given.unused if name in REMOVED]:
+        raise ConfigError(f"{removed[0]}: the argument has been removed. use {REMOVED[removed[0]]}")
     known = {flag.env for flag in (*flags, *FLAGS[SERVER])}
     variables = (
         variable
@@ -154,6 +160,7 @@ def _settings(given: Given, environ: Mapping[str, str], n_seqs: int, warnings: S
     is_verbose = values.get("verbosity", LogSettings.verbosity) >= VERBOSE
     return CommandSettings(
         model=fill(ModelSettings, values),
+        drafts=fill(DraftSettings, values),
         hub=fill(HubSettings, values),
         cache=fill(CacheSettings, values),
         disk=fill(DiskSettings, values),
@@ -185,12 +192,7 @@ def _request_fields(values: Mapping[str, Any], sampling: Sampling) -> dict[str, 
 
 def _unused(names: Sequence[str]) -> tuple[str, ...]:
     """The one line about flags and variables without effect; none if there are none."""
-    drafts = [name for name in names if name in SPECULATIVE or name.startswith("LLAMA_ARG_SPEC_")]
-    rest = [name for name in names if name not in drafts]
-    parts = [f"without effect here: {', '.join(rest)}"] if rest else []
-    if drafts:
-        parts.append(f"no speculative decoding: {', '.join(drafts)}")
-    return ("; ".join(parts),) if parts else ()
+    return (f"without effect here: {', '.join(names)}",) if names else ()
 
 
 def _resolve(given: Given) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["IGNORED", "NO_OP", "REJECTED", "SPECULATIVE"]
+__all__ = ["IGNORED", "NO_OP", "REJECTED", "REMOVED"]
 
 
 def _names(bare: str, with_value: str = "", with_two: str = "") -> dict[str, int]:
@@ -17,7 +17,7 @@ NO_OP: Mapping[str, int] = _names(
 --no-perf -e --escape --no-escape -cb --cont-batching --no-context-shift
 --warmup --no-warmup --no-mmproj --no-mmproj-auto --mmproj-offload --no-mmproj-offload --log-prefix --no-log-prefix
 --no-log-jsonl --no-ui-mcp-proxy --no-webui-mcp-proxy -no-ag --no-agent --no-models-autoload --no-skip-chat-parsing
---no-spec-draft-backend-sampling --no-webui --no-ui
+--spec-draft-backend-sampling --no-spec-draft-backend-sampling --no-webui --no-ui
 """,
     """
 --log-colors --threads-http
@@ -26,39 +26,13 @@ NO_OP: Mapping[str, int] = _names(
 
 """What asks for the way pyctl works anyway, or for something that nobody can see: no word about it."""
 
-SPECULATIVE: Mapping[str, int] = _names(
-    """
---fim-qwen-7b-spec --fim-qwen-14b-spec --spec-default --spec-draft-cpu-moe -cmoed --cpu-moe-draft
---spec-draft-backend-sampling
-""",
-    """
---spec-draft-type-k -ctkd --cache-type-k-draft --spec-draft-type-v -ctvd --cache-type-v-draft -lcs
---lookup-cache-static -lcd --lookup-cache-dynamic --spec-draft-hf -hfd -hfrd --hf-repo-draft --spec-draft-threads
--td --threads-draft --spec-draft-threads-batch -tbd --threads-batch-draft --spec-draft-cpu-mask -Cd --cpu-mask-draft
---spec-draft-cpu-range -Crd --cpu-range-draft --spec-draft-cpu-strict --cpu-strict-draft --spec-draft-prio
---prio-draft --spec-draft-poll --poll-draft --spec-draft-cpu-mask-batch -Cbd --cpu-mask-batch-draft
---spec-draft-cpu-strict-batch --cpu-strict-batch-draft --spec-draft-prio-batch --prio-batch-draft
---spec-draft-poll-batch --poll-batch-draft --spec-draft-override-tensor -otd --override-tensor-draft
---spec-draft-n-cpu-moe --spec-draft-ncmoe -ncmoed --n-cpu-moe-draft --spec-draft-n-max --spec-draft-n-min
---spec-synth-len --spec-synth-rates --spec-draft-p-split --draft-p-split --spec-draft-p-min --draft-p-min
---spec-draft-device -devd --device-draft --spec-draft-ngl -ngld --gpu-layers-draft --n-gpu-layers-draft
---spec-draft-model -md --model-draft --spec-type --spec-ngram-mod-n-min --spec-ngram-mod-n-max
---spec-ngram-mod-n-match --spec-ngram-simple-size-n --spec-ngram-simple-size-m --spec-ngram-simple-min-hits
---spec-ngram-map-k-size-n --spec-ngram-map-k-size-m --spec-ngram-map-k-min-hits --spec-ngram-map-k4v-size-n
---spec-ngram-map-k4v-size-m --spec-ngram-map-k4v-min-hits --draft --draft-n --draft-max --draft-min --draft-n-min
---spec-ngram-size-n --spec-ngram-size-m --spec-ngram-min-hits
-""",
-)
-
-"""Speculative decoding, which pyctl does not have."""
-
 IGNORED: Mapping[str, int] = _names(
     """
 --embd-gemma-default --fim-qwen-1.5b-default --fim-qwen-3b-default --fim-qwen-7b-default --fim-qwen-30b-default
 --gpt-oss-20b-default --gpt-oss-120b-default --vision-gemma-4b-default --vision-gemma-12b-default --perf --log-jsonl
 -bs --backend-sampling --context-shift -sp --special
 -nocb --no-cont-batching --mmproj-auto --reuse-port --ui-mcp-proxy --webui-mcp-proxy -ag --agent
---models-autoload --skip-chat-parsing --webui --ui
+--models-autoload --skip-chat-parsing --webui --ui --fim-qwen-7b-spec --fim-qwen-14b-spec
 """,
     """
 -C --cpu-mask -Cr --cpu-range --cpu-strict --prio -Cb --cpu-mask-batch -Crb --cpu-range-batch
@@ -69,6 +43,15 @@ IGNORED: Mapping[str, int] = _names(
 --video-ffmpeg-dir --path --ui-config --webui-config --ui-config-file --webui-config-file
 --tools --tools-runtime --mcp-servers-config --mcp-servers-json --cache-reuse --media-path --models-dir
 --models-preset --models-max -sps --slot-prompt-similarity --log-prompts-dir -to --timeout
+-lcs --lookup-cache-static -lcd --lookup-cache-dynamic --spec-draft-hf -hfd -hfrd --hf-repo-draft
+--spec-draft-cpu-mask -Cd --cpu-mask-draft --spec-draft-cpu-range -Crd --cpu-range-draft --spec-draft-cpu-strict
+--cpu-strict-draft --spec-draft-prio --prio-draft --spec-draft-poll --poll-draft --spec-draft-cpu-mask-batch -Cbd
+--cpu-mask-batch-draft --spec-draft-cpu-strict-batch --cpu-strict-batch-draft --spec-draft-prio-batch
+--prio-batch-draft --spec-draft-poll-batch --poll-batch-draft --spec-draft-p-split --draft-p-split
+--spec-synth-len --spec-synth-rates --spec-ngram-mod-n-min --spec-ngram-mod-n-max
+--spec-ngram-mod-n-match --spec-ngram-simple-size-n --spec-ngram-simple-size-m --spec-ngram-simple-min-hits
+--spec-ngram-map-k-size-n --spec-ngram-map-k-size-m --spec-ngram-map-k-min-hits --spec-ngram-map-k4v-size-n
+--spec-ngram-map-k4v-size-m --spec-ngram-map-k4v-min-hits
 """,
     """
 --control-vector-layer-range
@@ -87,3 +70,13 @@ REJECTED: Mapping[str, int] = _names(
 )
 
 """What would end llama-server after an answer that pyctl does not have, or fetch a model from where pyctl cannot."""
+
+REMOVED: Mapping[str, str] = {
+    **dict.fromkeys(("--draft", "--draft-n", "--draft-max"), "--spec-draft-n-max or --spec-ngram-mod-n-max"),
+    **dict.fromkeys(("--draft-min", "--draft-n-min"), "--spec-draft-n-min or --spec-ngram-mod-n-min"),
+    "--spec-ngram-size-n": "the respective --spec-ngram-*-size-n",
+    "--spec-ngram-size-m": "the respective --spec-ngram-*-size-m",
+    "--spec-ngram-min-hits": "the respective --spec-ngram-*-min-hits",
+}
+
+"""What ends llama-server with a word about what is there instead."""

@@ -18,6 +18,7 @@ import pytest
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.cli import assemble, chat_command, main, serve_command
 from pyctl.engine.admin import EngineAdmin
+from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.fake import FakeBackend
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.llama.params import ModelParams, context_params
@@ -46,6 +47,7 @@ class Seen:
 
     def __init__(self) -> None:
         self.model = ModelSettings()
+        self.drafts = DraftSettings()
         self.keep_vocabulary = False
         self.built: dict[str, dict[str, Any]] = {}
         self.log: dict[str, Any] = {}
@@ -63,6 +65,13 @@ class Seen:
         """llama.cpp's parameters for the model; what they point to lives as long as this."""
         self._kept = ModelParams(self.model)
         return self._kept.struct
+
+    @cached_property
+    def draft_params(self) -> tuple[Any, Any]:
+        """llama.cpp's parameters for the draft model and for its context."""
+        settings = self.drafts.of_file(self.model)
+        self._kept_for_drafts = ModelParams(settings)
+        return self._kept_for_drafts.struct, context_params(settings, 4096)
 
     @property
     def context_params(self) -> Any:
@@ -103,8 +112,8 @@ def look(monkeypatch: pytest.MonkeyPatch, argv: list[str], at: Callable[[Seen], 
     """What ``at`` finds while the command ``argv`` runs."""
     seen, found = Seen(), []
 
-    def load(settings: ModelSettings, *_: Any, keep_vocabulary: bool) -> Any:
-        seen.model, seen.keep_vocabulary = settings, keep_vocabulary
+    def load(settings: ModelSettings, *given: Any, keep_vocabulary: bool) -> Any:
+        seen.model, seen.drafts, seen.keep_vocabulary = settings, given[2], keep_vocabulary
         info = replace(INFO, chat_template=TEMPLATE, n_vocab=300, pooling="mean" if settings.embeddings else "")
         tokenizer = ByteTokenizer(TOKENIZER_SPECIALS, eos="<|im_end|>")
         return SimpleNamespace(backend=FakeBackend(), tokenizer=tokenizer, info=info)

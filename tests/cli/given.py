@@ -8,11 +8,11 @@ import pytest
 
 from pyctl.chat.format_settings import keep_reasoning
 from pyctl.cli.arguments import FLAGS, CommandSettings, parse_chat, parse_serve
-from pyctl.cli.without_effect import IGNORED, NO_OP, REJECTED, SPECULATIVE
+from pyctl.cli.without_effect import IGNORED, NO_OP, REJECTED, REMOVED
 from pyctl.errors import ConfigError
 from pyctl.setting import CHAT, GENERAL
 
-WITHOUT_USE = {**NO_OP, **SPECULATIVE, **IGNORED, **REJECTED}
+WITHOUT_USE = {**NO_OP, **IGNORED, **REJECTED, **dict.fromkeys(REMOVED, 1)}
 
 
 SERVE_FLAGS = tuple(flag for section, flags in FLAGS.items() if section not in (GENERAL, CHAT) for flag in flags)

@@ -46,6 +46,23 @@ def context(name: str) -> Look:
     return lambda seen: getattr(seen.context_params, name)
 
 
+def drafts(name: str) -> Look:
+    """What is opened besides the model, and what drafts."""
+    return lambda seen: getattr(seen.drafts, name)
+
+
+def draft_model(name: str) -> Look:
+    return lambda seen: getattr(seen.draft_params[0], name)
+
+
+def draft_context(name: str) -> Look:
+    return lambda seen: getattr(seen.draft_params[1], name)
+
+
+def draft_placements(seen: Seen) -> Any:
+    return seen.draft_params[0].tensor_buft_overrides is not None and seen.drafts.draft_placements
+
+
 def sampling(name: str) -> Look:
     return lambda seen: getattr(seen.request.sampling, name)
 
@@ -288,6 +305,22 @@ EFFECTS: dict[str, Effect] = {
     "--grammar-file": Effect(FILE, sampling("grammar")),
     "-j": Effect('{"type": "boolean"}', sampling("grammar")),
     "-jf": Effect(FILE, sampling("grammar")),
+    # -- speculative decoding
+    "--spec-type": Effect("draft-mtp,ngram-mod", drafts("ordered_types")),
+    "--spec-default": Effect("", drafts("ordered_types")),
+    "--spec-draft-n-max": Effect("5", drafts("n_draft")),
+    "--spec-draft-n-min": Effect("2", drafts("n_draft_min")),
+    "--spec-draft-p-min": Effect("0.5", drafts("draft_p_min")),
+    "-md": Effect("small.gguf", drafts("draft_path")),
+    "-ngld": Effect("3", draft_model("n_gpu_layers")),
+    "-devd": Effect("none", lambda seen: bool(seen.draft_params[0].devices)),
+    "-otd": Effect("attn=CPU", draft_placements),
+    "-cmoed": Effect("", draft_placements),
+    "-ncmoed": Effect("1", draft_placements),
+    "-td": Effect("77", draft_context("n_threads")),
+    "-tbd": Effect("78", draft_context("n_threads_batch"), ("-td", "77")),
+    "-ctkd": Effect("q8_0", draft_context("type_k")),
+    "-ctvd": Effect("q8_0", draft_context("type_v")),
     # -- chat format
     "--chat-template": Effect("{{ messages[0].content }}", prompt),
     "--chat-template-file": Effect(FILE, prompt),

@@ -8,6 +8,7 @@ import pytest
 
 from pyctl.chat.format_settings import keep_reasoning
 from pyctl.cli.arguments import parse_chat, parse_serve
+from pyctl.engine.model_settings import CPU_EXPERTS
 from pyctl.setting import Flag
 from tests.cli.given import PRESERVED, SERVE_FLAGS, at, refused, serve
 
@@ -82,6 +83,18 @@ ROUND_TRIPS: dict[str, tuple[str, str, Any]] = {
     "samplers": ("", "", None),  # two flags, below
     "ignore_eos": ("", "server.sampling.ignore_eos", True),
     "temperature": ("0.6", "server.sampling.temperature", 0.6),
+    "draft_types": ("", "", None),  # two flags, below
+    "n_draft": ("5", "drafts.n_draft", 5),
+    "n_draft_min": ("-1", "drafts.n_draft_min", -1),
+    "draft_p_min": ("0.5", "drafts.draft_p_min", 0.5),
+    "draft_path": ("d.gguf", "drafts.draft_path", "d.gguf"),
+    "draft_gpu_layers": ("all", "drafts.draft_gpu_layers", -2),
+    "draft_devices": ("CUDA0,CUDA1", "drafts.draft_devices", ("CUDA0", "CUDA1")),
+    "draft_placements": ("", "", None),  # three flags, below
+    "draft_threads": ("6", "drafts.draft_threads", 6),
+    "draft_threads_batch": ("12", "drafts.draft_threads_batch", 12),
+    "draft_type_k": ("q8_0", "drafts.draft_type_k", "q8_0"),
+    "draft_type_v": ("iq4_nl", "drafts.draft_type_v", "iq4_nl"),
     "dynatemp_range": ("0.2", "server.sampling.dynatemp_range", 0.2),
     "dynatemp_exponent": ("2", "server.sampling.dynatemp_exponent", 2.0),
     "top_k": ("20", "server.sampling.top_k", 20),
@@ -198,6 +211,19 @@ def test_every_negation_by_flag_and_by_variable(flag: Flag) -> None:
         assert at(serve(**{flag.env.replace("LLAMA_ARG_", "LLAMA_ARG_NO_"): "whatever"}), path) == value
 
 
+def test_types_of_drafts_add_up_in_their_order() -> None:
+    settings = serve("--spec-type", "draft-mtp,ngram-mod", "--spec-type", "cache", "--spec-type", "none,draft-simple")
+    assert settings.drafts.ordered_types == ("ngram-mod", "cache", "draft-mtp")
+    assert serve("--spec-default").drafts.ordered_types == ("ngram-mod",)
+    assert serve("--spec-default", LLAMA_ARG_SPEC_TYPE="draft-mtp").drafts.ordered_types == ("ngram-mod",)
+
+
+def test_where_tensors_of_a_draft_model_go() -> None:
+    settings = serve("-otd", "attn=CPU", "-cmoed", "--spec-draft-ncmoe", "1").drafts
+    assert settings.draft_placements == (("attn", "CPU"), (CPU_EXPERTS, "CPU"), (rf"blk\.0{CPU_EXPERTS}", "CPU"))
+    assert serve(LLAMA_ARG_SPEC_DRAFT_CPU_MOE="1").drafts.draft_placements == ((CPU_EXPERTS, "CPU"),)
+
+
 def test_the_last_of_several_wins() -> None:
     assert serve("-c", "1", "--ctx-size", "2").model.n_ctx == 2
     assert serve("--no-cache-prompt", "--cache-prompt").server.cache_prompt
@@ -242,6 +268,12 @@ def test_flash_attention_words_and_the_older_bare_flag() -> None:
         (["--api-key", ","], "--api-key: there is no key in it"),
         (["-ngl", "most"], "-ngl: 'most' is not a whole number or auto or all"),
         (["-ctk", "q9"], "-ctk: 'q9' is none of f32, f16, bf16, q8_0, q4_0, q4_1, iq4_nl, q5_0, q5_1"),
+        (["--spec-type", "foo"], "--spec-type: unknown speculative type: foo"),
+        (
+            ["--spec-type", "draft-eagle3"],
+            "--spec-type: draft-eagle3 is for llama-server only; there are ngram-simple,",
+        ),
+        (["--spec-draft-n-max", "-1"], "--spec-draft-n-max: -1 is too small, the least is 0"),
         (["-fa", "maybe"], "-fa: 'maybe' is none of on, off, auto"),
         (["-fa", "off", "-ctv", "q8_0"], "--cache-type-v q8_0 needs flash attention, which --flash-attn off forbids"),
         (

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pyctl.cli.arguments import FLAGS, parse_serve
-from pyctl.cli.without_effect import NO_OP, REJECTED
+from pyctl.cli.without_effect import NO_OP, REJECTED, REMOVED
 from pyctl.setting import GENERAL
 from tests.cli.given import SERVE_FLAGS, WITHOUT_USE, refused, serve
 
@@ -31,11 +31,10 @@ COPIED = [
     ),
     (
         "-m a.gguf -hf org/model:Q4_K_M --mlock --no-mmap --numa distribute -t 8 -tb 16 -b 4096 -ub 4096 -fa"
-        " --control-vector-layer-range 1 2 --prio 1 --log-file x.log -md d.gguf -ngld 99 --draft-max 16"
+        " --control-vector-layer-range 1 2 --prio 1 --log-file x.log -md d.gguf -ngld 99 --prio-draft 1"
         " --mmproj-auto --mmproj p.gguf --lora l.gguf --rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 32768",
         (
-            "without effect here: --control-vector-layer-range, --prio, --mmproj-auto, --mmproj;"
-            " no speculative decoding: -md, -ngld, --draft-max",
+            "without effect here: --control-vector-layer-range, --prio, --prio-draft, --mmproj-auto, --mmproj",
             "-hf has no effect beside -m",
         ),
     ),
@@ -99,18 +98,19 @@ def test_a_copied_environment_starts() -> None:
         "LLAMA_ARG_CONT_BATCHING": "1",
         "LLAMA_ARG_NO_SLOTS": "1",
         "LLAMA_ARG_SPEC_TYPE": "draft-mtp",
+        "LLAMA_ARG_SPEC_SYNTH_LEN": "3",
         "PATH": "/bin",
     }
     settings = parse_serve([], environ)
     assert (settings.model.n_ctx, settings.model.n_seqs, settings.model.n_threads) == (4096, 2, -1)
     assert (settings.listen.port, settings.server.show_metrics) == (8081, True)
+    assert settings.drafts.draft_types == ("draft-mtp",)
     assert settings.warnings == (
-        "without effect here: LLAMA_ARG_CONT_BATCHING, LLAMA_ARG_NO_SLOTS;"
-        " no speculative decoding: LLAMA_ARG_SPEC_TYPE",
+        "without effect here: LLAMA_ARG_CONT_BATCHING, LLAMA_ARG_NO_SLOTS, LLAMA_ARG_SPEC_SYNTH_LEN",
     )
 
 
-@pytest.mark.parametrize("name", sorted(WITHOUT_USE.keys() - REJECTED.keys()))
+@pytest.mark.parametrize("name", sorted(WITHOUT_USE.keys() - REJECTED.keys() - REMOVED.keys()))
 def test_every_ignored_flag_takes_as_many_values_as_in_llama_server(name: str) -> None:
     values = ["1"] * WITHOUT_USE[name]
     settings = serve(name, *values, "-c", "7")
@@ -119,3 +119,8 @@ def test_every_ignored_flag_takes_as_many_values_as_in_llama_server(name: str) -
     assert all(name in warning for warning in settings.warnings)
     if values:
         assert refused(name, *values[1:]) == f"{name} needs a value"
+
+
+@pytest.mark.parametrize("name", REMOVED)
+def test_what_llama_server_has_removed_is_refused_with_its_words(name: str) -> None:
+    assert refused(name, "3") == f"{name}: the argument has been removed. use {REMOVED[name]}"

@@ -12,7 +12,9 @@ from typing import Any
 from llama_cpp import llama_cpp as api
 
 from pyctl.engine.backend import EngineInfo
+from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.llama.batch import Embedder
+from pyctl.engine.llama.draft.draft_file import with_inferred_type
 from pyctl.engine.llama.fingerprint import fingerprint, metadata_text
 from pyctl.engine.llama.fit import fit_settings
 from pyctl.engine.llama.library import build_version, last_log_error, redirect_log
@@ -42,15 +44,16 @@ def load(
     settings: ModelSettings,
     progress: Callable[[float], bool] | None = None,
     announce: Callable[[MemoryPlan], None] | None = None,
+    drafts: DraftSettings | None = None,
     *,
     keep_vocabulary: bool = False,
 ) -> Loaded:
     """Load the model and make its context.
 
-    ``announce`` hears where memory will go before any of it is taken, ``progress`` hears fractions from 0 to 1 and says
-    whether to go on. With ``keep_vocabulary`` the tokenizer has a copy of its own and stays usable while the backend is
-    closed. Raises ModelError when the file is missing, damaged or unsupported, or when it does not fit into memory, and
-    UnavailableError when ``progress`` said no.
+    ``drafts`` say which draft model there is to be, too. ``announce`` hears where memory will go before any of it is
+    taken, ``progress`` hears fractions from 0 to 1 and says whether to go on. With ``keep_vocabulary`` the tokenizer
+    has a copy of its own and stays usable while the backend is closed. Raises ModelError when a file is missing,
+    damaged or unsupported, or when it does not fit into memory, and UnavailableError when ``progress`` said no.
     """
     path = Path(settings.path)
     redirect_log()
@@ -58,6 +61,7 @@ def load(
     if settings.numa:
         api.llama_numa_init(NUMA[settings.numa])
     _check_file(path)
+    drafts = with_inferred_type(drafts or DraftSettings())
     settings, plan = fit_settings(settings)
     if announce is not None:
         announce(plan)

@@ -1,0 +1,166 @@
+"""What proposes drafts, and how many, as frozen settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from pyctl.convert import choice, integer, number, words
+from pyctl.engine.model_settings import CPU_EXPERTS, KV_TYPES, ModelSettings, as_placements, cpu_experts
+from pyctl.setting import SPECULATION, Flag
+
+__all__ = ["DRAFT_TYPES", "DraftSettings"]
+
+DRAFT_TYPES = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "cache", "draft-simple", "draft-mtp")
+"""What can propose drafts, in the order in which it is asked: llama-server's, and `cache`, which is pyctl's own."""
+
+MODEL_TYPES = ("draft-simple", "draft-mtp")
+
+_NOT_HERE = ("draft-eagle3", "draft-dflash", "draft-dspark", "ngram-cache")
+
+
+def as_draft_types(text: str) -> tuple[str, ...]:
+    """Names of `DRAFT_TYPES`, separated by commas; ``none`` adds none."""
+    names = words(text)
+    for name in names:
+        if name in _NOT_HERE:
+            raise ValueError(f"{name} is for llama-server only; there are {', '.join(DRAFT_TYPES)}")
+        if name not in (*DRAFT_TYPES, "none"):
+            raise ValueError(f"unknown speculative type: {name}")
+    return () if "none" in names else names
+
+
+@dataclass(frozen=True)
+class DraftSettings:
+    """``draft_types`` are of `DRAFT_TYPES`, as they were given; ``draft_path`` is the GGUF file of a draft model, or of
+    a head for the model that is not in its own file.
+
+    A draft model proposes ``n_draft`` tokens, fewer where it is less sure than ``draft_p_min`` of one, and then none at
+    all if they are fewer than ``n_draft_min``. Layers, devices, placements and threads are those of ``draft_path``;
+    without devices or threads it has those of the model. The types of K and V are those of any draft model, a head too.
+    """
+
+    draft_types: tuple[str, ...] = SPECULATION.flag(
+        (),
+        "--spec-type",
+        f"what proposes drafts, comma-separated: {', '.join(DRAFT_TYPES)}, or none",
+        as_draft_types,
+        "LLAMA_ARG_SPEC_TYPE",
+        "TYPES",
+        many=True,
+        also=(Flag("--spec-default", "the same as --spec-type ngram-mod", const=("ngram-mod",), many=True),),
+    )
+    n_draft: int = SPECULATION.flag(
+        3, "--spec-draft-n-max", "tokens that a draft model proposes", integer(0), "LLAMA_ARG_SPEC_DRAFT_N_MAX"
+    )
+    n_draft_min: int = SPECULATION.flag(
+        0, "--spec-draft-n-min", "tokens below which its draft is dropped", integer(), "LLAMA_ARG_SPEC_DRAFT_N_MIN"
+    )
+    draft_p_min: float = SPECULATION.flag(
+        0.0,
+        "--spec-draft-p-min --draft-p-min",
+        "probability of a token below which its draft ends",
+        number(),
+        "LLAMA_ARG_SPEC_DRAFT_P_MIN",
+        "P",
+    )
+    draft_path: str = SPECULATION.flag(
+        "",
+        "-md --model-draft --spec-draft-model",
+        "GGUF file of a draft model, or of a head",
+        str,
+        "LLAMA_ARG_SPEC_DRAFT_MODEL",
+        "FILE",
+    )
+    draft_gpu_layers: int = SPECULATION.flag(
+        -1,
+        "-ngld --gpu-layers-draft --n-gpu-layers-draft --spec-draft-ngl",
+        "its layers on the GPU: a number, auto (-1) or all (-2)",
+        integer(-2, auto=-1, all=-2),
+        "LLAMA_ARG_N_GPU_LAYERS_DRAFT",
+    )
+    draft_devices: tuple[str, ...] = SPECULATION.flag(
+        (),
+        "-devd --device-draft --spec-draft-device",
+        "devices for it, comma-separated, none = only the CPU (default: as -dev says)",
+        words,
+        metavar="NAMES",
+    )
+    draft_placements: tuple[tuple[str, str], ...] = SPECULATION.flag(
+        (),
+        "-otd --override-tensor-draft --spec-draft-override-tensor",
+        "where its tensors go whose names match; may be repeated",
+        as_placements,
+        metavar="PATTERN=BUFFER,...",
+        many=True,
+        also=(
+            Flag(
+                "-cmoed --cpu-moe-draft --spec-draft-cpu-moe",
+                "keep all its experts on the CPU",
+                None,
+                "LLAMA_ARG_SPEC_DRAFT_CPU_MOE",
+                const=((CPU_EXPERTS, "CPU"),),
+                many=True,
+            ),
+            Flag(
+                "-ncmoed --n-cpu-moe-draft --spec-draft-n-cpu-moe --spec-draft-ncmoe",
+                "keep the experts of its first N layers on the CPU",
+                cpu_experts,
+                "LLAMA_ARG_SPEC_DRAFT_N_CPU_MOE",
+                many=True,
+            ),
+        ),
+    )
+    draft_threads: int = SPECULATION.flag(
+        0, "-td --threads-draft --spec-draft-threads", "CPU threads for its tokens, 0 = as many as -t says", integer()
+    )
+    draft_threads_batch: int = SPECULATION.flag(
+        0,
+        "-tbd --threads-batch-draft --spec-draft-threads-batch",
+        "CPU threads for its prompts, 0 = as many as -td says",
+        integer(),
+    )
+    draft_type_k: str = SPECULATION.flag(
+        "f16",
+        "-ctkd --cache-type-k-draft --spec-draft-type-k",
+        "type of K in the KV cache of a draft model",
+        choice(*KV_TYPES),
+        "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K",
+        "TYPE",
+    )
+    draft_type_v: str = SPECULATION.flag(
+        "f16",
+        "-ctvd --cache-type-v-draft --spec-draft-type-v",
+        "type of V, likewise",
+        choice(*KV_TYPES),
+        "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V",
+        "TYPE",
+    )
+
+    @property
+    def ordered_types(self) -> tuple[str, ...]:
+        """``draft_types``, each once, in the order of `DRAFT_TYPES`."""
+        return tuple(name for name in DRAFT_TYPES if name in self.draft_types)
+
+    def has(self, name: str) -> bool:
+        """Whether ``name`` is to propose drafts."""
+        return name in self.draft_types
+
+    def of_context(self, model: ModelSettings) -> ModelSettings:
+        """Settings for the context of a draft model, if ``model`` are those of the model that it drafts for."""
+        return replace(model, type_k=self.draft_type_k, type_v=self.draft_type_v, embeddings=False, lora=())
+
+    def of_file(self, model: ModelSettings) -> ModelSettings:
+        """Settings for ``draft_path`` and a context on it, likewise."""
+        settings = self.of_context(model)
+        if self.draft_threads > 0:
+            threads = self.draft_threads, self.draft_threads_batch
+            settings = replace(settings, n_threads=threads[0], n_threads_batch=max(threads[1], 0) or threads[0])
+        if len(self.draft_devices) == 1 and self.draft_devices != ("none",):
+            settings = replace(settings, split_mode="layer", tensor_split=(), main_gpu=0)
+        return replace(
+            settings,
+            path=self.draft_path,
+            n_gpu_layers=self.draft_gpu_layers,
+            devices=self.draft_devices or model.devices,
+            placements=self.draft_placements,
+        )
