@@ -25,7 +25,7 @@ from tests.contract.fields import (
     TOOL_TURN,
 )
 
-__all__ = ["GROUPS", "Probe", "probes"]
+__all__ = ["GROUPS", "WITH_HEAD", "Probe", "probes"]
 
 KEY = "right"
 
@@ -35,8 +35,13 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "key": ("--api-key", f"other,{KEY}"),
     "prefix": ("--api-prefix", "/pre"),
     "embeddings": ("--embeddings", "--pooling", "mean", "-np", "1"),
+    "drafting": ("--spec-type", "draft-mtp", "--metrics", "-np", "1"),
+    "n-grams": ("--spec-default", "--metrics", "-np", "1"),
 }
 """The flags of the servers that answer the probes of each group, besides `FLAGS`."""
+
+WITH_HEAD = frozenset({"drafting"})
+"""Groups whose model has a head for drafts."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +94,39 @@ def probes() -> Iterator[Probe]:
     yield from _refused()
     yield from _embeddings()
     yield from _keys()
+    yield from _drafts("drafting", "Once upon", 'root ::= "Once upon a time there was"')
+    verse = "the quick brown fox jumps over the lazy dog and goes on, "
+    yield from _drafts("n-grams", verse * 6, f'root ::= "{verse * 2}"')
+
+
+def _drafts(group: str, prompt: str, grammar: str) -> Iterator[Probe]:
+    """What is told of drafts, and what they must not change."""
+    facts = (("/props", ("*",)), ("/slots", ("speculative",)))
+    for path, show in facts:
+        yield Probe(path, f"{group}, nothing asked yet", "GET", group=group, show=show)
+    text = {"prompt": prompt, "n_predict": 60, "temperature": 0, "seed": 1, "grammar": grammar}
+    chat = {"messages": [{"role": "user", "content": prompt}], "max_tokens": 60, "temperature": 0, "grammar": grammar}
+    off = {"chat_template_kwargs": {"enable_thinking": False}}
+    for path, body in (("/completion", text), ("/v1/completions", text), ("/v1/chat/completions", {**chat, **off})):
+        both = {"plain": {}, "timings_per_token": {"timings_per_token": True}, "stop": {"stop": ["goes", "ere"]}}
+        both["logprobs"] = {"n_probs": 2} if path == "/completion" else {"logprobs": 2}
+        if "chat" in path:
+            both["logprobs"] = {"logprobs": True, "top_logprobs": 2}
+        for what, fields in {**both, "without a grammar": {"grammar": ""}, "one token": {"n_predict": 1}}.items():
+            show = ("content", "text", "generation_settings") if what in ("plain", "stop") else ()
+            for kind in ({}, {"stream": True}):
+                streamed = ", streamed" if kind else ""
+                sent = {**body, **fields, **kind}
+                yield Probe(path, f"{group}, {what}{streamed}", body=sent, group=group, show=() if kind else show)
+    for path, body in (
+        ("/v1/messages", {**chat, "model": "tiny"}),
+        ("/v1/responses", {"model": "tiny", "input": prompt, "max_output_tokens": 20, "temperature": 0}),
+        ("/infill", {"input_prefix": "def f(", "input_suffix": ")", "n_predict": 9, "temperature": 0}),
+    ):
+        yield Probe(path, group, body=body, group=group)
+        yield Probe(path, f"{group}, streamed", body={**body, "stream": True}, group=group)
+    for path, show in (*facts, ("/metrics", ("*",))):
+        yield Probe(path, f"{group}, after some replies", "GET", group=group, show=show)
 
 
 def _fields(

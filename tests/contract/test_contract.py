@@ -17,7 +17,7 @@ import pytest
 
 from pyctl.engine.llama.library import build_version
 from tests.contract.fields import TEMPLATE
-from tests.contract.probes import GROUPS, Probe, probes
+from tests.contract.probes import GROUPS, WITH_HEAD, Probe, probes
 from tests.contract.reasons import Verdict, document, judge, summary
 from tests.contract.shape import Reduced, reduced
 from tools.generator import TINY_HYBRID, cached_model
@@ -60,14 +60,15 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Verdict]
         pytest.skip("LLAMA_SERVER does not name a llama-server to compare with")
     directory = tmp_path_factory.mktemp("contract")
     (directory / "template.jinja").write_text(TEMPLATE, encoding="utf-8")
-    model = cached_model(TINY_HYBRID, directory)
-    flags = ["-m", str(model), *FLAGS, "--chat-template-file", str(directory / "template.jinja")]
+    bare, headed = (str(cached_model(shape, directory)) for shape in (TINY_HYBRID, TINY_HYBRID.with_nextn()))
+    flags = [*FLAGS, "--chat-template-file", str(directory / "template.jinja")]
     with ExitStack() as opened:
 
         def subject(name: str, command: tuple[str, ...], group: str) -> Subject:
             slots = directory / f"slots-{name}"
             slots.mkdir(exist_ok=True)
             own = [flag.format(directory=f"{slots}/") for flag in GROUPS[group]]
+            own += ["-m", headed if group in WITH_HEAD else bare]
             prefix = own[own.index("--api-prefix") + 1] if "--api-prefix" in own else ""
             process = ServerProcess([*command, *flags, *own], directory / f"{name}-{group}.log", prefix=prefix)
             found = Subject(process)
