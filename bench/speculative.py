@@ -1,0 +1,100 @@
+"""What drafts bring: the share that is accepted, and tokens per second with and without them.
+
+    python -m bench.speculative [--keep]
+    python -m bench.speculative -m model.gguf --types none draft-mtp ngram-mod
+
+The questions of the recall benchmark, each asked of a server for each way of drafting, in turn, so that a busy machine
+slows all of them; replies must be the same tokens wherever the model is sure of them, which the built-in one is.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+from gguf import GGUFReader
+
+from bench.common import add_model, parse, parser_of, show, shown
+from bench.recall import Messages, prompts
+from pyctl.models import builtin_model
+from tools.server_process import PYCTL_SERVE, ServerProcess
+
+
+def types_of(model: str) -> list[str]:
+    """Ways of drafting that are worth a look with this model."""
+    heads = [field for name, field in GGUFReader(model).fields.items() if name.endswith(".nextn_predict_layers")]
+    headed = any(field.contents() for field in heads)
+    return ["none", *(["draft-mtp"] if headed else []), "ngram-mod", "cache"]
+
+
+def asked(url: str, messages: Messages, n: int) -> dict[str, Any]:
+    """The greedy reply with its timings."""
+    body = {"messages": messages, "max_tokens": n, "temperature": 0}
+    reply: dict[str, Any] = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=600).raise_for_status().json()
+    return {"text": reply["choices"][0]["message"]["content"], "draft_n": 0, "draft_n_accepted": 0, **reply["timings"]}
+
+
+def row(name: str, rounds: Sequence[list[dict[str, Any]]], base: Sequence[list[dict[str, Any]]]) -> list[object]:
+    """One line of the table; ``base`` are the same replies without drafts."""
+
+    def rate(replies: list[dict[str, Any]]) -> float:
+        return float(sum(r["predicted_n"] - 1 for r in replies) / sum(r["predicted_ms"] for r in replies) * 1e3)
+
+    replies = [reply for each in rounds for reply in each]
+    n, drafted = sum(r["predicted_n"] - 1 for r in replies), sum(r["draft_n"] for r in replies)
+    accepted = sum(r["draft_n_accepted"] for r in replies)
+    same = sum(a["text"] == b["text"] for a, b in zip(rounds[0], base[0], strict=True))
+    faster = statistics.median(rate(with_drafts) / rate(bare) for with_drafts, bare in zip(rounds, base, strict=True))
+    return [
+        name,
+        f"{accepted / drafted:.1%}" if drafted else "",
+        f"{n / max(n - accepted, 1):.2f}",
+        shown(statistics.median(map(rate, rounds))),
+        f"{faster:.2f}",
+        f"{same} of {len(base[0])}",
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = parser_of(__doc__)
+    add_model(parser, str(builtin_model()))
+    parser.set_defaults(threads=1)
+    parser.add_argument("--types", nargs="+", help="of --spec-type; default: those that the model can")
+    parser.add_argument("--questions", type=int, default=24)
+    parser.add_argument("--tokens", type=int, default=1024, help="of each conversation")
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("-n", type=int, default=64)
+    options = parse(parser, argv, questions=2, repeat=1, n=16)
+    types = options.types or types_of(options.model)
+    each = min(options.questions, 8)
+    questions = [
+        messages for seed in range(-(-options.questions // each)) for messages, _ in prompts(seed, options.tokens, each)
+    ]
+    rounds: dict[str, list[list[dict[str, Any]]]] = {name: [] for name in types}
+    with ExitStack() as opened:
+        directory = Path(opened.enter_context(tempfile.TemporaryDirectory()))
+        flags = ["-m", options.model, "-c", "16384", "-t", str(options.threads), "-np", "1"]
+        servers = {
+            name: opened.enter_context(
+                ServerProcess([*PYCTL_SERVE, *flags, "--spec-type", name], directory / f"{name}.log")
+            )
+            for name in types
+        }
+        for number in range(options.repeat + 1):
+            for name, server in servers.items():
+                replies = [asked(server.url, messages, options.n) for messages in questions]
+                if number:  # the first round evaluates the prompts
+                    rounds[name].append(replies)
+    columns = ["drafts from", "accepted", "tokens a step", "tokens/s", "times without", "same replies as without"]
+    rows = [row(name, found, rounds[types[0]]) for name, found in rounds.items()]
+    title = f"Speculative decoding, {Path(options.model).stem}"
+    show(title, columns, rows, keep="speculative" if options.keep else "")
+
+
+if __name__ == "__main__":
+    main()
