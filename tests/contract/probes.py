@@ -35,8 +35,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "key": ("--api-key", f"other,{KEY}"),
     "prefix": ("--api-prefix", "/pre"),
     "embeddings": ("--embeddings", "--pooling", "mean", "-np", "1"),
-    "drafting": ("--spec-type", "draft-mtp", "--metrics", "-np", "1"),
-    "n-grams": ("--spec-default", "--metrics", "-np", "1"),
+    "drafting": ("--alias", "tiny", "--spec-type", "draft-mtp", "--metrics", "-np", "1"),
+    "n-grams": ("--alias", "tiny", "--spec-default", "--metrics", "-np", "1"),
 }
 """The flags of the servers that answer the probes of each group, besides `FLAGS`."""
 
@@ -119,7 +119,7 @@ def _drafts(group: str, prompt: str, grammar: str) -> Iterator[Probe]:
                 sent = {**body, **fields, **kind}
                 yield Probe(path, f"{group}, {what}{streamed}", body=sent, group=group, show=() if kind else show)
     for path, body in (
-        ("/v1/messages", {**chat, "model": "tiny"}),
+        ("/v1/messages", {"model": "tiny", "messages": chat["messages"], "max_tokens": 20, "temperature": 0}),
         ("/v1/responses", {"model": "tiny", "input": prompt, "max_output_tokens": 20, "temperature": 0}),
         ("/infill", {"input_prefix": "def f(", "input_suffix": ")", "n_predict": 9, "temperature": 0}),
     ):

@@ -49,6 +49,12 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     ("(max_tokens|n_predict)=0", "missing .*reasoning_content", "no token is made"),
     ("add_generation_prompt=False", "reasoning_content|content", "without a header the reply opens no reasoning block"),
     ("tools and response_format", "", "the reply follows the schema"),
+    (
+        "^/(completion|v1/(chat/)?completions) (drafting|n-grams), logprobs",
+        "(top_logprobs|logprobs)",
+        "tokens that were drafted have their probabilities, too",
+    ),
+    ("n-grams, (plain|stop)", 'speculative.types: "none,ngram-mod" / "ngram-mod"', "what drafts, without none"),
     ("^/v1/embeddings", "value of model", "the model's name, not its path"),
     ("^/ ", r"^status: 404 / 401$", "only health is public"),
     ("responses", r"extra ", "members of OpenAI's API that llama-server leaves out"),
