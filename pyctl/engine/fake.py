@@ -42,6 +42,13 @@ class _Seq:
     n_least: int = -1  # what can be taken back of the last evaluation: everything from here on, once
     states: list[bytes] = field(default_factory=list)  # the planes: those of the last tokens, the end's last
     mark: tuple[int, bytes] | None = None
+    draft_rows: list[bytes] = field(default_factory=list)  # as many as rows, or fewer; empty ones are missing
+    hidden: bytes = b""  # the row that the draft model's next one is made of, empty if it is missing
+
+    def cut_drafts(self, n: int, hidden: bytes = b"") -> None:
+        """Leave the draft model ``n`` rows, none of them new, and ``hidden``."""
+        self.draft_rows = self.draft_rows[:n] + [b""] * (n - len(self.draft_rows))
+        self.hidden = hidden
 
 
 class FakeBackend:
@@ -49,7 +56,8 @@ class FakeBackend:
 
     All sequences share ``n_cells``, by default n_ctx. ``fail_loads`` makes that many following loads refuse their
     bytes. Saved blocks are zeros until they settle. A hybrid has ``n_planes`` planes for each sequence, and fewer count
-    when one evaluation has to be split. With a ``draft_type`` it drafts what will come, right three times of four.
+    when one evaluation has to be split. With a ``draft_type`` it drafts what will come, right three times of four: when
+    depends on every row, and the state, of a draft model like a head.
     """
 
     def __init__(
@@ -131,6 +139,7 @@ class FakeBackend:
             n, held.state = mark if mark is not None else (n, states[n - end - 1])
         held.at = n
         del held.rows[n:]
+        held.cut_drafts(n, held.rows[-1] if n else b"")
         return n
 
     def draft(self, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
@@ -140,13 +149,15 @@ class FakeBackend:
         if len(self._seqs[item.seq].rows) != item.position:
             raise EngineError(f"the sequence does not end at {item.position}")
         # The model itself, one time of four a token beside it.
+        before = self.draft_digest(item.seq)
         kept, n_evaluated = self._seqs[item.seq], self.n_evaluated
         tokens = [*item.tokens]
         self._seqs[item.seq] = copy.deepcopy(kept)
         for i in range(len(item.tokens) + n - 1):
             after = self._advance(item.seq, np.array([tokens[i]], np.int32), item.position + i)
             if i >= len(item.tokens) - 1:
-                tokens.append((int.from_bytes(after[:8], "little") + (after[9] % 4 == 0)) % self.n_vocab)
+                is_wrong = _hash(before, after)[0] % 4 == 0
+                tokens.append((int.from_bytes(after[:8], "little") + is_wrong) % self.n_vocab)
         self._seqs[item.seq], self.n_evaluated = kept, n_evaluated
         return tuple(tokens[len(item.tokens) :])
 
@@ -158,9 +169,12 @@ class FakeBackend:
             raise EngineError(f"{start + tokens.size} tokens are more than a sequence may have")
         # Like attention, a row depends on all rows before it; like GEMM rounding, on the shape of its batch.
         before = _hash(*held.rows[-1:], held.state if self.kind != "attention" else b"", str(tokens.size).encode())
+        held.cut_drafts(start, held.hidden)
         for i, token in enumerate(tokens.tolist()):
             before = _hash(before, struct.pack("<qq", start + i, token))
             held.rows.append(before)
+            held.draft_rows.append(_hash(held.hidden, struct.pack("<q", token)))
+            held.hidden = before
         held.state = _hash(held.state, tokens.tobytes())
         held.n_least, held.states, held.mark = -1, [], None
         held.at = start + int(tokens.size)
@@ -175,6 +189,11 @@ class FakeBackend:
         """What the logits at the end of ``seq`` depend on: all its rows and its state."""
         held = self._seqs[seq]
         return _hash(*held.rows, held.state if self.kind != "attention" else b"")
+
+    def draft_digest(self, seq: int) -> bytes:
+        """What the drafts at the end of ``seq`` depend on besides the model: the draft model's rows and state."""
+        held = self._seqs[seq]
+        return _hash(*held.draft_rows, held.hidden)
 
     def sampler(self, sampling: Sampling, prompt: Tokens) -> _FakeSampler:
         return _FakeSampler(self, sampling.ignore_eos)
@@ -215,25 +234,46 @@ class FakeBackend:
         return self._later(HEADER.pack(b"ROWS", first, last) + b"".join(rows))
 
     def save_state(self, seq: int, n: int) -> State:
-        if self.kind == "attention":
-            return State()
         held = self._seqs[seq]
+        has_drafts = bool(self.draft_type and held.hidden)
+        draft = self._later(HEADER.pack(b"DSTA", 0, n) + self._author + held.hidden) if has_drafts else NOTHING
+        if self.kind == "attention":
+            return State.of(NOTHING, draft)
         if held.at != n:
             raise StateError(f"the state stands at {held.at}, not {n}")
         data = HEADER.pack(b"STAT", 0, n) + held.state + (b"".join(held.rows) if self.kind == "opaque" else b"")
-        return State.of(self._later(data))
+        return State.of(self._later(data), draft)
+
+    @property
+    def _author(self) -> bytes:
+        return _hash(self.draft_type.encode())
 
     def draft_rows_size(self, first: int, last: int) -> int:
-        return 0
+        return HEADER.size + ROW + (last - first) * ROW if self.draft_type and first < last else 0
 
     def draft_state_size(self) -> int:
-        return 0
+        return HEADER.size + 2 * ROW if self.draft_type else 0
 
     def save_draft_rows(self, seq: int, first: int, last: int) -> Block:
-        return NOTHING
+        rows = self._seqs[seq].draft_rows[first:last]
+        if not self.draft_type or not all(rows):
+            return NOTHING
+        return self._later(HEADER.pack(b"DRFT", first, last) + self._author + b"".join(rows))
 
     def load_draft_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
-        pass
+        self.synchronize()
+        held = self._seqs[seq]
+        held.cut_drafts(first)
+        for block, start, stop in spans:
+            data = block.tobytes()
+            rows = [b""] * (stop - start)
+            if data[HEADER.size :][:ROW] == self._author:
+                magic, p0, p1 = HEADER.unpack(data[: HEADER.size])
+                if magic != b"DRFT" or not p0 <= start < stop <= p1 or start != len(held.draft_rows):
+                    raise StateError(f"draft rows [{start}, {stop}) do not continue at {len(held.draft_rows)}")
+                at = [HEADER.size + ROW + (i - p0) * ROW for i in range(start, stop)]
+                rows = [data[i : i + ROW] for i in at]
+            held.draft_rows += rows
 
     def synchronize(self) -> None:
         for block, data in self._on_the_way:
@@ -260,7 +300,13 @@ class FakeBackend:
     def load_state(self, seq: int, n: int, state: State) -> None:
         self.synchronize()
         self._maybe_fail()
-        held, block = self._seqs[seq], state.recurrent
+        held, block, draft = self._seqs[seq], state.recurrent, state.draft.tobytes()
+        is_own = draft[HEADER.size :][:ROW] == self._author
+        if is_own and HEADER.unpack(draft[: HEADER.size])[2] != n:
+            raise StateError("a draft model's state of another position")
+        held.cut_drafts(n, draft[HEADER.size + ROW :] if is_own else b"")
+        if self.kind == "attention":
+            return
         magic, _, at = HEADER.unpack(block[: HEADER.size].tobytes())
         data = block[HEADER.size :].tobytes()
         if magic != b"STAT" or at != n or (self.kind == "hybrid" and len(held.rows) != n):
@@ -276,6 +322,7 @@ class FakeBackend:
         if self.kind == "opaque" and n:
             raise StateError("nothing can be rewound")
         held = self._seqs[seq]
+        held.cut_drafts(n, held.hidden if n == len(held.rows) else b"")
         del held.rows[n:]
         held.n_least, held.states, held.mark = -1, [], None
         if n == 0:
