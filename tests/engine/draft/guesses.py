@@ -1,0 +1,96 @@
+"""Sources of drafts for tests, and a fake model whose samplers notice every token that they see twice or never."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from pyctl.engine.backend import TopTokens
+from pyctl.engine.draft.source import DraftJob
+from pyctl.engine.fake import FakeBackend
+from pyctl.engine.sampling import Sampling
+from pyctl.prompt import Prompt, Tokens
+
+
+class Guesses:
+    """Drafts 1 to ``longest`` tokens of the ``replies`` that it knows by their prompts, at random.
+
+    A share of ``wrong`` tokens is wrong, a share of ``silent`` times it has nothing.
+    """
+
+    def __init__(
+        self,
+        replies: Mapping[Prompt, Sequence[int]],
+        longest: int,
+        wrong: float = 0.0,
+        silent: float = 0.0,
+        seed: int = 0,
+        name: str = "guesses",
+    ) -> None:
+        self.name = name
+        self.longest, self.wrong, self.silent = longest, wrong, silent
+        self.followed: dict[int, tuple[int, list[int]]] = {}
+        self.n_learned = 0
+        self._known = {prompt.tokens.tobytes(): list(reply) for prompt, reply in replies.items()}
+        self._random = np.random.default_rng(seed)
+        self._drafted: dict[int, int] = {}
+
+    def begin(self, key: int, prompt: Tokens) -> None:
+        assert key not in self.followed
+        self.followed[key] = int(prompt.size), self._known.get(prompt.tobytes(), [])
+
+    def propose(self, jobs: Sequence[DraftJob]) -> list[tuple[int, ...]]:
+        assert len({job.key for job in jobs}) == len(jobs)
+        return [self._guess(job) for job in jobs]
+
+    def _guess(self, job: DraftJob) -> tuple[int, ...]:
+        n_prompt, reply = self.followed[job.key]
+        at = job.seq.n + len(job.sure) - n_prompt
+        assert [*job.seq.tokens[n_prompt:].tolist(), *job.sure][: len(reply)] == reply[:at], "it goes on as it came"
+        assert job.most > 0
+        self._drafted[job.key] = 0
+        if self._random.random() < self.silent:
+            return ()
+        n = int(self._random.integers(1, self.longest + 1))
+        wrong = self._random.random(n) < self.wrong
+        draft = tuple(t % 60 + 1 if w else t for t, w in zip(reply[at : at + n], wrong, strict=False))
+        self._drafted[job.key] = min(len(draft), job.most)
+        return draft
+
+    def learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
+        assert 0 <= n_accepted <= n_drafted <= self._drafted[key]
+        self.n_learned += 1
+
+    def end(self, key: int) -> None:
+        self.followed.pop(key, None)
+
+
+class RememberingBackend(FakeBackend):
+    """What its samplers choose depends on all that they chose before, as with penalties, grammars and seeds."""
+
+    def sampler(self, sampling: Sampling, prompt: Tokens) -> _RememberingSampler:
+        return _RememberingSampler(self, int(sampling.ignore_eos))
+
+
+class _RememberingSampler:
+    def __init__(self, backend: RememberingBackend, first: int) -> None:
+        self._backend, self._first = backend, first
+        self._seen = 1
+
+    def sample(self, index: int) -> int:
+        value = int.from_bytes(self._backend._outputs[index][:8], "little") ^ self._seen
+        return self._saw(self._first + value % (self._backend.n_vocab - self._first))
+
+    def force(self, index: int, token: int) -> None:
+        self._saw(token)
+
+    def _saw(self, token: int) -> int:
+        self._seen = (self._seen * 1_000_003 + token) % 2**61
+        return token
+
+    def top_tokens(self, token: int, n: int) -> TopTokens:
+        return ((token, self._seen % 97 / 97),)
+
+    def close(self) -> None:
+        pass
