@@ -7,8 +7,8 @@
 Parts, the most telling first: lengths (n_max 3, drafts accepted by chance with a given mean length, and no drafts; two
 of these also say how fast a prompt is evaluated), company (-np 4), defaults (no flag but the model and the type, no
 cache directory), restart (accepted share of one reply before and after, real drafts), widths (n_max 1 to 6, everything
-accepted, a short prompt). Chance makes lengths differ: speeds are for the length that was asked for, from the time of
-one step. Servers are loaded and warmed several at a time, as the device's memory allows, and measured one after the
+accepted, a short prompt). Chance makes lengths differ: speeds are for the length that was asked for in each step that
+had a draft. Servers are loaded and warmed several at a time, as the device's memory allows, and measured one after the
 other while the others are idle. Findings go to gpu-speculative-<shape>.json and .md at once.
 """
 
@@ -191,9 +191,9 @@ class Subject:
             if self.failed:
                 raise OSError(self.failed)
             replies = self._together(n) if case.n_seqs > 1 else [self.server.complete(self.prompts[0], n)]
-            fields: Record = {"rate": window_rate(replies), "length": mean_length(replies)}
-            fields["drafted"] = sum(reply.n_drafted for reply in replies)
-            fields["accepted"] = sum(reply.n_accepted for reply in replies)
+            fields: Record = {"rate": window_rate(replies), **counts(replies)}
+            if case.n_max and not fields["drafted"]:
+                raise OSError("nothing was drafted")
             if case.cold:
                 timings = replies[0].timings
                 fields["prefill"] = timings["prompt_n"] / replies[0].first_ms * 1e3
@@ -227,10 +227,11 @@ def window_rate(replies: Sequence[Completion]) -> float:
     return n / (last - first)
 
 
-def mean_length(replies: Sequence[Completion]) -> float:
-    """Tokens per step: those that were drafted and accepted came with another one."""
-    n = sum(reply.n_predicted - 1 for reply in replies)
-    return n / (n - sum(reply.n_accepted for reply in replies))
+def counts(replies: Sequence[Completion]) -> dict[str, int]:
+    """Tokens drafted and accepted, and steps: an accepted token came with another one."""
+    accepted = sum(reply.n_accepted for reply in replies)
+    steps = sum(reply.n_predicted - 1 for reply in replies) - accepted
+    return {"drafted": sum(reply.n_drafted for reply in replies), "accepted": accepted, "steps": steps}
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------

@@ -14,15 +14,25 @@ Record = dict[str, Any]
 WITHOUT = "without drafts"
 
 NOT_DONE = ("failed", "skipped")
+COLUMNS = ("length", "step ms", "steps with drafts")
 
 FASTER, TOGETHER, PREFILL, VRAM_MIB = 1.15, 1.05, 0.97, 200.0
 """Aims: against llama-server at length 2 and above, in company, of a prompt's speed without a head, and beyond it."""
 
 
+def length(record: Record) -> float:
+    """Tokens per step."""
+    return float(1 + record["accepted"] / record["steps"])
+
+
 def at_wanted(record: Record) -> float:
-    """Tokens per second at the length that was asked for: chance yields another one."""
-    wanted = record["wanted"]
-    return float(record["rate"] * wanted / record["length"]) if wanted else float(record["rate"])
+    """Tokens per second if each step with a draft had yielded the length that was asked for: chance makes it another
+    one. Steps without a draft stay what they were."""
+    if not record["wanted"]:
+        return float(record["rate"])
+    drafts = record["drafted"] / record["n_max"]
+    expected = record["steps"] + drafts * (record["wanted"] - 1)
+    return float(record["rate"] * expected / (record["steps"] + record["accepted"]))
 
 
 def speed_rows(records: Sequence[Record]) -> list[list[str]]:
@@ -34,8 +44,10 @@ def speed_rows(records: Sequence[Record]) -> list[list[str]]:
         cells = [case, *(f"{rates[s]:.1f}" if s in rates else "" for s in (OURS, PEER))]
         found = ratio(rates.get(OURS), rates.get(PEER))
         cells.append("" if found is None else f"{found:.2f}")
-        steps = {s: 1e3 * r["length"] * r["n_seqs"] / r["rate"] for s, r in both.items()}
-        for values, form in (({s: r["length"] for s, r in both.items()}, "{:.2f}"), (steps, "{:.2f}")):
+        steps = {s: 1e3 * length(r) * r["n_seqs"] / r["rate"] for s, r in both.items()}
+        drafts = {s: r["drafted"] / r["n_max"] / r["steps"] for s, r in both.items() if r["n_max"]}
+        lengths = {s: length(r) for s, r in both.items()}
+        for values, form in ((lengths, "{:.2f}"), (steps, "{:.2f}"), (drafts, "{:.0%}")):
             cells += [form.format(values[s]) if s in values else "" for s in (OURS, PEER)]
         rows.append(cells)
     return rows
@@ -106,7 +118,7 @@ def aims(records: Sequence[Record]) -> list[tuple[str, str, str, bool]]:
         for r in records
         if r["kind"] == "restart" and r["server"] == OURS
     }
-    if len(shares) == 2:
+    if len(shares) == 2 and any(shares.values()):
         before, after = shares["before"], shares["after a restart"]
         found.append(("accepted after a restart", f"{before:.1%}, as before", f"{after:.1%}", after >= before - 0.005))
     return found
@@ -123,7 +135,7 @@ def document(data: dict[str, Any]) -> str:
         ("Aims", ["what", "aim", "found", "reached"], [[*a[:3], "yes" if a[3] else "NO"] for a in aims(records)]),
         (
             "Tokens per second, at the length that was asked for",
-            ["case", OURS, PEER, "ratio", f"{OURS}: length", f"{PEER}: length", f"{OURS}: step ms", f"{PEER}: step ms"],
+            ["case", OURS, PEER, "ratio", *(f"{server}: {what}" for what in COLUMNS for server in (OURS, PEER))],
             speed_rows(records),
         ),
         (

@@ -237,10 +237,12 @@ def completion(arrivals: list[tuple[float, int]], drafted: int = 0, accepted: in
     return Completion(1.0, arrivals, n, {"draft_n": drafted, "draft_n_accepted": accepted, "prompt_n": 1})
 
 
-def speed(server: str, rate: float, *, wanted: float = 2.0, length: float = 2.0, **more: Any) -> dict[str, Any]:
+def speed(server: str, rate: float, *, wanted: float = 2.0, accepted: int = 50, **more: Any) -> dict[str, Any]:
+    """50 steps with drafts of 3."""
+    counts = {"steps": 50, "drafted": 150, "accepted": accepted}
     record = {"part": "lengths", "kind": "speed", "case": f"length {wanted:g}", "n_max": 3, "n_seqs": 1}
     memory = {"vram_mib": 20_000.0, "resident_mib": 900.0}
-    return {**record, "server": server, "rate": rate, "wanted": wanted, "length": length, **memory, **more}
+    return {**record, "server": server, "rate": rate, "wanted": wanted, **counts, **memory, **more}
 
 
 def test_replies_side_by_side_count_while_all_are_written() -> None:
@@ -253,29 +255,36 @@ def test_replies_side_by_side_count_while_all_are_written() -> None:
 
 
 def test_a_step_yields_what_was_accepted_and_one_more() -> None:
-    from bench.gpu.speculative import mean_length
+    from bench.gpu.speculative import counts
 
-    assert mean_length([completion([(0.0, 1), (1.0, 12)], drafted=12, accepted=8)]) == 3.0
-    assert mean_length([completion([(0.0, 1), (1.0, 12)])]) == 1.0
+    replies = [completion([(0.0, 1), (1.0, 12)], drafted=12, accepted=8), completion([(0.0, 1), (1.0, 12)])]
+    assert counts(replies) == {"drafted": 12, "accepted": 8, "steps": 4 + 12}
 
 
 def test_speeds_are_compared_at_the_length_that_was_asked_for() -> None:
     from bench.gpu.speculative_report import aims, document
 
-    lucky, unlucky = speed("pyctl", 150.0, length=3.0), speed("llama-server", 80.0, length=1.6)
+    lucky, unlucky = speed("pyctl", 150.0, accepted=100), speed("llama-server", 80.0, accepted=30)
     table = {what: (found, reached) for what, _, found, reached in aims([lucky, unlucky])}
     assert table["length 2: against llama-server"] == ("1.00x", False)
-    assert "| length 2 | 100.0 | 100.0 | 1.00 | 3.00 | 1.60 |" in document(
+    assert "| length 2 | 100.0 | 100.0 | 1.00 | 3.00 | 1.60 | 20.00 | 20.00 | 100% | 100% |" in document(
         {"shape": "tiny", "machine": {}, "records": [lucky, unlucky]}
     )
     table = {what: (found, reached) for what, _, found, reached in aims([speed("pyctl", 116.0), unlucky])}
     assert table["length 2: against llama-server"] == ("1.16x", True)
 
 
+def test_steps_without_a_draft_are_no_bad_luck() -> None:
+    from bench.gpu.speculative_report import at_wanted
+
+    paused = speed("pyctl", 90.0, wanted=3.0, steps=50, drafted=75, accepted=50)
+    assert at_wanted(paused) == 90.0, "every second step has a draft, and two tokens of each are right"
+
+
 def test_aims_of_memory_prompts_company_and_restarts() -> None:
     from bench.gpu.speculative_report import WITHOUT, aims
 
-    bare = {"case": WITHOUT, "n_max": 0, "wanted": 0.0, "length": 1.0}
+    bare = {"case": WITHOUT, "n_max": 0, "wanted": 0.0, "drafted": 0, "accepted": 0}
     together = {"case": "together", "n_seqs": 4}
     restarts = [{"part": "restart", "kind": "restart", "server": "pyctl", "drafted": 100} for _ in range(2)]
     restarts[0] |= {"way": "before", "accepted": 40}
