@@ -43,8 +43,8 @@ constexpr size_t most_in_flight = 16, most_unseen = 2;
 // the next call, for there may never be one to `finish`.
 class bound_state {
 public:
-    bound_state(uintptr_t ctx, llama_seq_id seq, size_t lag)
-        : state(reinterpret_cast<llama_context *>(ctx), seq, host_arena::instance(), lag) {}
+    bound_state(uintptr_t ctx, llama_seq_id seq, size_t lag, bool marks)
+        : state(reinterpret_cast<llama_context *>(ctx), seq, host_arena::instance(), lag, marks) {}
 
     ~bound_state() { state.finish(); }
 
@@ -59,6 +59,19 @@ public:
     bool                is_async() const { return state.is_async(); }
     size_t              rows_size(int64_t p0, int64_t p1) const { return state.rows_size(p0, p1); }
     size_t              state_size(llama_seq_id seq) const { return state.state_size(seq); }
+
+    bool has_marks() const { return state.has_marks(); }
+
+    void mark(llama_seq_id seq, int64_t n) {
+        without_gil([&] { state.mark(seq, n); });
+    }
+
+    int64_t reset(llama_seq_id seq) {
+        int64_t n = 0;
+        without_gil([&] { n = state.reset(seq); });
+        release();
+        return n;
+    }
 
     void rewind(llama_seq_id seq, int64_t n) {
         state.rewind(seq, n);
@@ -165,7 +178,8 @@ private:
 
 void register_kv_state(py::module_ & m) {
     py::class_<bound_state>(m, "KVState")
-        .def(py::init<uintptr_t, llama_seq_id, size_t>(), py::arg("ctx"), py::arg("seq") = 0, py::arg("lag") = 0)
+        .def(py::init<uintptr_t, llama_seq_id, size_t, bool>(), py::arg("ctx"), py::arg("seq") = 0, py::arg("lag") = 0,
+             py::arg("marks") = false)
         .def_property_readonly("kind", &bound_state::kind)
         .def_property_readonly("layout", &bound_state::layout)
         .def_property_readonly("is_async", &bound_state::is_async)
@@ -176,6 +190,9 @@ void register_kv_state(py::module_ & m) {
         .def("state_size", &bound_state::state_size, py::arg("seq"))
         .def("save_state", &bound_state::save_state, py::arg("seq"), py::arg("n"), py::arg("out"))
         .def("load_state", &bound_state::load_state, py::arg("seq"), py::arg("n"), py::arg("data"))
+        .def_property_readonly("has_marks", &bound_state::has_marks)
+        .def("mark", &bound_state::mark, py::arg("seq"), py::arg("n"))
+        .def("reset", &bound_state::reset, py::arg("seq"))
         .def("rewind", &bound_state::rewind, py::arg("seq"), py::arg("n"))
         .def("clear", &bound_state::clear, py::arg("seq"))
         .def("finish", &bound_state::finish);

@@ -6,11 +6,13 @@
 
 #include <stdexcept>
 
-kv_state::kv_state(llama_context * context, llama_seq_id seq, const host_arena & pinned, size_t lag) : ctx(context) {
+kv_state::kv_state(llama_context * context, llama_seq_id seq, const host_arena & pinned, size_t lag, bool has_marks)
+    : ctx(context) {
     if (ctx == nullptr) {
         throw std::invalid_argument("the context is null");
     }
     check_seq(seq);
+    marks.assign(llama_n_seq_max(ctx), -1);
     parts     = parts_of(ctx);
     layout    = layout_of(ctx, parts, seq);
     recurrent = recurrent_memory_of(ctx);
@@ -19,7 +21,7 @@ kv_state::kv_state(llama_context * context, llama_seq_id seq, const host_arena &
         rows = std::make_unique<attention_rows>(*parts.attention, layout.rows, layout.hash, *copies);
     }
     if (parts.recurrent != nullptr) {
-        state = make_recurrent_state(*parts.recurrent, layout.recurrent, *copies);
+        state = make_recurrent_state(*parts.recurrent, layout.recurrent, *copies, has_marks ? marks.size() : 0);
     } else if (parts.kind == memory_kind::opaque) {
         state = make_opaque_state(ctx);
     }
@@ -61,7 +63,7 @@ void kv_state::save_rows(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out
 }
 
 void kv_state::load_rows(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) {
-    check_seq(seq);
+    mark_of(seq) = -1;
     movable_rows().load(seq, p0, spans);
 }
 
@@ -97,7 +99,39 @@ void kv_state::load_state(llama_seq_id seq, int64_t n, const uint8_t * data, siz
         throw std::invalid_argument("sequence " + std::to_string(seq) + " holds " + std::to_string(end_of(seq)) +
                                     " rows, a state at " + std::to_string(n) + " does not belong there");
     }
+    mark_of(seq) = -1;
     state.load(seq, n, data + sizeof(block_header), size - sizeof(block_header));
+}
+
+int64_t & kv_state::mark_of(llama_seq_id seq) {
+    check_seq(seq);
+    return marks[static_cast<size_t>(seq)];
+}
+
+void kv_state::mark(llama_seq_id seq, int64_t n) {
+    int64_t & mark = mark_of(seq);
+    if (!has_marks()) {
+        throw std::invalid_argument("there is no room for marks");
+    }
+    const int64_t at = state->position(seq);
+    if (n <= 0 || at != n || end_of(seq) != n) {
+        throw std::invalid_argument("sequence " + std::to_string(seq) + " stands at " + std::to_string(at) +
+                                    ", it cannot be marked at " + std::to_string(n));
+    }
+    mark = -1;
+    state->mark(seq);
+    mark = n;
+}
+
+int64_t kv_state::reset(llama_seq_id seq) {
+    const int64_t n = mark_of(seq);
+    if (n < 0 || end_of(seq) < n) {
+        throw std::invalid_argument("sequence " + std::to_string(seq) + " has no mark to go back to");
+    }
+    finish();  // cells that are dropped may be filled again
+    rows->truncate(seq, n);
+    state->reset(seq, n);
+    return n;
 }
 
 void kv_state::rewind(llama_seq_id seq, int64_t n) {
@@ -111,12 +145,13 @@ void kv_state::rewind(llama_seq_id seq, int64_t n) {
         return;
     }
     attention_rows & rows = movable_rows();
+    mark_of(seq)          = -1;
     finish();  // cells that are dropped may be filled again
     rows.truncate(seq, n);
 }
 
 void kv_state::clear(llama_seq_id seq) {
-    check_seq(seq);
+    mark_of(seq) = -1;
     finish();
     wipe(seq);
     llama_memory_seq_rm(llama_get_memory(ctx), seq, -1, -1);

@@ -23,8 +23,9 @@
 class kv_state {
 public:
     // `seq` must hold at least one token: the layout is read from what the library writes for it. The context must
-    // outlive this, and so must `pinned`, where buffers may come from. `lag` is for tests, see transfer.h.
-    kv_state(llama_context * ctx, llama_seq_id seq, const host_arena & pinned, size_t lag = 0);
+    // outlive this, and so must `pinned`, where buffers may come from. `lag` is for tests, see transfer.h. With `marks`
+    // there is room on the device for a state of each sequence, where the memory has states that can be moved.
+    kv_state(llama_context * ctx, llama_seq_id seq, const host_arena & pinned, size_t lag = 0, bool marks = false);
 
     memory_kind         kind() const { return parts.kind; }
     const std::string & layout_text() const { return layout.text; }
@@ -36,6 +37,13 @@ public:
     size_t state_size(llama_seq_id seq) const;  // 0 for kind attention
     void   save_state(llama_seq_id seq, int64_t n, uint8_t * out, size_t size);
     void   load_state(llama_seq_id seq, int64_t n, const uint8_t * data, size_t size);
+
+    bool has_marks() const { return state != nullptr && state->has_marks(); }
+
+    // Keep the state of `seq`, which ends at n, on the device, until the next call. What is evaluated in `seq` after this
+    // can be taken back by `reset`, which returns n; not if it was rewound, cleared or loaded meanwhile.
+    void    mark(llama_seq_id seq, int64_t n);
+    int64_t reset(llama_seq_id seq);
 
     void rewind(llama_seq_id seq, int64_t n);
     void clear(llama_seq_id seq);
@@ -52,6 +60,7 @@ private:
     void             wipe(llama_seq_id seq);
     attention_rows & movable_rows() const;
     sequence_state & own_state() const;
+    int64_t &        mark_of(llama_seq_id seq);
 
     llama_context *                 ctx;
     memory_parts                    parts;
@@ -60,4 +69,5 @@ private:
     std::unique_ptr<transfer>       copies;
     std::unique_ptr<attention_rows> rows;   // null for kind opaque
     std::unique_ptr<sequence_state> state;  // null for kind attention
+    std::vector<int64_t>            marks;  // of each sequence, -1 for none
 };

@@ -4,33 +4,26 @@
 
 #include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace {
 
 class recurrent_state : public sequence_state {
 public:
-    recurrent_state(llama_memory_recurrent & memory, const recurrent_layout & layout, transfer & copies)
-        : memory(memory), layout(layout), copies(copies) {}
+    recurrent_state(llama_memory_recurrent & memory, const recurrent_layout & layout, transfer & copies, size_t n_marks)
+        : memory(memory), layout(layout), copies(copies), n_marks(n_marks) {
+        if (n_marks > 0) {
+            copies.reserve(regions_of(layout.steps), n_marks);
+        }
+    }
 
     int64_t position(llama_seq_id seq) const override { return memory.seq_pos_max(seq) + 1; }
 
     size_t size(llama_seq_id) const override { return layout.n_bytes; }
 
     void save(llama_seq_id seq, uint8_t * out, size_t) override {
-        recorder stream;
-        memory.state_write(stream, seq);
-        std::vector<copy_region> regions;
-        size_t                   n_bytes = 0;
-        for (const io_step & step : stream.steps) {
-            if (step.tensor != nullptr) {
-                regions.push_back({ step.tensor, step.offset, step.size });
-                n_bytes += step.size;
-            }
-        }
-        if (n_bytes != layout.n_bytes) {
-            throw std::runtime_error("llama.cpp wrote another amount of recurrent state than before");
-        }
-        copies.save_staged(regions, out);
+        copies.save_staged(written(seq), out);
     }
 
     void load(llama_seq_id seq, int64_t n, const uint8_t * data, size_t size) override {
@@ -38,6 +31,60 @@ public:
             throw std::invalid_argument("a state has " + std::to_string(layout.n_bytes) +
                                         " bytes behind its header, not " + std::to_string(size));
         }
+        copies.load_begin();
+        size_t at = 0;
+        try {
+            read(seq, n, [&](const copy_region & to) {
+                if (to.size > size - at) {
+                    throw std::runtime_error("llama.cpp asked for more tensor data than was given");
+                }
+                copies.load(to, data + at);
+                at += to.size;
+            });
+        } catch (...) {
+            copies.finish();
+            throw;
+        }
+        copies.load_end();
+    }
+
+    bool has_marks() const override { return n_marks > 0; }
+
+    void mark(llama_seq_id seq) override { copies.keep(written(seq), static_cast<size_t>(seq)); }
+
+    void reset(llama_seq_id seq, int64_t n) override {
+        size_t i = 0;
+        read(seq, n, [&](const copy_region & to) { copies.put_back(static_cast<size_t>(seq), i++, to); });
+    }
+
+private:
+    static std::vector<copy_region> regions_of(const std::vector<io_step> & steps) {
+        std::vector<copy_region> regions;
+        for (const io_step & step : steps) {
+            if (step.tensor != nullptr) {
+                regions.push_back({ step.tensor, step.offset, step.size });
+            }
+        }
+        return regions;
+    }
+
+    // Where the state of `seq` lies now.
+    std::vector<copy_region> written(llama_seq_id seq) const {
+        recorder stream;
+        memory.state_write(stream, seq);
+        std::vector<copy_region> regions = regions_of(stream.steps);
+        size_t                   n_bytes = 0;
+        for (const copy_region & region : regions) {
+            n_bytes += region.size;
+        }
+        if (n_bytes != layout.n_bytes) {
+            throw std::runtime_error("llama.cpp wrote another amount of recurrent state than before");
+        }
+        return regions;
+    }
+
+    // Lets the library give `seq` a cell that stands at n; `fill` fills it.
+    void read(llama_seq_id seq, int64_t n, stream_reader::filler fill) {
         byte_writer plain;
         for (size_t i = 0; i < layout.steps.size(); ++i) {
             const io_step & step = layout.steps[i];
@@ -50,21 +97,14 @@ public:
                 plain.put_all(step.bytes);
             }
         }
-        copies.load_begin();
-        stream_reader reader(plain.take(), copies, data, size);
-        try {
-            memory.state_read(reader, seq);
-        } catch (...) {
-            copies.finish();
-            throw;
-        }
-        copies.load_end();
+        stream_reader reader(plain.take(), std::move(fill));
+        memory.state_read(reader, seq);
     }
 
-private:
     llama_memory_recurrent & memory;
     recurrent_layout         layout;
     transfer &               copies;
+    size_t                   n_marks;
 };
 
 class opaque_state : public sequence_state {
@@ -105,8 +145,8 @@ private:
 }  // namespace
 
 std::unique_ptr<sequence_state> make_recurrent_state(llama_memory_recurrent & memory, const recurrent_layout & layout,
-                                                     transfer & copies) {
-    return std::make_unique<recurrent_state>(memory, layout, copies);
+                                                     transfer & copies, size_t n_marks) {
+    return std::make_unique<recurrent_state>(memory, layout, copies, n_marks);
 }
 
 std::unique_ptr<sequence_state> make_opaque_state(llama_context * ctx) {

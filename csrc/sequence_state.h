@@ -26,11 +26,18 @@ public:
 
     // Makes what was saved at `n` the state of `seq`. std::invalid_argument if the bytes do not fit.
     virtual void load(llama_seq_id seq, int64_t n, const uint8_t * data, size_t size) = 0;
+
+    // Whether states can be kept where they lie: `mark` does so with that of `seq`, and `reset` makes it the state again,
+    // at the position n that it had.
+    virtual bool has_marks() const { return false; }
+    virtual void mark(llama_seq_id) {}
+    virtual void reset(llama_seq_id, int64_t) {}
 };
 
-// The recurrent cell of a sequence. `memory` and `copies` must outlive it.
+// The recurrent cell of a sequence. `memory` and `copies` must outlive it. There is room for `n_marks` marks, of the
+// sequences from 0 on.
 std::unique_ptr<sequence_state> make_recurrent_state(llama_memory_recurrent & memory, const recurrent_layout & layout,
-                                                     transfer & copies);
+                                                     transfer & copies, size_t n_marks);
 
 // The library's own state of the whole sequence, rows and all. A failed `load` leaves the sequence empty.
 std::unique_ptr<sequence_state> make_opaque_state(llama_context * ctx);

@@ -20,13 +20,7 @@ void stream_reader::read(void * dst, size_t size) {
 }
 
 void stream_reader::read_tensor(ggml_tensor * tensor, size_t offset, size_t size) {
-    if (copies == nullptr) {
-        return;
+    if (fill != nullptr) {
+        fill({ tensor, offset, size });
     }
-    if (size > left) {
-        throw std::runtime_error("llama.cpp asked for more tensor data than was given");
-    }
-    copies->load({ tensor, offset, size }, src);
-    src += size;
-    left -= size;
 }

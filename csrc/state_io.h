@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -62,14 +63,14 @@ private:
     std::vector<uint8_t> bytes;
 };
 
-// Feeds a memory module with plain bytes, and tensors with the `size` bytes at `src`, which `copies` brings there.
+// Feeds a memory module with plain bytes, and has each region of its tensors filled by `fill`.
 class stream_reader : public llama_io_read_i {
 public:
-    // The module finds its cells; no tensor data is moved.
-    explicit stream_reader(std::vector<uint8_t> plain) : plain(std::move(plain)) {}
+    using filler = std::function<void(const copy_region &)>;
 
-    stream_reader(std::vector<uint8_t> plain, transfer & copies, const uint8_t * src, size_t size)
-        : plain(std::move(plain)), copies(&copies), src(src), left(size) {}
+    // The module finds its cells; without `fill` no tensor data is moved.
+    explicit stream_reader(std::vector<uint8_t> plain, filler fill = nullptr)
+        : plain(std::move(plain)), fill(std::move(fill)) {}
 
     void   read(void * dst, size_t size) override;
     void   read_tensor(ggml_tensor * tensor, size_t offset, size_t size) override;
@@ -77,8 +78,6 @@ public:
 
 private:
     std::vector<uint8_t> plain;
-    size_t               at     = 0;
-    transfer *           copies = nullptr;
-    const uint8_t *      src    = nullptr;
-    size_t               left   = 0;
+    size_t               at = 0;
+    filler               fill;
 };

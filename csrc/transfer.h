@@ -53,6 +53,16 @@ public:
     // The same for tensors that the next computation overwrites: a copy on the device goes to the host.
     void save_staged(const std::vector<copy_region> & from, uint8_t * dst);
 
+    // Room for `count` copies of what is like `regions`, on the devices where these lie. std::runtime_error without it.
+    void reserve(const std::vector<copy_region> & regions, size_t count);
+
+    // `from`, which is like what was reserved for, becomes copy `index`: what has been computed, or will be by what is on
+    // its way. What is computed after this may overwrite the tensors.
+    void keep(const std::vector<copy_region> & from, size_t index);
+
+    // Piece `i` of copy `index` goes to `to`, which is as large; what is computed after this sees it.
+    void put_back(size_t index, size_t i, const copy_region & to);
+
     // `src` goes to the tensors; what is computed after `load_end` sees it.
     void load_begin();
     void load(const copy_region & to, const uint8_t * src);
@@ -65,16 +75,30 @@ public:
     copy_progress & progress() { return done; }
 
 private:
+    // Where the pieces of a copy lie: in one of the `kept` buffers, copy after copy `stride` apart.
+    struct kept_piece {
+        size_t buffer, offset, size;
+    };
+    struct kept_buffer {
+        buffer_handle buffer;
+        size_t        stride;
+    };
+
+    ggml_tensor kept_bytes(size_t index, size_t i) const;
+    void        copy(const ggml_tensor & from, ggml_tensor & to);
+
     template <typename F> void each_contiguous(const copy_region & region, const uint8_t * host, const F & copy) const;
 
-    llama_context *    ctx;
-    const host_arena & pinned;
-    bool               pretends;
-    copy_progress      done;
-    ggml_backend_t     compute = nullptr;  // the scheduler's
-    event_handle       computed;
-    event_handle       copied;
-    buffer_handle      stage_buffer;  // on the device; null where nothing is staged
-    ggml_tensor        stage{};
-    backend_handle     copy_backend;  // null where copies are not asynchronous; goes first
+    llama_context *          ctx;
+    const host_arena &       pinned;
+    bool                     pretends;
+    copy_progress            done;
+    ggml_backend_t           compute = nullptr;  // the scheduler's
+    event_handle             computed;
+    event_handle             copied;
+    buffer_handle            stage_buffer;  // on the device; null where nothing is staged
+    ggml_tensor              stage{};
+    std::vector<kept_buffer> kept;
+    std::vector<kept_piece>  pieces;
+    backend_handle           copy_backend;  // null where copies are not asynchronous; goes first
 };

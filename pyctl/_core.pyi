@@ -71,9 +71,12 @@ class KVState:
 
     With a ``lag``, for tests, a host behaves as a device that copies beside the computation does towards its buffers:
     a copy counts as complete when so many further calls were made, or something waited for it.
+
+    With ``marks``, a hybrid has room for one more state of each sequence, on the devices where states lie; RuntimeError
+    where that is missing.
     """
 
-    def __init__(self, ctx: int, seq: int = 0, lag: int = 0) -> None: ...
+    def __init__(self, ctx: int, seq: int = 0, lag: int = 0, marks: bool = False) -> None: ...
     @property
     def kind(self) -> Literal["attention", "hybrid", "opaque"]: ...
     @property
@@ -109,6 +112,19 @@ class KVState:
 
     def load_state(self, seq: int, n: int, data: Buffer) -> None:
         """Replace the state of ``seq`` by one saved at ``n``; a hybrid's rows must end there already."""
+
+    @property
+    def has_marks(self) -> bool:
+        """Whether sequences can be marked."""
+
+    def mark(self, seq: int, n: int) -> None:
+        """Keep the state of ``seq``, which ends at ``n``, where states lie, in place of the one kept before."""
+
+    def reset(self, seq: int) -> int:
+        """Take ``seq`` back to its mark, as often as wanted; returns the position.
+
+        ValueError without one: there is none after the sequence was rewound, cleared or loaded.
+        """
 
     def rewind(self, seq: int, n: int) -> None:
         """Drop the rows from ``n`` on. A hybrid's state stays where it was: load the one at ``n`` next."""

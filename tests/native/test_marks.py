@@ -1,0 +1,175 @@
+"""A sequence goes back to its mark with the bits that it had there, whatever was evaluated in it since."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyctl import _core
+from pyctl.engine.llama import LlamaBackend, Loaded, llama_backend, load
+from pyctl.engine.model_settings import ModelSettings
+from pyctl.prompt import as_tokens
+
+N = 150
+OPTIONS = [
+    ("tiny-hybrid", {}),
+    ("tiny-moe", {}),
+    ("tiny-hybrid", {"type_k": "q8_0", "type_v": "q8_0", "flash_attn": "on"}),
+]
+
+
+def opened(path: Path, monkeypatch: pytest.MonkeyPatch, **options: object) -> Loaded:
+    monkeypatch.setattr(llama_backend, "KVState", partial(_core.KVState, marks=True))
+    chosen = {"n_ctx": 1024, "n_ubatch": 64, "n_seqs": 2, "n_threads": 1, **options}
+    return load(ModelSettings(path=str(path), **chosen))
+
+
+@pytest.fixture(params=OPTIONS, ids=lambda param: "-".join([param[0], *map(str, param[1].values())]))
+def backend(
+    model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[LlamaBackend]:
+    name, options = request.param
+    loaded = opened(model_path(name), monkeypatch, **options)
+    yield loaded.backend
+    loaded.backend.unload()
+
+
+def tokens(seed: int, n: int) -> np.ndarray:
+    return as_tokens(np.random.default_rng(seed).integers(3, 256, n))
+
+
+def go_on(backend: LlamaBackend, seq: int, seed: int, *widths: int, start: int = N) -> list[np.ndarray]:
+    """Evaluate batches of ``widths``; the logits after each."""
+    found = []
+    for i, width in enumerate(widths):
+        backend.evaluate(seq, tokens(100 * seed + i, width), start)
+        found.append(backend.logits(0))
+        start += width
+    return found
+
+
+def prompt(backend: LlamaBackend, seq: int, seed: int) -> None:
+    for start in range(0, N, 50):
+        backend.evaluate(seq, tokens(seed, N)[start : start + 50], start)
+
+
+def same(ours: list[np.ndarray], others: list[np.ndarray]) -> bool:
+    assert all(np.isfinite(logits).all() for logits in ours)
+    return all(np.array_equal(a, b) for a, b in zip(ours, others, strict=True))
+
+
+def test_what_follows_the_mark_has_the_same_bits(backend: LlamaBackend) -> None:
+    memory = backend._memory
+    assert memory.has_marks
+    prompt(backend, 0, 1)
+    expected = go_on(backend, 0, 5, 1, 4, 17, 1)
+    backend.clear(0)
+    prompt(backend, 0, 1)
+    memory.mark(0, N)
+    for seed, widths in enumerate([(1,), (40,), (3, 1, 1), (64, 64), (1, 33)]):
+        wrong = go_on(backend, 0, 50 + seed, *widths)
+        assert not same(wrong[:1], expected[:1])
+        assert memory.reset(0) == N
+        assert same(go_on(backend, 0, 5, 1, 4, 17, 1), expected)
+        assert memory.reset(0) == N
+
+
+def test_the_state_itself_is_the_one_at_the_mark(backend: LlamaBackend) -> None:
+    memory = backend._memory
+    prompt(backend, 0, 2)
+    memory.mark(0, N)
+    before = backend.save_state(0, N).recurrent
+    backend.synchronize()
+    before = before.copy()
+    go_on(backend, 0, 9, 30)
+    memory.reset(0)
+    after = backend.save_state(0, N).recurrent
+    backend.synchronize()
+    assert np.array_equal(before, after)
+
+
+def test_each_sequence_has_its_own_mark(backend: LlamaBackend) -> None:
+    memory = backend._memory
+    expected = []
+    for seq in (0, 1):
+        prompt(backend, seq, seq)
+        expected.append(go_on(backend, seq, 7, 1, 5))
+        backend.clear(seq)
+    for seq in (0, 1):
+        prompt(backend, seq, seq)
+    for seq in (1, 0):
+        memory.mark(seq, N)
+    for seq in (0, 1):
+        go_on(backend, seq, 8, 20, 1)
+    for seq in (1, 0):
+        memory.reset(seq)
+    # Beside what lies in the context now, so the rows' places differ: only nearly equal.
+    for seq in (0, 1):
+        for ours, others in zip(go_on(backend, seq, 7, 1, 5), expected[seq], strict=True):
+            assert np.abs(ours - others).max() < 0.05 * np.abs(others).max()
+
+
+def test_a_later_mark_replaces_the_earlier_one(backend: LlamaBackend) -> None:
+    memory = backend._memory
+    prompt(backend, 0, 3)
+    memory.mark(0, N)
+    go_on(backend, 0, 4, 6)
+    memory.mark(0, N + 6)
+    expected = go_on(backend, 0, 5, 2, start=N + 6)
+    assert memory.reset(0) == N + 6
+    assert same(go_on(backend, 0, 5, 2, start=N + 6), expected)
+
+
+@pytest.mark.parametrize("change", ["rewind", "clear", "load_state", "load_rows"])
+def test_there_is_no_way_back_over_a_change(backend: LlamaBackend, change: str) -> None:
+    memory = backend._memory
+    prompt(backend, 0, 1)
+    state = backend.save_state(0, N)
+    rows = backend.save_rows(0, 0, N)
+    memory.mark(0, N)
+    if change == "rewind":
+        backend.rewind(0, N - 10)
+    elif change == "load_state":
+        backend.load_state(0, N, state)
+    else:
+        backend.clear(0)
+    if change == "load_rows":
+        backend.load_rows(0, 0, [(rows, 0, N)])
+        backend.load_state(0, N, state)
+    with pytest.raises(ValueError, match="no mark"):
+        memory.reset(0)
+
+
+def test_only_where_a_sequence_stands_can_it_be_marked(backend: LlamaBackend) -> None:
+    memory = backend._memory
+    with pytest.raises(ValueError, match="no mark"):
+        memory.reset(0)
+    with pytest.raises(ValueError, match="stands at 0"):
+        memory.mark(0, 0)
+    prompt(backend, 0, 1)
+    for n in (0, -1, N - 1, N + 1):
+        with pytest.raises(ValueError, match="cannot be marked"):
+            memory.mark(0, n)
+    for seq in (-1, 2):
+        with pytest.raises(ValueError, match="is not in"):
+            memory.mark(seq, N)
+        with pytest.raises(ValueError, match="is not in"):
+            memory.reset(seq)
+
+
+@pytest.mark.parametrize("name", ["tiny-hybrid", "tiny-dense"])
+def test_without_room_nothing_can_be_marked(
+    open_model: Callable[..., Loaded], model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    unasked = name == "tiny-hybrid"  # the other has nothing to keep
+    backend = (open_model(name) if unasked else opened(model_path(name), monkeypatch)).backend
+    assert not backend._memory.has_marks
+    backend.clear(0)
+    prompt(backend, 0, 1)
+    with pytest.raises(ValueError, match="no room for marks"):
+        backend._memory.mark(0, N)
+    backend.clear(0)
