@@ -164,6 +164,7 @@ void kv_state::wipe(llama_seq_id seq) {
         return;
     }
     llama_synchronize(ctx);
+    recurrent->set_rs_idx(seq, 0);  // a sequence begins in the first plane, wherever a rollback has left it
     recorder stream;
     recurrent->state_write(stream, seq);
     for (const io_step & step : stream.steps) {

@@ -5,6 +5,7 @@ namespace py = pybind11;
 
 void register_kv_state(py::module_ & m);
 void register_host_buffer(py::module_ & m);
+void register_nextn(py::module_ & m);
 void register_pulse(py::module_ & m);
 
 PYBIND11_MODULE(_core, m) {
@@ -13,5 +14,6 @@ PYBIND11_MODULE(_core, m) {
     m.attr("BINDINGS_VERSION") = PYCTL_BINDINGS_VERSION;
     register_host_buffer(m);
     register_kv_state(m);
+    register_nextn(m);
     register_pulse(m);
 }

@@ -135,6 +135,47 @@ class KVState:
     def finish(self) -> None:
         """Wait for all copies."""
 
+class HiddenRows:
+    """The rows that the context at address ``ctx`` makes of its tokens before it tells logits, shape (n, n_embd).
+
+    It must not be used after the context is freed. Arrays are views of memory that is written again as said.
+    """
+
+    def __init__(self, ctx: int) -> None: ...
+    def rows(self, n: int) -> NDArray[np.float32]:
+        """Those of the ``n`` tokens evaluated last, in their order, until the next evaluation. Waits for it."""
+
+    def start(self, n: int) -> bool:
+        """Begin to copy those of the last evaluation, one batch of ``n`` tokens of one sequence, so that the next may
+        begin. False where evaluations are complete on return."""
+
+    def finish(self, before: bool = False) -> NDArray[np.float32]:
+        """What the last `start` copied, or ``before`` that one, until the next but one. ValueError without any."""
+
+class NextnHead:
+    """Evaluates the nextn block of a model in ``ctx``, a context of type MTP, with whose sequences it does as it likes.
+
+    Row p of its cache belongs to the token at p and the model's hidden row of the token before. ``window`` rows of each
+    sequence are evaluated in each call of the block after the first. With ``p_min``, a token is drafted only if it is
+    that likely among the ten best. ValueError for what cannot be evaluated; otherwise llama_decode's result.
+    """
+
+    def __init__(self, ctx: int, window: int = 1, p_min: float = 0.0) -> None: ...
+    def close(self) -> None:
+        """Let go of the context, before it is freed."""
+
+    def evaluate(self, seq: int, start: int, tokens: Sequence[int], hidden: NDArray[np.float32]) -> int:
+        """Add a row for each of ``tokens`` from ``start`` on; ``hidden`` are as many, each of the token before."""
+
+    def draft(
+        self, items: Sequence[tuple[int, int, Sequence[int], NDArray[np.float32]]], n: int
+    ) -> tuple[list[list[int]], int]:
+        """``n`` tokens, or fewer, after each item's: (sequence, start, tokens, hidden rows as in `evaluate`).
+
+        There may be fewer hidden rows than tokens: the block makes those that are missing itself. Rows from ``start``
+        on are replaced; those for which hidden rows were given stay.
+        """
+
 class Pulse:
     """Counts the steps of the evaluations of a context, and stops them. It must outlive the contexts it is attached to.
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pyctl.cache.snapshot import Block, Span
 from pyctl.engine.backend import SequenceTokens
+from pyctl.engine.llama.library import HiddenRows
 
-__all__ = ["SIGNATURE_BYTES", "DraftModel", "is_signed", "signature"]
+__all__ = ["SIGNATURE_BYTES", "DraftModel", "Follower", "MakeDraftModel", "is_signed", "signature"]
 
 SIGNATURE_BYTES = 64
 """Bytes at the head of each saved block of a draft model that say who wrote it; what follows stays aligned."""
@@ -82,6 +84,68 @@ class DraftModel(Protocol):
 
     def close(self) -> None:
         """Free what it holds in llama.cpp; its trunk lives on."""
+
+
+MakeDraftModel = Callable[[Any, Any, Callable[[int], None]], DraftModel]
+"""Makes what drafts, from the model, its context, and what lets a further context be stopped like that one."""
+
+
+class Follower:
+    """Tells ``model``, if there is one, what the context at address ``ctx`` evaluated, when that costs least.
+
+    That is after the next evaluation was begun: a device then computes both, and nobody waits for it. Where hidden rows
+    cannot be copied so early, it is before that, or as soon as somebody asks for the model.
+    """
+
+    def __init__(self, model: DraftModel | None, ctx: int) -> None:
+        self.model = model
+        self._hidden = HiddenRows(ctx) if model is not None and model.needs_hidden else None
+        self._owed: list[tuple[SequenceTokens, int]] = []
+        self._is_copied = False
+
+    def prepare(self) -> None:
+        """The next evaluation is about to begin: what it would overwrite is handed over now."""
+        if not self._is_copied:
+            self._settle(before=False)
+
+    def evaluated(self, items: Sequence[SequenceTokens], n: int) -> None:
+        """An evaluation of ``items``, ``n`` tokens in all, has begun."""
+        if self.model is None:
+            return
+        is_copied = self._hidden is None or (len(items) == 1 and self._hidden.start(n))
+        self._settle(before=is_copied)
+        firsts = accumulate((len(item.tokens) for item in items), initial=0)
+        self._owed, self._is_copied = list(zip(items, firsts, strict=False)), is_copied
+
+    def forget(self, seq: int) -> None:
+        """Nobody needs to know any more what was evaluated in ``seq``."""
+        self._owed = [(item, first) for item, first in self._owed if item.seq != seq]
+
+    def settled(self) -> DraftModel | None:
+        """The model, which knows everything now."""
+        self._settle(before=False)
+        return self.model
+
+    def close(self) -> None:
+        """Free the model and what is held of the context."""
+        self._owed = []
+        if self.model is not None:
+            self.model.close()
+        self.model = self._hidden = None
+
+    def _settle(self, *, before: bool) -> None:
+        """``before``: the hidden rows of a further evaluation were copied since."""
+        owed, is_copied = self._owed, self._is_copied
+        self._owed, self._is_copied = [], False
+        if not owed or self.model is None:
+            return
+        hidden = None
+        if self._hidden is not None:
+            last, first = owed[-1]
+            hidden = self._hidden.finish(before) if is_copied else self._hidden.rows(first + len(last.tokens))
+        for item, first in owed:
+            rows = None if hidden is None else hidden[first : first + len(item.tokens)]
+            self.model.follow(item.seq, item.tokens, item.position, rows)
 
 
 def signature(*names: str) -> bytes:

@@ -26,9 +26,11 @@ from pyctl.errors import LibraryMismatchError
 from pyctl.limit import limit
 
 __all__ = [
+    "HiddenRows",
     "HostBuffer",
     "KVState",
     "LibraryLog",
+    "NextnHead",
     "Pulse",
     "allocate",
     "build_version",
@@ -99,8 +101,10 @@ check_versions(
     _loaded,
 )
 
+HiddenRows = _core.HiddenRows
 HostBuffer = _core.HostBuffer
 KVState = _core.KVState
+NextnHead = _core.NextnHead
 Pulse = _core.Pulse
 
 # -- what llama.cpp says -----------------------------------------------------------------------------------------------

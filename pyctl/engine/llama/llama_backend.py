@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from pyctl.cache.snapshot import NOTHING, Block, Span, State
 from pyctl.engine.backend import BlockBytes, SavedSequence, SequenceTokens, TopTokens
 from pyctl.engine.llama.batch import Batch, Embedder
+from pyctl.engine.llama.draft_model import Follower, MakeDraftModel
 from pyctl.engine.llama.grammar import GrammarCompiler
 from pyctl.engine.llama.library import HostBuffer, KVState, Pulse, allocate
 from pyctl.engine.llama.llama_tokenizer import LlamaTokenizer
-from pyctl.engine.llama.sampler import DrySamplers, LlamaSampler
+from pyctl.engine.llama.sampler import DrySamplers, IndexedSampler, LlamaSampler
 from pyctl.engine.llama.sequence_file import StateForm, load_file, save_file
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import EngineError, ModelError, NotSupportedError, OutOfCellsError, StateError, UnavailableError
@@ -38,7 +39,9 @@ class LlamaBackend:
     The layout of the memory is read from what the library writes, so one token is evaluated and dropped first.
     ``identify`` names what saved bytes mean, by default that layout; it must not change when the model is opened again.
     ``embedder`` makes what embeds texts with a model. ``most_tokens`` says how many one sequence may have of the cells
-    of the context, which all share; by default all.
+    of the context, which all share; by default all. ``n_outputs`` is the most outputs that the context has room for, by
+    default one for each sequence. ``make_drafts`` makes what drafts, from the model, its context, and what lets `Pulse`
+    take part in a further context.
     """
 
     def __init__(
@@ -47,12 +50,14 @@ class LlamaBackend:
         identify: Callable[[LlamaBackend], str] | None = None,
         embedder: Callable[[Any], Embedder] | None = None,
         most_tokens: Callable[[int], int] = lambda n_cells: n_cells,
+        n_outputs: int = 0,
+        make_drafts: MakeDraftModel | None = None,
     ) -> None:
         self._make, self._identify, self._make_embedder = make, identify, embedder
-        self._most_tokens = most_tokens
+        self._most_tokens, self._n_outputs, self._make_drafts = most_tokens, n_outputs, make_drafts
+        self._drafts = Follower(None, 0)
         self.embedder: Embedder | None = None
         self.identity = ""
-        self.draft_type = ""
         self._keeps_vocabulary = False
         self._pulse = Pulse()
         self.load()
@@ -77,7 +82,8 @@ class LlamaBackend:
         self.n_ctx = self._most_tokens(self.n_cells)
         self.n_seqs = int(api.llama_n_seq_max(ctx))
         self.n_ubatch = int(api.llama_n_ubatch(ctx))
-        self.n_outputs = self.n_seqs
+        self.n_outputs = max(self._n_outputs, self.n_seqs)
+        self._n_planes = int(api.llama_n_rs_seq(ctx))
         self._least: dict[int, int] = {}  # of each sequence, from where on `keep` may take back
         self._batch = Batch(max(self.n_ubatch, self.n_seqs))
         self._end_tokens = self.tokenizer.end_tokens()
@@ -90,6 +96,8 @@ class LlamaBackend:
         if self.identity and identity != self.identity:
             raise ModelError("the model is not the one that was loaded before")
         self.identity = identity
+        if self._make_drafts is not None:
+            self._drafts = Follower(self._make_drafts(self.model, ctx, self._pulse.attach), address)
         self.embedder = self._make_embedder(self.model) if self._make_embedder is not None else None
 
     @property
@@ -97,8 +105,12 @@ class LlamaBackend:
         return self._memory.kind
 
     @property
+    def draft_type(self) -> str:
+        return self._drafts.model.type if self._drafts.model is not None else ""
+
+    @property
     def n_rollback(self) -> int:
-        return self.n_ctx if self.kind == "attention" else 0
+        return self.n_ctx if self.kind == "attention" else self._n_planes if self.kind == "hybrid" else 0
 
     @property
     def most_drafts(self) -> int:
@@ -121,9 +133,8 @@ class LlamaBackend:
         if n > self.n_ubatch:
             raise EngineError(f"a batch of {n} tokens is larger than {self.n_ubatch}")
         self._batch.fill(seq, tokens, start, last=output)
-        self._run(n)
+        self._evaluate([SequenceTokens(seq, tuple(tokens.tolist()), start)] if self.draft_type else [], n)
         self._outputs = [n - 1] if output else []
-        self._least.pop(seq, None)
 
     def decode(self, items: Sequence[SequenceTokens]) -> None:
         batch, outputs = self._batch, []
@@ -136,23 +147,47 @@ class LlamaBackend:
                 if wanted:
                     outputs.append(n)
                 n, position = n + 1, position + 1
-        self._run(n)
+        if len(outputs) > self.n_outputs:
+            raise EngineError(f"{len(outputs)} outputs are more than {self.n_outputs}")
+        self._evaluate(items, n)
         self._outputs = outputs
-        for item in items:
-            self._least[item.seq] = item.position + item.n_sure
+        self._least = self._bounds(items)
+
+    def _bounds(self, items: Sequence[SequenceTokens]) -> dict[int, int]:
+        """For each sequence of the evaluation that was just made, from where on it can be taken back.
+
+        This is the one place that knows: llama.cpp says that it has gone back even where it cannot. The planes of a
+        recurrent cell hold the states after its last tokens, as many as this evaluation had. If one sequence had more
+        than another it was several evaluations, of which each may move the cells of others without their planes.
+        """
+        if self.kind == "attention":
+            return {item.seq: item.position + item.n_sure for item in items}
+        if self.kind == "opaque" or len({len(item.tokens) for item in items}) > 1:
+            return {}
+        ends = {item: item.position + len(item.tokens) for item in items}
+        return {item.seq: max(item.position + item.n_sure, end - self._n_planes) for item, end in ends.items()}
 
     def keep(self, seq: int, n: int) -> int:
         end, least = self._n_held(seq), self._least.pop(seq, -1)
         if n == end:
             return n
-        if self.kind != "attention" or not 0 <= least <= n < end:
+        if not 0 < least <= n < end or not api.llama_memory_seq_rm(api.llama_get_memory(self._ctx), seq, n, -1):
             self.clear(seq)
             raise StateError(f"tokens from {n} on of {end} cannot be taken back")
-        self.rewind(seq, n)
+        if drafts := self._drafts.settled():
+            drafts.keep(seq, n)
         return n
 
     def draft(self, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
-        return [() for _ in items]
+        drafts = self._drafts.settled()
+        return drafts.draft(items, n) if drafts is not None else [() for _ in items]
+
+    def _evaluate(self, items: Sequence[SequenceTokens], n: int) -> None:
+        """Run the batch, ``n`` tokens of ``items``."""
+        self._drafts.prepare()
+        self._run(n)
+        self._least = {}
+        self._drafts.evaluated(items, n)
 
     def _warm_up(self) -> None:
         """Let a device load what large batches need now, and not while the first prompt waits."""
@@ -189,9 +224,9 @@ class LlamaBackend:
 
     # -- choosing tokens ---------------------------------------------------------------------------------------------
 
-    def sampler(self, sampling: Sampling, prompt: Tokens) -> _IndexedSampler:
+    def sampler(self, sampling: Sampling, prompt: Tokens) -> IndexedSampler:
         sampler = LlamaSampler(self.model, self._ctx, sampling, prompt, self._end_tokens, self._grammars, self._dry)
-        return _IndexedSampler(self, sampler)
+        return IndexedSampler(sampler, lambda index: self._outputs[index])
 
     def check(self, sampling: Sampling) -> None:
         if sampling.grammar:
@@ -227,9 +262,12 @@ class LlamaBackend:
     def synchronize(self) -> None:
         if self._ctx is not None:
             self._memory.finish()
+        if self._drafts.model is not None:
+            self._drafts.model.synchronize()
 
     def block_bytes(self) -> BlockBytes:
         in_flight = self._memory.in_flight_bytes if self._ctx is not None else 0
+        in_flight += self._drafts.model.in_flight_bytes if self._drafts.model is not None else 0
         return BlockBytes(HostBuffer.used(), HostBuffer.held(), in_flight)
 
     def save_rows(self, seq: int, first: int, last: int) -> Block:
@@ -240,35 +278,42 @@ class LlamaBackend:
         return block
 
     def save_state(self, seq: int, n: int) -> State:
+        drafts = self._drafts.settled()
+        draft = drafts.save_state(seq, n) if drafts is not None else NOTHING
         if self.kind == "attention":
-            return State()
+            return State.of(NOTHING, draft)
         # llama.cpp itself must not copy across two pinned ranges, and the state of kind `opaque` is its own.
         block = allocate(self._memory.state_size(seq), pinned=self.kind != "opaque")
         _checked(self._memory.save_state, seq, n, block)
-        return State.of(block)
+        return State.of(block, draft)
 
     def load_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
         self._find_cells(sum(last - start for _, start, last in spans))
+        self._least.pop(seq, None)
         _checked(self._memory.load_rows, seq, first, list(spans))
 
     def draft_rows_size(self, first: int, last: int) -> int:
-        return 0
+        return self._drafts.model.rows_size(first, last) if self._drafts.model is not None else 0
 
     def draft_state_size(self) -> int:
-        return 0
+        return self._drafts.model.state_size(0) if self._drafts.model is not None else 0
 
     def save_draft_rows(self, seq: int, first: int, last: int) -> Block:
-        return NOTHING
+        drafts = self._drafts.settled()
+        return drafts.save_rows(seq, first, last) if drafts is not None else NOTHING
 
     def load_draft_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
-        pass
+        if drafts := self._drafts.settled():
+            drafts.load_rows(seq, first, spans)
 
     def load_state(self, seq: int, n: int, state: State) -> None:
-        if self.kind == "attention":
-            return
         if self.kind == "opaque":  # the state holds everything, in place of what the sequence has
             self._find_cells(n - self._n_held(seq))
-        _checked(self._memory.load_state, seq, n, state.recurrent)
+        if self.kind != "attention":
+            self._least.pop(seq, None)
+            _checked(self._memory.load_state, seq, n, state.recurrent)
+        if drafts := self._drafts.settled():
+            drafts.load_state(seq, n, state.draft)
 
     def _find_cells(self, n: int) -> None:
         """OutOfCellsError unless there are ``n`` more cells; llama.cpp would only say that it failed."""
@@ -281,16 +326,22 @@ class LlamaBackend:
     def rewind(self, seq: int, n: int) -> None:
         self._least.pop(seq, None)
         _checked(self._memory.rewind, seq, n)
+        if drafts := self._drafts.settled():
+            drafts.rewind(seq, n)
 
     def clear(self, seq: int) -> None:
         self._least.pop(seq, None)
         self._memory.clear(seq)
+        self._drafts.forget(seq)
+        if self._drafts.model is not None:
+            self._drafts.model.clear(seq)
 
     def save_file(self, seq: int, path: Path, tokens: Tokens, ends: Sequence[int]) -> int:
         return save_file(self._ctx, seq, path, tokens, ends, self.identity)
 
     def load_file(self, seq: int, path: Path) -> SavedSequence:
         form = StateForm.of(self.layout) if self.kind != "opaque" else None
+        self._least.pop(seq, None)
         saved = load_file(self._ctx, seq, path, self.n_ctx, self.tokenizer.n_vocab, self.identity, form)
         self._check_positions(seq, int(saved.tokens.size))
         return saved
@@ -318,10 +369,11 @@ class LlamaBackend:
 
     def unload(self) -> None:
         if self._ctx is not None:
-            self._memory.finish()
+            self.synchronize()
             self._free()
 
     def _free(self) -> None:
+        self._drafts.close()
         if hasattr(self, "_memory"):
             del self._memory  # what it holds on the device goes before the context that it belongs to
         if not self._keeps_vocabulary:
@@ -332,25 +384,6 @@ class LlamaBackend:
         api.llama_free(self._ctx)
         api.llama_model_free(self.model)
         self.embedder = self._ctx = self.model = None
-
-
-class _IndexedSampler:
-    """Translates the engine's output numbers to positions in the last batch."""
-
-    def __init__(self, backend: LlamaBackend, sampler: LlamaSampler) -> None:
-        self._backend, self._sampler = backend, sampler
-
-    def sample(self, index: int) -> int:
-        return self._sampler.sample(self._backend._outputs[index])
-
-    def force(self, index: int, token: int) -> None:
-        self._sampler.force(self._backend._outputs[index], token)
-
-    def top_tokens(self, token: int, n: int) -> TopTokens:
-        return self._sampler.top_tokens(token, n)
-
-    def close(self) -> None:
-        self._sampler.close()
 
 
 def _checked(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

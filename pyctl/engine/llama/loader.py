@@ -15,13 +15,15 @@ from pyctl.engine.backend import EngineInfo
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.llama.batch import Embedder
 from pyctl.engine.llama.draft.draft_file import with_inferred_type
+from pyctl.engine.llama.draft_model import DraftModel, MakeDraftModel
 from pyctl.engine.llama.fingerprint import fingerprint, metadata_text
 from pyctl.engine.llama.fit import fit_settings
 from pyctl.engine.llama.library import build_version, last_log_error, redirect_log
 from pyctl.engine.llama.llama_backend import LlamaBackend
 from pyctl.engine.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.engine.llama.memory import MemoryPlan
-from pyctl.engine.llama.params import ModelParams, context_params, layer_bytes, most_tokens
+from pyctl.engine.llama.mtp import MtpHead
+from pyctl.engine.llama.params import ModelParams, context_params, layer_bytes, most_outputs, most_tokens
 from pyctl.engine.model_settings import NUMA, POOLING, ModelSettings
 from pyctl.errors import ModelError, UnavailableError
 from pyctl.limit import limit
@@ -66,10 +68,12 @@ def load(
     if announce is not None:
         announce(plan)
     backend = LlamaBackend(
-        _Source(path, settings, progress),
+        _Source(path, settings, progress, drafts),
         lambda backend: fingerprint(backend, settings, plan.layers),
         (lambda model: _make_embedder(model, settings)) if settings.embeddings else None,
         lambda n_cells: most_tokens(settings, n_cells),
+        most_outputs(settings, drafts),
+        _draft_maker(settings, drafts),
     )
     if not backend.is_async:
         _note_blocking_copies(plan)
@@ -89,14 +93,23 @@ def _note_blocking_copies(plan: MemoryPlan) -> None:
 class _Source:
     """Makes the model and its context, again and again the same."""
 
-    def __init__(self, path: Path, settings: ModelSettings, progress: Callable[[float], bool] | None) -> None:
-        self._path, self._settings, self._progress = path, settings, progress
+    def __init__(
+        self,
+        path: Path,
+        settings: ModelSettings,
+        progress: Callable[[float], bool] | None,
+        drafts: DraftSettings,
+    ) -> None:
+        self._path, self._settings, self._progress, self._drafts = path, settings, progress, drafts
 
     def __call__(self) -> tuple[Any, Any]:
         _check_file(self._path)
-        model = _load_model(self._path, self._settings, self._progress)
+        with_head = _uses_own_head(self._drafts)
+        model = _load_model(self._path, self._settings, self._progress, with_head=with_head)
         try:
-            params = context_params(self._settings, self._settings.n_ctx, layer_bytes(model))
+            if with_head and api.llama_model_n_layer_nextn(model) != 1:
+                raise ModelError(f"{self._path} has no head for --spec-type draft-mtp: it needs one nextn block")
+            params = context_params(self._settings, self._settings.n_ctx, layer_bytes(model), self._drafts)
             return model, _make_context(model, self._settings, params)
         except BaseException:
             api.llama_model_free(model)
@@ -113,8 +126,36 @@ def _check_file(path: Path) -> None:
         raise ModelError(f"{path} is not a GGUF file")
 
 
-def _load_model(path: Path, settings: ModelSettings, progress: Callable[[float], bool] | None) -> Any:
-    params = ModelParams(settings)
+def _uses_own_head(drafts: DraftSettings) -> bool:
+    return drafts.has("draft-mtp") and not drafts.draft_path and drafts.n_draft > 0
+
+
+def _draft_maker(settings: ModelSettings, drafts: DraftSettings) -> MakeDraftModel | None:
+    """What makes the draft model that ``drafts`` ask for."""
+    if not _uses_own_head(drafts):
+        return None
+
+    def make(model: Any, ctx: Any, attach: Callable[[int], None]) -> DraftModel:
+        params = context_params(drafts.of_context(settings), int(api.llama_n_ctx(ctx)), layer_bytes(model))
+        params.ctx_type, params.ctx_other = api.LLAMA_CONTEXT_TYPE_MTP, ctx
+        head = _make_context(model, drafts.of_context(settings), params)
+        try:
+            return MtpHead(head, drafts.n_draft, p_min=drafts.draft_p_min, attach=attach)
+        except BaseException:
+            api.llama_free(head)
+            raise
+
+    return make
+
+
+def _load_model(
+    path: Path,
+    settings: ModelSettings,
+    progress: Callable[[float], bool] | None,
+    *,
+    with_head: bool = False,
+) -> Any:
+    params = ModelParams(settings, with_head=with_head)
     if progress is not None:
         params.report(progress)
     model = api.llama_model_load_from_file(str(path).encode(), params.struct)

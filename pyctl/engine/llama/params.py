@@ -11,6 +11,7 @@ from typing import Any
 import gguf
 from llama_cpp import llama_cpp as api
 
+from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.llama.devices import devices
 from pyctl.engine.model_settings import (
     FLASH_MODES,
@@ -23,7 +24,7 @@ from pyctl.engine.model_settings import (
 )
 from pyctl.errors import ModelError
 
-__all__ = ["ModelParams", "context_params", "most_tokens"]
+__all__ = ["ModelParams", "context_params", "most_outputs", "most_tokens", "n_planes"]
 
 TYPES = {name: int(gguf.GGMLQuantizationType[name.upper()]) for name in KV_TYPES}
 
@@ -37,16 +38,17 @@ class _Placement(ctypes.Structure):
 class ModelParams:
     """``struct`` is a llama_model_params. What it points to lives as long as this object, which must outlive the load.
 
-    ``stopped`` says whether what `report` was given ended the load.
+    ``stopped`` says whether what `report` was given ended the load. ``with_head``: load what drafts tokens, too.
 
     Raises ModelError for devices and buffer types that are not there.
     """
 
-    def __init__(self, settings: ModelSettings) -> None:
+    def __init__(self, settings: ModelSettings, *, with_head: bool = False) -> None:
         self._kept: list[object] = []
         self.stopped = False
         self.struct = params = api.llama_model_default_params()
         params.n_gpu_layers = settings.n_gpu_layers
+        params.load_mtp = with_head
         params.split_mode = SPLIT_MODES[settings.split_mode]
         params.main_gpu = settings.main_gpu
         params.load_mode = LOAD_MODES[settings.load_mode]
@@ -132,18 +134,42 @@ def layer_bytes(model: Any) -> int:
     return int(api.llama_model_size(model)) // max(int(api.llama_model_n_layer(model)), 1)
 
 
-def context_params(settings: ModelSettings, n_ctx: int, n_layer_bytes: int | None = None) -> Any:
+LONG_DRAFT = 64
+"""Tokens that a draft may have which is found, not made by a model; llama-server's longest by default."""
+
+
+def n_planes(settings: ModelSettings, drafts: DraftSettings) -> int:
+    """How many states of the tokens before the last one a recurrent cell keeps, so that drafts can be taken back."""
+    by_model = drafts.has("draft-mtp") or drafts.has("draft-simple")
+    # llama.cpp keeps the tokens whose states these are in one batch, and ends the process where that has no room.
+    return max(min(drafts.n_draft, settings.n_ubatch - 2), 0) if by_model else 0
+
+
+def most_outputs(settings: ModelSettings, drafts: DraftSettings) -> int:
+    """Outputs that one evaluation may need; room for a whole batch's would cost half a GB with a large vocabulary."""
+    finds = any(name.startswith("ngram-") or name == "cache" for name in drafts.draft_types)
+    return max(settings.n_seqs * (1 + n_planes(settings, drafts)), 1 + LONG_DRAFT if finds else 0)
+
+
+def context_params(
+    settings: ModelSettings,
+    n_ctx: int,
+    n_layer_bytes: int | None = None,
+    drafts: DraftSettings | None = None,
+) -> Any:
     """A llama_context_params for ``n_ctx`` tokens, or a few more if each sequence has its share of them.
 
-    ``n_layer_bytes``: see `layer_bytes`, None for many.
+    ``n_layer_bytes``: see `layer_bytes`, None for many. ``drafts`` are those that it shall evaluate and take back.
     """
     params = api.llama_context_default_params()
     params.n_ctx = n_ctx if settings.kv_unified else _padded(n_ctx // settings.n_seqs) * settings.n_seqs
     params.n_batch = settings.n_batch
     params.n_ubatch = settings.n_ubatch
     params.n_seq_max = settings.n_seqs
-    # One output per sequence: room for those of a whole batch would cost half a GB with a large vocabulary.
     params.n_outputs_max, params.n_outputs_max_per_seq = settings.n_seqs, 1
+    if drafts is not None:
+        params.n_outputs_max = params.n_outputs_max_per_seq = most_outputs(settings, drafts)
+        params.n_rs_seq = n_planes(settings, drafts)
     cores = _physical_cores()
     worth = cores if n_layer_bytes is None else min(cores, max(n_layer_bytes // BYTES_PER_THREAD, 1))
     params.n_threads = settings.n_threads if settings.n_threads > 0 else worth

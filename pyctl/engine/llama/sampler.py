@@ -18,7 +18,7 @@ from pyctl.engine.sampling import RANDOM_SEED, Sampling
 from pyctl.errors import RequestError
 from pyctl.prompt import Tokens
 
-__all__ = ["DrySamplers", "LlamaSampler"]
+__all__ = ["DrySamplers", "IndexedSampler", "LlamaSampler"]
 
 MIROSTAT_M = 100
 """Tokens that mirostat 1 looks at to estimate the distribution; llama.cpp's own tools use the same."""
@@ -240,6 +240,25 @@ class LlamaSampler:
 
     def _last(self, n: int) -> int:
         return _last(n, self._n_ctx)
+
+
+class IndexedSampler:
+    """``sampler`` by numbers of outputs, for each of which ``place`` is where it stands in the last batch."""
+
+    def __init__(self, sampler: LlamaSampler, place: Callable[[int], int]) -> None:
+        self._sampler, self._place = sampler, place
+
+    def sample(self, index: int) -> int:
+        return self._sampler.sample(self._place(index))
+
+    def force(self, index: int, token: int) -> None:
+        self._sampler.force(self._place(index), token)
+
+    def top_tokens(self, token: int, n: int) -> TopTokens:
+        return self._sampler.top_tokens(token, n)
+
+    def close(self) -> None:
+        self._sampler.close()
 
 
 def _penalises(s: Sampling) -> bool:
