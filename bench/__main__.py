@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from bench.common import parser_of
 
 SCRIPTS = (
-    "exact", "kv", "ttft", "batch", "decode", "speculative", "controller", "policy", "codec", "disk", "recent",
-    "frontend", "recall", "replay", "grammar", "request_path", "threads", "soak",
+    "exact", "kv", "ttft", "batch", "decode", "speculative", "agent_edits", "controller", "policy", "codec", "disk",
+    "recent", "frontend", "recall", "replay", "grammar", "request_path", "threads", "soak",
 )  # fmt: skip
 
 

@@ -100,12 +100,14 @@ class RecentPrompts:
     """The newest prompts: at most ``capacity`` of them and ``max_tokens`` tokens in all (4 bytes each).
 
     A prompt that a newer one continues makes room for it, so a window of N looks at N conversations, not at N turns
-    of one. One thread changes the list; any may take `newest_first`, which never changes under it.
+    of one. One thread changes the list; any may take `newest_first`, which never changes under it. ``listener`` is told
+    the tokens of each prompt that is added.
     """
 
     def __init__(self, capacity: int = 256, max_tokens: int = _MOST_TOKENS) -> None:
         self._capacity = capacity
         self._max_tokens = max_tokens
+        self.listener: Callable[[Tokens], None] | None = None
         self._recent: tuple[Recent, ...] = ()
         # What newer prompts share with older ones was found when they came: it tells what a new one shares with most.
         self._all_places = frozenset(range(capacity + 1))
@@ -150,6 +152,8 @@ class RecentPrompts:
             if other is not None and other.is_continued and (on_disk or not other.recent.on_disk):
                 going.add(other.recent)
         self._insert(Recent(prompt, nearest.left if nearest else 0, on_disk), matches, going)
+        if self.listener is not None:
+            self.listener(prompt.tokens)
 
     def load(self, newest_first: Iterable[Recent]) -> None:
         """Begin with these, as far as there is room."""

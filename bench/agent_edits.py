@@ -1,0 +1,277 @@
+"""What drafts of `cache` and `ngram-mod` are worth when agents write again what they have read: no model is needed.
+
+    python -m bench.agent_edits [--vocab ggml-vocab-qwen35.gguf] [--keep]
+
+bench/recorded has files of this project before and after a change (as difflib's ndiff). In each conversation the file
+is read by a tool and then changed in one of the ways in which agents do that; the reply is replayed token by token
+against what is proposed. A step evaluates one token and the drafts; "length" is how many of a draft were right, "share"
+how many of all drafted. Without --vocab the tokens are those of Qwen3.5, if a build has unpacked llama.cpp here, or
+else of the built-in model.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from llama_cpp import llama_cpp as api
+
+from bench.common import parse, parser_of, show
+from pyctl.engine.draft.cache_drafts import CacheDrafts
+from pyctl.engine.draft.ngram import NgramSettings, ngram_sources
+from pyctl.engine.draft.source import DraftJob, DraftSource
+from pyctl.engine.llama.llama_tokenizer import LlamaTokenizer
+from pyctl.engine.sequence import LiveSequence
+from pyctl.models import builtin_model
+from pyctl.prompt import Tokens, as_tokens
+
+RECORDED = Path(__file__).parent / "recorded"
+
+VOCABULARY = RECORDED.parents[1] / "vendor" / "llama.cpp" / "models" / "ggml-vocab-qwen35.gguf"
+
+MOST = 64
+"""Drafts of a step."""
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A file at ``path`` ``before`` and ``after`` a change, and what it was for."""
+
+    path: str
+    task: str
+    before: str
+    after: str
+
+    def hunks(self, context: int) -> Iterator[tuple[str, str]]:
+        """What stands there and what replaces it, with lines around."""
+        old, new = self.before.splitlines(True), self.after.splitlines(True)
+        for group in difflib.SequenceMatcher(None, old, new).get_grouped_opcodes(context):
+            yield "".join(old[group[0][1] : group[-1][2]]), "".join(new[group[0][3] : group[-1][4]])
+
+
+def recorded() -> list[Edit]:
+    """All edits of the folder."""
+    edits = []
+    for file in sorted(RECORDED.glob("*.ndiff")):
+        head, *lines = file.read_text(encoding="utf-8").splitlines(True)
+        path, _, task = head.strip().partition(": ")
+        edits.append(Edit(path, task, *("".join(difflib.restore(lines, which)) for which in (1, 2))))
+    return edits
+
+
+# -- conversations -----------------------------------------------------------------------------------------------------
+
+Conversation = tuple[str, str]
+"""All before the reply, and the reply."""
+
+SYSTEM = (
+    "You are a coding agent. You read files with the tool read_file and change them. Keep changes small, keep the "
+    "style of the file, and say in a sentence what you did.\n"
+)
+
+
+def turn(role: str, text: str) -> str:
+    return f"<|im_start|>{role}\n{text}<|im_end|>\n"
+
+
+def asked(edit: Edit, read: str) -> str:
+    """The conversation up to the reply; ``read`` is what the tool gave."""
+    call = json.dumps({"name": "read_file", "arguments": {"path": edit.path}})
+    return (
+        turn("system", SYSTEM)
+        + turn("user", f"{edit.task}. Begin with `{edit.path}`.")
+        + turn("assistant", f"I will look at the file first.\n\n<tool_call>\n{call}\n</tool_call>")
+        + turn("user", f"<tool_response>\n{read}</tool_response>")
+        + "<|im_start|>assistant\n"
+    )
+
+
+def numbered(text: str) -> str:
+    return "".join(f"{number:6}\t{line}" for number, line in enumerate(text.splitlines(True), 1))
+
+
+def fenced(edit: Edit) -> str:
+    language = {"py": "python", "cpp": "cpp", "md": "markdown"}[edit.path.rpartition(".")[2]]
+    text = f"Here is the whole file with the change.\n\n```{language}\n{edit.after}```\n\nNothing else had to change."
+    return f"{text}<|im_end|>"
+
+
+def whole_file(edit: Edit) -> Conversation:
+    return asked(edit, edit.before), fenced(edit)
+
+
+def whole_file_numbered(edit: Edit) -> Conversation:
+    return asked(edit, numbered(edit.before)), fenced(edit)
+
+
+def search_and_replace(edit: Edit) -> Conversation:
+    blocks = [f"{edit.path}\n<<<<<<< SEARCH\n{old}=======\n{new}>>>>>>> REPLACE\n" for old, new in edit.hunks(2)]
+    return asked(edit, edit.before), "I change these places:\n\n" + "\n".join(blocks) + "<|im_end|>"
+
+
+def json_call(edit: Edit) -> Conversation:
+    call = json.dumps(
+        {"name": "write_file", "arguments": {"path": edit.path, "content": edit.after}}, ensure_ascii=False
+    )
+    return asked(edit, edit.before), f"I write the file anew.\n\n<tool_call>\n{call}\n</tool_call><|im_end|>"
+
+
+def json_edits(edit: Edit) -> Conversation:
+    calls = [
+        json.dumps({"name": "edit", "arguments": {"path": edit.path, "old": old, "new": new}}, ensure_ascii=False)
+        for old, new in edit.hunks(2)
+    ]
+    text = "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
+    return asked(edit, edit.before), f"I change these places.\n\n{text}<|im_end|>"
+
+
+def unified_diff(edit: Edit) -> Conversation:
+    old, new = edit.before.splitlines(True), edit.after.splitlines(True)
+    lines = difflib.unified_diff(old, new, f"a/{edit.path}", f"b/{edit.path}")
+    return asked(edit, edit.before), f"This patch does it:\n\n```diff\n{''.join(lines)}```<|im_end|>"
+
+
+def read_elsewhere(edit: Edit) -> Conversation:
+    """The file was read in another conversation only, which the cache remembers."""
+    return asked(edit, "The file is as in the conversation before.\n"), fenced(edit)
+
+
+FORMS: dict[str, Callable[[Edit], Conversation]] = {
+    "whole file": whole_file,
+    "whole file, read with line numbers": whole_file_numbered,
+    "search and replace blocks": search_and_replace,
+    "JSON call, whole file": json_call,
+    "JSON calls, old and new text": json_edits,
+    "unified diff": unified_diff,
+    "whole file, read in another conversation": read_elsewhere,
+}
+
+
+# -- replay ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Count:
+    """Of replies: tokens, steps, drafts, tokens drafted and right, and microseconds of each proposal."""
+
+    n_tokens: int = 0
+    n_steps: int = 0
+    n_drafts: int = 0
+    n_drafted: int = 0
+    n_right: int = 0
+    us: list[float] = field(default_factory=list)
+
+    def cells(self) -> list[str]:
+        return [
+            f"{self.n_right / max(self.n_drafts, 1):.1f}",
+            f"{self.n_right / max(self.n_drafted, 1):.0%}",
+            f"{self.n_tokens / self.n_steps:.2f}",
+        ]
+
+
+def replay(sources: Sequence[DraftSource], key: int, prompt: Tokens, reply: Tokens, count: Count, most: int) -> None:
+    """A request whose model says ``reply``: each step the first source that has drafts is verified."""
+    seq = LiveSequence(0, prompt.size + reply.size)
+    seq.reset(prompt)
+    for source in sources:
+        source.begin(key, prompt)
+    tokens = reply.tolist()
+    n = 1
+    while n < len(tokens):
+        job = DraftJob(key, seq, (tokens[n - 1],), most)
+        draft: tuple[int, ...] = ()
+        began = time.perf_counter()
+        for source in sources:
+            draft = source.propose([job])[0]
+            if draft:
+                break
+        count.us.append((time.perf_counter() - began) * 1e6)
+        right = 0
+        while right < len(draft) and n + right < len(tokens) - 1 and draft[right] == tokens[n + right]:
+            right += 1
+        if draft:
+            source.learn(key, len(draft), right)
+            count.n_drafts += 1
+            count.n_drafted += len(draft)
+            count.n_right += right
+        for token in tokens[n - 1 : n + right]:
+            seq.append_one(token)
+        n += 1 + right
+        count.n_tokens += 1 + right
+        count.n_steps += 1
+    for source in sources:
+        source.end(key)
+
+
+def sources_of(name: str) -> tuple[list[DraftSource], CacheDrafts | None]:
+    """In the server's order: n-grams before `cache`."""
+    sources: list[DraftSource] = []
+    cache = None
+    if name != "cache":
+        sources += ngram_sources(["ngram-mod"], NgramSettings())
+    if name != "ngram-mod":
+        cache = CacheDrafts()
+        sources.append(cache)
+    return sources, cache
+
+
+def measure(form: Callable[[Edit], Conversation], edits: Sequence[Edit], vocab: LlamaTokenizer, name: str) -> Count:
+    """Conversations one after the other on one server, each edit in its own."""
+    count = Count()
+    sources, cache = sources_of(name)
+    key = 0
+    for edit in edits:
+        if form is read_elsewhere:
+            prompt = as_tokens(vocab.tokenize(asked(edit, edit.before)))
+            if cache is not None:
+                cache.remember(prompt)
+            for source in sources:  # it is what each had to draft from
+                source.begin(key, prompt)
+                source.end(key)
+            key += 1
+        prompt, reply = (as_tokens(vocab.tokenize(text)) for text in form(edit))
+        if cache is not None:
+            cache.remember(prompt)
+            cache.flush()
+        replay(sources, key, prompt, reply, count, MOST)
+        key += 1
+    return count
+
+
+def vocabulary(path: str) -> LlamaTokenizer:
+    params = api.llama_model_default_params()
+    params.vocab_only = True
+    model = api.llama_model_load_from_file(path.encode(), params)
+    if not model:
+        raise SystemExit(f"{path} cannot be loaded")
+    return LlamaTokenizer(model)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = parser_of(__doc__)
+    parser.add_argument("--vocab", metavar="FILE", help="a GGUF file with the vocabulary to use")
+    parser.add_argument("--edits", type=int, metavar="N", help="so many of the edits")
+    options = parse(parser, argv, edits=1)
+    file = Path(options.vocab or (VOCABULARY if VOCABULARY.is_file() else builtin_model()))
+    vocab = vocabulary(str(file))
+    edits = recorded()[: options.edits]
+    rows: list[list[object]] = []
+    slowest = 0.0
+    for title, form in FORMS.items():
+        counts = [measure(form, edits, vocab, name) for name in ("cache", "ngram-mod", "both")]
+        slowest = max(slowest, statistics.median(counts[0].us))
+        rows.append([title, counts[0].n_tokens, *(cell for count in counts for cell in count.cells())])
+    names = ["length", "share", "tokens/step"]
+    columns = ["way to edit", "tokens", *(f"cache: {names[0]}", *names[1:])]
+    columns += [f"ngram-mod: {names[0]}", *names[1:], f"both: {names[0]}", *names[1:]]
+    title = f"Recorded edits of agents, {len(edits)} files, tokens of {file.stem}; cache proposes in {slowest:.0f} us"
+    show(title, columns, rows, keep="agent-edits" if options.keep else "")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,224 @@
+"""The source ``cache``: what followed where the last tokens stood before, in anything that the cache remembers.
+
+Agents write again what they have just read: files with changes, arguments of calls, quotes. A request that may use the
+cache drafts from all prompts that the cache remembers, whoever sent them, and from replies, its own included; one that
+may not, from its own text alone, which nobody else sees. Drafts never choose a token, but like cached prefixes they
+show in how fast tokens come.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from threading import Event, Thread
+from typing import NamedTuple
+
+from pyctl.cache.recent import RecentPrompts
+from pyctl.engine.draft.source import DraftJob
+from pyctl.engine.draft.token_index import CONTEXT, MAX_TOKENS, TokenIndex
+from pyctl.prompt import Tokens, as_tokens
+
+__all__ = ["CacheDrafts"]
+
+BLOCK = 512
+"""A prompt is taken in by blocks of so many tokens, each known by all tokens up to its end: what is there stays."""
+
+OVERLAP = 32
+"""Tokens before a new block that are taken in again, so that what leads there is found with what follows."""
+
+HAND_OVER = 16
+"""Generated tokens that are handed over together."""
+
+LONGEST = 64
+"""Tokens of the longest draft."""
+
+
+class _Text(NamedTuple):
+    """An errand: add ``tokens``, which stand from ``start`` on in the text that begins with ``prompt``.
+
+    They go into the ``private`` index, if there is one.
+    """
+
+    prompt: Tokens
+    start: int
+    tokens: Tokens
+    private: TokenIndex | None = None
+
+
+class _Keeper:
+    """Adds what is handed over to an index; everything here runs on its thread."""
+
+    def __init__(self, index: TokenIndex) -> None:
+        self._index = index
+        self._blocks: OrderedDict[bytes, int] = OrderedDict()  # by digest: up to which count of added tokens it was
+        self._tail: tuple[Tokens | None, int] = (None, 0)  # whose text the index ends with, and where in it
+
+    def run(self, queue: SimpleQueue[_Text | Event | None]) -> None:
+        while (text := queue.get()) is not None:
+            if isinstance(text, Event):
+                text.set()
+            elif text.private is not None:
+                text.private.add(text.tokens)
+            elif text.start:
+                self._continue(text)
+            else:
+                self._remember(text.tokens)
+
+    def _remember(self, prompt: Tokens) -> None:
+        """Add those blocks of a prompt that are not there, or not any more."""
+        digest = hashlib.blake2b(digest_size=16)
+        data = memoryview(prompt.astype("<i4", copy=False).tobytes())
+        for start in range(0, prompt.size, BLOCK):
+            digest.update(data[4 * start : 4 * (start + BLOCK)])
+            block, name = prompt[start : start + BLOCK], digest.digest()
+            if self._index.n_added - self._blocks.get(name, -self._index.capacity) < self._index.capacity - 2 * BLOCK:
+                continue
+            self._continue(_Text(prompt, start, block))
+            self._blocks[name] = self._index.n_added
+            self._blocks.move_to_end(name)
+            while len(self._blocks) > self._index.capacity // BLOCK:
+                self._blocks.popitem(last=False)
+
+    def _continue(self, text: _Text) -> None:
+        whose, end = self._tail
+        if whose is not text.prompt or end != text.start:
+            self._index.begin()
+            self._index.add(text.prompt[max(text.start - OVERLAP, 0) : text.start])
+        self._index.add(text.tokens)
+        self._tail = text.prompt, text.start + text.tokens.size
+
+
+@dataclass
+class _Course:
+    """Where a request is: ``n_known`` tokens were looked at, the next are expected at ``place``, after ``length`` that
+    agreed. Without a place, ``parted`` is where the text left the one it had followed, and ``since`` what came instead.
+    """
+
+    prompt: Tokens
+    index: TokenIndex | None = None
+    n_known: int = 0
+    n_given: int = 0
+    place: int = 0
+    length: int = 0
+    parted: int = 0
+    since: list[int] = field(default_factory=list)
+
+
+class CacheDrafts:
+    """Copies drafts of at most ``longest`` tokens; ``capacity`` tokens are remembered, a power of two.
+
+    The engine's thread calls it and waits for nothing: texts are handed over to a thread that takes them in.
+    """
+
+    name = "cache"
+
+    def __init__(self, capacity: int = MAX_TOKENS, longest: int = LONGEST) -> None:
+        self.index = TokenIndex(capacity)
+        self._longest = longest
+        self._courses: dict[int, _Course] = {}
+        self._queue: SimpleQueue[_Text | Event | None] = SimpleQueue()
+        keeper = _Keeper(self.index)
+        Thread(target=keeper.run, args=(self._queue,), name="pyctl-drafts", daemon=True).start()
+        weakref.finalize(self, self._queue.put, None)
+
+    @property
+    def n_bytes(self) -> int:
+        """What is remembered takes about so many bytes."""
+        return self.index.n_bytes
+
+    def follow(self, recent: RecentPrompts) -> None:
+        """Remember what ``recent`` does: its prompts of before a restart, and each that comes."""
+        for one in reversed(recent.newest_first()):
+            self.remember(one.prompt.tokens)
+        recent.listener = self.remember
+
+    def remember(self, tokens: Tokens) -> None:
+        """Take in a prompt that others may draft from."""
+        self._queue.put(_Text(tokens, 0, tokens))
+
+    def flush(self) -> None:
+        """Wait until what was handed over is taken in: for tests and measurements."""
+        done = Event()
+        self._queue.put(done)
+        done.wait()
+
+    # -- as a source -------------------------------------------------------------------------------------------------
+
+    def begin(self, key: int, prompt: Tokens) -> None:
+        self._courses[key] = _Course(prompt)
+
+    def propose(self, jobs: Sequence[DraftJob]) -> list[tuple[int, ...]]:
+        return [tuple(self._draft(job)) if job.key in self._courses else () for job in jobs]
+
+    def learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
+        pass  # the next tokens tell
+
+    def end(self, key: int) -> None:
+        self._courses.pop(key, None)
+
+    def _draft(self, job: DraftJob) -> list[int]:
+        course = self._courses[job.key]
+        n = job.seq.n + len(job.sure)
+        if course.index is None:
+            course.index = self._index_for(job, course.prompt)
+            course.n_given = course.prompt.size
+            course.n_known = n - 1
+        index = course.index
+        text = [*job.seq.tokens[max(job.seq.n - CONTEXT, 0) :].tolist(), *job.sure]
+        if n - course.n_known > len(text):  # not asked for long
+            course.n_known, course.place, course.parted = n, 0, 0
+        fresh = text[len(text) - (n - course.n_known) :]
+        course.n_known = n
+        self._hand_over(job, course)
+        self._keep_up(course, index, fresh)
+        if not course.place:
+            self._anchor(course, index, text)
+        if not course.place:
+            return []
+        draft = index.read(course.place, min(job.most, self._longest, _most(course.length)))
+        if not draft:
+            course.place = 0
+        return draft
+
+    def _index_for(self, job: DraftJob, prompt: Tokens) -> TokenIndex:
+        if job.seq.cached:
+            return self.index
+        private = TokenIndex(1 << max(2 * prompt.size, 2**15).bit_length())
+        self._queue.put(_Text(prompt, 0, prompt, private))
+        return private
+
+    def _hand_over(self, job: DraftJob, course: _Course) -> None:
+        """What was generated, in pieces."""
+        if job.seq.n - course.n_given >= HAND_OVER:
+            private = None if course.index is self.index else course.index
+            tokens = as_tokens(job.seq.tokens[course.n_given :])
+            self._queue.put(_Text(course.prompt, course.n_given, tokens, private))
+            course.n_given = job.seq.n
+
+    def _keep_up(self, course: _Course, index: TokenIndex, fresh: list[int]) -> None:
+        if not course.place:
+            course.since += fresh
+            return
+        n = index.follow(course.place, fresh)
+        course.place += n
+        course.length += n
+        if n < len(fresh):
+            course.parted, course.place, course.length, course.since = course.place, 0, 0, fresh[n:]
+
+    def _anchor(self, course: _Course, index: TokenIndex, text: list[int]) -> None:
+        """Find the place to go on from: near where the text parted from what it followed, or anywhere."""
+        if course.parted:
+            place, length = index.near(course.parted, course.since)
+            if place:
+                course.place, course.length = place, length
+                return
+        course.place, course.length = index.find(text, course.parted)
+
+
+def _most(length: int) -> int:
+    """How far a match of ``length`` tokens is trusted."""
+    return 4 * length

@@ -1,0 +1,194 @@
+"""Where the last tokens of a text stood before, in up to millions of tokens: a ring of tokens with chains of hashes.
+
+One thread adds, another asks, and neither waits for the other. What is asked for is compared with the tokens
+themselves, so an answer that meets a change is at worst no answer.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyctl.limit import limit
+from pyctl.prompt import Tokens
+
+__all__ = ["CONTEXT", "GAP", "MAX_TOKENS", "TokenIndex"]
+
+MAX_TOKENS = limit(2**21, "tokens that drafts are copied from", "the oldest are forgotten", "memory")
+
+GAP = -1
+"""Stands in the ring between texts, as a token that no model has."""
+
+GRAMS = (4, 8, 16, 32)
+"""Lengths that are looked up, longest first; each is twice the one before."""
+
+CONTEXT = 64
+"""Longest match that is told from longer ones."""
+
+MOST_LOOKS = 8
+"""Places that are looked at for each length: the newest."""
+
+NEAR = 4096
+"""So many tokens behind the place asked for are near it."""
+
+BACK, AHEAD = 16, 256
+"""Where a text that parts from another is looked for first."""
+
+CHUNK = 4096
+"""Tokens added at a time: between two the other threads may have the interpreter."""
+
+_FACTOR, _SPREAD, _MASK = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 2**64 - 1
+
+
+class TokenIndex:
+    """The newest ``capacity`` tokens that were added, a power of two; a place is a number below it."""
+
+    def __init__(self, capacity: int = MAX_TOKENS) -> None:
+        self.capacity = capacity
+        self.n_added = 0
+        self.tail = 1  # place 0 stays a gap: in the tables it means nothing
+        self._mask = capacity - 1
+        self._shift = 64 - self._mask.bit_length()
+        self._run = 0  # tokens since the last gap
+        # Zeros take no memory before they are written.
+        self.ring: Tokens = np.zeros(capacity, np.int32)
+        self.ring[:2] = GAP
+        self._newest = [np.zeros(capacity, np.int32) for _ in GRAMS]
+        self._before = [np.zeros(capacity, np.int32) for _ in GRAMS]
+        self._ring_of = memoryview(self.ring)  # type: ignore[arg-type]
+        self._newest_of = [memoryview(table) for table in self._newest]  # type: ignore[arg-type]
+        self._before_of = [memoryview(table) for table in self._before]  # type: ignore[arg-type]
+        self._powers = [pow(_FACTOR, i, 2**64) for i in range(GRAMS[-1])]
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes in use of the tokens and the tables, which grow until the ring is full."""
+        return min(self.n_added, self.capacity) * 4 * (1 + 2 * len(GRAMS))
+
+    # -- the thread that adds ----------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """What is added next does not follow what was added last."""
+        if self._run:
+            self.tail, self._run = min(self.tail + 1, self.capacity - 1), 0
+            self.ring[self.tail] = GAP
+
+    def add(self, tokens: Tokens) -> None:
+        """Add ``tokens``, each 0 or more, at the end."""
+        for start in range(0, tokens.size, CHUNK):
+            self._add(tokens[start : start + CHUNK])
+
+    def _add(self, tokens: Tokens) -> None:
+        room = self.capacity - 1 - self.tail
+        if tokens.size > room:
+            if room:
+                self._add(tokens[:room])
+            self.ring[self.capacity - 1] = self.ring[1] = GAP  # no text lies across the ends of the ring
+            self.tail, self._run = 1, 0
+            return self._add(tokens[room:])
+        n, first = int(tokens.size), self.tail
+        context = min(self._run, GRAMS[-1] - 1)
+        self.ring[first + n] = GAP
+        self.ring[first : first + n] = tokens
+        places = np.arange(first, first + n, dtype=np.int32)
+        # Of the n-gram that ends at each token; doubled, it is that of the n-gram before and this one.
+        hashes = self.ring[first - context : first + n].astype(np.uint64) + np.uint64(1)
+        length = 1
+        for level, gram in enumerate(GRAMS):
+            while length < gram:
+                hashes[length:] += hashes[:-length] * np.uint64(pow(_FACTOR, length, 2**64))
+                length *= 2
+            # The first ones reach back into what is not there.
+            skipped = max(gram - 1 - context, 0)
+            if skipped < n:
+                buckets = (hashes[context + skipped :] * np.uint64(_SPREAD)) >> np.uint64(self._shift)
+                self._enter(level, buckets.astype(np.int64), places[skipped:])
+        self.tail, self._run, self.n_added = first + n, self._run + n, self.n_added + n
+
+    def _enter(self, level: int, buckets: NDArray[np.int64], places: NDArray[np.int32]) -> None:
+        newest, before = self._newest[level], self._before[level]
+        order = np.argsort(buckets, kind="stable")
+        buckets, places = buckets[order], places[order]
+        same = buckets[1:] == buckets[:-1]
+        previous = newest[buckets]
+        previous[1:][same] = places[:-1][same]
+        before[places] = previous
+        last = np.append(~same, True)
+        newest[buckets[last]] = places[last]
+
+    # -- the thread that asks ----------------------------------------------------------------------------------------
+
+    def find(self, text: list[int], near: int = 0) -> tuple[int, int]:
+        """Where the end of ``text`` stands: the place behind the longest match, and its length; (0, 0) for none.
+
+        ``text`` should have CONTEXT tokens. Of matches that are as long, one soon behind ``near`` is taken, or else the
+        newest.
+        """
+        if len(text) < GRAMS[0]:
+            return 0, 0
+        end, ring = np.array(text[-CONTEXT:], np.int32), self._ring_of
+        found, longest = 0, GRAMS[0] - 1
+        seen: set[int] = set()
+        for level, bucket in self._buckets(text):
+            place, before = self._newest_of[level][bucket], self._before_of[level]
+            for _ in range(MOST_LOOKS):
+                if not place:
+                    break
+                if place not in seen and ring[place + 1] != GAP:
+                    seen.add(place)
+                    length = self._match(place, end)
+                    if length > longest or (length == longest and 0 <= place - near < NEAR and near):
+                        found, longest = place + 1, length
+                place = before[place]
+            if found and longest >= GRAMS[level]:
+                break
+        return (found, longest) if found else (0, 0)
+
+    def near(self, place: int, tokens: list[int]) -> tuple[int, int]:
+        """Where the last of ``tokens`` stand soon behind ``place``, as `find`: at least two of them, the nearest."""
+        first = max(place - BACK, 0)
+        window = self.ring[first : place + AHEAD]
+        for length in range(min(len(tokens), 4), 1, -1):
+            same = window[: window.size - length] == tokens[-length]
+            for i in range(1, length):
+                same &= window[i : window.size - length + i] == tokens[i - length]
+            hits = np.flatnonzero(same)
+            if hits.size:
+                ends = hits + first + length
+                at = int(np.searchsorted(ends, place))
+                return int(ends[min(at, ends.size - 1)]), length
+        return 0, 0
+
+    def follow(self, place: int, tokens: list[int]) -> int:
+        """How many of ``tokens`` stand from ``place`` on."""
+        there = self.ring[place : place + len(tokens)].tolist()
+        n = 0
+        for one, other in zip(there, tokens, strict=False):
+            if one != other:
+                break
+            n += 1
+        return n
+
+    def read(self, place: int, n: int) -> list[int]:
+        """Up to ``n`` tokens from ``place`` on, to where the text ends."""
+        tokens: list[int] = self.ring[place : place + n].tolist()
+        return tokens[: tokens.index(GAP)] if GAP in tokens else tokens
+
+    def _buckets(self, text: list[int]) -> list[tuple[int, int]]:
+        """For each length, the longest first: which level, and where its newest place is noted."""
+        found, value, n = [], 0, 0
+        for level, gram in enumerate(GRAMS):
+            if gram > len(text):
+                break
+            while n < gram:
+                value += (text[-1 - n] + 1) * self._powers[n]
+                n += 1
+            found.append((level, (((value & _MASK) * _SPREAD) & _MASK) >> self._shift))
+        return found[::-1]
+
+    def _match(self, place: int, end: Tokens) -> int:
+        """How many tokens up to the one at ``place`` are the last ones of ``end``."""
+        n = min(end.size, place + 1)
+        different = (self.ring[place + 1 - n : place + 1] != end[end.size - n :])[::-1]
+        first = int(different.argmax())
+        return first if different[first] else n

@@ -1,0 +1,207 @@
+"""What the source `cache` copies, from whom, and how it goes on after a change."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from pyctl.cache.recent import RecentPrompts
+from pyctl.engine.draft.cache_drafts import BLOCK, OVERLAP, CacheDrafts
+from pyctl.engine.draft.source import DraftJob
+from pyctl.engine.sequence import LiveSequence
+from pyctl.prompt import Prompt, Tokens, as_tokens
+
+FILE = as_tokens(np.random.default_rng(1).permutation(5000)[:700])
+OTHER = as_tokens(10_000 + np.random.default_rng(2).permutation(5000)[:700])
+
+
+class Talk:
+    """A request that decodes: its prompt, then tokens as the model says them."""
+
+    def __init__(self, source: CacheDrafts, key: int, prompt: Tokens, *, cached: bool = True) -> None:
+        self.source, self.key = source, key
+        self.seq = LiveSequence(0, 10_000, cached=cached)
+        self.seq.reset(prompt)
+        if cached:
+            source.remember(prompt)
+        source.begin(key, prompt)
+        source.flush()
+        self.sure: int | None = None
+
+    def say(self, *tokens: int) -> None:
+        for token in tokens:
+            if self.sure is not None:
+                self.seq.append_one(self.sure)
+            self.sure = token
+
+    def draft(self, most: int = 64) -> list[int]:
+        assert self.sure is not None
+        return list(self.source.propose([DraftJob(self.key, self.seq, (self.sure,), most)])[0])
+
+    def says(self, tokens: Sequence[int]) -> list[list[int]]:
+        """Say them one by one; the drafts after each."""
+        drafts = []
+        for token in tokens:
+            self.say(int(token))
+            drafts.append(self.draft())
+            self.source.flush()
+        return drafts
+
+
+@pytest.fixture
+def source() -> CacheDrafts:
+    return CacheDrafts(2**14)
+
+
+def starts(draft: list[int], expected: Sequence[int]) -> bool:
+    return bool(draft) and draft == [int(token) for token in expected[: len(draft)]]
+
+
+def test_a_file_that_was_read_is_written_again(source: CacheDrafts) -> None:
+    talk = Talk(source, 1, as_tokens([*OTHER[:50], *FILE, *OTHER[50:90]]))
+    drafts = talk.says(FILE[:60].tolist())
+    assert drafts[0] == drafts[1] == []
+    for i in range(5, 60):
+        assert starts(drafts[i], FILE[i + 1 :])
+    assert len(drafts[40]) == 64
+
+
+def test_most_is_most(source: CacheDrafts) -> None:
+    talk = Talk(source, 1, FILE)
+    talk.says(FILE[:30].tolist())
+    assert len(talk.draft(5)) == 5
+
+
+def test_what_others_sent(source: CacheDrafts) -> None:
+    Talk(source, 1, FILE)
+    source.end(1)
+    talk = Talk(source, 2, OTHER)
+    assert starts(talk.says(FILE[:20].tolist())[-1], FILE[20:])
+
+
+def test_who_does_not_share_neither_gives_nor_gets(source: CacheDrafts) -> None:
+    secret = Talk(source, 1, FILE, cached=False)
+    shared = Talk(source, 2, OTHER)
+    assert not any(shared.says(FILE[:40].tolist()))
+    secret.says(range(20_000, 20_100))
+    secret.says(OTHER[200:240].tolist())
+    assert not any(secret.says(OTHER[240:280].tolist()))
+    assert not any(shared.says(range(20_000, 20_050)))
+    # But both have their own, prompts and replies.
+    assert starts(secret.says(FILE[100:120].tolist())[-1], FILE[120:])
+    assert starts(secret.says(range(20_010, 20_030))[-1], range(20_030, 20_100))
+    assert starts(shared.says(OTHER[100:120].tolist())[-1], OTHER[120:])
+
+
+def test_the_own_reply(source: CacheDrafts) -> None:
+    talk = Talk(source, 1, OTHER)
+    talk.says(FILE[:100].tolist())
+    talk.says(range(20_000, 20_020))
+    assert starts(talk.says(FILE[10:30].tolist())[-1], [*FILE[30:100], *range(20_000, 20_020)])
+
+
+@pytest.mark.parametrize(("change", "back"), [([555, 556], 63), ([557], 61), ([], 80)])
+def test_on_after_a_change(source: CacheDrafts, change: list[int], back: int) -> None:
+    """Tokens replaced, put in and left out: two that agree again are enough, whatever is alike elsewhere."""
+    lines = as_tokens([token for i in range(60) for token in (i + 100, 7, 8, 9, 3)])
+    talk = Talk(source, 1, as_tokens([*OTHER[:100], *lines, *OTHER[100:]]))
+    talk.says([*lines[:61].tolist(), *change])
+    drafts = talk.says(lines[back : back + 3].tolist())
+    assert starts(drafts[1], lines[back + 2 :])
+
+
+def test_not_asked_for_a_while(source: CacheDrafts) -> None:
+    talk = Talk(source, 1, FILE)
+    talk.says(FILE[:20].tolist())
+    talk.say(*FILE[20:300].tolist())
+    assert starts(talk.draft(), FILE[300:])
+    talk.say(*FILE[400:420].tolist())
+    assert starts(talk.draft(), FILE[420:])
+
+
+def test_several_sure_tokens(source: CacheDrafts) -> None:
+    talk = Talk(source, 1, FILE)
+    talk.say(*FILE[:20].tolist())
+    talk.draft()
+    sure = tuple(FILE[19:23].tolist())
+    draft = source.propose([DraftJob(1, talk.seq, sure, 64)])[0]
+    assert starts(list(draft), FILE[23:])
+
+
+def test_a_longer_prompt_adds_what_is_new(source: CacheDrafts) -> None:
+    long = as_tokens(np.random.default_rng(3).integers(0, 5000, 4000))
+    for n in (2000, 2000, 3000, 4000):
+        before = source.index.n_added
+        source.remember(long[:n])
+        source.flush()
+        assert source.index.n_added - before <= (1000 if n > 2000 or before else 2000) + BLOCK + OVERLAP
+    # Where two parts were added at different times nothing is missing.
+    talk = Talk(source, 1, OTHER)
+    drafts = talk.says(long[2900:3100].tolist())
+    assert sum(starts(draft, long[2901 + i :]) for i, draft in enumerate(drafts)) > 180
+
+
+def test_what_was_forgotten_comes_again() -> None:
+    source = CacheDrafts(2**12)
+    source.remember(FILE)
+    for seed in range(10):
+        source.remember(as_tokens(np.random.default_rng(seed).integers(0, 9000, 600)))
+    talk = Talk(source, 1, FILE)
+    assert starts(talk.says(FILE[:30].tolist())[-1], FILE[30:])
+    assert source.n_bytes <= 2**12 * 4 * 9
+
+
+def test_recent_prompts_are_followed(source: CacheDrafts) -> None:
+    before = RecentPrompts()
+    before.add(Prompt.of(FILE))
+    recent = RecentPrompts()
+    recent.load(before.newest_first())
+    source.follow(recent)
+    recent.add(Prompt.of(OTHER))
+    source.flush()
+    talk = Talk(source, 1, as_tokens(range(20_000, 20_100)))
+    assert starts(talk.says(FILE[:20].tolist())[-1], FILE[20:])
+    assert starts(talk.says(OTHER[:20].tolist())[-1], OTHER[20:])
+
+
+def test_whoever_asks_waits_for_nobody(source: CacheDrafts, monkeypatch: pytest.MonkeyPatch) -> None:
+    talk = Talk(source, 1, FILE)
+    talk.says(FILE[:20].tolist())
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    def hang(tokens: Tokens) -> None:
+        hangs.set()
+        goes_on.wait()
+
+    monkeypatch.setattr(source.index, "add", hang)
+    source.remember(OTHER)
+    assert hangs.wait(10)
+    for i in range(20, 120):
+        talk.say(int(FILE[i]))
+        assert starts(talk.draft(), FILE[i + 1 :])
+    source.begin(2, OTHER)
+    source.end(2)
+    source.end(1)
+    goes_on.set()
+
+
+def test_requests_end(source: CacheDrafts) -> None:
+    talk = Talk(source, 1, FILE)
+    talk.says(FILE[:10].tolist())
+    source.end(1)
+    source.end(1)
+    assert source.propose([DraftJob(1, talk.seq, (1,), 5)]) == [()]
+    assert not source._courses
+
+
+def test_its_thread_ends_with_it() -> None:
+    source = CacheDrafts(2**12)
+    thread = next(thread for thread in reversed(threading.enumerate()) if thread.name == "pyctl-drafts")
+    del source
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()
