@@ -27,6 +27,9 @@ from pyctl.chat.template import Template
 from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.logs import LoadProgress
 from pyctl.engine.admin import EngineAdmin
+from pyctl.engine.draft.pace import Pace
+from pyctl.engine.draft.source import DraftSource
+from pyctl.engine.draft.speculation import ModelDrafts, Speculation
 from pyctl.engine.engine import Engine
 from pyctl.engine.llama import Loaded, MemoryPlan, allocate, load, reserve_pinned
 from pyctl.engine.model_settings import ModelSettings
@@ -100,14 +103,35 @@ def assemble(settings: CommandSettings, go_on: Callable[[], bool] = lambda: True
     except BaseException:
         loaded.backend.unload()
         raise
-    engine = Engine(loaded.backend, RamCache(settings.cache.n_slots, budget), settings.engine, tier)
+    speculation = _speculation(settings, loaded)
+    info = replace(loaded.info, draft_types=speculation.names)
+    engine = Engine(loaded.backend, RamCache(settings.cache.n_slots, budget), settings.engine, tier, speculation)
     # What is loaded stays until the end; the collector need not look at it again.
     gc.collect()
     gc.freeze()
-    worker = Worker(engine, loaded.info, settings.engine.sleep_seconds, settings.engine.stall_seconds)
+    worker = Worker(engine, info, settings.engine.sleep_seconds, settings.engine.stall_seconds)
     if chat_format.capabilities.tools:
         threading.Thread(target=_prepare_vocabulary, args=(worker,), name="pyctl-vocabulary", daemon=True).start()
     return Service(worker, chat_format, EngineAdmin(worker, engine), settings.server)
+
+
+def _speculation(settings: CommandSettings, loaded: Loaded) -> Speculation:
+    """What proposes drafts: nothing unless somebody asked for it, or where a memory takes nothing back."""
+    backend, drafts = loaded.backend, settings.drafts
+    sources: list[DraftSource] = []
+    model = ModelDrafts(backend, drafts.n_draft) if backend.draft_type else None
+    if not backend.most_drafts:
+        if sources or model is not None:
+            log.warning("no drafts: what this model remembers cannot be taken back")
+        return Speculation()
+    exact = settings.engine.exact
+    return Speculation(
+        sources,
+        model,
+        pace=Pace(fixed=exact),
+        n_free=backend.n_rollback,
+        width=min(drafts.n_draft, backend.n_rollback) if exact else 0,
+    )
 
 
 def _prepare_vocabulary(worker: Worker) -> None:

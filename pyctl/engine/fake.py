@@ -157,7 +157,7 @@ class FakeBackend:
             after = self._advance(item.seq, np.array([tokens[i]], np.int32), item.position + i)
             if i >= len(item.tokens) - 1:
                 is_wrong = _hash(before, after)[0] % 4 == 0
-                tokens.append((int.from_bytes(after[:8], "little") + is_wrong) % self.n_vocab)
+                tokens.append(1 + (int.from_bytes(after[:8], "little") + is_wrong) % (self.n_vocab - 1))
         self._seqs[item.seq], self.n_evaluated = kept, n_evaluated
         return tuple(tokens[len(item.tokens) :])
 

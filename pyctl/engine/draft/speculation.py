@@ -48,11 +48,11 @@ class Acceptance(Protocol):
 
 
 class ModelDrafts:
-    """A source: what the draft model of ``evaluator`` expects, ``n_max`` tokens or, if it stops before, ``n_min``."""
+    """A source: what the draft model of ``evaluator`` expects, up to ``n_max`` tokens each time."""
 
-    def __init__(self, evaluator: Evaluator, n_max: int, n_min: int = 0) -> None:
+    def __init__(self, evaluator: Evaluator, n_max: int) -> None:
         self.name = evaluator.draft_type
-        self.n_max, self.n_min = n_max, n_min
+        self.n_max = n_max
         self._evaluator = evaluator
 
     def begin(self, key: int, prompt: Tokens) -> None:
@@ -60,8 +60,7 @@ class ModelDrafts:
 
     def propose(self, jobs: Sequence[DraftJob]) -> list[tuple[int, ...]]:
         items = [SequenceTokens(job.seq.id, job.sure, job.seq.n, len(job.sure)) for job in jobs]
-        drafts = self._evaluator.draft(items, self.n_max)
-        return [draft if len(draft) >= self.n_min else () for draft in drafts]
+        return self._evaluator.draft(items, self.n_max)
 
     def learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
         pass

@@ -49,6 +49,7 @@ class Drafting:
         backend = RememberingBackend(
             kind,
             n_ctx=N_CTX,
+            n_cells=self.n_cells,
             n_seqs=n_seqs,
             n_planes=self.n_planes,
             most_drafts=self.most_drafts,
@@ -59,7 +60,7 @@ class Drafting:
             Guesses(replies, longest, wrong, silent, self.seed + i, f"guesses-{i}")
             for i, (longest, wrong, silent) in enumerate(self.guesses)
         ]
-        model = ModelDrafts(backend, self.n_model, self.n_min) if self.n_model else None
+        model = ModelDrafts(backend, self.n_model) if self.n_model else None
         width = min(self.n_model or 3, backend.n_rollback) if self.is_fixed else 0
         pace = None if self.is_fixed else Pace(fixed=not self.is_paced)
         speculation = Speculation(self.sources, model, pace=pace, n_free=backend.n_rollback, width=width)
@@ -72,7 +73,7 @@ DRAFTING = st.fixed_dictionaries(
         "most_drafts": st.sampled_from([0, 8, 48]),
         "n_outputs": st.sampled_from([0, 4, 16]),
         "n_model": st.sampled_from([0, 0, 1, 3, 4]),
-        "n_min": st.sampled_from([0, 0, 2]),
+        "n_cells": st.sampled_from([N_CTX, N_CTX, 2 * N_CTX]),
         "guesses": st.lists(
             st.tuples(
                 st.sampled_from([1, 3, 6, 40]),
