@@ -72,7 +72,7 @@ class _Drafting(Protocol):
 
     def draft(self, text: _Text) -> tuple[int, ...]: ...
 
-    def learn(self, n_accepted: int) -> None: ...
+    def learn(self, n_drafted: int, n_accepted: int) -> None: ...
 
 
 class NgramSource:
@@ -104,7 +104,7 @@ class NgramSource:
         return drafting.draft(text)
 
     def learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
-        self._running[key][1].learn(n_accepted)
+        self._running[key][1].learn(n_drafted, n_accepted)
 
     def end(self, key: int) -> None:
         self._running.pop(key, None)
@@ -251,7 +251,7 @@ class _Simple:
         length = min(self._m, n_before - place - n)
         return text.part(place + n, length) if place > 0 and length >= n else ()
 
-    def learn(self, n_accepted: int) -> None:
+    def learn(self, n_drafted: int, n_accepted: int) -> None:
         pass
 
 
@@ -265,14 +265,13 @@ class _Mod:
         self._places = _Places(n)
         self._drop = pow(_FACTOR, n - 1, 2**64)
         self._most, self._least = most, least
-        self._n_put = self._n_known = self._n_drafted = self._n_bad = 0
+        self._n_put = self._n_known = self._n_bad = 0
 
     def begin(self, text: _Text) -> None:
         self._n_known = max(text.n - self._places.n, 0)
 
     def draft(self, text: _Text) -> tuple[int, ...]:
         places, n, n_before = self._places, self._places.n, text.n - 1
-        self._n_drafted = 0
         if n_before < n:
             return ()
         if self._n_known + 32 < n_before:
@@ -290,13 +289,10 @@ class _Mod:
                 break
             tokens.append(text[place + n])
             value = ((value - tokens[i] * self._drop) * _FACTOR + tokens[-1]) & _MASK
-        self._n_drafted = len(tokens) - n
         return tuple(tokens[n:])
 
-    def learn(self, n_accepted: int) -> None:
-        if self._n_drafted == 0:
-            return
-        self._n_bad = self._n_bad + 1 if n_accepted < self._n_drafted / 4 else 0
+    def learn(self, n_drafted: int, n_accepted: int) -> None:
+        self._n_bad = self._n_bad + 1 if n_accepted < n_drafted / 4 else 0
         if self._n_bad == 5:  # llama-server empties its table here, and fills it from the text before the next draft
             self._n_bad = self._n_known = 0
 
@@ -392,6 +388,6 @@ class _Map:
             each.count = min(each.count + int(np.count_nonzero(is_it)), _MOST_COUNTED)
             found, followed = found[~is_it], followed[~is_it]
 
-    def learn(self, n_accepted: int) -> None:
-        if self._drafted is not None:
+    def learn(self, n_drafted: int, n_accepted: int) -> None:
+        if self._drafted is not None and n_accepted < n_drafted:  # else it may have been cut
             self._drafted.length = n_accepted

@@ -1,4 +1,4 @@
-"""Write ngram_drafts.json: what llama-server drafts from n-grams, for prompts and replies of many kinds.
+"""Write ngram_drafts.json and synthetic.json: what llama-server drafts from n-grams, and what it takes by chance.
 
     python -m tests.engine.draft.record_ngrams /path/to/llama-server
 
@@ -23,7 +23,9 @@ import httpx
 from tools.generator import SHAPES, cached_model
 
 RECORDED = Path(__file__).with_name("ngram_drafts.json")
+SYNTHETIC = Path(__file__).with_name("synthetic.json")
 PORT = 18472
+LEN = "--spec-synth-len"
 N_PREDICT = 700
 
 CASES = [
@@ -67,9 +69,8 @@ def texts(kind: str, seed: int) -> tuple[str, str]:
     return ("Hi. " if kind == "short" else "".join(blocks)), "".join(parts)
 
 
-def record(server: str, model: Path, flags: str, kind: str, seed: int) -> dict[str, Any]:
-    """Ask a fresh server, and read what it logs."""
-    prompt, reply = texts(kind, seed)
+def ask(server: str, model: Path, flags: str, prompt: str, **fields: Any) -> tuple[dict[str, Any], list[list[Any]]]:
+    """The body and the reply of a request to a fresh server, and the steps that it logs."""
     url = f"http://127.0.0.1:{PORT}"
     command = [server, "-m", str(model), "-c", "8192", "-np", "1", "-t", "1", "--port", str(PORT), "-lv", "9"]
     with tempfile.TemporaryFile() as log:
@@ -81,13 +82,8 @@ def record(server: str, model: Path, flags: str, kind: str, seed: int) -> dict[s
                         break
                 except httpx.HTTPError:
                     time.sleep(0.1)
-            body = {
-                "prompt": httpx.post(f"{url}/tokenize", json={"content": prompt}).json()["tokens"],
-                "n_predict": N_PREDICT,
-                "return_tokens": True,
-                "temperature": 0,
-                "grammar": f'root ::= "{reply}"',
-            }
+            tokens = httpx.post(f"{url}/tokenize", json={"content": prompt}).json()["tokens"]
+            body = {"prompt": tokens, "n_predict": N_PREDICT, "return_tokens": True, **fields}
             answer = httpx.post(f"{url}/completion", json=body, timeout=300).json()
         finally:
             process.terminate()
@@ -97,7 +93,22 @@ def record(server: str, model: Path, flags: str, kind: str, seed: int) -> dict[s
     counts = answer["timings"]
     assert counts.get("draft_n", 0) == sum(step[1] for step in steps)
     assert counts.get("draft_n_accepted", 0) == sum(step[2] for step in steps)
-    return {"flags": flags, "prompt": body["prompt"], "reply": answer["tokens"], "n": N_PREDICT, "steps": steps}
+    return {"prompt": tokens, "reply": answer["tokens"], "n": N_PREDICT}, steps
+
+
+def record(server: str, model: Path, flags: str, kind: str, seed: int) -> dict[str, Any]:
+    """What is drafted with ``flags``."""
+    prompt, reply = texts(kind, seed)
+    said, steps = ask(server, model, flags, prompt, temperature=0, grammar=f'root ::= "{reply}"')
+    return {"flags": flags, **said, "steps": steps}
+
+
+def record_chances(server: str, model: Path, length: float, seed: int) -> dict[str, Any]:
+    """How many drafts are taken with a mean length."""
+    flags = f"--spec-type ngram-mod --spec-ngram-mod-n-match 1 --spec-ngram-mod-n-min 0 --spec-ngram-mod-n-max 4 {LEN}"
+    prompt = texts("words", 0)[0]
+    _, steps = ask(server, model, f"{flags} {length}", prompt, seed=seed, temperature=0.5, ignore_eos=True)
+    return {"length": length, "n_max": 4, "seed": seed, "steps": [step[1:3] for step in steps]}
 
 
 def read_steps(log: str) -> list[list[Any]]:
@@ -125,6 +136,8 @@ def main() -> None:
         cases.append(record(sys.argv[1], model, flags, kind, i))
         steps = cases[-1]["steps"]
         print(flags, len(cases[-1]["reply"]), len(steps), sum(s[1] for s in steps), sum(s[2] for s in steps))
+    chances = [record_chances(sys.argv[1], model, length, seed) for length, seed in ((2.5, 1), (4.2, 77), (1.3, 5))]
+    SYNTHETIC.write_text(json.dumps(chances, separators=(",", ":")) + "\n", encoding="utf-8")
     lines = ",\n".join(json.dumps(case, separators=(",", ":")) for case in cases)
     RECORDED.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
