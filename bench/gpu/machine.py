@@ -22,7 +22,7 @@ from pathlib import Path
 
 __all__ = [
     "Cuda", "available_mib", "cached_share", "compilers", "describe", "direct_rate", "evict", "find_cuda",
-    "resident_mib", "settle", "storage_reads", "vram_mib",
+    "free_vram_mib", "resident_mib", "settle", "storage_reads", "vram_mib",
 ]  # fmt: skip
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -70,6 +70,12 @@ def vram_mib() -> float | None:
     """MiB in use on all GPUs; None without one."""
     lines = _output("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits").split()
     return sum(float(line) for line in lines) if lines else None
+
+
+def free_vram_mib() -> float | None:
+    """MiB that are free on the first GPU; None without one."""
+    lines = _output("nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits").split()
+    return float(lines[0]) if lines else None
 
 
 def resident_mib(pid: int) -> float:

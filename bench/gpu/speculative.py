@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import tempfile
 import threading
 import time
@@ -29,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import RESULTS, words
-from bench.gpu.machine import describe, resident_mib, vram_mib
+from bench.gpu.machine import describe, free_vram_mib, resident_mib, vram_mib
 from bench.gpu.report import OURS, PEER
 from bench.gpu.servers import Completion, Server, llama_server, pyctl
 from bench.gpu.speculative_report import WITHOUT, document
@@ -42,6 +41,9 @@ SHORT = 2048
 """Tokens of a prompt where its length is not the point."""
 
 N_WARM = 16
+
+BESIDE_MIB = 4500
+"""What a server may take on the device beside its weights."""
 
 Record = dict[str, Any]
 
@@ -241,12 +243,8 @@ def groups(run: Run, subjects: Sequence[Subject]) -> Iterator[Sequence[Subject]]
     """As many at a time as fit on the device."""
     n = run.options.together
     if not n:
-        total = subprocess.run(
-            ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"],
-            capture_output=True, text=True, check=False,
-        ).stdout.split()  # fmt: skip
-        need = run.model.stat().st_size / 2**20 * 1.05 + 4500
-        n = max(int(float(total[0]) // need), 1) if total else 2
+        free, need = free_vram_mib(), run.model.stat().st_size / 2**20 * 1.05 + BESIDE_MIB
+        n = max(int(free // need), 1) if free is not None else 2
     for start in range(0, len(subjects), n):
         yield subjects[start : start + n]
 
