@@ -9,20 +9,28 @@ __all__ = ["MemoryPlan", "Place", "Usage"]
 
 MIB = 2**20
 
+MOST_PLANES = 2**30
+"""More bytes of planes than this deserve a word: each further sequence takes as many as the first."""
+
 
 @dataclass(frozen=True)
 class Usage:
-    """Bytes: the model's tensors, K and V of the whole context, recurrent states, and buffers of the computation."""
+    """Bytes: the model's tensors, K and V of the whole context, recurrent states, and buffers of the computation.
+
+    ``planes`` are the states of earlier tokens, ``drafts`` everything of the draft model but a head's weights.
+    """
 
     weights: int = 0
     kv: int = 0
     states: int = 0
     compute: int = 0
+    planes: int = 0
+    drafts: int = 0
 
     @property
     def total(self) -> int:
         """Bytes of everything."""
-        return self.weights + self.kv + self.states + self.compute
+        return self.weights + self.kv + self.states + self.compute + self.planes + self.drafts
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(*(getattr(self, item.name) + getattr(other, item.name) for item in fields(Usage)))
@@ -48,7 +56,8 @@ class Place:
 class MemoryPlan:
     """What goes where, the host last; ``row_bytes`` is K and V of one token, ``state_bytes`` a state of a sequence.
 
-    ``layers`` are the devices of the layers, the output last, by llama.cpp's names.
+    ``layers`` are the devices of the layers, the output last, by llama.cpp's names. Of each sequence there are
+    ``n_planes`` states besides the last one.
     """
 
     n_ctx: int
@@ -57,6 +66,7 @@ class MemoryPlan:
     state_bytes: int
     places: tuple[Place, ...]
     layers: tuple[str, ...] = ()
+    n_planes: int = 0
 
     @property
     def host(self) -> Place:
@@ -75,6 +85,8 @@ class MemoryPlan:
             ("weights", [place.usage.weights for place in self.places]),
             (f"KV of {self.n_ctx:,} tokens, {self.row_bytes / 1024:.1f} KiB each", [p.usage.kv for p in self.places]),
             (f"state of {sequences}", [place.usage.states for place in self.places]),
+            (f"{self.n_planes} planes of each, to take drafts back", [place.usage.planes for place in self.places]),
+            ("draft model", [place.usage.drafts for place in self.places]),
             ("computing", [place.usage.compute for place in self.places]),
             ("prefix cache, at most", [0 for _ in self.gpus] + [cache_bytes or 0]),
         ]
@@ -92,7 +104,16 @@ class MemoryPlan:
         for place in self.gpus:
             if missing := place.shortage():
                 flags = "a smaller -c, -ctk q8_0 -ctv q8_0, --n-cpu-moe (experts) or a smaller -ngl"
+                if place.usage.planes or place.usage.drafts:
+                    flags = f"no --spec-type, {flags}"
                 yield f"{place.name} has {_mib(missing)} MiB too little; what would help: {flags}"
+        planes = sum(place.usage.planes for place in self.places)
+        if self.n_seqs > 1 and planes > MOST_PLANES:
+            each = f"{self.n_planes} of {_mib(self.state_bytes)} MiB for each of {self.n_seqs} sequences"
+            yield (
+                f"the planes that drafts are taken back with need {_mib(planes)} MiB, {each}; "
+                "what would help: a smaller -np or --spec-draft-n-max"
+            )
         host = self.host
         if missing := host.shortage():
             yield f"the host has {_mib(missing)} MiB of memory too little; what would help: a smaller model or -c"

@@ -251,3 +251,34 @@ def test_the_table_adds_up() -> None:
         ["24,000", "?"],
     ]
     assert len({len(line) for line in lines}) == 1
+
+
+def test_the_table_shows_what_drafting_takes() -> None:
+    gpu = Place(
+        "CUDA0", True, Usage(15_000 * MIB, 3_400 * MIB, 600 * MIB, 500 * MIB, 1_800 * MIB, 700 * MIB), 21_000 * MIB
+    )
+    host = Place("host", False, Usage(), 64_000 * MIB)
+    plan = MemoryPlan(102_400, 4, 34_816.0, 150 * MIB, (gpu, host), (), 3)
+    lines = list(plan.lines(0))
+    assert [line.split()[-2] for line in lines] == [
+        "CUDA0",
+        "15,000",
+        "3,400",
+        "600",
+        "1,800",
+        "700",
+        "500",
+        "22,000",
+        "21,000",
+    ]
+    assert lines[4].startswith("3 planes of each")
+    short, planes = plan.warnings(0)
+    assert short.startswith("CUDA0 has 1,000 MiB too little; what would help: no --spec-type, ")
+    assert planes.startswith(
+        "the planes that drafts are taken back with need 1,800 MiB, 3 of 150 MiB for each of 4 seq"
+    )
+    assert planes.endswith("what would help: a smaller -np or --spec-draft-n-max")
+    one = replace(plan, n_seqs=1, places=(replace(gpu, usage=replace(gpu.usage, planes=1_100 * MIB), free=None), host))
+    assert list(one.warnings(0)) == [], "nothing there could be fewer"
+    few = replace(plan, places=(replace(gpu, usage=replace(gpu.usage, planes=1_000 * MIB), free=None), host))
+    assert list(few.warnings(0)) == []
