@@ -5,17 +5,19 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from llama_cpp import llama_cpp as api
 
+from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.llama.devices import devices, host_available, tensor_bytes
 from pyctl.engine.llama.library import captured_log, last_log_error
 from pyctl.engine.llama.memory import MIB, MemoryPlan, Place, Usage
-from pyctl.engine.llama.params import ModelParams, context_params
+from pyctl.engine.llama.params import ModelParams, check_head, context_params, finds, head_params, uses_own_head
 from pyctl.engine.model_settings import CPU_EXPERTS, LOAD_MODES, ModelSettings, experts_on_cpu
 from pyctl.errors import ModelError
 
@@ -37,14 +39,28 @@ COMPUTE = re.compile(r"(\S+) compute buffer size = +([\d.]+) MiB")
 
 
 class DryRun:
-    """A model without weights; ``n_layers`` and ``n_ctx_train`` are the file's, ``tensors`` bytes by name."""
+    """A model without weights; ``n_layers`` and ``n_ctx_train`` are the file's, ``tensors`` bytes by name.
 
-    def __init__(self, model: Any, settings: ModelSettings, log: list[str]) -> None:
+    ``drafts`` say what it shall take back; with ``is_head`` its head drafts. ``draft_file`` is another such model that
+    drafts for this one.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        settings: ModelSettings,
+        log: list[str],
+        drafts: DraftSettings,
+        draft_file: DryRun | None = None,
+        *,
+        is_head: bool = False,
+    ) -> None:
         self._model = model
-        self._settings = settings
+        self._settings, self._drafts = settings, drafts
+        self._draft_file, self._is_head = draft_file, is_head
         self._gpus = tuple(device for device in devices() if device.is_gpu)
         self.n_ctx_train = int(api.llama_model_n_ctx_train(model))
-        self.n_layers = int(api.llama_model_n_layer(model))
+        self.n_layers = int(api.llama_model_n_layer(model)) + int(api.llama_model_n_layer_nextn(model))
         ignored = {match[1] for line in log if (match := UNUSED.search(line))}
         sizes = tensor_bytes(Path(settings.path))
         self.tensors: Mapping[str, int] = {name: size for name, size in sizes.items() if name not in ignored}
@@ -54,15 +70,17 @@ class DryRun:
 
     def plan(self, n_ctx: int) -> MemoryPlan:
         """The memory for a context of ``n_ctx`` tokens. Raises ModelError if no such context can be made."""
-        params = context_params(self._settings, n_ctx)
-        with captured_log() as log:
-            ctx = api.llama_init_from_model(self._model, params)
-        if not ctx:
-            raise ModelError(f"cannot make the context: {last_log_error('llama.cpp gave no reason')}")
-        n_cells = int(api.llama_n_ctx(ctx))
-        api.llama_free(ctx)
-        kv, states, compute = self._kv_by_place(log), self._sum_by_place(STATES, log), self._sum_by_place(COMPUTE, log)
         n_seqs = self._settings.n_seqs
+        ctx, kv, states, compute = self._context(context_params(self._settings, n_ctx, drafts=self._drafts))
+        try:
+            n_cells, n_states = int(api.llama_n_ctx(ctx)), int(api.llama_n_rs_seq(ctx)) + 1
+            drafts = self._draft_model(ctx, n_cells)
+        finally:
+            api.llama_free(ctx)
+        states = {place: size // n_states for place, size in states.items()}
+        # A mark is a state as a plane is, one for each sequence.
+        n_earlier = n_states - 1 + finds(self._drafts) if states else 0
+        planes = {place: size * n_earlier for place, size in states.items()}
         state_bytes = sum(states.values()) // n_seqs
         if len(states) == 1 and kv.keys() == states.keys() != {HOST}:
             # The extension copies a state within the GPU before it copies it to the host.
@@ -70,10 +88,32 @@ class DryRun:
         free = {device.name: device.free for device in self._gpus}
         places = []
         for name in (*free, HOST):
-            usage = Usage(*(part.get(name, 0) for part in (self._weights, kv, states, compute)))
+            usage = Usage(*(part.get(name, 0) for part in (self._weights, kv, states, compute, planes, drafts)))
             if usage.total or name == HOST:
                 places.append(Place(name, name != HOST, usage, free[name] if name != HOST else host_available()))
-        return MemoryPlan(n_cells, n_seqs, sum(kv.values()) / n_cells, state_bytes, tuple(places), self.layers)
+        row_bytes = sum(kv.values()) / n_cells
+        return MemoryPlan(n_cells, n_seqs, row_bytes, state_bytes, tuple(places), self.layers, n_earlier)
+
+    def _context(self, params: Any) -> tuple[Any, dict[str, int], dict[str, int], dict[str, int]]:
+        """A context without memory, and the bytes of K and V, states and computing that it would take by place."""
+        with captured_log() as log:
+            ctx = api.llama_init_from_model(self._model, params)
+        if not ctx:
+            raise ModelError(f"cannot make the context: {last_log_error('llama.cpp gave no reason')}")
+        return ctx, self._kv_by_place(log), self._sum_by_place(STATES, log), self._sum_by_place(COMPUTE, log)
+
+    def _draft_model(self, trunk: Any, n_ctx: int) -> dict[str, int]:
+        """Bytes by place of what drafts for the context ``trunk``."""
+        if self._draft_file is not None and not self._draft_file._is_head:
+            return {place.name: place.usage.total for place in self._draft_file.plan(n_ctx).places}
+        drafter = self._draft_file or self
+        if not drafter._is_head:
+            return {}
+        ctx, *parts = drafter._context(head_params(self._settings, self._drafts, trunk))
+        api.llama_free(ctx)
+        if drafter is not self:
+            parts.append(drafter._weights)
+        return {place: sum(part.get(place, 0) for part in parts) for place in {*chain(*parts)}}
 
     def _place_of(self, name: str) -> str:
         """Where something is that llama.cpp says to be on a device or in a buffer type called ``name``."""
@@ -121,10 +161,28 @@ class DryRun:
         return sums
 
 
+NO_DRAFTS = DraftSettings()
+
+
 @contextmanager
-def dry_run(settings: ModelSettings) -> Iterator[DryRun]:
-    """The model of ``settings`` without its weights. Raises ModelError as loading it would."""
-    params = ModelParams(settings)
+def dry_run(settings: ModelSettings, drafts: DraftSettings = NO_DRAFTS) -> Iterator[DryRun]:
+    """The model of ``settings``, and what drafts for it, without weights. Raises ModelError as loading them would."""
+    with ExitStack() as stack:
+        draft_file = None
+        if drafts.draft_path and drafts.n_draft > 0:
+            is_head = drafts.has("draft-mtp")
+            of_file = drafts.of_file(settings)
+            model, log = stack.enter_context(_without_weights(of_file, with_head=is_head))
+            draft_file = DryRun(model, of_file, log, NO_DRAFTS, is_head=is_head)
+        is_head = uses_own_head(drafts)
+        model, log = stack.enter_context(_without_weights(settings, with_head=is_head))
+        yield DryRun(model, settings, log, drafts, draft_file, is_head=is_head)
+
+
+@contextmanager
+def _without_weights(settings: ModelSettings, *, with_head: bool) -> Iterator[tuple[Any, list[str]]]:
+    """A llama_model, and what llama.cpp said when it made it."""
+    params = ModelParams(settings, with_head=with_head)
     params.struct.no_alloc = True
     params.struct.load_mode = LOAD_MODES["none"]
     with captured_log() as log:
@@ -132,7 +190,9 @@ def dry_run(settings: ModelSettings) -> Iterator[DryRun]:
     if not model:
         raise ModelError(f"cannot load the model {settings.path}: {last_log_error('llama.cpp gave no reason')}")
     try:
-        yield DryRun(model, settings, log)
+        if with_head:
+            check_head(model, settings.path)
+        yield model, log
     finally:
         with captured_log():
             api.llama_model_free(model)
@@ -149,15 +209,15 @@ EXPERTS = re.compile(CPU_EXPERTS)
 ATTEMPTS = 4
 
 
-def fit_settings(settings: ModelSettings) -> tuple[ModelSettings, MemoryPlan]:
-    """The settings with what was left open filled in, and the memory that they will take.
+def fit_settings(settings: ModelSettings, drafts: DraftSettings = NO_DRAFTS) -> tuple[ModelSettings, MemoryPlan]:
+    """The settings with what was left open filled in, and the memory that they will take with ``drafts``.
 
     Raises ModelError when the context cannot fit at all.
     """
     movable = settings.fit and settings.n_gpu_layers == -1 and not settings.tensor_split
     placed = bool(settings.placements)
     for _ in range(ATTEMPTS):
-        with dry_run(settings) as run:
+        with dry_run(settings, drafts) as run:
             plan = _fit_context(run, settings)
             missing = _gpu_shortage(settings, plan)
             if not (missing and movable):
@@ -219,7 +279,8 @@ def _move_to_cpu(
         if sum(found[n:]) >= missing:
             n += _count_to_free(found[n:], missing)
             return replace(settings, placements=experts_on_cpu(n))
-    share = sum(place.usage.kv + place.usage.states for place in plan.gpus) // run.n_layers
+    kept = sum(place.usage.kv + place.usage.states + place.usage.planes for place in plan.gpus)
+    share = kept // run.n_layers
     # The last of N layers on the GPU is the output.
     n = 0 if settings.n_gpu_layers < 0 else run.n_layers + 1 - settings.n_gpu_layers
     n += _count_to_free([size + share for size in _by_layer(run, re.compile("^blk"))[n:]], missing)

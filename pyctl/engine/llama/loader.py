@@ -23,7 +23,15 @@ from pyctl.engine.llama.llama_backend import LlamaBackend
 from pyctl.engine.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.engine.llama.memory import MemoryPlan
 from pyctl.engine.llama.mtp import MtpHead
-from pyctl.engine.llama.params import ModelParams, context_params, layer_bytes, most_outputs, most_tokens
+from pyctl.engine.llama.params import (
+    ModelParams,
+    context_params,
+    head_params,
+    layer_bytes,
+    most_outputs,
+    most_tokens,
+    uses_own_head,
+)
 from pyctl.engine.model_settings import NUMA, POOLING, ModelSettings
 from pyctl.errors import ModelError, UnavailableError
 from pyctl.limit import limit
@@ -64,7 +72,7 @@ def load(
         api.llama_numa_init(NUMA[settings.numa])
     _check_file(path)
     drafts = with_inferred_type(drafts or DraftSettings())
-    settings, plan = fit_settings(settings)
+    settings, plan = fit_settings(settings, drafts)
     if announce is not None:
         announce(plan)
     backend = LlamaBackend(
@@ -104,11 +112,9 @@ class _Source:
 
     def __call__(self) -> tuple[Any, Any]:
         _check_file(self._path)
-        with_head = _uses_own_head(self._drafts)
+        with_head = uses_own_head(self._drafts)
         model = _load_model(self._path, self._settings, self._progress, with_head=with_head)
         try:
-            if with_head and api.llama_model_n_layer_nextn(model) != 1:
-                raise ModelError(f"{self._path} has no head for --spec-type draft-mtp: it needs one nextn block")
             params = context_params(self._settings, self._settings.n_ctx, layer_bytes(model), self._drafts)
             return model, _make_context(model, self._settings, params)
         except BaseException:
@@ -126,18 +132,13 @@ def _check_file(path: Path) -> None:
         raise ModelError(f"{path} is not a GGUF file")
 
 
-def _uses_own_head(drafts: DraftSettings) -> bool:
-    return drafts.has("draft-mtp") and not drafts.draft_path and drafts.n_draft > 0
-
-
 def _draft_maker(settings: ModelSettings, drafts: DraftSettings) -> MakeDraftModel | None:
     """What makes the draft model that ``drafts`` ask for."""
-    if not _uses_own_head(drafts):
+    if not uses_own_head(drafts):
         return None
 
     def make(model: Any, ctx: Any, attach: Callable[[int], None]) -> DraftModel:
-        params = context_params(drafts.of_context(settings), int(api.llama_n_ctx(ctx)), layer_bytes(model))
-        params.ctx_type, params.ctx_other = api.LLAMA_CONTEXT_TYPE_MTP, ctx
+        params = head_params(settings, drafts, ctx, layer_bytes(model))
         head = _make_context(model, drafts.of_context(settings), params)
         try:
             return MtpHead(head, drafts.n_draft, p_min=drafts.draft_p_min, attach=attach)

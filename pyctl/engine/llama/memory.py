@@ -17,7 +17,7 @@ MOST_PLANES = 2**30
 class Usage:
     """Bytes: the model's tensors, K and V of the whole context, recurrent states, and buffers of the computation.
 
-    ``planes`` are the states of earlier tokens, ``drafts`` everything of the draft model but a head's weights.
+    ``planes`` are states of earlier tokens, ``drafts`` everything of the draft model but a head's weights.
     """
 
     weights: int = 0
@@ -57,7 +57,7 @@ class MemoryPlan:
     """What goes where, the host last; ``row_bytes`` is K and V of one token, ``state_bytes`` a state of a sequence.
 
     ``layers`` are the devices of the layers, the output last, by llama.cpp's names. Of each sequence there are
-    ``n_planes`` states besides the last one.
+    ``n_planes`` states besides the last one: planes, and a mark if drafts may be longer.
     """
 
     n_ctx: int
@@ -85,7 +85,7 @@ class MemoryPlan:
             ("weights", [place.usage.weights for place in self.places]),
             (f"KV of {self.n_ctx:,} tokens, {self.row_bytes / 1024:.1f} KiB each", [p.usage.kv for p in self.places]),
             (f"state of {sequences}", [place.usage.states for place in self.places]),
-            (f"{self.n_planes} planes of each, to take drafts back", [place.usage.planes for place in self.places]),
+            (f"{self.n_planes} earlier states of each, to go back to", [place.usage.planes for place in self.places]),
             ("draft model", [place.usage.drafts for place in self.places]),
             ("computing", [place.usage.compute for place in self.places]),
             ("prefix cache, at most", [0 for _ in self.gpus] + [cache_bytes or 0]),
@@ -111,7 +111,7 @@ class MemoryPlan:
         if self.n_seqs > 1 and planes > MOST_PLANES:
             each = f"{self.n_planes} of {_mib(self.state_bytes)} MiB for each of {self.n_seqs} sequences"
             yield (
-                f"the planes that drafts are taken back with need {_mib(planes)} MiB, {each}; "
+                f"the states that wrong drafts go back to need {_mib(planes)} MiB, {each}; "
                 "what would help: a smaller -np or --spec-draft-n-max"
             )
         host = self.host

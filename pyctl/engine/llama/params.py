@@ -145,10 +145,25 @@ def n_planes(settings: ModelSettings, drafts: DraftSettings) -> int:
     return max(min(drafts.n_draft, settings.n_ubatch - 2), 0) if by_model else 0
 
 
+def finds(drafts: DraftSettings) -> bool:
+    """Whether there may be drafts that are found, and longer than what planes take back."""
+    return any(name.startswith("ngram-") or name == "cache" for name in drafts.draft_types)
+
+
+def uses_own_head(drafts: DraftSettings) -> bool:
+    """Whether the head in the model's own file is to draft."""
+    return drafts.has("draft-mtp") and not drafts.draft_path and drafts.n_draft > 0
+
+
+def check_head(model: Any, path: str) -> None:
+    """ModelError unless the model from the file ``path`` has a head for drafts."""
+    if api.llama_model_n_layer_nextn(model) != 1:
+        raise ModelError(f"{path} has no head for --spec-type draft-mtp: it needs one nextn block")
+
+
 def most_outputs(settings: ModelSettings, drafts: DraftSettings) -> int:
     """Outputs that one evaluation may need; room for a whole batch's would cost half a GB with a large vocabulary."""
-    finds = any(name.startswith("ngram-") or name == "cache" for name in drafts.draft_types)
-    return max(settings.n_seqs * (1 + n_planes(settings, drafts)), 1 + LONG_DRAFT if finds else 0)
+    return max(settings.n_seqs * (1 + n_planes(settings, drafts)), 1 + LONG_DRAFT if finds(drafts) else 0)
 
 
 def context_params(
@@ -188,6 +203,13 @@ def context_params(
     # Rows move between sequences only within one stream of cells; shares are counted by the engine (`most_tokens`).
     params.kv_unified = True
     params.no_perf = True
+    return params
+
+
+def head_params(settings: ModelSettings, drafts: DraftSettings, trunk: Any, n_layer_bytes: int | None = None) -> Any:
+    """A llama_context_params for a head that follows the context ``trunk``; ``settings`` are those of the trunk."""
+    params = context_params(drafts.of_context(settings), int(api.llama_n_ctx(trunk)), n_layer_bytes)
+    params.ctx_type, params.ctx_other = api.LLAMA_CONTEXT_TYPE_MTP, trunk
     return params
 
 

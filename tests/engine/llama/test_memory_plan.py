@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from gguf import GGUFWriter
 
+from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.llama import MemoryPlan, fit, load
 from pyctl.engine.llama.devices import Device
 from pyctl.engine.llama.fit import dry_run, fit_settings
@@ -168,7 +169,7 @@ def fitting(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[ModelSetting
 
     def run_with(free: int, host: int = 64_000, **fields: Any) -> tuple[ModelSettings, MemoryPlan]:
         @contextmanager
-        def stub(settings: ModelSettings) -> Iterator[Run]:
+        def stub(settings: ModelSettings, drafts: DraftSettings) -> Iterator[Run]:
             yield Run(settings, free * MIB, host * MIB)
 
         monkeypatch.setattr(fit, "dry_run", stub)
@@ -271,14 +272,101 @@ def test_the_table_shows_what_drafting_takes() -> None:
         "22,000",
         "21,000",
     ]
-    assert lines[4].startswith("3 planes of each")
+    assert lines[4].startswith("3 earlier states of each")
     short, planes = plan.warnings(0)
     assert short.startswith("CUDA0 has 1,000 MiB too little; what would help: no --spec-type, ")
-    assert planes.startswith(
-        "the planes that drafts are taken back with need 1,800 MiB, 3 of 150 MiB for each of 4 seq"
-    )
+    assert planes.startswith("the states that wrong drafts go back to need 1,800 MiB, 3 of 150 MiB for each of 4 seq")
     assert planes.endswith("what would help: a smaller -np or --spec-draft-n-max")
     one = replace(plan, n_seqs=1, places=(replace(gpu, usage=replace(gpu.usage, planes=1_100 * MIB), free=None), host))
     assert list(one.warnings(0)) == [], "nothing there could be fewer"
     few = replace(plan, places=(replace(gpu, usage=replace(gpu.usage, planes=1_000 * MIB), free=None), host))
     assert list(few.warnings(0)) == []
+
+
+MTP = DraftSettings(draft_types=("draft-mtp",))
+
+
+def taken_by(lines: list[str]) -> dict[str, float]:
+    """Bytes of the buffers that llama.cpp took, by what they are for; it plans those for computing more than once."""
+    taken = dict.fromkeys(("model", "KV", "RS", "compute"), 0.0)
+    for line in lines:
+        if match := re.search(r"(?:(model|KV|RS) buffer size =|(compute) buffer size is) +([\d.]+) MiB", line):
+            taken[match[1] or match[2]] += float(match[3]) * MIB
+    return taken
+
+
+@pytest.mark.parametrize("name", ["tiny-hybrid-nextn", "tiny-moe-nextn"])
+@pytest.mark.parametrize("n_draft", [1, 3])
+def test_a_head_and_its_planes_are_in_the_plan(
+    model_path: Callable[[str], Path], caplog: pytest.LogCaptureFixture, name: str, n_draft: int
+) -> None:
+    caplog.set_level(logging.DEBUG, "llama.cpp")
+    settings = ModelSettings(path=str(model_path(name)), n_threads=1, n_ctx=16384, n_seqs=2, n_ubatch=256)
+    drafts = replace(MTP, n_draft=n_draft, draft_type_k="f32")
+    plans: list[MemoryPlan] = []
+    loaded = load(settings, None, plans.append, drafts)
+    layout = loaded.backend.layout
+    loaded.backend.unload()
+    taken = taken_by(caplog.messages)
+    (plan,) = plans
+    usage, shape = plan.host.usage, SHAPES[name]
+    assert plan.n_planes == n_draft
+    assert plan.state_bytes == pytest.approx(shape.state_bytes, abs=MIB / 50)
+    assert usage.planes == pytest.approx(n_draft * usage.states, rel=0.01)
+    assert usage.states + usage.planes == pytest.approx(taken["RS"], rel=0.01)
+    assert usage.weights == pytest.approx(taken["model"], rel=0.03)
+    assert usage.total == pytest.approx(sum(taken.values()), rel=0.03)
+    assert usage.drafts > 0.9 * 16384 * shape.head_size * shape.num_kv_heads * (2 + 4)
+    with dry_run(settings) as run:
+        without = run.plan(16384)
+        plain = load(settings)
+    assert (without.n_planes, without.host.usage.planes, without.host.usage.drafts) == (0, 0, 0)
+    assert without.host.usage.weights < usage.weights, "the head's"
+    assert (without.layers, without.row_bytes) == (plan.layers, plan.row_bytes)
+    assert plain.backend.layout == layout
+    assert plain.info.fingerprint == loaded.info.fingerprint, "what is stored stays of use, with and without"
+    plain.backend.unload()
+
+
+def test_long_drafts_need_one_more_state(model_path: Callable[[str], Path]) -> None:
+    settings = ModelSettings(path=str(model_path("tiny-hybrid")), n_seqs=3)
+    with dry_run(settings, DraftSettings(draft_types=("ngram-mod",))) as run:
+        plan = run.plan(4096)
+    assert plan.n_planes == 1
+    assert plan.host.usage.planes == plan.host.usage.states
+    with dry_run(replace(settings, path=str(model_path("tiny-dense"))), DraftSettings(draft_types=("cache",))) as run:
+        assert run.plan(4096).n_planes == 0, "no states, no marks"
+
+
+@pytest.mark.parametrize(("name", "draft_type"), [("tiny-dense", "draft-simple"), ("tiny-hybrid-head", "draft-mtp")])
+def test_a_draft_file_is_in_the_plan(model_path: Callable[[str], Path], name: str, draft_type: str) -> None:
+    settings = ModelSettings(path=str(model_path("tiny-hybrid")), n_seqs=2)
+    drafts = DraftSettings(draft_types=(draft_type,), draft_path=str(model_path(name)))
+    with dry_run(settings, drafts) as run:
+        small, large = run.plan(4096).host.usage, run.plan(8192).host.usage
+    weights = Path(drafts.draft_path).stat().st_size
+    rows = 4096 * SHAPES[name].row_bytes("f16", "f16")
+    assert small.drafts > 0.9 * weights + rows
+    assert rows <= large.drafts - small.drafts < 3 * rows, "the mask of its attention grows, too"
+    with dry_run(settings) as run:
+        assert small.kv == run.plan(4096).host.usage.kv
+
+
+def test_a_context_that_is_left_open_leaves_room_for_drafting(
+    model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(model_path("tiny-hybrid-nextn"))
+    with dry_run(ModelSettings(path=path), MTP) as run:
+        free = run.plan(run.n_ctx_train // 2).host.usage.total
+        most = run.n_ctx_train
+    monkeypatch.setattr(fit, "host_available", lambda: free)
+    settings = ModelSettings(path=path, load_mode="none", fit_ctx=512)
+    found = {n: fit_settings(replace(settings, n_seqs=n), MTP)[0].n_ctx for n in (1, 8)}
+    assert most // 2 - 512 <= found[1] <= most // 2
+    assert found[8] < found[1], "planes for each sequence"
+    assert fit_settings(settings)[0].n_ctx > found[1]
+
+
+def test_a_model_without_a_head_is_refused_before_it_is_loaded(model_path: Callable[[str], Path]) -> None:
+    with pytest.raises(ModelError, match=r"has no head for --spec-type draft-mtp: it needs one nextn block"):
+        load(ModelSettings(path=str(model_path("tiny-hybrid"))), drafts=MTP)
