@@ -85,6 +85,8 @@ def load(
     )
     if not backend.is_async:
         _note_blocking_copies(plan)
+    if not drafts.draft_types and api.llama_model_n_layer_nextn(backend.model) > 0:
+        log.info("this model has a head that drafts, which is off: --spec-type draft-mtp makes replies come faster")
     tokenizer = LlamaTokenizer(_load_vocabulary(path)) if keep_vocabulary else backend.tokenizer
     if keep_vocabulary:
         backend.use_vocabulary(tokenizer)
