@@ -25,7 +25,7 @@ from tests.contract.fields import (
     TOOL_TURN,
 )
 
-__all__ = ["GROUPS", "WITH_HEAD", "Probe", "probes"]
+__all__ = ["GROUPS", "OWN", "WITH_HEAD", "Probe", "probes"]
 
 KEY = "right"
 
@@ -39,6 +39,12 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "n-grams": ("--alias", "tiny", "--spec-default", "--metrics", "-np", "1"),
 }
 """The flags of the servers that answer the probes of each group, besides `FLAGS`."""
+
+OWN: dict[str, tuple[str, ...]] = {"drafting": ("--exact",)}
+"""Flags of pyctl alone: drafts in every step, where it would make none that do not pay."""
+
+COUNTS: dict[str, tuple[str, ...]] = {"drafting": ("draft_n", "draft_n_accepted"), "n-grams": ()}
+"""What both draft in the same way; n-grams do so elsewhere where they look at other conversations."""
 
 WITH_HEAD = frozenset({"drafting"})
 """Groups whose model has a head for drafts."""
@@ -113,7 +119,7 @@ def _drafts(group: str, prompt: str, grammar: str) -> Iterator[Probe]:
         if "chat" in path:
             both["logprobs"] = {"logprobs": True, "top_logprobs": 2}
         for what, fields in {**both, "without a grammar": {"grammar": ""}, "one token": {"n_predict": 1}}.items():
-            show = ("content", "text", "generation_settings") if what in ("plain", "stop") else ()
+            show = ("content", "text", "generation_settings", *COUNTS[group]) if what in ("plain", "stop") else ()
             for kind in ({}, {"stream": True}):
                 streamed = ", streamed" if kind else ""
                 sent = {**body, **fields, **kind}

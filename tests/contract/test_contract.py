@@ -17,7 +17,7 @@ import pytest
 
 from pyctl.engine.llama.library import build_version
 from tests.contract.fields import TEMPLATE
-from tests.contract.probes import GROUPS, WITH_HEAD, Probe, probes
+from tests.contract.probes import GROUPS, OWN, WITH_HEAD, Probe, probes
 from tests.contract.reasons import Verdict, document, judge, summary
 from tests.contract.shape import Reduced, reduced
 from tools.generator import TINY_HYBRID, cached_model
@@ -68,7 +68,7 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Verdict]
             slots = directory / f"slots-{name}"
             slots.mkdir(exist_ok=True)
             own = [flag.format(directory=f"{slots}/") for flag in GROUPS[group]]
-            own += ["-m", headed if group in WITH_HEAD else bare]
+            own += ["-m", headed if group in WITH_HEAD else bare, *(OWN.get(group, ()) if name == "pyctl" else ())]
             prefix = own[own.index("--api-prefix") + 1] if "--api-prefix" in own else ""
             process = ServerProcess([*command, *flags, *own], directory / f"{name}-{group}.log", prefix=prefix)
             found = Subject(process)
