@@ -6,7 +6,7 @@ Sources: tools/server/README.md of the pinned llama.cpp release, and what its te
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.contract.fields import (
@@ -23,7 +23,7 @@ from tests.contract.fields import (
     SHARED,
     TOOL,
     TOOL_TURN,
-)
+)  # fmt: skip
 
 __all__ = ["GROUPS", "OWN", "WITH_HEAD", "Probe", "probes"]
 
@@ -42,9 +42,6 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 OWN: dict[str, tuple[str, ...]] = {"drafting": ("--exact",)}
 """Flags of pyctl alone: drafts in every step, where it would make none that do not pay."""
-
-COUNTS: dict[str, tuple[str, ...]] = {"drafting": ("draft_n", "draft_n_accepted"), "n-grams": ()}
-"""What both draft in the same way; n-grams do so elsewhere where they look at other conversations."""
 
 WITH_HEAD = frozenset({"drafting"})
 """Groups whose model has a head for drafts."""
@@ -106,32 +103,28 @@ def probes() -> Iterator[Probe]:
 
 
 def _drafts(group: str, prompt: str, grammar: str) -> Iterator[Probe]:
-    """What is told of drafts, and what they must not change."""
-    facts = (("/props", ("*",)), ("/slots", ("speculative",)))
-    for path, show in facts:
-        yield Probe(path, f"{group}, nothing asked yet", "GET", group=group, show=show)
+    """What is told of drafts, and what they must not change. Heads draft the same here and there."""
+    yield Probe("/slots", f"{group}, nothing asked yet", "GET", group=group, show=("speculative",))
+    messages = [{"role": "user", "content": prompt}]
     text = {"prompt": prompt, "n_predict": 60, "temperature": 0, "seed": 1, "grammar": grammar}
-    chat = {"messages": [{"role": "user", "content": prompt}], "max_tokens": 60, "temperature": 0, "grammar": grammar}
-    off = {"chat_template_kwargs": {"enable_thinking": False}}
-    for path, body in (("/completion", text), ("/v1/completions", text), ("/v1/chat/completions", {**chat, **off})):
-        both = {"plain": {}, "timings_per_token": {"timings_per_token": True}, "stop": {"stop": ["goes", "ere"]}}
-        both["logprobs"] = {"n_probs": 2} if path == "/completion" else {"logprobs": 2}
-        if "chat" in path:
-            both["logprobs"] = {"logprobs": True, "top_logprobs": 2}
-        for what, fields in {**both, "without a grammar": {"grammar": ""}, "one token": {"n_predict": 1}}.items():
-            show = ("content", "text", "generation_settings", *COUNTS[group]) if what in ("plain", "stop") else ()
-            for kind in ({}, {"stream": True}):
-                streamed = ", streamed" if kind else ""
-                sent = {**body, **fields, **kind}
-                yield Probe(path, f"{group}, {what}{streamed}", body=sent, group=group, show=() if kind else show)
+    chat = {**text, "messages": messages, "chat_template_kwargs": {"enable_thinking": False}}
+    counts = ("draft_n", "draft_n_accepted") if group in WITH_HEAD else ()
+    logprobs = ({"n_probs": 2}, {"logprobs": 2}, {"logprobs": True, "top_logprobs": 2})
+    paths = ("/completion", "/v1/completions", "/v1/chat/completions")
+    for path, body, probs in zip(paths, (text, text, chat), logprobs, strict=True):
+        ways = {"plain": {}, "timings_per_token": {"timings_per_token": True}, "stop": {"stop": ["goes", "ere"]}}
+        ways |= {"logprobs": probs, "without a grammar": {"grammar": ""}, "one token": {"n_predict": 1}}
+        for what, fields in ways.items():
+            show = ("content", "text", "generation_settings", *counts) if what in ("plain", "stop") else ()
+            plain, streamed = _both(path, f"{group}, {what}", {**body, **fields}, group=group)
+            yield from (replace(plain, show=show), streamed)
     for path, body in (
-        ("/v1/messages", {"model": "tiny", "messages": chat["messages"], "max_tokens": 20, "temperature": 0}),
+        ("/v1/messages", {"model": "tiny", "messages": messages, "max_tokens": 20, "temperature": 0}),
         ("/v1/responses", {"model": "tiny", "input": prompt, "max_output_tokens": 20, "temperature": 0}),
         ("/infill", {"input_prefix": "def f(", "input_suffix": ")", "n_predict": 9, "temperature": 0}),
     ):
-        yield Probe(path, group, body=body, group=group)
-        yield Probe(path, f"{group}, streamed", body={**body, "stream": True}, group=group)
-    for path, show in (*facts, ("/metrics", ("*",))):
+        yield from _both(path, group, body, group=group)
+    for path, show in (("/props", ("*",)), ("/slots", ("speculative",)), ("/metrics", ("*",))):
         yield Probe(path, f"{group}, after some replies", "GET", group=group, show=show)
 
 
@@ -157,9 +150,11 @@ def _fields(
                 yield Probe(endpoint, f"{name}={text}, streamed", body={**base, name: value, "stream": True}, show=show)
 
 
-def _both(endpoint: str, what: str, body: dict[str, Any], show: tuple[str, ...] = ()) -> Iterator[Probe]:
-    yield Probe(endpoint, what, body=body, show=show)
-    yield Probe(endpoint, f"{what}, streamed", body={**body, "stream": True}, show=show)
+def _both(
+    endpoint: str, what: str, body: dict[str, Any], show: tuple[str, ...] = (), group: str = "main"
+) -> Iterator[Probe]:
+    yield Probe(endpoint, what, body=body, show=show, group=group)
+    yield Probe(endpoint, f"{what}, streamed", body={**body, "stream": True}, show=show, group=group)
 
 
 def _chat(chat: dict[str, Any]) -> Iterator[Probe]:
