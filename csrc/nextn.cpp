@@ -167,10 +167,9 @@ constexpr int n_compared = 10;
 // A context of type MTP: row p of its cache belongs to the token at p and the hidden row before it.
 class nextn_head {
 public:
-    // `window` rows of a sequence are evaluated in each call of `draft`: one graph serves all. It must not be closed after
-    // the context.
-    nextn_head(uintptr_t address, size_t window, float p_min)
-        : ctx(reinterpret_cast<llama_context *>(address)), width(row_width(ctx)), window(std::max<size_t>(window, 1)), p_min(p_min) {
+    // It must be closed before the context is freed.
+    nextn_head(uintptr_t address, float p_min)
+        : ctx(reinterpret_cast<llama_context *>(address)), width(row_width(ctx)), p_min(p_min) {
         const size_t n_seqs   = llama_n_seq_max(ctx);
         const size_t capacity = std::max<size_t>(llama_n_ubatch(ctx), n_seqs);
         tokens.resize(capacity);
@@ -221,11 +220,13 @@ public:
         return run();
     }
 
-    // `n` tokens after each job's, or fewer where they are not likely enough, or where the head has no room. Rows stay
-    // as far as the given hidden rows reach. The second value is llama_decode's result, 0 if all went well.
+    // `n` tokens after each job's, or fewer where they are not likely enough, or where the head has no room. `window` rows
+    // of each are evaluated in every call but the first: as many as there, and one graph serves all. Rows stay as far as
+    // the given hidden rows reach. The second value is llama_decode's result, 0 if all went well.
     std::tuple<std::vector<token_list>, int> draft(const std::vector<std::tuple<llama_seq_id, llama_pos, token_list, float_rows>> & items,
-                                                   size_t n) {
+                                                   size_t n, size_t window) {
         std::vector<run_state> states;
+        window = std::max<size_t>(window, 1);
         for (const auto & [seq, start, given, hidden] : items) {
             check(seq, given.size(), hidden);
             const size_t n_known = rows_of(hidden);
@@ -240,7 +241,7 @@ public:
         const py::gil_scoped_release release;
         llama_set_embeddings_nextn(ctx, true, false);
         int result = 0;
-        while (result == 0 && n > 0 && step(states, n, result)) {
+        while (result == 0 && n > 0 && step(states, n, window, result)) {
         }
         std::vector<token_list> drafts;
         for (const run_state & state : states) {
@@ -296,7 +297,7 @@ private:
     }
 
     // One call of the head for all that are not done; false if there are none.
-    bool step(std::vector<run_state> & states, size_t n, int & result) {
+    bool step(std::vector<run_state> & states, size_t n, size_t window, int & result) {
         n_used = 0;
         for (run_state & state : states) {
             if (state.done) {
@@ -374,7 +375,6 @@ private:
 
     llama_context *              ctx;
     size_t                       width;
-    size_t                       window;
     float                        p_min;
     std::vector<llama_sampler *> chains;  // by sequence
     size_t                       n_used = 0;
@@ -396,8 +396,8 @@ void register_nextn(py::module_ & m) {
         .def("start", &hidden_rows::start, py::arg("n"))
         .def("finish", &hidden_rows::finish, py::arg("before") = false);
     py::class_<nextn_head>(m, "NextnHead")
-        .def(py::init<uintptr_t, size_t, float>(), py::arg("ctx"), py::arg("window") = 1, py::arg("p_min") = 0.0f)
+        .def(py::init<uintptr_t, float>(), py::arg("ctx"), py::arg("p_min") = 0.0f)
         .def("close", &nextn_head::close)
         .def("evaluate", &nextn_head::evaluate, py::arg("seq"), py::arg("start"), py::arg("tokens"), py::arg("hidden"))
-        .def("draft", &nextn_head::draft, py::arg("items"), py::arg("n"));
+        .def("draft", &nextn_head::draft, py::arg("items"), py::arg("n"), py::arg("window") = 1);
 }

@@ -155,12 +155,12 @@ class HiddenRows:
 class NextnHead:
     """Evaluates the nextn block of a model in ``ctx``, a context of type MTP, with whose sequences it does as it likes.
 
-    Row p of its cache belongs to the token at p and the model's hidden row of the token before. ``window`` rows of each
-    sequence are evaluated in each call of the block after the first. With ``p_min``, a token is drafted only if it is
-    that likely among the ten best. ValueError for what cannot be evaluated; otherwise llama_decode's result.
+    Row p of its cache belongs to the token at p and the model's hidden row of the token before. With ``p_min``, a token
+    is drafted only if it is that likely among the ten best. ValueError for what cannot be evaluated; otherwise
+    llama_decode's result.
     """
 
-    def __init__(self, ctx: int, window: int = 1, p_min: float = 0.0) -> None: ...
+    def __init__(self, ctx: int, p_min: float = 0.0) -> None: ...
     def close(self) -> None:
         """Let go of the context, before it is freed."""
 
@@ -168,12 +168,13 @@ class NextnHead:
         """Add a row for each of ``tokens`` from ``start`` on; ``hidden`` are as many, each of the token before."""
 
     def draft(
-        self, items: Sequence[tuple[int, int, Sequence[int], NDArray[np.float32]]], n: int
+        self, items: Sequence[tuple[int, int, Sequence[int], NDArray[np.float32]]], n: int, window: int = 1
     ) -> tuple[list[list[int]], int]:
         """``n`` tokens, or fewer, after each item's: (sequence, start, tokens, hidden rows as in `evaluate`).
 
         There may be fewer hidden rows than tokens: the block makes those that are missing itself. Rows from ``start``
-        on are replaced; those for which hidden rows were given stay.
+        on are replaced; those for which hidden rows were given stay. ``window`` rows of each are evaluated in every call
+        of the block but the first.
         """
 
 class Pulse:

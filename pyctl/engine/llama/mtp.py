@@ -52,8 +52,9 @@ class _Followed:
 class MtpHead:
     """Drafts ``n_max`` tokens at a time on ``ctx``, a context of type MTP beside its trunk's, of which it is the owner.
 
-    Rows of verify batches are owed until the next draft, which evaluates its first token together with the ``n_max``
-    before it: always as many, so that one graph serves all calls. ``p_min``: no token that is less likely is drafted.
+    Rows of verify batches are owed until the next draft, which evaluates them with its first token. A GPU loads the
+    weights for one row as for many, so each call there evaluates ``n_max`` + 1 rows, some once more: then one graph
+    serves all calls. ``p_min``: no token that is less likely is drafted.
     ``identity`` tells its file from others that could be loaded with the same trunk.
     """
 
@@ -77,13 +78,14 @@ class MtpHead:
         self._width = int(api.llama_model_n_embd_out(api.llama_get_model(ctx)))
         self._none = np.zeros((1, self._width), np.float32)
         self._seqs = [_Followed(self._none) for _ in range(int(api.llama_n_seq_max(ctx)))]
-        self._head = NextnHead(address, self._window, p_min)
+        self._head = NextnHead(address, p_min)
         if self._head.evaluate(0, 0, [0], self._none) != 0:
             raise ModelError("the model's head for drafts cannot be evaluated")
         self._memory = KVState(address, 0)
+        self._n_rows = self._window if self._memory.is_async else 1  # in each call
         if self._memory.is_async:  # a device loads now what large batches and drafts need, and not while somebody waits
             self._head.evaluate(0, 1, [0] * self._n_batch, np.zeros((self._n_batch, self._width), np.float32))
-            self._head.draft([(0, self._n_batch + 1, [0], self._none)], n_max)
+            self._head.draft([(0, self._n_batch + 1, [0], self._none)], n_max, self._n_rows)
         self._memory.clear(0)
         self._signature = signature(self.type, identity, self._memory.layout)
         self._is_saving = False
@@ -108,7 +110,7 @@ class MtpHead:
         if at.n_owed >= self._window:
             self._pay(seq)
             at = self._seqs[seq]
-        self._forget_all_but(at, max(at.n_owed, self._window - 1 if len(new) <= self._window else 0))
+        self._forget_all_but(at, max(at.n_owed, self._n_rows - 1 if len(new) <= self._window else 0))
 
     def keep(self, seq: int, n: int) -> None:
         at = self._seqs[seq]
@@ -190,10 +192,10 @@ class MtpHead:
             elif at.end < item.position:
                 self._lose(item.seq, item.position)
                 at = self._seqs[item.seq]
-            n_before = min(len(at.tokens), self._window - 1)
+            n_before = max(min(len(at.tokens), self._n_rows - 1), at.n_owed)
             tokens = [*at.tokens[len(at.tokens) - n_before :], *item.tokens]
             jobs.append((item.seq, at.end - n_before, tokens, at.hidden[len(at.hidden) - n_before - 1 :]))
-        drafts, code = self._head.draft(jobs, n)
+        drafts, code = self._head.draft(jobs, n, self._n_rows)
         for item, (seq, start, _, _) in zip(items, jobs, strict=True):
             at = self._seqs[seq]
             if code == 0:

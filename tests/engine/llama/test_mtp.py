@@ -402,3 +402,49 @@ def test_the_model_may_be_freed_and_loaded_again(opened: Callable[..., LlamaBack
     backend.load()
     prefill(backend, prompt(90))
     assert backend.draft([SequenceTokens(0, (4,), 90)], 2) == before
+
+
+@pytest.mark.parametrize(
+    ("batches", "n"),
+    [([(11, 12)], 100), ([(11,), (12,)], 100), ([(11, 12, 13, 14), (15,)], 103)],
+    ids=["all of a batch", "two batches", "beyond the last batch"],
+)
+def test_llama_cpp_would_go_on_from_a_wrong_state(
+    opened: Callable[..., LlamaBackend], batches: Sequence[tuple[int, ...]], n: int
+) -> None:
+    """What the bound is for: without it nobody would notice. If this fails, llama.cpp has learned to."""
+    backend = opened()
+    tokens = ready(backend, batches)
+    backend._least[0] = n
+    assert backend.keep(0, n) == n
+    backend.decode([SequenceTokens(0, (50,), n)])
+    assert not near(backend.logits(0), logits_after(backend, tokens[:n], 50))
+
+
+def test_a_sequence_that_went_back_is_emptied_like_any(opened: Callable[..., LlamaBackend]) -> None:
+    """What is no number in any plane does not outlive it."""
+    backend = opened("tiny-hybrid-nextn")
+    tokens = ready(backend, [])
+    state = backend.save_state(0, 100)
+    backend.synchronize()
+    state.recurrent[64:].view(np.float32)[:] = np.nan
+    backend.load_state(0, 100, state)
+    backend.decode([SequenceTokens(0, (1, 2, 3, 4), 100)])
+    assert np.isnan(backend.logits(0)).all()
+    backend.keep(0, 102)
+    backend.clear(0)
+    prefill(backend, tokens)
+    assert np.isfinite(backend.logits(0)).all()
+
+
+@pytest.mark.parametrize(("p_min", "kept"), [(0.05, 3), (0.999, 0)])
+def test_unlikely_drafts_are_not_made(model_path: Callable[[str], Path], p_min: float, kept: int) -> None:
+    settings = ModelSettings(path=str(model_path("tiny-hybrid-nextn")), n_ctx=512, n_ubatch=UBATCH, n_threads=1)
+    found = []
+    for least in (0.0, p_min):
+        drafts = DraftSettings(draft_types=("draft-mtp",), draft_p_min=least)
+        backend = load(settings, drafts=drafts).backend
+        prefill(backend, prompt(50))
+        found.append(backend.draft([SequenceTokens(0, (4,), 50)], 3)[0])
+        backend.unload()
+    assert found[1] == found[0][:kept]
