@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from llama_cpp import llama_cpp as api
 from numpy.typing import NDArray
 
+from pyctl.engine.backend import SequenceTokens
 from pyctl.engine.model_settings import POOLING
 from pyctl.errors import ContextSizeError, EngineError, RequestError
 from pyctl.prompt import Tokens
@@ -36,6 +38,21 @@ class Batch:
             ("logits", self.outputs),
         ):
             setattr(self.struct, name, ctypes.cast(array.ctypes.data, type(getattr(self.struct, name))))
+
+    def fill_all(self, items: Sequence[SequenceTokens]) -> tuple[int, list[int]]:
+        """Hold the tokens of ``items``, with outputs from each one's last sure one on.
+
+        Returns how many tokens there are, and the places of those with outputs."""
+        n, outputs = 0, []
+        for seq, tokens, position, n_sure in items:
+            first_output = n + n_sure - 1
+            for token in tokens:
+                wanted = n >= first_output
+                self.tokens[n], self.positions[n], self.seqs[n], self.outputs[n] = token, position, seq, wanted
+                if wanted:
+                    outputs.append(n)
+                n, position = n + 1, position + 1
+        return n, outputs
 
     def fill(self, seq: int, tokens: Tokens, start: int, *, every: bool = False, last: bool = True) -> None:
         """``tokens`` of one sequence from position ``start`` on; output is wanted of ``every`` one or the ``last``."""

@@ -41,7 +41,8 @@ class LlamaBackend:
     ``embedder`` makes what embeds texts with a model. ``most_tokens`` says how many one sequence may have of the cells
     of the context, which all share; by default all. ``n_outputs`` is the most outputs that the context has room for, by
     default one for each sequence. ``make_drafts`` makes what drafts, from the model, its context, and what lets `Pulse`
-    take part in a further context.
+    take part in a further context. With ``marks`` a hybrid takes back long drafts, too, for the room of a further state
+    of each sequence.
     """
 
     def __init__(
@@ -52,10 +53,11 @@ class LlamaBackend:
         most_tokens: Callable[[int], int] = lambda n_cells: n_cells,
         n_outputs: int = 0,
         make_drafts: MakeDraftModel | None = None,
+        marks: bool = False,
     ) -> None:
         self._make, self._identify, self._make_embedder = make, identify, embedder
         self._most_tokens, self._n_outputs, self._make_drafts = most_tokens, n_outputs, make_drafts
-        self._drafts = Follower(None, 0)
+        self._drafts, self._marks = Follower(None, 0), marks
         self.embedder: Embedder | None = None
         self.identity = ""
         self._keeps_vocabulary = False
@@ -84,11 +86,15 @@ class LlamaBackend:
         self.n_ubatch = int(api.llama_n_ubatch(ctx))
         self.n_outputs = max(self._n_outputs, self.n_seqs)
         self._n_planes = int(api.llama_n_rs_seq(ctx))
-        self._least: dict[int, int] = {}  # of each sequence, from where on `keep` may take back
+        # From where on `keep` may take back each sequence, and from where on it may go back to a mark.
+        self._least: dict[int, tuple[int, int]] = {}
         self._batch = Batch(max(self.n_ubatch, self.n_seqs))
         self._end_tokens = self.tokenizer.end_tokens()
         self.evaluate(0, as_tokens([max(self.tokenizer.bos, 0)]), 0)
-        self._memory = KVState(address, 0)
+        try:
+            self._memory = KVState(address, 0, marks=self._marks)
+        except RuntimeError as error:
+            raise ModelError(str(error)) from error
         self.clear(0)
         if self._memory.is_async:
             self._warm_up()
@@ -114,7 +120,7 @@ class LlamaBackend:
 
     @property
     def most_drafts(self) -> int:
-        return self.n_rollback
+        return self.n_ubatch - 1 if self._memory.has_marks else self.n_rollback
 
     @property
     def is_async(self) -> bool:
@@ -137,21 +143,18 @@ class LlamaBackend:
         self._outputs = [n - 1] if output else []
 
     def decode(self, items: Sequence[SequenceTokens]) -> None:
-        batch, outputs = self._batch, []
-        n = 0
-        for seq, tokens, position, n_sure in items:
-            first_output = n + n_sure - 1
-            for token in tokens:
-                wanted = n >= first_output
-                batch.tokens[n], batch.positions[n], batch.seqs[n], batch.outputs[n] = token, position, seq, wanted
-                if wanted:
-                    outputs.append(n)
-                n, position = n + 1, position + 1
+        n, outputs = self._batch.fill_all(items)
         if len(outputs) > self.n_outputs:
             raise EngineError(f"{len(outputs)} outputs are more than {self.n_outputs}")
+        marks = {item.seq: -1 for item in items}
+        for item in items:
+            if self.n_rollback < item.n_drafts <= self.most_drafts:
+                _checked(self._memory.mark, item.seq, item.position)
+                marks[item.seq] = item.position + item.n_sure
         self._evaluate(items, n)
         self._outputs = outputs
-        self._least = self._bounds(items)
+        bounds = self._bounds(items)
+        self._least = {seq: (bounds.get(seq, -1), marked) for seq, marked in marks.items()}
 
     def _bounds(self, items: Sequence[SequenceTokens]) -> dict[int, int]:
         """For each sequence of the evaluation that was just made, from where on it can be taken back.
@@ -168,15 +171,18 @@ class LlamaBackend:
         return {item.seq: max(item.position + item.n_sure, end - self._n_planes) for item, end in ends.items()}
 
     def keep(self, seq: int, n: int) -> int:
-        end, least = self._n_held(seq), self._least.pop(seq, -1)
+        end, (least, marked) = self._n_held(seq), self._least.pop(seq, (-1, -1))
         if n == end:
             return n
+        held = n
         if not 0 < least <= n < end or not api.llama_memory_seq_rm(api.llama_get_memory(self._ctx), seq, n, -1):
-            self.clear(seq)
-            raise StateError(f"tokens from {n} on of {end} cannot be taken back")
+            if not 0 < marked <= n < end:
+                self.clear(seq)
+                raise StateError(f"tokens from {n} on of {end} cannot be taken back")
+            held = _checked(self._memory.reset, seq)
         if drafts := self._drafts.settled():
-            drafts.keep(seq, n)
-        return n
+            drafts.keep(seq, held)
+        return held
 
     def draft(self, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
         drafts = self._drafts.settled()

@@ -26,6 +26,7 @@ from pyctl.engine.llama.mtp import MtpHead
 from pyctl.engine.llama.params import (
     ModelParams,
     context_params,
+    finds,
     head_params,
     layer_bytes,
     most_outputs,
@@ -82,6 +83,7 @@ def load(
         lambda n_cells: most_tokens(settings, n_cells),
         most_outputs(settings, drafts),
         _draft_maker(settings, drafts),
+        marks=finds(drafts),
     )
     if not backend.is_async:
         _note_blocking_copies(plan)

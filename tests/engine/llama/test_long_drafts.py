@@ -1,0 +1,243 @@
+"""Drafts longer than the planes, on real tiny models: a mark before, back to it, and a replay that verifies nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from pyctl.cache.ram import RamCache
+from pyctl.engine.backend import SequenceTokens
+from pyctl.engine.draft.draft_settings import DraftSettings
+from pyctl.engine.draft.ngram import NgramSettings, ngram_sources
+from pyctl.engine.draft.speculation import ModelDrafts, Speculation
+from pyctl.engine.engine import Engine
+from pyctl.engine.engine_settings import EngineSettings
+from pyctl.engine.llama import LlamaBackend, load
+from pyctl.engine.model_settings import ModelSettings
+from pyctl.engine.sampling import Sampling
+from pyctl.errors import StateError
+from pyctl.prompt import Prompt, as_tokens
+from tests.engine.draft.guesses import Guesses
+from tests.engine.drive import ask
+
+N = 90
+Q8_0 = {"type_k": "q8_0", "type_v": "q8_0", "flash_attn": "on"}
+MODELS = {
+    "hybrid": ("tiny-hybrid", ("ngram-mod",), {}),
+    "moe": ("tiny-moe", ("ngram-mod",), {}),
+    "q8_0": ("tiny-hybrid", ("ngram-mod",), Q8_0),
+    "planes": ("tiny-hybrid-nextn", ("ngram-mod", "draft-mtp"), {}),
+    "planes-moe": ("tiny-moe-nextn", ("ngram-mod", "draft-mtp"), {}),
+    "dense": ("tiny-dense", ("ngram-mod",), {}),
+}
+Opened = Callable[[str], LlamaBackend]
+
+
+@pytest.fixture(scope="module")
+def opened(model_path: Any) -> Iterator[Opened]:
+    backends: dict[str, LlamaBackend] = {}
+
+    def get(name: str) -> LlamaBackend:
+        if name not in backends:
+            shape, types, options = MODELS[name]
+            settings = ModelSettings(
+                path=str(model_path(shape)), n_ctx=2048, n_ubatch=128, n_batch=128, n_seqs=2, n_threads=1, **options
+            )
+            backends[name] = load(settings, drafts=DraftSettings(draft_types=types)).backend
+        for seq in range(2):
+            backends[name].clear(seq)
+        return backends[name]
+
+    yield get
+    for backend in backends.values():
+        backend.unload()
+
+
+def tokens(seed: int, n: int) -> tuple[int, ...]:
+    return tuple(np.random.default_rng(seed).integers(3, 256, n).tolist())
+
+
+def prefill(backend: LlamaBackend, seq: int = 0) -> None:
+    backend.evaluate(seq, as_tokens(tokens(seq, N)), 0)
+
+
+def outputs(backend: LlamaBackend, n: int) -> list[NDArray[np.float32]]:
+    found = [backend.logits(i) for i in range(n)]
+    assert all(np.isfinite(logits).all() for logits in found)
+    return found
+
+
+def equal(one: Sequence[NDArray[np.float32]], other: Sequence[NDArray[np.float32]]) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+HYBRIDS = [name for name in MODELS if name != "dense"]
+
+
+@pytest.mark.parametrize("n_right", [0, 1, 7, 30])
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_after_the_way_back_every_bit_is_as_if_nothing_had_been_drafted(
+    opened: Opened, name: str, n_right: int
+) -> None:
+    backend = opened(name)
+    reply = tokens(7, 60)
+    again = SequenceTokens(0, reply[: n_right + 2], N, n_right + 2)
+    following = [SequenceTokens(0, reply[i : i + 1], N + i) for i in range(n_right + 2, n_right + 5)]
+
+    def go_on() -> list[NDArray[np.float32]]:
+        found = []
+        for item in (again, *following):
+            backend.decode([item])
+            found += outputs(backend, 1)
+        return found
+
+    prefill(backend)
+    expected = go_on()
+    backend.clear(0)
+    prefill(backend)
+    wrong = tokens(8, 40 - n_right)
+    backend.decode([SequenceTokens(0, (*reply[: n_right + 1], *wrong), N)])
+    assert backend.keep(0, N + n_right + 1) == N
+    assert equal(go_on(), expected)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_was_right_stays_without_a_way_back(opened: Opened, name: str) -> None:
+    backend = opened(name)
+    reply = tokens(7, 41)
+    prefill(backend)
+    backend.decode([SequenceTokens(0, reply, N)])
+    first = outputs(backend, 41)
+    assert backend.keep(0, N + 41) == N + 41
+    backend.clear(0)
+    prefill(backend)
+    backend.decode([SequenceTokens(0, (*reply[:40], 1), N)])
+    assert equal(outputs(backend, 40), first[:40])
+
+
+def test_rows_alone_are_taken_back_for_nothing(opened: Opened) -> None:
+    backend = opened("dense")
+    prefill(backend)
+    backend.decode([SequenceTokens(0, tokens(3, 50), N)])
+    assert backend.keep(0, N + 4) == N + 4
+
+
+@pytest.mark.parametrize(("n_wrong", "held"), [(3, N + 38), (4, N)])
+def test_planes_are_used_where_they_suffice(opened: Opened, n_wrong: int, held: int) -> None:
+    backend = opened("planes")
+    assert backend.n_rollback == 3
+    assert backend.most_drafts == 127
+    prefill(backend)
+    backend.decode([SequenceTokens(0, tokens(3, 41), N)])
+    assert backend.keep(0, N + 41 - n_wrong) == held
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_two_sequences_go_back_to_marks_of_one_evaluation(opened: Opened, name: str) -> None:
+    """The logits differ by roundings from those alone; a wrong state would be far off."""
+    backend = opened(name)
+    expected = []
+    for seq in range(2):
+        prefill(backend, seq)
+        backend.decode([SequenceTokens(seq, tokens(20 + seq, 3), N, 3)])
+        expected += outputs(backend, 1)
+        backend.clear(seq)
+    for seq in range(2):
+        prefill(backend, seq)
+    backend.decode([SequenceTokens(seq, tokens(20 + seq, 10 + 20 * seq), N) for seq in range(2)])
+    assert [backend.keep(seq, N + 2) for seq in (1, 0)] == [N, N]
+    for seq in range(2):
+        backend.decode([SequenceTokens(seq, tokens(20 + seq, 3), N, 3)])
+        (logits,) = outputs(backend, 1)
+        assert np.abs(logits - expected[seq]).max() < 0.05 * np.abs(expected[seq]).max()
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_beyond_what_was_drafted_there_is_no_way_back(opened: Opened, name: str) -> None:
+    backend = opened(name)
+    for n in (N - 1, N, N + 1, N + 41):
+        prefill(backend)
+        backend.decode([SequenceTokens(0, tokens(3, 40), N, 2)])
+        with pytest.raises(StateError):
+            backend.keep(0, n)
+        assert backend._n_held(0) == 0, "the sequence is empty"
+    prefill(backend)
+    backend.decode([SequenceTokens(0, tokens(3, 40), N, 2)])
+    assert backend.keep(0, N + 2) == N
+    with pytest.raises(StateError):
+        backend.keep(0, N - 1)
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_without_marks_long_drafts_are_not_asked_for(model_path: Any, name: str) -> None:
+    settings = ModelSettings(path=str(model_path(MODELS[name][0])), n_ctx=256, n_ubatch=64, n_threads=1)
+    backend = load(settings).backend
+    assert backend.most_drafts == backend.n_rollback == 0
+    backend.unload()
+
+
+class Counting(Speculation):
+    """Notes what each step evaluates."""
+
+    def __init__(self, *args: Any, **fields: Any) -> None:
+        super().__init__(*args, **fields)
+        self.steps: list[tuple[int, int]] = []
+
+    def propose(self, jobs: Any) -> Any:
+        drafts = super().propose(jobs)
+        self.steps += [(len(job.sure), len(draft.tokens)) for job, draft in zip(jobs, drafts, strict=True)]
+        return drafts
+
+
+SEEDS = {"hybrid": 1, "moe": 3, "planes": 1}
+"""Prompts whose replies have no two tokens that are almost equally likely."""
+
+
+@pytest.mark.parametrize("wrong", [0.0, 0.05, 1.0])
+@pytest.mark.parametrize("name", ["hybrid", "moe", "planes"])
+def test_replies_are_those_without_drafts_and_nothing_is_verified_twice(
+    opened: Opened, name: str, wrong: float
+) -> None:
+    backend = opened(name)
+    prompt = Prompt.of(tokens(SEEDS[name], N), [30, 80])
+    n = 150
+    endless = Sampling(temperature=0.0, ignore_eos=True)
+    expected = ask(Engine(backend, RamCache(4, 2**26), EngineSettings()), prompt, n, sampling=endless).tokens
+    source = Guesses({prompt: expected}, 40, wrong, seed=3)
+    model = ModelDrafts(backend, 3) if backend.draft_type else None
+    speculation = Counting([source], model, n_free=backend.n_rollback)
+    for seq in range(2):
+        backend.clear(seq)
+    engine = Engine(backend, RamCache(4, 2**26), EngineSettings(), speculation=speculation)
+    reply = ask(engine, prompt, n, sampling=endless)
+    assert reply.error is None
+    assert reply.tokens == expected
+    replays = [step for step in speculation.steps if step[0] > 1]
+    assert all(n_drafts <= backend.n_rollback for _, n_drafts in replays)
+    assert any(n_drafts > backend.n_rollback for _, n_drafts in speculation.steps)
+    assert bool(replays) == (wrong > 0.0)
+    # After a replay the next step begins anew: no token is replayed twice.
+    for (n_sure, _), (n_next, _) in zip(speculation.steps, speculation.steps[1:], strict=False):
+        assert n_sure == 1 or n_next == 1
+    evaluated = sum(n_sure for n_sure, _ in speculation.steps)
+    assert evaluated <= 2 * n
+
+
+@pytest.mark.parametrize("kind", ["ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod"])
+def test_a_text_that_repeats_takes_fewer_steps(opened: Opened, kind: str) -> None:
+    """The tiny model repeats what it is forced to say by a grammar."""
+    backend = opened("hybrid")
+    line = "the quick brown fox jumps over the lazy dog, and then it sleeps until the next morning comes again. "
+    text = backend.tokenizer.tokenize(line * 3)
+    forced = Sampling(temperature=0.0, grammar=f'root ::= "{line * 3}"', grammar_kind="gbnf")
+    settings = NgramSettings(mod_min=8)
+    speculation = Counting(ngram_sources([kind], settings), n_free=backend.n_rollback)
+    engine = Engine(backend, RamCache(4, 2**26), EngineSettings(), speculation=speculation)
+    reply = ask(engine, Prompt.of(text), 250, sampling=forced)
+    assert reply.error is None
+    assert reply.text.startswith(line * 2)
+    assert len(speculation.steps) < len(reply.tokens) / 4
