@@ -23,7 +23,8 @@ from llama_cpp import llama_cpp as api
 
 from bench.common import parse, parser_of, show
 from pyctl.engine.draft.cache_drafts import CacheDrafts
-from pyctl.engine.draft.ngram import NgramSettings, ngram_sources
+from pyctl.engine.draft.draft_settings import NgramSettings
+from pyctl.engine.draft.ngram import ngram_sources
 from pyctl.engine.draft.source import DraftJob, DraftSource
 from pyctl.engine.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.engine.sequence import LiveSequence

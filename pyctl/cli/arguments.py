@@ -18,7 +18,7 @@ from pyctl.cli.flags import Given, help_text, read_flags
 from pyctl.cli.logs import VERBOSE, LogSettings
 from pyctl.cli.other_forms import FURTHER, BoundBySchema, OtherForms, Questions
 from pyctl.cli.without_effect import IGNORED, NO_OP, REJECTED, REMOVED
-from pyctl.engine.draft.draft_settings import DraftSettings
+from pyctl.engine.draft.draft_settings import DraftSettings, NgramSettings, SyntheticSettings
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.model_settings import SERVED_SEQS, ModelSettings
 from pyctl.engine.sampling import RANDOM_SEED, Sampling
@@ -60,6 +60,8 @@ class CommandSettings:
 
     model: ModelSettings
     drafts: DraftSettings
+    ngrams: NgramSettings
+    synthetic: SyntheticSettings
     hub: HubSettings
     cache: CacheSettings
     disk: DiskSettings
@@ -76,7 +78,8 @@ class CommandSettings:
 
 OWNERS: tuple[type[Any], ...] = (
     *(Questions, ListenSettings, FormatSettings, HubSettings, CacheSettings, ServerSettings, EngineSettings),
-    *(DiskSettings, Sampling, Cors, LogSettings, TerminalSettings, ModelSettings, DraftSettings, OtherForms),
+    *(DiskSettings, Sampling, Cors, LogSettings, TerminalSettings, ModelSettings, DraftSettings),
+    *(NgramSettings, SyntheticSettings, OtherForms),
 )
 """Every class with settings that flags set, in the order of --help within a section."""
 
@@ -161,6 +164,8 @@ def _settings(given: Given, environ: Mapping[str, str], n_seqs: int, warnings: S
     return CommandSettings(
         model=fill(ModelSettings, values),
         drafts=fill(DraftSettings, values),
+        ngrams=fill(NgramSettings, values),
+        synthetic=fill(SyntheticSettings, values),
         hub=fill(HubSettings, values),
         cache=fill(CacheSettings, values),
         disk=fill(DiskSettings, values),

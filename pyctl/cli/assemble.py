@@ -27,9 +27,12 @@ from pyctl.chat.template import Template
 from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.logs import LoadProgress
 from pyctl.engine.admin import EngineAdmin
+from pyctl.engine.draft.cache_drafts import CacheDrafts
+from pyctl.engine.draft.ngram import ngram_sources
 from pyctl.engine.draft.pace import Pace
 from pyctl.engine.draft.source import DraftSource
 from pyctl.engine.draft.speculation import ModelDrafts, Speculation
+from pyctl.engine.draft.synthetic import SyntheticAcceptance, acceptance_rates
 from pyctl.engine.engine import Engine
 from pyctl.engine.llama import Loaded, MemoryPlan, allocate, load, reserve_pinned
 from pyctl.engine.model_settings import ModelSettings
@@ -103,9 +106,12 @@ def assemble(settings: CommandSettings, go_on: Callable[[], bool] = lambda: True
     except BaseException:
         loaded.backend.unload()
         raise
-    speculation = _speculation(settings, loaded)
+    remembered = CacheDrafts() if settings.drafts.has("cache") else None
+    speculation = _speculation(settings, loaded, remembered)
     info = replace(loaded.info, draft_types=speculation.names)
     engine = Engine(loaded.backend, RamCache(settings.cache.n_slots, budget), settings.engine, tier, speculation)
+    if remembered is not None:
+        remembered.follow(engine.snapshotter.recent)
     # What is loaded stays until the end; the collector need not look at it again.
     gc.collect()
     gc.freeze()
@@ -115,14 +121,19 @@ def assemble(settings: CommandSettings, go_on: Callable[[], bool] = lambda: True
     return Service(worker, chat_format, EngineAdmin(worker, engine), settings.server)
 
 
-def _speculation(settings: CommandSettings, loaded: Loaded) -> Speculation:
+def _speculation(settings: CommandSettings, loaded: Loaded, remembered: CacheDrafts | None) -> Speculation:
     """What proposes drafts: nothing unless somebody asked for it, or where a memory takes nothing back."""
     backend, drafts = loaded.backend, settings.drafts
-    sources: list[DraftSource] = []
+    ngrams = ngram_sources(drafts.ordered_types, settings.ngrams)
+    sources: list[DraftSource] = [*ngrams, remembered] if remembered is not None else [*ngrams]
     model = ModelDrafts(backend, drafts.n_draft) if backend.draft_type else None
-    if not backend.most_drafts:
-        if sources or model is not None:
-            log.warning("no drafts: what this model remembers cannot be taken back")
+    lengths = [source.most for source in ngrams]
+    lengths += [remembered.most] if remembered is not None else []
+    lengths += [model.n_max] if model is not None else []
+    longest = max(lengths, default=0)
+    rates = acceptance_rates(settings.synthetic, longest)
+    if longest and not backend.most_drafts:
+        log.warning("no drafts: what this model remembers cannot be taken back")
         return Speculation()
     exact = settings.engine.exact
     return Speculation(
@@ -131,6 +142,7 @@ def _speculation(settings: CommandSettings, loaded: Loaded) -> Speculation:
         pace=Pace(fixed=exact),
         n_free=backend.n_rollback,
         width=min(drafts.n_draft, backend.n_rollback) if exact else 0,
+        acceptance=SyntheticAcceptance(rates) if rates else None,
     )
 
 

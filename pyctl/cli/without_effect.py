@@ -48,10 +48,7 @@ IGNORED: Mapping[str, int] = _names(
 --cpu-strict-draft --spec-draft-prio --prio-draft --spec-draft-poll --poll-draft --spec-draft-cpu-mask-batch -Cbd
 --cpu-mask-batch-draft --spec-draft-cpu-strict-batch --cpu-strict-batch-draft --spec-draft-prio-batch
 --prio-batch-draft --spec-draft-poll-batch --poll-batch-draft --spec-draft-p-split --draft-p-split
---spec-synth-len --spec-synth-rates --spec-ngram-mod-n-min --spec-ngram-mod-n-max
---spec-ngram-mod-n-match --spec-ngram-simple-size-n --spec-ngram-simple-size-m --spec-ngram-simple-min-hits
---spec-ngram-map-k-size-n --spec-ngram-map-k-size-m --spec-ngram-map-k-min-hits --spec-ngram-map-k4v-size-n
---spec-ngram-map-k4v-size-m --spec-ngram-map-k4v-min-hits
+--spec-ngram-simple-min-hits --spec-ngram-map-k-min-hits
 """,
     """
 --control-vector-layer-range

@@ -163,7 +163,7 @@ def look(monkeypatch: pytest.MonkeyPatch, argv: list[str], at: Callable[[Seen], 
 
     with monkeypatch.context() as patch:
         patch.setenv("GOMP_SPINCOUNT", "")  # what the command sets is gone afterwards
-        for name in ("RamCache", "DiskStore", "DiskTier", "Replay", "Engine", "Worker"):
+        for name in ("RamCache", "DiskStore", "DiskTier", "Replay", "Speculation", "Engine", "Worker"):
             recorded(patch, name)
         patch.setattr(assemble, "load", load)
         patch.setattr(assemble, "gc", SimpleNamespace(collect=lambda: None, freeze=lambda: None))
@@ -177,7 +177,7 @@ def look(monkeypatch: pytest.MonkeyPatch, argv: list[str], at: Callable[[Seen], 
         patch.setattr("pyctl.terminal.remote.RemoteBackend", remote)
         patch.setattr("pyctl.models.hub.fetch", fetch)
         patch.setattr(logging, "basicConfig", lambda **given: seen.log.update(given))
-        patch.setattr(logging.getLogger("pyctl"), "warning", lambda *args: seen.log.update(warning=args[1]))
+        patch.setattr(logging.getLogger("pyctl"), "warning", lambda *args: seen.log.update(warning=args[-1]))
         assert main(argv) == 0, argv
     for handler in seen.log.get("handlers", ()):
         handler.close()

@@ -11,13 +11,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pyctl.cache.cache_stats import CacheStats, CacheView, SnapshotView
 from pyctl.cli.arguments import FLAGS
 from pyctl.engine.admin import EngineAdmin
+from pyctl.engine.draft.source import DraftJob
 from pyctl.engine.llama import fit, load, loader
 from pyctl.engine.model_settings import ModelSettings
+from pyctl.engine.sequence import LiveSequence
 from pyctl.errors import ModelError
 from pyctl.setting import CHAT, GENERAL, SAMPLING, SERVER, Flag, Section
 from tests.cli.commands import HI, Seen, look
@@ -61,6 +64,38 @@ def draft_context(name: str) -> Look:
 
 def draft_placements(seen: Seen) -> Any:
     return seen.draft_params[0].tensor_buft_overrides is not None and seen.drafts.draft_placements
+
+
+def ngrams(name: str) -> Look:
+    """What a request drafts from its own text; the text is such that each kind finds something."""
+    return lambda seen: ngram_drafts(seen, name)
+
+
+def ngram_drafts(seen: Seen, name: str) -> list[tuple[int, ...]]:
+    """The drafts of the source ``name`` at each token of a text that repeats itself, with differences."""
+    speculation = seen.built["Engine"]["4"]
+    (source,) = (source for source in speculation.sources if source.name == name)
+    text = np.tile(np.arange(100, dtype=np.int32), 6)
+    text[::70] = 7
+    # And at last of a part that is too short to draft much from.
+    text = np.concatenate([text, np.arange(1000, 1090), np.arange(1050, 1090)]).astype(np.int32)
+    seq = LiveSequence(0, 4096)
+    seq.append(text[:150], exact=True)
+    source.begin(1, text[:150])
+    found = []
+    for token in text[150:].tolist():
+        found += source.propose([DraftJob(1, seq, (token,), 100)])
+        seq.append_one(token)
+    return found
+
+
+def taken(seen: Seen) -> list[int]:
+    """How many of three drafts count as right."""
+    acceptance = seen.built["Speculation"]["acceptance"]
+    if acceptance is None:
+        return []
+    acceptance.begin(1, 7)
+    return [acceptance.draw(1, 3) for _ in range(50)]
 
 
 def sampling(name: str) -> Look:
@@ -321,6 +356,18 @@ EFFECTS: dict[str, Effect] = {
     "-tbd": Effect("78", draft_context("n_threads_batch"), ("-td", "77")),
     "-ctkd": Effect("q8_0", draft_context("type_k")),
     "-ctvd": Effect("q8_0", draft_context("type_v")),
+    "--spec-ngram-simple-size-n": Effect("3", ngrams("ngram-simple"), ("--spec-type", "ngram-simple")),
+    "--spec-ngram-simple-size-m": Effect("3", ngrams("ngram-simple"), ("--spec-type", "ngram-simple")),
+    "--spec-ngram-map-k-size-n": Effect("3", ngrams("ngram-map-k"), ("--spec-type", "ngram-map-k")),
+    "--spec-ngram-map-k-size-m": Effect("3", ngrams("ngram-map-k"), ("--spec-type", "ngram-map-k")),
+    "--spec-ngram-map-k4v-size-n": Effect("3", ngrams("ngram-map-k4v"), ("--spec-type", "ngram-map-k4v")),
+    "--spec-ngram-map-k4v-size-m": Effect("3", ngrams("ngram-map-k4v"), ("--spec-type", "ngram-map-k4v")),
+    "--spec-ngram-map-k4v-min-hits": Effect("3", ngrams("ngram-map-k4v"), ("--spec-type", "ngram-map-k4v")),
+    "--spec-ngram-mod-n-match": Effect("16", ngrams("ngram-mod"), ("--spec-type", "ngram-mod")),
+    "--spec-ngram-mod-n-max": Effect("52", ngrams("ngram-mod"), ("--spec-type", "ngram-mod")),
+    "--spec-ngram-mod-n-min": Effect("9", ngrams("ngram-mod"), ("--spec-type", "ngram-mod")),
+    "--spec-synth-len": Effect("4", taken, ("--spec-type", "ngram-simple")),
+    "--spec-synth-rates": Effect("1,1,0.5", taken, ("--spec-type", "ngram-simple", "--spec-ngram-simple-size-m", "3")),
     # -- chat format
     "--chat-template": Effect("{{ messages[0].content }}", prompt),
     "--chat-template-file": Effect(FILE, prompt),

@@ -118,7 +118,7 @@ class CacheDrafts:
 
     def __init__(self, capacity: int = MAX_TOKENS, longest: int = LONGEST) -> None:
         self.index = TokenIndex(capacity)
-        self._longest = longest
+        self.most = longest
         self._courses: dict[int, _Course] = {}
         self._queue: SimpleQueue[_Text | Event | None] = SimpleQueue()
         keeper = _Keeper(self.index)
@@ -179,7 +179,7 @@ class CacheDrafts:
             self._anchor(course, index, text)
         if not course.place:
             return []
-        draft = index.read(course.place, min(job.most, self._longest, _most(course.length)))
+        draft = index.read(course.place, min(job.most, self.most, _most(course.length)))
         if not draft:
             course.place = 0
         return draft

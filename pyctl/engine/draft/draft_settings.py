@@ -8,7 +8,7 @@ from pyctl.convert import choice, integer, number, words
 from pyctl.engine.model_settings import CPU_EXPERTS, KV_TYPES, ModelSettings, as_placements, cpu_experts
 from pyctl.setting import SPECULATION, Flag
 
-__all__ = ["DRAFT_TYPES", "DraftSettings"]
+__all__ = ["DRAFT_TYPES", "DraftSettings", "NgramSettings", "SyntheticSettings"]
 
 DRAFT_TYPES = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "cache", "draft-simple", "draft-mtp")
 """What can propose drafts, in the order in which it is asked: llama-server's, and `cache`, which is pyctl's own."""
@@ -164,3 +164,56 @@ class DraftSettings:
             devices=self.draft_devices or model.devices,
             placements=self.draft_placements,
         )
+
+
+_SIZE, _LENGTH = integer(1, 1024), integer(0, 1024)
+
+
+@dataclass(frozen=True)
+class NgramSettings:
+    """``size_n``, ``n_match``: tokens that must have stood there before. ``size_m``, ``mod_max``: tokens of a draft.
+
+    ``mod_min``: fewer are no draft. ``min_hits``: how often the tokens must have been looked up.
+    """
+
+    simple_size_n: int = SPECULATION.flag(12, "--spec-ngram-simple-size-n", "ngram-simple: tokens looked up", _SIZE)
+    simple_size_m: int = SPECULATION.flag(48, "--spec-ngram-simple-size-m", "ngram-simple: tokens of a draft", _SIZE)
+    map_k_size_n: int = SPECULATION.flag(12, "--spec-ngram-map-k-size-n", "ngram-map-k: tokens looked up", _SIZE)
+    map_k_size_m: int = SPECULATION.flag(48, "--spec-ngram-map-k-size-m", "ngram-map-k: tokens of a draft", _SIZE)
+    map_k4v_size_n: int = SPECULATION.flag(12, "--spec-ngram-map-k4v-size-n", "ngram-map-k4v: tokens looked up", _SIZE)
+    map_k4v_size_m: int = SPECULATION.flag(48, "--spec-ngram-map-k4v-size-m", "ngram-map-k4v: tokens of a draft", _SIZE)
+    map_k4v_min_hits: int = SPECULATION.flag(
+        1, "--spec-ngram-map-k4v-min-hits", "ngram-map-k4v: look-ups of the same tokens before they draft", integer(1)
+    )
+    mod_match: int = SPECULATION.flag(24, "--spec-ngram-mod-n-match", "ngram-mod: tokens looked up", _SIZE)
+    mod_max: int = SPECULATION.flag(64, "--spec-ngram-mod-n-max", "ngram-mod: most tokens of a draft", _LENGTH)
+    mod_min: int = SPECULATION.flag(48, "--spec-ngram-mod-n-min", "ngram-mod: fewest tokens of a draft", _LENGTH)
+
+
+def rates(text: str) -> tuple[float, ...]:
+    """Numbers, separated by commas."""
+    return tuple(float(number()(part.strip())) for part in text.split(","))
+
+
+@dataclass(frozen=True)
+class SyntheticSettings:
+    """The mean number of tokens of a step, the one without a draft included, or for each draft of a step how often it
+    is right together with all before it. Neither by default."""
+
+    synth_length: float = SPECULATION.flag(
+        -1.0,
+        "--spec-synth-len",
+        "for benchmarks: as many tokens of a step are right, on average, whatever the model says",
+        number(),
+        "LLAMA_ARG_SPEC_SYNTH_LEN",
+        "L",
+        shown="",
+    )
+    synth_rates: tuple[float, ...] = SPECULATION.flag(
+        (),
+        "--spec-synth-rates",
+        "the same by the share of steps in which each draft is right",
+        rates,
+        "LLAMA_ARG_SPEC_SYNTH_RATES",
+        "P0,P1,...",
+    )

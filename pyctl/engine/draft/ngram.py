@@ -17,39 +17,16 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pyctl.convert import integer
+from pyctl.engine.draft.draft_settings import NgramSettings
 from pyctl.engine.draft.source import DraftJob
 from pyctl.limit import limit
 from pyctl.prompt import Tokens
-from pyctl.setting import SPECULATION
 
-__all__ = ["NgramSettings", "NgramSource", "ngram_sources"]
+__all__ = ["NgramSource", "ngram_sources"]
 
 MAX_KEYS = limit(16384, "look-ups that ngram-map-k and -k4v remember of a request", "forgotten", "request")
 
-_SIZE, _LENGTH = integer(1, 1024), integer(0, 1024)
 _MOST_COUNTED = 16380
-
-
-@dataclass(frozen=True)
-class NgramSettings:
-    """``size_n``, ``n_match``: tokens that must have stood there before. ``size_m``, ``mod_max``: tokens of a draft.
-
-    ``mod_min``: fewer are no draft. ``min_hits``: how often the tokens must have been looked up.
-    """
-
-    simple_size_n: int = SPECULATION.flag(12, "--spec-ngram-simple-size-n", "ngram-simple: tokens looked up", _SIZE)
-    simple_size_m: int = SPECULATION.flag(48, "--spec-ngram-simple-size-m", "ngram-simple: tokens of a draft", _SIZE)
-    map_k_size_n: int = SPECULATION.flag(12, "--spec-ngram-map-k-size-n", "ngram-map-k: tokens looked up", _SIZE)
-    map_k_size_m: int = SPECULATION.flag(48, "--spec-ngram-map-k-size-m", "ngram-map-k: tokens of a draft", _SIZE)
-    map_k4v_size_n: int = SPECULATION.flag(12, "--spec-ngram-map-k4v-size-n", "ngram-map-k4v: tokens looked up", _SIZE)
-    map_k4v_size_m: int = SPECULATION.flag(48, "--spec-ngram-map-k4v-size-m", "ngram-map-k4v: tokens of a draft", _SIZE)
-    map_k4v_min_hits: int = SPECULATION.flag(
-        1, "--spec-ngram-map-k4v-min-hits", "ngram-map-k4v: look-ups of the same tokens before they draft", integer(1)
-    )
-    mod_match: int = SPECULATION.flag(24, "--spec-ngram-mod-n-match", "ngram-mod: tokens looked up", _SIZE)
-    mod_max: int = SPECULATION.flag(64, "--spec-ngram-mod-n-max", "ngram-mod: most tokens of a draft", _LENGTH)
-    mod_min: int = SPECULATION.flag(48, "--spec-ngram-mod-n-min", "ngram-mod: fewest tokens of a draft", _LENGTH)
 
 
 def ngram_sources(types: Sequence[str], settings: NgramSettings) -> list[NgramSource]:

@@ -101,6 +101,11 @@ class Speculation:
         return bool(self._all)
 
     @property
+    def sources(self) -> tuple[DraftSource, ...]:
+        """All of them, in the order in which they are asked."""
+        return self._all
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Those of the sources, as in ``--spec-type``, in the order in which they are asked."""
         return tuple(source.name for source in self._all)

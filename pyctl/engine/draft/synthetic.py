@@ -6,47 +6,16 @@ import itertools
 import logging
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
-from pyctl.convert import number
+from pyctl.engine.draft.draft_settings import SyntheticSettings
 from pyctl.engine.sampling import RANDOM_SEED
 from pyctl.errors import ConfigError
-from pyctl.setting import SPECULATION
 
-__all__ = ["SyntheticAcceptance", "SyntheticSettings", "acceptance_rates"]
+__all__ = ["SyntheticAcceptance", "acceptance_rates"]
 
 log = logging.getLogger("pyctl")
-
-
-def rates(text: str) -> tuple[float, ...]:
-    """Numbers, separated by commas."""
-    return tuple(float(number()(part.strip())) for part in text.split(","))
-
-
-@dataclass(frozen=True)
-class SyntheticSettings:
-    """The mean number of tokens of a step, the one without a draft included, or for each draft of a step how often it
-    is right together with all before it. Neither by default."""
-
-    synth_length: float = SPECULATION.flag(
-        -1.0,
-        "--spec-synth-len",
-        "for benchmarks: as many tokens of a step are right, on average, whatever the model says",
-        number(),
-        "LLAMA_ARG_SPEC_SYNTH_LEN",
-        "L",
-        shown="",
-    )
-    synth_rates: tuple[float, ...] = SPECULATION.flag(
-        (),
-        "--spec-synth-rates",
-        "the same by the share of steps in which each draft is right",
-        rates,
-        "LLAMA_ARG_SPEC_SYNTH_RATES",
-        "P0,P1,...",
-    )
 
 
 def acceptance_rates(settings: SyntheticSettings, n_max: int) -> tuple[float, ...]:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from pyctl.engine.draft import ngram
-from pyctl.engine.draft.ngram import NgramSettings, NgramSource, ngram_sources
+from pyctl.engine.draft.draft_settings import NgramSettings
+from pyctl.engine.draft.ngram import NgramSource, ngram_sources
 from pyctl.engine.draft.source import DraftJob
 from pyctl.engine.sequence import LiveSequence
 from pyctl.prompt import as_tokens

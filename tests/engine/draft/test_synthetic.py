@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from pyctl.engine.draft.synthetic import SyntheticAcceptance, SyntheticSettings, acceptance_rates, rates
+from pyctl.engine.draft.draft_settings import SyntheticSettings, rates
+from pyctl.engine.draft.synthetic import SyntheticAcceptance, acceptance_rates
 from pyctl.engine.sampling import RANDOM_SEED
 from pyctl.errors import ConfigError
 from tests.engine.draft.record_ngrams import SYNTHETIC
