@@ -153,6 +153,8 @@ class Run:
         if name == PEER:
             slots = ["--slot-save-path", str(self.work)] if case.part == "restart" else []
             return llama_server(str(self.llama_server), [*flags, *slots], log)
+        if case.part == "restart":
+            flags = [*flags, "--exact"]  # drafts in every step, whether they pay or not
         directory = None if case.part == "defaults" else Path(tempfile.mkdtemp(prefix="cache-", dir=self.work))
         return pyctl(flags, directory, log)
 
@@ -194,8 +196,6 @@ class Subject:
                 raise OSError(self.failed)
             replies = self._together(n) if case.n_seqs > 1 else [self.server.complete(self.prompts[0], n)]
             fields: Record = {"rate": window_rate(replies), **counts(replies)}
-            if case.n_max and not fields["drafted"]:
-                raise OSError("nothing was drafted")
             if case.cold:
                 timings = replies[0].timings
                 fields["prefill"] = timings["prompt_n"] / replies[0].first_ms * 1e3
