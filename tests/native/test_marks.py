@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from pyctl import _core
-from pyctl.engine.llama import LlamaBackend, Loaded, llama_backend, load
+from pyctl.engine.draft.draft_settings import DraftSettings
+from pyctl.engine.llama import LlamaBackend, Loaded, load
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.prompt import as_tokens
 
@@ -22,18 +21,15 @@ OPTIONS = [
 ]
 
 
-def opened(path: Path, monkeypatch: pytest.MonkeyPatch, **options: object) -> Loaded:
-    monkeypatch.setattr(llama_backend, "KVState", partial(_core.KVState, marks=True))
+def opened(path: Path, **options: object) -> Loaded:
     chosen = {"n_ctx": 1024, "n_ubatch": 64, "n_seqs": 2, "n_threads": 1, **options}
-    return load(ModelSettings(path=str(path), **chosen))
+    return load(ModelSettings(path=str(path), **chosen), drafts=DraftSettings(draft_types=("ngram-mod",)))
 
 
 @pytest.fixture(params=OPTIONS, ids=lambda param: "-".join([param[0], *map(str, param[1].values())]))
-def backend(
-    model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> Iterator[LlamaBackend]:
+def backend(model_path: Callable[[str], Path], request: pytest.FixtureRequest) -> Iterator[LlamaBackend]:
     name, options = request.param
-    loaded = opened(model_path(name), monkeypatch, **options)
+    loaded = opened(model_path(name), **options)
     yield loaded.backend
     loaded.backend.unload()
 
@@ -163,10 +159,10 @@ def test_only_where_a_sequence_stands_can_it_be_marked(backend: LlamaBackend) ->
 
 @pytest.mark.parametrize("name", ["tiny-hybrid", "tiny-dense"])
 def test_without_room_nothing_can_be_marked(
-    open_model: Callable[..., Loaded], model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, name: str
+    open_model: Callable[..., Loaded], model_path: Callable[[str], Path], name: str
 ) -> None:
     unasked = name == "tiny-hybrid"  # the other has nothing to keep
-    backend = (open_model(name) if unasked else opened(model_path(name), monkeypatch)).backend
+    backend = (open_model(name) if unasked else opened(model_path(name))).backend
     assert not backend._memory.has_marks
     backend.clear(0)
     prompt(backend, 0, 1)
