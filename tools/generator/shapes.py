@@ -252,7 +252,13 @@ QWEN36_35B_A3B = Shape(
 _HYBRIDS = (TINY_HYBRID, TINY_MOE, QWEN36_27B, QWEN36_35B_A3B)
 _HEADS = (*(shape.with_nextn() for shape in _HYBRIDS), *(shape.only_nextn() for shape in _HYBRIDS))
 
-SHAPES = {shape.name: shape for shape in (*_HYBRIDS, TINY_DENSE, *_HEADS)}
+_DRAFTS = (
+    replace(TINY_DENSE, name="tiny-draft", num_layers=2, habit=20.0),
+    replace(TINY_HYBRID, name="tiny-hybrid-draft", num_layers=4, habit=_HABIT),
+)
+"""Small models with the habits of those with a head, whose replies they guess as well."""
+
+SHAPES = {shape.name: shape for shape in (*_HYBRIDS, TINY_DENSE, *_HEADS, *_DRAFTS)}
 
 
 # -- tensors -----------------------------------------------------------------------------------------------------------

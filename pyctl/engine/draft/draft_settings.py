@@ -8,12 +8,13 @@ from pyctl.convert import choice, integer, number, words
 from pyctl.engine.model_settings import CPU_EXPERTS, KV_TYPES, ModelSettings, as_placements, cpu_experts
 from pyctl.setting import SPECULATION, Flag
 
-__all__ = ["DRAFT_TYPES", "DraftSettings", "NgramSettings", "SyntheticSettings"]
+__all__ = ["DRAFT_TYPES", "MODEL_TYPES", "DraftSettings", "NgramSettings", "SyntheticSettings"]
 
 DRAFT_TYPES = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "cache", "draft-simple", "draft-mtp")
 """What can propose drafts, in the order in which it is asked: llama-server's, and `cache`, which is pyctl's own."""
 
 MODEL_TYPES = ("draft-simple", "draft-mtp")
+"""Those that need a model."""
 
 _NOT_HERE = ("draft-eagle3", "draft-dflash", "draft-dspark", "ngram-cache")
 
@@ -147,7 +148,9 @@ class DraftSettings:
 
     def of_context(self, model: ModelSettings) -> ModelSettings:
         """Settings for the context of a draft model, if ``model`` are those of the model that it drafts for."""
-        return replace(model, type_k=self.draft_type_k, type_v=self.draft_type_v, embeddings=False, lora=())
+        return replace(
+            model, type_k=self.draft_type_k, type_v=self.draft_type_v, embeddings=False, lora=(), kv_unified=True
+        )
 
     def of_file(self, model: ModelSettings) -> ModelSettings:
         """Settings for ``draft_path`` and a context on it, likewise."""

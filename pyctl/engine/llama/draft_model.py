@@ -86,8 +86,10 @@ class DraftModel(Protocol):
         """Free what it holds in llama.cpp; its trunk lives on."""
 
 
-MakeDraftModel = Callable[[Any, Any, Callable[[int], None]], DraftModel]
-"""Makes what drafts, from the model, its context, and what lets a further context be stopped like that one."""
+MakeDraftModel = Callable[[Any, Any, Callable[[int], None]], DraftModel | None]
+"""Makes what drafts, from the model, its context, and what lets a further context be stopped like that one.
+
+None where that cannot draft for this model."""
 
 
 class Follower:

@@ -18,7 +18,7 @@ from pyctl.engine.llama.llama_backend import LlamaBackend
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.errors import ModelError
 
-__all__ = ["fingerprint", "metadata_text"]
+__all__ = ["file_digest", "fingerprint", "metadata_text"]
 
 SAMPLE_BYTES = 4096
 
@@ -50,6 +50,18 @@ def fingerprint(backend: LlamaBackend, settings: ModelSettings, layers: Sequence
                 digest.update(piece)
     except OSError as error:
         raise ModelError(f"cannot read {error.filename or settings.path}: {error.strerror}") from error
+    return digest.hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """BLAKE2b-128 of a model's files: sizes, metadata and samples of the weights. ModelError if one cannot be read."""
+    digest = hashlib.blake2b(digest_size=16)
+    try:
+        for file in model_files(path):
+            for piece in _content(file, file_tensors(file)):
+                digest.update(piece)
+    except OSError as error:
+        raise ModelError(f"cannot read {error.filename or path}: {error.strerror}") from error
     return digest.hexdigest()
 
 

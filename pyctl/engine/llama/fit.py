@@ -17,7 +17,15 @@ from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.llama.devices import devices, host_available, tensor_bytes
 from pyctl.engine.llama.library import captured_log, last_log_error
 from pyctl.engine.llama.memory import MIB, MemoryPlan, Place, Usage
-from pyctl.engine.llama.params import ModelParams, check_head, context_params, finds, head_params, uses_own_head
+from pyctl.engine.llama.params import (
+    ModelParams,
+    check_head,
+    context_params,
+    draft_cells,
+    finds,
+    head_params,
+    uses_own_head,
+)
 from pyctl.engine.model_settings import CPU_EXPERTS, LOAD_MODES, ModelSettings, experts_on_cpu
 from pyctl.errors import ModelError
 
@@ -105,7 +113,9 @@ class DryRun:
     def _draft_model(self, trunk: Any, n_ctx: int) -> dict[str, int]:
         """Bytes by place of what drafts for the context ``trunk``."""
         if self._draft_file is not None and not self._draft_file._is_head:
-            return {place.name: place.usage.total for place in self._draft_file.plan(n_ctx).places}
+            plan = self._draft_file.plan(draft_cells(self._settings, self._drafts, n_ctx))
+            # It marks the state that it drafts from: one more for each sequence.
+            return {place.name: place.usage.total + place.usage.states for place in plan.places}
         drafter = self._draft_file or self
         if not drafter._is_head:
             return {}

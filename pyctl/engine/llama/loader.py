@@ -14,9 +14,10 @@ from llama_cpp import llama_cpp as api
 from pyctl.engine.backend import EngineInfo
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.llama.batch import Embedder
-from pyctl.engine.llama.draft.draft_file import with_inferred_type
+from pyctl.engine.llama.draft.draft_file import vocabulary_difference, with_inferred_type
+from pyctl.engine.llama.draft.separate_model import SeparateModel
 from pyctl.engine.llama.draft_model import DraftModel, MakeDraftModel
-from pyctl.engine.llama.fingerprint import fingerprint, metadata_text
+from pyctl.engine.llama.fingerprint import file_digest, fingerprint, metadata_text
 from pyctl.engine.llama.fit import fit_settings
 from pyctl.engine.llama.library import build_version, last_log_error, redirect_log
 from pyctl.engine.llama.llama_backend import LlamaBackend
@@ -25,7 +26,9 @@ from pyctl.engine.llama.memory import MemoryPlan
 from pyctl.engine.llama.mtp import MtpHead
 from pyctl.engine.llama.params import (
     ModelParams,
+    check_head,
     context_params,
+    draft_cells,
     finds,
     head_params,
     layer_bytes,
@@ -138,6 +141,8 @@ def _check_file(path: Path) -> None:
 
 def _draft_maker(settings: ModelSettings, drafts: DraftSettings) -> MakeDraftModel | None:
     """What makes the draft model that ``drafts`` ask for."""
+    if drafts.draft_path and drafts.n_draft > 0:
+        return lambda model, ctx, attach: _open_draft_file(settings, drafts, model, ctx, attach)
     if not uses_own_head(drafts):
         return None
 
@@ -151,6 +156,40 @@ def _draft_maker(settings: ModelSettings, drafts: DraftSettings) -> MakeDraftMod
             raise
 
     return make
+
+
+def _open_draft_file(
+    settings: ModelSettings, drafts: DraftSettings, trunk: Any, trunk_ctx: Any, attach: Callable[[int], None]
+) -> DraftModel | None:
+    """The draft model or the head in the file of ``drafts``; none, with a word in the log, if its tokens are others."""
+    path, is_head, of_file = Path(drafts.draft_path), drafts.has("draft-mtp"), drafts.of_file(settings)
+    _check_file(path)
+    model, ctx = _load_model(path, of_file, None, with_head=is_head), None
+    try:
+        if is_head:
+            check_head(model, drafts.draft_path)
+        if difference := vocabulary_difference(trunk, model):
+            log.error("no drafts from %s: %s", path, difference)
+            api.llama_model_free(model)
+            return None
+        if is_head and (widths := [int(api.llama_model_n_embd(one)) for one in (trunk, model)]) != widths[::-1]:
+            raise ModelError(f"{path} has no head for this model: it is {widths[1]} wide, not {widths[0]}")
+        n_bytes, n_cells = layer_bytes(model), int(api.llama_n_ctx(trunk_ctx))
+        if is_head:
+            params = head_params(of_file, drafts, trunk_ctx, n_bytes)
+        else:
+            params = context_params(of_file, draft_cells(settings, drafts, n_cells), n_bytes)
+        ctx = _make_context(model, of_file, params)
+        identity, p_min = file_digest(path), drafts.draft_p_min
+        if is_head:
+            return MtpHead(ctx, drafts.n_draft, model=model, p_min=p_min, identity=identity, attach=attach)
+        n_vocab = int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(trunk)))
+        return SeparateModel(model, ctx, n_vocab, p_min=p_min, identity=identity, attach=attach)
+    except BaseException:
+        if ctx is not None:
+            api.llama_free(ctx)
+        api.llama_model_free(model)
+        raise
 
 
 def _load_model(

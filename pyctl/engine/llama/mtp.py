@@ -54,8 +54,8 @@ class MtpHead:
 
     Rows of verify batches are owed until the next draft, which evaluates them with its first token. A GPU loads the
     weights for one row as for many, so each call there evaluates ``n_max`` + 1 rows, some once more: then one graph
-    serves all calls. ``p_min``: no token that is less likely is drafted.
-    ``identity`` tells its file from others that could be loaded with the same trunk.
+    serves all calls. ``p_min``: no token that is less likely is drafted. ``model``, if the head is in a file of its
+    own, belongs to it, too, and ``identity`` tells that file from others.
     """
 
     type = "draft-mtp"
@@ -66,13 +66,14 @@ class MtpHead:
         ctx: Any,
         n_max: int,
         *,
+        model: Any = None,
         p_min: float = 0.0,
         identity: str = "",
         attach: Callable[[int], None] = lambda address: None,
     ) -> None:
         address = ctypes.cast(ctx, ctypes.c_void_p).value or 0
         attach(address)
-        self._ctx, self._window = ctx, n_max + 1
+        self._ctx, self._model, self._window = ctx, model, n_max + 1
         self._cells = api.llama_get_memory(ctx)
         self._n_batch = int(api.llama_n_ubatch(ctx))
         self._width = int(api.llama_model_n_embd_out(api.llama_get_model(ctx)))
@@ -289,3 +290,5 @@ class MtpHead:
         del self._memory  # what it holds on the device goes before the context
         self._head.close()
         api.llama_free(self._ctx)
+        if self._model is not None:
+            api.llama_model_free(self._model)

@@ -213,6 +213,11 @@ def head_params(settings: ModelSettings, drafts: DraftSettings, trunk: Any, n_la
     return params
 
 
+def draft_cells(settings: ModelSettings, drafts: DraftSettings, n_cells: int) -> int:
+    """Cells of a draft model of its own: room for what each sequence was drafted last, beside the trunk's tokens."""
+    return n_cells + settings.n_seqs * drafts.n_draft
+
+
 def most_tokens(settings: ModelSettings, n_cells: int) -> int:
     """How many tokens one sequence may have in a context of ``n_cells``."""
     share = n_cells if settings.kv_unified else n_cells // settings.n_seqs
