@@ -36,6 +36,12 @@ HAND_OVER = 16
 LONGEST = 64
 """Tokens of the longest draft."""
 
+TRUST = 2
+"""Drafts for each token that agreed."""
+
+LONGEST_CHANGE, MOST_CHANGES = 8, 4
+"""Tokens of a change that is expected again where the text is as it was there; how many that begin with one token."""
+
 
 class _Text(NamedTuple):
     """An errand: add ``tokens``, which stand from ``start`` on in the text that begins with ``prompt``.
@@ -92,10 +98,33 @@ class _Keeper:
         self._tail = text.prompt, text.start + text.tokens.size
 
 
-@dataclass
+@dataclass(eq=False)
+class _Change:
+    """Where the text that is followed has ``first`` to ``last``, ``span`` tokens, the new one had ``instead``."""
+
+    first: int
+    last: int
+    span: int
+    instead: tuple[int, ...]
+    n_right: int = 0
+    n_wrong: int = 0
+
+
+class _Expected(NamedTuple):
+    """A token, and the place to go on from behind it; if it is due to a ``change``, whether that ends with it."""
+
+    token: int
+    place: int
+    change: _Change | None = None
+    ends: bool = True
+
+
+@dataclass(eq=False)
 class _Course:
-    """Where a request is: ``n_known`` tokens were looked at, the next are expected at ``place``, after ``length`` that
-    agreed. Without a place, ``parted`` is where the text left the one it had followed, and ``since`` what came instead.
+    """Where a request is: ``n_known`` tokens were looked at, ``n_given`` handed over.
+
+    The next tokens are expected at ``place``, after ``length`` that agreed and the rest of a change that has ``begun``.
+    Without a place, ``parted`` is where the text left the one it had followed, and ``since`` what came instead.
     """
 
     prompt: Tokens
@@ -104,8 +133,69 @@ class _Course:
     n_given: int = 0
     place: int = 0
     length: int = 0
+    begun: list[_Expected] = field(default_factory=list)
     parted: int = 0
     since: list[int] = field(default_factory=list)
+    changes: dict[int, list[_Change]] = field(default_factory=dict)  # by the first token, the newest first
+
+    def expect(self, index: TokenIndex, n: int) -> list[_Expected]:
+        """The next ``n`` tokens, if the text goes on as the one it follows, with the changes that it had so far."""
+        expected = list(self.begun)
+        place = expected[-1].place if expected else self.place
+        text = index.read(place, 2 * (n + LONGEST_CHANGE))
+        i, left_out = 0, None
+        while i < len(text) and len(expected) < n:
+            change, span = self._change_at(text, i) if text[i] in self.changes else (None, 1)
+            if change is None:
+                expected.append(_Expected(text[i], place + i + 1, left_out))
+                left_out = None
+            elif change.instead:
+                expected += [_Expected(token, place + i, change, False) for token in change.instead[:-1]]
+                expected.append(_Expected(change.instead[-1], place + i + span, change))
+            else:
+                left_out = change
+            i += span
+        return expected[:n]
+
+    def part(self, fresh: list[int]) -> None:
+        """The text is at an end or goes on otherwise, with ``fresh``."""
+        done: tuple[int, ...] = ()
+        if self.begun and (change := self.begun[0].change) is not None:
+            done = change.instead[: len(change.instead) - len(self.begun)]
+        self.since = [*done, *fresh]
+        self.parted, self.place, self.length, self.begun = self.place, 0, 0, []
+
+    def _change_at(self, text: list[int], i: int) -> tuple[_Change | None, int]:
+        for change in self.changes.get(text[i], ()):
+            if change.n_right <= 2 * change.n_wrong:
+                continue
+            if change.span == 1:
+                return change, 1
+            for span in range(2, change.span + 3):
+                if i + span <= len(text) and text[i + span - 1] == change.last:
+                    return change, span
+        return None, 1
+
+    def learn(self, old: list[int], instead: tuple[int, ...]) -> None:
+        """Remember that ``old`` became ``instead``."""
+        changes = self.changes.setdefault(old[0], [])
+        for change in changes:
+            if change.last == old[-1] and change.instead == instead:
+                change.n_right += 1
+                changes.remove(change)
+                break
+        else:
+            change = _Change(old[0], old[-1], len(old), instead, n_right=1)
+        changes.insert(0, change)
+        del changes[MOST_CHANGES:]
+
+
+def _rest(expected: list[_Expected], n: int) -> list[_Expected]:
+    """What is still to come of the change within which the first ``n`` end."""
+    rest: list[_Expected] = []
+    while not expected[n - 1].ends and not (rest and rest[-1].ends):
+        rest.append(expected[n + len(rest)])
+    return rest
 
 
 class CacheDrafts:
@@ -170,7 +260,8 @@ class CacheDrafts:
         index = course.index
         text = [*job.seq.tokens[max(job.seq.n - CONTEXT, 0) :].tolist(), *job.sure]
         if n - course.n_known > len(text):  # not asked for long
-            course.n_known, course.place, course.parted = n, 0, 0
+            course.part([])
+            course.n_known, course.parted = n, 0
         fresh = text[len(text) - (n - course.n_known) :]
         course.n_known = n
         self._hand_over(job, course)
@@ -179,10 +270,10 @@ class CacheDrafts:
             self._anchor(course, index, text)
         if not course.place:
             return []
-        draft = index.read(course.place, min(job.most, self.most, _most(course.length)))
+        draft = course.expect(index, min(job.most, self.most, TRUST * course.length))
         if not draft:
-            course.place = 0
-        return draft
+            course.part([])
+        return [expected.token for expected in draft]
 
     def _index_for(self, job: DraftJob, prompt: Tokens) -> TokenIndex:
         if job.seq.cached:
@@ -203,22 +294,44 @@ class CacheDrafts:
         if not course.place:
             course.since += fresh
             return
-        n = index.follow(course.place, fresh)
-        course.place += n
-        course.length += n
-        if n < len(fresh):
-            course.parted, course.place, course.length, course.since = course.place, 0, 0, fresh[n:]
+        course.length += len(fresh)
+        while True:
+            expected = course.expect(index, len(fresh) + LONGEST_CHANGE)
+            n = 0
+            while n < min(len(fresh), len(expected)) and expected[n].token == fresh[n]:
+                n += 1
+            for each in expected[:n]:
+                if each.change is not None and each.ends:
+                    each.change.n_right += 1
+            if n:
+                course.place, course.begun = expected[n - 1].place, _rest(expected, n)
+                fresh = fresh[n:]
+            if not fresh:
+                return
+            wrong = expected[n].change if n < len(expected) else None
+            if wrong is None:
+                break
+            wrong.n_wrong += 1
+            n = 0 if course.begun else index.follow(course.place, fresh)
+            if not n:
+                break
+            course.place += n  # nothing was changed here
+            fresh = fresh[n:]
+        course.part(fresh)
 
     def _anchor(self, course: _Course, index: TokenIndex, text: list[int]) -> None:
         """Find the place to go on from: near where the text parted from what it followed, or anywhere."""
-        if course.parted:
-            place, length = index.near(course.parted, course.since)
-            if place:
-                course.place, course.length = place, length
-                return
-        course.place, course.length = index.find(text, course.parted)
+        place, length = index.near(course.parted, course.since) if course.parted else (0, 0)
+        if place:
+            self._compare(course, index, place - length, course.since[:-length])
+        else:
+            place, length = index.find(text, course.parted)
+        course.place, course.length = place, length
 
-
-def _most(length: int) -> int:
-    """How far a match of ``length`` tokens is trusted."""
-    return 4 * length
+    def _compare(self, course: _Course, index: TokenIndex, place: int, instead: list[int]) -> None:
+        """What the text had followed goes on at ``place``, and had something else before, or nothing."""
+        n = place - course.parted
+        if 0 <= n <= LONGEST_CHANGE and len(instead) <= LONGEST_CHANGE:
+            old = index.read(course.parted, max(n, 1))
+            if len(old) == max(n, 1) and (n or instead):
+                course.learn(old, (*instead, *old[n:]))

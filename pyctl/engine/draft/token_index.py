@@ -31,8 +31,8 @@ MOST_LOOKS = 8
 NEAR = 4096
 """So many tokens behind the place asked for are near it."""
 
-BACK, AHEAD = 16, 256
-"""Where a text that parts from another is looked for first."""
+BACK, AHEAD, NEXT = 32, 128, 2
+"""Where a text that parts from another is looked for first: by two tokens and more, or one that is no further."""
 
 CHUNK = 4096
 """Tokens added at a time: between two the other threads may have the interpreter."""
@@ -145,18 +145,19 @@ class TokenIndex:
         return (found, longest) if found else (0, 0)
 
     def near(self, place: int, tokens: list[int]) -> tuple[int, int]:
-        """Where the last of ``tokens`` stand soon behind ``place``, as `find`: at least two of them, the nearest."""
+        """Where the last of ``tokens`` stand soon behind ``place``, or a little before it; as `find`, the nearest."""
         first = max(place - BACK, 0)
         window = self.ring[first : place + AHEAD]
-        for length in range(min(len(tokens), 4), 1, -1):
+        for length in range(min(len(tokens), 4), 0, -1):
             same = window[: window.size - length] == tokens[-length]
             for i in range(1, length):
                 same &= window[i : window.size - length + i] == tokens[i - length]
             hits = np.flatnonzero(same)
             if hits.size:
                 ends = hits + first + length
-                at = int(np.searchsorted(ends, place))
-                return int(ends[min(at, ends.size - 1)]), length
+                end = int(ends[min(int(np.searchsorted(ends, place + (length == 1))), ends.size - 1)])
+                if length > 1 or place < end <= place + NEXT:
+                    return end, length
         return 0, 0
 
     def follow(self, place: int, tokens: list[int]) -> int:

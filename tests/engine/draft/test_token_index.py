@@ -110,7 +110,9 @@ def test_near_a_place() -> None:
     assert index.near(6, [1, 2]) == (10, 2)
     assert index.near(6, [3, 1, 2]) == (10, 2)
     assert index.near(4, [5, 1, 2]) == (10, 3)
-    assert index.near(4, [2]) == (0, 0)
+    assert index.near(4, [2]) == (5, 1)
+    assert index.near(4, [4]) == (0, 0)
+    assert index.near(10, [2]) == (0, 0)
     assert index.near(4, [6, 1]) == (0, 0)
 
 
