@@ -18,11 +18,14 @@ from pyctl.engine.backend import SequenceTokens
 from pyctl.engine.llama.draft_model import SIGNATURE_BYTES, is_signed, signature
 from pyctl.engine.llama.library import KVState, NextnHead, allocate
 from pyctl.errors import ModelError, UnavailableError
+from pyctl.limit import limit
 
 __all__ = ["MtpHead"]
 
 ABORTED = 2
 """What llama_decode returns when `Pulse` stopped it."""
+
+MOST_OWED = limit(16, "rows that a head for drafts owes", "they are evaluated together", "memory", "rows of a sequence")
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +55,7 @@ class _Followed:
 class MtpHead:
     """Drafts ``n_max`` tokens at a time on ``ctx``, a context of type MTP beside its trunk's, of which it is the owner.
 
-    Rows of verify batches are owed until the next draft, which evaluates them with its first token. A GPU loads the
+    Rows of small batches are owed until the next draft, which evaluates them with its first token. A GPU loads the
     weights for one row as for many, so each call there evaluates ``n_max`` + 1 rows, some once more: then one graph
     serves all calls. ``p_min``: no token that is less likely is drafted. ``model``, if the head is in a file of its
     own, belongs to it, too, and ``identity`` tells that file from others.
@@ -108,7 +111,7 @@ class MtpHead:
         at.hidden = np.concatenate((at.hidden, hidden[n_past:]))
         at.end += len(new)
         at.is_known = True
-        if at.n_owed >= self._window:
+        if at.n_owed >= max(self._window, MOST_OWED):
             self._pay(seq)
             at = self._seqs[seq]
         self._forget_all_but(at, max(at.n_owed, self._n_rows - 1 if len(new) <= self._window else 0))
@@ -192,6 +195,9 @@ class MtpHead:
                 self.keep(item.seq, item.position)
             elif at.end < item.position:
                 self._lose(item.seq, item.position)
+                at = self._seqs[item.seq]
+            if at.n_owed >= self._window:
+                self._pay(item.seq)
                 at = self._seqs[item.seq]
             n_before = max(min(len(at.tokens), self._n_rows - 1), at.n_owed)
             tokens = [*at.tokens[len(at.tokens) - n_before :], *item.tokens]

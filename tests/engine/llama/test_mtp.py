@@ -415,7 +415,7 @@ def test_llama_cpp_would_go_on_from_a_wrong_state(
     """What the bound is for: without it nobody would notice. If this fails, llama.cpp has learned to."""
     backend = opened()
     tokens = ready(backend, batches)
-    backend._least[0] = n
+    backend._least[0] = (n, -1)
     assert backend.keep(0, n) == n
     backend.decode([SequenceTokens(0, (50,), n)])
     assert not near(backend.logits(0), logits_after(backend, tokens[:n], 50))
