@@ -2,7 +2,7 @@
 
 The four kinds are llama-server's, and propose what it proposes for a request in a fresh slot. Two things differ. What a
 request has seen is its own: llama-server's ngram-mod has one table for all slots, so that one client's text becomes
-another's draft, and whether a draft is accepted shows in the timings. And tokens are compared by 64 bits of hash where
+another's draft, and whether a draft is accepted shows in the timings. And tokens are compared by 40 bits of hash where
 ngram-mod has 22, so that long texts do not overwrite each other's entries. A collision costs a wrong draft, no more.
 
 Each token costs a few numbers: a hash of any stretch of the text is the difference of two sums.
@@ -55,7 +55,7 @@ class _Drafting(Protocol):
 class NgramSource:
     """The `DraftSource` ``name``, whose drafts have ``most`` tokens; ``make`` makes what drafts for one request.
 
-    It holds up to 36 bytes for each token of the requests that decode, and a few MiB for each of these.
+    It holds up to 32 bytes for each token of the requests that decode, and a few MiB for each of these.
     """
 
     def __init__(self, name: str, most: int, make: Callable[[], _Drafting]) -> None:
@@ -90,6 +90,8 @@ class NgramSource:
 _FACTOR = 6364136223846793005
 _MASK = 2**64 - 1
 _STEP = 4096
+_PLACE = 2**24 - 1
+_MIX = 0x9E3779B97F4A7C15
 
 
 def _powers(factor: int) -> NDArray[np.uint64]:
@@ -156,23 +158,23 @@ class _Text:
 
 
 class _Places:
-    """Where stretches of ``n`` tokens begin, by their hashes: in sorted arrays, and the latest ones in a dict.
+    """Where stretches of ``n`` tokens begin, by their hashes: sorted in an array, and the latest ones in a dict.
 
-    Of equal ones the last, or with ``keeps`` the first that was put, and of those put at once the last.
+    Of equal ones the last, or with ``keeps`` the first that was put, and of those put at once the last. A number in the
+    array is 40 bits of the hash and 24 of the place, for sorting numbers takes a quarter of the time of sorting pairs.
     """
 
     def __init__(self, n: int, *, keeps: bool = False) -> None:
         self.n, self.top = n, pow(_FACTOR, n, 2**64)
         self._keeps = keeps
-        self._keys = np.empty(0, np.uint64)
-        self._places = np.empty(0, np.int32)
+        self._sorted = np.empty(0, np.uint64)
         self._latest: dict[int, int] = {}
 
     def put(self, text: _Text, first: int, last: int) -> None:
-        """The stretches that begin in [first, last)."""
+        """The stretches that begin in [first, last), which comes after all that were put."""
         if last - first > _STEP:
             self._merge_latest()
-            self._merge(text.hashes(first, last, self.n, self.top), np.arange(first, last, dtype=np.int32))
+            self._merge(text.hashes(first, last, self.n, self.top), np.arange(first, last, dtype=np.uint64))
             return
         for i in range(last - 1, first - 1, -1) if self._keeps else range(first, last):
             value = text.hash(i, self.n, self.top)
@@ -184,27 +186,27 @@ class _Places:
     def _merge_latest(self) -> None:
         n = len(self._latest)
         if n:
-            self._merge(np.fromiter(self._latest, np.uint64, n), np.fromiter(self._latest.values(), np.int32, n))
+            self._merge(np.fromiter(self._latest, np.uint64, n), np.fromiter(self._latest.values(), np.uint64, n))
             self._latest.clear()
 
-    def _merge(self, keys: NDArray[np.uint64], places: NDArray[np.int32]) -> None:
-        parts = [(self._keys, self._places), (keys, places)]
+    def _merge(self, hashes: NDArray[np.uint64], places: NDArray[np.uint64]) -> None:
+        merged = np.concatenate([self._sorted, (hashes * np.uint64(_MIX) & ~np.uint64(_PLACE)) | places])
+        merged.sort()
         if self._keeps:
-            parts.reverse()
-        keys = np.concatenate([part[0] for part in parts])
-        places = np.concatenate([part[1] for part in parts])
-        order = np.argsort(keys, kind="stable")
-        keys = keys[order]
-        wins = np.append(keys[1:] != keys[:-1], True)  # the last of equal ones
-        self._keys, self._places = keys[wins], places[order[wins]]
+            values = merged >> np.uint64(24)
+            changes = values[1:] != values[:-1]
+            firsts, lasts = merged[np.append(True, changes)], merged[np.append(changes, True)]
+            merged = np.where(firsts & np.uint64(_PLACE) < places.min(), firsts, lasts)
+        self._sorted = merged
 
     def find(self, value: int) -> int:
         """Where a stretch with this hash begins, or -1."""
         if (place := self._latest.get(value)) is not None:
             return place
-        key = np.uint64(value)  # an int would be compared as a float
-        i = int(np.searchsorted(self._keys, key))
-        return int(self._places[i]) if i < self._keys.size and self._keys[i] == key else -1
+        last = (value * _MIX & _MASK) | _PLACE
+        i = int(np.searchsorted(self._sorted, np.uint64(last), side="right")) - 1  # an int would become a float
+        found = int(self._sorted[i]) if i >= 0 else -1
+        return found & _PLACE if found >= 0 and found | _PLACE == last else -1
 
 
 class _Simple:
