@@ -41,6 +41,7 @@ __all__ = [
     "open_library",
     "redirect_log",
     "reserve_pinned",
+    "sample_best",
 ]
 
 # -- libraries and extension -------------------------------------------------------------------------------------------
@@ -106,6 +107,7 @@ HostBuffer = _core.HostBuffer
 KVState = _core.KVState
 NextnHead = _core.NextnHead
 Pulse = _core.Pulse
+sample_best = _core.sample_best
 
 # -- what llama.cpp says -----------------------------------------------------------------------------------------------
 

@@ -13,12 +13,16 @@ from llama_cpp import llama_cpp as api
 
 from pyctl.engine.backend import TopTokens
 from pyctl.engine.llama.grammar import Candidates, Grammar, GrammarCompiler
+from pyctl.engine.llama.library import sample_best
 from pyctl.engine.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.engine.sampling import RANDOM_SEED, Sampling
 from pyctl.errors import RequestError
 from pyctl.prompt import Tokens
 
 __all__ = ["DrySamplers", "IndexedSampler", "LlamaSampler"]
+
+MOST_BEST = 1024
+"""With a larger top-k there is less to be gained by looking at the best tokens alone."""
 
 MIROSTAT_M = 100
 """Tokens that mirostat 1 looks at to estimate the distribution; llama.cpp's own tools use the same."""
@@ -102,6 +106,8 @@ class LlamaSampler:
         self._grammar: Grammar | None = None
         self._candidates: Candidates | None = None
         self._asks_probs = sampling.post_sampling_probs
+        self._n_best = 0  # how many of an output's tokens the chain needs to see, 0 for all
+        self._addresses = _address(self._chain), _address(ctx)
         try:
             if sampling.grammar:
                 self._grammar = Grammar(self._vocab, sampling, compiler)
@@ -124,7 +130,9 @@ class LlamaSampler:
         """
         grammar, candidates = self._grammar, self._candidates
         if candidates is None or not (self._asks_probs or (grammar is not None and not grammar.is_asleep)):
-            sampled = int(api.llama_sampler_sample(self._chain, self._ctx, index))
+            sampled = sample_best(*self._addresses, index, self._n_best) if self._n_best else -1
+            if sampled < 0:
+                sampled = int(api.llama_sampler_sample(self._chain, self._ctx, index))
             if grammar is not None:
                 grammar.accept(sampled)
             return sampled
@@ -178,6 +186,8 @@ class LlamaSampler:
             self._add(api.llama_sampler_init_temp(sampling.temperature))
             self._add(self._mirostat(sampling))
             return
+        if not bias:
+            self._n_best = _n_best(sampling)
         links = self._links(sampling)
         # Without a temperature, the most likely token is chosen right away, unless somebody asks how likely it is.
         greedy = sampling.temperature <= 0.0 and "temperature" in sampling.samplers and not sampling.post_sampling_probs
@@ -259,6 +269,31 @@ class IndexedSampler:
 
     def close(self) -> None:
         self._sampler.close()
+
+
+def _address(pointer: Any) -> int:
+    return ctypes.cast(pointer, ctypes.c_void_p).value or 0
+
+
+def _n_best(s: Sampling) -> int:
+    """How many of the best tokens are all that a chain looks at which begins with top-k; 0 for any other."""
+    for name in s.samplers:
+        if name == "top_k" and s.top_k > 0:
+            return s.top_k if s.top_k <= MOST_BEST else 0
+        passes = {
+            "penalties": not _penalises(s),
+            "dry": s.dry_multiplier == 0.0,
+            "top_n_sigma": s.top_n_sigma <= 0.0,
+            "top_k": s.top_k <= 0,
+            "typ_p": s.typical_p >= 1.0,
+            "top_p": s.top_p >= 1.0,
+            "min_p": s.min_p <= 0.0,
+            "xtc": s.xtc_probability <= 0.0,
+            "adaptive_p": True,
+        }
+        if not passes.get(name, False):
+            return 0
+    return 0
 
 
 def _penalises(s: Sampling) -> bool:
