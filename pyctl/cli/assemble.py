@@ -136,12 +136,17 @@ def _speculation(settings: CommandSettings, loaded: Loaded, remembered: CacheDra
         log.warning("no drafts: what this model remembers cannot be taken back")
         return Speculation()
     exact = settings.engine.exact
+    width = min(drafts.n_draft, backend.n_rollback) if exact else 0
+    if longest and exact and not width:
+        # A way back to a mark evaluates tokens again, in other batches than before.
+        log.warning("no drafts: with --exact, this model drafts with a head or a draft model only")
+        return Speculation()
     return Speculation(
         sources,
         model,
         pace=Pace(fixed=exact),
         n_free=backend.n_rollback,
-        width=min(drafts.n_draft, backend.n_rollback) if exact else 0,
+        width=width,
         acceptance=SyntheticAcceptance(rates) if rates else None,
     )
 

@@ -48,7 +48,7 @@ class Acceptance(Protocol):
 
 
 class ModelDrafts:
-    """A source: what the draft model of ``evaluator`` expects, up to ``n_max`` tokens each time."""
+    """A source: what the draft model of ``evaluator`` expects, up to ``n_max`` tokens or as many as somebody wants."""
 
     def __init__(self, evaluator: Evaluator, n_max: int) -> None:
         self.name = evaluator.draft_type
@@ -58,9 +58,9 @@ class ModelDrafts:
     def begin(self, key: int, prompt: Tokens) -> None:
         pass
 
-    def propose(self, jobs: Sequence[DraftJob]) -> list[tuple[int, ...]]:
+    def propose(self, jobs: Sequence[DraftJob], n: int = 0) -> list[tuple[int, ...]]:
         items = [SequenceTokens(job.seq.id, job.sure, job.seq.n, len(job.sure)) for job in jobs]
-        return self._evaluator.draft(items, self.n_max)
+        return self._evaluator.draft(items, n or self.n_max)
 
     def learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
         pass
@@ -141,11 +141,7 @@ class Speculation:
                     wanted.append((i, n))
             self._ask(source, wanted, found)
         if self._model is not None:
-            n_max = self._model.n_max
-            open_jobs = [i for i, job in enumerate(jobs) if not found[i] and job.most >= n_max]
-            # One evaluation drafts for all, and one verifies for all that have as many tokens.
-            if [i for i in open_jobs if self._most(jobs[i], self._model.name, n_max, whole=True)]:
-                self._ask(self._model, [(i, n_max) for i in open_jobs], found)
+            self._ask_model(self._model, found)
         return [self._draft(job, tokens) for job, tokens in zip(jobs, found, strict=True)]
 
     def settle(self, n_tokens: int, decode_ms: float | None) -> None:
@@ -153,19 +149,36 @@ class Speculation:
         drafts = [self._results.get(job.key) or PacedDraft(job.key) for job in self._jobs]
         self._pace.settle(drafts, n_tokens, decode_ms, self._proposing_ms)
 
-    def _most(self, job: DraftJob, name: str, limit: int, *, whole: bool = False) -> int:
+    def _most(self, job: DraftJob, name: str, limit: int) -> int:
         limit = min(limit, self._width) if self._width else limit
         if limit <= 0:
             return 0
-        return self._pace.most(job.key, name, limit, len(self._jobs), whole=whole, n_free=self._n_free)
+        return self._pace.most(job.key, name, limit, len(self._jobs), n_free=self._n_free)
 
-    def _ask(self, source: DraftSource, wanted: Sequence[tuple[int, int]], found: list[tuple[int, ...]]) -> None:
+    def _ask_model(self, model: ModelDrafts, found: list[tuple[int, ...]]) -> None:
+        """One evaluation drafts for all who have nothing yet, and one verifies where all have as many tokens.
+
+        So all get as many drafts as the one who should have most.
+        """
+        jobs = [(i, job) for i, job in enumerate(self._jobs) if not found[i] and job.most > 0]
+        wanted = (self._most(job, model.name, min(job.most, model.n_max)) for _, job in jobs)
+        if n := max(wanted, default=0):
+            able = [(i, n) for i, job in jobs if job.most >= n]
+            self._ask(model, able, found, partial(model.propose, n=n))
+
+    def _ask(
+        self,
+        source: DraftSource,
+        wanted: Sequence[tuple[int, int]],
+        found: list[tuple[int, ...]],
+        propose: Callable[[Sequence[DraftJob]], list[tuple[int, ...]]] | None = None,
+    ) -> None:
         """Put into ``found`` what ``source`` has for ``wanted``: numbers of jobs, and how many drafts each may have."""
         if not wanted:
             return
         began = time.perf_counter()
         try:
-            drafts = source.propose([self._jobs[i] for i, _ in wanted])
+            drafts = (propose or source.propose)([self._jobs[i] for i, _ in wanted])
         except EngineError as error:  # what cannot be drafted comes token by token
             log.warning("no drafts of %s: %s", source.name, error)
             return

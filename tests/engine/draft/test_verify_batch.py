@@ -11,6 +11,7 @@ from pyctl.cache.ram import RamCache
 from pyctl.engine.admission import ActiveRequest
 from pyctl.engine.backend import SequenceTokens
 from pyctl.engine.decode import PendingTokens
+from pyctl.engine.draft.pace import Pace
 from pyctl.engine.draft.source import DraftJob
 from pyctl.engine.draft.speculation import ModelDrafts, Speculation
 from pyctl.engine.draft.verify_batch import BatchItem, verify_batches
@@ -198,7 +199,7 @@ def test_a_model_drafts_for_all_at_once_or_for_nobody(n_max: int, kind: str) -> 
     engine = Engine(backend, RamCache(8, None), EngineSettings(), speculation=speculation)
     handles = [submit(engine, prompt_of(seed, 150), 40, sampling=ENDLESS) for seed in (1, 2, 3)]
     run(engine)
-    assert {n for _, n in asked} == {n_max}
+    assert {n for _, n in asked} == {n_max, min(n_max, backend.n_rollback)}, "fewer behind a mark"
     assert max(n for n, _ in asked) == 3
     assert all(handle.drafts.n_accepted > 10 for handle in handles)
 
@@ -225,3 +226,25 @@ def test_with_a_width_all_batches_have_it() -> None:
         run(engine)
         assert set(seen) == {4}
         assert (handle.drafts.n_drafted == 0) == (silent == 1.0)
+
+
+def test_a_model_is_asked_for_as_many_as_pay() -> None:
+    asked: list[int] = []
+
+    class Counting(FakeBackend):
+        def draft(self, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
+            asked.append(n)
+            return super().draft(items, n)
+
+    class Choosing(Pace):
+        def most(self, key: int, source: str, limit: int, *args: object, **fields: object) -> int:
+            return min(key, limit)
+
+    backend = Counting("hybrid", n_seqs=4, n_planes=5, draft_type="draft-mtp")
+    for seq in range(4):
+        backend.evaluate(seq, as_tokens([1] * 10), 0)
+    speculation = Speculation(model=ModelDrafts(backend, 5), pace=Choosing())
+    assert widths(batches_of(backend, [waiting(key, 10) for key in (0, 1)], speculation)) == [[2, 2]]
+    assert widths(batches_of(backend, [waiting(key, 10) for key in (0, 3, 2)], speculation)) == [[4, 4, 4]]
+    assert widths(batches_of(backend, [waiting(0, 10)], speculation)) == [[1]]
+    assert asked == [1, 3]
