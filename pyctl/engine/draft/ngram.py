@@ -172,7 +172,7 @@ class _Places:
 
     def put(self, text: _Text, first: int, last: int) -> None:
         """The stretches that begin in [first, last), which comes after all that were put."""
-        if last - first > _STEP:
+        if last - first > 256:
             self._merge_latest()
             self._merge(text.hashes(first, last, self.n, self.top), np.arange(first, last, dtype=np.uint64))
             return

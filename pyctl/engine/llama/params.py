@@ -23,6 +23,7 @@ from pyctl.engine.model_settings import (
     ModelSettings,
 )
 from pyctl.errors import ModelError
+from pyctl.limit import limit
 
 __all__ = ["ModelParams", "context_params", "most_outputs", "most_tokens", "n_planes"]
 
@@ -134,8 +135,8 @@ def layer_bytes(model: Any) -> int:
     return int(api.llama_model_size(model)) // max(int(api.llama_model_n_layer(model)), 1)
 
 
-LONG_DRAFT = 64
-"""Tokens that a draft may have which is found, not made by a model; llama-server's longest by default."""
+LONG_DRAFT = limit(64, "tokens of a draft from n-grams or from the cache", "cut", "request")
+"""llama-server's longest by default; each costs room for the logits of one more token."""
 
 
 def n_planes(settings: ModelSettings, drafts: DraftSettings) -> int:
