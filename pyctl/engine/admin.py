@@ -61,8 +61,13 @@ class EngineAdmin:
         return self._worker.call(lambda: self._engine.snapshotter.cache.pin(name, pinned))
 
     def clear(self) -> Future[int]:
-        """Drop every snapshot that is not pinned; how many went. Live sequences stay."""
-        return self._worker.call(self._engine.snapshotter.cache.clear)
+        """Drop every snapshot that is not pinned, and texts to draft from; how many went. Live sequences stay."""
+
+        def run() -> int:
+            self._engine.speculation.forget()
+            return self._engine.snapshotter.cache.clear()
+
+        return self._worker.call(run)
 
     # -- the sequences -----------------------------------------------------------------------------------------------
 
@@ -112,7 +117,8 @@ class EngineAdmin:
 
     def _memory(self) -> EngineMemory:
         snapshotter, blocks = self._engine.snapshotter, self._engine.backend.block_bytes()
-        return EngineMemory(snapshotter.cache.n_bytes, blocks, snapshotter.recent.n_bytes)
+        remembered = self._engine.speculation.n_bytes
+        return EngineMemory(snapshotter.cache.n_bytes, blocks, snapshotter.recent.n_bytes, remembered)
 
     def _sequence(self, seq: LiveSequence) -> SequenceView:
         active = self._engine.last.get(seq.id)

@@ -58,11 +58,12 @@ class EngineCounters:
 
 @dataclass(frozen=True)
 class EngineMemory:
-    """Bytes of the snapshots in RAM, of all saved blocks, and of the recent prompts."""
+    """Bytes of the snapshots in RAM, of all saved blocks, of the recent prompts, and of texts to draft from."""
 
     snapshots: int
     blocks: BlockBytes
     recent_prompts: int
+    draft_texts: int = 0
 
 
 @dataclass(frozen=True)

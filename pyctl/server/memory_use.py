@@ -27,6 +27,7 @@ def counted_bytes(service: Service, engine: EngineMemory) -> Mapping[str, int]:
         "in_flight": engine.blocks.in_flight,
         "arena": engine.blocks.held,
         "recent_prompts": engine.recent_prompts,
+        "draft_texts": engine.draft_texts,
         **service.chat.n_bytes,
         "responses": service.responses.n_bytes + service.conversations.n_bytes,
     }

@@ -55,6 +55,10 @@ class _Text(NamedTuple):
     private: TokenIndex | None = None
 
 
+FORGET = _Text(as_tokens([]), 0, as_tokens([]))
+"""The errand to forget everything."""
+
+
 class _Keeper:
     """Adds what is handed over to an index; everything here runs on its thread."""
 
@@ -67,6 +71,10 @@ class _Keeper:
         while (text := queue.get()) is not None:
             if isinstance(text, Event):
                 text.set()
+            elif text is FORGET:
+                self._index.clear()
+                self._blocks.clear()
+                self._tail = None, 0
             elif text.private is not None:
                 text.private.add(text.tokens)
             elif text.start:
@@ -229,6 +237,10 @@ class CacheDrafts:
     def remember(self, tokens: Tokens) -> None:
         """Take in a prompt that others may draft from."""
         self._queue.put(_Text(tokens, 0, tokens))
+
+    def forget(self) -> None:
+        """Forget all texts but what requests that share nothing have of their own."""
+        self._queue.put(FORGET)
 
     def flush(self) -> None:
         """Wait until what was handed over is taken in: for tests and measurements."""

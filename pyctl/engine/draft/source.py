@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from pyctl.engine.sequence import LiveSequence
 from pyctl.prompt import Tokens
 
-__all__ = ["DraftJob", "DraftSource"]
+__all__ = ["DraftJob", "DraftSource", "RememberingSource"]
 
 
 class DraftJob(NamedTuple):
@@ -43,3 +43,15 @@ class DraftSource(Protocol):
 
     def end(self, key: int) -> None:
         """The request decodes no more; of no effect for one that never began."""
+
+
+@runtime_checkable
+class RememberingSource(Protocol):
+    """A source that keeps texts from one request to the next."""
+
+    @property
+    def n_bytes(self) -> int:
+        """What is kept takes about so many bytes."""
+
+    def forget(self) -> None:
+        """Keep none of it."""

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from pyctl.engine.backend import Evaluator, SequenceTokens
 from pyctl.engine.draft.pace import Pace, PacedDraft
-from pyctl.engine.draft.source import DraftJob, DraftSource
+from pyctl.engine.draft.source import DraftJob, DraftSource, RememberingSource
 from pyctl.errors import EngineError
 from pyctl.prompt import Tokens
 
@@ -104,6 +104,17 @@ class Speculation:
     def sources(self) -> tuple[DraftSource, ...]:
         """All of them, in the order in which they are asked."""
         return self._all
+
+    @property
+    def n_bytes(self) -> int:
+        """What the sources remember between requests takes about so many bytes."""
+        return sum(source.n_bytes for source in self._all if isinstance(source, RememberingSource))
+
+    def forget(self) -> None:
+        """Have the sources forget what they remember between requests."""
+        for source in self._all:
+            if isinstance(source, RememberingSource):
+                source.forget()
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -34,6 +34,8 @@ NEAR = 4096
 BACK, AHEAD, NEXT = 32, 128, 2
 """Where a text that parts from another is looked for first: by two tokens and more, or one that is no further."""
 
+PAGE = 4096
+
 CHUNK = 4096
 """Tokens added at a time: between two the other threads may have the interpreter."""
 
@@ -53,17 +55,21 @@ class TokenIndex:
         # Zeros take no memory before they are written.
         self.ring: Tokens = np.zeros(capacity, np.int32)
         self.ring[:2] = GAP
-        self._newest = [np.zeros(capacity, np.int32) for _ in GRAMS]
-        self._before = [np.zeros(capacity, np.int32) for _ in GRAMS]
         self._ring_of = memoryview(self.ring)  # type: ignore[arg-type]
-        self._newest_of = [memoryview(table) for table in self._newest]  # type: ignore[arg-type]
-        self._before_of = [memoryview(table) for table in self._before]  # type: ignore[arg-type]
+        self._make_tables()
         self._powers = [pow(_FACTOR, i, 2**64) for i in range(GRAMS[-1])]
 
     @property
     def n_bytes(self) -> int:
-        """Bytes in use of the tokens and the tables, which grow until the ring is full."""
-        return min(self.n_added, self.capacity) * 4 * (1 + 2 * len(GRAMS))
+        """Bytes in use of the tokens and the tables: a token touches a page of each table of hashes."""
+        n = min(self.n_added, self.capacity)
+        return 4 * n * (1 + len(GRAMS)) + min(PAGE * n, 4 * self.capacity) * len(GRAMS)
+
+    def _make_tables(self) -> None:
+        self._newest = [np.zeros(self.capacity, np.int32) for _ in GRAMS]
+        self._before = [np.zeros(self.capacity, np.int32) for _ in GRAMS]
+        self._newest_of = [memoryview(table) for table in self._newest]  # type: ignore[arg-type]
+        self._before_of = [memoryview(table) for table in self._before]  # type: ignore[arg-type]
 
     # -- the thread that adds ----------------------------------------------------------------------------------------
 
@@ -72,6 +78,12 @@ class TokenIndex:
         if self._run:
             self.tail, self._run = min(self.tail + 1, self.capacity - 1), 0
             self.ring[self.tail] = GAP
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.ring[:] = GAP
+        self._make_tables()
+        self.tail, self._run, self.n_added = 1, 0, 0
 
     def add(self, tokens: Tokens) -> None:
         """Add ``tokens``, each 0 or more, at the end."""

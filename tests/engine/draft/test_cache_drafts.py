@@ -215,6 +215,22 @@ def test_recent_prompts_are_followed(source: CacheDrafts) -> None:
     assert starts(talk.says(OTHER[:20].tolist())[-1], OTHER[20:])
 
 
+def test_forgetting(source: CacheDrafts) -> None:
+    talk = Talk(source, 1, FILE)
+    secret = Talk(source, 2, OTHER, cached=False)
+    assert any(talk.says(FILE[:40].tolist()))
+    assert any(secret.says(OTHER[:40].tolist()))
+    assert source.n_bytes > 0
+    source.forget()
+    source.flush()
+    assert source.n_bytes == 0
+    assert (source.index.ring < 0).all()
+    assert not any(talk.says(FILE[100:140].tolist()))
+    assert any(secret.says(OTHER[100:140].tolist()))
+    again = Talk(source, 3, FILE)
+    assert any(again.says(FILE[:40].tolist()))
+
+
 def test_whoever_asks_waits_for_nobody(source: CacheDrafts, monkeypatch: pytest.MonkeyPatch) -> None:
     talk = Talk(source, 1, FILE)
     talk.says(FILE[:20].tolist())
