@@ -47,6 +47,28 @@ def check_directory(directory: Path, budget_mib: int = 64) -> None:
     assert sum(path.stat().st_size for path in files) <= (budget_mib + 1) * 2**20
 
 
+def drafted(reply: dict[str, Any]) -> tuple[str, int, int]:
+    return text_of(reply), reply["timings"]["draft_n"], reply["timings"]["draft_n_accepted"]
+
+
+def test_a_head_drafts_after_each_restart_as_if_it_had_been_there(start: Callable[..., Server], tmp_path: Path) -> None:
+    flags = ["--exact", "--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "full"]
+    messages: list[dict[str, str]] = [SYSTEM]
+    for turn in range(3):
+        messages.append(user(turn))
+        server = start("tiny-hybrid-nextn", *flags, "--spec-type", "draft-mtp")
+        reply = ask(server, messages, max_tokens=40)
+        assert reply["timings"]["source"] == ("disk" if turn else "none")
+        assert reply["timings"]["draft_n_accepted"] > 0
+        assert drafted(reply) == drafted(ask(server, messages, max_tokens=40, cache_prompt=False))
+        messages.append({"role": "assistant", "content": text_of(reply)})
+        assert server.stop() == 0
+    server = start("tiny-hybrid-nextn", *flags)
+    reply = ask(server, [*messages, user("end")])
+    assert reply["timings"]["source"] == "disk", "the same files, without a head"
+    assert "draft_n" not in reply["timings"]
+
+
 @pytest.mark.parametrize("policy", ["full", "auto", "auto:2", "600"])
 def test_stop_start_and_go_on(start: Callable[..., Server], tmp_path: Path, policy: str) -> None:
     flags = ["--exact", "--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", policy, "--kv-cache-budget", "64"]

@@ -24,6 +24,8 @@ from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
+from pyctl.engine.draft.draft_settings import DraftSettings
+from pyctl.engine.draft.speculation import Speculation
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.llama import Loaded, load
@@ -31,6 +33,7 @@ from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.snapshotter import block_sizes
 from pyctl.prompt import Prompt, as_tokens
 from tests.cache.disk.lies import RawFile
+from tests.engine.draft_server import ModelDrafts
 from tests.engine.drive import ask
 
 N_CASES = int(os.environ.get("PYCTL_FUZZ", "40"))
@@ -100,7 +103,10 @@ def change(file: RawFile, names: list[str], what: str, which: int, number: int, 
         part.size = len(part.pieces[0])
     elif what == "head" and part.what >= 3 and len(part.pieces[0]) >= 64:
         # The fields of a block's own header: magic, version, layout, both positions. What comes after are K and V.
-        blob, at = bytearray(part.pieces[0]), (0, 16, 24)[which]
+        # A draft model's say first who wrote them.
+        blob, at = bytearray(part.pieces[0]), (0, 16, 24)[which] + (64 if part.what >= 5 and number % 4 else 0)
+        if at + 8 > len(blob):
+            return
         old = struct.unpack_from("<Q", blob, at)[0]
         # Added to a position, a power of two can leave the product with the bytes of a row as it was.
         blob[at : at + 8] = struct.pack("<Q", (old + number) % 2**64 if number.bit_count() == 1 else number)
@@ -134,18 +140,21 @@ class Bench:
             tier = DiskTier(store, DiskPolicy("full"), cold_max=80)
         tier._recovery.join(60)
         self.loaded.backend.clear(0)
-        return Engine(self.loaded.backend, RamCache(8, None), EngineSettings(exact=True), tier)
+        backend = self.loaded.backend
+        speculation = Speculation([ModelDrafts(backend)] if backend.draft_type else [])
+        return Engine(backend, RamCache(8, None), EngineSettings(exact=True), tier, speculation)
 
     @property
     def files(self) -> list[Path]:
         return sorted(path for path in self.pristine.rglob("*") if parse(path.name) is not None)
 
 
-@pytest.fixture(scope="module", params=["tiny-hybrid", "tiny-dense"])
+@pytest.fixture(scope="module", params=["tiny-hybrid", "tiny-dense", "tiny-hybrid-nextn"])
 def bench(request: pytest.FixtureRequest, model_path: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     directory = tmp_path_factory.mktemp("fuzzed")
     path = str(model_path(request.param))
-    loaded = load(ModelSettings(path=path, n_ctx=512, n_ubatch=32, n_threads=1))
+    drafts = DraftSettings(draft_types=("draft-mtp",) if request.param.endswith("-nextn") else ())
+    loaded = load(ModelSettings(path=path, n_ctx=512, n_ubatch=32, n_threads=1), drafts=drafts)
     bench = Bench(loaded, directory / "cache", directory / "pristine", [])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
@@ -154,6 +163,8 @@ def bench(request: pytest.FixtureRequest, model_path: Any, tmp_path_factory: pyt
         engine.snapshotter.close()
         os.rename(bench.directory, bench.pristine)
         assert len(bench.files) >= 2
+        parts = {part.what for path in bench.files for part in RawFile.read(path).parts}
+        assert ({5, 6} <= parts) == bool(drafts.draft_types)
         yield bench
     loaded.backend.unload()
 
