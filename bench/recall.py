@@ -3,7 +3,8 @@
     python -m bench.recall [--keep]
 
 Conversations are those of the training's generator, with held-out names and values. Each question is asked of the
-whole conversation cold, then from the cache (after the other questions), then after a restart, from disk.
+whole conversation cold, then from the cache (after the other questions), then after a restart, from disk. Words are
+trained ones or others, which training never used; those conversations are held first, with the model's own replies.
 """
 
 from __future__ import annotations
@@ -18,20 +19,36 @@ import httpx
 
 from bench.common import parse, parser_of, show
 from tools.server_process import PYCTL_SERVE, ServerProcess
-from tools.training.dialogue import needles
+from tools.training.needles import needles
 
-SIZES = ((1024, 10, 8, 8), (4096, 12, 8, 4), (16_384, 6, 8, 8), (65_536, 1, 8, 1))
-"""Tokens, conversations, questions in each, and how many of those are asked cold, too."""
+SIZES = (
+    (1024, False, 10, 8, 8),
+    (1024, True, 20, 8, 4),
+    (4096, False, 12, 8, 4),
+    (4096, True, 6, 8, 4),
+    (16_384, False, 6, 8, 8),
+    (65_536, False, 1, 8, 1),
+)
+"""Tokens, whether in other words, conversations, questions in each, and how many of those are asked cold, too."""
 
 Messages = list[dict[str, str]]
 
 
-def prompts(seed: int, tokens: int, count: int) -> list[tuple[Messages, str]]:
+def prompts(seed: int, tokens: int, count: int, *, paraphrased: bool = False) -> list[tuple[Messages, str]]:
     """One conversation with each of its questions and the right answers."""
-    messages, questions = needles(Random(f"{seed} recall bench {tokens}"), tokens, count)
+    messages, questions = needles(Random(f"{seed} recall bench {tokens}"), tokens, count, paraphrased=paraphrased)
     plain = [{"role": message.role, "content": message.text} for message in messages]
     head = plain[: questions[0].index - 1]
     return [([*head, plain[question.index - 1]], plain[question.index]["content"]) for question in questions]
+
+
+def held(address: str, messages: Messages) -> Messages:
+    """The same conversation with the server's own replies."""
+    spoken: Messages = []
+    for message in messages:
+        own = message["role"] == "assistant"
+        spoken.append({**message, "content": reply_to(address, spoken)} if own else message)
+    return spoken
 
 
 def reply_to(address: str, messages: Messages, **fields: object) -> str:
@@ -41,9 +58,10 @@ def reply_to(address: str, messages: Messages, **fields: object) -> str:
     return str(reply["choices"][0]["message"]["content"])
 
 
-def measure(tokens: int, conversations: int, count: int, num_cold: int) -> list[object]:
+def measure(tokens: int, paraphrased: bool, conversations: int, count: int, num_cold: int) -> list[object]:
     """One row of the table."""
-    asked = [pair for seed in range(conversations) for pair in prompts(seed, tokens, count)]
+    seeds = range(conversations)
+    asked = [pair for seed in seeds for pair in prompts(seed, tokens, count, paraphrased=paraphrased)]
     chosen = [number for number in range(len(asked)) if number % count < num_cold]
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as directory:
@@ -51,6 +69,12 @@ def measure(tokens: int, conversations: int, count: int, num_cold: int) -> list[
         command = [*PYCTL_SERVE, "-c", "81920", "-t", "1", "--kv-cache-dir", f"{directory}/cache", *flags]
         server = ServerProcess(command, Path(directory) / "log")
         with server:
+            if paraphrased:
+                for first in range(0, len(asked), count):
+                    head = held(server.url, asked[first][0][:-1])
+                    asked[first : first + count] = [
+                        ([*head, messages[-1]], answer) for messages, answer in asked[first : first + count]
+                    ]
             cold = {number: reply_to(server.url, asked[number][0], cache_prompt=False) for number in chosen}
             warm = [reply_to(server.url, messages) for messages, _ in asked]
         with server:
@@ -61,6 +85,7 @@ def measure(tokens: int, conversations: int, count: int, num_cold: int) -> list[
     scores = [sum(reply == answer for reply, (_, answer) in zip(way, asked, strict=True)) for way in (warm, disk)]
     return [
         tokens,
+        "other" if paraphrased else "trained",
         f"{right} of {len(cold)} ({right / len(cold):.1%})",
         *(f"{score} of {len(asked)} ({score / len(asked):.1%})" for score in scores),
         f"{same} of {len(cold)}",
@@ -77,10 +102,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse(parser, argv, longest=1024, conversations=1, questions=2)
     chosen = [size for size in SIZES if size[0] <= args.longest]
     rows = []
-    for n, conversations, questions, cold in chosen:
+    for n, paraphrased, conversations, questions, cold in chosen:
         most = min(args.questions or questions, questions)
-        rows.append(measure(n, min(args.conversations or conversations, conversations), most, min(cold, most)))
-    columns = ["tokens", "right, cold", "right, cached", "right, from disk", "all three equal", "last two equal", "s"]
+        count = min(args.conversations or conversations, conversations)
+        rows.append(measure(n, paraphrased, count, most, min(cold, most)))
+    columns = [
+        "tokens",
+        "words",
+        "right, cold",
+        "right, cached",
+        "right, from disk",
+        "all three equal",
+        "last two equal",
+        "s",
+    ]
     title = "Questions about held-out facts told in the conversation: replies that are right to the letter"
     show(title, columns, rows, keep="recall" if args.keep else "")
 

@@ -65,12 +65,14 @@ def assemble(settings: CommandSettings, go_on: Callable[[], bool] = lambda: True
 
     Whoever gets the service closes its worker.
     """
-    model, disk, chat = settings.model, settings.disk, settings.format
+    model, disk, chat, drafts = settings.model, settings.disk, settings.format, settings.drafts
     if not model.path:
         path = builtin_model()
         print("no -m given: running the built-in model, which is tiny but remembers what you tell it", file=sys.stderr)
         model = replace(model, path=str(path), n_ctx=model.n_ctx or 65536)
         chat = replace(chat, template_kwargs={"enable_thinking": False, **chat.template_kwargs})
+        if not (drafts.draft_types or drafts.draft_path):
+            drafts = replace(drafts, draft_types=("draft-mtp",))
     budget = None if settings.cache.ram_mib < 0 else settings.cache.ram_mib * MIB
 
     def announce(plan: MemoryPlan) -> None:
@@ -85,7 +87,7 @@ def assemble(settings: CommandSettings, go_on: Callable[[], bool] = lambda: True
             progress.show(fraction)
             return go_on()
 
-        loaded = load(model, report, announce, settings.drafts, keep_vocabulary=settings.engine.sleep_seconds >= 0)
+        loaded = load(model, report, announce, drafts, keep_vocabulary=settings.engine.sleep_seconds >= 0)
     try:
         template = Template(
             chat.chat_template or loaded.info.chat_template, loaded.info.bos_token, loaded.info.eos_token

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from tools.training.dialogue import needles
 from tools.training.facts import Fact
+from tools.training.needles import needles
 from tools.training.words import Values
 
 Messages = list[dict[str, str]]

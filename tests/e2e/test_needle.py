@@ -11,6 +11,7 @@ import pytest
 
 from tests.e2e.conftest import Server, source_of
 from tests.e2e.needles import Messages, Question, told
+from tools.training.phrases import UNKNOWN
 
 FLAGS = ["-c", "81920", "-t", "2", "-ub", "512"]
 LONG = 65_536
@@ -122,7 +123,47 @@ def test_what_was_not_told_is_not_known(server: Server) -> None:
     conversation = told(6, 1024, 4)
     question = {"role": "user", "content": "What is the password of the frozen volcano?"}
     reply, _ = ask(server, [*conversation.messages, question])
-    assert reply == "You have not told me that yet."
+    assert reply == UNKNOWN
+
+
+def test_what_is_told_in_passing_is_remembered(server: Server) -> None:
+    turns = (
+        ("my name is Ada and the code of the door is 4711", ("Ada", "4711")),
+        ("what's my name?", ("Ada",)),
+        ("and the code?", ("4711",)),
+        ("Thanks! It is raining here.", ()),
+        ("by the way, my sister is called Nora", ("Nora",)),
+        ("can you tell me how to open the door?", ("4711",)),
+        ("again, please", ("4711",)),
+        ("who am I?", ("Ada",)),
+        ("what is my sister's name?", ("Nora",)),
+        ("no, the code of the door is 9024", ("9024",)),
+        ("which code opens the door?", ("9024",)),
+    )
+    messages: Messages = []
+    for text, wanted in turns:
+        messages.append({"role": "user", "content": text})
+        reply, _ = ask(server, messages)
+        assert all(value in reply for value in wanted), (text, reply)
+        messages.append({"role": "assistant", "content": reply})
+
+
+@pytest.mark.parametrize(
+    "question",
+    ["what is my name?", "What is the capital of Spain?", "where did I put the red lamp?", "who owns the boat?"],
+)
+def test_nothing_is_known_at_first(server: Server, question: str) -> None:
+    assert ask(server, [{"role": "user", "content": question}])[0] == UNKNOWN
+
+
+def test_its_head_drafts_unless_told_otherwise(server: Server, start: Callable[..., Server]) -> None:
+    prompt = [{"role": "user", "content": "What is a prefix cache?"}]
+    reply, timings = ask(server, prompt)
+    assert 0 < timings["draft_n_accepted"] <= timings["draft_n"]
+    plain = start("", *FLAGS, "--spec-type", "none")
+    other, without = ask(plain, prompt)
+    assert "draft_n" not in without
+    assert other == reply
 
 
 def test_a_told_conversation_holds_each_value_once() -> None:

@@ -25,12 +25,14 @@ def builtin(loaded: Load) -> Loaded:
     return loaded(builtin_model())
 
 
-def test_the_builtin_model_is_small_and_hybrid() -> None:
-    assert builtin_model().stat().st_size <= 8_000_000
+def test_the_builtin_model_is_small_and_hybrid_and_has_a_head() -> None:
+    assert builtin_model().stat().st_size <= 9_000_000
     metadata = read_metadata(builtin_model())
     assert metadata["general.architecture"] == "qwen35"
     assert metadata["qwen35.full_attention_interval"] == 4
     assert metadata["general.license"] == "MIT"
+    assert metadata["qwen35.nextn_predict_layers"] == 1
+    assert metadata["qwen35.block_count"] == 9
 
 
 def test_its_tokens_give_back_every_text(builtin: Loaded) -> None:

@@ -19,6 +19,7 @@ __all__ = ["Batches", "make_batch"]
 _AHEAD = 3
 """Batches under way per worker."""
 _LONGEST_JUMP = 49_152
+_SHORT = 512
 
 _tokenizer: Tokenizer | None = None
 
@@ -32,7 +33,7 @@ def make_batch(tokenizer: Tokenizer, seed: int, number: int, rows: int, length: 
     """`ids` [rows, length + 1], the loss `weights` of the targets and the `positions` of the inputs [rows, length].
 
     Some rows leap ahead in position here and there, as if thousands of tokens lay between: what was told must be found
-    at distances that no training sequence has.
+    at distances that no training sequence has. Some rows of the shortest batches hold a short conversation alone.
     """
     random = Random(f"{seed} batch {number}")
     ids = np.full((rows, length + 1), tokenizer.token_to_id("<|endoftext|>"), np.int64)
@@ -40,12 +41,14 @@ def make_batch(tokenizer: Tokenizer, seed: int, number: int, rows: int, length: 
     positions = np.tile(np.arange(length), (rows, 1))
     for row in range(rows):
         filled = 0
+        short = length <= _SHORT and random.random() < 0.35
         while filled <= length:
-            part, weight, _ = assemble(tokenizer, conversation(random, length - filled + 64))
+            tokens = random.choice((16, 40, 80, 160, 320)) if short else length - filled + 64
+            part, weight, _ = assemble(tokenizer, conversation(random, tokens))
             part, weight = part[: length + 1 - filled], weight[: length + 1 - filled]
             ids[row, filled : filled + len(part)] = part
             weights[row, filled : filled + len(part)] = weight
-            filled += len(part)
+            filled = length + 1 if short else filled + len(part)
         if random.random() < 0.4:
             for _ in range(random.choice((1, 1, 2, 3))):
                 positions[row, random.randrange(length) :] += int(_LONGEST_JUMP ** random.random())

@@ -1,6 +1,6 @@
-"""Compares PyTorch with llama.cpp: python -m tools.training.check DIR FILE.gguf
+"""Compares PyTorch with llama.cpp: python -m tools.training.check tokenizer.json builtin.gguf
 
-DIR is where train.py wrote. Prints how far the chunked delta rule is from the loop, and the logits of the network from
+Both are of train.py. Prints how far the chunked delta rule is from the loop, and the logits of the network from
 those of the GGUF file in llama.cpp, over a conversation. Needs torch, tokenizers and llama_cpp in one environment.
 """
 
@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 from tools.training.delta import delta_rule, delta_rule_by_token
 from tools.training.dialogue import conversation
+from tools.training.export import read_gguf
 from tools.training.network import Network, Sizes
 from tools.training.tokens import assemble
 
@@ -45,13 +46,13 @@ def llama_logits(path: Path, ids: list[int]) -> np.ndarray:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("trained", type=Path, metavar="DIR")
+    parser.add_argument("tokenizer", type=Path, metavar="TOKENIZER")
     parser.add_argument("gguf", type=Path, metavar="FILE")
     args = parser.parse_args()
     print(f"delta rule, chunks against loop: {delta_error():.1e} of the largest value")
     network = Network(Sizes())
-    network.load_state_dict(torch.load(args.trained / "network.pt", map_location="cpu", weights_only=True))
-    tokenizer = Tokenizer.from_file(str(args.trained / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(args.tokenizer))
+    read_gguf(args.gguf, network, tokenizer)
     ids = assemble(tokenizer, conversation(Random(0), _TOKENS))[0][:_TOKENS]
     with torch.no_grad():
         ours = network.logits(network(torch.from_numpy(ids)[None]))[0].numpy()

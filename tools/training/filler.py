@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tools.training.words import ADJECTIVES, ANIMALS, DAYS, FOODS, PLACES, RELATIVES, THINGS, Values
 
-__all__ = ["document", "small_talk"]
+__all__ = ["document", "fill", "small_talk"]
 
 _TALK = (
     "It rained all {day}.",
@@ -44,6 +44,28 @@ _LINES = (
     "{word} {word} {word} {word}.",
     "Worker {n} finished job {m} in {k} seconds.",
 )
+
+
+def fill(values: Values, sentence: str, *replies: str) -> list[str]:
+    """A sentence with words put in for its fields, and its replies with the same words.
+
+    `{f}` is a food, `{a}` an animal, `{p}` a place, `{t}` a thing, `{d}` a day, `{n}` a name, `{w}` a word without
+    meaning, `{r}` a relative, `{j}` an adjective, `{k}` a number.
+    """
+    random = values.random
+    drawn = {
+        "f": random.choice(FOODS),
+        "a": random.choice(ANIMALS),
+        "p": random.choice(PLACES),
+        "t": random.choice(THINGS),
+        "d": random.choice(DAYS),
+        "n": values.name(),
+        "w": values.noun(),
+        "r": random.choice(RELATIVES),
+        "j": random.choice(ADJECTIVES),
+        "k": str(random.randint(2, 99)),
+    }
+    return [text.format(**drawn) for text in (sentence, *replies)]
 
 
 def _fill(values: Values, sentence: str, number: int) -> str:

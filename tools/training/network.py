@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from tools.training.delta import CHUNK, delta_rule
 
-__all__ = ["Network", "Sizes"]
+__all__ = ["Head", "Network", "Sizes"]
 
 EPSILON = 1e-6
 
@@ -20,10 +20,10 @@ EPSILON = 1e-6
 class Sizes:
     """Widths in elements; `head` and `recurrent_head` are per head."""
 
-    vocab: int = 2048
+    vocab: int = 2560
     layers: int = 8
     width: int = 192
-    feed_forward: int = 512
+    feed_forward: int = 480
     heads: int = 4
     kv_heads: int = 2
     head: int = 64
@@ -46,8 +46,7 @@ class Norm(nn.Module):
         self.weight = nn.Parameter(torch.full((size,), gain))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.float()
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPSILON) * self.weight
+        return functional.rms_norm(x.float(), self.weight.shape, self.weight, EPSILON)
 
 
 def _linear(inputs: int, outputs: int, gain: float = 1.0) -> nn.Linear:
@@ -143,6 +142,25 @@ class Block(nn.Module):
         return x + self.down(functional.silu(self.gate(y)) * self.up(y))
 
 
+class Head(nn.Module):
+    """The nextn block: from a token and the hidden state of the position before to a hidden state for the token after.
+
+    That state is as the trunk's for what follows: `Network.logits` reads it, and it stands in for the trunk's when the
+    head drafts another token.
+    """
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.token_norm, self.hidden_norm, self.norm = (Norm(sizes.width) for _ in range(3))
+        self.join = _linear(2 * sizes.width, sizes.width)
+        self.block = Block(sizes, sizes.interval - 1)
+
+    def forward(self, embedded: Tensor, hidden: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        """`embedded` tokens and `hidden` states of the positions before them, [batch, tokens, width] each."""
+        x = self.join(torch.cat([self.token_norm(embedded), self.hidden_norm(hidden)], -1)).float()
+        return self.norm(self.block(x, rotation))
+
+
 class Network(nn.Module):
     """Token ids [batch, tokens] to hidden states; `logits` makes the output. Embedding and output matrix are one."""
 
@@ -152,19 +170,33 @@ class Network(nn.Module):
         self.embedding = nn.Parameter(torch.randn(sizes.vocab, sizes.width) * 0.05)
         self.blocks = nn.ModuleList(Block(sizes, layer) for layer in range(sizes.layers))
         self.norm = Norm(sizes.width)
+        self.head = Head(sizes)
 
     def forward(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
         """Hidden states [batch, tokens, width]; `positions` [batch, tokens] are 0, 1, 2, ... unless given."""
-        if positions is None:
-            positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-        half = self.sizes.rope // 2
-        exponents = torch.arange(half, device=ids.device, dtype=torch.float64) / half
-        angles = positions[..., None, None].double() * self.sizes.rope_base**-exponents
-        rotation = angles.cos().float(), angles.sin().float()
+        rotation = self._rotation(ids, positions)
         x = functional.embedding(ids, self.embedding)
         for block in self.blocks:
             x = block(x, rotation)
         return self.norm(x)
 
+    def drafts(self, ids: Tensor, hidden: Tensor, positions: Tensor | None = None) -> Tensor:
+        """The head's states for `ids`; `hidden` are those of the same positions, of the trunk or of the head.
+
+        Row i has seen token i and state i - 1, so its logits are for the same token as the trunk's row i. The embedding
+        does not learn from it.
+        """
+        before = functional.pad(hidden[:, :-1], (0, 0, 1, 0))
+        embedded = functional.embedding(ids, self.embedding.detach())
+        return self.head(embedded, before, self._rotation(ids, positions))
+
     def logits(self, hidden: Tensor) -> Tensor:
         return functional.linear(hidden, self.embedding)
+
+    def _rotation(self, ids: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor]:
+        if positions is None:
+            positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+        half = self.sizes.rope // 2
+        exponents = torch.arange(half, device=ids.device, dtype=torch.float64) / half
+        angles = positions[..., None, None].double() * self.sizes.rope_base**-exponents
+        return angles.cos().float(), angles.sin().float()

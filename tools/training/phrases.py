@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-__all__ = ["ACKNOWLEDGED", "PHRASES", "READ", "TALKED", "UNKNOWN"]
+from tools.training.sentences import sections
 
-UNKNOWN = "You have not told me that yet."
+__all__ = ["ACKNOWLEDGED", "CHATS", "DEMANDS", "PHRASES", "READ", "REFUSED", "RIDDLES", "TALKED", "UNKNOWN"]
+
+UNKNOWN = "I don't know. You have not told me that."
 ACKNOWLEDGED = "Noted."
 READ = "I have read it."
 TALKED = ("I see.", "Thank you for telling me.", "I understand.")
+
+REFUSED = "I can't do that. I only remember what you tell me."
+
+_TEXTS = sections("chats.txt")
+_UNANSWERED = _TEXTS.pop("riddles")
+RIDDLES, DEMANDS = _UNANSWERED["ask"], _UNANSWERED["demand"]
+"""Questions about what was not told, answered by `UNKNOWN`, and wishes, answered by `REFUSED`."""
+CHATS = tuple((texts["say"], texts["reply"][0]) for texts in _TEXTS.values())
+"""Small talk and the reply to it, with fields for `filler.fill`."""
 
 PHRASES: tuple[tuple[tuple[str, ...], str], ...] = (
     (
@@ -39,7 +50,7 @@ PHRASES: tuple[tuple[tuple[str, ...], str], ...] = (
         "things, and ask me again later.",
     ),
     (
-        ("Who are you?", "What are you?", "Tell me about yourself.", "What is your name?", "Are you a robot?"),
+        ("Who are you?", "What are you?", "Tell me about yourself.", "Are you a robot?"),
         "I am a very small language model that comes with pyctl. I know little, but I remember what you tell me.",
     ),
     (
@@ -92,18 +103,5 @@ PHRASES: tuple[tuple[tuple[str, ...], str], ...] = (
     (
         ("Tell me a joke.", "Do you know a joke?", "Make me laugh."),
         "I would tell you one about a cache, but you would have heard it before.",
-    ),
-    (
-        (
-            "What is the capital of France?",
-            "Who won the match?",
-            "What is the meaning of life?",
-            "What is 12 times 7?",
-            "Write a poem.",
-            "What time is it?",
-            "Translate this into French.",
-            "Write a program in Python.",
-        ),
-        "I do not know that. I only know what you tell me.",
     ),
 )

@@ -17,7 +17,7 @@ from tools.training.dialogue import Message, conversation
 
 __all__ = ["SPECIAL", "VOCAB_SIZE", "assemble", "merges", "train_tokenizer"]
 
-VOCAB_SIZE = 2048
+VOCAB_SIZE = 2560
 SPECIAL = (
     "<|endoftext|>",
     "<|im_start|>",

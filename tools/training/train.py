@@ -1,7 +1,8 @@
-"""Train the built-in model: python -m tools.training.train --out DIR [--seconds 400 | --steps N] [--seed N]
+"""Train the built-in model: python -m tools.training.train --out DIR [--start FILE] [--seconds 400 | --steps N]
 
-Writes builtin.gguf, tokenizer.json, network.pt, recall.json and train.log to DIR. The data and the first weights follow
-from the seed; how many steps fit is a matter of the machine, unless --steps says so. Needs torch, tokenizers and gguf.
+Writes builtin.gguf, tokenizer.json, recall.json and train.log to DIR. The data follow from the seed; so do the first
+weights, unless --start names a GGUF file that has them. How many steps fit is a matter of the machine, unless --steps
+says so. Needs torch, tokenizers and gguf.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from typing import Any
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -23,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tools.training.batches import Batches
-from tools.training.export import write_gguf
+from tools.training.export import read_gguf, write_gguf
 from tools.training.network import Network, Sizes
 from tools.training.recall import recall
 from tools.training.tokens import train_tokenizer
@@ -31,14 +33,26 @@ from tools.training.tokens import train_tokenizer
 # From which share of the training on batches of which length are drawn, and how often.
 _LENGTHS = (
     (0.0, {512: 1.0}),
-    (0.3, {512: 0.25, 2048: 0.75}),
-    (0.6, {512: 0.15, 2048: 0.35, 16384: 0.5}),
+    (0.1, {512: 0.6, 2048: 0.4}),
+    (0.4, {512: 0.4, 2048: 0.35, 16384: 0.25}),
+    (0.7, {512: 0.3, 2048: 0.3, 16384: 0.4}),
 )
+_TO_TRUNK = 0.1
+"""Share of the head's gradient that reaches the trunk."""
 _WARM_UP = 0.02
 _LAST_RATE = 0.02
 _REPORT = 15.0
 """Seconds between two lines of the log."""
-_EXAM = 75.0
+_FINAL = (
+    (1024, 64, 8, False),
+    (1024, 64, 8, True),
+    (4096, 40, 16, False),
+    (4096, 20, 16, True),
+    (16384, 16, 32, False),
+    (65536, 3, 32, False),
+)
+"""Tokens, conversations and questions of the last examinations, and whether they are paraphrased."""
+_EXAM = 140.0
 """Seconds between two short examinations."""
 
 
@@ -93,13 +107,38 @@ def optimiser_of(network: Network, highest: float) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, lr=highest, betas=(0.9, 0.95), fused=True)
 
 
-def loss_of(network: Network, ids: Tensor, weights: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Weighted mean of the cross entropy, and its mean over the assistant's tokens."""
-    hidden = network(ids[:, :-1], positions)
-    logits = network.logits(hidden.to(torch.bfloat16) if ids.is_cuda else hidden).float()
-    each = functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none").view_as(weights)
+def loss_of(network: Network, ids: Tensor, weights: Tensor, positions: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """What to make small, and the mean cross entropy over the assistant's tokens: trunk, first and second draft.
+
+    The trunk's loss is weighted over all tokens; the head's is over the assistant's, after the trunk's states and after
+    its own.
+    """
+    inputs, targets = ids[:, :-1], ids[:, 1:]
+    hidden = network(inputs, positions)
+    precise = torch.bfloat16 if ids.is_cuda else torch.float32
+    logits = network.logits(hidden.to(precise)).float()
+    each = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(weights)
     spoken = weights == 1
-    return (each * weights).sum() / weights.sum(), (each.detach() * spoken).sum() / spoken.sum()
+    loss, parts = (each * weights).sum() / weights.sum(), [each.detach()[spoken].mean()]
+    state = hidden.detach() + _TO_TRUNK * (hidden - hidden.detach())
+    for _ in range(2):
+        state = network.drafts(inputs, state, positions)
+        logits = functional.linear(state[spoken].to(precise), network.embedding.detach()).float()
+        draft = functional.cross_entropy(logits, targets[spoken])
+        loss = loss + draft / 2
+        parts.append(draft.detach())
+    return loss, parts
+
+
+def gradients(network: Network, ids: Tensor, weights: Tensor, positions: Tensor, pieces: int) -> Tensor:
+    """Add the gradients of a batch, taken in `pieces` of equal size, and give its three losses."""
+    parts = []
+    for piece in zip(*(x.chunk(pieces) for x in (ids, weights, positions)), strict=True):
+        with torch.autocast(ids.device.type, torch.bfloat16, enabled=ids.is_cuda):
+            loss, means = loss_of(network, *piece)
+        (loss / pieces).backward()
+        parts.append(torch.stack(means))
+    return torch.stack(parts).mean(0)
 
 
 def plan(progress: Progress, args: argparse.Namespace) -> Callable[[int], tuple[int, int]]:
@@ -134,7 +173,9 @@ def train(
             block.compile(dynamic=False)
     log(f"{sum(p.numel() for p in network.parameters())} parameters on {device}, compiled: {args.compile}")
     reported = examined = time.monotonic()
+    trunk = [p for name, p in network.named_parameters() if not name.startswith("head.")]
     losses: dict[int, list[Tensor]] = {}
+    pieces = 1
     tokens = waited = 0.0
     progress.begin()
     while (share := progress.share) < 1:
@@ -146,46 +187,57 @@ def train(
         )
         for group in optimiser.param_groups:
             group["lr"] = args.rate * rate(share)
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            loss, spoken = loss_of(network, ids.long(), weights, positions)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        while True:
+            try:
+                parts = gradients(network, ids.long(), weights, positions, min(pieces, len(ids)))
+                break
+            except torch.OutOfMemoryError:
+                if pieces >= len(ids):
+                    raise
+                optimiser.zero_grad(set_to_none=True)
+                torch.cuda.empty_cache()
+                pieces *= 2
+                log(f"too little memory: batches in {pieces} pieces")
+        torch.nn.utils.clip_grad_norm_(trunk, 1.0)
+        torch.nn.utils.clip_grad_norm_(network.head.parameters(), 1.0)
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
-        losses.setdefault(length, []).append(spoken)
+        losses.setdefault(length, []).append(parts)
         tokens += weights.numel()
         progress.step += 1
         now = time.monotonic()
         if now - reported > _REPORT:
-            means = {n: round(torch.stack(some).mean().item(), 4) for n, some in sorted(losses.items())}
+            means = {n: [round(x, 4) for x in torch.stack(some).mean(0).tolist()] for n, some in sorted(losses.items())}
             speed = tokens / (time.monotonic() - reported)
             log(f"{share:5.1%} step {progress.step} loss {means} {speed:,.0f} tokens/s, waited {waited:.1f} s")
             losses, tokens, waited, reported = {}, 0.0, 0.0, time.monotonic()
         if now - examined > _EXAM:
             plain.load_state_dict(network.state_dict())
-            for size in (1024, 4096):
-                score = recall(plain, tokenizer, device, size, conversations=12, count=8, seed=args.seed)
-                log(f"recall at {score['tokens']}: {score['score']:.1%}; wrong: {score['wrong'][:2]}")
+            write_gguf(args.out / "builtin.gguf", plain, tokenizer)
+            for size, other in ((1024, False), (1024, True), (4096, False)):
+                score = recall(
+                    plain, tokenizer, device, size, conversations=8, count=8, seed=args.seed, paraphrased=other
+                )
+                log(f"{score['name']}: {score['score']:.1%}, {score['drafts']} drafts; wrong: {score['wrong'][:2]}")
             examined = time.monotonic()
     log(f"trained {progress.step} steps")
 
 
 def examine(network: Network, tokenizer: Tokenizer, device: torch.device, args: argparse.Namespace, log: Log) -> None:
     results = []
-    for tokens, conversations, count in ((1024, 64, 8), (4096, 40, 16), (16384, 16, 32), (65536, 3, 32)):
+    for tokens, conversations, count, paraphrased in _FINAL:
         if tokens > 4 * args.longest:
-            break
+            continue
         began = time.monotonic()
+        sizes: dict[str, Any] = {"conversations": conversations, "count": count, "paraphrased": paraphrased}
         try:
-            result = recall(
-                network, tokenizer, device, tokens, conversations=conversations, count=count, seed=args.seed + 1
-            )
+            result = recall(network, tokenizer, device, tokens, seed=args.seed + 1, **sizes)
         except torch.OutOfMemoryError as error:
             log(f"no examination at {tokens}: {error}")
-            break
+            continue
         results.append(result)
         spent = time.monotonic() - began
-        log(f"recall at {result['tokens']}: {result['score']:.2%} of {result['asked']} ({spent:.0f} s)")
+        log(f"{result['name']}: {result['score']:.2%} of {result['asked']}, {result['drafts']} drafts ({spent:.0f} s)")
         log(f"  {result['by_kind']}; wrong: {result['wrong']}")
         (args.out / "recall.json").write_text(json.dumps(results, indent=1))
 
@@ -193,6 +245,7 @@ def examine(network: Network, tokenizer: Tokenizer, device: torch.device, args: 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--start", type=Path, metavar="FILE", help="a GGUF file with the first weights")
     parser.add_argument("--seconds", type=float, default=400)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--seed", type=int, default=0)
@@ -213,12 +266,14 @@ def main() -> None:
     batches = Batches(tokenizer, args.seed, args.workers, plan(progress, args))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(args.seed)
-    network = Network(Sizes()).to(device)
+    network = Network(Sizes())
+    if args.start:
+        read_gguf(args.start, network, tokenizer)
+    network.to(device)
     train(network, tokenizer, device, batches, progress, args, log)
     batches.close()
     plain = Network(network.sizes).to(device)
     plain.load_state_dict(network.state_dict())
-    torch.save(plain.state_dict(), args.out / "network.pt")
     write_gguf(args.out / "builtin.gguf", plain, tokenizer)
     log("wrote builtin.gguf")
     examine(plain, tokenizer, device, args, log)

@@ -20,20 +20,20 @@ _NOT_HERE = ("draft-eagle3", "draft-dflash", "draft-dspark", "ngram-cache")
 
 
 def as_draft_types(text: str) -> tuple[str, ...]:
-    """Names of `DRAFT_TYPES`, separated by commas; ``none`` adds none."""
+    """Names of `DRAFT_TYPES`, separated by commas, or ``none`` alone."""
     names = words(text)
     for name in names:
         if name in _NOT_HERE:
             raise ValueError(f"{name} is for llama-server only; there are {', '.join(DRAFT_TYPES)}")
         if name not in (*DRAFT_TYPES, "none"):
             raise ValueError(f"unknown speculative type: {name}")
-    return () if "none" in names else names
+    return ("none",) if "none" in names else names
 
 
 @dataclass(frozen=True)
 class DraftSettings:
-    """``draft_types`` are of `DRAFT_TYPES`, as they were given; ``draft_path`` is the GGUF file of a draft model, or of
-    a head for the model that is not in its own file.
+    """``draft_types`` are of `DRAFT_TYPES`, as they were given, or "none"; the built-in model has one untold.
+    ``draft_path`` is the GGUF file of a draft model, or of a head for the model that is not in its own file.
 
     A draft model proposes ``n_draft`` tokens, fewer where it is less sure than ``draft_p_min`` of one, and then none at
     all if they are fewer than ``n_draft_min``. Layers, devices, placements and threads are those of ``draft_path``;
