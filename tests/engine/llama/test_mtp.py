@@ -448,3 +448,139 @@ def test_unlikely_drafts_are_not_made(model_path: Callable[[str], Path], p_min: 
         found.append(backend.draft([SequenceTokens(0, (4,), 50)], 3)[0])
         backend.unload()
     assert found[1] == found[0][:kept]
+
+
+class Walk:
+    """A sequence to which everything happens that can; ``tokens`` are what it holds."""
+
+    def __init__(self, backend: LlamaBackend, seed: int) -> None:
+        self.backend, self.random = backend, random.Random(seed)
+        self.tokens = [self.random.randrange(200) for _ in range(self.random.choice((1, 3, 40, 100)))]
+        prefill(backend, self.tokens)
+
+    def some(self, n: int) -> tuple[int, ...]:
+        return tuple(self.random.randrange(200) for _ in range(n))
+
+    def step(self) -> None:
+        self.random.choice((self.draft, self.draft, self.plain, self.batch, self.resume, self.waste, self.other))()
+        assert self.backend._n_held(0) == len(self.tokens)
+
+    def draft(self) -> None:
+        sure = self.some(self.random.choice((1, 1, 1, 2)))
+        made = self.backend.draft([SequenceTokens(0, sure, len(self.tokens))], 3)[0]
+        assert len(made) == 3
+        n_drafts = 4 - len(sure)
+        self.backend.decode([SequenceTokens(0, (*sure, *made[:n_drafts]), len(self.tokens), len(sure))])
+        self.tokens += (*sure, *made[: self.random.randrange(n_drafts + 1)])
+        self.backend.keep(0, len(self.tokens))
+
+    def plain(self) -> None:
+        for token in self.some(self.random.choice((1, 5, 20))):
+            self.backend.decode([SequenceTokens(0, (token,), len(self.tokens))])
+            self.tokens.append(token)
+
+    def batch(self) -> None:
+        new = self.some(self.random.choice((1, 2, 4, 5, 33, UBATCH)))
+        self.backend.evaluate(0, as_tokens(new), len(self.tokens), output=False)
+        self.tokens += new
+
+    def resume(self) -> None:
+        """Saved, and loaded in two parts; the first of them may still be there."""
+        n = len(self.tokens)
+        rows, draft_rows = self.backend.save_rows(0, 0, n), self.backend.save_draft_rows(0, 0, n)
+        state = self.backend.save_state(0, n)
+        self.backend.synchronize()
+        first = self.random.randrange(n)
+        if self.random.random() < 0.5 or first == 0:
+            self.backend.clear(0)
+            first = 0
+        else:
+            self.backend.rewind(0, first)
+        at = self.random.randrange(first, n + 1)
+        for begin, end in ((first, at), (at, n)):
+            if begin < end:
+                self.backend.load_rows(0, begin, [(rows, begin, end)])
+                self.backend.load_draft_rows(0, begin, [(draft_rows, begin, end)])
+        self.backend.load_state(0, n, state)
+
+    def waste(self) -> None:
+        """A draft whose tokens never come to be evaluated."""
+        self.backend.draft([SequenceTokens(0, self.some(1), len(self.tokens))], 2)
+
+    def other(self) -> None:
+        """Another sequence passes by."""
+        prefill(self.backend, list(self.some(self.random.choice((4, 70)))), 1)
+        self.backend.clear(1)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("shape", HYBRIDS)
+def test_rows_are_those_of_the_tokens_whatever_has_happened(
+    opened: Callable[..., LlamaBackend], shape: str, seed: int
+) -> None:
+    backend = opened(shape)
+    walk = Walk(backend, seed)
+    for _ in range(25):
+        if len(walk.tokens) > 1800:
+            break
+        walk.step()
+    n = len(walk.tokens)
+
+    def rows() -> NDArray[np.float32]:
+        block = backend.save_draft_rows(0, 0, n)
+        backend.synchronize()
+        assert block.size == backend.draft_rows_size(0, n)
+        return block[128:].view(np.float16).astype(np.float32)
+
+    found, state = rows(), backend.save_state(0, n).draft
+    drafted = backend.draft([SequenceTokens(0, (4,), n)], 3)[0]
+    backend.clear(0)
+    prefill(backend, walk.tokens)
+    cold = rows()
+    assert np.abs(cold).max() > 1.0
+    if "moe" in shape:  # what is nearly as likely another expert's is so in the model, too
+        assert np.mean(np.abs(found - cold) > 0.1) < 0.1
+        return
+    assert np.abs(found - cold).max() < 0.1
+    assert np.abs(state[64:].view(np.float32) - backend.save_state(0, n).draft[64:].view(np.float32)).max() < 0.1
+    assert backend.draft([SequenceTokens(0, (4,), n)], 3)[0][0] == drafted[0]
+
+
+def test_what_is_saved_means_the_same_with_and_without_a_head(opened: Callable[..., LlamaBackend]) -> None:
+    drafting, plain = opened(), opened(types=())
+    assert drafting.identity == plain.identity
+    assert (plain.draft_type, plain.draft_rows_size(0, 9), plain.n_rollback) == ("", 0, 0)
+    tokens = prompt(90)
+    for one, other in ((drafting, plain), (plain, drafting)):
+        prefill(one, tokens)
+        rows, draft_rows, state = one.save_rows(0, 0, 90), one.save_draft_rows(0, 0, 90), one.save_state(0, 90)
+        one.synchronize()
+        other.load_rows(0, 0, [(rows, 0, 90)])
+        other.load_draft_rows(0, 0, [(draft_rows, 0, 90)])
+        other.load_state(0, 90, state)
+        other.decode([SequenceTokens(0, (4,), 90)])
+        one.decode([SequenceTokens(0, (4,), 90)])
+        assert np.array_equal(one.logits(0), other.logits(0))
+        assert len(other.draft([SequenceTokens(0, (4,), 91)], 3)[0]) == (3 if other is drafting else 0)
+        one.clear(0)
+        other.clear(0)
+
+
+def test_rows_may_be_loaded_behind_a_draft_that_came_to_nothing(opened: Callable[..., LlamaBackend]) -> None:
+    backend = opened()
+    tokens = prompt(120)
+    prefill(backend, tokens)
+    rows, draft_rows, state = (
+        backend.save_rows(0, 0, 120),
+        backend.save_draft_rows(0, 0, 120),
+        backend.save_state(0, 120),
+    )
+    cold = backend.draft([SequenceTokens(0, (4,), 120)], 3)
+    backend.clear(0)
+    prefill(backend, tokens[:64])
+    backend.draft([SequenceTokens(0, (9,), 64)], 3)
+    backend.load_rows(0, 64, [(rows, 64, 120)])
+    backend.load_draft_rows(0, 64, [(draft_rows, 64, 120)])
+    backend.load_state(0, 120, state)
+    assert backend.save_draft_rows(0, 0, 120).size == draft_rows.size
+    assert backend.draft([SequenceTokens(0, (4,), 120)], 3) == cold
