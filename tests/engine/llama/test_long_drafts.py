@@ -241,3 +241,95 @@ def test_a_text_that_repeats_takes_fewer_steps(opened: Opened, kind: str) -> Non
     assert reply.error is None
     assert reply.text.startswith(line * 2)
     assert len(speculation.steps) < len(reply.tokens) / 4
+
+
+class Conversations:
+    """Two sequences that decode, go back, are saved and restored at random, and the tokens that they must hold."""
+
+    def __init__(self, backend: LlamaBackend, seed: int) -> None:
+        self.backend, self.rng = backend, np.random.default_rng(seed)
+        self.held: list[list[int]] = [[], []]
+        self.owed: list[list[int]] = [[], []]  # right, and to be evaluated again
+        self.saved: tuple[list[int], Any, Any] | None = None
+        self.n_resets = 0
+        for seq in range(2):
+            self.fill(seq)
+
+    def fill(self, seq: int) -> None:
+        self.backend.clear(seq)
+        self.held[seq] = self.rng.integers(3, 256, int(self.rng.integers(20, 100))).tolist()
+        self.backend.evaluate(seq, as_tokens(self.held[seq]), 0)
+        self.owed[seq] = []
+
+    def step(self) -> None:
+        match self.rng.choice(["decode", "decode", "decode", "save", "load", "fill"]):
+            case "decode":
+                self.decode(sorted(self.rng.choice(2, int(self.rng.integers(1, 3)), replace=False).tolist()))
+            case "save":
+                seq = int(self.rng.integers(2))
+                n = len(self.held[seq])
+                rows, state = self.backend.save_rows(seq, 0, n), self.backend.save_state(seq, n)
+                self.backend.synchronize()
+                self.saved = list(self.held[seq]), rows, state
+            case "load" if self.saved is not None:
+                seq, (held, rows, state) = int(self.rng.integers(2)), self.saved
+                self.backend.clear(seq)
+                self.backend.load_rows(seq, 0, [(rows, 0, len(held))])
+                self.backend.load_state(seq, len(held), state)
+                self.held[seq], self.owed[seq] = list(held), []
+            case _:
+                if self.rng.random() < 0.2:
+                    self.fill(int(self.rng.integers(2)))
+
+    def decode(self, seqs: list[int]) -> None:
+        items, rights = [], []
+        for seq in seqs:
+            sure = [*self.owed[seq], int(self.rng.integers(3, 256))]
+            n_drafts = 0 if self.owed[seq] else int(self.rng.choice([0, 1, 3, 4, 20, 31]))
+            drafts = self.rng.integers(3, 256, n_drafts).tolist()
+            items.append(SequenceTokens(seq, (*sure, *drafts), len(self.held[seq]), len(sure)))
+            rights.append(int(self.rng.integers(0, n_drafts + 1)))
+        widths = {len(item.tokens) for item in items}
+        self.backend.decode(items)
+        for item, right in zip(items, rights, strict=True):
+            if len(widths) > 1 and 0 < item.n_drafts <= self.backend.n_rollback:
+                right = item.n_drafts  # what the engine never asks for: planes of unequal widths
+            n = item.position + item.n_sure + right
+            kept = self.backend.keep(item.seq, n)
+            all_held = [*self.held[item.seq], *item.tokens][:n]
+            assert kept in (n, item.position)
+            self.n_resets += kept < n
+            self.held[item.seq], self.owed[item.seq] = all_held[:kept], all_held[kept:]
+
+    def check(self, other: LlamaBackend) -> None:
+        """``other`` evaluates from nothing what each sequence must hold; a wrong state would be far off."""
+        for seq in range(2):
+            probe = SequenceTokens(seq, (*self.owed[seq], 77), len(self.held[seq]), len(self.owed[seq]) + 1)
+            tokens = [*self.held[seq], *probe.tokens]
+            assert self.backend._n_held(seq) == len(self.held[seq])
+            self.backend.decode([probe])
+            ours = self.backend.logits(0)
+            self.held[seq], self.owed[seq] = tokens, []
+            other.clear(0)
+            for start in range(0, len(tokens), 100):
+                other.evaluate(0, as_tokens(tokens[start : start + 100]), start)
+            theirs = other.logits(0)
+            assert np.abs(ours - theirs).max() < 0.05 * np.abs(theirs).max()
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", ["hybrid", "planes", "planes-moe"])
+def test_whatever_happens_a_sequence_holds_what_it_should(
+    opened: Opened, model_path: Any, name: str, seed: int
+) -> None:
+    settings = ModelSettings(path=str(model_path(MODELS[name][0])), n_ctx=2048, n_ubatch=128, n_threads=1)
+    other = load(settings).backend
+    conversations = Conversations(opened(name), seed)
+    for i in range(60):
+        conversations.step()
+        if max(map(len, conversations.held)) > 700:
+            conversations.fill(int(np.argmax([len(held) for held in conversations.held])))
+        if i % 6 == 5:
+            conversations.check(other)
+    assert conversations.n_resets > 3
+    other.unload()
