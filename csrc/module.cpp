@@ -7,7 +7,6 @@ void register_kv_state(py::module_ & m);
 void register_host_buffer(py::module_ & m);
 void register_nextn(py::module_ & m);
 void register_pulse(py::module_ & m);
-void register_sample_best(py::module_ & m);
 
 PYBIND11_MODULE(_core, m) {
     m.attr("LLAMA_VERSION")    = PYCTL_LLAMA_VERSION;
@@ -17,5 +16,4 @@ PYBIND11_MODULE(_core, m) {
     register_kv_state(m);
     register_nextn(m);
     register_pulse(m);
-    register_sample_best(m);
 }

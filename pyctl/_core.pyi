@@ -196,7 +196,3 @@ class Pulse:
 
     @property
     def is_stopped(self) -> bool: ...
-
-def sample_best(chain: int, ctx: int, index: int, k: int) -> int:
-    """A token of output ``index`` of the context at address ``ctx``, chosen by the llama_sampler at ``chain``, which is
-    shown the ``k`` best alone, best first, and remembers it. -1 where no logit is a number: then it was not asked."""

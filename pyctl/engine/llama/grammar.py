@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 
 _ENTRY = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 
+_GROUP = 64
+"""Tokens of which only the largest logit is looked at when the most likely ones are searched."""
+
 
 class Candidates:
     """One entry per token that is left, at first all ``n_vocab``."""
@@ -44,8 +47,10 @@ class Candidates:
 
     @property
     def left(self) -> NDArray[Any]:
-        """The entries that are left, as (id, logit, p)."""
-        return self._entries[: self.array.size]
+        """The entries that are left, as (id, logit, p). A sampler that drops the first ones (XTC) moves the pointer."""
+        at = ctypes.cast(self.array.data, ctypes.c_void_p).value or 0
+        first = (at - self._entries.ctypes.data) // _ENTRY.itemsize
+        return self._entries[first : first + self.array.size]
 
     def fill(self, logits: Any) -> None:
         """Begin with all tokens; ``logits`` is a pointer to one float per token."""
@@ -53,6 +58,25 @@ class Candidates:
         self._entries["logit"] = np.ctypeslib.as_array(logits, self._ids.shape)
         self._entries["p"] = 0.0
         self.array.data, self.array.size, self.array.selected, self.array.sorted = self._data, self._ids.size, -1, False
+
+    def fill_best(self, logits: Any, n: int) -> None:
+        """Begin with the ``n`` most likely tokens and perhaps some more, by id; see `fill`.
+
+        Writing down every token costs more than all that is done with a few of them afterwards. The vocabulary is
+        dealt out to groups: the n-th largest of their maxima is exceeded or met by n tokens at least.
+        """
+        values = np.ctypeslib.as_array(logits, self._ids.shape)
+        n_groups = values.size // _GROUP
+        if n >= n_groups:
+            return self.fill(logits)
+        most = values[: n_groups * _GROUP].reshape(_GROUP, n_groups).max(axis=0)
+        bound = np.partition(most, n_groups - n)[n_groups - n]
+        ids = np.flatnonzero(values >= bound)
+        if ids.size < n:  # something is not a number
+            return self.fill(logits)
+        entries = self._entries[: ids.size]
+        entries["id"], entries["logit"], entries["p"] = ids, values[ids], 0.0
+        self.array.data, self.array.size, self.array.selected, self.array.sorted = self._data, ids.size, -1, False
 
     def keep_only(self, token: int) -> None:
         """Make every token but ``token`` impossible."""
@@ -69,8 +93,10 @@ class Candidates:
     def choose(self, chain: Any) -> int | None:
         """The token that ``chain`` selects; None if all that were left are impossible."""
         self.apply(chain)
-        chosen = self._entries[self.array.selected]
-        return int(chosen["id"]) if self.array.selected >= 0 and chosen["logit"] > -np.inf else None
+        if self.array.selected < 0:
+            return None
+        chosen = self.left[self.array.selected]
+        return int(chosen["id"]) if chosen["logit"] > -np.inf else None
 
     def top(self, token: int, n: int) -> tuple[tuple[int, float], ...]:
         """(id, probability) of ``token``, then of the ``n`` most likely ones that are left, without zeros."""

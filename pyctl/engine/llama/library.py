@@ -41,7 +41,6 @@ __all__ = [
     "open_library",
     "redirect_log",
     "reserve_pinned",
-    "sample_best",
 ]
 
 # -- libraries and extension -------------------------------------------------------------------------------------------
@@ -107,7 +106,6 @@ HostBuffer = _core.HostBuffer
 KVState = _core.KVState
 NextnHead = _core.NextnHead
 Pulse = _core.Pulse
-sample_best = _core.sample_best
 
 # -- what llama.cpp says -----------------------------------------------------------------------------------------------
 

@@ -9,20 +9,17 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from llama_cpp import llama_cpp as api
 
 from pyctl.engine.backend import TopTokens
 from pyctl.engine.llama.grammar import Candidates, Grammar, GrammarCompiler
-from pyctl.engine.llama.library import sample_best
 from pyctl.engine.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.engine.sampling import RANDOM_SEED, Sampling
 from pyctl.errors import RequestError
 from pyctl.prompt import Tokens
 
 __all__ = ["DrySamplers", "IndexedSampler", "LlamaSampler"]
-
-MOST_BEST = 1024
-"""With a larger top-k there is less to be gained by looking at the best tokens alone."""
 
 MIROSTAT_M = 100
 """Tokens that mirostat 1 looks at to estimate the distribution; llama.cpp's own tools use the same."""
@@ -106,14 +103,13 @@ class LlamaSampler:
         self._grammar: Grammar | None = None
         self._candidates: Candidates | None = None
         self._asks_probs = sampling.post_sampling_probs
-        self._n_best = 0  # how many of an output's tokens the chain needs to see, 0 for all
-        self._addresses = _address(self._chain), _address(ctx)
+        self._n_best = 0  # of how many of the most likely tokens the chain chooses in any case; 0: unknown
         try:
             if sampling.grammar:
                 self._grammar = Grammar(self._vocab, sampling, compiler)
-            if self._grammar is not None or self._asks_probs:
-                self._candidates = Candidates(self._n_vocab)
             self._build(sampling, end_tokens)
+            if self._grammar is not None or self._asks_probs or self._n_best > 1:
+                self._candidates = Candidates(self._n_vocab)
         except BaseException:
             self.close()
             raise
@@ -129,19 +125,30 @@ class LlamaSampler:
         takes longer than everything else here (common/sampling.cpp does the same). If it allows none, the reply ends.
         """
         grammar, candidates = self._grammar, self._candidates
-        if candidates is None or not (self._asks_probs or (grammar is not None and not grammar.is_asleep)):
-            sampled = sample_best(*self._addresses, index, self._n_best) if self._n_best else -1
-            if sampled < 0:
-                sampled = int(api.llama_sampler_sample(self._chain, self._ctx, index))
+        is_bound = grammar is not None and not grammar.is_asleep
+        if not (is_bound or self._asks_probs or self._n_best):
+            sampled = int(api.llama_sampler_sample(self._chain, self._ctx, index))
             if grammar is not None:
                 grammar.accept(sampled)
             return sampled
-        candidates.fill(api.llama_get_logits_ith(self._ctx, index))
-        token = candidates.choose(self._chain)
-        if grammar is not None and (token is None or not grammar.allows(token)):
-            candidates.fill(api.llama_get_logits_ith(self._ctx, index))
-            grammar.restrict(candidates)
+        logits = api.llama_get_logits_ith(self._ctx, index)
+        token: int | None
+        if self._n_best == 1:
+            token = int(np.ctypeslib.as_array(logits, (self._n_vocab,)).argmax())
+        else:
+            assert candidates is not None
+            if self._n_best:
+                candidates.fill_best(logits, self._n_best)
+            else:
+                candidates.fill(logits)
             token = candidates.choose(self._chain)
+        if is_bound:
+            assert grammar is not None
+            assert candidates is not None
+            if token is None or not grammar.allows(token):
+                candidates.fill(logits)
+                grammar.restrict(candidates)
+                token = candidates.choose(self._chain)
         if token is None:
             return self._eos
         self._accept(token)
@@ -179,6 +186,8 @@ class LlamaSampler:
             bias.update(dict.fromkeys(end_tokens, float("-inf")))
         if any(not 0 <= token < self._n_vocab for token in bias):
             raise RequestError(f"logit_bias names a token outside [0, {self._n_vocab})")
+        if not (bias or sampling.mirostat or sampling.post_sampling_probs):
+            self._n_best = _n_best(sampling)
         if bias:
             entries = (api.llama_logit_bias * len(bias))(*(api.llama_logit_bias(*item) for item in bias.items()))
             self._add(api.llama_sampler_init_logit_bias(self._n_vocab, len(bias), entries))
@@ -186,8 +195,6 @@ class LlamaSampler:
             self._add(api.llama_sampler_init_temp(sampling.temperature))
             self._add(self._mirostat(sampling))
             return
-        if not bias:
-            self._n_best = _n_best(sampling)
         links = self._links(sampling)
         # Without a temperature, the most likely token is chosen right away, unless somebody asks how likely it is.
         greedy = sampling.temperature <= 0.0 and "temperature" in sampling.samplers and not sampling.post_sampling_probs
@@ -271,27 +278,33 @@ class IndexedSampler:
         self._sampler.close()
 
 
-def _address(pointer: Any) -> int:
-    return ctypes.cast(pointer, ctypes.c_void_p).value or 0
-
-
 def _n_best(s: Sampling) -> int:
-    """How many of the best tokens are all that a chain looks at which begins with top-k; 0 for any other."""
+    """How many of the most likely tokens are enough to choose one of, 0 for an unknown number.
+
+    Without a temperature it is the first, which none of the links that cut loses. With top-k at the head of the chain
+    it is k, and as many more as penalties before it may push down.
+    """
+    penalised = s.repeat_last_n if "penalties" in s.samplers and _penalises(s) else 0
+    only_lowers = s.repeat_penalty >= 1.0 and s.frequency_penalty >= 0.0 and s.presence_penalty >= 0.0
+    if penalised < 0 or (penalised and not only_lowers) or ("dry" in s.samplers and s.dry_multiplier != 0.0):
+        return 0
+    changes = {
+        "typ_p": s.typical_p < 1.0,
+        "xtc": s.xtc_probability > 0.0,
+        "infill": True,
+        "top_n_sigma": s.top_n_sigma > 0.0,
+        "top_p": s.top_p < 1.0,
+        "min_p": s.min_p > 0.0,
+        "temperature": True,
+        "adaptive_p": True,
+    }
+    is_greedy = s.temperature <= 0.0 and "temperature" in s.samplers and not penalised
+    if is_greedy and not any(changes[name] for name in ("typ_p", "xtc", "infill") if name in s.samplers):
+        return 1
     for name in s.samplers:
         if name == "top_k" and s.top_k > 0:
-            return s.top_k if s.top_k <= MOST_BEST else 0
-        passes = {
-            "penalties": not _penalises(s),
-            "dry": s.dry_multiplier == 0.0,
-            "top_n_sigma": s.top_n_sigma <= 0.0,
-            "top_k": s.top_k <= 0,
-            "typ_p": s.typical_p >= 1.0,
-            "top_p": s.top_p >= 1.0,
-            "min_p": s.min_p <= 0.0,
-            "xtc": s.xtc_probability <= 0.0,
-            "adaptive_p": True,
-        }
-        if not passes.get(name, False):
+            return s.top_k + penalised
+        if changes.get(name, False):
             return 0
     return 0
 
