@@ -73,6 +73,13 @@ class Server(ServerProcess):
         with self._response("GET", path, None) as response:
             return json.loads(response.read())
 
+    def drafts(self) -> int:
+        """How many drafts were verified so far, of all replies that have ended; needs --metrics."""
+        name = "llamacpp:spec_decode_num_drafts_total "
+        with self._response("GET", "/metrics", None) as response:
+            lines = response.read().decode().splitlines()
+        return next((int(float(line.removeprefix(name))) for line in lines if line.startswith(name)), 0)
+
     def post(self, path: str, body: Any) -> Any:
         """OSError if the server refuses."""
         with self._response("POST", path, body) as response:

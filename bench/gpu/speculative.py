@@ -7,9 +7,10 @@
 Parts, the most telling first: lengths (n_max 3, drafts accepted by chance with a given mean length, and no drafts; two
 of these also say how fast a prompt is evaluated), company (-np 4), defaults (no flag but the model and the type, no
 cache directory), restart (accepted share of one reply before and after, real drafts), widths (n_max 1 to 6, everything
-accepted, a short prompt). Chance makes lengths differ: speeds are for the length that was asked for in each step that
-had a draft. Servers are loaded and warmed several at a time, as the device's memory allows, and measured one after the
-other while the others are idle. Findings go to gpu-speculative-<shape>.json and .md at once.
+accepted, a short prompt). Chance makes lengths differ: speeds are for what chance yields on average from drafts as long
+as each server makes them, which may be shorter than n_max, or none, where that is faster. Servers are loaded and warmed
+several at a time, as the device's memory allows, and measured one after the other while the others are idle. Findings
+go to gpu-speculative-<shape>.json and .md at once.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ COMPANY = 4
 SHORT = 2048
 """Tokens of a prompt where its length is not the point."""
 
-N_WARM = 16
+N_WARM, N_QUIET = 16, 64
+"""Tokens generated before anything counts: while other servers load, and then alone, so that costs can be learnt."""
 
 BESIDE_MIB = 4500
 """What a server may take on the device beside its weights."""
@@ -135,7 +137,7 @@ class Run:
 
     def flags(self, case: Case) -> list[str]:
         """What both servers get."""
-        own = ["-m", str(self.model), *case.drafting, *self.options.flags]
+        own = ["-m", str(self.model), "--metrics", *case.drafting, *self.options.flags]
         if case.part == "defaults":
             return own
         n_ctx = case.n_seqs * (self.prompt(case) + self.options.n_predict + 1024)
@@ -175,16 +177,14 @@ class Subject:
         self.failed = ""
         n = run.prompt(case)
         self.prompts = [words(f"{run.shape} {case.name} {i}", n) for i in range(case.n_seqs)]
+        self._warm = [words("warm", 1200)] if case.cold else self.prompts
 
     def prepare(self) -> None:
         """Load it, and let it do once what will be measured; others may do so at the same time."""
         try:
             self.server.start()
-            if self.case.cold:
-                self.server.complete(words("warm", 1200), N_WARM)
-            else:
-                for prompt in self.prompts:
-                    self.server.complete(prompt, N_WARM)
+            for prompt in self._warm:
+                self.server.complete(prompt, N_WARM)
         except (OSError, HTTPException, ValueError) as error:
             self.failed = str(error)[-600:]
 
@@ -194,8 +194,12 @@ class Subject:
         try:
             if self.failed:
                 raise OSError(self.failed)
-            replies = self._together(n) if case.n_seqs > 1 else [self.server.complete(self.prompts[0], n)]
+            if case.n_max:
+                self._together(self._warm, N_QUIET)
+            n_drafts = self.server.drafts()
+            replies = self._together(self.prompts, n)
             fields: Record = {"rate": window_rate(replies), **counts(replies)}
+            fields["drafts"] = self.server.drafts() - n_drafts
             if case.cold:
                 timings = replies[0].timings
                 fields["prefill"] = timings["prompt_n"] / replies[0].first_ms * 1e3
@@ -216,9 +220,9 @@ class Subject:
         finally:
             self.server.kill()
 
-    def _together(self, n: int) -> list[Completion]:
-        with ThreadPoolExecutor(len(self.prompts)) as pool:
-            return list(pool.map(lambda prompt: self.server.complete(prompt, n), self.prompts))
+    def _together(self, prompts: Sequence[str], n: int) -> list[Completion]:
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            return list(pool.map(lambda prompt: self.server.complete(prompt, n), prompts))
 
 
 def window_rate(replies: Sequence[Completion]) -> float:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.gpu.report import OURS, PEER, median_of, ratio, table_lines
+from pyctl.engine.draft.draft_settings import SyntheticSettings
+from pyctl.engine.draft.synthetic import acceptance_rates
 
 __all__ = ["WITHOUT", "aims", "document"]
 
@@ -14,7 +16,7 @@ Record = dict[str, Any]
 WITHOUT = "without drafts"
 
 NOT_DONE = ("failed", "skipped")
-COLUMNS = ("length", "step ms", "steps with drafts")
+COLUMNS = ("length", "step ms", "steps with drafts", "tokens a draft")
 
 FASTER, TOGETHER, PREFILL, VRAM_MIB = 1.15, 1.05, 0.97, 200.0
 """Aims: against llama-server at length 2 and above, in company, of a prompt's speed without a head, and beyond it."""
@@ -26,13 +28,15 @@ def length(record: Record) -> float:
 
 
 def at_wanted(record: Record) -> float:
-    """Tokens per second if each step with a draft had yielded the length that was asked for: chance makes it another
-    one. Steps without a draft stay what they were."""
-    if not record["wanted"]:
+    """Tokens per second if drafts as long as these had yielded what chance yields on average: it was more or less."""
+    if not record["wanted"] or not record["drafts"]:
         return float(record["rate"])
-    drafts = record["drafted"] / record["n_max"]
-    expected = record["steps"] + drafts * (record["wanted"] - 1)
-    return float(record["rate"] * expected / (record["steps"] + record["accepted"]))
+    rates = acceptance_rates(SyntheticSettings(synth_length=record["wanted"]), record["n_max"])
+    mean = min(record["drafted"] / record["drafts"], record["n_max"])
+    whole = int(mean)
+    expected = sum(rates[:whole]) + (mean - whole) * sum(rates[whole : whole + 1])
+    n_tokens = record["steps"] + record["accepted"]
+    return float(record["rate"] * (record["steps"] + record["drafts"] * expected) / n_tokens)
 
 
 def speed_rows(records: Sequence[Record]) -> list[list[str]]:
@@ -45,9 +49,10 @@ def speed_rows(records: Sequence[Record]) -> list[list[str]]:
         found = ratio(rates.get(OURS), rates.get(PEER))
         cells.append("" if found is None else f"{found:.2f}")
         steps = {s: 1e3 * length(r) * r["n_seqs"] / r["rate"] for s, r in both.items()}
-        drafts = {s: r["drafted"] / r["n_max"] / r["steps"] for s, r in both.items() if r["n_max"]}
+        drafts = {s: r["drafts"] / r["steps"] for s, r in both.items() if r["n_max"]}
+        widths = {s: r["drafted"] / r["drafts"] for s, r in both.items() if r["drafts"]}
         lengths = {s: length(r) for s, r in both.items()}
-        for values, form in ((lengths, "{:.2f}"), (steps, "{:.2f}"), (drafts, "{:.0%}")):
+        for values, form in ((lengths, "{:.2f}"), (steps, "{:.2f}"), (drafts, "{:.0%}"), (widths, "{:.1f}")):
             cells += [form.format(values[s]) if s in values else "" for s in (OURS, PEER)]
         rows.append(cells)
     return rows

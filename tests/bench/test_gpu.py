@@ -239,7 +239,7 @@ def completion(arrivals: list[tuple[float, int]], drafted: int = 0, accepted: in
 
 def speed(server: str, rate: float, *, wanted: float = 2.0, accepted: int = 50, **more: Any) -> dict[str, Any]:
     """50 steps with drafts of 3."""
-    counts = {"steps": 50, "drafted": 150, "accepted": accepted}
+    counts = {"steps": 50, "drafts": 50, "drafted": 150, "accepted": accepted}
     record = {"part": "lengths", "kind": "speed", "case": f"length {wanted:g}", "n_max": 3, "n_seqs": 1}
     memory = {"vram_mib": 20_000.0, "resident_mib": 900.0}
     return {**record, "server": server, "rate": rate, "wanted": wanted, **counts, **memory, **more}
@@ -267,7 +267,7 @@ def test_speeds_are_compared_at_the_length_that_was_asked_for() -> None:
     lucky, unlucky = speed("pyctl", 150.0, accepted=100), speed("llama-server", 80.0, accepted=30)
     table = {what: (found, reached) for what, _, found, reached in aims([lucky, unlucky])}
     assert table["length 2: against llama-server"] == ("1.00x", False)
-    assert "| length 2 | 100.0 | 100.0 | 1.00 | 3.00 | 1.60 | 20.00 | 20.00 | 100% | 100% |" in document(
+    assert "| length 2 | 100.0 | 100.0 | 1.00 | 3.00 | 1.60 | 20.00 | 20.00 | 100% | 100% | 3.0 | 3.0 |" in document(
         {"shape": "tiny", "machine": {}, "records": [lucky, unlucky]}
     )
     table = {what: (found, reached) for what, _, found, reached in aims([speed("pyctl", 116.0), unlucky])}
@@ -277,14 +277,23 @@ def test_speeds_are_compared_at_the_length_that_was_asked_for() -> None:
 def test_steps_without_a_draft_are_no_bad_luck() -> None:
     from bench.gpu.speculative_report import at_wanted
 
-    paused = speed("pyctl", 90.0, wanted=3.0, steps=50, drafted=75, accepted=50)
-    assert at_wanted(paused) == 90.0, "every second step has a draft, and two tokens of each are right"
+    paused = speed("pyctl", 90.0, wanted=3.0, drafts=25, drafted=75, accepted=50)
+    assert at_wanted(paused) == pytest.approx(90.0), "every second step has a draft, and two tokens of each are right"
+
+
+def test_shorter_drafts_yield_less_than_was_asked_for() -> None:
+    from bench.gpu.speculative_report import at_wanted
+
+    all_right = speed("pyctl", 90.0, wanted=4.0, drafted=50, accepted=50)
+    assert at_wanted(all_right) == pytest.approx(90.0), "of one token each, all of them right"
+    short = speed("pyctl", 90.0, wanted=2.0, drafted=100, accepted=50)
+    assert at_wanted(short) < 90.0, "of two tokens each, which are right less than once on average"
 
 
 def test_aims_of_memory_prompts_company_and_restarts() -> None:
     from bench.gpu.speculative_report import WITHOUT, aims
 
-    bare = {"case": WITHOUT, "n_max": 0, "wanted": 0.0, "drafted": 0, "accepted": 0}
+    bare = {"case": WITHOUT, "n_max": 0, "wanted": 0.0, "drafts": 0, "drafted": 0, "accepted": 0}
     together = {"case": "together", "n_seqs": 4}
     restarts = [{"part": "restart", "kind": "restart", "server": "pyctl", "drafted": 100} for _ in range(2)]
     restarts[0] |= {"way": "before", "accepted": 40}
