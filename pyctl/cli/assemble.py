@@ -128,7 +128,7 @@ def _speculation(settings: CommandSettings, loaded: Loaded, remembered: CacheDra
     backend, drafts = loaded.backend, settings.drafts
     ngrams = ngram_sources(drafts.ordered_types, settings.ngrams)
     sources: list[DraftSource] = [*ngrams, remembered] if remembered is not None else [*ngrams]
-    model = ModelDrafts(backend, drafts.n_draft) if backend.draft_type else None
+    model = ModelDrafts(backend, drafts.n_draft, drafts.n_draft_min) if backend.draft_type else None
     lengths = [source.most for source in ngrams]
     lengths += [remembered.most] if remembered is not None else []
     lengths += [model.n_max] if model is not None else []

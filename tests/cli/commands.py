@@ -18,7 +18,7 @@ import pytest
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.cli import assemble, chat_command, main, serve_command
 from pyctl.engine.admin import EngineAdmin
-from pyctl.engine.draft.draft_settings import DraftSettings
+from pyctl.engine.draft.draft_settings import MODEL_TYPES, DraftSettings
 from pyctl.engine.fake import FakeBackend
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.llama.params import ModelParams, context_params
@@ -116,7 +116,9 @@ def look(monkeypatch: pytest.MonkeyPatch, argv: list[str], at: Callable[[Seen], 
         seen.model, seen.drafts, seen.keep_vocabulary = settings, given[2], keep_vocabulary
         info = replace(INFO, chat_template=TEMPLATE, n_vocab=300, pooling="mean" if settings.embeddings else "")
         tokenizer = ByteTokenizer(TOKENIZER_SPECIALS, eos="<|im_end|>")
-        return SimpleNamespace(backend=FakeBackend(), tokenizer=tokenizer, info=info)
+        by_model = [name for name in seen.drafts.ordered_types if name in MODEL_TYPES]
+        backend = FakeBackend(draft_type=by_model[0] if by_model else "")
+        return SimpleNamespace(backend=backend, tokenizer=tokenizer, info=info)
 
     def submit(_: Worker, request: Request) -> RequestHandle:
         seen.requests.append(request)
@@ -163,7 +165,7 @@ def look(monkeypatch: pytest.MonkeyPatch, argv: list[str], at: Callable[[Seen], 
 
     with monkeypatch.context() as patch:
         patch.setenv("GOMP_SPINCOUNT", "")  # what the command sets is gone afterwards
-        for name in ("RamCache", "DiskStore", "DiskTier", "Replay", "Speculation", "Engine", "Worker"):
+        for name in ("RamCache", "DiskStore", "DiskTier", "Replay", "ModelDrafts", "Speculation", "Engine", "Worker"):
             recorded(patch, name)
         patch.setattr(assemble, "load", load)
         patch.setattr(assemble, "gc", SimpleNamespace(collect=lambda: None, freeze=lambda: None))

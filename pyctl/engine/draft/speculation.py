@@ -48,11 +48,14 @@ class Acceptance(Protocol):
 
 
 class ModelDrafts:
-    """A source: what the draft model of ``evaluator`` expects, up to ``n_max`` tokens or as many as somebody wants."""
+    """A source: what the draft model of ``evaluator`` expects, up to ``n_max`` tokens or as many as somebody wants.
 
-    def __init__(self, evaluator: Evaluator, n_max: int) -> None:
+    Where it ends sooner, so that there are fewer than ``n_min``, they are none.
+    """
+
+    def __init__(self, evaluator: Evaluator, n_max: int, n_min: int = 0) -> None:
         self.name = evaluator.draft_type
-        self.n_max = n_max
+        self.n_max, self._n_min = n_max, n_min
         self._evaluator = evaluator
 
     def begin(self, key: int, prompt: Tokens) -> None:
@@ -60,7 +63,9 @@ class ModelDrafts:
 
     def propose(self, jobs: Sequence[DraftJob], n: int = 0) -> list[tuple[int, ...]]:
         items = [SequenceTokens(job.seq.id, job.sure, job.seq.n, len(job.sure)) for job in jobs]
-        return self._evaluator.draft(items, n or self.n_max)
+        n = n or self.n_max
+        least = self._n_min if self._n_min > self.n_max else min(self._n_min, n)
+        return [draft if len(draft) >= least else () for draft in self._evaluator.draft(items, n)]
 
     def learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
         pass

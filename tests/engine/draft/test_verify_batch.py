@@ -248,3 +248,16 @@ def test_a_model_is_asked_for_as_many_as_pay() -> None:
     assert widths(batches_of(backend, [waiting(key, 10) for key in (0, 3, 2)], speculation)) == [[4, 4, 4]]
     assert widths(batches_of(backend, [waiting(0, 10)], speculation)) == [[1]]
     assert asked == [1, 3]
+
+
+@pytest.mark.parametrize(("n_min", "expected"), [(0, [0, 1, 2, 3]), (2, [0, 0, 2, 3]), (4, [0, 0, 0, 0])])
+def test_drafts_of_a_model_that_are_too_short_are_none(n_min: int, expected: list[int]) -> None:
+    class Unsure(FakeBackend):
+        def draft(self, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
+            return [(7,) * min(item.seq, n) for item in items]
+
+    jobs = [DraftJob(key, LiveSequence(key, 4096), (5,), 3) for key in range(4)]
+    source = ModelDrafts(Unsure(draft_type="draft-mtp"), 3, n_min)
+    assert [len(draft) for draft in source.propose(jobs)] == expected
+    if n_min <= 3:
+        assert [len(draft) for draft in source.propose(jobs, 1)] == [0, 1, 1, 1], "no more were wanted"

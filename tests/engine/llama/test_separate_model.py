@@ -221,7 +221,8 @@ def test_a_restored_sequence_drafts_as_before(
         model.load_state(seq, len(text), state)
         assert guess(model, text, 82, seq=seq) == expected
     other = opened(n_seqs=1)
-    other.load_rows(0, 0, [(before, 0, middle), (rows, middle, len(text))])
+    other.load_rows(0, 0, [(before, 0, middle)])
+    other.load_rows(0, middle, [(rows, middle, len(text))])
     other.load_state(0, len(text), state)
     assert saved(other, len(text))[0].size > 0
     assert guess(other, text, 82) == expected

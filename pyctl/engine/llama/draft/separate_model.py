@@ -186,7 +186,8 @@ class SeparateModel:
         """Evaluate what is owed, by the batches that it came in; what fails is lost."""
         self._confirm(seq)
         at = self._seqs[seq]
-        end, parts = at.end, [part for tokens in at.owed for part in _parts(tokens, self._n_batch)]
+        end, n = at.end, self._n_batch
+        parts = [tokens[first : first + n] for tokens in at.owed for first in range(0, len(tokens), n)]
         at.owed = []
         for part in parts:
             code = self._decode(self._put(0, seq, part, at.held, output=False))
@@ -331,7 +332,8 @@ class SeparateModel:
         last = spans[-1][2] if spans else first
         self.keep(seq, first)
         if at.end == first and all(is_signed(block, self._signature) for block, _, _ in spans):
-            self._pay(seq)
+            if at.owed:  # else a stale state may well stay so: the rows after a hybrid's come before its state
+                self._pay(seq)
             if at.ahead:
                 self._cut(seq, first)
             with suppress(ValueError, RuntimeError):
@@ -394,7 +396,3 @@ class SeparateModel:
         for seq, sampler in enumerate(self._samplers):
             api.llama_set_sampler(self._ctx, seq, None)
             api.llama_sampler_free(sampler)
-
-
-def _parts(tokens: list[int], size: int) -> list[list[int]]:
-    return [tokens[first : first + size] for first in range(0, len(tokens), size)]
