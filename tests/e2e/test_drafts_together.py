@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -121,3 +122,34 @@ def test_clients_side_by_side_get_what_they_asked_for(
     assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
     assert not re.search(r"Traceback|internal error|no drafts of", server.log()), server.log()
     assert server.stop() == 0
+
+
+def test_a_model_that_was_freed_meanwhile_drafts_as_before(start: Callable[..., Server]) -> None:
+    server = start("tiny-hybrid-nextn", "--spec-type", "draft-mtp", "--exact", "--sleep-idle-seconds", "1")
+    first = ask(server, TEXT * 12)
+    deadline = time.monotonic() + 30
+    while "the model is freed" not in server.log():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    again = ask(server, TEXT * 12)
+    assert again["timings"]["cache_n"] > 0
+    assert again["tokens"] == first["tokens"]
+    assert drafts_of(again) == drafts_of(first)
+    assert drafts_of(again)[1] > 0
+
+
+@pytest.mark.parametrize("small", ["tiny-dense", "tiny-hybrid"])
+def test_a_small_model_drafts_beside_the_others(
+    start: Callable[..., Server], model_path: Callable[[str], Path], small: str
+) -> None:
+    """For four at once, with too few cells for all."""
+    flags = ["--spec-type", "ngram-simple,cache,draft-simple", "-md", str(model_path(small)), "--exact", "-np", "4"]
+    server = start("tiny-hybrid", *flags, "-c", "2048")
+    alone = ask(server, TEXT * 8, 150, cache_prompt=False)
+    with ThreadPoolExecutor(8) as pool:
+        replies = list(pool.map(lambda i: ask(server, TEXT * (3 + i % 5) + str(i % 3), 250), range(16)))
+    assert all(len(reply["tokens"]) == 250 for reply in replies)
+    again = ask(server, TEXT * 8, 150, cache_prompt=False)
+    assert again["tokens"] == alone["tokens"]
+    assert all(drafts_of(reply)[0] > 0 for reply in replies)
+    assert not re.search(r"Traceback|internal error|no drafts of", server.log()), server.log()
