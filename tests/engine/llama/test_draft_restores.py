@@ -128,6 +128,31 @@ def put_away(backend: Backend, directory: Path) -> tuple[list[Turn], tuple[bytes
     return found, at_end
 
 
+@pytest.mark.parametrize(
+    ("name", "draft"),
+    [("tiny-hybrid", "tiny-draft"), ("tiny-hybrid", "tiny-hybrid-draft"), ("tiny-dense", "tiny-draft")],
+)
+def test_a_draft_model_of_its_own_drafts_what_it_drafts_cold(
+    open_drafting: Opener, model_path: Callable[[str], Path], tmp_path: Path, name: str, draft: str
+) -> None:
+    backend = open_drafting(name, DraftSettings(draft_types=("draft-simple",), draft_path=str(model_path(draft))))
+    prompts = conversation()
+    expected = [cold(backend, prompt, tmp_path) for prompt in prompts]
+    assert all(len(turn.drafts) > 5 for turn in expected)
+    for way, happens in WAYS.items():
+        server = DraftServer(backend, tmp_path / way, OTHER)
+        for turn, prompt in enumerate(prompts):
+            if turn:
+                happens(server)
+            assert server.ask(prompt, 40) == expected[turn], way
+            if turn:
+                assert server.restored == {"disk": "disk"}.get(way, server.restored) != "none"
+            rows = kept(server)[0]
+            n = server.engine.sequences[0].n
+            assert len(rows) == backend.draft_rows_size(0, n), f"{way}: it has followed from the first token on"
+        server.close()
+
+
 @pytest.mark.parametrize("what", ["rows", "state"])
 def test_what_is_not_restored_shows_in_the_drafts(
     open_drafting: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
