@@ -79,7 +79,7 @@ class DraftServer:
         reply = ask(self.engine, prompt, n, sampling=ENDLESS)
         assert reply.error is None
         assert reply.done is not None
-        self.restored = reply.done.stats.source
+        self.restored, self.n_cached = reply.done.stats.source, reply.done.stats.n_cached
         check_invariants(self.engine.snapshotter.cache)
         return Turn(reply.tokens, self.source.drafts[max(self.source.drafts)] if self.source.drafts else {})
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -237,19 +237,35 @@ class MtpHead:
 
     def load_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
         at = self._seqs[seq]
-        last = spans[-1][2] if spans else first
         if at.n_owed > 0:
             self._pay(seq)
             at = self._seqs[seq]
         if at.last > first:
             self._cut(seq, first)
-        if at.end == at.last == first and all(is_signed(block, self._signature) for block, _, _ in spans):
-            with suppress(ValueError, RuntimeError):
-                self._memory.load_rows(seq, first, [(block[SIGNATURE_BYTES:], a, b) for block, a, b in spans])
-                at.last = at.end = last
-                at.tokens, at.hidden, at.is_known = [], self._none, last == 0
-                return
-        self._lose(seq, last)
+        n_own = sum(1 for _ in takewhile(lambda span: is_signed(span[0], self._signature), reversed(spans)))
+        own, last = spans[len(spans) - n_own :], spans[-1][2] if spans else first
+        if not (at.end == at.last == first and n_own == len(spans)):  # what comes before those is not known
+            self._lose(seq, own[0][1] if own else last)
+        if own and not self._append(seq, own):
+            self._lose(seq, last)
+        at = self._seqs[seq]
+        at.tokens, at.hidden, at.is_known = [], self._none, last == 0
+
+    def _append(self, seq: int, spans: Sequence[Span]) -> bool:
+        """Append rows of its own; False if something is wrong with them."""
+        at, blocks = self._seqs[seq], [(block[SIGNATURE_BYTES:], first, last) for block, first, last in spans]
+        # Rows can be appended to others alone, so where there are none before them there is one in between.
+        begins_late = at.first == at.last > 0
+        if begins_late and self._head.evaluate(seq, at.last - 1, [0], self._none) != 0:
+            return False
+        try:
+            self._memory.load_rows(seq, at.last, blocks)
+        except (ValueError, RuntimeError):
+            return False
+        if begins_late:
+            api.llama_memory_seq_rm(self._cells, seq, at.last - 1, at.last)
+        at.last = at.end = spans[-1][2]
+        return True
 
     def state_size(self, seq: int) -> int:
         return SIGNATURE_BYTES + self._none.nbytes

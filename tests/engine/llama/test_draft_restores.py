@@ -261,3 +261,33 @@ def test_blocks_of_another_head_are_not_used(open_drafting: Opener, tmp_path: Pa
     assert server.restored == "disk"
     assert found.tokens == expected.tokens
     assert found.drafts.keys()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_follows_a_prompt_from_before_the_head_is_remembered(
+    open_drafting: Opener, tmp_path: Path, name: str
+) -> None:
+    """Rows of the head begin where it was switched on; they come back as they were although none are before them."""
+    plain, backend = open_drafting(name, None), open_drafting(name)
+    prompts = conversation()
+    found = {}
+    for way, happens in WAYS.items():
+        server = DraftServer(plain, tmp_path / way, OTHER)
+        server.ask(prompts[0], 40)
+        server.close()
+        backend.clear(0)
+        server = DraftServer(backend, tmp_path / way, OTHER)
+        turns = [server.ask(prompts[1], 40)]
+        first = server.n_cached
+        assert (server.restored, first > 100) == ("disk", True)
+        happens(server)
+        turns.append(server.ask(prompts[2], 40))
+        assert server.n_cached > first + 50
+        n = server.engine.sequences[0].n
+        rows = backend.save_draft_rows(0, first, n)
+        backend.synchronize()
+        assert rows.size == backend.draft_rows_size(first, n)
+        assert not backend.save_draft_rows(0, first - 1, n).size
+        found[way] = turns, rows.tobytes()
+        server.close()
+    assert found["ram"] == found["sleep"] == found["disk"] == found["live"]
