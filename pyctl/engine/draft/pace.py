@@ -4,7 +4,8 @@ A verify batch costs more than a plain step, and wrong drafts give nothing back.
 expected to give the most tokens a second is taken, which may be no draft at all. And all that drafting loses is paid
 from an account, which never goes below zero if costs are what they were measured to be. It begins with GRANT, which is
 LOSS of the first GRANT / LOSS plain steps, and gets LOSS of each later one, and what drafts save, up to MOST_SAVED. So
-the time of all steps since the start is at most 1 + LOSS of what they would have taken without drafts.
+the time of all steps since the start is at most 1 + LOSS of what they would have taken without drafts; but for the
+first steps of each width, which load kernels once and are charged as if they had not.
 
 Everything is counted in plain steps: the time in which all requests that decode get one token each. No clock is read
 here and nothing is random: the same calls give the same answers.
@@ -13,10 +14,12 @@ here and nothing is random: the same calls give the same answers.
 from __future__ import annotations
 
 import bisect
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from pyctl.engine.draft.step_costs import Curve, StepCosts
 
 __all__ = ["Pace", "PacedDraft"]
 
@@ -38,13 +41,13 @@ REMEASURE = 256
 STALE = 64
 """A request that begins alone, with a context of its own, measures a plain step if the last one is so long ago."""
 
-OLD = 1024
-"""Measurements are forgotten after so many steps."""
-
 LEAST_GAIN = 1.02
 """Drafts that promise less than this, in speed, are not made."""
 
-FIRST_PAUSE, LONGEST_PAUSE = 4, 128
+CURIOSITY, HABIT = 1.05, 1.03
+"""What is said for a width that was never measured, and for staying with the last one: another needs another graph."""
+
+FIRST_PAUSE, LONGEST_PAUSE = 4, 64
 """Tokens of a request without drafts when they do not pay; doubled as long as they still do not."""
 
 TRIAL = 2
@@ -85,109 +88,37 @@ class _Acceptance:
             self.n_right[place] = self.n_right[place] * self._keep + right
             first = last
 
-    def shares(self, prior: Sequence[float] | None, weight: float) -> list[float]:
-        """For each range of positions; ``prior`` has the ``weight`` of so many drafts, or else the range before."""
+    def shares(self, n: int, prior: Sequence[float] | None, weight: float) -> list[float]:
+        """For the first ``n`` ranges of positions; ``prior``, or the range before, has the ``weight`` of so many."""
         shares: list[float] = []
-        for place, (tried, right) in enumerate(zip(self.n_tried, self.n_right, strict=True)):
+        for place, (tried, right) in enumerate(zip(self.n_tried[:n], self.n_right[:n], strict=True)):
             expected = prior[place] if prior is not None else (shares[-1] if shares else PRIOR)
             shares.append((right + weight * expected) / (tried + weight))
         return shares
 
 
-class _Samples:
-    """The last ``n`` measurements of one thing."""
-
-    def __init__(self, n: int = 9) -> None:
-        self._values: deque[tuple[int, float]] = deque(maxlen=n)
-
-    def add(self, step: int, value: float) -> None:
-        self._values.append((step, value))
-
-    def typical(self, step: int) -> float | None:
-        """The lower median, since what disturbs a measurement makes it longer; None if all are too old."""
-        while self._values and self._values[0][0] < step - OLD:
-            self._values.popleft()
-        values = sorted(value for _, value in self._values)
-        return values[(len(values) - 1) // 2] if values else None
-
-
-class _StepCosts:
-    """What steps for ``n_seqs`` requests take, by the number of tokens evaluated, in plain steps."""
-
-    def __init__(self, n_seqs: int) -> None:
-        self._n_seqs = n_seqs
-        self._plain = _Samples(3)
-        self._wider: defaultdict[int, _Samples] = defaultdict(_Samples)
-        self.plain_ms: float | None = None
-        self.n_plain = 0
-        self.measured = 0  # the step of the last plain one
-        self._widths: list[int] = [n_seqs]
-        self._costs: list[float] = [1.0]
-        self._known: dict[int, tuple[float, float]] = {}
-
-    def saw(self, step: int, n_tokens: int, ms: float) -> None:
-        if n_tokens <= self._n_seqs:
-            self._plain.add(step, ms)
-            self.n_plain += 1
-            self.measured = step
-            self.plain_ms = self._plain.typical(step)
-        elif self.plain_ms:
-            # As a ratio: both grow with the context.
-            self._wider[n_tokens].add(step, ms / self.plain_ms)
-        points = {self._n_seqs: 1.0}
-        most = 1.0
-        for width in sorted(self._wider):
-            cost = self._wider[width].typical(step)
-            if cost is None:
-                del self._wider[width]
-            else:
-                points[width] = most = max(cost, most)
-        widths, costs = list(points), list(points.values())
-        if widths != self._widths or costs != self._costs:
-            self._widths, self._costs = widths, costs
-            self._known.clear()
-
-    def of(self, n_tokens: int) -> tuple[float, float]:
-        """What is expected, and what it cannot exceed."""
-        if n_tokens not in self._known:
-            self._known[n_tokens] = self._expected(n_tokens), self._worst(n_tokens)
-        return self._known[n_tokens]
-
-    def _expected(self, n_tokens: int) -> float:
-        """Between two widths that were measured, or in line with the last two; a tenth for each token at first."""
-        widths, costs = self._widths, self._costs
-        at = bisect.bisect_left(widths, n_tokens)
-        if at == 0:
-            return 1.0
-        if at == len(widths):
-            if at == 1:
-                return costs[0] + (n_tokens - widths[0]) * 0.1 / self._n_seqs
-            at -= 1
-        slope = (costs[at] - costs[at - 1]) / (widths[at] - widths[at - 1])
-        return costs[at - 1] + slope * (n_tokens - widths[at - 1])
-
-    def _worst(self, n_tokens: int) -> float:
-        """Fewer tokens cost no more, and two halves no less than the whole."""
-        at = bisect.bisect_left(self._widths, n_tokens)
-        bounds = [-(-n_tokens // width) * cost for width, cost in zip(self._widths[:at], self._costs[:at], strict=True)]
-        return min(bounds + self._costs[at : at + 1], default=1.0)
-
-
 @dataclass
 class _Course:
-    """How drafts of one source fare in one request; ``waits`` tokens are left of a pause, ``trial`` follows one."""
+    """How drafts of one source fare in one request; ``waits`` tokens are left of a pause, ``trial`` follows one.
 
-    acceptance: _Acceptance = field(default_factory=lambda: _Acceptance(0.1))
+    ``last`` is how many it had."""
+
+    acceptance: _Acceptance = field(default_factory=lambda: _Acceptance(0.06))
     pause: int = FIRST_PAUSE
     waits: int = 0
     trial: bool = False
+    last: int = 0
 
 
 class _Option(NamedTuple):
-    """``n`` drafts: how much faster all would be, expected and if all are right, and the plain steps lost at worst."""
+    """``n`` drafts: how much faster all would be, expected and if all are right, and the plain steps lost at worst.
+
+    ``score`` is the gain with what else speaks for it.
+    """
 
     n: int
     gain: float
+    score: float
     hope: float
     risk: float
 
@@ -204,20 +135,18 @@ class Pace:
         self._fixed = fixed
         self._granted = GRANT  # what was given of it at first has to be earned before more is given
         self._step = 0
-        self._costs: dict[int, _StepCosts] = {}
-        self._proposing: defaultdict[str, _Samples] = defaultdict(_Samples)
-        self._known: defaultdict[str, _Acceptance] = defaultdict(lambda: _Acceptance(0.05))
+        self._costs: dict[int, StepCosts] = {}
+        self._proposing: defaultdict[str, Curve] = defaultdict(lambda: Curve(0, 0.0, 0.0))  # ms, by drafts
+        self._known: defaultdict[str, _Acceptance] = defaultdict(lambda: _Acceptance(0.02))
         self._courses: defaultdict[int, defaultdict[str, _Course]] = defaultdict(lambda: defaultdict(_Course))
         self._begun: dict[int, int] = {}  # the step at which a request was first asked for
         self._planned: dict[int, tuple[str, int, float]] = {}  # source, drafts and what they risk, by request
 
-    def most(
-        self, key: int, source: str, limit: int, n_seqs: int = 1, *, whole: bool = False, n_free: int | None = None
-    ) -> int:
+    def most(self, key: int, source: str, limit: int, n_seqs: int = 1, *, n_free: int | None = None) -> int:
         """How many drafts of ``source`` the request ``key`` should have in the next step, ``limit`` or fewer.
 
-        With ``whole`` it is all or nothing. ``n_seqs`` requests take part in the step. When one of more than ``n_free``
-        drafts is wrong, those before it have to be evaluated again. The last answer for a request is what counts.
+        ``n_seqs`` requests take part in the step. When one of more than ``n_free`` drafts is wrong, those before it
+        have to be evaluated again. The last answer for a request is what counts.
         """
         if self._fixed:
             return limit
@@ -234,10 +163,11 @@ class Pace:
         course = self._courses[key][source]
         if course.waits:
             return 0
-        lengths = [limit] if whole else [*(n for n in LENGTHS if n < limit), limit]
+        lengths = [*(n for n in LENGTHS if n < limit), limit]
         option = self._choose(source, course, costs, n_seqs, lengths, limit if n_free is None else n_free)
         if option is None:
             return 0
+        course.last = option.n
         self._planned[key] = source, option.n, option.risk
         return option.n
 
@@ -276,13 +206,13 @@ class Pace:
 
     # -- choosing ----------------------------------------------------------------------------------------------------
 
-    def _is_due(self, costs: _StepCosts, is_first: bool) -> bool:
+    def _is_due(self, costs: StepCosts, is_first: bool) -> bool:
         """Whether a plain step has to be measured now."""
         unknown = all(each.n_plain < N_FIRST for each in self._costs.values())
         return unknown or self._step - costs.measured >= (STALE if is_first else REMEASURE)
 
     def _choose(
-        self, source: str, course: _Course, costs: _StepCosts, n_seqs: int, lengths: Sequence[int], n_free: int
+        self, source: str, course: _Course, costs: StepCosts, n_seqs: int, lengths: Sequence[int], n_free: int
     ) -> _Option | None:
         options = self._options(source, course, costs, n_seqs, lengths, n_free)
         at_stake = sum(risk for _, _, risk in self._planned.values())
@@ -292,25 +222,25 @@ class Pace:
             course.trial = False
         elif course.trial and max(option.hope for option in options) > LEAST_GAIN:
             # After a pause a short draft has to be right first.
-            short = [option for option in allowed if option.n <= TRIAL] or allowed[:1]
-            return short[-1] if short else None
+            short = [option for option in allowed if option.n <= TRIAL]
+            return max(short, key=lambda option: option.score, default=None)
         elif best.gain <= LEAST_GAIN:
             self._wait(course)
             return None
-        if best not in allowed:
-            best = max(allowed, key=lambda option: option.gain, default=options[0])
+        best = max(allowed, key=lambda option: option.score, default=best)
         return best if best.gain > LEAST_GAIN and best in allowed else None
 
     def _wait(self, course: _Course) -> None:
         course.waits, course.pause, course.trial = course.pause, min(2 * course.pause, LONGEST_PAUSE), True
 
     def _options(
-        self, source: str, course: _Course, costs: _StepCosts, n_seqs: int, lengths: Sequence[int], n_free: int
+        self, source: str, course: _Course, costs: StepCosts, n_seqs: int, lengths: Sequence[int], n_free: int
     ) -> list[_Option]:
-        shares = course.acceptance.shares(self._known[source].shares(None, 1), 2)
-        proposing = (self._proposing[source].typical(self._step) or 0.0) / (costs.plain_ms or 1.0)
+        n_places = bisect.bisect_left(LENGTHS, lengths[-1]) + 1
+        shares = course.acceptance.shares(n_places, self._known[source].shares(n_places, None, 1), 2)
+        proposing, plain_ms = self._proposing[source], costs.plain_ms or 1.0
         width = n_seqs + sum(n for _, n, _ in self._planned.values())
-        before = costs.of(width)[0]
+        before = costs.wider.of(width)[0]
         options: list[_Option] = []
         n_right, all_right, at, place = 0.0, 1.0, 0, 0
         for n in lengths:
@@ -321,16 +251,21 @@ class Pace:
                 all_right *= more_right
                 at = last
                 place += place < len(LENGTHS) and at == LENGTHS[place]
-            expected, worst = costs.of(width + n)
-            more = max(expected - before, 0.0) + proposing
-            risk = max(worst - before, 0.0) + proposing
+            expected, worst = costs.wider.of(width + n)
+            to_propose = proposing.of(n)[0] / plain_ms
+            more = max(expected - before, 0.0) + to_propose
+            risk = max(worst - before, 0.0) + to_propose
             if n > n_free:
                 # The one before the draft and those that were right are evaluated again, in the next step.
                 again = round((n_right - n * all_right) / max(1 - all_right, 1e-9))
-                more += (1 - all_right) * max(costs.of(n_seqs + 1 + again)[0] - 1, 0.0)
-                risk += max(costs.of(n_seqs + 1)[1] - 1, costs.of(n_seqs + n)[1] - 1 - (n - 1) / n_seqs, 0.0)
+                more += (1 - all_right) * max(costs.wider.of(n_seqs + 1 + again)[0] - 1, 0.0)
+                risk += max(
+                    costs.wider.of(n_seqs + 1)[1] - 1, costs.wider.of(n_seqs + n)[1] - 1 - (n - 1) / n_seqs, 0.0
+                )
             cost = 1 + n_seqs * more
-            options.append(_Option(n, (1 + n_right) / cost, (1 + n) / cost, risk))
+            gain = (1 + n_right) / cost
+            score = gain * (HABIT if n == course.last else 1 if costs.wider.is_measured(width + n) else CURIOSITY)
+            options.append(_Option(n, gain, score, (1 + n) / cost, risk))
         return options
 
     # -- the account -------------------------------------------------------------------------------------------------
@@ -339,21 +274,23 @@ class Pace:
         self, drafts: Sequence[PacedDraft], n_tokens: int, decode_ms: float | None, proposing_ms: Mapping[str, float]
     ) -> None:
         n_seqs = len(drafts)
-        costs = self._costs.setdefault(n_seqs, _StepCosts(n_seqs))
+        costs = self._costs.setdefault(n_seqs, StepCosts(n_seqs))
+        proposing = 0.0
         for source, ms in proposing_ms.items():
-            n_asked = sum(planned[0] == source for planned in self._planned.values())
-            self._proposing[source].add(self._step, ms / max(n_asked, 1))
-        if decode_ms is not None:
-            costs.saw(self._step, n_tokens, decode_ms)
+            asked = [n for name, n, _ in self._planned.values() if name == source] or [1]
+            curve = self._proposing[source]
+            counts = curve.saw(self._step, max(asked), ms / len(asked))
+            proposing += ms if counts else min(curve.of(max(asked))[0] * len(asked), ms)
+        counts = decode_ms is not None and costs.saw(self._step, n_tokens, decode_ms)
         plain = costs.plain_ms
         if not plain:
             return
         gained = 1 + sum(draft.n_accepted for draft in drafts) / n_seqs
-        spent = sum(proposing_ms.values()) / plain
-        if n_tokens <= n_seqs:
-            spent += 1
-        else:
-            spent += decode_ms / plain if decode_ms is not None else costs.of(n_tokens)[0]
+        spent = proposing / plain + 1
+        if n_tokens > n_seqs:
+            expected = costs.wider.of(n_tokens)[0]
+            actual = decode_ms / plain if decode_ms is not None else expected
+            spent += (actual if counts else min(actual, expected)) - 1
         allowance = LOSS * gained
         used = min(allowance, self._granted)
         self._granted -= used

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 from pyctl.engine.draft import pace as pace_module
 from pyctl.engine.draft.pace import GRANT, LOSS, MOST_SAVED, Pace, PacedDraft
+from pyctl.engine.draft.step_costs import N_WARM
 
 PREPAID = round(GRANT / LOSS)
 """After so many plain steps what was granted is earned."""
@@ -28,6 +31,7 @@ class Run:
     time: float = 0.0
     plain: float = 0.0
     worst: float = 0.0  # most that was lost beyond LOSS at any time
+    warm: float = 0.0  # what the first steps of each width took beyond a plain one
     lengths: list[int] = field(default_factory=list)
 
     @property
@@ -42,20 +46,21 @@ def simulate(
     n_steps: int,
     limit: int = 16,
     *,
-    whole: bool = False,
     n_seqs: int = 1,
     n_free: int | None = None,
     draft_ms: float = 0.0,
     silent: float = 0.0,
     noise: float = 0.0,
+    cold: float = 0.0,
     seed: int = 0,
 ) -> Run:
     """Steps of a server whose plain step for one request takes 10 ms and one of w tokens ``cost(w)`` of that."""
     rng = random.Random(seed)
     run, plain_ms = Run(), 10 * cost(n_seqs)
+    seen: Counter[tuple[str, int]] = Counter()
     again, n_tokens = [0] * n_seqs, [0] * n_seqs
     for _ in range(n_steps):
-        asked = [pace.most(key, "some", limit, n_seqs, whole=whole, n_free=n_free) for key in range(n_seqs)]
+        asked = [pace.most(key, "some", limit, n_seqs, n_free=n_free) for key in range(n_seqs)]
         drafted = [n if n and rng.random() >= silent else 0 for n in asked]
         right = []
         for key, n in enumerate(drafted):
@@ -66,11 +71,17 @@ def simulate(
         width = sum(1 + more + n for more, n in zip(again, drafted, strict=True))
         lost = [n_free is not None and n > n_free and a < n for n, a in zip(drafted, right, strict=True)]
         again = [1 + a if gone else 0 for gone, a in zip(lost, right, strict=True)]
-        ms = 10 * cost(width)
-        proposing = draft_ms * sum(n > 0 for n in asked)
+        seen["width", width] += 1
+        seen["drafts", max(asked)] += 1
+        ms = 10 * (cold if cold and 0 < seen["width", width] <= N_WARM and width > n_seqs else cost(width))
+        proposing = draft_ms * sum(asked)
         run.time += (ms + proposing) / plain_ms
+        if width > n_seqs and seen["width", width] <= N_WARM:
+            run.warm += ms / plain_ms - 1
+        if seen["drafts", max(asked)] <= N_WARM:
+            run.warm += proposing / plain_ms
         run.plain += 1 + sum(right) / n_seqs
-        run.worst = max(run.worst, run.time - (1 + LOSS) * run.plain)
+        run.worst = max(run.worst, run.time - run.warm - (1 + LOSS) * run.plain)
         run.lengths.append(max(drafted))
         entries = [
             PacedDraft(key, "some" if n else "", n, a) for key, (n, a) in enumerate(zip(drafted, right, strict=True))
@@ -106,36 +117,33 @@ def chances(draw: st.DrawFn) -> Chance:
     cost=COSTS,
     chance=chances(),
     limit=st.integers(1, 64),
-    whole=st.booleans(),
     n_seqs=st.integers(1, 4),
     draft_ms=st.sampled_from([0.0, 0.5, 5.0]),
     silent=st.sampled_from([0.0, 0.5, 1.0]),
     seed=st.integers(0, 9),
 )
 def test_no_server_loses_more_than_it_may(
-    cost: Cost, chance: Chance, limit: int, whole: bool, n_seqs: int, draft_ms: float, silent: float, seed: int
+    cost: Cost, chance: Chance, limit: int, n_seqs: int, draft_ms: float, silent: float, seed: int
 ) -> None:
-    run = simulate(
-        *(Pace(), cost, chance, 800, limit), whole=whole, n_seqs=n_seqs, draft_ms=draft_ms, silent=silent, seed=seed
-    )
-    # What was granted at first, once; the first call of a source that is slow to propose was not known to be.
-    assert run.worst <= GRANT + draft_ms + 1e-6
-    if not draft_ms:
-        assert run.slowdown <= 1 + LOSS + 1e-9
+    run = simulate(*(Pace(), cost, chance, 800, limit), n_seqs=n_seqs, draft_ms=draft_ms, silent=silent, seed=seed)
+    # What was granted at first, once. How long it takes to propose so many is not known before it was done.
+    proposed = draft_ms * limit * n_seqs / 10
+    assert run.worst <= GRANT + proposed + 1e-6
+    assert run.time - run.warm <= (1 + LOSS) * run.plain + proposed + 1e-9
 
 
 @pytest.mark.parametrize("cost", [line(0.0), line(0.05), line(0.3), line(1.0)])
-@pytest.mark.parametrize(("limit", "whole"), [(3, True), (6, True), (64, False)])
+@pytest.mark.parametrize("limit", [3, 6, 64])
 @pytest.mark.parametrize("n_free", [None, 3, 0])
-def test_nothing_right_from_start_to_end(cost: Cost, limit: int, whole: bool, n_free: int | None) -> None:
-    run = simulate(Pace(), cost, lambda n, position: 0.0, 2000, limit, whole=whole, n_free=n_free)
+def test_nothing_right_from_start_to_end(cost: Cost, limit: int, n_free: int | None) -> None:
+    run = simulate(Pace(), cost, lambda n, position: 0.0, 2000, limit, n_free=n_free)
     assert run.slowdown <= 1 + LOSS
     assert run.slowdown > 1 or cost(2) == 1.0  # it did try
 
 
 def test_what_is_hopeless_is_hardly_tried() -> None:
     """The account allows 2 %; pauses that grow keep most of it."""
-    run = simulate(Pace(), line(0.15), lambda n, position: 0.0, 10_000, 3, whole=True)
+    run = simulate(Pace(), line(0.15), lambda n, position: 0.0, 10_000, 3)
     assert run.slowdown < 1.005
 
 
@@ -143,8 +151,8 @@ def test_what_is_hopeless_is_hardly_tried() -> None:
 def test_acceptance_that_changes_midway(first: float) -> None:
     """No half of it costs more than it may, and the good half is used although the other was bad."""
     pace, cost = Pace(), line(0.1)
-    before = simulate(pace, cost, lambda n, position: first, 1000, 3, whole=True)
-    after = simulate(pace, cost, lambda n, position: 1 - first, 1000, 3, whole=True)
+    before = simulate(pace, cost, lambda n, position: first, 1000, 3)
+    after = simulate(pace, cost, lambda n, position: 1 - first, 1000, 3)
     good, bad = (before, after) if first else (after, before)
     assert bad.slowdown <= 1 + LOSS
     assert good.slowdown < 0.36  # 1.3 / 4, and how long it takes to see it
@@ -177,21 +185,44 @@ def test_the_length_is_what_pays(cost: Cost, share: float, best: range) -> None:
     assert 1 / run.slowdown >= 0.9 * max(rates)
 
 
-def test_a_draft_model_drafts_all_or_nothing() -> None:
-    run = simulate(Pace(), line(0.15), lambda n, position: 0.5, 2000, 3, whole=True)
-    assert set(run.lengths) == {0, 3}
+MEASURED = {1: 12.97, 2: 13.7, 3: 16.2, 4: 19.0, 5: 20.5, 6: 22.8, 7: 25.2}
+"""Milliseconds of steps of a 27B model on an H200, by width; each draft of its head takes 1.27."""
+
+
+@pytest.mark.parametrize("share", [0.3, 0.54, 0.7, 0.8, 0.95])
+def test_as_many_as_pay_on_a_real_device(share: float) -> None:
+    def rate(n: int) -> float:
+        return sum(share**i for i in range(n + 1)) / (MEASURED[1 + n] + 1.27 * n)
+
+    pace = Pace()
+    run = simulate(
+        *(pace, lambda width: MEASURED[width] / MEASURED[1], lambda n, position: share, 3000, 6),
+        draft_ms=1.27 * 10 / MEASURED[1],
+    )
+    best = max(rate(n) for n in range(7)) * MEASURED[1]
+    assert 1 / run.slowdown >= 0.95 * best
+    late = run.lengths[-500:]
+    assert sum(a != b for a, b in pairwise(late)) < 100  # another width costs another graph
+
+
+@pytest.mark.parametrize("limit", [1, 3, 6])
+def test_what_loads_kernels_at_first_is_not_held_against_it(limit: int) -> None:
+    run = simulate(Pace(), line(0.07), lambda n, position: 0.9, 20, limit, cold=10.0)
+    assert all(run.lengths[-5:])
+    run = simulate(Pace(), line(0.07), lambda n, position: 0.9, 1000, 64, cold=10.0)
+    assert sum(n > 0 for n in run.lengths[500:600]) >= 95
 
 
 def test_the_time_to_draft_counts() -> None:
     """A head that takes as long as three tokens give does not pay, however right it is."""
-    run = simulate(Pace(), line(0.05), lambda n, position: 1.0, 3000, 3, whole=True, draft_ms=35.0)
+    run = simulate(Pace(), line(0.05), lambda n, position: 1.0, 3000, 3, draft_ms=20.0)
     assert sum(n > 0 for n in run.lengths) < 60
 
 
 def test_replays_count() -> None:
     """Drafts that have to be evaluated again are kept to what can be taken back for nothing."""
-    free = simulate(Pace(), line(0.1), lambda n, position: 0.75, 2000, 16)
-    dear = simulate(Pace(), line(0.1), lambda n, position: 0.75, 2000, 16, n_free=3)
+    free = simulate(Pace(), line(0.1), lambda n, position: 0.85, 2000, 16)
+    dear = simulate(Pace(), line(0.1), lambda n, position: 0.85, 2000, 16, n_free=3)
     assert max(set(free.lengths[-500:]), key=free.lengths[-500:].count) > 3
     assert max(set(dear.lengths[-500:]), key=dear.lengths[-500:].count) == 3
 
@@ -207,7 +238,7 @@ def test_costs_that_grow_with_the_context_are_measured_anew() -> None:
     pace, ms = Pace(), 10.0
     n_plain = 0
     for step in range(4000):
-        n = pace.most(0, "some", 3, whole=True)
+        n = pace.most(0, "some", 3)
         n_plain += n == 0
         ms = 10 + step / 200
         pace.settle([PacedDraft(0, "some", n, n)], 1 + n, ms * (1 + 0.1 * n))

@@ -1,0 +1,129 @@
+"""What steps of an engine cost by their width, learnt from the steps themselves."""
+
+from __future__ import annotations
+
+import bisect
+from collections import defaultdict, deque
+
+__all__ = ["Curve", "Samples", "StepCosts"]
+
+N_WARM = 2
+"""The first steps of each width load kernels and build graphs, as the first drafts do: their time says nothing."""
+
+OLD = 1024
+"""Measurements are forgotten after so many steps."""
+
+REVIEW = 64
+"""After so many measurements it is looked which are too old."""
+
+
+class Samples:
+    """The last ``n`` measurements of one thing, but for the first ``n_ignored`` ever."""
+
+    def __init__(self, n: int = 9, n_ignored: int = 0) -> None:
+        self._values: deque[tuple[int, float]] = deque(maxlen=n)
+        self._n_ignored = n_ignored
+
+    def add(self, step: int, value: float) -> bool:
+        """Whether it counts."""
+        if self._n_ignored:
+            self._n_ignored -= 1
+            return False
+        self._values.append((step, value))
+        return True
+
+    def typical(self, step: int) -> float | None:
+        """The lower median, since what disturbs a measurement makes it longer; None if all are too old."""
+        while self._values and self._values[0][0] < step - OLD:
+            self._values.popleft()
+        values = sorted(value for _, value in self._values)
+        return values[(len(values) - 1) // 2] if values else None
+
+
+class Curve:
+    """What something costs by the number of tokens: ``cost`` for ``start`` of them, more for more.
+
+    Before anything is known each token beyond these costs ``slope``.
+    """
+
+    def __init__(self, start: int, cost: float, slope: float) -> None:
+        self._start, self._cost, self._slope = start, cost, slope
+        self._samples: defaultdict[int, Samples] = defaultdict(lambda: Samples(n_ignored=N_WARM))
+        self._n_seen = 0
+        self._typical: dict[int, float] = {}
+        self._points = {start: cost}
+        self._tokens: list[int] = [start]
+        self._costs: list[float] = [cost]
+        self._known: dict[int, tuple[float, float]] = {}
+
+    def saw(self, step: int, n: int, cost: float) -> bool:
+        """``n`` tokens did cost that; whether it counts."""
+        counts = self._samples[n].add(step, cost)
+        self._n_seen += 1
+        for each in list(self._samples) if self._n_seen % REVIEW == 0 else [n]:
+            typical = self._samples[each].typical(step)
+            if typical is None:
+                self._typical.pop(each, None)
+            else:
+                self._typical[each] = typical
+        points, most = {self._start: self._cost}, self._cost
+        for each in sorted(self._typical):
+            points[each] = most = max(self._typical[each], most)
+        if points != self._points:
+            self._points, self._tokens, self._costs = points, list(points), list(points.values())
+            self._known.clear()
+        return counts
+
+    def is_measured(self, n: int) -> bool:
+        """Whether it is known what exactly ``n`` tokens cost."""
+        return n in self._points
+
+    def of(self, n: int) -> tuple[float, float]:
+        """What is expected, and what it cannot exceed."""
+        if n not in self._known:
+            self._known[n] = self._expected(n), self._worst(n)
+        return self._known[n]
+
+    def _expected(self, n: int) -> float:
+        """Between two numbers that were measured, or in line with the last two."""
+        tokens, costs = self._tokens, self._costs
+        at = bisect.bisect_left(tokens, n)
+        if at == 0:
+            return self._cost
+        if at == len(tokens):
+            if at == 1:
+                return costs[0] + (n - tokens[0]) * self._slope
+            at -= 1
+        slope = (costs[at] - costs[at - 1]) / (tokens[at] - tokens[at - 1])
+        return costs[at - 1] + slope * (n - tokens[at - 1])
+
+    def _worst(self, n: int) -> float:
+        """Fewer tokens cost no more, and two halves no less than the whole."""
+        at = bisect.bisect_left(self._tokens, n)
+        pairs = zip(self._tokens[:at], self._costs[:at], strict=True)
+        bounds = [-(-n // tokens) * cost for tokens, cost in pairs if tokens]
+        return min(bounds + self._costs[at : at + 1], default=self._cost)
+
+
+class StepCosts:
+    """What steps for ``n_seqs`` requests take: a plain one in milliseconds, wider ones in plain steps."""
+
+    def __init__(self, n_seqs: int) -> None:
+        self._n_seqs = n_seqs
+        self._plain = Samples(3)
+        self.wider = Curve(n_seqs, 1.0, 0.1 / n_seqs)
+        self.plain_ms: float | None = None
+        self.n_plain = 0
+        self.measured = 0  # the step of the last plain one
+
+    def saw(self, step: int, n_tokens: int, ms: float) -> bool:
+        """Whether it counts."""
+        if n_tokens <= self._n_seqs:
+            self._plain.add(step, ms)
+            self.n_plain += 1
+            self.measured = step
+            self.plain_ms = self._plain.typical(step)
+        elif self.plain_ms:
+            # As a ratio: both grow with the context.
+            return self.wider.saw(step, n_tokens, ms / self.plain_ms)
+        return True
