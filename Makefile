@@ -1,6 +1,6 @@
 # make demo    from a fresh checkout to a conversation that resumes from the cache
 # make test    everything that is tested
-# make contract LLAMA_SERVER=/path/to/llama-server    the same 1,300 requests to both (docs/contract.md)
+# make contract LLAMA_SERVER=/path/to/llama-server    the same 1,400 requests to both (docs/contract.md)
 # make lint | bench | build | clean
 PYTHON ?= python3
 BIN := .venv/bin

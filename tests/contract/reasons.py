@@ -59,6 +59,7 @@ REASONS: tuple[tuple[str, str, str], ...] = (
         "event",
         "llama-server sends drafted tokens one by one, without probabilities",
     ),
+    ("n-grams", "(missing|extra) timings.draft_n", "drafts of this conversation's own n-grams, where they pay"),
     ("(drafting|n-grams), timings_per_token, streamed", "event", "counts of drafts before the end are those of now"),
     ("(drafting|n-grams), ", 'speculative.types: "none[^/]*/ "(ngram-mod|draft-mtp)"', "what drafts, without none"),
     ("^/v1/embeddings", "value of model", "the model's name, not its path"),
