@@ -114,7 +114,9 @@ def parse_chat(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
         for dest in ("path", "hf_repo", "model_url"):
             if dest in given.typed:
                 raise ConfigError(f"--url and {given.typed[dest]} exclude each other: that server has its own model")
-        idle = {flag.dest for section in (MODEL, HUB, CONTEXT, CACHE, DISK, FORMAT) for flag in FLAGS[section]}
+        idle = {
+            flag.dest for section in (MODEL, HUB, CONTEXT, CACHE, DISK, SPECULATION, FORMAT) for flag in FLAGS[section]
+        }
         warnings += [f"{name} has no effect with --url" for dest, name in given.typed.items() if dest in idle]
     if given.values.get("prompt") == "":
         raise ConfigError("--prompt is empty")

@@ -35,12 +35,11 @@ from pyctl.engine.draft.speculation import ModelDrafts, Speculation
 from pyctl.engine.draft.synthetic import SyntheticAcceptance, acceptance_rates
 from pyctl.engine.engine import Engine
 from pyctl.engine.llama import Loaded, MemoryPlan, allocate, load, reserve_pinned
-from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.sampling import Sampling
 from pyctl.engine.snapshotter import block_sizes
 from pyctl.engine.worker import Worker
 from pyctl.errors import ConfigError, PyctlError
-from pyctl.models import HubSettings, builtin_model
+from pyctl.models import builtin_model
 from pyctl.server.service import Service
 
 __all__ = ["assemble", "found"]
@@ -50,14 +49,25 @@ log = logging.getLogger("pyctl")
 MIB = 2**20
 
 
-def found(model: ModelSettings, hub: HubSettings) -> ModelSettings:
-    """With the path of the model that ``hub`` names, fetched if need be, unless there is a path."""
-    if model.path or not (hub.hf_repo or hub.model_url):
-        return model
+def found(settings: CommandSettings) -> CommandSettings:
+    """With the paths of the models that ``settings.hub`` names, which are fetched if need be.
+
+    A model that has a path is not fetched; of a repository for drafts, the path is that of the file in it.
+    """
+    model, drafts, hub = settings.model, settings.drafts, settings.hub
+    is_fetched = not model.path and bool(hub.hf_repo or hub.model_url)
+    if not (is_fetched or hub.draft_repo):
+        return settings
     # Only now: the import takes a while, and most models are files.
     from pyctl.models.hub import fetch
 
-    return replace(model, path=str(fetch(hub)), alias=model.alias or ((hub.hf_repo,) if hub.hf_repo else ()))
+    if is_fetched:
+        alias = model.alias or ((hub.hf_repo,) if hub.hf_repo else ())
+        model = replace(model, path=str(fetch(hub)), alias=alias)
+    if hub.draft_repo:
+        of_drafts = replace(hub, hf_repo=hub.draft_repo, hf_file=drafts.draft_path, model_url="")
+        drafts = replace(drafts, draft_path=str(fetch(of_drafts)))
+    return replace(settings, model=model, drafts=drafts)
 
 
 def assemble(settings: CommandSettings, go_on: Callable[[], bool] = lambda: True) -> Service:

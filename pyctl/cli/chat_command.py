@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.logs import start_log
@@ -39,7 +38,7 @@ def chat_backend(settings: CommandSettings) -> Iterator[ChatBackend]:
     from pyctl.cli.assemble import assemble, found
     from pyctl.terminal.local import LocalBackend
 
-    service = assemble(replace(settings, model=found(settings.model, settings.hub)))
+    service = assemble(found(settings))
     try:
         yield LocalBackend(service)
     finally:

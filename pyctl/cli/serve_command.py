@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import replace
 
 from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.assemble import assemble, found
@@ -26,7 +25,7 @@ def run_serve(settings: CommandSettings) -> int:
     listen, code = settings.listen, 0
     with bind(listen.hosts, listen.port) as sockets:
         # Here and not behind the address: Ctrl-C must end a download.
-        serving = _Serving(replace(settings, model=found(settings.model, settings.hub)))
+        serving = _Serving(found(settings))
         try:
             serve(
                 serving.gate,

@@ -43,7 +43,7 @@ IGNORED: Mapping[str, int] = _names(
 --video-ffmpeg-dir --path --ui-config --webui-config --ui-config-file --webui-config-file
 --tools --tools-runtime --mcp-servers-config --mcp-servers-json --cache-reuse --media-path --models-dir
 --models-preset --models-max -sps --slot-prompt-similarity --log-prompts-dir -to --timeout
--lcs --lookup-cache-static -lcd --lookup-cache-dynamic --spec-draft-hf -hfd -hfrd --hf-repo-draft
+-lcs --lookup-cache-static -lcd --lookup-cache-dynamic
 --spec-draft-cpu-mask -Cd --cpu-mask-draft --spec-draft-cpu-range -Crd --cpu-range-draft --spec-draft-cpu-strict
 --cpu-strict-draft --spec-draft-prio --prio-draft --spec-draft-poll --poll-draft --spec-draft-cpu-mask-batch -Cbd
 --cpu-mask-batch-draft --spec-draft-cpu-strict-batch --cpu-strict-batch-draft --spec-draft-prio-batch

@@ -27,7 +27,8 @@ def hub_name(text: str) -> str:
 class HubSettings:
     """A model on huggingface.co, or at an address; ``hf_repo`` is USER/MODEL or USER/MODEL:QUANT.
 
-    ``hf_file`` wins over the quant. ``offline`` takes only what has been fetched before.
+    ``hf_file`` wins over the quant; ``draft_repo`` is the same for a draft model. ``offline`` takes only what has been
+    fetched before.
     """
 
     hf_repo: str = HUB.flag(
@@ -44,6 +45,14 @@ class HubSettings:
         "", "-mu --model-url", "model from this address", web_address, "LLAMA_ARG_MODEL_URL", "URL"
     )
     offline: bool = HUB.flag(False, "--offline", "only what has been fetched before", None, "LLAMA_ARG_OFFLINE")
+    draft_repo: str = HUB.flag(
+        "",
+        "-hfd -hfrd --hf-repo-draft --spec-draft-hf",
+        "draft model from there; -md names a file of it",
+        hub_name,
+        "LLAMA_ARG_SPEC_DRAFT_HF_REPO",
+        "USER/MODEL[:QUANT]",
+    )
 
     def __post_init__(self) -> None:
         if self.hf_file and not self.hf_repo:

@@ -298,6 +298,8 @@ def test_chat_with_a_server_has_no_model_of_its_own() -> None:
         parse_chat(["--url", "localhost", "-m", "m.gguf"], {})
     settings = parse_chat(["--url", "localhost", "-c", "8", "--exact"], {})
     assert settings.warnings == ("-c has no effect with --url", "--exact has no effect with --url")
+    warned = parse_chat(["--url", "h", "--spec-type", "draft-mtp"], {}).warnings
+    assert warned == ("--spec-type has no effect with --url",)
 
 
 def test_chat_refuses_bad_addresses_and_empty_prompts() -> None:

@@ -170,7 +170,7 @@ def fitted(free: int) -> Look:
     """The context that fits beside a larger model into ``free`` MiB of a GPU."""
 
     @contextlib.contextmanager
-    def large(settings: ModelSettings) -> Iterator[Run]:
+    def large(settings: ModelSettings, *_: object) -> Iterator[Run]:
         yield Run(settings, free * fit.MIB, 64_000 * fit.MIB)
 
     def see(seen: Seen) -> int:
@@ -265,6 +265,7 @@ EFFECTS: dict[str, Effect] = {
     "-hff": Effect("x.gguf", hub("hf_file"), (ALONE, "-hf", "org/m")),
     "-hft": Effect("secret", hub("hf_token"), (ALONE, "-hf", "org/m")),
     "-mu": Effect("http://h/m.gguf", hub("model_url"), (ALONE,)),
+    "-hfd": Effect("org/d:Q8_0", hub("hf_repo"), ("--spec-type", "draft-simple")),
     "--offline": Effect("", hub("offline"), (ALONE, "-hf", "org/m")),
     # -- context
     "-c": Effect("512", described("n_ctx")),
@@ -482,3 +483,10 @@ def test_every_flag_of_sampling_reaches_a_server_elsewhere(
     (fields,) = look(monkeypatch, ["chat", "--url", "h", *given(flag, text)], lambda seen: seen.remote[2:])
     other = {"-n": "max_tokens", "-j": "json_schema", "-jf": "json_schema"}
     assert list(fields) == [other.get(name, flag.dest)]
+
+
+def test_a_draft_model_is_fetched_beside_a_model_that_is_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    argv = ["serve", "-m", "m.gguf", "-hfd", "org/d:Q8_0", "-md", "small.gguf"]
+    asked, path, model = look(monkeypatch, argv, lambda seen: (seen.hub, seen.drafts.draft_path, seen.model.path))
+    assert (asked.hf_repo, asked.hf_file) == ("org/d:Q8_0", "small.gguf")
+    assert (path, model) == ("fetched.gguf", "m.gguf")

@@ -41,6 +41,7 @@ ROUND_TRIPS: dict[str, tuple[str, str, Any]] = {
     "hf_file": ("", "", None),  # needs a repository, below
     "hf_token": ("hf_x", "hub.hf_token", "hf_x"),
     "model_url": ("http://h/m.gguf", "hub.model_url", "http://h/m.gguf"),
+    "draft_repo": ("org/d-GGUF:Q8_0", "hub.draft_repo", "org/d-GGUF:Q8_0"),
     "offline": ("", "hub.offline", True),
     "n_ctx": ("4096", "model.n_ctx", 4096),
     "n_seqs": ("4", "model.n_seqs", 4),

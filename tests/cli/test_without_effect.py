@@ -98,16 +98,13 @@ def test_a_copied_environment_starts() -> None:
         "LLAMA_ARG_CONT_BATCHING": "1",
         "LLAMA_ARG_NO_SLOTS": "1",
         "LLAMA_ARG_SPEC_TYPE": "draft-mtp",
-        "LLAMA_ARG_SPEC_SYNTH_LEN": "3",
         "PATH": "/bin",
     }
     settings = parse_serve([], environ)
     assert (settings.model.n_ctx, settings.model.n_seqs, settings.model.n_threads) == (4096, 2, -1)
     assert (settings.listen.port, settings.server.show_metrics) == (8081, True)
     assert settings.drafts.draft_types == ("draft-mtp",)
-    assert settings.warnings == (
-        "without effect here: LLAMA_ARG_CONT_BATCHING, LLAMA_ARG_NO_SLOTS, LLAMA_ARG_SPEC_SYNTH_LEN",
-    )
+    assert settings.warnings == ("without effect here: LLAMA_ARG_CONT_BATCHING, LLAMA_ARG_NO_SLOTS",)
 
 
 @pytest.mark.parametrize("name", sorted(WITHOUT_USE.keys() - REJECTED.keys() - REMOVED.keys()))
