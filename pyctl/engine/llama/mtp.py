@@ -114,7 +114,9 @@ class MtpHead:
         if at.n_owed >= max(self._window, MOST_OWED):
             self._pay(seq)
             at = self._seqs[seq]
-        self._forget_all_but(at, max(at.n_owed, self._n_rows - 1 if len(new) <= self._window else 0))
+        # After a prompt's batch there is only what a snapshot would bring; later, what is left when drafts were wrong.
+        n_before = self._n_rows - 1 + self._window if self._n_rows > 1 and len(new) <= self._window else 0
+        self._forget_all_but(at, max(at.n_owed, n_before))
 
     def keep(self, seq: int, n: int) -> None:
         at = self._seqs[seq]

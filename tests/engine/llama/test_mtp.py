@@ -20,6 +20,7 @@ from pyctl.engine.backend import SequenceTokens
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.llama import LlamaBackend, load
 from pyctl.engine.llama.library import HiddenRows
+from pyctl.engine.llama.mtp import MtpHead
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.errors import EngineError, ModelError, StateError
 from pyctl.prompt import as_tokens
@@ -32,11 +33,17 @@ Draft = Callable[[list[int], int], Sequence[int]]
 
 @pytest.fixture(scope="module")
 def opened(model_path: Callable[[str], Path]) -> Iterator[Callable[..., LlamaBackend]]:
-    """opened("tiny-hybrid-nextn", n_draft=3, type_k="q8_0") -> a backend that drafts, all sequences empty."""
+    """opened("tiny-hybrid-nextn", n_draft=3, type_k="q8_0") -> a backend that drafts, all sequences empty.
+
+    ``as_on_gpu``: with as many rows in each call of the head as there."""
     backends: dict[object, LlamaBackend] = {}
 
     def get(
-        name: str = "tiny-hybrid-nextn", types: tuple[str, ...] = ("draft-mtp",), n_draft: int = 3, **fields: Any
+        name: str = "tiny-hybrid-nextn",
+        types: tuple[str, ...] = ("draft-mtp",),
+        n_draft: int = 3,
+        as_on_gpu: bool = False,
+        **fields: Any,
     ) -> LlamaBackend:
         key = (name, types, n_draft, *sorted(fields.items()))
         if key not in backends:
@@ -45,6 +52,8 @@ def opened(model_path: Callable[[str], Path]) -> Iterator[Callable[..., LlamaBac
             backends[key] = load(settings, drafts=DraftSettings(draft_types=types, n_draft=n_draft)).backend
         for seq in range(backends[key].n_seqs):
             backends[key].clear(seq)
+        if isinstance(head := backends[key]._drafts.model, MtpHead):
+            head._n_rows = 1 + n_draft if as_on_gpu else 1
         return backends[key]
 
     yield get
@@ -133,9 +142,10 @@ class Reference:
         return tuple(found)
 
 
+@pytest.mark.parametrize("as_on_gpu", [False, True], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("shape", HYBRIDS)
-def test_the_head_drafts_what_the_block_says(opened: Callable[..., LlamaBackend], shape: str) -> None:
-    backend = opened(shape)
+def test_the_head_drafts_what_the_block_says(opened: Callable[..., LlamaBackend], shape: str, as_on_gpu: bool) -> None:
+    backend = opened(shape, as_on_gpu=as_on_gpu)
     tokens = prompt(100)
     reply, _, drafts = greedy(backend, tokens, 60, head_of(backend))
     reference = Reference(backend)
@@ -170,9 +180,12 @@ def test_drafts_change_no_bit_of_a_logit(
     assert backend.n_rollback == 3
 
 
+@pytest.mark.parametrize("as_on_gpu", [False, True], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("shape", HYBRIDS)
-def test_a_restored_sequence_drafts_what_it_would_have(opened: Callable[..., LlamaBackend], shape: str) -> None:
-    backend = opened(shape)
+def test_a_restored_sequence_drafts_what_it_would_have(
+    opened: Callable[..., LlamaBackend], shape: str, as_on_gpu: bool
+) -> None:
+    backend = opened(shape, as_on_gpu=as_on_gpu)
     tokens = prompt(200)
     reply, _, cold = greedy(backend, tokens, 40, head_of(backend))
     backend.clear(0)
@@ -514,11 +527,12 @@ class Walk:
 
 
 @pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("as_on_gpu", [False, True], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("shape", HYBRIDS)
 def test_rows_are_those_of_the_tokens_whatever_has_happened(
-    opened: Callable[..., LlamaBackend], shape: str, seed: int
+    opened: Callable[..., LlamaBackend], shape: str, seed: int, as_on_gpu: bool
 ) -> None:
-    backend = opened(shape)
+    backend = opened(shape, as_on_gpu=as_on_gpu)
     walk = Walk(backend, seed)
     for _ in range(25):
         if len(walk.tokens) > 1800:
@@ -584,3 +598,33 @@ def test_rows_may_be_loaded_behind_a_draft_that_came_to_nothing(opened: Callable
     backend.load_state(0, 120, state)
     assert backend.save_draft_rows(0, 0, 120).size == draft_rows.size
     assert backend.draft([SequenceTokens(0, (4,), 120)], 3) == cold
+
+
+@pytest.mark.parametrize("n_right", [0, 1, 3])
+def test_a_gpu_evaluates_as_many_rows_in_each_call(
+    opened: Callable[..., LlamaBackend], monkeypatch: pytest.MonkeyPatch, n_right: int
+) -> None:
+    """Whatever was right before: else llama.cpp makes another graph for each width."""
+    backend = opened(as_on_gpu=True)
+    head = backend._drafts.model
+    assert isinstance(head, MtpHead)
+    shapes = []
+    real = head._head
+
+    class Counting:
+        def draft(self, items: Any, n: int, window: int) -> Any:
+            shapes.append((len(items[0][3]), window))
+            return real.draft(items, n, window)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+    monkeypatch.setattr(head, "_head", Counting())
+    prefill(backend, prompt(100))
+    end = 100
+    for _ in range(12):
+        drafts = backend.draft([SequenceTokens(0, (4,), end)], 3)[0]
+        backend.decode([SequenceTokens(0, (4, *drafts), end)])
+        end += 1 + n_right
+        backend.keep(0, end)
+    assert set(shapes[4:]) == {(4, 4)}
