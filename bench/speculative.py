@@ -1,10 +1,10 @@
 """What drafts bring: the share that is accepted, and tokens per second with and without them.
 
     python -m bench.speculative [--keep]
-    python -m bench.speculative -m model.gguf --types none draft-mtp ngram-mod
+    python -m bench.speculative -m model.gguf --types none draft-mtp "draft-mtp --exact" ngram-mod
 
-The questions of the recall benchmark, each asked of a server for each way of drafting, in turn, so that a busy machine
-slows all of them; replies must be the same tokens wherever the model is sure of them, which the built-in one is.
+The questions of the recall benchmark, each asked of a server for each way of drafting, one after the other, so that a
+busy machine slows all of them.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from tools.server_process import PYCTL_SERVE, ServerProcess
 
 
 def types_of(model: str) -> list[str]:
-    """Ways of drafting that are worth a look with this model."""
+    """Ways of drafting that are worth a look with this model; with --exact there are drafts in every step."""
     heads = [field for name, field in GGUFReader(model).fields.items() if name.endswith(".nextn_predict_layers")]
     headed = any(field.contents() for field in heads)
-    return ["none", *(["draft-mtp"] if headed else []), "ngram-mod", "cache"]
+    return ["none", *(["draft-mtp", "draft-mtp --exact"] if headed else []), "ngram-mod", "cache"]
 
 
 def asked(url: str, messages: Messages, n: int) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__)
     add_model(parser, str(builtin_model()))
     parser.set_defaults(threads=1)
-    parser.add_argument("--types", nargs="+", help="of --spec-type; default: those that the model can")
+    parser.add_argument("--types", nargs="+", help="of --spec-type, and more flags; default: those that the model can")
     parser.add_argument("--questions", type=int, default=24)
     parser.add_argument("--tokens", type=int, default=1024, help="of each conversation")
     parser.add_argument("--repeat", type=int, default=5)
@@ -81,17 +81,20 @@ def main(argv: Sequence[str] | None = None) -> None:
         flags = ["-m", options.model, "-c", "16384", "-t", str(options.threads), "-np", "1"]
         servers = {
             name: opened.enter_context(
-                ServerProcess([*PYCTL_SERVE, *flags, "--spec-type", name], directory / f"{name}.log")
+                ServerProcess([*PYCTL_SERVE, *flags, "--spec-type", *name.split()], directory / f"{name}.log")
             )
             for name in types
         }
         for number in range(options.repeat + 1):
-            for name, server in servers.items():
-                replies = [asked(server.url, messages, options.n) for messages in questions]
-                if number:  # the first round evaluates the prompts
-                    rounds[name].append(replies)
+            found: dict[str, list[dict[str, Any]]] = {name: [] for name in types}
+            for turn, messages in enumerate(questions):
+                first = (number + turn) % len(types)  # nobody always comes after the same one
+                for name in (*types[first:], *types[:first]):
+                    found[name].append(asked(servers[name].url, messages, options.n))
+            for name in types if number else ():  # the first round evaluates the prompts
+                rounds[name].append(found[name])
     columns = ["drafts from", "accepted", "tokens a step", "tokens/s", "times without", "same replies as without"]
-    rows = [row(name, found, rounds[types[0]]) for name, found in rounds.items()]
+    rows = [row(name, each_round, rounds[types[0]]) for name, each_round in rounds.items()]
     title = f"Speculative decoding, {Path(options.model).stem}"
     show(title, columns, rows, keep="speculative" if options.keep else "")
 
