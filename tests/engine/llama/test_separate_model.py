@@ -238,7 +238,26 @@ def test_going_back_and_on_another_way(opened: Callable[..., SeparateModel], ref
     model.load_state(0, 50, state)
     other = [*text[:50], *reversed(text[50:])]
     feed(model, other, start=50)
+    fresh = opened()
+    feed(fresh, other)
+    for mine, its in zip(saved(model, 100), saved(fresh, 100), strict=True):
+        assert mine.tobytes() == its.tobytes()
     reference.check([*other, 80], guess(model, other, 80))
+
+
+def test_what_it_drafted_from_may_turn_out_to_be_wrong(
+    opened: Callable[..., SeparateModel], reference: Reference, shape: str
+) -> None:
+    """Then a hybrid has no state of before, and begins anew; nothing that is saved is of other tokens."""
+    model, text = opened(), PROMPT[:100]
+    feed(model, text)
+    guess(model, text, 80, 81)
+    model.follow(0, [80, 90], 100, None)
+    text = [*text, 80, 90]
+    rows = model.save_rows(0, 0, 102)
+    assert (rows.size == 0) == (shape == "tiny-hybrid-draft")
+    draft = guess(model, text, 82)
+    reference.check([*text, 82] if rows.size else [90, 82], draft)
 
 
 def test_blocks_of_another_are_nothing(opened: Callable[..., SeparateModel], reference: Reference) -> None:
