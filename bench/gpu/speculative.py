@@ -25,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from http.client import HTTPException
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,9 @@ SHORT = 2048
 
 N_WARM, N_QUIET = 16, 64
 """Tokens generated before anything counts: while other servers load, and then alone, so that costs can be learnt."""
+
+APART_SECONDS = 2.5
+"""Between the starts of two servers that measure at the end of it."""
 
 BESIDE_MIB = 4500
 """What a server may take on the device beside its weights."""
@@ -179,11 +183,20 @@ class Subject:
         self.prompts = [words(f"{run.shape} {case.name} {i}", n) for i in range(case.n_seqs)]
         self._warm = [words("warm", 1200)] if case.cold else self.prompts
 
-    def prepare(self) -> None:
-        """Load it, and let it do once what will be measured; others may do so at the same time."""
+    def prepare(self, turn: int, together: threading.Barrier) -> None:
+        """Load it, and let it do once what will be measured; others may do so at the same time.
+
+        Not while one measures what drafts cost, though, which is the last thing that it does when it loads.
+        """
         try:
+            together.wait()  # a thread for each
+            time.sleep(turn * APART_SECONDS)
             self.server.start()
-            for prompt in self._warm:
+        except Exception as error:  # the others wait for this one
+            self.failed = str(error)[-600:]
+        together.wait()
+        try:
+            for prompt in self._warm if not self.failed else ():
                 self.server.complete(prompt, N_WARM)
         except (OSError, HTTPException, ValueError) as error:
             self.failed = str(error)[-600:]
@@ -271,13 +284,10 @@ def side_by_side(run: Run) -> None:
                 for each in group:
                     run.findings.add(part=each.case.part, kind="skipped", case=each.case.name, server=each.name)
                 continue
-            done = threading.Barrier(len(group))
-
-            def prepare(subject: Subject, done: threading.Barrier = done) -> None:
-                done.wait()  # a thread for each
-                subject.prepare()
-
-            list(pool.map(prepare, group))
+            together = threading.Barrier(len(group))
+            ours = [each for each in group if each.name == OURS]
+            turns = [ours.index(each) if each in ours else 0 for each in group]
+            list(pool.map(lambda each, turn, barrier: each.prepare(turn, barrier), group, turns, repeat(together)))
             for each in group:
                 each.measure()
 
