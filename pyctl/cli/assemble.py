@@ -153,7 +153,7 @@ def _speculation(settings: CommandSettings, loaded: Loaded, remembered: CacheDra
         # A way back to a mark evaluates tokens again, in other batches than before.
         log.warning("no drafts: with --exact, this model drafts with a head or a draft model only")
         return Speculation()
-    return Speculation(
+    speculation = Speculation(
         sources,
         model,
         pace=Pace(fixed=exact),
@@ -161,6 +161,8 @@ def _speculation(settings: CommandSettings, loaded: Loaded, remembered: CacheDra
         width=width,
         acceptance=SyntheticAcceptance(rates) if rates else None,
     )
+    speculation.calibrate(backend, longest)
+    return speculation
 
 
 def _prepare_vocabulary(worker: Worker) -> None:

@@ -26,19 +26,16 @@ __all__ = ["Pace", "PacedDraft"]
 LOSS = 0.02
 """How much slower than without drafts everything together may become."""
 
-GRANT = 8.0
-"""What may be lost at first, in plain steps, before anything is known."""
+GRANT = 40.0
+"""What may be lost at first, in plain steps, before anything is known: a second of decoding, once."""
 
-MOST_SAVED = 32.0
+MOST_SAVED = 64.0
 """What is saved beyond it cannot be lost later, so that no stretch of text pays for one far away."""
-
-N_FIRST = 3
-"""Plain steps that are measured before the first draft."""
 
 REMEASURE = 256
 """After so many steps with drafts, one without tells what it costs now: it grows with the context."""
 
-STALE = 64
+STALE = 128
 """A request that begins alone, with a context of its own, measures a plain step if the last one is so long ago."""
 
 LEAST_GAIN = 1.02
@@ -132,7 +129,7 @@ class Pace:
     def __init__(self, *, fixed: bool = False) -> None:
         self.balance = GRANT
         """Plain steps that may be lost now."""
-        self._fixed = fixed
+        self.is_fixed = fixed
         self._granted = GRANT  # what was given of it at first has to be earned before more is given
         self._step = 0
         self._costs: dict[int, StepCosts] = {}
@@ -148,7 +145,7 @@ class Pace:
         ``n_seqs`` requests take part in the step. When one of more than ``n_free`` drafts is wrong, those before it
         have to be evaluated again. The last answer for a request is what counts.
         """
-        if self._fixed:
+        if self.is_fixed:
             return limit
         self._planned.pop(key, None)
         costs = self._costs.get(n_seqs)
@@ -182,7 +179,7 @@ class Pace:
 
         It took ``decode_ms``, None if something else was done in it, and each source ``proposing_ms`` before.
         """
-        if self._fixed or not drafts:
+        if self.is_fixed or not drafts:
             return
         self._step += 1
         self._settle_time(drafts, n_tokens, decode_ms, proposing_ms or {})
@@ -199,6 +196,14 @@ class Pace:
                 elif n_accepted == n_drafted:
                     course.pause = FIRST_PAUSE
 
+    def know_step(self, n_seqs: int, n_tokens: int, ms: float) -> None:
+        """A step for ``n_seqs`` requests took that, when it was made to be measured; the plain one is told first."""
+        self._costs.setdefault(n_seqs, StepCosts(n_seqs)).know(n_tokens, ms)
+
+    def know_proposal(self, source: str, n: int, ms: float) -> None:
+        """``n`` drafts of ``source`` took that, when they were made to be measured."""
+        self._proposing[source].know(n, ms)
+
     def end(self, key: int) -> None:
         """The request has ended."""
         for kept in (self._courses, self._begun, self._planned):
@@ -208,7 +213,7 @@ class Pace:
 
     def _is_due(self, costs: StepCosts, is_first: bool) -> bool:
         """Whether a plain step has to be measured now."""
-        unknown = all(each.n_plain < N_FIRST for each in self._costs.values())
+        unknown = not any(each.is_known for each in self._costs.values())
         return unknown or self._step - costs.measured >= (STALE if is_first else REMEASURE)
 
     def _choose(
@@ -275,22 +280,18 @@ class Pace:
     ) -> None:
         n_seqs = len(drafts)
         costs = self._costs.setdefault(n_seqs, StepCosts(n_seqs))
+        # What is typical is charged: what disturbs a step, such as a graph that is captured, says nothing about drafts.
         proposing = 0.0
         for source, ms in proposing_ms.items():
             asked = [n for name, n, _ in self._planned.values() if name == source] or [1]
-            curve = self._proposing[source]
-            counts = curve.saw(self._step, max(asked), ms / len(asked))
-            proposing += ms if counts else min(curve.of(max(asked))[0] * len(asked), ms)
-        counts = decode_ms is not None and costs.saw(self._step, n_tokens, decode_ms)
-        plain = costs.plain_ms
-        if not plain:
+            self._proposing[source].saw(self._step, max(asked), ms / len(asked))
+            proposing += self._proposing[source].of(max(asked))[0] * len(asked)
+        if decode_ms is not None:
+            costs.saw(self._step, n_tokens, decode_ms)
+        if not costs.plain_ms:
             return
         gained = 1 + sum(draft.n_accepted for draft in drafts) / n_seqs
-        spent = proposing / plain + 1
-        if n_tokens > n_seqs:
-            expected = costs.wider.of(n_tokens)[0]
-            actual = decode_ms / plain if decode_ms is not None else expected
-            spent += (actual if counts else min(actual, expected)) - 1
+        spent = proposing / costs.plain_ms + costs.wider.of(n_tokens)[0]
         allowance = LOSS * gained
         used = min(allowance, self._granted)
         self._granted -= used

@@ -10,6 +10,7 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from pyctl.engine.backend import Evaluator, SequenceTokens
+from pyctl.engine.draft.calibration import CalibratedBackend, calibrate
 from pyctl.engine.draft.pace import Pace, PacedDraft
 from pyctl.engine.draft.source import DraftJob, DraftSource, RememberingSource
 from pyctl.errors import EngineError
@@ -104,6 +105,11 @@ class Speculation:
     def __bool__(self) -> bool:
         """Whether there are any sources."""
         return bool(self._all)
+
+    def calibrate(self, backend: CalibratedBackend, longest: int) -> None:
+        """Measure what drafts of up to ``longest`` tokens cost, before the first request: at most some seconds."""
+        if self._all and not self._pace.is_fixed:
+            calibrate(self._pace, backend, longest, self._model.n_max if self._model is not None else 0)
 
     @property
     def sources(self) -> tuple[DraftSource, ...]:

@@ -7,6 +7,9 @@ from collections import defaultdict, deque
 
 __all__ = ["Curve", "Samples", "StepCosts"]
 
+N_FIRST = 3
+"""Plain steps that are measured before the first draft, if nothing was measured before the first request."""
+
 N_WARM = 2
 """The first steps of each width load kernels and build graphs, as the first drafts do: their time says nothing."""
 
@@ -24,13 +27,16 @@ class Samples:
         self._values: deque[tuple[int, float]] = deque(maxlen=n)
         self._n_ignored = n_ignored
 
-    def add(self, step: int, value: float) -> bool:
-        """Whether it counts."""
+    def add(self, step: int, value: float) -> None:
+        """It measured ``value`` in that step."""
         if self._n_ignored:
             self._n_ignored -= 1
-            return False
-        self._values.append((step, value))
-        return True
+        else:
+            self._values.append((step, value))
+
+    def trust(self) -> None:
+        """What comes next counts."""
+        self._n_ignored = 0
 
     def typical(self, step: int) -> float | None:
         """The lower median, since what disturbs a measurement makes it longer; None if all are too old."""
@@ -56,9 +62,9 @@ class Curve:
         self._costs: list[float] = [cost]
         self._known: dict[int, tuple[float, float]] = {}
 
-    def saw(self, step: int, n: int, cost: float) -> bool:
-        """``n`` tokens did cost that; whether it counts."""
-        counts = self._samples[n].add(step, cost)
+    def saw(self, step: int, n: int, cost: float) -> None:
+        """``n`` tokens did cost that."""
+        self._samples[n].add(step, cost)
         self._n_seen += 1
         for each in list(self._samples) if self._n_seen % REVIEW == 0 else [n]:
             typical = self._samples[each].typical(step)
@@ -72,7 +78,11 @@ class Curve:
         if points != self._points:
             self._points, self._tokens, self._costs = points, list(points), list(points.values())
             self._known.clear()
-        return counts
+
+    def know(self, n: int, cost: float) -> None:
+        """``n`` tokens cost that, and what is measured from now on counts."""
+        self._samples[n].trust()
+        self.saw(0, n, cost)
 
     def is_measured(self, n: int) -> bool:
         """Whether it is known what exactly ``n`` tokens cost."""
@@ -114,16 +124,25 @@ class StepCosts:
         self.wider = Curve(n_seqs, 1.0, 0.1 / n_seqs)
         self.plain_ms: float | None = None
         self.n_plain = 0
+        self.is_known = False
         self.measured = 0  # the step of the last plain one
 
-    def saw(self, step: int, n_tokens: int, ms: float) -> bool:
-        """Whether it counts."""
+    def know(self, n_tokens: int, ms: float) -> None:
+        """A step that was made to be measured took this, with next to no context."""
+        if n_tokens <= self._n_seqs:
+            self.plain_ms = min(ms, self.plain_ms or ms)
+            self.is_known, self.measured = True, -OLD
+        elif self.plain_ms:
+            self.wider.know(n_tokens, ms / self.plain_ms)
+
+    def saw(self, step: int, n_tokens: int, ms: float) -> None:
+        """A step took so long."""
         if n_tokens <= self._n_seqs:
             self._plain.add(step, ms)
             self.n_plain += 1
+            self.is_known = self.is_known or self.n_plain >= N_FIRST
             self.measured = step
             self.plain_ms = self._plain.typical(step)
         elif self.plain_ms:
             # As a ratio: both grow with the context.
-            return self.wider.saw(step, n_tokens, ms / self.plain_ms)
-        return True
+            self.wider.saw(step, n_tokens, ms / self.plain_ms)

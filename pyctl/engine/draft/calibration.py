@@ -1,0 +1,76 @@
+"""What steps with drafts cost, measured before the first request: the first of each width loads kernels."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from pyctl.engine.backend import Evaluator, SequenceMemory, SequenceTokens
+from pyctl.engine.draft.pace import LENGTHS, Pace
+from pyctl.errors import EngineError
+from pyctl.prompt import as_tokens
+
+__all__ = ["calibrate"]
+
+log = logging.getLogger(__name__)
+
+SECONDS = 3.0
+"""No measurement begins later."""
+
+N_BEFORE, TOKEN = 8, 1
+"""So much text there is before, of this token."""
+
+MOST_TOGETHER = 4
+"""Company is measured for each number of requests up to this, and for all."""
+
+
+class CalibratedBackend(Evaluator, SequenceMemory, Protocol):
+    """What is measured; its sequences are empty, before and afterwards."""
+
+
+def calibrate(pace: Pace, backend: CalibratedBackend, longest: int, n_model: int) -> None:
+    """Tell ``pace`` what drafts of up to ``longest`` tokens cost, those of the draft model up to ``n_model``.
+
+    Everything is done three times; the first does not count. What takes too long is left to be learnt on the way.
+    """
+    lengths = sorted({*range(1, n_model + 1), *(n for n in LENGTHS if n <= longest)})
+    until = time.monotonic() + SECONDS
+    try:
+        for n_seqs in sorted({*range(1, min(backend.n_seqs, MOST_TOGETHER) + 1), backend.n_seqs}):
+            _measure(pace, backend, n_seqs, [0, *lengths], n_model, until)
+    except EngineError as error:
+        log.warning("drafts could not be measured: %s", error)
+    finally:
+        for seq in range(backend.n_seqs):
+            backend.clear(seq)
+
+
+def _measure(
+    pace: Pace, backend: CalibratedBackend, n_seqs: int, lengths: Sequence[int], n_model: int, until: float
+) -> None:
+    ends = dict.fromkeys(range(n_seqs), N_BEFORE)
+    for seq in ends:
+        backend.clear(seq)
+        backend.evaluate(seq, as_tokens([TOKEN] * N_BEFORE), 0)
+    for n in lengths:
+        if n_seqs * (1 + n) > min(backend.n_outputs, backend.n_ubatch) or n > backend.most_drafts:
+            return
+        for attempt in range(3):
+            if time.monotonic() > until:
+                return
+            backend.top_tokens(0, TOKEN, 1)  # the device has done what it was given
+            began = time.perf_counter()
+            if 0 < n <= n_model and backend.draft_type:
+                backend.draft([SequenceTokens(seq, (TOKEN,), end) for seq, end in ends.items()], n)
+            drafted = time.perf_counter()
+            backend.decode([SequenceTokens(seq, (TOKEN,) * (1 + n), end) for seq, end in ends.items()])
+            backend.top_tokens(0, TOKEN, 1)
+            done = time.perf_counter()
+            for seq, end in ends.items():
+                ends[seq] = backend.keep(seq, end + 1)
+            if attempt:
+                pace.know_step(n_seqs, n_seqs * (1 + n), (done - drafted) * 1e3)
+                if 0 < n <= n_model and backend.draft_type:
+                    pace.know_proposal(backend.draft_type, n, (drafted - began) * 1e3 / n_seqs)
