@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pyctl.cache.snapshot import Block, Span
+from pyctl.cache.snapshot import NOTHING, Block, Span
 from pyctl.engine.backend import SequenceTokens
-from pyctl.engine.llama.library import HiddenRows
+from pyctl.engine.llama.library import HiddenRows, allocate
 
 __all__ = ["SIGNATURE_BYTES", "DraftModel", "Follower", "MakeDraftModel", "is_signed", "signature"]
 
@@ -60,8 +60,10 @@ class DraftModel(Protocol):
     def rows_size(self, first: int, last: int) -> int:
         """Bytes of the block of rows [first, last), 0 if empty."""
 
-    def save_rows(self, seq: int, first: int, last: int) -> Block:
-        """Rows [first, last) of ``seq``, or NOTHING where one is missing. The bytes are there after `synchronize`."""
+    def save_rows(self, seq: int, first: int, last: int, out: Block | None = None) -> Block:
+        """Rows [first, last) of ``seq``, or NOTHING where one is missing. The bytes are there after `synchronize`.
+
+        They go to ``out``, if it is given, which has the size and is signed by nobody yet."""
 
     def load_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
         """Append rows to ``seq`` from ``first`` on; where a block is empty or another's, it goes on without them."""
@@ -69,8 +71,8 @@ class DraftModel(Protocol):
     def state_size(self, seq: int) -> int:
         """Bytes of the state of any position of ``seq``."""
 
-    def save_state(self, seq: int, n: int) -> Block:
-        """What drafting at ``n`` needs besides rows, or NOTHING if it is not known. There after `synchronize`."""
+    def save_state(self, seq: int, n: int, out: Block | None = None) -> Block:
+        """What drafting at ``n`` needs besides rows, or NOTHING if it is not known, likewise."""
 
     def load_state(self, seq: int, n: int, block: Block) -> None:
         """Go on at ``n`` from such a block; from one that is empty or another's, without."""
@@ -104,6 +106,7 @@ class Follower:
         self._hidden = HiddenRows(ctx) if model is not None and model.needs_hidden else None
         self._owed: list[tuple[SequenceTokens, int]] = []
         self._is_copied = False
+        self._unsaved: list[tuple[int, Callable[[DraftModel], Block]]] = []
 
     def prepare(self) -> None:
         """The next evaluation is about to begin: what it would overwrite is handed over now."""
@@ -120,7 +123,9 @@ class Follower:
         self._owed, self._is_copied = list(zip(items, firsts, strict=False)), is_copied
 
     def forget(self, seq: int) -> None:
-        """Nobody needs to know any more what was evaluated in ``seq``."""
+        """Nobody needs to know any more what was evaluated in ``seq``, but for what is being saved."""
+        if any(each == seq for each, _ in self._unsaved):
+            self._settle(before=False)
         self._owed = [(item, first) for item, first in self._owed if item.seq != seq]
 
     def settled(self) -> DraftModel | None:
@@ -128,9 +133,33 @@ class Follower:
         self._settle(before=False)
         return self.model
 
+    def save_rows(self, seq: int, first: int, last: int) -> Block:
+        """Those of the model. What it owes is not evaluated for that while a device is busy: the block is filled later,
+        at the latest when somebody asks for the model, and if that cannot be done, it is signed by nobody."""
+        if self.model is None or not self._may_wait:
+            model = self.settled()
+            return model.save_rows(seq, first, last) if model is not None else NOTHING
+        block = _unsigned(self.model.rows_size(first, last))
+        self._unsaved.append((seq, lambda model: model.save_rows(seq, first, last, block)))
+        return block
+
+    def save_state(self, seq: int, n: int) -> Block:
+        """The same for the model's part of a state."""
+        if self.model is None or not self._may_wait:
+            model = self.settled()
+            return model.save_state(seq, n) if model is not None else NOTHING
+        block = _unsigned(self.model.state_size(seq))
+        self._unsaved.append((seq, lambda model: model.save_state(seq, n, block)))
+        return block
+
+    @property
+    def _may_wait(self) -> bool:
+        """Whether to ask the model now would mean to wait for the device, and to let it wait afterwards."""
+        return bool(self._owed) and self._is_copied and self._hidden is not None
+
     def close(self) -> None:
         """Free the model and what is held of the context."""
-        self._owed = []
+        self._owed, self._unsaved = [], []
         if self.model is not None:
             self.model.close()
         self.model = self._hidden = None
@@ -138,16 +167,25 @@ class Follower:
     def _settle(self, *, before: bool) -> None:
         """``before``: the hidden rows of a further evaluation were copied since."""
         owed, is_copied = self._owed, self._is_copied
+        unsaved, self._unsaved = self._unsaved, []
         self._owed, self._is_copied = [], False
-        if not owed or self.model is None:
+        if self.model is None:
             return
         hidden = None
-        if self._hidden is not None:
+        if self._hidden is not None and owed:
             last, first = owed[-1]
             hidden = self._hidden.finish(before) if is_copied else self._hidden.rows(first + len(last.tokens))
         for item, first in owed:
             rows = None if hidden is None else hidden[first : first + len(item.tokens)]
             self.model.follow(item.seq, item.tokens, item.position, rows)
+        for _, save in unsaved:
+            save(self.model)
+
+
+def _unsigned(size: int) -> Block:
+    block = allocate(size)
+    block[:SIGNATURE_BYTES] = 0
+    return block
 
 
 def signature(*names: str) -> bytes:

@@ -268,8 +268,8 @@ class LlamaBackend:
     def synchronize(self) -> None:
         if self._ctx is not None:
             self._memory.finish()
-        if self._drafts.model is not None:
-            self._drafts.model.synchronize()
+        if drafts := self._drafts.settled():
+            drafts.synchronize()
 
     def block_bytes(self) -> BlockBytes:
         in_flight = self._memory.in_flight_bytes if self._ctx is not None else 0
@@ -284,8 +284,7 @@ class LlamaBackend:
         return block
 
     def save_state(self, seq: int, n: int) -> State:
-        drafts = self._drafts.settled()
-        draft = drafts.save_state(seq, n) if drafts is not None else NOTHING
+        draft = self._drafts.save_state(seq, n)
         if self.kind == "attention":
             return State.of(NOTHING, draft)
         # llama.cpp itself must not copy across two pinned ranges, and the state of kind `opaque` is its own.
@@ -305,8 +304,7 @@ class LlamaBackend:
         return self._drafts.model.state_size(0) if self._drafts.model is not None else 0
 
     def save_draft_rows(self, seq: int, first: int, last: int) -> Block:
-        drafts = self._drafts.settled()
-        return drafts.save_rows(seq, first, last) if drafts is not None else NOTHING
+        return self._drafts.save_rows(seq, first, last)
 
     def load_draft_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
         if drafts := self._drafts.settled():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
@@ -25,31 +24,67 @@ __all__ = ["MtpHead"]
 ABORTED = 2
 """What llama_decode returns when `Pulse` stopped it."""
 
-MOST_OWED = limit(16, "rows that a head for drafts owes", "they are evaluated together", "memory", "rows of a sequence")
+MOST_SPARE = limit(64, "hidden rows kept beyond those that a head needs", "the oldest are forgotten", "memory", "rows")
 
 log = logging.getLogger(__name__)
 
 
-@dataclass
 class _Followed:
     """What is known of one sequence, which the trunk holds up to ``end``.
 
     Row p of the head belongs to the token at p and the trunk's hidden row before it. Rows [first, last) are there; the
     one at ``end`` may be, too, for the token ``ahead`` that was to follow. ``tokens`` are the latest before ``end``, at
-    least those of rows that are owed, and ``hidden`` the trunk's rows of these and of the token before them.
+    least those of rows that are owed, and `hidden` has the trunk's rows of these and of the token before them.
     """
 
-    hidden: NDArray[np.float32]
-    first: int = 0
-    last: int = 0
-    end: int = 0
-    tokens: list[int] = field(default_factory=list)
-    ahead: int = -1
-    is_known: bool = True  # the last of ``hidden``; else it stands for one that was lost
+    def __init__(self, width: int, n: int = 0) -> None:
+        """With nothing of what was before ``n``."""
+        self.first = self.last = self.end = n
+        self.tokens: list[int] = []
+        self.ahead = -1
+        self.is_known = n == 0  # the last hidden row; else zeros stand for one that was lost
+        self._rows = np.zeros((1, width), np.float32)
+        self._n_rows = 1
 
     @property
     def n_owed(self) -> int:
         return self.end - self.last
+
+    def hidden(self, n: int) -> NDArray[np.float32]:
+        """The hidden rows before the latest ``n`` tokens, and that of the last one."""
+        return self._rows[self._n_rows - n - 1 : self._n_rows]
+
+    def append(self, tokens: list[int], hidden: NDArray[np.float32]) -> None:
+        """``tokens`` came after the others."""
+        n = self._n_rows + len(tokens)
+        if n > len(self._rows):
+            grown = np.empty((2 * n, self._rows.shape[1]), np.float32)
+            grown[: self._n_rows] = self._rows[: self._n_rows]
+            self._rows = grown
+        self._rows[self._n_rows : n] = hidden
+        self._n_rows, self.end, self.is_known = n, self.end + len(tokens), True
+        self.tokens += tokens
+
+    def drop(self, n: int) -> None:
+        """The last ``n`` tokens are gone."""
+        self.end -= n
+        if n <= len(self.tokens):
+            del self.tokens[len(self.tokens) - n :]
+            self._n_rows -= n
+        else:
+            self.stand_at(np.zeros(self._rows.shape[1], np.float32), is_known=self.end == 0)
+
+    def stand_at(self, row: NDArray[np.float32], *, is_known: bool) -> None:
+        """``row`` is the last hidden row, and there are none before it."""
+        self._rows, self._n_rows = np.array(row[None]), 1
+        self.tokens, self.is_known = [], is_known
+
+    def forget_all_but(self, n: int) -> None:
+        """Keep the latest ``n`` tokens, and not many more."""
+        n_more = len(self.tokens) - n
+        if n_more > (MOST_SPARE if n else 0):
+            self._rows, self._n_rows = np.array(self.hidden(n)), n + 1
+            del self.tokens[:n_more]
 
 
 class MtpHead:
@@ -80,8 +115,9 @@ class MtpHead:
         self._cells = api.llama_get_memory(ctx)
         self._n_batch = int(api.llama_n_ubatch(ctx))
         self._width = int(api.llama_model_n_embd_out(api.llama_get_model(ctx)))
+        self._most_owed = max(self._n_batch // 2, self._window)
         self._none = np.zeros((1, self._width), np.float32)
-        self._seqs = [_Followed(self._none) for _ in range(int(api.llama_n_seq_max(ctx)))]
+        self._seqs = [_Followed(self._width) for _ in range(int(api.llama_n_seq_max(ctx)))]
         self._head = NextnHead(address, p_min)
         if self._head.evaluate(0, 0, [0], self._none) != 0:
             raise ModelError("the model's head for drafts cannot be evaluated")
@@ -107,44 +143,32 @@ class MtpHead:
             return
         if at.last > at.end and at.ahead != new[0]:  # another token was to follow
             self._cut(seq, at.end)
-        at.tokens += new
-        at.hidden = np.concatenate((at.hidden, hidden[n_past:]))
-        at.end += len(new)
-        at.is_known = True
-        if at.n_owed >= max(self._window, MOST_OWED):
+        at.append(new, hidden[n_past:])
+        if at.n_owed >= self._most_owed:
             self._pay(seq)
             at = self._seqs[seq]
         # After a prompt's batch there is only what a snapshot would bring; later, what is left when drafts were wrong.
         n_before = self._n_rows - 1 + self._window if self._n_rows > 1 and len(new) <= self._window else 0
-        self._forget_all_but(at, max(at.n_owed, n_before))
+        at.forget_all_but(max(at.n_owed, n_before))
 
     def keep(self, seq: int, n: int) -> None:
         at = self._seqs[seq]
-        n_wrong = at.end - n
-        if n_wrong <= 0:
-            return
-        if n_wrong <= len(at.tokens):
-            del at.tokens[-n_wrong:]
-            at.hidden = at.hidden[:-n_wrong]
-        else:
-            at.tokens, at.hidden, at.is_known = [], self._none, n == 0
-        at.end = n
-        if at.last > n:
-            self._cut(seq, n)
+        if at.end > n:
+            at.drop(at.end - n)
+            if at.last > n:
+                self._cut(seq, n)
 
     def rewind(self, seq: int, n: int) -> None:
         self.keep(seq, n)
 
     def clear(self, seq: int) -> None:
         self._memory.clear(seq)
-        self._seqs[seq] = _Followed(self._none)
+        self._seqs[seq] = _Followed(self._width)
 
     def _lose(self, seq: int, n: int) -> None:
         """Go on at ``n`` with nothing of what was before."""
         self.clear(seq)
-        at = self._seqs[seq]
-        at.first = at.last = at.end = n
-        at.is_known = n == 0
+        self._seqs[seq] = _Followed(self._width, n)
 
     def _cut(self, seq: int, n: int) -> None:
         """Drop the rows from ``n`` on."""
@@ -157,20 +181,14 @@ class MtpHead:
         """Evaluate the rows that are owed; what fails leaves none."""
         at = self._seqs[seq]
         while at.n_owed > 0:
-            first, n = len(at.tokens) - at.n_owed, min(at.n_owed, self._n_batch)
-            code = self._head.evaluate(seq, at.last, at.tokens[first : first + n], at.hidden[first : first + n])
+            n_owed, n = at.n_owed, min(at.n_owed, self._n_batch)
+            tokens = at.tokens[len(at.tokens) - n_owed :][:n]
+            code = self._head.evaluate(seq, at.last, tokens, at.hidden(n_owed)[:n])
             if code != 0:
                 self._lose(seq, at.end)
                 self._check(code)
                 return
             at.last += n
-
-    @staticmethod
-    def _forget_all_but(at: _Followed, n: int) -> None:
-        """Keep the latest ``n`` tokens, with their hidden rows and the one before."""
-        if len(at.tokens) > n:
-            at.tokens = at.tokens[len(at.tokens) - n :]
-            at.hidden = at.hidden[len(at.hidden) - n - 1 :].copy()
 
     @staticmethod
     def _check(code: int) -> None:
@@ -203,7 +221,7 @@ class MtpHead:
                 at = self._seqs[item.seq]
             n_before = max(min(len(at.tokens), self._n_rows - 1), at.n_owed)
             tokens = [*at.tokens[len(at.tokens) - n_before :], *item.tokens]
-            jobs.append((item.seq, at.end - n_before, tokens, at.hidden[len(at.hidden) - n_before - 1 :]))
+            jobs.append((item.seq, at.end - n_before, tokens, at.hidden(n_before)))
         drafts, code = self._head.draft(jobs, n, self._n_rows)
         for item, (seq, start, _, _) in zip(items, jobs, strict=True):
             at = self._seqs[seq]
@@ -220,20 +238,20 @@ class MtpHead:
     def rows_size(self, first: int, last: int) -> int:
         return SIGNATURE_BYTES + self._memory.rows_size(first, last) if first < last else 0
 
-    def save_rows(self, seq: int, first: int, last: int) -> Block:
+    def save_rows(self, seq: int, first: int, last: int, out: Block | None = None) -> Block:
         at = self._seqs[seq]
         if at.n_owed > 0:
             self._pay(seq)
             at = self._seqs[seq]
         if not at.first <= first < last <= at.last:
             return NOTHING
-        block = allocate(self.rows_size(first, last))
-        block[:SIGNATURE_BYTES] = np.frombuffer(self._signature, np.uint8)
+        block = allocate(self.rows_size(first, last)) if out is None else out
         try:
             self._memory.save_rows(seq, first, last, block[SIGNATURE_BYTES:])
         except (ValueError, RuntimeError) as error:
             log.debug("rows of the head for drafts were not saved: %s", error)
             return NOTHING
+        block[:SIGNATURE_BYTES] = np.frombuffer(self._signature, np.uint8)
         self._is_saving = True
         return block
 
@@ -250,8 +268,7 @@ class MtpHead:
             self._lose(seq, own[0][1] if own else last)
         if own and not self._append(seq, own):
             self._lose(seq, last)
-        at = self._seqs[seq]
-        at.tokens, at.hidden, at.is_known = [], self._none, last == 0
+        self._seqs[seq].stand_at(self._none[0], is_known=last == 0)
 
     def _append(self, seq: int, spans: Sequence[Span]) -> bool:
         """Append rows of its own; False if something is wrong with them."""
@@ -272,13 +289,13 @@ class MtpHead:
     def state_size(self, seq: int) -> int:
         return SIGNATURE_BYTES + self._none.nbytes
 
-    def save_state(self, seq: int, n: int) -> Block:
+    def save_state(self, seq: int, n: int, out: Block | None = None) -> Block:
         at = self._seqs[seq]
         if at.end != n or not at.is_known:
             return NOTHING
-        block = np.empty(self.state_size(seq), np.uint8)
+        block = np.empty(self.state_size(seq), np.uint8) if out is None else out
         block[:SIGNATURE_BYTES] = np.frombuffer(self._signature, np.uint8)
-        block[SIGNATURE_BYTES:] = at.hidden[-1].view(np.uint8)
+        block[SIGNATURE_BYTES:] = at.hidden(0)[0].view(np.uint8)
         return block
 
     def load_state(self, seq: int, n: int, block: Block) -> None:
@@ -293,8 +310,7 @@ class MtpHead:
         if at.n_owed > 0:
             self._pay(seq)
             at = self._seqs[seq]
-        at.tokens, at.is_known = [], True
-        at.hidden = np.array(block[SIGNATURE_BYTES:]).view(np.float32)[None]
+        at.stand_at(np.array(block[SIGNATURE_BYTES:]).view(np.float32), is_known=True)
 
     @property
     def in_flight_bytes(self) -> int:

@@ -31,12 +31,32 @@ HYBRIDS = ("tiny-hybrid-nextn", "tiny-moe-nextn")
 Draft = Callable[[list[int], int], Sequence[int]]
 
 
+class LateRows:
+    """HiddenRows of a device: the next evaluation has begun when they are asked for."""
+
+    def __init__(self, real: HiddenRows) -> None:
+        self.rows = real.rows
+        self.copies: list[NDArray[np.float32]] = []
+
+    def start(self, n: int) -> bool:
+        self.copies.append(np.array(self.rows(n)))
+        for old in self.copies[:-2]:
+            old[:] = np.nan
+        del self.copies[:-2]
+        return True
+
+    def finish(self, before: bool = False) -> NDArray[np.float32]:
+        return self.copies[-2 if before else -1]
+
+
 @pytest.fixture(scope="module")
 def opened(model_path: Callable[[str], Path]) -> Iterator[Callable[..., LlamaBackend]]:
     """opened("tiny-hybrid-nextn", n_draft=3, type_k="q8_0") -> a backend that drafts, all sequences empty.
 
-    ``as_on_gpu``: with as many rows in each call of the head as there."""
+    ``as_on_gpu``: with as many rows in each call of the head as there, and hidden rows that are copied beside the next
+    evaluation."""
     backends: dict[object, LlamaBackend] = {}
+    hidden: dict[object, Any] = {}
 
     def get(
         name: str = "tiny-hybrid-nextn",
@@ -54,6 +74,8 @@ def opened(model_path: Callable[[str], Path]) -> Iterator[Callable[..., LlamaBac
             backends[key].clear(seq)
         if isinstance(head := backends[key]._drafts.model, MtpHead):
             head._n_rows = 1 + n_draft if as_on_gpu else 1
+            real = hidden[key] = hidden.get(key, backends[key]._drafts._hidden)
+            backends[key]._drafts._hidden = LateRows(real) if as_on_gpu else real  # type: ignore[assignment]
         return backends[key]
 
     yield get
@@ -628,3 +650,42 @@ def test_a_gpu_evaluates_as_many_rows_in_each_call(
         end += 1 + n_right
         backend.keep(0, end)
     assert set(shapes[4:]) == {(4, 4)}
+
+
+def test_a_cut_does_not_wait_for_the_head(opened: Callable[..., LlamaBackend], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is saved between two batches of a prompt is evaluated when the second is on its way, or when asked for."""
+    backend, tokens = opened(as_on_gpu=True), prompt(160)
+    asked: list[str] = []
+    head = backend._drafts.model
+    assert isinstance(head, MtpHead)
+    for name in ("follow", "save_rows", "save_state"):
+        real = getattr(head, name)
+        monkeypatch.setattr(head, name, lambda *args, name=name, real=real: (asked.append(name), real(*args))[1])
+    blocks = []
+    for first, last in ((0, 64), (64, 128), (128, 160)):
+        backend.evaluate(0, as_tokens(tokens[first:last]), first)
+        asked.clear()
+        blocks.append((backend.save_draft_rows(0, first, last), backend.save_state(0, last).draft))
+        assert asked == []
+    backend.synchronize()
+    assert asked == ["follow", "save_rows", "save_state"]
+    late = [(rows.copy(), state.copy()) for rows, state in blocks]
+    backend.clear(0)
+    plain = opened()
+    for (first, last), (rows, state) in zip(((0, 64), (64, 128), (128, 160)), late, strict=True):
+        plain.evaluate(0, as_tokens(tokens[first:last]), first)
+        assert np.array_equal(plain.save_draft_rows(0, first, last), rows)
+        assert np.array_equal(plain.save_state(0, last).draft, state)
+
+
+def test_what_is_being_saved_outlives_its_sequence(opened: Callable[..., LlamaBackend]) -> None:
+    backend, tokens = opened(as_on_gpu=True), prompt(64)
+    prefill(backend, tokens)
+    rows, state = backend.save_draft_rows(0, 0, 64), backend.save_state(0, 64).draft
+    backend.clear(0)
+    backend.synchronize()
+    prefill(backend, tokens)
+    again = backend.save_draft_rows(0, 0, 64)
+    backend.synchronize()
+    assert np.array_equal(rows, again)
+    assert state[:64].any()

@@ -318,12 +318,12 @@ class SeparateModel:
     def rows_size(self, first: int, last: int) -> int:
         return SIGNATURE_BYTES + self._memory.rows_size(first, last) if first < last else 0
 
-    def save_rows(self, seq: int, first: int, last: int) -> Block:
+    def save_rows(self, seq: int, first: int, last: int, out: Block | None = None) -> Block:
         at = self._seqs[seq]
         self._pay(seq)
         if not at.first <= first < last <= at.held:
             return NOTHING
-        block = self._signed(self.rows_size(first, last))
+        block = self._signed(self.rows_size(first, last), out)
         self._memory.save_rows(seq, first, last, block[SIGNATURE_BYTES:])
         return block
 
@@ -345,7 +345,7 @@ class SeparateModel:
     def state_size(self, seq: int) -> int:
         return SIGNATURE_BYTES + self._memory.state_size(seq) if self._is_hybrid else 0
 
-    def save_state(self, seq: int, n: int) -> Block:
+    def save_state(self, seq: int, n: int, out: Block | None = None) -> Block:
         at = self._seqs[seq]
         if not self._is_hybrid or at.end != n or n == 0:
             return NOTHING
@@ -354,7 +354,7 @@ class SeparateModel:
             self._cut(seq, n)
         if at.first > 0 or at.held != n or at.is_stale:
             return NOTHING
-        block = self._signed(self.state_size(seq))
+        block = self._signed(self.state_size(seq), out)
         self._memory.save_state(seq, n, block[SIGNATURE_BYTES:])
         return block
 
@@ -371,8 +371,8 @@ class SeparateModel:
             self._memory.load_state(seq, n, block[SIGNATURE_BYTES:])
             at.is_stale = False
 
-    def _signed(self, size: int) -> Block:
-        block = allocate(size)
+    def _signed(self, size: int, out: Block | None) -> Block:
+        block = allocate(size) if out is None else out
         block[:SIGNATURE_BYTES] = np.frombuffer(self._signature, np.uint8)
         return block
 
