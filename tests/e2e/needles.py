@@ -43,9 +43,12 @@ class Told:
         return messages, Fact(fact.kind, fact.owner, value).answered
 
 
-def told(seed: int, tokens: int, count: int) -> Told:
-    """About `tokens` tokens with `count` facts strewn in from the first to nearly the last."""
-    messages, needed = needles(Random(f"{seed} needle test {tokens}"), tokens, count)
+def told(seed: int, tokens: int, count: int, *, paraphrased: bool = False) -> Told:
+    """About `tokens` tokens with `count` facts strewn in from the first to nearly the last.
+
+    `paraphrased`: told and asked in words that the training never used.
+    """
+    messages, needed = needles(Random(f"{seed} needle test {tokens}"), tokens, count, paraphrased=paraphrased)
     plain = [{"role": message.role, "content": message.text} for message in messages]
     asked = [Question(plain[q.index - 1]["content"], plain[q.index]["content"], q.told, q.fact) for q in needed]
     return Told(plain[: needed[0].index - 1], asked)

@@ -12,9 +12,9 @@ from gguf import GGML_QUANT_VERSION, GGUFReader, GGUFWriter, LlamaFileType, Toke
 from tokenizers import Tokenizer, models
 
 from tools.training.network import Attention, Network
-from tools.training.tokens import SPECIAL, merges
+from tools.training.tokens import SPECIAL, VOCAB_SIZE, merges, tokenizer_of
 
-__all__ = ["TEMPLATE", "read_gguf", "write_gguf"]
+__all__ = ["TEMPLATE", "read_gguf", "stored_tokenizer", "write_gguf"]
 
 TEMPLATE = Path(__file__).with_name("template.jinja")
 _CONTEXT = 262_144
@@ -32,6 +32,13 @@ def write_gguf(path: Path, network: Network, tokenizer: Tokenizer, *, half: bool
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def stored_tokenizer(path: Path) -> Tokenizer | None:
+    """The tokenizer of a file, if its vocabulary is as large as that of today."""
+    fields = GGUFReader(path).fields
+    tokens = fields["tokenizer.ggml.tokens"].contents()
+    return tokenizer_of(tokens, fields["tokenizer.ggml.merges"].contents()) if len(tokens) == VOCAB_SIZE else None
 
 
 @torch.no_grad()

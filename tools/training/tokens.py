@@ -15,7 +15,7 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 
 from tools.training.dialogue import Message, conversation
 
-__all__ = ["SPECIAL", "VOCAB_SIZE", "assemble", "merges", "train_tokenizer"]
+__all__ = ["SPECIAL", "VOCAB_SIZE", "assemble", "merges", "tokenizer_of", "train_tokenizer"]
 
 VOCAB_SIZE = 2560
 SPECIAL = (
@@ -58,7 +58,31 @@ def train_tokenizer(seed: int, chars: int = 12_000_000) -> Tokenizer:
                 left -= len(message.text)
                 yield f"{message.role}\n{message.thought or ''}\n{message.text}"
 
-    tokenizer = Tokenizer(models.BPE())
+    tokenizer = _tokenizer(models.BPE())
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    size = VOCAB_SIZE - len(SPECIAL)
+    trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(corpus(), trainer)
+    if tokenizer.get_vocab_size() != size:
+        raise ValueError(f"the corpus gave {tokenizer.get_vocab_size()} tokens, not {size}")
+    _add_special(tokenizer)
+    return tokenizer
+
+
+def tokenizer_of(tokens: list[str], pairs: list[str]) -> Tokenizer:
+    """The tokenizer with these tokens, in their order, and `merges`."""
+    numbers = {token: number for number, token in enumerate(tokens) if token not in SPECIAL}
+    tokenizer = _tokenizer(models.BPE(numbers, [tuple(pair.split(" ")) for pair in pairs]))
+    _add_special(tokenizer)
+    return tokenizer
+
+
+def _add_special(tokenizer: Tokenizer) -> None:
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL])
+
+
+def _tokenizer(model: models.BPE) -> Tokenizer:
+    tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(_SPLIT), "isolated"),
@@ -66,13 +90,6 @@ def train_tokenizer(seed: int, chars: int = 12_000_000) -> Tokenizer:
         ]
     )
     tokenizer.decoder = ByteLevelDecoder()
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    size = VOCAB_SIZE - len(SPECIAL)
-    trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator(corpus(), trainer)
-    if tokenizer.get_vocab_size() != size:
-        raise ValueError(f"the corpus gave {tokenizer.get_vocab_size()} tokens, not {size}")
-    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL])
     return tokenizer
 
 

@@ -25,17 +25,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from tools.training.batches import Batches
-from tools.training.export import read_gguf, write_gguf
+from tools.training.export import read_gguf, stored_tokenizer, write_gguf
 from tools.training.network import Network, Sizes
 from tools.training.recall import recall
 from tools.training.tokens import train_tokenizer
 
 # From which share of the training on batches of which length are drawn, and how often.
 _LENGTHS = (
-    (0.0, {512: 1.0}),
-    (0.1, {512: 0.6, 2048: 0.4}),
-    (0.4, {512: 0.4, 2048: 0.35, 16384: 0.25}),
-    (0.7, {512: 0.3, 2048: 0.3, 16384: 0.4}),
+    (0.0, {512: 0.5, 2048: 0.3, 16384: 0.2}),
+    (0.5, {512: 0.4, 2048: 0.3, 16384: 0.3}),
 )
 _TO_TRUNK = 0.1
 """Share of the head's gradient that reaches the trunk."""
@@ -245,7 +243,9 @@ def examine(network: Network, tokenizer: Tokenizer, device: torch.device, args: 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--start", type=Path, metavar="FILE", help="a GGUF file with the first weights")
+    parser.add_argument(
+        "--start", type=Path, metavar="FILE", help="a GGUF file with the first weights, and the vocabulary"
+    )
     parser.add_argument("--seconds", type=float, default=400)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--seed", type=int, default=0)
@@ -259,9 +259,10 @@ def main() -> None:
     log = Log(args.out / "train.log")
     log(f"{vars(args)}")
 
-    tokenizer = train_tokenizer(args.seed)
+    tokenizer = stored_tokenizer(args.start) if args.start else None
+    tokenizer = tokenizer or train_tokenizer(args.seed)
     tokenizer.save(str(args.out / "tokenizer.json"))
-    log("trained the tokenizer")
+    log("has a tokenizer")
     progress = Progress(args.seconds, args.steps)
     batches = Batches(tokenizer, args.seed, args.workers, plan(progress, args))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
