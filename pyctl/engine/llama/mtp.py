@@ -16,13 +16,10 @@ from pyctl.cache.snapshot import NOTHING, Block, Span
 from pyctl.engine.backend import SequenceTokens
 from pyctl.engine.llama.draft_model import SIGNATURE_BYTES, is_signed, signature
 from pyctl.engine.llama.library import KVState, NextnHead, allocate
-from pyctl.errors import ModelError, UnavailableError
+from pyctl.errors import ModelError
 from pyctl.limit import limit
 
 __all__ = ["MtpHead"]
-
-ABORTED = 2
-"""What llama_decode returns when `Pulse` stopped it."""
 
 MOST_SPARE = limit(64, "hidden rows kept beyond those that a head needs", "the oldest are forgotten", "memory", "rows")
 
@@ -186,14 +183,13 @@ class MtpHead:
             code = self._head.evaluate(seq, at.last, tokens, at.hidden(n_owed)[:n])
             if code != 0:
                 self._lose(seq, at.end)
-                self._check(code)
+                self._note(code)
                 return
             at.last += n
 
     @staticmethod
-    def _check(code: int) -> None:
-        if code == ABORTED:
-            raise UnavailableError("the evaluation was stopped")
+    def _note(code: int) -> None:
+        """What ends an evaluation of the head costs drafts; if it is the end of everything, the trunk's says so."""
         if code != 0:
             log.debug("the head for drafts gave up: llama_decode returned %d", code)
 
@@ -230,7 +226,7 @@ class MtpHead:
             else:
                 n_held = int(api.llama_memory_seq_pos_max(self._cells, seq)) + 1
                 at.first, at.last = (at.first, min(n_held, at.end)) if n_held else (start, start)
-        self._check(code)
+        self._note(code)
         return [tuple(draft) for draft in drafts]
 
     # -- rows and hidden state ---------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from pyctl.engine.llama import LlamaBackend, load
 from pyctl.engine.llama.library import HiddenRows
 from pyctl.engine.llama.mtp import MtpHead
 from pyctl.engine.model_settings import ModelSettings
-from pyctl.errors import EngineError, ModelError, StateError
+from pyctl.errors import EngineError, ModelError, StateError, UnavailableError
 from pyctl.prompt import as_tokens
 
 UBATCH = 64
@@ -689,3 +689,23 @@ def test_what_is_being_saved_outlives_its_sequence(opened: Callable[..., LlamaBa
     backend.synchronize()
     assert np.array_equal(rows, again)
     assert state[:64].any()
+
+
+def test_an_interrupted_head_holds_up_nothing(model_path: Callable[[str], Path]) -> None:
+    """What was evaluated before can be saved, and sequences can be emptied; only drafts are missing."""
+    settings = ModelSettings(path=str(model_path("tiny-hybrid-nextn")), n_ctx=512, n_ubatch=UBATCH, n_threads=1)
+    backend = load(settings, drafts=DraftSettings(draft_types=("draft-mtp",))).backend
+    tokens = prompt(100)
+    prefill(backend, tokens)
+    backend._drafts._hidden = LateRows(backend._drafts._hidden)  # type: ignore[assignment, arg-type]
+    backend.evaluate(0, as_tokens([5, 6, 7]), 100)
+    state, rows = backend.save_state(0, 103), backend.save_draft_rows(0, 0, 103)
+    backend.interrupt()
+    backend.synchronize()
+    assert state.recurrent.size > 0
+    assert not rows[:64].any()  # signed by nobody: the rows of the last tokens were never evaluated
+    assert backend.draft([SequenceTokens(0, (4,), 103)], 3) == [()]
+    with pytest.raises(UnavailableError):
+        backend.decode([SequenceTokens(0, (4,), 103)])
+    backend.clear(0)
+    backend.unload()
