@@ -27,7 +27,7 @@ from pyctl.chat.template import Template
 from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.logs import LoadProgress
 from pyctl.engine.admin import EngineAdmin
-from pyctl.engine.draft.cache_drafts import CacheDrafts
+from pyctl.engine.draft.cache_drafts import BESIDE_MODEL, CacheDrafts
 from pyctl.engine.draft.ngram import ngram_sources
 from pyctl.engine.draft.pace import Pace
 from pyctl.engine.draft.source import DraftSource
@@ -118,7 +118,8 @@ def assemble(settings: CommandSettings, go_on: Callable[[], bool] = lambda: True
     except BaseException:
         loaded.backend.unload()
         raise
-    remembered = CacheDrafts() if settings.drafts.has("cache") else None
+    least = BESIDE_MODEL if loaded.backend.draft_type else 1
+    remembered = CacheDrafts(least=least) if settings.drafts.has("cache") else None
     speculation = _speculation(settings, loaded, remembered)
     info = replace(loaded.info, draft_types=speculation.names)
     engine = Engine(loaded.backend, RamCache(settings.cache.n_slots, budget), settings.engine, tier, speculation)

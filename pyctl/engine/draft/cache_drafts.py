@@ -22,7 +22,7 @@ from pyctl.engine.draft.source import DraftJob
 from pyctl.engine.draft.token_index import CONTEXT, MAX_TOKENS, TokenIndex
 from pyctl.prompt import Tokens, as_tokens
 
-__all__ = ["CacheDrafts"]
+__all__ = ["BESIDE_MODEL", "CacheDrafts"]
 
 BLOCK = 512
 """A prompt is taken in by blocks of so many tokens, each known by all tokens up to its end: what is there stays."""
@@ -35,6 +35,9 @@ HAND_OVER = 16
 
 LONGEST = 64
 """Tokens of the longest draft."""
+
+BESIDE_MODEL = 7
+"""Tokens that have to agree where a draft model could draft instead: with fewer it is right more often."""
 
 TRUST = 2
 """Drafts for each token that agreed."""
@@ -209,14 +212,16 @@ def _rest(expected: list[_Expected], n: int) -> list[_Expected]:
 class CacheDrafts:
     """Copies drafts of at most ``longest`` tokens; ``capacity`` tokens are remembered, a power of two.
 
+    Where fewer than ``least`` tokens agree it leaves drafting to whoever is asked next.
     The engine's thread calls it and waits for nothing: texts are handed over to a thread that takes them in.
     """
 
     name = "cache"
 
-    def __init__(self, capacity: int = MAX_TOKENS, longest: int = LONGEST) -> None:
+    def __init__(self, capacity: int = MAX_TOKENS, longest: int = LONGEST, least: int = 1) -> None:
         self.index = TokenIndex(capacity)
         self.most = longest
+        self._least = least
         self._courses: dict[int, _Course] = {}
         self._queue: SimpleQueue[_Text | Event | None] = SimpleQueue()
         keeper = _Keeper(self.index)
@@ -225,13 +230,21 @@ class CacheDrafts:
 
     @property
     def n_bytes(self) -> int:
-        """What is remembered takes about so many bytes."""
-        return self.index.n_bytes
+        """What is remembered takes about so many bytes, with what requests that share nothing have of their own."""
+        private = [course.index for course in self._courses.values() if course.index not in (None, self.index)]
+        return self.index.n_bytes + sum(index.n_bytes for index in private if index is not None)
 
     def follow(self, recent: RecentPrompts) -> None:
         """Remember what ``recent`` does: its prompts of before a restart, and each that comes."""
-        for one in reversed(recent.newest_first()):
-            self.remember(one.prompt.tokens)
+        newest: list[Tokens] = []
+        n_tokens = 0
+        for one in recent.newest_first():
+            n_tokens += len(one.prompt)
+            if n_tokens > self.index.capacity // 2:
+                break
+            newest.append(one.prompt.tokens)
+        for tokens in reversed(newest):
+            self.remember(tokens)
         recent.listener = self.remember
 
     def remember(self, tokens: Tokens) -> None:
@@ -280,7 +293,7 @@ class CacheDrafts:
         self._keep_up(course, index, fresh)
         if not course.place:
             self._anchor(course, index, text)
-        if not course.place:
+        if not course.place or course.length < self._least:
             return []
         draft = course.expect(index, min(job.most, self.most, TRUST * course.length))
         if not draft:

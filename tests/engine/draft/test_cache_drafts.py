@@ -76,6 +76,18 @@ def test_most_is_most(source: CacheDrafts) -> None:
     assert len(talk.draft(5)) == 5
 
 
+def test_beside_a_draft_model_only_what_agrees_for_long() -> None:
+    source = CacheDrafts(2**14, least=7)
+    talk = Talk(source, 1, FILE)
+    drafts = talk.says(FILE[:20].tolist())
+    assert not any(drafts[:6])
+    assert all(starts(draft, FILE[i + 1 :]) for i, draft in enumerate(drafts) if i >= 6)
+    # Short matches are followed all the same.
+    drafts = talk.says([555_555, *FILE[21:30].tolist()])
+    assert not any(drafts[:7])
+    assert starts(drafts[8], FILE[29:])
+
+
 def test_what_others_sent(source: CacheDrafts) -> None:
     Talk(source, 1, FILE)
     source.end(1)
@@ -87,7 +99,9 @@ def test_who_does_not_share_neither_gives_nor_gets(source: CacheDrafts) -> None:
     secret = Talk(source, 1, FILE, cached=False)
     shared = Talk(source, 2, OTHER)
     assert not any(shared.says(FILE[:40].tolist()))
+    shared_bytes = source.index.n_bytes
     secret.says(range(20_000, 20_100))
+    assert source.n_bytes > shared_bytes
     secret.says(OTHER[200:240].tolist())
     assert not any(secret.says(OTHER[240:280].tolist()))
     assert not any(shared.says(range(20_000, 20_050)))
@@ -207,6 +221,10 @@ def test_recent_prompts_are_followed(source: CacheDrafts) -> None:
     before.add(Prompt.of(FILE))
     recent = RecentPrompts()
     recent.load(before.newest_first())
+    tiny = CacheDrafts(2**9)
+    tiny.follow(recent)
+    tiny.flush()
+    assert tiny.n_bytes == 0  # half of its room is for what comes
     source.follow(recent)
     recent.add(Prompt.of(OTHER))
     source.flush()
@@ -223,7 +241,7 @@ def test_forgetting(source: CacheDrafts) -> None:
     assert source.n_bytes > 0
     source.forget()
     source.flush()
-    assert source.n_bytes == 0
+    assert source.index.n_bytes == 0
     assert (source.index.ring < 0).all()
     assert not any(talk.says(FILE[100:140].tolist()))
     assert any(secret.says(OTHER[100:140].tolist()))
