@@ -20,11 +20,17 @@ from pyctl.engine.sequence import LiveSequence
 from pyctl.errors import PyctlError
 from pyctl.limit import limit
 
-__all__ = ["ActiveRequest", "Admission", "IdleTask", "Steps"]
+__all__ = ["LOOK_SECONDS", "WAIT_SECONDS", "ActiveRequest", "Admission", "IdleTask", "Steps"]
 
 MOST_PASSED = limit(
     8, "younger requests that may pass one for whose cells there is no room yet", "they wait behind it", "request"
 )
+
+LOOK_SECONDS = 0.05
+"""Who waits is looked at when something has changed, and this often for those that nobody waits for any more."""
+
+WAIT_SECONDS = 0.005
+"""For how long a step waits for the disk when there is nothing else to do; what arrives meanwhile waits, too."""
 
 MOST_RESERVE = 2048
 """Tokens of a reply, or an eighth of the context if that is less, for which there is room when it begins."""

@@ -146,6 +146,10 @@ class Evaluator(Protocol):
         """The most tokens of one evaluation."""
 
     @property
+    def is_async(self) -> bool:
+        """Whether a device evaluates on its own: `decode` returns when that has begun."""
+
+    @property
     def n_outputs(self) -> int:
         """The most outputs of one `decode`, ``n_seqs`` or more."""
 

@@ -211,5 +211,5 @@ class Generation:
         return self._evaluator.top_tokens(index, token, n)
 
     def _send(self, text: str) -> None:
-        self._handle.put(Piece(text, tuple(self._unsent), tuple(self._probs)))
+        self._handle.hold(Piece(text, tuple(self._unsent), tuple(self._probs)))
         self._unsent, self._probs = [], []

@@ -12,7 +12,7 @@ from pyctl.cache.disk.readers import Reads
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.plan import batch_ends
 from pyctl.cache.ram import RamCache
-from pyctl.engine.admission import ActiveRequest, Admission, IdleTask, Steps
+from pyctl.engine.admission import LOOK_SECONDS, WAIT_SECONDS, ActiveRequest, Admission, IdleTask, Steps
 from pyctl.engine.backend import Backend
 from pyctl.engine.cells import CellPool
 from pyctl.engine.decode import Generation, Verify
@@ -28,12 +28,6 @@ from pyctl.engine.snapshotter import CachePlan, Snapshotter
 from pyctl.errors import EngineError, OutOfCellsError, PyctlError
 
 __all__ = ["Engine", "EngineSettings", "IdleTask"]
-
-LOOK_SECONDS = 0.05
-"""Who waits is looked at when something has changed, and this often for those that nobody waits for any more."""
-
-WAIT_SECONDS = 0.005
-"""For how long a step waits for the disk when there is nothing else to do; what arrives meanwhile waits, too."""
 
 log = logging.getLogger(__name__)
 
@@ -112,6 +106,7 @@ class Engine:
                 ready.append(active)
         prefilling = self._turns.next(ready)
         if prefilling is not None:
+            self.tell()
             self._resume(prefilling, None)
             if self._short:
                 self._short, self._overrun = False, True
@@ -122,10 +117,16 @@ class Engine:
         if decoding:
             self._decode(decoding, is_timed=prefilling is None)
         elif prefilling is None:
+            self.tell()
             waiting = [active.reads for active in self.running if active.reads is not None]
             if waiting:
                 waiting[0].wait(WAIT_SECONDS)
         return bool(self.running or self.waiting or self.idle_tasks)
+
+    def tell(self) -> None:
+        """Let clients have what the last steps gave: while a device evaluates, not while it waits for the next step."""
+        for active in self.running:
+            active.handle.release()
 
     def recover(self, error: PyctlError) -> None:
         """A step broke off, nobody knows where: fail all requests with ``error``, forget what the sequences hold."""
@@ -211,6 +212,7 @@ class Engine:
 
     def _suspend(self, active: ActiveRequest) -> None:
         """Let a running request wait as it is: what its sequence holds goes to RAM, its generator stays."""
+        active.handle.release()
         seq = active.seq
         assert seq is not None
         if active.stats is None or active.reads is not None or not seq.n:  # nothing of it is evaluated yet
@@ -282,7 +284,10 @@ class Engine:
     def _evaluate(self, batch: list[BatchItem]) -> bool:
         """Evaluate one batch and resume those that wait for it; False if nothing was evaluated for want of cells."""
         try:
+            if not self.backend.is_async:
+                self.tell()
             self.backend.decode([item.tokens for item in batch])
+            self.tell()
         except OutOfCellsError as error:
             if not self.pool.clear_idle():
                 self._overrun = True
@@ -326,6 +331,7 @@ class Engine:
         active.handle.put(Failed(told(error)))
 
     def _end(self, active: ActiveRequest) -> None:
+        active.handle.release()
         if active.steps is not None:
             active.steps.close()
         if active.kept is not None:
@@ -350,7 +356,9 @@ class Engine:
 
             lookup = snapshotter.lookup(request, ends, seq, stats)
             snapshotter.leave(seq, lookup, stats)
-            if len(self.running) == 1 and self._clears_idle:
+            # Who is served alone gets all cells: a request then costs and yields what it does alone.
+            clears = self.settings.exact or (self.settings.clear_idle and snapshotter.cache.enabled)
+            if len(self.running) == 1 and clears:
                 self.pool.clear_idle(lookup.snapshots, named=False)
             restored = yield from snapshotter.restore(lookup, seq, stats, self.pool.make_room)
             plan = snapshotter.plan(lookup, restored, seq, stats)
@@ -390,9 +398,3 @@ class Engine:
                 self.snapshotter.save(seq, plan, stats)
 
         return prefill(active, seq, ends, self.backend.n_ubatch, evaluate, after)
-
-    @property
-    def _clears_idle(self) -> bool:
-        """Whether a request that is served alone gets all cells: it then costs and yields what it does alone."""
-        settings = self.settings
-        return settings.exact or (settings.clear_idle and self.snapshotter.cache.enabled)

@@ -81,7 +81,7 @@ class FakeBackend:
         self.n_rollback = {"attention": n_ctx, "hybrid": n_planes, "opaque": 0}[kind]
         self.most_drafts = {"attention": n_ctx, "hybrid": max(most_drafts, n_planes), "opaque": 0}[kind]
         self.draft_type = draft_type
-        self.fail_loads = 0
+        self.fail_loads, self.is_async = 0, False
         self.n_evaluated = 0
         self.n_beats = 0
         self.closed = False

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 
 from pyctl.engine.request import Done, DraftCounts, Event, Failed, Piece, Request
@@ -32,9 +34,9 @@ class RequestHandle:
     """One consumer iterates, blocking or async, until a Done or Failed event has been delivered.
 
     ``drafts`` are counted by the engine's thread, for anyone to read, as the reply goes on.
-    `put` is called by the engine's thread, except for an end that comes from elsewhere; `cancel` and `end_reasoning` by
-    anyone. ``is_over`` says that an end was put: nobody sees what comes after it. A consumer who leaves too much unread
-    gets an error behind it, and the work stops.
+    `hold`, `release` and `put` are called by the engine's thread, except for an end that comes from elsewhere, `cancel`
+    and `end_reasoning` by anyone. ``is_over`` says that an end was put: nobody sees what comes after it. A consumer who
+    leaves too much unread gets an error behind it, and the work stops.
     """
 
     def __init__(self, request: Request) -> None:
@@ -44,6 +46,7 @@ class RequestHandle:
         self.is_over = False
         self.drafts = DraftCounts()
         self._events: SimpleQueue[Event] = SimpleQueue()
+        self._held: deque[Piece] = deque()
         self._wake: Callable[[], None] | None = None
         self._flowing = False
         self._ended = False
@@ -57,18 +60,42 @@ class RequestHandle:
         """Have the reasoning end at the next token, if the request has a limit for it and the reply is within one."""
         self.ends_reasoning = True
 
+    def hold(self, piece: Piece) -> None:
+        """Deliver ``piece`` with the next `release` or `put`: whoever waits is not woken yet, since that takes the
+        interpreter from the engine while the device has nothing to do."""
+        if self.is_over:
+            return
+        self._n_put += _size(piece)
+        if self._n_put - self._n_taken > MOST_UNREAD:
+            self.cancel()
+            self.put(Failed(EngineError("the client left too much of the reply unread")))
+        else:
+            self._held.append(piece)
+
+    def release(self) -> None:
+        """Deliver what was held."""
+        if self._held:
+            self._deliver_held()
+            self._wake_up()
+
     def put(self, event: Event) -> None:
-        """Deliver an event. Waking an event loop costs a system call, so it happens only while one waits."""
+        """Deliver an event, behind all that was held."""
         if isinstance(event, Piece):
-            if self.is_over:
-                return
-            self._n_put += _size(event)
-            if self._n_put - self._n_taken > MOST_UNREAD:
-                self.cancel()
-                event = Failed(EngineError("the client left too much of the reply unread"))
+            self.hold(event)
+            return self.release()
+        self._deliver_held()
         self._events.put(event)
         if isinstance(event, (Done, Failed)):
             self.is_over = True
+        self._wake_up()
+
+    def _deliver_held(self) -> None:
+        with suppress(IndexError):  # an end that comes from elsewhere delivers them, too
+            while self._held:
+                self._events.put(self._held.popleft())
+
+    def _wake_up(self) -> None:
+        """Waking an event loop costs a system call, so it happens only while one waits."""
         wake, self._wake = self._wake, None
         if wake is not None:
             wake()

@@ -287,6 +287,7 @@ class Worker:
 
     def _do(self, item: _Call) -> None:
         self._working, self._current = True, item
+        self._engine.tell()  # it may take long
         item.run()
         self._current = None
 

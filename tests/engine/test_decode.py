@@ -177,3 +177,53 @@ def test_control_tokens_are_text_where_the_request_says_so() -> None:
     assert shown.tokens == reply.tokens
     texts = [b"<mark>" if token == hidden else backend.piece(token) for token in reply.tokens]
     assert shown.text == b"".join(texts).decode("utf-8", "replace")
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_what_a_step_gave_is_told_at_once_while_the_next_is_evaluated(is_async: bool) -> None:
+    """A device evaluates on its own from when decode returns; elsewhere, others run while decode does."""
+    endless = Sampling(temperature=0.0, ignore_eos=True)
+    known, _ = plain("hybrid", n=80, sampling=endless)
+    backend = FakeBackend("hybrid")
+    backend.is_async = is_async
+    source = Foresight({PROMPT: known.tokens}, 3, lambda _: False)
+    engine = Engine(backend, RamCache(8, None), EngineSettings(), speculation=Speculation([source]))
+    handle = RequestHandle(request(PROMPT, 41, sampling=endless))
+    engine.submit(handle)
+    seen: list[int] = []
+    n_woken = 0
+    decode = backend.decode
+
+    def woken() -> None:
+        nonlocal n_woken
+        n_woken += 1
+
+    def spied(items: Sequence[SequenceTokens]) -> None:
+        seen.append(handle._events.qsize())
+        handle._wake = woken
+        decode(items)
+
+    backend.decode = spied
+    while engine.step():
+        pass
+    assert seen == [max(4 * i - 3, 0) if is_async else 4 * i + 1 for i in range(10)]
+    assert n_woken == len(seen), "once for each step"
+    reply = collect(handle)
+    assert reply.tokens == known.tokens[:41]
+
+
+def test_a_reply_that_is_cancelled_or_waits_tells_what_it_has() -> None:
+    endless = Sampling(temperature=0.0, ignore_eos=True)
+    backend = FakeBackend("hybrid", n_seqs=2)
+    engine = Engine(backend, RamCache(8, None), EngineSettings())
+    handles = [RequestHandle(request(PROMPT, 40, sampling=endless)) for _ in range(2)]
+    for handle in handles:
+        engine.submit(handle)
+    for _ in range(12):
+        engine.step()
+    n_given = [engine.sequences[i].n - len(PROMPT) + 1 for i in range(2)]
+    assert min(n_given) > 1
+    engine._suspend(engine.running[1])
+    handles[0].cancel()
+    engine.step()
+    assert [len(collect(handle).tokens) for handle in handles] == n_given
