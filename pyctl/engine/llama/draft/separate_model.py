@@ -19,14 +19,14 @@ from pyctl.engine.backend import SequenceTokens
 from pyctl.engine.llama.batch import Batch
 from pyctl.engine.llama.draft_model import SIGNATURE_BYTES, is_signed, signature
 from pyctl.engine.llama.library import KVState, allocate
-from pyctl.errors import ModelError, UnavailableError
+from pyctl.errors import ModelError
 
 __all__ = ["SeparateModel"]
 
 log = logging.getLogger(__name__)
 
-NO_CELLS, ABORTED = 1, 2
-"""What llama_decode returns without room, and then nothing has changed, and when `Pulse` stopped it."""
+NO_CELLS = 1
+"""What llama_decode returns without room, and then nothing has changed."""
 
 SMALL = 32
 """Fewer tokens than these are not evaluated on their own: they wait for the next draft, whose first batch they join."""
@@ -193,7 +193,7 @@ class SeparateModel:
             code = self._decode(self._put(0, seq, part, at.held, output=False))
             if code != 0:
                 self._lose(seq, end)
-                return self._check(code)
+                return self._note(code)
             at.held += len(part)
 
     # -- drafting ----------------------------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ class SeparateModel:
                 at.owed = [early] if (early := tokens[: -len(item.tokens)]) else []
             else:
                 self._lose(item.seq, item.position)
-        self._check(code)
+        self._note(code)
         going = list(zip((item for item, _ in group), outputs, strict=True)) if code == 0 else []
         while going:
             chosen = [(item, self._choose(output)) for item, output in going]
@@ -272,7 +272,7 @@ class SeparateModel:
             if going and (code := self._decode(n_tokens)) != 0:
                 for item, _ in going if code != NO_CELLS else ():
                     self._lose(item.seq, item.position)
-                return self._check(code)
+                return self._note(code)
             for item, _ in going:
                 at = self._seqs[item.seq]
                 at.ahead.append(at.draft[-1])
@@ -307,9 +307,8 @@ class SeparateModel:
         return int(api.llama_decode(self._ctx, self._batch.struct))
 
     @staticmethod
-    def _check(code: int) -> None:
-        if code == ABORTED:
-            raise UnavailableError("the evaluation was stopped")
+    def _note(code: int) -> None:
+        """What ends an evaluation here costs drafts; if it is the end of everything, the trunk's says so."""
         if code != 0:
             log.debug("the draft model gave up: llama_decode returned %d", code)
 
