@@ -20,7 +20,7 @@ SECONDS = 3.0
 """No measurement begins later."""
 
 N_BEFORE, TOKEN = 8, 1
-"""So much text there is before, of this token."""
+"""So much text there is before, which begins with this token, as that which is measured does."""
 
 MOST_TOGETHER = 4
 """Company is measured for each number of requests up to this, and for all."""
@@ -53,7 +53,7 @@ def _measure(
     ends = dict.fromkeys(range(n_seqs), N_BEFORE)
     for seq in ends:
         backend.clear(seq)
-        backend.evaluate(seq, as_tokens([TOKEN] * N_BEFORE), 0)
+        backend.evaluate(seq, as_tokens(range(TOKEN, TOKEN + N_BEFORE)), 0)
     for n in lengths:
         if n_seqs * (1 + n) > min(backend.n_outputs, backend.n_ubatch) or n > backend.most_drafts:
             return
@@ -65,7 +65,9 @@ def _measure(
             if 0 < n <= n_model and backend.draft_type:
                 backend.draft([SequenceTokens(seq, (TOKEN,), end) for seq, end in ends.items()], n)
             drafted = time.perf_counter()
-            backend.decode([SequenceTokens(seq, (TOKEN,) * (1 + n), end) for seq, end in ends.items()])
+            # All of them different, so that a mixture of experts needs as many as it would.
+            tokens = tuple(range(TOKEN, TOKEN + 1 + n))
+            backend.decode([SequenceTokens(seq, tokens, end) for seq, end in ends.items()])
             backend.top_tokens(0, TOKEN, 1)
             done = time.perf_counter()
             for seq, end in ends.items():
