@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pyctl.engine.draft.step_costs import Curve, StepCosts
+from pyctl.engine.draft.step_costs import N_PLAIN, Curve, StepCosts
 
 __all__ = ["Pace", "PacedDraft"]
 
@@ -139,11 +139,21 @@ class Pace:
         self._begun: dict[int, int] = {}  # the step at which a request was first asked for
         self._planned: dict[int, tuple[str, int, float]] = {}  # source, drafts and what they risk, by request
 
-    def most(self, key: int, source: str, limit: int, n_seqs: int = 1, *, n_free: int | None = None) -> int:
+    def most(
+        self,
+        key: int,
+        source: str,
+        limit: int,
+        n_seqs: int = 1,
+        *,
+        n_free: int | None = None,
+        together: bool = False,
+    ) -> int:
         """How many drafts of ``source`` the request ``key`` should have in the next step, ``limit`` or fewer.
 
-        ``n_seqs`` requests take part in the step. When one of more than ``n_free`` drafts is wrong, those before it
-        have to be evaluated again. The last answer for a request is what counts.
+        ``n_seqs`` requests take part in the step, and with ``together`` all get as many. When one of more than
+        ``n_free`` drafts is wrong, those before it have to be evaluated again. The last answer for a request is what
+        counts.
         """
         if self.is_fixed:
             return limit
@@ -161,7 +171,10 @@ class Pace:
         if course.waits:
             return 0
         lengths = [*(n for n in LENGTHS if n < limit), limit]
-        option = self._choose(source, course, costs, n_seqs, lengths, limit if n_free is None else n_free)
+        options = self._options(
+            source, course, costs, n_seqs, lengths, limit if n_free is None else n_free, together=together
+        )
+        option = self._choose(course, options)
         if option is None:
             return 0
         course.last = option.n
@@ -177,7 +190,8 @@ class Pace:
     ) -> None:
         """A step has ended that evaluated ``n_tokens`` for these requests, one entry each.
 
-        It took ``decode_ms``, None if something else was done in it, and each source ``proposing_ms`` before.
+        It took ``decode_ms``, None if something else was done in it, and each source ``proposing_ms`` before. Neither
+        says anything about drafts where the device had something else to do, such as a prompt.
         """
         if self.is_fixed or not drafts:
             return
@@ -214,12 +228,9 @@ class Pace:
     def _is_due(self, costs: StepCosts, is_first: bool) -> bool:
         """Whether a plain step has to be measured now."""
         unknown = not any(each.is_known for each in self._costs.values())
-        return unknown or self._step - costs.measured >= (STALE if is_first else REMEASURE)
+        return unknown or costs.n_plain < N_PLAIN or self._step - costs.measured >= (STALE if is_first else REMEASURE)
 
-    def _choose(
-        self, source: str, course: _Course, costs: StepCosts, n_seqs: int, lengths: Sequence[int], n_free: int
-    ) -> _Option | None:
-        options = self._options(source, course, costs, n_seqs, lengths, n_free)
+    def _choose(self, course: _Course, options: Sequence[_Option]) -> _Option | None:
         at_stake = sum(risk for _, _, risk in self._planned.values())
         allowed = [option for option in options if option.risk + at_stake <= self.balance]
         best = max(options, key=lambda option: option.gain)
@@ -239,7 +250,15 @@ class Pace:
         course.waits, course.pause, course.trial = course.pause, min(2 * course.pause, LONGEST_PAUSE), True
 
     def _options(
-        self, source: str, course: _Course, costs: StepCosts, n_seqs: int, lengths: Sequence[int], n_free: int
+        self,
+        source: str,
+        course: _Course,
+        costs: StepCosts,
+        n_seqs: int,
+        lengths: Sequence[int],
+        n_free: int,
+        *,
+        together: bool,
     ) -> list[_Option]:
         n_places = bisect.bisect_left(LENGTHS, lengths[-1]) + 1
         shares = course.acceptance.shares(n_places, self._known[source].shares(n_places, None, 1), 2)
@@ -256,10 +275,13 @@ class Pace:
                 all_right *= more_right
                 at = last
                 place += place < len(LENGTHS) and at == LENGTHS[place]
-            expected, worst = costs.wider.of(width + n)
+            n_tokens = n_seqs * (1 + n) if together else width + n
+            expected, worst = costs.wider.of(n_tokens)
             to_propose = proposing.of(n)[0] / plain_ms
-            more = max(expected - before, 0.0) + to_propose
-            risk = max(worst - before, 0.0) + to_propose
+            if together:  # what each has to answer for
+                more, risk = (expected - 1) / n_seqs + to_propose, (worst - 1) / n_seqs + to_propose
+            else:
+                more, risk = max(expected - before, 0.0) + to_propose, max(worst - before, 0.0) + to_propose
             if n > n_free:
                 # The one before the draft and those that were right are evaluated again, in the next step.
                 again = round((n_right - n * all_right) / max(1 - all_right, 1e-9))
@@ -269,7 +291,7 @@ class Pace:
                 )
             cost = 1 + n_seqs * more
             gain = (1 + n_right) / cost
-            score = gain * (HABIT if n == course.last else 1 if costs.wider.is_measured(width + n) else CURIOSITY)
+            score = gain * (HABIT if n == course.last else 1 if costs.wider.is_measured(n_tokens) else CURIOSITY)
             options.append(_Option(n, gain, score, (1 + n) / cost, risk))
         return options
 
@@ -284,7 +306,8 @@ class Pace:
         proposing = 0.0
         for source, ms in proposing_ms.items():
             asked = [n for name, n, _ in self._planned.values() if name == source] or [1]
-            self._proposing[source].saw(self._step, max(asked), ms / len(asked))
+            if decode_ms is not None:
+                self._proposing[source].saw(self._step, max(asked), ms / len(asked))
             proposing += self._proposing[source].of(max(asked))[0] * len(asked)
         if decode_ms is not None:
             costs.saw(self._step, n_tokens, decode_ms)

@@ -171,11 +171,11 @@ class Speculation:
         drafts = [self._results.get(job.key) or PacedDraft(job.key) for job in self._jobs]
         self._pace.settle(drafts, n_tokens, decode_ms, self._proposing_ms)
 
-    def _most(self, job: DraftJob, name: str, limit: int) -> int:
+    def _most(self, job: DraftJob, name: str, limit: int, *, together: bool = False) -> int:
         limit = min(limit, self._width) if self._width else limit
         if limit <= 0:
             return 0
-        return self._pace.most(job.key, name, limit, len(self._jobs), n_free=self._n_free)
+        return self._pace.most(job.key, name, limit, len(self._jobs), n_free=self._n_free, together=together)
 
     def _ask_model(self, model: ModelDrafts, found: list[tuple[int, ...]]) -> None:
         """One evaluation drafts for all who have nothing yet, and one verifies where all have as many tokens.
@@ -183,7 +183,7 @@ class Speculation:
         So all get as many drafts as the one who should have most.
         """
         jobs = [(i, job) for i, job in enumerate(self._jobs) if not found[i] and job.most > 0]
-        wanted = (self._most(job, model.name, min(job.most, model.n_max)) for _, job in jobs)
+        wanted = (self._most(job, model.name, min(job.most, model.n_max), together=True) for _, job in jobs)
         if n := max(wanted, default=0):
             able = [(i, n) for i, job in jobs if job.most >= n]
             self._ask(model, able, found, partial(model.propose, n=n))

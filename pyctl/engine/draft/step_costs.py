@@ -10,6 +10,9 @@ __all__ = ["Curve", "Samples", "StepCosts"]
 N_FIRST = 3
 """Plain steps that are measured before the first draft, if nothing was measured before the first request."""
 
+N_PLAIN = 2
+"""Plain steps that are measured in any case: the first one after a prompt may build a graph."""
+
 N_WARM = 2
 """The first steps of each width load kernels and build graphs, as the first drafts do: their time says nothing."""
 

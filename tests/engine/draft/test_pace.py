@@ -260,6 +260,34 @@ def test_a_step_in_which_something_else_was_done_measures_nothing() -> None:
     assert pace.balance < before  # it cost something all the same
 
 
+def measured(n_seqs: int, ms: dict[int, float], proposing_ms: float) -> Pace:
+    """One that knows what steps of these widths take, and drafts of 1 to 3 tokens for each request."""
+    pace = Pace()
+    for n_tokens, each in sorted(ms.items()):
+        pace.know_step(n_seqs, n_tokens, each)
+    for n in (1, 2, 3):
+        pace.know_proposal("head", n, n * proposing_ms)
+    for _ in range(2):
+        pace.settle([PacedDraft(key) for key in range(n_seqs)], n_seqs, ms[n_seqs])
+    return pace
+
+
+def test_drafting_beside_a_prompt_says_nothing_of_its_cost() -> None:
+    pace = measured(1, {1: 10.0, 2: 11.0, 3: 12.0, 4: 13.0}, 0.5)
+    for key in range(20):
+        assert pace.most(key, "head", 3) == 3
+        pace.settle([PacedDraft(key, "head", 3, 3)], 4, None, {"head": 400.0})
+    assert pace.most(20, "head", 3) == 3
+
+
+def test_what_all_draft_together_costs_what_it_costs_together() -> None:
+    # The first few tokens more are the dear ones, as where a device takes other kernels for wide batches.
+    for together, chosen in ((True, 3), (False, 0)):
+        pace = measured(4, {4: 10.0, 8: 20.0, 12: 20.0, 16: 20.0}, 0.1)
+        asked = [pace.most(key, "head", 3, 4, together=together) for key in range(4)]
+        assert asked[0] == chosen, (together, asked)
+
+
 def test_the_same_calls_have_the_same_answers() -> None:
     runs = [simulate(Pace(), line(0.1), lambda n, position: 0.7, 500, 32, n_seqs=3, seed=3) for _ in range(2)]
     assert runs[0] == runs[1]
@@ -287,9 +315,10 @@ def test_what_was_measured_before_is_known_from_the_first_request_on() -> None:
                 pace.know_step(n_seqs, n_seqs * (1 + n), ms * (1 + 0.1 * n))
     pace.know_proposal("head", 3, 1.0)
     for n_seqs in (1, 4):
-        # One plain step: there was no context before.
-        assert [pace.most(key, "head", 3, n_seqs) for key in range(n_seqs)] == [0] * n_seqs
-        pace.settle([PacedDraft(key) for key in range(n_seqs)], n_seqs, 20.0)
+        # Plain steps first, since there was no context before; what disturbs one of them is not believed.
+        for ms in (60.0, 20.0):
+            assert [pace.most(key, "head", 3, n_seqs) for key in range(n_seqs)] == [0] * n_seqs
+            pace.settle([PacedDraft(key) for key in range(n_seqs)], n_seqs, ms)
         assert [pace.most(key, "head", 3, n_seqs) for key in range(n_seqs)] == [3] * n_seqs
         # Wide steps count from the first on.
         pace.settle([PacedDraft(key, "head", 3, 3) for key in range(n_seqs)], 4 * n_seqs, 26.0, {"head": 1.0})
