@@ -44,6 +44,9 @@ LEAST_GAIN = 1.02
 CURIOSITY, HABIT = 1.05, 1.03
 """What is said for a width that was never measured, and for staying with the last one: another needs another graph."""
 
+LEAST_PROMISE = 1.1
+"""What a width that was hardly in use could give beyond the best one, before it is tried for what it costs."""
+
 FIRST_PAUSE, LONGEST_PAUSE = 4, 64
 """Tokens of a request without drafts when they do not pay; doubled as long as they still do not."""
 
@@ -110,7 +113,7 @@ class _Course:
 class _Option(NamedTuple):
     """``n`` drafts: how much faster all would be, expected and if all are right, and the plain steps lost at worst.
 
-    ``score`` is the gain with what else speaks for it.
+    ``score`` is the gain with what else speaks for it, ``promise`` the gain if it costs as little as it may.
     """
 
     n: int
@@ -118,6 +121,7 @@ class _Option(NamedTuple):
     score: float
     hope: float
     risk: float
+    promise: float
 
 
 class Pace:
@@ -234,6 +238,10 @@ class Pace:
         at_stake = sum(risk for _, _, risk in self._planned.values())
         allowed = [option for option in options if option.risk + at_stake <= self.balance]
         best = max(options, key=lambda option: option.gain)
+        # What was measured before the first request, or while a graph was built, may be far too much.
+        curious = max(allowed, key=lambda option: option.promise, default=best)
+        if not course.trial and curious.promise > LEAST_PROMISE * max(best.gain, 1.0):
+            return curious
         if course.trial and best.gain > LEAST_GAIN:
             course.trial = False
         elif course.trial and max(option.hope for option in options) > LEAST_GAIN:
@@ -290,9 +298,11 @@ class Pace:
                     costs.wider.of(n_seqs + 1)[1] - 1, costs.wider.of(n_seqs + n)[1] - 1 - (n - 1) / n_seqs, 0.0
                 )
             cost = 1 + n_seqs * more
-            gain = (1 + n_right) / cost
+            gain = promise = (1 + n_right) / cost
+            if together:
+                promise = (1 + n_right) / (costs.wider.floor(n_tokens) + n_seqs * proposing.floor(n) / plain_ms)
             score = gain * (HABIT if n == course.last else 1 if costs.wider.is_measured(n_tokens) else CURIOSITY)
-            options.append(_Option(n, gain, score, (1 + n) / cost, risk))
+            options.append(_Option(n, gain, score, (1 + n) / cost, risk, promise))
         return options
 
     # -- the account -------------------------------------------------------------------------------------------------

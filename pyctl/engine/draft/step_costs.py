@@ -23,6 +23,10 @@ REVIEW = 64
 """After so many measurements it is looked which are too old."""
 
 
+N_TESTED = 3
+"""Measurements of a width in use that make a typical one, whatever disturbs one of them."""
+
+
 class Samples:
     """The last ``n`` measurements of one thing, but for the first ``n_ignored`` ever."""
 
@@ -41,6 +45,9 @@ class Samples:
         """What comes next counts."""
         self._n_ignored = 0
 
+    def __len__(self) -> int:
+        return len(self._values)
+
     def typical(self, step: int) -> float | None:
         """The lower median, since what disturbs a measurement makes it longer; None if all are too old."""
         while self._values and self._values[0][0] < step - OLD:
@@ -58,6 +65,7 @@ class Curve:
     def __init__(self, start: int, cost: float, slope: float) -> None:
         self._start, self._cost, self._slope = start, cost, slope
         self._samples: defaultdict[int, Samples] = defaultdict(lambda: Samples(n_ignored=N_WARM))
+        self._given: dict[int, float] = {}
         self._n_seen = 0
         self._typical: dict[int, float] = {}
         self._points = {start: cost}
@@ -70,11 +78,30 @@ class Curve:
         self._samples[n].add(step, cost)
         self._n_seen += 1
         for each in list(self._samples) if self._n_seen % REVIEW == 0 else [n]:
-            typical = self._samples[each].typical(step)
-            if typical is None:
-                self._typical.pop(each, None)
-            else:
-                self._typical[each] = typical
+            self._weigh(step, each)
+        self._draw()
+
+    def know(self, n: int, cost: float) -> None:
+        """``n`` tokens cost that before the first request, and what is measured from now on counts.
+
+        What was done meanwhile on the same device may have made it longer; so the lower of two is believed, and less
+        as soon as the width is in use.
+        """
+        self._samples[n].trust()
+        self._given[n] = min(cost, self._given.get(n, cost))
+        self._weigh(0, n)
+        self._draw()
+
+    def _weigh(self, step: int, n: int) -> None:
+        typical, given = self._samples[n].typical(step), self._given.get(n)
+        if typical is None or (given is not None and len(self._samples[n]) == 1):
+            typical = min((each for each in (typical, given) if each is not None), default=None)
+        if typical is None:
+            self._typical.pop(n, None)
+        else:
+            self._typical[n] = typical
+
+    def _draw(self) -> None:
         points, most = {self._start: self._cost}, self._cost
         for each in sorted(self._typical):
             points[each] = most = max(self._typical[each], most)
@@ -82,14 +109,14 @@ class Curve:
             self._points, self._tokens, self._costs = points, list(points), list(points.values())
             self._known.clear()
 
-    def know(self, n: int, cost: float) -> None:
-        """``n`` tokens cost that, and what is measured from now on counts."""
-        self._samples[n].trust()
-        self.saw(0, n, cost)
-
     def is_measured(self, n: int) -> bool:
         """Whether it is known what exactly ``n`` tokens cost."""
         return n in self._points
+
+    def floor(self, n: int) -> float:
+        """What ``n`` tokens cost at least, by what is known of fewer, or of as many, from their use."""
+        tested = (self._typical[each] for each, of in self._samples.items() if each <= n and len(of) >= N_TESTED)
+        return max(tested, default=self._cost)
 
     def of(self, n: int) -> tuple[float, float]:
         """What is expected, and what it cannot exceed."""

@@ -288,6 +288,19 @@ def test_what_all_draft_together_costs_what_it_costs_together() -> None:
         assert asked[0] == chosen, (together, asked)
 
 
+@pytest.mark.parametrize(("accepted", "chosen"), [(3, 3), (0, 0)])
+def test_costs_that_something_disturbed_before_the_first_request_are_tried(accepted: int, chosen: int) -> None:
+    # All of them four times as long as they are: another program used the device meanwhile.
+    pace, costs = measured(1, {1: 10.0, 2: 44.0, 3: 48.0, 4: 52.0}, 20.0), {1: 10.0, 2: 11.0, 3: 12.0, 4: 13.0}
+    asked = []
+    for _ in range(60):
+        asked.append(n := pace.most(0, "head", 3, together=True))
+        entry = PacedDraft(0, "head", n, min(n, accepted)) if n else PacedDraft(0)
+        pace.settle([entry], 1 + n, costs[1 + n], {"head": 0.5 * n} if n else {})
+    assert asked[-40:].count(chosen) > 30
+    assert pace.balance > 0
+
+
 def test_the_same_calls_have_the_same_answers() -> None:
     runs = [simulate(Pace(), line(0.1), lambda n, position: 0.7, 500, 32, n_seqs=3, seed=3) for _ in range(2)]
     assert runs[0] == runs[1]
