@@ -47,6 +47,9 @@ CURIOSITY, HABIT = 1.05, 1.03
 LEAST_PROMISE = 1.1
 """What a width that was hardly in use could give beyond the best one, before it is tried for what it costs."""
 
+REWEIGH = 16
+"""After so many steps without drafts it is weighed anew what they would cost."""
+
 FIRST_PAUSE, LONGEST_PAUSE = 4, 64
 """Tokens of a request without drafts when they do not pay; doubled as long as they still do not."""
 
@@ -97,19 +100,6 @@ class _Acceptance:
         return shares
 
 
-@dataclass
-class _Course:
-    """How drafts of one source fare in one request; ``waits`` tokens are left of a pause, ``trial`` follows one.
-
-    ``last`` is how many it had."""
-
-    acceptance: _Acceptance = field(default_factory=lambda: _Acceptance(0.06))
-    pause: int = FIRST_PAUSE
-    waits: int = 0
-    trial: bool = False
-    last: int = 0
-
-
 class _Option(NamedTuple):
     """``n`` drafts: how much faster all would be, expected and if all are right, and the plain steps lost at worst.
 
@@ -122,6 +112,23 @@ class _Option(NamedTuple):
     hope: float
     risk: float
     promise: float
+
+
+@dataclass
+class _Course:
+    """How drafts of one source fare in one request; ``waits`` tokens are left of a pause, ``trial`` follows one.
+
+    ``last`` is how many it had; ``options`` are those of step ``weighed``, for what was ``asked``.
+    """
+
+    acceptance: _Acceptance = field(default_factory=lambda: _Acceptance(0.06))
+    pause: int = FIRST_PAUSE
+    waits: int = 0
+    trial: bool = False
+    last: int = 0
+    asked: tuple[int, int, int, bool, int] | None = None
+    weighed: int = 0
+    options: list[_Option] = field(default_factory=list)
 
 
 class Pace:
@@ -175,10 +182,12 @@ class Pace:
         if course.waits:
             return 0
         lengths = [*(n for n in LENGTHS if n < limit), limit]
-        options = self._options(
-            source, course, costs, n_seqs, lengths, limit if n_free is None else n_free, together=together
-        )
-        option = self._choose(course, options)
+        asked = limit, n_seqs, limit if n_free is None else n_free, together, len(self._planned)
+        # A source that has nothing is asked again and again, with nothing learnt in between.
+        if course.asked != asked or self._step >= course.weighed + REWEIGH:
+            course.options = self._options(source, course, costs, n_seqs, lengths, asked[2], together=together)
+            course.asked, course.weighed = asked, self._step
+        option = self._choose(course, course.options)
         if option is None:
             return 0
         course.last = option.n
@@ -208,6 +217,7 @@ class Pace:
             if n_drafted:
                 course = self._courses[key][source]
                 course.acceptance.saw(n_drafted, n_accepted)
+                course.asked = None
                 self._known[source].saw(n_drafted, n_accepted)
                 if course.trial and 2 * n_accepted < n_drafted:
                     self._wait(course)
