@@ -76,7 +76,9 @@ def converse(console: Console, cache: str) -> list[list[object]]:
                 came = f"{cached} tokens from {source}, " if cached else ""
                 console.print(f"[bold cyan]>[/] [bold]{TURNS[number]}[/]")
                 console.print(Padding(reply, (0, 0, 0, 2)))
-                console.print(f"  [dim]{came}{evaluated} evaluated, first token after {warm:.0f} ms[/]")
+                drafted = timings.get("draft_n", 0)
+                right = f", {timings['draft_n_accepted']} of {drafted} drafts right" if drafted else ""
+                console.print(f"  [dim]{came}{evaluated} evaluated, first token after {warm:.0f} ms{right}[/]")
                 counts = [cached + evaluated, source, cached, evaluated]
                 rows.append([number + 1, *counts, f"{warm:.0f}", f"{cold:.0f}", f"{cold / warm:.1f}x"])
             client.close()
