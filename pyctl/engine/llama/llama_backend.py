@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pyctl.cache.snapshot import NOTHING, Block, Span, State
 from pyctl.engine.backend import BlockBytes, SavedSequence, SequenceTokens, TopTokens
 from pyctl.engine.llama.batch import Batch, Embedder
-from pyctl.engine.llama.draft_model import Follower, MakeDraftModel
+from pyctl.engine.llama.draft.draft_model import Follower, MakeDraftModel
 from pyctl.engine.llama.grammar import GrammarCompiler
 from pyctl.engine.llama.library import HostBuffer, KVState, Pulse, allocate
 from pyctl.engine.llama.llama_tokenizer import LlamaTokenizer

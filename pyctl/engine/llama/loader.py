@@ -15,15 +15,15 @@ from pyctl.engine.backend import EngineInfo
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.llama.batch import Embedder
 from pyctl.engine.llama.draft.draft_file import vocabulary_difference, with_inferred_type
+from pyctl.engine.llama.draft.draft_model import DraftModel, MakeDraftModel
+from pyctl.engine.llama.draft.mtp import MtpHead
 from pyctl.engine.llama.draft.separate_model import SeparateModel
-from pyctl.engine.llama.draft_model import DraftModel, MakeDraftModel
 from pyctl.engine.llama.fingerprint import file_digest, fingerprint, metadata_text
 from pyctl.engine.llama.fit import fit_settings
 from pyctl.engine.llama.library import build_version, last_log_error, redirect_log
 from pyctl.engine.llama.llama_backend import LlamaBackend
 from pyctl.engine.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.engine.llama.memory import MemoryPlan
-from pyctl.engine.llama.mtp import MtpHead
 from pyctl.engine.llama.params import (
     ModelParams,
     check_head,

@@ -19,8 +19,8 @@ from pyctl.cache.snapshot import NOTHING
 from pyctl.engine.backend import SequenceTokens
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.llama import LlamaBackend, load
+from pyctl.engine.llama.draft.mtp import MtpHead
 from pyctl.engine.llama.library import HiddenRows
-from pyctl.engine.llama.mtp import MtpHead
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.errors import EngineError, ModelError, StateError, UnavailableError
 from pyctl.prompt import as_tokens

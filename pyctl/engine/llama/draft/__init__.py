@@ -1,1 +1,1 @@
-"""Draft models on llama.cpp: files of their own, and what they have to have in common with the model."""
+"""Draft models on llama.cpp: the model's own head, small models in files of their own, and what both have in common."""

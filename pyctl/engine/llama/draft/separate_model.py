@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pyctl.cache.snapshot import NOTHING, Block, Span
 from pyctl.engine.backend import SequenceTokens
 from pyctl.engine.llama.batch import Batch
-from pyctl.engine.llama.draft_model import SIGNATURE_BYTES, is_signed, signature
+from pyctl.engine.llama.draft.draft_model import SIGNATURE_BYTES, is_signed, signature
 from pyctl.engine.llama.library import KVState, allocate
 from pyctl.errors import ModelError
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pyctl.cache.snapshot import NOTHING, Block, Span
 from pyctl.engine.backend import SequenceTokens
-from pyctl.engine.llama.draft_model import SIGNATURE_BYTES, is_signed, signature
+from pyctl.engine.llama.draft.draft_model import SIGNATURE_BYTES, is_signed, signature
 from pyctl.engine.llama.library import KVState, NextnHead, allocate
 from pyctl.errors import ModelError
 from pyctl.limit import limit
