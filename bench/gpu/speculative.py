@@ -45,8 +45,7 @@ SHORT = 2048
 N_WARM, N_QUIET = 16, 64
 """Tokens generated before anything counts: while other servers load, and then alone, so that costs can be learnt."""
 
-APART_SECONDS = 2.5
-"""Between the starts of two servers that measure at the end of it."""
+_ALONE = threading.Lock()
 
 BESIDE_MIB = 4500
 """What a server may take on the device beside its weights."""
@@ -183,22 +182,29 @@ class Subject:
         self.prompts = [words(f"{run.shape} {case.name} {i}", n) for i in range(case.n_seqs)]
         self._warm = [words("warm", 1200)] if case.cold else self.prompts
 
-    def prepare(self, turn: int, together: threading.Barrier) -> None:
+    def prepare(self, together: threading.Barrier) -> None:
         """Load it, and let it do once what will be measured; others may do so at the same time.
 
-        Not while one measures what drafts cost, though, which is the last thing that it does when it loads.
+        But who measures what drafts cost when it is loaded has the device to itself.
         """
-        try:
-            together.wait()  # a thread for each
-            time.sleep(turn * APART_SECONDS)
-            self.server.start()
-        except Exception as error:  # the others wait for this one
-            self.failed = str(error)[-600:]
+        together.wait()  # a thread for each
+        if self.name == PEER:
+            self._start()
+        together.wait()
+        if self.name == OURS:
+            with _ALONE:
+                self._start()
         together.wait()
         try:
             for prompt in self._warm if not self.failed else ():
                 self.server.complete(prompt, N_WARM)
         except (OSError, HTTPException, ValueError) as error:
+            self.failed = str(error)[-600:]
+
+    def _start(self) -> None:
+        try:
+            self.server.start()
+        except Exception as error:  # the others wait for this one
             self.failed = str(error)[-600:]
 
     def measure(self) -> None:
@@ -285,9 +291,7 @@ def side_by_side(run: Run) -> None:
                     run.findings.add(part=each.case.part, kind="skipped", case=each.case.name, server=each.name)
                 continue
             together = threading.Barrier(len(group))
-            ours = [each for each in group if each.name == OURS]
-            turns = [ours.index(each) if each in ours else 0 for each in group]
-            list(pool.map(lambda each, turn, barrier: each.prepare(turn, barrier), group, turns, repeat(together)))
+            list(pool.map(lambda each, barrier: each.prepare(barrier), group, repeat(together)))
             for each in group:
                 each.measure()
 
