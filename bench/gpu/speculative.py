@@ -43,7 +43,7 @@ SHORT = 2048
 """Tokens of a prompt where its length is not the point."""
 
 N_WARM, N_QUIET = 16, 64
-"""Tokens generated before anything counts: while other servers load, and then alone, so that costs can be learnt."""
+"""Tokens generated before anything counts: once loaded, and right before the measurement, so that costs are known."""
 
 _ALONE = threading.Lock()
 
@@ -183,9 +183,9 @@ class Subject:
         self._warm = [words("warm", 1200)] if case.cold else self.prompts
 
     def prepare(self, together: threading.Barrier) -> None:
-        """Load it, and let it do once what will be measured; others may do so at the same time.
+        """Load it, and let it do once what will be measured; others load at the same time.
 
-        But who measures what drafts cost when it is loaded has the device to itself.
+        But who measures what drafts cost, when it is loaded and from then on, has the device to itself.
         """
         together.wait()  # a thread for each
         if self.name == PEER:
@@ -196,8 +196,9 @@ class Subject:
                 self._start()
         together.wait()
         try:
-            for prompt in self._warm if not self.failed else ():
-                self.server.complete(prompt, N_WARM)
+            with _ALONE:
+                for prompt in self._warm if not self.failed else ():
+                    self.server.complete(prompt, N_WARM)
         except (OSError, HTTPException, ValueError) as error:
             self.failed = str(error)[-600:]
 
