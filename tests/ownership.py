@@ -16,12 +16,13 @@ from typing import Any
 from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
 from pyctl.engine.fake import FakeBackend
+from pyctl.engine.fake.fake_memory import FakeMemory
 from pyctl.engine.llama import LlamaBackend
 from pyctl.engine.sequence import LiveSequence
 from pyctl.engine.snapshotter import Snapshotter
 from pyctl.engine.worker import Worker
 
-OWNED: tuple[type, ...] = (Engine, Snapshotter, RamCache, LiveSequence, FakeBackend, LlamaBackend)
+OWNED: tuple[type, ...] = (Engine, Snapshotter, RamCache, LiveSequence, FakeMemory, FakeBackend, LlamaBackend)
 
 ANY_THREAD = frozenset({"check", "interrupt", "prepare"})
 """Methods that any thread may call."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,8 @@ __all__ = [
     "NOTHING",
     "RECURRENT",
     "Block",
+    "BlockSpan",
+    "Held",
     "Prefix",
     "PromptMatch",
     "Segment",
@@ -53,9 +55,26 @@ Block: TypeAlias = NDArray[np.uint8]
 
 NOTHING: Block = np.empty(0, np.uint8)
 
-Span: TypeAlias = tuple[Block, int, int]
+
+class Held(Protocol):
+    """Rows that lie on the device in cells that no sequence needs to hold; what made it knows where."""
+
+    @property
+    def n_cells(self) -> int:
+        """How many rows, each in a cell."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of a block that holds them."""
+
+
+BlockSpan: TypeAlias = tuple[Block, int, int]
 
 """Positions [first, last) out of a block of rows."""
+
+Span: TypeAlias = tuple[Block | Held, int, int]
+
+"""Positions [first, last) out of a block of rows, or out of held rows."""
 
 
 @dataclass(eq=False)
@@ -64,9 +83,10 @@ class Segment:
 
     The parent may reach past ``start``; its rows from there on belong to another branch. ``ends`` are the batch ends in
     (start, end] that a cold run would have, too. ``references`` counts snapshots and children; only the cache that
-    counts the bytes changes it, and sets ``dropped`` when it gives the rows up. A model without rows of its own
-    (whole-sequence states) has segments of zero bytes: they still hold the tokens. ``draft_rows`` are those of the
-    draft model, NOTHING if there was none: only what it drafts depends on them, so a segment is whole without.
+    counts the bytes changes it, and sets ``dropped`` when it gives the rows up. They lie in RAM (``rows``), on the
+    device (``held``), or both; a model without rows of its own (whole-sequence states) has neither, and its segments
+    still hold the tokens. ``draft_rows`` are those of the draft model, NOTHING if there was none: only what it drafts
+    depends on them, so a segment is whole without.
     """
 
     start: int
@@ -77,6 +97,7 @@ class Segment:
     references: int = 0
     dropped: bool = False
     draft_rows: Block = field(default_factory=lambda: NOTHING)
+    held: Held | None = None
 
     @property
     def end(self) -> int:
@@ -84,7 +105,7 @@ class Segment:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of all rows and tokens, without the parent's."""
+        """Bytes in RAM of all rows and tokens, without the parent's."""
         return int(self.rows.nbytes) + int(self.draft_rows.nbytes) + int(self.tokens.nbytes)
 
     @property
@@ -210,10 +231,13 @@ class Snapshot:
         return tuple(np.concatenate(parts[::-1])[-n:].tolist())
 
     def spans(self, first: int, last: int) -> list[Span]:
-        """The rows [first, last) of the chain, in order."""
-        return [(segment.rows, *span) for segment, span in self._within(first, last)]
+        """The rows [first, last) of the chain, in order; where they are on the device, from there."""
+        return [
+            (segment.rows if segment.held is None else segment.held, *span)
+            for segment, span in self._within(first, last)
+        ]
 
-    def draft_spans(self, first: int, last: int) -> list[Span]:
+    def draft_spans(self, first: int, last: int) -> list[BlockSpan]:
         """The same of the draft model's rows; the blocks of segments that have none are empty."""
         return [(segment.draft_rows, *span) for segment, span in self._within(first, last)]
 

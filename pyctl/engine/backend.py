@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pyctl.cache.snapshot import Block, Span, State
+from pyctl.cache.snapshot import Block, BlockSpan, Held, Span, State
 from pyctl.engine.sampling import Sampling
 from pyctl.prompt import Tokens
 
@@ -239,6 +239,11 @@ class SequenceMemory(Protocol):
     state that do not fit raise StateError before the sequence is changed, and OutOfCellsError where only the room for
     them is missing.
 
+    Rows can be *held*: they stay on the device whatever becomes of their sequence, in cells that sequences do not see.
+    What needs such a cell has its rows moved to another one first, and is refused with OutOfCellsError if there is
+    none, so held rows are never lost by themselves. A cell that a sequence has and that is held counts once, as does
+    one that is held twice.
+
     A draft model beside it has rows of its own, and may have a part of the state (`State.draft`). Only drafts depend on
     these: where they are empty, or another draft model's, it goes on without them, and nothing raises.
     """
@@ -278,10 +283,35 @@ class SequenceMemory(Protocol):
     def block_bytes(self) -> BlockBytes:
         """What saved blocks take now."""
 
-    def load_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
-        """Append rows to ``seq``, which ends at ``first``."""
+    @property
+    def can_hold(self) -> bool:
+        """Whether rows can be held; without, `hold` raises StateError."""
 
-    def load_draft_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
+    def hold(self, seq: int, first: int, last: int) -> Held:
+        """Have rows [first, last) of ``seq`` stay on the device until `release` or `unload`; StateError if it has not
+        got them."""
+
+    def release(self, held: Held) -> None:
+        """Let held rows go; twice is harmless."""
+
+    def fetch(self, held: Held, first: int, last: int) -> Block:
+        """A copy of held rows [first, last), as `save_rows` makes it, there after `synchronize`; they may be released
+        before that."""
+
+    def n_own(self, held: Held, first: int, last: int) -> int:
+        """Cells of held rows [first, last) that neither a sequence nor other held rows have: what `release` frees."""
+
+    @property
+    def n_free(self) -> int:
+        """Cells that neither a sequence nor held rows take."""
+
+    def load_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
+        """Append rows to ``seq``, which ends at ``first``.
+
+        Held ones that no other sequence has lie in the cells of this one afterwards, and take no further ones.
+        """
+
+    def load_draft_rows(self, seq: int, first: int, spans: Sequence[BlockSpan]) -> None:
         """Append the draft model's rows to ``seq``, whose own were loaded; blocks may be empty."""
 
     def load_state(self, seq: int, n: int, state: State) -> None:
@@ -310,7 +340,9 @@ class Lifecycle(Protocol):
         """Load the model again after `unload`, empty; ModelError when that fails or it is not the same any more."""
 
     def unload(self) -> None:
-        """Free the context and the model; only `load`, `unload` and `synchronize` may be called after it."""
+        """Free the context and the model; only `load`, `unload` and `synchronize` may be called after it.
+
+        Nothing is held any more."""
 
 
 class Backend(Evaluator, SequenceMemory, Lifecycle, Protocol):

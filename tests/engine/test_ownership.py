@@ -20,7 +20,7 @@ FOREIGN: dict[str, Callable[[Engine], Any]] = {
     "Snapshotter": lambda engine: engine.snapshotter.park(engine.sequences[0]),
     "RamCache": lambda engine: engine.snapshotter.cache.clear(),
     "LiveSequence": lambda engine: engine.sequences[0].truncate(0),
-    "FakeBackend": lambda engine: engine.backend.synchronize(),
+    "FakeMemory": lambda engine: engine.backend.synchronize(),
 }
 
 

@@ -13,16 +13,17 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 import llama_cpp
 import numpy as np
 from llama_cpp import llama_cpp as api
 
 from pyctl.cache.snapshot import Block
-from pyctl.errors import LibraryMismatchError
+from pyctl.errors import LibraryMismatchError, StateError
 from pyctl.limit import limit
 
 __all__ = [
@@ -36,12 +37,16 @@ __all__ = [
     "build_version",
     "captured_log",
     "check_versions",
+    "checked",
     "last_log_error",
     "library_versions",
     "open_library",
     "redirect_log",
     "reserve_pinned",
 ]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # -- libraries and extension -------------------------------------------------------------------------------------------
 
@@ -214,3 +219,11 @@ def reserve_pinned(budget: int | None, initial: int = 0) -> bool:
 def allocate(size: int, *, pinned: bool = True) -> Block:
     """A block of ``size`` bytes, uninitialised; pinned if there is room. MemoryError without memory. Any thread."""
     return np.frombuffer(memoryview(HostBuffer(size, pinned)), np.uint8) if size else np.empty(0, np.uint8)
+
+
+def checked(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Call the extension; its refusals become StateError."""
+    try:
+        return function(*args, **kwargs)
+    except (ValueError, RuntimeError) as error:
+        raise StateError(str(error)) from error

@@ -5,18 +5,19 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 from llama_cpp import llama_cpp as api
 from numpy.typing import NDArray
 
-from pyctl.cache.snapshot import NOTHING, Block, Span, State
+from pyctl.cache.snapshot import NOTHING, Block, BlockSpan, Span, State
 from pyctl.engine.backend import BlockBytes, SavedSequence, SequenceTokens, TopTokens
 from pyctl.engine.llama.batch import Batch, Embedder
 from pyctl.engine.llama.draft.draft_model import Follower, MakeDraftModel
 from pyctl.engine.llama.grammar import GrammarCompiler
 from pyctl.engine.llama.library import HostBuffer, KVState, Pulse, allocate
+from pyctl.engine.llama.library import checked as _checked
 from pyctl.engine.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.engine.llama.sampler import DrySamplers, IndexedSampler, LlamaSampler
 from pyctl.engine.llama.sequence_file import StateForm, load_file, save_file
@@ -28,9 +29,6 @@ __all__ = ["LlamaBackend"]
 
 ABORTED = 2
 """What llama_decode returns when `Pulse` stopped it."""
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 class LlamaBackend:
@@ -295,7 +293,19 @@ class LlamaBackend:
     def load_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
         self._find_cells(sum(last - start for _, start, last in spans))
         self._least.pop(seq, None)
-        _checked(self._memory.load_rows, seq, first, list(spans))
+        blocks = [(rows, at, end) for rows, at, end in spans if isinstance(rows, np.ndarray)]
+        _checked(self._memory.load_rows, seq, first, blocks)
+
+    can_hold = False
+
+    @property
+    def n_free(self) -> int:
+        return self.n_cells - sum(map(self._n_held, range(self.n_seqs)))
+
+    def _holds_nothing(self, *args: Any) -> Any:
+        raise StateError("rows cannot be held")
+
+    hold = release = fetch = n_own = _holds_nothing
 
     def draft_rows_size(self, first: int, last: int) -> int:
         return self._drafts.model.rows_size(first, last) if self._drafts.model is not None else 0
@@ -306,7 +316,7 @@ class LlamaBackend:
     def save_draft_rows(self, seq: int, first: int, last: int) -> Block:
         return self._drafts.save_rows(seq, first, last)
 
-    def load_draft_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
+    def load_draft_rows(self, seq: int, first: int, spans: Sequence[BlockSpan]) -> None:
         if drafts := self._drafts.settled():
             drafts.load_rows(seq, first, spans)
 
@@ -321,7 +331,7 @@ class LlamaBackend:
 
     def _find_cells(self, n: int) -> None:
         """OutOfCellsError unless there are ``n`` more cells; llama.cpp would only say that it failed."""
-        if sum(map(self._n_held, range(self.n_seqs))) + n > self.n_cells:
+        if n > self.n_free:
             raise OutOfCellsError
 
     def _n_held(self, seq: int) -> int:
@@ -388,11 +398,3 @@ class LlamaBackend:
         api.llama_free(self._ctx)
         api.llama_model_free(self.model)
         self.embedder = self._ctx = self.model = None
-
-
-def _checked(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Call the extension; its refusals become StateError."""
-    try:
-        return function(*args, **kwargs)
-    except (ValueError, RuntimeError) as error:
-        raise StateError(str(error)) from error

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pyctl.cache.snapshot import NOTHING, Block, Span
+from pyctl.cache.snapshot import NOTHING, Block, BlockSpan
 from pyctl.engine.backend import SequenceTokens
 from pyctl.engine.llama.library import HiddenRows, allocate
 
@@ -65,7 +65,7 @@ class DraftModel(Protocol):
 
         They go to ``out``, if it is given, which has the size and is signed by nobody yet."""
 
-    def load_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
+    def load_rows(self, seq: int, first: int, spans: Sequence[BlockSpan]) -> None:
         """Append rows to ``seq`` from ``first`` on; where a block is empty or another's, it goes on without them."""
 
     def state_size(self, seq: int) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 from llama_cpp import llama_cpp as api
 from numpy.typing import NDArray
 
-from pyctl.cache.snapshot import NOTHING, Block, Span
+from pyctl.cache.snapshot import NOTHING, Block, BlockSpan
 from pyctl.engine.backend import SequenceTokens
 from pyctl.engine.llama.draft.draft_model import SIGNATURE_BYTES, is_signed, signature
 from pyctl.engine.llama.library import KVState, NextnHead, allocate
@@ -251,7 +251,7 @@ class MtpHead:
         self._is_saving = True
         return block
 
-    def load_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
+    def load_rows(self, seq: int, first: int, spans: Sequence[BlockSpan]) -> None:
         at = self._seqs[seq]
         if at.n_owed > 0:
             self._pay(seq)
@@ -266,7 +266,7 @@ class MtpHead:
             self._lose(seq, last)
         self._seqs[seq].stand_at(self._none[0], is_known=last == 0)
 
-    def _append(self, seq: int, spans: Sequence[Span]) -> bool:
+    def _append(self, seq: int, spans: Sequence[BlockSpan]) -> bool:
         """Append rows of its own; False if something is wrong with them."""
         at, blocks = self._seqs[seq], [(block[SIGNATURE_BYTES:], first, last) for block, first, last in spans]
         # Rows can be appended to others alone, so where there are none before them there is one in between.

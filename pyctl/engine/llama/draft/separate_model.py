@@ -14,7 +14,7 @@ import numpy as np
 from llama_cpp import llama_cpp as api
 from numpy.typing import NDArray
 
-from pyctl.cache.snapshot import NOTHING, Block, Span
+from pyctl.cache.snapshot import NOTHING, Block, BlockSpan
 from pyctl.engine.backend import SequenceTokens
 from pyctl.engine.llama.batch import Batch
 from pyctl.engine.llama.draft.draft_model import SIGNATURE_BYTES, is_signed, signature
@@ -326,7 +326,7 @@ class SeparateModel:
         self._memory.save_rows(seq, first, last, block[SIGNATURE_BYTES:])
         return block
 
-    def load_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
+    def load_rows(self, seq: int, first: int, spans: Sequence[BlockSpan]) -> None:
         at = self._seqs[seq]
         last = spans[-1][2] if spans else first
         self.keep(seq, first)

@@ -1,0 +1,202 @@
+"""A backend without a model, for tests: every output depends on every row, on the state, and on how batches were cut.
+
+A row or state that is missing, stale, of another branch, or from other batch ends therefore changes all later tokens.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyctl.engine.backend import SequenceTokens, TopTokens
+from pyctl.engine.fake.fake_memory import FakeMemory, FakeSequence, hash_of
+from pyctl.engine.sampling import Sampling
+from pyctl.errors import EngineError, RequestError, StateError
+from pyctl.prompt import Tokens
+
+__all__ = ["FakeBackend"]
+
+
+class FakeBackend(FakeMemory):
+    """``n_vocab`` tokens, of which 0 ends a reply and the others are the letters of the alphabet, over and over.
+
+    All sequences share ``n_cells``, by default n_ctx; with ``can_hold`` rows are held there. ``fail_loads`` makes that
+    many following loads refuse their bytes. Saved blocks are zeros until they settle. A hybrid has ``n_planes`` planes
+    for each sequence, and fewer count when one evaluation has to be split. With a ``draft_type`` it drafts what will
+    come, right three times of four: when depends on every row, and the state, of a draft model like a head.
+    """
+
+    def __init__(
+        self,
+        kind: Literal["attention", "hybrid", "opaque"] = "hybrid",
+        *,
+        n_ctx: int = 4096,
+        n_seqs: int = 1,
+        n_ubatch: int = 64,
+        n_vocab: int = 64,
+        n_cells: int = 0,
+        n_outputs: int = 0,
+        n_planes: int = 3,
+        most_drafts: int = 48,
+        draft_type: str = "",
+        can_hold: bool = True,
+    ) -> None:
+        super().__init__(kind, n_seqs, n_cells or n_ctx, draft_type, can_hold)
+        self.n_ctx, self.n_ubatch, self.n_vocab = n_ctx, n_ubatch, n_vocab
+        self.n_outputs = n_outputs or n_ubatch
+        self.n_rollback = {"attention": n_ctx, "hybrid": n_planes, "opaque": 0}[kind]
+        self.most_drafts = {"attention": n_ctx, "hybrid": max(most_drafts, n_planes), "opaque": 0}[kind]
+        self.is_async = False
+        self.n_evaluated = 0
+        self.n_beats = 0
+        self.closed = False
+        self.interrupted = threading.Event()
+        self._outputs: list[bytes] = []
+
+    # -- evaluation --------------------------------------------------------------------------------------------------
+
+    def evaluate(self, seq: int, tokens: Tokens, start: int, *, output: bool = True) -> None:
+        if not 0 < tokens.size <= self.n_ubatch:
+            raise EngineError(f"a batch of {tokens.size} tokens")
+        self._check_cells(int(tokens.size))
+        after = self._advance(self._seqs[seq], tokens, start)
+        self._outputs = [after] if output else []
+
+    def decode(self, items: Sequence[SequenceTokens]) -> None:
+        # Rounding is not modelled here: several tokens of a sequence give what they would give one by one.
+        n_outputs = sum(item.n_drafts + 1 for item in items)
+        n_tokens = sum(len(item.tokens) for item in items)
+        if n_outputs > self.n_outputs or n_tokens > max(self.n_ubatch, self.n_seqs):
+            raise EngineError(f"{n_tokens} tokens with {n_outputs} outputs")
+        self._check_cells(n_tokens)
+        self._outputs = []
+        widths = sorted({0, *(len(item.tokens) for item in items)})
+        for item in items:
+            held, position = self._seqs[item.seq], item.position
+            if item.n_sure < 1 or item.n_drafts > self.most_drafts:
+                raise EngineError(f"{item.n_sure} sure tokens and {item.n_drafts} drafts")
+            mark = (position, held.state) if item.n_drafts > self.n_rollback else None
+            states = []
+            for i, token in enumerate(item.tokens):
+                after = self._advance(held, np.array([token], np.int32), position + i)
+                states.append(held.state)
+                self._outputs += [after] if i >= item.n_sure - 1 else []
+            end = position + len(item.tokens)
+            held.n_least = max(end - item.n_drafts, 0) if self.kind != "opaque" else end
+            # Llama.cpp evaluates as many tokens of each sequence at once: planes are those of the last such part.
+            n_last = len(item.tokens) - widths[widths.index(len(item.tokens)) - 1]
+            held.states, held.mark = states[-min(n_last, self.n_rollback + 1) :], mark
+
+    def keep(self, seq: int, n: int) -> int:
+        held = self._seqs[seq]
+        end, mark = len(held.cells), held.mark
+        least, states = held.n_least, held.states
+        held.n_least, held.states, held.mark = -1, [], None
+        if n == end:
+            return n
+        if not 0 <= least <= n < end or (self.kind == "hybrid" and mark is None and end - n >= len(states)):
+            self.clear(seq)
+            raise StateError(f"tokens from {n} on of {end} cannot be taken back")
+        if self.kind == "hybrid":
+            n, held.state = mark if mark is not None else (n, states[n - end - 1])
+        held.at = n
+        held.cut(n)
+        held.cut_drafts(n, held.rows[-1] if n else b"")
+        return n
+
+    def draft(self, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
+        return [self._expected(item, n) for item in items]
+
+    def _expected(self, item: SequenceTokens, n: int) -> tuple[int, ...]:
+        if len(self._seqs[item.seq].cells) != item.position:
+            raise EngineError(f"the sequence does not end at {item.position}")
+        # The model itself, one time of four a token beside it.
+        before = self.draft_digest(item.seq)
+        held, n_evaluated = self._seqs[item.seq], self.n_evaluated
+        tokens = [*item.tokens]
+        held = replace(held, memory=self._cells.copy(len(tokens) + n), cells=[*held.cells])
+        for i in range(len(item.tokens) + n - 1):
+            after = self._advance(held, np.array([tokens[i]], np.int32), item.position + i)
+            if i >= len(item.tokens) - 1:
+                is_wrong = hash_of(before, after)[0] % 4 == 0
+                tokens.append(1 + (int.from_bytes(after[:8], "little") + is_wrong) % (self.n_vocab - 1))
+        self.n_evaluated = n_evaluated
+        return tuple(tokens[len(item.tokens) :])
+
+    def _advance(self, held: FakeSequence, tokens: Tokens, start: int) -> bytes:
+        rows = held.rows
+        if len(rows) != start or (self.kind != "attention" and held.at != start):
+            raise EngineError(f"rows end at {len(rows)}, the state at {held.at}, the batch begins at {start}")
+        if start + tokens.size > self.n_ctx:
+            raise EngineError(f"{start + tokens.size} tokens are more than a sequence may have")
+        # Like attention, a row depends on all rows before it; like GEMM rounding, on the shape of its batch.
+        before = hash_of(*rows[-1:], held.state if self.kind != "attention" else b"", str(tokens.size).encode())
+        held.cut_drafts(start, held.hidden)
+        for i, token in enumerate(tokens.tolist()):
+            before = hash_of(before, struct.pack("<qq", start + i, token))
+            rows.append(before)
+            held.draft_rows.append(hash_of(held.hidden, struct.pack("<q", token)))
+            held.hidden = before
+        held.cells += held.memory.take(rows[start:])
+        held.state = hash_of(held.state, tokens.tobytes())
+        held.n_least, held.states, held.mark = -1, [], None
+        held.at = start + int(tokens.size)
+        self.n_evaluated += int(tokens.size)
+        return self._digest(held)
+
+    def sampler(self, sampling: Sampling, prompt: Tokens) -> _FakeSampler:
+        return _FakeSampler(self, sampling.ignore_eos)
+
+    def check(self, sampling: Sampling) -> None:
+        pass
+
+    def interrupt(self) -> None:
+        self.interrupted.set()
+
+    def prepare(self) -> None:
+        pass
+
+    def top_tokens(self, index: int, token: int, n: int) -> TopTokens:
+        return ((token, 0.0), *((i, -float(i)) for i in range(n)))
+
+    def is_end(self, token: int) -> bool:
+        return token == 0
+
+    def piece(self, token: int) -> bytes:
+        return bytes([ord("a") + token % 26])
+
+    def embed(self, tokens: Tokens) -> NDArray[np.float32]:
+        if tokens.size > self.n_ubatch:
+            raise RequestError("too many tokens")
+        return np.array([[tokens.sum(), tokens.size]], np.float32)
+
+    def unload(self) -> None:
+        self.closed = True
+
+    def load(self) -> None:
+        self.closed = False
+        self._empty(self.n_cells)
+
+
+class _FakeSampler:
+    def __init__(self, backend: FakeBackend, ignore_eos: bool) -> None:
+        self._backend, self._first = backend, int(ignore_eos)
+
+    def sample(self, index: int) -> int:
+        value = int.from_bytes(self._backend._outputs[index][:8], "little")
+        return self._first + value % (self._backend.n_vocab - self._first)
+
+    def force(self, index: int, token: int) -> None:
+        pass
+
+    def top_tokens(self, token: int, n: int) -> TopTokens:
+        return ((token, 1.0), *[(token, 1.0)][:n])
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,288 @@
+"""What the sequences of a backend without a model hold: rows in cells, a state, and a draft model's part of both."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from pyctl.cache.snapshot import NOTHING, Block, BlockSpan, Held, Span, State
+from pyctl.engine.backend import BlockBytes, SavedSequence
+from pyctl.engine.fake.fake_cells import HEADER, ROW, FakeCells, FakeHeld
+from pyctl.errors import OutOfCellsError, StateError
+from pyctl.prompt import Tokens
+
+__all__ = ["FakeMemory", "FakeSequence", "hash_of"]
+
+
+def hash_of(*parts: bytes) -> bytes:
+    """ROW bytes that depend on all of ``parts``."""
+    return hashlib.blake2b(b"|".join(parts), digest_size=ROW).digest()
+
+
+@dataclass
+class FakeSequence:
+    """Rows in ``cells``, the state at ``at``, and what can be taken back."""
+
+    memory: FakeCells
+    cells: list[int] = field(default_factory=list)
+    state: bytes = bytes(ROW)
+    at: int = 0
+    n_least: int = -1  # what can be taken back of the last evaluation: everything from here on, once
+    states: list[bytes] = field(default_factory=list)  # the planes: those of the last tokens, the end's last
+    mark: tuple[int, bytes] | None = None
+    draft_rows: list[bytes] = field(default_factory=list)  # as many as rows, or fewer; empty ones are missing
+    hidden: bytes = b""  # the row that the draft model's next one is made of, empty if it is missing
+
+    @property
+    def rows(self) -> list[bytes]:
+        """What lies in its cells."""
+        return [self.memory.rows[cell] for cell in self.cells]
+
+    def cut(self, n: int) -> None:
+        """Leave the cells from position ``n`` on."""
+        self.memory.leave(self.cells[n:])
+        del self.cells[n:]
+
+    def cut_drafts(self, n: int, hidden: bytes = b"") -> None:
+        """Leave the draft model ``n`` rows, none of them new, and ``hidden``."""
+        self.draft_rows = self.draft_rows[:n] + [b""] * (n - len(self.draft_rows))
+        self.hidden = hidden
+
+
+class FakeMemory:
+    """The `SequenceMemory` of `FakeBackend`, and what its outputs depend on."""
+
+    def __init__(
+        self, kind: Literal["attention", "hybrid", "opaque"], n_seqs: int, n_cells: int, draft_type: str, can_hold: bool
+    ) -> None:
+        self.kind: Literal["attention", "hybrid", "opaque"] = kind
+        self.n_seqs, self.draft_type = n_seqs, draft_type
+        self.can_hold = can_hold and kind != "opaque"
+        self.fail_loads = 0
+        self._used = 0
+        self._on_the_way: list[tuple[Block, bytes]] = []
+        self._empty(n_cells)
+
+    def _empty(self, n_cells: int) -> None:
+        self._cells = FakeCells(n_cells)
+        self._seqs = [FakeSequence(self._cells) for _ in range(self.n_seqs)]
+
+    @property
+    def n_cells(self) -> int:
+        return self._cells.n
+
+    @n_cells.setter
+    def n_cells(self, n: int) -> None:
+        self._cells.n = n
+
+    def digest(self, seq: int) -> bytes:
+        """What the logits at the end of ``seq`` depend on: all its rows and its state."""
+        return self._digest(self._seqs[seq])
+
+    def _digest(self, held: FakeSequence) -> bytes:
+        return hash_of(*held.rows, held.state if self.kind != "attention" else b"")
+
+    def draft_digest(self, seq: int) -> bytes:
+        """What the drafts at the end of ``seq`` depend on besides the model: the draft model's rows and state."""
+        held = self._seqs[seq]
+        return hash_of(*held.draft_rows, held.hidden)
+
+    def rows_size(self, first: int, last: int) -> int:
+        return 0 if self.kind == "opaque" or first >= last else HEADER.size + (last - first) * ROW
+
+    def state_size(self, seq: int) -> int:
+        rows = len(self._seqs[seq].cells) * ROW if self.kind == "opaque" else 0
+        return 0 if self.kind == "attention" else HEADER.size + ROW + rows
+
+    def save_rows(self, seq: int, first: int, last: int) -> Block:
+        if self.kind == "opaque":
+            return NOTHING
+        rows = self._seqs[seq].rows[first:last]
+        if len(rows) != last - first:
+            raise StateError(f"rows [{first}, {last}) are not there")
+        return self._later(HEADER.pack(b"ROWS", first, last) + b"".join(rows))
+
+    @property
+    def n_free(self) -> int:
+        return self._cells.n_free
+
+    def hold(self, seq: int, first: int, last: int) -> FakeHeld:
+        cells = self._seqs[seq].cells[first:last]
+        if not self.can_hold or len(cells) != last - first:
+            raise StateError(f"rows [{first}, {last}) cannot be held")
+        return self._cells.hold(first, cells)
+
+    def release(self, held: Held) -> None:
+        self._cells.release(_own(held))
+
+    def fetch(self, held: Held, first: int, last: int) -> Block:
+        self._cells.check(_own(held))
+        rows = [self._cells.rows[cell] for cell in _own(held).within(first, last)]
+        return self._later(HEADER.pack(b"ROWS", first, last) + b"".join(rows))
+
+    def n_own(self, held: Held, first: int, last: int) -> int:
+        return self._cells.n_own(_own(held), first, last)
+
+    def save_state(self, seq: int, n: int) -> State:
+        held = self._seqs[seq]
+        has_drafts = bool(self.draft_type and held.hidden)
+        draft = self._later(HEADER.pack(b"DSTA", 0, n) + self._author + held.hidden) if has_drafts else NOTHING
+        if self.kind == "attention":
+            return State.of(NOTHING, draft)
+        if held.at != n:
+            raise StateError(f"the state stands at {held.at}, not {n}")
+        data = HEADER.pack(b"STAT", 0, n) + held.state + (b"".join(held.rows) if self.kind == "opaque" else b"")
+        return State.of(self._later(data), draft)
+
+    @property
+    def _author(self) -> bytes:
+        return hash_of(self.draft_type.encode())
+
+    def draft_rows_size(self, first: int, last: int) -> int:
+        return HEADER.size + ROW + (last - first) * ROW if self.draft_type and first < last else 0
+
+    def draft_state_size(self) -> int:
+        return HEADER.size + 2 * ROW if self.draft_type else 0
+
+    def save_draft_rows(self, seq: int, first: int, last: int) -> Block:
+        rows = self._seqs[seq].draft_rows[first:last]
+        if not self.draft_type or not all(rows):
+            return NOTHING
+        return self._later(HEADER.pack(b"DRFT", first, last) + self._author + b"".join(rows))
+
+    def load_draft_rows(self, seq: int, first: int, spans: Sequence[BlockSpan]) -> None:
+        self.synchronize()
+        held = self._seqs[seq]
+        held.cut_drafts(first)
+        for block, start, stop in spans:
+            data = block.tobytes()
+            rows = [b""] * (stop - start)
+            if data[HEADER.size :][:ROW] == self._author:
+                magic, p0, p1 = HEADER.unpack(data[: HEADER.size])
+                if magic != b"DRFT" or not p0 <= start < stop <= p1 or start != len(held.draft_rows):
+                    raise StateError(f"draft rows [{start}, {stop}) do not continue at {len(held.draft_rows)}")
+                at = [HEADER.size + ROW + (i - p0) * ROW for i in range(start, stop)]
+                rows = [data[i : i + ROW] for i in at]
+            held.draft_rows += rows
+
+    def synchronize(self) -> None:
+        for block, data in self._on_the_way:
+            block[:] = np.frombuffer(data, np.uint8)
+        self._on_the_way.clear()
+
+    def block_bytes(self) -> BlockBytes:
+        return BlockBytes(self._used, self._used, sum(block.nbytes for block, _ in self._on_the_way))
+
+    def load_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
+        self.synchronize()
+        self._maybe_fail()
+        held = self._seqs[seq]
+        if len(held.cells) != first:
+            raise StateError(f"rows end at {len(held.cells)}, not {first}")
+        sources: list[bytes | int] = []
+        for rows, start, stop in spans:
+            if start != first + len(sources):
+                raise StateError(f"rows [{start}, {stop}) do not continue at {first + len(sources)}")
+            if isinstance(rows, np.ndarray):
+                sources += _rows_of(rows, start, stop)
+            else:
+                self._cells.check(_own(rows))
+                sources += _own(rows).within(start, stop)
+        held.cells += self._cells.load(sources)
+
+    def load_state(self, seq: int, n: int, state: State) -> None:
+        self.synchronize()
+        self._maybe_fail()
+        held, block, draft = self._seqs[seq], state.recurrent, state.draft.tobytes()
+        is_own = draft[HEADER.size :][:ROW] == self._author
+        if is_own and HEADER.unpack(draft[: HEADER.size])[2] != n:
+            raise StateError("a draft model's state of another position")
+        held.cut_drafts(n, draft[HEADER.size + ROW :] if is_own else b"")
+        if self.kind == "attention":
+            return
+        magic, _, at = HEADER.unpack(block[: HEADER.size].tobytes())
+        data = block[HEADER.size :].tobytes()
+        if magic != b"STAT" or at != n or (self.kind == "hybrid" and len(held.cells) != n):
+            raise StateError(f"a state at {at} does not belong to {n}")
+        if self.kind == "opaque":
+            self._check_cells(n - len(held.cells))
+        held.state, held.at = data[:ROW], n
+        held.n_least, held.states, held.mark = -1, [], None
+        if self.kind == "opaque":
+            held.cut(0)
+            held.cells = self._cells.take([data[i : i + ROW] for i in range(ROW, len(data), ROW)])
+
+    def rewind(self, seq: int, n: int) -> None:
+        if self.kind == "opaque" and n:
+            raise StateError("nothing can be rewound")
+        held = self._seqs[seq]
+        held.cut_drafts(n, held.hidden if n == len(held.cells) else b"")
+        held.cut(n)
+        held.n_least, held.states, held.mark = -1, [], None
+        if n == 0:
+            self.clear(seq)
+
+    def clear(self, seq: int) -> None:
+        self._seqs[seq].cut(0)
+        self._seqs[seq] = FakeSequence(self._cells)
+
+    def save_file(self, seq: int, path: Path, tokens: Tokens, ends: Sequence[int]) -> int:
+        held = self._seqs[seq]
+        head = HEADER.pack(b"FILE", held.at, len(held.cells)) + np.array([len(ends), *ends], np.int32).tobytes()
+        return path.write_bytes(head + held.state + tokens.tobytes() + b"".join(held.rows))
+
+    def load_file(self, seq: int, path: Path) -> SavedSequence:
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise StateError(str(error)) from error
+        magic, at, n = HEADER.unpack(data[: HEADER.size])
+        if magic != b"FILE":
+            raise StateError("no saved sequence")
+        n_ends = struct.unpack_from("<i", data, HEADER.size)[0]
+        ends = struct.unpack_from(f"<{n_ends}i", data, HEADER.size + 4)
+        rest = np.frombuffer(data, np.uint8, offset=HEADER.size + 4 + 4 * n_ends)
+        state, tokens, rows = np.split(rest, [ROW, ROW + 4 * n])
+        cells = self._cells.take([row.tobytes() for row in rows.reshape(n, ROW)])
+        self._seqs[seq] = FakeSequence(self._cells, cells, state.tobytes(), at)
+        return SavedSequence(tokens.view(np.int32).copy(), ends, len(data))
+
+    def _check_cells(self, n: int) -> None:
+        if n > self.n_free:
+            raise OutOfCellsError
+
+    def _later(self, data: bytes) -> Block:
+        """A block that has its bytes only once somebody waits for them."""
+        block = np.zeros(len(data), np.uint8)
+        self._used += block.nbytes
+        weakref.finalize(block, self._freed, block.nbytes)
+        self._on_the_way.append((block, data))
+        return block
+
+    def _freed(self, n_bytes: int) -> None:
+        self._used -= n_bytes
+
+    def _maybe_fail(self) -> None:
+        if self.fail_loads > 0:
+            self.fail_loads -= 1
+            raise StateError("made to fail")
+
+
+def _rows_of(block: Block, start: int, stop: int) -> list[bytes]:
+    magic, p0, p1 = HEADER.unpack(block[: HEADER.size].tobytes())
+    if magic != b"ROWS" or not p0 <= start < stop <= p1:
+        raise StateError(f"rows [{start}, {stop}) are not in the block")
+    data = block[HEADER.size :].tobytes()
+    return [data[(i - p0) * ROW : (i - p0 + 1) * ROW] for i in range(start, stop)]
+
+
+def _own(held: Held) -> FakeHeld:
+    assert isinstance(held, FakeHeld)
+    return held
