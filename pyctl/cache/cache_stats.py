@@ -47,7 +47,8 @@ class RequestStats:
     """One request's account. Counts are tokens, times are milliseconds.
 
     ``n_prompt == n_cached + n_evaluated`` once the prefill has ended; ``n_saved`` counts snapshots taken. ``save_ms``
-    includes the wait for the batch that the device was still computing.
+    includes the wait for the batch that the device was still computing. Of what was cached, ``n_warmed`` tokens had
+    been evaluated for this request before it came.
     """
 
     n_prompt: int
@@ -60,11 +61,16 @@ class RequestStats:
     prefill_ms: float = 0.0
     save_ms: float = 0.0
     miss: Divergence | None = field(default=None)
+    n_warmed: int = 0
 
 
 @dataclass
 class CacheStats:
-    """Sums over all requests since the start; counts of tokens unless the name says otherwise."""
+    """Sums over all requests since the start; counts of tokens unless the name says otherwise.
+
+    What background requests evaluate is ``n_warmed`` and nothing else; ``n_warm_ups`` prompts were made ready so, and
+    requests resumed from ``n_warmed_used`` of the tokens.
+    """
 
     requests: int = 0
     n_prompt: int = 0
@@ -74,6 +80,9 @@ class CacheStats:
     hits: dict[Source, int] = field(default_factory=lambda: {"live": 0, "ram": 0, "disk": 0})
     n_saved: int = 0
     failed_restores: int = 0
+    n_warmed: int = 0
+    n_warm_ups: int = 0
+    n_warmed_used: int = 0
 
     def add(self, stats: RequestStats, n_predicted: int) -> None:
         """Count a finished request."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
 
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.disk.readers import Reads
@@ -21,10 +20,10 @@ from pyctl.engine.draft.verify_batch import BatchItem, verify_batches
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.engine_stats import EngineCounters
 from pyctl.engine.handle import RequestHandle
-from pyctl.engine.prefill import PrefillTurns, prefill
+from pyctl.engine.prefill import Prefill, PrefillTurns, WarmUps
 from pyctl.engine.request import Done, Failed, told
 from pyctl.engine.sequence import LiveSequence
-from pyctl.engine.snapshotter import CachePlan, Snapshotter
+from pyctl.engine.snapshotter import CacheLookup, Snapshotter
 from pyctl.errors import EngineError, OutOfCellsError, PyctlError
 
 __all__ = ["Engine", "EngineSettings", "IdleTask"]
@@ -58,16 +57,20 @@ class Engine:
         self.counters = EngineCounters()
         self.asleep = False
         self._turns = PrefillTurns(backend.n_ubatch)
+        self._prefill = Prefill(backend, self.pool, self.snapshotter, self.counters, self.running)
+        self.warm_ups = WarmUps(self.snapshotter, self._prefill, backend.n_ubatch)
         self.speculation = speculation or Speculation()
         self._n_arrived = self._n_begun = 0
         self._look_again = 0.0  # when to look at who waits, unless something changes before
-        # The context had fewer cells than were counted: somebody has to wait, and nobody begins until somebody ends.
-        self._short = self._overrun = False
+        self._overrun = False  # the context had fewer cells than were counted: nobody begins until somebody ends
 
     # -- scheduling --------------------------------------------------------------------------------------------------
 
     def submit(self, handle: RequestHandle) -> None:
         """Queue a request."""
+        if handle.request.background:
+            return self.warm_ups.put(handle, self.sequences)
+        self.warm_ups.arrived(handle.request)
         self._n_arrived += 1
         self.waiting.put_back(ActiveRequest(handle, self._n_arrived))
         self._look_again = 0.0
@@ -89,12 +92,16 @@ class Engine:
     def step(self) -> bool:
         """Advance everybody once: one batch for one request in prefill, one token for all that decode.
 
-        Returns whether work is left.
+        Returns whether work is left that need not wait for its time.
         """
+        if self.waiting or self.idle_tasks:
+            self._stop_warm_up()
         if self.idle_tasks:
             self._run_idle_tasks()
         if self.waiting and (not self.running or time.monotonic() >= self._look_again):
             self._admit()
+        if not (self.running or self.waiting or self.idle_tasks) and (warm_up := self.warm_ups.take()) is not None:
+            self._begin(warm_up)
         ready: list[ActiveRequest] = []
         decoding: list[ActiveRequest] = []
         for active in tuple(self.running):
@@ -108,8 +115,8 @@ class Engine:
         if prefilling is not None:
             self.tell()
             self._resume(prefilling, None)
-            if self._short:
-                self._short, self._overrun = False, True
+            if self._prefill.is_short:
+                self._prefill.is_short, self._overrun = False, True
                 self._suspend(youngest := self._youngest())
                 decoding = [active for active in decoding if active is not youngest]
             if prefilling.pending is not None and prefilling in self.running:
@@ -121,7 +128,7 @@ class Engine:
             waiting = [active.reads for active in self.running if active.reads is not None]
             if waiting:
                 waiting[0].wait(WAIT_SECONDS)
-        return bool(self.running or self.waiting or self.idle_tasks)
+        return bool(self.running or self.waiting or self.idle_tasks) or self.warm_ups.seconds == 0
 
     def tell(self) -> None:
         """Let clients have what the last steps gave: while a device evaluates, not while it waits for the next step."""
@@ -131,13 +138,14 @@ class Engine:
     def recover(self, error: PyctlError) -> None:
         """A step broke off, nobody knows where: fail all requests with ``error``, forget what the sequences hold."""
         self._end_all(error)
-        self._short = False
+        self._prefill.is_short = False
         for seq in self.sequences:
             seq.busy = seq.left_over = False
             self.snapshotter.forget(seq)
 
     def sleep(self) -> None:
         """Free the model, after the ends of all conversations went to the cache; nothing may be running."""
+        self.warm_ups.clear()
         for seq in self.sequences:
             try:
                 self.snapshotter.park(seq)
@@ -171,7 +179,7 @@ class Engine:
         return self.snapshotter.close()
 
     def _end_all(self, error: PyctlError) -> None:
-        for active in [*self.running, *self.waiting]:
+        for active in [*self.running, *self.waiting, *self.warm_ups.clear()]:
             with contextlib.suppress(Exception):
                 self._end(active)
             active.handle.put(Failed(error))
@@ -207,8 +215,16 @@ class Engine:
         active.seq.used = active.id = self._n_begun
         active.seq.named = active.handle.request.seq >= 0
         self.last[active.seq.id] = active
-        active.steps = self._serve(active, active.seq)
+        if active.handle.request.background:
+            active.steps = self.warm_ups.serve(active, active.seq, self._give_all_cells, self.pool.make_room)
+        else:
+            active.steps = self._serve(active, active.seq)
         self.running.append(active)
+
+    def _stop_warm_up(self) -> None:
+        for active in [each for each in self.running if each.handle.request.background]:
+            self._end(active)
+            self.warm_ups.put_back(active)
 
     def _suspend(self, active: ActiveRequest) -> None:
         """Let a running request wait as it is: what its sequence holds goes to RAM, its generator stays."""
@@ -356,13 +372,11 @@ class Engine:
 
             lookup = snapshotter.lookup(request, ends, seq, stats)
             snapshotter.leave(seq, lookup, stats)
-            # Who is served alone gets all cells: a request then costs and yields what it does alone.
-            clears = self.settings.exact or (self.settings.clear_idle and snapshotter.cache.enabled)
-            if len(self.running) == 1 and clears:
-                self.pool.clear_idle(lookup.snapshots, named=False)
+            self._give_all_cells(lookup)
             restored = yield from snapshotter.restore(lookup, seq, stats, self.pool.make_room)
+            stats.n_warmed = self.warm_ups.used(lookup.match, stats.n_cached)
             plan = snapshotter.plan(lookup, restored, seq, stats)
-            yield from self._prefill(active, seq, ends, plan, stats)
+            yield from self._prefill.run(active, seq, ends, plan, stats)
             reply.first()
             snapshotter.persist(plan)
             with self.speculation.following(active.id, request.prompt.tokens, request.sampling.seed) as learn:
@@ -373,28 +387,8 @@ class Engine:
         self.counters.count_reply(timings)
         handle.put(Done(reply.stop_type, reply.stopping_word, timings, stats, seq.id))
 
-    def _prefill(
-        self, active: ActiveRequest, seq: LiveSequence, ends: Sequence[int], plan: CachePlan, stats: RequestStats
-    ) -> Steps:
-        """Evaluate what is missing of the prompt batch by batch, and take a snapshot at each cut."""
-        tokens = active.handle.request.prompt.tokens
-
-        def evaluate(end: int) -> bool:
-            """False if there is no room until somebody else waits."""
-            self.pool.make_room(end - seq.n, plan.protected)
-            try:
-                self.backend.evaluate(seq.id, tokens[seq.n : end], seq.n, output=end == tokens.size)
-            except OutOfCellsError:
-                if not self.pool.clear_idle(plan.protected):
-                    if len(self.running) == 1:
-                        raise
-                    self._short = True
-                return False
-            self.counters.count_call(1, end)
-            return True
-
-        def after(end: int) -> None:
-            if end in plan.cuts:
-                self.snapshotter.save(seq, plan, stats)
-
-        return prefill(active, seq, ends, self.backend.n_ubatch, evaluate, after)
+    def _give_all_cells(self, lookup: CacheLookup) -> None:
+        """Who is served alone gets all cells: a request then costs and yields what it does alone."""
+        clears = self.settings.exact or (self.settings.clear_idle and self.snapshotter.cache.enabled)
+        if len(self.running) == 1 and clears:
+            self.pool.clear_idle(lookup.snapshots, named=False)

@@ -1,18 +1,32 @@
-"""A prompt on its way into its sequence, batch by batch."""
+"""A prompt on its way into its sequence, batch by batch, for a reply or before anybody asks for one."""
 
 from __future__ import annotations
 
 import itertools
+import logging
 import time
-from collections.abc import Callable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 from pyctl.cache.cache_stats import RequestStats
+from pyctl.cache.plan import batch_ends, inner_ends
+from pyctl.cache.snapshot import Prefix, PromptMatch
 from pyctl.engine.admission import ActiveRequest, Steps
-from pyctl.engine.engine_stats import PrefillLog
-from pyctl.engine.request import Progress
+from pyctl.engine.backend import Backend
+from pyctl.engine.cells import CellPool
+from pyctl.engine.engine_stats import EngineCounters, PrefillLog
+from pyctl.engine.handle import RequestHandle
+from pyctl.engine.request import Done, Failed, Progress, Request, Timings
 from pyctl.engine.sequence import LiveSequence
+from pyctl.engine.snapshotter import CacheLookup, CachePlan, MakeRoom, Snapshotter
+from pyctl.errors import BusyError, OutOfCellsError
+from pyctl.limit import limit
+from pyctl.prompt import Tokens, common_prefix
 
-__all__ = ["PrefillTurns", "prefill"]
+__all__ = ["Prefill", "PrefillTurns", "WarmUps"]
+
+log = logging.getLogger(__name__)
 
 
 class PrefillTurns:
@@ -33,40 +47,237 @@ class PrefillTurns:
         return found or next(iter(ready), None)
 
 
-def prefill(
-    active: ActiveRequest,
-    seq: LiveSequence,
-    ends: Sequence[int],
-    n_full: int,
-    evaluate: Callable[[int], bool],
-    after: Callable[[int], None],
-) -> Steps:
-    """Have ``evaluate`` append what is missing of the prompt up to each of ``ends``, as soon as it finds room for it.
+class Prefill:
+    """Evaluates prompts in batches, with a snapshot at each cut.
 
-    A batch of ``n_full`` tokens is full. ``after`` is called when an end has been reached.
+    ``is_short`` says that there was no room for a batch, and that somebody of ``running`` has to wait for it.
     """
-    assert active.stats is not None
-    prompt, stats = active.handle.request.prompt, active.stats
-    began, save_before = time.perf_counter(), stats.save_ms
-    shown = PrefillLog(active.id, seq.n, len(prompt))
-    _tell_progress(active, seq, stats)
-    for previous, end in itertools.pairwise([0, *ends]):
-        if end <= seq.n:
-            continue
-        while not evaluate(end):
-            yield None
-        # The very end of a prompt is a batch end of longer prompts only if it fills its batch.
-        seq.append(prompt.tokens[seq.n : end], exact=end < len(prompt) or end - previous == n_full)
-        shown.reached(end)
-        after(end)
+
+    def __init__(
+        self,
+        backend: Backend,
+        pool: CellPool,
+        snapshotter: Snapshotter,
+        counters: EngineCounters,
+        running: Collection[ActiveRequest],
+    ) -> None:
+        self.is_short = False
+        self._backend, self._pool, self._snapshotter = backend, pool, snapshotter
+        self._counters, self._running = counters, running
+
+    def run(
+        self, active: ActiveRequest, seq: LiveSequence, ends: Sequence[int], plan: CachePlan, stats: RequestStats
+    ) -> Steps:
+        """Append what is missing of the prompt up to each of ``ends``, as soon as there is room for it."""
+        prompt, n_full = active.handle.request.prompt, self._backend.n_ubatch
+        began, save_before = time.perf_counter(), stats.save_ms
+        shown = PrefillLog(active.id, seq.n, len(prompt))
         _tell_progress(active, seq, stats)
-        if end < len(prompt):
-            yield None
-    stats.n_evaluated = len(prompt) - stats.n_cached
-    stats.prefill_ms = (time.perf_counter() - began) * 1e3 - (stats.save_ms - save_before)
+        for previous, end in itertools.pairwise([0, *ends]):
+            if end <= seq.n:
+                continue
+            while not self._evaluate(prompt.tokens, seq, end, plan):
+                yield None
+            # The very end of a prompt is a batch end of longer prompts only if it fills its batch.
+            seq.append(prompt.tokens[seq.n : end], exact=end < len(prompt) or end - previous == n_full)
+            shown.reached(end)
+            if end in plan.cuts:
+                self._snapshotter.save(seq, plan, stats)
+            _tell_progress(active, seq, stats)
+            if end < len(prompt):
+                yield None
+        stats.n_evaluated = seq.n - stats.n_cached
+        stats.prefill_ms = (time.perf_counter() - began) * 1e3 - (stats.save_ms - save_before)
+
+    def _evaluate(self, tokens: Tokens, seq: LiveSequence, end: int, plan: CachePlan) -> bool:
+        """False if there is no room until somebody else waits."""
+        self._pool.make_room(end - seq.n, plan.protected)
+        try:
+            self._backend.evaluate(seq.id, tokens[seq.n : end], seq.n, output=end == tokens.size)
+        except OutOfCellsError:
+            if not self._pool.clear_idle(plan.protected):
+                if len(self._running) == 1:
+                    raise
+                self.is_short = True
+            return False
+        self._counters.count_call(1, end)
+        return True
 
 
 def _tell_progress(active: ActiveRequest, seq: LiveSequence, stats: RequestStats) -> None:
     if active.handle.request.return_progress:
         ms = (time.perf_counter() - active.started) * 1e3
         active.handle.put(Progress(stats.n_prompt, stats.n_cached, seq.n, ms, stats.source, seq.id))
+
+
+MOST_WARM_UPS = limit(
+    16, "prompts that wait to be evaluated before anybody asks for them", "the oldest are given up", "process"
+)
+
+QUIET_SECONDS = 1.0
+"""So long nobody must have asked before a warm-up begins by which the next turn hardly becomes faster."""
+
+MOST_UNUSED = 4
+"""After so many warm-ups in a row that no request has used, each waits that long."""
+
+MOST_READY = 256
+"""Warm-ups that are remembered until a request uses them, which is only counted."""
+
+MOST_AGAIN = 2048
+"""Tokens before a reply that a warm-up may evaluate with it; where more is missing, the cache is too small for it."""
+
+
+class WarmUps:
+    """Prompts that are evaluated before anybody asks for them, one at a time, while nothing else is to be done.
+
+    They are background requests: prompts that a client wants to be ready, and the beginnings of next turns, as far as
+    they are certain when a reply has ended. A request stops what runs between two batches. What is evaluated by then
+    stays, the rest follows later, unless the conversation has gone on by itself. All is evaluated in the batches of a
+    cold run, up to the last batch end within the prompt.
+    """
+
+    def __init__(self, snapshotter: Snapshotter, prefill: Prefill, n_ubatch: int) -> None:
+        self._snapshotter, self._prefill, self._n_ubatch = snapshotter, prefill, n_ubatch
+        self._queue: list[ActiveRequest] = []
+        self._lately: deque[Request] = deque(maxlen=MOST_WARM_UPS)  # those of clients, as they came
+        self._now: ActiveRequest | None = None
+        self._ready: OrderedDict[Prefix, int] = OrderedDict()  # tokens that were evaluated for those who resume there
+        self._n_unused = 0
+
+    # -- the line ----------------------------------------------------------------------------------------------------
+
+    def put(self, handle: RequestHandle, sequences: Sequence[LiveSequence] = ()) -> None:
+        """Have the prompt of ``handle`` evaluated, unless its conversation has gone on already."""
+        request = handle.request
+        active = ActiveRequest(handle)
+        if request.after is not None:
+            if not self._snapshotter.cache.enabled:  # there would be no way back to the live end
+                return
+            came = list(self._lately)
+            at = next((i for i, each in enumerate(came) if each is request.after), -1)
+            if any(_goes_on(each, request) for each in came[at + 1 :]):
+                return
+            tokens, exact = request.prompt.tokens, self._snapshotter.settings.exact
+            # The next turn goes on from the live sequence just as well, only not in the batches of a cold run.
+            is_live = not exact and any(0 < seq.n == seq.shared(tokens) for seq in sequences)
+            if is_live or self._n_unused >= MOST_UNUSED:
+                active.due = time.monotonic() + QUIET_SECONDS
+        self._queue.append(active)
+        if len(self._queue) > MOST_WARM_UPS:
+            self._queue.pop(0).handle.put(Failed(BusyError(MOST_WARM_UPS)))
+
+    def arrived(self, request: Request) -> None:
+        """A client asks: what its request evaluates by itself is given up."""
+        self._lately.append(request)
+        self._queue = [each for each in self._queue if not _goes_on(request, each.handle.request)]
+        if self._now is not None and _goes_on(request, self._now.handle.request):
+            self._now.handle.cancel()
+
+    def take(self) -> ActiveRequest | None:
+        """The next one whose time has come, out of the line then."""
+        self._queue = [each for each in self._queue if not each.handle.cancelled]
+        now = time.monotonic()
+        self._now = next((each for each in self._queue if each.due <= now), None)
+        if self._now is not None:
+            self._queue.remove(self._now)
+        return self._now
+
+    def put_back(self, active: ActiveRequest) -> None:
+        """Let one that was stopped go on when there is time again."""
+        active.seq, active.steps, active.stats, active.reads = None, None, None, None
+        if not active.handle.cancelled:
+            self._queue.insert(0, active)
+
+    @property
+    def seconds(self) -> float | None:
+        """How long until the next one may begin; None if there is none."""
+        due = min((each.due for each in self._queue), default=None)
+        return max(due - time.monotonic(), 0.0) if due is not None else None
+
+    def clear(self) -> list[ActiveRequest]:
+        """Give up all that wait; returns them."""
+        waiting, self._queue = self._queue, []
+        return waiting
+
+    # -- the work ----------------------------------------------------------------------------------------------------
+
+    def serve(
+        self, active: ActiveRequest, seq: LiveSequence, alone: Callable[[CacheLookup], None], make_room: MakeRoom
+    ) -> Steps:
+        """The whole way of a background request; ``alone`` gives it all cells, as whoever is served alone gets them."""
+        request, snapshotter = active.handle.request, self._snapshotter
+        tokens, settings = request.prompt.tokens, snapshotter.settings
+        began = active.started = time.perf_counter()
+        stats = active.stats = RequestStats(n_prompt=len(request.prompt))
+        ends = inner_ends(request.prompt, batch_ends(request.prompt, self._n_ubatch, settings.min_batch))
+        last = ends[-1] if ends else 0
+        seq.left_over = False
+        lookup = snapshotter.lookup(request, ends, seq, stats)
+        nearest = lookup.ways[0].n if lookup.ways else 0
+        if nearest < last and (request.after is None or nearest >= _shared(request.after, request) - MOST_AGAIN):
+            generated = lookup.match.prefix(seq.n) if 0 < seq.n == seq.shared(tokens) < last else None
+            snapshotter.leave(seq, lookup, stats)
+            alone(lookup)
+            restored = yield from snapshotter.restore(lookup, seq, stats, make_room)
+            plan = CachePlan(lookup.match, protected=restored)
+            if request.after is None:
+                plan = snapshotter.plan(lookup, restored, seq, stats)
+            plan = replace(plan, cuts=(*plan.cuts, last))
+            try:
+                yield from self._prefill.run(active, seq, ends, plan, stats)
+            finally:
+                self._note(lookup.match, stats.n_cached, seq.n)
+                active.n_warmed += seq.n - stats.n_cached
+            snapshotter.persist(plan)
+            if generated is not None:
+                self._forget(generated)
+            self._n_unused += request.after is not None
+        ms = (time.perf_counter() - began) * 1e3
+        stats.n_prompt, stats.n_cached, stats.n_evaluated = last, max(last - active.n_warmed, 0), active.n_warmed
+        if active.n_warmed:
+            snapshotter.totals.n_warm_ups += 1
+            log.info("made ready: a prompt of %d tokens, %d evaluated in %.0f ms", last, active.n_warmed, ms)
+        waited = (began - active.submitted) * 1e3
+        timings = Timings(stats.n_cached, stats.n_evaluated, ms, 0, 0.0, waited, waited + ms)
+        active.handle.put(Done("limit", "", timings, stats, seq.id))
+
+    def used(self, match: PromptMatch, n: int) -> int:
+        """How many of the ``n`` tokens that a request did not have to evaluate had been made ready for it; each counts
+        for one request only.
+        """
+        found = self._ready.pop(match.prefix(n), 0) if n and self._ready else 0
+        if found:
+            self._n_unused = 0
+            self._snapshotter.totals.n_warmed_used += found
+        return found
+
+    def _note(self, match: PromptMatch, first: int, n: int) -> None:
+        """The tokens [first, n) of a prompt are evaluated."""
+        if n <= first:
+            return
+        before = self._ready.pop(match.prefix(first), 0) if first else 0
+        self._ready[match.prefix(n)] = before + n - first
+        if len(self._ready) > MOST_READY:
+            self._ready.popitem(last=False)
+        self._snapshotter.totals.n_warmed += n - first
+
+    def _forget(self, prefix: Prefix) -> None:
+        """Give up a live end that was parked before: its tokens are all evaluated in the batches of a cold run now."""
+        snapshot = self._snapshotter.cache.get(prefix)
+        if snapshot is not None and not snapshot.exact and not snapshot.hits:
+            self._snapshotter.cache.drop(snapshot)
+
+
+def _shared(one: Request, other: Request) -> int:
+    return common_prefix(one.prompt.tokens, other.prompt.tokens)
+
+
+def _goes_on(request: Request, warm_up: Request) -> bool:
+    """Whether ``request`` has all that ``warm_up`` shares with the request before it, whose conversation then went on.
+
+    What a client wants to be ready goes on with nobody's conversation.
+    """
+    before = warm_up.after
+    return (
+        before is not None and before is not request and _shared(request, warm_up) >= max(_shared(before, warm_up), 1)
+    )

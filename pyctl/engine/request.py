@@ -31,6 +31,8 @@ class Request:
     replaces the server's for this prompt. ``seq`` asks for that sequence, -1 for any. Two more limits, 0 for none: a
     line with less than ``n_indent`` blanks at its start, and a line end later than ``max_ms`` after the first token.
     ``control_texts`` are control tokens that belong to the reply's text, and as what; others leave no trace in it.
+    A ``background`` request only has its prompt evaluated, up to the last batch end in it, while nothing else is to be
+    done. With ``after`` nobody asked for it: it is the beginning of what may follow the reply to that request.
     """
 
     prompt: Prompt
@@ -46,6 +48,8 @@ class Request:
     n_indent: int = 0
     max_ms: int = 0
     control_texts: Mapping[int, bytes] = field(default_factory=dict)
+    background: bool = False
+    after: Request | None = field(default=None, repr=False, compare=False)
 
 
 MOST_POSITIONS = 64

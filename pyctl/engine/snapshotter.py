@@ -29,7 +29,7 @@ from pyctl.errors import OutOfCellsError, StateError
 from pyctl.limit import limit
 from pyctl.prompt import as_tokens
 
-__all__ = ["CacheLookup", "CachePlan", "Snapshotter", "block_sizes"]
+__all__ = ["CacheLookup", "CachePlan", "MakeRoom", "Snapshotter", "block_sizes"]
 
 log = logging.getLogger(__name__)
 
@@ -106,12 +106,16 @@ class Snapshotter:
         self.totals = CacheStats()
 
     def lookup(self, request: Request, ends: Sequence[int], seq: LiveSequence, stats: RequestStats) -> CacheLookup:
-        """What can be restored of a prompt with these batch ends into ``seq``; remembers the prompt as a recent one."""
+        """What can be restored of a prompt with these batch ends into ``seq``; remembers the prompt as a recent one,
+        unless nobody sent it.
+        """
         began = time.perf_counter()
         match = PromptMatch(request.prompt.tokens)
         if not request.cache_prompt:
             return CacheLookup(request, match, ends)
-        ways = candidates(match, ends, seq, self.cache, self.memory, exact=self.settings.exact)
+        ways = candidates(match, ends, seq, self.cache, self.memory, exact=self._is_exact(request))
+        if request.after is not None:
+            return CacheLookup(request, match, ends, ways)
         from_disk = self.disk is not None and (request.disk_policy or self.disk.policy).kind != "off"
         recent = self.recent.compare(request.prompt)
         self.recent.add(request.prompt, recent, on_disk=from_disk)
@@ -119,11 +123,15 @@ class Snapshotter:
         return CacheLookup(request, match, ends, ways, recent, from_disk)
 
     def leave(self, seq: LiveSequence, lookup: CacheLookup, stats: RequestStats) -> None:
-        """Park the conversation of ``seq`` unless the new prompt continues it."""
+        """Park the conversation of ``seq`` unless the new prompt continues it; for a background request, whatever would
+        be lost of it.
+        """
         began = time.perf_counter()
-        wanted = lookup.request.cache_prompt
-        shared = seq.shared(lookup.match.tokens) if wanted else 0
-        self._park(seq, shared, lookup.snapshots, stats)
+        wanted, ways = lookup.request.cache_prompt, lookup.ways
+        shared, least = seq.shared(lookup.match.tokens) if wanted else 0, PARK_MIN
+        if lookup.request.background and (not ways or ways[0].keep < seq.n):
+            shared, least = 0, 1
+        self._park(seq, shared, lookup.snapshots, stats, least)
         seq.cached = wanted
         stats.restore_ms += (time.perf_counter() - began) * 1e3
 
@@ -257,7 +265,7 @@ class Snapshotter:
             snapshot = arrival.snapshot
             try:
                 same = last_common_end(ends, seq.ends, seq.shared(match.tokens))
-                exact = self.settings.exact
+                exact = self._is_exact(lookup.request)
                 candidate = from_snapshot("disk", snapshot, ends, same, self.memory, exact=exact, arrival=arrival)
                 if candidate is not None:
                     used = yield from self._try(candidate, lookup, seq, stats, make_room)
@@ -332,6 +340,10 @@ class Snapshotter:
         with reservation:
             return reservation.confirm(snapshot)
 
+    def _is_exact(self, request: Request) -> bool:
+        """Whether a prompt may resume only where a cold run would have come by."""
+        return self.settings.exact or request.background
+
     # -- saving ------------------------------------------------------------------------------------------------------
 
     def _hold_less(self) -> None:
@@ -343,11 +355,21 @@ class Snapshotter:
             if not self.disk.give_up_oldest():
                 return
 
-    def _park(self, seq: LiveSequence, shared: int, protected: Collection[Snapshot], stats: RequestStats) -> None:
-        """Park the end of a live sequence when its conversation is left: less than its prompt is ``shared``."""
+    def _park(
+        self,
+        seq: LiveSequence,
+        shared: int,
+        protected: Collection[Snapshot],
+        stats: RequestStats,
+        least: int = PARK_MIN,
+    ) -> None:
+        """Park the end of a live sequence when its conversation is left: less than its prompt is ``shared``.
+
+        Fewer than ``least`` tokens that are in no snapshot are not worth it.
+        """
         _, covered = seq.saved()
         exact = seq.n_exact == seq.n
-        if seq.cached and shared < seq.n_prompt and seq.n - covered >= PARK_MIN and (exact or not self.settings.exact):
+        if seq.cached and shared < seq.n_prompt and seq.n - covered >= least and (exact or not self.settings.exact):
             self.save(seq, CachePlan(PromptMatch(seq.tokens), protected=tuple(protected)), stats)
 
     def _take(self, seq: LiveSequence, prefix: Prefix, parent: Segment | None, covered: int) -> Snapshot:

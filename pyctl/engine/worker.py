@@ -119,6 +119,12 @@ class Worker:
             self._inbox.put(handle)
         return handle
 
+    def warm(self, request: Request) -> None:
+        """Queue a background request that nobody waits for; never wakes a sleeping engine."""
+        handle = RequestHandle(request)
+        if len(request.prompt) < self._info.n_ctx:
+            self.call(lambda: None if self._engine.asleep else self._engine.submit(handle))
+
     def check(self, sampling: Sampling) -> None:
         """Raise RequestError for a grammar that cannot be compiled; may take a second, but not of the engine's time."""
         self._engine.backend.check(sampling)
@@ -236,9 +242,11 @@ class Worker:
                 continue
             self._working = busy
             try:
-                item = self._inbox.get(timeout=None if busy else self._until_sleep())
+                item = self._inbox.get(timeout=None if busy else self._until_due())
             except queue.Empty:
-                self._engine.sleep()
+                busy = self._engine.warm_ups.seconds == 0
+                if not busy and self._until_sleep() == 0:
+                    self._engine.sleep()
                 continue
             if item is None:
                 return
@@ -290,6 +298,11 @@ class Worker:
         self._engine.tell()  # it may take long
         item.run()
         self._current = None
+
+    def _until_due(self) -> float | None:
+        """Seconds until there is something to do although nobody asks, None for never."""
+        times = [seconds for seconds in (self._until_sleep(), self._engine.warm_ups.seconds) if seconds is not None]
+        return min(times, default=None)
 
     def _until_sleep(self) -> float | None:
         """Seconds until the model is freed, None for not."""
