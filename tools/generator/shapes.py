@@ -24,6 +24,7 @@ __all__ = [
     "QWEN36_35B_A3B",
     "SHAPES",
     "TINY_DENSE",
+    "TINY_FAT",
     "TINY_HYBRID",
     "TINY_MOE",
     "TINY_RERANK",
@@ -203,6 +204,9 @@ TINY_DENSE = Shape(
     rope_base=1e6,
     vocab_size=BYTE_VOCAB_SIZE,
 )
+
+TINY_FAT = replace(TINY_HYBRID, name="tiny-fat", num_layers=4, num_value_heads=12, recurrent_head_size=64)
+"""A state of as many rows as the 27B's, about 2,400; a row has a 256th of the bytes."""
 
 TINY_RERANK = replace(TINY_DENSE, name="tiny-rerank", num_classes=2)
 

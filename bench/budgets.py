@@ -1,0 +1,80 @@
+"""What budgets of RAM cost: tokens evaluated against what no request before had, in a simulation without a model.
+
+    python -m bench.budgets                              # every workload, a few minutes
+    python -m bench.budgets --only three_agents --turns  # and each turn that evaluated much more than its floor
+
+Engine and cache are the real ones; rows and states have the bytes of the 27B, at a scale of 1 to 256. The floor of a
+request is its tokens less those that any request before it, or its reply, had in the same places. For each budget:
+tokens evaluated per token of the floor, and the turns that evaluated more than twice their floor and 64 tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.common import parse, parser_of, show
+from bench.sessions import AGENTS, BUDGETED, WORKLOADS
+from bench.simulated import Simulation, SizedBackend, Turn
+from pyctl.chat.format_settings import CHATML
+from pyctl.chat.template import Template
+from tools.generator import QWEN36_27B
+
+__all__ = ["SCALE", "is_late", "simulated"]
+
+TEMPLATE = Path(__file__).resolve().parents[1] / "vendor/llama.cpp/models/templates/Qwen3.5-4B.jinja"
+
+SCALE = 256
+"""Bytes of the 27B for each byte here."""
+
+N_CELLS, N_SEQS = 65_536, 4
+N_SLOTS = 32
+
+
+def is_late(turn: Turn) -> bool:
+    """Whether nobody should have waited so long for this one."""
+    return turn.n_evaluated > 2 * turn.floor + 64
+
+
+def simulated(name: str, gib: float | None) -> list[Turn]:
+    """The turns of a workload with so many GiB for snapshots, None for no limit of bytes or number."""
+    groups = {**WORKLOADS, **BUDGETED, **AGENTS}
+    plain = name in WORKLOADS or not TEMPLATE.is_file()
+    template = Template(CHATML if plain else TEMPLATE.read_text(encoding="utf-8"), eos_token="<|im_end|>")
+    backend = SizedBackend(N_CELLS, N_SEQS, QWEN36_27B.row_bytes() // SCALE, QWEN36_27B.state_bytes // SCALE)
+    budget = None if gib is None else int(gib * 2**30 / SCALE)
+    simulation = Simulation(template, backend, budget, 4096 if gib is None else N_SLOTS)
+    groups[name](simulation)
+    return simulation.turns
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = parser_of(__doc__)
+    names = [*WORKLOADS, *BUDGETED, *AGENTS]
+    parser.add_argument("--only", nargs="+", default=names, choices=names, metavar="WORKLOAD")
+    parser.add_argument("--gib", nargs="+", type=float, default=[4.0, 8.0, 16.0], help="budgets to compare")
+    parser.add_argument("--turns", action="store_true", help="print the turns that are 40 tokens above their floor")
+    arguments = parse(parser, argv, only=["regenerate", "short_requests"], gib=[8.0])
+    budgets = [*arguments.gib, None]
+    rows: list[list[object]] = []
+    for name in arguments.only:
+        cells: list[object] = []
+        for gib in budgets:
+            turns = simulated(name, gib)
+            evaluated, floor = sum(turn.n_evaluated for turn in turns), sum(turn.floor for turn in turns)
+            worst = max(turns, key=lambda turn: turn.n_evaluated - 2 * turn.floor)
+            cells += [f"{evaluated / floor:.2f}", sum(map(is_late, turns)), f"{worst.n_evaluated}/{worst.floor}"]
+            if arguments.turns:
+                for i, turn in enumerate(turns):
+                    if turn.n_evaluated > turn.floor + 40:
+                        print(f"{name} {gib}: {i}: {turn.n_evaluated} of {turn.n} for {turn.floor} ({turn.source})")
+        rows.append([name.replace("_", " "), len(turns), floor, *cells])
+    columns = ["workload", "turns", "floor"]
+    for gib in budgets:
+        columns += ["no limit" if gib is None else f"{gib:g} GiB", "late", "worst turn"]
+    title = "Prompt tokens evaluated per token that was new, by what snapshots may take"
+    show(title, columns, rows, keep="budgets" if arguments.keep else "")
+
+
+if __name__ == "__main__":
+    main()

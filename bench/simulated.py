@@ -1,0 +1,247 @@
+"""A server without a model: real engine and cache, tokens that cost nothing, saved bytes of the sizes that a model has.
+
+Hundreds of requests a second, so that what a budget or a rule changes can be seen at once. It answers with text that
+depends on the request alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from bench.common import answered
+from bench.sessions import PLAIN, Message, Reply, text
+from pyctl.cache.cache_stats import RequestStats
+from pyctl.cache.ram import RamCache
+from pyctl.cache.snapshot import NOTHING, Block, Span, State
+from pyctl.chat.template import Template
+from pyctl.engine.backend import Backend, BlockBytes, SequenceTokens
+from pyctl.engine.engine import Engine
+from pyctl.engine.engine_settings import EngineSettings
+from pyctl.engine.request import Request
+from pyctl.errors import OutOfCellsError, StateError
+from pyctl.prompt import Prompt, Tokens, as_tokens, common_prefix
+from tools.generator.vocab import SPECIAL_TOKENS
+
+_IDS = {name: 256 + i for i, name in enumerate(SPECIAL_TOKENS)}
+_START, _END = _IDS["<|im_start|>"], _IDS["<|im_end|>"]
+_SPECIAL = re.compile("|".join(map(re.escape, _IDS)))
+
+
+def tokens_of(plain: str) -> Tokens:
+    """One token for each byte and each special token."""
+    parts: list[np.ndarray[Any, Any]] = []
+    at = 0
+    for match in _SPECIAL.finditer(plain):
+        parts.append(np.frombuffer(plain[at : match.start()].encode(), np.uint8).astype(np.int32))
+        parts.append(np.array([_IDS[match[0]]], np.int32))
+        at = match.end()
+    parts.append(np.frombuffer(plain[at:].encode(), np.uint8).astype(np.int32))
+    return as_tokens(np.concatenate(parts))
+
+
+def prompt_of(plain: str) -> Prompt:
+    """With boundaries and line ends where the server finds them."""
+    tokens = tokens_of(plain)
+    starts = np.flatnonzero(tokens == _START)
+    n_unmarked = int(starts[0]) if starts.size else int(tokens.size)
+    lines = np.flatnonzero(tokens[:n_unmarked] == ord("\n")) + 1
+    return Prompt(tokens, tuple(int(at) for at in starts if at), n_unmarked, tuple(lines.tolist()))
+
+
+@dataclass
+class _Held:
+    n: int = 0
+    at: int = 0
+
+
+class SizedBackend:
+    """Sequences as numbers of tokens; each row has ``row_bytes``, each state ``state_bytes``. Says what it is told."""
+
+    kind: Literal["attention", "hybrid", "opaque"] = "hybrid"
+    is_async = False
+    n_rollback, most_drafts, draft_type = 3, 3, ""
+    n_beats = 0
+
+    def __init__(self, n_cells: int, n_seqs: int, row_bytes: int, state_bytes: int, n_ubatch: int = 512) -> None:
+        self.n_ctx = self.n_cells = n_cells
+        self.n_seqs, self.n_ubatch, self.n_outputs = n_seqs, n_ubatch, max(n_ubatch, n_seqs)
+        self.row_bytes, self.state_bytes = row_bytes, state_bytes
+        self.reply: Iterator[int] = iter(())
+        self.n_evaluated = 0
+        self._seqs = [_Held() for _ in range(n_seqs)]
+
+    def evaluate(self, seq: int, tokens: Tokens, start: int, *, output: bool = True) -> None:
+        self._append(seq, int(tokens.size), start)
+
+    def decode(self, items: Sequence[SequenceTokens]) -> None:
+        for item in items:
+            self._append(item.seq, len(item.tokens), item.position)
+
+    def _append(self, seq: int, n: int, start: int) -> None:
+        held = self._seqs[seq]
+        if held.n != start or held.at != start:
+            raise StateError(f"rows end at {held.n}, the state at {held.at}, the batch begins at {start}")
+        self._take(n)
+        held.n = held.at = start + n
+        self.n_evaluated += n
+
+    def _take(self, n: int) -> None:
+        if sum(held.n for held in self._seqs) + n > self.n_cells:
+            raise OutOfCellsError
+
+    def sampler(self, sampling: object, prompt: Tokens) -> SizedBackend:
+        return self
+
+    def sample(self, index: int) -> int:
+        return next(self.reply)
+
+    def close(self) -> None:
+        pass
+
+    def is_end(self, token: int) -> bool:
+        return token == _END
+
+    def piece(self, token: int) -> bytes:
+        return bytes([token]) if token < 256 else b""
+
+    def rows_size(self, first: int, last: int) -> int:
+        return (last - first) * self.row_bytes
+
+    def state_size(self, seq: int) -> int:
+        return self.state_bytes
+
+    def draft_rows_size(self, first: int, last: int) -> int:
+        return 0
+
+    def draft_state_size(self) -> int:
+        return 0
+
+    def save_rows(self, seq: int, first: int, last: int) -> Block:
+        if not first < last <= self._seqs[seq].n:
+            raise StateError(f"rows [{first}, {last}) are not there")
+        return _block(self.rows_size(first, last))
+
+    def save_state(self, seq: int, n: int) -> State:
+        if self._seqs[seq].at != n:
+            raise StateError(f"the state stands at {self._seqs[seq].at}, not {n}")
+        return State.of(_block(self.state_bytes))
+
+    def save_draft_rows(self, seq: int, first: int, last: int) -> Block:
+        return NOTHING
+
+    def synchronize(self) -> None:
+        pass
+
+    def block_bytes(self) -> BlockBytes:
+        return BlockBytes(0, 0, 0)
+
+    def load_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
+        held = self._seqs[seq]
+        n = sum(last - start for _, start, last in spans)
+        if held.n != first or spans[0][1] != first:
+            raise StateError(f"rows end at {held.n}, not {first}")
+        self._take(n)
+        held.n += n
+
+    def load_draft_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
+        pass
+
+    def load_state(self, seq: int, n: int, state: State) -> None:
+        if self._seqs[seq].n != n or state.n_bytes != self.state_bytes:
+            raise StateError("a state of another position")
+        self._seqs[seq].at = n
+
+    def rewind(self, seq: int, n: int) -> None:
+        self._seqs[seq].n = n
+        self._seqs[seq].at = n if n == 0 else -1
+
+    def clear(self, seq: int) -> None:
+        self._seqs[seq] = _Held()
+
+
+def _block(n_bytes: int) -> Block:
+    return cast(Block, np.broadcast_to(np.uint8(0), n_bytes))
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One request: its length, where others before it had parted from it, and what was evaluated."""
+
+    n: int
+    shared: int
+    n_evaluated: int
+    source: str = ""
+
+    @property
+    def floor(self) -> int:
+        """Tokens that no earlier request had in this place; one at least is always evaluated."""
+        return max(self.n - self.shared, 1)
+
+
+class Known:
+    """All that was ever asked and answered."""
+
+    def __init__(self) -> None:
+        self._seen: list[Tokens] = []
+
+    def shared(self, tokens: Tokens) -> int:
+        """How many leading tokens were there before."""
+        return max((common_prefix(other, tokens) for other in self._seen), default=0)
+
+    def add(self, tokens: Tokens) -> None:
+        self._seen.append(tokens)
+
+
+class Simulation:
+    """Answers with an engine of its own; ``turns`` are the requests so far."""
+
+    def __init__(
+        self, template: Template, backend: SizedBackend, budget: int | None, n_slots: int = 32, **settings: Any
+    ) -> None:
+        self._template, self._backend = template, backend
+        self._cache = RamCache(n_slots, budget)
+        self._engine = Engine(cast(Backend, backend), self._cache, EngineSettings(**settings))
+        self._known = Known()
+        self.turns: list[Turn] = []
+        self.prompts: list[Tokens] = []
+
+    def chat(self, messages: Sequence[Message], reply: Reply = PLAIN, tools: Sequence[Message] = ()) -> Message:
+        rendered = self._template.render(messages, tools=list(tools) or None, enable_thinking=reply.thought > 0)
+        seed = rendered[-3000:], len(rendered)
+        message: Message = {"role": "assistant", "content": text((seed, "said"), reply.said)}
+        out = message["content"]
+        if reply.thought:
+            message["reasoning_content"] = text((seed, "thought"), reply.thought).strip()
+            out = f"{message['reasoning_content']}\n</think>\n\n{out}"
+        if reply.called:
+            value = text((seed, "called"), reply.called)
+            message["tool_calls"] = [{"function": {"name": "run", "arguments": {"value": value}}}]
+            out += (
+                f"\n\n<tool_call>\n<function=run>\n<parameter=value>\n{value}\n</parameter>\n</function>\n</tool_call>"
+            )
+        self._ask(rendered, out)
+        return message
+
+    def complete(self, prompt: str, reply: Reply = PLAIN) -> str:
+        out = text((prompt[-3000:], len(prompt)), reply.n)
+        self._ask(prompt, out)
+        return out
+
+    def restart(self) -> None:
+        raise NotImplementedError
+
+    def _ask(self, rendered: str, out: str) -> None:
+        prompt, reply = prompt_of(rendered), tokens_of(out)
+        self._backend.reply = iter([*reply.tolist(), _END])
+        done = answered(self._engine, Request(prompt, max_tokens=reply.size + 1))
+        stats: RequestStats = done.stats
+        shared = self._known.shared(prompt.tokens)
+        self.turns.append(Turn(len(prompt), shared, stats.n_evaluated, stats.source))
+        whole = as_tokens(np.concatenate([prompt.tokens, reply]))
+        self._known.add(whole)
+        self.prompts.append(whole)

@@ -1,0 +1,34 @@
+"""The simulation behind the benchmark of budgets evaluates what a server would."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.budgets import is_late, simulated
+from bench.sessions import AGENTS, BUDGETED, WORKLOADS
+from tools.generator import QWEN36_27B, TINY_FAT
+
+
+def ratio(name: str, gib: float | None) -> float:
+    turns = simulated(name, gib)
+    return sum(turn.n_evaluated for turn in turns) / sum(turn.floor for turn in turns)
+
+
+def test_without_a_cache_conversations_that_alternate_are_evaluated_again() -> None:
+    turns = simulated("alternating", 0)
+    assert sum(turn.n_evaluated for turn in turns) == sum(turn.n for turn in turns)
+
+
+@pytest.mark.parametrize("name", ["growing", "shortened", "fan_out", "regenerate", "tool_loop"])
+def test_with_room_for_everything_hardly_more_than_the_floor_is_evaluated(name: str) -> None:
+    assert 1.0 <= ratio(name, None) <= 1.02
+    assert not any(map(is_late, simulated(name, None)))
+
+
+def test_all_workloads_have_names_of_their_own() -> None:
+    assert len({*WORKLOADS, *BUDGETED, *AGENTS}) == len(WORKLOADS) + len(BUDGETED) + len(AGENTS)
+
+
+def test_the_fat_model_has_a_state_of_as_many_rows_as_the_large_one() -> None:
+    rows = [shape.state_bytes / shape.row_bytes() for shape in (TINY_FAT, QWEN36_27B)]
+    assert rows[0] == pytest.approx(rows[1], rel=0.03)
