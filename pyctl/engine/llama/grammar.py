@@ -23,6 +23,7 @@ from pyctl.engine.llama.trigger import TriggerWatch
 from pyctl.engine.sampling import GrammarKind, Sampling
 from pyctl.errors import RequestError, UnavailableError
 from pyctl.limit import limit
+from pyctl.prompt import Tokens
 
 __all__ = ["Candidates", "Grammar", "GrammarCompiler"]
 
@@ -59,8 +60,8 @@ class Candidates:
         self._entries["p"] = 0.0
         self.array.data, self.array.size, self.array.selected, self.array.sorted = self._data, self._ids.size, -1, False
 
-    def fill_best(self, logits: Any, n: int) -> None:
-        """Begin with the ``n`` most likely tokens and perhaps some more, by id; see `fill`.
+    def fill_best(self, logits: Any, n: int, also: Tokens) -> None:
+        """Begin with the ``n`` most likely tokens and perhaps some more, ``also`` these, by id; see `fill`.
 
         Writing down every token costs more than all that is done with a few of them afterwards. The vocabulary is
         dealt out to groups: the n-th largest of their maxima is exceeded or met by n tokens at least.
@@ -74,6 +75,8 @@ class Candidates:
         ids = np.flatnonzero(values >= bound)
         if ids.size < n:  # something is not a number
             return self.fill(logits)
+        if also.size:
+            ids = np.union1d(ids, also)
         entries = self._entries[: ids.size]
         entries["id"], entries["logit"], entries["p"] = ids, values[ids], 0.0
         self.array.data, self.array.size, self.array.selected, self.array.sorted = self._data, ids.size, -1, False

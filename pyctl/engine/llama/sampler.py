@@ -17,7 +17,7 @@ from pyctl.engine.llama.grammar import Candidates, Grammar, GrammarCompiler
 from pyctl.engine.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.engine.sampling import RANDOM_SEED, Sampling
 from pyctl.errors import RequestError
-from pyctl.prompt import Tokens
+from pyctl.prompt import Tokens, as_tokens
 
 __all__ = ["DrySamplers", "IndexedSampler", "LlamaSampler"]
 
@@ -104,6 +104,8 @@ class LlamaSampler:
         self._candidates: Candidates | None = None
         self._asks_probs = sampling.post_sampling_probs
         self._n_best = 0  # of how many of the most likely tokens the chain chooses in any case; 0: unknown
+        self._biased = as_tokens([])  # beside these, ascending
+        self._lowered: frozenset[int] = frozenset()  # instead of these, where one is enough
         try:
             if sampling.grammar:
                 self._grammar = Grammar(self._vocab, sampling, compiler)
@@ -135,10 +137,14 @@ class LlamaSampler:
         token: int | None
         if self._n_best == 1:
             token = int(np.ctypeslib.as_array(logits, (self._n_vocab,)).argmax())
+            if token in self._lowered:
+                candidates = self._candidates = candidates or Candidates(self._n_vocab)
+                candidates.fill(logits)
+                token = candidates.choose(self._chain)
         else:
             assert candidates is not None
             if self._n_best:
-                candidates.fill_best(logits, self._n_best)
+                candidates.fill_best(logits, self._n_best, self._biased)
             else:
                 candidates.fill(logits)
             token = candidates.choose(self._chain)
@@ -186,8 +192,13 @@ class LlamaSampler:
             bias.update(dict.fromkeys(end_tokens, float("-inf")))
         if any(not 0 <= token < self._n_vocab for token in bias):
             raise RequestError(f"logit_bias names a token outside [0, {self._n_vocab})")
-        if not (bias or sampling.mirostat or sampling.post_sampling_probs):
+        if not (sampling.mirostat or sampling.post_sampling_probs):
             self._n_best = _n_best(sampling)
+        if self._n_best == 1 and all(value <= 0.0 for value in bias.values()):
+            self._lowered = frozenset(bias)
+        elif self._n_best and bias:  # so many of the others may have been in front of those that are wanted
+            self._n_best += len(bias)
+            self._biased = as_tokens(sorted(bias))
         if bias:
             entries = (api.llama_logit_bias * len(bias))(*(api.llama_logit_bias(*item) for item in bias.items()))
             self._add(api.llama_sampler_init_logit_bias(self._n_vocab, len(bias), entries))

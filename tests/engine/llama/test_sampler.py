@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -38,6 +39,7 @@ def tokens(backend: LlamaBackend, sampling: Sampling, n: int = 60) -> list[int]:
 
 
 BASE = Sampling(seed=7, ignore_eos=False)
+EVEN = tuple((token, -math.inf) for token in range(0, 20_000, 2))
 
 
 @pytest.mark.parametrize(
@@ -53,6 +55,11 @@ BASE = Sampling(seed=7, ignore_eos=False)
         (replace(BASE, temperature=3.0, xtc_probability=0.5, typical_p=0.9), 40),
         (replace(BASE, temperature=3.0, grammar="root ::= [a-z]+", grammar_kind="gbnf"), 40),
         (replace(BASE, temperature=0.0, grammar="root ::= [a-z]+", grammar_kind="gbnf"), 1),
+        (replace(BASE, temperature=0.0, ignore_eos=True, logit_bias=EVEN), 1),
+        (replace(BASE, temperature=0.0, logit_bias=tuple((token, 1.0 + token % 5) for token in range(200))), 1),
+        (replace(BASE, temperature=3.0, ignore_eos=True, logit_bias=((5, 3.0), (7, -2.0))), 40),
+        (replace(BASE, temperature=3.0, logit_bias=EVEN[:150]), 40),
+        (replace(BASE, temperature=3.0, repeat_penalty=1.5, repeat_last_n=32, logit_bias=EVEN), 72),
     ],
 )
 def test_the_same_tokens_are_chosen(
@@ -79,3 +86,12 @@ def test_the_same_tokens_are_chosen(
 )
 def test_where_any_token_may_win_all_are_looked_at(sampling: Sampling) -> None:
     assert sampler._n_best(sampling) == 0
+
+
+def test_a_bias_leaves_all_but_a_few_tokens_unread(backend: LlamaBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[object] = []
+    monkeypatch.setattr(sampler.Candidates, "fill", lambda *_: read.append(0))
+    for temperature, n_distinct in ((0.0, 1), (3.0, 5)):
+        found = tokens(backend, replace(BASE, temperature=temperature, ignore_eos=True, logit_bias=((7, 1.0),)), 30)
+        assert len(set(found)) >= n_distinct
+    assert not read
