@@ -59,7 +59,7 @@ def soak(options: argparse.Namespace, directory: Path) -> tuple[Findings, Target
     bounds = Bounds(options.growth_limit, options.resident_limit)
     target = Target([*command_of(options), *flags], directory, findings, bounds)
     # One conversation after the other fits into the judge's context with its reply.
-    alone = ["-np", "1", "-c", str(options.context), "--prefix-cache-slots", "0", "--no-cache-prompt"]
+    alone = ["-np", "1", "-c", str(options.context), "--cache-ram", "0", "--no-cache-prompt"]
     with ServerProcess([*command_of(options), *alone], directory / "judge.log", timeout=300) as other:
         judge = Judge(other.url)
         most = 3 * options.context // (2 * options.clients)

@@ -26,15 +26,15 @@ def policy(text: str) -> str:
 
 @dataclass(frozen=True)
 class CacheSettings:
-    """The prefix cache in memory: 0 of either turns it off."""
+    """The prefix cache in memory; ``ram_mib`` 0 turns it off."""
 
     n_slots: int = CACHE.flag(
-        32,
+        0,
         "--prefix-cache-slots",
-        "snapshots kept, 0 = none",
+        "snapshots kept at most, 0 = as many as there is room for",
         integer(0),
         "PYCTL_PREFIX_CACHE_SLOTS",
-        limit=SetLimit("snapshots in RAM, by number", "snapshots are evicted", "memory"),
+        limit=SetLimit("snapshots in RAM, by number; 0 is no limit", "snapshots are evicted", "memory"),
     )
     ram_mib: int = CACHE.flag(
         8192,

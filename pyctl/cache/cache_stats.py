@@ -161,7 +161,7 @@ def view_of(cache: RamCache, totals: CacheStats, disk: DiskTier | None = None) -
     budget = -1 if cache.budget is None else cache.budget
     copied = CacheStats(**asdict(totals))
     return CacheView(
-        len(cache.slots),
+        cache.n_slots,
         cache.n_bytes,
         budget,
         cache.n_evicted,

@@ -1,60 +1,77 @@
-"""What a full cache loses first: the one place that knows, asked by the cache in RAM and by the one on disk.
+"""What a full cache loses first: the one place that knows, asked about RAM, the device and the disk.
 
-Both describe what they hold as a tree of prefixes, and say which of them may go at all (not what is pinned, reserved or
-about to be used); a policy chooses among those.
+Caches describe what they hold as a tree of prefixes, and say which of them may go at all (not what is pinned, reserved
+or about to be used); the policy chooses among those by what each is worth: expected seconds saved.
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
+import math
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
-from operator import attrgetter
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
-__all__ = ["EvictionPolicy", "LeastCost", "PrefixTree", "SecondChance", "TreeNode"]
+from pyctl.cache.costs import Costs
+
+__all__ = ["LeastValue", "Likelihoods", "PrefixTree", "TreeNode"]
 
 K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(eq=False)
 class TreeNode(Generic[K]):
-    """The snapshot called ``key``: ``n`` tokens on ``chain``, last used at ``used`` (seconds of any one clock).
+    """The snapshot called ``key``: ``n`` tokens, the last of them in ``segment``, used ``hits`` times.
 
-    ``parent`` is the deepest shallower snapshot on its chain, where its prompts would resume without it.
+    ``used`` is when it was used last, in units of any one clock. ``parent`` is the deepest shallower snapshot on its
+    chain, where its prompts would resume without it. ``seen`` and ``reach`` say when it or a deeper one that has left
+    was used last, and how deep that one was; ``newest`` and ``end``, the policy's, the same with all that are there.
     """
 
     key: K
     n: int
-    chain: Mapping[Any, int]
+    segment: Any
     used: float
+    hits: int = 0
     parent: TreeNode[K] | None = None
     children: set[TreeNode[K]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.seen = self.newest = self.used
+        self.reach = self.end = self.n
 
     @property
     def n_lost(self) -> int:
         """Tokens to evaluate again when it is gone."""
         return self.n - (self.parent.n if self.parent is not None else 0)
 
-    @property
-    def is_interior(self) -> bool:
-        """Whether it has shallower and deeper snapshots: neither the head nor the end of a conversation."""
-        return self.parent is not None and bool(self.children)
+
+@dataclass(eq=False)
+class _Link:
+    """Where a segment hangs: on ``parent`` up to ``last``; ``n_on`` snapshots end in it or segments hang on it."""
+
+    parent: Any
+    last: int
+    children: set[Any] = field(default_factory=set)
+    n_on: int = 0
 
 
 class PrefixTree(Generic[K]):
     """Which snapshot continues which, kept up to date as they come and go.
 
     A snapshot lies on a chain of segments, each with the position up to which it counts. It stems from a shallower one
-    when it shares all of that one's rows.
+    when it shares all of that one's rows. Adding and removing cost as much as there are segments to the next snapshot.
     """
 
     def __init__(self) -> None:
         self._nodes: dict[K, TreeNode[K]] = {}
         self._roots: set[TreeNode[K]] = set()
         self._ending_in: defaultdict[Any, set[TreeNode[K]]] = defaultdict(set)
-        self._n_through: Counter[Any] = Counter()  # snapshots on whose chains a segment is
+        self._links: dict[Any, _Link] = {}
+        self.changed: set[TreeNode[K]] = set()  # those that came or got other neighbours since this was emptied
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -65,25 +82,37 @@ class PrefixTree(Generic[K]):
     def __getitem__(self, key: K) -> TreeNode[K]:
         return self._nodes[key]
 
-    def add(self, key: K, n: int, chain: Mapping[Any, int], used: float) -> None:
-        """Enter a snapshot of ``n`` tokens; ``chain`` names its segments, the deepest first."""
-        node = TreeNode(key, n, chain, used)
+    def __contains__(self, key: object) -> bool:
+        return key in self._nodes
+
+    def has(self, node: TreeNode[K]) -> bool:
+        """Whether this very node is still here."""
+        return self._nodes.get(node.key) is node
+
+    def add(self, key: K, n: int, chain: Iterable[tuple[Any, int]], used: float, hits: int = 0) -> TreeNode[K]:
+        """Enter a snapshot of ``n`` tokens; ``chain`` yields its segments, the deepest first, as far as is new."""
+        deepest = self._link(chain)
+        node = TreeNode(key, n, deepest, used, hits)
         node.parent = parent = self._below(node)
-        deepest = next(iter(chain))
         siblings = self._children_of(parent)
-        if self._n_through[deepest]:
-            node.children = {other for other in siblings if other.n > n and other.chain.get(deepest, 0) >= n}
-        self._n_through.update(chain.keys())
+        if self._links[deepest].n_on:
+            node.children = {other for other in siblings if other.n > n and self._passes(other, deepest, n)}
         for child in node.children:
             child.parent = node
         siblings -= node.children
         siblings.add(node)
         self._nodes[key] = node
         self._ending_in[deepest].add(node)
+        self._links[deepest].n_on += 1
+        self.changed |= {node, *node.children} if parent is None else {node, parent, *node.children}
+        return node
 
     def touch(self, key: K, used: float) -> None:
         """Note that a snapshot was used."""
-        self._nodes[key].used = used
+        node = self._nodes[key]
+        node.used = node.seen = used
+        node.reach = node.n
+        node.hits += 1
 
     def remove(self, key: K) -> None:
         """Take a snapshot out; what stems from it stems from its parent now."""
@@ -93,108 +122,252 @@ class PrefixTree(Generic[K]):
         siblings |= node.children
         for child in node.children:
             child.parent = node.parent
-        self._n_through.subtract(node.chain.keys())
-        for segment in node.chain:
-            if not self._n_through[segment]:
-                del self._n_through[segment]
-        deepest = next(iter(node.chain))
-        self._ending_in[deepest].remove(node)
-        if not self._ending_in[deepest]:
-            del self._ending_in[deepest]
+        if node.parent is not None and node.seen >= node.parent.seen:
+            node.parent.seen, node.parent.reach = node.seen, node.reach
+        self.changed.discard(node)
+        self.changed |= node.children if node.parent is None else {node.parent, *node.children}
+        ending = self._ending_in[node.segment]
+        ending.remove(node)
+        if not ending:
+            del self._ending_in[node.segment]
+        self._unlink(node.segment)
+
+    def through(self, segment: Any) -> list[TreeNode[K]]:
+        """The snapshots that need a segment."""
+        found: list[TreeNode[K]] = []
+        waiting = [segment] if segment in self._links else []
+        while waiting:
+            at = waiting.pop()
+            found += self._ending_in.get(at, ())
+            waiting += self._links[at].children
+        return found
+
+    def weights(self, of: Callable[[TreeNode[K]], float]) -> dict[Any, float]:
+        """For each segment, the sum of ``of`` over the snapshots that need it."""
+        sums = {segment: sum(map(of, self._ending_in.get(segment, ()))) for segment in self._links}
+        missing = {segment: len(link.children) for segment, link in self._links.items()}
+        ready = [segment for segment, n in missing.items() if n == 0]
+        while ready:
+            segment = ready.pop()
+            parent = self._links[segment].parent
+            if parent is not None:
+                sums[parent] += sums[segment]
+                missing[parent] -= 1
+                if missing[parent] == 0:
+                    ready.append(parent)
+        return sums
+
+    def _link(self, chain: Iterable[tuple[Any, int]]) -> Any:
+        """Note what hangs on what; returns the deepest segment."""
+        deepest = below = None
+        for segment, last in chain:
+            link = self._links.get(segment)
+            is_known = link is not None
+            if link is None:
+                link = self._links[segment] = _Link(None, 0)
+            if below is None:
+                deepest = segment
+            else:
+                under = self._links[below]
+                under.parent, under.last = segment, last
+                link.children.add(below)
+                link.n_on += 1
+            if is_known:
+                break
+            below = segment
+        return deepest
+
+    def _unlink(self, segment: Any) -> None:
+        while segment is not None:
+            link = self._links[segment]
+            link.n_on -= 1
+            if link.n_on:
+                return
+            del self._links[segment]
+            if link.parent is not None:
+                self._links[link.parent].children.remove(segment)
+            segment = link.parent
 
     def _children_of(self, parent: TreeNode[K] | None) -> set[TreeNode[K]]:
         return parent.children if parent is not None else self._roots
 
     def _below(self, node: TreeNode[K]) -> TreeNode[K] | None:
-        for segment, last in node.chain.items():
+        segment, last = node.segment, node.n
+        while segment is not None:
             found = [other for other in self._ending_in.get(segment, ()) if other.n <= last and other.n < node.n]
             if found:
-                return max(found, key=attrgetter("n"))
+                return max(found, key=lambda other: other.n)
+            link = self._links[segment]
+            segment, last = link.parent, link.last
         return None
 
-
-class EvictionPolicy(Protocol[K]):
-    """Chooses what leaves a `PrefixTree`; it is told what comes and what is used, and never removes anything itself."""
-
-    def added(self, key: K) -> None:
-        """``key`` is in the tree now."""
-
-    def touched(self, key: K) -> None:
-        """``key`` was hit."""
-
-    def victim(self, may_go: Callable[[K], bool]) -> K | None:
-        """What to lose next, None if nothing may go."""
-
-
-class SecondChance:
-    """The policy of the cache in RAM, whose snapshots are numbered by their slots, 0 .. ``n_slots`` - 1.
-
-    First goes what is superseded: of the half that was not used for longest, the interior snapshot with the fewest
-    tokens between itself and the next shallower one. Heads and ends of conversations are never meant, and what is
-    fresh stays: the branch points of the conversation that goes on are worth more than the ends of those that do not.
-    Then a hand goes round the slots: what was hit since it last passed is passed over once.
-    """
-
-    def __init__(self, tree: PrefixTree[int], n_slots: int) -> None:
-        self._tree = tree
-        self._n_slots = n_slots
-        self._hand = 0
-        self._hit: set[int] = set()
-
-    def added(self, key: int) -> None:
-        self._hit.discard(key)
-        self._hand = (key + 1) % self._n_slots
-
-    def touched(self, key: int) -> None:
-        self._hit.add(key)
-
-    def victim(self, may_go: Callable[[int], bool]) -> int | None:
-        superseded = self._superseded(may_go)
-        return superseded if superseded is not None else self._sweep(may_go)
-
-    def _superseded(self, may_go: Callable[[int], bool]) -> int | None:
-        by_use = sorted(self._tree, key=attrgetter("used"))
-        old = by_use[: (len(by_use) + 1) // 2]
-        interior = [node for node in old if node.is_interior and may_go(node.key)]
-        return min(interior, key=attrgetter("n_lost")).key if interior else None
-
-    def _sweep(self, may_go: Callable[[int], bool]) -> int | None:
-        occupied = {node.key for node in self._tree}
-        for _ in range(2 * self._n_slots):
-            at = self._hand
-            self._hand = (at + 1) % self._n_slots
-            if at not in occupied or not may_go(at):
-                continue
-            if at not in self._hit:
-                return at
-            self._hit.remove(at)
-        return None
+    def _passes(self, node: TreeNode[K], segment: Any, n: int) -> bool:
+        """Whether ``n`` tokens of ``segment`` are on the chain of a deeper snapshot."""
+        at, last = node.segment, node.n
+        while at is not None and last >= n:
+            if at is segment:
+                return True
+            link = self._links[at]
+            at, last = link.parent, link.last
+        return False
 
 
 SAME_MOMENT_SECONDS = 60.0
-"""Added to the age of a snapshot, so that those used a moment ago are not told apart by it."""
+"""Added to the age of what is on disk, so that what was used a moment ago is not told apart by it."""
 
 
-class LeastCost(Generic[K]):
-    """The policy of the cache on disk: what costs least goes first.
+RANKED_AT_ONCE = 128
+"""Snapshots for each of which time passes at every unit of the clock; of more it passes in fewer, longer steps."""
 
-    The cost is tokens to evaluate again, per byte that ``freed`` says would become free, per second since the last use.
+
+@dataclass(frozen=True)
+class Likelihoods:
+    """Where the next prompt of a conversation resumes, as weights that bench/policy.py has found.
+
+    Most go on at the ``end``. Of the others, histories that are cut back, a distance from the end is as likely as twice
+    that, from ``near`` tokens on; ``head`` begin anew behind the very first snapshot. A place at which more prompts
+    parted than the first is likely to be one again: each time counts ``again``.
     """
 
-    def __init__(self, tree: PrefixTree[K], freed: Callable[[K], int], clock: Callable[[], float] = time.time) -> None:
-        self._tree, self._freed, self._clock = tree, freed, clock
+    end: float = 0.8
+    head: float = 0.2
+    near: int = 256
+    again: float = 0.5
+    most_again: int = 8
 
-    def added(self, key: K) -> None:
-        pass
 
-    def touched(self, key: K) -> None:
-        pass
+class LeastValue(Generic[K]):
+    """The policy of all tiers: what is worth least per byte goes first.
 
-    def victim(self, may_go: Callable[[K], bool]) -> K | None:
-        now = self._clock()
-        nodes = [node for node in self._tree if may_go(node.key)]
-        return min(nodes, key=lambda node: self._cost(node, now)).key if nodes else None
+    A snapshot is worth the seconds that its prompts would lose without it (the tokens between it and its parent, or
+    reading ``n_stored`` bytes where it lies in the next tier), times how likely such a prompt is. That depends on how
+    far it is from the ends of the conversations through it, and on how long ago these were used: after ``half`` units
+    of ``clock`` half as likely, after three times that a quarter. ``freed`` are the bytes that go with it.
+    """
 
-    def _cost(self, node: TreeNode[K], now: float) -> float:
-        idle = max(now - node.used, 0.0) + SAME_MOMENT_SECONDS
-        return node.n_lost / max(self._freed(node.key), 1) / idle
+    def __init__(
+        self,
+        tree: PrefixTree[K],
+        freed: Callable[[K], int],
+        clock: Callable[[], float] = time.time,
+        costs: Costs | None = None,
+        *,
+        half: float = SAME_MOMENT_SECONDS,
+        n_stored: Callable[[K], int] = lambda key: 0,
+        likelihoods: Likelihoods = Likelihoods(),
+    ) -> None:
+        self._tree, self._freed, self._clock, self._n_stored = tree, freed, clock, n_stored
+        self._costs = costs or Costs()
+        self._half, self._odds = half, likelihoods
+        self._heap: list[tuple[float, int, TreeNode[K]]] = []
+        self._count = itertools.count()
+        self._now = -math.inf
+        self._per_byte = True
+
+    def victim(self, may_go: Callable[[K], bool], *, per_byte: bool = True) -> K | None:
+        """What to lose next, None if nothing may go; without ``per_byte`` all count as equally large."""
+        self._rank(per_byte)
+        heap, staying = self._heap, []
+        found: K | None = None
+        while heap and found is None:
+            ranked, number, node = heapq.heappop(heap)
+            if not self._tree.has(node):
+                continue
+            value = self._value(node)
+            if heap and value > max(ranked, heap[0][0]):  # an entry of before something changed beside it
+                heapq.heappush(heap, (value, number, node))
+                continue
+            staying.append((value, number, node))
+            if may_go(node.key):
+                found = node.key
+        for entry in staying:
+            heapq.heappush(heap, entry)
+        return found
+
+    def ranked(self) -> list[K]:
+        """All, the least worth per byte first."""
+        self._rank(True)
+        values = {node.key: self._value(node) for node in self._tree}
+        return sorted(values, key=values.__getitem__)
+
+    def worth(self, key: K) -> float:
+        """The seconds that a snapshot can be expected to save."""
+        self._rank(self._per_byte)
+        return self._worth(self._tree[key])
+
+    def worth_together(self, keys: Collection[K]) -> float:
+        """The seconds that these can be expected to save, if all of them go."""
+        self._rank(self._per_byte)
+        seconds, resumed = 0.0, dict[K, int]()
+        for node in sorted(map(self._tree.__getitem__, keys), key=_depth):
+            above = node.parent
+            first = 0 if above is None else resumed.get(above.key, above.n)
+            resumed[node.key] = first
+            seconds += self.likelihood(node) * self._costs.evaluate(first, node.n)
+        return seconds
+
+    def segment_weights(self) -> dict[Any, float]:
+        """For each segment of the tree, how many prompts to expect that resume on its rows."""
+        self._rank(self._per_byte)
+        return self._tree.weights(self.likelihood)
+
+    def likelihood(self, node: TreeNode[K]) -> float:
+        """How many prompts to expect that resume there."""
+        odds, total = self._odds, 0.0
+        newest = max((child.newest for child in node.children), default=-math.inf)
+        if node.seen > newest:  # nothing deeper is there of the conversation that was here last
+            total += self._decay(node.seen) * (odds.end + self._cut_back(node.reach, node.n, node.reach))
+        for child in node.children:
+            total += self._decay(child.newest) * self._cut_back(child.end, node.n, child.n)
+        if node.parent is None:
+            total += odds.head * self._decay(node.newest)
+        again = max(len(node.children), node.hits) - 1
+        if again > 0:
+            total += odds.again * min(again, odds.most_again) * self._decay(node.used)
+        return total
+
+    def _cut_back(self, end: int, first: int, last: int) -> float:
+        """How likely a conversation of ``end`` tokens goes on between ``first`` and ``last`` instead."""
+        near = self._odds.near
+        return (1 - self._odds.end) * math.log((end - first + near) / (end - last + near)) / math.log1p(end / near)
+
+    def _decay(self, used: float) -> float:
+        return self._half / (max(self._now - used, 0.0) + self._half)
+
+    def _worth(self, node: TreeNode[K]) -> float:
+        first = node.parent.n if node.parent is not None else 0
+        seconds = self._costs.evaluate(first, node.n)
+        if n_bytes := self._n_stored(node.key):
+            seconds = min(seconds, self._costs.read(n_bytes))
+        return self.likelihood(node) * seconds
+
+    def _value(self, node: TreeNode[K]) -> float:
+        worth = self._worth(node)
+        return worth / max(self._freed(node.key), 1) if self._per_byte else worth
+
+    def _rank(self, per_byte: bool) -> None:
+        """Have everything in the heap, anew whenever the clock has moved on by a unit."""
+        now, changed = self._clock(), self._tree.changed
+        if now - self._now >= max(1, len(self._tree) / RANKED_AT_ONCE) or per_byte != self._per_byte:
+            self._now, self._per_byte = now, per_byte
+            self._look_ahead()
+            self._heap = [(self._value(node), next(self._count), node) for node in self._tree]
+            heapq.heapify(self._heap)
+        else:
+            for node in changed:
+                heapq.heappush(self._heap, (self._value(node), next(self._count), node))
+        changed.clear()
+
+    def _look_ahead(self) -> None:
+        """Note of each snapshot when and how deep the newest conversation through it goes on."""
+        deepest_first = sorted(self._tree, key=_depth, reverse=True)
+        for node in deepest_first:
+            node.newest, node.end = node.seen, node.reach
+        for node in deepest_first:
+            parent = node.parent
+            if parent is not None and node.newest >= parent.newest:
+                parent.newest, parent.end = node.newest, node.end
+
+
+def _depth(node: TreeNode[Any]) -> int:
+    return node.n

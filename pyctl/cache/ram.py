@@ -1,104 +1,75 @@
-"""Snapshots in RAM: the index, the reservation of a slot until its snapshot is confirmed, and the count of bytes."""
+"""Snapshots in RAM: the index, what leaves for want of room, and the count of bytes."""
 
 from __future__ import annotations
 
-import itertools
 import logging
+import math
 import time
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Literal
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
 
-from pyctl.cache.eviction import EvictionPolicy, PrefixTree, SecondChance
-from pyctl.cache.snapshot import Prefix, PromptMatch, Segment, Snapshot
+from pyctl.cache.costs import Costs
+from pyctl.cache.eviction import LeastValue, PrefixTree
+from pyctl.cache.reservation import Reservation, Slot
+from pyctl.cache.segment_pool import SegmentPool
+from pyctl.cache.snapshot import Block, Prefix, PromptMatch, Segment, Snapshot
 
-__all__ = ["RamCache", "Reservation", "Slot"]
+__all__ = ["RamCache"]
 
 log = logging.getLogger(__name__)
 
 QUIET_SECONDS = 60.0
 """How often the log says at most that something is too large."""
 
-
-@dataclass(eq=False)
-class Slot:
-    """A numbered place for one snapshot."""
-
-    index: int
-    snapshot: Snapshot | None = None
-    pinned: bool = False
-    reserved: bool = False
-
-
-@dataclass(eq=False)
-class Reservation:
-    """A slot promised to ``prefix``. Leaving the ``with`` block without `confirm` gives it back unchanged.
-
-    with cache.prepare(prefix, n_bytes) as reservation:
-        ...                                   # an exception here leaves the cache as it was
-        reservation.confirm(snapshot)
-    """
-
-    prefix: Prefix
-    slot: Slot
-    publish: Callable[[Reservation, Snapshot], bool]
-    status: Literal["open", "confirmed", "aborted"] = "open"
-
-    def confirm(self, snapshot: Snapshot) -> bool:
-        """Publish ``snapshot``; False when the budget has no room for it or what the slot holds was pinned meanwhile.
-
-        Raises ValueError when the snapshot is not of the reserved prefix or the reservation has ended.
-        """
-        if self.status != "open":
-            raise ValueError(f"the reservation of {self.prefix} is {self.status}")
-        if snapshot.prefix != self.prefix:
-            raise ValueError(f"the slot is reserved for {self.prefix}, not for {snapshot.prefix}")
-        self.slot.reserved = False
-        self.status = "confirmed"
-        return self.publish(self, snapshot)
-
-    def abort(self) -> None:
-        """Give the slot back; what it holds stays. Does nothing after `confirm`."""
-        if self.status == "open":
-            self.slot.reserved = False
-            self.status = "aborted"
-
-    def __enter__(self) -> Reservation:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.abort()
+HALF_TURNS = 8.0
+"""After so many requests without one, a conversation is half as likely to go on with the next."""
 
 
 class RamCache:
-    """Up to ``n_slots`` snapshots within ``budget`` bytes (None: no limit).
+    """Up to ``n_slots`` snapshots (0: as many as there is room for) within ``budget`` bytes (None: no limit).
 
     A published prefix always equals what its snapshot holds, a slot holds one snapshot, and a prefix is in at most one
     slot. What is pinned, reserved, or protected by the caller (the restore source) is never evicted; what else goes is
     the policy's choice. What would not fit beside these, with all rows that it builds on, is refused before anything
-    goes. Not thread-safe: the engine's thread owns it.
+    goes. Rows that the device holds take no bytes here, but those of what has to stay count as if they did, so that
+    they can come. Not thread-safe: the engine's thread owns it.
+
+    Callbacks, to be set by who needs them; none may change the cache. ``on_drop`` is told of a segment just before its
+    rows are given up, ``on_evict`` of a snapshot that leaves for want of room, with all its rows still there, and the
+    seconds that it could be expected to save. ``stored`` says whether the next tier has a snapshot, too.
     """
 
-    def __init__(self, n_slots: int, budget: int | None) -> None:
+    def __init__(self, n_slots: int, budget: int | None, costs: Costs | None = None) -> None:
         self.slots = [Slot(index) for index in range(n_slots)]
+        self.n_slots = n_slots
         self.budget = budget
-        self.n_bytes = 0
-        self.n_evicted = 0
-        self.n_refused = 0
+        self.costs = costs or Costs()
+        self.on_drop: Callable[[Segment], None] = lambda segment: None
+        self.pool = SegmentPool(lambda segment: self.on_drop(segment))
+        self.n_evicted = self.n_refused = self.n_shed = self.n_lost = 0
+        self.on_evict: Callable[[Snapshot, float], None] = lambda snapshot, worth: None
+        self.stored: Callable[[Snapshot], bool] = lambda snapshot: False
         self.tree: PrefixTree[int] = PrefixTree()
-        self._policy: EvictionPolicy[int] = SecondChance(self.tree, n_slots)
-        self.held: list[Snapshot] = []
-        self._next_slot = 0
+        self.turn = 0
+        self._policy: LeastValue[int] = LeastValue(
+            self.tree, self._freed, lambda: self.turn, self.costs, half=HALF_TURNS, n_stored=self._stored
+        )
+        self.kept: list[Snapshot] = []
+        self._weights: tuple[int, dict[Segment, float]] = -1, {}
+        self._empty_slots = dict.fromkeys(self.slots)
+        self._lengths: Counter[int] = Counter()
         self._quiet_until = 0.0
         self._by_prefix: dict[Prefix, Slot] = {}
 
     @property
+    def n_bytes(self) -> int:
+        """What all of this takes in RAM."""
+        return self.pool.n_bytes
+
+    @property
     def enabled(self) -> bool:
         """Whether anything is kept at all."""
-        return bool(self.slots) and self.budget != 0
+        return self.budget != 0
 
     def occupied(self) -> list[tuple[Slot, Snapshot]]:
         """The slots that hold a snapshot, with it."""
@@ -108,13 +79,21 @@ class RamCache:
         """All published snapshots, by slot."""
         return [snapshot for _, snapshot in self.occupied()]
 
+    def segments(self) -> list[Segment]:
+        """All segments that some snapshot needs, published or kept."""
+        return list(self.pool)
+
     # -- lookup ------------------------------------------------------------------------------------------------------
+
+    def next_turn(self) -> None:
+        """Another request begins: the policy's clock counts these."""
+        self.turn += 1
 
     def lookup(self, prompt: PromptMatch, limit: int) -> list[Snapshot]:
         """Snapshots that hold a prefix of ``prompt`` of at most ``limit`` tokens, deepest first."""
         limit = min(limit, int(prompt.tokens.size))
         found = []
-        for n in sorted({prefix.n for prefix in self._by_prefix if prefix.n <= limit}):
+        for n in sorted(n for n in self._lengths if n <= limit):
             slot = self._by_prefix.get(prompt.prefix(n))
             if slot is not None and slot.snapshot is not None and prompt.shared(slot.snapshot) == n:
                 found.append(slot.snapshot)
@@ -145,8 +124,7 @@ class RamCache:
         snapshot.used = time.monotonic()
         slot = self._by_prefix.get(snapshot.prefix)
         if slot is not None:
-            self.tree[slot.index].used = snapshot.used
-            self._policy.touched(slot.index)
+            self.tree.touch(slot.index, self.turn)
 
     def __contains__(self, prefix: Prefix) -> bool:
         return prefix in self._by_prefix
@@ -156,14 +134,14 @@ class RamCache:
     def prepare(
         self, prefix: Prefix, n_bytes: int, protected: Collection[Snapshot] = (), parent: Segment | None = None
     ) -> Reservation | None:
-        """Reserve a slot for a snapshot of ``prefix`` that will add ``n_bytes`` to the rows of ``parent``.
+        """Reserve a slot for a snapshot of ``prefix`` that will add ``n_bytes`` of RAM to the rows of ``parent``.
 
         Nothing leaves before `confirm`. None when the prefix is here already, the budget could not hold it beside what
         has to stay, or every slot is protected, pinned or reserved.
         """
         if not self.enabled or prefix in self._by_prefix or not self._fits(prefix, n_bytes, parent, protected):
             return None
-        slot = self._free() or self._victim(protected)
+        slot = self._free() or self._victim(protected, per_byte=False)
         if slot is None:
             return None
         slot.reserved = True
@@ -175,21 +153,19 @@ class RamCache:
         if slot is not None and slot.snapshot is snapshot:
             self._empty(slot)
 
-    def hold(self, snapshot: Snapshot) -> None:
-        """Keep the bytes of ``snapshot``, which no lookup finds, until `release`.
+    def keep(self, snapshot: Snapshot) -> None:
+        """Keep the bytes of ``snapshot``, which no lookup finds, until `unkeep`.
 
         They count, and others leave for them; when nothing is left that may go, they go beyond the budget.
         """
-        self._retain(snapshot.segment)
-        self.n_bytes += snapshot.state.n_bytes
-        self.held.append(snapshot)
+        self.pool.retain(snapshot)
+        self.kept.append(snapshot)
         self._shrink(())
 
-    def release(self, snapshot: Snapshot) -> None:
-        """Give up what `hold` kept."""
-        self.held.remove(snapshot)
-        self.n_bytes -= snapshot.state.n_bytes
-        self._release(snapshot.segment)
+    def unkeep(self, snapshot: Snapshot) -> None:
+        """Give up what `keep` kept."""
+        self.kept.remove(snapshot)
+        self.pool.release(snapshot)
 
     def clear(self) -> int:
         """Drop everything that is not pinned or reserved; returns how many snapshots went."""
@@ -199,28 +175,116 @@ class RamCache:
         return len(going)
 
     def pin(self, name: str, pinned: bool) -> bool:
-        """Protect the snapshot of the prefix called ``name`` from eviction, or stop to; False if there is none."""
+        """Protect the snapshot of the prefix called ``name`` from eviction, or stop to.
+
+        False if there is none, or if the budget has no room for all of it beside what else has to stay.
+        """
         for prefix, slot in self._by_prefix.items():
             if prefix.name == name:
+                assert slot.snapshot is not None
+                needed = self.pool.n_needed([slot.snapshot, *self._fixed()])
+                if pinned and self.budget is not None and needed > self.budget:
+                    return False
                 slot.pinned = pinned
                 return True
         return False
 
-    def _free(self) -> Slot | None:
-        """The next empty slot after the one filled last that nobody reserved."""
-        at = self._next_slot
-        in_turn = itertools.chain(self.slots[at:], self.slots[:at])
-        return next((slot for slot in in_turn if slot.snapshot is None and not slot.reserved), None)
+    # -- rows that the device holds ----------------------------------------------------------------------------------
 
-    def _victim(self, protected: Collection[Snapshot]) -> Slot | None:
+    def may_add_rows(
+        self, segment: Segment, n_bytes: int, protected: Collection[Snapshot] = (), *, spare: bool = False
+    ) -> bool:
+        """Make room for ``n_bytes``, the rows of ``segment``, which only the device has; what is worth less leaves.
+
+        False when what would have to go is worth more than all that is lost without these rows; nothing has left then.
+        With ``spare`` nothing leaves at all. What is pinned, reserved or kept gets its rows in any case, beyond the
+        budget if nothing is left that may go.
+        """
+        if segment not in self.pool:
+            return False
+        room = self._room(n_bytes)
+        if room >= 0:
+            return True
+        if spare:
+            return False
+        if not self._needs(self._fixed(), segment):
+            copies = sum(int(each.rows.nbytes) for each in self.pool.copies())
+            if room + copies < 0 and self._cheaper(-room - copies, segment, protected) is None:
+                return False
+        best = max(self.tree.through(segment), key=lambda node: self._policy.worth(node.key), default=None)
+        staying = [self.slots[best.key].snapshot] if best is not None else []
+        self._shrink([*protected, *(each for each in staying if each is not None)], n_bytes)
+        return True
+
+    def add_rows(self, segment: Segment, rows: Block) -> None:
+        """Let ``segment`` have its rows in RAM, too; `may_add_rows` has said that there is room."""
+        self.pool.add_rows(segment, rows)
+        self._shrink(())
+
+    def shed(self, segment: Segment) -> None:
+        """Give up the copy in RAM of rows that the device holds."""
+        self.pool.shed(segment)
+        self.n_shed += 1
+
+    def lose(self, segment: Segment) -> None:
+        """Evict whatever needs ``segment``, whose rows leave the device and find no room in RAM.
+
+        ValueError if something of it has to stay; nothing has left then.
+        """
+        if self._needs(self._fixed(), segment):
+            raise ValueError("something that has to stay needs these rows")
+        for node in sorted(self.tree.through(segment), key=lambda node: -node.n):
+            self._evict(self.slots[node.key])
+        self.n_lost += 1
+
+    def next_to_leave_device(
+        self, n_freed: Callable[[Segment], int], protected: Collection[Snapshot] = ()
+    ) -> Segment | None:
+        """Of the segments that the device holds, the one that is worth least there; None if none may leave.
+
+        Those that RAM has, too, come first: they lose least. ``n_freed`` says how many cells become free; none of 0 is
+        chosen. What ``protected`` snapshots need leaves only if RAM has it.
+        """
+        staying = {link for snapshot in protected for link in snapshot.chain}
+        weights = self._segment_weights()
+        found: tuple[tuple[bool, float], Segment] | None = None
+        for segment in self.pool:
+            if segment.held is None or (segment in staying and not segment.rows.size):
+                continue
+            rank = not segment.rows.size, weights.get(segment, math.inf)
+            if (found is None or rank < found[0]) and n_freed(segment) > 0:
+                found = rank, segment
+        return found[1] if found is not None else None
+
+    def held_by_value(self) -> list[Segment]:
+        """The segments whose rows only the device has, the most valuable first."""
+        weights = self._segment_weights()
+        only = [segment for segment in self.pool if segment.held is not None and not segment.rows.size]
+        return sorted(only, key=lambda segment: weights.get(segment, math.inf), reverse=True)
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _free(self) -> Slot | None:
+        """An empty slot that nobody reserved, the one that is empty for longest."""
+        slot = next((slot for slot in self._empty_slots if not slot.reserved), None)
+        if slot is None and not self.n_slots:
+            slot = Slot(len(self.slots))
+            self.slots.append(slot)
+            self._empty_slots[slot] = None
+        return slot
+
+    def _may_go(self, protected: Collection[Snapshot]) -> Callable[[int], bool]:
         slots, kept = self.slots, set(protected)
 
         def may_go(index: int) -> bool:
             slot = slots[index]
             return not (slot.pinned or slot.reserved or slot.snapshot in kept)
 
-        index = self._policy.victim(may_go)
-        return slots[index] if index is not None else None
+        return may_go
+
+    def _victim(self, protected: Collection[Snapshot], *, per_byte: bool) -> Slot | None:
+        index = self._policy.victim(self._may_go(protected), per_byte=per_byte)
+        return self.slots[index] if index is not None else None
 
     def _publish(self, reservation: Reservation, snapshot: Snapshot, protected: Collection[Snapshot]) -> bool:
         if any(segment.dropped for segment in snapshot.chain):
@@ -228,34 +292,30 @@ class RamCache:
         slot = reservation.slot
         if slot.pinned or not self._fits(snapshot.prefix, snapshot.state.n_bytes, snapshot.segment, protected):
             return False
-        self._retain(snapshot.segment)
-        self.n_bytes += snapshot.state.n_bytes
+        self.pool.retain(snapshot)
         if slot.snapshot is not None:
             self._evict(slot)
         twin = self._by_prefix.get(snapshot.prefix)
         if twin is not None:
             self._empty(twin)
+        del self._empty_slots[slot]
         slot.snapshot = snapshot
         self._by_prefix[snapshot.prefix] = slot
-        self._next_slot = (slot.index + 1) % len(self.slots)
-        self.tree.add(slot.index, snapshot.n, snapshot.chain, snapshot.used)
-        self._policy.added(slot.index)
+        self._lengths[snapshot.n] += 1
+        self.tree.add(slot.index, snapshot.n, snapshot.chain.items(), self.turn, snapshot.hits)
         self._shrink({snapshot, *protected})
         return True
+
+    def _fixed(self) -> list[Snapshot]:
+        """What stays until somebody says otherwise."""
+        return [each for slot, each in self.occupied() if slot.pinned] + self.kept
 
     def _fits(self, prefix: Prefix, n_bytes: int, segment: Segment | None, protected: Collection[Snapshot]) -> bool:
         """Whether ``n_bytes`` fit into the budget with ``segment``, those before it, and all that has to stay."""
         if self.budget is None:
             return True
-        staying = [each for slot, each in self.occupied() if slot.pinned or slot.reserved or each in protected]
-        staying += self.held
-        n_bytes += sum(snapshot.state.n_bytes for snapshot in staying)
-        counted: set[Segment] = set()
-        for link in (segment, *(snapshot.segment for snapshot in staying)):
-            while link is not None and link not in counted:
-                counted.add(link)
-                n_bytes += link.n_bytes
-                link = link.parent
+        staying = [each for slot, each in self.occupied() if slot.reserved or each in protected]
+        n_bytes += self.pool.n_needed(self._fixed(), staying, segment)
         if n_bytes <= self.budget:
             return True
         self.n_refused += 1
@@ -268,14 +328,59 @@ class RamCache:
             )
         return False
 
-    def _shrink(self, protected: Collection[Snapshot]) -> None:
-        while self.budget is not None and self.n_bytes > self.budget:
-            victim = self._victim(protected)
-            if victim is None:
+    def _room(self, n_bytes: int = 0) -> float:
+        """Bytes that would be left of the budget, less than none if it is exceeded."""
+        return math.inf if self.budget is None else self.budget - self.n_bytes - n_bytes
+
+    def _shrink(self, protected: Collection[Snapshot], n_bytes: int = 0) -> None:
+        """Have room for ``n_bytes``, as far as anything may go: first copies of what the device has, then snapshots."""
+        if self._room(n_bytes) >= 0:
+            return
+        weights = self._segment_weights()
+        for segment in sorted(self.pool.copies(), key=lambda each: weights.get(each, math.inf)):
+            self.shed(segment)
+            if self._room(n_bytes) >= 0:
                 return
-            self._evict(victim)
+        may_go = self._may_go(protected)
+        while self._room(n_bytes) < 0 and (index := self._policy.victim(may_go)) is not None:
+            self._evict(self.slots[index])
+
+    def _cheaper(self, n_bytes: float, segment: Segment, protected: Collection[Snapshot]) -> list[Slot] | None:
+        """What to evict for ``n_bytes`` of ``segment``; None if it is worth more than all that needs these rows."""
+        needing = {node.key for node in self.tree.through(segment)}
+        lost = self._policy.worth_together(needing)
+        best = max(needing, key=self._policy.worth, default=None)
+        may_go = self._may_go(protected)
+        found: list[Slot] = []
+        for key in self._policy.ranked():
+            if n_bytes <= 0:
+                break
+            if key != best and may_go(key):
+                lost -= self._policy.worth(key)
+                n_bytes -= self._freed(key)
+                found.append(self.slots[key])
+        return found if n_bytes <= 0 and lost > 0 else None
+
+    def _segment_weights(self) -> dict[Segment, float]:
+        """How many prompts to expect that resume on the rows of each segment; once for each turn."""
+        if self._weights[0] != self.turn:
+            self._weights = self.turn, self._policy.segment_weights()
+        return self._weights[1]
+
+    def _needs(self, snapshots: Iterable[Snapshot], segment: Segment) -> bool:
+        return any(segment in snapshot.chain for snapshot in snapshots)
+
+    def _freed(self, key: int) -> int:
+        snapshot = self.slots[key].snapshot
+        return self.pool.n_freed(snapshot) if snapshot is not None else 0
+
+    def _stored(self, key: int) -> int:
+        snapshot = self.slots[key].snapshot
+        return self._freed(key) if snapshot is not None and self.stored(snapshot) else 0
 
     def _evict(self, slot: Slot) -> None:
+        assert slot.snapshot is not None
+        self.on_evict(slot.snapshot, self._policy.worth(slot.index))
         self._empty(slot)
         self.n_evicted += 1
 
@@ -283,26 +388,10 @@ class RamCache:
         snapshot = slot.snapshot
         assert snapshot is not None
         del self._by_prefix[snapshot.prefix]
+        self._lengths[snapshot.n] -= 1
+        if not self._lengths[snapshot.n]:
+            del self._lengths[snapshot.n]
         self.tree.remove(slot.index)
         slot.snapshot, slot.pinned = None, False
-        self.n_bytes -= snapshot.state.n_bytes
-        self._release(snapshot.segment)
-
-    # -- bytes -------------------------------------------------------------------------------------------------------
-
-    def _retain(self, segment: Segment | None) -> None:
-        while segment is not None:
-            segment.references += 1
-            if segment.references > 1:
-                return
-            self.n_bytes += segment.n_bytes
-            segment = segment.parent
-
-    def _release(self, segment: Segment | None) -> None:
-        while segment is not None:
-            segment.references -= 1
-            if segment.references > 0:
-                return
-            self.n_bytes -= segment.n_bytes
-            segment.drop()  # a live sequence may still point here, and its bytes stop counting now
-            segment = segment.parent
+        self._empty_slots[slot] = None
+        self.pool.release(snapshot)

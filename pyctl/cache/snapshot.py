@@ -116,6 +116,7 @@ class Segment:
     def drop(self) -> None:
         """Give the rows up: the memory goes now, whoever still points here."""
         self.rows = self.draft_rows = NOTHING
+        self.held = None
         self.dropped = True
 
 

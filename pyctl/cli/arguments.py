@@ -235,9 +235,8 @@ def _resolve(given: Given) -> tuple[dict[str, Any], tuple[str, ...]]:
         # As in llama-server, the file is where that model was to be kept; here it is the model.
         warnings.append(f"{download[0]} has no effect beside {given.typed.get('path', 'LLAMA_ARG_MODEL')}")
     if values.get("cache_dir"):
-        for dest, name in (("n_slots", "--prefix-cache-slots"), ("ram_mib", "--cache-ram")):
-            if values.get(dest) == 0:
-                raise ConfigError(f"--kv-cache-dir needs the prefix cache, which {name} 0 turns off")
+        if values.get("ram_mib") == 0:
+            raise ConfigError("--kv-cache-dir needs the prefix cache, which --cache-ram 0 turns off")
     else:
         disk = {flag.dest for flag in FLAGS[DISK]}
         idle = (name for dest, name in given.typed.items() if dest in disk)

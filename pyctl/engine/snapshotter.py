@@ -110,6 +110,7 @@ class Snapshotter:
         unless nobody sent it.
         """
         began = time.perf_counter()
+        self.cache.next_turn()
         match = PromptMatch(request.prompt.tokens)
         if not request.cache_prompt:
             return CacheLookup(request, match, ends)
@@ -217,7 +218,7 @@ class Snapshotter:
         The snapshot is no entry of the cache, which only counts its bytes, and shares rows with it.
         """
         kept = self._take(seq, PromptMatch(seq.tokens).prefix(seq.n), *seq.saved())
-        self.cache.hold(kept)
+        self.cache.keep(kept)
         self.memory.clear(seq.id)
         return kept
 
@@ -229,11 +230,11 @@ class Snapshotter:
         if self.memory.kind != "attention" or kept.state.parts:
             self.memory.load_state(seq.id, kept.n, kept.state)
         seq.keep(kept.segment, kept.n)
-        self.cache.release(kept)
+        self.cache.unkeep(kept)
 
     def release(self, kept: Snapshot) -> None:
         """Give up what `suspend` took: nobody will `resume` it."""
-        self.cache.release(kept)
+        self.cache.unkeep(kept)
 
     def forget(self, seq: LiveSequence) -> None:
         """Empty ``seq``."""

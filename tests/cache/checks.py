@@ -37,7 +37,7 @@ def check_invariants(cache: RamCache) -> None:
 
     references: Counter[int] = Counter()
     segments: dict[int, Segment] = {}
-    for snapshot in [*cache.snapshots(), *cache.held]:
+    for snapshot in [*cache.snapshots(), *cache.kept]:
         references[id(snapshot.segment)] += 1
         for segment, _ in snapshot.chain.items():
             segments[id(segment)] = segment
@@ -49,6 +49,6 @@ def check_invariants(cache: RamCache) -> None:
     for key, segment in segments.items():
         assert segment.references == references[key]
     n_bytes = sum(segment.n_bytes for segment in segments.values())
-    n_bytes += sum(snapshot.state.n_bytes for snapshot in [*cache.snapshots(), *cache.held])
+    n_bytes += sum(snapshot.state.n_bytes for snapshot in [*cache.snapshots(), *cache.kept])
     assert cache.n_bytes == n_bytes
-    assert cache.budget is None or cache.n_bytes <= cache.budget or (cache.held and not cache.snapshots())
+    assert cache.budget is None or cache.n_bytes <= cache.budget or (cache.kept and not cache.snapshots())

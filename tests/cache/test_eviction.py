@@ -3,9 +3,11 @@ caches under random histories."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -13,8 +15,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pyctl.cache.disk.file_format import SegmentName, StateName
 from pyctl.cache.disk.graph import FileGraph
 from pyctl.cache.disk.index import Key, Record
-from pyctl.cache.eviction import LeastCost, PrefixTree, SecondChance
-from pyctl.cache.ram import RamCache, Reservation
+from pyctl.cache.eviction import LeastValue, Likelihoods, PrefixTree
+from pyctl.cache.ram import RamCache
+from pyctl.cache.reservation import Reservation
 from pyctl.cache.snapshot import PromptMatch, Segment, Snapshot, State
 from pyctl.prompt import as_tokens
 from tests.cache.checks import check_invariants, tokens_of
@@ -32,7 +35,8 @@ class Held:
     n: int
     chain: dict[int, int]
     used: float = 0.0
-    hit: bool = False
+    seen: float = -1.0
+    reach: int = 0
 
     def stems_from(self, other: Held) -> bool:
         return other.n < self.n and self.chain.get(next(iter(other.chain)), 0) >= other.n
@@ -50,7 +54,8 @@ def grown(shapes: list[tuple[int, int, bool]]) -> list[Held]:
             parent = found[stem % len(found)]
             start = parent.n - STEP // 2 if middle else parent.n
             chain = {other: min(last, start) for other, last in parent.chain.items()}
-        found.append(Held(start + steps * STEP, {segment: start + steps * STEP, **chain}, float(segment)))
+        n, used = start + steps * STEP, float(segment)
+        found.append(Held(n, {segment: n, **chain}, used, used, n))
     return found
 
 
@@ -67,7 +72,7 @@ def test_the_tree_knows_what_a_plain_search_finds(shapes: list[tuple[int, int, b
             tree.remove(key)
             del held[key]
         elif verb == "add":
-            tree.add(key, everything[key].n, everything[key].chain, 0.0)
+            tree.add(key, everything[key].n, everything[key].chain.items(), 0.0)
             held[key] = everything[key]
         assert {node.key for node in tree} == held.keys()
         for node in tree:
@@ -75,89 +80,76 @@ def test_the_tree_knows_what_a_plain_search_finds(shapes: list[tuple[int, int, b
             assert node.n_lost == one.n - one.below(held)
             deeper = any(other.stems_from(one) for other in held.values())
             assert bool(node.children) == deeper
-            assert node.is_interior == (deeper and one.below(held) > 0)
+        weights = tree.weights(lambda node: 1.0)
+        for segment in {segment for one in held.values() for segment in one.chain}:
+            needing = {key for key, one in held.items() if segment in one.chain}
+            assert {node.key for node in tree.through(segment)} == needing
+            assert weights[segment] == len(needing)
 
 
-@dataclass
-class PlainSecondChance:
-    """The rule of `SecondChance` as it would be written without an index."""
+def plain_worth(
+    one: Held, held: dict[int, Held], now: float, half: float, odds: Likelihoods, hits: int, above: list[Held]
+) -> float:
+    """The rule of `LeastValue` as it would be written without an index."""
 
-    n_slots: int
-    held: dict[int, Held] = field(default_factory=dict)
-    hand: int = 0
+    def age(used: float) -> float:
+        return half / (max(now - used, 0.0) + half)
 
-    def victim(self, may_go: set[int]) -> int | None:
-        by_use = sorted(self.held, key=lambda key: self.held[key].used)
-        interior = [
-            (one.n - one.below(self.held), at, key)
-            for at, key in enumerate(by_use[: (len(by_use) + 1) // 2])
-            if (one := self.held[key]).below(self.held)
-            and any(other.stems_from(one) for other in self.held.values())
-            and key in may_go
-        ]
-        if interior:
-            return min(interior)[2]
-        for _ in range(2 * self.n_slots):
-            at, self.hand = self.hand, (self.hand + 1) % self.n_slots
-            if at in may_go & self.held.keys():
-                if not self.held[at].hit:
-                    return at
-                self.held[at].hit = False
-        return None
+    def newest(of: Held) -> Held:
+        deeper = [other for other in held.values() if other.stems_from(of)]
+        return max([of, *deeper], key=lambda other: (other.seen, other.n))
 
+    def cut_back(end: int, first: int, last: int) -> float:
+        share = math.log((end - first + odds.near) / (end - last + odds.near)) / math.log(1 + end / odds.near)
+        return (1 - odds.end) * share
 
-@given(SHAPES, st.integers(1, 12), st.data())
-@settings(deadline=None)
-def test_second_chance_chooses_what_the_plain_rule_chooses(
-    shapes: list[tuple[int, int, bool]], n_slots: int, data: st.DataObject
-) -> None:
-    tree: PrefixTree[int] = PrefixTree()
-    policy, plain = SecondChance(tree, n_slots), PlainSecondChance(n_slots)
-    for now, one in enumerate(grown(shapes)):
-        slot = next((key for key in range(n_slots) if key not in plain.held), None)
-        if slot is None:
-            may_go = data.draw(st.sets(st.integers(0, n_slots - 1)))
-            slot = policy.victim(may_go.__contains__)
-            assert slot == plain.victim(may_go)
-            if slot is None:
-                continue
-            tree.remove(slot)
-            del plain.held[slot]
-        one.used = float(now)
-        plain.held[slot], plain.hand = one, (slot + 1) % n_slots
-        tree.add(slot, one.n, one.chain, one.used)
-        policy.added(slot)
-        if data.draw(st.booleans()):
-            hit = data.draw(st.sampled_from(sorted(plain.held)))
-            plain.held[hit].hit, plain.held[hit].used = True, now + 0.5
-            tree[hit].used = now + 0.5
-            policy.touched(hit)
+    children = [
+        other
+        for other in held.values()
+        if other.stems_from(one) and not any(other.stems_from(mid) and mid.stems_from(one) for mid in held.values())
+    ]
+    total = 0.0
+    if not any(newest(child).seen >= one.seen for child in children):
+        total += age(one.seen) * (odds.end + cut_back(one.reach, one.n, one.reach))
+    for child in children:
+        total += age(newest(child).seen) * cut_back(newest(child).reach, one.n, child.n)
+    if not above:
+        total += odds.head * age(newest(one).seen)
+    total += odds.again * min(max(len(children), hits, 1) - 1, odds.most_again) * age(one.used)
+    return total * (one.n - max((other.n for other in above), default=0))
 
 
-@given(SHAPES, st.data())
-def test_least_cost_chooses_what_the_plain_rule_chooses(
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 3), st.booleans()), min_size=1, max_size=10), st.data())
+@settings(deadline=None, max_examples=80)
+def test_the_policy_chooses_what_the_plain_rule_chooses(
     shapes: list[tuple[int, int, bool]], data: st.DataObject
 ) -> None:
     tree: PrefixTree[int] = PrefixTree()
     held = dict(enumerate(grown(shapes)))
+    hits = {key: data.draw(st.integers(0, 3)) for key in held}
     for key, one in held.items():
-        tree.add(key, one.n, one.chain, one.used)
+        tree.add(key, one.n, one.chain.items(), one.used, hits[key])
     freed = {key: data.draw(st.integers(0, 1000)) for key in held}
-    policy = LeastCost(tree, freed.__getitem__, lambda: 100.0)
+    policy = LeastValue(tree, freed.__getitem__, lambda: 100.0)
     while held:
         may_go = {key for key in held if data.draw(st.booleans())}
-        cost = {
-            key: (held[key].n - held[key].below(held)) / max(freed[key], 1) / (100.0 - held[key].used + 60.0)
-            for key in held
-            if key in may_go
-        }
+        value = {}
+        for key, one in held.items():
+            above = [other for other in held.values() if one.stems_from(other)]
+            worth = plain_worth(one, held, 100.0, 60.0, Likelihoods(), hits[key], above) * 1e-3
+            assert policy.worth(key) == pytest.approx(worth)
+            value[key] = worth / max(freed[key], 1)
         key = policy.victim(may_go.__contains__)
-        assert (key is None) == (not cost)
+        assert (key is None) == (not may_go)
         if key is None:
             break
-        assert cost[key] == min(cost.values())
+        assert value[key] == pytest.approx(min(value[each] for each in may_go))
         tree.remove(key)
-        del held[key]
+        gone = held.pop(key)
+        above = [other for other in held.values() if gone.stems_from(other)]
+        if above and gone.seen >= max(above, key=lambda other: other.n).seen:
+            heir = max(above, key=lambda other: other.n)
+            heir.seen, heir.reach = gone.seen, gone.reach
 
 
 class RamHistories(RuleBasedStateMachine):

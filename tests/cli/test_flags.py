@@ -308,10 +308,6 @@ def test_flash_attention_words_and_the_older_bare_flag() -> None:
             "--kv-cache-dir needs the prefix cache, which --cache-ram 0 turns off",
         ),
         (
-            ["--kv-cache-dir", "kv", "--prefix-cache-slots", "0"],
-            "--kv-cache-dir needs the prefix cache, which --prefix-cache-slots 0 turns off",
-        ),
-        (
             ["--disk-prefix-cache", "400"],
             "--disk-prefix-cache 400 is below --kv-cache-min-tokens 512: nothing would ever be written",
         ),

@@ -62,7 +62,7 @@ def check_at_rest(engine: Engine, backend: FakeBackend) -> None:
     cache = engine.snapshotter.cache
     assert not engine.running
     assert not engine.waiting
-    assert cache.held == []
+    assert cache.kept == []
     assert not any(seq.busy or seq.left_over for seq in engine.sequences)
     assert [seq.id for seq in engine.sequences] == list(range(backend.n_seqs))
     assert [len(held.rows) for held in backend._seqs] == [seq.n for seq in engine.sequences]
@@ -74,18 +74,18 @@ def alone(prompt: Prompt, n: int, kind: str = "hybrid", n_ctx: int = 1024, **fie
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("n_slots", [0, 32])
-def test_what_nobody_uses_makes_room_for_others(kind: str, n_slots: int) -> None:
+@pytest.mark.parametrize("budget", [0, None])
+def test_what_nobody_uses_makes_room_for_others(kind: str, budget: int | None) -> None:
     """Nothing here is concurrent."""
     backend = FakeBackend(kind, n_ctx=1024, n_seqs=2)
-    engine = engine_of(backend, n_slots, clear_idle=False)
+    engine = engine_of(backend, budget=budget, clear_idle=False)
     prompts = [prompt_of(seed, 600) for seed in (1, 2)]
     for prompt in prompts * 4:
         reply = ask(engine, prompt)
         assert reply.error is None
         assert reply.tokens == alone(prompt, 8, kind).tokens
         check_at_rest(engine, backend)
-    if n_slots:
+    if budget is None:
         assert reply.done is not None
         assert reply.done.stats.source == "ram", "it was kept when it had to leave"
 
@@ -220,14 +220,14 @@ def test_a_suspended_reply_that_is_cancelled_frees_everything() -> None:
         assert engine.step()
     cache = engine.snapshotter.cache
     check_invariants(cache)
-    assert cache.held
+    assert cache.kept
     closed: list[object] = []
     sampler = engine.waiting.suspended[0].steps.gi_frame.f_locals["reply"]._sampler
     sampler.close = lambda: closed.append(sampler)
     handles[1].cancel()
     engine._look_again = 0.0
     engine.step()
-    assert (cache.held, engine.waiting.suspended, closed) == ([], [], [sampler])
+    assert (cache.kept, engine.waiting.suspended, closed) == ([], [], [sampler])
     handles[0].cancel()
     run(engine)
     check_at_rest(engine, backend)
@@ -241,7 +241,7 @@ def test_closing_ends_suspended_replies_too() -> None:
         engine.step()
     engine.close(RequestError("bye"))
     assert [str(collect(handle).error) for handle in handles] == ["bye", "bye"]
-    assert engine.snapshotter.cache.held == []
+    assert engine.snapshotter.cache.kept == []
     assert not engine.step()
 
 

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from pyctl.cache.disk.file_format import SegmentName
 from pyctl.cache.disk.index import Key, Record
-from pyctl.cache.eviction import LeastCost, PrefixTree
+from pyctl.cache.eviction import LeastValue, PrefixTree
 
 __all__ = ["FileGraph"]
 
@@ -38,7 +38,7 @@ class FileGraph:
         if record.parent_key is not None:
             self._children[record.parent_key].add(record.key)
         if record.is_state and "_tree" in self.__dict__:
-            self._tree.add(record.key, record.n, self._reach(record), record.used)
+            self._tree.add(record.key, record.n, self._reach(record).items(), record.used, record.hits)
 
     def prepare(self) -> None:
         """Compute now what choosing needs."""
@@ -126,12 +126,12 @@ class FileGraph:
         tree: PrefixTree[Key] = PrefixTree()
         for record in self.records.values():
             if record.is_state:
-                tree.add(record.key, record.n, self._reach(record), record.used)
+                tree.add(record.key, record.n, self._reach(record).items(), record.used, record.hits)
         return tree
 
     @cached_property
-    def _policy(self) -> LeastCost[Key]:
-        return LeastCost(self._tree, self._freed)
+    def _policy(self) -> LeastValue[Key]:
+        return LeastValue(self._tree, self._freed)
 
     def _reach(self, record: Record) -> dict[Key, int]:
         """The segments of a state, the deepest first, each with the position up to which it counts."""

@@ -1,0 +1,83 @@
+"""What it costs, in seconds, to have a prefix again: evaluated, loaded from RAM, or read from disk."""
+
+from __future__ import annotations
+
+__all__ = ["Costs"]
+
+_TOKEN_SECONDS = 1e-3
+_LOAD_RATE = 8e9
+_READ_RATE = 1e9
+_READ_LATENCY = 0.01
+_PRIOR_TOKENS = 256.0
+_PRIOR_BYTES = 2.0**24
+_MEMORY_TOKENS = 2.0**18
+_MEMORY_BYTES = 2.0**34
+_DEPTH_SCALE = 4096.0
+
+
+class _Rate:
+    """Seconds per byte of what was moved of late, beginning with ``rate`` bytes a second."""
+
+    def __init__(self, rate: float) -> None:
+        self._n_bytes, self._seconds = _PRIOR_BYTES, _PRIOR_BYTES / rate
+        self.seconds = 1 / rate
+
+    def note(self, n_bytes: int, seconds: float) -> None:
+        if n_bytes <= 0 or not seconds > 0:
+            return
+        keep = _MEMORY_BYTES / max(_MEMORY_BYTES, self._n_bytes)
+        self._n_bytes, self._seconds = keep * self._n_bytes + n_bytes, keep * self._seconds + seconds
+        self.seconds = self._seconds / self._n_bytes
+
+
+class Costs:
+    """Measured seconds; sane guesses until something was measured.
+
+    A token costs more the deeper it stands: its seconds are taken to grow in a line with its position, fitted to what
+    was evaluated of late. One thread notes, any may ask.
+    """
+
+    def __init__(self) -> None:
+        # Sums over tokens: how many, position, its square, seconds, seconds times position.
+        self._sums = (_PRIOR_TOKENS, 0.0, 0.0, _PRIOR_TOKENS * _TOKEN_SECONDS, 0.0)
+        self._line = _TOKEN_SECONDS, 0.0
+        self._load, self._read = _Rate(_LOAD_RATE), _Rate(_READ_RATE)
+
+    def evaluate(self, first: int, last: int) -> float:
+        """To evaluate tokens [first, last)."""
+        base, slope = self._line
+        return (last - first) * (base + slope * (first + last) / 2)
+
+    def load(self, n_bytes: int) -> float:
+        """To copy bytes between RAM and the device."""
+        return n_bytes * self._load.seconds
+
+    def read(self, n_bytes: int) -> float:
+        """To read bytes from disk into RAM, with what one read takes however short it is."""
+        return _READ_LATENCY + n_bytes * self._read.seconds
+
+    def note_evaluated(self, first: int, last: int, seconds: float) -> None:
+        """Tokens [first, last) took ``seconds``, with nothing else on the device."""
+        n, middle = last - first, (first + last) / 2
+        if n <= 0 or not seconds > 0:
+            return
+        keep = _MEMORY_TOKENS / max(_MEMORY_TOKENS, self._sums[0])
+        tokens, depth, square, total, product = (keep * each for each in self._sums)
+        tokens, depth, square = tokens + n, depth + n * middle, square + n * middle**2
+        total, product = total + seconds, product + seconds * middle
+        self._sums = tokens, depth, square, total, product
+        # The ridge keeps a line through one depth flat.
+        mean, spread = depth / tokens, square / tokens - (depth / tokens) ** 2
+        slope = max((product / tokens - mean * total / tokens) / (spread + _DEPTH_SCALE**2 / 16), 0.0)
+        base = total / tokens - slope * mean
+        if base <= 0:  # all of it is depth, as far as anybody can tell
+            base, slope = total / tokens / 2, total / tokens / 2 / max(mean, 1.0)
+        self._line = base, slope
+
+    def note_loaded(self, n_bytes: int, seconds: float) -> None:
+        """So many bytes were copied between RAM and the device in ``seconds``."""
+        self._load.note(n_bytes, seconds)
+
+    def note_read(self, n_bytes: int, seconds: float) -> None:
+        """So many bytes were read from disk in ``seconds``."""
+        self._read.note(n_bytes, max(seconds - _READ_LATENCY, seconds / 8))

@@ -1,0 +1,99 @@
+"""The segments that snapshots in RAM share: who needs each of them, and the bytes of all, counted once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+
+from pyctl.cache.snapshot import NOTHING, Block, Segment, Snapshot
+
+__all__ = ["SegmentPool"]
+
+
+class SegmentPool:
+    """Counts references and bytes of what snapshots hold: ``n_bytes`` is all that they take in RAM.
+
+    A segment is alive from its first snapshot to its last. ``on_drop`` is told of it just before its
+    rows are given up.
+    """
+
+    def __init__(self, on_drop: Callable[[Segment], None]) -> None:
+        self.n_bytes = 0
+        self._on_drop = on_drop
+        self._alive: dict[Segment, None] = {}
+
+    def __iter__(self) -> Iterator[Segment]:
+        return iter(self._alive)
+
+    def __contains__(self, segment: Segment) -> bool:
+        return segment in self._alive
+
+    def retain(self, snapshot: Snapshot) -> None:
+        """``snapshot`` needs its segments from now on."""
+        self.n_bytes += snapshot.state.n_bytes
+        segment: Segment | None = snapshot.segment
+        while segment is not None:
+            segment.references += 1
+            if segment.references > 1:
+                return
+            self._alive[segment] = None
+            self.n_bytes += segment.n_bytes
+            segment = segment.parent
+
+    def release(self, snapshot: Snapshot) -> None:
+        """``snapshot`` is gone; so are the segments that nobody else needs."""
+        self.n_bytes -= snapshot.state.n_bytes
+        segment: Segment | None = snapshot.segment
+        while segment is not None:
+            segment.references -= 1
+            if segment.references > 0:
+                return
+            del self._alive[segment]
+            self.n_bytes -= segment.n_bytes
+            self._on_drop(segment)
+            segment.drop()  # a live sequence may still point here, and its bytes stop counting now
+            segment = segment.parent
+
+    def add_rows(self, segment: Segment, rows: Block) -> None:
+        """Let ``segment`` have its rows in RAM, too."""
+        if segment not in self._alive or segment.rows.size:
+            raise ValueError("only a segment that is alive, and has no rows in RAM, can be given some")
+        segment.rows = rows
+        self.n_bytes += int(rows.nbytes)
+
+    def shed(self, segment: Segment) -> None:
+        """Give up the copy in RAM of rows that the device holds."""
+        if segment not in self._alive or segment.held is None:
+            raise ValueError("only a segment that is alive, and on the device, can do without its rows in RAM")
+        self.n_bytes -= int(segment.rows.nbytes)
+        segment.rows = NOTHING
+
+    def copies(self) -> list[Segment]:
+        """The segments that are in RAM and on the device."""
+        return [segment for segment in self._alive if segment.held is not None and segment.rows.size]
+
+    @staticmethod
+    def n_freed(snapshot: Snapshot) -> int:
+        """Bytes that go with ``snapshot``: its state, and of segments that only it needs."""
+        n_bytes, segment = snapshot.state.n_bytes, snapshot.segment
+        while segment.references == 1:
+            n_bytes += segment.n_bytes
+            if segment.parent is None:
+                break
+            segment = segment.parent
+        return n_bytes
+
+    @staticmethod
+    def n_needed(
+        fixed: Collection[Snapshot], staying: Collection[Snapshot] = (), segment: Segment | None = None
+    ) -> int:
+        """Bytes of all of these and ``segment`` with its parents: the rows of ``fixed`` as if all were in RAM."""
+        counted: dict[Segment, int] = {}
+        for snapshot in fixed:
+            for link in snapshot.chain:
+                counted[link] = link.n_bytes + (link.held.n_bytes if link.held and not link.rows.size else 0)
+        for at in (segment, *(snapshot.segment for snapshot in staying)):
+            above = at
+            while above is not None and above not in counted:
+                counted[above] = above.n_bytes
+                above = above.parent
+        return sum(counted.values()) + sum(snapshot.state.n_bytes for snapshot in {*fixed, *staying})
