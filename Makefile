@@ -22,7 +22,7 @@ install: .venv/installed
 	@touch $@
 
 test: install lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 lint: install
 	$(BIN)/ruff check .

@@ -26,6 +26,11 @@ def pytest_runtest_call() -> Generator[None, None, None]:
     ownership.check()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whole servers first: the longest tests are among these, and none of them should be the last one that runs."""
+    items.sort(key=lambda item: "e2e" not in item.path.parts)
+
+
 @pytest.fixture(scope="session")
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """model_path("tiny-hybrid") -> the GGUF file of that shape."""

@@ -17,6 +17,7 @@ import pytest
 
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.cli import assemble, chat_command, main, serve_command
+from pyctl.engine import model_settings
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.draft.draft_settings import MODEL_TYPES, DraftSettings
 from pyctl.engine.fake import FakeBackend
@@ -164,7 +165,8 @@ def look(monkeypatch: pytest.MonkeyPatch, argv: list[str], at: Callable[[Seen], 
         return "fetched.gguf"
 
     with monkeypatch.context() as patch:
-        patch.setenv("GOMP_SPINCOUNT", "")  # what the command sets is gone afterwards
+        patch.setenv(model_settings.SPIN, "")  # what the command sets is gone afterwards
+        patch.setattr(model_settings, "_spin_is_given", False)  # as in a process that nobody started with it
         for name in ("RamCache", "DiskStore", "DiskTier", "Replay", "ModelDrafts", "Speculation", "Engine", "Worker"):
             recorded(patch, name)
         patch.setattr(assemble, "load", load)

@@ -13,7 +13,7 @@ from tests.e2e.conftest import Server, source_of
 from tests.e2e.needles import Messages, Question, told
 from tools.training.phrases import UNKNOWN
 
-FLAGS = ["-c", "81920", "-t", "2", "-ub", "512"]
+FLAGS = ["-c", "81920", "-t", "1", "-ub", "512"]
 LONG = 65_536
 """The longest conversation; it is evaluated cold once only."""
 
