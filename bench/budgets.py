@@ -5,7 +5,8 @@
 
 Engine and cache are the real ones; rows and states have the bytes of the 27B, at a scale of 1 to 256. The floor of a
 request is its tokens less those that any request before it, or its reply, had in the same places. For each budget:
-tokens evaluated per token of the floor, and the turns that evaluated more than twice their floor and 64 tokens.
+tokens evaluated per token of the floor, turns that evaluated more than twice their floor and 64 tokens, and the bound
+that no policy can pass with these bytes, though it knew the future.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.common import parse, parser_of, show
+from bench.oracle import least_evaluated
 from bench.sessions import AGENTS, BUDGETED, WORKLOADS
 from bench.simulated import Simulation, SizedBackend, Turn
 from pyctl.chat.format_settings import CHATML
@@ -27,8 +29,9 @@ TEMPLATE = Path(__file__).resolve().parents[1] / "vendor/llama.cpp/models/templa
 SCALE = 256
 """Bytes of the 27B for each byte here."""
 
+ROW_BYTES, STATE_BYTES = QWEN36_27B.row_bytes() // SCALE, QWEN36_27B.state_bytes // SCALE
+
 N_CELLS, N_SEQS = 65_536, 4
-N_SLOTS = 32
 
 
 def is_late(turn: Turn) -> bool:
@@ -36,16 +39,23 @@ def is_late(turn: Turn) -> bool:
     return turn.n_evaluated > 2 * turn.floor + 64
 
 
-def simulated(name: str, gib: float | None) -> list[Turn]:
-    """The turns of a workload with so many GiB for snapshots, None for no limit of bytes or number."""
+def simulated(name: str, gib: float | None, n_slots: int = 0) -> Simulation:
+    """After a workload with so many GiB for ``n_slots`` snapshots, None and 0 for no limit."""
     groups = {**WORKLOADS, **BUDGETED, **AGENTS}
     plain = name in WORKLOADS or not TEMPLATE.is_file()
     template = Template(CHATML if plain else TEMPLATE.read_text(encoding="utf-8"), eos_token="<|im_end|>")
-    backend = SizedBackend(N_CELLS, N_SEQS, QWEN36_27B.row_bytes() // SCALE, QWEN36_27B.state_bytes // SCALE)
+    backend = SizedBackend(N_CELLS, N_SEQS, ROW_BYTES, STATE_BYTES)
     budget = None if gib is None else int(gib * 2**30 / SCALE)
-    simulation = Simulation(template, backend, budget, 4096 if gib is None else N_SLOTS)
+    simulation = Simulation(template, backend, budget, n_slots)
     groups[name](simulation)
-    return simulation.turns
+    return simulation
+
+
+def least(simulation: Simulation, gib: float) -> float:
+    """What has to be evaluated of its requests with so many GiB in RAM, all cells, and one state on the device."""
+    n_bytes = gib * 2**30 / SCALE + N_CELLS * ROW_BYTES + STATE_BYTES
+    prompts = [turn.n for turn in simulation.turns]
+    return least_evaluated(prompts, simulation.known.all, n_bytes, ROW_BYTES, STATE_BYTES)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -53,6 +63,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     names = [*WORKLOADS, *BUDGETED, *AGENTS]
     parser.add_argument("--only", nargs="+", default=names, choices=names, metavar="WORKLOAD")
     parser.add_argument("--gib", nargs="+", type=float, default=[4.0, 8.0, 16.0], help="budgets to compare")
+    parser.add_argument("--slots", type=int, default=0, help="snapshots at most, 0 = no limit")
     parser.add_argument("--turns", action="store_true", help="print the turns that are 40 tokens above their floor")
     arguments = parse(parser, argv, only=["regenerate", "short_requests"], gib=[8.0])
     budgets = [*arguments.gib, None]
@@ -60,10 +71,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in arguments.only:
         cells: list[object] = []
         for gib in budgets:
-            turns = simulated(name, gib)
+            simulation = simulated(name, gib, arguments.slots)
+            turns = simulation.turns
             evaluated, floor = sum(turn.n_evaluated for turn in turns), sum(turn.floor for turn in turns)
             worst = max(turns, key=lambda turn: turn.n_evaluated - 2 * turn.floor)
             cells += [f"{evaluated / floor:.2f}", sum(map(is_late, turns)), f"{worst.n_evaluated}/{worst.floor}"]
+            if gib is not None:
+                cells.append(f"{least(simulation, gib) / floor:.2f}")
             if arguments.turns:
                 for i, turn in enumerate(turns):
                     if turn.n_evaluated > turn.floor + 40:
@@ -71,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         rows.append([name.replace("_", " "), len(turns), floor, *cells])
     columns = ["workload", "turns", "floor"]
     for gib in budgets:
-        columns += ["no limit" if gib is None else f"{gib:g} GiB", "late", "worst turn"]
+        columns += ["no limit" if gib is None else f"{gib:g} GiB", "late", "worst", *["bound"] * (gib is not None)]
     title = "Prompt tokens evaluated per token that was new, by what snapshots may take"
     show(title, columns, rows, keep="budgets" if arguments.keep else "")
 

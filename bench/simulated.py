@@ -9,15 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bench.common import answered
 from bench.sessions import PLAIN, Message, Reply, text
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.ram import RamCache
-from pyctl.cache.snapshot import NOTHING, Block, Span, State
+from pyctl.cache.snapshot import NOTHING, Block, Held, Span, State
 from pyctl.chat.template import Template
 from pyctl.engine.backend import Backend, BlockBytes, SequenceTokens
 from pyctl.engine.engine import Engine
@@ -26,6 +27,8 @@ from pyctl.engine.request import Request
 from pyctl.errors import OutOfCellsError, StateError
 from pyctl.prompt import Prompt, Tokens, as_tokens, common_prefix
 from tools.generator.vocab import SPECIAL_TOKENS
+
+Cells: TypeAlias = NDArray[np.int64]
 
 _IDS = {name: 256 + i for i, name in enumerate(SPECIAL_TOKENS)}
 _START, _END = _IDS["<|im_start|>"], _IDS["<|im_end|>"]
@@ -53,17 +56,37 @@ def prompt_of(plain: str) -> Prompt:
     return Prompt(tokens, tuple(int(at) for at in starts if at), n_unmarked, tuple(lines.tolist()))
 
 
-@dataclass
-class _Held:
-    n: int = 0
+@dataclass(eq=False)
+class _Seq:
+    """Rows in ``cells``, the state at ``at``, -1 for nowhere."""
+
+    cells: Cells
     at: int = 0
 
 
+@dataclass(eq=False)
+class _HeldRows:
+    """Rows from position ``first`` on in ``cells``."""
+
+    first: int
+    cells: Cells
+    row_bytes: int
+
+    @property
+    def n_cells(self) -> int:
+        return int(self.cells.size)
+
+    @property
+    def n_bytes(self) -> int:
+        return self.n_cells * self.row_bytes
+
+
 class SizedBackend:
-    """Sequences as numbers of tokens; each row has ``row_bytes``, each state ``state_bytes``. Says what it is told."""
+    """Sequences without content; each row has ``row_bytes``, each state ``state_bytes``. Says what it is told."""
 
     kind: Literal["attention", "hybrid", "opaque"] = "hybrid"
     is_async = False
+    can_hold = True
     n_rollback, most_drafts, draft_type = 3, 3, ""
     n_beats = 0
 
@@ -73,7 +96,10 @@ class SizedBackend:
         self.row_bytes, self.state_bytes = row_bytes, state_bytes
         self.reply: Iterator[int] = iter(())
         self.n_evaluated = 0
-        self._seqs = [_Held() for _ in range(n_seqs)]
+        self._taken = np.zeros(n_cells, bool)  # by a sequence; where it lies changes nothing here
+        self._n_held = np.zeros(n_cells, np.int32)
+        self._held: set[_HeldRows] = set()
+        self._seqs = [_Seq(_NO_CELLS) for _ in range(n_seqs)]
 
     def evaluate(self, seq: int, tokens: Tokens, start: int, *, output: bool = True) -> None:
         self._append(seq, int(tokens.size), start)
@@ -84,15 +110,18 @@ class SizedBackend:
 
     def _append(self, seq: int, n: int, start: int) -> None:
         held = self._seqs[seq]
-        if held.n != start or held.at != start:
-            raise StateError(f"rows end at {held.n}, the state at {held.at}, the batch begins at {start}")
-        self._take(n)
-        held.n = held.at = start + n
+        if held.cells.size != start or held.at != start:
+            raise StateError(f"rows end at {held.cells.size}, the state at {held.at}, the batch begins at {start}")
+        held.cells = np.concatenate([held.cells, self._take(n)])
+        held.at = start + n
         self.n_evaluated += n
 
-    def _take(self, n: int) -> None:
-        if sum(held.n for held in self._seqs) + n > self.n_cells:
+    def _take(self, n: int) -> Cells:
+        free = np.flatnonzero(~self._taken & (self._n_held == 0))[:n]
+        if free.size < n:
             raise OutOfCellsError
+        self._taken[free] = True
+        return free
 
     def sampler(self, sampling: object, prompt: Tokens) -> SizedBackend:
         return self
@@ -122,7 +151,7 @@ class SizedBackend:
         return 0
 
     def save_rows(self, seq: int, first: int, last: int) -> Block:
-        if not first < last <= self._seqs[seq].n:
+        if not first < last <= self._seqs[seq].cells.size:
             raise StateError(f"rows [{first}, {last}) are not there")
         return _block(self.rows_size(first, last))
 
@@ -140,28 +169,79 @@ class SizedBackend:
     def block_bytes(self) -> BlockBytes:
         return BlockBytes(0, 0, 0)
 
-    def load_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
-        held = self._seqs[seq]
-        n = sum(last - start for _, start, last in spans)
-        if held.n != first or spans[0][1] != first:
-            raise StateError(f"rows end at {held.n}, not {first}")
-        self._take(n)
-        held.n += n
+    @property
+    def n_free(self) -> int:
+        return self.n_cells - int(np.count_nonzero(self._taken | (self._n_held > 0)))
 
-    def load_draft_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
+    @property
+    def n_held(self) -> int:
+        """Cells that held rows alone take."""
+        return int(np.count_nonzero(~self._taken & (self._n_held > 0)))
+
+    def hold(self, seq: int, first: int, last: int) -> _HeldRows:
+        cells = self._seqs[seq].cells[first:last]
+        if cells.size != last - first:
+            raise StateError(f"rows [{first}, {last}) are not there")
+        held = _HeldRows(first, cells, self.row_bytes)
+        self._n_held[cells] += 1
+        self._held.add(held)
+        return held
+
+    def release(self, held: Held) -> None:
+        if held in self._held:
+            assert isinstance(held, _HeldRows)
+            self._held.remove(held)
+            self._n_held[held.cells] -= 1
+
+    def fetch(self, held: Held, first: int, last: int) -> Block:
+        self._within(held, first, last)
+        return _block(self.rows_size(first, last))
+
+    def n_own(self, held: Held, first: int, last: int) -> int:
+        cells = self._within(held, first, last)
+        return int(np.count_nonzero(~self._taken[cells] & (self._n_held[cells] == 1)))
+
+    def _within(self, held: Held, first: int, last: int) -> Cells:
+        if not isinstance(held, _HeldRows) or held not in self._held:
+            raise StateError("these rows are held no longer")
+        return held.cells[first - held.first : last - held.first]
+
+    def load_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
+        at = self._seqs[seq]
+        if at.cells.size != first or spans[0][1] != first:
+            raise StateError(f"rows end at {at.cells.size}, not {first}")
+        sources = [
+            np.full(last - start, -1) if isinstance(rows, np.ndarray) else self._within(rows, start, last)
+            for rows, start, last in spans
+        ]
+        cells = np.concatenate(sources)
+        copied = (cells < 0) | self._taken[cells]
+        self._taken[cells[~copied]] = True
+        try:
+            cells[copied] = self._take(int(np.count_nonzero(copied)))
+        except OutOfCellsError:
+            self._taken[cells[~copied]] = False
+            raise
+        at.cells = np.concatenate([at.cells, cells])
+
+    def load_draft_rows(self, seq: int, first: int, spans: object) -> None:
         pass
 
     def load_state(self, seq: int, n: int, state: State) -> None:
-        if self._seqs[seq].n != n or state.n_bytes != self.state_bytes:
+        if self._seqs[seq].cells.size != n or state.n_bytes != self.state_bytes:
             raise StateError("a state of another position")
         self._seqs[seq].at = n
 
     def rewind(self, seq: int, n: int) -> None:
-        self._seqs[seq].n = n
-        self._seqs[seq].at = n if n == 0 else -1
+        held = self._seqs[seq]
+        self._taken[held.cells[n:]] = False
+        held.cells, held.at = held.cells[:n], n if n == 0 else -1
 
     def clear(self, seq: int) -> None:
-        self._seqs[seq] = _Held()
+        self.rewind(seq, 0)
+
+
+_NO_CELLS: Cells = np.empty(0, np.int64)
 
 
 def _block(n_bytes: int) -> Block:
@@ -187,14 +267,14 @@ class Known:
     """All that was ever asked and answered."""
 
     def __init__(self) -> None:
-        self._seen: list[Tokens] = []
+        self.all: list[Tokens] = []
 
     def shared(self, tokens: Tokens) -> int:
         """How many leading tokens were there before."""
-        return max((common_prefix(other, tokens) for other in self._seen), default=0)
+        return max((common_prefix(other, tokens) for other in self.all), default=0)
 
     def add(self, tokens: Tokens) -> None:
-        self._seen.append(tokens)
+        self.all.append(tokens)
 
 
 class Simulation:
@@ -206,9 +286,8 @@ class Simulation:
         self._template, self._backend = template, backend
         self._cache = RamCache(n_slots, budget)
         self._engine = Engine(cast(Backend, backend), self._cache, EngineSettings(**settings))
-        self._known = Known()
+        self.known = Known()
         self.turns: list[Turn] = []
-        self.prompts: list[Tokens] = []
 
     def chat(self, messages: Sequence[Message], reply: Reply = PLAIN, tools: Sequence[Message] = ()) -> Message:
         rendered = self._template.render(messages, tools=list(tools) or None, enable_thinking=reply.thought > 0)
@@ -240,8 +319,7 @@ class Simulation:
         self._backend.reply = iter([*reply.tolist(), _END])
         done = answered(self._engine, Request(prompt, max_tokens=reply.size + 1))
         stats: RequestStats = done.stats
-        shared = self._known.shared(prompt.tokens)
+        shared = self.known.shared(prompt.tokens)
         self.turns.append(Turn(len(prompt), shared, stats.n_evaluated, stats.source))
         whole = as_tokens(np.concatenate([prompt.tokens, reply]))
-        self._known.add(whole)
-        self.prompts.append(whole)
+        self.known.add(whole)

@@ -5,24 +5,35 @@ from __future__ import annotations
 import pytest
 
 from bench.budgets import is_late, simulated
+from bench.oracle import least_evaluated
 from bench.sessions import AGENTS, BUDGETED, WORKLOADS
+from pyctl.prompt import as_tokens
 from tools.generator import QWEN36_27B, TINY_FAT
 
 
 def ratio(name: str, gib: float | None) -> float:
-    turns = simulated(name, gib)
+    turns = simulated(name, gib).turns
     return sum(turn.n_evaluated for turn in turns) / sum(turn.floor for turn in turns)
 
 
 def test_without_a_cache_conversations_that_alternate_are_evaluated_again() -> None:
-    turns = simulated("alternating", 0)
+    turns = simulated("alternating", 0).turns
     assert sum(turn.n_evaluated for turn in turns) == sum(turn.n for turn in turns)
 
 
 @pytest.mark.parametrize("name", ["growing", "shortened", "fan_out", "regenerate", "tool_loop"])
 def test_with_room_for_everything_hardly_more_than_the_floor_is_evaluated(name: str) -> None:
     assert 1.0 <= ratio(name, None) <= 1.02
-    assert not any(map(is_late, simulated(name, None)))
+    assert not any(map(is_late, simulated(name, None).turns))
+
+
+def test_the_bound_is_the_floor_with_room_for_all_and_everything_without_any() -> None:
+    tokens = [as_tokens([*range(100), *range(1000 * i, 1000 * i + 50)]) for i in (1, 2, 1, 2)]
+    prompts = [120] * 4
+    assert least_evaluated(prompts, tokens, 1e9, 1, 100) == pytest.approx(120 + 20 + 1 + 1)
+    assert least_evaluated(prompts, tokens, 0, 1, 100) == pytest.approx(4 * 120)
+    assert least_evaluated(prompts, tokens, 200, 1, 100) == pytest.approx(120 + 3 * 20), "one state on the stem"
+    assert least_evaluated(prompts, tokens, 340, 1, 100) == pytest.approx(120 + 20 + 1 + 1), "then both ends instead"
 
 
 def test_all_workloads_have_names_of_their_own() -> None:
