@@ -59,7 +59,7 @@ class Calls:
         found = self._timed("compare", lambda: tier.recent.compare(prompt))
         self._timed("add", lambda: tier.recent.add(prompt, found))
         match.prefix(len(prompt) - 1)
-        self._timed("find", lambda: tier.find(match, len(prompt) - 2, len(prompt) - 1))
+        self._timed("find", lambda: tier.find(match, len(prompt) - 1))
         self._timed("select", lambda: tier.select(found, 0))
         snapshot = snapshot_of(prompt, 64)
         self._timed("offer", lambda: tier.offer([snapshot]))

@@ -13,14 +13,15 @@ __all__ = ["CacheSettings", "DiskSettings"]
 
 
 def policy(text: str) -> str:
-    """In lower case, if it is a form that DiskPolicy takes."""
+    """In lower case, if it is a form that DiskPolicy.of_server takes."""
     # Only now: the policy compares tokens, with numpy, which --help does not need.
     from pyctl.cache.persist import MAX_COUNT, DiskPolicy
 
     try:
-        DiskPolicy.parse(text)
+        DiskPolicy.of_server(text)
     except RequestError:
-        raise ValueError(f"{text!r} is none of off, full, auto, auto:N, N, with N from 1 to {MAX_COUNT}") from None
+        known = f"off, full, auto, auto:N, N, with N from 1 to {MAX_COUNT}, spill, or one of them and ,spill"
+        raise ValueError(f"{text!r} is none of {known}") from None
     return text.lower()
 
 
@@ -78,10 +79,11 @@ class DiskSettings:
     )
     # Restores more than full in every shape of bench/results/policy.md, and writes less.
     disk_policy: str = DISK.flag(
-        "auto:30",
+        "auto:30,spill",
         "--disk-prefix-cache",
         "what is written: off, full (where a prompt ends), auto:N (what it shares with the newest N prompts, and what "
-        "the next ones will), auto (auto:30) or N (its first N tokens)",
+        "the next ones will), auto (auto:30) or N (its first N tokens); with ,spill behind it, or with spill alone, "
+        "also what leaves RAM and is worth it",
         policy,
         "PYCTL_DISK_PREFIX_CACHE",
         "POLICY",

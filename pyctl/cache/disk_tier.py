@@ -10,178 +10,35 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
+from pyctl.cache.costs import Costs
 from pyctl.cache.disk.chain import PendingSnapshot
 from pyctl.cache.disk.file_format import PROMPTS
 from pyctl.cache.disk.readers import Reading
 from pyctl.cache.disk.store import DiskStore
+from pyctl.cache.disk.write_behind import RowsOf, WriteBehind
 from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.recent import DEFAULT_FILE_BYTES, RecentFiles, RecentMatches, RecentPrompts
 from pyctl.cache.snapshot import Prefix, PromptMatch, Segment, Snapshot
-from pyctl.limit import limit
 
-__all__ = ["DiskTier", "DiskView", "WriteBehind"]
+__all__ = ["DiskTier", "DiskView"]
 
 log = logging.getLogger(__name__)
 
 TextOf: TypeAlias = Callable[[Sequence[int]], str]
-
-RETRY_SECONDS = 60.0
-"""After the disk refused, it is left alone so long."""
-
-MAX_WAITING = limit(8, "snapshots that wait to be written", "the oldest is not written", "memory")
-
-MAX_CALLS = limit(4096, "errands of a disk that hangs, such as noting a hit", "the oldest are not done", "memory")
-
-
-class WriteBehind:
-    """A queue of at most ``limit`` snapshots, newest last, and the thread that hands them to ``write``.
-
-    A full queue gives up its oldest. ``write`` returns the bytes written; OSError, of a disk that is full or read-only,
-    is a warning once a minute, what waits is kept for the next attempt, and the server goes on from RAM. Nothing here
-    is held by the thread while it writes.
-    """
-
-    def __init__(self, write: Callable[[Snapshot], int], limit: int = MAX_WAITING) -> None:
-        self._write_one = write
-        self._limit = limit
-        self._waiting: OrderedDict[Prefix, Snapshot] = OrderedDict()
-        self._calls: deque[Callable[[], None]] = deque(maxlen=MAX_CALLS)
-        self._changed = threading.Condition()
-        self._busy = False
-        self._closing = self._last_chance = False
-        self._resume_at = 0.0
-        self.n_bytes = 0
-        self.n_failed = 0
-        self._thread = threading.Thread(target=self._run, name="pyctl-disk", daemon=True)
-        self._thread.start()
-
-    def offer(self, snapshot: Snapshot) -> None:
-        """Queue ``snapshot``. Its rows are held until they are written, also if the cache in RAM drops them."""
-        copy = copy_of(snapshot)
-        with self._changed:
-            if self._closing or snapshot.prefix in self._waiting:
-                return
-            self._waiting[snapshot.prefix] = copy
-            while len(self._waiting) > self._limit:
-                self._waiting.popitem(last=False)
-            self._changed.notify_all()
-
-    def give_up_oldest(self) -> bool:
-        """Take the oldest snapshot out of the queue; False if nothing waits."""
-        with self._changed:
-            if not self._waiting:
-                return False
-            self._waiting.popitem(last=False)
-            return True
-
-    @property
-    def n_waiting(self) -> int:
-        """Snapshots in the queue."""
-        return len(self._waiting)
-
-    def run_soon(self, function: Callable[[], None]) -> None:
-        """Have ``function``, which may wait for the disk, called by the thread that writes."""
-        with self._changed:
-            self._calls.append(function)
-            self._changed.notify_all()
-
-    def flush(self, timeout: float) -> bool:
-        """Wait until everything queued is written, ``timeout`` seconds at most; False if something is left.
-
-        What a disk that refused will be asked to take later is not waited for.
-        """
-        with self._changed:
-            self._changed.wait_for(lambda: not (self._calls or self._busy or self._may_write()), timeout)
-            return not (self._waiting or self._calls or self._busy)
-
-    def retry(self) -> None:
-        """Do not wait any longer after the disk refused."""
-        with self._changed:
-            self._resume_at = 0.0
-            self._changed.notify_all()
-
-    def close(self, timeout: float) -> bool:
-        """Flush, then stop the thread; False if it is still at work after ``timeout`` seconds.
-
-        What waits is tried once more, and given up then. What is being written goes on, and is cut off when the process
-        ends: a temp file.
-        """
-        deadline = time.monotonic() + timeout
-        self._last_chance = True
-        self.retry()
-        self.flush(timeout)
-        with self._changed:
-            self._closing = True
-            done = not self._waiting and not self._calls
-            self._waiting.clear()
-            self._calls.clear()
-            self._changed.notify_all()
-        self._thread.join(max(deadline - time.monotonic(), 0.1))
-        return done and not self._thread.is_alive()
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not (self._closing or self._calls or self._may_write()):
-                    self._changed.wait(max(self._resume_at - time.monotonic(), 0.0) if self._waiting else None)
-                if self._closing:
-                    return
-                job = self._calls.popleft() if self._calls else self._next_write()
-                self._busy = True
-            try:
-                job()
-            except Exception:
-                log.exception("the prefix cache on disk")
-            finally:
-                with self._changed:
-                    self._busy = False
-                    self._changed.notify_all()
-
-    def _may_write(self) -> bool:
-        return bool(self._waiting) and time.monotonic() >= self._resume_at
-
-    def _next_write(self) -> Callable[[], None]:
-        # The newest first: it is what a restart would miss most.
-        _, snapshot = self._waiting.popitem(last=True)
-        return lambda: self._write(snapshot)
-
-    def _write(self, snapshot: Snapshot) -> None:
-        try:
-            self.n_bytes += self._write_one(snapshot)
-        except OSError as error:
-            self.n_failed += 1
-            log.warning("the prefix cache cannot be written, serving goes on from RAM: %s", error)
-            with self._changed:
-                if not self._last_chance:
-                    self._resume_at = time.monotonic() + RETRY_SECONDS
-                    if len(self._waiting) < self._limit and snapshot.prefix not in self._waiting:
-                        self._waiting[snapshot.prefix] = snapshot
-                        self._waiting.move_to_end(snapshot.prefix, last=False)
-        except Exception:
-            self.n_failed += 1
-            log.exception("a snapshot at %d could not be written", snapshot.n)
-
-
-def copy_of(snapshot: Snapshot) -> Snapshot:
-    """A copy with segments of its own that share the bytes, so that nobody can take them away."""
-    parent: Segment | None = None
-    for segment in reversed(snapshot.chain):
-        parent = replace(segment, parent=parent, references=0)
-    assert parent is not None
-    return Snapshot(snapshot.prefix, parent, snapshot.state, snapshot.exact)
-
 
 FLUSH_SECONDS = 10.0
 """How long closing may take."""
 
 REFRESH_SECONDS = 1.0
 """How often to look for what other processes have written, while there are requests."""
+
+MEASURED_BYTES = 2**20
+"""Smaller reads say nothing about a drive."""
 
 HEAD_TOKENS, TAIL_TOKENS = 12, 24
 """How much of a prefix people are shown."""
@@ -191,7 +48,8 @@ HEAD_TOKENS, TAIL_TOKENS = 12, 24
 class DiskView:
     """Sums of the tier: lengths at which something is stored, bytes of the directory, its budget (-1: none), restores
     that came from it, bytes written by this process, files found damaged, snapshots that wait to be written, and those
-    that could not be."""
+    that could not be. ``spilled`` snapshots of ``spilled_bytes`` were written because they left RAM, ``given_up`` were
+    not, for want of time."""
 
     policy: str
     in_use: int
@@ -202,6 +60,16 @@ class DiskView:
     damaged: int
     waiting: int = 0
     failed: int = 0
+    spilled: int = 0
+    spilled_bytes: int = 0
+    given_up: int = 0
+
+
+def _missing(segment: Segment) -> int:
+    """Bytes of a segment that the disk has not."""
+    if segment.file.is_there:
+        return 0
+    return segment.n_bytes + (segment.held.n_bytes if segment.held is not None and not segment.rows.size else 0)
 
 
 class _SnapshotWriter:
@@ -218,8 +86,8 @@ class _SnapshotWriter:
     ) -> None:
         self._store, self._recent, self._files, self._text_of = store, recent, files, text_of
 
-    def write(self, snapshot: Snapshot) -> int:
-        n_bytes = self._store.write(snapshot, self._label(snapshot))
+    def write(self, snapshot: Snapshot, spilled: bool) -> int:
+        n_bytes = self._store.write(snapshot, self._label(snapshot), spilled=spilled)
         self.save_recent()
         return n_bytes
 
@@ -263,22 +131,32 @@ class DiskTier:
         self._writer = _SnapshotWriter(store, self.recent, files, text_of)
         self._behind = WriteBehind(self._writer.write)
         store.run_soon = self._behind.run_soon
+        store.note_read = self._note_read
+        self.costs = Costs()
         self.n_hits = 0
         self._refreshed = time.monotonic()
         # Start-up never waits for a large directory; what is not adopted yet is a miss until it is.
         self._recovery = threading.Thread(target=self._recover, name="pyctl-disk-recovery", daemon=True)
         self._recovery.start()
 
-    def find(self, prompt: PromptMatch, above: int, limit: int) -> Reading[PendingSnapshot | None]:
-        """The deepest stored snapshot of ``prompt`` with ``above`` < n <= ``limit``, on its way here."""
+    def find(self, prompt: PromptMatch, limit: int) -> list[Prefix]:
+        """The prefixes of ``prompt`` of ``limit`` tokens at most that are stored, the deepest first."""
         self._refresh_soon()
-        lengths = sorted(n for n in self.store.lengths() if above < n <= limit)
+        lengths = sorted(n for n in self.store.lengths() if 0 < n <= limit)
         # Named in ascending order, all prefixes cost one pass over the prompt.
-        for prefix in reversed([prompt.prefix(n) for n in lengths]):
-            pending = yield from self.store.open(prefix, prompt.tokens)
-            if pending is not None:
-                return pending
-        return None
+        return [prefix for n in lengths if self.store.contains(prefix := prompt.prefix(n))][::-1]
+
+    def open(self, prefix: Prefix, prompt: PromptMatch, base: Snapshot | None) -> Reading[PendingSnapshot | None]:
+        """The snapshot of ``prefix`` on its way here, None if there is none; what ``base`` has is not read."""
+        return self.store.open(prefix, prompt.tokens, base)
+
+    def seconds(self, n: int, covered: int) -> float:
+        """What reading a state at ``n`` takes, with the rows that are not ``covered``."""
+        return self.costs.read(self.store.read_bytes(n, covered))
+
+    def stored(self, snapshot: Snapshot) -> bool:
+        """Whether the state of ``snapshot`` is on disk; waits for nobody."""
+        return self.store.contains(snapshot.prefix)
 
     def refuse(self, snapshot: Snapshot) -> None:
         """Lose a snapshot that came from here and is of no use to the model."""
@@ -309,15 +187,39 @@ class DiskTier:
         """Have ``function``, which may wait for the disk, called by the thread that writes."""
         self._behind.run_soon(function)
 
-    def offer(self, snapshots: Iterable[Snapshot]) -> None:
-        """Write ``snapshots`` behind, the last first, unless they are there."""
-        for snapshot in snapshots:
-            if self.store.wants(snapshot):
-                self._behind.offer(snapshot)
+    def offer(self, snapshots: Iterable[Snapshot], rows_of: RowsOf | None = None) -> None:
+        """Write ``snapshots`` behind, the last first, unless they are there or not for the disk.
 
-    def give_up_oldest(self) -> bool:
-        """Do not write what waits for that longest, so that its memory is free; False if nothing waits."""
-        return self._behind.give_up_oldest()
+        ``rows_of`` gives rows that only the device has.
+        """
+        for snapshot in snapshots:
+            if snapshot.for_disk and self.store.wants(snapshot):
+                self._behind.offer(snapshot, rows_of)
+
+    def spill(self, snapshot: Snapshot, worth: float, rows_of: RowsOf | None = None) -> None:
+        """Write ``snapshot``, which leaves RAM, behind all that was offered, if it is for the disk and worth it.
+
+        ``worth`` is how many seconds it is expected to save: less than it takes to read it is not enough. Its bytes,
+        and those of ``rows_of``, may still be on their way until `settle`.
+        """
+        if not (self.policy.spill and snapshot.for_disk and self.store.wants(snapshot)):
+            return
+        n_bytes = snapshot.state.n_bytes + sum(map(_missing, snapshot.chain))
+        if worth >= self.costs.read(n_bytes):
+            self._behind.spill(snapshot, worth, n_bytes, rows_of)
+
+    @property
+    def is_unsettled(self) -> bool:
+        """Whether `settle` is waited for."""
+        return self._behind.is_unsettled
+
+    def settle(self) -> None:
+        """All bytes of what was spilled are there."""
+        self._behind.settle()
+
+    def give_up_least(self) -> bool:
+        """Do not write what is worth least of what waits, so that its memory is free; False if nothing waits."""
+        return self._behind.give_up_least()
 
     def flush(self, timeout: float) -> bool:
         """Wait until what was offered is written, ``timeout`` seconds at most; False if something is left."""
@@ -337,6 +239,9 @@ class DiskTier:
             self.store.damaged,
             self._behind.n_waiting,
             self._behind.n_failed,
+            self._behind.n_spilled,
+            self._behind.spilled_bytes,
+            self._behind.n_given_up,
         )
 
     def close(self) -> bool:
@@ -351,6 +256,10 @@ class DiskTier:
         if done and not self._recovery.is_alive():
             self.store.close()  # which would wait for whoever still uses it
         return done and self._behind.n_failed == n_failed
+
+    def _note_read(self, n_bytes: int, seconds: float) -> None:
+        if n_bytes >= MEASURED_BYTES:
+            self.costs.note_read(n_bytes, seconds)
 
     def _refresh_soon(self) -> None:
         now = time.monotonic()

@@ -1,4 +1,4 @@
-"""Which prefixes of a prompt are worth persisting: ``off``, ``full``, ``auto[:N]`` or a fixed number of tokens.
+"""Which prefixes are worth persisting: ``off``, ``full``, ``auto[:N]`` or a fixed number of tokens, and the spill.
 
 Compares tokens and counts messages; knows nothing of what is stored, of files or of the model.
 """
@@ -16,7 +16,10 @@ from pyctl.prompt import Prompt
 
 __all__ = ["MAX_COUNT", "DiskPolicy", "Kind", "Selection"]
 
-Kind: TypeAlias = Literal["off", "full", "auto", "fixed"]
+Kind: TypeAlias = Literal["off", "full", "auto", "fixed", "spill"]
+
+SPILL = "spill"
+"""The word for what is written when it leaves RAM."""
 
 MAX_COUNT = 1_000_000
 """The largest window, in prompts, and the largest fixed prefix, in tokens."""
@@ -67,13 +70,28 @@ class DiskPolicy:
       result that is replaced in each turn, the place before it; for a dynamic tail, the scope itself. If all three are
       still to be evaluated, the scope waits for another request.
     * ``fixed``: the first ``tokens`` tokens of every longer prompt, wherever messages begin.
+    * ``spill``: none at once.
 
     A prompt without boundaries is cut at any token, and its end stands for its last boundary.
+
+    With ``spill``, whatever the kind, also what leaves RAM is written if it is worth that.
     """
 
     kind: Kind
     window: int = 30
     tokens: int = 0
+    spill: bool = False
+
+    @classmethod
+    def of_server(cls, text: str) -> DiskPolicy:
+        """From a form that `parse` takes, from one with ``,spill`` behind it, but not behind ``off``, or ``spill``."""
+        *kinds, word = text.lower().split(",")
+        if word != SPILL or len(kinds) > 1:
+            return cls.parse(text)
+        policy = replace(cls.parse(kinds[0]) if kinds else cls("spill"), spill=True)
+        if policy.kind == "off":
+            raise RequestError(SCOPE_TEXT)
+        return policy
 
     @classmethod
     def parse(cls, text: str) -> DiskPolicy:
@@ -91,7 +109,8 @@ class DiskPolicy:
     def of_request(cls, value: object, default: DiskPolicy) -> DiskPolicy:
         """The policy of a request whose field ``prefix_cache`` is ``value``; None, or what it leaves open, is default.
 
-        A window changes ``auto`` only. RequestError if a value is not of the allowed form.
+        A window changes ``auto`` only, and only ``off`` changes whether what leaves RAM is written. RequestError if a
+        value is not of the allowed form.
         """
         if value is None:
             return default
@@ -101,6 +120,7 @@ class DiskPolicy:
         policy = default
         if isinstance(scope, str) or type(scope) is int:
             policy = cls.parse(str(scope))
+            policy = replace(policy, spill=default.spill and policy.kind != "off")
         elif scope is not None:
             raise RequestError(SCOPE_TEXT)
         if window is None:
@@ -115,8 +135,9 @@ class DiskPolicy:
 
     @property
     def name(self) -> str:
-        """How it is shown: ``off``, ``full``, ``auto:N`` or ``fixed:N``."""
-        return {"auto": f"auto:{self.window}", "fixed": f"fixed:{self.tokens}"}.get(self.kind, self.kind)
+        """How it is shown: ``off``, ``full``, ``auto:N``, ``fixed:N`` or ``spill``, or one of these and ``,spill``."""
+        name = {"auto": f"auto:{self.window}", "fixed": f"fixed:{self.tokens}"}.get(self.kind, self.kind)
+        return f"{name},{SPILL}" if self.spill and self.kind != "spill" else name
 
     def select(self, matches: RecentMatches, *, min_tokens: int, cold_max: int, start: int = 0) -> Selection:
         """What of the prompt of ``matches`` to persist, after the prompts of late that it was compared with.

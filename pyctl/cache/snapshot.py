@@ -21,6 +21,7 @@ __all__ = [
     "RECURRENT",
     "Block",
     "BlockSpan",
+    "FileMark",
     "Held",
     "Prefix",
     "PromptMatch",
@@ -78,6 +79,16 @@ Span: TypeAlias = tuple[Block | Held, int, int]
 
 
 @dataclass(eq=False)
+class FileMark:
+    """What the disk tier knows of a segment, shared by its copies: its file's name, the name of that one's parent, both
+    opaque to all others, and whether the file was there when somebody last looked."""
+
+    name: object = None
+    parent: object = None
+    is_there: bool = False
+
+
+@dataclass(eq=False)
 class Segment:
     """The rows of tokens [start, start + len(tokens)), immutable, and the segment that covers what comes before.
 
@@ -86,7 +97,7 @@ class Segment:
     counts the bytes changes it, and sets ``dropped`` when it gives the rows up. They lie in RAM (``rows``), on the
     device (``held``), or both; a model without rows of its own (whole-sequence states) has neither, and its segments
     still hold the tokens. ``draft_rows`` are those of the draft model, NOTHING if there was none: only what it drafts
-    depends on them, so a segment is whole without.
+    depends on them, so a segment is whole without. ``file`` is for the disk tier.
     """
 
     start: int
@@ -98,6 +109,7 @@ class Segment:
     dropped: bool = False
     draft_rows: Block = field(default_factory=lambda: NOTHING)
     held: Held | None = None
+    file: FileMark = field(default_factory=FileMark, repr=False)
 
     @property
     def end(self) -> int:
@@ -163,7 +175,8 @@ class Snapshot:
     """Everything needed to resume at ``prefix.n`` tokens: a chain of segments over [0, n) and the state at n.
 
     ``state`` has no parts for models that need only rows. ``exact`` says that every row and the state came from batches
-    that a cold run would have evaluated. ``made`` and ``used`` are monotonic seconds.
+    that a cold run would have evaluated. ``made`` and ``used`` are monotonic seconds. Without ``for_disk`` it is never
+    written: whoever asked for it wanted nothing on disk.
     """
 
     prefix: Prefix
@@ -173,6 +186,7 @@ class Snapshot:
     hits: int = 0
     made: float = field(default_factory=time.monotonic)
     used: float = field(default_factory=time.monotonic)
+    for_disk: bool = True
 
     def __post_init__(self) -> None:
         if not self.segment.start < self.prefix.n <= self.segment.end:

@@ -209,5 +209,5 @@ def _disk_tier(settings: DiskSettings, loaded: Loaded) -> DiskTier | None:
         )
     except OSError as error:
         raise ConfigError(f"cannot use --kv-cache-dir {directory}: {error.strerror or error}") from error
-    policy, text_of = DiskPolicy.parse(settings.disk_policy), partial(readable, loaded.tokenizer)
+    policy, text_of = DiskPolicy.of_server(settings.disk_policy), partial(readable, loaded.tokenizer)
     return DiskTier(store, policy, cold_max=settings.cold_max, text_of=text_of)

@@ -9,17 +9,21 @@ from dataclasses import dataclass
 from pyctl.cache.cache_stats import Source
 from pyctl.cache.disk.chain import PendingSnapshot
 from pyctl.cache.disk.readers import Reading
+from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.plan import ends_within, last_common_end, last_end
 from pyctl.cache.ram import RamCache
-from pyctl.cache.snapshot import PromptMatch, Snapshot
+from pyctl.cache.snapshot import Prefix, PromptMatch, Snapshot, State
 from pyctl.engine.backend import SequenceMemory
 from pyctl.engine.sequence import LiveSequence
 from pyctl.errors import StateError
 from pyctl.prompt import Tokens
 
-__all__ = ["Candidate", "candidates", "from_snapshot", "restore"]
+__all__ = ["Candidate", "candidates", "from_snapshot", "quickest", "restore", "rows_in_memory"]
 
 log = logging.getLogger(__name__)
+
+SAME_SECONDS = 0.05
+"""Ways to resume whose times differ by less are told apart by what they leave to evaluate."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,33 @@ def _inside(
     reach = min(reach, int(prompt.tokens.size) - 1)
     n = last_common_end(ends, snapshot.ends, reach) if exact else reach
     yield Candidate("ram", n, min(same, n), snapshot)
+
+
+def rows_in_memory(prompt: PromptMatch, ends: Sequence[int], cache: RamCache) -> Snapshot | None:
+    """The exact rows of ``prompt`` that ``cache`` has, as a snapshot without a state."""
+    other, shared = cache.overlap(prompt)
+    n = last_common_end(ends, other.ends, shared) if other is not None else 0
+    return Snapshot(prompt.prefix(n), other.segment_at(n), State()) if other is not None and n else None
+
+
+def quickest(
+    stored: Sequence[Prefix], ways: Sequence[Candidate], prompt: PromptMatch, base: Snapshot | None, disk: DiskTier
+) -> Prefix | None:
+    """Which of the prefixes ``stored`` on disk to read, since no other way has the prompt evaluated earlier.
+
+    Nothing is read of what ``base`` has. Of those that are about as quick as the quickest it is the deepest, but none
+    that is also among the ``ways`` in memory.
+    """
+    costs, n_prompt, covered = disk.costs, int(prompt.tokens.size), base.n if base is not None else 0
+
+    def seconds(n: int, keep: int) -> float:
+        return costs.load(disk.store.read_bytes(n, keep)) + costs.evaluate(n, n_prompt)
+
+    memory = {way.n: seconds(way.n, way.keep) for way in ways}
+    times = {prefix: disk.seconds(prefix.n, covered) + seconds(prefix.n, 0) for prefix in stored}
+    limit = min([*memory.values(), *times.values(), costs.evaluate(0, n_prompt)]) + SAME_SECONDS
+    least = max((n for n, each in memory.items() if each <= limit), default=0)
+    return next((prefix for prefix in stored if prefix.n > least and times[prefix] <= limit), None)
 
 
 def restore(

@@ -20,9 +20,10 @@ class LiveSequence:
 
     ``ends`` are the batch ends of the exact part: batches that a cold run would evaluate. ``n_prompt`` is how many
     arrived as a prompt; the rest was generated. ``segment`` holds rows up to ``n_saved``; up to ``n_overlap`` some
-    other snapshot may. ``cached`` says that its request let the cache have it. ``busy`` says that a request owns the
-    sequence, ``left_over`` that it has not begun, so that the tokens are those of the one before; ``used`` counts up
-    with each request. ``named`` says that a client called the sequence by its number, so that it may come back to it.
+    other snapshot may. ``cached`` says that its request let the cache have it, ``for_disk`` the disk. ``busy`` says
+    that a request owns the sequence, ``left_over`` that it has not begun, so that the tokens are those of the one
+    before; ``used`` counts up with each request. ``named`` says that a client called the sequence by its number, so
+    that it may come back to it.
     A restore that is under way takes up to ``n_expected`` tokens.
     """
 
@@ -35,6 +36,7 @@ class LiveSequence:
     n_saved: int = 0
     n_overlap: int = 0
     cached: bool = True
+    for_disk: bool = True
     busy: bool = False
     left_over: bool = False
     named: bool = False

@@ -15,6 +15,7 @@ from pyctl.cache.cache_stats import CacheStats, Divergence, RequestStats
 from pyctl.cache.disk.chain import PendingSnapshot
 from pyctl.cache.disk.file_format import Sizes
 from pyctl.cache.disk.readers import Reading
+from pyctl.cache.disk.write_behind import MOST_BEHIND_BYTES
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.plan import choose_cuts, ends_within, inner_ends, last_common_end, last_end
 from pyctl.cache.ram import RamCache
@@ -23,10 +24,9 @@ from pyctl.cache.snapshot import Prefix, PromptMatch, Segment, Snapshot
 from pyctl.engine.backend import SequenceMemory
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.request import Request
-from pyctl.engine.restore import Candidate, candidates, from_snapshot, restore
+from pyctl.engine.restore import Candidate, candidates, from_snapshot, quickest, restore, rows_in_memory
 from pyctl.engine.sequence import LiveSequence
 from pyctl.errors import OutOfCellsError, StateError
-from pyctl.limit import limit
 from pyctl.prompt import as_tokens
 
 __all__ = ["CacheLookup", "CachePlan", "MakeRoom", "Snapshotter", "block_sizes"]
@@ -35,10 +35,6 @@ log = logging.getLogger(__name__)
 
 MakeRoom: TypeAlias = Callable[[int, Collection[Snapshot]], bool]
 """Frees that many cells, at the cost of no snapshot of those."""
-
-MOST_BEHIND_BYTES = limit(
-    2**29, "snapshots that have left RAM and wait to be written", "the oldest are not written", "memory", "bytes"
-)
 
 PARK_MIN = 64
 """Fewer new tokens than this are not worth a snapshot when a live sequence is given away."""
@@ -104,11 +100,11 @@ class Snapshotter:
         self.settings = settings
         self.recent = disk.recent if disk is not None else RecentPrompts()
         self.totals = CacheStats()
+        if disk is not None:
+            disk.costs, cache.stored, cache.on_evict = cache.costs, disk.stored, disk.spill
 
     def lookup(self, request: Request, ends: Sequence[int], seq: LiveSequence, stats: RequestStats) -> CacheLookup:
-        """What can be restored of a prompt with these batch ends into ``seq``; remembers the prompt as a recent one,
-        unless nobody sent it.
-        """
+        """What can be restored of a prompt with these batch ends into ``seq``; remembers it, if somebody sent it."""
         began = time.perf_counter()
         self.cache.next_turn()
         match = PromptMatch(request.prompt.tokens)
@@ -133,7 +129,7 @@ class Snapshotter:
         if lookup.request.background and (not ways or ways[0].keep < seq.n):
             shared, least = 0, 1
         self._park(seq, shared, lookup.snapshots, stats, least)
-        seq.cached = wanted
+        seq.cached, seq.for_disk = wanted, lookup.from_disk
         stats.restore_ms += (time.perf_counter() - began) * 1e3
 
     def restore(
@@ -201,9 +197,10 @@ class Snapshotter:
         stats.save_ms += (time.perf_counter() - began) * 1e3
 
     def persist(self, plan: CachePlan) -> None:
-        """Send to disk what the policy chose of the prompt, as far as there are snapshots of it."""
-        if self.disk is not None and plan.persist:
+        """Send to disk what the policy chose of the prompt, as far as there are snapshots of it, and what left RAM."""
+        if self.disk is not None and (plan.persist or self.disk.is_unsettled):
             self.memory.synchronize()
+            self.disk.settle()
             found = (self.cache.get(plan.match.prefix(n)) for n in plan.persist if n)
             self.disk.offer(snapshot for snapshot in found if snapshot is not None)
 
@@ -247,6 +244,7 @@ class Snapshotter:
             return True
         if self.disk.policy.kind != "off":
             self.memory.synchronize()
+            self.disk.settle()
             self.disk.offer(reversed(self.cache.conversation_ends()))
         return self.disk.close()
 
@@ -255,26 +253,30 @@ class Snapshotter:
     def _from_disk(
         self, lookup: CacheLookup, seq: LiveSequence, stats: RequestStats, make_room: MakeRoom
     ) -> Reading[tuple[Snapshot, ...] | None]:
-        """What the disk has that is deeper than RAM, as often as it fails to arrive; None if nothing is of use."""
+        """What the disk has that is quicker than memory, as often as it fails to arrive; None if nothing is of use."""
         assert self.disk is not None
-        match, ends, ways = lookup.match, lookup.ends, lookup.ways
-        best, limit = ways[0].n if ways else 0, int(match.tokens.size) - 1
-        while best < limit:
-            arrival = yield from self.disk.find(match, best, limit)
-            if arrival is None:
-                break
-            snapshot = arrival.snapshot
-            try:
-                same = last_common_end(ends, seq.ends, seq.shared(match.tokens))
-                exact = self._is_exact(lookup.request)
-                candidate = from_snapshot("disk", snapshot, ends, same, self.memory, exact=exact, arrival=arrival)
-                if candidate is not None:
-                    used = yield from self._try(candidate, lookup, seq, stats, make_room)
+        match, ends = lookup.match, lookup.ends
+        found = self.disk.find(match, int(match.tokens.size) - 1)
+        base = rows_in_memory(match, ends, self.cache) if found else None
+        if base is not None:
+            self.cache.keep(base)
+        try:
+            while (prefix := quickest(found, lookup.ways, match, base, self.disk)) is not None:
+                found.remove(prefix)
+                if (arrival := (yield from self.disk.open(prefix, match, base))) is None:
+                    continue
+                try:
+                    same = last_common_end(ends, seq.ends, seq.shared(match.tokens))
+                    exact, come = self._is_exact(lookup.request), arrival.snapshot
+                    candidate = from_snapshot("disk", come, ends, same, self.memory, exact=exact, arrival=arrival)
+                    used = (yield from self._try(candidate, lookup, seq, stats, make_room)) if candidate else None
                     if used is not None:
                         return used
-            finally:
-                arrival.cancel()
-            limit = snapshot.n - 1
+                finally:
+                    arrival.cancel()
+        finally:
+            if base is not None:
+                self.cache.unkeep(base)
         return None
 
     def _from_memory(
@@ -311,9 +313,11 @@ class Snapshotter:
             seq.n_expected = 0
         if not restored:
             self.totals.failed_restores += 1
-            if snapshot is not None and arrival is None:
+            if snapshot is None:
+                return None
+            if arrival is None:
                 self.cache.drop(snapshot)
-            elif snapshot is not None and self.disk is not None and arrival is not None and not arrival.is_lost:
+            elif self.disk is not None and not arrival.is_lost and not any(each.dropped for each in snapshot.chain):
                 self.disk.refuse(snapshot)
             return None
         stats.source, stats.n_cached = candidate.source, candidate.n
@@ -321,6 +325,7 @@ class Snapshotter:
             return ()
         if arrival is not None and not (yield from self._publish(arrival)):
             return ()
+        snapshot.for_disk |= lookup.from_disk
         self.cache.touch(snapshot)
         return (snapshot,)
 
@@ -335,7 +340,7 @@ class Snapshotter:
             return False
         if any(segment.dropped for segment in snapshot.chain):  # shared with one that was given up meanwhile
             return False
-        reservation = self.cache.prepare(snapshot.prefix, snapshot.n_bytes)
+        reservation = self.cache.prepare(snapshot.prefix, snapshot.state.n_bytes, parent=snapshot.segment)
         if reservation is None:
             return False
         with reservation:
@@ -351,9 +356,8 @@ class Snapshotter:
         """Give up writing what was evicted long ago, if a slow disk makes that much."""
         while self.disk is not None:
             blocks = self.memory.block_bytes()
-            if blocks.used - blocks.in_flight - self.cache.n_bytes <= MOST_BEHIND_BYTES:
-                return
-            if not self.disk.give_up_oldest():
+            is_little = blocks.used - blocks.in_flight - self.cache.n_bytes <= MOST_BEHIND_BYTES
+            if is_little or not self.disk.give_up_least():
                 return
 
     def _park(
@@ -381,7 +385,8 @@ class Snapshotter:
             draft_rows = self.memory.save_draft_rows(seq.id, covered, seq.n)
             tokens, ends = as_tokens(seq.tokens[covered:]), ends_within(seq.ends, covered)
             segment = Segment(covered, tokens, rows, parent, ends, draft_rows=draft_rows)
-        return Snapshot(prefix, segment, self.memory.save_state(seq.id, seq.n), exact=seq.n_exact == seq.n)
+        state, exact = self.memory.save_state(seq.id, seq.n), seq.n_exact == seq.n
+        return Snapshot(prefix, segment, state, exact, for_disk=seq.for_disk)
 
     def _saved(self, seq: LiveSequence, match: PromptMatch) -> tuple[Segment | None, int]:
         """The deepest segment that holds rows of ``seq``, and how many: its own, or those of a snapshot beside it."""

@@ -10,9 +10,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from pyctl.cache.disk_tier import MAX_CALLS, WriteBehind
+from pyctl.cache.disk.write_behind import MAX_CALLS, WriteBehind
 from pyctl.cache.ram import RamCache
-from pyctl.cache.snapshot import PromptMatch, Segment, Snapshot, State
+from pyctl.cache.snapshot import NOTHING, Block, PromptMatch, Segment, Snapshot, State
 from pyctl.prompt import as_tokens
 
 
@@ -24,7 +24,7 @@ class SlowWriter:
         self.written: list[tuple[int, bytes]] = []
         self.error: Exception | None = None
 
-    def write(self, snapshot: Snapshot) -> int:
+    def write(self, snapshot: Snapshot, spilled: bool) -> int:
         self.begun.set()
         assert self.gate.wait(60)
         if self.error is not None:
@@ -175,8 +175,94 @@ def test_what_waits_for_longest_can_be_given_up(writer: SlowWriter, behind: Writ
     assert writer.begun.wait(10)
     for seed in (2, 3):
         behind.offer(snapshot(seed))
-    assert behind.give_up_oldest()
+    assert behind.give_up_least()
     writer.gate.set()
     assert behind.flush(30)
     assert [rows[:1] for _, rows in writer.written] == [b"\x01", b"\x03"]
-    assert not behind.give_up_oldest()
+    assert not behind.give_up_least()
+
+
+def spilled(seed: int, worth: float, behind: WriteBehind, n_bytes: int = 100) -> None:
+    behind.spill(snapshot(seed), worth, n_bytes)
+
+
+def test_what_was_spilled_waits_until_its_bytes_are_there_and_comes_after_what_was_offered(
+    writer: SlowWriter, behind: WriteBehind
+) -> None:
+    behind.offer(snapshot(0))
+    assert writer.begun.wait(60)  # the thread holds it, at the closed gate
+    spilled(1, 1.0, behind)
+    spilled(2, 3.0, behind)
+    spilled(2, 9.0, behind)
+    assert behind.is_unsettled
+    behind.settle()
+    assert not behind.is_unsettled
+    spilled(3, 2.0, behind)
+    behind.offer(snapshot(4))
+    writer.gate.set()
+    assert not behind.flush(0.5), "one is not settled"
+    assert [rows[0] for _, rows in writer.written] == [0, 4, 2, 1], "the most worth first"
+    behind.settle()
+    assert behind.flush(60)
+    assert writer.written[-1][1][0] == 3
+    assert (behind.n_spilled, behind.spilled_bytes) == (3, 150)
+
+
+def test_what_was_spilled_has_so_many_bytes_at_most_and_the_least_worth_is_given_up(writer: SlowWriter) -> None:
+    behind = WriteBehind(writer.write, most_bytes=300)
+    try:
+        for seed, worth in enumerate((5.0, 1.0, 3.0, 2.0)):
+            spilled(seed, worth, behind)
+            assert behind.waiting_bytes <= 300
+        spilled(4, 0.5, behind)
+        spilled(5, 100.0, behind, n_bytes=301)
+        assert behind.n_given_up == 3, "the one of 1 s, the one of 0.5 s, and what is too large"
+        spilled(6, 8.0, behind, n_bytes=200)
+        assert behind.n_waiting == 2
+        assert behind.give_up_least()
+        behind.settle()
+        writer.gate.set()
+        assert behind.flush(60)
+        assert [rows[0] for _, rows in writer.written] == [0], "8 s for 200 bytes is less than 5 s for 100"
+    finally:
+        writer.gate.set()
+        behind.close(5)
+
+
+def test_a_disk_that_refuses_gets_what_was_spilled_later(writer: SlowWriter, behind: WriteBehind) -> None:
+    writer.gate.set()
+    writer.error = OSError(errno.ENOSPC, "full")
+    spilled(1, 1.0, behind)
+    behind.settle()
+    assert not behind.flush(5)
+    assert behind.n_waiting == 1
+    writer.error = None
+    behind.retry()
+    assert behind.flush(60)
+    assert [rows[0] for _, rows in writer.written] == [1]
+    spilled(2, 1.0, behind)
+    assert behind.close(60), "what nobody was promised may be lost"
+
+
+def test_rows_of_the_device_are_asked_for_once_and_those_on_disk_not_at_all(
+    writer: SlowWriter, behind: WriteBehind
+) -> None:
+    asked: list[Segment] = []
+
+    def rows_of(segment: Segment) -> Block:
+        asked.append(segment)
+        return np.full(segment.tokens.size, 9, np.uint8)
+
+    class Cells:
+        n_cells, n_bytes = 50, 50
+
+    written, held = snapshot(1), snapshot(2)
+    written.segment.file.is_there = True
+    for each in (written, held):
+        each.segment.rows, each.segment.held = NOTHING, Cells()
+        behind.spill(each, 1.0, 10, rows_of)
+    assert asked == [held.segment]
+    behind.settle()
+    writer.gate.set()
+    assert behind.flush(60)
+    assert sorted(rows for _, rows in writer.written) == [b"", bytes([9]) * 50]

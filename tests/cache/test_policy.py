@@ -205,6 +205,61 @@ def test_other_forms_are_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "name", "spill"),
+    [
+        ("auto:30", "auto:30", False),
+        ("AUTO,Spill", "auto:30,spill", True),
+        ("auto:8,spill", "auto:8,spill", True),
+        ("full,spill", "full,spill", True),
+        ("700,spill", "fixed:700,spill", True),
+        ("spill", "spill", True),
+        ("none", "off", False),
+    ],
+)
+def test_a_server_may_also_write_what_leaves_ram(text: str, name: str, spill: bool) -> None:
+    policy = DiskPolicy.of_server(text)
+    assert (policy.name, policy.spill) == (name, spill)
+    prompt = chat(900, 40, 30)
+    given = {"min_tokens": 0, "cold_max": 0}
+    if name != "spill":
+        kind = DiskPolicy.parse(text.lower().removesuffix(",spill"))
+        assert policy.select(matches(prompt, [Recent(prompt)]), **given) == kind.select(
+            matches(prompt, [Recent(prompt)]), **given
+        )
+    else:
+        assert policy.select(matches(prompt, [Recent(prompt)]), **given) == Selection(), "nothing at once"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["off,spill", "none,spill", "spill,spill", "spill,auto", "auto,spill,spill", ",spill", "auto:0,spill", "auto,"],
+)
+def test_other_forms_with_the_word_are_refused(text: str) -> None:
+    with pytest.raises(RequestError):
+        DiskPolicy.of_server(text)
+
+
+@pytest.mark.parametrize("scope", ["spill", "auto,spill"])
+def test_the_word_is_none_of_a_request(scope: str) -> None:
+    with pytest.raises(RequestError, match=r"^prefix_cache\.scope must be off, full, auto, auto:<window>, or a"):
+        DiskPolicy.of_request({"scope": scope}, DiskPolicy.of_server("auto,spill"))
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (None, "auto:8,spill"),
+        ({"scope": "full"}, "full,spill"),
+        ({"window": 3}, "auto:3,spill"),
+        ({"scope": 700}, "fixed:700,spill"),
+        ({"scope": "off"}, "off"),
+    ],
+)
+def test_a_request_leaves_the_spill_as_it_is_unless_it_wants_nothing_on_disk(value: object, name: str) -> None:
+    assert DiskPolicy.of_request(value, DiskPolicy.of_server("auto:8,spill")).name == name
+
+
+@pytest.mark.parametrize(
     ("value", "name"),
     [
         (None, "auto:8"),

@@ -26,9 +26,9 @@ from tests.cli.given import PRESERVED, SERVE_FLAGS, WITHOUT_USE, chat, refused, 
 def test_defaults_are_those_of_llama_server() -> None:
     settings = parse_serve(["-m", "model.gguf"], {})
     assert settings.model == ModelSettings(path="model.gguf", n_seqs=4)
-    assert settings.cache == CacheSettings(n_slots=32, ram_mib=8192)
+    assert settings.cache == CacheSettings(n_slots=0, ram_mib=8192)
     assert settings.engine == EngineSettings(min_step=8192, exact=False, sleep_seconds=-1)
-    assert settings.disk == DiskSettings("", 4096, 512, 10240, "auto:30", 0)
+    assert settings.disk == DiskSettings("", 4096, 512, 10240, "auto:30,spill", 0)
     assert settings.server == ServerSettings(sampling=Sampling(), n_predict=-1, cache_prompt=True)
     assert settings.request_fields == {}
     assert settings.format == FormatSettings(template_kwargs=PRESERVED)
@@ -172,16 +172,17 @@ def test_reasoning_joins_the_template_values() -> None:
         *("off", "None", "disabled", "FULL", "full-prefix", "auto", "auto:1", "auto:1000000", "1", "1000000", "0900"),
         *("", "core", "task", "auto:0", "auto:-1", "auto:", "auto:x", "auto: 3", "auto:1000001", "auto:auto:3"),
         *("0", "-5", "+5", "1.5", "1000001", "99999999999", "off:3", "full:1", " off", "٣", "auto:٣"),
+        *("spill", "auto:8,spill", "FULL,Spill", "600,spill", "off,spill", "auto, spill", "spill,auto"),
     ],
 )
-def test_the_flag_takes_the_policies_that_a_request_takes(text: str) -> None:
+def test_the_flag_takes_the_policies_that_a_request_takes_and_the_spill(text: str) -> None:
     try:
-        policy = DiskPolicy.parse(text)
+        policy = DiskPolicy.of_server(text)
     except RequestError:
         assert refused("--disk-prefix-cache", text, "--kv-cache-min-tokens", "0")
     else:
         settings = serve("--disk-prefix-cache", text, "--kv-cache-min-tokens", "0")
-        assert DiskPolicy.parse(settings.disk.disk_policy) == policy
+        assert DiskPolicy.of_server(settings.disk.disk_policy) == policy
 
 
 def test_flags_of_the_disk_without_a_directory() -> None:

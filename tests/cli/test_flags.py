@@ -313,7 +313,8 @@ def test_flash_attention_words_and_the_older_bare_flag() -> None:
         ),
         (
             ["--disk-prefix-cache", "core"],
-            "--disk-prefix-cache: 'core' is none of off, full, auto, auto:N, N, with N from 1 to 1000000",
+            "--disk-prefix-cache: 'core' is none of off, full, auto, auto:N, N, with N from 1 to 1000000, spill, or "
+            "one of them and ,spill",
         ),
         (["--temp", "hot"], "--temp: 'hot' is not a number"),
         (["--temp", "nan"], "--temp: 'nan' is not a finite number"),

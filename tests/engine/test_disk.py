@@ -267,7 +267,7 @@ def test_a_slow_disk_does_not_hold_the_memory_of_what_was_evicted(
     engine.snapshotter.cache.budget = budget
     writing, go_on = threading.Event(), threading.Event()
 
-    def write(snapshot: Snapshot) -> int:
+    def write(snapshot: Snapshot, spilled: bool) -> int:
         writing.set()
         assert go_on.wait(60)
         return 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import struct
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,11 +15,11 @@ from isal.isal_zlib import crc32
 from pyctl.cache.disk.file_format import TAG_BYTES, CorruptFileError, Header, PartKind, SegmentName, Sizes, StateName
 from pyctl.cache.disk.readers import Reading, Reads, finished
 from pyctl.cache.disk.segment_files import read_header, read_jobs
-from pyctl.cache.snapshot import DIGEST_BYTES, NOTHING, Block, Segment, Snapshot, State
+from pyctl.cache.snapshot import DIGEST_BYTES, NOTHING, Block, FileMark, Segment, Snapshot, State
 from pyctl.errors import StateError
 from pyctl.prompt import Tokens, as_tokens
 
-__all__ = ["Checksums", "PendingSnapshot", "SegmentFile", "StoredFile", "check_chain", "name_chain", "open_chain"]
+__all__ = ["PendingSnapshot", "SegmentFile", "StoredFile", "check_chain", "name_chain", "open_chain"]
 
 SMALL = (PartKind.TOKENS, PartKind.ENDS)
 
@@ -77,66 +76,74 @@ class PendingSnapshot:
             raise StateError(f"the prefix cache on disk: {error}") from error
 
 
-class Checksums:
-    """CRC-32 of blocks that stay the same for as long as they live, computed once."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[weakref.ref[Block], int]] = {}
-
-    def of(self, block: Block) -> int:
-        """The CRC of ``block``, computed once for as long as the block lives."""
-        known = self._known.get(id(block))
-        if known is not None and known[0]() is block:
-            return known[1]
-        crc = crc32(block.data)
-        key = id(block)
-        self._known[key] = weakref.ref(block, lambda _: self._known.pop(key, None)), crc
-        return crc
-
-
 @dataclass(frozen=True)
 class SegmentFile:
-    """A segment with what was its content when it was named, and the files that it is and hangs on.
+    """A segment that is to be written with what were its rows when it was named, and the files that it is and hangs on.
 
     The draft model's rows are no part of the name: whoever evaluates the same without a draft model means this file.
     """
 
     name: SegmentName
     parent: SegmentName | None
-    tokens: Tokens
-    ends: tuple[int, ...]
+    segment: Segment
     rows: Block
     draft_rows: Block
 
     @property
     def blocks(self) -> dict[PartKind, Block]:
         """The parts of the file, as bytes."""
-        ends = np.array(self.ends, "<u4")
         blocks = {
-            PartKind.TOKENS: np.ascontiguousarray(self.tokens, "<i4").view(np.uint8),
-            PartKind.ENDS: ends.view(np.uint8),
+            PartKind.TOKENS: np.ascontiguousarray(self.segment.tokens, "<i4").view(np.uint8),
+            PartKind.ENDS: np.array(self.segment.ends, "<u4").view(np.uint8),
             PartKind.ROWS: self.rows,
         }
         return {**blocks, PartKind.DRAFT_ROWS: self.draft_rows} if self.draft_rows.size else blocks
 
 
-def name_chain(snapshot: Snapshot, checksums: Checksums) -> list[SegmentFile]:
-    """The chain of ``snapshot``, the segment at 0 first."""
-    links: list[SegmentFile] = []
+def name_chain(
+    snapshot: Snapshot, is_there: Callable[[SegmentName], bool]
+) -> tuple[SegmentName | None, list[SegmentFile]]:
+    """The deepest segment of the chain of ``snapshot`` that is on disk with all that it hangs on, and those above it.
+
+    None if there is no such segment. Those above come in order, named; LookupError if rows of theirs were given up.
+    ``is_there`` is asked about names that segments have got before.
+    """
+    stem: SegmentName | None = None
+    n_above = 0
+    for segment in snapshot.chain:
+        name = segment.file.name
+        segment.file.is_there = isinstance(name, SegmentName) and is_there(name)
+        if segment.file.is_there:
+            assert isinstance(name, SegmentName)
+            stem = name
+            break
+        n_above += 1
     running = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    parent: SegmentName | None = None
-    for segment, last in reversed(snapshot.chain.items()):
-        rows = np.ascontiguousarray(segment.rows)
-        whole = running.copy()
-        whole.update(_bytes(segment.tokens))
-        crc = checksums.of(segment.rows if rows is segment.rows else rows)
-        tag = hashlib.blake2b(_text(parent) + b"\0", digest_size=TAG_BYTES)
-        tag.update(np.array(segment.ends, "<u4").tobytes() + struct.pack("<QI", rows.nbytes, crc))
-        name = SegmentName(segment.start, segment.end, whole.digest(), tag.digest())
-        links.append(SegmentFile(name, parent, segment.tokens, segment.ends, rows, segment.draft_rows))
+    links: list[SegmentFile] = []
+    parent = stem
+    for i, (segment, last) in enumerate(reversed(snapshot.chain.items())):
+        if i >= len(snapshot.chain) - n_above:
+            whole = running.copy()
+            whole.update(_bytes(segment.tokens))
+            links.append(_link(segment, parent, whole.digest()))
+            parent = links[-1].name
         running.update(_bytes(segment.tokens[: last - segment.start]))
-        parent = name
-    return links
+    if any(link.segment.dropped for link in links):
+        raise LookupError(f"rows of the snapshot at {snapshot.n} were given up")
+    for link in links:
+        link.segment.file.name, link.segment.file.parent = link.name, link.parent
+    return stem, links
+
+
+def _link(segment: Segment, parent: SegmentName | None, digest: bytes) -> SegmentFile:
+    """``segment`` on ``parent``, named; its rows are looked through once, since they never change."""
+    rows, draft_rows, name = segment.rows, segment.draft_rows, segment.file.name
+    if not isinstance(name, SegmentName) or segment.file.parent != parent:
+        tag = hashlib.blake2b(_text(parent) + b"\0", digest_size=TAG_BYTES)
+        crc = crc32(np.ascontiguousarray(rows).data)
+        tag.update(np.array(segment.ends, "<u4").tobytes() + struct.pack("<QI", rows.nbytes, crc))
+        name = SegmentName(segment.start, segment.end, digest, tag.digest())
+    return SegmentFile(name, parent, segment, rows, draft_rows)
 
 
 @dataclass(frozen=True)
@@ -191,7 +198,8 @@ class StoredFile:
         """The segment in RAM; its rows are what `make_space` took."""
         draft_rows = self.outs.get(PartKind.DRAFT_ROWS, NOTHING)
         rows, tokens = self.outs[PartKind.ROWS], as_tokens(self.tokens)
-        return Segment(self.start, tokens, rows, parent, self.ends, draft_rows=draft_rows)
+        mark = FileMark(self.name, self.header.parent, True)
+        return Segment(self.start, tokens, rows, parent, self.ends, draft_rows=draft_rows, file=mark)
 
     def state(self) -> State:
         """The state in RAM; its parts are what `make_space` took."""

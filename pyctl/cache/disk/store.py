@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 import logging
-import os
-import sqlite3
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, suppress
-from dataclasses import replace
+from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from weakref import WeakValueDictionary
 
 import numpy as np
 
-from pyctl.atomic_file import make_private, sync_directory, temp_path, write_atomic
+from pyctl.atomic_file import make_private, write_atomic
 from pyctl.cache.disk.chain import (
-    Checksums,
     PendingSnapshot,
-    SegmentFile,
     StoredFile,
     check_chain,
-    name_chain,
     open_chain,
 )
-from pyctl.cache.disk.directory import THREADS, CacheDirectory
+from pyctl.cache.disk.directory import CacheDirectory
 from pyctl.cache.disk.file_format import (
-    MAX_TOKENS,
     SIZES,
     CorruptFileError,
-    Header,
     Name,
     PartKind,
     SegmentName,
@@ -40,10 +32,9 @@ from pyctl.cache.disk.file_format import (
     check_fingerprint,
     parse,
 )
-from pyctl.cache.disk.index import Index, Key, Record
 from pyctl.cache.disk.readers import RESTORE_SECONDS, Readers, Reading, Reads, StalledReadError, finish, finished
-from pyctl.cache.disk.segment_files import parts_of, remove_file, write_file
-from pyctl.cache.snapshot import DRAFT, RECURRENT, Block, Prefix, Segment, Snapshot
+from pyctl.cache.disk.writer import StoreWriter
+from pyctl.cache.snapshot import Block, Prefix, Segment, Snapshot
 from pyctl.errors import StateError
 from pyctl.prompt import Tokens, common_prefix
 
@@ -64,15 +55,31 @@ def _now(function: Callable[[], None]) -> None:
     function()
 
 
+class _Stopwatch:
+    """How long some reads took until the last of them returned, whoever waited for them."""
+
+    def __init__(self, futures: Iterable[Future[None]]) -> None:
+        self._began = self._ended = time.monotonic()
+        for future in futures:
+            future.add_done_callback(self._stop)
+
+    @property
+    def seconds(self) -> float:
+        return self._ended - self._began
+
+    def _stop(self, _: Future[None]) -> None:
+        self._ended = time.monotonic()
+
+
 class DiskStore:
     """Snapshots of one ``fingerprint`` in a cache directory, which other fingerprints and processes may share.
 
     ``budget`` bounds the bytes of all files of the directory, ``daily_bytes`` what is written in a day (UTC) by all
     processes; None is no limit. ``space`` gives memory for what is read, which has the ``sizes`` of the model's blocks
-    or is damaged. Safe from any thread; a lookup or a read never waits for a write: `contains` and `lengths` tell what
-    `directory` held when it was last looked at. What is found damaged is removed by ``run_soon``, which may put it off.
-    OSError if the directory cannot be used. The caller has the directory recover once, on whatever thread; reads and
-    writes work meanwhile.
+    or is damaged. ``note_read`` is told how many bytes a restore read, and in how many seconds. Safe from any thread;
+    a lookup or a read never waits for a write: `contains` and `lengths` tell what `directory` held when it was last
+    looked at. What is found damaged is removed by ``run_soon``, which may put it off. OSError if the directory cannot
+    be used. The caller has the directory recover once, on whatever thread; reads and writes work meanwhile.
     """
 
     def __init__(
@@ -91,13 +98,12 @@ class DiskStore:
         self.home = path / fingerprint
         make_private(self.home)
         self.min_tokens = min_tokens
-        self.daily_bytes = daily_bytes
         self.damaged = 0
         self.run_soon = _now
+        self.note_read: Callable[[int, float], None] = lambda n_bytes, seconds: None
         self._space = space
-        self._checksums = Checksums()
         self._handed: WeakValueDictionary[SegmentName, Segment] = WeakValueDictionary()
-        self._writers = ThreadPoolExecutor(max(1, THREADS // 2), "disk-write")
+        self._files = StoreWriter(self.directory, fingerprint, min_tokens=min_tokens, daily_bytes=daily_bytes)
         self._lookups = Readers(2, "disk-look")  # which wait for readers
         self._hangs = False
         self._sizes = sizes
@@ -107,7 +113,7 @@ class DiskStore:
 
     def close(self) -> None:
         """Wait for what is running; nothing works afterwards."""
-        self._writers.shutdown()
+        self._files.close()
         self._lookups.close()
         self.directory.close()
 
@@ -126,8 +132,14 @@ class DiskStore:
         is_exact = self.directory.contents.of(self.fingerprint).get(StateName.of(snapshot.prefix))
         return snapshot.n >= self.min_tokens and (is_exact is None or (snapshot.exact and not is_exact))
 
-    def open(self, prefix: Prefix, tokens: Tokens) -> Reading[PendingSnapshot | None]:
+    def read_bytes(self, n: int, covered: int) -> int:
+        """About how many bytes `open` reads for a state at ``n`` with rows up to ``covered`` in memory."""
+        return max(self._sizes.state, 0) + max(n - covered, 0) * self._sizes.row if self._sizes is not None else 0
+
+    def open(self, prefix: Prefix, tokens: Tokens, base: Snapshot | None = None) -> Reading[PendingSnapshot | None]:
         """The snapshot of ``prefix``, the first tokens of ``tokens``, on its way here; None on a miss.
+
+        Rows that ``base`` covers, a snapshot of the same tokens that stays in memory meanwhile, are not read.
 
         Damage is a miss, now or when it arrives: the broken file goes with everything that hangs on it, and `damaged`
         counts it. A disk that hangs is a miss, too, and is not asked again before it has answered. The rows of segments
@@ -141,7 +153,7 @@ class DiskStore:
             looking = self._lookups.start([partial(self._look, state)])
             yield from finished(Reads(looking, self.directory.readers, deadline))
             top, chain, stored = looking[0].result()
-            return self._fetch(top, chain, deadline) if common_prefix(stored, tokens) >= prefix.n else None
+            return self._fetch(top, chain, deadline, base) if common_prefix(stored, tokens) >= prefix.n else None
         except Exception as error:
             self._failed(state, error)
             return None
@@ -173,12 +185,19 @@ class DiskStore:
         self.directory.readers.run(job for found in chain for job in found.jobs(PartKind.TOKENS, PartKind.ENDS))
         return top, chain, check_chain(chain, state)
 
-    def _fetch(self, top: StoredFile, chain: list[StoredFile], deadline: float) -> PendingSnapshot:
+    def _fetch(
+        self, top: StoredFile, chain: list[StoredFile], deadline: float, base: Snapshot | None
+    ) -> PendingSnapshot:
         readers = self.directory.readers
         segments: dict[SegmentName, Segment] = {}
         coming: dict[Segment, list[Future[None]]] = {}
         segment: Segment | None = None
         for found in chain:
+            # Rows of exact batches are the same wherever they come from; others belong to their own state.
+            if base is not None and found.last <= base.n and found.last in found.ends:
+                segment = base.segment_at(found.last)
+                continue
+            base = None
             held = self._handed.get(found.name)
             if held is None or held.dropped:
                 jobs = found.make_space(self._space, self._sizes)
@@ -190,11 +209,18 @@ class DiskStore:
         assert isinstance(state, StateName)
         coming_state = readers.start(top.make_space(self._space, self._sizes))
         futures = [future for reads in [*coming.values(), coming_state] for future in reads]
+        snapshot, watch = Snapshot(state.prefix, segment, top.state(), top.header.exact), _Stopwatch(futures)
+        n_bytes = snapshot.state.n_bytes + sum(link.n_bytes for link in coming)
+
+        def done() -> None:
+            self._handed.update(segments)
+            self.note_read(n_bytes, watch.seconds)
+
         return PendingSnapshot(
-            Snapshot(state.prefix, segment, top.state(), top.header.exact),
+            snapshot,
             {held: Reads(reads, readers, deadline) for held, reads in coming.items()},
             Reads(coming_state, readers, deadline),
-            done=lambda: self._handed.update(segments),
+            done=done,
             failed=partial(self._failed, state),
             cancel=partial(_cancel, futures),
         )
@@ -223,111 +249,14 @@ class DiskStore:
 
     # -- change ------------------------------------------------------------------------------------------------------
 
-    def write(self, snapshot: Snapshot, label: str = "") -> int:
-        """Store ``snapshot`` and return how many bytes that took; for one writing thread per store.
-
-        ``label`` says to people what it holds. 0 when it is too short, here already, was given up by the cache in RAM
-        before this began, or does not fit the budget of the directory or of the day. OSError when the disk does not
-        take it; nothing is left behind then.
-        """
-        if snapshot.n < self.min_tokens or snapshot.segment.end > MAX_TOKENS:
-            return 0
-        self.directory.restore_index()
-        self.directory.look_ahead()
-        links = name_chain(snapshot, self._checksums)
-        if any(segment.dropped for segment in snapshot.chain) or snapshot.state.parts.keys() - {RECURRENT, DRAFT}:
-            return 0
-        for _ in range(3):
-            written = self._write(snapshot, links, label)
-            if written is not None:
-                return written
-        return 0
-
-    def _write(self, snapshot: Snapshot, links: list[SegmentFile], label: str) -> int | None:
-        """As `write`; None if segments that were there when it began are gone at the end."""
-        state = StateName.of(snapshot.prefix)
-        with self.directory.reading() as connection:
-            present = {link.name for link in links if Index.record(connection, self._key(link.name))}
-            twin = Index.record(connection, self._key(state))
-            today = Index.written_today(connection)
-        if self._satisfies(twin, snapshot.exact):
-            return 0
-        missing = [link for link in links if link.name not in present or not self._has(link.name)]
-        raw = snapshot.state.n_bytes + sum(int(b.nbytes) for link in missing for b in link.blocks.values())
-        if self.daily_bytes is not None and today + raw > self.daily_bytes:
-            return 0
-        temps: dict[Path, Record] = {}
-        with ExitStack() as held:
-            for link in missing:
-                path = held.enter_context(temp_path(self.home))
-                temps[path] = self._write_temp(path, link.name, link.parent, False, link.blocks)
-            path, blocks = held.enter_context(temp_path(self.home)), {PartKind.STATE: snapshot.state.recurrent}
-            if snapshot.state.draft.size:
-                blocks[PartKind.DRAFT_STATE] = snapshot.state.draft
-            temps[path] = self._write_temp(path, state, links[-1].name, snapshot.exact, blocks)
-            done = self._publish(temps, [self._key(link.name) for link in links], label)
-        if done:
-            sync_directory(self.home)
-        return done
-
-    def _write_temp(
-        self, path: Path, name: Name, parent: SegmentName | None, exact: bool, blocks: dict[PartKind, Block]
-    ) -> Record:
-        now = time.time()
-        blocks = {what: np.ascontiguousarray(block) for what, block in blocks.items()}
-        header = Header(self.fingerprint, name, parent, exact, now, parts_of(blocks))
-        write_file(path, header, blocks, self._writers)
-        return Record(self.fingerprint, name, header.offsets[-1], parent, exact, now, now)
-
-    def _publish(self, temps: dict[Path, Record], chain: list[Key], label: str) -> int | None:
-        """Make room, rename and enter, all in one transaction."""
-        state_path, state = next((path, record) for path, record in temps.items() if record.is_state)
-        renamed: list[Path] = []
-        try:
-            with self.directory.changing() as connection:
-                graph = self.directory.graph(connection)
-                known = graph.records
-                twin = known.get(state.key)
-                if self._satisfies(twin, state.exact):
-                    return 0
-                fresh = {p: new for p, new in temps.items() if new.key not in known or not self._has(new.name)}
-                if twin is not None:
-                    fresh[state_path] = replace(state, hits=twin.hits, pinned=twin.pinned)
-                arriving = {record.key for record in fresh.values()}
-                if any(not (key in arriving or (key in known and self._has(key[1]))) for key in chain):
-                    return None
-                written = sum(record.n_bytes for record in fresh.values())
-                if not self._allows(connection, written):
-                    return 0
-                for record in fresh.values():
-                    graph.add(record)
-                going: list[Record] = []
-                if self.directory.budget is not None:
-                    room = self.directory.budget - self.directory.bytes_beside()
-                    going = graph.shrink(room, {state.key})
-                    if graph.n_bytes > room:
-                        self.directory.reread()
-                        return 0
-                if twin is not None:
-                    for key in graph.unsound():
-                        going += graph.remove(key)
-                self.directory.delete(connection, going)
-                for path, record in fresh.items():
-                    target = self.directory.file(record.key)
-                    os.replace(path, target)
-                    renamed.append(target)
-                    self.directory.insert(connection, record, label if record.is_state else "")
-                Index.add_written(connection, written)
-        except BaseException:
-            for path in renamed:
-                remove_file(path)
-            raise
-        return written
+    def write(self, snapshot: Snapshot, label: str = "", *, spilled: bool = False) -> int:
+        """Store ``snapshot``, as `StoreWriter.write` says."""
+        return self._files.write(snapshot, label, spilled=spilled)
 
     def touch(self, prefix: Prefix) -> None:
         """Count a hit, now; may wait for other writers."""
         try:
-            self.directory.touch(self._key(StateName.of(prefix)))
+            self.directory.touch(self._files.key(StateName.of(prefix)))
         except OSError:
             return  # the use of a file, and no file: not worth an error
 
@@ -340,39 +269,15 @@ class DiskStore:
 
     def spend(self, n_bytes: int) -> bool:
         """Make room for bytes written beside the snapshots and count them; False if the day has none for them."""
-        freed = 0
-        with self.directory.changing(look=False) as connection:
-            if not self._allows(connection, n_bytes):
-                return False
-            if self.directory.budget is not None:
-                freed = self.directory.shrink(connection, self.directory.budget - n_bytes)
-            Index.add_written(connection, n_bytes)
-        if freed:
-            self.directory.refresh()
-        return True
-
-    # -- index -------------------------------------------------------------------------------------------------------
-
-    def _key(self, name: Name) -> Key:
-        return self.fingerprint, name
-
-    def _has(self, name: Name) -> bool:
-        return (self.home / str(name)).is_file()
-
-    def _allows(self, connection: sqlite3.Connection, n_bytes: int) -> bool:
-        return self.daily_bytes is None or Index.written_today(connection) + n_bytes <= self.daily_bytes
-
-    def _satisfies(self, record: Record | None, exact: bool) -> bool:
-        """Whether there is no need for a state as ``exact`` as that, because ``record`` is there."""
-        return record is not None and (record.exact or not exact) and self._has(record.name)
+        return self._files.spend(n_bytes)
 
     def _lose(self, name: Name, vanished: bool = False) -> None:
         """Remove a damaged file; one that was only evicted meanwhile, or that is back, is not damage."""
         try:
             with self.directory.changing() as connection:
-                if vanished and self._has(name):
+                if vanished and self._files.has(name):
                     return
-                dependents = self.directory.graph(connection).remove(self._key(name))
+                dependents = self.directory.graph(connection).remove(self._files.key(name))
                 if dependents:
                     self.directory.delete(connection, dependents)
                     self.damaged += 1

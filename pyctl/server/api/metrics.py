@@ -125,6 +125,11 @@ def _cache(view: CacheView) -> Iterator[Metric]:
         yield Metric("pyctl:cache_disk_reads_total", "counter", "Snapshots read from disk", {"": disk.hits})
         yield Metric("pyctl:cache_disk_written_bytes_total", "counter", "Bytes written to disk", {"": disk.written})
         yield Metric("pyctl:cache_disk_waiting", "gauge", "Snapshots that wait to be written", {"": disk.waiting})
+        spilled, n_bytes = {"": disk.spilled}, {"": disk.spilled_bytes}
+        yield Metric("pyctl:cache_disk_spilled_total", "counter", "Snapshots written as they left RAM", spilled)
+        yield Metric("pyctl:cache_disk_spilled_bytes_total", "counter", "Bytes written as they left RAM", n_bytes)
+        given_up = {"": disk.given_up}
+        yield Metric("pyctl:cache_disk_given_up_total", "counter", "Snapshots not written for want of time", given_up)
         failed = {"": disk.failed}
         yield Metric("pyctl:cache_disk_failed_writes_total", "counter", "Snapshots that could not be written", failed)
         yield Metric("pyctl:cache_disk_damaged_total", "counter", "Files found damaged", {"": disk.damaged})

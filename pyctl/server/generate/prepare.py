@@ -94,7 +94,7 @@ def prepare(service: Service, body: AnyBody) -> list[PreparedReply]:
             stop=tuple(word for word in body.stop if word),
             n_probs=max(body.n_probs, 0),
             cache_prompt=settings.cache_prompt if body.cache_prompt is None else body.cache_prompt,
-            disk_policy=DiskPolicy.of_request(body.prefix_cache, DiskPolicy.parse(settings.disk_policy)),
+            disk_policy=DiskPolicy.of_request(body.prefix_cache, DiskPolicy.of_server(settings.disk_policy)),
             return_progress=body.options.stream,  # what a stream's headers wait for is the first of these
             reasoning=_limit(asked.reasoning),
             seq=body.seq % info.n_seqs if body.seq >= 0 else -1,

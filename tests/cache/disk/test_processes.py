@@ -217,7 +217,7 @@ def serve_for_ever(directory: str, first: int, ready: object) -> None:
             tier.recent.add(prompt)
             tier.offer([made])
             tier.flush(30)
-            tier.find(PromptMatch(prompt.tokens), 0, made.n)
+            tier.find(PromptMatch(prompt.tokens), made.n)
 
 
 def test_a_killed_tier_leaves_nothing_that_stays(tmp_path: Path) -> None:

@@ -1,0 +1,232 @@
+"""Writing snapshots into a cache directory: what is missing of them, within the budget and the bytes of a day."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from pyctl.atomic_file import sync_directory, temp_path
+from pyctl.cache.disk.chain import SegmentFile, name_chain
+from pyctl.cache.disk.directory import THREADS, CacheDirectory
+from pyctl.cache.disk.file_format import MAX_TOKENS, Header, Name, PartKind, SegmentName, StateName
+from pyctl.cache.disk.index import Index, Key, Record
+from pyctl.cache.disk.segment_files import parts_of, remove_file, write_file
+from pyctl.cache.snapshot import DRAFT, RECURRENT, Block, Snapshot
+from pyctl.limit import limit
+
+__all__ = ["StoreWriter"]
+
+SPILLED_PER_DAY = limit(
+    8, "writes of a day, as a multiple of the budget", "what leaves RAM is not written that day", "disk", "budgets"
+)
+
+SPILL_SHARE = 2
+"""What leaves RAM is not written any more that day when this part of --kv-cache-daily-writes is: the rest is for what
+a restart needs."""
+
+
+class StoreWriter:
+    """Writes snapshots of one ``fingerprint`` into ``directory``; ``daily_bytes`` as `DiskStore` has it."""
+
+    def __init__(
+        self, directory: CacheDirectory, fingerprint: str, *, min_tokens: int, daily_bytes: int | None
+    ) -> None:
+        self.directory, self.fingerprint = directory, fingerprint
+        self.home = directory.path / fingerprint
+        self.min_tokens, self.daily_bytes = min_tokens, daily_bytes
+        self._writers = ThreadPoolExecutor(max(1, THREADS // 2), "disk-write")
+
+    def close(self) -> None:
+        """Wait for what is running; nothing works afterwards."""
+        self._writers.shutdown()
+
+    def write(self, snapshot: Snapshot, label: str = "", *, spilled: bool = False) -> int:
+        """Store ``snapshot`` and return how many bytes that took; for one writing thread per store.
+
+        ``label`` says to people what it holds. What is ``spilled`` may take part of the bytes of a day only, and does
+        not come in the place of what is worth more. 0 when it is too short, here already, was given up by the cache
+        in RAM before this began, or does not fit the budget of the directory or of the day. OSError when the disk does
+        not take it; nothing is left behind then.
+        """
+        if snapshot.n < self.min_tokens or snapshot.segment.end > MAX_TOKENS:
+            return 0
+        self.directory.restore_index()
+        self.directory.look_ahead()
+        if snapshot.state.parts.keys() - {RECURRENT, DRAFT}:
+            return 0
+        for _ in range(3):
+            try:
+                written = self._write(snapshot, label, spilled)
+            except LookupError:
+                return 0
+            if written is not None:
+                return written
+        return 0
+
+    def _write(self, snapshot: Snapshot, label: str, spilled: bool) -> int | None:
+        """As `write`; None if segments that were there when it began are gone at the end."""
+        state = StateName.of(snapshot.prefix)
+        with self.directory.reading() as connection:
+            stem, links = name_chain(snapshot, partial(self._is_whole, connection))
+            present = {link.name for link in links if Index.record(connection, self.key(link.name))}
+            twin = Index.record(connection, self.key(state))
+            today = Index.written_today(connection)
+        if self._satisfies(twin, snapshot.exact):
+            return 0
+        missing = [link for link in links if link.name not in present or not self.has(link.name)]
+        raw = snapshot.state.n_bytes + sum(int(b.nbytes) for link in missing for b in link.blocks.values())
+        daily = self._daily(spilled)
+        if daily is not None and today + raw > daily:
+            return 0
+        chain = [*((stem,) if stem is not None else ()), *(link.name for link in links)]
+        if spilled and not self._would_stay(snapshot, missing, chain[-1]):
+            return 0
+        temps: dict[Path, Record] = {}
+        with ExitStack() as held:
+            for link in missing:
+                path = held.enter_context(temp_path(self.home))
+                temps[path] = self._write_temp(path, link.name, link.parent, False, link.blocks)
+            path, blocks = held.enter_context(temp_path(self.home)), {PartKind.STATE: snapshot.state.recurrent}
+            if snapshot.state.draft.size:
+                blocks[PartKind.DRAFT_STATE] = snapshot.state.draft
+            temps[path] = self._write_temp(path, state, chain[-1], snapshot.exact, blocks)
+            if spilled:
+                temps[path] = replace(temps[path], used=_epoch(snapshot.used), hits=snapshot.hits)
+            done = self._publish(temps, [self.key(name) for name in chain], label)
+        if done:
+            sync_directory(self.home)
+            for link in links:
+                link.segment.file.is_there = True
+        return done
+
+    def _daily(self, spilled: bool) -> int | None:
+        """How many bytes may have been written today after this."""
+        if not spilled:
+            return self.daily_bytes
+        budget = self.directory.budget
+        most = [self.daily_bytes // SPILL_SHARE] if self.daily_bytes is not None else []
+        return min([*most, *([SPILLED_PER_DAY * budget] if budget is not None else [])], default=None)
+
+    def _would_stay(self, snapshot: Snapshot, missing: list[SegmentFile], parent: SegmentName) -> bool:
+        """Whether something worth less would leave for ``snapshot``, as far as something has to leave."""
+        budget = self.directory.budget
+        if budget is None:
+            return True
+        home, now, used = self.fingerprint, time.time(), _epoch(snapshot.used)
+        name, n_bytes, exact = StateName.of(snapshot.prefix), snapshot.state.n_bytes, snapshot.exact
+        state = Record(home, name, n_bytes, parent, exact, now, used, snapshot.hits)
+        fresh = [Record(home, each.name, each.segment.n_bytes, each.parent, False, now, now) for each in missing]
+        with self.directory.changing(look=False) as connection:
+            graph, room = self.directory.graph(connection), budget - self.directory.bytes_beside()
+            if graph.n_bytes + sum(record.n_bytes for record in (*fresh, state)) <= room:
+                return True
+            for record in (*fresh, state):
+                graph.add(record)
+            going = graph.shrink(room)
+            self.directory.reread()
+            return graph.n_bytes <= room and all(record.key != state.key for record in going)
+
+    def _is_whole(self, connection: sqlite3.Connection, name: SegmentName) -> bool:
+        """Whether a segment is there with all that it hangs on."""
+        at: SegmentName | None = name
+        while at is not None:
+            record = Index.record(connection, self.key(at))
+            if record is None or not self.has(at):
+                return False
+            at = record.parent
+        return True
+
+    def _write_temp(
+        self, path: Path, name: Name, parent: SegmentName | None, exact: bool, blocks: dict[PartKind, Block]
+    ) -> Record:
+        now = time.time()
+        blocks = {what: np.ascontiguousarray(block) for what, block in blocks.items()}
+        header = Header(self.fingerprint, name, parent, exact, now, parts_of(blocks))
+        write_file(path, header, blocks, self._writers)
+        return Record(self.fingerprint, name, header.offsets[-1], parent, exact, now, now)
+
+    def _publish(self, temps: dict[Path, Record], chain: list[Key], label: str) -> int | None:
+        """Make room, rename and enter, all in one transaction."""
+        state_path, state = next((path, record) for path, record in temps.items() if record.is_state)
+        renamed: list[Path] = []
+        try:
+            with self.directory.changing() as connection:
+                graph = self.directory.graph(connection)
+                known = graph.records
+                twin = known.get(state.key)
+                if self._satisfies(twin, state.exact):
+                    return 0
+                fresh = {p: new for p, new in temps.items() if new.key not in known or not self.has(new.name)}
+                if twin is not None:
+                    fresh[state_path] = replace(state, hits=twin.hits, pinned=twin.pinned)
+                arriving = {record.key for record in fresh.values()}
+                if any(not (key in arriving or (key in known and self.has(key[1]))) for key in chain):
+                    return None
+                written = sum(record.n_bytes for record in fresh.values())
+                if not self._allows(connection, written):
+                    return 0
+                for record in fresh.values():
+                    graph.add(record)
+                going: list[Record] = []
+                if self.directory.budget is not None:
+                    room = self.directory.budget - self.directory.bytes_beside()
+                    going = graph.shrink(room, {state.key})
+                    if graph.n_bytes > room:
+                        self.directory.reread()
+                        return 0
+                if twin is not None:
+                    for key in graph.unsound():
+                        going += graph.remove(key)
+                self.directory.delete(connection, going)
+                for path, record in fresh.items():
+                    target = self.directory.file(record.key)
+                    os.replace(path, target)
+                    renamed.append(target)
+                    self.directory.insert(connection, record, label if record.is_state else "")
+                Index.add_written(connection, written)
+        except BaseException:
+            for path in renamed:
+                remove_file(path)
+            raise
+        return written
+
+    def spend(self, n_bytes: int) -> bool:
+        """Make room for bytes written beside the snapshots and count them; False if the day has none for them."""
+        freed = 0
+        with self.directory.changing(look=False) as connection:
+            if not self._allows(connection, n_bytes):
+                return False
+            if self.directory.budget is not None:
+                freed = self.directory.shrink(connection, self.directory.budget - n_bytes)
+            Index.add_written(connection, n_bytes)
+        if freed:
+            self.directory.refresh()
+        return True
+
+    def key(self, name: Name) -> Key:
+        """What names a file of this fingerprint among all."""
+        return self.fingerprint, name
+
+    def has(self, name: Name) -> bool:
+        """Whether there is such a file."""
+        return (self.home / str(name)).is_file()
+
+    def _allows(self, connection: sqlite3.Connection, n_bytes: int) -> bool:
+        return self.daily_bytes is None or Index.written_today(connection) + n_bytes <= self.daily_bytes
+
+    def _satisfies(self, record: Record | None, exact: bool) -> bool:
+        """Whether there is no need for a state as ``exact`` as that, because ``record`` is there."""
+        return record is not None and (record.exact or not exact) and self.has(record.name)
+
+
+def _epoch(at: float) -> float:
+    """Epoch seconds of monotonic ones."""
+    return time.time() - (time.monotonic() - at)
