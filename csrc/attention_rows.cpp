@@ -15,12 +15,12 @@ namespace {
 // Rows are read into this sequence first and then handed over. It is never decoded, so it needs no recurrent cell.
 constexpr llama_seq_id scratch_seq = LLAMA_MAX_SEQ - 1;
 
-// How many rows take their cells at a time.
+// How many rows of blocks take their cells at a time.
 constexpr int64_t rows_per_step = 8192;
 
 std::vector<std::vector<row_span>> in_steps(const std::vector<row_span> & spans) {
-    std::vector<std::vector<row_span>> steps;
-    int64_t                            room = 0;
+    std::vector<std::vector<row_span>> steps(1);
+    int64_t                            room = rows_per_step;
     for (row_span span : spans) {
         const int64_t end = span.last;
         while (span.first < end) {
@@ -28,9 +28,10 @@ std::vector<std::vector<row_span>> in_steps(const std::vector<row_span> & spans)
                 steps.emplace_back();
                 room = rows_per_step;
             }
-            span.last = std::min(end, span.first + room);
+            // What is held is copied on the device, so fast that there is nothing to overlap.
+            span.last = span.held != 0 ? end : std::min(end, span.first + room);
             steps.back().push_back(span);
-            room -= span.last - span.first;
+            room -= span.held != 0 ? 0 : span.last - span.first;
             span.first = span.last;
         }
     }
@@ -40,7 +41,7 @@ std::vector<std::vector<row_span>> in_steps(const std::vector<row_span> & spans)
 }  // namespace
 
 attention_rows::attention_rows(llama_kv_cache & cache, const row_layout & layout, uint64_t hash, transfer & copies)
-    : cache(cache), layout(layout), row_bytes(layout.row_bytes()), hash(hash), copies(copies) {
+    : cache(cache), layout(layout), row_bytes(layout.row_bytes()), hash(hash), copies(copies), held(cache.get_size()) {
     join_planes(layout.k);
     join_planes(layout.v);
 }
@@ -80,9 +81,9 @@ size_t attention_rows::size(int64_t p0, int64_t p1) const {
     return sizeof(block_header) + static_cast<size_t>(p1 - p0) * row_bytes;
 }
 
-std::vector<attention_rows::run> attention_rows::runs_of(llama_seq_id seq, int64_t p0, int64_t p1) const {
+std::vector<cell_run> attention_rows::runs_of(llama_seq_id seq, int64_t p0, int64_t p1) const {
     const llama_kv_cells & cells = cache.get_cells(seq);
-    std::vector<run>       runs;
+    std::vector<cell_run>  runs;
     int64_t                found = 0;
     for (uint32_t cell = 0; cell < cells.size() && found < p1 - p0; ++cell) {
         if (cells.is_empty(cell) || !cells.pos_in(cell, p0, p1) || !cells.seq_has(cell, seq)) {
@@ -105,12 +106,12 @@ std::vector<attention_rows::run> attention_rows::runs_of(llama_seq_id seq, int64
 
 // Calls `move(region, offset in a block of rows [p0, p1))` for positions [first, last) of every plane.
 template <typename F>
-void attention_rows::each_region(const std::vector<run> & runs, int64_t p0, int64_t p1, int64_t first, int64_t last,
+void attention_rows::each_region(const std::vector<cell_run> & runs, int64_t p0, int64_t p1, int64_t first, int64_t last,
                                  const F & move) {
     const size_t n  = static_cast<size_t>(p1 - p0);
     size_t       at = sizeof(block_header) + n * layout.ext_bytes();
     for (plane & plane : planes) {
-        for (const run & r : runs) {
+        for (const cell_run & r : runs) {
             const int64_t from = std::max(r.pos, first);
             const int64_t to   = std::min(r.pos + r.count, last);
             if (from < to) {
@@ -123,18 +124,22 @@ void attention_rows::each_region(const std::vector<run> & runs, int64_t p0, int6
     }
 }
 
-void attention_rows::save(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size) {
+void attention_rows::check_save(int64_t p0, int64_t p1, size_t size) const {
     const size_t needed = this->size(p0, p1);
     if (size != needed) {
         throw std::invalid_argument("rows " + range_text(p0, p1) + " need a buffer of " + std::to_string(needed) +
                                     " bytes, not " + std::to_string(size));
     }
+}
+
+void attention_rows::save(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size) {
+    check_save(p0, p1, size);
     const auto runs = runs_of(seq, p0, p1);
     write_header(out, block_kind::rows, hash, p0, p1);
     if (layout.has_ext) {
         const auto & cells = cache.get_cells(seq);
         uint8_t *    dst   = out + sizeof(block_header);
-        for (const run & r : runs) {
+        for (const cell_run & r : runs) {
             for (int64_t i = 0; i < r.count; ++i) {
                 const llama_kv_cell_ext ext = cells.ext_get(r.cell + i);
                 std::memcpy(dst + (r.pos + i - p0) * sizeof(ext), &ext, sizeof(ext));
@@ -145,24 +150,42 @@ void attention_rows::save(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * ou
     each_region(runs, p0, p1, p0, p1, [&](const copy_region & region, size_t at) { copies.save(region, out + at); });
 }
 
+void attention_rows::fetch(held_rows::handle rows, int64_t p0, int64_t p1, uint8_t * out, size_t size) {
+    const auto runs = held.runs_of(rows, p0, p1);
+    check_save(p0, p1, size);
+    write_header(out, block_kind::rows, hash, p0, p1);
+    for (int64_t pos = p0; layout.has_ext && pos < p1; ++pos) {
+        const llama_kv_cell_ext & ext = held.ext_of(rows, pos);
+        std::memcpy(out + sizeof(block_header) + (pos - p0) * sizeof(ext), &ext, sizeof(ext));
+    }
+    fetched = true;
+    copies.save_begin();
+    each_region(runs, p0, p1, p0, p1, [&](const copy_region & region, size_t at) { copies.save(region, out + at); });
+}
+
 void attention_rows::check_spans(int64_t p0, const std::vector<row_span> & spans) const {
     int64_t at = p0;
     for (const row_span & span : spans) {
-        const block_header header = read_header(span.data, span.size, block_kind::rows, hash);
-        if (span.size != size(header.p0, header.p1)) {
-            throw std::invalid_argument("a block of rows " + range_text(header.p0, header.p1) + " has " +
-                                        std::to_string(span.size) + " bytes, not " +
-                                        std::to_string(size(header.p0, header.p1)));
+        block_header header{};
+        if (span.held == 0) {
+            header = read_header(span.data, span.size, block_kind::rows, hash);
+            if (span.size != size(header.p0, header.p1)) {
+                throw std::invalid_argument("a block of rows " + range_text(header.p0, header.p1) + " has " +
+                                            std::to_string(span.size) + " bytes, not " +
+                                            std::to_string(size(header.p0, header.p1)));
+            }
         }
         if (span.first != at || span.last <= span.first) {
             throw std::invalid_argument("rows " + range_text(span.first, span.last) + " do not follow position " +
                                         std::to_string(at));
         }
-        if (span.first < header.p0 || span.last > header.p1) {
+        at = span.last;
+        if (span.held != 0) {
+            held.runs_of(span.held, span.first, span.last);  // throws if it does not have them
+        } else if (span.first < header.p0 || span.last > header.p1) {
             throw std::invalid_argument("rows " + range_text(span.first, span.last) + " are not inside the block " +
                                         range_text(header.p0, header.p1));
         }
-        at = span.last;
     }
 }
 
@@ -175,11 +198,11 @@ void attention_rows::load(llama_seq_id seq, int64_t p0, const std::vector<row_sp
         throw std::invalid_argument("sequence " + std::to_string(seq) + " ends at " + std::to_string(end_of(seq)) +
                                     ", rows from " + std::to_string(p0) + " on cannot be appended");
     }
-    if (spans.back().last > static_cast<int64_t>(cache.get_size())) {
-        throw std::invalid_argument(std::to_string(spans.back().last) + " rows do not fit a context of " +
-                                    std::to_string(cache.get_size()));
+    check_free(n_needed(spans));
+    changed();
+    if (std::any_of(spans.begin(), spans.end(), [](const row_span & span) { return span.held == 0; })) {
+        copies.load_begin();
     }
-    copies.load_begin();
     // Taking cells costs the host some time per row: in steps, so that one step is copied while the next takes its cells.
     try {
         for (const std::vector<row_span> & step : in_steps(spans)) {
@@ -196,6 +219,7 @@ void attention_rows::load(llama_seq_id seq, int64_t p0, const std::vector<row_sp
 
 void attention_rows::truncate(llama_seq_id seq, int64_t n) {
     cache.seq_rm(seq, static_cast<llama_pos>(n), -1);
+    changed();
 }
 
 // Appends the rows of `spans`, which follow those that `seq` holds.
@@ -205,7 +229,11 @@ void attention_rows::append(llama_seq_id seq, const std::vector<row_span> & span
     const llama_seq_id target = p0 == 0 ? seq : scratch_seq;
     claim_cells(target, spans);
     const auto runs = runs_of(target, p0, spans.back().last);
+    fill(runs, spans);
     for (const row_span & span : spans) {
+        if (span.held != 0) {
+            continue;
+        }
         const block_header header = read_header(span.data, span.size, block_kind::rows, hash);
         each_region(runs, header.p0, header.p1, span.first, span.last,
                     [&](const copy_region & region, size_t at) { copies.load(region, span.data + at); });
@@ -227,13 +255,18 @@ void attention_rows::claim_cells(llama_seq_id seq, const std::vector<row_span> &
     plain.put(uint32_t(1));  // streams
     plain.put(n_cells);
     for (const row_span & span : spans) {
-        const block_header header = read_header(span.data, span.size, block_kind::rows, hash);
+        const bool         saved  = span.held == 0;
+        const block_header header = saved ? read_header(span.data, span.size, block_kind::rows, hash) : block_header{};
         for (int64_t pos = span.first; pos < span.last; ++pos) {
             plain.put(static_cast<llama_pos>(pos));
             plain.put(uint32_t(1));  // sequences of this cell
             if (layout.has_ext) {
                 llama_kv_cell_ext ext;
-                std::memcpy(&ext, span.data + sizeof(block_header) + (pos - header.p0) * sizeof(ext), sizeof(ext));
+                if (saved) {
+                    std::memcpy(&ext, span.data + sizeof(block_header) + (pos - header.p0) * sizeof(ext), sizeof(ext));
+                } else {
+                    ext = held.ext_of(span.held, pos);
+                }
                 plain.put(ext);
             }
             plain.put(seq);

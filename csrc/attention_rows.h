@@ -2,8 +2,12 @@
 //
 // A row is named by its position, and a sequence's rows are those of positions 0, 1, 2 ...: `runs_of` and `claim_cells`
 // are the two places that know so. Where the bytes lie on the device is known by `planes` alone.
+//
+// Rows can also be held: they stay on the device when their sequence has gone. The library takes their cells for free
+// ones, so that they cost its computation nothing, and before it gets such a cell its row is copied to another one.
 #pragma once
 
+#include "held_rows.h"
 #include "layout.h"
 #include "transfer.h"
 
@@ -11,14 +15,21 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <stdexcept>
 #include <vector>
 
-// Positions [first, last) out of the saved block of `size` bytes at `data`.
+// There are too few free cells for what was asked; nothing has changed.
+struct out_of_cells : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+// Positions [first, last) out of the saved block of `size` bytes at `data`; or out of held rows, if `held` is not 0.
 struct row_span {
-    const uint8_t * data;
-    size_t          size;
-    int64_t         first;
-    int64_t         last;
+    const uint8_t *   data;
+    size_t            size;
+    int64_t           first;
+    int64_t           last;
+    held_rows::handle held = 0;
 };
 
 // Checks positions and sizes before it touches the cache and throws std::invalid_argument; the sequence is unchanged
@@ -37,18 +48,34 @@ public:
     // Rows [p0, p1) of `seq` into a block of exactly `size(p0, p1)` bytes.
     void save(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size);
 
-    // Appends the rows of `spans`, which follow each other from p0 on, to `seq`, which ends at p0.
+    // Appends the rows of `spans`, which follow each other from p0 on, to `seq`, which ends at p0. What was held is
+    // held where the sequence has it then. Or out_of_cells.
     void load(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans);
 
     // Drops the rows from n on; no copy may be on its way.
     void truncate(llama_seq_id seq, int64_t n);
 
-private:
-    // Cells [cell, cell + count) hold positions [pos, pos + count).
-    struct run {
-        int64_t cell, pos, count;
-    };
+    // Rows [p0, p1) of `seq` stay until they are released; no byte is moved for that.
+    held_rows::handle hold(llama_seq_id seq, int64_t p0, int64_t p1);
+    void              release(held_rows::handle rows);
 
+    // As `save`, from rows that are held.
+    void fetch(held_rows::handle rows, int64_t p0, int64_t p1, uint8_t * out, size_t size);
+
+    // How many of these cells no sequence has, and nothing else that is held; 0 of what was released.
+    int64_t n_own(held_rows::handle rows, int64_t p0, int64_t p1) const;
+
+    // Cells that neither a sequence nor held rows have. Counted once between two changes.
+    int64_t n_free() const;
+
+    // Makes sure that the next evaluation, of n tokens, finds no held row in the cells that it takes; `in_parts` if the
+    // library may divide it. Else out_of_cells: for one in parts possibly with up to 2 n free ones.
+    void reserve(int64_t n, bool in_parts);
+
+    // Somebody dropped rows of a sequence.
+    void changed() { n_only_held = -1; }
+
+private:
     // `count` pieces of one token's `row` bytes each, a `stride` apart on the device: tensors of the same kind that lie
     // at equal distances, such as K of all layers, are one of these, and rows of all move in one copy.
     struct plane {
@@ -58,14 +85,32 @@ private:
         size_t      stride;
     };
 
-    void             join_planes(const std::vector<row_tensor> & tensors);
-    std::vector<run> runs_of(llama_seq_id seq, int64_t p0, int64_t p1) const;
-    void             check_spans(int64_t p0, const std::vector<row_span> & spans) const;
-    void             append(llama_seq_id seq, const std::vector<row_span> & spans);
-    void             claim_cells(llama_seq_id seq, const std::vector<row_span> & spans);
+    // Room for some rows of one plane, for those that change places.
+    struct stage {
+        buffer_handle buffer;
+        ggml_tensor   tensor;
+    };
+
+    const llama_kv_cells & cells() const;  // there is one stream
+
+    void                  join_planes(const std::vector<row_tensor> & tensors);
+    std::vector<cell_run> runs_of(llama_seq_id seq, int64_t p0, int64_t p1) const;
+    void                  check_save(int64_t p0, int64_t p1, size_t size) const;
+    void                  check_spans(int64_t p0, const std::vector<row_span> & spans) const;
+    void                  append(llama_seq_id seq, const std::vector<row_span> & spans);
+    void                  claim_cells(llama_seq_id seq, const std::vector<row_span> & spans);
+    void                  check_free(int64_t n) const;
+    int64_t               n_needed(const std::vector<row_span> & spans) const;
+    void                  fill(const std::vector<cell_run> & runs, const std::vector<row_span> & spans);
+
+    std::vector<int64_t> next_cells(int64_t n, bool in_parts) const;
+    void                 relocate(std::vector<cell_move> moves);
+    void                 exchange(const std::vector<cell_move> & moves);
+    void                 open_stages();
+    void                 copy_cells(std::vector<cell_move> moves);
 
     template <typename F>
-    void each_region(const std::vector<run> & runs, int64_t p0, int64_t p1, int64_t first, int64_t last, const F & move);
+    void each_region(const std::vector<cell_run> & runs, int64_t p0, int64_t p1, int64_t first, int64_t last, const F & move);
 
     llama_kv_cache &   cache;
     row_layout         layout;
@@ -73,4 +118,8 @@ private:
     uint64_t           hash;
     transfer &         copies;
     std::vector<plane> planes;  // in the order of a block's bytes
+    std::vector<stage> stages;  // one for each plane, once they were needed
+    held_rows          held;
+    bool               fetched     = false;  // copies may be on their way from cells that are released
+    mutable int64_t    n_only_held = 0;      // cells that no sequence has; -1 when they have to be counted
 };

@@ -9,6 +9,7 @@
 #include <deque>
 #include <tuple>
 #include <utility>
+#include <variant>
 #include <vector>
 
 namespace py = pybind11;
@@ -88,15 +89,36 @@ public:
              [&](uint8_t * data, size_t size) { state.save_rows(seq, p0, p1, data, size); });
     }
 
-    void load_rows(llama_seq_id seq, int64_t p0, const std::vector<std::tuple<py::buffer, int64_t, int64_t>> & spans) {
+    using source = std::variant<held_rows::handle, py::buffer>;
+
+    void load_rows(llama_seq_id seq, int64_t p0, const std::vector<std::tuple<source, int64_t, int64_t>> & spans) {
         std::vector<py::buffer_info> infos;
         std::vector<row_span>        parts;
-        for (const auto & [buffer, first, last] : spans) {
-            infos.push_back(contiguous_bytes(buffer, false));
+        for (const auto & [from, first, last] : spans) {
+            if (const auto * held = std::get_if<held_rows::handle>(&from)) {
+                parts.push_back({ nullptr, 0, first, last, *held });
+                continue;
+            }
+            infos.push_back(contiguous_bytes(std::get<py::buffer>(from), false));
             parts.push_back({ data_of(infos.back()), size_of(infos.back()), first, last });
         }
         started(std::move(infos), [&] { state.load_rows(seq, p0, parts); });
     }
+
+    bool              can_hold() const { return state.can_hold(); }
+    held_rows::handle hold(llama_seq_id seq, int64_t p0, int64_t p1) { return state.hold(seq, p0, p1); }
+    void              release_rows(held_rows::handle held) { state.release(held); }
+    int64_t n_own(held_rows::handle held, int64_t p0, int64_t p1) const { return state.n_own(held, p0, p1); }
+    int64_t n_free() const { return state.n_free(); }
+
+    void fetch(held_rows::handle held, int64_t p0, int64_t p1, const py::buffer & out) {
+        copy(contiguous_bytes(out, true),
+             [&](uint8_t * data, size_t size) { state.fetch(held, p0, p1, data, size); });
+    }
+
+    void reserve(int64_t n, bool in_parts) { state.reserve(n, in_parts); }
+
+    bool cut(llama_seq_id seq, int64_t n) { return state.cut(seq, n); }
 
     void save_state(llama_seq_id seq, int64_t n, const py::buffer & out) {
         copy(contiguous_bytes(out, true), [&](uint8_t * data, size_t size) { state.save_state(seq, n, data, size); });
@@ -177,6 +199,7 @@ private:
 }  // namespace
 
 void register_kv_state(py::module_ & m) {
+    py::register_exception<out_of_cells>(m, "OutOfCells", PyExc_RuntimeError);
     py::class_<bound_state>(m, "KVState")
         .def(py::init<uintptr_t, llama_seq_id, size_t, bool>(), py::arg("ctx"), py::arg("seq") = 0, py::arg("lag") = 0,
              py::arg("marks") = false)
@@ -194,6 +217,14 @@ void register_kv_state(py::module_ & m) {
         .def("mark", &bound_state::mark, py::arg("seq"), py::arg("n"))
         .def("reset", &bound_state::reset, py::arg("seq"))
         .def("rewind", &bound_state::rewind, py::arg("seq"), py::arg("n"))
+        .def_property_readonly("can_hold", &bound_state::can_hold)
+        .def_property_readonly("n_free", &bound_state::n_free)
+        .def("hold", &bound_state::hold, py::arg("seq"), py::arg("p0"), py::arg("p1"))
+        .def("release", &bound_state::release_rows, py::arg("held"))
+        .def("fetch", &bound_state::fetch, py::arg("held"), py::arg("p0"), py::arg("p1"), py::arg("out"))
+        .def("n_own", &bound_state::n_own, py::arg("held"), py::arg("p0"), py::arg("p1"))
+        .def("reserve", &bound_state::reserve, py::arg("n"), py::arg("in_parts") = false)
+        .def("cut", &bound_state::cut, py::arg("seq"), py::arg("n"))
         .def("clear", &bound_state::clear, py::arg("seq"))
         .def("finish", &bound_state::finish);
 }

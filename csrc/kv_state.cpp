@@ -67,6 +67,33 @@ void kv_state::load_rows(llama_seq_id seq, int64_t p0, const std::vector<row_spa
     movable_rows().load(seq, p0, spans);
 }
 
+held_rows::handle kv_state::hold(llama_seq_id seq, int64_t p0, int64_t p1) {
+    check_seq(seq);
+    return movable_rows().hold(seq, p0, p1);
+}
+
+void kv_state::release(held_rows::handle held) {
+    movable_rows().release(held);
+}
+
+void kv_state::fetch(held_rows::handle held, int64_t p0, int64_t p1, uint8_t * out, size_t size) {
+    movable_rows().fetch(held, p0, p1, out, size);
+}
+
+int64_t kv_state::n_own(held_rows::handle held, int64_t p0, int64_t p1) const {
+    return movable_rows().n_own(held, p0, p1);
+}
+
+int64_t kv_state::n_free() const {
+    return movable_rows().n_free();
+}
+
+void kv_state::reserve(int64_t n, bool in_parts) {
+    if (rows != nullptr && n > 0) {
+        rows->reserve(n, in_parts);
+    }
+}
+
 size_t kv_state::state_size(llama_seq_id seq) const {
     check_seq(seq);
     return state != nullptr ? sizeof(block_header) + state->size(seq) : 0;
@@ -154,7 +181,15 @@ void kv_state::clear(llama_seq_id seq) {
     mark_of(seq) = -1;
     finish();
     wipe(seq);
-    llama_memory_seq_rm(llama_get_memory(ctx), seq, -1, -1);
+    cut(seq, 0);
+}
+
+bool kv_state::cut(llama_seq_id seq, int64_t n) {
+    check_seq(seq);
+    if (rows != nullptr) {
+        rows->changed();
+    }
+    return llama_memory_seq_rm(llama_get_memory(ctx), seq, static_cast<llama_pos>(n), -1);
 }
 
 // The library begins a sequence by multiplying the state that lies in its cell by zero. What is not a number, from a

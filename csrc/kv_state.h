@@ -34,6 +34,15 @@ public:
     void   save_rows(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size);
     void   load_rows(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans);
 
+    // Rows that stay on the device, see attention_rows.h.
+    bool              can_hold() const { return rows != nullptr; }
+    held_rows::handle hold(llama_seq_id seq, int64_t p0, int64_t p1);
+    void              release(held_rows::handle held);
+    void              fetch(held_rows::handle held, int64_t p0, int64_t p1, uint8_t * out, size_t size);
+    int64_t           n_own(held_rows::handle held, int64_t p0, int64_t p1) const;
+    int64_t           n_free() const;
+    void              reserve(int64_t n, bool in_parts);
+
     size_t state_size(llama_seq_id seq) const;  // 0 for kind attention
     void   save_state(llama_seq_id seq, int64_t n, uint8_t * out, size_t size);
     void   load_state(llama_seq_id seq, int64_t n, const uint8_t * data, size_t size);
@@ -46,6 +55,9 @@ public:
     int64_t reset(llama_seq_id seq);
 
     void rewind(llama_seq_id seq, int64_t n);
+
+    // Lets the library take back the tokens from n on, its recurrent states included; false if it cannot.
+    bool cut(llama_seq_id seq, int64_t n);
     void clear(llama_seq_id seq);
 
     bool is_async() const { return copies->is_async(); }

@@ -3,6 +3,7 @@
 #include "llama-context.h"
 
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 
@@ -245,6 +246,21 @@ void transfer::load_end() {
     if (copy_backend != nullptr) {
         ggml_backend_event_record(copied.get(), copy_backend.get());
         ggml_backend_event_wait(compute, copied.get());
+    }
+}
+
+void transfer::move(const copy_region & from, const copy_region & to) {
+    const bool on_host = ggml_backend_buffer_is_host(buffer_of(from.tensor));
+    for (size_t i = 0; i < from.count; ++i) {
+        const ggml_tensor source = bytes_of(from.tensor, from.offset + i * from.stride, from.size);
+        ggml_tensor       target = bytes_of(to.tensor, to.offset + i * to.stride, to.size);
+        if (copy_backend != nullptr) {
+            ggml_backend_tensor_copy_async(copy_backend.get(), copy_backend.get(), &source, &target);
+        } else if (on_host) {
+            std::memcpy(target.data, source.data, from.size);
+        } else {
+            ggml_backend_tensor_copy(&source, &target);
+        }
     }
 }
 

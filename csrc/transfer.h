@@ -68,6 +68,12 @@ public:
     void load(const copy_region & to, const uint8_t * src);
     void load_end();
 
+    // What has been computed, or will be by what is on its way, or was copied, goes from one place to another, which has as
+    // many pieces of the same size; what is computed or copied after `move_end` sees it.
+    void move_begin() { save_begin(); }
+    void move(const copy_region & from, const copy_region & to);
+    void move_end() { load_end(); }
+
     // Wait for all copies.
     void finish();
 

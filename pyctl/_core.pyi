@@ -62,6 +62,9 @@ class HostBuffer:
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
+class OutOfCells(RuntimeError):
+    """There are too few free cells for what was asked; nothing has changed."""
+
 class KVState:
     """Rows and state inside the context at address ``ctx``.
 
@@ -97,12 +100,46 @@ class KVState:
     def save_rows(self, seq: int, p0: int, p1: int, out: Buffer) -> None:
         """Copy rows [p0, p1) of ``seq`` into ``out``, which has exactly ``rows_size(p0, p1)`` bytes."""
 
-    def load_rows(self, seq: int, p0: int, spans: Sequence[tuple[Buffer, int, int]]) -> None:
-        """Append rows to ``seq``, which ends at ``p0``.
+    def load_rows(self, seq: int, p0: int, spans: Sequence[tuple[Buffer | int, int, int]]) -> None:
+        """Append rows to ``seq``, which ends at ``p0``; OutOfCells if there is no room for them.
 
-        ``spans`` are (block, first, last): positions [first, last) out of a saved block, in order, the first
-        starting at ``p0``. The state is not touched.
+        ``spans`` are (block, first, last): positions [first, last) out of a saved block, or of rows that `hold` has
+        named, in order, the first starting at ``p0``. What was held is held where ``seq`` has it then. The state is
+        not touched.
         """
+
+    @property
+    def can_hold(self) -> bool:
+        """Whether rows can stay on the device; not for kind ``opaque``."""
+
+    def hold(self, seq: int, p0: int, p1: int) -> int:
+        """Have rows [p0, p1) of ``seq`` stay on the device, whatever becomes of it; returns their name.
+
+        They lie in cells that llama.cpp takes for free ones once no sequence has them. `reserve` and `load_rows` move
+        them to other cells before theirs are taken.
+        """
+
+    def release(self, held: int) -> None:
+        """Let held rows go; harmless where they have gone."""
+
+    def fetch(self, held: int, p0: int, p1: int, out: Buffer) -> None:
+        """Copy held rows [p0, p1) into ``out``, as `save_rows` does. They may be released at once."""
+
+    def n_own(self, held: int, p0: int, p1: int) -> int:
+        """Cells of held rows [p0, p1) that neither a sequence nor anything else that is held has; 0 after `release`."""
+
+    @property
+    def n_free(self) -> int:
+        """Cells that neither a sequence nor held rows have."""
+
+    def reserve(self, n: int, in_parts: bool = False) -> None:
+        """Have no held rows in the cells that the next ``n`` tokens will take; called before llama.cpp takes any.
+
+        OutOfCells if fewer are free; if llama.cpp may divide the tokens, ``in_parts``, also where fewer than 2 ``n`` are.
+        """
+
+    def cut(self, seq: int, n: int) -> bool:
+        """Let llama.cpp take back the tokens of ``seq`` from ``n`` on, with the states after them; False if it cannot."""
 
     def state_size(self, seq: int) -> int:
         """Bytes of the state at the end of ``seq``; 0 for kind ``attention``."""

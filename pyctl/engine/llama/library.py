@@ -23,7 +23,7 @@ import numpy as np
 from llama_cpp import llama_cpp as api
 
 from pyctl.cache.snapshot import Block
-from pyctl.errors import LibraryMismatchError, StateError
+from pyctl.errors import LibraryMismatchError, OutOfCellsError, StateError
 from pyctl.limit import limit
 
 __all__ = [
@@ -222,8 +222,10 @@ def allocate(size: int, *, pinned: bool = True) -> Block:
 
 
 def checked(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Call the extension; its refusals become StateError."""
+    """Call the extension; its refusals become StateError, or OutOfCellsError."""
     try:
         return function(*args, **kwargs)
+    except _core.OutOfCells as error:
+        raise OutOfCellsError from error
     except (ValueError, RuntimeError) as error:
         raise StateError(str(error)) from error

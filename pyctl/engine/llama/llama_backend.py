@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from llama_cpp import llama_cpp as api
 from numpy.typing import NDArray
 
-from pyctl.cache.snapshot import NOTHING, Block, BlockSpan, Span, State
-from pyctl.engine.backend import BlockBytes, SavedSequence, SequenceTokens, TopTokens
+from pyctl.engine.backend import SequenceTokens, TopTokens
 from pyctl.engine.llama.batch import Batch, Embedder
+from pyctl.engine.llama.context_memory import ContextMemory
 from pyctl.engine.llama.draft.draft_model import Follower, MakeDraftModel
 from pyctl.engine.llama.grammar import GrammarCompiler
-from pyctl.engine.llama.library import HostBuffer, KVState, Pulse, allocate
-from pyctl.engine.llama.library import checked as _checked
+from pyctl.engine.llama.library import KVState, Pulse, checked
 from pyctl.engine.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.engine.llama.sampler import DrySamplers, IndexedSampler, LlamaSampler
-from pyctl.engine.llama.sequence_file import StateForm, load_file, save_file
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import EngineError, ModelError, NotSupportedError, OutOfCellsError, StateError, UnavailableError
 from pyctl.prompt import Tokens, as_tokens
@@ -31,7 +28,7 @@ ABORTED = 2
 """What llama_decode returns when `Pulse` stopped it."""
 
 
-class LlamaBackend:
+class LlamaBackend(ContextMemory):
     """Evaluates on the context that ``make`` returns with its model, and moves its rows and states. Owns both.
 
     The layout of the memory is read from what the library writes, so one token is evaluated and dropped first.
@@ -105,10 +102,6 @@ class LlamaBackend:
         self.embedder = self._make_embedder(self.model) if self._make_embedder is not None else None
 
     @property
-    def kind(self) -> Literal["attention", "hybrid", "opaque"]:
-        return self._memory.kind
-
-    @property
     def draft_type(self) -> str:
         return self._drafts.model.type if self._drafts.model is not None else ""
 
@@ -120,22 +113,13 @@ class LlamaBackend:
     def most_drafts(self) -> int:
         return self.n_ubatch - 1 if self._memory.has_marks else self.n_rollback
 
-    @property
-    def is_async(self) -> bool:
-        """Whether rows and states are copied beside the evaluation; one GPU has to hold them all for that."""
-        return self._memory.is_async
-
-    @property
-    def layout(self) -> str:
-        """What rows and states look like, as text."""
-        return self._memory.layout
-
     # -- evaluation --------------------------------------------------------------------------------------------------
 
     def evaluate(self, seq: int, tokens: Tokens, start: int, *, output: bool = True) -> None:
         n = int(tokens.size)
         if n > self.n_ubatch:
             raise EngineError(f"a batch of {n} tokens is larger than {self.n_ubatch}")
+        self._reserve(n)
         self._batch.fill(seq, tokens, start, last=output)
         self._evaluate([SequenceTokens(seq, tuple(tokens.tolist()), start)] if self.draft_type else [], n)
         self._outputs = [n - 1] if output else []
@@ -144,10 +128,11 @@ class LlamaBackend:
         n, outputs = self._batch.fill_all(items)
         if len(outputs) > self.n_outputs:
             raise EngineError(f"{len(outputs)} outputs are more than {self.n_outputs}")
+        self._reserve(n, in_parts=len(items) > 1)
         marks = {item.seq: -1 for item in items}
         for item in items:
             if self.n_rollback < item.n_drafts <= self.most_drafts:
-                _checked(self._memory.mark, item.seq, item.position)
+                checked(self._memory.mark, item.seq, item.position)
                 marks[item.seq] = item.position + item.n_sure
         self._evaluate(items, n)
         self._outputs = outputs
@@ -173,11 +158,11 @@ class LlamaBackend:
         if n == end:
             return n
         held = n
-        if not 0 < least <= n < end or not api.llama_memory_seq_rm(api.llama_get_memory(self._ctx), seq, n, -1):
+        if not 0 < least <= n < end or not self._memory.cut(seq, n):
             if not 0 < marked <= n < end:
                 self.clear(seq)
                 raise StateError(f"tokens from {n} on of {end} cannot be taken back")
-            held = _checked(self._memory.reset, seq)
+            held = checked(self._memory.reset, seq)
         if drafts := self._drafts.settled():
             drafts.keep(seq, held)
         return held
@@ -255,127 +240,6 @@ class LlamaBackend:
     def piece(self, token: int) -> bytes:
         return self.tokenizer.piece(token, special=False)
 
-    # -- rows and state ----------------------------------------------------------------------------------------------
-
-    def rows_size(self, first: int, last: int) -> int:
-        return 0 if self.kind == "opaque" or first >= last else _checked(self._memory.rows_size, first, last)
-
-    def state_size(self, seq: int) -> int:
-        return self._memory.state_size(seq)
-
-    def synchronize(self) -> None:
-        if self._ctx is not None:
-            self._memory.finish()
-        if drafts := self._drafts.settled():
-            drafts.synchronize()
-
-    def block_bytes(self) -> BlockBytes:
-        in_flight = self._memory.in_flight_bytes if self._ctx is not None else 0
-        in_flight += self._drafts.model.in_flight_bytes if self._drafts.model is not None else 0
-        return BlockBytes(HostBuffer.used(), HostBuffer.held(), in_flight)
-
-    def save_rows(self, seq: int, first: int, last: int) -> Block:
-        if self.kind == "opaque":
-            return NOTHING
-        block = allocate(self._memory.rows_size(first, last))
-        _checked(self._memory.save_rows, seq, first, last, block)
-        return block
-
-    def save_state(self, seq: int, n: int) -> State:
-        draft = self._drafts.save_state(seq, n)
-        if self.kind == "attention":
-            return State.of(NOTHING, draft)
-        # llama.cpp itself must not copy across two pinned ranges, and the state of kind `opaque` is its own.
-        block = allocate(self._memory.state_size(seq), pinned=self.kind != "opaque")
-        _checked(self._memory.save_state, seq, n, block)
-        return State.of(block, draft)
-
-    def load_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
-        self._find_cells(sum(last - start for _, start, last in spans))
-        self._least.pop(seq, None)
-        blocks = [(rows, at, end) for rows, at, end in spans if isinstance(rows, np.ndarray)]
-        _checked(self._memory.load_rows, seq, first, blocks)
-
-    can_hold = False
-
-    @property
-    def n_free(self) -> int:
-        return self.n_cells - sum(map(self._n_held, range(self.n_seqs)))
-
-    def _holds_nothing(self, *args: Any) -> Any:
-        raise StateError("rows cannot be held")
-
-    hold = release = fetch = n_own = _holds_nothing
-
-    def draft_rows_size(self, first: int, last: int) -> int:
-        return self._drafts.model.rows_size(first, last) if self._drafts.model is not None else 0
-
-    def draft_state_size(self) -> int:
-        return self._drafts.model.state_size(0) if self._drafts.model is not None else 0
-
-    def save_draft_rows(self, seq: int, first: int, last: int) -> Block:
-        return self._drafts.save_rows(seq, first, last)
-
-    def load_draft_rows(self, seq: int, first: int, spans: Sequence[BlockSpan]) -> None:
-        if drafts := self._drafts.settled():
-            drafts.load_rows(seq, first, spans)
-
-    def load_state(self, seq: int, n: int, state: State) -> None:
-        if self.kind == "opaque":  # the state holds everything, in place of what the sequence has
-            self._find_cells(n - self._n_held(seq))
-        if self.kind != "attention":
-            self._least.pop(seq, None)
-            _checked(self._memory.load_state, seq, n, state.recurrent)
-        if drafts := self._drafts.settled():
-            drafts.load_state(seq, n, state.draft)
-
-    def _find_cells(self, n: int) -> None:
-        """OutOfCellsError unless there are ``n`` more cells; llama.cpp would only say that it failed."""
-        if n > self.n_free:
-            raise OutOfCellsError
-
-    def _n_held(self, seq: int) -> int:
-        return int(api.llama_memory_seq_pos_max(api.llama_get_memory(self._ctx), seq)) + 1
-
-    def rewind(self, seq: int, n: int) -> None:
-        self._least.pop(seq, None)
-        _checked(self._memory.rewind, seq, n)
-        if drafts := self._drafts.settled():
-            drafts.rewind(seq, n)
-
-    def clear(self, seq: int) -> None:
-        self._least.pop(seq, None)
-        self._memory.clear(seq)
-        self._drafts.forget(seq)
-        if self._drafts.model is not None:
-            self._drafts.model.clear(seq)
-
-    def save_file(self, seq: int, path: Path, tokens: Tokens, ends: Sequence[int]) -> int:
-        return save_file(self._ctx, seq, path, tokens, ends, self.identity)
-
-    def load_file(self, seq: int, path: Path) -> SavedSequence:
-        form = StateForm.of(self.layout) if self.kind != "opaque" else None
-        self._least.pop(seq, None)
-        saved = load_file(self._ctx, seq, path, self.n_ctx, self.tokenizer.n_vocab, self.identity, form)
-        self._check_positions(seq, int(saved.tokens.size))
-        return saved
-
-    def _check_positions(self, seq: int, n: int) -> None:
-        """StateError unless ``seq`` has a row at each position below ``n`` and its state stands there.
-
-        llama.cpp takes positions from a file as they are, and files of llama-server have no checksum.
-        """
-        if n and self.kind != "opaque":
-            block = allocate(self._memory.rows_size(0, min(n, self.n_ubatch)))
-            for first in range(0, n, self.n_ubatch):
-                last = min(first + self.n_ubatch, n)
-                part = block[: self._memory.rows_size(first, last)]
-                _checked(self._memory.save_rows, seq, first, last, part)
-                self._memory.finish()
-        if n and self.kind == "hybrid":
-            self.save_state(seq, n)
-            self._memory.finish()
-
     def embed(self, tokens: Tokens) -> NDArray[np.float32]:
         if self.embedder is None:
             raise NotSupportedError("the model was loaded without embeddings")
@@ -388,8 +252,7 @@ class LlamaBackend:
 
     def _free(self) -> None:
         self._drafts.close()
-        if hasattr(self, "_memory"):
-            del self._memory  # what it holds on the device goes before the context that it belongs to
+        self._memory = None  # what it holds on the device goes before the context that it belongs to
         if not self._keeps_vocabulary:
             self._grammars.close()
             self._dry.close()

@@ -15,7 +15,7 @@ import logging
 import os
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,9 +114,18 @@ def save_file(ctx: Any, seq: int, path: Path, tokens: Tokens, ends: Sequence[int
 
 
 def load_file(
-    ctx: Any, seq: int, path: Path, n_ctx: int, n_vocab: int, identity: str, form: StateForm | None
+    ctx: Any,
+    seq: int,
+    path: Path,
+    n_ctx: int,
+    n_vocab: int,
+    identity: str,
+    form: StateForm | None,
+    reserve: Callable[[int], None],
 ) -> SavedSequence:
     """Fill sequence ``seq`` from ``path``, whose state has this ``form`` if that is known.
+
+    ``reserve`` is told before how many cells it will take.
 
     StateError when there is no such file, when it is damaged, of another model, or longer than ``n_ctx`` tokens.
     """
@@ -132,6 +141,7 @@ def load_file(
         raise StateError("Restored prompt does not fit in the slot context")
     if form is not None:
         form.check(data[HEADER.size + words.nbytes :], int(tokens.size))
+    reserve(int(tokens.size))
     # llama_state_seq_load_file ends the program when a file is cut; reading from memory, llama.cpp minds the end. There
     # it wants a prefix, for which the last bytes before the state do, in our private copy of them.
     start = HEADER.size + words.nbytes - PREFIX.size
