@@ -33,7 +33,8 @@ class CalibratedBackend(Evaluator, SequenceMemory, Protocol):
 def calibrate(pace: Pace, backend: CalibratedBackend, longest: int, n_model: int) -> None:
     """Tell ``pace`` what drafts of up to ``longest`` tokens cost, those of the draft model up to ``n_model``.
 
-    Everything is done three times; the first does not count. What takes too long is left to be learnt on the way.
+    Everything is done four times: the first loads kernels, the second may build a graph, which says what it takes to
+    go from one width to another, and the others count. What takes too long is left to be learnt on the way.
     """
     lengths = sorted({*range(1, n_model + 1), *(n for n in LENGTHS if n <= longest)})
     until = time.monotonic() + SECONDS
@@ -54,10 +55,12 @@ def _measure(
     for seq in ends:
         backend.clear(seq)
         backend.evaluate(seq, as_tokens(range(TOKEN, TOKEN + N_BEFORE)), 0)
+    settling: list[float] = []
     for n in lengths:
         if n_seqs * (1 + n) > min(backend.n_outputs, backend.n_ubatch) or n > backend.most_drafts:
-            return
-        for attempt in range(3):
+            break
+        took: list[float] = []
+        for attempt in range(4):
             if time.monotonic() > until:
                 return
             backend.top_tokens(0, TOKEN, 1)  # the device has done what it was given
@@ -70,9 +73,15 @@ def _measure(
             backend.decode([SequenceTokens(seq, tokens, end) for seq, end in ends.items()])
             backend.top_tokens(0, TOKEN, 1)
             done = time.perf_counter()
+            backend.top_tokens(0, TOKEN, 1)
+            reading = time.perf_counter() - done
             for seq, end in ends.items():
                 ends[seq] = backend.keep(seq, end + 1)
-            if attempt:
-                pace.know_step(n_seqs, n_seqs * (1 + n), (done - drafted) * 1e3)
+            took.append(max(done - drafted - reading, 0.0) * 1e3)
+            if attempt > 1:
+                pace.know_step(n_seqs, n_seqs * (1 + n), took[-1])
                 if 0 < n <= n_model and backend.draft_type:
-                    pace.know_proposal(backend.draft_type, n, (drafted - began) * 1e3 / n_seqs)
+                    pace.know_proposal(backend.draft_type, n_seqs, n, (drafted - began) * 1e3 / n_seqs)
+        settling.append(took[1] - min(took[2:]))
+    if settling:
+        pace.know_settling(n_seqs, max(sorted(settling)[(len(settling) - 1) // 2], 0.0))

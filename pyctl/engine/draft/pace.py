@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pyctl.engine.draft.step_costs import N_PLAIN, Curve, StepCosts
+from pyctl.engine.draft.step_costs import Curve, StepCosts
 
 __all__ = ["Pace", "PacedDraft"]
 
@@ -46,6 +46,12 @@ CURIOSITY, HABIT = 1.05, 1.03
 
 LEAST_PROMISE = 1.1
 """What a width that was hardly in use could give beyond the best one, before it is tried for what it costs."""
+
+STAY = 64.0
+"""In so many steps it has to pay to go to another number of drafts, or to none, which takes time."""
+
+LONG_TRIAL = 2
+"""So often drafts of a trial may be wrong where it takes long to begin it."""
 
 REWEIGH = 16
 """After so many steps without drafts it is weighed anew what they would cost."""
@@ -116,7 +122,8 @@ class _Option(NamedTuple):
 
 @dataclass
 class _Course:
-    """How drafts of one source fare in one request; ``waits`` tokens are left of a pause, ``trial`` follows one.
+    """How drafts of one source fare in one request; ``waits`` tokens are left of a pause, ``trial`` follows one,
+    with ``n_wrong`` drafts that were.
 
     ``last`` is how many it had; ``options`` are those of step ``weighed``, for what was ``asked``.
     """
@@ -125,8 +132,9 @@ class _Course:
     pause: int = FIRST_PAUSE
     waits: int = 0
     trial: bool = False
+    n_wrong: int = 0
     last: int = 0
-    asked: tuple[int, int, int, bool, int] | None = None
+    asked: tuple[int, int, int, bool, int, int] | None = None
     weighed: int = 0
     options: list[_Option] = field(default_factory=list)
 
@@ -144,11 +152,15 @@ class Pace:
         self._granted = GRANT  # what was given of it at first has to be earned before more is given
         self._step = 0
         self._costs: dict[int, StepCosts] = {}
-        self._proposing: defaultdict[str, Curve] = defaultdict(lambda: Curve(0, 0.0, 0.0))  # ms, by drafts
+        # Milliseconds of each request by drafts, of a source and how many it drafts for at once.
+        self._proposing: defaultdict[tuple[str, int], Curve] = defaultdict(lambda: Curve(0, 0.0, 0.0))
+        self._together: set[str] = set()
         self._known: defaultdict[str, _Acceptance] = defaultdict(lambda: _Acceptance(0.02))
         self._courses: defaultdict[int, defaultdict[str, _Course]] = defaultdict(lambda: defaultdict(_Course))
         self._begun: dict[int, int] = {}  # the step at which a request was first asked for
         self._planned: dict[int, tuple[str, int, float]] = {}  # source, drafts and what they risk, by request
+        # Requests and tokens of the last step, how many such there were, and whether drafts made them differ.
+        self._width, self._place, self._is_changed = (0, 0), 0, False
 
     def most(
         self,
@@ -181,13 +193,15 @@ class Pace:
         course = self._courses[key][source]
         if course.waits:
             return 0
+        if together:
+            self._together.add(source)
         lengths = [*(n for n in LENGTHS if n < limit), limit]
-        asked = limit, n_seqs, limit if n_free is None else n_free, together, len(self._planned)
+        asked = limit, n_seqs, limit if n_free is None else n_free, together, len(self._planned), self._width[1]
         # A source that has nothing is asked again and again, with nothing learnt in between.
         if course.asked != asked or self._step >= course.weighed + REWEIGH:
             course.options = self._options(source, course, costs, n_seqs, lengths, asked[2], together=together)
             course.asked, course.weighed = asked, self._step
-        option = self._choose(course, course.options)
+        option = self._choose(course, course.options, costs)
         if option is None:
             return 0
         course.last = option.n
@@ -209,8 +223,15 @@ class Pace:
         if self.is_fixed or not drafts:
             return
         self._step += 1
+        width = len(drafts), n_tokens
+        if decode_ms is None or width[0] != self._width[0]:
+            self._place, self._is_changed = 0, False
+        elif width != self._width:
+            self._place, self._is_changed = 0, True
+        self._width, self._place = width, self._place + 1
         self._settle_time(drafts, n_tokens, decode_ms, proposing_ms or {})
         self._planned.clear()
+        costs = self._costs[len(drafts)]
         for key, source, n_drafted, n_accepted in drafts:
             for course in self._courses[key].values():
                 course.waits = max(course.waits - 1 - n_accepted, 0)
@@ -220,7 +241,9 @@ class Pace:
                 course.asked = None
                 self._known[source].saw(n_drafted, n_accepted)
                 if course.trial and 2 * n_accepted < n_drafted:
-                    self._wait(course)
+                    course.n_wrong += 1
+                    if costs.is_settled(1) or course.n_wrong >= LONG_TRIAL:
+                        self._wait(course, costs)
                 elif n_accepted == n_drafted:
                     course.pause = FIRST_PAUSE
 
@@ -228,9 +251,13 @@ class Pace:
         """A step for ``n_seqs`` requests took that, when it was made to be measured; the plain one is told first."""
         self._costs.setdefault(n_seqs, StepCosts(n_seqs)).know(n_tokens, ms)
 
-    def know_proposal(self, source: str, n: int, ms: float) -> None:
-        """``n`` drafts of ``source`` took that, when they were made to be measured."""
-        self._proposing[source].know(n, ms)
+    def know_settling(self, n_seqs: int, ms: float) -> None:
+        """The second step of a width took so much longer than the next."""
+        self._costs.setdefault(n_seqs, StepCosts(n_seqs)).know_settling(ms)
+
+    def know_proposal(self, source: str, n_seqs: int, n: int, ms: float) -> None:
+        """``n`` drafts for each of ``n_seqs`` requests took that for each, when they were made to be measured."""
+        self._proposing[source, n_seqs].know(n, ms)
 
     def end(self, key: int) -> None:
         """The request has ended."""
@@ -242,9 +269,12 @@ class Pace:
     def _is_due(self, costs: StepCosts, is_first: bool) -> bool:
         """Whether a plain step has to be measured now."""
         unknown = not any(each.is_known for each in self._costs.values())
-        return unknown or costs.n_plain < N_PLAIN or self._step - costs.measured >= (STALE if is_first else REMEASURE)
+        after = (STALE if is_first else REMEASURE) * (1 + costs.change)
+        return unknown or costs.is_fresh or self._step - costs.measured >= after
 
-    def _choose(self, course: _Course, options: Sequence[_Option]) -> _Option | None:
+    def _choose(self, course: _Course, options: Sequence[_Option], costs: StepCosts) -> _Option | None:
+        # To go back to plain steps takes time, too.
+        least = LEAST_GAIN / (1 + costs.change / STAY) if self._width[1] > self._width[0] else LEAST_GAIN
         at_stake = sum(risk for _, _, risk in self._planned.values())
         allowed = [option for option in options if option.risk + at_stake <= self.balance]
         best = max(options, key=lambda option: option.gain)
@@ -252,20 +282,28 @@ class Pace:
         curious = max(allowed, key=lambda option: option.promise, default=best)
         if not course.trial and curious.promise > LEAST_PROMISE * max(best.gain, 1.0):
             return curious
-        if course.trial and best.gain > LEAST_GAIN:
+        if course.trial and best.gain > least:
             course.trial = False
         elif course.trial and max(option.hope for option in options) > LEAST_GAIN:
             # After a pause a short draft has to be right first.
             short = [option for option in allowed if option.n <= TRIAL]
             return max(short, key=lambda option: option.score, default=None)
-        elif best.gain <= LEAST_GAIN:
-            self._wait(course)
+        elif best.gain <= least:
+            self._wait(course, costs)
             return None
         best = max(allowed, key=lambda option: option.score, default=best)
-        return best if best.gain > LEAST_GAIN and best in allowed else None
+        return best if best.gain > least and best in allowed else None
 
-    def _wait(self, course: _Course) -> None:
-        course.waits, course.pause, course.trial = course.pause, min(2 * course.pause, LONGEST_PAUSE), True
+    def _wait(self, course: _Course, costs: StepCosts) -> None:
+        course.waits = round(course.pause * (1 + 2 * costs.change))
+        course.pause, course.trial, course.n_wrong = min(2 * course.pause, LONGEST_PAUSE), True, 0
+
+    def _proposing_of(self, source: str, n_seqs: int) -> Curve:
+        """What it takes for so many at once, or by what is known of fewer."""
+        for n in range(n_seqs, 0, -1):
+            if (source, n) in self._proposing and not self._proposing[source, n].is_empty:
+                return self._proposing[source, n]
+        return self._proposing[source, n_seqs]
 
     def _options(
         self,
@@ -280,7 +318,7 @@ class Pace:
     ) -> list[_Option]:
         n_places = bisect.bisect_left(LENGTHS, lengths[-1]) + 1
         shares = course.acceptance.shares(n_places, self._known[source].shares(n_places, None, 1), 2)
-        proposing, plain_ms = self._proposing[source], costs.plain_ms or 1.0
+        proposing, plain_ms = self._proposing_of(source, n_seqs if together else 1), costs.plain_ms or 1.0
         width = n_seqs + sum(n for _, n, _ in self._planned.values())
         before = costs.wider.of(width)[0]
         options: list[_Option] = []
@@ -296,6 +334,9 @@ class Pace:
             n_tokens = n_seqs * (1 + n) if together else width + n
             expected, worst = costs.wider.of(n_tokens)
             to_propose = proposing.of(n)[0] / plain_ms
+            change, is_other = costs.change, (n_seqs, n_tokens) != self._width
+            # Found drafts are of many lengths; those of a model are as many again in the next step.
+            change_now = (change / STAY if together else costs.excess(1)) / n_seqs if is_other else 0.0
             if together:  # what each has to answer for
                 more, risk = (expected - 1) / n_seqs + to_propose, (worst - 1) / n_seqs + to_propose
             else:
@@ -307,10 +348,12 @@ class Pace:
                 risk += max(
                     costs.wider.of(n_seqs + 1)[1] - 1, costs.wider.of(n_seqs + n)[1] - 1 - (n - 1) / n_seqs, 0.0
                 )
+            more, risk = more + change_now, risk + change * (2 if is_other else 1) / n_seqs
             cost = 1 + n_seqs * more
             gain = promise = (1 + n_right) / cost
             if together:
-                promise = (1 + n_right) / (costs.wider.floor(n_tokens) + n_seqs * proposing.floor(n) / plain_ms)
+                least = costs.wider.floor(n_tokens) + n_seqs * (proposing.floor(n) / plain_ms + change_now)
+                promise = (1 + n_right) / least
             score = gain * (HABIT if n == course.last else 1 if costs.wider.is_measured(n_tokens) else CURIOSITY)
             options.append(_Option(n, gain, score, (1 + n) / cost, risk, promise))
         return options
@@ -326,15 +369,18 @@ class Pace:
         proposing = 0.0
         for source, ms in proposing_ms.items():
             asked = [n for name, n, _ in self._planned.values() if name == source] or [1]
+            n_asked = len(asked) if source in self._together else 1
             if decode_ms is not None:
-                self._proposing[source].saw(self._step, max(asked), ms / len(asked))
-            proposing += self._proposing[source].of(max(asked))[0] * len(asked)
+                is_settled = self._place > 1 or costs.is_settled(1)
+                self._proposing[source, n_asked].saw(self._step, max(asked), ms / len(asked), is_settled=is_settled)
+            proposing += self._proposing_of(source, n_asked).of(max(asked))[0] * len(asked)
         if decode_ms is not None:
-            costs.saw(self._step, n_tokens, decode_ms)
+            costs.saw(self._step, n_tokens, decode_ms, self._place)
         if not costs.plain_ms:
             return
         gained = 1 + sum(draft.n_accepted for draft in drafts) / n_seqs
         spent = proposing / costs.plain_ms + costs.wider.of(n_tokens)[0]
+        spent += costs.excess(self._place) if self._is_changed else 0.0
         allowance = LOSS * gained
         used = min(allowance, self._granted)
         self._granted -= used

@@ -40,7 +40,8 @@ def test_costs_are_known_and_sequences_empty(model_path: Callable[[str], Path]) 
         for n_seqs in (1, 2):
             assert pace._costs[n_seqs].is_known
             assert all(pace._costs[n_seqs].wider.is_measured(n_seqs * (1 + n)) for n in range(4))
-        assert [pace._proposing["draft-mtp"].of(n)[0] > 0 for n in (1, 2, 3)] == [True] * 3
+            assert 0 <= pace._costs[n_seqs].excess(1) <= pace._costs[n_seqs].excess(2)
+        assert [pace._proposing["draft-mtp", n_seqs].of(n)[0] > 0 for n_seqs in (1, 2) for n in (1, 2, 3)] == [True] * 6
         assert said(backend) == said(fresh)
     finally:
         backend.unload()
