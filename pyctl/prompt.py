@@ -79,5 +79,11 @@ class Prompt:
         """Where the generation header begins, or the whole length without boundaries."""
         return self.boundaries[-1] if self.boundaries else len(self)
 
+    def first(self, n: int) -> Prompt:
+        """The first ``n`` tokens of it, with what lies within them."""
+        inner = tuple(boundary for boundary in self.boundaries if boundary < n)
+        lines = tuple(end for end in self.line_ends if end <= n)
+        return Prompt(as_tokens(self.tokens[:n]), inner, min(self.n_unmarked, n), lines)
+
     def __len__(self) -> int:
         return int(self.tokens.size)

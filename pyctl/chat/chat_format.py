@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 from typing import Any, Literal, TypeAlias
@@ -22,12 +22,15 @@ from pyctl.chat.reply_splitter import ParsedReply, ReplySplitter
 from pyctl.chat.template import Template, TemplateCapabilities
 from pyctl.chat.tools import Tools, callable_tools, template_tools
 from pyctl.errors import RequestError
-from pyctl.prompt import Prompt, Tokens, as_tokens
+from pyctl.prompt import Prompt, Tokens, as_tokens, common_prefix
 
 __all__ = ["ChatFormat", "ChatRequest", "PreparedChat", "ReasoningFormat"]
 
 ReasoningFormat: TypeAlias = Literal["auto", "deepseek", "none"]
 """``none`` leaves the reasoning in the content, with its tags; the others take it out."""
+
+_NEXT_TEXTS = "0", "x"
+"""What the next message may begin with: nothing that both have in common."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,26 @@ class ChatFormat:
             prefill=request.prefill_assistant,
         )
         return PreparedChat(self, request, rendered, callables)
+
+    def beginning(self, request: ChatRequest) -> Prompt:
+        """What the next prompt of a conversation certainly begins with, whoever speaks next and whatever is said.
+
+        After a message of the user, or the result of a tool, it is all of the prompt. ``messages`` may be empty.
+        """
+        messages = [] if request.messages is None else request.messages
+        if not isinstance(messages, list):
+            return self.prepare(request).prompt  # which says what is wrong
+        last = messages[-1] if messages and isinstance(messages[-1], dict) else {}
+        if last.get("role") not in (None, "system", "developer", "assistant"):
+            return self.prepare(request).prompt
+        tools = template_tools(request.tools)
+        one, other = (
+            self.prompt_of(
+                self._renderer.render([*messages, *_next(last, text)], tools=tools, variables=request.template_kwargs)
+            )
+            for text in _NEXT_TEXTS
+        )
+        return one.first(common_prefix(one.tokens, other.tokens))
 
     def prompt_from_text(self, text: str) -> Prompt:
         """Tokens of ``text``, special tokens included, after BOS where the model wants it."""
@@ -212,8 +235,36 @@ class PreparedChat:
         first, last = reader.feed(self.rendered.begun.removesuffix(content)), reader.finish()
         return ReplyDelta(first.reasoning + last.reasoning, content)
 
-    def splitter(self) -> ReplySplitter:
-        """What takes one reply apart, and remembers it in the end; a new one at each call."""
+    def next_prompt(self, message: Mapping[str, Any]) -> Prompt | None:
+        """What the next prompt certainly begins with if the client returns the reply as ``message``; None if the
+        template has no place for it.
+
+        Without its reasoning, unless the conversation has some already: where a client returns it, the next prompt
+        goes on from the reply as it was sampled, and needs nothing of this.
+        """
+        request = self._request
+        assert isinstance(request.messages, list)
+        before = request.messages[: len(request.messages) - self._goes_on]
+        if not any(each["role"] == "assistant" and each.get("reasoning_content") for each in before):
+            message = {name: value for name, value in message.items() if name != "reasoning_content"}
+        try:
+            return self._chat.beginning(replace(request, messages=[*before, message]))
+        except RequestError:
+            return None
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether the reply is the rest of the last message."""
+        request = self._request
+        assert isinstance(request.messages, list)
+        is_last = request.messages[-1]["role"] == "assistant"
+        return self.is_continued or (request.prefill_assistant and is_last)
+
+    def splitter(self, said: Callable[[dict[str, Any]], None] | None = None) -> ReplySplitter:
+        """What takes one reply apart, and remembers it in the end; a new one at each call.
+
+        ``said`` is told the whole reply then, as an assistant message.
+        """
         rendered = self.rendered
         tags = None if self._request.reasoning_format == "none" else self._chat.tags
         parser = self._chat.call_format.parser(self._tools, tags, rendered.reply_part)
@@ -221,20 +272,23 @@ class PreparedChat:
             parser.feed(rendered.prefill)
         marks = self._chat.marks
         header = marks.header(rendered.text, rendered.prefill)
-        if not header:
+        if not header and said is None:
             return ReplySplitter(parser)
 
-        def remember(text: str, tokens: list[int], reply: ParsedReply) -> None:
+        def ended(text: str, tokens: list[int], reply: ParsedReply) -> None:
             message = reply.message(self.echo)
             if self.open_reasoning and text.startswith(
                 self.open_reasoning
             ):  # it is part of the header, and of the echo
                 text = text.removeprefix(self.open_reasoning)
                 message["content"] = self.echo.content + reply.content.removeprefix(self.open_reasoning)
-            known = any(self._text_of(tokens, special) == text for special in (False, True))
-            marks.replay.remember(message, rendered.place, header, text, as_tokens(tokens) if known else None)
+            if header:
+                known = any(self._text_of(tokens, special) == text for special in (False, True))
+                marks.replay.remember(message, rendered.place, header, text, as_tokens(tokens) if known else None)
+            if said is not None:
+                said(message)
 
-        return ReplySplitter(parser, on_end=remember)
+        return ReplySplitter(parser, on_end=ended)
 
     def _begins(self) -> ReplyPart:
         """Where the reply begins: ``start`` only if the template leaves it a reasoning block to open."""
@@ -254,6 +308,22 @@ class PreparedChat:
 
     def _text_of(self, tokens: Sequence[int], special: bool) -> str:
         return self._chat.tokenizer.detokenize(tokens, special=special).decode("utf-8", "replace")
+
+
+def _next(last: Mapping[str, Any], text: str) -> list[dict[str, Any]]:
+    """What may follow a message: results of its calls, or a message of the user."""
+    calls = last.get("tool_calls")
+    if not isinstance(calls, list) or not calls:
+        return [{"role": "user", "content": text}]
+    return [{"role": "tool", "content": text, **_of_call(call)} for call in calls]
+
+
+def _of_call(call: Any) -> dict[str, Any]:
+    """What the result of ``call`` says about it."""
+    call = call if isinstance(call, dict) else {}
+    function = call.get("function")
+    known = {"tool_call_id": call.get("id"), "name": function.get("name") if isinstance(function, dict) else None}
+    return {name: value for name, value in known.items() if isinstance(value, str)}
 
 
 def _ids(values: Sequence[str | int]) -> Tokens:

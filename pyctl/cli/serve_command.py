@@ -8,9 +8,11 @@ import threading
 from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.assemble import assemble, found
 from pyctl.cli.logs import start_log
-from pyctl.errors import EngineError
+from pyctl.errors import EngineError, PyctlError
 from pyctl.server.app import create_app
 from pyctl.server.connections import bind
+from pyctl.server.generate.prepare import prepare_warm_up
+from pyctl.server.generation_body import ChatBody
 from pyctl.server.lifecycle import LoadingApp, leave, serve
 from pyctl.server.service import Service
 
@@ -63,6 +65,11 @@ class _Serving:
             return
         service.worker.prepare()
         self.gate.open(create_app(service))
+        for body in self._settings.server.warm:
+            try:
+                service.worker.warm(prepare_warm_up(service, ChatBody.of(body)))
+            except PyctlError as error:
+                log.warning("--warm: %s", error)
         log.info("%s on %s", service.worker.info.model_path, address)
 
     def watch(self) -> None:

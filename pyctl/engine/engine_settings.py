@@ -6,10 +6,14 @@ from dataclasses import dataclass
 
 from pyctl.cache.plan import MIN_BATCH
 from pyctl.convert import integer
-from pyctl.limit import SetLimit
+from pyctl.limit import SetLimit, limit
 from pyctl.setting import CACHE, SERVER
 
-__all__ = ["EngineSettings"]
+__all__ = ["MOST_WARM_UPS", "EngineSettings"]
+
+MOST_WARM_UPS = limit(
+    16, "prompts that wait to be evaluated before anybody asks for them", "the oldest are given up", "process"
+)
 
 
 def idle_seconds(text: str) -> int:

@@ -15,13 +15,13 @@ from pyctl.cache.snapshot import Prefix, PromptMatch
 from pyctl.engine.admission import ActiveRequest, Steps
 from pyctl.engine.backend import Backend
 from pyctl.engine.cells import CellPool
+from pyctl.engine.engine_settings import MOST_WARM_UPS
 from pyctl.engine.engine_stats import EngineCounters, PrefillLog
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Failed, Progress, Request, Timings
 from pyctl.engine.sequence import LiveSequence
 from pyctl.engine.snapshotter import CacheLookup, CachePlan, MakeRoom, Snapshotter
 from pyctl.errors import BusyError, OutOfCellsError
-from pyctl.limit import limit
 from pyctl.prompt import Tokens, common_prefix
 
 __all__ = ["Prefill", "PrefillTurns", "WarmUps"]
@@ -109,10 +109,6 @@ def _tell_progress(active: ActiveRequest, seq: LiveSequence, stats: RequestStats
         ms = (time.perf_counter() - active.started) * 1e3
         active.handle.put(Progress(stats.n_prompt, stats.n_cached, seq.n, ms, stats.source, seq.id))
 
-
-MOST_WARM_UPS = limit(
-    16, "prompts that wait to be evaluated before anybody asks for them", "the oldest are given up", "process"
-)
 
 QUIET_SECONDS = 1.0
 """So long nobody must have asked before a warm-up begins by which the next turn hardly becomes faster."""

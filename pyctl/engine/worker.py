@@ -72,6 +72,7 @@ class Worker:
         self._working = False
         self._n_steps = 0
         self._n_failed = 0
+        self._before_close: list[Callable[[], None]] = []
         self._no_more_steps = threading.Event()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pyctl-engine", daemon=True)
@@ -125,6 +126,10 @@ class Worker:
         if len(request.prompt) < self._info.n_ctx:
             self.call(lambda: None if self._engine.asleep else self._engine.submit(handle))
 
+    def before_close(self, function: Callable[[], None]) -> None:
+        """Have ``function`` called by `close` before anything else; it ends who else may use the model's vocabulary."""
+        self._before_close.append(function)
+
     def check(self, sampling: Sampling) -> None:
         """Raise RequestError for a grammar that cannot be compiled; may take a second, but not of the engine's time."""
         self._engine.backend.check(sampling)
@@ -173,6 +178,8 @@ class Worker:
         Waits ``timeout`` seconds at most, by default as long as the engine may take to close and a margin for the step.
         Returns whether everything is written that was to be kept. Idempotent.
         """
+        for function in self._before_close:
+            function()
         wait = self._engine.close_seconds + STEP_SECONDS if timeout is None else timeout
         with self._lock:
             first, self._closing = not self._closing, True

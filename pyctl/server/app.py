@@ -76,6 +76,7 @@ _POST: dict[str, Handler] = {
     "/tools": unsupported.disabled,
     "/cors-proxy": unsupported.disabled,
     "/cache/pin": prefix_cache.pin,
+    "/cache/warm": prefix_cache.warm,
     "/v1/messages": anthropic.messages,
     "/v1/messages/count_tokens": anthropic.count_tokens,
     "/v1/conversations": responses.create_conversation,

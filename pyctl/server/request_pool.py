@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -16,7 +17,9 @@ from starlette.requests import ClientDisconnect, Request
 from pyctl.errors import BusyError, UnavailableError
 from pyctl.limit import limit
 
-__all__ = ["RequestPool"]
+__all__ = ["Afterwards", "RequestPool"]
+
+log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -24,7 +27,9 @@ R = TypeVar("R")
 _MAX_WAITING = limit(256, "requests that wait to be read", "503 with Retry-After", "process")
 _MAX_SECONDS = limit(30.0, "what it takes to read a request", "503", "request", "seconds")
 _MAX_ABANDONED = limit(8, "requests that took longer and are not done yet", "503 with Retry-After", "process")
+_MAX_AFTERWARDS = limit(16, "replies whose next prompts wait to be rendered", "the oldest are not", "process")
 _IDLE_SECONDS = 10.0
+_CLOSE_SECONDS = 2.0
 
 
 class RequestPool:
@@ -115,6 +120,50 @@ class RequestPool:
             job = self._waiting.popleft()
             job.state = "running"
             return job
+
+
+class Afterwards:
+    """Runs functions for which nobody waits, one after the other, on a thread that is there as long as they are.
+
+    Of many that wait the oldest are left out. What they raise is logged.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()  # guards what follows
+        self._waiting: deque[Callable[[], None]] = deque(maxlen=_MAX_AFTERWARDS)
+        self._is_running = self._is_closed = False
+
+    def add(self, function: Callable[[], None]) -> None:
+        """Run ``function`` soon, unless it is closed."""
+        with self._changed:
+            if self._is_closed:
+                return
+            self._waiting.append(function)
+            starts, self._is_running = not self._is_running, True
+        if starts:
+            threading.Thread(target=self._work, name="pyctl-afterwards", daemon=True).start()
+
+    def close(self) -> None:
+        """Run nothing any more; waits for what runs now, which uses the vocabulary, as long as it may take to render
+        a conversation.
+        """
+        with self._changed:
+            self._is_closed = True
+            self._waiting.clear()
+            self._changed.wait_for(lambda: not self._is_running, _CLOSE_SECONDS)
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                if not self._waiting:
+                    self._is_running = False
+                    self._changed.notify_all()
+                    return
+                function = self._waiting.popleft()
+            try:
+                function()
+            except Exception:
+                log.exception("what comes after a reply failed")
 
 
 class _Job(Generic[R]):

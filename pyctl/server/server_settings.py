@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from pyctl.cache.cache_settings import DiskSettings
-from pyctl.convert import choice, directory, integer, words
+from pyctl.convert import choice, directory, file_text, integer, words
+from pyctl.engine.engine_settings import MOST_WARM_UPS
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import ConfigError
@@ -53,6 +56,22 @@ def url_path(text: str) -> str:
     if text and not re.fullmatch(r"(/[\w.~-]+)+", text):
         raise ValueError(f"{text!r} is not a path such as /llm")
     return text
+
+
+def chat_bodies(text: str) -> tuple[Mapping[str, Any], ...]:
+    """The JSON objects in a file, one or a list."""
+    try:
+        value = json.loads(file_text(text))
+    except RecursionError as error:
+        raise ValueError(f"{text!r} is no JSON: {error}") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{text!r} is no JSON: {error}") from error
+    bodies = tuple(value) if isinstance(value, list) else (value,)
+    if not all(isinstance(body, dict) for body in bodies):
+        raise ValueError(f"{text!r} is neither a JSON object nor a list of them")
+    if len(bodies) > MOST_WARM_UPS:
+        raise ValueError(f"{text!r} has {len(bodies)} requests, the most is {MOST_WARM_UPS}")
+    return bodies
 
 
 @dataclass(frozen=True)
@@ -140,6 +159,23 @@ class ServerSettings:
     )
     cache_prompt: bool = CACHE.flag(
         True, "--cache-prompt", "reuse earlier prompts", None, "LLAMA_ARG_CACHE_PROMPT", off="--no-cache-prompt"
+    )
+    warm_next: bool = CACHE.flag(
+        True,
+        "--warm-next",
+        "evaluate replies as the next prompt will have them, while nobody asks for anything",
+        None,
+        "PYCTL_WARM_NEXT",
+        off="--no-warm-next",
+    )
+    warm: tuple[Mapping[str, Any], ...] = SERVER.flag(
+        (),
+        "--warm",
+        "chat requests (JSON, one or a list) whose prompts are evaluated at the start",
+        chat_bodies,
+        "PYCTL_WARM",
+        "FILE",
+        many=True,
     )
     reasoning_format: str = FORMAT.flag(
         "auto",

@@ -12,7 +12,7 @@ from pyctl.engine.backend import EngineInfo
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.worker import Worker
 from pyctl.server.conversation_store import ConversationStore
-from pyctl.server.request_pool import RequestPool
+from pyctl.server.request_pool import Afterwards, RequestPool
 from pyctl.server.response_store import ResponseStore
 from pyctl.server.server_settings import ServerSettings
 
@@ -35,6 +35,10 @@ class Service:
     running: dict[str, tuple[RequestHandle, ...]] = field(default_factory=dict)
     conversations: ConversationStore = field(default_factory=ConversationStore)
     pool: RequestPool = field(default_factory=RequestPool)
+    afterwards: Afterwards = field(default_factory=Afterwards)
+
+    def __post_init__(self) -> None:
+        self.worker.before_close(self.afterwards.close)
 
     @property
     def info(self) -> EngineInfo:

@@ -28,6 +28,7 @@ from pyctl.engine.request import Done, Piece, Request, Timings
 from pyctl.engine.worker import Worker
 from pyctl.server.generate import respond
 from pyctl.server.lifecycle import LoadingApp
+from pyctl.server.request_pool import Afterwards
 from tests.chat.toy import CHATML_SPECIALS, ByteTokenizer
 from tests.server.fake import INFO, Client
 
@@ -53,6 +54,7 @@ class Seen:
         self.built: dict[str, dict[str, Any]] = {}
         self.log: dict[str, Any] = {}
         self.requests: list[Request] = []
+        self.warmed: list[Request] = []
         self.address: tuple[tuple[str, ...], int] = ((), 0)
         self.served: Mapping[str, Any] = {}
         self.gate: LoadingApp | None = None
@@ -172,6 +174,8 @@ def look(monkeypatch: pytest.MonkeyPatch, argv: list[str], at: Callable[[Seen], 
         patch.setattr(assemble, "load", load)
         patch.setattr(assemble, "gc", SimpleNamespace(collect=lambda: None, freeze=lambda: None))
         patch.setattr(Worker, "submit", submit)
+        patch.setattr(Worker, "warm", lambda _, request: seen.warmed.append(request))
+        patch.setattr(Afterwards, "add", lambda _, function: function())
         patch.setattr(EngineAdmin, "embed", embed)
         patch.setattr(respond.ReplyResponse, "_ping", ping)
         patch.setattr(serve_command, "bind", lambda hosts, port: _nothing(seen, hosts, port))

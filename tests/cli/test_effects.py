@@ -296,6 +296,7 @@ EFFECTS: dict[str, Effect] = {
     "--prefix-cache-slots": Effect("5", built("RamCache", "0")),
     "-cram": Effect("100", built("RamCache", "1")),
     "--cache-prompt": Effect("", lambda seen: seen.request.cache_prompt),
+    "--warm-next": Effect("", lambda seen: bool(seen.reply and seen.warmed)),
     "-cms": Effect("77", option("min_step")),
     "--exact": Effect("", option("exact")),
     "--cache-idle-slots": Effect("", option("clear_idle")),
@@ -398,6 +399,7 @@ EFFECTS: dict[str, Effect] = {
     "--ssl-cert-file": Effect("other.pem", lambda seen: seen.served["ssl_cert_file"], TLS),
     "--sse-ping-interval": Effect("7", ping),
     "--metrics": Effect("", status("GET", "/metrics")),
+    "--warm": Effect(FILE, lambda seen: [len(each.prompt) > 5 and each.background for each in seen.warmed]),
     "--props": Effect("", status("POST", "/props", json={})),
     "--show-prompts": Effect("", cached_text),
     "--slots": Effect("", status("GET", "/slots")),
@@ -429,6 +431,7 @@ FILES = {
     "-jf": '{"type": "null"}',
     "--chat-template-file": "{{ messages[0].role }}",
     "--api-key-file": "key",
+    "--warm": '[{"messages": [{"role": "system", "content": "Be brief."}]}, {"tools": []}]',
 }
 
 

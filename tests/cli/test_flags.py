@@ -9,6 +9,7 @@ import pytest
 from pyctl.chat.format_settings import keep_reasoning
 from pyctl.cli.arguments import parse_chat, parse_serve
 from pyctl.engine.model_settings import CPU_EXPERTS
+from pyctl.errors import ConfigError
 from pyctl.setting import Flag
 from tests.cli.given import PRESERVED, SERVE_FLAGS, at, refused, serve
 
@@ -70,6 +71,8 @@ ROUND_TRIPS: dict[str, tuple[str, str, Any]] = {
     "n_slots": ("0", "cache.n_slots", 0),
     "ram_mib": ("-1", "cache.ram_mib", -1),
     "cache_prompt": ("", "server.cache_prompt", True),
+    "warm_next": ("", "server.warm_next", True),
+    "warm": ("", "", None),  # needs a file, below
     "prefill_assistant": ("", "server.prefill_assistant", True),
     "min_step": ("0", "engine.min_step", 0),
     "exact": ("", "engine.exact", True),
@@ -247,6 +250,21 @@ def test_flags_that_add_up() -> None:
     assert settings.server.sampling.logit_bias == ((1, 2.0), (3, -float("inf")))
     assert settings.server.sampling.dry_sequence_breakers == ()
     assert serve("--api-key", "a", "--api-key", "b", LLAMA_API_KEY="c").server.api_keys == ("a", "b")
+
+
+def test_prompts_to_be_made_ready_come_from_files(tmp_path: Path) -> None:
+    one, more, wrong = tmp_path / "one", tmp_path / "more", tmp_path / "wrong"
+    one.write_text('{"messages": []}')
+    more.write_text('[{"tools": []}, {"messages": ["x"]}]')
+    bodies = ({"messages": []}, {"tools": []}, {"messages": ["x"]})
+    assert serve("--warm", str(one), "--warm", str(more)).server.warm == bodies
+    assert serve(PYCTL_WARM=str(one)).server.warm == bodies[:1]
+    for text in ("{", "5", "[1]", "[" * 5000, "[" + ",".join(["{}"] * 17) + "]"):
+        wrong.write_text(text)
+        with pytest.raises(ConfigError, match="--warm"):
+            serve("--warm", str(wrong))
+    with pytest.raises(ConfigError, match="cannot read"):
+        serve("--warm", str(tmp_path / "nothing"))
 
 
 def test_flash_attention_words_and_the_older_bare_flag() -> None:

@@ -81,7 +81,16 @@ def test_every_other_flag_of_pyctl_is_its_own() -> None:
     assert own == {
         *("--prefix-cache-slots", "--exact", "--no-exact", "--kv-cache-dir", "--kv-cache-budget"),
         *("--kv-cache-min-tokens", "--kv-cache-cold-max", "--disk-prefix-cache", "--kv-cache-daily-writes"),
-        *("--prompt-replay", "--queue", "--show-prompts", "--max-connections", "--stall-timeout"),
+        *(
+            "--warm",
+            "--warm-next",
+            "--no-warm-next",
+            "--prompt-replay",
+            "--queue",
+            "--show-prompts",
+            "--max-connections",
+            "--stall-timeout",
+        ),
         *("--mmap", "--no-mmap", "--mlock"),  # older names, which llama-server still takes
     }
     assert WITHOUT_USE.keys() <= documented

@@ -218,7 +218,10 @@ class Bench:
         self.worker = RecordingWorker(self.engine, known)
         chat = ChatFormat(Template(template, eos_token="<|im_end|>"), self.tokenizer, replay=replay)
         admin = EngineAdmin(self.worker, self.engine)
-        self.service = Service(self.worker, chat, admin, settings or ServerSettings())
+        settings = settings or ServerSettings()
+        # A script has no answer to what nobody asked for.
+        settings = replace(settings, warm_next=settings.warm_next and not played)
+        self.service = Service(self.worker, chat, admin, settings)
         self.app = create_app(self.service)
         self.client = Client(self.app)
 

@@ -14,7 +14,7 @@ import pytest
 from starlette.requests import ClientDisconnect, Request
 
 from pyctl.errors import BusyError, RequestError, UnavailableError
-from pyctl.server.request_pool import RequestPool
+from pyctl.server.request_pool import Afterwards, RequestPool
 from tests.server.fake import HI, Bench, play
 
 
@@ -114,7 +114,7 @@ def test_the_process_ends_while_requests_are_read() -> None:
     code = """
 import asyncio, time
 from tests.server.test_request_pool import request
-from pyctl.server.request_pool import RequestPool
+from pyctl.server.request_pool import Afterwards, RequestPool
 async def main():
     task = asyncio.ensure_future(RequestPool().run(request(), time.sleep, 600))
     await asyncio.sleep(0.3)
@@ -141,6 +141,41 @@ def test_a_full_pool_is_503_with_a_time_to_try_again() -> None:
     for path, body in bodies.items():
         response = bench.post(path, body)
         assert (response.status_code, response.headers.get("retry-after")) == (503, "5"), path
+
+
+def test_what_comes_afterwards_is_done_in_order_and_ends_before_the_vocabulary_goes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    afterwards, done = Afterwards(), list[int]()
+    begun, go_on = threading.Event(), threading.Event()
+
+    def first() -> None:
+        begun.set()
+        go_on.wait(10)
+        done.append(0)
+        raise ValueError("broken")
+
+    afterwards.add(first)
+    assert begun.wait(10)
+    for number in range(1, 20):
+        afterwards.add(lambda number=number: done.append(number))  # type: ignore[misc]
+    threading.Timer(0.05, go_on.set).start()
+    deadline = time.monotonic() + 10
+    while len(done) < 17:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    assert done == [0, *range(4, 20)], "the oldest that waited were left out"
+    assert "broken" in caplog.text
+
+    go_on.clear()
+    begun.clear()
+    afterwards.add(first)
+    afterwards.add(lambda: done.append(99))
+    assert begun.wait(10)
+    threading.Timer(0.05, go_on.set).start()
+    afterwards.close()
+    afterwards.add(lambda: done.append(99))
+    assert done[17:] == [0], "what ran has ended, and nothing else begins"
 
 
 def test_threads_end_when_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

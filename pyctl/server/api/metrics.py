@@ -108,6 +108,11 @@ def _cache(view: CacheView) -> Iterator[Metric]:
     yield Metric("pyctl:cache_hits_total", "counter", "Requests resumed from a prefix, by its place", by_source)
     yield Metric("pyctl:cache_restored_tokens_total", "counter", "Prompt tokens restored, by source", restored)
     yield Metric("pyctl:cache_evaluated_tokens_total", "counter", "Prompt tokens evaluated", evaluated)
+    warmed = {"": totals.n_warmed}
+    yield Metric("pyctl:warmed_tokens_total", "counter", "Tokens evaluated before anybody asked for them", warmed)
+    used = {"": totals.n_warmed_used}
+    yield Metric("pyctl:warmed_tokens_used_total", "counter", "Such tokens that a request then resumed from", used)
+    yield Metric("pyctl:warm_ups_total", "counter", "Prompts made ready before anybody asked", {"": totals.n_warm_ups})
     yield Metric("pyctl:cache_saves_total", "counter", "Snapshots taken", {"": totals.n_saved})
     yield Metric("pyctl:cache_evictions_total", "counter", "Snapshots evicted from RAM", {"": view.n_evicted})
     refused = {"": view.n_refused}

@@ -1,4 +1,4 @@
-"""The endpoints of the prefix cache itself: what it holds, pins, and a clean slate."""
+"""The endpoints of the prefix cache itself: what it holds, pins, prompts that are made ready, and a clean slate."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pyctl.cache.cache_stats import CacheStats, CacheView
-from pyctl.errors import NotFoundError, RequestError
+from pyctl.engine.request import Done, Failed
+from pyctl.errors import EngineError, NotFoundError, RequestError
 from pyctl.server.body import PinBody
+from pyctl.server.generate.prepare import prepare_warm_up
+from pyctl.server.generation_body import ChatBody
 from pyctl.server.http import JsonResponse
 from pyctl.server.memory_use import counted_bytes, resident_bytes
 from pyctl.server.middleware import may_be_rebound
 from pyctl.server.service import Service
 
-__all__ = ["clear", "pin", "show"]
+__all__ = ["clear", "pin", "show", "warm"]
 
 
 async def show(service: Service, request: Request) -> Response:
@@ -42,6 +45,22 @@ async def pin(service: Service, request: Request) -> Response:
     if not await asyncio.wrap_future(service.admin.pin(name, body.pinned)):
         raise NotFoundError(f"no prefix {name!r} in the cache")
     return JsonResponse({"id": name, "pinned": body.pinned})
+
+
+async def warm(service: Service, request: Request) -> Response:
+    """POST /cache/warm: evaluates the prompt of a chat request, as far as it is certain, while nobody else asks.
+
+    Answers with its tokens when they are ready; a client that does not wait changes nothing.
+    """
+    raw = await request.body()
+    asked = await service.pool.run(request, lambda: prepare_warm_up(service, ChatBody.parse(raw)))
+    async for event in service.worker.submit(asked):
+        if isinstance(event, Failed):
+            raise event.error
+        if isinstance(event, Done):
+            stats = event.stats
+            return JsonResponse({"ready": stats.n_prompt, "cached": stats.n_cached, "evaluated": stats.n_evaluated})
+    raise EngineError("the prompt ended without a result")
 
 
 async def clear(service: Service, request: Request) -> Response:
@@ -85,4 +104,7 @@ def _totals(totals: CacheStats) -> dict[str, Any]:
         "hits": totals.hits,
         "snapshots_saved": totals.n_saved,
         "failed_restores": totals.failed_restores,
+        "warmed": totals.n_warmed,
+        "warmed_used": totals.n_warmed_used,
+        "warm_ups": totals.n_warm_ups,
     }

@@ -45,7 +45,8 @@ def timings_json(timings: Timings, report: RequestStats | None = None) -> dict[s
     """Counts are tokens. The first predicted token comes with the prompt, so n tokens are n - 1 steps.
 
     Drafts are told of if there were any. ``report``, once it is complete, adds what llama-server does not have: what
-    lookup, restore and save took of the prompt's time. Numbers only: typed clients want nothing else here.
+    lookup, restore and save took of the prompt's time, and how many tokens had been evaluated before the request came,
+    if any. Numbers only: typed clients want nothing else here.
     """
     n_steps = max(timings.n_predicted - 1, 0)
     drafts = timings.drafts
@@ -67,6 +68,7 @@ def timings_json(timings: Timings, report: RequestStats | None = None) -> dict[s
 
 def _cache_json(report: RequestStats) -> dict[str, Any]:
     return {
+        **({"warmed_n": report.n_warmed} if report.n_warmed else {}),
         "lookup_ms": report.lookup_ms,
         "restore_ms": report.restore_ms,
         "save_ms": report.save_ms,
@@ -74,13 +76,14 @@ def _cache_json(report: RequestStats) -> dict[str, Any]:
 
 
 def usage_json(done: Done) -> dict[str, Any]:
-    """OpenAI's account of a reply."""
+    """OpenAI's account of a reply, with the part of the cached tokens that was evaluated for it before it came."""
+    warmed = {"warmed_tokens": done.stats.n_warmed} if done.stats.n_warmed else {}
     n_prompt, n_predicted = done.stats.n_prompt, done.timings.n_predicted
     return {
         "completion_tokens": n_predicted,
         "prompt_tokens": n_prompt,
         "total_tokens": n_prompt + n_predicted,
-        "prompt_tokens_details": {"cached_tokens": done.timings.n_cached},
+        "prompt_tokens_details": {"cached_tokens": done.timings.n_cached, **warmed},
     }
 
 

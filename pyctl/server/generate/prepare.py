@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, get_args
 
 from pyctl.cache.persist import DiskPolicy
@@ -36,7 +37,9 @@ from pyctl.server.generation_body import (
 from pyctl.server.server_settings import REASONING_FORMATS
 from pyctl.server.service import Service
 
-__all__ = ["PreparedReply", "keep_scales", "parallel_calls", "prepare", "prepare_chat", "sampling_of"]
+__all__ = [
+    "PreparedReply", "keep_scales", "parallel_calls", "prepare", "prepare_chat", "prepare_warm_up", "sampling_of",
+]  # fmt: skip
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +51,7 @@ LETTERS_PER_TOKEN = 8
 class PreparedReply:
     """Reply number ``index`` of a request: what the engine is asked, how the client wants it, and the prompt as text.
 
-    ``chat`` is the conversation that the reply continues, None for a raw prompt.
+    ``chat`` is the conversation that the reply continues, None for a raw prompt. ``said`` is told the whole reply.
     """
 
     request: Request
@@ -56,6 +59,7 @@ class PreparedReply:
     prompt_text: str
     index: int = 0
     chat: PreparedChat | None = None
+    said: Callable[[dict[str, Any]], None] | None = None
 
     @property
     def open_reasoning(self) -> str:
@@ -74,7 +78,9 @@ class PreparedReply:
 
     def splitter(self) -> ReplySplitter:
         """What takes the reply apart; of a raw prompt's, everything is content."""
-        return self.chat.splitter() if self.chat is not None else ReplySplitter(ReasoningSplitter(None, "content"))
+        if self.chat is None:
+            return ReplySplitter(ReasoningSplitter(None, "content"))
+        return self.chat.splitter(self.said)
 
 
 def prepare(service: Service, body: AnyBody) -> list[PreparedReply]:
@@ -112,11 +118,38 @@ def prepare(service: Service, body: AnyBody) -> list[PreparedReply]:
         for number in range(body.n):
             nth = _nth(request, number)
             replies.append(PreparedReply(nth, body.options, asked.text, len(replies), asked.chat))
+    if settings.warm_next and len(replies) == 1:
+        (reply,) = replies
+        if reply.chat is not None and reply.request.cache_prompt and reply.request.max_tokens != 0:
+            said = partial(_make_next_turn_ready, service, reply.chat, reply.request)
+            replies = [replace(reply, said=lambda message: service.afterwards.add(lambda: said(message)))]
     return replies
+
+
+def prepare_warm_up(service: Service, body: ChatBody) -> Request:
+    """What has the engine evaluate the prompt of ``body``, as far as it is certain what it begins with."""
+    prompt = service.chat.beginning(_chat_request(service, body.conversation))
+    if len(prompt) >= service.info.n_ctx:
+        raise ContextSizeError(len(prompt), service.info.n_ctx)
+    policy = DiskPolicy.of_request(body.prefix_cache, DiskPolicy.of_server(service.settings.disk_policy))
+    return Request(prompt, max_tokens=0, disk_policy=policy, background=True)
+
+
+def _make_next_turn_ready(service: Service, chat: PreparedChat, request: Request, message: dict[str, Any]) -> None:
+    """Have the reply evaluated as the next prompt will have it: with what comes before, after and instead of it."""
+    prompt = chat.next_prompt(message)
+    if prompt is not None:
+        policy, seq = request.disk_policy, request.seq
+        service.worker.warm(Request(prompt, max_tokens=0, disk_policy=policy, seq=seq, background=True, after=request))
 
 
 def prepare_chat(service: Service, body: ConversationBody, asked: ChatBody | None = None) -> PreparedChat:
     """The conversation alone, as far as its prompt; with all that binds the reply if the whole request is ``asked``."""
+    request = _chat_request(service, body)
+    return service.chat.prepare(request if asked is None else replace(request, **_binding(service, asked)))
+
+
+def _chat_request(service: Service, body: ConversationBody) -> ChatRequest:
     kwargs = dict(body.chat_template_kwargs)
     if isinstance(kwargs.get("enable_thinking"), str):
         raise RequestError("'chat_template_kwargs.enable_thinking' must be true or false, not a string")
@@ -128,7 +161,7 @@ def prepare_chat(service: Service, body: ConversationBody, asked: ChatBody | Non
     add_header = continues is None if body.add_generation_prompt is None else body.add_generation_prompt
     if continues is not None and add_header:
         raise RequestError("'add_generation_prompt' and 'continue_final_message' exclude each other")
-    request = ChatRequest(
+    return ChatRequest(
         body.messages,
         tools=body.tools,
         tool_choice=body.tool_choice,
@@ -140,7 +173,6 @@ def prepare_chat(service: Service, body: ConversationBody, asked: ChatBody | Non
         continue_final_message=continues,
         grammar=body.grammar,
     )
-    return service.chat.prepare(request if asked is None else replace(request, **_binding(service, asked)))
 
 
 def parallel_calls(service: Service, asked: bool | None) -> bool:

@@ -52,7 +52,8 @@ def log_done(path: str, done: Done, text_of: TextOf) -> None:
     report, timings = done.stats, done.timings
     # A device may still be busy when the prefill has been handed to it; the first token waits for it.
     prefill_ms = max(report.prefill_ms, timings.prompt_ms - report.lookup_ms - report.restore_ms)
-    restored = f"{report.n_cached} from {report.source} in {_time(report.lookup_ms + report.restore_ms)}"
+    warmed = f" ({report.n_warmed} of them made ready before)" if report.n_warmed else ""
+    restored = f"{report.n_cached} from {report.source}{warmed} in {_time(report.lookup_ms + report.restore_ms)}"
     log.info(
         "%s: %d prompt tokens, %s, %d evaluated in %s%s; %d predicted in %s%s%s, the first after %s; stop: %s",
         path,
