@@ -17,7 +17,7 @@ from bench.common import parser_of
 
 SCRIPTS = (
     "exact", "kv", "ttft", "batch", "decode", "speculative", "agent_edits", "controller", "policy", "codec", "disk",
-    "recent", "frontend", "recall", "budgets", "replay", "grammar", "request_path", "threads", "soak",
+    "recent", "warm", "frontend", "recall", "budgets", "replay", "grammar", "request_path", "threads", "soak",
 )  # fmt: skip
 
 
