@@ -3,8 +3,8 @@
     python -m bench.batch                         # the tiny hybrid model
     python -m bench.batch -m model.gguf --tokens 4096
 
-The default of MIN_BATCH (a boundary closer than this to the last batch end does not end a batch) and of --ubatch-size
-rest on this table.
+The default of MIN_BATCH (a boundary closer than this to the last batch end does not end a batch) rests on this table;
+`bench.batch_ends` says what follows for prompts of many messages.
 """
 
 from __future__ import annotations

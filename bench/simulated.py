@@ -89,6 +89,7 @@ class SizedBackend:
     can_hold = True
     n_rollback, most_drafts, draft_type = 3, 3, ""
     n_beats = 0
+    batch_cost = 0
 
     def __init__(self, n_cells: int, n_seqs: int, row_bytes: int, state_bytes: int, n_ubatch: int = 512) -> None:
         self.n_ctx = self.n_cells = n_cells

@@ -54,12 +54,15 @@ class Prompt:
     ``boundaries`` are token counts at which a message begins, ascending, each in (0, len(tokens)); the
     generation header, where there is one, is the last. Wrong boundaries raise ValueError. The first ``n_unmarked``
     tokens are text before any message; ``line_ends`` are token counts within them at which a line ends, ascending.
+    ``headers`` are the boundaries at which the assistant begins, as the tokens right behind them say; None where
+    nobody can tell.
     """
 
     tokens: Tokens
     boundaries: tuple[int, ...] = ()
     n_unmarked: int = 0
     line_ends: tuple[int, ...] = ()
+    headers: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         previous = 0
@@ -83,7 +86,8 @@ class Prompt:
         """The first ``n`` tokens of it, with what lies within them."""
         inner = tuple(boundary for boundary in self.boundaries if boundary < n)
         lines = tuple(end for end in self.line_ends if end <= n)
-        return Prompt(as_tokens(self.tokens[:n]), inner, min(self.n_unmarked, n), lines)
+        headers = None if self.headers is None else tuple(header for header in self.headers if header < n)
+        return Prompt(as_tokens(self.tokens[:n]), inner, min(self.n_unmarked, n), lines, headers)
 
     def __len__(self) -> int:
         return int(self.tokens.size)

@@ -123,7 +123,7 @@ class Run:
 
     def flags(self, kv: str = "f16", n_ctx: int | None = None) -> list[str]:
         """What both servers get."""
-        flags = ["-ngl", "99", "-fa", "on", "-c", str(n_ctx or self.options.ctx), "-ub", "512", "--parallel", "1"]
+        flags = ["-ngl", "99", "-fa", "on", "-c", str(n_ctx or self.options.ctx), "--parallel", "1"]
         return [*flags, "-ctk", kv, "-ctv", kv, *self.options.flags]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -17,12 +18,22 @@ LADDER = 512
 MIN_BATCH = 32
 """A boundary ends a batch only this many tokens after the last batch end; smaller batches waste the device."""
 
+GPU_BATCH_COST = 480
+"""The least tokens that a batch has on average, on a GPU, where it ends at places that are only sometimes of use. With
+so many a prompt is evaluated as fast as in full batches of 512 (bench/results/batch-ends.md)."""
 
-def batch_ends(prompt: Prompt, n_ubatch: int, min_batch: int = MIN_BATCH) -> list[int]:
+FIRST_RUNG = 64
+"""So many tokens, twice, four times, ... behind the beginning a long first message may be left."""
+
+
+def batch_ends(prompt: Prompt, n_ubatch: int, min_batch: int = MIN_BATCH, batch_cost: int = 0) -> list[int]:
     """Token counts at which evaluation stops, ascending; the last is len(prompt).
 
-    A batch ends ``n_ubatch`` tokens after the one before, or at a boundary at least ``min_batch`` tokens after it. In
-    unmarked text, which has no boundaries, it ends at the first line end that is as far from the last batch end as
+    A batch ends ``n_ubatch`` tokens after the one before, or at a boundary at least ``min_batch`` tokens after it: in
+    any case where the assistant begins, since there prompts end, and at the first, the end of the head. Where another
+    message begins, and at FIRST_RUNG, twice, four times, ... as many tokens, it does so if the batches up to there have
+    ``batch_cost`` tokens on average then: a device that works on many tokens at a time pays for each batch.
+    In unmarked text, which has no boundaries, it ends at the first line end that is as far from the last batch end as
     that, or at twice that without any line end; but at least an eighth of what has been evaluated by then, so that a
     long text is cut into two dozen batches more, and no more than a quarter of it is evaluated again.
     Nothing else enters, so a prompt that extends another has the same ends in the shared part, except for the
@@ -30,16 +41,33 @@ def batch_ends(prompt: Prompt, n_ubatch: int, min_batch: int = MIN_BATCH) -> lis
     """
     ends = _unmarked_ends(prompt, n_ubatch, min_batch) if prompt.n_unmarked else []
     last = ends[-1] if ends else 0
-    for stop in (*prompt.boundaries, len(prompt)):
+    spare = 0  # tokens that the batches so far had beyond ``batch_cost`` each
+    for stop, is_sure in _stops(prompt, n_ubatch):
         while last + n_ubatch <= stop:
             last += n_ubatch
             ends.append(last)
-        if stop - last >= min_batch:
+            spare = max(spare + n_ubatch - batch_cost, -batch_cost)
+        n_new = stop - last
+        if n_new >= min_batch and (is_sure or spare + n_new >= batch_cost):
             last = stop
             ends.append(last)
+            spare = max(spare + n_new - batch_cost, -batch_cost)
     if len(prompt) > last:
         ends.append(len(prompt))
     return ends
+
+
+def _stops(prompt: Prompt, n_ubatch: int) -> list[tuple[int, bool]]:
+    """Where a batch may end, ascending, the prompt's end last, and whether each is worth a batch in any case."""
+    boundaries, headers = prompt.boundaries, prompt.headers
+    sure = {*(boundaries if headers is None else headers), *boundaries[:1], len(prompt)}
+    stops = {*boundaries, len(prompt)}
+    rung = FIRST_RUNG
+    while rung < min(n_ubatch, len(prompt)):
+        if rung > prompt.n_unmarked:
+            stops.add(rung)
+        rung *= 2
+    return [(stop, stop in sure) for stop in sorted(stops)]
 
 
 def _unmarked_ends(prompt: Prompt, n_ubatch: int, min_batch: int) -> list[int]:
@@ -67,9 +95,9 @@ def inner_ends(prompt: Prompt, ends: Sequence[int]) -> list[int]:
 
 
 def last_common_end(a: Sequence[int], b: Sequence[int], limit: int) -> int:
-    """The deepest position at or before ``limit`` that is a batch end in both, or 0."""
-    common = set(a[: bisect.bisect_right(a, limit)]).intersection(b[: bisect.bisect_right(b, limit)])
-    return max(common, default=0)
+    """The deepest position at or before ``limit`` up to which both have the same batch ends, or 0."""
+    n_same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1] <= limit, zip(a, b, strict=False)))
+    return a[n_same - 1] if n_same else 0
 
 
 def ends_within(ends: Sequence[int], first: int, last: int | None = None) -> tuple[int, ...]:

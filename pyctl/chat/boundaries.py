@@ -8,7 +8,7 @@ In text before the first of them, lines are all there is to go by.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from pyctl.chat.template import Template, TemplateCapabilities
 from pyctl.errors import RequestError
 from pyctl.prompt import Tokens
 
-__all__ = ["LineEnds", "boundaries", "message_starts"]
+__all__ = ["LineEnds", "assistant_start", "boundaries", "headers", "message_starts"]
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,18 @@ def boundaries(tokens: Tokens, starts: Sequence[int]) -> tuple[int, ...]:
         return ()
     here = tokens == starts[0] if len(starts) == 1 else np.isin(tokens, starts)
     return tuple(int(index) for index in np.flatnonzero(here) if index)
+
+
+def headers(tokens: Tokens, boundaries: Sequence[int], start: Sequence[int]) -> tuple[int, ...] | None:
+    """Those of ``boundaries`` at which the assistant begins, with the tokens ``start``; None without any such tokens.
+
+    One whose tokens are not all there is none yet: what begins there shows when they are.
+    """
+    if not start:
+        return None
+    inside = np.array([at for at in boundaries if at + len(start) <= tokens.size], np.int64)
+    same = (tokens[inside[:, None] + np.arange(len(start))] == np.array(start)).all(axis=1) if inside.size else inside
+    return tuple(inside[same == 1].tolist())
 
 
 class LineEnds:
@@ -78,6 +90,27 @@ def message_starts(
     return tuple(sorted(starts))
 
 
+def assistant_start(
+    template: Template, tokenizer: Tokenizer, starts: Sequence[int], capabilities: TemplateCapabilities
+) -> tuple[int, ...]:
+    """The tokens with which both a generation header and a message of the assistant begin, and no other message does.
+
+    Empty where the template has no such header, or all its messages begin alike.
+    """
+    gaps = _Gaps(template, tokenizer, starts)
+    roles = zip(("user", "assistant", "user"), _MARKS, strict=False)
+    said = [sample_message(role, mark, as_text=capabilities.text) for role, mark in roles]
+    header, message, user, first = (
+        gaps.last_start(*where) for where in ((said[:1], 1, True), (said, 1), (said, 2), (said[:1], 0))
+    )
+    n = next((i for i, token in enumerate(header) if message[i : i + 1] != (token,)), len(header))
+    # What separates it from the text may become one token with that.
+    while n and not tokenizer.piece(header[n - 1]).strip():
+        n -= 1
+    common = header[:n]
+    return common if all(other[:n] != common for other in (user, first)) else ()
+
+
 def _starts(gaps: _Gaps, capabilities: TemplateCapabilities) -> list[int | None]:
     text, as_object = capabilities.text, capabilities.object_arguments
     roles = zip(("user", "assistant", "user", "tool"), (*_MARKS[:3], _MARKS[2]), strict=True)
@@ -97,7 +130,7 @@ def _starts(gaps: _Gaps, capabilities: TemplateCapabilities) -> list[int | None]
 class _Gaps:
     """The special tokens between the marks of a rendered sample."""
 
-    def __init__(self, template: Template, tokenizer: Tokenizer, specials: Set[int]) -> None:
+    def __init__(self, template: Template, tokenizer: Tokenizer, specials: Collection[int]) -> None:
         self._template = template
         self._tokenizer = tokenizer
         self._specials = specials
@@ -109,8 +142,18 @@ class _Gaps:
             before = before[1:]
         return before[0] if before else None
 
+    def last_start(self, messages: Sequence[Mapping[str, Any]], gap: int, header: bool = False) -> tuple[int, ...]:
+        """The tokens before mark ``gap``, or after the last, from the last special one on that begins a message."""
+        tokens = self._tokens(messages, gap, header) or []
+        at = max((i for i, token in enumerate(tokens) if token in self._specials), default=len(tokens))
+        return tuple(tokens[at:])
+
     def specials(self, messages: Sequence[Mapping[str, Any]], gap: int, header: bool = False) -> list[int] | None:
         """Special tokens before mark ``gap``, or after the last if that is their number; None if a mark is missing."""
+        tokens = self._tokens(messages, gap, header)
+        return None if tokens is None else [token for token in tokens if token in self._specials]
+
+    def _tokens(self, messages: Sequence[Mapping[str, Any]], gap: int, header: bool) -> list[int] | None:
         try:
             text = self._template.render(messages, add_generation_prompt=header)
         except RequestError:
@@ -122,8 +165,7 @@ class _Gaps:
                 return None
             edges += [at, at + len(mark)]
         edges.append(len(text))
-        between = self._tokenizer.tokenize(text[edges[2 * gap] : edges[2 * gap + 1]], parse_special=True)
-        return [token for token in between if token in self._specials]
+        return self._tokenizer.tokenize(text[edges[2 * gap] : edges[2 * gap + 1]], parse_special=True)
 
     def start(
         self,

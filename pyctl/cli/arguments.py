@@ -220,9 +220,8 @@ def _resolve(given: Given) -> tuple[dict[str, Any], tuple[str, ...]]:
         values["chat_template"] = values["template_file"]
 
     n_batch = values.get("n_batch", ModelSettings.n_batch)
-    if values.get("n_ubatch", ModelSettings.n_ubatch) > n_batch:
-        if "n_ubatch" in values:
-            warnings.append(f"--ubatch-size {values['n_ubatch']} is cut to --batch-size {n_batch}")
+    if values.get("n_ubatch", 0) > n_batch:
+        warnings.append(f"--ubatch-size {values['n_ubatch']} is cut to --batch-size {n_batch}")
         values["n_ubatch"] = n_batch
     kwargs = dict(values.get("template_kwargs", {}))
     if values.get("reasoning", "auto") != "auto":

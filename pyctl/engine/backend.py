@@ -146,6 +146,10 @@ class Evaluator(Protocol):
         """The most tokens of one evaluation."""
 
     @property
+    def batch_cost(self) -> int:
+        """How many tokens a batch should have on average, so that it costs little beside them; see `batch_ends`."""
+
+    @property
     def is_async(self) -> bool:
         """Whether a device evaluates on its own: `decode` returns when that has begun."""
 

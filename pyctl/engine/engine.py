@@ -9,7 +9,6 @@ import time
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.disk.readers import Reads
 from pyctl.cache.disk_tier import DiskTier
-from pyctl.cache.plan import batch_ends
 from pyctl.cache.ram import RamCache
 from pyctl.engine.admission import LOOK_SECONDS, WAIT_SECONDS, ActiveRequest, Admission, IdleTask, Steps
 from pyctl.engine.backend import Backend
@@ -368,15 +367,14 @@ class Engine:
         with Generation(self.backend, handle, seq) as reply:
             stats = active.stats = RequestStats(n_prompt=len(request.prompt))
             seq.left_over = False
-            ends = batch_ends(request.prompt, self.backend.n_ubatch, self.settings.min_batch)
-
-            lookup = snapshotter.lookup(request, ends, seq, stats)
+            lookup = snapshotter.lookup(request, self._prefill.ends(request.prompt), seq, stats)
             snapshotter.leave(seq, lookup, stats)
             self._give_all_cells(lookup)
             restored = yield from snapshotter.restore(lookup, seq, stats, self.pool.make_room)
             stats.n_warmed = self.warm_ups.used(lookup.match, stats.n_cached)
+            lookup = self._prefill.behind(seq, lookup)
             plan = snapshotter.plan(lookup, restored, seq, stats)
-            yield from self._prefill.run(active, seq, ends, plan, stats)
+            yield from self._prefill.run(active, seq, lookup.ends, plan, stats)
             reply.first()
             snapshotter.persist(plan)
             with self.speculation.following(active.id, request.prompt.tokens, request.sampling.seed) as learn:

@@ -155,10 +155,10 @@ class ModelSettings:
     type), the first match counts. With ``fit``, what was not given is made to fit: the context down to ``fit_ctx``
     tokens, then the layers on the GPU, so that ``fit_target`` MiB stay free on each. ``metadata`` are (key, value),
     ``lora`` are (file, scale). ``n_threads`` below 1 means as many as the layers are worth, and ``n_threads_batch``
-    below 1 the same number, or then one per core. ``n_ctx`` 0, ``rope_*`` 0 or empty, ``yarn_orig_ctx`` 0, the other
-    ``yarn_*`` -1 and an empty ``pooling`` mean the model's own value. ``tensor_split`` are proportions, empty for an
-    even split. ``pooling`` is none, mean, cls, last or rank, for ``embeddings`` only. All ``n_seqs`` share ``n_ctx`` if
-    ``kv_unified`` is true, and one has ``n_ctx_per_seq`` of it at most, 0 for no such bound.
+    below 1 the same number, or then one per core. ``n_ubatch`` 0 is what pays on this machine. ``n_ctx`` 0, ``rope_*``
+    0 or empty, ``yarn_orig_ctx`` 0, other ``yarn_*`` -1 and an empty ``pooling`` mean the model's own. ``tensor_split``
+    are proportions, empty for an even split. ``pooling`` is none, mean, cls, last or rank, for ``embeddings`` only. All
+    ``n_seqs`` share ``n_ctx`` if ``kv_unified``, and one has ``n_ctx_per_seq`` of it at most, 0 for no such bound.
     """
 
     path: str = MODEL.flag("", "-m --model", "GGUF file to load", str, "LLAMA_ARG_MODEL", "FILE")
@@ -317,7 +317,9 @@ class ModelSettings:
     n_batch: int = CONTEXT.flag(
         2048, "-b --batch-size", "tokens in one call of llama.cpp", integer(1), "LLAMA_ARG_BATCH"
     )
-    n_ubatch: int = CONTEXT.flag(512, "-ub --ubatch-size", "tokens in one evaluation", integer(1), "LLAMA_ARG_UBATCH")
+    n_ubatch: int = CONTEXT.flag(
+        0, "-ub --ubatch-size", "tokens in one evaluation", integer(1), "LLAMA_ARG_UBATCH", shown="512, 1024 on a GPU"
+    )
     n_threads: int = CONTEXT.flag(
         -1, "-t --threads", "CPU threads for generation, -1 = chosen", integer(), "LLAMA_ARG_THREADS"
     )

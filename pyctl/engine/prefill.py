@@ -22,7 +22,7 @@ from pyctl.engine.request import Done, Failed, Progress, Request, Timings
 from pyctl.engine.sequence import LiveSequence
 from pyctl.engine.snapshotter import CacheLookup, CachePlan, MakeRoom, Snapshotter
 from pyctl.errors import BusyError, OutOfCellsError
-from pyctl.prompt import Tokens, common_prefix
+from pyctl.prompt import Prompt, Tokens, common_prefix
 
 __all__ = ["Prefill", "PrefillTurns", "WarmUps"]
 
@@ -64,6 +64,23 @@ class Prefill:
         self.is_short = False
         self._backend, self._pool, self._snapshotter = backend, pool, snapshotter
         self._counters, self._running = counters, running
+
+    def ends(self, prompt: Prompt) -> list[int]:
+        """Where batches of ``prompt`` end."""
+        return self._ends(prompt, self._backend.batch_cost)
+
+    def behind(self, seq: LiveSequence, lookup: CacheLookup) -> CacheLookup:
+        """``lookup`` with the batch ends for what is to follow in ``seq``.
+
+        Behind generated text no batch is one of a cold run, so batches may end wherever a client may come back to: at
+        every boundary. One turn has few of them, whatever they cost.
+        """
+        if seq.n_exact == seq.n or not self._backend.batch_cost:
+            return lookup
+        return replace(lookup, ends=self._ends(lookup.request.prompt, 0))
+
+    def _ends(self, prompt: Prompt, batch_cost: int) -> list[int]:
+        return batch_ends(prompt, self._backend.n_ubatch, self._snapshotter.settings.min_batch, batch_cost)
 
     def run(
         self, active: ActiveRequest, seq: LiveSequence, ends: Sequence[int], plan: CachePlan, stats: RequestStats
@@ -202,10 +219,10 @@ class WarmUps:
     ) -> Steps:
         """The whole way of a background request; ``alone`` gives it all cells, as whoever is served alone gets them."""
         request, snapshotter = active.handle.request, self._snapshotter
-        tokens, settings = request.prompt.tokens, snapshotter.settings
+        tokens = request.prompt.tokens
         began = active.started = time.perf_counter()
         stats = active.stats = RequestStats(n_prompt=len(request.prompt))
-        ends = inner_ends(request.prompt, batch_ends(request.prompt, self._n_ubatch, settings.min_batch))
+        ends = inner_ends(request.prompt, self._prefill.ends(request.prompt))
         last = ends[-1] if ends else 0
         seq.left_over = False
         lookup = snapshotter.lookup(request, ends, seq, stats)

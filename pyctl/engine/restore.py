@@ -98,8 +98,8 @@ def from_snapshot(
     The live sequence holds the first ``same`` tokens as a cold run would, a batch end of both.
     """
     n = snapshot.n
-    if exact and (not snapshot.exact or last_end(ends, n) != n):
-        return None  # generated text, or a boundary of another prompt at which this one would not stop
+    if exact and (not snapshot.exact or last_common_end(ends, snapshot.ends, n) != n):
+        return None  # generated text, or batches of another prompt that end where this one's would not
     keep = 0 if memory.kind == "opaque" else last_end(ends, min(same, n))
     return Candidate("live" if keep == n else source, n, keep, snapshot, arrival)
 

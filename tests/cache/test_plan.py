@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyctl.cache.plan import batch_ends, choose_cuts
+from pyctl.cache.plan import batch_ends, choose_cuts, last_common_end
+from pyctl.chat.boundaries import boundaries, headers
 from pyctl.prompt import Prompt, as_tokens
 
 
@@ -85,6 +88,85 @@ def test_a_history_changed_anywhere_costs_about_what_follows(boundaries: set[int
     assert n - max((cut for cut in cuts if cut <= changed), default=0) <= max(3 * (n - changed), 768) + 64
 
 
+TURN = (300, 300)
+
+
+def conversation(n: int, head: int, *turn: int) -> Prompt:
+    """A head, then messages of users and replies of the sizes ``turn``, again and again; headers are known."""
+    boundaries, headers, at = [], [], head
+    for size, is_reply in itertools.cycle((size, i % 2 == 1) for i, size in enumerate(turn)):
+        if at >= n:
+            return Prompt(as_tokens(np.zeros(n)), tuple(boundaries), headers=tuple(headers))
+        boundaries.append(at)
+        if is_reply:
+            headers.append(at)
+        at += size
+    raise AssertionError
+
+
+def test_a_costly_batch_ends_where_replies_begin_and_elsewhere_as_often_as_it_can_be_afforded() -> None:
+    given_prompt = conversation(20_000, 2_000, *TURN)
+    assert given_prompt.headers is not None
+    ends = batch_ends(given_prompt, 1024, 32, 480)
+    assert {*given_prompt.headers, 2_000} <= set(ends)
+    others = set(ends) - set(given_prompt.headers)
+    assert others <= {512, 1536, 2_000, 20_000, *given_prompt.boundaries}
+    assert 5 <= len(others) < len(given_prompt.boundaries) / 3
+    assert len(ends[:-1]) <= 20_000 / 480
+    # Without a cost every message ends a batch; unknown headers may be anywhere.
+    assert set(given_prompt.boundaries) <= set(batch_ends(given_prompt, 1024, 32))
+    assert set(given_prompt.boundaries) <= set(batch_ends(prompt(20_000, *given_prompt.boundaries), 1024, 32, 480))
+
+
+def test_all_messages_of_long_turns_end_a_batch() -> None:
+    given_prompt = conversation(32_768, 2_018, 268, 718)
+    assert set(given_prompt.boundaries) <= set(batch_ends(given_prompt, 1024, 32, 480))
+
+
+def test_a_long_first_message_has_rungs() -> None:
+    assert batch_ends(prompt(700), 512) == [64, 128, 256, 700]
+    assert batch_ends(prompt(700), 64) == [64 * i for i in range(1, 11)] + [700]
+    assert batch_ends(prompt(3000), 1024, 32, 480) == [512, 1536, 2560, 3000]
+
+
+@given(
+    messages=st.lists(st.tuples(st.booleans(), st.integers(1, 900)), max_size=30),
+    n_ubatch=st.sampled_from([64, 200, 512, 1024]),
+    cost=st.integers(0, 700),
+    short=st.floats(0.01, 1),
+    n_unmarked=st.integers(0, 300),
+)
+def test_headers_and_costs_follow_from_the_prefix_alone(
+    messages: list[tuple[bool, int]], n_ubatch: int, cost: int, short: float, n_unmarked: int
+) -> None:
+    start = (7, 8, 9)
+    tokens = [0] * n_unmarked
+    for is_reply, n in messages:
+        tokens += [*(start if is_reply else (7, 8, 5)), *[0] * n]
+    tokens = tokens or [0]
+
+    def ends(n: int) -> list[int]:
+        ids = as_tokens(tokens[:n])
+        found = boundaries(ids, [7])
+        return batch_ends(Prompt(ids, found, min(n_unmarked, n), (), headers(ids, found, start)), n_ubatch, 32, cost)
+
+    n = max(int(len(tokens) * short), 1)
+    few, many = ends(n), ends(len(tokens))
+    # What begins within its last tokens the shorter one cannot know, and so it does not stop there.
+    cut = [end for end in many if end < n - len(start)]
+    assert few[: len(cut)] == cut
+    assert set(few[:-1]) <= set(many)
+    assert few[-1] == n
+    assert all(0 < b - a <= n_ubatch for a, b in zip([0, *many], many, strict=False))
+
+
+def test_ends_in_common_are_those_up_to_which_all_are() -> None:
+    assert last_common_end([10, 20, 30], [10, 20, 40], 100) == 20
+    assert last_common_end([10, 20, 30], [10, 30], 100) == 10, "the batch up to 30 was another one"
+    assert last_common_end([10, 20, 30], [10, 20, 30], 29) == 20
+    assert last_common_end([10], [20], 100) == 0
+
+
 def raw(n: int, line: int, n_unmarked: int | None = None) -> Prompt:
     """Unmarked text in lines of so many tokens, 0 for none that ends."""
     n_unmarked = n if n_unmarked is None else n_unmarked
@@ -98,8 +180,8 @@ def test_unmarked_text_ends_batches_at_line_ends_and_without_any_between() -> No
     assert batch_ends(raw(400, 10), 512) == [40, 80, 120, 160, 200, 240, 280, 320, 360, 400]
     assert batch_ends(raw(200, 0), 512) == [64, 128, 192, 200]
     assert batch_ends(raw(200, 0), 48) == [48, 96, 144, 192, 200]
-    assert batch_ends(raw(300, 10, 100), 512) == [40, 80, 300], "a message ends no batch of 20"
-    assert batch_ends(raw(300, 10, 115), 512) == [40, 80, 115, 300]
+    assert batch_ends(raw(120, 10, 100), 512) == [40, 80, 120], "a message ends no batch of 20"
+    assert batch_ends(raw(120, 10, 115), 512) == [40, 80, 115, 120]
 
 
 @given(st.integers(0, 700), st.integers(1, 3000), st.integers(1, 600), st.integers(32, 512))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import logging
 
 import numpy as np
@@ -48,6 +49,37 @@ def test_start_tokens_are_found_by_rendering(
 ) -> None:
     eos = {"[INST]": "</s>", "<|user|>": "<eos>"}.get(expected[0], "")
     assert starts(source, specials, bos, eos) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "specials", "bos", "expected"),
+    [
+        (toy.CHATML, toy.CHATML_SPECIALS, "", b"<|im_start|>assistant"),
+        (toy.THINKING, toy.CHATML_SPECIALS, "", b"<|im_start|>assistant"),
+        (toy.LLAMA3, LLAMA3, "<|begin_of_text|>", b"<|start_header_id|>assistant<|end_header_id|>"),
+        (
+            toy.GEMMA,
+            ("<bos>", "<start_of_turn>", "<end_of_turn>", "\n", "\n\n"),
+            "<bos>",
+            b"<start_of_turn>model",
+        ),
+        (toy.MISTRAL, ("<s>", "</s>", "[INST]", "[/INST]"), "<s>", b""),
+        (toy.ROLE_TOKENS, ("<|user|>", "<|assistant|>", "<|system|>", "<|end|>", "<eos>"), "", b"<|assistant|>"),
+        (toy.PLAIN, ("<s>", "</s>"), "<s>", b""),
+    ],
+)
+def test_the_header_of_a_reply_is_known(source: str, specials: tuple[str, ...], bos: str, expected: bytes) -> None:
+    eos = "<eos>" if "<eos>" in specials else ""
+    chat = ChatFormat(Template(source, bos, eos), ByteTokenizer(specials, bos=bos, eos=eos))
+    said = [{"role": role, "content": role.upper()} for role in ("user", "assistant", "user")]
+    prompt = prepare(chat, said).prompt
+    if not expected:
+        assert prompt.headers is None
+        return
+    assert prompt.headers is not None
+    begins = [chat.tokenizer.detokenize(prompt.tokens[at:].tolist()).startswith(expected) for at in prompt.boundaries]
+    assert prompt.headers == tuple(itertools.compress(prompt.boundaries, begins))
+    assert begins.count(True) == 2
 
 
 @pytest.mark.parametrize("source", [toy.PLAIN, "{{ raise_exception('never') }}"])

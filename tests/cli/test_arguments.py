@@ -13,6 +13,7 @@ from pyctl.cli.arguments import FLAGS, OWNERS, parse_chat, parse_serve
 from pyctl.cli.logs import LogSettings
 from pyctl.cli.without_effect import IGNORED, NO_OP, REJECTED, REMOVED
 from pyctl.engine.engine_settings import EngineSettings
+from pyctl.engine.llama.params import with_ubatch
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.sampling import RANDOM_SEED, Sampling
 from pyctl.errors import ConfigError, RequestError
@@ -257,7 +258,7 @@ def test_two_templates_exclude_each_other(tmp_path: Path) -> None:
 
 def test_ubatch_is_cut_to_batch() -> None:
     settings = serve("-b", "256")
-    assert (settings.model.n_ubatch, settings.warnings) == (256, ())
+    assert (with_ubatch(settings.model).n_ubatch, settings.warnings) == (256, ())
     settings = serve("-ub", "4096")
     assert (settings.model.n_ubatch, settings.warnings) == (2048, ("--ubatch-size 4096 is cut to --batch-size 2048",))
 

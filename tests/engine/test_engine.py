@@ -12,7 +12,7 @@ from pyctl.engine.fake import FakeBackend
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Progress
 from pyctl.errors import EngineError, UnavailableError
-from pyctl.prompt import Prompt, Tokens
+from pyctl.prompt import Prompt, Tokens, as_tokens
 from tests.cache.checks import check_invariants
 from tests.engine.drive import ask, cold, collect, request
 
@@ -219,3 +219,30 @@ def test_a_miss_names_the_first_differing_token() -> None:
     stats = ask(engine, Prompt.of(edited, prompt.boundaries)).done.stats
     assert stats.miss is not None
     assert (stats.miss.position, stats.miss.nearest) == (420, 300)
+
+
+def test_behind_a_reply_batches_end_at_every_message_whatever_they_cost() -> None:
+    def random(seed: int, n: int) -> list[int]:
+        return np.random.default_rng(seed).integers(1, 60, n).tolist()
+
+    def prompt_of(tokens: list[int], *starts: int) -> Prompt:
+        return Prompt(as_tokens(tokens), starts, headers=starts[1::2])
+
+    def cached(engine: Engine, prompt: Prompt) -> int:
+        reply = ask(engine, prompt, 3)
+        assert reply.done is not None
+        said[:] = [*prompt.tokens.tolist(), *reply.tokens]
+        return reply.done.stats.n_cached
+
+    said: list[int] = []
+    grown, opened = (engine_of(FakeBackend("hybrid", n_ubatch=256, batch_cost=200)) for _ in range(2))
+    assert cached(grown, prompt_of(random(0, 364), 300, 360)) == 0
+    n = len(said)
+    starts = 300, 360, n + 40, n + 100
+    asked = [*said, *random(1, 104)]
+    edited = [*asked[: n + 40], *random(2, 64)]
+    assert cached(grown, prompt_of(asked, *starts)) == n - 1
+    assert cached(grown, prompt_of(edited, *starts)) == n + 40
+    # A cold run stops where replies begin.
+    assert cached(opened, prompt_of(asked, *starts)) == 0
+    assert cached(opened, prompt_of(edited, *starts)) == 360

@@ -5,6 +5,8 @@ The fake backend's tokens depend on every row, on the state and on how batches w
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -12,10 +14,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from pyctl.cache.plan import batch_ends
 from pyctl.cache.ram import RamCache
+from pyctl.chat.boundaries import boundaries, headers
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.fake import FakeBackend
-from pyctl.prompt import Prompt, common_prefix
+from pyctl.prompt import Prompt, as_tokens, common_prefix
 from tests.cache.checks import check_invariants, tokens_of
 from tests.engine.drive import ask, cold
 
@@ -23,14 +26,19 @@ Message = tuple[int, int]
 """(seed, length)"""
 
 messages = st.tuples(st.integers(0, 30), st.sampled_from([3, 17, 40, 100, 170, 300]))
-N_UBATCH = 64
 
 
 def render(conversation: list[Message]) -> Prompt:
-    """Each message begins with token 63, so that boundaries are a function of the tokens, as with a real template."""
-    parts = [np.concatenate([[63], np.random.default_rng(seed).integers(1, 60, n)]) for seed, n in conversation]
-    tokens = np.concatenate([*parts, [63, 61, 62]])
-    return Prompt.of(tokens, np.flatnonzero(tokens == 63))
+    """Each message begins with token 63, so that boundaries are a function of the tokens, as with a real template; the
+    assistant's begin with 63, 61."""
+    starts = ([63, 61 if i % 2 == 0 and i else 60] for i in range(len(conversation)))
+    parts = [
+        [*start, *np.random.default_rng(s).integers(1, 60, n)]
+        for start, (s, n) in zip(starts, conversation, strict=True)
+    ]
+    tokens = as_tokens(np.concatenate([*parts, [63, 61, 62]]))
+    found = boundaries(tokens, [63])
+    return Prompt(tokens, found, headers=headers(tokens, found, [63, 61]))
 
 
 class Conversations(RuleBasedStateMachine):
@@ -41,10 +49,21 @@ class Conversations(RuleBasedStateMachine):
         exact=st.sampled_from([True, True, False]),
         min_step=st.sampled_from([0, 128, 8192]),
         n_seqs=st.sampled_from([1, 1, 2]),
+        batch=st.sampled_from([(64, 0), (64, 50), (256, 120)]),
     )
-    def start(self, kind: str, n_slots: int, budget: int | None, exact: bool, min_step: int, n_seqs: int) -> None:
+    def start(
+        self,
+        kind: str,
+        n_slots: int,
+        budget: int | None,
+        exact: bool,
+        min_step: int,
+        n_seqs: int,
+        batch: tuple[int, int],
+    ) -> None:
+        self.new = partial(FakeBackend, kind, n_ctx=8192, n_ubatch=batch[0], batch_cost=batch[1])
         self.kind = kind
-        self.backend = FakeBackend(kind, n_ctx=8192, n_ubatch=N_UBATCH, n_seqs=n_seqs)
+        self.backend = self.new(n_seqs=n_seqs)
         self.engine = Engine(self.backend, RamCache(n_slots, budget), EngineSettings(exact=exact, min_step=min_step))
         self.conversations: list[list[Message]] = [[(0, 300)]]
         self.exact = exact
@@ -116,11 +135,11 @@ class Conversations(RuleBasedStateMachine):
         if not failing:
             assert stats.n_cached >= deepest, f"position {deepest} could have been restored"
         if self.exact:
-            assert reply.tokens == cold(FakeBackend(self.kind, n_ctx=8192, n_ubatch=N_UBATCH), prompt, 6).tokens
+            assert reply.tokens == cold(self.new(), prompt, 6).tokens
 
     def deepest(self, prompt: Prompt) -> int:
         """What a plain search over everything that is stored says can be restored."""
-        ends = batch_ends(prompt, N_UBATCH)
+        ends = batch_ends(prompt, self.backend.n_ubatch, batch_cost=self.backend.batch_cost)
         best = 0
         for snapshot in self.engine.snapshotter.cache.snapshots():
             stored = tokens_of(snapshot)

@@ -39,6 +39,7 @@ class FakeBackend(FakeMemory):
         n_ctx: int = 4096,
         n_seqs: int = 1,
         n_ubatch: int = 64,
+        batch_cost: int = 0,
         n_vocab: int = 64,
         n_cells: int = 0,
         n_outputs: int = 0,
@@ -49,6 +50,7 @@ class FakeBackend(FakeMemory):
     ) -> None:
         super().__init__(kind, n_seqs, n_cells or n_ctx, draft_type, can_hold)
         self.n_ctx, self.n_ubatch, self.n_vocab = n_ctx, n_ubatch, n_vocab
+        self.batch_cost = batch_cost
         self.n_outputs = n_outputs or n_ubatch
         self.n_rollback = {"attention": n_ctx, "hybrid": n_planes, "opaque": 0}[kind]
         self.most_drafts = {"attention": n_ctx, "hybrid": max(most_drafts, n_planes), "opaque": 0}[kind]

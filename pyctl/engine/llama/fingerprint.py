@@ -11,10 +11,11 @@ from typing import Any
 
 from llama_cpp import llama_cpp as api
 
-from pyctl.cache.plan import MIN_BATCH
-from pyctl.engine.llama.devices import FileTensor, devices, file_tensors, model_files
+from pyctl.cache.plan import FIRST_RUNG, MIN_BATCH
+from pyctl.engine.llama.devices import FileTensor, file_tensors, model_files
 from pyctl.engine.llama.library import build_version
 from pyctl.engine.llama.llama_backend import LlamaBackend
+from pyctl.engine.llama.params import batch_cost, gpus
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.errors import ModelError
 
@@ -83,26 +84,22 @@ def _facts(
     if backend.kind == "opaque":
         # The layout says nothing of a state that is llama.cpp's own.
         yield settings.type_k, settings.type_v, settings.flash_attn, settings.swa_full, backend.n_seqs
-    yield backend.n_ubatch, MIN_BATCH
+    # Where batches end: rows and states of the same tokens in other batches differ by a rounding.
+    yield backend.n_ubatch, MIN_BATCH, FIRST_RUNG, batch_cost(settings)
     yield tuple(getattr(settings, name) for name in (*ROPE_FIELDS, *YARN_FIELDS)), rope_factors
     yield settings.metadata
     for adapter, scale in settings.lora:
         yield scale, hashlib.blake2b(Path(adapter).expanduser().read_bytes()).hexdigest()
     yield settings.repack, settings.placements
-    if gpus := _gpus(settings):
-        yield gpus, layers, settings.split_mode, settings.offload_kqv, settings.op_offload, settings.no_host
+    if found := gpus(settings):
+        names = [f"{gpu.name} {gpu.description}" for gpu in found]
+        yield names, layers, settings.split_mode, settings.offload_kqv, settings.op_offload, settings.no_host
         if settings.split_mode != "layer":
             yield settings.tensor_split, settings.main_gpu
 
 
 def _matters(variable: str) -> bool:
     return variable.startswith(("GGML_", "LLAMA_ATTN_")) and not any(word in variable for word in HARMLESS)
-
-
-def _gpus(settings: ModelSettings) -> list[str]:
-    """What may compute besides the processor; even without a layer of its own it may take large batches."""
-    found = [device for device in devices() if device.is_gpu]
-    return [f"{gpu.name} {gpu.description}" for gpu in found if not settings.devices or gpu.name in settings.devices]
 
 
 def _rope_factors(backend: LlamaBackend, settings: ModelSettings) -> str:

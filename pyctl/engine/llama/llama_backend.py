@@ -54,7 +54,7 @@ class LlamaBackend(ContextMemory):
         self._most_tokens, self._n_outputs, self._make_drafts = most_tokens, n_outputs, make_drafts
         self._drafts, self._marks = Follower(None, 0), marks
         self.embedder: Embedder | None = None
-        self.identity = ""
+        self.identity, self.batch_cost = "", 0
         self._keeps_vocabulary = False
         self._pulse = Pulse()
         self.load()

@@ -26,6 +26,7 @@ from pyctl.engine.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.engine.llama.memory import MemoryPlan
 from pyctl.engine.llama.params import (
     ModelParams,
+    batch_cost,
     check_head,
     context_params,
     draft_cells,
@@ -35,6 +36,7 @@ from pyctl.engine.llama.params import (
     most_outputs,
     most_tokens,
     uses_own_head,
+    with_ubatch,
 )
 from pyctl.engine.model_settings import NUMA, POOLING, ModelSettings
 from pyctl.errors import ModelError, UnavailableError
@@ -76,7 +78,7 @@ def load(
         api.llama_numa_init(NUMA[settings.numa])
     _check_file(path)
     drafts = with_inferred_type(drafts or DraftSettings())
-    settings, plan = fit_settings(settings, drafts)
+    settings, plan = fit_settings(with_ubatch(settings), drafts)
     if announce is not None:
         announce(plan)
     backend = LlamaBackend(
@@ -88,6 +90,7 @@ def load(
         _draft_maker(settings, drafts),
         marks=finds(drafts),
     )
+    backend.batch_cost = batch_cost(settings)
     if not backend.is_async:
         _note_blocking_copies(plan)
     if not drafts.draft_types and api.llama_model_n_layer_nextn(backend.model) > 0:

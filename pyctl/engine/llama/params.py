@@ -5,14 +5,16 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import gguf
 from llama_cpp import llama_cpp as api
 
+from pyctl.cache.plan import GPU_BATCH_COST
 from pyctl.engine.draft.draft_settings import DraftSettings
-from pyctl.engine.llama.devices import devices
+from pyctl.engine.llama.devices import Device, devices
 from pyctl.engine.model_settings import (
     FLASH_MODES,
     KV_TYPES,
@@ -25,7 +27,16 @@ from pyctl.engine.model_settings import (
 from pyctl.errors import ModelError
 from pyctl.limit import limit
 
-__all__ = ["ModelParams", "context_params", "most_outputs", "most_tokens", "n_planes"]
+__all__ = [
+    "ModelParams",
+    "batch_cost",
+    "context_params",
+    "gpus",
+    "most_outputs",
+    "most_tokens",
+    "n_planes",
+    "with_ubatch",
+]
 
 TYPES = {name: int(gguf.GGMLQuantizationType[name.upper()]) for name in KV_TYPES}
 
@@ -130,6 +141,28 @@ bench/results/threads.md has the figures. Prompts are evaluated by hundreds of t
 """
 
 
+CPU_UBATCH, GPU_UBATCH = 512, 1024
+"""Tokens of one evaluation where nobody said how many: llama.cpp's own number, and what pays on a GPU."""
+
+
+def gpus(settings: ModelSettings) -> list[Device]:
+    """What may compute besides the processor; even without a layer of its own it may take large batches."""
+    found = [device for device in devices() if device.is_gpu]
+    return [gpu for gpu in found if not settings.devices or gpu.name in settings.devices]
+
+
+def with_ubatch(settings: ModelSettings) -> ModelSettings:
+    """``settings`` with a number of tokens of one evaluation."""
+    if settings.n_ubatch:
+        return settings
+    return replace(settings, n_ubatch=min(GPU_UBATCH if gpus(settings) else CPU_UBATCH, settings.n_batch))
+
+
+def batch_cost(settings: ModelSettings) -> int:
+    """How many tokens a batch should have on average; see `Backend.batch_cost`."""
+    return GPU_BATCH_COST if gpus(settings) else 0
+
+
 def layer_bytes(model: Any) -> int:
     """Bytes of weights per layer of a loaded model, on average."""
     return int(api.llama_model_size(model)) // max(int(api.llama_model_n_layer(model)), 1)
@@ -143,7 +176,7 @@ def n_planes(settings: ModelSettings, drafts: DraftSettings) -> int:
     """How many states of the tokens before the last one a recurrent cell keeps, so that drafts can be taken back."""
     by_model = drafts.has("draft-mtp") or drafts.has("draft-simple")
     # llama.cpp keeps the tokens whose states these are in one batch, and ends the process where that has no room.
-    return max(min(drafts.n_draft, settings.n_ubatch - 2), 0) if by_model else 0
+    return max(min(drafts.n_draft, with_ubatch(settings).n_ubatch - 2), 0) if by_model else 0
 
 
 def finds(drafts: DraftSettings) -> bool:
@@ -180,7 +213,7 @@ def context_params(
     params = api.llama_context_default_params()
     params.n_ctx = n_ctx if settings.kv_unified else _padded(n_ctx // settings.n_seqs) * settings.n_seqs
     params.n_batch = settings.n_batch
-    params.n_ubatch = settings.n_ubatch
+    params.n_ubatch = with_ubatch(settings).n_ubatch
     params.n_seq_max = settings.n_seqs
     params.n_outputs_max, params.n_outputs_max_per_seq = settings.n_seqs, 1
     if drafts is not None:
