@@ -18,6 +18,7 @@ from bench.common import parse, parser_of, show
 from bench.oracle import least_evaluated
 from bench.sessions import AGENTS, BUDGETED, WORKLOADS
 from bench.simulated import Simulation, SizedBackend, Turn
+from pyctl.cache.plan import GPU_BATCH_COST
 from pyctl.chat.format_settings import CHATML
 from pyctl.chat.template import Template
 from tools.generator import QWEN36_27B
@@ -39,12 +40,13 @@ def is_late(turn: Turn) -> bool:
     return turn.n_evaluated > 2 * turn.floor + 64
 
 
-def simulated(name: str, gib: float | None, n_slots: int = 0) -> Simulation:
-    """After a workload with so many GiB for ``n_slots`` snapshots, None and 0 for no limit."""
+def simulated(name: str, gib: float | None, n_slots: int = 0, *, gpu: bool = False) -> Simulation:
+    """After a workload with so many GiB for ``n_slots`` snapshots, None and 0 for no limit; batches as on a ``gpu``."""
     groups = {**WORKLOADS, **BUDGETED, **AGENTS}
     plain = name in WORKLOADS or not TEMPLATE.is_file()
     template = Template(CHATML if plain else TEMPLATE.read_text(encoding="utf-8"), eos_token="<|im_end|>")
-    backend = SizedBackend(N_CELLS, N_SEQS, ROW_BYTES, STATE_BYTES)
+    batches = {"n_ubatch": 1024, "batch_cost": GPU_BATCH_COST} if gpu else {}
+    backend = SizedBackend(N_CELLS, N_SEQS, ROW_BYTES, STATE_BYTES, **batches)
     budget = None if gib is None else int(gib * 2**30 / SCALE)
     simulation = Simulation(template, backend, budget, n_slots)
     groups[name](simulation)
@@ -64,6 +66,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", nargs="+", default=names, choices=names, metavar="WORKLOAD")
     parser.add_argument("--gib", nargs="+", type=float, default=[4.0, 8.0, 16.0], help="budgets to compare")
     parser.add_argument("--slots", type=int, default=0, help="snapshots at most, 0 = no limit")
+    parser.add_argument("--gpu", action="store_true", help="larger batches, as by default on a GPU")
     parser.add_argument("--turns", action="store_true", help="print the turns that are 40 tokens above their floor")
     arguments = parse(parser, argv, only=["regenerate", "short_requests"], gib=[8.0])
     budgets = [*arguments.gib, None]
@@ -71,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in arguments.only:
         cells: list[object] = []
         for gib in budgets:
-            simulation = simulated(name, gib, arguments.slots)
+            simulation = simulated(name, gib, arguments.slots, gpu=arguments.gpu)
             turns = simulation.turns
             evaluated, floor = sum(turn.n_evaluated for turn in turns), sum(turn.floor for turn in turns)
             worst = max(turns, key=lambda turn: turn.n_evaluated - 2 * turn.floor)

@@ -19,6 +19,7 @@ from bench.sessions import PLAIN, Message, Reply, text
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import NOTHING, Block, Held, Span, State
+from pyctl.chat.boundaries import headers
 from pyctl.chat.template import Template
 from pyctl.engine.backend import Backend, BlockBytes, SequenceTokens
 from pyctl.engine.engine import Engine
@@ -32,6 +33,7 @@ Cells: TypeAlias = NDArray[np.int64]
 
 _IDS = {name: 256 + i for i, name in enumerate(SPECIAL_TOKENS)}
 _START, _END = _IDS["<|im_start|>"], _IDS["<|im_end|>"]
+_ASSISTANT = (_START, *b"assistant")
 _SPECIAL = re.compile("|".join(map(re.escape, _IDS)))
 
 
@@ -53,7 +55,8 @@ def prompt_of(plain: str) -> Prompt:
     starts = np.flatnonzero(tokens == _START)
     n_unmarked = int(starts[0]) if starts.size else int(tokens.size)
     lines = np.flatnonzero(tokens[:n_unmarked] == ord("\n")) + 1
-    return Prompt(tokens, tuple(int(at) for at in starts if at), n_unmarked, tuple(lines.tolist()))
+    inner = tuple(int(at) for at in starts if at)
+    return Prompt(tokens, inner, n_unmarked, tuple(lines.tolist()), headers(tokens, inner, _ASSISTANT))
 
 
 @dataclass(eq=False)
@@ -89,12 +92,20 @@ class SizedBackend:
     can_hold = True
     n_rollback, most_drafts, draft_type = 3, 3, ""
     n_beats = 0
-    batch_cost = 0
 
-    def __init__(self, n_cells: int, n_seqs: int, row_bytes: int, state_bytes: int, n_ubatch: int = 512) -> None:
+    def __init__(
+        self,
+        n_cells: int,
+        n_seqs: int,
+        row_bytes: int,
+        state_bytes: int,
+        *,
+        n_ubatch: int = 512,
+        batch_cost: int = 0,
+    ) -> None:
         self.n_ctx = self.n_cells = n_cells
         self.n_seqs, self.n_ubatch, self.n_outputs = n_seqs, n_ubatch, max(n_ubatch, n_seqs)
-        self.row_bytes, self.state_bytes = row_bytes, state_bytes
+        self.row_bytes, self.state_bytes, self.batch_cost = row_bytes, state_bytes, batch_cost
         self.reply: Iterator[int] = iter(())
         self.n_evaluated = 0
         self._taken = np.zeros(n_cells, bool)  # by a sequence; where it lies changes nothing here

@@ -12,8 +12,11 @@ if TYPE_CHECKING:
 
 __all__ = ["MIN_BATCH", "batch_ends", "choose_cuts", "ends_within", "inner_ends", "last_common_end", "last_end"]
 
-LADDER = 512
+LADDER = 256
 """The first rung: how far from a prompt's end its history is expected to be changed."""
+
+LEAST_HALF = 512
+"""Fewer tokens of a head are not worth a snapshot."""
 
 MIN_BATCH = 32
 """A boundary ends a batch only this many tokens after the last batch end; smaller batches waste the device."""
@@ -111,15 +114,18 @@ def choose_cuts(prompt: Prompt, ends: Sequence[int], start: int, min_step: int, 
     These are the last ends at or before: the first boundary (the system and tools head), the two last boundaries (the
     last message and the generation header), the positions in ``also`` (where the prompt leaves another one, since it
     will not be the last to do so; what goes to disk), a ladder of rungs LADDER, twice, four times, ... as many tokens
-    before the end (a history that is changed so far back costs about as much again), and every ``min_step`` tokens of a
-    stretch without any other cut (0 turns those off). A prompt without boundaries gets its last full batch.
+    before the end (a history that is changed so far back costs about as much again), the half of the head, a quarter,
+    and so on (where the head of another day or folder leaves this one, which then costs at most half of what they
+    share), and every ``min_step`` tokens of a stretch without any other cut (0 turns those off). A prompt without
+    boundaries gets its last full batch, and all of it counts as its head.
     """
     inner = inner_ends(prompt, ends)
     if not inner:
         return []
     wanted = {prompt.boundaries[0], *prompt.boundaries[-2:]} if prompt.boundaries else {inner[-1]}
     rungs = [_rung(prompt, position) for position in _ladder(len(prompt))]
-    cuts = {last_end(inner, position) for position in (*wanted, *also, *rungs)} - {0}
+    halves = _halves(prompt.boundaries[0] if prompt.boundaries else len(prompt))
+    cuts = {last_end(inner, position) for position in (*wanted, *also, *rungs, *halves)} - {0}
     if min_step > 0:
         last = start
         for end in inner:
@@ -140,8 +146,16 @@ def _ladder(n: int) -> list[int]:
     return rungs
 
 
+def _halves(n: int) -> list[int]:
+    """The half of ``n``, a quarter, an eighth, and so on, as long as they are worth a snapshot."""
+    found = []
+    while (n := n // 2) >= LEAST_HALF:
+        found.append(n)
+    return found
+
+
 def _rung(prompt: Prompt, position: int) -> int:
     """The last boundary before ``position``, where histories change, or ``position`` if that is much closer."""
     at = bisect.bisect_right(prompt.boundaries, position)
     boundary = prompt.boundaries[at - 1] if at else 0
-    return boundary if 2 * (len(prompt) - boundary) <= 3 * (len(prompt) - position) else position
+    return boundary if boundary and 2 * (len(prompt) - boundary) <= 3 * (len(prompt) - position) else position

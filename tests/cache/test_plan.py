@@ -60,7 +60,7 @@ def test_cuts_are_head_last_message_generation_header_and_a_ladder() -> None:
     ends = batch_ends(given_prompt, 64, 32)
     assert choose_cuts(given_prompt, ends, 0, 0) == [240, 432, 680, 936]
     assert choose_cuts(given_prompt, ends, 680, 0) == [936]
-    assert choose_cuts(prompt(1000), batch_ends(prompt(1000), 64, 32), 0, 0) == [448, 960]
+    assert choose_cuts(prompt(1000), batch_ends(prompt(1000), 64, 32), 0, 0) == [448, 704, 960]
     assert choose_cuts(prompt(20), [20], 0, 0) == []
 
 
@@ -165,6 +165,14 @@ def test_ends_in_common_are_those_up_to_which_all_are() -> None:
     assert last_common_end([10, 20, 30], [10, 30], 100) == 10, "the batch up to 30 was another one"
     assert last_common_end([10, 20, 30], [10, 20, 30], 29) == 20
     assert last_common_end([10], [20], 100) == 0
+
+
+@given(st.integers(100, 20_000), st.booleans(), st.integers(1, 20_000))
+def test_a_head_left_anywhere_costs_at_most_about_as_much_as_it_shares(n: int, has_messages: bool, at: int) -> None:
+    given_prompt = prompt(n + 50, n) if has_messages else prompt(n)
+    cuts = choose_cuts(given_prompt, batch_ends(given_prompt, 64, 32), 0, 0)
+    left = min(at, n - 1)
+    assert left - max((cut for cut in cuts if cut <= left), default=0) <= max(left / 2, 1024) + 64
 
 
 def raw(n: int, line: int, n_unmarked: int | None = None) -> Prompt:
