@@ -104,7 +104,7 @@ private:
     void                  fill(const std::vector<cell_run> & runs, const std::vector<row_span> & spans);
 
     std::vector<int64_t> next_cells(int64_t n, bool in_parts) const;
-    void                 relocate(std::vector<cell_move> moves);
+    void                 relocate(const std::vector<cell_move> & all);
     void                 exchange(const std::vector<cell_move> & moves);
     void                 open_stages();
     void                 copy_cells(std::vector<cell_move> moves);

@@ -18,6 +18,9 @@ constexpr int64_t cells_ahead = 4096;
 // How many rows of those that change places are copied at a time.
 constexpr int64_t rows_in_stage = 256;
 
+// So many turns of fewer rows than that are made.
+constexpr size_t most_small_turns = 4;
+
 // The moves of all these sources, in order, to these destinations: what lies together stays together.
 std::vector<cell_move> paired(std::vector<int64_t> from, std::vector<int64_t> to) {
     std::sort(from.begin(), from.end());
@@ -198,6 +201,7 @@ void attention_rows::fill(const std::vector<cell_run> & runs, const std::vector<
     if (held.empty()) {
         return;
     }
+    const auto           is_empty = [&](int64_t cell) { return cells().is_empty(static_cast<uint32_t>(cell)); };
     const int64_t        p0 = spans.front().first;
     std::vector<int64_t> cell_of(static_cast<size_t>(spans.back().last - p0));
     for (const cell_run & run : runs) {
@@ -205,13 +209,17 @@ void attention_rows::fill(const std::vector<cell_run> & runs, const std::vector<
             cell_of[run.pos + i - p0] = run.cell + i;
         }
     }
+    // What fills each of these cells, and where all that is loaded comes from.
     std::vector<cell_move> moves;
+    std::vector<int64_t>   filled_from(cells().size(), -1);
     std::vector<bool>      leaves(cells().size());
     for (const row_span & span : spans) {
         if (span.held != 0) {
             for (const cell_run & run : held.runs_of(span.held, span.first, span.last)) {
                 for (int64_t i = 0; i < run.count; ++i) {
-                    moves.push_back({ run.cell + i, cell_of[run.pos + i - p0] });
+                    const int64_t to = cell_of[run.pos + i - p0];
+                    moves.push_back({ run.cell + i, to });
+                    filled_from[to]      = run.cell + i;
                     leaves[run.cell + i] = true;
                 }
             }
@@ -223,55 +231,109 @@ void attention_rows::fill(const std::vector<cell_run> & runs, const std::vector<
             from.push_back(cell);
         }
     }
-    // Cells that are left at the same time come last: then rows may have to change places.
-    for (const bool left : { false, true }) {
-        for (int64_t cell = static_cast<int64_t>(cells().size()) - 1; cell >= 0 && to.size() < from.size(); --cell) {
-            if (cells().is_empty(static_cast<uint32_t>(cell)) && leaves[cell] == left && (left || !held.holds(cell))) {
-                to.push_back(cell);
-            }
+    std::sort(from.begin(), from.end());
+    for (auto cell = static_cast<int64_t>(cells().size()) - 1; cell >= 0 && to.size() < from.size(); --cell) {
+        if (is_empty(cell) && !held.holds(cell)) {
+            to.push_back(cell);
         }
+    }
+    if (to.size() < from.size() && to.size() < static_cast<size_t>(rows_in_stage)) {
+        to.clear();  // so few would take too many turns: rows change places instead
+    }
+    std::reverse(to.begin(), to.end());
+    // Each of the others goes to a cell that is left when one before it has gone, so that no row waits for itself.
+    const auto left_for = [&](int64_t cell) {
+        while (filled_from[cell] >= 0 && filled_from[cell] != cell) {
+            cell = filled_from[cell];
+        }
+        return cell;
+    };
+    const auto add_left = [&](int64_t cell) {
+        const int64_t last = left_for(cell);
+        if (to.size() < from.size() && last != cell && is_empty(last)) {
+            to.push_back(last);
+        }
+    };
+    for (const int64_t cell : cell_of) {
+        if (to.size() < from.size() && !held.holds(cell)) {
+            add_left(cell);
+        }
+    }
+    for (const int64_t cell : from) {
+        add_left(cell);
     }
     if (to.size() < from.size()) {
         throw std::runtime_error("there are too few cells for what is held");
     }
-    const auto others = paired(std::move(from), std::move(to));
-    moves.insert(moves.end(), others.begin(), others.end());
-    relocate(std::move(moves));
+    for (size_t i = 0; i < from.size(); ++i) {
+        moves.push_back({ from[i], to[i] });
+    }
+    relocate(moves);
 }
 
 // Each row goes where it shall be: no two go to one cell, and none to one that somebody else needs.
-void attention_rows::relocate(std::vector<cell_move> moves) {
-    moves.erase(std::remove_if(moves.begin(), moves.end(), [](const cell_move & move) { return move.from == move.to; }),
-                moves.end());
+void attention_rows::relocate(const std::vector<cell_move> & all) {
+    std::vector<cell_move> moves;
+    std::vector<bool>      leaves(cells().size());
+    for (const cell_move & move : all) {
+        if (move.from != move.to) {
+            moves.push_back(move);
+            leaves[move.from] = true;
+        }
+    }
     if (moves.empty()) {
         return;
     }
+    // First those whose cells nobody has to leave, then those whose cells these have left.
+    std::vector<cell_move> ready;
+    std::vector<int64_t>   waits(cells().size(), -1);  // for each cell, which move waits until it is left
+    for (size_t i = 0; i < moves.size(); ++i) {
+        if (leaves[moves[i].to]) {
+            waits[moves[i].to] = static_cast<int64_t>(i);
+        } else {
+            ready.push_back(moves[i]);
+        }
+    }
+    std::vector<std::vector<cell_move>> turns;
+    while (!ready.empty()) {
+        std::vector<cell_move> next;
+        for (const cell_move & move : ready) {
+            if (waits[move.from] >= 0) {
+                next.push_back(moves[waits[move.from]]);
+                waits[move.from] = -1;
+            }
+        }
+        turns.push_back(std::move(ready));
+        ready = std::move(next);
+    }
+    // No turn has more rows than the one before it; many small ones take longer than an exchange.
+    size_t n_turns = 0;
+    while (n_turns < turns.size() &&
+           (n_turns < most_small_turns || turns[n_turns].size() >= static_cast<size_t>(rows_in_stage))) {
+        ++n_turns;
+    }
+    std::vector<cell_move> rest;
+    for (size_t i = n_turns; i < turns.size(); ++i) {
+        rest.insert(rest.end(), turns[i].begin(), turns[i].end());
+    }
+    for (const int64_t i : waits) {
+        if (i >= 0) {
+            rest.push_back(moves[i]);
+        }
+    }
+    if (!rest.empty()) {
+        open_stages();  // may throw, before anything has moved
+    }
     changed();
     copies.move_begin();
-    std::vector<bool> waits(cells().size());
-    for (const cell_move & move : moves) {
-        waits[move.from] = true;
+    for (size_t i = 0; i < n_turns; ++i) {
+        copy_cells(std::move(turns[i]));
     }
-    // First those whose cell nobody has to leave, then those whose cell has been left, as long as these are many.
-    while (!moves.empty()) {
-        const auto rest =
-            std::stable_partition(moves.begin(), moves.end(), [&](const cell_move & move) { return !waits[move.to]; });
-        const std::vector<cell_move> ready(moves.begin(), rest);
-        if (ready.size() * 8 < moves.size()) {
-            break;
-        }
-        copy_cells(ready);
-        held.moved(ready);
-        for (const cell_move & move : ready) {
-            waits[move.from] = false;
-        }
-        moves.erase(moves.begin(), rest);
-    }
-    if (!moves.empty()) {
-        exchange(moves);
-        held.moved(moves);
+    if (!rest.empty()) {
+        exchange(rest);
     }
     copies.move_end();
+    held.moved(moves);
 }
 
 // `moves` are sorted or not; no cell is both left and filled.
