@@ -1,7 +1,7 @@
 """First token of the next turn after a reply that the template shortens: with the warm-up, without, and llama-server.
 
     python -m bench.warm                                          # a tiny hybrid
-    python -m bench.warm -m model.gguf --head 32768 --pause 3 --llama-server FILE --flags "-ngl 99 -fa on -ub 512"
+    python -m bench.warm -m model.gguf --head 32768 --pause 3 --llama-server FILE --flags="-ngl 99 -ub 512"
 
 A model that thinks, with a template that leaves out the thoughts of earlier turns, as Qwen's do: the next prompt leaves
 what the model holds where the reply began, and all that was said has to be evaluated again. Between two turns lies a
@@ -22,21 +22,23 @@ from bench.common import add_model, parse, parser_of, show, words
 from bench.gpu.servers import Messages, Reply, Server, llama_server, pyctl
 from tools.generator import SHAPES, cached_model
 
-LETTERS = 4
-"""Of made-up text for a token, about; byte by byte with the tiny model."""
+QUESTION = 60
+"""Tokens of what a user says, about."""
 
 
 def conversation(
     server: Server, *, head: int, n_turns: int, thought: int, reply: int, pause: float, question: int
 ) -> list[Reply]:
     """The replies to each turn but the first; a client that forgets the reasoning."""
-    messages: Messages = [{"role": "system", "content": words("head", head)}]
+    letters = 4000 / len(server.post("/tokenize", {"content": words("sample", 4000)})["tokens"])
+    messages: Messages = [{"role": "system", "content": words("head", int(head * letters))}]
     found = []
     for turn in range(n_turns + 1):
-        messages.append({"role": "user", "content": words(f"question {turn}", question)})
+        messages.append({"role": "user", "content": words(f"question {turn}", int(question * letters))})
         limits = {"reasoning_budget_tokens": thought, "ignore_eos": True}
-        answer = server.ask(messages, thought + reply, **limits, chat_template_kwargs={"enable_thinking": True})
-        if not answer.text:
+        n = thought + reply if turn < n_turns else 2  # of the last turn only the beginning is of interest
+        answer = server.ask(messages, n, **limits, chat_template_kwargs={"enable_thinking": True})
+        if turn < n_turns and not answer.text:
             raise SystemExit(f"{server.name} thought all the time")
         messages.append({"role": "assistant", "content": answer.text})
         found.append(answer)
@@ -54,14 +56,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--thought", type=int, default=300, help="tokens of reasoning in each reply")
     parser.add_argument("--reply", type=int, default=700, help="tokens after it")
     parser.add_argument("--pause", type=float, default=4.0, help="seconds between a reply and the next turn")
-    parser.add_argument("--flags", default="", help="for both servers, such as '-ngl 99'")
+    parser.add_argument("--flags", default="", help="for both servers, such as --flags='-ngl 99'")
     small = {"head": 200, "turns": 1, "thought": 40, "reply": 60, "pause": 1.0, "threads": 1}
     arguments = parse(parser, argv, **small)
     rows: list[list[object]] = []
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         model = arguments.model or str(cached_model(SHAPES["tiny-hybrid"], directory))
-        letters = LETTERS if arguments.model else 1
         flags = ["-m", model, "-c", str(2 * (arguments.head + 4096 * (1 + arguments.turns))), "-np", "1", "--jinja"]
         flags += ["-t", str(arguments.threads)] if arguments.threads > 0 else []
         flags += ["--chat-template-file", arguments.template] if Path(arguments.template).is_file() else []
@@ -78,12 +79,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             with server:
                 replies = conversation(
                     server,
-                    head=arguments.head * letters,
+                    head=arguments.head,
                     n_turns=arguments.turns,
                     thought=arguments.thought,
                     reply=arguments.reply,
                     pause=pause,
-                    question=60 * letters,
+                    question=QUESTION,
                 )
             first = statistics.median(reply.first_ms for reply in replies)
             times.append(first)
