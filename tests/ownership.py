@@ -24,7 +24,7 @@ from pyctl.engine.worker import Worker
 
 OWNED: tuple[type, ...] = (Engine, Snapshotter, RamCache, LiveSequence, FakeMemory, FakeBackend, LlamaBackend)
 
-ANY_THREAD = frozenset({"check", "interrupt", "prepare"})
+ANY_THREAD = frozenset({"check", "interrupt", "prepare", "_freed"})
 """Methods that any thread may call."""
 
 violations: list[str] = []

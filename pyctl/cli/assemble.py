@@ -27,6 +27,7 @@ from pyctl.chat.template import Template
 from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.logs import LoadProgress
 from pyctl.engine.admin import EngineAdmin
+from pyctl.engine.backend import block_sizes
 from pyctl.engine.draft.cache_drafts import BESIDE_MODEL, CacheDrafts
 from pyctl.engine.draft.ngram import ngram_sources
 from pyctl.engine.draft.pace import Pace
@@ -36,7 +37,6 @@ from pyctl.engine.draft.synthetic import SyntheticAcceptance, acceptance_rates
 from pyctl.engine.engine import Engine
 from pyctl.engine.llama import Loaded, MemoryPlan, allocate, load, reserve_pinned
 from pyctl.engine.sampling import Sampling
-from pyctl.engine.snapshotter import block_sizes
 from pyctl.engine.worker import Worker
 from pyctl.errors import ConfigError, PyctlError
 from pyctl.models import builtin_model

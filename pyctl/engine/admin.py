@@ -152,7 +152,7 @@ class EngineAdmin:
                 saved = engine.backend.load_file(seq.id, path)
             except (StateError, OutOfCellsError):  # how many cells it needs only the file knows
                 engine.snapshotter.forget(seq)
-                if not engine.pool.clear_idle():
+                if not engine.pool.empty():
                     raise
                 saved = engine.backend.load_file(seq.id, path)
         except (StateError, OutOfCellsError) as error:

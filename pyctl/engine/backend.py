@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from pyctl.cache.disk.file_format import Sizes
 from pyctl.cache.snapshot import Block, BlockSpan, Held, Span, State
 from pyctl.engine.sampling import Sampling
 from pyctl.prompt import Tokens
@@ -28,6 +29,7 @@ __all__ = [
     "SequenceMemory",
     "SequenceTokens",
     "TopTokens",
+    "block_sizes",
 ]
 
 
@@ -298,6 +300,9 @@ class SequenceMemory(Protocol):
     def release(self, held: Held) -> None:
         """Let held rows go; twice is harmless."""
 
+    def release_all(self) -> None:
+        """Let all held rows go: they belong to one cache, and another one begins."""
+
     def fetch(self, held: Held, first: int, last: int) -> Block:
         """A copy of held rows [first, last), as `save_rows` makes it, there after `synchronize`; they may be released
         before that."""
@@ -306,8 +311,8 @@ class SequenceMemory(Protocol):
         """Cells of held rows [first, last) that neither a sequence nor other held rows have: what `release` frees."""
 
     @property
-    def n_free(self) -> int:
-        """Cells that neither a sequence nor held rows take."""
+    def n_held(self) -> int:
+        """Cells that held rows alone take."""
 
     def load_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
         """Append rows to ``seq``, which ends at ``first``.
@@ -335,6 +340,15 @@ class SequenceMemory(Protocol):
 
     def load_file(self, seq: int, path: Path) -> SavedSequence:
         """Fill ``seq``, which is empty, from such a file. Raises StateError, and then nobody knows what it holds."""
+
+
+def block_sizes(memory: SequenceMemory) -> Sizes:
+    """What the blocks of ``memory`` measure."""
+    one, two = memory.rows_size(0, 1), memory.rows_size(0, 2)
+    state = memory.state_size(0) if memory.kind != "opaque" else -1
+    draft_one, draft_two = memory.draft_rows_size(0, 1), memory.draft_rows_size(0, 2)
+    drafts = 2 * draft_one - draft_two, draft_two - draft_one, memory.draft_state_size()
+    return Sizes(2 * one - two, two - one, state, *drafts)
 
 
 class Lifecycle(Protocol):

@@ -21,8 +21,9 @@ from pyctl.engine.engine_stats import EngineCounters
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.prefill import Prefill, PrefillTurns, WarmUps
 from pyctl.engine.request import Done, Failed, told
+from pyctl.engine.restore import CacheLookup
 from pyctl.engine.sequence import LiveSequence
-from pyctl.engine.snapshotter import CacheLookup, Snapshotter
+from pyctl.engine.snapshotter import Snapshotter
 from pyctl.errors import EngineError, OutOfCellsError, PyctlError
 
 __all__ = ["Engine", "EngineSettings", "IdleTask"]
@@ -48,7 +49,7 @@ class Engine:
         self.settings = settings
         self.snapshotter = Snapshotter(backend, cache, settings, disk)
         self.sequences = [LiveSequence(i, backend.n_ctx) for i in range(backend.n_seqs)]
-        self.pool = CellPool(self.sequences, backend.n_cells, self.snapshotter.park)
+        self.pool = CellPool(self.sequences, backend.n_cells, self.snapshotter.park, self.snapshotter.device)
         self.waiting = Admission(backend.n_cells, backend.n_ctx)
         self.running: list[ActiveRequest] = []
         self.last: dict[int, ActiveRequest] = {}  # of each sequence, the request that it serves or served
@@ -151,7 +152,8 @@ class Engine:
             except Exception:
                 log.exception("the end of a conversation could not be saved")
                 self.snapshotter.forget(seq)
-        self.backend.synchronize()
+        self.snapshotter.device.leave_all()
+        self.snapshotter.settle()
         self.backend.unload()
         self.asleep = True
         log.info("idle: the model is freed until the next request")
@@ -260,14 +262,14 @@ class Engine:
         assert kept is not None
         free = min(filter(active.may_use, self.sequences), key=lambda seq: (seq.n, seq.used))
         self.snapshotter.park(free)
+        self.pool.make_room(seq.n)
         seq.id, self.sequences[free.id], self.last[free.id] = free.id, seq, active
         self.running.append(active)
-        self.pool.make_room(0)  # the sequence counts its tokens already
         try:
             self.snapshotter.resume(seq, kept)
         except OutOfCellsError as error:
             self.backend.clear(seq.id)
-            if not self.pool.clear_idle():
+            if not self.pool.empty():
                 if len(self.running) == 1:
                     return self._fail(active, error)
                 self._overrun = True
@@ -304,7 +306,7 @@ class Engine:
             self.backend.decode([item.tokens for item in batch])
             self.tell()
         except OutOfCellsError as error:
-            if not self.pool.clear_idle():
+            if not self.pool.empty():
                 self._overrun = True
                 if len(self.running) == 1:
                     self._fail(self.running[0], error)

@@ -19,8 +19,9 @@ from pyctl.engine.engine_settings import MOST_WARM_UPS
 from pyctl.engine.engine_stats import EngineCounters, PrefillLog
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Failed, Progress, Request, Timings
+from pyctl.engine.restore import CacheLookup, CachePlan, MakeRoom
 from pyctl.engine.sequence import LiveSequence
-from pyctl.engine.snapshotter import CacheLookup, CachePlan, MakeRoom, Snapshotter
+from pyctl.engine.snapshotter import Snapshotter
 from pyctl.errors import BusyError, OutOfCellsError
 from pyctl.prompt import Prompt, Tokens, common_prefix
 
@@ -112,7 +113,7 @@ class Prefill:
         try:
             self._backend.evaluate(seq.id, tokens[seq.n : end], seq.n, output=end == tokens.size)
         except OutOfCellsError:
-            if not self._pool.clear_idle(plan.protected):
+            if not self._pool.empty(plan.protected):
                 if len(self._running) == 1:
                     raise
                 self.is_short = True

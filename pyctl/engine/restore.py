@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from pyctl.cache.cache_stats import Source
 from pyctl.cache.disk.chain import PendingSnapshot
@@ -12,15 +13,31 @@ from pyctl.cache.disk.readers import Reading
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.plan import ends_within, last_common_end, last_end
 from pyctl.cache.ram import RamCache
+from pyctl.cache.recent import RecentMatches
 from pyctl.cache.snapshot import Prefix, PromptMatch, Snapshot, State
 from pyctl.engine.backend import SequenceMemory
+from pyctl.engine.request import Request
 from pyctl.engine.sequence import LiveSequence
 from pyctl.errors import StateError
 from pyctl.prompt import Tokens
 
-__all__ = ["Candidate", "candidates", "from_snapshot", "quickest", "restore", "rows_in_memory"]
+__all__ = [
+    "CacheLookup",
+    "CachePlan",
+    "Candidate",
+    "MakeRoom",
+    "candidates",
+    "cut",
+    "from_snapshot",
+    "quickest",
+    "restore",
+    "rows_in_memory",
+]
 
 log = logging.getLogger(__name__)
+
+MakeRoom: TypeAlias = Callable[[int, Collection[Snapshot], int], bool]
+"""Frees that many cells, at the cost of no snapshot of those; so many of them may be where held rows lie already."""
 
 SAME_SECONDS = 0.05
 """Ways to resume whose times differ by less are told apart by what they leave to evaluate."""
@@ -44,6 +61,40 @@ class Candidate:
     def has_state(self) -> bool:
         """Whether there is a state at ``n``: the model's or, where its rows suffice, what its draft model adds."""
         return self.snapshot is not None and self.snapshot.n == self.n and bool(self.snapshot.state.parts)
+
+
+@dataclass(frozen=True, eq=False)
+class CacheLookup:
+    """What there is for one request: the ways to resume it in memory, deepest first, and what recent prompts share.
+
+    ``ends`` are the batch ends of its prompt. With ``from_disk`` a restore looks there, too. A request that does not
+    want the cache has no ways.
+    """
+
+    request: Request
+    match: PromptMatch
+    ends: Sequence[int]
+    ways: Sequence[Candidate] = ()
+    recent: RecentMatches | None = None
+    from_disk: bool = False
+
+    @property
+    def snapshots(self) -> tuple[Snapshot, ...]:
+        """Those that may be restored."""
+        return tuple(way.snapshot for way in self.ways if way.snapshot is not None)
+
+
+@dataclass(frozen=True)
+class CachePlan:
+    """What to do with a prompt: take snapshots at ``cuts``, send those at ``persist`` to disk.
+
+    ``protected`` stays in RAM meanwhile: what the prompt was restored from.
+    """
+
+    match: PromptMatch
+    cuts: tuple[int, ...] = ()
+    persist: tuple[int, ...] = ()
+    protected: tuple[Snapshot, ...] = ()
 
 
 def candidates(
@@ -143,6 +194,16 @@ def quickest(
     return next((prefix for prefix in stored if prefix.n > least and times[prefix] <= limit), None)
 
 
+def cut(live: LiveSequence, n: int, memory: SequenceMemory) -> None:
+    """Leave ``live`` the rows before ``n``, so that cells of the others are free; it needs the state at ``n`` next."""
+    if memory.kind == "opaque":
+        memory.clear(live.id)
+        n = 0
+    elif n < live.n:
+        memory.rewind(live.id, n)
+    live.truncate(min(n, live.n))
+
+
 def restore(
     candidate: Candidate, tokens: Tokens, ends: Sequence[int], live: LiveSequence, memory: SequenceMemory
 ) -> Reading[bool]:
@@ -156,10 +217,7 @@ def restore(
             if n < live.n:
                 memory.rewind(live.id, n)
         else:
-            if memory.kind == "opaque":
-                memory.clear(live.id)
-            elif keep < live.n:
-                memory.rewind(live.id, keep)
+            cut(live, keep, memory)
             if keep < n:
                 yield from _load_rows(candidate, snapshot, live, memory)
             if memory.kind != "attention" or candidate.has_state:

@@ -7,80 +7,45 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from functools import partial
 
 from pyctl.cache.cache_stats import CacheStats, Divergence, RequestStats
 from pyctl.cache.disk.chain import PendingSnapshot
-from pyctl.cache.disk.file_format import Sizes
 from pyctl.cache.disk.readers import Reading
 from pyctl.cache.disk.write_behind import MOST_BEHIND_BYTES
 from pyctl.cache.disk_tier import DiskTier
-from pyctl.cache.plan import choose_cuts, ends_within, inner_ends, last_common_end, last_end
+from pyctl.cache.plan import choose_cuts, inner_ends, last_common_end, last_end
 from pyctl.cache.ram import RamCache
-from pyctl.cache.recent import RecentMatches, RecentPrompts
+from pyctl.cache.recent import RecentPrompts
 from pyctl.cache.snapshot import Prefix, PromptMatch, Segment, Snapshot
 from pyctl.engine.backend import SequenceMemory
+from pyctl.engine.device_tier import DeviceTier
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.request import Request
-from pyctl.engine.restore import Candidate, candidates, from_snapshot, quickest, restore, rows_in_memory
+from pyctl.engine.restore import (
+    CacheLookup,
+    CachePlan,
+    Candidate,
+    MakeRoom,
+    candidates,
+    cut,
+    from_snapshot,
+    quickest,
+    restore,
+    rows_in_memory,
+)
 from pyctl.engine.sequence import LiveSequence
 from pyctl.errors import OutOfCellsError, StateError
 from pyctl.prompt import as_tokens
 
-__all__ = ["CacheLookup", "CachePlan", "MakeRoom", "Snapshotter", "block_sizes"]
+__all__ = ["Snapshotter"]
 
 log = logging.getLogger(__name__)
 
-MakeRoom: TypeAlias = Callable[[int, Collection[Snapshot]], bool]
-"""Frees that many cells, at the cost of no snapshot of those."""
-
 PARK_MIN = 64
 """Fewer new tokens than this are not worth a snapshot when a live sequence is given away."""
-
-
-@dataclass(frozen=True, eq=False)
-class CacheLookup:
-    """What there is for one request: the ways to resume it in memory, deepest first, and what recent prompts share.
-
-    ``ends`` are the batch ends of its prompt. With ``from_disk`` a restore looks there, too. A request that does not
-    want the cache has no ways.
-    """
-
-    request: Request
-    match: PromptMatch
-    ends: Sequence[int]
-    ways: Sequence[Candidate] = ()
-    recent: RecentMatches | None = None
-    from_disk: bool = False
-
-    @property
-    def snapshots(self) -> tuple[Snapshot, ...]:
-        """Those that may be restored."""
-        return tuple(way.snapshot for way in self.ways if way.snapshot is not None)
-
-
-@dataclass(frozen=True)
-class CachePlan:
-    """What to do with a prompt: take snapshots at ``cuts``, send those at ``persist`` to disk.
-
-    ``protected`` stays in RAM meanwhile: what the prompt was restored from.
-    """
-
-    match: PromptMatch
-    cuts: tuple[int, ...] = ()
-    persist: tuple[int, ...] = ()
-    protected: tuple[Snapshot, ...] = ()
-
-
-def block_sizes(memory: SequenceMemory) -> Sizes:
-    """What the blocks of ``memory`` measure."""
-    one, two = memory.rows_size(0, 1), memory.rows_size(0, 2)
-    state = memory.state_size(0) if memory.kind != "opaque" else -1
-    draft_one, draft_two = memory.draft_rows_size(0, 1), memory.draft_rows_size(0, 2)
-    drafts = 2 * draft_one - draft_two, draft_two - draft_one, memory.draft_state_size()
-    return Sizes(2 * one - two, two - one, state, *drafts)
 
 
 class Snapshotter:
@@ -96,12 +61,14 @@ class Snapshotter:
     ) -> None:
         self.memory = memory
         self.cache = cache
+        self.device = DeviceTier(memory, cache)
         self.disk = disk
         self.settings = settings
         self.recent = disk.recent if disk is not None else RecentPrompts()
         self.totals = CacheStats()
         if disk is not None:
-            disk.costs, cache.stored, cache.on_evict = cache.costs, disk.stored, disk.spill
+            disk.costs, cache.stored = cache.costs, disk.stored
+            cache.on_evict = partial(disk.spill, rows_of=self.device.rows_of)
 
     def lookup(self, request: Request, ends: Sequence[int], seq: LiveSequence, stats: RequestStats) -> CacheLookup:
         """What can be restored of a prompt with these batch ends into ``seq``; remembers it, if somebody sent it."""
@@ -137,7 +104,7 @@ class Snapshotter:
         lookup: CacheLookup,
         seq: LiveSequence,
         stats: RequestStats,
-        make_room: MakeRoom = lambda n, protected: True,
+        make_room: MakeRoom = lambda n, protected, n_ready: True,
     ) -> Reading[tuple[Snapshot, ...]]:
         """Bring ``seq`` to the deepest restorable position of the prompt; the snapshot that it came from, if any.
 
@@ -180,7 +147,7 @@ class Snapshotter:
         memory = self.memory
         parent, covered = self._saved(seq, plan.match)
         prefix = plan.match.prefix(seq.n)
-        n_bytes = memory.rows_size(covered, seq.n) + seq.tokens[covered:].nbytes + memory.state_size(seq.id)
+        n_bytes = self.device.rows_size(covered, seq.n) + seq.tokens[covered:].nbytes + memory.state_size(seq.id)
         n_bytes += memory.draft_rows_size(covered, seq.n) + memory.draft_state_size()
         reservation = self.cache.prepare(prefix, n_bytes, plan.protected, parent)
         if reservation is None:
@@ -191,6 +158,7 @@ class Snapshotter:
                 if reservation.confirm(snapshot):
                     seq.keep(snapshot.segment, seq.n)
                     stats.n_saved += 1
+                self.device.give_back(snapshot)
         except (StateError, MemoryError) as error:
             log.warning("no snapshot at %d: %s", seq.n, error)
         self._hold_less()
@@ -199,10 +167,16 @@ class Snapshotter:
     def persist(self, plan: CachePlan) -> None:
         """Send to disk what the policy chose of the prompt, as far as there are snapshots of it, and what left RAM."""
         if self.disk is not None and (plan.persist or self.disk.is_unsettled):
-            self.memory.synchronize()
+            found = [self.cache.get(plan.match.prefix(n)) for n in plan.persist if n]
+            self.settle([snapshot for snapshot in found if snapshot is not None])
+
+    def settle(self, snapshots: Collection[Snapshot] = ()) -> None:
+        """Hand over to the disk what has left RAM, and ``snapshots``: all bytes are there then."""
+        self.memory.synchronize()
+        if self.disk is not None:
             self.disk.settle()
-            found = (self.cache.get(plan.match.prefix(n)) for n in plan.persist if n)
-            self.disk.offer(snapshot for snapshot in found if snapshot is not None)
+            self.disk.offer(snapshots, self.device.copy_of)
+            self._hold_less()
 
     def park(self, seq: LiveSequence, protected: Collection[Snapshot] = ()) -> None:
         """Empty ``seq`` after a snapshot of its end if that is worth it; ``protected`` is no victim."""
@@ -216,6 +190,11 @@ class Snapshotter:
         """
         kept = self._take(seq, PromptMatch(seq.tokens).prefix(seq.n), *seq.saved())
         self.cache.keep(kept)
+        try:
+            self.device.to_ram(kept)  # its cells are what others need
+        except (StateError, MemoryError):
+            self.release(kept)
+            raise
         self.memory.clear(seq.id)
         return kept
 
@@ -243,9 +222,7 @@ class Snapshotter:
         if self.disk is None:
             return True
         if self.disk.policy.kind != "off":
-            self.memory.synchronize()
-            self.disk.settle()
-            self.disk.offer(reversed(self.cache.conversation_ends()))
+            self.settle(self.cache.conversation_ends()[::-1])
         return self.disk.close()
 
     # -- restoring ---------------------------------------------------------------------------------------------------
@@ -300,13 +277,15 @@ class Snapshotter:
         self, candidate: Candidate, lookup: CacheLookup, seq: LiveSequence, stats: RequestStats, make_room: MakeRoom
     ) -> Reading[tuple[Snapshot, ...] | None]:
         """Restore by one way: the snapshot that is in RAM now, if any; None if it failed."""
-        snapshot, arrival = candidate.snapshot, candidate.arrival
-        make_room(candidate.n - seq.n, lookup.snapshots)
-        seq.n_expected = candidate.n
+        snapshot, arrival, n_ready = candidate.snapshot, candidate.arrival, 0
         try:
+            if snapshot is not None:
+                cut(seq, candidate.keep, self.memory)
+                n_ready = self._make_room(candidate, snapshot, seq, lookup, make_room)
+            seq.n_expected = candidate.n
             restored = yield from restore(candidate, lookup.match.tokens, lookup.ends, seq, self.memory)
-        except OutOfCellsError:  # says nothing about the snapshot
-            log.warning("no room for the snapshot at %d, evaluating instead", candidate.n)
+        except (OutOfCellsError, StateError) as error:  # says nothing about the snapshot
+            log.warning("no room for the snapshot at %d, evaluating instead: %s", candidate.n, error)
             self.forget(seq)
             return None
         finally:
@@ -323,14 +302,32 @@ class Snapshotter:
         stats.source, stats.n_cached = candidate.source, candidate.n
         if snapshot is None:
             return ()
-        if arrival is not None and not (yield from self._publish(arrival)):
+        if arrival is not None and not (yield from self._publish(arrival, seq)):
             return ()
+        self.device.counts.returned += n_ready
+        self.device.hold(snapshot, seq)
         snapshot.for_disk |= lookup.from_disk
         self.cache.touch(snapshot)
         return (snapshot,)
 
-    def _publish(self, arrival: PendingSnapshot) -> Reading[bool]:
-        """Put what has arrived from disk into RAM; False if there is no room or some of it never came."""
+    def _make_room(
+        self, candidate: Candidate, snapshot: Snapshot, seq: LiveSequence, lookup: CacheLookup, make_room: MakeRoom
+    ) -> int:
+        """Have cells for the rows that ``seq`` has not got yet; how many of them lie on the device in their own.
+
+        Where there are not enough, the other ways to resume may be given up for it.
+        """
+        n_ready = self.device.n_ready(snapshot, seq.n, candidate.n)
+        if not make_room(candidate.n - seq.n, lookup.snapshots, n_ready):
+            n_ready = self.device.n_ready(snapshot, seq.n, candidate.n)
+            make_room(candidate.n - seq.n, (snapshot,), n_ready)
+        return n_ready
+
+    def _publish(self, arrival: PendingSnapshot, seq: LiveSequence) -> Reading[bool]:
+        """Put what has arrived from disk into RAM; False if there is no room or some of it never came.
+
+        Rows that find no room stay on the device alone, where ``seq`` has them.
+        """
         assert self.disk is not None
         self.disk.count_hit(arrival.snapshot)
         try:
@@ -340,11 +337,18 @@ class Snapshotter:
             return False
         if any(segment.dropped for segment in snapshot.chain):  # shared with one that was given up meanwhile
             return False
-        reservation = self.cache.prepare(snapshot.prefix, snapshot.state.n_bytes, parent=snapshot.segment)
-        if reservation is None:
-            return False
-        with reservation:
-            return reservation.confirm(snapshot)
+        self.device.hold(snapshot, seq)
+        try:
+            n_bytes = snapshot.state.n_bytes
+            reservation = self.cache.prepare(snapshot.prefix, n_bytes, parent=snapshot.segment)
+            if reservation is None and self.device.leave_ram(snapshot):
+                reservation = self.cache.prepare(snapshot.prefix, n_bytes, parent=snapshot.segment)
+            if reservation is None:
+                return False
+            with reservation:
+                return reservation.confirm(snapshot)
+        finally:
+            self.device.give_back(snapshot)
 
     def _is_exact(self, request: Request) -> bool:
         """Whether a prompt may resume only where a cold run would have come by."""
@@ -379,13 +383,9 @@ class Snapshotter:
 
     def _take(self, seq: LiveSequence, prefix: Prefix, parent: Segment | None, covered: int) -> Snapshot:
         """A snapshot of all that ``seq`` holds: the rows behind those ``covered`` by ``parent``, and the state."""
-        segment = parent
+        state, exact, segment = self.memory.save_state(seq.id, seq.n), seq.n_exact == seq.n, parent
         if segment is None or covered < seq.n:
-            rows = self.memory.save_rows(seq.id, covered, seq.n)
-            draft_rows = self.memory.save_draft_rows(seq.id, covered, seq.n)
-            tokens, ends = as_tokens(seq.tokens[covered:]), ends_within(seq.ends, covered)
-            segment = Segment(covered, tokens, rows, parent, ends, draft_rows=draft_rows)
-        state, exact = self.memory.save_state(seq.id, seq.n), seq.n_exact == seq.n
+            segment = self.device.segment(seq, covered, parent)
         return Snapshot(prefix, segment, state, exact, for_disk=seq.for_disk)
 
     def _saved(self, seq: LiveSequence, match: PromptMatch) -> tuple[Segment | None, int]:

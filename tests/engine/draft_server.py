@@ -10,13 +10,12 @@ from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
-from pyctl.engine.backend import Backend, SequenceTokens
+from pyctl.engine.backend import Backend, SequenceTokens, block_sizes
 from pyctl.engine.draft.source import DraftJob
 from pyctl.engine.draft.speculation import Speculation
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.sampling import Sampling
-from pyctl.engine.snapshotter import block_sizes
 from pyctl.errors import UnavailableError
 from pyctl.prompt import Prompt, Tokens
 from tests.cache.checks import check_invariants

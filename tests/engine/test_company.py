@@ -17,9 +17,9 @@ from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.fake import FakeBackend
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Failed
+from pyctl.engine.restore import CacheLookup
 from pyctl.engine.sampling import Sampling
 from pyctl.engine.sequence import LiveSequence
-from pyctl.engine.snapshotter import CacheLookup
 from pyctl.engine.worker import Worker
 from pyctl.errors import OutOfCellsError, RequestError, StateError
 from pyctl.prompt import Prompt
@@ -66,7 +66,19 @@ def check_at_rest(engine: Engine, backend: FakeBackend) -> None:
     assert not any(seq.busy or seq.left_over for seq in engine.sequences)
     assert [seq.id for seq in engine.sequences] == list(range(backend.n_seqs))
     assert [len(held.rows) for held in backend._seqs] == [seq.n for seq in engine.sequences]
+    check_held(engine, backend)
+
+
+def check_held(engine: Engine, backend: FakeBackend) -> None:
+    """The cache's bytes and rows are counted, and what the device holds is what the cache has."""
+    cache = engine.snapshotter.cache
     check_invariants(cache)
+    held = [segment.held for segment in cache.segments() if segment.held is not None]
+    assert set(held) == set(backend._cells._held), "rows are held for the cache alone"
+    for segment in cache.segments():
+        assert segment.held is not None or segment.rows.size or backend.kind == "opaque", "rows that are nowhere"
+        assert segment.held is None or segment.held.n_cells == segment.tokens.size
+    assert engine.pool.n_used + backend.n_held <= backend.n_cells
 
 
 def alone(prompt: Prompt, n: int, kind: str = "hybrid", n_ctx: int = 1024, **fields: object) -> Reply:

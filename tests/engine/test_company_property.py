@@ -29,6 +29,7 @@ ACTIONS = st.lists(
     cache=st.sampled_from([(32, None), (4, None), (0, None), (8, 20_000)]),
     clear_idle=st.booleans(),
     missing=st.sampled_from([0, 0, 0, 60]),
+    can_hold=st.sampled_from([True, True, False]),
     actions=ACTIONS,
 )
 def test_whoever_asks_beside_whom_each_reply_is_the_one_alone(
@@ -37,6 +38,7 @@ def test_whoever_asks_beside_whom_each_reply_is_the_one_alone(
     cache: tuple[int, int | None],
     clear_idle: bool,
     missing: int,
+    can_hold: bool,
     actions: list[tuple[str, int, int]],
 ) -> None:
     """Eight conversations of together three times the cells, some with a common head; nothing fails, nothing is left.
@@ -46,7 +48,7 @@ def test_whoever_asks_beside_whom_each_reply_is_the_one_alone(
     n_ctx = 512
     conversations = [prompt_of(seed, 60 + 40 * seed, head=50 * (seed % 2)) for seed in range(8)]
     assert sum(len(prompt) for prompt in conversations) > 3 * n_ctx
-    backend = FakeBackend(kind, n_ctx=n_ctx, n_seqs=n_seqs)
+    backend = FakeBackend(kind, n_ctx=n_ctx, n_seqs=n_seqs, can_hold=can_hold)
     engine = engine_of(backend, *cache, exact=True, clear_idle=clear_idle)
     backend.n_cells -= missing
     fields = {"sampling": ENDLESS}

@@ -14,13 +14,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from pyctl.cache.plan import batch_ends
 from pyctl.cache.ram import RamCache
+from pyctl.cache.snapshot import Prefix
 from pyctl.chat.boundaries import boundaries, headers
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.fake import FakeBackend
 from pyctl.prompt import Prompt, as_tokens, common_prefix
-from tests.cache.checks import check_invariants, tokens_of
+from tests.cache.checks import tokens_of
 from tests.engine.drive import ask, cold
+from tests.engine.test_company import check_held
 
 Message = tuple[int, int]
 """(seed, length)"""
@@ -50,6 +52,8 @@ class Conversations(RuleBasedStateMachine):
         min_step=st.sampled_from([0, 128, 8192]),
         n_seqs=st.sampled_from([1, 1, 2]),
         batch=st.sampled_from([(64, 0), (64, 50), (256, 120)]),
+        can_hold=st.sampled_from([True, True, False]),
+        n_cells=st.sampled_from([4096, 6000, 8192]),
     )
     def start(
         self,
@@ -60,13 +64,17 @@ class Conversations(RuleBasedStateMachine):
         min_step: int,
         n_seqs: int,
         batch: tuple[int, int],
+        can_hold: bool,
+        n_cells: int,
     ) -> None:
-        self.new = partial(FakeBackend, kind, n_ctx=8192, n_ubatch=batch[0], batch_cost=batch[1])
+        self.new = partial(FakeBackend, kind, n_ctx=4096, n_ubatch=batch[0], batch_cost=batch[1])
         self.kind = kind
-        self.backend = self.new(n_seqs=n_seqs)
+        self.backend = self.new(n_seqs=n_seqs, n_cells=n_cells, can_hold=can_hold)
         self.engine = Engine(self.backend, RamCache(n_slots, budget), EngineSettings(exact=exact, min_step=min_step))
         self.conversations: list[list[Message]] = [[(0, 300)]]
         self.exact = exact
+        self.n_failed = 0
+        self.pinned: set[Prefix] = set()
 
     @rule(head=st.integers(0, 2), first=messages)
     def begin(self, head: int, first: Message) -> None:
@@ -113,12 +121,33 @@ class Conversations(RuleBasedStateMachine):
     @precondition(lambda self: self.engine.snapshotter.cache.snapshots())
     def pin(self, data: st.DataObject, pinned: bool) -> None:
         occupied = self.engine.snapshotter.cache.occupied()
-        slot, _ = data.draw(st.sampled_from(occupied))
-        slot.pinned = pinned and not any(other.pinned for other, _ in occupied)
+        _, snapshot = data.draw(st.sampled_from(occupied))
+        if not pinned or not any(other.pinned for other, _ in occupied):
+            self.engine.snapshotter.cache.pin(snapshot.prefix.name, pinned)
+        self.pinned = {slot.snapshot.prefix for slot, _ in occupied if slot.pinned}
 
     @rule()
     def clear(self) -> None:
         self.engine.snapshotter.cache.clear()
+
+    @rule()
+    def sleep(self) -> None:
+        """What only the device has goes to RAM, as far as there is room."""
+        cache = self.engine.snapshotter.cache
+        before = {snapshot.prefix for snapshot in cache.snapshots()}
+        self.engine.sleep()
+        assert all(segment.held is None for segment in cache.segments())
+        assert cache.budget is not None or before <= {snapshot.prefix for snapshot in cache.snapshots()}
+        self.engine.wake()
+
+    @rule()
+    def copy(self) -> None:
+        """What an idle moment does."""
+        cache = self.engine.snapshotter.cache
+        before = cache.snapshots()
+        while self.engine.snapshotter.device.copy_one():
+            pass
+        assert cache.snapshots() == before
 
     def check(self, conversation: list[Message]) -> None:
         prompt = render(conversation)
@@ -154,9 +183,14 @@ class Conversations(RuleBasedStateMachine):
     @invariant()
     def holds(self) -> None:
         if hasattr(self, "engine"):
-            check_invariants(self.engine.snapshotter.cache)
+            cache = self.engine.snapshotter.cache
+            check_held(self.engine, self.backend)
+            if self.engine.snapshotter.totals.failed_restores == self.n_failed:  # what does not load is given up
+                assert self.pinned == {slot.snapshot.prefix for slot in cache.slots if slot.pinned}
+            self.n_failed = self.engine.snapshotter.totals.failed_restores
+            self.pinned = {slot.snapshot.prefix for slot in cache.slots if slot.pinned}
             assert not self.engine.running
-            assert not any(slot.reserved for slot in self.engine.snapshotter.cache.slots)
+            assert not any(slot.reserved for slot in cache.slots)
             for seq in self.engine.sequences:
                 held = self.backend._seqs[seq.id]
                 assert len(held.rows) == seq.n

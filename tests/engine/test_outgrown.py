@@ -101,7 +101,7 @@ def tokens(snapshot: Snapshot) -> np.ndarray:
 
 
 def test_a_conversation_beyond_the_budget_keeps_the_most_that_fits() -> None:
-    backend = FakeBackend("hybrid", n_ctx=8192, n_ubatch=N_UBATCH)
+    backend = FakeBackend("hybrid", n_ctx=8192, n_ubatch=N_UBATCH, can_hold=False)
     budget = 20_000
     cache = RamCache(32, budget)
     engine = Engine(backend, cache, EngineSettings(exact=True, min_step=0))
@@ -128,7 +128,9 @@ def test_others_can_go_on_after_one_has_outgrown_the_budget() -> None:
 
 def test_the_log_says_once_that_a_conversation_is_too_large(caplog: pytest.LogCaptureFixture) -> None:
     engine = Engine(
-        FakeBackend("hybrid", n_ctx=8192, n_ubatch=N_UBATCH), RamCache(32, 8_000), EngineSettings(min_step=0)
+        FakeBackend("hybrid", n_ctx=8192, n_ubatch=N_UBATCH, can_hold=False),
+        RamCache(32, 8_000),
+        EngineSettings(min_step=0),
     )
     with caplog.at_level(logging.WARNING):
         grown(engine, 1, 20)

@@ -50,10 +50,12 @@ def engine_on(
     budget: int | None = None,
     daily: int | None = None,
     costs: Costs | None = None,
+    n_cells: int = 0,
 ) -> Engine:
+    """Rows are held on the device if it has ``n_cells``."""
     store = DiskStore(directory, "fake", budget, min_tokens=100, daily_bytes=daily)
     tier = DiskTier(store, DiskPolicy.of_server(policy), cold_max=10240)
-    backend = FakeBackend(kind)
+    backend = FakeBackend(kind, n_ctx=n_cells or 4096, can_hold=n_cells > 0)
     return Engine(backend, RamCache(64, ram, costs or Steady()), EngineSettings(exact=True), tier)
 
 
@@ -80,9 +82,10 @@ def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 CONVERSATIONS = [chat((seed, 300), (seed + 50, 240)) for seed in range(1, 9)]
 
 
+@pytest.mark.parametrize("n_cells", [0, 1200])
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_left_ram_comes_back_from_disk_also_after_a_restart(tmp_path: Path, kind: str) -> None:
-    engine = engine_on(tmp_path, kind)
+def test_what_left_ram_comes_back_from_disk_also_after_a_restart(tmp_path: Path, kind: str, n_cells: int) -> None:
+    engine = engine_on(tmp_path, kind, n_cells=n_cells)
     expected = [ask(engine, prompt).tokens for prompt in CONVERSATIONS]
     assert engine.snapshotter.cache.n_evicted > 0
     view = flushed(engine).view()
@@ -230,7 +233,8 @@ def test_any_order_on_any_disk_gives_right_replies_within_all_budgets(
     written = 0
     for _ in range(4):
         policy = choice.choice(["spill", "auto,spill", "full,spill"])
-        engine = engine_on(tmp_path, kind, policy, ram=choice.choice([15_000, 40_000]), budget=budget, daily=daily)
+        ram, n_cells = choice.choice([15_000, 40_000]), choice.choice([0, 1600, 4096])
+        engine = engine_on(tmp_path, kind, policy, ram=ram, budget=budget, daily=daily, n_cells=n_cells)
         tier = tier_of(engine)
         tier._recovery.join(60)
         for _ in range(8):

@@ -24,13 +24,13 @@ from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
+from pyctl.engine.backend import block_sizes
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.draft.speculation import Speculation
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.llama import Loaded, load
 from pyctl.engine.model_settings import ModelSettings
-from pyctl.engine.snapshotter import block_sizes
 from pyctl.prompt import Prompt, as_tokens
 from tests.cache.disk.lies import RawFile
 from tests.engine.draft_server import ModelDrafts

@@ -68,6 +68,11 @@ class FakeCells:
         """Cells that neither a sequence nor held rows take."""
         return self.n - int(np.count_nonzero(self._taken | (self._n_held > 0)))
 
+    @property
+    def n_held(self) -> int:
+        """Cells that held rows alone take."""
+        return int(np.count_nonzero(~self._taken & (self._n_held > 0)))
+
     def take(self, rows: Sequence[bytes]) -> list[int]:
         """Write ``rows`` into cells that nobody else has now; OutOfCellsError leaves everything as it is."""
         if len(rows) > self.n_free:
@@ -101,6 +106,11 @@ class FakeCells:
             del self._held[held]
             self._n_held[held.cells] -= 1
             self._forget(held.cells)
+
+    def release_all(self) -> None:
+        """Keep nothing any longer."""
+        for held in tuple(self._held):
+            self.release(held)
 
     def check(self, held: FakeHeld) -> None:
         """StateError if these rows are not held."""

@@ -111,7 +111,12 @@ class FakeMemory:
 
     @property
     def n_free(self) -> int:
+        """Cells that neither a sequence nor held rows take."""
         return self._cells.n_free
+
+    @property
+    def n_held(self) -> int:
+        return self._cells.n_held
 
     def hold(self, seq: int, first: int, last: int) -> FakeHeld:
         cells = self._seqs[seq].cells[first:last]
@@ -121,6 +126,9 @@ class FakeMemory:
 
     def release(self, held: Held) -> None:
         self._cells.release(_own(held))
+
+    def release_all(self) -> None:
+        self._cells.release_all()
 
     def fetch(self, held: Held, first: int, last: int) -> Block:
         self._cells.check(_own(held))
@@ -276,7 +284,7 @@ class FakeMemory:
 
 
 def _rows_of(block: Block, start: int, stop: int) -> list[bytes]:
-    magic, p0, p1 = HEADER.unpack(block[: HEADER.size].tobytes())
+    magic, p0, p1 = HEADER.unpack(block[: HEADER.size].tobytes().ljust(HEADER.size))
     if magic != b"ROWS" or not p0 <= start < stop <= p1:
         raise StateError(f"rows [{start}, {stop}) are not in the block")
     data = block[HEADER.size :].tobytes()

@@ -44,6 +44,7 @@ class ContextMemory:
     _memory: Any = None  # KVState, while the context lives
     _drafts: Follower
     _least: dict[int, tuple[int, int]]
+    _handles: set[int]  # of what is held
 
     @property
     def kind(self) -> Literal["attention", "hybrid", "opaque"]:
@@ -100,11 +101,18 @@ class ContextMemory:
         return bool(self._memory.can_hold)
 
     def hold(self, seq: int, first: int, last: int) -> HeldRows:
-        return HeldRows(checked(self._memory.hold, seq, first, last), last - first, self.rows_size(first, last))
+        held = HeldRows(checked(self._memory.hold, seq, first, last), last - first, self.rows_size(first, last))
+        self._handles.add(held.handle)
+        return held
 
     def release(self, held: Held) -> None:
-        if self._ctx is not None:
+        if self._ctx is not None and _handle(held) in self._handles:
+            self._handles.remove(_handle(held))
             self._memory.release(_handle(held))
+
+    def release_all(self) -> None:
+        while self._handles:
+            self._memory.release(self._handles.pop())
 
     def fetch(self, held: Held, first: int, last: int) -> Block:
         block = allocate(self.rows_size(first, last))
@@ -115,7 +123,14 @@ class ContextMemory:
         return int(checked(self._memory.n_own, _handle(held), first, last))
 
     @property
+    def n_held(self) -> int:
+        if not self.can_hold:
+            return 0
+        return self.n_cells - self.n_free - sum(map(self._n_held, range(self.n_seqs)))
+
+    @property
     def n_free(self) -> int:
+        """Cells that neither a sequence nor held rows take."""
         if self.can_hold:
             return int(self._memory.n_free)
         return self.n_cells - sum(map(self._n_held, range(self.n_seqs)))

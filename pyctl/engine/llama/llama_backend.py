@@ -83,6 +83,7 @@ class LlamaBackend(ContextMemory):
         self._n_planes = int(api.llama_n_rs_seq(ctx))
         # From where on `keep` may take back each sequence, and from where on it may go back to a mark.
         self._least: dict[int, tuple[int, int]] = {}
+        self._handles = set()
         self._batch = Batch(max(self.n_ubatch, self.n_seqs))
         self._end_tokens = self.tokenizer.end_tokens()
         self.evaluate(0, as_tokens([max(self.tokenizer.bos, 0)]), 0)

@@ -1,0 +1,202 @@
+"""The cache's rows on the device: held as long as there are cells to spare, and what becomes of them then."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import weakref
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+
+from pyctl.cache.plan import ends_within
+from pyctl.cache.ram import RamCache
+from pyctl.cache.snapshot import NOTHING, Block, Segment, Snapshot
+from pyctl.engine.backend import SequenceMemory
+from pyctl.engine.sequence import LiveSequence
+from pyctl.errors import StateError
+from pyctl.prompt import as_tokens
+
+__all__ = ["DeviceCounts", "DeviceTier"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class DeviceCounts:
+    """Sums since the start, in rows: ``kept`` on the device for snapshots, ``returned`` to a sequence from there,
+    ``to_ram`` when cells ran short or there was time, and ``lost`` since RAM had no room that was worth less."""
+
+    kept: int = 0
+    returned: int = 0
+    to_ram: int = 0
+    lost: int = 0
+
+
+class DeviceTier:
+    """Keeps rows of the segments of ``cache`` on the device of ``memory``, until others need the cells.
+
+    What ``memory`` held before goes. One that cannot hold rows copies them to RAM at once. What fails here is a
+    snapshot less.
+    """
+
+    def __init__(self, memory: SequenceMemory, cache: RamCache) -> None:
+        self._memory, self._cache = memory, cache
+        self.counts = DeviceCounts()
+        self._fetched: weakref.WeakKeyDictionary[Segment, weakref.ref[Block]] = weakref.WeakKeyDictionary()
+        cache.on_drop = self.release
+        if cache.enabled:
+            memory.release_all()
+
+    @property
+    def n_cells(self) -> int:
+        """Cells that nothing but these rows takes."""
+        return self._memory.n_held if self._memory.can_hold else 0
+
+    # -- keeping -----------------------------------------------------------------------------------------------------
+
+    def rows_size(self, first: int, last: int) -> int:
+        """Bytes of RAM that a new segment of rows [first, last) takes."""
+        return 0 if self._memory.can_hold else self._memory.rows_size(first, last)
+
+    def segment(self, seq: LiveSequence, first: int, parent: Segment | None) -> Segment:
+        """The rows of ``seq`` from ``first`` on. StateError or MemoryError leave nothing behind."""
+        memory = self._memory
+        tokens, ends = as_tokens(seq.tokens[first:]), ends_within(seq.ends, first)
+        rows = memory.save_rows(seq.id, first, seq.n) if not memory.can_hold else NOTHING
+        draft_rows = memory.save_draft_rows(seq.id, first, seq.n)
+        segment = Segment(first, tokens, rows, parent, ends, draft_rows=draft_rows)
+        if memory.can_hold:
+            segment.held = memory.hold(seq.id, first, seq.n)
+            self.counts.kept += segment.held.n_cells
+        return segment
+
+    def hold(self, snapshot: Snapshot, seq: LiveSequence) -> None:
+        """Let rows of ``snapshot``, all of which ``seq`` holds, stay where it has them; RAM may have them, too."""
+        for segment, last in snapshot.chain.items() if self._memory.can_hold else ():
+            if segment.held is None and not segment.dropped and last == segment.end:
+                with contextlib.suppress(StateError):
+                    segment.held = self._memory.hold(seq.id, segment.start, last)
+
+    def leave_ram(self, snapshot: Snapshot) -> bool:
+        """Give up copies in RAM of rows that the device holds, of segments that the cache has not taken yet; False if
+        there are none."""
+        copies = [each for each in snapshot.chain if each.held is not None and not each.alive and each.rows.size]
+        for segment in copies:
+            segment.rows = NOTHING
+        return bool(copies)
+
+    def give_back(self, snapshot: Snapshot) -> None:
+        """Let go what the device holds for a snapshot that the cache did not take."""
+        for segment in snapshot.chain:
+            if not segment.alive:
+                self.release(segment)
+
+    def n_ready(self, snapshot: Snapshot, first: int, last: int) -> int:
+        """How many rows [first, last) of ``snapshot`` lie in cells that nobody else has, and need no further ones."""
+        spans = snapshot.spans(first, last)
+        return sum(self._memory.n_own(rows, *span) for rows, *span in spans if not isinstance(rows, np.ndarray))
+
+    def release(self, segment: Segment) -> None:
+        """Let its rows go from the device."""
+        if segment.held is not None:
+            self._memory.release(segment.held)
+            segment.held = None
+
+    # -- giving up ---------------------------------------------------------------------------------------------------
+
+    def shrink(self, most: int, protected: Collection[Snapshot] = ()) -> bool:
+        """Have these rows take ``most`` cells at most; what is worth least goes to RAM, or away.
+
+        False if that would take rows that only the device has of what is ``protected``.
+        """
+        while self.n_cells > most:
+            segment = self._cache.next_to_leave_device(self._n_freed, protected)
+            if segment is None:
+                return False
+            self._leave(segment, protected)
+        return True
+
+    def to_ram(self, snapshot: Snapshot) -> None:
+        """Have all rows of a kept ``snapshot`` in RAM and nowhere else; StateError or MemoryError if that fails."""
+        for segment in snapshot.chain:
+            if segment.held is not None and not segment.rows.size:
+                self._copy(segment, ())
+            self.release(segment)
+
+    def copy_one(self) -> bool:
+        """Copy the most valuable rows that RAM has not got and has room to spare for; False if there are none."""
+        for segment in self._cache.held_by_value() if self._memory.can_hold else ():
+            assert segment.held is not None
+            try:
+                if self._cache.may_add_rows(segment, segment.held.n_bytes, spare=True):
+                    self._cache.add_rows(segment, self._fetch(segment))
+                    return True
+            except (StateError, MemoryError) as error:
+                log.warning("rows were not copied to RAM: %s", error)
+                return False
+        return False
+
+    def rows_of(self, segment: Segment) -> Block:
+        """A copy of its rows for somebody who needs bytes, there after `synchronize`."""
+        return segment.rows if segment.rows.size or segment.held is None else self._fetch(segment)
+
+    def copy_of(self, segment: Segment) -> Block:
+        """The same, and the bytes are there."""
+        rows = self.rows_of(segment)
+        self._memory.synchronize()
+        return rows
+
+    def leave_all(self) -> None:
+        """Take everything from the device, which is about to be freed; what RAM has no room for is lost."""
+        for segment in self._cache.segments():
+            if segment.rows.size:
+                self.release(segment)
+        for segment in self._cache.held_by_value():
+            if not segment.dropped:
+                self._leave(segment, ())
+
+    def _n_freed(self, segment: Segment) -> int:
+        assert segment.held is not None
+        return self._memory.n_own(segment.held, segment.start, segment.end)
+
+    def _leave(self, segment: Segment, protected: Collection[Snapshot]) -> None:
+        """Take a segment from the device: to RAM, or away with whatever needs it."""
+        if not segment.rows.size:
+            try:
+                kept = self._copy(segment, protected)
+            except (StateError, MemoryError) as error:
+                log.warning("rows were lost on their way to RAM: %s", error)
+                kept = False
+            if not kept:
+                self._lose(segment)
+        self.release(segment)
+
+    def _copy(self, segment: Segment, protected: Collection[Snapshot]) -> bool:
+        """Copy rows to RAM; False if there is no room for them."""
+        assert segment.held is not None
+        if not self._cache.may_add_rows(segment, segment.held.n_bytes, protected):
+            return False
+        self.counts.to_ram += segment.held.n_cells
+        self._cache.add_rows(segment, self._fetch(segment))
+        return True
+
+    def _fetch(self, segment: Segment) -> Block:
+        known = self._fetched.get(segment)
+        block = known() if known is not None else None
+        if block is None:
+            assert segment.held is not None
+            block = self._memory.fetch(segment.held, segment.start, segment.end)
+            self._fetched[segment] = weakref.ref(block)
+        return block
+
+    def _lose(self, segment: Segment) -> None:
+        assert segment.held is not None
+        self.counts.lost += segment.held.n_cells
+        try:
+            self._cache.lose(segment)
+        except ValueError:  # pinned, but the machine has no memory for it
+            for snapshot in self._cache.snapshots():
+                if segment in snapshot.chain:
+                    self._cache.drop(snapshot)
