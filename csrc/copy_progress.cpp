@@ -5,37 +5,48 @@
 #include <algorithm>
 #include <utility>
 
-copy_progress::copy_progress(ggml_backend_t stream, ggml_backend_dev_t device)
-    : stream(stream), device(device), askable(device_runtime::instance().can_ask(device)) {}
+copy_progress::copy_progress(std::vector<ggml_backend_t> streams) : streams(std::move(streams)) {
+    for (ggml_backend_t stream : this->streams) {
+        askable = askable && device_runtime::instance().can_ask(ggml_backend_get_device(stream));
+    }
+}
 
 copy_progress::ticket copy_progress::take() {
     ++taken;
-    if (stream == nullptr) {
+    if (streams.empty()) {
         return taken;
     }
-    event_handle event;
+    events reached;
     if (spare.empty()) {
-        event.reset(ggml_backend_event_new(device));
+        for (ggml_backend_t stream : streams) {
+            reached.emplace_back(ggml_backend_event_new(ggml_backend_get_device(stream)));
+        }
     } else {
-        event = std::move(spare.back());
+        reached = std::move(spare.back());
         spare.pop_back();
     }
-    if (event == nullptr) {
-        ggml_backend_synchronize(stream);
+    if (std::find(reached.begin(), reached.end(), nullptr) != reached.end()) {
+        for (ggml_backend_t stream : streams) {
+            ggml_backend_synchronize(stream);
+        }
         all_complete();
         return taken;
     }
-    ggml_backend_event_record(event.get(), stream);
-    marks.push_back({ taken, std::move(event) });
+    for (size_t i = 0; i < streams.size(); ++i) {
+        ggml_backend_event_record(reached[i].get(), streams[i]);
+    }
+    marks.push_back({ taken, std::move(reached) });
     return taken;
 }
 
 bool copy_progress::is_complete(ticket t) {
-    if (stream == nullptr) {
+    const auto is_reached = [](const event_handle & event) { return device_runtime::instance().is_complete(event.get()); };
+    if (streams.empty()) {
         complete = std::max(complete, taken > lag ? taken - lag : 0);
     } else if (askable) {
-        // One stream does one thing after the other.
-        while (complete < t && !marks.empty() && device_runtime::instance().is_complete(marks.front().event.get())) {
+        // Each stream does one thing after the other.
+        while (complete < t && !marks.empty() &&
+               std::all_of(marks.front().reached.begin(), marks.front().reached.end(), is_reached)) {
             pop_front();
         }
     }
@@ -44,7 +55,9 @@ bool copy_progress::is_complete(ticket t) {
 
 void copy_progress::wait(ticket t) {
     while (complete < t && !marks.empty()) {
-        ggml_backend_event_synchronize(marks.front().event.get());
+        for (const event_handle & event : marks.front().reached) {
+            ggml_backend_event_synchronize(event.get());
+        }
         pop_front();
     }
     complete = std::max(complete, t);
@@ -59,6 +72,6 @@ void copy_progress::all_complete() {
 
 void copy_progress::pop_front() {
     complete = marks.front().number;
-    spare.push_back(std::move(marks.front().event));
+    spare.push_back(std::move(marks.front().reached));
     marks.pop_front();
 }

@@ -1,4 +1,4 @@
-// How far the copies on a stream have come: a ticket is taken after some were put there, and asked about later.
+// How far the copies on some streams have come: a ticket is taken after some were put there, and asked about later.
 #pragma once
 
 #include "ggml_handles.h"
@@ -18,8 +18,8 @@ public:
     // tickets were taken, as if a device were that far behind.
     explicit copy_progress(size_t lag = 0) : lag(lag) {}
 
-    // Of copies on `stream`, which belongs to `device`; both must outlive this.
-    copy_progress(ggml_backend_t stream, ggml_backend_dev_t device);
+    // Of copies on `streams`, one of each device; they must outlive this.
+    explicit copy_progress(std::vector<ggml_backend_t> streams);
 
     // Stands for all copies up to here.
     ticket take();
@@ -34,23 +34,24 @@ public:
     // Waits for the copies that `t` stands for.
     void wait(ticket t);
 
-    // Everything on the stream is complete: the caller has waited for it.
+    // Everything on the streams is complete: the caller has waited for it.
     void all_complete();
 
 private:
+    using events = std::vector<event_handle>;  // one for each stream
+
     struct mark {
-        ticket       number;
-        event_handle event;
+        ticket number;
+        events reached;
     };
 
     void pop_front();
 
-    ggml_backend_t            stream   = nullptr;  // null where there is no device
-    ggml_backend_dev_t        device   = nullptr;
-    size_t                    lag      = 0;
-    bool                      askable  = true;
-    ticket                    taken    = 0;
-    ticket                    complete = 0;
-    std::deque<mark>          marks;   // of tickets after `complete`, in order
-    std::vector<event_handle> spare;
+    std::vector<ggml_backend_t> streams;  // none where there is no device
+    size_t                      lag      = 0;
+    bool                        askable  = true;
+    ticket                      taken    = 0;
+    ticket                      complete = 0;
+    std::deque<mark>            marks;  // of tickets after `complete`, in order
+    std::vector<events>         spare;
 };

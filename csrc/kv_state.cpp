@@ -16,7 +16,7 @@ kv_state::kv_state(llama_context * context, llama_seq_id seq, const host_arena &
     parts     = parts_of(ctx);
     layout    = layout_of(ctx, parts, seq);
     recurrent = recurrent_memory_of(ctx);
-    copies = std::make_unique<transfer>(ctx, layout.tensors(), layout.recurrent.n_bytes, pinned, lag);
+    copies = std::make_unique<transfer>(ctx, layout.tensors(), layout.recurrent.regions(), pinned, lag);
     if (parts.attention != nullptr) {
         rows = std::make_unique<attention_rows>(*parts.attention, layout.rows, layout.hash, *copies);
     }

@@ -156,6 +156,10 @@ size_t row_layout::row_bytes() const {
     return sum;
 }
 
+std::vector<copy_region> recurrent_layout::regions() const {
+    return regions_of(steps);
+}
+
 std::vector<ggml_tensor *> memory_layout::tensors() const {
     std::vector<ggml_tensor *> found;
     for (const auto * tensors : { &rows.k, &rows.v }) {

@@ -54,6 +54,8 @@ struct row_layout {
 struct recurrent_layout {
     std::vector<io_step> steps;
     size_t               n_bytes = 0;
+
+    std::vector<copy_region> regions() const;  // the tensors' part
 };
 
 // Everything that decides what saved bytes mean: equal texts may exchange blocks. `hash` is FNV-1a of the text.

@@ -58,16 +58,6 @@ public:
     }
 
 private:
-    static std::vector<copy_region> regions_of(const std::vector<io_step> & steps) {
-        std::vector<copy_region> regions;
-        for (const io_step & step : steps) {
-            if (step.tensor != nullptr) {
-                regions.push_back({ step.tensor, step.offset, step.size });
-            }
-        }
-        return regions;
-    }
-
     // Where the state of `seq` lies now.
     std::vector<copy_region> written(llama_seq_id seq) const {
         recorder stream;

@@ -1,5 +1,15 @@
 #include "state_io.h"
 
+std::vector<copy_region> regions_of(const std::vector<io_step> & steps) {
+    std::vector<copy_region> regions;
+    for (const io_step & step : steps) {
+        if (step.tensor != nullptr) {
+            regions.push_back({ step.tensor, step.offset, step.size });
+        }
+    }
+    return regions;
+}
+
 void recorder::write(const void * src, size_t size) {
     const auto * p = static_cast<const uint8_t *>(src);
     steps.push_back({ nullptr, 0, size, std::vector<uint8_t>(p, p + size) });

@@ -33,6 +33,9 @@ template <typename T> T value_of(const io_step & step) {
     return value;
 }
 
+// Where the tensor data among `steps` lies.
+std::vector<copy_region> regions_of(const std::vector<io_step> & steps);
+
 // Records what a memory module writes without moving any tensor data.
 class recorder : public llama_io_write_i {
 public:

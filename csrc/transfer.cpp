@@ -6,23 +6,19 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace {
 
-// The device whose own memory holds all `tensors`, or null.
-ggml_backend_dev_t only_device(const std::vector<ggml_tensor *> & tensors) {
-    ggml_backend_dev_t device = nullptr;
-    for (const ggml_tensor * tensor : tensors) {
-        ggml_backend_buffer_t      buffer = buffer_of(tensor);
-        ggml_backend_buffer_type_t type   = ggml_backend_buffer_get_type(buffer);
-        ggml_backend_dev_t         owner  = ggml_backend_buft_get_device(type);
-        if (owner == nullptr || ggml_backend_buffer_is_host(buffer) || type != ggml_backend_dev_buffer_type(owner) ||
-            (device != nullptr && owner != device)) {
-            return nullptr;
-        }
-        device = owner;
+// The device whose own memory holds `tensor`, or null.
+ggml_backend_dev_t device_of(const ggml_tensor * tensor) {
+    ggml_backend_buffer_t      buffer = buffer_of(tensor);
+    ggml_backend_buffer_type_t type   = ggml_backend_buffer_get_type(buffer);
+    ggml_backend_dev_t         owner  = ggml_backend_buft_get_device(type);
+    if (owner == nullptr || ggml_backend_buffer_is_host(buffer) || type != ggml_backend_dev_buffer_type(owner)) {
+        return nullptr;
     }
-    return device;
+    return owner;
 }
 
 ggml_backend_t backend_of(ggml_backend_sched_t scheduler, ggml_backend_dev_t device) {
@@ -55,38 +51,71 @@ ggml_tensor bytes_of(const ggml_tensor * tensor, size_t offset, size_t size) {
     return bytes;
 }
 
-transfer::transfer(llama_context * context, const std::vector<ggml_tensor *> & tensors, size_t staged,
-                   const host_arena & pinned, size_t lag)
+transfer::transfer(llama_context * context, const std::vector<ggml_tensor *> & tensors,
+                   const std::vector<copy_region> & staged, const host_arena & pinned, size_t lag)
     : ctx(context), pinned(pinned), pretends(lag > 0), done(lag) {
-    ggml_backend_dev_t device = only_device(tensors);
-    if (device == nullptr) {
+    if (!open_lanes(tensors)) {
+        lanes.clear();
         return;
     }
-    compute = backend_of(ctx->get_sched(), device);
-    ggml_backend_dev_props props{};
-    ggml_backend_dev_get_props(device, &props);
-    if (compute == nullptr || !props.caps.async || !props.caps.events) {
-        return;
+    std::vector<ggml_backend_t> streams;
+    for (const lane & lane : lanes) {
+        streams.push_back(lane.copies.get());
     }
-    computed.reset(ggml_backend_event_new(device));
-    copied.reset(ggml_backend_event_new(device));
-    if (computed == nullptr || copied == nullptr) {
-        return;
+    done = copy_progress(std::move(streams));
+    open_stages(staged);
+}
+
+// False unless all tensors lie on devices that copy beside what they compute.
+bool transfer::open_lanes(const std::vector<ggml_tensor *> & tensors) {
+    for (const ggml_tensor * tensor : tensors) {
+        ggml_backend_dev_t device = device_of(tensor);
+        if (device == nullptr) {
+            return false;
+        }
+        if (std::any_of(lanes.begin(), lanes.end(), [&](const lane & lane) { return lane.device == device; })) {
+            continue;
+        }
+        ggml_backend_dev_props props{};
+        ggml_backend_dev_get_props(device, &props);
+        ggml_backend_t compute = backend_of(ctx->get_sched(), device);
+        if (compute == nullptr || !props.caps.async || !props.caps.events) {
+            return false;
+        }
+        lane opened{};
+        opened.device  = device;
+        opened.compute = compute;
+        opened.computed.reset(ggml_backend_event_new(device));
+        opened.copied.reset(ggml_backend_event_new(device));
+        if (opened.computed == nullptr || opened.copied == nullptr) {
+            return false;
+        }
+        opened.copies.reset(ggml_backend_dev_init(device, nullptr));
+        if (opened.copies == nullptr) {
+            return false;
+        }
+        lanes.push_back(std::move(opened));
     }
-    copy_backend.reset(ggml_backend_dev_init(device, nullptr));
-    if (copy_backend == nullptr) {
-        return;
+    return !lanes.empty();
+}
+
+void transfer::open_stages(const std::vector<copy_region> & staged) {
+    for (const copy_region & region : staged) {
+        lane_of(region.tensor).staged += region.size;
     }
-    done = copy_progress(copy_backend.get(), device);
-    if (staged == 0) {
-        return;
+    has_stages = !staged.empty();
+    for (lane & lane : lanes) {
+        if (lane.staged > 0) {
+            lane.stage_buffer.reset(
+                ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(lane.device), lane.staged));
+            has_stages = has_stages && lane.stage_buffer != nullptr;
+        }
     }
-    stage_buffer.reset(ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(device), staged));
-    if (stage_buffer != nullptr) {
-        stage.buffer = stage_buffer.get();
-        stage.data   = ggml_backend_buffer_get_base(stage_buffer.get());
-        stage        = bytes_of(&stage, 0, staged);
-    }
+}
+
+transfer::lane & transfer::lane_of(const ggml_tensor * tensor) {
+    ggml_backend_dev_t device = ggml_backend_buft_get_device(ggml_backend_buffer_get_type(buffer_of(tensor)));
+    return *std::find_if(lanes.begin(), lanes.end(), [&](const lane & lane) { return lane.device == device; });
 }
 
 transfer::~transfer() {
@@ -116,20 +145,22 @@ void transfer::each_contiguous(const copy_region & region, const uint8_t * host,
 }
 
 void transfer::save_begin() {
-    if (copy_backend == nullptr) {
+    if (lanes.empty()) {
         llama_synchronize(ctx);
-        return;
     }
-    ggml_backend_event_record(computed.get(), compute);
-    ggml_backend_event_wait(copy_backend.get(), computed.get());
+    for (lane & lane : lanes) {
+        ggml_backend_event_record(lane.computed.get(), lane.compute);
+        ggml_backend_event_wait(lane.copies.get(), lane.computed.get());
+    }
 }
 
 void transfer::save(const copy_region & from, uint8_t * dst) {
+    ggml_backend_t copies = lanes.empty() ? nullptr : lane_of(from.tensor).copies.get();
     each_contiguous(from, dst, [&](size_t i, size_t count, size_t skip, size_t size) {
         const size_t offset = from.offset + i * from.stride + skip;
         uint8_t *    out    = dst + i * from.pitch + skip;
-        if (copy_backend != nullptr) {
-            ggml_backend_tensor_get_2d_async(copy_backend.get(), from.tensor, out, offset, size, count, from.stride, from.pitch);
+        if (copies != nullptr) {
+            ggml_backend_tensor_get_2d_async(copies, from.tensor, out, offset, size, count, from.stride, from.pitch);
             return;
         }
         for (size_t j = 0; j < count; ++j) {
@@ -139,7 +170,7 @@ void transfer::save(const copy_region & from, uint8_t * dst) {
 }
 
 void transfer::save_staged(const std::vector<copy_region> & from, uint8_t * dst) {
-    if (stage_buffer == nullptr) {
+    if (!has_stages) {
         save_begin();
         for (const copy_region & region : from) {
             save(region, dst);
@@ -148,18 +179,44 @@ void transfer::save_staged(const std::vector<copy_region> & from, uint8_t * dst)
         load_end();  // what comes next may overwrite the tensors
         return;
     }
-    // The stage is free again when its last content has left it.
-    ggml_backend_event_wait(compute, copied.get());
-    size_t at = 0;
+    // A part of the stage of one device that leaves in one piece.
+    struct part {
+        lane * place;
+        size_t offset, size;
+    };
+    std::vector<part>   parts;
+    std::vector<size_t> used(lanes.size());
+    for (lane & lane : lanes) {
+        ggml_backend_event_wait(lane.compute, lane.copied.get());  // the stage is free when its last content has left it
+    }
+    const auto staged = [](lane & place, size_t offset, size_t size) {
+        ggml_tensor stage{};
+        stage.buffer = place.stage_buffer.get();
+        stage.data   = ggml_backend_buffer_get_base(place.stage_buffer.get());
+        return bytes_of(&stage, offset, size);
+    };
     for (const copy_region & region : from) {
+        lane &            place  = lane_of(region.tensor);
+        size_t &          at     = used[static_cast<size_t>(&place - lanes.data())];
         const ggml_tensor source = bytes_of(region.tensor, region.offset, region.size);
-        ggml_tensor       target = bytes_of(&stage, at, region.size);
-        ggml_backend_tensor_copy_async(compute, compute, &source, &target);
+        ggml_tensor       target = staged(place, at, region.size);
+        ggml_backend_tensor_copy_async(place.compute, place.compute, &source, &target);
+        if (!parts.empty() && parts.back().place == &place) {
+            parts.back().size += region.size;
+        } else {
+            parts.push_back({ &place, at, region.size });
+        }
         at += region.size;
     }
     save_begin();
-    save({ &stage, 0, at }, dst);
-    ggml_backend_event_record(copied.get(), copy_backend.get());
+    for (const part & part : parts) {
+        ggml_tensor stage = staged(*part.place, part.offset, part.size);
+        save({ &stage, 0, part.size }, dst);
+        dst += part.size;
+    }
+    for (lane & lane : lanes) {
+        ggml_backend_event_record(lane.copied.get(), lane.copies.get());
+    }
 }
 
 void transfer::reserve(const std::vector<copy_region> & regions, size_t count) {
@@ -195,7 +252,8 @@ ggml_tensor transfer::kept_bytes(size_t index, size_t i) const {
 
 // On the device's own stream where there is one, after what it was given so far and before what it is given next.
 void transfer::copy(const ggml_tensor & from, ggml_tensor & to) {
-    if (copy_backend != nullptr) {
+    if (!lanes.empty()) {
+        ggml_backend_t compute = lane_of(&from).compute;
         ggml_backend_tensor_copy_async(compute, compute, &from, &to);
     } else {
         llama_synchronize(ctx);
@@ -229,11 +287,12 @@ void transfer::load_begin() {
 }
 
 void transfer::load(const copy_region & to, const uint8_t * src) {
+    ggml_backend_t copies = lanes.empty() ? nullptr : lane_of(to.tensor).copies.get();
     each_contiguous(to, src, [&](size_t i, size_t count, size_t skip, size_t size) {
         const size_t    offset = to.offset + i * to.stride + skip;
         const uint8_t * in     = src + i * to.pitch + skip;
-        if (copy_backend != nullptr) {
-            ggml_backend_tensor_set_2d_async(copy_backend.get(), to.tensor, in, offset, size, count, to.stride, to.pitch);
+        if (copies != nullptr) {
+            ggml_backend_tensor_set_2d_async(copies, to.tensor, in, offset, size, count, to.stride, to.pitch);
             return;
         }
         for (size_t j = 0; j < count; ++j) {
@@ -243,19 +302,20 @@ void transfer::load(const copy_region & to, const uint8_t * src) {
 }
 
 void transfer::load_end() {
-    if (copy_backend != nullptr) {
-        ggml_backend_event_record(copied.get(), copy_backend.get());
-        ggml_backend_event_wait(compute, copied.get());
+    for (lane & lane : lanes) {
+        ggml_backend_event_record(lane.copied.get(), lane.copies.get());
+        ggml_backend_event_wait(lane.compute, lane.copied.get());
     }
 }
 
 void transfer::move(const copy_region & from, const copy_region & to) {
-    const bool on_host = ggml_backend_buffer_is_host(buffer_of(from.tensor));
+    ggml_backend_t copies  = lanes.empty() ? nullptr : lane_of(from.tensor).copies.get();
+    const bool     on_host = ggml_backend_buffer_is_host(buffer_of(from.tensor));
     for (size_t i = 0; i < from.count; ++i) {
         const ggml_tensor source = bytes_of(from.tensor, from.offset + i * from.stride, from.size);
         ggml_tensor       target = bytes_of(to.tensor, to.offset + i * to.stride, to.size);
-        if (copy_backend != nullptr) {
-            ggml_backend_tensor_copy_async(copy_backend.get(), copy_backend.get(), &source, &target);
+        if (copies != nullptr) {
+            ggml_backend_tensor_copy_async(copies, copies, &source, &target);
         } else if (on_host) {
             std::memcpy(target.data, source.data, from.size);
         } else {
@@ -265,8 +325,8 @@ void transfer::move(const copy_region & from, const copy_region & to) {
 }
 
 void transfer::finish() {
-    if (copy_backend != nullptr) {
-        ggml_backend_synchronize(copy_backend.get());
+    for (lane & lane : lanes) {
+        ggml_backend_synchronize(lane.copies.get());
     }
     done.all_complete();
 }

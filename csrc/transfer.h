@@ -1,8 +1,8 @@
-// Copies between tensors of a context and host memory: asynchronous where one device holds everything and offers a
-// second stream, one after the other where not (several devices, or the host).
+// Copies between tensors of a context and host memory: asynchronous where GPUs hold everything and offer a second
+// stream each, one after the other where not.
 //
-// Asynchronous copies wait for nothing on the host: `save` and `load` put them on a stream of their own, events order it
-// with the stream that computes, and `finish` waits. The host memory has to live until then.
+// Asynchronous copies wait for nothing on the host: `save` and `load` put them on a stream of their own for each device,
+// events order it with the stream that computes there, and `finish` waits. The host memory has to live until then.
 #pragma once
 
 #include "copy_progress.h"
@@ -34,17 +34,17 @@ ggml_tensor bytes_of(const ggml_tensor * tensor, size_t offset, size_t size);
 
 class transfer {
 public:
-    // `tensors` is what will be copied; `staged` bytes of it at a time are copied by `save_staged`. Host memory may lie
+    // `tensors` is what will be copied; what is like `staged` is copied at a time by `save_staged`. Host memory may lie
     // in `pinned`, which no copy may cross from one registered range into the next. With a `lag`, copies that are not
     // asynchronous pretend to be, see copy_progress.h.
-    transfer(llama_context * ctx, const std::vector<ggml_tensor *> & tensors, size_t staged, const host_arena & pinned,
-             size_t lag = 0);
+    transfer(llama_context * ctx, const std::vector<ggml_tensor *> & tensors, const std::vector<copy_region> & staged,
+             const host_arena & pinned, size_t lag = 0);
     ~transfer();
 
     transfer(const transfer &)             = delete;
     transfer & operator=(const transfer &) = delete;
 
-    bool is_async() const { return copy_backend != nullptr || pretends; }
+    bool is_async() const { return !lanes.empty() || pretends; }
 
     // What has been computed, or will be by what is on its way, goes to `dst`; the tensors must not change before `finish`.
     void save_begin();
@@ -90,6 +90,20 @@ private:
         size_t        stride;
     };
 
+    // The two streams of a device: the scheduler's, which computes, and one that copies.
+    struct lane {
+        ggml_backend_dev_t device;
+        ggml_backend_t     compute;
+        event_handle       computed;
+        event_handle       copied;
+        buffer_handle      stage_buffer;  // on the device; null where nothing is staged
+        size_t             staged = 0;    // its bytes
+        backend_handle     copies;        // goes first
+    };
+
+    bool        open_lanes(const std::vector<ggml_tensor *> & tensors);
+    void        open_stages(const std::vector<copy_region> & staged);
+    lane &      lane_of(const ggml_tensor * tensor);
     ggml_tensor kept_bytes(size_t index, size_t i) const;
     void        copy(const ggml_tensor & from, ggml_tensor & to);
 
@@ -99,12 +113,8 @@ private:
     const host_arena &       pinned;
     bool                     pretends;
     copy_progress            done;
-    ggml_backend_t           compute = nullptr;  // the scheduler's
-    event_handle             computed;
-    event_handle             copied;
-    buffer_handle            stage_buffer;  // on the device; null where nothing is staged
-    ggml_tensor              stage{};
+    bool                     has_stages = false;
     std::vector<kept_buffer> kept;
     std::vector<kept_piece>  pieces;
-    backend_handle           copy_backend;  // null where copies are not asynchronous; goes first
+    std::vector<lane>        lanes;  // none where copies are not asynchronous; they go first
 };

@@ -53,7 +53,7 @@ class ContextMemory:
 
     @property
     def is_async(self) -> bool:
-        """Whether rows and states are copied beside the evaluation; one GPU has to hold them all for that."""
+        """Whether rows and states are copied beside the evaluation; GPUs have to hold them all for that."""
         return bool(self._memory.is_async)
 
     @property
