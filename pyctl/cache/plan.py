@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -94,13 +93,15 @@ def last_end(ends: Sequence[int], limit: int) -> int:
 
 def inner_ends(prompt: Prompt, ends: Sequence[int]) -> list[int]:
     """The batch ends at which a snapshot of ``prompt`` is of use, which at its very end it is not."""
-    return [end for end in ends if end < len(prompt)]
+    return list(ends[: bisect.bisect_left(ends, len(prompt))])
 
 
 def last_common_end(a: Sequence[int], b: Sequence[int], limit: int) -> int:
     """The deepest position at or before ``limit`` up to which both have the same batch ends, or 0."""
-    n_same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1] <= limit, zip(a, b, strict=False)))
-    return a[n_same - 1] if n_same else 0
+    n = min(bisect.bisect_right(a, limit), bisect.bisect_right(b, limit))
+    if list(a[:n]) != list(b[:n]):  # which is seldom
+        n = next(i for i in range(n) if a[i] != b[i])
+    return a[n - 1] if n else 0
 
 
 def ends_within(ends: Sequence[int], first: int, last: int | None = None) -> tuple[int, ...]:

@@ -43,6 +43,7 @@ class LiveSequence:
     n_expected: int = 0
     used: int = 0
     _buffer: Tokens = field(init=False, repr=False)
+    _compared: tuple[Tokens | None, int, int] = field(default=(None, 0, 0), init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._buffer = np.empty(self.capacity, np.int32)
@@ -58,8 +59,12 @@ class LiveSequence:
         return self._buffer[: self.n]
 
     def shared(self, tokens: Tokens) -> int:
-        """How many leading tokens it shares with ``tokens``."""
-        return common_prefix(self.tokens, tokens)
+        """How many leading tokens it shares with ``tokens``, which a request asks several times."""
+        asked, n, shared = self._compared
+        if asked is not tokens or n != self.n:
+            shared = common_prefix(self.tokens, tokens)
+            self._compared = tokens, self.n, shared
+        return shared
 
     def append(self, tokens: Tokens, *, exact: bool) -> None:
         """Record that ``tokens`` of a prompt were evaluated at the end; ``exact`` if as a batch of a cold run."""
@@ -78,6 +83,7 @@ class LiveSequence:
         """Record that nothing is evaluated from ``n`` on any more."""
         self.ends = list(ends_within(self.ends, 0, n))
         self.n = n
+        self._compared = None, 0, 0
         self.n_prompt = min(self.n_prompt, n)
         self.n_saved = min(self.n_saved, n)
 
@@ -90,6 +96,7 @@ class LiveSequence:
         """
         self._buffer[: tokens.size] = tokens
         self.n = int(tokens.size)
+        self._compared = None, 0, 0
         self.ends = list(ends)
         self.n_prompt = self.n
         self.keep(segment, n_saved)

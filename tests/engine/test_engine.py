@@ -11,6 +11,7 @@ from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.fake import FakeBackend
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Progress
+from pyctl.engine.sequence import LiveSequence
 from pyctl.errors import EngineError, UnavailableError
 from pyctl.prompt import Prompt, Tokens, as_tokens
 from tests.cache.checks import check_invariants
@@ -246,3 +247,18 @@ def test_behind_a_reply_batches_end_at_every_message_whatever_they_cost() -> Non
     # A cold run stops where replies begin.
     assert cached(opened, prompt_of(asked, *starts)) == 0
     assert cached(opened, prompt_of(edited, *starts)) == 360
+
+
+def test_a_live_sequence_is_compared_once_until_it_changes() -> None:
+    seq = LiveSequence(0, 100)
+    seq.reset(as_tokens([1, 2, 3]))
+    prompt = as_tokens([1, 2, 9, 4])
+    assert [seq.shared(prompt), seq.shared(prompt)] == [2, 2]
+    assert seq.shared(as_tokens([1, 9])) == 1
+    seq.truncate(2)
+    seq.append_one(9)
+    assert seq.shared(prompt) == 3
+    seq.append_one(4)
+    assert seq.shared(prompt) == 4
+    seq.reset(as_tokens([1, 7, 9, 4]))
+    assert seq.shared(prompt) == 1
