@@ -65,6 +65,7 @@ class EngineAdmin:
 
         def run() -> int:
             self._engine.speculation.forget()
+            self._engine.warm_ups.forget()
             return self._engine.snapshotter.cache.clear()
 
         return self._worker.call(run)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from pyctl.cache.cache_stats import RequestStats
-from pyctl.cache.plan import batch_ends, inner_ends
+from pyctl.cache.plan import MIN_BATCH, batch_ends, inner_ends
 from pyctl.cache.snapshot import Prefix, PromptMatch
 from pyctl.engine.admission import ActiveRequest, Steps
 from pyctl.engine.backend import Backend
@@ -84,9 +84,19 @@ class Prefill:
         return batch_ends(prompt, self._backend.n_ubatch, self._snapshotter.settings.min_batch, batch_cost)
 
     def run(
-        self, active: ActiveRequest, seq: LiveSequence, ends: Sequence[int], plan: CachePlan, stats: RequestStats
+        self,
+        active: ActiveRequest,
+        seq: LiveSequence,
+        ends: Sequence[int],
+        plan: CachePlan,
+        stats: RequestStats,
+        *,
+        exact: bool = True,
     ) -> Steps:
-        """Append what is missing of the prompt up to each of ``ends``, as soon as there is room for it."""
+        """Append what is missing of the prompt up to each of ``ends``, as soon as there is room for it.
+
+        Without ``exact`` these are other batches than a cold run's.
+        """
         prompt, n_full = active.handle.request.prompt, self._backend.n_ubatch
         began, save_before = time.perf_counter(), stats.save_ms
         shown = PrefillLog(active.id, seq.n, len(prompt))
@@ -97,7 +107,8 @@ class Prefill:
             while not self._evaluate(prompt.tokens, seq, end, plan):
                 yield None
             # The very end of a prompt is a batch end of longer prompts only if it fills its batch.
-            seq.append(prompt.tokens[seq.n : end], exact=end < len(prompt) or end - previous == n_full)
+            is_cold = exact and (end < len(prompt) or end - previous == n_full)
+            seq.append(prompt.tokens[seq.n : end], exact=is_cold)
             shown.reached(end)
             if end in plan.cuts:
                 self._snapshotter.save(seq, plan, stats)
@@ -131,6 +142,9 @@ def _tell_progress(active: ActiveRequest, seq: LiveSequence, stats: RequestStats
 QUIET_SECONDS = 1.0
 """So long nobody must have asked before a warm-up begins by which the next turn hardly becomes faster."""
 
+QUIET_BATCHES = 1
+"""And so many batches as long as one takes, by which somebody who comes then may have to wait."""
+
 MOST_UNUSED = 4
 """After so many warm-ups in a row that no request has used, each waits that long."""
 
@@ -147,7 +161,8 @@ class WarmUps:
     They are background requests: prompts that a client wants to be ready, and the beginnings of next turns, as far as
     they are certain when a reply has ended. A request stops what runs between two batches. What is evaluated by then
     stays, the rest follows later, unless the conversation has gone on by itself. All is evaluated in the batches of a
-    cold run, up to the last batch end within the prompt.
+    cold run, up to the last batch end within the prompt. Where batches are costly, the next message need not begin at
+    one: unless everything has to be exact, what is left up to there is evaluated as well.
     """
 
     def __init__(self, snapshotter: Snapshotter, prefill: Prefill, n_ubatch: int) -> None:
@@ -175,7 +190,8 @@ class WarmUps:
             # The next turn goes on from the live sequence just as well, only not in the batches of a cold run.
             is_live = not exact and any(0 < seq.n == seq.shared(tokens) for seq in sequences)
             if is_live or self._n_unused >= MOST_UNUSED:
-                active.due = time.monotonic() + QUIET_SECONDS
+                batch = self._snapshotter.cache.costs.evaluate(max(len(tokens) - self._n_ubatch, 0), len(tokens))
+                active.due = time.monotonic() + max(QUIET_SECONDS, QUIET_BATCHES * batch)
         self._queue.append(active)
         if len(self._queue) > MOST_WARM_UPS:
             self._queue.pop(0).handle.put(Failed(BusyError(MOST_WARM_UPS)))
@@ -213,6 +229,13 @@ class WarmUps:
         waiting, self._queue = self._queue, []
         return waiting
 
+    def forget(self) -> None:
+        """Give up what nobody waits for, and remember no prompt any more."""
+        if self._now is not None and self._now.handle.request.after is not None:
+            self._now.handle.cancel()
+        self._queue = [each for each in self._queue if each.handle.request.after is None]
+        self._lately.clear()
+
     # -- the work ----------------------------------------------------------------------------------------------------
 
     def serve(
@@ -227,8 +250,8 @@ class WarmUps:
         last = ends[-1] if ends else 0
         seq.left_over = False
         lookup = snapshotter.lookup(request, ends, seq, stats)
-        nearest = lookup.ways[0].n if lookup.ways else 0
-        if nearest < last and (request.after is None or nearest >= _shared(request.after, request) - MOST_AGAIN):
+        goal = max(last, self._rest(request, last))
+        if self._is_worth_it(lookup, seq, last, goal):
             generated = lookup.match.prefix(seq.n) if 0 < seq.n == seq.shared(tokens) < last else None
             snapshotter.leave(seq, lookup, stats)
             alone(lookup)
@@ -236,9 +259,10 @@ class WarmUps:
             plan = CachePlan(lookup.match, protected=restored)
             if request.after is None:
                 plan = snapshotter.plan(lookup, restored, seq, stats)
-            plan = replace(plan, cuts=(*plan.cuts, last))
+            plan = replace(plan, cuts=(*plan.cuts, last, goal))
             try:
                 yield from self._prefill.run(active, seq, ends, plan, stats)
+                yield from self._prefill.run(active, seq, [goal], plan, stats, exact=False)
             finally:
                 self._note(lookup.match, stats.n_cached, seq.n)
                 active.n_warmed += seq.n - stats.n_cached
@@ -247,13 +271,32 @@ class WarmUps:
                 self._forget(generated)
             self._n_unused += request.after is not None
         ms = (time.perf_counter() - began) * 1e3
-        stats.n_prompt, stats.n_cached, stats.n_evaluated = last, max(last - active.n_warmed, 0), active.n_warmed
+        stats.n_prompt, stats.n_cached, stats.n_evaluated = goal, max(goal - active.n_warmed, 0), active.n_warmed
         if active.n_warmed:
             snapshotter.totals.n_warm_ups += 1
-            log.info("made ready: a prompt of %d tokens, %d evaluated in %.0f ms", last, active.n_warmed, ms)
+            log.info("made ready: a prompt of %d tokens, %d evaluated in %.0f ms", goal, active.n_warmed, ms)
         waited = (began - active.submitted) * 1e3
         timings = Timings(stats.n_cached, stats.n_evaluated, ms, 0, 0.0, waited, waited + ms)
         active.handle.put(Done("limit", "", timings, stats, seq.id))
+
+    def _rest(self, request: Request, last: int) -> int:
+        """Up to where the prompt is evaluated behind its ``last`` batch end: to the message after the reply, or 0."""
+        next_message = request.prompt.boundaries[-1] if request.prompt.boundaries else 0
+        if request.after is None or self._snapshotter.settings.exact:
+            return 0
+        is_behind = next_message > _shared(request.after, request) and next_message - last >= MIN_BATCH
+        return next_message if is_behind else 0
+
+    def _is_worth_it(self, lookup: CacheLookup, seq: LiveSequence, last: int, goal: int) -> bool:
+        """Whether more is ready afterwards than now, without what only a small cache makes necessary."""
+        request, nearest = lookup.request, lookup.ways[0].n if lookup.ways else 0
+        if nearest >= last and (goal == last or lookup.match.prefix(goal) in self._snapshotter.cache):
+            return False
+        if request.after is None:
+            return True
+        # The live end is as good, unless every batch has to be one of a cold run.
+        is_live = last <= seq.n == seq.shared(request.prompt.tokens) and not self._snapshotter.settings.exact
+        return not is_live and nearest >= _shared(request.after, request) - MOST_AGAIN
 
     def used(self, match: PromptMatch, n: int) -> int:
         """How many of the ``n`` tokens that a request did not have to evaluate had been made ready for it; each counts

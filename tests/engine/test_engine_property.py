@@ -6,6 +6,7 @@ The fake backend's tokens depend on every row, on the state and on how batches w
 from __future__ import annotations
 
 from functools import partial
+from unittest.mock import patch
 
 import numpy as np
 from hypothesis import HealthCheck, settings
@@ -16,12 +17,15 @@ from pyctl.cache.plan import batch_ends
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Prefix
 from pyctl.chat.boundaries import boundaries, headers
+from pyctl.engine import prefill
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.fake import FakeBackend
+from pyctl.engine.handle import RequestHandle
+from pyctl.engine.request import Request
 from pyctl.prompt import Prompt, as_tokens, common_prefix
 from tests.cache.checks import tokens_of
-from tests.engine.drive import ask, cold
+from tests.engine.drive import ask, cold, collect, request
 from tests.engine.test_company import check_held
 
 Message = tuple[int, int]
@@ -112,6 +116,29 @@ class Conversations(RuleBasedStateMachine):
     @rule(data=st.data(), steps=st.integers(0, 25))
     def cancel(self, data: st.DataObject, steps: int) -> None:
         ask(self.engine, render(data.draw(st.sampled_from(self.conversations))), cancel_after=steps)
+
+    @rule(data=st.data(), steps=st.integers(0, 6), is_next=st.booleans())
+    def make_ready(self, data: st.DataObject, steps: int, is_next: bool) -> None:
+        """A prompt, or what follows a reply, is made ready while nobody asks; after some steps somebody does."""
+        conversation = data.draw(st.sampled_from(self.conversations))
+        asked = request(render(conversation), 6)
+        before = RequestHandle(asked)
+        self.engine.submit(before)
+        while not before.is_over:
+            self.engine.step()
+        wanted = render([*conversation, (7, 40), (8, 40)])
+        after = asked if is_next else None
+        handle = RequestHandle(Request(wanted, max_tokens=0, background=True, after=after))
+        with patch.object(prefill, "QUIET_SECONDS", 0.0), patch.object(prefill, "QUIET_BATCHES", 0):
+            self.engine.submit(handle)
+        for _ in range(steps):
+            self.engine.step()
+        prompt = render(data.draw(st.sampled_from(self.conversations)))
+        reply = ask(self.engine, prompt, 6)
+        assert reply.error is None
+        if self.exact:
+            assert reply.tokens == cold(self.new(), prompt, 6).tokens
+        assert collect(handle).error is None
 
     @rule(count=st.integers(1, 3))
     def fail(self, count: int) -> None:

@@ -18,7 +18,7 @@ from pyctl.engine.request import Done, Failed, Request
 from pyctl.engine.sampling import Sampling
 from pyctl.engine.worker import Worker
 from pyctl.errors import UnavailableError
-from pyctl.prompt import Prompt
+from pyctl.prompt import Prompt, as_tokens
 from tests.cache.checks import check_invariants
 from tests.engine.drive import ask, collect, request
 from tests.engine.drive import cold as run_cold
@@ -49,7 +49,9 @@ class Talk:
 
     def prompt(self, *more: list[int]) -> Prompt:
         parts = [*self._parts, *more]
-        return Prompt.of(np.concatenate(parts), np.cumsum([len(part) for part in parts])[:-1])
+        begins = np.cumsum([len(part) for part in parts]).tolist()[:-1]
+        headers = tuple(at for at, part in zip(begins, parts[1:], strict=True) if part[: len(HEADER)] == HEADER)
+        return Prompt(as_tokens(np.concatenate(parts)), tuple(begins), headers=headers)
 
     def turn(self, seed: int, n_message: int = MESSAGE, **fields: Any) -> tuple[Request, Any]:
         """Ask; the reply goes into the conversation, without its first half if that is stripped."""
@@ -87,6 +89,7 @@ def settle(engine: Engine) -> int:
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefill, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(prefill, "QUIET_BATCHES", 0)
 
 
 @pytest.mark.parametrize("strips", [True, False])
@@ -197,6 +200,43 @@ def test_another_reply_to_the_same_prompt_makes_the_first_one_obsolete() -> None
     settle(talk.engine)
     assert collect(other).done is not None
     assert collect(handle).done is None
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_where_batches_are_costly_it_goes_on_to_the_next_message_unless_all_has_to_be_exact(exact: bool) -> None:
+    backend = FakeBackend(n_ubatch=256, batch_cost=250)
+    talk = Talk(engine_of(backend, exact=exact), n=2 * 96 - 10)
+    asked, _ = talk.turn(1)
+    n = len(talk.prompt([63])) - 1
+    done = collect_done(talk.next_turn(asked), talk.engine)
+    assert (done.stats.n_prompt == n) == (not exact), "the boundary of the next message is no batch end"
+    assert talk.engine.sequences[0].n_exact == len(asked.prompt) - len(HEADER)
+    _, reply = talk.turn(2)
+    assert reply.done.stats.n_evaluated == MESSAGE + len(HEADER) + exact * 96
+    assert reply.done.stats.n_warmed == (not exact) * 96
+
+
+def test_nothing_where_the_live_end_is_as_good() -> None:
+    """A reply that comes back whole, and ends at no batch end: the next turn goes on from it, exact or not."""
+    for exact, n_warmed in ((False, 0), (True, 64)):
+        talk = Talk(engine_of(FakeBackend(), exact=exact), strips=False, n=64 + 15)
+        asked, _ = talk.turn(1)
+        talk.next_turn(asked)
+        settle(talk.engine)
+        assert talk.engine.snapshotter.totals.n_warmed == n_warmed
+
+
+def test_what_is_forgotten_is_not_made_ready() -> None:
+    backend = FakeBackend()
+    talk = Talk(engine_of(backend))
+    asked, _ = talk.turn(1)
+    for n_steps in (0, 1):
+        handle = talk.next_turn(asked)
+        for _ in range(n_steps):
+            talk.engine.step()
+        talk.engine.warm_ups.forget()
+        settle(talk.engine)
+        assert collect(handle).done is None
 
 
 def test_what_is_there_is_not_evaluated_again() -> None:
