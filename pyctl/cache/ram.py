@@ -219,7 +219,6 @@ class RamCache:
     def add_rows(self, segment: Segment, rows: Block) -> None:
         """Let ``segment`` have its rows in RAM, too; `may_add_rows` has said that there is room."""
         self.pool.add_rows(segment, rows)
-        self._shrink(())
 
     def shed(self, segment: Segment) -> None:
         """Give up the copy in RAM of rows that the device holds."""

@@ -51,4 +51,5 @@ def check_invariants(cache: RamCache) -> None:
     n_bytes = sum(segment.n_bytes for segment in segments.values())
     n_bytes += sum(snapshot.state.n_bytes for snapshot in [*cache.snapshots(), *cache.kept])
     assert cache.n_bytes == n_bytes
-    assert cache.budget is None or cache.n_bytes <= cache.budget or (cache.kept and not cache.snapshots())
+    fixed = cache.kept or any(slot.pinned for slot in cache.slots)
+    assert cache.budget is None or cache.n_bytes <= cache.budget or fixed

@@ -17,8 +17,8 @@ from pyctl.cache.disk.graph import FileGraph
 from pyctl.cache.disk.index import Key, Record
 from pyctl.cache.eviction import LeastValue, Likelihoods, PrefixTree
 from pyctl.cache.ram import RamCache
-from pyctl.cache.reservation import Reservation
-from pyctl.cache.snapshot import PromptMatch, Segment, Snapshot, State
+from pyctl.cache.reservation import Reservation, Slot
+from pyctl.cache.snapshot import NOTHING, PromptMatch, Segment, Snapshot, State
 from pyctl.prompt import as_tokens
 from tests.cache.checks import check_invariants, tokens_of
 
@@ -152,45 +152,82 @@ def test_the_policy_chooses_what_the_plain_rule_chooses(
             heir.seen, heir.reach = gone.seen, gone.reach
 
 
-class RamHistories(RuleBasedStateMachine):
-    """What is protected, pinned or reserved never leaves, the budget holds, and the books agree with what is there."""
+@dataclass(eq=False)
+class OnDevice:
+    """Rows that a device without any cells pretends to hold."""
 
-    @initialize(n_slots=st.integers(1, 8), budget=st.sampled_from([None, 700, 2000]))
+    n_cells: int
+    is_held: bool = True
+
+    @property
+    def n_bytes(self) -> int:
+        return 3 * self.n_cells
+
+
+class RamHistories(RuleBasedStateMachine):
+    """What is protected, pinned, reserved or kept never leaves, the budget holds, rows are always somewhere, and the
+    books agree with what is there."""
+
+    @initialize(n_slots=st.integers(0, 8), budget=st.sampled_from([None, 700, 2000]))
     def start(self, n_slots: int, budget: int | None) -> None:
         self.cache = RamCache(n_slots, budget)
-        self.seed = 0
+        self.cache.on_drop, self.cache.on_evict = self.dropped, self.evicted
+        self.seed = self.n_evicted = 0
         self.open: list[tuple[Reservation, Snapshot, set[Snapshot]]] = []
+
+    def dropped(self, segment: Segment) -> None:
+        assert not segment.dropped
+        if segment.held is not None:
+            self.release(segment)
+
+    def evicted(self, snapshot: Snapshot, worth: float) -> None:
+        assert self.cache.get(snapshot.prefix) is snapshot
+        assert worth > 0
+        for segment in snapshot.chain:
+            assert segment.rows.size or (segment.held is not None and segment.held.is_held), "its rows are all there"
+        self.n_evicted += 1
+
+    def release(self, segment: Segment) -> None:
+        assert segment.held is not None
+        assert segment.held.is_held, "released once"
+        segment.held.is_held = False
 
     def held(self) -> list[Snapshot]:
         return self.cache.snapshots()
 
-    def made(self, stem: Snapshot | None, size: int, middle: bool) -> Snapshot:
+    def fixed(self) -> set[Snapshot]:
+        return {one for slot, one in self.pairs() if slot.pinned or slot.reserved}
+
+    def made(self, stem: Snapshot | None, size: int, middle: bool, on_device: bool) -> Snapshot:
         self.seed += 1
         before = as_tokens([]) if stem is None else tokens_of(stem)
         start = 0 if stem is None else max(stem.n - size, 0) if middle else stem.n
         fresh = np.random.default_rng(self.seed).integers(0, 1000, size + STEP)
         tokens = as_tokens(np.concatenate([before[:start], fresh]))
         parent = stem.segment_at(start) if stem is not None and start else None
-        segment = Segment(start, as_tokens(tokens[start:]), np.zeros(3 * (size + STEP), np.uint8), parent)
+        rows = NOTHING if on_device else np.zeros(3 * (size + STEP), np.uint8)
+        segment = Segment(start, as_tokens(tokens[start:]), rows, parent)
+        segment.held = OnDevice(size + STEP) if on_device else None
         return Snapshot(PromptMatch(tokens).prefix(int(tokens.size)), segment, State.of(np.zeros(100, np.uint8)))
 
-    @rule(data=st.data(), size=st.integers(0, 30), middle=st.booleans())
-    def prepare(self, data: st.DataObject, size: int, middle: bool) -> None:
+    @rule(data=st.data(), size=st.integers(0, 30), middle=st.booleans(), on_device=st.booleans())
+    def prepare(self, data: st.DataObject, size: int, middle: bool, on_device: bool) -> None:
         held = self.held()
+        self.cache.next_turn()
         stem = data.draw(st.sampled_from([None, *held]))
         protected = data.draw(st.sets(st.sampled_from(held))) if held else set()
         if stem is not None:
             protected.add(stem)
-        snapshot = self.made(stem, size, middle)
+        snapshot = self.made(stem, size, middle, on_device)
         reservation = self.cache.prepare(snapshot.prefix, 0, protected)
         assert self.held() == held, "nothing leaves before confirm"
         if reservation is not None:
             self.open.append((reservation, snapshot, protected))
 
-    @rule(data=st.data(), size=st.integers(0, 30), middle=st.booleans())
-    def save(self, data: st.DataObject, size: int, middle: bool) -> None:
+    @rule(data=st.data(), size=st.integers(0, 30), middle=st.booleans(), on_device=st.booleans())
+    def save(self, data: st.DataObject, size: int, middle: bool, on_device: bool) -> None:
         before = len(self.open)
-        self.prepare(data, size, middle)
+        self.prepare(data, size, middle, on_device)
         if len(self.open) > before:
             self.end(before, True)
 
@@ -215,7 +252,7 @@ class RamHistories(RuleBasedStateMachine):
         assert published == (snapshot in self.held())
         assert kept <= set(self.held())
 
-    def pairs(self) -> list[tuple[object, Snapshot]]:
+    def pairs(self) -> list[tuple[Slot, Snapshot]]:
         return self.cache.occupied()
 
     @rule(data=st.data())
@@ -226,19 +263,95 @@ class RamHistories(RuleBasedStateMachine):
     @rule(data=st.data(), pinned=st.booleans())
     @precondition(lambda self: self.held())
     def pin(self, data: st.DataObject, pinned: bool) -> None:
-        assert self.cache.pin(data.draw(st.sampled_from(self.held())).prefix.name, pinned)
+        snapshot = data.draw(st.sampled_from(self.held()))
+        done = self.cache.pin(snapshot.prefix.name, pinned)
+        assert done or (pinned and self.cache.budget is not None)
 
     @rule(data=st.data())
     @precondition(lambda self: not self.open and self.held())
     def drop(self, data: st.DataObject) -> None:
         snapshot = data.draw(st.sampled_from(self.held()))
+        n_evicted = self.n_evicted
         self.cache.drop(snapshot)
         assert snapshot not in self.held()
+        assert self.n_evicted == n_evicted, "nobody writes what was dropped"
+
+    @rule(data=st.data(), on_device=st.booleans())
+    def keep(self, data: st.DataObject, on_device: bool) -> None:
+        stem, before = data.draw(st.sampled_from([None, *self.held()])), self.fixed()
+        self.cache.keep(self.made(stem, 10, False, on_device))
+        assert before <= set(self.held())
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.cache.kept)
+    def unkeep(self, data: st.DataObject) -> None:
+        self.cache.unkeep(data.draw(st.sampled_from(self.cache.kept)))
+
+    @rule(data=st.data())
+    def copy_to_ram(self, data: st.DataObject) -> None:
+        """What an idle moment is for."""
+        only = self.cache.held_by_value()
+        assert set(only) == {each for each in self.cache.segments() if each.held and not each.rows.size}
+        if only:
+            segment, before = data.draw(st.sampled_from(only)), self.held()
+            if self.cache.may_add_rows(segment, segment.held.n_bytes, spare=True):
+                self.cache.add_rows(segment, np.zeros(segment.held.n_bytes, np.uint8))
+            assert self.held() == before
+
+    @rule(data=st.data())
+    def shed(self, data: st.DataObject) -> None:
+        both = self.cache.pool.copies()
+        if both:
+            segment, before = data.draw(st.sampled_from(both)), self.cache.n_bytes
+            self.cache.shed(segment)
+            assert self.cache.n_bytes == before - 3 * segment.held.n_cells
+
+    @precondition(lambda self: not self.open)
+    @rule(data=st.data())
+    def leave_device(self, data: st.DataObject) -> None:
+        """As the engine does when cells run short."""
+        held, fixed = self.held(), self.fixed()
+        protected = data.draw(st.sets(st.sampled_from(held))) if held else set()
+        blocked = {link for each in self.cache.segments() if each.held and data.draw(st.booleans()) for link in [each]}
+        segment = self.cache.next_to_leave_device(lambda each: 0 if each in blocked else each.held.n_cells, protected)
+        if segment is None:
+            needed = {link for each in protected for link in each.chain}
+            may = [each for each in self.cache.segments() if each.held and each not in blocked]
+            assert all(each in needed and not each.rows.size for each in may)
+            return
+        assert segment.held is not None
+        assert segment not in blocked
+        if not segment.rows.size:
+            n_bytes = segment.held.n_bytes
+            if not self.cache.may_add_rows(segment, n_bytes, protected):
+                assert self.held() == held, "nothing left for what found no room"
+                self.cache.lose(segment)
+                assert segment.dropped
+                assert fixed | protected <= set(self.held())
+                return
+            assert not segment.dropped
+            self.cache.add_rows(segment, np.zeros(n_bytes, np.uint8))
+        self.release(segment)
+        segment.held = None
+        assert fixed | protected <= set(self.held())
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.fixed() or self.cache.kept)
+    def what_has_to_stay_is_not_lost(self, data: st.DataObject) -> None:
+        pinned = {one for slot, one in self.pairs() if slot.pinned} | set(self.cache.kept)
+        if pinned:
+            before = self.held()
+            with pytest.raises(ValueError, match="has to stay"):
+                self.cache.lose(data.draw(st.sampled_from([link for one in pinned for link in one.chain])))
+            assert self.held() == before
 
     @invariant()
     def holds(self) -> None:
         if hasattr(self, "cache"):
             check_invariants(self.cache)
+            for segment in self.cache.segments():
+                assert segment.rows.size or (segment.held is not None and segment.held.is_held)
+            assert self.cache.n_evicted == self.n_evicted
             ends = {snapshot.prefix for snapshot in self.cache.conversation_ends()}
             for one in self.held():
                 goes_on = any(other.n > one.n and other.chain.get(one.segment, 0) >= one.n for other in self.held())
@@ -246,7 +359,7 @@ class RamHistories(RuleBasedStateMachine):
 
 
 TestRamHistories = RamHistories.TestCase
-TestRamHistories.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestRamHistories.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 
 def records_of(held: list[Held], data: st.DataObject) -> list[Record]:
