@@ -98,7 +98,7 @@ class Prefill:
         Without ``exact`` these are other batches than a cold run's.
         """
         prompt, n_full = active.handle.request.prompt, self._backend.n_ubatch
-        began, save_before = time.perf_counter(), stats.save_ms
+        began, save_before, first, last, is_alone = time.perf_counter(), stats.save_ms, seq.n, seq.n, True
         shown = PrefillLog(active.id, seq.n, len(prompt))
         _tell_progress(active, seq, stats)
         for previous, end in itertools.pairwise([0, *ends]):
@@ -106,6 +106,7 @@ class Prefill:
                 continue
             while not self._evaluate(prompt.tokens, seq, end, plan):
                 yield None
+            last = seq.n if self._backend.is_async else end  # what a device has begun takes its time later
             # The very end of a prompt is a batch end of longer prompts only if it fills its batch.
             is_cold = exact and (end < len(prompt) or end - previous == n_full)
             seq.append(prompt.tokens[seq.n : end], exact=is_cold)
@@ -113,10 +114,13 @@ class Prefill:
             if end in plan.cuts:
                 self._snapshotter.save(seq, plan, stats)
             _tell_progress(active, seq, stats)
+            is_alone = is_alone and len(self._running) <= 1
             if end < len(prompt):
                 yield None
         stats.n_evaluated = seq.n - stats.n_cached
         stats.prefill_ms = (time.perf_counter() - began) * 1e3 - (stats.save_ms - save_before)
+        if is_alone:  # else others had their share of this time
+            self._snapshotter.cache.costs.note_evaluated(first, last, stats.prefill_ms / 1e3)
 
     def _evaluate(self, tokens: Tokens, seq: LiveSequence, end: int, plan: CachePlan) -> bool:
         """False if there is no room until somebody else waits."""

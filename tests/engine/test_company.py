@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pyctl.cache.costs import Costs
 from pyctl.cache.disk.readers import Readers, Reading, Reads, finished
 from pyctl.cache.ram import RamCache
 from pyctl.engine.admin import EngineAdmin
@@ -402,3 +403,30 @@ def test_a_restore_that_waits_for_the_disk_gives_way_and_begins_again(begun: boo
     assert collect(old).tokens == alone(prompt_of(1, 300), 500, sampling=ENDLESS).tokens
     assert collect(young).tokens == alone(prompt_of(2, 400), 30).tokens
     check_at_rest(engine, backend)
+
+
+class NotedCosts(Costs):
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted: list[tuple[int, int]] = []
+
+    def note_evaluated(self, first: int, last: int, seconds: float) -> None:
+        super().note_evaluated(first, last, seconds)
+        self.noted.append((first, last))
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_only_prompts_that_are_evaluated_alone_say_what_tokens_cost(is_async: bool) -> None:
+    backend = FakeBackend(n_ctx=4096, n_seqs=2, n_ubatch=64)
+    backend.is_async = is_async
+    engine = engine_of(backend)
+    costs = engine.snapshotter.cache.costs = NotedCosts()
+    first, *others = (prompt_of(seed, 300) for seed in (1, 2, 3))
+    ask(engine, first)
+    assert [0 < last <= 300 for _, last in costs.noted] == [True]
+    assert costs.noted[0][0] == 0
+    assert (costs.noted[0][1] == 300) == (not is_async), "a device is still at work on the last batch"
+    for prompt in others:
+        submit(engine, prompt)
+    run(engine)
+    assert len(costs.noted) == 1
