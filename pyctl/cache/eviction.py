@@ -28,7 +28,8 @@ class TreeNode(Generic[K]):
 
     ``used`` is when it was used last, in units of any one clock. ``parent`` is the deepest shallower snapshot on its
     chain, where its prompts would resume without it. ``seen`` and ``reach`` say when it or a deeper one that has left
-    was used last, and how deep that one was; ``newest`` and ``end``, the policy's, the same with all that are there.
+    was used last, and how deep that one was; ``newest`` and ``end``, the policy's, the same with all that are
+    there. ``likely`` is how many prompts the policy expects to resume there.
     """
 
     key: K
@@ -42,6 +43,7 @@ class TreeNode(Generic[K]):
     def __post_init__(self) -> None:
         self.seen = self.newest = self.used
         self.reach = self.end = self.n
+        self.likely = 0.0
 
     @property
     def n_lost(self) -> int:
@@ -142,9 +144,11 @@ class PrefixTree(Generic[K]):
             waiting += self._links[at].children
         return found
 
-    def weights(self, of: Callable[[TreeNode[K]], float]) -> dict[Any, float]:
-        """For each segment, the sum of ``of`` over the snapshots that need it."""
-        sums = {segment: sum(map(of, self._ending_in.get(segment, ()))) for segment in self._links}
+    def weights(self) -> dict[Any, float]:
+        """For each segment, how likely the snapshots that need it are, all together."""
+        sums = dict.fromkeys(self._links, 0.0)
+        for segment, nodes in self._ending_in.items():
+            sums[segment] = sum(node.likely for node in nodes)
         missing = {segment: len(link.children) for segment, link in self._links.items()}
         ready = [segment for segment, n in missing.items() if n == 0]
         while ready:
@@ -303,22 +307,21 @@ class LeastValue(Generic[K]):
             above = node.parent
             first = 0 if above is None else resumed.get(above.key, above.n)
             resumed[node.key] = first
-            seconds += self.likelihood(node) * self._costs.evaluate(first, node.n)
+            seconds += node.likely * self._costs.evaluate(first, node.n)
         return seconds
 
     def segment_weights(self) -> dict[Any, float]:
         """For each segment of the tree, how many prompts to expect that resume on its rows."""
         self._rank(self._per_byte)
-        return self._tree.weights(self.likelihood)
+        return self._tree.weights()
 
-    def likelihood(self, node: TreeNode[K]) -> float:
-        """How many prompts to expect that resume there."""
-        odds, total = self._odds, 0.0
-        newest = max((child.newest for child in node.children), default=-math.inf)
+    def _likelihood(self, node: TreeNode[K]) -> float:
+        odds, total, newest = self._odds, 0.0, -math.inf
+        for child in node.children:
+            newest = max(newest, child.newest)
+            total += self._decay(child.newest) * self._cut_back(child.end, node.n, child.n)
         if node.seen > newest:  # nothing deeper is there of the conversation that was here last
             total += self._decay(node.seen) * (odds.end + self._cut_back(node.reach, node.n, node.reach))
-        for child in node.children:
-            total += self._decay(child.newest) * self._cut_back(child.end, node.n, child.n)
         if node.parent is None:
             total += odds.head * self._decay(node.newest)
         again = max(len(node.children), node.hits) - 1
@@ -332,14 +335,15 @@ class LeastValue(Generic[K]):
         return (1 - self._odds.end) * math.log((end - first + near) / (end - last + near)) / math.log1p(end / near)
 
     def _decay(self, used: float) -> float:
-        return self._half / (max(self._now - used, 0.0) + self._half)
+        age = self._now - used
+        return self._half / (age + self._half) if age > 0 else 1.0
 
     def _worth(self, node: TreeNode[K]) -> float:
         first = node.parent.n if node.parent is not None else 0
         seconds = self._costs.evaluate(first, node.n)
         if n_bytes := self._n_stored(node.key):
             seconds = min(seconds, self._costs.read(n_bytes))
-        return self.likelihood(node) * seconds
+        return node.likely * seconds
 
     def _value(self, node: TreeNode[K]) -> float:
         worth = self._worth(node)
@@ -351,10 +355,13 @@ class LeastValue(Generic[K]):
         if now - self._now >= max(1, len(self._tree) / RANKED_AT_ONCE) or per_byte != self._per_byte:
             self._now, self._per_byte = now, per_byte
             self._look_ahead()
+            for node in self._tree:
+                node.likely = self._likelihood(node)
             self._heap = [(self._value(node), next(self._count), node) for node in self._tree]
             heapq.heapify(self._heap)
         else:
             for node in changed:
+                node.likely = self._likelihood(node)
                 heapq.heappush(self._heap, (self._value(node), next(self._count), node))
         changed.clear()
 

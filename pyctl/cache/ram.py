@@ -286,7 +286,7 @@ class RamCache:
         return self.slots[index] if index is not None else None
 
     def _publish(self, reservation: Reservation, snapshot: Snapshot, protected: Collection[Snapshot]) -> bool:
-        if any(segment.dropped for segment in snapshot.chain):
+        if not self.pool.is_whole(snapshot):
             raise ValueError("the snapshot builds on rows that were given up")
         slot = reservation.slot
         if slot.pinned or not self._fits(snapshot.prefix, snapshot.state.n_bytes, snapshot.segment, protected):
@@ -301,7 +301,7 @@ class RamCache:
         slot.snapshot = snapshot
         self._by_prefix[snapshot.prefix] = slot
         self._lengths[snapshot.n] += 1
-        self.tree.add(slot.index, snapshot.n, snapshot.chain.items(), self.turn, snapshot.hits)
+        self.tree.add(slot.index, snapshot.n, snapshot.links(), self.turn, snapshot.hits)
         self._shrink({snapshot, *protected})
         return True
 
@@ -313,8 +313,11 @@ class RamCache:
         """Whether ``n_bytes`` fit into the budget with ``segment``, those before it, and all that has to stay."""
         if self.budget is None:
             return True
+        fixed = self._fixed()
+        if not fixed and self._frees(n_bytes + self.pool.n_new(segment), protected):
+            return True
         staying = [each for slot, each in self.occupied() if slot.reserved or each in protected]
-        n_bytes += self.pool.n_needed(self._fixed(), staying, segment)
+        n_bytes += self.pool.n_needed(fixed, staying, segment)
         if n_bytes <= self.budget:
             return True
         self.n_refused += 1
@@ -327,6 +330,14 @@ class RamCache:
             )
         return False
 
+    def _frees(self, n_bytes: int, protected: Collection[Snapshot]) -> bool:
+        """Whether the states alone that may go give enough: mostly one look is all that it takes to know."""
+        room = self._room(n_bytes)
+        others = (slot for slot in self.slots if slot.snapshot not in protected and not slot.reserved)
+        while room < 0 and (slot := next(others, None)) is not None:
+            room += slot.snapshot.state.n_bytes if slot.snapshot is not None else 0
+        return room >= 0
+
     def _room(self, n_bytes: int = 0) -> float:
         """Bytes that would be left of the budget, less than none if it is exceeded."""
         return math.inf if self.budget is None else self.budget - self.n_bytes - n_bytes
@@ -335,8 +346,9 @@ class RamCache:
         """Have room for ``n_bytes``, as far as anything may go: first copies of what the device has, then snapshots."""
         if self._room(n_bytes) >= 0:
             return
-        weights = self._segment_weights()
-        for segment in sorted(self.pool.copies(), key=lambda each: weights.get(each, math.inf)):
+        copies = self.pool.copies()
+        weights = self._segment_weights() if copies else {}
+        for segment in sorted(copies, key=lambda each: weights.get(each, math.inf)):
             self.shed(segment)
             if self._room(n_bytes) >= 0:
                 return

@@ -27,6 +27,22 @@ class SegmentPool:
     def __contains__(self, segment: Segment) -> bool:
         return segment in self._alive
 
+    def is_whole(self, snapshot: Snapshot) -> bool:
+        """Whether nothing that ``snapshot`` needs was given up. What one that is alive needs is alive."""
+        segment: Segment | None = snapshot.segment
+        while segment is not None and segment not in self._alive:
+            if segment.dropped:
+                return False
+            segment = segment.parent
+        return True
+
+    def n_new(self, segment: Segment | None) -> int:
+        """Bytes of ``segment`` and its parents that are not alive yet."""
+        n_bytes = 0
+        while segment is not None and segment not in self._alive:
+            n_bytes, segment = n_bytes + segment.n_bytes, segment.parent
+        return n_bytes
+
     def retain(self, snapshot: Snapshot) -> None:
         """``snapshot`` needs its segments from now on."""
         self.n_bytes += snapshot.state.n_bytes

@@ -206,9 +206,10 @@ class Snapshot:
     @cached_property
     def chain(self) -> dict[Segment, int]:
         """Each segment of the chain with the position up to which it counts, from the deepest to the first."""
-        return dict(self._walk())
+        return dict(self.links())
 
-    def _walk(self) -> Iterator[tuple[Segment, int]]:
+    def links(self) -> Iterator[tuple[Segment, int]]:
+        """The same, one after the other, as far as somebody asks."""
         n, segment = self.n, self.segment
         while True:
             yield segment, min(n, segment.end)

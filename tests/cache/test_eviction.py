@@ -80,7 +80,9 @@ def test_the_tree_knows_what_a_plain_search_finds(shapes: list[tuple[int, int, b
             assert node.n_lost == one.n - one.below(held)
             deeper = any(other.stems_from(one) for other in held.values())
             assert bool(node.children) == deeper
-        weights = tree.weights(lambda node: 1.0)
+        for node in tree:
+            node.likely = 1.0
+        weights = tree.weights()
         for segment in {segment for one in held.values() for segment in one.chain}:
             needing = {key for key, one in held.items() if segment in one.chain}
             assert {node.key for node in tree.through(segment)} == needing
