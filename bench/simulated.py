@@ -19,7 +19,7 @@ from bench.sessions import PLAIN, Message, Reply, text
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import NOTHING, Block, Held, Span, State
-from pyctl.chat.boundaries import headers
+from pyctl.chat.boundaries import headers, last_turn
 from pyctl.chat.template import Template
 from pyctl.engine.backend import Backend, BlockBytes, SequenceTokens
 from pyctl.engine.engine import Engine
@@ -34,6 +34,7 @@ Cells: TypeAlias = NDArray[np.int64]
 _IDS = {name: 256 + i for i, name in enumerate(SPECIAL_TOKENS)}
 _START, _END = _IDS["<|im_start|>"], _IDS["<|im_end|>"]
 _ASSISTANT = (_START, *b"assistant")
+_RESULT = "<|im_start|>user\n<tool_response>"
 _SPECIAL = re.compile("|".join(map(re.escape, _IDS)))
 
 
@@ -56,7 +57,9 @@ def prompt_of(plain: str) -> Prompt:
     n_unmarked = int(starts[0]) if starts.size else int(tokens.size)
     lines = np.flatnonzero(tokens[:n_unmarked] == ord("\n")) + 1
     inner = tuple(int(at) for at in starts if at)
-    return Prompt(tokens, inner, n_unmarked, tuple(lines.tolist()), headers(tokens, inner, _ASSISTANT))
+    replies = headers(tokens, inner, _ASSISTANT) or ()
+    turn = last_turn(tokens, inner, replies, tokens_of(_RESULT).tolist())
+    return Prompt(tokens, inner, n_unmarked, tuple(lines.tolist()), replies, turn)
 
 
 @dataclass(eq=False)

@@ -55,6 +55,7 @@ class Prompt:
     generation header, where there is one, is the last. Wrong boundaries raise ValueError. The first ``n_unmarked``
     tokens are text before any message; ``line_ends`` are token counts within them at which a line ends, ascending.
     ``headers`` are the boundaries at which the assistant begins, as the tokens right behind them say; None where
+    nobody can tell. ``turn`` is that of the reply to the user's last message, whatever tools said since; 0 where
     nobody can tell.
     """
 
@@ -63,6 +64,7 @@ class Prompt:
     n_unmarked: int = 0
     line_ends: tuple[int, ...] = ()
     headers: tuple[int, ...] | None = None
+    turn: int = 0
 
     def __post_init__(self) -> None:
         previous = 0
@@ -87,7 +89,14 @@ class Prompt:
         inner = tuple(boundary for boundary in self.boundaries if boundary < n)
         lines = tuple(end for end in self.line_ends if end <= n)
         headers = None if self.headers is None else tuple(header for header in self.headers if header < n)
-        return Prompt(as_tokens(self.tokens[:n]), inner, min(self.n_unmarked, n), lines, headers)
+        return Prompt(
+            as_tokens(self.tokens[:n]),
+            inner,
+            min(self.n_unmarked, n),
+            lines,
+            headers,
+            self.turn if self.turn < n else 0,
+        )
 
     def __len__(self) -> int:
         return int(self.tokens.size)

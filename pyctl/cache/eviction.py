@@ -29,7 +29,8 @@ class TreeNode(Generic[K]):
     ``used`` is when it was used last, in units of any one clock. ``parent`` is the deepest shallower snapshot on its
     chain, where its prompts would resume without it. ``seen`` and ``reach`` say when it or a deeper one that has left
     was used last, and how deep that one was; ``newest`` and ``end``, the policy's, the same with all that are
-    there. ``likely`` is how many prompts the policy expects to resume there.
+    there, and ``has_turn`` whether one of these that is deeper ``is_turn`` (`Prompt.turn`). ``likely`` is how many
+    prompts the policy expects to resume there.
     """
 
     key: K
@@ -37,6 +38,7 @@ class TreeNode(Generic[K]):
     segment: Any
     used: float
     hits: int = 0
+    is_turn: bool = False
     parent: TreeNode[K] | None = None
     children: set[TreeNode[K]] = field(default_factory=set)
 
@@ -44,6 +46,7 @@ class TreeNode(Generic[K]):
         self.seen = self.newest = self.used
         self.reach = self.end = self.n
         self.likely = 0.0
+        self.has_turn = False
 
     @property
     def n_lost(self) -> int:
@@ -230,13 +233,15 @@ class Likelihoods:
 
     Most go on at the ``end``. Of the others, histories that are cut back, a distance from the end is as likely as twice
     that, from ``near`` tokens on; ``head`` begin anew behind the very first snapshot. A place at which more prompts
-    parted than the first is likely to be one again: each time counts ``again``.
+    parted than the first is likely to be one again: each time counts ``again``. A history that is written anew when
+    the user speaks again stays as it is up to the reply to what the user had said before: there ``turn`` resume.
     """
 
     end: float = 0.8
     head: float = 0.2
     near: int = 256
     again: float = 0.5
+    turn: float = 0.3
     most_again: int = 8
 
 
@@ -324,6 +329,8 @@ class LeastValue(Generic[K]):
             total += self._decay(node.seen) * (odds.end + self._cut_back(node.reach, node.n, node.reach))
         if node.parent is None:
             total += odds.head * self._decay(node.newest)
+        if node.is_turn and not node.has_turn:
+            total += odds.turn * self._decay(node.newest)
         again = max(len(node.children), node.hits) - 1
         if again > 0:
             total += odds.again * min(again, odds.most_again) * self._decay(node.used)
@@ -369,11 +376,11 @@ class LeastValue(Generic[K]):
         """Note of each snapshot when and how deep the newest conversation through it goes on."""
         deepest_first = sorted(self._tree, key=_depth, reverse=True)
         for node in deepest_first:
-            node.newest, node.end = node.seen, node.reach
+            node.newest, node.end, node.has_turn = node.seen, node.reach, False
         for node in deepest_first:
             parent = node.parent
             if parent is not None and node.newest >= parent.newest:
-                parent.newest, parent.end = node.newest, node.end
+                parent.newest, parent.end, parent.has_turn = node.newest, node.end, node.is_turn or node.has_turn
 
 
 def _depth(node: TreeNode[Any]) -> int:

@@ -123,7 +123,7 @@ def choose_cuts(prompt: Prompt, ends: Sequence[int], start: int, min_step: int, 
     inner = inner_ends(prompt, ends)
     if not inner:
         return []
-    wanted = {prompt.boundaries[0], *prompt.boundaries[-2:]} if prompt.boundaries else {inner[-1]}
+    wanted = {prompt.boundaries[0], prompt.turn, *prompt.boundaries[-2:]} if prompt.boundaries else {inner[-1]}
     rungs = [_rung(prompt, position) for position in _ladder(len(prompt))]
     halves = _halves(prompt.boundaries[0] if prompt.boundaries else len(prompt))
     cuts = {last_end(inner, position) for position in (*wanted, *also, *rungs, *halves)} - {0}

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 
 from pyctl.cache.costs import Costs
 from pyctl.cache.eviction import LeastValue, PrefixTree
@@ -141,9 +141,11 @@ class RamCache:
         """
         if not self.enabled or prefix in self._by_prefix or not self._fits(prefix, n_bytes, parent, protected):
             return None
-        slot = self._free() or self._victim(protected, per_byte=False)
+        slot = self._free()
         if slot is None:
-            return None
+            if (index := self._policy.victim(self._may_go(protected), per_byte=False)) is None:
+                return None
+            slot = self.slots[index]
         slot.reserved = True
         return Reservation(prefix, slot, lambda reservation, snapshot: self._publish(reservation, snapshot, protected))
 
@@ -197,17 +199,14 @@ class RamCache:
         """Make room for ``n_bytes``, the rows of ``segment``, which only the device has; what is worth less leaves.
 
         False when what would have to go is worth more than all that is lost without these rows; nothing has left then.
-        With ``spare`` nothing leaves at all. What is pinned, reserved or kept gets its rows in any case, beyond the
-        budget if nothing is left that may go.
+        With ``spare`` nothing leaves at all. What is pinned or kept gets its rows, if need be beyond the budget.
         """
         if segment not in self.pool:
             return False
         room = self._room(n_bytes)
-        if room >= 0:
-            return True
-        if spare:
-            return False
-        if not self._needs(self._fixed(), segment):
+        if room >= 0 or spare:
+            return room >= 0
+        if not any(segment in snapshot.chain for snapshot in self._fixed()):
             copies = sum(int(each.rows.nbytes) for each in self.pool.copies())
             if room + copies < 0 and self._cheaper(-room - copies, segment, protected) is None:
                 return False
@@ -230,7 +229,7 @@ class RamCache:
 
         ValueError if something of it has to stay; nothing has left then.
         """
-        if self._needs(self._fixed(), segment):
+        if any(segment in snapshot.chain for snapshot in self._fixed()):
             raise ValueError("something that has to stay needs these rows")
         for node in sorted(self.tree.through(segment), key=lambda node: -node.n):
             self._evict(self.slots[node.key])
@@ -281,10 +280,6 @@ class RamCache:
 
         return may_go
 
-    def _victim(self, protected: Collection[Snapshot], *, per_byte: bool) -> Slot | None:
-        index = self._policy.victim(self._may_go(protected), per_byte=per_byte)
-        return self.slots[index] if index is not None else None
-
     def _publish(self, reservation: Reservation, snapshot: Snapshot, protected: Collection[Snapshot]) -> bool:
         if not self.pool.is_whole(snapshot):
             raise ValueError("the snapshot builds on rows that were given up")
@@ -301,7 +296,8 @@ class RamCache:
         slot.snapshot = snapshot
         self._by_prefix[snapshot.prefix] = slot
         self._lengths[snapshot.n] += 1
-        self.tree.add(slot.index, snapshot.n, snapshot.links(), self.turn, snapshot.hits)
+        node = self.tree.add(slot.index, snapshot.n, snapshot.links(), self.turn, snapshot.hits)
+        node.is_turn = snapshot.is_turn
         self._shrink({snapshot, *protected})
         return True
 
@@ -346,8 +342,7 @@ class RamCache:
         """Have room for ``n_bytes``, as far as anything may go: first copies of what the device has, then snapshots."""
         if self._room(n_bytes) >= 0:
             return
-        copies = self.pool.copies()
-        weights = self._segment_weights() if copies else {}
+        weights = self._segment_weights() if (copies := self.pool.copies()) else {}
         for segment in sorted(copies, key=lambda each: weights.get(each, math.inf)):
             self.shed(segment)
             if self._room(n_bytes) >= 0:
@@ -377,9 +372,6 @@ class RamCache:
         if self._weights[0] != self.turn:
             self._weights = self.turn, self._policy.segment_weights()
         return self._weights[1]
-
-    def _needs(self, snapshots: Iterable[Snapshot], segment: Segment) -> bool:
-        return any(segment in snapshot.chain for snapshot in snapshots)
 
     def _freed(self, key: int) -> int:
         snapshot = self.slots[key].snapshot

@@ -174,6 +174,7 @@ class State:
 class Snapshot:
     """Everything needed to resume at ``prefix.n`` tokens: a chain of segments over [0, n) and the state at n.
 
+    ``is_turn`` says that a conversation is likely to go on from here when the user speaks again (`Prompt.turn`).
     ``state`` has no parts for models that need only rows. ``exact`` says that every row and the state came from batches
     that a cold run would have evaluated. ``made`` and ``used`` are monotonic seconds. Without ``for_disk`` it is never
     written: whoever asked for it wanted nothing on disk.
@@ -184,6 +185,7 @@ class Snapshot:
     state: State
     exact: bool = True
     hits: int = 0
+    is_turn: bool = False
     made: float = field(default_factory=time.monotonic)
     used: float = field(default_factory=time.monotonic)
     for_disk: bool = True

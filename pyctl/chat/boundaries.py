@@ -7,6 +7,7 @@ In text before the first of them, lines are all there is to go by.
 
 from __future__ import annotations
 
+import bisect
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ from pyctl.chat.template import Template, TemplateCapabilities
 from pyctl.errors import RequestError
 from pyctl.prompt import Tokens
 
-__all__ = ["LineEnds", "assistant_start", "boundaries", "headers", "message_starts"]
+__all__ = ["LineEnds", "assistant_start", "boundaries", "headers", "last_turn", "message_starts", "result_start"]
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,19 @@ def headers(tokens: Tokens, boundaries: Sequence[int], start: Sequence[int]) -> 
     inside = np.array([at for at in boundaries if at + len(start) <= tokens.size], np.int64)
     same = (tokens[inside[:, None] + np.arange(len(start))] == np.array(start)).all(axis=1) if inside.size else inside
     return tuple(inside[same == 1].tolist())
+
+
+def last_turn(tokens: Tokens, boundaries: Sequence[int], headers: Sequence[int], result: Sequence[int]) -> int:
+    """The last of ``headers`` that follows no result of a tool, which begins with the tokens ``result``; 0 without one.
+
+    So far a history stays as it is when the user speaks again: many templates strip the reasoning behind it then.
+    """
+    for header in reversed(headers):
+        before = bisect.bisect_left(boundaries, header)
+        begins = boundaries[before - 1] if before else 0
+        if not result or tuple(tokens[begins : begins + len(result)].tolist()) != tuple(result):
+            return header
+    return 0
 
 
 class LineEnds:
@@ -111,12 +125,30 @@ def assistant_start(
     return common if all(other[:n] != common for other in (user, first)) else ()
 
 
-def _starts(gaps: _Gaps, capabilities: TemplateCapabilities) -> list[int | None]:
+def result_start(
+    template: Template, tokenizer: Tokenizer, starts: Sequence[int], capabilities: TemplateCapabilities
+) -> tuple[int, ...]:
+    """The tokens with which a message with the result of a tool begins, and no message of the user does; else empty."""
+    gaps = _Gaps(template, tokenizer, starts)
+    said, called, result = _samples(capabilities)
+    begins, user = gaps.last_start([*called, result], 2), gaps.last_start(said, 2)
+    n = len(begins)
+    while n and not tokenizer.piece(begins[n - 1]).strip():
+        n -= 1
+    return begins[:n] if capabilities.tool_calls and user[:n] != begins[:n] else ()
+
+
+def _samples(capabilities: TemplateCapabilities) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
+    """Three messages, two that end with a call, and the result of that."""
     text, as_object = capabilities.text, capabilities.object_arguments
     roles = zip(("user", "assistant", "user", "tool"), (*_MARKS[:3], _MARKS[2]), strict=True)
     *said, result = (sample_message(role, mark, as_text=text) for role, mark in roles)
     called = [said[0], sample_call({"sample": _MARKS[1]}, as_text=text, as_object=as_object)]
-    result |= {"tool_call_id": SAMPLE_CALL_ID, "name": SAMPLE_TOOL}
+    return said, called, result | {"tool_call_id": SAMPLE_CALL_ID, "name": SAMPLE_TOOL}
+
+
+def _starts(gaps: _Gaps, capabilities: TemplateCapabilities) -> list[int | None]:
+    said, called, result = _samples(capabilities)
     found = [
         gaps.first(said[:1]),
         gaps.start(said[:1], said[:1], 1, header=True),

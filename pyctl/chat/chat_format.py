@@ -10,7 +10,15 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from pyctl.chat.boundaries import LineEnds, assistant_start, boundaries, headers, message_starts
+from pyctl.chat.boundaries import (
+    LineEnds,
+    assistant_start,
+    boundaries,
+    headers,
+    last_turn,
+    message_starts,
+    result_start,
+)
 from pyctl.chat.cached_tokenizer import CachedTokenizer, Tokenizer
 from pyctl.chat.call_formats.bound_calls import BoundCalls
 from pyctl.chat.call_formats.registry import find_call_format
@@ -80,6 +88,7 @@ class ChatFormat:
         specials = tokenizer.special_tokens()
         self.starts = message_starts(template, tokenizer, specials, self.capabilities)
         self._assistant = assistant_start(template, tokenizer, self.starts, self.capabilities)
+        self._result = result_start(template, tokenizer, self.starts, self.capabilities)
         self.call_format = find_call_format(template, self.capabilities)
         self.tags = self.call_format.tags(template.source)
         self.controls = {text: id for text, id in specials.items() if not tokenizer.piece(id, special=False)}
@@ -172,7 +181,8 @@ class ChatFormat:
         unmarked: tuple[int, tuple[int, ...]] = 0, ()
         if not (tokens.size and int(tokens[0]) in self.starts):
             unmarked = self._line_ends.before_messages(tokens, self.starts)
-        return Prompt(tokens, begins, *unmarked, headers(tokens, begins, self._assistant))
+        replies = headers(tokens, begins, self._assistant)
+        return Prompt(tokens, begins, *unmarked, replies, last_turn(tokens, begins, replies or (), self._result))
 
     def _bos(self) -> Tokens:
         return as_tokens([self.tokenizer.bos] if self.tokenizer.add_bos else [])

@@ -88,13 +88,15 @@ class CacheLookup:
 class CachePlan:
     """What to do with a prompt: take snapshots at ``cuts``, send those at ``persist`` to disk.
 
-    ``protected`` stays in RAM meanwhile: what the prompt was restored from.
+    ``protected`` stays in RAM meanwhile: what the prompt was restored from. Where the user speaks again, ``turn``
+    is where that one resumes.
     """
 
     match: PromptMatch
     cuts: tuple[int, ...] = ()
     persist: tuple[int, ...] = ()
     protected: tuple[Snapshot, ...] = ()
+    turn: int = 0
 
 
 def candidates(

@@ -135,16 +135,15 @@ class Snapshotter:
         wanted = self.disk.select(recent, seq.n, lookup.request.disk_policy) if self.disk is not None else ()
         cuts = choose_cuts(prompt, ends, seq.n, self.settings.min_step, (common, *wanted))
         # What goes to disk has to be among the places where snapshots are taken.
-        inner = inner_ends(prompt, ends)
-        return CachePlan(lookup.match, tuple(cuts), tuple(last_end(inner, n) for n in wanted), restored)
+        *persist, turn = (last_end(inner_ends(prompt, ends), n) for n in (*wanted, prompt.turn))
+        return CachePlan(lookup.match, tuple(cuts), tuple(persist), restored, turn)
 
     def save(self, seq: LiveSequence, plan: CachePlan, stats: RequestStats) -> None:
         """Take a snapshot at the end of ``seq``, with whose tokens ``plan.match`` begins.
 
         It takes the rows since the last one, and the state; what the plan protects is no victim.
         """
-        began = time.perf_counter()
-        memory = self.memory
+        began, memory = time.perf_counter(), self.memory
         parent, covered = self._saved(seq, plan.match)
         prefix = plan.match.prefix(seq.n)
         n_bytes = self.device.rows_size(covered, seq.n) + seq.tokens[covered:].nbytes + memory.state_size(seq.id)
@@ -155,6 +154,7 @@ class Snapshotter:
         try:
             with reservation:
                 snapshot = self._take(seq, prefix, parent, covered)
+                snapshot.is_turn = snapshot.n == plan.turn
                 if reservation.confirm(snapshot):
                     seq.keep(snapshot.segment, seq.n)
                     stats.n_saved += 1

@@ -35,6 +35,7 @@ class Held:
     n: int
     chain: dict[int, int]
     used: float = 0.0
+    is_turn: bool = False
     seen: float = -1.0
     reach: int = 0
 
@@ -55,7 +56,7 @@ def grown(shapes: list[tuple[int, int, bool]]) -> list[Held]:
             start = parent.n - STEP // 2 if middle else parent.n
             chain = {other: min(last, start) for other, last in parent.chain.items()}
         n, used = start + steps * STEP, float(segment)
-        found.append(Held(n, {segment: n, **chain}, used, used, n))
+        found.append(Held(n, {segment: n, **chain}, used, False, used, n))
     return found
 
 
@@ -89,6 +90,11 @@ def test_the_tree_knows_what_a_plain_search_finds(shapes: list[tuple[int, int, b
             assert weights[segment] == len(needing)
 
 
+def children_of(one: Held, held: dict[int, Held]) -> list[Held]:
+    below = [other for other in held.values() if other.stems_from(one)]
+    return [other for other in below if not any(other.stems_from(middle) for middle in below)]
+
+
 def plain_worth(
     one: Held, held: dict[int, Held], now: float, half: float, odds: Likelihoods, hits: int, above: list[Held]
 ) -> float:
@@ -105,11 +111,7 @@ def plain_worth(
         share = math.log((end - first + odds.near) / (end - last + odds.near)) / math.log(1 + end / odds.near)
         return (1 - odds.end) * share
 
-    children = [
-        other
-        for other in held.values()
-        if other.stems_from(one) and not any(other.stems_from(mid) and mid.stems_from(one) for mid in held.values())
-    ]
+    children = children_of(one, held)
     total = 0.0
     if not any(newest(child).seen >= one.seen for child in children):
         total += age(one.seen) * (odds.end + cut_back(one.reach, one.n, one.reach))
@@ -117,6 +119,13 @@ def plain_worth(
         total += age(newest(child).seen) * cut_back(newest(child).reach, one.n, child.n)
     if not above:
         total += odds.head * age(newest(one).seen)
+    # Those below it along the newest branch, as deep as that goes.
+    last, line = one, []
+    while below := [each for each in children_of(last, held) if newest(each).seen >= last.seen]:
+        last = max(below, key=lambda each: (newest(each).seen, newest(each).n))
+        line.append(last)
+    if one.is_turn and not any(each.is_turn for each in line):
+        total += odds.turn * age(newest(one).seen)
     total += odds.again * min(max(len(children), hits, 1) - 1, odds.most_again) * age(one.used)
     return total * (one.n - max((other.n for other in above), default=0))
 
@@ -130,15 +139,18 @@ def test_the_policy_chooses_what_the_plain_rule_chooses(
     held = dict(enumerate(grown(shapes)))
     hits = {key: data.draw(st.integers(0, 3)) for key in held}
     for key, one in held.items():
-        tree.add(key, one.n, one.chain.items(), one.used, hits[key])
+        one.is_turn = data.draw(st.booleans())
+        tree.add(key, one.n, one.chain.items(), one.used, hits[key]).is_turn = one.is_turn
     freed = {key: data.draw(st.integers(0, 1000)) for key in held}
-    policy = LeastValue(tree, freed.__getitem__, lambda: 100.0)
+    now = 100.0
+    policy = LeastValue(tree, freed.__getitem__, lambda: now)
     while held:
+        now += 1
         may_go = {key for key in held if data.draw(st.booleans())}
         value = {}
         for key, one in held.items():
             above = [other for other in held.values() if one.stems_from(other)]
-            worth = plain_worth(one, held, 100.0, 60.0, Likelihoods(), hits[key], above) * 1e-3
+            worth = plain_worth(one, held, now, 60.0, Likelihoods(), hits[key], above) * 1e-3
             assert policy.worth(key) == pytest.approx(worth)
             value[key] = worth / max(freed[key], 1)
         key = policy.victim(may_go.__contains__)

@@ -12,7 +12,7 @@ from pyctl.chat.boundaries import boundaries, message_starts
 from pyctl.chat.cached_tokenizer import Tokenizer
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.template import Template, TemplateCapabilities
-from pyctl.prompt import as_tokens
+from pyctl.prompt import as_tokens, common_prefix
 from tests.chat import toy
 from tests.chat.toy import ByteTokenizer, prepare
 
@@ -191,3 +191,28 @@ def test_ids_that_are_no_tokens_have_no_line_ends() -> None:
     chat = ChatFormat(Template(toy.CHATML), toy.chatml_tokenizer())
     for wrong in (-1, 2**31 - 1):
         assert chat.prompt_from_mixed([10, wrong]).line_ends == ()
+
+
+def test_the_reply_to_what_the_user_said_last_is_known(qwen_template: str, qwen_tokenizer: Tokenizer) -> None:
+    chat = ChatFormat(Template(qwen_template, eos_token="<|im_end|>"), qwen_tokenizer)
+    call = {"type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    calls = {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [call]}
+    result = {"role": "tool", "content": "<tool_response>"}
+    said = [{"role": "user", "content": "go"}, calls, result, calls, result]
+    headers = prepare(chat, said).prompt.headers
+    assert headers is not None
+    assert [prepare(chat, said[:n]).prompt.turn for n in (1, 3, 5)] == [headers[0]] * 3
+    again = prepare(chat, [*said, {"role": "user", "content": "and <tool_response>"}]).prompt
+    assert again.headers is not None
+    assert again.turn == again.headers[-1] > headers[0]
+    assert common_prefix(again.tokens, prepare(chat, said).prompt.tokens) >= headers[0]
+    assert again.first(again.turn).turn == 0
+    assert again.first(again.turn + 1).turn == again.turn
+
+
+def test_without_tools_the_last_header_is_the_turn() -> None:
+    chat = ChatFormat(Template(toy.CHATML), ByteTokenizer(toy.CHATML_SPECIALS))
+    prompt = prepare(chat, [{"role": role, "content": "a"} for role in ("user", "assistant", "user")]).prompt
+    assert prompt.turn == prompt.boundaries[-1]
+    plain = ChatFormat(Template(toy.PLAIN), ByteTokenizer(("<s>", "</s>")))
+    assert prepare(plain, [{"role": "user", "content": "a"}]).prompt.turn == 0
