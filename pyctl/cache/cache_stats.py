@@ -10,7 +10,7 @@ from pyctl.cache.disk_tier import DiskTier, DiskView
 from pyctl.cache.ram import RamCache
 from pyctl.prompt import Tokens
 
-__all__ = ["CacheStats", "CacheView", "Divergence", "RequestStats", "SnapshotView", "Source", "view_of"]
+__all__ = ["CacheStats", "CacheView", "Divergence", "LiveView", "RequestStats", "SnapshotView", "Source", "view_of"]
 
 CONTEXT = 12
 
@@ -48,7 +48,8 @@ class RequestStats:
 
     ``n_prompt == n_cached + n_evaluated`` once the prefill has ended; ``n_saved`` counts snapshots taken. ``save_ms``
     includes the wait for the batch that the device was still computing. Of what was cached, ``n_warmed`` tokens had
-    been evaluated for this request before it came.
+    been evaluated for this request before it came. ``restored`` is the id of the snapshot that was resumed from, empty
+    without one, ``saved`` are those of the snapshots taken.
     """
 
     n_prompt: int
@@ -62,6 +63,17 @@ class RequestStats:
     save_ms: float = 0.0
     miss: Divergence | None = field(default=None)
     n_warmed: int = 0
+    restored: str = ""
+    saved: list[str] = field(default_factory=list)
+
+    def note_restored(self, source: Source, n: int, name: str) -> None:
+        """The first ``n`` tokens came from the snapshot ``name``, or from the live sequence alone."""
+        self.source, self.n_cached, self.restored = source, n, name
+
+    def count_saved(self, name: str) -> None:
+        """A snapshot was taken, under this id."""
+        self.n_saved += 1
+        self.saved.append(name)
 
 
 @dataclass
@@ -98,15 +110,20 @@ class CacheStats:
 
 SHOWN = 24
 
-"""Tokens shown of the end of each prefix."""
+"""Tokens shown of the end of each prefix, and of the beginning of what it adds to the one before."""
+
+Tier: TypeAlias = Literal["device", "ram", "disk"]
+
+"""Where something of a snapshot lies."""
 
 
 @dataclass(frozen=True)
 class SnapshotView:
     """One snapshot. ``id`` names its prefix; ``parent`` is the id of the deepest shorter prefix of it, or empty.
 
-    ``n`` is in tokens, ``row_bytes`` what it adds to its parent, ``age`` and ``idle`` seconds since it was made and
-    since its last hit. ``tail`` are the last tokens of the prefix.
+    ``n`` is in tokens, ``row_bytes`` what it adds to its parent in RAM, ``device_bytes`` on the device, ``age`` and
+    ``idle`` seconds since it was made and since its last hit. ``tail`` are the last tokens of the prefix, ``head`` the
+    first that its parent has not. ``tiers`` are where it lies: what it adds, or its state.
     """
 
     id: str
@@ -119,11 +136,28 @@ class SnapshotView:
     idle: float
     pinned: bool
     tail: tuple[int, ...]
+    head: tuple[int, ...] = ()
+    device_bytes: int = 0
+    tiers: tuple[Tier, ...] = ("ram",)
+
+
+@dataclass(frozen=True)
+class LiveView:
+    """A live sequence that holds ``n`` tokens. ``at`` is the id of the deepest snapshot of these, empty for none."""
+
+    id: int
+    n: int
+    busy: bool
+    at: str
+    tail: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class CacheView:
-    """Everything at one moment. ``budget`` is in bytes, -1 for no limit; ``n_refused`` snapshots were beyond it."""
+    """Everything at one moment. ``budget`` is in bytes, -1 for no limit; ``n_refused`` snapshots were beyond it.
+
+    ``revision`` is another, higher number as soon as anything of this is different.
+    """
 
     n_slots: int
     n_bytes: int
@@ -133,29 +167,38 @@ class CacheView:
     snapshots: tuple[SnapshotView, ...]
     disk: DiskView | None = None
     n_refused: int = 0
+    live: tuple[LiveView, ...] = ()
+    revision: int = 0
 
 
 def view_of(cache: RamCache, totals: CacheStats, disk: DiskTier | None = None) -> CacheView:
-    """What is held now, in RAM shallow prefixes first. Called by the thread that owns the cache."""
+    """What is held now, shallow prefixes first. Called by the thread that owns the cache."""
     now = time.monotonic()
     views = []
     for slot, snapshot in sorted(cache.occupied(), key=lambda held: held[1].n):
         above = cache.tree[slot.index].parent
         parent = cache.slots[above.key].snapshot if above is not None else None
-        n_new = snapshot.n - (parent.n if parent else 0)
-        widths = [(segment.rows.nbytes + segment.draft_rows.nbytes) / segment.tokens.size for segment in snapshot.chain]
+        n_parent = parent.n if parent else 0
+        row_bytes, device_bytes = snapshot.bytes_between(n_parent, snapshot.n)
+        tiers: list[Tier] = []
+        tiers += ["device"] * bool(device_bytes)
+        tiers += ["ram"] * bool(row_bytes or snapshot.state.parts)
+        tiers += ["disk"] * (disk is not None and disk.stored(snapshot))
         views.append(
             SnapshotView(
                 id=snapshot.prefix.name,
                 parent=parent.prefix.name if parent else "",
                 n=snapshot.n,
-                row_bytes=round(n_new * widths[0]),
+                row_bytes=row_bytes,
                 state_bytes=snapshot.state.n_bytes,
                 hits=snapshot.hits,
                 age=now - snapshot.made,
                 idle=now - snapshot.used,
                 pinned=slot.pinned,
                 tail=snapshot.tail(SHOWN),
+                head=snapshot.part(n_parent, min(n_parent + SHOWN, snapshot.n)),
+                device_bytes=device_bytes,
+                tiers=tuple(tiers),
             )
         )
     budget = -1 if cache.budget is None else cache.budget

@@ -12,7 +12,9 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pyctl.cache.cache_stats import CacheView, view_of
+from pyctl.cache.cache_stats import SHOWN, CacheView, LiveView, view_of
+from pyctl.cache.disk.directory import Contents, Entry
+from pyctl.cache.snapshot import PromptMatch
 from pyctl.engine.engine import Engine, IdleTask
 from pyctl.engine.engine_stats import EngineCounters, EngineMemory, EngineStats, SequenceFile, SequenceView
 from pyctl.engine.sequence import LiveSequence
@@ -35,6 +37,11 @@ class EngineAdmin:
     def __init__(self, worker: Worker, engine: Engine) -> None:
         self._worker, self._engine = worker, engine
         self._last = EngineCounters()
+        self._n_changes = 0
+        self._seen: list[object] = []
+        self._contents: Contents | None = None
+        self._stored: tuple[Contents | None, list[Entry]] = None, []
+        self._revision = time.time_ns() // 10**6  # none of those before a restart
 
     # -- the engine --------------------------------------------------------------------------------------------------
 
@@ -56,14 +63,55 @@ class EngineAdmin:
         """What the cache holds."""
         return self._worker.call(self._view)
 
+    def revision(self) -> Future[int]:
+        """The `CacheView.revision` of now, for less than the view costs."""
+        return self._worker.call(self._revise)
+
     def pin(self, name: str, pinned: bool) -> Future[bool]:
         """Pin or unpin a snapshot by its id; False if there is none."""
-        return self._worker.call(lambda: self._engine.snapshotter.cache.pin(name, pinned))
+
+        def run() -> bool:
+            self._n_changes += 1
+            return self._engine.snapshotter.cache.pin(name, pinned)
+
+        return self._worker.call(run)
+
+    def drop(self, name: str) -> Future[bool]:
+        """Drop a snapshot from RAM and the device by its id; False if there is none. RequestError if it is pinned."""
+        return self._worker.call(lambda: self._drop(name))
+
+    def stored(self) -> list[Entry]:
+        """What the disk has for this model, the last used first; waits for the disk, on the caller's thread.
+
+        Hits and ages are those of when something came or went.
+        """
+        disk = self._engine.snapshotter.disk
+        if disk is None:
+            return []
+        directory, (contents, entries) = disk.store.directory, self._stored
+        if contents is not directory.contents:
+            contents = directory.contents
+            entries = [entry for entry in directory.entries() if entry.fingerprint == disk.store.fingerprint]
+            self._stored = contents, entries
+        return entries
+
+    def drop_stored(self, name: str) -> bool:
+        """Remove a snapshot from disk by its id; False if there is none. RequestError if it is pinned.
+
+        Waits for the disk, on the caller's thread.
+        """
+        disk = self._engine.snapshotter.disk
+        if disk is None:
+            return False
+        if any(entry.name == name and entry.pinned for entry in disk.store.directory.entries()):
+            raise RequestError(f"{name} is pinned: unpin it first")
+        return disk.store.directory.remove(f"{disk.store.fingerprint}/{name}")
 
     def clear(self) -> Future[int]:
         """Drop every snapshot that is not pinned, and texts to draft from; how many went. Live sequences stay."""
 
         def run() -> int:
+            self._n_changes += 1
             self._engine.speculation.forget()
             self._engine.warm_ups.forget()
             return self._engine.snapshotter.cache.clear()
@@ -92,7 +140,39 @@ class EngineAdmin:
 
     def _view(self) -> CacheView:
         snapshotter = self._engine.snapshotter
-        return view_of(snapshotter.cache, snapshotter.totals, snapshotter.disk)
+        view = view_of(snapshotter.cache, snapshotter.totals, snapshotter.disk)
+        live = tuple(self._live(seq) for seq in self._engine.sequences)
+        return replace(view, live=live, revision=self._revise())
+
+    def _live(self, seq: LiveSequence) -> LiveView:
+        found = self._engine.snapshotter.cache.lookup(PromptMatch(seq.tokens), seq.n)
+        at = found[0].prefix.name if found else ""
+        return LiveView(seq.id, seq.n, seq.busy, at, tuple(seq.tokens[-SHOWN:].tolist()))
+
+    def _revise(self) -> int:
+        """Count up if anything has changed since the last call."""
+        engine, cache, disk = self._engine, self._engine.snapshotter.cache, self._engine.snapshotter.disk
+        totals = engine.snapshotter.totals
+        seen = [
+            *(self._n_changes, cache.turn, cache.n_bytes, cache.n_evicted, cache.n_shed, cache.n_lost),
+            *(totals.requests, totals.n_saved, engine.counters.n_calls, len(engine.running)),
+            *((seq.n, seq.busy) for seq in engine.sequences),
+        ]
+        contents = disk.store.directory.contents if disk is not None else None  # another object after each change
+        if seen != self._seen or contents is not self._contents:
+            self._seen, self._contents, self._revision = seen, contents, self._revision + 1
+        return self._revision
+
+    def _drop(self, name: str) -> bool:
+        cache = self._engine.snapshotter.cache
+        for place, snapshot in cache.occupied():
+            if snapshot.prefix.name == name:
+                if place.pinned:
+                    raise RequestError(f"{name} is pinned: unpin it first")
+                self._n_changes += 1
+                cache.drop(snapshot)
+                return True
+        return False
 
     def _stats(self) -> EngineStats:
         engine = self._engine

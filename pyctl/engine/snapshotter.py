@@ -157,7 +157,7 @@ class Snapshotter:
                 snapshot.is_turn = snapshot.n == plan.turn
                 if reservation.confirm(snapshot):
                     seq.keep(snapshot.segment, seq.n)
-                    stats.n_saved += 1
+                    stats.count_saved(prefix.name)
                 self.device.give_back(snapshot)
         except (StateError, MemoryError) as error:
             log.warning("no snapshot at %d: %s", seq.n, error)
@@ -299,7 +299,7 @@ class Snapshotter:
             elif self.disk is not None and not arrival.is_lost and not any(each.dropped for each in snapshot.chain):
                 self.disk.refuse(snapshot)
             return None
-        stats.source, stats.n_cached = candidate.source, candidate.n
+        stats.note_restored(candidate.source, candidate.n, snapshot.prefix.name if snapshot is not None else "")
         if snapshot is None:
             return ()
         if arrival is not None and not (yield from self._publish(arrival, seq)):

@@ -92,13 +92,22 @@ _POST: dict[str, Handler] = {
 _DELETE: dict[str, Handler] = {
     "/v1/stream": unsupported.end_stream,
     "/cache": prefix_cache.clear,
+    "/cache/{id}": prefix_cache.drop,
     "/v1/responses/{id}": responses.delete,
     "/v1/conversations/{id}": responses.delete_conversation,
 }
 
 
 _OWN_PAGES: frozenset[Handler] = frozenset(
-    (prefix_cache.show, prefix_cache.pin, prefix_cache.clear, info.change_props, sequences.act, lora.change)
+    (
+        prefix_cache.show,
+        prefix_cache.pin,
+        prefix_cache.drop,
+        prefix_cache.clear,
+        info.change_props,
+        sequences.act,
+        lora.change,
+    )
 )
 """What pages of other origins may not ask for, though they may generate: it shows or changes what belongs to all."""
 

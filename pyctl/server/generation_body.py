@@ -114,14 +114,16 @@ class ReplyOptions(Body, frozen=True):
     """How to answer; names and defaults are llama-server's.
 
     ``ping_seconds`` is the silence after which a stream sends a comment, None for the server's own, as for the
-    ``reasoning_format`` and ``verbose``. The last row has no
-    meaning here: it is shown back in the settings, or refused, as llama-server does.
+    ``reasoning_format`` and ``verbose``. ``return_cache`` is not llama-server's: ``timings.cache`` says what the prefix
+    cache did. The last row has no meaning here: it is shown back in the settings, or refused, as llama-server
+    does.
     """
 
     stream: bool = False
     stream_options: Annotated[_StreamOptions, Nested(_StreamOptions)] = _StreamOptions()
     timings_per_token: bool = False
     return_progress: bool = False
+    return_cache: bool = False
     return_tokens: bool = False
     echo: bool = False
     verbose: bool | None = None

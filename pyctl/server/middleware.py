@@ -8,6 +8,7 @@ from contextlib import suppress
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -23,7 +24,7 @@ __all__ = [
     "KeyMiddleware",
     "check_origin",
     "depth_error",
-    "may_be_rebound",
+    "sees_texts",
 ]
 
 _PUBLIC = ("/health", "/v1/health")
@@ -138,6 +139,39 @@ def check_origin(headers: Headers, settings: ServerSettings) -> None:
         raise ForbiddenError("only pages of this server, and those that --cors-origins names, may do this")
     if not settings.api_keys and may_be_rebound(host):
         raise ForbiddenError(f"pages of this server may do this with an API key, or if --cors-origins names {origin}")
+
+
+_PASSED_ON = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip")
+"""Headers by which a proxy can be told."""
+
+
+def sees_texts(request: Request, settings: ServerSettings) -> bool:
+    """Whether whoever asks may read what others have said: with a key, from this machine, or with --show-prompts.
+
+    What a proxy passes on is not from this machine, and a page under a name that may be rebound needs a key.
+    """
+    if settings.api_keys:
+        return True
+    host = request.headers.get("host", "")
+    if may_be_rebound(host):
+        return False
+    is_passed_on = any(name in request.headers for name in _PASSED_ON)
+    is_here = request.client is not None and _is_loopback(request.client.host) and _is_loopback(_name_of(host))
+    return settings.show_prompts or (is_here and not is_passed_on)
+
+
+def _name_of(host: str) -> str:
+    """The host name in a Host header, empty if there is none."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _is_loopback(name: str) -> bool:
+    with suppress(ValueError):
+        return ipaddress.ip_address(name).is_loopback
+    return name == "localhost" or name.endswith(".localhost")
 
 
 MAX_BODY_BYTES = limit(32 * 2**20, "body of a request", "413", "request", "bytes")

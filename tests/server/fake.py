@@ -13,6 +13,7 @@ import msgspec
 from starlette.types import ASGIApp
 
 from pyctl.cache.cache_stats import RequestStats, Source
+from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.ram import RamCache
 from pyctl.chat.cached_tokenizer import Tokenizer
 from pyctl.chat.chat_format import ChatFormat
@@ -173,8 +174,8 @@ def fail(error: Exception, *texts: str) -> Callable[[Request], Script]:
 class Client:
     """Sends single requests to an application, without a network."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    def __init__(self, app: ASGIApp, address: str = "127.0.0.1") -> None:
+        self._transport = httpx.ASGITransport(app, raise_app_exceptions=False, client=(address, 5000))
 
     def request(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
         return asyncio.run(self._request(method, path, **kwargs))
@@ -205,6 +206,7 @@ class Bench:
         *,
         tokenizer: Tokenizer | None = None,
         n_seqs: int = 1,
+        disk: DiskTier | None = None,
         **info: Any,
     ) -> None:
         self.tokenizer: Any = tokenizer or chatml_tokenizer()
@@ -213,7 +215,7 @@ class Bench:
         cache = RamCache(4, None)
         played = script is not None
         self.engine: Any = (
-            ScriptedEngine(script, backend, cache) if played else Engine(backend, cache, EngineSettings())
+            ScriptedEngine(script, backend, cache) if played else Engine(backend, cache, EngineSettings(), disk)
         )
         self.worker = RecordingWorker(self.engine, known)
         chat = ChatFormat(Template(template, eos_token="<|im_end|>"), self.tokenizer, replay=replay)

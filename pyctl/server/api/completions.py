@@ -18,6 +18,7 @@ from pyctl.server.generate.reply import Reply
 from pyctl.server.generate.respond import ReplyResponse, respond
 from pyctl.server.generation_body import ChatBody, CompletionBody, InfillBody
 from pyctl.server.http import JsonResponse
+from pyctl.server.middleware import sees_texts
 from pyctl.server.service import Service
 
 __all__ = ["chat_completions", "completions", "control", "infill", "native_completion"]
@@ -68,6 +69,8 @@ async def _answer(
     body = await request.body()
     prepared = await service.pool.run(request, lambda: prepare(service, kind.parse(body)))
     replies = [form(each) for each in prepared]
+    for reply in replies:
+        reply.sees_texts = sees_texts(request, service.settings)
     return respond(service, replies, _combine)
 
 

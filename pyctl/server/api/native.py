@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pyctl.engine.request import Done, Piece, Progress
-from pyctl.server.generate.payload import settings_json, timings_json
+from pyctl.server.generate.payload import settings_json
 from pyctl.server.generate.prepare import PreparedReply
 from pyctl.server.generate.reply import Reply
 from pyctl.server.http import encode, frame
@@ -73,7 +73,7 @@ class NativeReply(Reply):
             "stop_type": done.stop_type if n_prompt else "none",
             "stopping_word": done.stopping_word,
             "tokens_cached": n_prompt + max(n_predicted - 1, 0),
-            "timings": timings_json(done.timings, done.stats),
+            "timings": self.timings(done),
         }
 
     def _generation_prompt(self) -> str | None:

@@ -10,7 +10,7 @@ from pyctl.chat.reply_splitter import ParsedReply
 from pyctl.engine.backend import TopTokens
 from pyctl.engine.request import Done, Piece, Progress
 from pyctl.server.api.native import NativeReply
-from pyctl.server.generate.payload import timings_json, usage_json
+from pyctl.server.generate.payload import usage_json
 from pyctl.server.generate.prepare import PreparedReply
 from pyctl.server.generate.reply import Reply
 from pyctl.server.http import encode, frame
@@ -52,7 +52,7 @@ class _OpenAIReply(Reply):
     def body(self, choice: dict[str, Any], done: Done) -> dict[str, Any]:
         """The whole answer, with one choice."""
         body = {"choices": [choice], **self._identity.fields, "object": self.kind, "usage": usage_json(done)}
-        body["timings"] = timings_json(done.timings, done.stats)
+        body["timings"] = self.timings(done)
         is_verbose = self.options.verbose
         if self.service.settings.is_verbose if is_verbose is None else is_verbose:
             native = NativeReply(self.service, self.prepared)
@@ -90,7 +90,7 @@ class ChatReply(_OpenAIReply):
 
     def ended(self, done: Done) -> bytes:
         frames = self._role() + self._deltas(self._with_echo(self._splitter.finish()))
-        timings = b',"timings":' + encode(timings_json(done.timings, done.stats))
+        timings = b',"timings":' + encode(self.timings(done))
         usage = b""
         if self.options.stream_options.include_usage:
             usage = frame(b'{"choices":[]' + self._tail + b',"usage":' + encode(usage_json(done)) + timings + b"}")

@@ -3,37 +3,47 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pyctl.cache.cache_stats import CacheStats, CacheView
+from pyctl.cache.cache_stats import CacheStats, CacheView, LiveView
+from pyctl.cache.disk.directory import Entry
 from pyctl.engine.request import Done, Failed
 from pyctl.errors import EngineError, NotFoundError, RequestError
+from pyctl.limit import limit
 from pyctl.server.body import PinBody
 from pyctl.server.generate.prepare import prepare_warm_up
 from pyctl.server.generation_body import ChatBody
 from pyctl.server.http import JsonResponse
 from pyctl.server.memory_use import counted_bytes, resident_bytes
-from pyctl.server.middleware import may_be_rebound
+from pyctl.server.middleware import sees_texts
 from pyctl.server.service import Service
 
-__all__ = ["clear", "pin", "show", "warm"]
+__all__ = ["clear", "drop", "pin", "show", "warm"]
+
+_MOST_STORED = limit(
+    256, "prefixes that are on disk alone which GET /cache lists", "the others are not listed", "reply"
+)
 
 
 async def show(service: Service, request: Request) -> Response:
     """GET /cache: the tree of prefixes, with sizes in bytes, ages in seconds and hits, and sums since the start.
 
-    How prompts end is for those who have a key, or for all with --show-prompts.
+    Words of prompts are for those that `sees_texts` lets. ``?since=`` takes a ``revision`` of before: only the present
+    one comes back as long as it is the same.
     """
-    settings = service.settings
-    is_shown = settings.show_prompts and not may_be_rebound(request.headers.get("host", ""))
+    since = request.query_params.get("since", "")
+    if since and str(revision := await asyncio.wrap_future(service.admin.revision())) == since:
+        return JsonResponse({"revision": revision})
     view = await asyncio.wrap_future(service.admin.view())
     memory = await asyncio.wrap_future(service.admin.memory())
-    tree = _tree(service, view, with_text=bool(settings.api_keys) or is_shown)
-    return JsonResponse({**tree, "memory": {"resident": resident_bytes(), **counted_bytes(service, memory)}})
+    entries = await asyncio.to_thread(_stored, service) if view.disk is not None and view.disk.in_use else []
+    body = _tree(service, view, entries, with_text=sees_texts(request, service.settings))
+    return JsonResponse({**body, "memory": {"resident": resident_bytes(), **counted_bytes(service, memory)}})
 
 
 async def pin(service: Service, request: Request) -> Response:
@@ -63,23 +73,41 @@ async def warm(service: Service, request: Request) -> Response:
     raise EngineError("the prompt ended without a result")
 
 
+async def drop(service: Service, request: Request) -> Response:
+    """DELETE /cache/{id}: drops one prefix that is not pinned, wherever it is."""
+    name = request.path_params["id"]
+    in_memory = await asyncio.wrap_future(service.admin.drop(name))
+    if not (await asyncio.to_thread(service.admin.drop_stored, name) or in_memory):
+        raise NotFoundError(f"no prefix {name!r} in the cache")
+    return JsonResponse({"dropped": 1})
+
+
 async def clear(service: Service, request: Request) -> Response:
     """DELETE /cache: drops every prefix that is not pinned."""
     return JsonResponse({"dropped": await asyncio.wrap_future(service.admin.clear())})
 
 
-def _tree(service: Service, view: CacheView, *, with_text: bool) -> dict[str, Any]:
+def _stored(service: Service) -> list[Entry]:
+    try:
+        return service.admin.stored()
+    except OSError:  # a disk that fails is no reason to show nothing
+        return []
+
+
+def _tree(service: Service, view: CacheView, entries: list[Entry], *, with_text: bool) -> dict[str, Any]:
     nodes: dict[str, dict[str, Any]] = {}
     roots: list[dict[str, Any]] = []
     for snapshot in view.snapshots:
         node = msgspec.to_builtins(snapshot)
-        del node["tail"]
+        del node["tail"], node["head"]
         if with_text:
-            node["tail"] = service.text_of(snapshot.tail)
+            node |= {"head": service.text_of(snapshot.head), "tail": service.text_of(snapshot.tail)}
         node["children"] = []
         parent = node.pop("parent")
         nodes[snapshot.id] = node
         (nodes[parent]["children"] if parent in nodes else roots).append(node)
+    only_stored = [entry for entry in entries if entry.name not in nodes]
+    device_bytes = sum(snapshot.device_bytes for snapshot in view.snapshots)
     return {
         "slots": {
             "capacity": view.n_slots,
@@ -87,11 +115,34 @@ def _tree(service: Service, view: CacheView, *, with_text: bool) -> dict[str, An
             "evicted": view.n_evicted,
             "refused": view.n_refused,
         },
-        "bytes": {"resident": view.n_bytes, "budget": view.budget},
+        "bytes": {"resident": view.n_bytes, "budget": view.budget, "device": device_bytes},
         "totals": _totals(view.totals),
         "prefixes": roots,
+        "sequences": [_sequence(service, seq, with_text=with_text) for seq in view.live],
         "disk": msgspec.to_builtins(view.disk),
+        "stored": [_entry(entry, with_text=with_text) for entry in only_stored[:_MOST_STORED]],
+        "revision": view.revision,
     }
+
+
+def _sequence(service: Service, seq: LiveView, *, with_text: bool) -> dict[str, Any]:
+    node: dict[str, Any] = {"id": seq.id, "n": seq.n, "busy": seq.busy, "at": seq.at}
+    return {**node, "tail": service.text_of(seq.tail)} if with_text else node
+
+
+def _entry(entry: Entry, *, with_text: bool) -> dict[str, Any]:
+    now = time.time()
+    node: dict[str, Any] = {
+        "id": entry.name,
+        "parent": entry.parent,
+        "n": entry.n,
+        "bytes": entry.n_bytes,
+        "hits": entry.hits,
+        "age": max(now - entry.created, 0.0),
+        "idle": max(now - entry.used, 0.0),
+        "pinned": entry.pinned,
+    }
+    return {**node, "label": entry.label} if with_text else node
 
 
 def _totals(totals: CacheStats) -> dict[str, Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import codecs
 import ctypes
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypeAlias
 
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.chat.cached_tokenizer import Tokenizer
@@ -15,7 +15,9 @@ from pyctl.engine.request import Done, Progress, Request, Timings
 from pyctl.engine.sampling import Sampling
 from pyctl.server.generation_body import ReplyOptions
 
-__all__ = ["probs_json", "progress_json", "settings_json", "timings_json", "usage_json", "without_long"]
+__all__ = ["cache_json", "probs_json", "progress_json", "settings_json", "timings_json", "usage_json", "without_long"]
+
+TextOf: TypeAlias = Callable[[Sequence[int]], str]
 
 _LOWEST = -3.4028234663852886e38
 
@@ -62,17 +64,35 @@ def timings_json(timings: Timings, report: RequestStats | None = None) -> dict[s
         "predicted_per_token_ms": _ratio(timings.predicted_ms, n_steps),
         "predicted_per_second": _ratio(n_steps, timings.predicted_ms, 1e3),
         **counts,
-        **(_cache_json(report) if report is not None else {}),
+        **(_cache_times(report) if report is not None else {}),
     }
 
 
-def _cache_json(report: RequestStats) -> dict[str, Any]:
+def _cache_times(report: RequestStats) -> dict[str, Any]:
     return {
         **({"warmed_n": report.n_warmed} if report.n_warmed else {}),
         "lookup_ms": report.lookup_ms,
         "restore_ms": report.restore_ms,
         "save_ms": report.save_ms,
     }
+
+
+def cache_json(report: RequestStats, text_of: TextOf | None) -> dict[str, Any]:
+    """Where the prompt was restored from, the ids of the snapshots in GET /cache, and where it left a recent prompt.
+
+    ``text_of`` shows the words there, which may be somebody else's; None keeps them back.
+    """
+    body: dict[str, Any] = {
+        "source": report.source,
+        "restored": report.restored,
+        "saved": report.saved,
+    }
+    if report.miss is not None:
+        miss = report.miss
+        body["miss"] = {"position": miss.position, "nearest": miss.nearest}
+        if text_of is not None:
+            body["miss"] |= {"was": text_of(miss.recent), "is": text_of(miss.given)}
+    return body
 
 
 def usage_json(done: Done) -> dict[str, Any]:

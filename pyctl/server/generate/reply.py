@@ -12,7 +12,7 @@ from pyctl.chat.reasoning import ReplyDelta
 from pyctl.engine.backend import TopTokens
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, DraftCounts, Piece, Progress, Timings
-from pyctl.server.generate.payload import probs_json, progress_json, timings_json
+from pyctl.server.generate.payload import cache_json, probs_json, progress_json, timings_json
 from pyctl.server.generate.prepare import PreparedReply
 from pyctl.server.http import PING, encode, error_event, error_response, named_frames
 from pyctl.server.service import Service
@@ -45,6 +45,7 @@ class Reply(ABC):
         self.probs: list[TopTokens] = []
         self.progress: Progress | None = None
         self.handle: RequestHandle | None = None  # of the request, once it is on its way
+        self.sees_texts = False  # the client may read what others have said
         self._first = 0.0
 
     def progressed(self, progress: Progress) -> bytes:
@@ -92,6 +93,13 @@ class Reply(ABC):
     def error_response(self, error: Exception) -> Response:
         """``error`` as the whole answer."""
         return error_response(error)
+
+    def timings(self, done: Done) -> dict[str, Any]:
+        """The account of a reply that has ended, with the cache's if the client asked for it."""
+        body = timings_json(done.timings, done.stats)
+        if self.options.return_cache:
+            body["cache"] = cache_json(done.stats, self.service.text_of if self.sees_texts else None)
+        return body
 
     def text(self) -> str:
         """What `keep` has seen."""

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from pyctl.cache.disk.store import DiskStore
+from pyctl.cache.disk_tier import DiskTier
+from pyctl.cache.persist import DiskPolicy
+from pyctl.chat.cached_tokenizer import readable
 from pyctl.server.server_settings import Cors, ServerSettings
-from tests.server.fake import Bench
+from tests.chat.toy import chatml_tokenizer
+from tests.server.fake import Bench, Client
 
 HEAD = "x" * 200
 
@@ -30,7 +39,8 @@ def test_the_tree_of_prefixes(bench: Bench) -> None:
     view = bench.service.admin.view().result()
     counts = {"capacity": 4, "in_use": len(view.snapshots), "evicted": view.n_evicted, "refused": 0}
     assert body["slots"] == counts
-    assert body["bytes"] == {"resident": view.n_bytes, "budget": -1}
+    device_bytes = sum(snapshot.device_bytes for snapshot in view.snapshots)
+    assert body["bytes"] == {"resident": view.n_bytes, "budget": -1, "device": device_bytes}
     assert body["totals"]["requests"] == 2
     (head,) = body["prefixes"]
     (first, second) = view.snapshots[:2]
@@ -59,23 +69,158 @@ def test_what_cannot_be_pinned(bench: Bench) -> None:
     assert client.request("PUT", "/cache").status_code == 404
 
 
+HERE, ELSEWHERE = "127.0.0.1", "192.168.1.20"
+
+
 @pytest.mark.parametrize(
-    ("settings", "host", "shown"),
+    ("settings", "client", "host", "headers", "shown"),
     [
-        ({}, "localhost:8080", False),
-        ({"api_keys": ("k",)}, "llm.example.com", True),
-        ({"show_prompts": True}, "localhost:8080", True),
-        ({"show_prompts": True}, "192.168.1.7:8080", True),
-        ({"show_prompts": True}, "rebound.example.com:8080", False),
+        ({}, HERE, "localhost:8080", {}, True),
+        ({}, "::1", "[::1]:8080", {}, True),
+        ({}, ELSEWHERE, "192.168.1.7:8080", {}, False),
+        ({}, ELSEWHERE, "localhost:8080", {}, False),
+        # A proxy on this machine asks for somebody else.
+        ({}, HERE, "localhost:8080", {"X-Forwarded-For": ELSEWHERE}, False),
+        ({}, HERE, "localhost:8080", {"Forwarded": f"for={ELSEWHERE}"}, False),
+        ({}, HERE, "llm.lan", {}, False),
+        ({}, HERE, "[bad", {}, False),
+        # A page whose name its owner has pointed at this machine.
+        ({}, HERE, "rebound.example.com:8080", {}, False),
+        ({"api_keys": ("k",)}, ELSEWHERE, "llm.example.com", {}, True),
+        ({"show_prompts": True}, ELSEWHERE, "localhost:8080", {}, True),
+        ({"show_prompts": True}, ELSEWHERE, "192.168.1.7:8080", {}, True),
+        ({"show_prompts": True}, ELSEWHERE, "rebound.example.com:8080", {}, False),
     ],
 )
-def test_how_prompts_end_is_shown_to_whom_a_key_or_a_flag_allows_it(
-    settings: dict[str, object], host: str, shown: bool
+def test_words_of_prompts_are_shown_here_and_to_whom_a_key_or_a_flag_allows_it(
+    settings: dict[str, object], client: str, host: str, headers: dict[str, str], shown: bool
 ) -> None:
-    response = filled(**settings).client.get("/cache", headers={"X-Api-Key": "k", "Host": host})
+    bench = filled(**settings)
+    asking = Client(bench.app, client)
+    response = asking.get("/cache", headers={"X-Api-Key": "k", "Host": host, **headers})
     (head,) = response.json()["prefixes"]
-    assert ("tail" in head, "xxxx" in response.text) == (shown, shown)
+    assert ("tail" in head, "head" in head, "xxxx" in response.text) == (shown, shown, shown)
+    assert ("tail" in response.json()["sequences"][0]) is shown
     assert head["children"]
+    # The words of the prompt that this one parted from may be somebody else's.
+    body = {"prompt": HEAD[:100] + "z" * 300, "n_predict": 1, "return_cache": True}
+    answer = asking.post("/completion", json=body, headers={"X-Api-Key": "k", "Host": host, **headers})
+    cache = answer.json()["timings"]["cache"]
+    assert cache["miss"]["position"] == 100
+    assert ("was" in cache["miss"]) is shown
+
+
+def test_a_reply_names_the_snapshots_it_resumed_from_and_took(bench: Bench) -> None:
+    before = {each["id"] for each in nodes(bench)}
+    body = {"prompt": HEAD + "y" * 200 + "z" * 200, "n_predict": 2, "ignore_eos": True, "return_cache": True}
+    cache = bench.post("/completion", body).json()["timings"]["cache"]
+    after = {each["id"]: each for each in nodes(bench)}
+    assert cache["source"] in ("ram", "live")
+    assert cache["saved"]
+    assert set(cache["saved"]) <= after.keys() - before
+    again = bench.post("/completion", {**body, "prompt": HEAD + "w" * 200}).json()["timings"]["cache"]
+    assert again["restored"] in before
+    del body["return_cache"]
+    assert "cache" not in bench.post("/completion", body).json()["timings"]
+    messages = [{"role": "user", "content": "Hi"}]
+    chat = {"messages": messages, "return_cache": True, "stream": True, "max_tokens": 1}
+    last = bench.stream("/v1/chat/completions", chat)[-2]
+    assert last["timings"]["cache"]["source"] in ("none", "live", "ram")
+
+
+def nodes(bench: Bench) -> list[dict[str, Any]]:
+    """All prefixes of GET /cache."""
+    found, rest = [], bench.client.get("/cache").json()["prefixes"]
+    while rest:
+        found.append(rest.pop())
+        rest += found[-1]["children"]
+    return found
+
+
+def test_each_prefix_tells_how_its_part_begins_and_where_it_is(bench: Bench) -> None:
+    view = bench.service.admin.view().result()
+    (head,) = bench.client.get("/cache").json()["prefixes"]
+    first, child = view.snapshots[:2]
+    assert head["head"] == "x" * len(first.head)
+    assert head["children"][0]["head"] == bench.service.text_of(child.head)
+    for snapshot in view.snapshots:
+        assert ("device" in snapshot.tiers) == (snapshot.device_bytes > 0)
+        assert ("ram" in snapshot.tiers) == (snapshot.row_bytes > 0 or snapshot.state_bytes > 0)
+        assert snapshot.tiers
+    assert [(seq["id"], seq["busy"]) for seq in bench.client.get("/cache").json()["sequences"]] == [(0, False)]
+    (live,) = view.live
+    assert live.at in {snapshot.id for snapshot in view.snapshots}
+    assert live.n >= int(live.at.partition("-")[0])
+
+
+def test_nothing_is_sent_again_until_something_has_changed(bench: Bench) -> None:
+    client = bench.client
+
+    def revision() -> int:
+        return int(client.get("/cache").json()["revision"])
+
+    known = revision()
+    assert client.get("/cache", params={"since": known}).json() == {"revision": known}
+    assert "prefixes" in client.get("/cache", params={"since": "other"}).json()
+    name = client.get("/cache").json()["prefixes"][0]["id"]
+    for change in (
+        lambda: client.post("/cache/pin", json={"id": name}),
+        lambda: client.post("/cache/pin", json={"id": name, "pinned": False}),
+        lambda: bench.post("/completion", {"prompt": "abc", "n_predict": 1}),
+        lambda: client.request("DELETE", f"/cache/{name}"),
+        lambda: client.request("DELETE", "/cache"),
+    ):
+        assert change().status_code == 200
+        body = client.get("/cache", params={"since": known}).json()
+        assert body["revision"] > known
+        assert "prefixes" in body
+        known = body["revision"]
+        assert client.get("/cache", params={"since": known}).json() == {"revision": known}
+
+
+def test_one_prefix_can_be_dropped(bench: Bench) -> None:
+    client = bench.client
+    (head,) = client.get("/cache").json()["prefixes"]
+    name, others = head["id"], {each["id"] for each in nodes(bench)} - {head["id"]}
+    client.post("/cache/pin", json={"id": name})
+    refused = client.request("DELETE", f"/cache/{name}")
+    assert (refused.status_code, "pinned" in refused.text) == (400, True)
+    client.post("/cache/pin", json={"id": name, "pinned": False})
+    assert client.request("DELETE", f"/cache/{name}").json() == {"dropped": 1}
+    assert {each["id"] for each in nodes(bench)} == others
+    assert client.request("DELETE", f"/cache/{name}").status_code == 404
+
+
+def test_what_the_disk_has_is_listed_and_dropped_with_the_rest(tmp_path: Path) -> None:
+    tokenizer = chatml_tokenizer()
+    store = DiskStore(tmp_path, "fake", None, min_tokens=100)
+    tier = DiskTier(store, DiskPolicy.parse("full"), cold_max=4096, text_of=partial(readable, tokenizer))
+    bench = Bench(settings=ServerSettings(disk_policy="full", show_prompts=True), disk=tier)
+    assert bench.post("/completion", {"prompt": HEAD + "y" * 400, "n_predict": 1}).status_code == 200
+    assert tier.flush(60)
+    both = [each for each in nodes(bench) if "disk" in each["tiers"]]
+    assert both
+    assert all(each["tiers"][-2:] == ["ram", "disk"] for each in both)
+    assert bench.client.get("/cache").json()["stored"] == []  # they are in the tree
+    known = bench.client.get("/cache").json()["revision"]
+    assert bench.client.request("DELETE", "/cache").status_code == 200
+    body = bench.client.get("/cache", params={"since": known}).json()
+    assert body["prefixes"] == []
+    stored = {each["id"]: each for each in body["stored"]}
+    assert stored.keys() == {each["id"] for each in both}
+    deepest = max(stored.values(), key=lambda each: each["n"])
+    assert deepest["label"].endswith("yyyy")
+    assert deepest["bytes"] > 0
+    rebound = bench.client.get("/cache", headers={"Host": "rebound.example.com"}).json()
+    assert all("label" not in each for each in rebound["stored"])
+    # Pinned by `pyctl cache`.
+    assert store.directory.pin(deepest["id"], True)
+    assert bench.client.request("DELETE", f"/cache/{deepest['id']}").status_code == 400
+    store.directory.pin(deepest["id"], False)
+    assert bench.client.request("DELETE", f"/cache/{deepest['id']}").json() == {"dropped": 1}
+    body = bench.client.get("/cache", params={"since": body["revision"]}).json()
+    assert deepest["id"] not in {each["id"] for each in body["stored"]}
+    assert bench.client.request("DELETE", f"/cache/{deepest['id']}").status_code == 404
 
 
 @pytest.mark.parametrize(
@@ -112,6 +257,7 @@ def test_pages_of_other_origins_neither_read_nor_change_what_belongs_to_all(
         ("POST", "/props", {}),
         ("POST", "/lora-adapters", []),
         ("POST", "/slots/0?action=erase", None),
+        ("DELETE", "/cache/x", None),
         ("DELETE", "/cache", None),
     ):
         status = client.request(method, path, json=body, headers=headers).status_code
