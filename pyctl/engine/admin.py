@@ -186,6 +186,8 @@ class EngineAdmin:
             suspended_bytes=sum(kept.n_bytes for kept in suspended if kept is not None),
             n_cells=engine.pool.n_cells,
             n_cells_used=engine.pool.n_used,
+            n_cells_held=0 if engine.asleep else engine.snapshotter.device.n_cells,
+            device=replace(engine.snapshotter.device.counts),
             cache=self._view(),
             memory=self._memory(),
         )

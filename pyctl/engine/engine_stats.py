@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from pyctl.cache.cache_stats import CacheView
 from pyctl.engine.backend import BlockBytes
+from pyctl.engine.device_tier import DeviceCounts
 from pyctl.engine.request import DraftCounts, Request, Timings
 
 __all__ = ["EngineCounters", "EngineMemory", "EngineStats", "PrefillLog", "SequenceFile", "SequenceView"]
@@ -71,7 +72,8 @@ class EngineStats:
     """What was done since the start, and ``recent``ly, since it was asked for last; who is served and who waits now.
 
     Of those that wait, ``n_suspended`` replies have begun and hold ``suspended_bytes`` of RAM, part of the cache's.
-    ``n_cells`` of the context are there, ``n_cells_used`` taken.
+    ``n_cells`` of the context are there, ``n_cells_used`` taken by sequences and ``n_cells_held`` by rows of snapshots
+    alone; ``device`` counts what became of these.
     """
 
     total: EngineCounters
@@ -82,6 +84,8 @@ class EngineStats:
     suspended_bytes: int
     n_cells: int
     n_cells_used: int
+    n_cells_held: int
+    device: DeviceCounts
     cache: CacheView
     memory: EngineMemory
 

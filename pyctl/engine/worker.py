@@ -35,6 +35,9 @@ STEP_SECONDS = limit(
 
 MAX_FAILED_STEPS = limit(3, "steps of the engine in a row that fail", "the server ends, exit code 1", "process")
 
+IDLE_SECONDS = 2.0
+"""After so long without work, rows that only the device has are copied to what is free of the cache's RAM."""
+
 WATCH_SECONDS = 1.0
 """Between two looks at the engine's thread."""
 
@@ -59,6 +62,7 @@ class Worker:
         self._sleep_seconds = sleep_seconds
         self._stall_seconds = stall_seconds
         self._last_work = time.monotonic()
+        self._may_copy = False
         self._inbox: queue.SimpleQueue[RequestHandle | _Call | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards what is open, and whether more may come
         self._open: set[RequestHandle] = set()
@@ -245,7 +249,7 @@ class Worker:
             if busy and self._inbox.empty():
                 busy = self._step()
                 if not busy:
-                    self._last_work = time.monotonic()
+                    self._last_work, self._may_copy = time.monotonic(), True
                 continue
             self._working = busy
             try:
@@ -254,6 +258,8 @@ class Worker:
                 busy = self._engine.warm_ups.seconds == 0
                 if not busy and self._until_sleep() == 0:
                     self._engine.sleep()
+                elif not busy and self._until_copy() == 0:
+                    self._may_copy = self._engine.snapshotter.device.copy_one()
                 continue
             if item is None:
                 return
@@ -308,8 +314,14 @@ class Worker:
 
     def _until_due(self) -> float | None:
         """Seconds until there is something to do although nobody asks, None for never."""
-        times = [seconds for seconds in (self._until_sleep(), self._engine.warm_ups.seconds) if seconds is not None]
-        return min(times, default=None)
+        times = (self._until_sleep(), self._until_copy(), self._engine.warm_ups.seconds)
+        return min((seconds for seconds in times if seconds is not None), default=None)
+
+    def _until_copy(self) -> float | None:
+        """Seconds until more rows are copied from the device to RAM for want of other work, None for not."""
+        if not self._may_copy or self._engine.asleep:
+            return None
+        return max(self._last_work + IDLE_SECONDS - time.monotonic(), 0.0)
 
     def _until_sleep(self) -> float | None:
         """Seconds until the model is freed, None for not."""

@@ -364,6 +364,8 @@ def test_saving_a_sequence_after_its_request_was_moved(tmp_path: object) -> None
         assert stats.total.n_suspended > 0
         assert (stats.n_suspended, stats.suspended_bytes) == (0, 0)
         assert (stats.n_cells, stats.n_cells_used) == (1024, sum(seq.n for seq in engine.sequences))
+        assert (stats.n_cells_held, stats.device) == (backend.n_held, engine.snapshotter.device.counts)
+        assert stats.device.kept > 0
     finally:
         worker.close()
 

@@ -13,6 +13,7 @@ import pytest
 
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.ram import RamCache
+from pyctl.engine import worker
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
@@ -224,3 +225,27 @@ def test_closing_ends_what_waits_for_a_slot(make: Any, tmp_path: Path) -> None:
 def test_an_empty_prompt_gets_an_empty_reply(make: Any) -> None:
     served = make().ask(Prompt.of([]))
     assert (served.tokens, served.stats.n_prompt) == ([], 0)
+
+
+def test_an_idle_moment_copies_what_only_the_device_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as there is room, so that it costs nothing to give its cells to others."""
+    monkeypatch.setattr(worker, "IDLE_SECONDS", 0.01)
+    bench = Bench()
+    cache = bench.engine.snapshotter.cache
+
+    def rows() -> list[int]:
+        return bench.worker.call(lambda: [segment.rows.nbytes for segment in cache.segments()]).result(10)
+
+    try:
+        bench.ask(PROMPT)
+        bench.wait_until(lambda: all(rows()))
+        assert len(rows()) > 0
+        full = bench.admin.stats().result(10)
+        assert full.device.kept > 0
+        cache.budget = full.cache.n_bytes  # nothing is free from now on
+        bench.ask(Prompt.of([1 + i % 59 for i in range(300)], [100, 290]))
+        after = bench.admin.stats().result(10)
+        assert after.n_cells_held > 0
+        assert after.cache.n_bytes <= cache.budget
+    finally:
+        bench.worker.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import NamedTuple
 
 from starlette.requests import Request
@@ -97,6 +98,12 @@ def _company(stats: EngineStats) -> Iterator[Metric]:
     yield Metric("pyctl:suspended_bytes", "gauge", "Bytes that these need, part of the cache's", held)
     yield Metric("pyctl:cells", "gauge", "Tokens that fit into the context", {"": stats.n_cells})
     yield Metric("pyctl:cells_used", "gauge", "Tokens in the context", {"": stats.n_cells_used})
+    held = {"": stats.n_cells_held}
+    yield Metric("pyctl:cells_held", "gauge", "Cells that rows of snapshots take, and no sequence", held)
+    device = {f'{{event="{name}"}}': n for name, n in asdict(stats.device).items()}
+    yield Metric(
+        "pyctl:device_rows_total", "counter", "Rows of snapshots on the device, by what became of them", device
+    )
 
 
 def _cache(view: CacheView) -> Iterator[Metric]:

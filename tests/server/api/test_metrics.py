@@ -4,6 +4,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pyctl.cache.cache_stats import CacheStats, CacheView, SnapshotView
 from pyctl.engine.backend import BlockBytes
+from pyctl.engine.device_tier import DeviceCounts
 from pyctl.engine.engine_stats import EngineCounters, EngineMemory, EngineStats
 from pyctl.server.api.metrics import prometheus_text
 from pyctl.server.server_settings import ServerSettings
@@ -39,12 +40,15 @@ def test_numbers_for_prometheus() -> None:
     view = CacheView(4, 3000, -1, 1, CacheStats(requests=7, hits={"live": 2, "ram": 3, "disk": 0}), (snapshot,) * 2)
     memory = EngineMemory(3000, BlockBytes(0, 0, 0), 0)
     text = prometheus_text(
-        EngineStats(total, total, 1, 2, 1, 4096, 1024, 300, view, memory), {"resident": 5, "arena": 4}
+        EngineStats(total, total, 1, 2, 1, 4096, 1024, 300, 200, DeviceCounts(kept=9, lost=4), view, memory),
+        {"resident": 5, "arena": 4},
     )
     values = values_of(text)
     assert {name: values[f"llamacpp:{name}"] for name in LLAMA} == LLAMA
     assert values['pyctl:cache_hits_total{source="ram"}'] == 3
     assert (values["pyctl:cache_requests_total"], values["pyctl:cache_snapshots"]) == (7, 2)
+    rows = {name: values[f'pyctl:device_rows_total{{event="{name}"}}'] for name in ("kept", "returned", "lost")}
+    assert (values["pyctl:cells_held"], rows) == (200, {"kept": 9, "returned": 0, "lost": 4})
     assert (values["pyctl:cache_ram_bytes"], values["pyctl:cache_evictions_total"]) == (3000, 1)
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert families["llamacpp:prompt_tokens"].type == "counter"
