@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 import time
 from collections.abc import Callable
@@ -134,3 +136,23 @@ def test_metrics_of_a_real_server(start: Start) -> None:
     assert values["pyctl:cache_requests_total"] == 2
     assert sum(values[f"pyctl:cache_hits_total{source}"] for source in ("live", "ram", "disk")) == 1
     assert values["pyctl:cache_snapshots"] > 0
+
+
+def test_prompts_are_made_ready_at_the_start_and_replies_while_nobody_asks(start: Start, tmp_path: Path) -> None:
+    asked = tmp_path / "warm.json"
+    asked.write_text(json.dumps([{"messages": [SYSTEM]}, {"messages": "nonsense"}]))
+    server = start("tiny-hybrid", "--warm", str(asked))
+    deadline = time.monotonic() + 20
+    while not httpx.get(f"{server.url}/cache").json()["totals"]["warm_ups"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert "made ready" in server.log()
+    assert "--warm: 'messages' must be a list" in server.log()
+    first = ask(server, "What is in chapter one?")
+    assert first["timings"]["warmed_n"] == first["timings"]["cache_n"] > 700
+    # The end does not wait for what nobody asked for.
+    prompt = {"messages": [{"role": "user", "content": "word " * 1500}]}
+    with contextlib.suppress(httpx.TransportError):
+        httpx.post(f"{server.url}/cache/warm", json=prompt, timeout=0.2)
+    assert server.stop() == 0
+    assert "Traceback" not in server.log()
