@@ -60,7 +60,7 @@ class DiskSettings:
         "DIR",
     )
     disk_mib: int = DISK.flag(
-        4096,
+        16384,  # less than RAM has is of little use (bench/results/spill-4-gib.md)
         "--kv-cache-budget",
         "MiB in that directory, 0 = no limit",
         integer(0),

@@ -24,6 +24,7 @@ from pyctl.cache.disk.write_behind import RowsOf, WriteBehind
 from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.recent import DEFAULT_FILE_BYTES, RecentFiles, RecentMatches, RecentPrompts
 from pyctl.cache.snapshot import Prefix, PromptMatch, Segment, Snapshot
+from pyctl.errors import StateError
 
 __all__ = ["DiskTier", "DiskView"]
 
@@ -36,6 +37,9 @@ FLUSH_SECONDS = 10.0
 
 REFRESH_SECONDS = 1.0
 """How often to look for what other processes have written, while there are requests."""
+
+WORTH_WRITING = 0.1
+"""What saves less is not written, as a part of the seconds that reading it takes."""
 
 MEASURED_BYTES = 2**20
 """Smaller reads say nothing about a drive."""
@@ -154,10 +158,6 @@ class DiskTier:
         """What reading a state at ``n`` takes, with the rows that are not ``covered``."""
         return self.costs.read(self.store.read_bytes(n, covered))
 
-    def stored(self, snapshot: Snapshot) -> bool:
-        """Whether the state of ``snapshot`` is on disk; waits for nobody."""
-        return self.store.contains(snapshot.prefix)
-
     def refuse(self, snapshot: Snapshot) -> None:
         """Lose a snapshot that came from here and is of no use to the model."""
         self.store.refuse(snapshot.prefix)
@@ -194,19 +194,25 @@ class DiskTier:
         """
         for snapshot in snapshots:
             if snapshot.for_disk and self.store.wants(snapshot):
-                self._behind.offer(snapshot, rows_of)
+                try:
+                    self._behind.offer(snapshot, rows_of)
+                except (StateError, MemoryError) as error:
+                    log.warning("the snapshot at %d is not written: %s", snapshot.n, error)
 
     def spill(self, snapshot: Snapshot, worth: float, rows_of: RowsOf | None = None) -> None:
         """Write ``snapshot``, which leaves RAM, behind all that was offered, if it is for the disk and worth it.
 
-        ``worth`` is how many seconds it is expected to save: less than it takes to read it is not enough. Its bytes,
-        and those of ``rows_of``, may still be on their way until `settle`.
+        ``worth`` is how many seconds it is expected to save; less than a tenth of what reading it takes is not enough
+        (bench/results/spill.md). Its bytes, and those of ``rows_of``, may still be on their way until `settle`.
         """
         if not (self.policy.spill and snapshot.for_disk and self.store.wants(snapshot)):
             return
         n_bytes = snapshot.state.n_bytes + sum(map(_missing, snapshot.chain))
-        if worth >= self.costs.read(n_bytes):
-            self._behind.spill(snapshot, worth, n_bytes, rows_of)
+        if worth >= WORTH_WRITING * self.costs.read(n_bytes):
+            try:
+                self._behind.spill(snapshot, worth, n_bytes, rows_of)
+            except (StateError, MemoryError) as error:
+                log.warning("the snapshot at %d is not written: %s", snapshot.n, error)
 
     @property
     def is_unsettled(self) -> bool:

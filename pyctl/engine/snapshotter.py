@@ -67,7 +67,7 @@ class Snapshotter:
         self.recent = disk.recent if disk is not None else RecentPrompts()
         self.totals = CacheStats()
         if disk is not None:
-            disk.costs, cache.stored = cache.costs, disk.stored
+            disk.costs = cache.costs
             cache.on_evict = partial(disk.spill, rows_of=self.device.rows_of)
 
     def lookup(self, request: Request, ends: Sequence[int], seq: LiveSequence, stats: RequestStats) -> CacheLookup:

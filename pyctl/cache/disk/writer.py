@@ -25,12 +25,12 @@ from pyctl.limit import limit
 __all__ = ["StoreWriter"]
 
 SPILLED_PER_DAY = limit(
-    8, "writes of a day, as a multiple of the budget", "what leaves RAM is not written that day", "disk", "budgets"
+    4, "what leaves RAM and is written within a day, by one process", "no more of it is written", "disk", "budgets"
 )
 
 SPILL_SHARE = 2
-"""What leaves RAM is not written any more that day when this part of --kv-cache-daily-writes is: the rest is for what
-a restart needs."""
+"""What leaves RAM is not written any more that day when one part in so many of --kv-cache-daily-writes is used up: the
+rest is for what a restart needs."""
 
 
 class StoreWriter:
@@ -42,6 +42,7 @@ class StoreWriter:
         self.directory, self.fingerprint = directory, fingerprint
         self.home = directory.path / fingerprint
         self.min_tokens, self.daily_bytes = min_tokens, daily_bytes
+        self._spilled = [0, 0]  # a day, and how many bytes that left RAM were written in it
         self._writers = ThreadPoolExecutor(max(1, THREADS // 2), "disk-write")
 
     def close(self) -> None:
@@ -83,8 +84,7 @@ class StoreWriter:
             return 0
         missing = [link for link in links if link.name not in present or not self.has(link.name)]
         raw = snapshot.state.n_bytes + sum(int(b.nbytes) for link in missing for b in link.blocks.values())
-        daily = self._daily(spilled)
-        if daily is not None and today + raw > daily:
+        if not (self._may_spill if spilled else self._has_day)(raw, today):
             return 0
         chain = [*((stem,) if stem is not None else ()), *(link.name for link in links)]
         if spilled and not self._would_stay(snapshot, missing, chain[-1]):
@@ -105,15 +105,22 @@ class StoreWriter:
             sync_directory(self.home)
             for link in links:
                 link.segment.file.is_there = True
+            if spilled:
+                self._spilled[1] += done
         return done
 
-    def _daily(self, spilled: bool) -> int | None:
-        """How many bytes may have been written today after this."""
-        if not spilled:
-            return self.daily_bytes
-        budget = self.directory.budget
-        most = [self.daily_bytes // SPILL_SHARE] if self.daily_bytes is not None else []
-        return min([*most, *([SPILLED_PER_DAY * budget] if budget is not None else [])], default=None)
+    def _has_day(self, n_bytes: int, written: int) -> bool:
+        """Whether a day in which so much was ``written`` has room for more."""
+        return self.daily_bytes is None or written + n_bytes <= self.daily_bytes
+
+    def _may_spill(self, n_bytes: int, written: int) -> bool:
+        """The same for what leaves RAM."""
+        day, budget = int(time.time() // 86_400), self.directory.budget
+        if self._spilled[0] != day:
+            self._spilled = [day, 0]
+        if budget is not None and self._spilled[1] + n_bytes > SPILLED_PER_DAY * budget:
+            return False
+        return self._has_day(SPILL_SHARE * n_bytes, SPILL_SHARE * written)
 
     def _would_stay(self, snapshot: Snapshot, missing: list[SegmentFile], parent: SegmentName) -> bool:
         """Whether something worth less would leave for ``snapshot``, as far as something has to leave."""
