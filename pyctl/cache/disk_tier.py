@@ -158,6 +158,10 @@ class DiskTier:
         """What reading a state at ``n`` takes, with the rows that are not ``covered``."""
         return self.costs.read(self.store.read_bytes(n, covered))
 
+    def stored(self, snapshot: Snapshot) -> bool:
+        """Whether the state of ``snapshot`` is on disk; waits for nobody."""
+        return self.store.contains(snapshot.prefix)
+
     def refuse(self, snapshot: Snapshot) -> None:
         """Lose a snapshot that came from here and is of no use to the model."""
         self.store.refuse(snapshot.prefix)

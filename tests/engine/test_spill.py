@@ -18,10 +18,11 @@ from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
-from pyctl.cache.snapshot import Snapshot
+from pyctl.cache.snapshot import Block, Held, Snapshot
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.fake import FakeBackend
+from pyctl.errors import StateError
 from pyctl.prompt import Prompt
 from tests.cache.checks import check_invariants
 from tests.engine.drive import ask, cold
@@ -270,3 +271,30 @@ def test_any_order_on_any_disk_gives_right_replies_within_all_budgets(
     assert all(np.isfinite(entry.used) for entry in tier_of(fresh).store.directory.entries())
     assert report.n_bytes <= budget
     fresh.snapshotter.close()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_rows_that_only_the_device_has_are_fetched_before_they_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """And where that fails nobody notices but the log."""
+    engine = engine_on(tmp_path, ram=1_500, n_cells=1_200)
+    fetched: list[int] = []
+    real = engine.backend.fetch
+
+    def fetch(held: Held, first: int, last: int) -> Block:
+        fetched.append(last - first)
+        if fails:
+            raise StateError("the device is away")
+        return real(held, first, last)
+
+    monkeypatch.setattr(engine.backend, "fetch", fetch)
+    expected = [ask(engine, prompt).tokens for prompt in CONVERSATIONS]
+    view = flushed(engine).view()
+    assert fetched
+    assert (view.spilled > 0) is not fails
+    sources = [ask_source(engine, prompt, tokens) for prompt, tokens in zip(CONVERSATIONS, expected, strict=True)]
+    assert ("disk" in sources) is not fails
+    check_invariants(engine.snapshotter.cache)
+    assert tier_of(engine).store.directory.verify().sound
+    engine.snapshotter.close()
