@@ -68,11 +68,16 @@ class EngineAdmin:
         return self._worker.call(self._revise)
 
     def pin(self, name: str, pinned: bool) -> Future[bool]:
-        """Pin or unpin a snapshot by its id; False if there is none."""
+        """Pin or unpin a snapshot by its id; False if there is none. RequestError if RAM could not hold all of it."""
 
         def run() -> bool:
             self._n_changes += 1
-            return self._engine.snapshotter.cache.pin(name, pinned)
+            cache = self._engine.snapshotter.cache
+            if cache.pin(name, pinned):
+                return True
+            if any(snapshot.prefix.name == name for snapshot in cache.snapshots()):
+                raise RequestError(f"{name} and what else is pinned take more memory than the cache may have")
+            return False
 
         return self._worker.call(run)
 

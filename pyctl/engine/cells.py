@@ -11,7 +11,7 @@ from pyctl.engine.sequence import LiveSequence
 __all__ = ["CellPool"]
 
 
-LEAST_FREE = 64
+LEAST_FREE = 256
 """Cells that held rows leave free beside those that are needed, at most, for batches that are taken apart."""
 
 

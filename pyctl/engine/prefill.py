@@ -124,7 +124,8 @@ class Prefill:
 
     def _evaluate(self, tokens: Tokens, seq: LiveSequence, end: int, plan: CachePlan) -> bool:
         """False if there is no room until somebody else waits."""
-        self._pool.make_room(end - seq.n, plan.protected)
+        if not self._pool.make_room(end - seq.n, plan.protected):
+            self._pool.make_room(end - seq.n)  # its rows are in the sequence already
         try:
             self._backend.evaluate(seq.id, tokens[seq.n : end], seq.n, output=end == tokens.size)
         except OutOfCellsError:

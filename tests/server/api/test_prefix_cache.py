@@ -69,6 +69,16 @@ def test_what_cannot_be_pinned(bench: Bench) -> None:
     assert client.request("PUT", "/cache").status_code == 404
 
 
+def test_what_ram_could_not_hold_is_not_pinned(bench: Bench) -> None:
+    """Its rows may lie on the device, which others need some time."""
+    name = bench.client.get("/cache").json()["prefixes"][0]["id"]
+    bench.engine.snapshotter.cache.budget = 1
+    response = bench.client.post("/cache/pin", json={"id": name})
+    assert response.status_code == 400
+    assert "more memory" in response.json()["error"]["message"]
+    assert bench.client.get("/cache").json()["prefixes"][0]["pinned"] is False
+
+
 HERE, ELSEWHERE = "127.0.0.1", "192.168.1.20"
 
 
