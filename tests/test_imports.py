@@ -21,12 +21,13 @@ LAYERS = {
     "cache": {"prompt", "errors", "atomic_file"},
     "chat": {"prompt", "text", "errors", "atomic_file"},
     "engine": {"cache", "models", "prompt", "text", "errors", "atomic_file"},
-    "server": {"chat", "engine", "cache", "prompt", "text", "errors"},
+    "page": set(),
+    "server": {"chat", "engine", "cache", "page", "prompt", "text", "errors"},
     "terminal": {"chat", "engine", "prompt", "text", "errors", "atomic_file"},
 }
 """What each part may import besides itself; `cli` and `__main__` may import everything."""
 
-for _layer in ("models", "cache", "chat", "engine", "server", "terminal"):
+for _layer in ("models", "cache", "chat", "engine", "page", "server", "terminal"):
     LAYERS[_layer] |= {"convert", "setting", "limit"}
 
 REQUEST_PATH = ("pyctl.server.generate.", "pyctl.server.generation_body", "pyctl.server.service")

@@ -40,7 +40,7 @@ IGNORED: Mapping[str, int] = _names(
 --control-vector-scaled -ctxcp
 --ctx-checkpoints --swa-checkpoints -r --reverse-prompt -mm --mmproj -mmu --mmproj-url -mmdev --mmproj-device
 --image-min-tokens --image-max-tokens --mtmd-batch-max-tokens --video-fps --video-timestamp-interval
---video-ffmpeg-dir --path --ui-config --webui-config --ui-config-file --webui-config-file
+--video-ffmpeg-dir --ui-config --webui-config --ui-config-file --webui-config-file
 --tools --tools-runtime --mcp-servers-config --mcp-servers-json --cache-reuse --media-path --models-dir
 --models-preset --models-max -sps --slot-prompt-similarity --log-prompts-dir -to --timeout
 -lcs --lookup-cache-static -lcd --lookup-cache-dynamic

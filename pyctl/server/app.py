@@ -10,7 +10,8 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from pyctl.server.api import (
@@ -20,6 +21,7 @@ from pyctl.server.api import (
     info,
     lora,
     metrics,
+    page,
     prefix_cache,
     rerank,
     responses,
@@ -76,6 +78,7 @@ _POST: dict[str, Handler] = {
     "/tools": unsupported.disabled,
     "/cors-proxy": unsupported.disabled,
     "/cache/pin": prefix_cache.pin,
+    "/page/markdown": page.render,
     "/cache/warm": prefix_cache.warm,
     "/v1/messages": anthropic.messages,
     "/v1/messages/count_tokens": anthropic.count_tokens,
@@ -115,11 +118,14 @@ _OWN_PAGES: frozenset[Handler] = frozenset(
 def create_app(service: Service) -> Starlette:
     """The ASGI application that answers with ``service``; it owns neither the worker nor its thread."""
     settings = service.settings
+    routes: list[BaseRoute] = [
+        Route(settings.api_prefix + path, _endpoint(service, handlers), methods=list(handlers))
+        for path, handlers in _by_path({"GET": _GET, "POST": _POST, "DELETE": _DELETE}).items()
+    ]
+    if settings.static_path:
+        routes.append(Mount(settings.api_prefix, StaticFiles(directory=settings.static_path, html=True)))
     return Starlette(
-        routes=[
-            Route(settings.api_prefix + path, _endpoint(service, handlers), methods=list(handlers))
-            for path, handlers in _by_path({"GET": _GET, "POST": _POST, "DELETE": _DELETE}).items()
-        ],
+        routes=routes,
         middleware=[
             Middleware(CorsMiddleware, cors=settings.cors),
             Middleware(KeyMiddleware, keys=settings.api_keys, prefix=settings.api_prefix),

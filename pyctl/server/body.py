@@ -32,6 +32,7 @@ __all__ = [
     "PinBody",
     "RerankBody",
     "SequenceFileBody",
+    "TextsBody",
     "TokenizeBody",
     "at_most",
     "boolean",
@@ -315,6 +316,12 @@ class PinBody(Body, frozen=True):
 
     id: Any = None
     pinned: bool = True
+
+
+class TextsBody(Body, frozen=True):
+    """POST /page/markdown"""
+
+    texts: Any = None
 
 
 class ControlBody(Body, frozen=True):

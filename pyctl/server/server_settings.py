@@ -51,6 +51,13 @@ def existing_or_new(text: str) -> Path:
     return Path(directory(text))
 
 
+def existing(text: str) -> str:
+    """A directory that is there."""
+    if not Path(directory(text)).is_dir():
+        raise ValueError(f"{text!r} does not exist")
+    return directory(text)
+
+
 def url_path(text: str) -> str:
     """A path to serve below, without a slash at its end."""
     if text and not re.fullmatch(r"(/[\w.~-]+)+", text):
@@ -217,6 +224,9 @@ class ServerSettings:
     spm_infill: bool = SERVER.flag(False, "--spm-infill", "/infill puts what comes after the gap first")
     api_prefix: str = SERVER.flag(
         "", "--api-prefix", "path before all others", url_path, "LLAMA_ARG_API_PREFIX", "PATH"
+    )
+    static_path: str = SERVER.flag(
+        "", "--path", "directory of files to serve at /", existing, "LLAMA_ARG_STATIC_PATH", "DIR"
     )
     show_slots: bool = SERVER.flag(True, "--slots", "serve /slots", None, "LLAMA_ARG_ENDPOINT_SLOTS", off="--no-slots")
     show_metrics: bool = SERVER.flag(False, "--metrics", "serve /metrics", None, "LLAMA_ARG_ENDPOINT_METRICS")

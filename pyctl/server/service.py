@@ -11,6 +11,7 @@ from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.backend import EngineInfo
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.worker import Worker
+from pyctl.page.markdown_process import MarkdownProcess
 from pyctl.server.conversation_store import ConversationStore
 from pyctl.server.request_pool import Afterwards, RequestPool
 from pyctl.server.response_store import ResponseStore
@@ -35,6 +36,8 @@ class Service:
     running: dict[str, tuple[RequestHandle, ...]] = field(default_factory=dict)
     conversations: ConversationStore = field(default_factory=ConversationStore)
     pool: RequestPool = field(default_factory=RequestPool)
+    rendering: RequestPool = field(default_factory=lambda: RequestPool(1, max_waiting=16))
+    markdown: MarkdownProcess = field(default_factory=MarkdownProcess)
     afterwards: Afterwards = field(default_factory=Afterwards)
 
     def __post_init__(self) -> None:

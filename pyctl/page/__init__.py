@@ -1,0 +1,3 @@
+"""The page that talks and shows the cache, and what makes HTML of Markdown for it."""
+
+from __future__ import annotations

@@ -1,0 +1,178 @@
+"""What the page asks for: Markdown as HTML that no text can abuse, and files of a directory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyctl.page.markdown import html_of
+from pyctl.page.markdown_process import MOST_TEXT_BYTES, MarkdownProcess, plain_html
+from pyctl.server.server_settings import ServerSettings
+from tests.server.fake import Bench, play
+
+TAGS = re.compile(
+    "p|h[1-6]|ul|ol|li|blockquote|pre|code|span|em|strong|s|a|br|hr|table|thead|tbody|tr|th|td|div|button|img"
+    "|math|mrow|mi|mn|mo|mtext|msup|msub|msubsup|mfrac|msqrt|mroot|mover|munder|munderover|mtable|mtr|mtd|mspace|mstyle"
+    "|mpadded|mphantom|menclose"
+)
+"""All that HTML of Markdown is made of."""
+
+HOSTILE = (
+    "<script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "<a href='x' onclick=alert(1)>",
+    "[x](javascript:alert(1))",
+    "[x](JaVaScRiPt:alert(1))",
+    "[x](java\tscript:alert(1))",
+    "[x](&#106;avascript:alert(1))",
+    "[x](vbscript:x) [y](file:///etc/passwd) [z](data:text/html;base64,xx)",
+    "![x](javascript:alert(1))",
+    "![t](http://tracker.example/x.png)",
+    "![t](//tracker.example/x.png 'title\" onload=\"alert(1)')",
+    "![t](data:image/svg+xml;base64,PHN2Zz4=)",
+    '[x](http://a "on\\" onmouseover=alert(1) x=\\"")',
+    '<http://a.example/"onmouseover=alert(1)>',
+    "[r]: javascript:alert(1)\n\n[r]",
+    '```"><script>alert(1)</script>\nx\n```',
+    "```html\n<script>alert(1)</script>\n```",
+    "$\\href{javascript:alert(1)}{x}$",
+    "$\\text{<script>alert(1)</script>}$",
+    "$\\style{background:url(http://tracker.example)}{x}$",
+    "$$\n\\class{x}{y} \\unicode{60}script\\unicode{62}\n$$",
+    "<style>@import 'http://tracker.example'</style>",
+    "<iframe src=http://tracker.example></iframe><svg onload=alert(1)>",
+    "<!-- --><base href=http://tracker.example>",
+    "|a|\n|-|\n|<script>|",
+)
+
+
+class Seen(HTMLParser):
+    """Notes what a browser would make of HTML."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+
+def check(html: str) -> None:
+    """Nothing in ``html`` runs, is fetched, or looks as the page does not want it to."""
+    for tag, attributes in Seen(html).tags:
+        assert TAGS.fullmatch(tag), tag
+        for name, value in attributes.items():
+            assert not name.startswith("on"), name
+            assert name not in ("srcset", "action", "formaction", "background", "id", "name")
+            if name == "href":
+                assert (value or "").partition(":")[0].lower().strip() not in ("javascript", "vbscript", "data", "file")
+            if name == "src":
+                assert tag == "img"
+                assert (value or "").startswith("data:image/")
+            if name == "style":
+                assert tag in ("th", "td")
+                assert (value or "") in ("text-align:left", "text-align:right", "text-align:center")
+        if tag == "a":
+            assert attributes["rel"] == "noopener noreferrer nofollow"
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_markdown_comes_out_as_text(text: str) -> None:
+    check(html_of(text))
+    check(html_of(f"- > {text}\n\n| a |\n|---|\n| {text} |\n"))
+
+
+PIECES = st.sampled_from(
+    [*HOSTILE, "\n", "\n\n", "`", "```", "~~~", "$", "$$", "\\(", "\\]", "[", "](", "<", "|", "\\", "&", "* "]
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(PIECES | st.text(max_size=8), max_size=12))
+def test_no_mixture_of_hostile_pieces_does_more(pieces: list[str]) -> None:
+    check(html_of("".join(pieces)))
+
+
+def test_what_people_write() -> None:
+    text = "# Title\n\nSome **bold**, `code`, ~~old~~, [a link](https://example.org/a?b=c&d).\nNext\n\n1. one\n2. two"
+    html = html_of(text)
+    assert html.startswith("<h1>Title</h1>")
+    link = 'href="https://example.org/a?b=c&amp;d"'
+    for part in ("<strong>bold</strong>", "<code>code</code>", "<s>old</s>", "<br", "<ol>", link):
+        assert part in html
+    code = html_of("```python\ndef f(x): return '<'  # y\n```")
+    assert '<span class="k">def</span>' in code
+    assert "<span>python</span><button" in code
+    assert "&lt;" in code
+    assert "<span>nonsense</span>" in html_of("```nonsense\na < b\n```")
+    assert html_of("![dot](data:image/png;base64,iVBORw0KGgo=)").count("<img") == 1
+
+
+def test_formulas_become_mathml_and_money_does_not() -> None:
+    assert "<msup><mi>x</mi><mn>2</mn></msup>" in html_of("so $x^2$ it is")
+    assert '<math display="block">' in html_of("\\[ \\frac{a}{b} \\]")
+    block = html_of("before\n$$\na - b\n- c\n$$\nafter")
+    assert ('display="block"' in block, "<ul>" in block, "<p>after</p>" in block) == (True, False, True)
+    assert html_of("it costs $5 and $6 today") == "<p>it costs $5 and $6 today</p>\n"
+    assert "<code>\\frac{</code>" in html_of("$\\frac{$")
+
+
+@pytest.fixture
+def process() -> Iterator[MarkdownProcess]:
+    process = MarkdownProcess(seconds=1.0)
+    yield process
+    process.close()
+
+
+def test_what_takes_too_long_is_plain_and_delays_nothing_else(process: MarkdownProcess) -> None:
+    slow = "[" * 60_000  # minutes
+    long = "x" * (MOST_TEXT_BYTES + 1)
+    found = process.render(["*a*", slow, "*b*", long, "\udcff*c*"])
+    assert found == [html_of("*a*"), plain_html(slow), html_of("*b*"), plain_html(long), html_of("?*c*")]
+
+
+def test_a_process_that_dies_is_replaced(process: MarkdownProcess) -> None:
+    assert process.render(["*a*"]) == [html_of("*a*")]
+    assert process._process is not None
+    process._process.kill()
+    process._process.wait()
+    assert process.render(["*b*"]) == [html_of("*b*")]
+
+
+def test_the_endpoint() -> None:
+    bench = Bench(play("x"))
+    texts = ["**a**", "<script>", ""]
+    try:
+        answer = bench.post("/page/markdown", {"texts": texts})
+        assert answer.json() == {"html": [html_of(text) for text in texts]}
+        for wrong in ({}, {"texts": "a"}, {"texts": [1]}, {"texts": ["a"] * 65}):
+            assert bench.post("/page/markdown", wrong).status_code == 400
+    finally:
+        bench.service.markdown.close()
+    assert Bench(play("x"), settings=ServerSettings(api_keys=("k",))).post("/page/markdown", {}).status_code == 401
+
+
+def test_a_directory_is_served_beside_the_api(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "index.html").write_text("mine")
+    (site / "a.css").write_text("p{}")
+    (tmp_path / "secret").write_text("no")
+    (site / "link").symlink_to(tmp_path / "secret")
+    client = Bench(play("x"), settings=ServerSettings(static_path=str(site), api_prefix="/llm")).client
+    assert client.get("/llm/").text == "mine"
+    assert client.get("/llm/a.css").headers["content-type"].startswith("text/css")
+    assert client.get("/llm/health").json() == {"status": "ok"}
+    for path in ("/", "/a.css", "/llm/none", "/llm/../secret", "/llm/%2e%2e/secret", "/llm/link"):
+        assert (client.get(path).status_code, client.get(path).text == "no") == (404, False), path
+    assert Bench(play("x")).client.get("/").status_code == 404
+    keyed = Bench(play("x"), settings=ServerSettings(static_path=str(site), api_keys=("k",))).client
+    assert [keyed.get("/a.css", headers=h).status_code for h in ({}, {"X-Api-Key": "k"})] == [401, 200]
