@@ -86,10 +86,10 @@ class Served:
         self._known.add(as_tokens([*prompt, *self._tokens(said)]))
 
 
-def command_of(program: Sequence[str], model: Path, gib: float, *, counts_all: bool) -> list[str]:
+def command_of(program: Sequence[str], model: Path, gib: float, more: Sequence[str], *, counts_all: bool) -> list[str]:
     """``program`` within ``gib`` of the 27B, with all that lies in RAM counted."""
     mib = int(gib * 1024 / SCALE)
-    flags = ["-m", str(model), "-c", str(N_CTX), "-t", "1", "--jinja"]
+    flags = ["-m", str(model), "-c", str(N_CTX), "-t", "1", "--jinja", *more]
     if TEMPLATE.is_file():
         flags += ["--chat-template-file", str(TEMPLATE)]
     if counts_all:
@@ -111,6 +111,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--llama-server", metavar="BINARY")
     parser.add_argument("--only", nargs="+", default=list(GROUPS), choices=GROUPS, metavar="WORKLOAD")
     parser.add_argument("--gib", nargs="+", type=float, default=[8.0], help="budgets, in bytes of the 27B")
+    parser.add_argument("--flags", default="", help='of both servers, such as --flags="-ngl 99"')
     arguments = parse(parser, argv, only=["regenerate"])
     rows: list[list[object]] = []
     with tempfile.TemporaryDirectory() as name:
@@ -124,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             for gib in arguments.gib:
                 cells: list[object] = []
                 for program, command in programs.items():
-                    full = command_of(command, model, gib, counts_all=program == "pyctl")
+                    full = command_of(command, model, gib, arguments.flags.split(), counts_all=program == "pyctl")
                     turns = replayed(full, directory / f"{program}.log", workload)
                     everything.setdefault((gib, program), []).extend(turns)
                     cells += cells_of(turns)

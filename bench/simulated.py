@@ -208,6 +208,10 @@ class SizedBackend:
             self._held.remove(held)
             self._n_held[held.cells] -= 1
 
+    def release_all(self) -> None:
+        self._held.clear()
+        self._n_held[:] = 0
+
     def fetch(self, held: Held, first: int, last: int) -> Block:
         self._within(held, first, last)
         return _block(self.rows_size(first, last))

@@ -118,12 +118,15 @@ def choose_cuts(prompt: Prompt, ends: Sequence[int], start: int, min_step: int, 
     before the end (a history that is changed so far back costs about as much again), the half of the head, a quarter,
     and so on (where the head of another day or folder leaves this one, which then costs at most half of what they
     share), and every ``min_step`` tokens of a stretch without any other cut (0 turns those off). A prompt without
-    boundaries gets its last full batch, and all of it counts as its head.
+    boundaries gets its last full batch, and all of it counts as its head. One of no more than a first message, or two,
+    gets the last one within it: titles and the like are asked for with a conversation inside, which grows.
     """
     inner = inner_ends(prompt, ends)
     if not inner:
         return []
     wanted = {prompt.boundaries[0], prompt.turn, *prompt.boundaries[-2:]} if prompt.boundaries else {inner[-1]}
+    if len(prompt.boundaries) in (1, 2):
+        wanted.add(prompt.boundaries[-1] - 1)
     rungs = [_rung(prompt, position) for position in _ladder(len(prompt))]
     halves = _halves(prompt.boundaries[0] if prompt.boundaries else len(prompt))
     cuts = {last_end(inner, position) for position in (*wanted, *also, *rungs, *halves)} - {0}

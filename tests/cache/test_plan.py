@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyctl.cache.plan import batch_ends, choose_cuts, last_common_end
+from pyctl.cache.plan import batch_ends, choose_cuts, last_common_end, last_end
 from pyctl.chat.boundaries import boundaries, headers
 from pyctl.prompt import Prompt, as_tokens
 
@@ -62,6 +62,15 @@ def test_cuts_are_head_last_message_generation_header_and_a_ladder() -> None:
     assert choose_cuts(given_prompt, ends, 680, 0) == [936]
     assert choose_cuts(prompt(1000), batch_ends(prompt(1000), 64, 32), 0, 0) == [448, 704, 960]
     assert choose_cuts(prompt(20), [20], 0, 0) == []
+
+
+def test_a_conversation_told_in_one_message_is_cut_near_its_end() -> None:
+    told = prompt(1010, 1000)
+    ends = batch_ends(told, 64, 32)
+    assert ends[-3:] == [960, 1000, 1010]
+    assert {960, 1000} <= set(choose_cuts(told, ends, 0, 0))
+    later = prompt(3010, 1000, 2000, 3000)
+    assert last_end(batch_ends(later, 64, 32), 2999) not in choose_cuts(later, batch_ends(later, 64, 32), 0, 0)
 
 
 def test_a_boundary_too_close_is_cut_before() -> None:
