@@ -72,15 +72,14 @@ class Snapshotter:
 
     def lookup(self, request: Request, ends: Sequence[int], seq: LiveSequence, stats: RequestStats) -> CacheLookup:
         """What can be restored of a prompt with these batch ends into ``seq``; remembers it, if somebody sent it."""
-        began = time.perf_counter()
-        self.cache.next_turn()
-        match = PromptMatch(request.prompt.tokens)
+        began, match = time.perf_counter(), PromptMatch(request.prompt.tokens)
         if not request.cache_prompt:
             return CacheLookup(request, match, ends)
         ways = candidates(match, ends, seq, self.cache, self.memory, exact=self._is_exact(request))
-        if request.after is not None:
-            return CacheLookup(request, match, ends, ways)
         from_disk = self.disk is not None and (request.disk_policy or self.disk.policy).kind != "off"
+        if request.after is not None:
+            return CacheLookup(request, match, ends, ways, from_disk=from_disk)
+        self.cache.next_turn()
         recent = self.recent.compare(request.prompt)
         self.recent.add(request.prompt, recent, on_disk=from_disk)
         stats.lookup_ms = (time.perf_counter() - began) * 1e3

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
 from pyctl.engine import prefill
 from pyctl.engine.engine import Engine
@@ -22,6 +24,7 @@ from pyctl.prompt import Prompt, as_tokens
 from tests.cache.checks import check_invariants
 from tests.engine.drive import ask, collect, request
 from tests.engine.drive import cold as run_cold
+from tests.engine.test_disk import engine_on
 from tests.server.fake import INFO
 
 KINDS = ("hybrid", "attention", "opaque")
@@ -69,7 +72,10 @@ class Talk:
 
     def next_turn(self, after: Request) -> RequestHandle:
         """A background request for what is certain of the next prompt."""
-        handle = RequestHandle(Request(self.prompt([63]), max_tokens=0, background=True, after=after))
+        policy = after.disk_policy
+        handle = RequestHandle(
+            Request(self.prompt([63]), max_tokens=0, disk_policy=policy, background=True, after=after)
+        )
         self.engine.submit(handle)
         return handle
 
@@ -292,6 +298,23 @@ def test_what_a_client_wants_to_be_ready_is_evaluated_with_all_it_takes() -> Non
     assert (reply.done.stats.n_cached, reply.done.stats.n_warmed) == (490, 490)
     assert reply.tokens == run_cold(FakeBackend(), prompt).tokens
     assert len(engine.snapshotter.recent) == 1
+
+
+def test_what_was_made_ready_survives_a_restart_unless_its_request_wants_nothing_on_disk(tmp_path: Path) -> None:
+    for policy in ("full", "off"):
+        directory = tmp_path / policy
+        talk = Talk(engine_on(directory, "hybrid"))
+        asked, _ = talk.turn(1, disk_policy=DiskPolicy.parse(policy))
+        talk.next_turn(asked)
+        settle(talk.engine)
+        assert talk.engine.snapshotter.close()
+        talk.engine = engine_on(directory, "hybrid")
+        _, reply = talk.turn(2)
+        if policy == "off":
+            assert reply.done.stats.n_cached == 0
+        else:
+            assert (reply.done.stats.n_evaluated, reply.done.stats.source) == (MESSAGE + len(HEADER), "disk")
+        talk.engine.snapshotter.close()
 
 
 def test_with_several_sequences_it_waits_until_all_are_served() -> None:
