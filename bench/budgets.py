@@ -18,6 +18,7 @@ from bench.common import parse, parser_of, show
 from bench.oracle import least_evaluated
 from bench.sessions import AGENTS, BUDGETED, WORKLOADS
 from bench.simulated import Simulation, SizedBackend, Turn
+from pyctl.cache.eviction import Likelihoods
 from pyctl.cache.plan import GPU_BATCH_COST
 from pyctl.chat.format_settings import CHATML
 from pyctl.chat.template import Template
@@ -40,8 +41,13 @@ def is_late(turn: Turn) -> bool:
     return turn.n_evaluated > 2 * turn.floor + 64
 
 
-def simulated(name: str, gib: float | None, n_slots: int = 0, *, gpu: bool = False) -> Simulation:
-    """After a workload with so many GiB for ``n_slots`` snapshots, None and 0 for no limit; batches as on a ``gpu``."""
+def simulated(
+    name: str, gib: float | None, n_slots: int = 0, *, gpu: bool = False, likelihoods: Likelihoods | None = None
+) -> Simulation:
+    """After a workload with so many GiB for ``n_slots`` snapshots, None and 0 for no limit; batches as on a ``gpu``.
+
+    The policy has other ``likelihoods`` than its own, if they are given.
+    """
     groups = {**WORKLOADS, **BUDGETED, **AGENTS}
     plain = name in WORKLOADS or not TEMPLATE.is_file()
     template = Template(CHATML if plain else TEMPLATE.read_text(encoding="utf-8"), eos_token="<|im_end|>")
@@ -49,6 +55,8 @@ def simulated(name: str, gib: float | None, n_slots: int = 0, *, gpu: bool = Fal
     backend = SizedBackend(N_CELLS, N_SEQS, ROW_BYTES, STATE_BYTES, **batches)
     budget = None if gib is None else int(gib * 2**30 / SCALE)
     simulation = Simulation(template, backend, budget, n_slots)
+    if likelihoods is not None:
+        simulation.cache.policy.likelihoods = likelihoods
     groups[name](simulation)
     return simulation
 

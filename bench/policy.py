@@ -1,6 +1,10 @@
 """Policies of the disk tier on synthetic prompts, no model: what a server that restarts before every request restores.
 
     python -m bench.policy [--keep]
+    python -m bench.policy --weights [--keep]
+
+With --weights, what evicts from RAM and the device instead: agents' sessions in a simulation (bench/budgets.py), with
+each of the likelihoods by which snapshots are valued halved and doubled. Means over the workloads.
 
 tools/disk_simulation.py says what is simulated. "merged" is the rule of the original change: store and look up the
 selected length only. Sums over the seeds; MiB are those of one. In brackets: requests.
@@ -9,8 +13,11 @@ selected length only. Sums over the seeds; MiB are those of one. In brackets: re
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields, replace
 
+from bench.budgets import is_late, simulated
 from bench.common import parse, parser_of, show
+from pyctl.cache.eviction import Likelihoods
 from pyctl.cache.persist import DiskPolicy
 from tools.disk_simulation import WORKLOADS, Tally, Writer, prompt_of, simulate
 
@@ -30,10 +37,40 @@ def cells(tallies: Sequence[Tally]) -> list[str]:
     ]
 
 
+SESSIONS = ("three_agents", "visits", "long_and_short", "claude_code", "codex", "opencode", "qwen_code", "aider")
+
+
+def weights(only: Sequence[str], gibs: Sequence[float], *, keep: bool) -> None:
+    """Show what each likelihood of the policy is good for."""
+    chosen = Likelihoods()
+    tried = [("as it is", chosen), ("ends alone", Likelihoods(end=1.0, head=0.0, again=0.0, turn=0.0))]
+    for each in fields(Likelihoods):
+        for factor in (0.5, 2):
+            value = getattr(chosen, each.name) * factor
+            value = min(value, 0.95) if each.name == "end" else type(getattr(chosen, each.name))(value)
+            tried.append((f"{each.name} {value:g}", replace(chosen, **{each.name: value})))
+    rows: list[list[object]] = []
+    for name, likelihoods in tried:
+        row: list[object] = [name]
+        for gib in gibs:
+            runs = [simulated(workload, gib, likelihoods=likelihoods).turns for workload in only]
+            ratios = [sum(turn.n_evaluated for turn in run) / sum(turn.floor for turn in run) for run in runs]
+            row += [f"{sum(ratios) / len(ratios):.3f}", sum(is_late(turn) for run in runs for turn in run)]
+        rows.append(row)
+    columns = ["likelihoods", *(column for gib in gibs for column in (f"{gib:g} GiB", "late"))]
+    title = "Tokens evaluated per token that was new, by how snapshots are valued"
+    show(title, columns, rows, keep="policy-weights" if keep else "")
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, default=10)
-    arguments = parse(parser, argv, seeds=1)
+    parser.add_argument("--weights", action="store_true", help="eviction from RAM and the device instead")
+    parser.add_argument("--only", nargs="+", default=SESSIONS, choices=SESSIONS, metavar="WORKLOAD")
+    parser.add_argument("--gib", nargs="+", type=float, default=[4.0, 8.0])
+    arguments = parse(parser, argv, seeds=1, only=["long_and_short"], gib=[4.0])
+    if arguments.weights:
+        return weights(arguments.only, arguments.gib, keep=arguments.keep)
     rows: list[list[object]] = []
     for workload in WORKLOADS:
         runs = [[prompt_of(messages) for messages in workload(Writer(seed))] for seed in range(arguments.seeds)]

@@ -303,8 +303,8 @@ class Simulation:
         self, template: Template, backend: SizedBackend, budget: int | None, n_slots: int = 32, **settings: Any
     ) -> None:
         self._template, self._backend = template, backend
-        self._cache = RamCache(n_slots, budget)
-        self._engine = Engine(cast(Backend, backend), self._cache, EngineSettings(**settings))
+        self.cache = RamCache(n_slots, budget)
+        self._engine = Engine(cast(Backend, backend), self.cache, EngineSettings(**settings))
         self.known = Known()
         self.turns: list[Turn] = []
 

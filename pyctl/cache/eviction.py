@@ -267,7 +267,7 @@ class LeastValue(Generic[K]):
     ) -> None:
         self._tree, self._freed, self._clock, self._n_stored = tree, freed, clock, n_stored
         self._costs = costs or Costs()
-        self._half, self._odds = half, likelihoods
+        self.half, self.likelihoods = half, likelihoods
         self._heap: list[tuple[float, int, TreeNode[K]]] = []
         self._count = itertools.count()
         self._now = -math.inf
@@ -321,7 +321,7 @@ class LeastValue(Generic[K]):
         return self._tree.weights()
 
     def _likelihood(self, node: TreeNode[K]) -> float:
-        odds, total, newest = self._odds, 0.0, -math.inf
+        odds, total, newest = self.likelihoods, 0.0, -math.inf
         for child in node.children:
             newest = max(newest, child.newest)
             total += self._decay(child.newest) * self._cut_back(child.end, node.n, child.n)
@@ -338,12 +338,14 @@ class LeastValue(Generic[K]):
 
     def _cut_back(self, end: int, first: int, last: int) -> float:
         """How likely a conversation of ``end`` tokens goes on between ``first`` and ``last`` instead."""
-        near = self._odds.near
-        return (1 - self._odds.end) * math.log((end - first + near) / (end - last + near)) / math.log1p(end / near)
+        near = self.likelihoods.near
+        return (
+            (1 - self.likelihoods.end) * math.log((end - first + near) / (end - last + near)) / math.log1p(end / near)
+        )
 
     def _decay(self, used: float) -> float:
         age = self._now - used
-        return self._half / (age + self._half) if age > 0 else 1.0
+        return self.half / (age + self.half) if age > 0 else 1.0
 
     def _worth(self, node: TreeNode[K]) -> float:
         first = node.parent.n if node.parent is not None else 0

@@ -51,7 +51,7 @@ class RamCache:
         self.stored: Callable[[Snapshot], bool] = lambda snapshot: False
         self.tree: PrefixTree[int] = PrefixTree()
         self.turn = 0
-        self._policy: LeastValue[int] = LeastValue(
+        self.policy: LeastValue[int] = LeastValue(
             self.tree, self._freed, lambda: self.turn, self.costs, half=HALF_TURNS, n_stored=self._stored
         )
         self.kept: list[Snapshot] = []
@@ -143,7 +143,7 @@ class RamCache:
             return None
         slot = self._free()
         if slot is None:
-            if (index := self._policy.victim(self._may_go(protected), per_byte=False)) is None:
+            if (index := self.policy.victim(self._may_go(protected), per_byte=False)) is None:
                 return None
             slot = self.slots[index]
         slot.reserved = True
@@ -210,7 +210,7 @@ class RamCache:
             copies = sum(int(each.rows.nbytes) for each in self.pool.copies())
             if room + copies < 0 and self._cheaper(-room - copies, segment, protected) is None:
                 return False
-        best = max(self.tree.through(segment), key=lambda node: self._policy.worth(node.key), default=None)
+        best = max(self.tree.through(segment), key=lambda node: self.policy.worth(node.key), default=None)
         staying = [self.slots[best.key].snapshot] if best is not None else []
         self._shrink([*protected, *(each for each in staying if each is not None)], n_bytes)
         return True
@@ -348,21 +348,21 @@ class RamCache:
             if self._room(n_bytes) >= 0:
                 return
         may_go = self._may_go(protected)
-        while self._room(n_bytes) < 0 and (index := self._policy.victim(may_go)) is not None:
+        while self._room(n_bytes) < 0 and (index := self.policy.victim(may_go)) is not None:
             self._evict(self.slots[index])
 
     def _cheaper(self, n_bytes: float, segment: Segment, protected: Collection[Snapshot]) -> list[Slot] | None:
         """What to evict for ``n_bytes`` of ``segment``; None if it is worth more than all that needs these rows."""
         needing = {node.key for node in self.tree.through(segment)}
-        lost = self._policy.worth_together(needing)
-        best = max(needing, key=self._policy.worth, default=None)
+        lost = self.policy.worth_together(needing)
+        best = max(needing, key=self.policy.worth, default=None)
         may_go = self._may_go(protected)
         found: list[Slot] = []
-        for key in self._policy.ranked():
+        for key in self.policy.ranked():
             if n_bytes <= 0:
                 break
             if key != best and may_go(key):
-                lost -= self._policy.worth(key)
+                lost -= self.policy.worth(key)
                 n_bytes -= self._freed(key)
                 found.append(self.slots[key])
         return found if n_bytes <= 0 and lost > 0 else None
@@ -370,7 +370,7 @@ class RamCache:
     def _segment_weights(self) -> dict[Segment, float]:
         """How many prompts to expect that resume on the rows of each segment; once for each turn."""
         if self._weights[0] != self.turn:
-            self._weights = self.turn, self._policy.segment_weights()
+            self._weights = self.turn, self.policy.segment_weights()
         return self._weights[1]
 
     def _freed(self, key: int) -> int:
@@ -383,7 +383,7 @@ class RamCache:
 
     def _evict(self, slot: Slot) -> None:
         assert slot.snapshot is not None
-        self.on_evict(slot.snapshot, self._policy.worth(slot.index))
+        self.on_evict(slot.snapshot, self.policy.worth(slot.index))
         self._empty(slot)
         self.n_evicted += 1
 
