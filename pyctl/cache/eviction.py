@@ -229,7 +229,7 @@ RANKED_AT_ONCE = 128
 
 @dataclass(frozen=True)
 class Likelihoods:
-    """Where the next prompt of a conversation resumes, as weights that bench/policy.py has found.
+    """Where the next prompt of a conversation resumes, as weights that `bench.policy --weights` bears out.
 
     Most go on at the ``end``. Of the others, histories that are cut back, a distance from the end is as likely as twice
     that, from ``near`` tokens on; ``head`` begin anew behind the very first snapshot. A place at which more prompts
@@ -237,11 +237,11 @@ class Likelihoods:
     the user speaks again stays as it is up to the reply to what the user had said before: there ``turn`` resume.
     """
 
-    end: float = 0.8
+    end: float = 0.65
     head: float = 0.2
-    near: int = 256
+    near: int = 64
     again: float = 0.5
-    turn: float = 0.3
+    turn: float = 0.5
     most_again: int = 8
 
 
