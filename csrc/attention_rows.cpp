@@ -19,12 +19,12 @@ constexpr llama_seq_id scratch_seq = LLAMA_MAX_SEQ - 1;
 constexpr int64_t rows_per_step = 8192;
 
 std::vector<std::vector<row_span>> in_steps(const std::vector<row_span> & spans) {
-    std::vector<std::vector<row_span>> steps(1);
-    int64_t                            room = rows_per_step;
+    std::vector<std::vector<row_span>> steps;
+    int64_t                            room = 0;
     for (row_span span : spans) {
         const int64_t end = span.last;
         while (span.first < end) {
-            if (room == 0) {
+            if (steps.empty() || room == 0) {
                 steps.emplace_back();
                 room = rows_per_step;
             }
@@ -40,8 +40,10 @@ std::vector<std::vector<row_span>> in_steps(const std::vector<row_span> & spans)
 
 }  // namespace
 
-attention_rows::attention_rows(llama_kv_cache & cache, const row_layout & layout, uint64_t hash, transfer & copies)
-    : cache(cache), layout(layout), row_bytes(layout.row_bytes()), hash(hash), copies(copies), held(cache.get_size()) {
+attention_rows::attention_rows(llama_kv_cache & cache, const row_layout & layout, uint64_t hash, transfer & copies,
+                               bool defers)
+    : cache(cache), layout(layout), row_bytes(layout.row_bytes()), hash(hash), copies(copies), held(cache.get_size()),
+      defers(defers) {
     join_planes(layout.k);
     join_planes(layout.v);
 }
@@ -71,7 +73,7 @@ void attention_rows::join_planes(const std::vector<row_tensor> & tensors) {
 }
 
 int64_t attention_rows::end_of(llama_seq_id seq) const {
-    return cache.seq_pos_max(seq) + 1;
+    return seq == cut_seq ? cut_at : cache.seq_pos_max(seq) + 1;
 }
 
 size_t attention_rows::size(int64_t p0, int64_t p1) const {
@@ -134,7 +136,9 @@ void attention_rows::check_save(int64_t p0, int64_t p1, size_t size) const {
 
 void attention_rows::save(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size) {
     check_save(p0, p1, size);
+    settle();
     const auto runs = runs_of(seq, p0, p1);
+    is_reading      = true;
     write_header(out, block_kind::rows, hash, p0, p1);
     if (layout.has_ext) {
         const auto & cells = cache.get_cells(seq);
@@ -158,7 +162,7 @@ void attention_rows::fetch(held_rows::handle rows, int64_t p0, int64_t p1, uint8
         const llama_kv_cell_ext & ext = held.ext_of(rows, pos);
         std::memcpy(out + sizeof(block_header) + (pos - p0) * sizeof(ext), &ext, sizeof(ext));
     }
-    fetched = true;
+    is_reading = true;
     copies.save_begin();
     each_region(runs, p0, p1, p0, p1, [&](const copy_region & region, size_t at) { copies.save(region, out + at); });
 }
@@ -198,6 +202,9 @@ void attention_rows::load(llama_seq_id seq, int64_t p0, const std::vector<row_sp
         throw std::invalid_argument("sequence " + std::to_string(seq) + " ends at " + std::to_string(end_of(seq)) +
                                     ", rows from " + std::to_string(p0) + " on cannot be appended");
     }
+    if (seq != cut_seq) {
+        settle();
+    }
     check_free(n_needed(spans));
     changed();
     if (std::any_of(spans.begin(), spans.end(), [](const row_span & span) { return span.held == 0; })) {
@@ -205,30 +212,129 @@ void attention_rows::load(llama_seq_id seq, int64_t p0, const std::vector<row_sp
     }
     // Taking cells costs the host some time per row: in steps, so that one step is copied while the next takes its cells.
     try {
-        for (const std::vector<row_span> & step : in_steps(spans)) {
-            append(seq, step);
+        // The first rows get the cells of those that were dropped, where the library would give them these.
+        const int64_t         first_new = take_over(seq, p0, spans.back().last);
+        std::vector<row_span> before, after;
+        for (const row_span & span : spans) {
+            row_span part = span;
+            part.last     = std::min(span.last, first_new);
+            if (part.first < part.last) {
+                before.push_back(part);
+            }
+            part = { span.data, span.size, std::max(span.first, first_new), span.last, span.held };
+            if (part.first < part.last) {
+                after.push_back(part);
+            }
+        }
+        for (const auto * parts : { &before, &after }) {
+            for (const std::vector<row_span> & step : in_steps(*parts)) {
+                append(seq, step, parts == &before);
+            }
         }
     } catch (...) {
         copies.finish();
         cache.seq_rm(scratch_seq, -1, -1);
         truncate(seq, p0);
+        settle();
         throw;
     }
     copies.load_end();
 }
 
 void attention_rows::truncate(llama_seq_id seq, int64_t n) {
-    cache.seq_rm(seq, static_cast<llama_pos>(n), -1);
+    if (n >= end_of(seq)) {
+        return;
+    }
+    if (seq != cut_seq) {
+        settle();
+    }
+    cut_seq = seq;
+    cut_at  = n;
+    if (!defers) {
+        settle();
+    }
+    fence();
     changed();
 }
 
-// Appends the rows of `spans`, which follow those that `seq` holds.
-void attention_rows::append(llama_seq_id seq, const std::vector<row_span> & spans) {
+void attention_rows::settle() {
+    if (cut_seq >= 0) {
+        cache.seq_rm(cut_seq, static_cast<llama_pos>(cut_at), -1);
+        cut_seq = -1;
+        changed();
+    }
+}
+
+// What is computed next may overwrite cells that were given up.
+void attention_rows::fence() {
+    if (is_reading) {
+        copies.load_end();
+        is_reading = false;
+    }
+}
+
+// Gives rows [p0, last) of `seq`, which were dropped but are not settled, to those that are loaded: as many as lie in
+// the lowest vacant cells one after the other, which are what the library would choose. The rest is settled. Returns
+// the first position that needs a cell.
+int64_t attention_rows::take_over(llama_seq_id seq, int64_t p0, int64_t last) {
+    if (cut_seq != seq) {
+        return p0;
+    }
+    const llama_kv_cells & cells = this->cells();
+    // One row of them is dropped at least: then the library looks for the next cells from its on.
+    const int64_t end  = std::min(last, static_cast<int64_t>(cache.seq_pos_max(seq)));
+    int64_t       next = p0;
+    for (uint32_t cell = 0; cell < cells.size() && next < end; ++cell) {
+        if (is_vacant(cell)) {
+            if (cells.is_empty(cell) || cells.pos_get(cell) != next) {
+                settle();
+                return p0;
+            }
+            ++next;
+        }
+    }
+    cut_at = next;
+    settle();
+    return next;
+}
+
+llama_kv_cell_ext attention_rows::ext_of(const row_span & span, int64_t pos) const {
+    if (span.held != 0) {
+        return held.ext_of(span.held, pos);
+    }
+    const block_header header = read_header(span.data, span.size, block_kind::rows, hash);
+    llama_kv_cell_ext  ext;
+    std::memcpy(&ext, span.data + sizeof(block_header) + (pos - header.p0) * sizeof(ext), sizeof(ext));
+    return ext;
+}
+
+// Cells that were taken over keep their positions; what else the library knows of a row is that of the new one.
+void attention_rows::write_exts(const std::vector<cell_run> & runs, const std::vector<row_span> & spans) {
+    if (!layout.has_ext) {
+        return;
+    }
+    auto & cells = const_cast<llama_kv_cells &>(this->cells());
+    for (const row_span & span : spans) {
+        for (const cell_run & run : runs) {
+            for (int64_t pos = std::max(span.first, run.pos); pos < std::min(span.last, run.pos + run.count); ++pos) {
+                cells.ext_set(static_cast<uint32_t>(run.cell + (pos - run.pos)), ext_of(span, pos));
+            }
+        }
+    }
+}
+
+// Appends the rows of `spans`, which follow those that `seq` holds, or take over its last cells.
+void attention_rows::append(llama_seq_id seq, const std::vector<row_span> & spans, bool has_cells) {
     // The library reads whole sequences only. An empty one can be read in place; others take over from the scratch one.
     const int64_t      p0     = spans.front().first;
-    const llama_seq_id target = p0 == 0 ? seq : scratch_seq;
-    claim_cells(target, spans);
+    const llama_seq_id target = p0 == 0 || has_cells ? seq : scratch_seq;
+    if (!has_cells) {
+        claim_cells(target, spans);
+    }
     const auto runs = runs_of(target, p0, spans.back().last);
+    if (has_cells) {
+        write_exts(runs, spans);
+    }
     fill(runs, spans);
     for (const row_span & span : spans) {
         if (span.held != 0) {
@@ -255,19 +361,11 @@ void attention_rows::claim_cells(llama_seq_id seq, const std::vector<row_span> &
     plain.put(uint32_t(1));  // streams
     plain.put(n_cells);
     for (const row_span & span : spans) {
-        const bool         saved  = span.held == 0;
-        const block_header header = saved ? read_header(span.data, span.size, block_kind::rows, hash) : block_header{};
         for (int64_t pos = span.first; pos < span.last; ++pos) {
             plain.put(static_cast<llama_pos>(pos));
             plain.put(uint32_t(1));  // sequences of this cell
             if (layout.has_ext) {
-                llama_kv_cell_ext ext;
-                if (saved) {
-                    std::memcpy(&ext, span.data + sizeof(block_header) + (pos - header.p0) * sizeof(ext), sizeof(ext));
-                } else {
-                    ext = held.ext_of(span.held, pos);
-                }
-                plain.put(ext);
+                plain.put(ext_of(span, pos));
             }
             plain.put(seq);
         }

@@ -36,8 +36,10 @@ struct row_span {
 // then. Copies may be on their way when a function returns, see transfer.h. Sequence ids are the caller's to check.
 class attention_rows {
 public:
-    // `cache` and `copies` must outlive this; `hash` is that of the whole memory's layout, which blocks carry.
-    attention_rows(llama_kv_cache & cache, const row_layout & layout, uint64_t hash, transfer & copies);
+    // `cache` and `copies` must outlive this; `hash` is that of the whole memory's layout, which blocks carry. With
+    // `defers`, the library learns of dropped rows in `reserve`, without which nothing may be evaluated then: so those
+    // that are loaded next take over their cells, and the library's books, which are slow, stay as they are.
+    attention_rows(llama_kv_cache & cache, const row_layout & layout, uint64_t hash, transfer & copies, bool defers);
 
     // The position after the last row of `seq`.
     int64_t end_of(llama_seq_id seq) const;
@@ -52,7 +54,7 @@ public:
     // held where the sequence has it then. Or out_of_cells.
     void load(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans);
 
-    // Drops the rows from n on; no copy may be on its way.
+    // Drops the rows from n on.
     void truncate(llama_seq_id seq, int64_t n);
 
     // Rows [p0, p1) of `seq` stay until they are released; no byte is moved for that.
@@ -68,11 +70,17 @@ public:
     // Cells that neither a sequence nor held rows have. Counted once between two changes.
     int64_t n_free() const;
 
+    // Cells that held rows have and no sequence.
+    int64_t n_held() const;
+
     // Makes sure that the next evaluation, of n tokens, finds no held row in the cells that it takes; `in_parts` if the
-    // library may divide it. Else out_of_cells: for one in parts possibly with up to 2 n free ones.
+    // library may divide it. What was dropped is settled. Else out_of_cells: for one in parts possibly with up to 2 n free ones.
     void reserve(int64_t n, bool in_parts);
 
-    // Somebody dropped rows of a sequence.
+    // Lets the library know what was dropped. Whoever asks it for anything of a sequence calls this before.
+    void settle();
+
+    // Somebody else drops rows of a sequence.
     void changed() { n_only_held = -1; }
 
 private:
@@ -97,7 +105,13 @@ private:
     std::vector<cell_run> runs_of(llama_seq_id seq, int64_t p0, int64_t p1) const;
     void                  check_save(int64_t p0, int64_t p1, size_t size) const;
     void                  check_spans(int64_t p0, const std::vector<row_span> & spans) const;
-    void                  append(llama_seq_id seq, const std::vector<row_span> & spans);
+    void                  append(llama_seq_id seq, const std::vector<row_span> & spans, bool has_cells);
+    int64_t               take_over(llama_seq_id seq, int64_t p0, int64_t last);
+    void                  write_exts(const std::vector<cell_run> & runs, const std::vector<row_span> & spans);
+    llama_kv_cell_ext     ext_of(const row_span & span, int64_t pos) const;
+    bool                  is_vacant(int64_t cell) const;
+    void                  count() const;
+    void                  fence();
     void                  claim_cells(llama_seq_id seq, const std::vector<row_span> & spans);
     void                  check_free(int64_t n) const;
     int64_t               n_needed(const std::vector<row_span> & spans) const;
@@ -120,6 +134,10 @@ private:
     std::vector<plane> planes;  // in the order of a block's bytes
     std::vector<stage> stages;  // one for each plane, once they were needed
     held_rows          held;
-    bool               fetched     = false;  // copies may be on their way from cells that are released
-    mutable int64_t    n_only_held = 0;      // cells that no sequence has; -1 when they have to be counted
+    bool               defers;
+    bool               is_reading  = false;  // copies may be on their way from cells that somebody gives up
+    llama_seq_id       cut_seq     = -1;     // what was dropped and is not settled: its rows from cut_at on
+    int64_t            cut_at      = 0;
+    mutable int64_t    n_only_held = 0;  // cells that no sequence has; -1 when they have to be counted
+    mutable int64_t    n_cut       = 0;  // cells of what is not settled, counted with them
 };

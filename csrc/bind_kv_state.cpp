@@ -44,8 +44,8 @@ constexpr size_t most_in_flight = 16, most_unseen = 2;
 // the next call, for there may never be one to `finish`.
 class bound_state {
 public:
-    bound_state(uintptr_t ctx, llama_seq_id seq, size_t lag, bool marks)
-        : state(reinterpret_cast<llama_context *>(ctx), seq, host_arena::instance(), lag, marks) {}
+    bound_state(uintptr_t ctx, llama_seq_id seq, size_t lag, bool marks, bool defers)
+        : state(reinterpret_cast<llama_context *>(ctx), seq, host_arena::instance(), lag, marks, defers) {}
 
     ~bound_state() { state.finish(); }
 
@@ -110,6 +110,7 @@ public:
     void              release_rows(held_rows::handle held) { state.release(held); }
     int64_t n_own(held_rows::handle held, int64_t p0, int64_t p1) const { return state.n_own(held, p0, p1); }
     int64_t n_free() const { return state.n_free(); }
+    int64_t n_held() const { return state.n_held(); }
 
     void fetch(held_rows::handle held, int64_t p0, int64_t p1, const py::buffer & out) {
         copy(contiguous_bytes(out, true),
@@ -201,8 +202,8 @@ private:
 void register_kv_state(py::module_ & m) {
     py::register_exception<out_of_cells>(m, "OutOfCells", PyExc_RuntimeError);
     py::class_<bound_state>(m, "KVState")
-        .def(py::init<uintptr_t, llama_seq_id, size_t, bool>(), py::arg("ctx"), py::arg("seq") = 0, py::arg("lag") = 0,
-             py::arg("marks") = false)
+        .def(py::init<uintptr_t, llama_seq_id, size_t, bool, bool>(), py::arg("ctx"), py::arg("seq") = 0, py::arg("lag") = 0,
+             py::arg("marks") = false, py::arg("defers") = false)
         .def_property_readonly("kind", &bound_state::kind)
         .def_property_readonly("layout", &bound_state::layout)
         .def_property_readonly("is_async", &bound_state::is_async)
@@ -219,6 +220,7 @@ void register_kv_state(py::module_ & m) {
         .def("rewind", &bound_state::rewind, py::arg("seq"), py::arg("n"))
         .def_property_readonly("can_hold", &bound_state::can_hold)
         .def_property_readonly("n_free", &bound_state::n_free)
+        .def_property_readonly("n_held", &bound_state::n_held)
         .def("hold", &bound_state::hold, py::arg("seq"), py::arg("p0"), py::arg("p1"))
         .def("release", &bound_state::release_rows, py::arg("held"))
         .def("fetch", &bound_state::fetch, py::arg("held"), py::arg("p0"), py::arg("p1"), py::arg("out"))

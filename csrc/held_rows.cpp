@@ -60,6 +60,10 @@ const held_rows::entry & held_rows::at(handle held) const {
     return found->second;
 }
 
+std::pair<int64_t, int64_t> held_rows::range_of(handle held) const {
+    return { at(held).p0, at(held).p1 };
+}
+
 std::vector<cell_run> held_rows::runs_of(handle held, int64_t first, int64_t last) const {
     const entry & rows = at(held);
     if (first < rows.p0 || last > rows.p1 || last <= first) {

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <utility>
 #include <vector>
 
 // Cells [cell, cell + count) hold positions [pos, pos + count).
@@ -37,6 +38,9 @@ public:
 
     // How many handles have the row in `cell`.
     uint32_t count(int64_t cell) const { return holders[cell]; }
+
+    // What was held: positions [first, second); std::invalid_argument after its release.
+    std::pair<int64_t, int64_t> range_of(handle held) const;
 
     // Where positions [first, last) of `held` lie, in order; std::invalid_argument if it does not have them.
     std::vector<cell_run> runs_of(handle held, int64_t first, int64_t last) const;

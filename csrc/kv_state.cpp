@@ -6,7 +6,8 @@
 
 #include <stdexcept>
 
-kv_state::kv_state(llama_context * context, llama_seq_id seq, const host_arena & pinned, size_t lag, bool has_marks)
+kv_state::kv_state(llama_context * context, llama_seq_id seq, const host_arena & pinned, size_t lag, bool has_marks,
+                   bool defers)
     : ctx(context) {
     if (ctx == nullptr) {
         throw std::invalid_argument("the context is null");
@@ -18,7 +19,7 @@ kv_state::kv_state(llama_context * context, llama_seq_id seq, const host_arena &
     recurrent = recurrent_memory_of(ctx);
     copies = std::make_unique<transfer>(ctx, layout.tensors(), layout.recurrent.regions(), pinned, lag);
     if (parts.attention != nullptr) {
-        rows = std::make_unique<attention_rows>(*parts.attention, layout.rows, layout.hash, *copies);
+        rows = std::make_unique<attention_rows>(*parts.attention, layout.rows, layout.hash, *copies, defers);
     }
     if (parts.recurrent != nullptr) {
         state = make_recurrent_state(*parts.recurrent, layout.recurrent, *copies, has_marks ? marks.size() : 0);
@@ -88,8 +89,12 @@ int64_t kv_state::n_free() const {
     return movable_rows().n_free();
 }
 
+int64_t kv_state::n_held() const {
+    return movable_rows().n_held();
+}
+
 void kv_state::reserve(int64_t n, bool in_parts) {
-    if (rows != nullptr && n > 0) {
+    if (rows != nullptr) {
         rows->reserve(n, in_parts);
     }
 }
@@ -155,7 +160,6 @@ int64_t kv_state::reset(llama_seq_id seq) {
     if (n < 0 || end_of(seq) < n) {
         throw std::invalid_argument("sequence " + std::to_string(seq) + " has no mark to go back to");
     }
-    finish();  // cells that are dropped may be filled again
     rows->truncate(seq, n);
     state->reset(seq, n);
     return n;
@@ -173,20 +177,27 @@ void kv_state::rewind(llama_seq_id seq, int64_t n) {
     }
     attention_rows & rows = movable_rows();
     mark_of(seq)          = -1;
-    finish();  // cells that are dropped may be filled again
     rows.truncate(seq, n);
 }
 
 void kv_state::clear(llama_seq_id seq) {
     mark_of(seq) = -1;
-    finish();
     wipe(seq);
-    cut(seq, 0);
+    if (rows == nullptr) {
+        finish();
+        cut(seq, 0);
+        return;
+    }
+    rows->truncate(seq, 0);
+    if (parts.recurrent != nullptr) {
+        parts.recurrent->seq_rm(seq, -1, -1);
+    }
 }
 
 bool kv_state::cut(llama_seq_id seq, int64_t n) {
     check_seq(seq);
     if (rows != nullptr) {
+        rows->settle();
         rows->changed();
     }
     return llama_memory_seq_rm(llama_get_memory(ctx), seq, static_cast<llama_pos>(n), -1);
@@ -197,6 +208,9 @@ bool kv_state::cut(llama_seq_id seq, int64_t n) {
 void kv_state::wipe(llama_seq_id seq) {
     if (recurrent == nullptr || recurrent->seq_pos_max(seq) < 0) {
         return;
+    }
+    if (!copies->has_stage()) {
+        finish();
     }
     llama_synchronize(ctx);
     recurrent->set_rs_idx(seq, 0);  // a sequence begins in the first plane, wherever a rollback has left it

@@ -24,8 +24,10 @@ class kv_state {
 public:
     // `seq` must hold at least one token: the layout is read from what the library writes for it. The context must
     // outlive this, and so must `pinned`, where buffers may come from. `lag` is for tests, see transfer.h. With `marks`
-    // there is room on the device for a state of each sequence, where the memory has states that can be moved.
-    kv_state(llama_context * ctx, llama_seq_id seq, const host_arena & pinned, size_t lag = 0, bool marks = false);
+    // there is room on the device for a state of each sequence, where the memory has states that can be moved. For
+    // `defers` see attention_rows.h.
+    kv_state(llama_context * ctx, llama_seq_id seq, const host_arena & pinned, size_t lag = 0, bool marks = false,
+             bool defers = false);
 
     memory_kind         kind() const { return parts.kind; }
     const std::string & layout_text() const { return layout.text; }
@@ -41,6 +43,7 @@ public:
     void              fetch(held_rows::handle held, int64_t p0, int64_t p1, uint8_t * out, size_t size);
     int64_t           n_own(held_rows::handle held, int64_t p0, int64_t p1) const;
     int64_t           n_free() const;
+    int64_t           n_held() const;
     void              reserve(int64_t n, bool in_parts);
 
     size_t state_size(llama_seq_id seq) const;  // 0 for kind attention

@@ -56,6 +56,7 @@ const llama_kv_cells & attention_rows::cells() const {
 
 held_rows::handle attention_rows::hold(llama_seq_id seq, int64_t p0, int64_t p1) {
     size(p0, p1);
+    settle();
     std::vector<cell_run>          runs = runs_of(seq, p0, p1);
     std::vector<llama_kv_cell_ext> exts;
     if (layout.has_ext) {
@@ -70,12 +71,12 @@ held_rows::handle attention_rows::hold(llama_seq_id seq, int64_t p0, int64_t p1)
 }
 
 void attention_rows::release(held_rows::handle rows) {
-    if (held.release(rows)) {
-        changed();
-        if (fetched) {
-            copies.load_end();  // what is computed next may overwrite the cells
-            fetched = false;
-        }
+    if (held.has(rows)) {
+        count();
+        const auto [p0, p1] = held.range_of(rows);
+        n_only_held -= n_own(rows, p0, p1);
+        held.release(rows);
+        fence();
     }
 }
 
@@ -86,21 +87,39 @@ int64_t attention_rows::n_own(held_rows::handle rows, int64_t p0, int64_t p1) co
     }
     for (const cell_run & run : held.runs_of(rows, p0, p1)) {
         for (int64_t cell = run.cell; cell < run.cell + run.count; ++cell) {
-            n += cells().is_empty(static_cast<uint32_t>(cell)) && held.count(cell) == 1;
+            n += is_vacant(cell) && held.count(cell) == 1;
         }
     }
     return n;
 }
 
-int64_t attention_rows::n_free() const {
+// Whether no sequence has the cell, or just one that has dropped it.
+bool attention_rows::is_vacant(int64_t at) const {
     const llama_kv_cells & cells = this->cells();
+    const auto             cell  = static_cast<uint32_t>(at);
+    return cells.is_empty(cell) || (cut_seq >= 0 && cells.pos_get(cell) >= cut_at && cells.seq_has(cell, cut_seq) &&
+                                    cells.seq_count(cell) == 1);
+}
+
+void attention_rows::count() const {
     if (n_only_held < 0) {
-        n_only_held = 0;
-        for (uint32_t cell = 0; cell < cells.size(); ++cell) {
-            n_only_held += held.holds(cell) && cells.is_empty(cell);
+        n_only_held = n_cut = 0;
+        for (uint32_t cell = 0; cell < cells().size(); ++cell) {
+            const bool vacant = is_vacant(cell);
+            n_only_held += vacant && held.holds(cell);
+            n_cut += vacant && !cells().is_empty(cell);
         }
     }
-    return static_cast<int64_t>(cells.size()) - cells.get_used() - n_only_held;
+}
+
+int64_t attention_rows::n_free() const {
+    count();
+    return static_cast<int64_t>(cells().size()) - cells().get_used() + n_cut - n_only_held;
+}
+
+int64_t attention_rows::n_held() const {
+    count();
+    return n_only_held;
 }
 
 void attention_rows::check_free(int64_t n) const {
@@ -137,7 +156,8 @@ std::vector<int64_t> attention_rows::next_cells(int64_t n, bool in_parts) const 
 }
 
 void attention_rows::reserve(int64_t n, bool in_parts) {
-    if (held.empty()) {
+    settle();
+    if (held.empty() || n <= 0) {
         return;  // the library says itself what it has no cells for
     }
     check_free(n);
@@ -188,7 +208,7 @@ int64_t attention_rows::n_needed(const std::vector<row_span> & spans) const {
         if (span.held != 0) {
             for (const cell_run & run : held.runs_of(span.held, span.first, span.last)) {
                 for (int64_t cell = run.cell; cell < run.cell + run.count; ++cell) {
-                    n -= cells().is_empty(static_cast<uint32_t>(cell));
+                    n -= is_vacant(cell);
                 }
             }
         }
@@ -324,7 +344,6 @@ void attention_rows::relocate(const std::vector<cell_move> & all) {
     if (!rest.empty()) {
         open_stages();  // may throw, before anything has moved
     }
-    changed();
     copies.move_begin();
     for (size_t i = 0; i < n_turns; ++i) {
         copy_cells(std::move(turns[i]));

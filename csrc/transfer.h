@@ -53,6 +53,9 @@ public:
     // The same for tensors that the next computation overwrites: a copy on the device goes to the host.
     void save_staged(const std::vector<copy_region> & from, uint8_t * dst);
 
+    // Whether `save_staged` has read the tensors before the next computation, and not only copied.
+    bool has_stage() const { return has_stages; }
+
     // Room for `count` copies of what is like `regions`, on the devices where these lie. std::runtime_error without it.
     void reserve(const std::vector<copy_region> & regions, size_t count);
 

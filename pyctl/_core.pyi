@@ -77,9 +77,14 @@ class KVState:
 
     With ``marks``, a hybrid has room for one more state of each sequence, on the devices where states lie; RuntimeError
     where that is missing.
+
+    With ``defers``, llama.cpp learns in `reserve` of what `rewind` and `clear` have dropped, so `reserve` is called before
+    anything is evaluated, or asked of llama.cpp itself. What is loaded meanwhile takes over the cells.
     """
 
-    def __init__(self, ctx: int, seq: int = 0, lag: int = 0, marks: bool = False) -> None: ...
+    def __init__(
+        self, ctx: int, seq: int = 0, lag: int = 0, marks: bool = False, defers: bool = False
+    ) -> None: ...
     @property
     def kind(self) -> Literal["attention", "hybrid", "opaque"]: ...
     @property
@@ -131,6 +136,10 @@ class KVState:
     @property
     def n_free(self) -> int:
         """Cells that neither a sequence nor held rows have."""
+
+    @property
+    def n_held(self) -> int:
+        """Cells that held rows have and no sequence."""
 
     def reserve(self, n: int, in_parts: bool = False) -> None:
         """Have no held rows in the cells that the next ``n`` tokens will take; called before llama.cpp takes any.

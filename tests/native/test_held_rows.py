@@ -16,6 +16,7 @@ from pyctl.engine.llama import LlamaBackend, Loaded
 from pyctl.engine.llama.context_memory import HeldRows
 from pyctl.errors import OutOfCellsError, StateError, UnavailableError
 from pyctl.prompt import Tokens, as_tokens
+from tests.native.test_kv_state import library_state
 
 LAYOUTS = [
     pytest.param((name, {"type_k": kv, "type_v": kv, "flash_attn": flash}), id=f"{name}-{kv}-flash-{flash}")
@@ -127,6 +128,39 @@ def test_places_change_where_no_cell_is_free(backend: LlamaBackend, short: int) 
         backend.clear(0)
     for rows in held:
         backend.release(rows)
+
+
+@each_layout
+def test_a_conversation_takes_over_the_cells_of_another(backend: LlamaBackend) -> None:
+    """What is dropped gives its cells to what is loaded next: the same cells, and bits, as if they had been freed."""
+    tokens, other = tokens_of(1, 400), tokens_of(2, 300)
+    for fork, end, n_other in (
+        (0, 400, 300),
+        (0, 200, 300),
+        (128, 300, 250),
+        (256, 400, 300),
+        (0, 300, 300),
+        (64, 65, 300),
+    ):
+        cold = run(backend, tokens[:end]) and saved_block(backend, 0, 0, end), library_state(backend)
+        rows, state, held = cold[0], backend.save_state(0, end), backend.hold(0, 0, end)
+        backend.clear(0)
+        backend.evaluate(0, tokens_of(9, 1), 0)  # elsewhere for a while
+        for source in (held, rows):
+            backend.clear(0)
+            run(backend, tokens[:fork])
+            run(backend, other[:n_other], fork)
+            before = backend.n_free
+            backend.rewind(0, fork)
+            assert backend.n_free == before + n_other - fork
+            backend.load_rows(0, fork, [(source, fork, end)])
+            put_state(backend, 0, end, state)
+            assert (saved_block(backend, 0, 0, end) == rows).all()
+            assert (library_state(backend) == cold[1]).all(), "the cells differ from those of a cold run"
+            assert (held_block(backend, held, 0, end) == rows).all()
+        backend.release(held)
+        backend.clear(0)
+    assert backend.n_free == N_CELLS
 
 
 @one_hybrid

@@ -124,9 +124,7 @@ class ContextMemory:
 
     @property
     def n_held(self) -> int:
-        if not self.can_hold:
-            return 0
-        return self.n_cells - self.n_free - sum(map(self._n_held, range(self.n_seqs)))
+        return int(self._memory.n_held) if self.can_hold else 0
 
     @property
     def n_free(self) -> int:
@@ -189,6 +187,7 @@ class ContextMemory:
             self._drafts.model.clear(seq)
 
     def save_file(self, seq: int, path: Path, tokens: Tokens, ends: Sequence[int]) -> int:
+        self._reserve(0)
         return save_file(self._ctx, seq, path, tokens, ends, self.identity)
 
     def load_file(self, seq: int, path: Path) -> SavedSequence:

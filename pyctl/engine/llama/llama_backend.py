@@ -88,7 +88,7 @@ class LlamaBackend(ContextMemory):
         self._end_tokens = self.tokenizer.end_tokens()
         self.evaluate(0, as_tokens([max(self.tokenizer.bos, 0)]), 0)
         try:
-            self._memory = KVState(address, 0, marks=self._marks)
+            self._memory = KVState(address, 0, marks=self._marks, defers=True)
         except RuntimeError as error:
             raise ModelError(str(error)) from error
         self.clear(0)
