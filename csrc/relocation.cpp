@@ -257,10 +257,11 @@ void attention_rows::fill(const std::vector<cell_run> & runs, const std::vector<
             to.push_back(cell);
         }
     }
-    if (to.size() < from.size() && to.size() < static_cast<size_t>(rows_in_stage)) {
-        to.clear();  // so few would take too many turns: rows change places instead
-    }
     std::reverse(to.begin(), to.end());
+    std::vector<int64_t> few;
+    if (to.size() < from.size() && to.size() < static_cast<size_t>(rows_in_stage)) {
+        few.swap(to);  // so few would take too many turns: rows change places instead, as far as they can
+    }
     // Each of the others goes to a cell that is left when one before it has gone, so that no row waits for itself.
     const auto left_for = [&](int64_t cell) {
         while (filled_from[cell] >= 0 && filled_from[cell] != cell) {
@@ -282,8 +283,9 @@ void attention_rows::fill(const std::vector<cell_run> & runs, const std::vector<
     for (const int64_t cell : from) {
         add_left(cell);
     }
+    to.insert(to.end(), few.begin(), few.begin() + std::min(few.size(), from.size() - to.size()));
     if (to.size() < from.size()) {
-        throw std::runtime_error("there are too few cells for what is held");
+        throw out_of_cells("there are too few cells for what is held");
     }
     for (size_t i = 0; i < from.size(); ++i) {
         moves.push_back({ from[i], to[i] });

@@ -283,7 +283,7 @@ void transfer::put_back(size_t index, size_t i, const copy_region & to) {
 }
 
 void transfer::load_begin() {
-    llama_synchronize(ctx);
+    save_begin();
 }
 
 void transfer::load(const copy_region & to, const uint8_t * src) {

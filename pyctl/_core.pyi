@@ -82,9 +82,7 @@ class KVState:
     anything is evaluated, or asked of llama.cpp itself. What is loaded meanwhile takes over the cells.
     """
 
-    def __init__(
-        self, ctx: int, seq: int = 0, lag: int = 0, marks: bool = False, defers: bool = False
-    ) -> None: ...
+    def __init__(self, ctx: int, seq: int = 0, lag: int = 0, marks: bool = False, defers: bool = False) -> None: ...
     @property
     def kind(self) -> Literal["attention", "hybrid", "opaque"]: ...
     @property

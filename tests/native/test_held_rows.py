@@ -164,6 +164,28 @@ def test_a_conversation_takes_over_the_cells_of_another(backend: LlamaBackend) -
 
 
 @one_hybrid
+def test_a_few_free_cells_are_enough(backend: LlamaBackend) -> None:
+    """What is loaded from RAM takes the low cells of held rows, for which there are just so many others."""
+    n = 24
+    run(backend, tokens_of(1, n))
+    small = saved_block(backend, 0, 0, n)
+    backend.clear(0)
+    run(backend, tokens_of(2, N_CELLS - n))
+    block, held = saved_block(backend, 0, 0, N_CELLS - n), backend.hold(0, 0, N_CELLS - n)
+    backend.clear(0)
+    backend.load_rows(0, 0, [(small, 0, n)])
+    assert backend.n_free == 0
+    assert (saved_block(backend, 0, 0, n) == small).all()
+    assert (held_block(backend, held, 0, N_CELLS - n) == block).all()
+    backend.clear(0)
+    # Some from RAM and some that are held: there are free cells, and cells that are left.
+    backend.load_rows(0, 0, [(small, 0, n), (held, n, 2 * n)])
+    assert backend.n_free == 0
+    assert (held_block(backend, held, 0, N_CELLS - n) == block).all()
+    backend.release(held)
+
+
+@one_hybrid
 def test_what_is_evaluated_finds_its_cells_ready(backend: LlamaBackend) -> None:
     """One relocation serves many steps: the held rows lie above all that is evaluated until the cells run out."""
     n = 300
