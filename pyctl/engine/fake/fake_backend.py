@@ -150,7 +150,7 @@ class FakeBackend(FakeMemory):
         held.n_least, held.states, held.mark = -1, [], None
         held.at = start + int(tokens.size)
         self.n_evaluated += int(tokens.size)
-        return self._digest(held)
+        return self._digest(rows, held.state)
 
     def sampler(self, sampling: Sampling, prompt: Tokens) -> _FakeSampler:
         return _FakeSampler(self, sampling.ignore_eos)

@@ -43,7 +43,7 @@ class FakeSequence:
     @property
     def rows(self) -> list[bytes]:
         """What lies in its cells."""
-        return [self.memory.rows[cell] for cell in self.cells]
+        return list(map(self.memory.rows.__getitem__, self.cells))
 
     def cut(self, n: int) -> None:
         """Leave the cells from position ``n`` on."""
@@ -84,10 +84,10 @@ class FakeMemory:
 
     def digest(self, seq: int) -> bytes:
         """What the logits at the end of ``seq`` depend on: all its rows and its state."""
-        return self._digest(self._seqs[seq])
+        return self._digest(self._seqs[seq].rows, self._seqs[seq].state)
 
-    def _digest(self, held: FakeSequence) -> bytes:
-        return hash_of(*held.rows, held.state if self.kind != "attention" else b"")
+    def _digest(self, rows: list[bytes], state: bytes) -> bytes:
+        return hash_of(*rows, state if self.kind != "attention" else b"")
 
     def draft_digest(self, seq: int) -> bytes:
         """What the drafts at the end of ``seq`` depend on besides the model: the draft model's rows and state."""
