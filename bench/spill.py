@@ -7,6 +7,9 @@ do not compress. A token costs 1 ms to evaluate, the drive reads 1 GB/s, and a t
 For each policy: tokens evaluated per token that no request before had, turns that evaluated more than twice their floor
 and 64 tokens, tokens read from disk, and GiB of the 27B written per 1,000 turns. An agent that never rests takes 6,000
 turns of 15 s in a day; "a day" is what those write, within what a day may.
+
+Not at the scale: MOST_BEHIND_BYTES, so the queue of what was spilled is never full here, as it would be beside long
+conversations of which nothing is on disk; and the clock by which files age, since turns take no time.
 """
 
 from __future__ import annotations
