@@ -146,6 +146,7 @@ def restart_ours(run: Run, section: str, visit: Visit, conversations: Sequence[C
             )  # fmt: skip
         settle(cache)
     server.kill()
+    files = [path for path in files if path.exists()]  # recent prompts come and go
     for streams in STREAMS:
         if run.clock.fits(5):
             rate = direct_rate(files, streams)

@@ -191,13 +191,17 @@ class DiskTier:
         """Have ``function``, which may wait for the disk, called by the thread that writes."""
         self._behind.run_soon(function)
 
+    def wants(self, snapshot: Snapshot) -> bool:
+        """Whether `offer` would write it: it is not there, and may be."""
+        return snapshot.for_disk and self.store.wants(snapshot)
+
     def offer(self, snapshots: Iterable[Snapshot], rows_of: RowsOf | None = None) -> None:
         """Write ``snapshots`` behind, the last first, unless they are there or not for the disk.
 
         ``rows_of`` gives rows that only the device has.
         """
         for snapshot in snapshots:
-            if snapshot.for_disk and self.store.wants(snapshot):
+            if self.wants(snapshot):
                 try:
                     self._behind.offer(snapshot, rows_of)
                 except (StateError, MemoryError) as error:

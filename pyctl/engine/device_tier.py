@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pyctl.cache.disk.write_behind import MOST_BEHIND_BYTES
 from pyctl.cache.plan import ends_within
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import NOTHING, Block, Segment, Snapshot
@@ -21,6 +22,9 @@ from pyctl.prompt import as_tokens
 __all__ = ["DeviceCounts", "DeviceTier"]
 
 log = logging.getLogger(__name__)
+
+BEHIND_PART = 2
+"""Rows of the device that wait to be written may take RAM beside what the cache counts: its budget over this."""
 
 
 @dataclass
@@ -124,6 +128,30 @@ class DeviceTier:
             if segment.held is not None and not segment.rows.size:
                 self._copy(segment, ())
             self.release(segment)
+
+    def copy_spare(self, *segments: Segment) -> None:
+        """Begin to copy rows that the disk will want, as far as RAM has room to spare for them."""
+        for segment in segments:
+            if segment.held is not None and not segment.rows.size and not segment.file.is_there:
+                try:
+                    if self._cache.may_add_rows(segment, segment.held.n_bytes, spare=True):
+                        self._cache.add_rows(segment, self._fetch(segment))
+                except (StateError, MemoryError) as error:
+                    log.warning("rows were not copied to RAM: %s", error)
+
+    def may_copy(self, snapshot: Snapshot) -> bool:
+        """Whether what RAM lacks of it may be copied for the disk alone, beside what the cache counts."""
+        lacking = (each for each in snapshot.chain if not each.rows.size and not each.file.is_there)
+        n_bytes = sum(each.held.n_bytes for each in lacking if each.held is not None)
+        if not n_bytes or not self.is_behind(n_bytes):
+            return True
+        log.warning("the prefix of %d tokens is not written: RAM has no room for %.0f MiB", snapshot.n, n_bytes / 2**20)
+        return False
+
+    def is_behind(self, n_more: int = 0) -> bool:
+        """Whether more bytes than may wait for the disk are neither counted by the cache nor on their way."""
+        blocks, most = self._memory.block_bytes(), (self._cache.budget or 0) // BEHIND_PART
+        return blocks.used - blocks.in_flight - self._cache.n_bytes + n_more > max(MOST_BEHIND_BYTES, most)
 
     def copy_one(self) -> bool:
         """Copy the most valuable rows that RAM has not got and has room to spare for; False if there are none."""

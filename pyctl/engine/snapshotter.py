@@ -14,7 +14,6 @@ from functools import partial
 from pyctl.cache.cache_stats import CacheStats, Divergence, RequestStats
 from pyctl.cache.disk.chain import PendingSnapshot
 from pyctl.cache.disk.readers import Reading
-from pyctl.cache.disk.write_behind import MOST_BEHIND_BYTES
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.plan import choose_cuts, inner_ends, last_common_end, last_end
 from pyctl.cache.ram import RamCache
@@ -157,6 +156,8 @@ class Snapshotter:
                 if reservation.confirm(snapshot):
                     seq.keep(snapshot.segment, seq.n)
                     stats.count_saved(prefix.name)
+                    if plan.persist and seq.n <= plan.persist[-1]:  # beside the next batch, not all of it at the end
+                        self.device.copy_spare(snapshot.segment)
                 self.device.give_back(snapshot)
         except (StateError, MemoryError) as error:
             log.warning("no snapshot at %d: %s", seq.n, error)
@@ -166,15 +167,17 @@ class Snapshotter:
     def persist(self, plan: CachePlan) -> None:
         """Send to disk what the policy chose of the prompt, as far as there are snapshots of it, and what left RAM."""
         if self.disk is not None and (plan.persist or self.disk.is_unsettled):
-            found = [self.cache.get(plan.match.prefix(n)) for n in plan.persist if n]
-            self.settle([snapshot for snapshot in found if snapshot is not None])
+            found = (self.cache.get(plan.match.prefix(n)) for n in plan.persist if n)
+            self.settle([each for each in found if each is not None])
 
     def settle(self, snapshots: Collection[Snapshot] = ()) -> None:
         """Hand over to the disk what has left RAM, and ``snapshots``: all bytes are there then."""
+        wanted = [each for each in snapshots if self.disk is not None and self.disk.wants(each)]
+        self.device.copy_spare(*(segment for snapshot in wanted for segment in snapshot.chain))
         self.memory.synchronize()
         if self.disk is not None:
             self.disk.settle()
-            self.disk.offer(snapshots, self.device.copy_of)
+            self.disk.offer(filter(self.device.may_copy, wanted), self.device.copy_of)
             self._hold_less()
 
     def park(self, seq: LiveSequence, protected: Collection[Snapshot] = ()) -> None:
@@ -357,10 +360,8 @@ class Snapshotter:
 
     def _hold_less(self) -> None:
         """Give up writing what was evicted long ago, if a slow disk makes that much."""
-        while self.disk is not None:
-            blocks = self.memory.block_bytes()
-            is_little = blocks.used - blocks.in_flight - self.cache.n_bytes <= MOST_BEHIND_BYTES
-            if is_little or not self.disk.give_up_least():
+        while self.disk is not None and self.device.is_behind():
+            if not self.disk.give_up_least():
                 return
 
     def _park(

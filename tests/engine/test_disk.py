@@ -17,7 +17,7 @@ from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Snapshot
-from pyctl.engine import snapshotter
+from pyctl.engine import device_tier
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.fake import FakeBackend
@@ -262,7 +262,7 @@ def test_a_slow_disk_does_not_hold_the_memory_of_what_was_evicted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     most, budget = 8_000, 15_000
-    monkeypatch.setattr(snapshotter, "MOST_BEHIND_BYTES", most)
+    monkeypatch.setattr(device_tier, "MOST_BEHIND_BYTES", most)
     engine = engine_on(tmp_path, "hybrid")
     engine.snapshotter.cache.budget = budget
     writing, go_on = threading.Event(), threading.Event()

@@ -19,6 +19,7 @@ from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Block, Held, Snapshot
+from pyctl.engine import device_tier
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.fake import FakeBackend
@@ -297,4 +298,47 @@ def test_rows_that_only_the_device_has_are_fetched_before_they_go(
     assert ("disk" in sources) is not fails
     check_invariants(engine.snapshotter.cache)
     assert tier_of(engine).store.directory.verify().sound
+    engine.snapshotter.close()
+
+
+@pytest.mark.parametrize("ram", [None, 60_000], ids=["no limit", "room for some rows"])
+def test_a_conversation_larger_than_what_may_wait_survives_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ram: int | None
+) -> None:
+    """Its rows are on the device alone, and more of them than may wait for the disk uncounted."""
+    monkeypatch.setattr(device_tier, "MOST_BEHIND_BYTES", 20_000)
+    prompt = chat(*((seed, 300) for seed in range(10)))
+    engine = engine_on(tmp_path, policy="full", ram=ram, n_cells=8192)
+    assert ask(engine, prompt).error is None
+    tier = flushed(engine)
+    assert tier.view().written > 30_000
+    restarted = engine_on(tmp_path, policy="full", ram=ram, n_cells=8192)
+    again = ask(restarted, prompt).done
+    assert again.stats.source == "disk"
+    assert again.stats.n_cached > len(prompt) - 400
+    for each in (engine, restarted):
+        check_invariants(each.snapshotter.cache)
+        each.snapshotter.close()
+
+
+def test_rows_for_which_there_is_no_room_are_not_copied_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_tier, "MOST_BEHIND_BYTES", 100)
+    engine = engine_on(tmp_path, policy="full", ram=24_000, n_cells=8192)
+    fetched: list[Held] = []
+    fetch = engine.backend.fetch
+
+    def count(held: Held, first: int, last: int) -> Block:
+        fetched.append(held)
+        return fetch(held, first, last)
+
+    monkeypatch.setattr(engine.backend, "fetch", count)
+    prompt = chat(*((seed, 300) for seed in range(10)))
+    for _ in range(3):
+        assert ask(engine, prompt).error is None
+    assert tier_of(engine).view().waiting == 0
+    assert engine.snapshotter.cache.snapshots()
+    assert sum(held.n_bytes for held in fetched) < 24_000
+    assert not flushed(engine).view().written
     engine.snapshotter.close()
