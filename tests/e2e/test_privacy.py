@@ -81,6 +81,7 @@ def test_clients_write_no_control_characters_and_no_lines_into_the_log(start: St
             {"messages": [message], "grammar": "root ::= \x1b]0;owned\x07\n12:34:56 forged"},
         ):
             client.post("/v1/chat/completions", json=body)
+            client.delete("/cache")  # so that the second one misses what the first had
         client.post("/cache/pin", json={"id": EVIL + "\n12:34:56 forged"})
         client.post("/v1/responses", json={"input": "x", "max_output_tokens": 1, "tools": [{"type": EVIL}]})
     assert server.stop() == 0

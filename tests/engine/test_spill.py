@@ -259,7 +259,7 @@ def test_any_order_on_any_disk_gives_right_replies_within_all_budgets(
             check_invariants(engine.snapshotter.cache)
             if choice.random() < 0.2:
                 for path in [*tmp_path.rglob("*.rows"), *tmp_path.rglob("*.state")][:1]:
-                    path.unlink()
+                    path.unlink(missing_ok=True)  # the thread that writes may have been first
             assert tier.store.directory.n_bytes <= budget
         drive.share = 0.0
         engine.snapshotter.close()
