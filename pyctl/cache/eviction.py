@@ -248,10 +248,10 @@ class Likelihoods:
 class LeastValue(Generic[K]):
     """The policy of all tiers: what is worth least per byte goes first.
 
-    A snapshot is worth the seconds that its prompts would lose without it (the tokens between it and its parent, or
-    reading ``n_stored`` bytes where it lies in the next tier), times how likely such a prompt is. That depends on how
-    far it is from the ends of the conversations through it, and on how long ago these were used: after ``half`` units
-    of ``clock`` half as likely, after three times that a quarter. ``freed`` are the bytes that go with it.
+    A snapshot is worth the seconds that its prompts would lose without it (the tokens between it and its parent), times
+    how likely such a prompt is. That depends on how far it is from the ends of the conversations through it, and on how
+    long ago these were used: after ``half`` units of ``clock`` half as likely, after three times that a quarter.
+    ``freed`` are the bytes that go with it.
     """
 
     def __init__(
@@ -262,10 +262,9 @@ class LeastValue(Generic[K]):
         costs: Costs | None = None,
         *,
         half: float = SAME_MOMENT_SECONDS,
-        n_stored: Callable[[K], int] = lambda key: 0,
         likelihoods: Likelihoods = Likelihoods(),
     ) -> None:
-        self._tree, self._freed, self._clock, self._n_stored = tree, freed, clock, n_stored
+        self._tree, self._freed, self._clock = tree, freed, clock
         self._costs = costs or Costs()
         self.half, self.likelihoods = half, likelihoods
         self._heap: list[tuple[float, int, TreeNode[K]]] = []
@@ -350,8 +349,6 @@ class LeastValue(Generic[K]):
     def _worth(self, node: TreeNode[K]) -> float:
         first = node.parent.n if node.parent is not None else 0
         seconds = self._costs.evaluate(first, node.n)
-        if n_bytes := self._n_stored(node.key):
-            seconds = min(seconds, self._costs.read(n_bytes))
         return node.likely * seconds
 
     def _value(self, node: TreeNode[K]) -> float:

@@ -36,7 +36,7 @@ class RamCache:
 
     Callbacks, to be set by who needs them; none may change the cache. ``on_drop`` is told of a segment just before its
     rows are given up, ``on_evict`` of a snapshot that leaves for want of room, with all its rows still there, and the
-    seconds that it could be expected to save. ``stored`` says whether the next tier has a snapshot, too.
+    seconds that it could be expected to save.
     """
 
     def __init__(self, n_slots: int, budget: int | None, costs: Costs | None = None) -> None:
@@ -48,11 +48,10 @@ class RamCache:
         self.pool = SegmentPool(lambda segment: self.on_drop(segment))
         self.n_evicted = self.n_refused = self.n_shed = self.n_lost = 0
         self.on_evict: Callable[[Snapshot, float], None] = lambda snapshot, worth: None
-        self.stored: Callable[[Snapshot], bool] = lambda snapshot: False
         self.tree: PrefixTree[int] = PrefixTree()
         self.turn = 0
         self.policy: LeastValue[int] = LeastValue(
-            self.tree, self._freed, lambda: self.turn, self.costs, half=HALF_TURNS, n_stored=self._stored
+            self.tree, self._freed, lambda: self.turn, self.costs, half=HALF_TURNS
         )
         self.kept: list[Snapshot] = []
         self._weights: tuple[int, dict[Segment, float]] = -1, {}
@@ -376,10 +375,6 @@ class RamCache:
     def _freed(self, key: int) -> int:
         snapshot = self.slots[key].snapshot
         return self.pool.n_freed(snapshot) if snapshot is not None else 0
-
-    def _stored(self, key: int) -> int:
-        snapshot = self.slots[key].snapshot
-        return self._freed(key) if snapshot is not None and self.stored(snapshot) else 0
 
     def _evict(self, slot: Slot) -> None:
         assert slot.snapshot is not None
