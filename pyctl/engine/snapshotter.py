@@ -156,7 +156,7 @@ class Snapshotter:
                 if reservation.confirm(snapshot):
                     seq.keep(snapshot.segment, seq.n)
                     stats.count_saved(prefix.name)
-                    if plan.persist and seq.n <= plan.persist[-1]:  # beside the next batch, not all of it at the end
+                    if self.disk is not None and seq.for_disk:  # beside the next batch, not all of it at the end
                         self.device.copy_spare(snapshot.segment)
                 self.device.give_back(snapshot)
         except (StateError, MemoryError) as error:
