@@ -71,9 +71,7 @@ class DiskView:
 
 def _missing(segment: Segment) -> int:
     """Bytes of a segment that the disk has not."""
-    if segment.file.is_there:
-        return 0
-    return segment.n_bytes + (segment.held.n_bytes if segment.held is not None and not segment.rows.size else 0)
+    return 0 if segment.file.is_there else segment.n_bytes + segment.only_held_bytes
 
 
 class _SnapshotWriter:

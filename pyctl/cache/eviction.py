@@ -348,8 +348,7 @@ class LeastValue(Generic[K]):
 
     def _worth(self, node: TreeNode[K]) -> float:
         first = node.parent.n if node.parent is not None else 0
-        seconds = self._costs.evaluate(first, node.n)
-        return node.likely * seconds
+        return node.likely * self._costs.evaluate(first, node.n)
 
     def _value(self, node: TreeNode[K]) -> float:
         worth = self._worth(node)

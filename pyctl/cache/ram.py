@@ -256,7 +256,7 @@ class RamCache:
     def held_by_value(self) -> list[Segment]:
         """The segments whose rows only the device has, the most valuable first."""
         weights = self._segment_weights()
-        only = [segment for segment in self.pool if segment.held is not None and not segment.rows.size]
+        only = [segment for segment in self.pool if segment.only_held_bytes]
         return sorted(only, key=lambda segment: weights.get(segment, math.inf), reverse=True)
 
     # -- inside ------------------------------------------------------------------------------------------------------

@@ -106,7 +106,7 @@ class SegmentPool:
         counted: dict[Segment, int] = {}
         for snapshot in fixed:
             for link in snapshot.chain:
-                counted[link] = link.n_bytes + (link.held.n_bytes if link.held and not link.rows.size else 0)
+                counted[link] = link.n_bytes + link.only_held_bytes
         for at in (segment, *(snapshot.segment for snapshot in staying)):
             above = at
             while above is not None and above not in counted:

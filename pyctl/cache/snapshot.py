@@ -121,6 +121,11 @@ class Segment:
         return int(self.rows.nbytes) + int(self.draft_rows.nbytes) + int(self.tokens.nbytes)
 
     @property
+    def only_held_bytes(self) -> int:
+        """Bytes that its rows would take in RAM, where only the device has them; else 0."""
+        return self.held.n_bytes if self.held is not None and not self.rows.size else 0
+
+    @property
     def alive(self) -> bool:
         """Whether some snapshot still needs these rows."""
         return self.references > 0

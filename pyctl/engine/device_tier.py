@@ -125,24 +125,22 @@ class DeviceTier:
     def to_ram(self, snapshot: Snapshot) -> None:
         """Have all rows of a kept ``snapshot`` in RAM and nowhere else; StateError or MemoryError if that fails."""
         for segment in snapshot.chain:
-            if segment.held is not None and not segment.rows.size:
+            if segment.only_held_bytes:
                 self._copy(segment, ())
             self.release(segment)
 
     def copy_spare(self, *segments: Segment) -> None:
         """Begin to copy rows that the disk will want, as far as RAM has room to spare for them."""
         for segment in segments:
-            if segment.held is not None and not segment.rows.size and not segment.file.is_there:
+            if segment.only_held_bytes and not segment.file.is_there:
                 try:
-                    if self._cache.may_add_rows(segment, segment.held.n_bytes, spare=True):
-                        self._cache.add_rows(segment, self._fetch(segment))
+                    self._copy_if_spare(segment)
                 except (StateError, MemoryError) as error:
                     log.warning("rows were not copied to RAM: %s", error)
 
     def may_copy(self, snapshot: Snapshot) -> bool:
         """Whether what RAM lacks of it may be copied for the disk alone, beside what the cache counts."""
-        lacking = (each for each in snapshot.chain if not each.rows.size and not each.file.is_there)
-        n_bytes = sum(each.held.n_bytes for each in lacking if each.held is not None)
+        n_bytes = sum(each.only_held_bytes for each in snapshot.chain if not each.file.is_there)
         if not n_bytes or not self.is_behind(n_bytes):
             return True
         log.warning("the prefix of %d tokens is not written: RAM has no room for %.0f MiB", snapshot.n, n_bytes / 2**20)
@@ -156,10 +154,8 @@ class DeviceTier:
     def copy_one(self) -> bool:
         """Copy the most valuable rows that RAM has not got and has room to spare for; False if there are none."""
         for segment in self._cache.held_by_value() if self._memory.can_hold else ():
-            assert segment.held is not None
             try:
-                if self._cache.may_add_rows(segment, segment.held.n_bytes, spare=True):
-                    self._cache.add_rows(segment, self._fetch(segment))
+                if self._copy_if_spare(segment):
                     return True
             except (StateError, MemoryError) as error:
                 log.warning("rows were not copied to RAM: %s", error)
@@ -200,6 +196,13 @@ class DeviceTier:
             if not kept:
                 self._lose(segment)
         self.release(segment)
+
+    def _copy_if_spare(self, segment: Segment) -> bool:
+        """Begin to copy rows to RAM; False if it has no room to spare for them."""
+        if not self._cache.may_add_rows(segment, segment.only_held_bytes, spare=True):
+            return False
+        self._cache.add_rows(segment, self._fetch(segment))
+        return True
 
     def _copy(self, segment: Segment, protected: Collection[Snapshot]) -> bool:
         """Copy rows to RAM; False if there is no room for them."""

@@ -274,7 +274,7 @@ def copy_of(snapshot: Snapshot, rows_of: RowsOf | None = None, *, lean: bool = F
     parent: Segment | None = None
     for segment in reversed(snapshot.chain):
         copy = replace(segment, parent=parent, references=0, held=None)
-        is_held = segment.held is not None and not segment.rows.size
+        is_held = segment.only_held_bytes > 0
         if segment.file.is_there and (lean or is_held):
             copy.drop()
         elif is_held:
