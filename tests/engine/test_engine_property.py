@@ -161,6 +161,8 @@ class Conversations(RuleBasedStateMachine):
     def sleep(self) -> None:
         """What only the device has goes to RAM, as far as there is room."""
         cache = self.engine.snapshotter.cache
+        for seq in self.engine.sequences:
+            self.engine.snapshotter.park(seq)  # which may take the slot of another snapshot, if there are few
         before = {snapshot.prefix for snapshot in cache.snapshots()}
         self.engine.sleep()
         assert all(segment.held is None for segment in cache.segments())
