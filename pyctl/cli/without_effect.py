@@ -17,7 +17,7 @@ NO_OP: Mapping[str, int] = _names(
 --no-perf -e --escape --no-escape -cb --cont-batching --no-context-shift
 --warmup --no-warmup --no-mmproj --no-mmproj-auto --mmproj-offload --no-mmproj-offload --log-prefix --no-log-prefix
 --no-log-jsonl --no-ui-mcp-proxy --no-webui-mcp-proxy -no-ag --no-agent --no-models-autoload --no-skip-chat-parsing
---spec-draft-backend-sampling --no-spec-draft-backend-sampling --no-webui --no-ui
+--spec-draft-backend-sampling --no-spec-draft-backend-sampling
 """,
     """
 --log-colors --threads-http
@@ -32,7 +32,7 @@ IGNORED: Mapping[str, int] = _names(
 --gpt-oss-20b-default --gpt-oss-120b-default --vision-gemma-4b-default --vision-gemma-12b-default --perf --log-jsonl
 -bs --backend-sampling --context-shift -sp --special
 -nocb --no-cont-batching --mmproj-auto --reuse-port --ui-mcp-proxy --webui-mcp-proxy -ag --agent
---models-autoload --skip-chat-parsing --webui --ui --fim-qwen-7b-spec --fim-qwen-14b-spec
+--models-autoload --skip-chat-parsing --fim-qwen-7b-spec --fim-qwen-14b-spec
 """,
     """
 -C --cpu-mask -Cr --cpu-range --cpu-strict --prio -Cb --cpu-mask-batch -Crb --cpu-range-batch

@@ -39,6 +39,7 @@ __all__ = ["create_app"]
 Handler: TypeAlias = Callable[[Service, Request], Awaitable[ASGIApp]]
 
 _GET: dict[str, Handler] = {
+    "/page/{name}": page.file,
     "/health": info.health,
     "/v1/health": info.health,
     "/models": info.models,
@@ -122,6 +123,8 @@ def create_app(service: Service) -> Starlette:
         Route(settings.api_prefix + path, _endpoint(service, handlers), methods=list(handlers))
         for path, handlers in _by_path({"GET": _GET, "POST": _POST, "DELETE": _DELETE}).items()
     ]
+    if settings.show_page and not settings.static_path:
+        routes += [Route(settings.api_prefix + path, _endpoint(service, {"GET": page.index})) for path in ("/", "/index.html")]
     if settings.static_path:
         routes.append(Mount(settings.api_prefix, StaticFiles(directory=settings.static_path, html=True)))
     return Starlette(

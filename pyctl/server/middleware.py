@@ -27,7 +27,7 @@ __all__ = [
     "sees_texts",
 ]
 
-_PUBLIC = ("/health", "/v1/health")
+_PUBLIC = ("/health", "/v1/health", "/", "/index.html")
 
 
 class KeyMiddleware:
@@ -39,6 +39,7 @@ class KeyMiddleware:
     def __init__(self, app: ASGIApp, keys: tuple[str, ...], prefix: str = "") -> None:
         self._app = app
         self._public = frozenset(prefix + path for path in _PUBLIC)
+        self._page = prefix + "/page/"
         self._keys = [key.encode() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -46,6 +47,7 @@ class KeyMiddleware:
             scope["type"] != "http"
             or not self._keys
             or scope["path"] in self._public
+            or (scope["method"] in ("GET", "HEAD") and scope["path"].startswith(self._page))
             or self._known(Headers(scope=scope))
         ):
             await self._app(scope, receive, send)

@@ -92,7 +92,7 @@ async def props(service: Service, request: Request) -> Response:
         "endpoint_slots": settings.show_slots,
         "endpoint_props": settings.change_props,
         "endpoint_metrics": settings.show_metrics,
-        "ui": False,
+        "ui": settings.show_page,
         "ui_settings": {},
         "chat_template": chat.template.source,
         "chat_template_caps": {

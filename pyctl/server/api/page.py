@@ -1,17 +1,48 @@
-"""What the page asks for besides the APIs: Markdown as HTML."""
+"""The page, and what it asks for besides the APIs: Markdown as HTML."""
 
 from __future__ import annotations
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pyctl.errors import RequestError
+from pyctl.errors import NotFoundError, RequestError
+from pyctl.page import assets
+from pyctl.page.assets import Asset
 from pyctl.page.markdown_process import MOST_TEXTS
 from pyctl.server.body import TextsBody, at_most
 from pyctl.server.http import JsonResponse
 from pyctl.server.service import Service
 
-__all__ = ["render"]
+__all__ = ["file", "index", "render"]
+
+
+async def index(service: Service, request: Request) -> Response:
+    """GET /: the page, unless there is a --path or --no-ui."""
+    return _answer(service, request, assets.index())
+
+
+async def file(service: Service, request: Request) -> Response:
+    """GET /page/{name}: a file of it."""
+    return _answer(service, request, assets.asset(request.path_params["name"]))
+
+
+def _answer(service: Service, request: Request, found: Asset | None) -> Response:
+    if found is None or not service.settings.show_page:
+        raise NotFoundError("File Not Found")
+    headers = {
+        "cache-control": "no-cache",  # asked for again, and mostly not sent
+        "content-security-policy": assets.POLICY,
+        "etag": found.tag,
+        "referrer-policy": "no-referrer",
+        "vary": "Accept-Encoding",
+        "x-content-type-options": "nosniff",
+    }
+    if request.headers.get("if-none-match") == found.tag:
+        return Response(status_code=304, headers=headers)
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        headers["content-encoding"] = "gzip"
+        return Response(found.compressed, headers=headers, media_type=found.media_type)
+    return Response(found.body, headers=headers, media_type=found.media_type)
 
 
 async def render(service: Service, request: Request) -> Response:

@@ -1,0 +1,55 @@
+"""The files of the page, as they go to a browser, and the policy that it holds them to."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+__all__ = ["POLICY", "Asset", "asset", "index"]
+
+_DIRECTORY = Path(__file__).parent / "static"
+_TYPES = {".css": "text/css", ".html": "text/html", ".js": "text/javascript"}
+
+
+@dataclass(frozen=True)
+class Asset:
+    """A file as it is and compressed; ``tag`` changes with it."""
+
+    media_type: str
+    body: bytes
+    compressed: bytes
+    tag: str
+
+
+@cache
+def asset(name: str) -> Asset | None:
+    """The file ``name`` of the page, None if there is none."""
+    path = next((path for path in _DIRECTORY.iterdir() if path.name == name and path.suffix == ".js"), None)
+    return _made(path.read_bytes(), ".js") if path is not None else None
+
+
+@cache
+def index() -> Asset:
+    """The page itself, with its style, so that one answer is enough to see it."""
+    return _made((_DIRECTORY / "index.html").read_text("utf-8").replace("/*css*/", _style()).encode(), ".html")
+
+
+def _made(body: bytes, suffix: str) -> Asset:
+    tag = hashlib.blake2b(body, digest_size=12).hexdigest()
+    return Asset(f"{_TYPES[suffix]}; charset=utf-8", body, gzip.compress(body, 9, mtime=0), f'"{tag}"')
+
+
+def _style() -> str:
+    return (_DIRECTORY / "page.css").read_text("utf-8")
+
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'sha256-"
+    + base64.b64encode(hashlib.sha256(_style().encode()).digest()).decode()
+    + "'; connect-src 'self'; img-src 'self' data: blob:; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
+"""Nothing but the files of this server runs, and nothing else is asked."""
