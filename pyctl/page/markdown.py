@@ -56,6 +56,8 @@ def _parser() -> MarkdownIt:
     for name, rule in (("fence", _fence), ("code_block", _fence), ("image", _image), ("link_open", _link)):
         parser.add_render_rule(name, rule)
     parser.add_render_rule("formula", _formula)
+    parser.add_render_rule("th_open", _cell)
+    parser.add_render_rule("td_open", _cell)
     parser.add_render_rule("table_open", lambda *_: '<div class="table"><table>\n')
     parser.add_render_rule("table_close", lambda *_: "</table></div>\n")
     return parser
@@ -89,6 +91,14 @@ def _link(self: RendererHTML, tokens: list[Token], index: int, options: Any, env
     token = tokens[index]
     token.attrs = {name: value for name, value in token.attrs.items() if name in ("href", "title")}
     token.attrs |= {"target": "_blank", "rel": "noopener noreferrer nofollow"}
+    return self.renderToken(tokens, index, options, env)
+
+
+def _cell(self: RendererHTML, tokens: list[Token], index: int, options: Any, env: Any) -> str:
+    """A cell of a table; how it is aligned is a class, since the page's policy lets no element have a style."""
+    token = tokens[index]
+    side = str(token.attrs.get("style", "")).partition(":")[2]
+    token.attrs = {"class": side} if side in ("left", "right", "center") else {}
     return self.renderToken(tokens, index, options, env)
 
 

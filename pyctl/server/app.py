@@ -124,7 +124,9 @@ def create_app(service: Service) -> Starlette:
         for path, handlers in _by_path({"GET": _GET, "POST": _POST, "DELETE": _DELETE}).items()
     ]
     if settings.show_page and not settings.static_path:
-        routes += [Route(settings.api_prefix + path, _endpoint(service, {"GET": page.index})) for path in ("/", "/index.html")]
+        routes += [
+            Route(settings.api_prefix + path, _endpoint(service, {"GET": page.index})) for path in ("/", "/index.html")
+        ]
     if settings.static_path:
         routes.append(Mount(settings.api_prefix, StaticFiles(directory=settings.static_path, html=True)))
     return Starlette(

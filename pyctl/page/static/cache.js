@@ -1,6 +1,6 @@
 // The cache: a tree of prefixes as rails, where each lies, and what the last reply used and added.
 
-import { $, ago, ask, count, el, keyed, say, short, size } from "./dom.js";
+import { $, ago, ask, count, el, keyed, put, say, short, size } from "./dom.js";
 import * as api from "./api.js";
 
 let revision = 0, view = null, path = new Set(), used = "", added = new Set(), asked = 0, failed = false;
@@ -94,9 +94,9 @@ function update(made, { node, depth, forks }) {
   const bytes = node.row_bytes + node.state_bytes + node.device_bytes;
   made.setAttribute("aria-label", `${count(node.n)} tokens, ${size(bytes)}, in ${where}, ${node.hits} hits${node.pinned ? ", pinned" : ""}`);
   made.querySelector(".words").textContent = words(node) || "(words are shown with the key, or on this machine)";
-  made.querySelector(".meta").replaceChildren(el("b", {}, count(node.n)), " tokens", ...node.tiers.map((tier) => el("span", { class: "tier " + tier }, NAMES[tier])), el("span", {}, size(bytes)), el("span", {}, node.hits === 1 ? "1 hit" : node.hits + " hits"), el("span", {}, ago(node.idle)), node.live ? el("span", { class: "tier live" }, node.live.busy ? "writing" : "live") : null, node.pinned ? el("span", { class: "pin" }, "pinned") : null);
+  put(made.querySelector(".meta"), el("b", {}, count(node.n)), " tokens", ...node.tiers.map((tier) => el("span", { class: "tier " + tier }, NAMES[tier])), el("span", {}, size(bytes)), el("span", {}, node.hits === 1 ? "1 hit" : node.hits + " hits"), el("span", {}, ago(node.idle)), node.live ? el("span", { class: "tier live" }, node.live.busy ? "writing" : "live") : null, node.pinned ? el("span", { class: "pin" }, "pinned") : null);
   const act = (text, label, run) => el("button", { type: "button", "aria-label": label, onclick: (event) => { event.stopPropagation(); run(); } }, text);
-  made.querySelector(".acts").replaceChildren(...(node.stored ? [] : [act(node.pinned ? "Unpin" : "Pin", node.pinned ? "Unpin" : "Pin", () => change(api.post("cache/pin", { id: node.id, pinned: !node.pinned })))]), node.pinned ? "" : act("Drop", "Drop", () => change(api.remove("cache/" + encodeURIComponent(node.id)))));
+  put(made.querySelector(".acts"), ...(node.stored ? [] : [act(node.pinned ? "Unpin" : "Pin", node.pinned ? "Unpin" : "Pin", () => change(api.post("cache/pin", { id: node.id, pinned: !node.pinned })))]), node.pinned ? "" : act("Drop", "Drop", () => change(api.remove("cache/" + encodeURIComponent(node.id)))));
 }
 
 async function change(going) {
@@ -157,7 +157,7 @@ function draw(error) {
   const { bytes, totals, disk } = latest;
   const restored = totals.prompt - totals.evaluated;
   view.totals.replaceChildren(
-    el("div", { class: "headline" }, el("strong", {}, totals.prompt ? ((100 * restored) / totals.prompt).toFixed(restored === totals.prompt ? 0 : 1) + " %" : "–"), el("span", {}, "of what was asked was remembered", el("br"), el("span", { class: "dim" }, `${short(restored)} of ${short(totals.prompt)} tokens in ${count(totals.requests)} requests`))),
+    el("div", { class: "headline" }, el("strong", {}, totals.prompt ? ((100 * restored) / totals.prompt).toFixed(restored === totals.prompt ? 0 : 1) + "\u202f%" : "–"), el("span", {}, "of what was asked was remembered", el("br"), el("span", { class: "dim" }, `${short(restored)} of ${short(totals.prompt)} tokens in ${count(totals.requests)} requests`))),
     ...[bytes.device ? gauge("device", "Device", bytes.device, -1) : null, gauge("ram", "RAM", bytes.resident, bytes.budget), disk ? gauge("disk", "Disk", disk.n_bytes, disk.budget) : null].filter(Boolean));
   const found = rows(nodesOf(latest));
   keyed(view.tree, found, (each) => each.node.id, row, update);
@@ -172,8 +172,9 @@ function chart() {
   if (recent.length < 2) return view.chart.replaceChildren();
   const most = Math.max(...recent.map((each) => each[2])) * 1.1, svg = "http://www.w3.org/2000/svg";
   const made = (tag, props) => { const e = document.createElementNS(svg, tag); for (const [k, v] of Object.entries(props)) e.setAttribute(k, v); return e; };
-  const x = (at) => 300 - ((now - at) / 3600e3) * 300, y = (v) => 56 - (v / most) * 52;
+  const span = Math.max(now - recent[0][0], 60e3) * 1.05;
+  const x = (at) => 298 - ((now - at) / span) * 296, y = (v) => 56 - (v / most) * 52;
   const drawn = made("svg", { viewBox: "0 0 300 60", role: "img", "aria-label": `Tokens written a second in the last hour, ${recent.at(-1)[2].toFixed(0)} now` });
   drawn.append(made("path", { class: "area", d: `M${x(recent[0][0])} 58 ` + recent.map((e) => `L${x(e[0]).toFixed(1)} ${y(e[2]).toFixed(1)}`).join(" ") + ` L${x(recent.at(-1)[0])} 58Z` }), made("polyline", { points: recent.map((e) => `${x(e[0]).toFixed(1)},${y(e[2]).toFixed(1)}`).join(" ") }), ...recent.map((e) => made("circle", { cx: x(e[0]).toFixed(1), cy: y(e[2]).toFixed(1), r: 1.8 })));
-  view.chart.replaceChildren(el("p", { class: "dim" }, `Written in the last hour: ${recent.at(-1)[2].toFixed(1)} tokens/s now, ${Math.max(...recent.map((e) => e[2])).toFixed(1)} at best`), drawn);
+  view.chart.replaceChildren(el("p", { class: "dim" }, `Tokens written per second, last ${ago(span / 1000)}: ${recent.at(-1)[2].toFixed(0)} now, ${Math.max(...recent.map((e) => e[2])).toFixed(0)} at best`), drawn);
 }

@@ -35,6 +35,9 @@ export function keyed(parent, items, keyOf, make, update = () => {}) {
   for (const child of known.values()) child.remove();
 }
 
+// The children of `box`, less those that are nothing.
+export const put = (box, ...kids) => box.replaceChildren(...kids.flat().filter((kid) => kid !== null && kid !== undefined && kid !== false && kid !== ""));
+
 export const $ = (id) => document.getElementById(id);
 
 const counts = new Intl.NumberFormat("en");
