@@ -48,14 +48,18 @@ async function look(force = false) {
 
 // -- the tree --------------------------------------------------------------------------------------------------------
 
-// Rows in the order of the tree. A chain of only children stays on one rail, branches get rails of their own.
-export function rows(prefixes, depth = 0, found = [], rails = []) {
-  prefixes.forEach((node, i) => {
-    const isLast = i === prefixes.length - 1;
-    found.push({ node, depth, rails: [...rails], isFirst: i === 0, isLast, forks: node.children.length > 1 });
-    if (node.children.length === 1) rows(node.children, depth, found, rails);
-    else if (node.children.length) rows(sorted(node.children), depth + 1, found, [...rails, depth]);
-  });
+// Rows in the order of the tree. Only children stay on the rail of their parent, branches get rails of their own:
+// `passes` are rails of others that go by, `joins` says that this row leaves its parent's rail, the last one ends it.
+export function rows(prefixes) {
+  const found = [];
+  const walk = (node, depth, passes, joins) => {
+    const alone = node.children.length === 1;
+    found.push({ node, depth, passes, joins, up: joins === "", down: alone, forks: node.children.length > 1 });
+    if (alone) return walk(node.children[0], depth, joins === "mid" ? [...passes, depth - 1] : passes, "");
+    const around = joins === "mid" ? [...passes, depth - 1] : passes;
+    node.children.forEach((child, i) => walk(child, depth + 1, around, i < node.children.length - 1 ? "mid" : "last"));
+  };
+  for (const node of prefixes) walk(node, 0, [], "root");
   return found;
 }
 
@@ -86,10 +90,12 @@ function words(node) {
   return head.length > 8 && tail.endsWith(head) ? head : `${head} … ${tail}`;
 }
 
-function update(made, { node, depth, forks }) {
+function update(made, { node, depth, passes, joins, up, down, forks }) {
   const best = node.tiers[0] ?? "disk";
   made.className = ["node", best, made.classList.contains("open") && "open", path.has(node.id) && "path", node.id === used && "used", added.has(node.id) && "added", node.pinned && "pinned", forks && "forks"].filter(Boolean).join(" ");
-  made.style.setProperty("--depth", Math.min(depth, 8));
+  made.style.setProperty("--depth", depth);
+  const line = (kind, level) => el("i", { class: kind, vars: { "--l": level } });
+  put(made.querySelector(".rail"), passes.map((level) => line("pass", level)), joins === "mid" || joins === "last" ? line("join " + joins, depth - 1) : null, up ? line("up", depth) : null, down || forks ? line("down", depth) : null, el("b", { class: "dot" }));
   const where = node.tiers.map((tier) => NAMES[tier]).join(", ");
   const bytes = node.row_bytes + node.state_bytes + node.device_bytes;
   made.setAttribute("aria-label", `${count(node.n)} tokens, ${size(bytes)}, in ${where}, ${node.hits} hits${node.pinned ? ", pinned" : ""}`);
