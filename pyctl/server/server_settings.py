@@ -226,7 +226,7 @@ class ServerSettings:
         "", "--api-prefix", "path before all others", url_path, "LLAMA_ARG_API_PREFIX", "PATH"
     )
     show_page: bool = SERVER.flag(
-        True, "--ui --webui", "serve the page at /", None, "LLAMA_ARG_UI LLAMA_ARG_WEBUI", off="--no-ui --no-webui"
+        True, "--ui --webui", "serve the page at /", None, "LLAMA_ARG_UI", off="--no-ui --no-webui"
     )
     static_path: str = SERVER.flag(
         "", "--path", "directory of files to serve at /", existing, "LLAMA_ARG_STATIC_PATH", "DIR"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -11,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pyctl.page import assets
 from pyctl.page.markdown import html_of
 from pyctl.page.markdown_process import MOST_TEXT_BYTES, MarkdownProcess, plain_html
 from pyctl.server.server_settings import ServerSettings
@@ -171,6 +174,34 @@ def test_a_directory_is_served_beside_the_api(tmp_path: Path) -> None:
     assert client.get("/llm/health").json() == {"status": "ok"}
     for path in ("/", "/a.css", "/llm/none", "/llm/../secret", "/llm/%2e%2e/secret", "/llm/link"):
         assert (client.get(path).status_code, client.get(path).text == "no") == (404, False), path
-    assert Bench(play("x")).client.get("/").status_code == 404
+    assert Bench(play("x"), settings=ServerSettings(show_page=False)).client.get("/").status_code == 404
     keyed = Bench(play("x"), settings=ServerSettings(static_path=str(site), api_keys=("k",))).client
     assert [keyed.get("/a.css", headers=h).status_code for h in ({}, {"X-Api-Key": "k"})] == [401, 200]
+
+
+def test_the_page_is_small_public_and_held_to_its_policy() -> None:
+    client = Bench(play("x"), settings=ServerSettings(api_keys=("k",), api_prefix="/llm")).client
+    first = client.get("/llm/")
+    assert first.status_code == 200
+    names = re.findall(r'(?:src|href)="(page/[^"]+)"', first.text)
+    assert "page/app.js" in names
+    answers = [first, *(client.get(f"/llm/{name}") for name in names)]
+    for answer in answers:
+        assert answer.status_code == 200
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        again = client.get(answer.request.url.path, headers={"If-None-Match": answer.headers["etag"]})
+        assert (again.status_code, again.content) == (304, b"")
+    assert sum(len(answer.content) for answer in answers) < 100_000
+    assert {path.name for path in (Path(assets.__file__).parent / "static").glob("*.js")} == {n[5:] for n in names}
+    (style,) = re.findall(r"<style>(.*?)</style>", first.text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    assert f"'sha256-{digest}'" in first.headers["content-security-policy"]
+    for path in ("/llm/page/none.js", "/llm/page/../app.py", "/llm/page/%2e%2e%2fassets.py", "/llm/page/page.css"):
+        assert client.get(path).status_code in (401, 404), path
+    assert client.post("/llm/page/markdown", json={"texts": []}).status_code == 401
+    assert client.get("/llm/cache").status_code == 401
+    off = Bench(play("x"), settings=ServerSettings(show_page=False)).client
+    assert [off.get(path).status_code for path in ("/", "/index.html", "/page/app.js")] == [404] * 3
+    assert off.get("/props").json()["ui"] is False
