@@ -88,8 +88,9 @@ class DiskSettings:
         "PYCTL_DISK_PREFIX_CACHE",
         "POLICY",
     )
+    # 50 TB a year, where drives of 1 TB are made for 120: 300 to 900 turns of agents (bench/results/spill.md).
     daily_mib: int = DISK.flag(
-        0,
+        131_072,
         "--kv-cache-daily-writes",
         "MiB written within a day at most, 0 = no limit",
         integer(0),

@@ -278,12 +278,15 @@ def test_hits_and_recency_persist(open_store: Opener) -> None:
     assert [(entry.n, entry.hits) for entry in entries] == [(20, 2), (40, 0)]
 
 
-def test_daily_budget_survives_a_restart(open_store: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_daily_budget_survives_a_restart(
+    open_store: Opener, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now)
     store = open_store(daily_bytes=4_500)
     made = [conversation(seed, turns=1)[0] for seed in range(4)]
     assert [store.write(each) > 0 for each in made] == [True, True, False, False]
+    assert caplog.text.count("--kv-cache-daily-writes") == 1
     store.close()
     store = open_store(daily_bytes=4_500)
     assert store.write(made[2]) == 0
