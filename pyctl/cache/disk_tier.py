@@ -189,6 +189,14 @@ class DiskTier:
         """Have ``function``, which may wait for the disk, called by the thread that writes."""
         self._behind.run_soon(function)
 
+    def remove(self, name: str) -> bool:
+        """Remove the snapshot called ``name``, also where it waits to be written; False if there is none.
+
+        Waits for the disk; any thread may call it.
+        """
+        waited = self._behind.drop(name)
+        return self.store.directory.remove(f"{self.store.fingerprint}/{name}") or waited
+
     def wants(self, snapshot: Snapshot) -> bool:
         """Whether `offer` would write it: it is not there, and may be."""
         return snapshot.for_disk and self.store.wants(snapshot)

@@ -101,16 +101,16 @@ class EngineAdmin:
         return entries
 
     def drop_stored(self, name: str) -> bool:
-        """Remove a snapshot from disk by its id; False if there is none. RequestError if it is pinned.
+        """Remove a snapshot by its id from disk and from what waits to be written; False if there is none.
 
-        Waits for the disk, on the caller's thread.
+        RequestError if it is pinned. Waits for the disk, on the caller's thread.
         """
         disk = self._engine.snapshotter.disk
         if disk is None:
             return False
         if any(entry.name == name and entry.pinned for entry in disk.store.directory.entries()):
             raise RequestError(f"{name} is pinned: unpin it first")
-        return disk.store.directory.remove(f"{disk.store.fingerprint}/{name}")
+        return disk.remove(name)
 
     def clear(self) -> Future[int]:
         """Drop every snapshot that is not pinned, and texts to draft from; how many went. Live sequences stay."""

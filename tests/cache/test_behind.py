@@ -182,6 +182,26 @@ def test_what_waits_for_longest_can_be_given_up(writer: SlowWriter, behind: Writ
     assert not behind.give_up_least()
 
 
+def test_what_is_dropped_by_name_is_not_written_from_wherever_it_waits(writer: SlowWriter, behind: WriteBehind) -> None:
+    writer.error = OSError(errno.ENOSPC, "full")
+    for seed in range(3):
+        behind.offer(snapshot(seed))
+        assert writer.begun.wait(60)  # the first is being written, at the closed gate
+    spilled(3, 1.0, behind)
+    spilled(4, 1.0, behind)
+    behind.settle()
+    for seed in (0, 1, 3):
+        assert behind.drop(snapshot(seed).prefix.name)
+        assert seed == 0 or not behind.drop(snapshot(seed).prefix.name)
+    assert not behind.drop(snapshot(9).prefix.name)
+    writer.gate.set()
+    assert not behind.flush(60), "the disk refuses"
+    writer.error = None
+    behind.retry()
+    assert behind.flush(60)
+    assert [rows[0] for _, rows in writer.written] == [2, 4], "nor is what was refused tried again"
+
+
 def spilled(seed: int, worth: float, behind: WriteBehind, n_bytes: int = 100) -> None:
     behind.spill(snapshot(seed), worth, n_bytes)
 

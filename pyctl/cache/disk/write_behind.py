@@ -71,6 +71,7 @@ class WriteBehind:
         self._calls: deque[Callable[[], None]] = deque(maxlen=MAX_CALLS)
         self._changed = threading.Condition()
         self._busy = False
+        self._writing: Snapshot | None = None
         self._closing = self._last_chance = False
         self._resume_at = 0.0
         self.n_bytes = 0
@@ -131,6 +132,21 @@ class WriteBehind:
                 return False
             self.n_given_up += 1
             return True
+
+    def drop(self, name: str) -> bool:
+        """Write no snapshot of the prefix called ``name`` of those that wait; False if there is none.
+
+        One that is being written is not published any more, unless it has been already.
+        """
+        with self._changed:
+            found = [prefix for prefix in (*self._waiting, *self._spilled) if prefix.name == name]
+            for prefix in found:
+                self._waiting.pop(prefix, None)
+                self._spilled.pop(prefix, None)
+            now = self._writing if self._writing is not None and self._writing.prefix.name == name else None
+            if now is not None:
+                now.for_disk = False  # a copy of its own
+            return bool(found) or now is not None
 
     @property
     def n_waiting(self) -> int:
@@ -219,7 +235,7 @@ class WriteBehind:
                 log.exception("the prefix cache on disk")
             finally:
                 with self._changed:
-                    self._busy = False
+                    self._busy, self._writing = False, None
                     self._changed.notify_all()
 
     def _waits(self) -> bool:
@@ -232,10 +248,12 @@ class WriteBehind:
         # The newest first: it is what a restart would miss most.
         if self._waiting:
             _, snapshot = self._waiting.popitem(last=True)
+            self._writing = snapshot
             return lambda: self._write(snapshot, None)
         settled = [entry for entry in self._spilled.values() if entry.is_settled]
         best = max(settled, key=lambda entry: entry.worth)
         self._drop(best)
+        self._writing = best.snapshot
         return lambda: self._write(best.snapshot, best)
 
     def _write(self, snapshot: Snapshot, spilled: Spilled | None) -> None:
@@ -257,7 +275,7 @@ class WriteBehind:
             log.exception("a snapshot at %d could not be written", snapshot.n)
 
     def _put_back(self, snapshot: Snapshot, spilled: Spilled | None) -> None:
-        if snapshot.prefix in self._waiting:
+        if snapshot.prefix in self._waiting or not snapshot.for_disk:
             return
         if spilled is None and len(self._waiting) < self._limit:
             self._waiting[snapshot.prefix] = snapshot

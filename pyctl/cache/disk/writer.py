@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 import time
@@ -24,6 +25,8 @@ from pyctl.limit import limit
 
 __all__ = ["StoreWriter"]
 
+log = logging.getLogger(__name__)
+
 SPILLED_PER_DAY = limit(
     4, "what leaves RAM and is written within a day, by one process", "no more of it is written", "disk", "budgets"
 )
@@ -43,6 +46,7 @@ class StoreWriter:
         self.home = directory.path / fingerprint
         self.min_tokens, self.daily_bytes = min_tokens, daily_bytes
         self._spilled = [0, 0]  # a day, and how many bytes that left RAM were written in it
+        self._told = 0  # on which day somebody was told that it has no more room
         self._writers = ThreadPoolExecutor(max(1, THREADS // 2), "disk-write")
 
     def close(self) -> None:
@@ -85,6 +89,8 @@ class StoreWriter:
         missing = [link for link in links if link.name not in present or not self.has(link.name)]
         raw = snapshot.state.n_bytes + sum(int(b.nbytes) for link in missing for b in link.blocks.values())
         if not (self._may_spill if spilled else self._has_day)(raw, today):
+            if not spilled:
+                self._tell(today)
             return 0
         chain = [*((stem,) if stem is not None else ()), *(link.name for link in links)]
         if spilled and not self._would_stay(snapshot, missing, chain[-1]):
@@ -100,7 +106,7 @@ class StoreWriter:
             temps[path] = self._write_temp(path, state, chain[-1], snapshot.exact, blocks)
             if spilled:
                 temps[path] = replace(temps[path], used=_epoch(snapshot.used), hits=snapshot.hits)
-            done = self._publish(temps, [self.key(name) for name in chain], label)
+            done = self._publish(snapshot, temps, [self.key(name) for name in chain], label)
         if done:
             sync_directory(self.home)
             for link in links:
@@ -112,6 +118,16 @@ class StoreWriter:
     def _has_day(self, n_bytes: int, written: int) -> bool:
         """Whether a day in which so much was ``written`` has room for more."""
         return self.daily_bytes is None or written + n_bytes <= self.daily_bytes
+
+    def _tell(self, written: int) -> None:
+        """Say once a day that it has no more room."""
+        if self._told != (day := int(time.time() // 86_400)):
+            self._told = day
+            log.warning(
+                "%.1f GiB were written to the prefix cache today, more would exceed --kv-cache-daily-writes: until "
+                "midnight (UTC) what is new is kept in memory only",
+                written / 2**30,
+            )
 
     def _may_spill(self, n_bytes: int, written: int) -> bool:
         """The same for what leaves RAM."""
@@ -160,8 +176,8 @@ class StoreWriter:
         write_file(path, header, blocks, self._writers)
         return Record(self.fingerprint, name, header.offsets[-1], parent, exact, now, now)
 
-    def _publish(self, temps: dict[Path, Record], chain: list[Key], label: str) -> int | None:
-        """Make room, rename and enter, all in one transaction."""
+    def _publish(self, snapshot: Snapshot, temps: dict[Path, Record], chain: list[Key], label: str) -> int | None:
+        """Make room, rename and enter, all in one transaction; nothing of what is not for the disk any more."""
         state_path, state = next((path, record) for path, record in temps.items() if record.is_state)
         renamed: list[Path] = []
         try:
@@ -169,7 +185,7 @@ class StoreWriter:
                 graph = self.directory.graph(connection)
                 known = graph.records
                 twin = known.get(state.key)
-                if self._satisfies(twin, state.exact):
+                if self._satisfies(twin, state.exact) or not snapshot.for_disk:
                     return 0
                 fresh = {p: new for p, new in temps.items() if new.key not in known or not self.has(new.name)}
                 if twin is not None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pyctl.cache.disk import writer
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
@@ -275,3 +277,34 @@ def test_pages_of_other_origins_neither_read_nor_change_what_belongs_to_all(
     # Generating is as open as in llama-server.
     assert client.post("/completion", json={"prompt": "x", "n_predict": 1}, headers=headers).status_code == 200
     assert client.get("/props", headers=headers).status_code == 200
+
+
+def test_what_is_dropped_while_it_is_written_does_not_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, gate, real = threading.Event(), threading.Event(), writer.write_file
+
+    def slowly(*args: Any) -> None:
+        begun.set()
+        assert gate.wait(60)
+        real(*args)
+
+    monkeypatch.setattr(writer, "write_file", slowly)
+    store = DiskStore(tmp_path, "fake", None, min_tokens=100)
+    tier = DiskTier(store, DiskPolicy.parse("full"), cold_max=100)
+    bench = Bench(settings=ServerSettings(disk_policy="full"), disk=tier)
+    try:
+        for letter in "yz":
+            assert bench.post("/completion", {"prompt": HEAD + letter * 400, "n_predict": 1}).status_code == 200
+            assert begun.wait(60)  # the first is being written, the others wait
+        found = [each["id"] for each in nodes(bench) if each["n"] >= 100]
+        assert len(found) > 2
+        for name in found:
+            assert bench.client.request("DELETE", f"/cache/{name}").json() == {"dropped": 1}
+    finally:
+        gate.set()
+    assert tier.flush(60)
+    assert all(each["n"] < 100 for each in nodes(bench))
+    assert bench.client.get("/cache").json()["stored"] == []
+    assert not store.lengths()
+    assert list(tmp_path.rglob("*.state")) == []
