@@ -67,15 +67,22 @@ def _head() -> str:
 
 
 def vram_mib() -> float | None:
-    """MiB in use on all GPUs; None without one."""
-    lines = _output("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits").split()
-    return sum(float(line) for line in lines) if lines else None
+    """MiB in use on all GPUs that CUDA_VISIBLE_DEVICES leaves; None without one."""
+    sizes = _memory("used")
+    return sum(sizes) if sizes else None
 
 
 def free_vram_mib() -> float | None:
-    """MiB that are free on the first GPU; None without one."""
-    lines = _output("nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits").split()
-    return float(lines[0]) if lines else None
+    """MiB that are free on the first of them; None without one."""
+    sizes = _memory("free")
+    return sizes[0] if sizes else None
+
+
+def _memory(what: str) -> list[float]:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    chosen = [f"--id={visible}"] if visible else []
+    lines = _output("nvidia-smi", *chosen, f"--query-gpu=memory.{what}", "--format=csv,noheader,nounits").split()
+    return [float(line) for line in lines]
 
 
 def resident_mib(pid: int) -> float:
