@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 
 from pyctl.cache.disk_tier import DiskTier, DiskView
 from pyctl.cache.ram import RamCache
+from pyctl.cache.snapshot import Snapshot
 from pyctl.prompt import Tokens
 
 __all__ = ["CacheStats", "CacheView", "Divergence", "LiveView", "RequestStats", "SnapshotView", "Source", "view_of"]
@@ -123,7 +124,9 @@ class SnapshotView:
 
     ``n`` is in tokens, ``row_bytes`` what it adds to its parent in RAM, ``device_bytes`` on the device, ``age`` and
     ``idle`` seconds since it was made and since its last hit. ``tail`` are the last tokens of the prefix, ``head`` the
-    first that its parent has not. ``tiers`` are where it lies: what it adds, or its state.
+    first that its parent has not. ``tiers`` are where it lies: what it adds, or its state. ``shared`` are the tokens
+    whose rows it shares with the one before it of the same parent, at least the parent's, in an order in which those
+    that share most are neighbours (`view_of`): where branches part, whether or not there is a snapshot.
     """
 
     id: str
@@ -139,6 +142,7 @@ class SnapshotView:
     head: tuple[int, ...] = ()
     device_bytes: int = 0
     tiers: tuple[Tier, ...] = ("ram",)
+    shared: int = 0
 
 
 @dataclass(frozen=True)
@@ -171,14 +175,51 @@ class CacheView:
     revision: int = 0
 
 
+_Steps: TypeAlias = tuple[tuple[int, int], ...]
+"""Segments, by their ids, each with the position up to which a snapshot has it."""
+
+
+def _steps(snapshot: Snapshot, n_parent: int) -> _Steps:
+    """What lies behind the parent, the first segment first. Siblings that are sorted by it share most with the next."""
+    found = []
+    for segment, last in snapshot.links():
+        if last <= n_parent:
+            break
+        found.append((id(segment), last))
+    return tuple(reversed(found))
+
+
+def _common(a: _Steps, b: _Steps) -> int:
+    """Up to which position two chains are the same rows, 0 if nowhere."""
+    n = 0
+    for (one, last), (other, stop) in zip(a, b, strict=False):
+        if one != other:
+            break
+        n = min(last, stop)
+        if last != stop:
+            break
+    return n
+
+
 def view_of(cache: RamCache, totals: CacheStats, disk: DiskTier | None = None) -> CacheView:
-    """What is held now, shallow prefixes first. Called by the thread that owns the cache."""
+    """What is held now: shallow parents first, and of one parent those that share most side by side.
+
+    Called by the thread that owns the cache.
+    """
     now = time.monotonic()
     views = []
-    for slot, snapshot in sorted(cache.occupied(), key=lambda held: held[1].n):
+    held = []
+    for slot, snapshot in cache.occupied():
+        above = cache.tree[slot.index].parent
+        n_parent = above.n if above is not None else 0
+        held.append((n_parent, above.key if above is not None else -1, _steps(snapshot, n_parent), slot, snapshot))
+    held.sort(key=lambda each: each[:3])
+    before: tuple[int, _Steps] = -2, ()
+    for n_parent, place, steps, slot, snapshot in held:
+        shared = max(_common(before[1], steps), n_parent) if before[0] == place else n_parent
+        before = place, steps
         above = cache.tree[slot.index].parent
         parent = cache.slots[above.key].snapshot if above is not None else None
-        n_parent = parent.n if parent else 0
         row_bytes, device_bytes = snapshot.bytes_between(n_parent, snapshot.n)
         tiers: list[Tier] = []
         tiers += ["device"] * bool(device_bytes)
@@ -199,6 +240,7 @@ def view_of(cache: RamCache, totals: CacheStats, disk: DiskTier | None = None) -
                 head=snapshot.part(n_parent, min(n_parent + SHOWN, snapshot.n)),
                 device_bytes=device_bytes,
                 tiers=tuple(tiers),
+                shared=shared,
             )
         )
     budget = -1 if cache.budget is None else cache.budget

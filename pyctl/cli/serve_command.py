@@ -7,9 +7,10 @@ import threading
 
 from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.assemble import assemble, found
+from pyctl.cli.browser import open_in_browser, page_address
 from pyctl.cli.logs import start_log
 from pyctl.errors import EngineError, PyctlError
-from pyctl.server.app import create_app
+from pyctl.server.app import create_app, create_loading_app
 from pyctl.server.connections import bind
 from pyctl.server.generate.prepare import prepare_warm_up
 from pyctl.server.generation_body import ChatBody
@@ -54,11 +55,19 @@ class _Serving:
         self._settings = settings
         self._closing = threading.Event()
         self._service: Service | None = None
-        self.gate = LoadingApp(settings.server.cors)
+        self.gate = LoadingApp(create_loading_app(settings.server))
 
     def open(self, address: str) -> None:
         """Load the model and let requests through; may be stopped by `close` on another thread."""
         log.debug("listening at %s, loading the model", address)
+        if self._settings.server.has_page:
+            page = page_address(address, self._settings.server.api_prefix)
+            if page:
+                log.info("the page: %s", page)
+            if self._settings.listen.open_page:
+                open_in_browser(page)
+        elif self._settings.listen.open_page:
+            log.warning("--open: there is no page, because of --no-ui or --path")
         service = self._service = assemble(self._settings, go_on=lambda: not self._closing.is_set())
         if self._closing.is_set():
             service.worker.close()

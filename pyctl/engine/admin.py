@@ -17,6 +17,7 @@ from pyctl.cache.disk.directory import Contents, Entry
 from pyctl.cache.snapshot import PromptMatch
 from pyctl.engine.engine import Engine, IdleTask
 from pyctl.engine.engine_stats import EngineCounters, EngineMemory, EngineStats, SequenceFile, SequenceView
+from pyctl.engine.request import Timings
 from pyctl.engine.sequence import LiveSequence
 from pyctl.engine.worker import Worker
 from pyctl.errors import OutOfCellsError, PyctlError, RequestError, StateError
@@ -62,6 +63,10 @@ class EngineAdmin:
     def view(self) -> Future[CacheView]:
         """What the cache holds."""
         return self._worker.call(self._view)
+
+    def replies(self) -> Future[list[tuple[float, Timings]]]:
+        """What recent replies took, each with its age in seconds."""
+        return self._worker.call(lambda: self._engine.replies.by_age())
 
     def revision(self) -> Future[int]:
         """The `CacheView.revision` of now, for less than the view costs."""

@@ -17,7 +17,7 @@ from pyctl.engine.decode import Generation, Verify
 from pyctl.engine.draft.speculation import Speculation
 from pyctl.engine.draft.verify_batch import BatchItem, verify_batches
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.engine_stats import EngineCounters
+from pyctl.engine.engine_stats import EngineCounters, RecentReplies
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.prefill import Prefill, PrefillTurns, WarmUps
 from pyctl.engine.request import Done, Failed, told
@@ -55,6 +55,7 @@ class Engine:
         self.last: dict[int, ActiveRequest] = {}  # of each sequence, the request that it serves or served
         self.idle_tasks: list[IdleTask] = []
         self.counters = EngineCounters()
+        self.replies = RecentReplies()
         self.asleep = False
         self._turns = PrefillTurns(backend.n_ubatch)
         self._prefill = Prefill(backend, self.pool, self.snapshotter, self.counters, self.running)
@@ -385,6 +386,7 @@ class Engine:
         timings = reply.timings(stats, active.submitted, started)
         snapshotter.totals.add(stats, reply.n_predicted)
         self.counters.count_reply(timings)
+        self.replies.add(timings)
         handle.put(Done(reply.stop_type, reply.stopping_word, timings, stats, seq.id))
 
     def _give_all_cells(self, lookup: CacheLookup) -> None:

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from dataclasses import dataclass, field
 
 from pyctl.cache.cache_stats import CacheView
 from pyctl.engine.backend import BlockBytes
 from pyctl.engine.device_tier import DeviceCounts
 from pyctl.engine.request import DraftCounts, Request, Timings
+from pyctl.limit import limit
 
-__all__ = ["EngineCounters", "EngineMemory", "EngineStats", "PrefillLog", "SequenceFile", "SequenceView"]
+__all__ = [
+    "MOST_REPLIES",
+    "EngineCounters",
+    "EngineMemory",
+    "EngineStats",
+    "PrefillLog",
+    "RecentReplies",
+    "SequenceFile",
+    "SequenceView",
+]
 
 
 @dataclass
@@ -55,6 +66,27 @@ class EngineCounters:
         self.n_predicted += timings.n_predicted
         self.predicted_ms += timings.predicted_ms
         self.drafts += timings.drafts
+
+
+MOST_REPLIES = limit(128, "replies whose speeds GET /cache tells", "the oldest are forgotten", "memory")
+
+_HOUR = 3600.0
+
+
+class RecentReplies:
+    """What the last replies of the last hour took."""
+
+    def __init__(self) -> None:
+        self._replies: deque[tuple[float, Timings]] = deque(maxlen=MOST_REPLIES)
+
+    def add(self, timings: Timings) -> None:
+        """A request ended with a reply."""
+        self._replies.append((time.monotonic(), timings))
+
+    def by_age(self) -> list[tuple[float, Timings]]:
+        """Each with its age in seconds, the oldest first."""
+        now = time.monotonic()
+        return [(now - at, timings) for at, timings in self._replies if now - at < _HOUR]
 
 
 @dataclass(frozen=True)

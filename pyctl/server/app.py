@@ -14,6 +14,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
+from pyctl.errors import UnavailableError
 from pyctl.server.api import (
     anthropic,
     completions,
@@ -32,14 +33,14 @@ from pyctl.server.api import (
 from pyctl.server.generate.respond import log_error
 from pyctl.server.http import error_response, http_exception
 from pyctl.server.middleware import BodyLimitMiddleware, CorsMiddleware, KeyMiddleware, check_origin, depth_error
+from pyctl.server.server_settings import ServerSettings
 from pyctl.server.service import Service
 
-__all__ = ["create_app"]
+__all__ = ["create_app", "create_loading_app"]
 
 Handler: TypeAlias = Callable[[Service, Request], Awaitable[ASGIApp]]
 
 _GET: dict[str, Handler] = {
-    "/page/{name}": page.file,
     "/health": info.health,
     "/v1/health": info.health,
     "/models": info.models,
@@ -123,10 +124,7 @@ def create_app(service: Service) -> Starlette:
         Route(settings.api_prefix + path, _endpoint(service, handlers), methods=list(handlers))
         for path, handlers in _by_path({"GET": _GET, "POST": _POST, "DELETE": _DELETE}).items()
     ]
-    if settings.show_page and not settings.static_path:
-        routes += [
-            Route(settings.api_prefix + path, _endpoint(service, {"GET": page.index})) for path in ("/", "/index.html")
-        ]
+    routes += page.routes(settings)
     if settings.static_path:
         routes.append(Mount(settings.api_prefix, StaticFiles(directory=settings.static_path, html=True)))
     return Starlette(
@@ -137,6 +135,19 @@ def create_app(service: Service) -> Starlette:
             Middleware(BodyLimitMiddleware),
         ],
         exception_handlers={HTTPException: http_exception},
+    )
+
+
+def create_loading_app(settings: ServerSettings) -> Starlette:
+    """What answers until there is a model: the page, which waits for it, and 503 to everything else."""
+
+    async def loading(request: Request, error: Exception) -> Response:
+        return error_response(UnavailableError("Loading model"))
+
+    return Starlette(
+        routes=page.routes(settings),
+        middleware=[Middleware(CorsMiddleware, cors=settings.cors)],
+        exception_handlers={HTTPException: loading},
     )
 
 

@@ -17,12 +17,9 @@ from types import FrameType
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from pyctl.errors import ConfigError, UnavailableError
+from pyctl.errors import ConfigError
 from pyctl.limit import limit
 from pyctl.server.connections import ConnectionGuard, GuardedProtocol, address_of, raise_file_limit
-from pyctl.server.http import error_response
-from pyctl.server.middleware import CorsMiddleware
-from pyctl.server.server_settings import Cors
 
 __all__ = ["LoadingApp", "leave", "serve"]
 
@@ -30,13 +27,13 @@ log = logging.getLogger("pyctl")
 
 
 class LoadingApp:
-    """Answers everything with 503 until it is opened; from then on passes everything to an application.
+    """Passes everything to one application until it is opened, and to another from then on.
 
     `open` may be called from any thread.
     """
 
-    def __init__(self, cors: Cors) -> None:
-        self._app: ASGIApp = CorsMiddleware(_loading, cors)
+    def __init__(self, loading: ASGIApp) -> None:
+        self._app = loading
 
     def open(self, app: ASGIApp) -> None:
         """Let requests through to ``app``."""
@@ -47,10 +44,6 @@ class LoadingApp:
             await self._app(scope, receive, send)
         except asyncio.CancelledError:  # only at the very end: nobody else cancels a request
             log.warning("%s: given up, the server ends", scope.get("path", ""))
-
-
-async def _loading(scope: Scope, receive: Receive, send: Send) -> None:
-    await error_response(UnavailableError("Loading model"))(scope, receive, send)
 
 
 BACKLOG = limit(512, "connections that wait to be taken", "the client's system tries again", "connection")

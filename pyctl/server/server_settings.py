@@ -95,6 +95,7 @@ class ListenSettings:
         shown="127.0.0.1",
     )
     port: int = SERVER.flag(8080, "--port", "port to listen on, 0 = any free one", integer(0, 65535), "LLAMA_ARG_PORT")
+    open_page: bool = SERVER.flag(False, "--open", "open the page in a browser", None, "PYCTL_OPEN")
     ssl_key_file: str = SERVER.flag("", "--ssl-key-file", "private key (PEM)", str, "LLAMA_ARG_SSL_KEY_FILE", "FILE")
     ssl_cert_file: str = SERVER.flag("", "--ssl-cert-file", "certificate (PEM)", str, "LLAMA_ARG_SSL_CERT_FILE", "FILE")
     max_connections: int = SERVER.flag(
@@ -252,3 +253,8 @@ class ServerSettings:
     embeddings: bool = ModelSettings.embeddings
     slots_debug: bool = False
     is_verbose: bool = False
+
+    @property
+    def has_page(self) -> bool:
+        """Whether the page is served; a directory of --path takes its place."""
+        return self.show_page and not self.static_path

@@ -55,6 +55,7 @@ class Seen:
         self.log: dict[str, Any] = {}
         self.requests: list[Request] = []
         self.warmed: list[Request] = []
+        self.opened: list[str] = []
         self.address: tuple[tuple[str, ...], int] = ((), 0)
         self.served: Mapping[str, Any] = {}
         self.gate: LoadingApp | None = None
@@ -131,7 +132,7 @@ def look(monkeypatch: pytest.MonkeyPatch, argv: list[str], at: Callable[[Seen], 
         return handle
 
     def serve(gate: LoadingApp, _: None, *, on_ready: Callable[[str], None], **given: Any) -> None:
-        on_ready("")
+        on_ready("http://0.0.0.0:1")
         seen.gate, seen.served = gate, given
         found.append(at(seen))
 
@@ -172,6 +173,7 @@ def look(monkeypatch: pytest.MonkeyPatch, argv: list[str], at: Callable[[Seen], 
         for name in ("RamCache", "DiskStore", "DiskTier", "Replay", "ModelDrafts", "Speculation", "Engine", "Worker"):
             recorded(patch, name)
         patch.setattr(assemble, "load", load)
+        patch.setattr(serve_command, "open_in_browser", seen.opened.append)
         patch.setattr(assemble, "gc", SimpleNamespace(collect=lambda: None, freeze=lambda: None))
         patch.setattr(Worker, "submit", submit)
         patch.setattr(Worker, "warm", lambda _, request: seen.warmed.append(request))

@@ -404,6 +404,7 @@ EFFECTS: dict[str, Effect] = {
     "--show-prompts": Effect("", cached_text),
     "--slots": Effect("", status("GET", "/slots")),
     "--slot-save-path": Effect(DIR, status("POST", "/slots/0?action=save", json={"filename": "f"})),
+    "--open": Effect("", lambda seen: seen.opened),
     "--ui": Effect("", status("GET", "/")),
     "--path": Effect(str(Path(__file__).parent), status("GET", "/test_effects.py")),
     "--api-prefix": Effect("/llm", status("GET", "/health")),

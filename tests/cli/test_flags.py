@@ -161,6 +161,7 @@ ROUND_TRIPS: dict[str, tuple[str, str, Any]] = {
     "show_slots": ("", "server.show_slots", True),
     "slot_save_path": ("/tmp", "server.slot_save_path", Path("/tmp")),
     "show_page": ("", "server.show_page", True),
+    "open_page": ("", "listen.open_page", True),
     "static_path": ("/tmp", "server.static_path", "/tmp"),
     "api_prefix": ("/llm", "server.api_prefix", "/llm"),
     "origins": ("localhost", "server.cors.origins", "localhost"),

@@ -12,9 +12,10 @@ import time
 from pyctl.engine.request import Request
 from pyctl.errors import ConfigError
 from pyctl.server import connections
+from pyctl.server.app import create_loading_app
 from pyctl.server.connections import bind
 from pyctl.server.lifecycle import LoadingApp, serve
-from pyctl.server.server_settings import Cors
+from pyctl.server.server_settings import ServerSettings
 from tests.server.fake import Bench, Pause, Script, play
 
 
@@ -44,7 +45,7 @@ def main() -> None:
     for constant in sys.argv[6:]:
         name, _, value = constant.partition("=")
         setattr(connections, name, float(value))
-    gate = LoadingApp(Cors())
+    gate = LoadingApp(create_loading_app(ServerSettings()))
     try:
         with bind(host.split(","), port) as sockets:
             most = int(sys.argv[5])

@@ -206,13 +206,14 @@ class Bench:
         *,
         tokenizer: Tokenizer | None = None,
         n_seqs: int = 1,
+        n_slots: int = 4,
         disk: DiskTier | None = None,
         **info: Any,
     ) -> None:
         self.tokenizer: Any = tokenizer or chatml_tokenizer()
         known = replace(INFO, n_vocab=self.tokenizer.n_vocab, n_seqs=n_seqs, **info)
         backend = FakeBackend(n_ctx=N_CTX, n_seqs=n_seqs, n_vocab=known.n_vocab)
-        cache = RamCache(4, None)
+        cache = RamCache(n_slots, None)
         played = script is not None
         self.engine: Any = (
             ScriptedEngine(script, backend, cache) if played else Engine(backend, cache, EngineSettings(), disk)

@@ -11,8 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from pyctl.server.app import create_loading_app
 from pyctl.server.lifecycle import LoadingApp
-from pyctl.server.server_settings import Cors
+from pyctl.server.server_settings import ServerSettings
 from tests.server.fake import HI, Bench, Client, events, play
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -120,13 +121,20 @@ LOADING = {"error": {"code": 503, "message": "Loading model", "type": "unavailab
 
 def test_everything_waits_for_the_model() -> None:
     bench = Bench(play("x"))
-    gate = LoadingApp(Cors())
+    gate = LoadingApp(create_loading_app(ServerSettings()))
     client = Client(gate)
     for method, path in (("GET", "/health"), ("POST", "/completion"), ("GET", "/nowhere"), ("DELETE", "/cache")):
         response = client.request(method, path, headers={"Origin": "http://page"})
         assert (response.status_code, response.json()) == (503, LOADING)
         assert response.headers["access-control-allow-origin"] == "http://page"
     assert client.options("/completion").status_code == 200
+    page = client.get("/")
+    assert (page.status_code, page.text) == (200, client.get("/index.html").text)
+    assert client.get("/page/app.js").status_code == 200
     gate.open(bench.app)
     assert client.get("/health").json() == {"status": "ok"}
+    assert client.get("/").text == page.text
     assert client.get("/nowhere").status_code == 404
+    for settings in (ServerSettings(show_page=False), ServerSettings(static_path="/tmp")):
+        without = Client(LoadingApp(create_loading_app(settings)))
+        assert [without.get(path).status_code for path in ("/", "/page/app.js")] == [503, 503]

@@ -4,31 +4,39 @@ from __future__ import annotations
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from pyctl.errors import NotFoundError, RequestError
 from pyctl.page import assets
 from pyctl.page.assets import Asset
 from pyctl.page.markdown_process import MOST_TEXTS
 from pyctl.server.body import TextsBody, at_most
-from pyctl.server.http import JsonResponse
+from pyctl.server.http import JsonResponse, error_response
+from pyctl.server.server_settings import ServerSettings
 from pyctl.server.service import Service
 
-__all__ = ["file", "index", "render"]
+__all__ = ["render", "routes"]
 
 
-async def index(service: Service, request: Request) -> Response:
-    """GET /: the page, unless there is a --path or --no-ui."""
-    return _answer(service, request, assets.index())
+def routes(settings: ServerSettings) -> list[Route]:
+    """GET / and GET /page/{name}, the page and its files; none with --no-ui or --path. They need no model."""
+    if not settings.has_page:
+        return []
+    paths = {"/": _index, "/index.html": _index, "/page/{name}": _file}
+    return [Route(settings.api_prefix + path, endpoint) for path, endpoint in paths.items()]
 
 
-async def file(service: Service, request: Request) -> Response:
-    """GET /page/{name}: a file of it."""
-    return _answer(service, request, assets.asset(request.path_params["name"]))
+async def _index(request: Request) -> Response:
+    return _answer(request, assets.index())
 
 
-def _answer(service: Service, request: Request, found: Asset | None) -> Response:
-    if found is None or not service.settings.show_page:
-        raise NotFoundError("File Not Found")
+async def _file(request: Request) -> Response:
+    return _answer(request, assets.asset(request.path_params["name"]))
+
+
+def _answer(request: Request, found: Asset | None) -> Response:
+    if found is None:
+        return error_response(NotFoundError("File Not Found"))
     headers = {
         "cache-control": "no-cache",  # asked for again, and mostly not sent
         "content-security-policy": assets.POLICY,

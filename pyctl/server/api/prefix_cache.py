@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from pyctl.cache.cache_stats import CacheStats, CacheView, LiveView
 from pyctl.cache.disk.directory import Entry
-from pyctl.engine.request import Done, Failed
+from pyctl.engine.request import Done, Failed, Timings
 from pyctl.errors import EngineError, NotFoundError, RequestError
 from pyctl.limit import limit
 from pyctl.server.body import PinBody
@@ -33,6 +33,9 @@ _MOST_STORED = limit(
 async def show(service: Service, request: Request) -> Response:
     """GET /cache: the tree of prefixes, with sizes in bytes, ages in seconds and hits, and sums since the start.
 
+    ``replies`` are the last ones, with tokens and milliseconds; ``shared`` of a prefix are the tokens whose rows
+    are also those of the one before it in the list.
+
     Words of prompts are for those that `sees_texts` lets. ``?since=`` takes a ``revision`` of before: only the present
     one comes back as long as it is the same.
     """
@@ -41,8 +44,10 @@ async def show(service: Service, request: Request) -> Response:
         return JsonResponse({"revision": revision})
     view = await asyncio.wrap_future(service.admin.view())
     memory = await asyncio.wrap_future(service.admin.memory())
+    replies = [_reply(*each) for each in await asyncio.wrap_future(service.admin.replies())]
     entries = await asyncio.to_thread(_stored, service) if view.disk is not None and view.disk.in_use else []
     body = _tree(service, view, entries, with_text=sees_texts(request, service.settings))
+    body["replies"] = replies
     return JsonResponse({**body, "memory": {"resident": resident_bytes(), **counted_bytes(service, memory)}})
 
 
@@ -122,6 +127,17 @@ def _tree(service: Service, view: CacheView, entries: list[Entry], *, with_text:
         "disk": msgspec.to_builtins(view.disk),
         "stored": [_entry(entry, with_text=with_text) for entry in only_stored[:_MOST_STORED]],
         "revision": view.revision,
+    }
+
+
+def _reply(age: float, timings: Timings) -> dict[str, Any]:
+    return {
+        "age": age,
+        "cache_n": timings.n_cached,
+        "prompt_n": timings.n_evaluated,
+        "prompt_ms": timings.prompt_ms,
+        "predicted_n": timings.n_predicted,
+        "predicted_ms": timings.predicted_ms,
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,8 @@ from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
 from pyctl.chat.cached_tokenizer import readable
+from pyctl.engine.engine_stats import MOST_REPLIES, RecentReplies
+from pyctl.engine.request import Timings
 from pyctl.server.server_settings import Cors, ServerSettings
 from tests.chat.toy import chatml_tokenizer
 from tests.server.fake import Bench, Client
@@ -163,6 +166,39 @@ def test_each_prefix_tells_how_its_part_begins_and_where_it_is(bench: Bench) -> 
     (live,) = view.live
     assert live.at in {snapshot.id for snapshot in view.snapshots}
     assert live.n >= int(live.at.partition("-")[0])
+
+
+def test_where_branches_part_without_a_snapshot_is_told() -> None:
+    """Siblings tell which rows they share, and those that share most stand side by side."""
+    bench = Bench(n_slots=64)
+    for tail in ("z" * 200, "y" * 100 + "v" * 100, "y" * 100 + "w" * 100, "v" * 40):
+        bench.post("/completion", {"prompt": HEAD + tail, "n_predict": 2, "ignore_eos": True})
+    held = bench.worker.call(lambda: {s.prefix.name: s for s in bench.engine.snapshotter.cache.snapshots()}).result()
+    for name in held:
+        if int(name.partition("-")[0]) <= 300:
+            assert bench.client.request("DELETE", f"/cache/{name}").status_code == 200
+    siblings = bench.client.get("/cache").json()["prefixes"]
+    for before, node in itertools.pairwise(siblings):
+        a, b = held[before["id"]].chain, held[node["id"]].chain
+        assert node["shared"] == max((min(a[segment], b[segment]) for segment in a if segment in b), default=0)
+    shared = [node["shared"] for node in siblings]
+    assert (shared[0], min(shared[1:]) >= 192, max(shared) >= 256) == (0, True, True)
+    for parent in nodes(bench):
+        assert all(child["shared"] >= parent["n"] for child in parent["children"])
+
+
+def test_replies_of_the_last_hour_tell_what_they_took(bench: Bench) -> None:
+    replies = bench.client.get("/cache").json()["replies"]
+    assert [reply["predicted_n"] for reply in replies] == [2, 2]
+    totals = bench.client.get("/cache").json()["totals"]
+    assert sum(reply["prompt_n"] for reply in replies) == totals["evaluated"]
+    assert sum(reply["cache_n"] + reply["prompt_n"] for reply in replies) == totals["prompt"]
+    assert replies[0]["age"] >= replies[1]["age"] >= 0
+    assert all(reply["prompt_ms"] > 0 < reply["predicted_ms"] for reply in replies)
+    log = RecentReplies()
+    for n in range(MOST_REPLIES + 1):
+        log.add(Timings(0, n, 1.0, 1, 1.0, 0.0, 1.0))
+    assert [timings.n_evaluated for _, timings in log.by_age()] == list(range(1, MOST_REPLIES + 1))
 
 
 def test_nothing_is_sent_again_until_something_has_changed(bench: Bench) -> None:
