@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["Prompt", "Tokens", "as_tokens", "common_prefix"]
+from pyctl.image_file import ImageFile
+
+__all__ = ["Picture", "Prompt", "Tokens", "as_tokens", "common_prefix"]
 
 Tokens: TypeAlias = NDArray[np.int32]
-"""Token ids, shape (n,), read-only once they are part of a Prompt."""
+"""Token ids, shape (n,), read-only once they are part of a Prompt. Those of an image are negative."""
 
 
 def as_tokens(values: ArrayLike) -> Tokens:
@@ -48,6 +52,39 @@ def common_prefix(a: Tokens, b: Tokens) -> int:
 
 
 @dataclass(frozen=True, eq=False)
+class Picture:
+    """An image in a prompt, from token ``start`` on: ``columns`` times ``lines`` tokens, line by line.
+
+    The text behind it goes on ``n_positions`` positions after the text before it. Images with the same ``key`` are the
+    same to the model; ``source`` is the file.
+    """
+
+    key: bytes
+    columns: int
+    lines: int
+    n_positions: int
+    source: ImageFile = field(repr=False)
+    start: int = 0
+
+    @property
+    def n_tokens(self) -> int:
+        """How many tokens of the prompt it takes."""
+        return self.columns * self.lines
+
+    @property
+    def end(self) -> int:
+        """The token count behind it."""
+        return self.start + self.n_tokens
+
+    @cached_property
+    def tokens(self) -> Tokens:
+        """What stands for it in the prompt, shape (n_tokens,): ids below -1, made of the key."""
+        drawn = np.frombuffer(hashlib.shake_128(self.key).digest(4 * self.n_tokens), np.dtype("<u4"))
+        ids = (drawn | np.uint32(1 << 31)).view(np.int32)
+        return as_tokens(np.where(ids == -1, np.int32(-2), ids))
+
+
+@dataclass(frozen=True, eq=False)
 class Prompt:
     """Token ids of one request plus its boundaries.
 
@@ -65,6 +102,7 @@ class Prompt:
     line_ends: tuple[int, ...] = ()
     headers: tuple[int, ...] | None = None
     turn: int = 0
+    pictures: tuple[Picture, ...] = ()
 
     def __post_init__(self) -> None:
         previous = 0
@@ -72,6 +110,11 @@ class Prompt:
             if not previous < boundary < self.tokens.size:
                 raise ValueError(f"boundary {boundary} is not ascending within (0, {self.tokens.size})")
             previous = boundary
+        end = 0
+        for picture in self.pictures:
+            if picture.start < end or not np.array_equal(self.tokens[picture.start : picture.end], picture.tokens):
+                raise ValueError(f"no image of these tokens at {picture.start}")
+            end = picture.end
 
     @classmethod
     def of(cls, tokens: ArrayLike, boundaries: Iterable[int] = ()) -> Prompt:
@@ -85,7 +128,8 @@ class Prompt:
         return self.boundaries[-1] if self.boundaries else len(self)
 
     def first(self, n: int) -> Prompt:
-        """The first ``n`` tokens of it, with what lies within them."""
+        """The first ``n`` tokens of it, with what lies within them; no image that does not end there."""
+        n = next((picture.start for picture in self.pictures if picture.start < n < picture.end), n)
         inner = tuple(boundary for boundary in self.boundaries if boundary < n)
         lines = tuple(end for end in self.line_ends if end <= n)
         headers = None if self.headers is None else tuple(header for header in self.headers if header < n)
@@ -96,6 +140,7 @@ class Prompt:
             lines,
             headers,
             self.turn if self.turn < n else 0,
+            tuple(picture for picture in self.pictures if picture.end <= n),
         )
 
     def __len__(self) -> int:

@@ -14,7 +14,8 @@ LAYERS = {
     "limit": set(),
     "convert": set(),
     "setting": {"convert"},
-    "prompt": set(),
+    "prompt": {"image_file"},
+    "image_file": {"errors", "limit"},
     "text": set(),
     "atomic_file": set(),
     "models": {"errors", "text", "atomic_file"},
@@ -26,6 +27,9 @@ LAYERS = {
     "terminal": {"chat", "engine", "prompt", "text", "errors", "atomic_file"},
 }
 """What each part may import besides itself; `cli` and `__main__` may import everything."""
+
+for _layer in ("chat", "engine", "server", "terminal"):
+    LAYERS[_layer] |= {"image_file"}
 
 for _layer in ("models", "cache", "chat", "engine", "page", "server", "terminal"):
     LAYERS[_layer] |= {"convert", "setting", "limit"}

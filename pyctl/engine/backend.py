@@ -41,7 +41,7 @@ class EngineInfo:
 
     ``fingerprint`` is equal for two processes exactly when their saved rows and states may be mixed. ``vocab_type`` is
     llama.cpp's number. ``pooling`` says how embeddings are made of a text, empty when there are none.
-    ``draft_types`` name what proposes drafts, as --spec-type does.
+    ``draft_types`` name what proposes drafts, as --spec-type does. ``vision``: prompts may hold images.
     ``lora`` are adapters, (path, scale). ``model_alias`` is the name for clients, the first of ``model_aliases`` if
     there are any. A reranker is asked with ``rerank_template``, or without one with the tokens of ``rerank_marks``
     before, between and after query and document.
@@ -72,6 +72,7 @@ class EngineInfo:
     rerank_marks: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] = ((), (), ())
     lora: tuple[tuple[str, float], ...] = ()
     draft_types: tuple[str, ...] = ()
+    vision: bool = False
 
 
 TopTokens = tuple[tuple[int, float], ...]

@@ -1,0 +1,1 @@
+"""Images as the engine knows them: how they are set up."""

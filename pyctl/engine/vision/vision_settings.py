@@ -1,0 +1,72 @@
+"""The file that lets a model see, and how large images become, as frozen settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyctl.convert import integer
+from pyctl.errors import ConfigError
+from pyctl.setting import MODEL
+
+__all__ = ["VisionSettings"]
+
+
+def one_device(text: str) -> str:
+    """The name of one device."""
+    if "," in text:
+        raise ValueError("only one device may be specified for the mmproj")
+    return text
+
+
+@dataclass(frozen=True)
+class VisionSettings:
+    """``mmproj_path`` is the vision encoder of the model, empty for none. It is on a GPU if ``mmproj_offload``: on
+    ``mmproj_device``, empty for the model's first; "none" is none. ``image_min_tokens`` and ``image_max_tokens`` bound
+    what an image is resized to; -1 is the encoder's own bound.
+    """
+
+    mmproj_path: str = MODEL.flag(
+        "",
+        "-mm --mmproj",
+        "GGUF file with the vision encoder, for images in prompts; -hf brings its own",
+        str,
+        "LLAMA_ARG_MMPROJ",
+        "FILE",
+    )
+    mmproj_offload: bool = MODEL.flag(
+        True,
+        "--mmproj-offload",
+        "the vision encoder on the GPU",
+        None,
+        "LLAMA_ARG_MMPROJ_OFFLOAD",
+        off="--no-mmproj-offload",
+    )
+    mmproj_device: str = MODEL.flag(
+        "",
+        "-mmdev --mmproj-device",
+        "on this device, none = on no GPU",
+        one_device,
+        "MTMD_BACKEND_DEVICE",
+        "NAME",
+        shown="that of the model",
+    )
+    image_min_tokens: int = MODEL.flag(
+        -1,
+        "--image-min-tokens",
+        "tokens that an image takes at least",
+        integer(-1),
+        "LLAMA_ARG_IMAGE_MIN_TOKENS",
+        shown="the encoder's own",
+    )
+    image_max_tokens: int = MODEL.flag(
+        -1,
+        "--image-max-tokens",
+        "at most; fewer are faster, and show less",
+        integer(-1),
+        "LLAMA_ARG_IMAGE_MAX_TOKENS",
+        shown="the encoder's own",
+    )
+
+    def __post_init__(self) -> None:
+        if 0 < self.image_max_tokens < self.image_min_tokens:
+            raise ConfigError("--image-min-tokens must not be above --image-max-tokens")

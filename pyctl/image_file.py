@@ -1,0 +1,215 @@
+"""Image files as clients send them: what they are and how large, told from their bytes before anything decodes them.
+
+A decoder trusts what a file says of itself. So what it says is read and bounded here, with no memory but the file's.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from pyctl.errors import RequestError
+from pyctl.limit import limit
+
+__all__ = ["MOST_PIXELS", "ImageFile", "ImageKind"]
+
+ImageKind: TypeAlias = Literal["png", "jpeg", "gif", "bmp"]
+
+MOST_PIXELS = limit(64_000_000, "pixels of an image; half as many with 16 bits a channel", "400", "request")
+_MOST_SIDE = limit(32_768, "width and height of an image", "400", "request", "pixels")
+_MOST_SEGMENTS = limit(65_536, "parts of an image file before its pixels", "400", "request")
+_MOST_SCANNED = limit(1_000_000_000, "pixels of a JPEG, times its scans", "400", "request")
+
+_SLACK_BYTES = 1 << 20
+"""What a PNG may hold behind its pixels; some do."""
+_STEP_BYTES = 1 << 20
+
+_OTHERS = {
+    b"<svg": "SVG", b"<?xml": "SVG", b"%PDF": "a PDF", b"II*\0": "TIFF", b"MM\0*": "TIFF", b"8BPS": "PSD",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class ImageFile:
+    """``ImageFile.of(data)``; ``width`` and ``height`` are pixels, as the file says."""
+
+    data: bytes = field(repr=False)
+    kind: ImageKind
+    width: int
+    height: int
+
+    @classmethod
+    def of(cls, data: bytes) -> ImageFile:
+        """The image whose file has the bytes ``data``. RequestError for what is no image, none that can be read here,
+        too large, or cut off; a file may be broken in other ways that only its decoding shows.
+        """
+        found = next(((kind, read) for magic, kind, read in _READERS if data.startswith(magic)), None)
+        if found is None:
+            raise RequestError(_not_readable(data))
+        kind, read = found
+        try:
+            width, height, cost = read(data)
+        except (struct.error, IndexError):
+            raise RequestError(f"the {kind.upper()} image is cut off") from None
+        if not (0 < width <= _MOST_SIDE and 0 < height <= _MOST_SIDE):
+            raise RequestError(f"the image has {width} x {height} pixels, each side must have 1 to {_MOST_SIDE}")
+        if width * height * cost > MOST_PIXELS:
+            raise RequestError(f"the image has {width} x {height} pixels, {MOST_PIXELS // cost} at most can be read")
+        return cls(data, kind, width, height)
+
+    def check_inflated(self) -> None:
+        """Raise RequestError if its compressed pixels are more, or fewer, than the file says.
+
+        To be called before it is decoded: what a few kilobytes of PNG inflate to may be gigabytes.
+        """
+        if self.kind != "png":
+            return
+        expected = _png_bytes(self.data)
+        most = expected + _SLACK_BYTES
+        n_bytes = 0
+        inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+        skip = 2  # the header of the zlib stream; its checksum counts for nobody
+        try:
+            for part in _png_pixels(self.data):
+                part, skip = part[skip:], max(skip - len(part), 0)
+                while part and not inflater.eof and n_bytes <= most:
+                    n_bytes += len(inflater.decompress(part, _STEP_BYTES))
+                    part = memoryview(inflater.unconsumed_tail)
+        except zlib.error:
+            raise RequestError("the PNG image is broken") from None
+        if n_bytes > most:
+            raise RequestError("the PNG image has more pixels than it says")
+        if n_bytes < expected:
+            raise RequestError("the PNG image is cut off")
+
+
+def _not_readable(data: bytes) -> str:
+    found = next((name for magic, name in _OTHERS.items() if data.startswith(magic)), "")
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        found = "WebP"
+    elif data[4:8] == b"ftyp":
+        found = "HEIC" if data[8:11] in (b"hei", b"hev", b"mif") else "AVIF" if data[8:12] == b"avif" else "a video"
+    if not data:
+        return "the image is empty"
+    what = f"it is {found}" if found else "it is no image, or of a kind that is not known"
+    return f"only PNG, JPEG, GIF and BMP images can be read; {what}"
+
+
+def _png(data: bytes) -> tuple[int, int, int]:
+    """Width, height, and bytes of a channel."""
+    if data[8:16] != b"\0\0\0\rIHDR":
+        if len(data) >= 16:
+            raise RequestError("the PNG image is broken: it does not begin with its size")
+        raise IndexError
+    width, height, depth, colour, _, _, interlace = struct.unpack_from(">IIBBBBB", data, 16)
+    if (colour, depth) not in _PNG_CHANNELS or interlace > 1:
+        raise RequestError("the PNG image is broken: there are no such pixels")
+    for kind, _ in _png_chunks(data):
+        if kind == b"IEND":
+            return width, height, depth // 16 + 1
+    raise IndexError
+
+
+_PNG_CHANNELS = {
+    (colour, depth): channels
+    for colour, channels, depths in (
+        (0, 1, (1, 2, 4, 8, 16)), (2, 3, (8, 16)), (3, 1, (1, 2, 4, 8)), (4, 2, (8, 16)), (6, 4, (8, 16)),
+    )
+    for depth in depths
+}  # fmt: skip
+
+
+def _png_chunks(data: bytes) -> Iterator[tuple[bytes, memoryview]]:
+    """Type and content of each chunk; IndexError where the file ends within one."""
+    view, at = memoryview(data), 8
+    for _ in range(_MOST_SEGMENTS):
+        if at == len(data):
+            return
+        size, kind = struct.unpack_from(">I4s", data, at)
+        if at + 12 + size > len(data):
+            raise IndexError
+        yield kind, view[at + 8 : at + 8 + size]
+        if kind == b"IEND":
+            return
+        at += 12 + size
+    raise RequestError(f"the PNG image has more than {_MOST_SEGMENTS} parts")
+
+
+def _png_pixels(data: bytes) -> Iterator[memoryview]:
+    return (content for kind, content in _png_chunks(data) if kind == b"IDAT")
+
+
+_PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+"""Adam7: first column and line, and the steps between those of a pass."""
+
+
+def _png_bytes(data: bytes) -> int:
+    """How many bytes the pixels of a PNG must inflate to."""
+    width, height, depth, colour, _, _, interlace = struct.unpack_from(">IIBBBBB", data, 16)
+    bits = depth * _PNG_CHANNELS[colour, depth]
+    passes = _PASSES if interlace else ((0, 0, 1, 1),)
+    sizes = ((-(-(width - x) // dx), -(-(height - y) // dy)) for x, y, dx, dy in passes)
+    return sum(((columns * bits + 7) // 8 + 1) * lines for columns, lines in sizes if columns > 0 and lines > 0)
+
+
+def _jpeg(data: bytes) -> tuple[int, int, int]:
+    at = 2
+    for _ in range(_MOST_SEGMENTS):
+        at = _next_mark(data, at)
+        while data[at] == 0xFF:
+            at += 1
+        mark = data[at]
+        if mark in (0xC0, 0xC1, 0xC2):
+            height, width = struct.unpack_from(">HH", data, at + 4)
+            n_scans = data.count(b"\xff\xda", at)
+            if width * height * n_scans > _MOST_SCANNED:
+                raise RequestError(f"the JPEG image has {n_scans} scans, which are too many for its size")
+            if not n_scans or data.rfind(b"\xff\xd9", at) < 0:
+                raise IndexError
+            return width, height, 1
+        if mark in (0xD9, 0xDA):
+            raise RequestError("the JPEG image is broken: it has no size")
+        at += 1 + max(struct.unpack_from(">H", data, at + 1)[0], 2)
+    raise RequestError(f"the JPEG image has more than {_MOST_SEGMENTS} parts before its pixels")
+
+
+def _next_mark(data: bytes, at: int) -> int:
+    """Where the next mark begins; what stands before it is padding."""
+    found = data.find(b"\xff", at)
+    if found < 0:
+        raise IndexError
+    return found
+
+
+def _gif(data: bytes) -> tuple[int, int, int]:
+    width, height = struct.unpack_from("<HH", data, 6)
+    if b"\x2c" not in data[13:]:
+        raise IndexError  # no frame
+    return width, height, 1
+
+
+def _bmp(data: bytes) -> tuple[int, int, int]:
+    offset, header = struct.unpack_from("<II", data, 10)
+    if header == 12:
+        width, height, _, depth = struct.unpack_from("<HHHH", data, 18)
+    elif header in (40, 56, 108, 124):
+        width, height, _, depth = struct.unpack_from("<iiHH", data, 18)
+    else:
+        raise RequestError("the BMP image is broken, or of a kind that is not known")
+    height = abs(height)
+    if width > 0 and offset + ((width * depth + 31) // 32 * 4) * height > len(data):
+        raise IndexError
+    return width, height, 1
+
+
+_READERS: tuple[tuple[bytes, ImageKind, Callable[[bytes], tuple[int, int, int]]], ...] = (
+    (b"\x89PNG\r\n\x1a\n", "png", _png),
+    (b"\xff\xd8", "jpeg", _jpeg),
+    (b"GIF87a", "gif", _gif),
+    (b"GIF89a", "gif", _gif),
+    (b"BM", "bmp", _bmp),
+)
+"""How each kind begins, and what reads width, height, and how much one pixel counts."""

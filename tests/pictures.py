@@ -1,0 +1,30 @@
+"""Image files for tests."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from pyctl.image_file import ImageFile
+from pyctl.prompt import Picture
+
+
+def image_bytes(width: int = 64, height: int = 48, kind: str = "png", *, seed: int = 0, **options: Any) -> bytes:
+    """A file with random pixels; ``options`` are Pillow's."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, kind, **options)
+    return out.getvalue()
+
+
+class GridReader:
+    """An `ImageReader` without an encoder: a token for each 32 x 32 pixels, and texts 300 and 301 around them."""
+
+    around = (np.array([300], np.int32), np.array([301], np.int32))
+
+    def picture(self, image: ImageFile) -> Picture:
+        columns, lines = -(-image.width // 32), -(-image.height // 32)
+        return Picture(image.data, columns, lines, max(columns, lines), image)
