@@ -2,8 +2,6 @@
 
 #include "llama-memory-recurrent.h"
 
-#include "ggml-backend-impl.h"
-
 #include <stdexcept>
 
 kv_state::kv_state(llama_context * context, llama_seq_id seq, const host_arena & pinned, size_t lag, bool has_marks,
@@ -209,16 +207,8 @@ void kv_state::wipe(llama_seq_id seq) {
     if (recurrent == nullptr || recurrent->seq_pos_max(seq) < 0) {
         return;
     }
-    if (!copies->has_stage()) {
-        finish();
-    }
-    llama_synchronize(ctx);
     recurrent->set_rs_idx(seq, 0);  // a sequence begins in the first plane, wherever a rollback has left it
     recorder stream;
     recurrent->state_write(stream, seq);
-    for (const io_step & step : stream.steps) {
-        if (step.tensor != nullptr && buffer_of(step.tensor)->iface.memset_tensor != nullptr) {
-            ggml_backend_tensor_memset(step.tensor, 0, step.offset, step.size);
-        }
-    }
+    copies->wipe(regions_of(stream.steps));
 }

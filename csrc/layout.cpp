@@ -4,6 +4,7 @@
 #include "llama-memory-hybrid-iswa.h"
 #include "llama-memory-hybrid.h"
 #include "llama-memory-recurrent.h"
+#include "llama-model.h"
 
 #include <stdexcept>
 #include <utility>
@@ -124,8 +125,10 @@ memory_parts parts_of(llama_context * ctx) {
     } else if (auto * cache = dynamic_cast<llama_kv_cache *>(memory)) {
         parts = { memory_kind::attention, cache, nullptr };
     }
-    // With one stream per sequence, rows cannot be handed from one sequence to another, as attention_rows does.
-    if (parts.attention != nullptr && parts.attention->get_n_stream() != 1) {
+    // With one stream per sequence, rows cannot be handed from one sequence to another, as attention_rows does. With
+    // --split-mode tensor each row and each state has parts on several devices, which only the library puts together.
+    const bool is_split = llama_get_model(ctx)->split_mode() == LLAMA_SPLIT_MODE_TENSOR;
+    if (is_split || (parts.attention != nullptr && parts.attention->get_n_stream() != 1)) {
         parts = {};
     }
     return parts;

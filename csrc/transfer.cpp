@@ -2,6 +2,8 @@
 
 #include "llama-context.h"
 
+#include "ggml-backend-impl.h"
+
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
@@ -101,7 +103,9 @@ bool transfer::open_lanes(const std::vector<ggml_tensor *> & tensors) {
 
 void transfer::open_stages(const std::vector<copy_region> & staged) {
     for (const copy_region & region : staged) {
-        lane_of(region.tensor).staged += region.size;
+        lane & lane  = lane_of(region.tensor);
+        lane.n_zeros = std::max(lane.n_zeros, region.size);
+        lane.staged += region.size;
     }
     has_stages = !staged.empty();
     for (lane & lane : lanes) {
@@ -109,8 +113,22 @@ void transfer::open_stages(const std::vector<copy_region> & staged) {
             lane.stage_buffer.reset(
                 ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(lane.device), lane.staged));
             has_stages = has_stages && lane.stage_buffer != nullptr;
+            open_zeros(lane);
         }
     }
+}
+
+void transfer::open_zeros(lane & lane) {
+    lane.zeros.reset(ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(lane.device), lane.n_zeros));
+    if (lane.zeros != nullptr) {
+        ggml_backend_buffer_clear(lane.zeros.get(), 0);
+    }
+}
+
+bool transfer::has_zeros() const {
+    return !lanes.empty() && std::all_of(lanes.begin(), lanes.end(), [](const lane & lane) {
+        return lane.staged == 0 || lane.zeros != nullptr;
+    });
 }
 
 transfer::lane & transfer::lane_of(const ggml_tensor * tensor) {
@@ -280,6 +298,34 @@ void transfer::put_back(size_t index, size_t i, const copy_region & to) {
     }
     ggml_tensor target = bytes_of(to.tensor, to.offset, to.size);
     copy(kept_bytes(index, i), target);
+}
+
+// A device's own way to set memory waits for it, for each tensor; copying zeros on the stream that computes does not.
+void transfer::wipe(const std::vector<copy_region> & regions) {
+    if (!has_zeros()) {
+        if (!has_stages) {
+            finish();
+        }
+        llama_synchronize(ctx);
+        for (const copy_region & region : regions) {
+            if (buffer_of(region.tensor)->iface.memset_tensor != nullptr) {
+                ggml_backend_tensor_memset(region.tensor, 0, region.offset, region.size);
+            }
+        }
+        return;
+    }
+    for (const copy_region & region : regions) {
+        const lane & lane = lane_of(region.tensor);
+        ggml_tensor  whole{};
+        whole.buffer = lane.zeros.get();
+        whole.data   = ggml_backend_buffer_get_base(lane.zeros.get());
+        for (size_t done = 0, n; done < region.size; done += n) {
+            n                        = std::min(lane.n_zeros, region.size - done);
+            const ggml_tensor zeros  = bytes_of(&whole, 0, n);
+            ggml_tensor       target = bytes_of(region.tensor, region.offset + done, n);
+            ggml_backend_tensor_copy_async(lane.compute, lane.compute, &zeros, &target);
+        }
+    }
 }
 
 void transfer::load_begin() {

@@ -53,9 +53,6 @@ public:
     // The same for tensors that the next computation overwrites: a copy on the device goes to the host.
     void save_staged(const std::vector<copy_region> & from, uint8_t * dst);
 
-    // Whether `save_staged` has read the tensors before the next computation, and not only copied.
-    bool has_stage() const { return has_stages; }
-
     // Room for `count` copies of what is like `regions`, on the devices where these lie. std::runtime_error without it.
     void reserve(const std::vector<copy_region> & regions, size_t count);
 
@@ -65,6 +62,9 @@ public:
 
     // Piece `i` of copy `index` goes to `to`, which is as large; what is computed after this sees it.
     void put_back(size_t index, size_t i, const copy_region & to);
+
+    // All bytes of `regions`, which are like `staged` ones, become zero; what is computed or copied after this sees it.
+    void wipe(const std::vector<copy_region> & regions);
 
     // `src` goes to the tensors; what is computed after `load_end` sees it.
     void load_begin();
@@ -101,6 +101,8 @@ private:
         event_handle       copied;
         buffer_handle      stage_buffer;  // on the device; null where nothing is staged
         size_t             staged = 0;    // its bytes
+        buffer_handle      zeros;         // on the device, as large as the largest region that is staged; or null
+        size_t             n_zeros = 0;
         backend_handle     copies;        // goes first
     };
 
@@ -109,6 +111,8 @@ private:
     lane &      lane_of(const ggml_tensor * tensor);
     ggml_tensor kept_bytes(size_t index, size_t i) const;
     void        copy(const ggml_tensor & from, ggml_tensor & to);
+    void        open_zeros(lane & lane);
+    bool        has_zeros() const;
 
     template <typename F> void each_contiguous(const copy_region & region, const uint8_t * host, const F & copy) const;
 

@@ -336,3 +336,12 @@ def test_everything_accepted_at_n_max_3_is_measured_once() -> None:
     assert len({case.name for case in cases}) == len(cases)
     options.parts = ["widths"]
     assert [(case.n_max, case.length) for case in planned(options)] == [(1, 2.0), (3, 4.0)]
+
+
+@pytest.mark.parametrize("mode", ["layer", "none"])
+def test_rows_and_states_come_back_in_the_benchmark_of_several_gpus(tmp_path: Path, mode: str) -> None:
+    from bench.gpu.devices import HEAD, Case
+
+    row = Case(tmp_path, "tiny-hybrid", mode).row()
+    assert row.count("|") == HEAD.count("|")
+    assert row.count("yes") == 4

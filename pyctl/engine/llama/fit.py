@@ -33,6 +33,9 @@ __all__ = ["DryRun", "dry_run", "fit_settings"]
 
 HOST = "host"
 
+ALL_GPUS = "Meta"
+"""How llama.cpp calls what --split-mode tensor makes of them; their names follow in parentheses."""
+
 LAYER = re.compile(r"load_tensors: layer +(\d+) assigned to device ([^ ,]+)")
 
 UNUSED = re.compile(r"model has unused tensor (\S+) ")
@@ -90,13 +93,14 @@ class DryRun:
         n_earlier = n_states - 1 + finds(self._drafts) if states else 0
         planes = {place: size * n_earlier for place, size in states.items()}
         state_bytes = sum(states.values()) // n_seqs
-        if len(states) == 1 and kv.keys() == states.keys() != {HOST}:
-            # The extension copies a state within the GPU before it copies it to the host.
-            states = {place: size + state_bytes for place, size in states.items()}
+        if not {HOST, ALL_GPUS} & {*kv, *states}:
+            # The extension copies a state within each GPU before it copies it to the host.
+            states = {place: size + size // n_seqs for place, size in states.items()}
         free = {device.name: device.free for device in self._gpus}
         places = []
+        parts = [self._spread(part) for part in (self._weights, kv, states, compute, planes, drafts)]
         for name in (*free, HOST):
-            usage = Usage(*(part.get(name, 0) for part in (self._weights, kv, states, compute, planes, drafts)))
+            usage = Usage(*(part.get(name, 0) for part in parts))
             if usage.total or name == HOST:
                 places.append(Place(name, name != HOST, usage, free[name] if name != HOST else host_available()))
         row_bytes = sum(kv.values()) / n_cells
@@ -127,7 +131,21 @@ class DryRun:
 
     def _place_of(self, name: str) -> str:
         """Where something is that llama.cpp says to be on a device or in a buffer type called ``name``."""
+        if name.startswith(f"{ALL_GPUS}("):
+            return ALL_GPUS
         return next((gpu.name for gpu in self._gpus if name in (gpu.name, gpu.buffer_name)), HOST)
+
+    def _spread(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """The bytes by place, those that all GPUs share as --tensor-split says, or evenly."""
+        shared = sizes.get(ALL_GPUS, 0)
+        found = {place: size for place, size in sizes.items() if place != ALL_GPUS}
+        gpus = [gpu.name for gpu in self._gpus if not self._settings.devices or gpu.name in self._settings.devices]
+        split = (*self._settings.tensor_split, *(0.0,) * len(gpus))[: len(gpus)]
+        if not any(split):
+            split = (1.0,) * len(gpus)
+        for name, share in zip(gpus, split, strict=True):
+            found[name] = found.get(name, 0) + int(shared * share / sum(split))
+        return found
 
     def _weights_by_place(self, layers: Mapping[int, str]) -> dict[str, int]:
         """Bytes of weights by place. The last of ``layers`` is the output; what is in no layer is on the host."""
@@ -225,6 +243,7 @@ def fit_settings(settings: ModelSettings, drafts: DraftSettings = NO_DRAFTS) -> 
     Raises ModelError when the context cannot fit at all.
     """
     movable = settings.fit and settings.n_gpu_layers == -1 and not settings.tensor_split
+    movable = movable and settings.split_mode != "tensor"  # all layers are on all GPUs
     placed = bool(settings.placements)
     for _ in range(ATTEMPTS):
         with dry_run(settings, drafts) as run:

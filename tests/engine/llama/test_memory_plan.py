@@ -99,6 +99,29 @@ def test_full_size_models_are_planned_from_their_heads(
     assert 100 * MIB < plan.host.usage.compute < 400 * MIB
 
 
+def rename(monkeypatch: pytest.MonkeyPatch, layer: re.Pattern[str], places: str, buffers: str) -> None:
+    """Change names in the log of llama.cpp: a device behind ``layer`` to ``places``, or one of these in turn, those
+    of other buffers to ``buffers``."""
+    captured, names = fit.captured_log, places.split("|")
+
+    @contextmanager
+    def renamed() -> Iterator[list[str]]:
+        with captured() as lines:
+            yield lines
+        index = 0
+        for at, line in enumerate(lines):
+            if layer.search(line):
+                lines[at], index = layer.sub(rf"\1{names[index % len(names)]}", line), index + 1
+            elif "CPU RS buffer" in line and len(names) > 1:  # llama.cpp has one for each device
+                size = float(line.split("=")[1].split()[0]) / len(names)
+                lines[at] = f"{names[0]} RS buffer size = {size:.4f} MiB"
+                lines.append(f"{names[1]} RS buffer size = {size:.4f} MiB")
+            else:
+                lines[at] = re.sub("CPU (RS buffer|compute)", rf"{buffers} \1", line)
+
+    monkeypatch.setattr(fit, "captured_log", renamed)
+
+
 @pytest.mark.parametrize("first", [0, 4])
 def test_each_layer_counts_where_llama_cpp_puts_it(
     model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, first: int
@@ -108,23 +131,10 @@ def test_each_layer_counts_where_llama_cpp_puts_it(
     with dry_run(ModelSettings(path=str(path))) as run:
         host = run.plan(n_ctx).host.usage
         sizes = dict(run.tensors)
-    captured = fit.captured_log
-
-    @contextmanager
-    def renamed() -> Iterator[list[str]]:
-        with captured() as lines:
-            yield lines
-        layer = re.compile(rf"(layer +[{first}-8](?: assigned to device|: dev =) )CPU")
-        lines[:] = [
-            layer.sub(r"\1CUDA0", line)
-            .replace("CPU RS buffer", "CUDA0 RS buffer")
-            .replace("CPU compute", "CUDA0 compute")
-            for line in lines
-        ]
-
+    layer = re.compile(rf"(layer +[{first}-8](?: assigned to device|: dev =) )CPU")
+    rename(monkeypatch, layer, "CUDA0", "CUDA0")
     gpu = Device("CUDA0", "a GPU", True, 0, "CUDA0", 0, 24_000 * MIB, 24_576 * MIB)
     monkeypatch.setattr(fit, "devices", lambda: (gpu,))
-    monkeypatch.setattr(fit, "captured_log", renamed)
     with dry_run(ModelSettings(path=str(path), placements=((r"blk\.5\.ffn", "CPU"),))) as run:
         plan = run.plan(n_ctx)
     (place,) = plan.gpus
@@ -136,6 +146,48 @@ def test_each_layer_counts_where_llama_cpp_puts_it(
     assert place.usage.states == host.states * (2 if first == 0 else 1)
     assert place.usage.compute == host.compute
     assert (place.name, place.free) == ("CUDA0", 24_000 * MIB)
+
+
+TWO_GPUS = tuple(Device(f"CUDA{i}", "a GPU", True, i, f"CUDA{i}", i, 24_000 * MIB, 24_576 * MIB) for i in range(2))
+
+ALL_LAYERS = re.compile(r"(layer +\d(?: assigned to device|: dev =) )CPU")
+
+
+def test_each_gpu_has_a_second_copy_of_its_states(
+    model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, n_ctx = model_path("tiny-hybrid"), 16_384
+    with dry_run(ModelSettings(path=str(path))) as run:
+        host = run.plan(n_ctx).host.usage
+    rename(monkeypatch, ALL_LAYERS, "CUDA0|CUDA1", "CUDA0")
+    monkeypatch.setattr(fit, "devices", lambda: TWO_GPUS)
+    with dry_run(ModelSettings(path=str(path))) as run:
+        plan = run.plan(n_ctx)
+    assert [place.usage.states for place in plan.gpus] == pytest.approx([host.states] * 2, rel=0.02)
+
+
+@pytest.mark.parametrize(("split", "shares"), [((), (0.5, 0.5)), ((3.0, 1.0), (0.75, 0.25))])
+def test_what_all_gpus_share_is_no_memory_of_the_host(
+    model_path: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    split: tuple[float, ...],
+    shares: tuple[float, ...],
+) -> None:
+    path, n_ctx = model_path("tiny-hybrid"), 16_384
+    with dry_run(ModelSettings(path=str(path))) as run:
+        before = run.plan(n_ctx).host.usage
+    rename(monkeypatch, ALL_LAYERS, "Meta(CUDA0,CUDA1)", "Meta(CUDA0,CUDA1)")
+    monkeypatch.setattr(fit, "devices", lambda: TWO_GPUS)
+    # llama.cpp itself finds no GPU here.
+    settings = ModelSettings(path=str(path))
+    with dry_run(settings) as run:
+        run._settings = replace(settings, split_mode="tensor", tensor_split=split)
+        plan = run.plan(n_ctx)
+    assert (plan.host.usage.kv, plan.host.usage.states) == (0, 0)
+    for place, share in zip(plan.gpus, shares, strict=True):
+        assert place.usage.kv == pytest.approx(before.kv * share, rel=0.01)
+        assert place.usage.states == pytest.approx(before.states * share, rel=0.01), "no second copy of them"
+        assert place.usage.weights > 0
 
 
 GPU_LAYERS = 33
