@@ -18,6 +18,12 @@ constexpr llama_seq_id scratch_seq = LLAMA_MAX_SEQ - 1;
 // How many rows of blocks take their cells at a time.
 constexpr int64_t rows_per_step = 8192;
 
+llama_kv_cell_ext ext_at(const uint8_t * exts, int64_t i) {
+    llama_kv_cell_ext ext;
+    std::memcpy(&ext, exts + i * sizeof(ext), sizeof(ext));
+    return ext;
+}
+
 std::vector<std::vector<row_span>> in_steps(const std::vector<row_span> & spans) {
     std::vector<std::vector<row_span>> steps;
     int64_t                            room = 0;
@@ -43,7 +49,7 @@ std::vector<std::vector<row_span>> in_steps(const std::vector<row_span> & spans)
 attention_rows::attention_rows(llama_kv_cache & cache, const row_layout & layout, uint64_t hash, transfer & copies,
                                bool defers)
     : cache(cache), layout(layout), row_bytes(layout.row_bytes()), hash(hash), copies(copies), held(cache.get_size()),
-      defers(defers) {
+      positions(LLAMA_MAX_SEQ), defers(defers) {
     join_planes(layout.k);
     join_planes(layout.v);
 }
@@ -73,7 +79,19 @@ void attention_rows::join_planes(const std::vector<row_tensor> & tensors) {
 }
 
 int64_t attention_rows::end_of(llama_seq_id seq) const {
-    return seq == cut_seq ? cut_at : cache.seq_pos_max(seq) + 1;
+    return seq == cut_seq ? cut_at : positions_of(seq).end_of(cache.seq_pos_max(seq));
+}
+
+void attention_rows::add_image(llama_seq_id seq, int64_t columns, int64_t count) {
+    const auto n_cells = static_cast<int64_t>(cells().seq_pos_get(seq).size());
+    if (!layout.is_2d || columns <= 0 || count <= 0 || seq == cut_seq) {
+        throw std::invalid_argument("sequence " + std::to_string(seq) + " has no image there");
+    }
+    positions[static_cast<size_t>(seq)].add_image(cache.seq_pos_max(seq), columns, count);
+    if (end_of(seq) != n_cells) {
+        throw std::runtime_error("sequence " + std::to_string(seq) + " has " + std::to_string(n_cells) + " cells for " +
+                                 std::to_string(end_of(seq)) + " rows");
+    }
 }
 
 size_t attention_rows::size(int64_t p0, int64_t p1) const {
@@ -83,20 +101,29 @@ size_t attention_rows::size(int64_t p0, int64_t p1) const {
     return sizeof(block_header) + static_cast<size_t>(p1 - p0) * row_bytes;
 }
 
-std::vector<cell_run> attention_rows::runs_of(llama_seq_id seq, int64_t p0, int64_t p1) const {
+std::vector<cell_run> attention_rows::runs_of(llama_seq_id seq, const row_positions & positions, int64_t p0, int64_t p1) const {
     const llama_kv_cells & cells = cache.get_cells(seq);
     std::vector<cell_run>  runs;
+    const bool             has_images = positions.has_images();
+    const auto             first = static_cast<llama_pos>(positions.position(p0));
+    const auto             end   = static_cast<llama_pos>(positions.position(p1 - 1) + 1);
     int64_t                found = 0;
     for (uint32_t cell = 0; cell < cells.size() && found < p1 - p0; ++cell) {
-        if (cells.is_empty(cell) || !cells.pos_in(cell, p0, p1) || !cells.seq_has(cell, seq)) {
+        if (cells.is_empty(cell) || !cells.pos_in(cell, first, end) || !cells.seq_has(cell, seq)) {
             continue;
         }
-        const int64_t pos = cells.pos_get(cell);
+        int64_t row = cells.pos_get(cell);
+        if (has_images) {
+            row = positions.row_of(row, cells.ext_get(cell));
+            if (row < p0 || row >= p1) {
+                continue;  // of the same image
+            }
+        }
         ++found;
-        if (!runs.empty() && runs.back().cell + runs.back().count == cell && runs.back().pos + runs.back().count == pos) {
+        if (!runs.empty() && runs.back().cell + runs.back().count == cell && runs.back().row + runs.back().count == row) {
             ++runs.back().count;
         } else {
-            runs.push_back({ cell, pos, 1 });
+            runs.push_back({ cell, row, 1 });
         }
     }
     if (found != p1 - p0) {
@@ -106,7 +133,7 @@ std::vector<cell_run> attention_rows::runs_of(llama_seq_id seq, int64_t p0, int6
     return runs;
 }
 
-// Calls `move(region, offset in a block of rows [p0, p1))` for positions [first, last) of every plane.
+// Calls `move(region, offset in a block of rows [p0, p1))` for rows [first, last) of every plane.
 template <typename F>
 void attention_rows::each_region(const std::vector<cell_run> & runs, int64_t p0, int64_t p1, int64_t first, int64_t last,
                                  const F & move) {
@@ -114,10 +141,10 @@ void attention_rows::each_region(const std::vector<cell_run> & runs, int64_t p0,
     size_t       at = sizeof(block_header) + n * layout.ext_bytes();
     for (plane & plane : planes) {
         for (const cell_run & r : runs) {
-            const int64_t from = std::max(r.pos, first);
-            const int64_t to   = std::min(r.pos + r.count, last);
+            const int64_t from = std::max(r.row, first);
+            const int64_t to   = std::min(r.row + r.count, last);
             if (from < to) {
-                const copy_region region{ &plane.tensor, (r.cell + (from - r.pos)) * plane.row, (to - from) * plane.row,
+                const copy_region region{ &plane.tensor, (r.cell + (from - r.row)) * plane.row, (to - from) * plane.row,
                                           plane.count,   plane.stride,                          n * plane.row };
                 move(region, at + (from - p0) * plane.row);
             }
@@ -137,7 +164,7 @@ void attention_rows::check_save(int64_t p0, int64_t p1, size_t size) const {
 void attention_rows::save(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size) {
     check_save(p0, p1, size);
     settle();
-    const auto runs = runs_of(seq, p0, p1);
+    const auto runs = runs_of(seq, positions_of(seq), p0, p1);
     is_reading      = true;
     write_header(out, block_kind::rows, hash, p0, p1);
     if (layout.has_ext) {
@@ -146,7 +173,7 @@ void attention_rows::save(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * ou
         for (const cell_run & r : runs) {
             for (int64_t i = 0; i < r.count; ++i) {
                 const llama_kv_cell_ext ext = cells.ext_get(r.cell + i);
-                std::memcpy(dst + (r.pos + i - p0) * sizeof(ext), &ext, sizeof(ext));
+                std::memcpy(dst + (r.row + i - p0) * sizeof(ext), &ext, sizeof(ext));
             }
         }
     }
@@ -158,9 +185,8 @@ void attention_rows::fetch(held_rows::handle rows, int64_t p0, int64_t p1, uint8
     const auto runs = held.runs_of(rows, p0, p1);
     check_save(p0, p1, size);
     write_header(out, block_kind::rows, hash, p0, p1);
-    for (int64_t pos = p0; layout.has_ext && pos < p1; ++pos) {
-        const llama_kv_cell_ext & ext = held.ext_of(rows, pos);
-        std::memcpy(out + sizeof(block_header) + (pos - p0) * sizeof(ext), &ext, sizeof(ext));
+    if (layout.has_ext) {
+        std::memcpy(out + sizeof(block_header), held.exts_of(rows, p0), static_cast<size_t>(p1 - p0) * layout.ext_bytes());
     }
     is_reading = true;
     copies.save_begin();
@@ -180,7 +206,7 @@ void attention_rows::check_spans(int64_t p0, const std::vector<row_span> & spans
             }
         }
         if (span.first != at || span.last <= span.first) {
-            throw std::invalid_argument("rows " + range_text(span.first, span.last) + " do not follow position " +
+            throw std::invalid_argument("rows " + range_text(span.first, span.last) + " do not follow row " +
                                         std::to_string(at));
         }
         at = span.last;
@@ -202,11 +228,13 @@ void attention_rows::load(llama_seq_id seq, int64_t p0, const std::vector<row_sp
         throw std::invalid_argument("sequence " + std::to_string(seq) + " ends at " + std::to_string(end_of(seq)) +
                                     ", rows from " + std::to_string(p0) + " on cannot be appended");
     }
+    row_positions next = appended(positions_of(seq), spans);
     if (seq != cut_seq) {
         settle();
     }
     check_free(n_needed(spans));
     changed();
+    positions[static_cast<size_t>(seq)] = std::move(next);
     if (std::any_of(spans.begin(), spans.end(), [](const row_span & span) { return span.held == 0; })) {
         copies.load_begin();
     }
@@ -234,8 +262,11 @@ void attention_rows::load(llama_seq_id seq, int64_t p0, const std::vector<row_sp
     } catch (...) {
         copies.finish();
         cache.seq_rm(scratch_seq, -1, -1);
-        truncate(seq, p0);
         settle();
+        cache.seq_rm(seq, static_cast<llama_pos>(position(seq, p0)), -1);  // the image, too, where p0 is inside of one
+        positions[static_cast<size_t>(seq)].truncate(positions_of(seq).end_of(cache.seq_pos_max(seq)));
+        fence();
+        changed();
         throw;
     }
     copies.load_end();
@@ -243,13 +274,19 @@ void attention_rows::load(llama_seq_id seq, int64_t p0, const std::vector<row_sp
 
 void attention_rows::truncate(llama_seq_id seq, int64_t n) {
     if (n >= end_of(seq)) {
+        positions[static_cast<size_t>(seq)].truncate(n);  // whatever else has emptied it
         return;
+    }
+    if (positions_of(seq).is_inside(n)) {
+        throw std::invalid_argument("row " + std::to_string(n) + " is inside an image");
     }
     if (seq != cut_seq) {
         settle();
     }
     cut_seq = seq;
     cut_at  = n;
+    cut_pos = position(seq, n);
+    positions[static_cast<size_t>(seq)].truncate(n);
     if (!defers) {
         settle();
     }
@@ -259,10 +296,21 @@ void attention_rows::truncate(llama_seq_id seq, int64_t n) {
 
 void attention_rows::settle() {
     if (cut_seq >= 0) {
-        cache.seq_rm(cut_seq, static_cast<llama_pos>(cut_at), -1);
+        cache.seq_rm(cut_seq, static_cast<llama_pos>(cut_pos), -1);
         cut_seq = -1;
         changed();
     }
+}
+
+llama_pos attention_rows::cut(llama_seq_id seq, int64_t n) {
+    if (positions_of(seq).is_inside(n)) {
+        return -1;
+    }
+    const int64_t pos = position(seq, n);
+    settle();
+    changed();
+    positions[static_cast<size_t>(seq)].truncate(n);
+    return static_cast<llama_pos>(pos);
 }
 
 // What is computed next may overwrite cells that were given up.
@@ -274,38 +322,59 @@ void attention_rows::fence() {
 }
 
 // Gives rows [p0, last) of `seq`, which were dropped but are not settled, to those that are loaded: as many as lie in
-// the lowest vacant cells one after the other, which are what the library would choose. The rest is settled. Returns
-// the first position that needs a cell.
+// the lowest vacant cells one after the other, which are what the library would choose, and are text before and after.
+// The rest is settled. Returns the first row that needs a cell.
 int64_t attention_rows::take_over(llama_seq_id seq, int64_t p0, int64_t last) {
     if (cut_seq != seq) {
         return p0;
     }
     const llama_kv_cells & cells = this->cells();
     // One row of them is dropped at least: then the library looks for the next cells from its on.
-    const int64_t end  = std::min(last, static_cast<int64_t>(cache.seq_pos_max(seq)));
-    int64_t       next = p0;
+    const int64_t shift = p0 - cut_pos;
+    const int64_t end   = std::min({ last, cache.seq_pos_max(seq) + shift, positions_of(seq).next_image(p0) });
+    int64_t       next  = p0;
     for (uint32_t cell = 0; cell < cells.size() && next < end; ++cell) {
         if (is_vacant(cell)) {
-            if (cells.is_empty(cell) || cells.pos_get(cell) != next) {
+            if (cells.is_empty(cell) || cells.pos_get(cell) + shift != next) {
                 settle();
                 return p0;
+            }
+            if (layout.is_2d && cells.ext_get(cell).tok < 0) {
+                break;  // an image was there
             }
             ++next;
         }
     }
-    cut_at = next;
+    cut_at  = next;
+    cut_pos = next - shift;
     settle();
     return next;
 }
 
-llama_kv_cell_ext attention_rows::ext_of(const row_span & span, int64_t pos) const {
+// What the library knows of the rows of `span`, one llama_kv_cell_ext after the other, unless there is no such thing.
+const uint8_t * attention_rows::exts_of(const row_span & span) const {
+    if (!layout.has_ext) {
+        return nullptr;
+    }
     if (span.held != 0) {
-        return held.ext_of(span.held, pos);
+        return reinterpret_cast<const uint8_t *>(held.exts_of(span.held, span.first));
     }
     const block_header header = read_header(span.data, span.size, block_kind::rows, hash);
-    llama_kv_cell_ext  ext;
-    std::memcpy(&ext, span.data + sizeof(block_header) + (pos - header.p0) * sizeof(ext), sizeof(ext));
-    return ext;
+    return span.data + sizeof(block_header) + static_cast<size_t>(span.first - header.p0) * layout.ext_bytes();
+}
+
+// Where the rows are when those of `spans` follow them.
+row_positions attention_rows::appended(const row_positions & before, const std::vector<row_span> & spans) const {
+    row_positions after = before;
+    for (const row_span & span : spans) {
+        const uint8_t * exts = layout.is_2d ? exts_of(span) : nullptr;
+        for (int64_t row = span.first; exts != nullptr && row < span.last; ++row) {
+            if (!after.append(row, ext_at(exts, row - span.first))) {
+                throw std::invalid_argument("row " + std::to_string(row) + " of the block cannot follow the one before it");
+            }
+        }
+    }
+    return after;
 }
 
 // Cells that were taken over keep their positions; what else the library knows of a row is that of the new one.
@@ -315,9 +384,10 @@ void attention_rows::write_exts(const std::vector<cell_run> & runs, const std::v
     }
     auto & cells = const_cast<llama_kv_cells &>(this->cells());
     for (const row_span & span : spans) {
+        const uint8_t * exts = exts_of(span);
         for (const cell_run & run : runs) {
-            for (int64_t pos = std::max(span.first, run.pos); pos < std::min(span.last, run.pos + run.count); ++pos) {
-                cells.ext_set(static_cast<uint32_t>(run.cell + (pos - run.pos)), ext_of(span, pos));
+            for (int64_t row = std::max(span.first, run.row); row < std::min(span.last, run.row + run.count); ++row) {
+                cells.ext_set(static_cast<uint32_t>(run.cell + (row - run.row)), ext_at(exts, row - span.first));
             }
         }
     }
@@ -329,9 +399,9 @@ void attention_rows::append(llama_seq_id seq, const std::vector<row_span> & span
     const int64_t      p0     = spans.front().first;
     const llama_seq_id target = p0 == 0 || has_cells ? seq : scratch_seq;
     if (!has_cells) {
-        claim_cells(target, spans);
+        claim_cells(target, positions_of(seq), spans);
     }
-    const auto runs = runs_of(target, p0, spans.back().last);
+    const auto runs = runs_of(target, positions_of(seq), p0, spans.back().last);
     if (has_cells) {
         write_exts(runs, spans);
     }
@@ -350,8 +420,8 @@ void attention_rows::append(llama_seq_id seq, const std::vector<row_span> & span
     }
 }
 
-// Lets the library find cells for the spans' positions: it reads metadata of our own making and no data.
-void attention_rows::claim_cells(llama_seq_id seq, const std::vector<row_span> & spans) {
+// Lets the library find cells for the spans' rows: it reads metadata of our own making and no data.
+void attention_rows::claim_cells(llama_seq_id seq, const row_positions & positions, const std::vector<row_span> & spans) {
     uint32_t n_cells = 0;
     for (const row_span & span : spans) {
         n_cells += static_cast<uint32_t>(span.last - span.first);
@@ -361,11 +431,12 @@ void attention_rows::claim_cells(llama_seq_id seq, const std::vector<row_span> &
     plain.put(uint32_t(1));  // streams
     plain.put(n_cells);
     for (const row_span & span : spans) {
-        for (int64_t pos = span.first; pos < span.last; ++pos) {
-            plain.put(static_cast<llama_pos>(pos));
+        const uint8_t * exts = exts_of(span);
+        for (int64_t row = span.first; row < span.last; ++row) {
+            plain.put(static_cast<llama_pos>(positions.position(row)));
             plain.put(uint32_t(1));  // sequences of this cell
             if (layout.has_ext) {
-                plain.put(ext_of(span, pos));
+                plain.put(ext_at(exts, row - span.first));
             }
             plain.put(seq);
         }

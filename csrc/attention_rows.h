@@ -1,7 +1,7 @@
 // Rows of one attention cache: out of a sequence into a block, and from blocks to the end of a sequence.
 //
-// A row is named by its position, and a sequence's rows are those of positions 0, 1, 2 ...: `runs_of` and `claim_cells`
-// are the two places that know so. Where the bytes lie on the device is known by `planes` alone.
+// A sequence's rows are numbered 0, 1, 2 ... in the order of its tokens; which positions the library has them at, where
+// there are images, `row_positions` knows. Where the bytes lie on the device is known by `planes` alone.
 //
 // Rows can also be held: they stay on the device when their sequence has gone. The library takes their cells for free
 // ones, so that they cost its computation nothing, and before it gets such a cell its row is copied to another one.
@@ -9,6 +9,7 @@
 
 #include "held_rows.h"
 #include "layout.h"
+#include "row_positions.h"
 #include "transfer.h"
 
 #include "llama.h"
@@ -23,7 +24,7 @@ struct out_of_cells : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// Positions [first, last) out of the saved block of `size` bytes at `data`; or out of held rows, if `held` is not 0.
+// Rows [first, last) out of the saved block of `size` bytes at `data`; or out of held rows, if `held` is not 0.
 struct row_span {
     const uint8_t *   data;
     size_t            size;
@@ -41,8 +42,14 @@ public:
     // that are loaded next take over their cells, and the library's books, which are slow, stay as they are.
     attention_rows(llama_kv_cache & cache, const row_layout & layout, uint64_t hash, transfer & copies, bool defers);
 
-    // The position after the last row of `seq`.
+    // How many rows `seq` has.
     int64_t end_of(llama_seq_id seq) const;
+
+    // The position of row n of `seq`, or of what comes after the last one.
+    int64_t position(llama_seq_id seq, int64_t n) const { return positions_of(seq).position(n); }
+
+    // The last `count` rows of `seq`, which the library evaluated at one position, belong to an image with so many columns.
+    void add_image(llama_seq_id seq, int64_t columns, int64_t count);
 
     // Bytes of the block that holds rows [p0, p1), which no file can have if p1 is beyond `last_position`: that throws.
     size_t size(int64_t p0, int64_t p1) const;
@@ -54,7 +61,7 @@ public:
     // held where the sequence has it then. Or out_of_cells.
     void load(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans);
 
-    // Drops the rows from n on.
+    // Drops the rows from n on; std::invalid_argument inside an image.
     void truncate(llama_seq_id seq, int64_t n);
 
     // Rows [p0, p1) of `seq` stay until they are released; no byte is moved for that.
@@ -80,8 +87,8 @@ public:
     // Lets the library know what was dropped. Whoever asks it for anything of a sequence calls this before.
     void settle();
 
-    // Somebody else drops rows of a sequence.
-    void changed() { n_only_held = -1; }
+    // Somebody else drops the rows of `seq` from n on: tells from which position, -1 inside an image.
+    llama_pos cut(llama_seq_id seq, int64_t n);
 
 private:
     // `count` pieces of one token's `row` bytes each, a `stride` apart on the device: tensors of the same kind that lie
@@ -102,17 +109,20 @@ private:
     const llama_kv_cells & cells() const;  // there is one stream
 
     void                  join_planes(const std::vector<row_tensor> & tensors);
-    std::vector<cell_run> runs_of(llama_seq_id seq, int64_t p0, int64_t p1) const;
+    std::vector<cell_run> runs_of(llama_seq_id seq, const row_positions & positions, int64_t p0, int64_t p1) const;
     void                  check_save(int64_t p0, int64_t p1, size_t size) const;
     void                  check_spans(int64_t p0, const std::vector<row_span> & spans) const;
+    row_positions         appended(const row_positions & positions, const std::vector<row_span> & spans) const;
     void                  append(llama_seq_id seq, const std::vector<row_span> & spans, bool has_cells);
     int64_t               take_over(llama_seq_id seq, int64_t p0, int64_t last);
     void                  write_exts(const std::vector<cell_run> & runs, const std::vector<row_span> & spans);
-    llama_kv_cell_ext     ext_of(const row_span & span, int64_t pos) const;
+    const uint8_t *       exts_of(const row_span & span) const;
+    const row_positions & positions_of(llama_seq_id seq) const { return positions[static_cast<size_t>(seq)]; }
+    void                  changed() { n_only_held = -1; }
     bool                  is_vacant(int64_t cell) const;
     void                  count() const;
     void                  fence();
-    void                  claim_cells(llama_seq_id seq, const std::vector<row_span> & spans);
+    void                  claim_cells(llama_seq_id seq, const row_positions & positions, const std::vector<row_span> & spans);
     void                  check_free(int64_t n) const;
     int64_t               n_needed(const std::vector<row_span> & spans) const;
     void                  fill(const std::vector<cell_run> & runs, const std::vector<row_span> & spans);
@@ -134,10 +144,13 @@ private:
     std::vector<plane> planes;  // in the order of a block's bytes
     std::vector<stage> stages;  // one for each plane, once they were needed
     held_rows          held;
+
+    std::vector<row_positions> positions;  // of each sequence
     bool               defers;
     bool               is_reading  = false;  // copies may be on their way from cells that somebody gives up
     llama_seq_id       cut_seq     = -1;     // what was dropped and is not settled: its rows from cut_at on
     int64_t            cut_at      = 0;
+    int64_t            cut_pos     = 0;      // the position of that row
     mutable int64_t    n_only_held = 0;  // cells that no sequence has; -1 when they have to be counted
     mutable int64_t    n_cut       = 0;  // cells of what is not settled, counted with them
 };

@@ -61,6 +61,10 @@ public:
     size_t              rows_size(int64_t p0, int64_t p1) const { return state.rows_size(p0, p1); }
     size_t              state_size(llama_seq_id seq) const { return state.state_size(seq); }
 
+    int64_t n_tokens(llama_seq_id seq) const { return state.n_tokens(seq); }
+    int64_t position(llama_seq_id seq, int64_t n) const { return state.position(seq, n); }
+    void    add_image(llama_seq_id seq, int64_t columns, int64_t count) { state.add_image(seq, columns, count); }
+
     bool has_marks() const { return state.has_marks(); }
 
     void mark(llama_seq_id seq, int64_t n) {
@@ -208,6 +212,9 @@ void register_kv_state(py::module_ & m) {
         .def_property_readonly("layout", &bound_state::layout)
         .def_property_readonly("is_async", &bound_state::is_async)
         .def_property_readonly("in_flight_bytes", &bound_state::in_flight_bytes)
+        .def("n_tokens", &bound_state::n_tokens, py::arg("seq"))
+        .def("position", &bound_state::position, py::arg("seq"), py::arg("n"))
+        .def("add_image", &bound_state::add_image, py::arg("seq"), py::arg("columns"), py::arg("count"))
         .def("rows_size", &bound_state::rows_size, py::arg("p0"), py::arg("p1"))
         .def("save_rows", &bound_state::save_rows, py::arg("seq"), py::arg("p0"), py::arg("p1"), py::arg("out"))
         .def("load_rows", &bound_state::load_rows, py::arg("seq"), py::arg("p0"), py::arg("spans"))

@@ -4,12 +4,13 @@
 //    0  char[4]  "ROWS" or "STAT"
 //    4  uint32   version of this format, 1
 //    8  uint64   hash of the layout's text (layout.h): bytes of another layout are refused
-//   16  int64    p0, the first position of the rows; 0 for a state
-//   24  int64    p1, the position after the last row; for a state, the position it stands at
+//   16  int64    p0, the first row (token) of the sequence; 0 for a state
+//   24  int64    p1, the row after the last one; for a state, how many tokens it stands behind
 //   32  32 bytes, zero
 //
 // ROWS continues, with n = p1 - p0, with
-//   n llama_kv_cell_ext of 12 bytes, where the model gives tokens further positions,
+//   n llama_kv_cell_ext of 12 bytes, where the model gives tokens further positions: x, y, token. Text has x = y = its
+//     position; rows of an image have the token -1, their column and line counted from its position, and follow line by line,
 //   the n K rows of each layer, layer by layer,
 //   the n V rows of each layer, layer by layer; where V is transposed (no flash attention), a layer has one run of n
 //   elements per embedding dimension instead.

@@ -12,7 +12,7 @@ namespace {
 
 // Joins the run to the last one where it goes on there.
 void append_run(std::vector<cell_run> & runs, const cell_run & run) {
-    if (!runs.empty() && runs.back().cell + runs.back().count == run.cell && runs.back().pos + runs.back().count == run.pos) {
+    if (!runs.empty() && runs.back().cell + runs.back().count == run.cell && runs.back().row + runs.back().count == run.row) {
         runs.back().count += run.count;
     } else {
         runs.push_back(run);
@@ -27,7 +27,7 @@ held_rows::handle next_handle() {
 }  // namespace
 
 held_rows::handle held_rows::add(int64_t p0, int64_t p1, std::vector<cell_run> runs, std::vector<llama_kv_cell_ext> exts) {
-    std::sort(runs.begin(), runs.end(), [](const cell_run & a, const cell_run & b) { return a.pos < b.pos; });
+    std::sort(runs.begin(), runs.end(), [](const cell_run & a, const cell_run & b) { return a.row < b.row; });
     const handle held = next_handle();
     const entry & added = entries.emplace(held, entry{ p0, p1, std::move(runs), std::move(exts) }).first->second;
     for (const cell_run & run : added.runs) {
@@ -72,18 +72,18 @@ std::vector<cell_run> held_rows::runs_of(handle held, int64_t first, int64_t las
     }
     std::vector<cell_run> runs;
     for (const cell_run & run : rows.runs) {
-        const int64_t from = std::max(run.pos, first);
-        const int64_t to   = std::min(run.pos + run.count, last);
+        const int64_t from = std::max(run.row, first);
+        const int64_t to   = std::min(run.row + run.count, last);
         if (from < to) {
-            runs.push_back({ run.cell + (from - run.pos), from, to - from });
+            runs.push_back({ run.cell + (from - run.row), from, to - from });
         }
     }
     return runs;
 }
 
-const llama_kv_cell_ext & held_rows::ext_of(handle held, int64_t pos) const {
+const llama_kv_cell_ext * held_rows::exts_of(handle held, int64_t first) const {
     const entry & rows = at(held);
-    return rows.exts.at(static_cast<size_t>(pos - rows.p0));
+    return &rows.exts.at(static_cast<size_t>(first - rows.p0));
 }
 
 void held_rows::moved(const std::vector<cell_move> & moves) {
@@ -110,7 +110,7 @@ void held_rows::moved(const std::vector<cell_move> & moves) {
                     ++n;
                 }
                 changed = changed || to >= 0;
-                append_run(runs, { to < 0 ? run.cell + i : to, run.pos + i, n });
+                append_run(runs, { to < 0 ? run.cell + i : to, run.row + i, n });
             }
         }
         if (changed) {

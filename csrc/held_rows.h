@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-// Cells [cell, cell + count) hold positions [pos, pos + count).
+// Cells [cell, cell + count) hold rows [row, row + count).
 struct cell_run {
-    int64_t cell, pos, count;
+    int64_t cell, row, count;
 };
 
 // The row in cell `from` goes to cell `to`.
@@ -26,7 +26,7 @@ public:
 
     explicit held_rows(size_t n_cells) : holders(n_cells, 0), target(n_cells, -1) {}
 
-    // Remembers rows [p0, p1), which `runs` say where to find; `exts` are those of each position, or empty.
+    // Remembers rows [p0, p1), which `runs` say where to find; `exts` are those of each row, or empty.
     handle add(int64_t p0, int64_t p1, std::vector<cell_run> runs, std::vector<llama_kv_cell_ext> exts);
 
     // False if it was never there, or is not there any more.
@@ -39,13 +39,14 @@ public:
     // How many handles have the row in `cell`.
     uint32_t count(int64_t cell) const { return holders[cell]; }
 
-    // What was held: positions [first, second); std::invalid_argument after its release.
+    // What was held: rows [first, second); std::invalid_argument after its release.
     std::pair<int64_t, int64_t> range_of(handle held) const;
 
-    // Where positions [first, last) of `held` lie, in order; std::invalid_argument if it does not have them.
+    // Where rows [first, last) of `held` lie, in order; std::invalid_argument if it does not have them.
     std::vector<cell_run> runs_of(handle held, int64_t first, int64_t last) const;
 
-    const llama_kv_cell_ext & ext_of(handle held, int64_t pos) const;
+    // What the library knows of `held` from row `first` on, which it has.
+    const llama_kv_cell_ext * exts_of(handle held, int64_t first) const;
 
     // The bytes were copied, as if all at once: whoever had the row in `from` has it in `to`.
     void moved(const std::vector<cell_move> & moves);
@@ -53,7 +54,7 @@ public:
 private:
     struct entry {
         int64_t                        p0, p1;
-        std::vector<cell_run>          runs;  // in the order of positions
+        std::vector<cell_run>          runs;  // in the order of rows
         std::vector<llama_kv_cell_ext> exts;
     };
 

@@ -33,9 +33,29 @@ void kv_state::check_seq(llama_seq_id seq) const {
     }
 }
 
-// The position after the last token of `seq`.
+// How many tokens `seq` has.
 int64_t kv_state::end_of(llama_seq_id seq) const {
     return rows != nullptr ? rows->end_of(seq) : state->position(seq);
+}
+
+// The position after that of the last of n tokens.
+int64_t kv_state::position_after(llama_seq_id seq, int64_t n) const {
+    return rows != nullptr && n > 0 ? rows->position(seq, n - 1) + 1 : n;
+}
+
+int64_t kv_state::n_tokens(llama_seq_id seq) const {
+    check_seq(seq);
+    return end_of(seq);
+}
+
+int64_t kv_state::position(llama_seq_id seq, int64_t n) const {
+    check_seq(seq);
+    return rows != nullptr ? rows->position(seq, n) : n;
+}
+
+void kv_state::add_image(llama_seq_id seq, int64_t columns, int64_t count) {
+    check_seq(seq);
+    movable_rows().add_image(seq, columns, count);
 }
 
 attention_rows & kv_state::movable_rows() const {
@@ -105,7 +125,7 @@ size_t kv_state::state_size(llama_seq_id seq) const {
 void kv_state::save_state(llama_seq_id seq, int64_t n, uint8_t * out, size_t size) {
     check_seq(seq);
     const int64_t at = own_state().position(seq);
-    if (n <= 0 || at != n || end_of(seq) != n) {
+    if (n <= 0 || end_of(seq) != n || at != position_after(seq, n)) {
         throw std::invalid_argument("sequence " + std::to_string(seq) + " stands at " + std::to_string(at) +
                                     ", its state at " + std::to_string(n) + " cannot be saved");
     }
@@ -130,7 +150,7 @@ void kv_state::load_state(llama_seq_id seq, int64_t n, const uint8_t * data, siz
                                     " rows, a state at " + std::to_string(n) + " does not belong there");
     }
     mark_of(seq) = -1;
-    state.load(seq, n, data + sizeof(block_header), size - sizeof(block_header));
+    state.load(seq, position_after(seq, n), data + sizeof(block_header), size - sizeof(block_header));
 }
 
 int64_t & kv_state::mark_of(llama_seq_id seq) {
@@ -144,7 +164,7 @@ void kv_state::mark(llama_seq_id seq, int64_t n) {
         throw std::invalid_argument("there is no room for marks");
     }
     const int64_t at = state->position(seq);
-    if (n <= 0 || at != n || end_of(seq) != n) {
+    if (n <= 0 || end_of(seq) != n || at != position_after(seq, n)) {
         throw std::invalid_argument("sequence " + std::to_string(seq) + " stands at " + std::to_string(at) +
                                     ", it cannot be marked at " + std::to_string(n));
     }
@@ -159,7 +179,7 @@ int64_t kv_state::reset(llama_seq_id seq) {
         throw std::invalid_argument("sequence " + std::to_string(seq) + " has no mark to go back to");
     }
     rows->truncate(seq, n);
-    state->reset(seq, n);
+    state->reset(seq, position_after(seq, n));
     return n;
 }
 
@@ -194,11 +214,8 @@ void kv_state::clear(llama_seq_id seq) {
 
 bool kv_state::cut(llama_seq_id seq, int64_t n) {
     check_seq(seq);
-    if (rows != nullptr) {
-        rows->settle();
-        rows->changed();
-    }
-    return llama_memory_seq_rm(llama_get_memory(ctx), seq, static_cast<llama_pos>(n), -1);
+    const llama_pos pos = rows != nullptr ? rows->cut(seq, n) : static_cast<llama_pos>(n);
+    return pos >= 0 && llama_memory_seq_rm(llama_get_memory(ctx), seq, pos, -1);
 }
 
 // The library begins a sequence by multiplying the state that lies in its cell by zero. What is not a number, from a

@@ -1,5 +1,5 @@
 // Rows and state of the sequences inside a llama_context, as blocks of bytes (block.h). This is what Python sees: it
-// checks sequence ids, positions and headers, and leaves the moving to the parts that the memory consists of.
+// checks sequence ids, token counts and headers, and leaves the moving to the parts that the memory consists of.
 //
 // Wrong arguments throw std::invalid_argument before the sequence changes; what the library does wrong throws
 // std::runtime_error. Where `is_async`, what is saved and loaded may still be on its way when a function returns: the
@@ -31,6 +31,13 @@ public:
 
     memory_kind         kind() const { return parts.kind; }
     const std::string & layout_text() const { return layout.text; }
+
+    // How many tokens `seq` has, and the position of the n-th of these, or of the one that follows them.
+    int64_t n_tokens(llama_seq_id seq) const;
+    int64_t position(llama_seq_id seq, int64_t n) const;
+
+    // The `count` rows that were evaluated last in `seq` belong to an image with so many columns, and follow each other.
+    void add_image(llama_seq_id seq, int64_t columns, int64_t count);
 
     size_t rows_size(int64_t p0, int64_t p1) const;
     void   save_rows(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size);
@@ -72,6 +79,7 @@ public:
 private:
     void             check_seq(llama_seq_id seq) const;
     int64_t          end_of(llama_seq_id seq) const;
+    int64_t          position_after(llama_seq_id seq, int64_t n) const;
     void             wipe(llama_seq_id seq);
     attention_rows & movable_rows() const;
     sequence_state & own_state() const;

@@ -185,7 +185,9 @@ memory_layout layout_of(llama_context * ctx, const memory_parts & parts, llama_s
             throw std::invalid_argument("sequence " + std::to_string(seq) + " is empty: evaluate one token first");
         }
         llama_synchronize(ctx);
-        layout.rows = rows_of(*parts.attention, seq);
+        layout.rows       = rows_of(*parts.attention, seq);
+        const auto rope   = llama_model_rope_type(llama_get_model(ctx));
+        layout.rows.is_2d = layout.rows.has_ext && (rope == LLAMA_ROPE_TYPE_MROPE || rope == LLAMA_ROPE_TYPE_IMROPE);
     }
     if (parts.recurrent != nullptr) {
         layout.recurrent = recurrent_of(*parts.recurrent, seq);

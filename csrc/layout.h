@@ -40,9 +40,10 @@ struct row_tensor {
     size_t per_token() const { return row * n_embd; }
 };
 
-// K and V of one attention cache. `has_ext`: cells hold a llama_kv_cell_ext, too.
+// K and V of one attention cache. `has_ext`: cells hold a llama_kv_cell_ext, too. `is_2d`: with a line and a column.
 struct row_layout {
     bool                    has_ext      = false;
+    bool                    is_2d        = false;
     bool                    v_transposed = false;
     std::vector<row_tensor> k, v;
 

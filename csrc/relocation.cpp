@@ -57,13 +57,13 @@ const llama_kv_cells & attention_rows::cells() const {
 held_rows::handle attention_rows::hold(llama_seq_id seq, int64_t p0, int64_t p1) {
     size(p0, p1);
     settle();
-    std::vector<cell_run>          runs = runs_of(seq, p0, p1);
+    std::vector<cell_run>          runs = runs_of(seq, positions_of(seq), p0, p1);
     std::vector<llama_kv_cell_ext> exts;
     if (layout.has_ext) {
         exts.resize(static_cast<size_t>(p1 - p0));
         for (const cell_run & run : runs) {
             for (int64_t i = 0; i < run.count; ++i) {
-                exts[run.pos + i - p0] = cells().ext_get(static_cast<uint32_t>(run.cell + i));
+                exts[run.row + i - p0] = cells().ext_get(static_cast<uint32_t>(run.cell + i));
             }
         }
     }
@@ -97,7 +97,7 @@ int64_t attention_rows::n_own(held_rows::handle rows, int64_t p0, int64_t p1) co
 bool attention_rows::is_vacant(int64_t at) const {
     const llama_kv_cells & cells = this->cells();
     const auto             cell  = static_cast<uint32_t>(at);
-    return cells.is_empty(cell) || (cut_seq >= 0 && cells.pos_get(cell) >= cut_at && cells.seq_has(cell, cut_seq) &&
+    return cells.is_empty(cell) || (cut_seq >= 0 && cells.pos_get(cell) >= cut_pos && cells.seq_has(cell, cut_seq) &&
                                     cells.seq_count(cell) == 1);
 }
 
@@ -226,7 +226,7 @@ void attention_rows::fill(const std::vector<cell_run> & runs, const std::vector<
     std::vector<int64_t> cell_of(static_cast<size_t>(spans.back().last - p0));
     for (const cell_run & run : runs) {
         for (int64_t i = 0; i < run.count; ++i) {
-            cell_of[run.pos + i - p0] = run.cell + i;
+            cell_of[run.row + i - p0] = run.cell + i;
         }
     }
     // What fills each of these cells, and where all that is loaded comes from.
@@ -237,7 +237,7 @@ void attention_rows::fill(const std::vector<cell_run> & runs, const std::vector<
         if (span.held != 0) {
             for (const cell_run & run : held.runs_of(span.held, span.first, span.last)) {
                 for (int64_t i = 0; i < run.count; ++i) {
-                    const int64_t to = cell_of[run.pos + i - p0];
+                    const int64_t to = cell_of[run.row + i - p0];
                     moves.push_back({ run.cell + i, to });
                     filled_from[to]      = run.cell + i;
                     leaves[run.cell + i] = true;

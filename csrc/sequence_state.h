@@ -16,7 +16,7 @@ class sequence_state {
 public:
     virtual ~sequence_state() = default;
 
-    // The token count at which the state of `seq` stands.
+    // The position after that of the token at which the state of `seq` stands.
     virtual int64_t position(llama_seq_id seq) const = 0;
 
     virtual size_t size(llama_seq_id seq) const = 0;
@@ -24,7 +24,7 @@ public:
     // The copies may be on their way when it returns, see transfer.h.
     virtual void save(llama_seq_id seq, uint8_t * out, size_t size) = 0;
 
-    // Makes what was saved at `n` the state of `seq`. std::invalid_argument if the bytes do not fit.
+    // Makes what was saved at position `n` the state of `seq`. std::invalid_argument if the bytes do not fit.
     virtual void load(llama_seq_id seq, int64_t n, const uint8_t * data, size_t size) = 0;
 
     // Whether states can be kept where they lie: `mark` does so with that of `seq`, and `reset` makes it the state again,

@@ -1,7 +1,7 @@
 """The compiled extension: moves rows and state of one sequence in and out of a llama_context.
 
 Import it through `pyctl.engine.llama.library`, which loads the library first and checks that both belong together.
-Positions are token counts, sizes bytes. Every call checks its ranges and sizes before llama.cpp sees them and raises
+Tokens of a sequence, and their rows, are counted from 0; sizes are bytes. Every call checks its ranges and sizes before llama.cpp sees them and raises
 ValueError with the reason; the sequence is unchanged then. Copies release the GIL. None of this is thread-safe: the
 thread that owns the context makes the calls.
 
@@ -97,8 +97,24 @@ class KVState:
     def in_flight_bytes(self) -> int:
         """Bytes of the buffers whose copies are not complete."""
 
+    def n_tokens(self, seq: int) -> int:
+        """How many tokens ``seq`` holds, rows of images included."""
+
+    def position(self, seq: int, n: int) -> int:
+        """At which position llama.cpp has token ``n`` of ``seq``, or will have the one that follows its last.
+
+        That is ``n`` unless there are images before it: all rows of one share its first position.
+        """
+
+    def add_image(self, seq: int, columns: int, count: int) -> None:
+        """Tell that the last ``count`` rows of ``seq``, just evaluated, belong to an image of so many columns.
+
+        They follow each other line by line, and those of the same image that were evaluated before. ValueError where
+        the model gives tokens no lines and columns.
+        """
+
     def rows_size(self, p0: int, p1: int) -> int:
-        """Bytes of the block that holds rows [p0, p1); ValueError for what can be no range of positions."""
+        """Bytes of the block that holds rows [p0, p1); ValueError for what can be no range of rows."""
 
     def save_rows(self, seq: int, p0: int, p1: int, out: Buffer) -> None:
         """Copy rows [p0, p1) of ``seq`` into ``out``, which has exactly ``rows_size(p0, p1)`` bytes."""
@@ -106,7 +122,7 @@ class KVState:
     def load_rows(self, seq: int, p0: int, spans: Sequence[tuple[Buffer | int, int, int]]) -> None:
         """Append rows to ``seq``, which ends at ``p0``; OutOfCells if there is no room for them.
 
-        ``spans`` are (block, first, last): positions [first, last) out of a saved block, or of rows that `hold` has
+        ``spans`` are (block, first, last): rows [first, last) out of a saved block, or of rows that `hold` has
         named, in order, the first starting at ``p0``. What was held is held where ``seq`` has it then. The state is
         not touched.
         """
@@ -146,7 +162,8 @@ class KVState:
         """
 
     def cut(self, seq: int, n: int) -> bool:
-        """Let llama.cpp take back the tokens of ``seq`` from ``n`` on, with the states after them; False if it cannot."""
+        """Let llama.cpp take back the tokens of ``seq`` from ``n`` on, with the states after them; False if it cannot,
+        or inside an image."""
 
     def state_size(self, seq: int) -> int:
         """Bytes of the state at the end of ``seq``; 0 for kind ``attention``."""
@@ -165,13 +182,13 @@ class KVState:
         """Keep the state of ``seq``, which ends at ``n``, where states lie, in place of the one kept before."""
 
     def reset(self, seq: int) -> int:
-        """Take ``seq`` back to its mark, as often as wanted; returns the position.
+        """Take ``seq`` back to its mark, as often as wanted; returns how many tokens it holds.
 
         ValueError without one: there is none after the sequence was rewound, cleared or loaded.
         """
 
     def rewind(self, seq: int, n: int) -> None:
-        """Drop the rows from ``n`` on. A hybrid's state stays where it was: load the one at ``n`` next."""
+        """Drop the rows from ``n`` on; ValueError inside an image. A hybrid's state stays where it was: load the one at ``n`` next."""
 
     def clear(self, seq: int) -> None:
         """Drop everything that ``seq`` holds."""

@@ -11,7 +11,7 @@ import pytest
 from pyctl.engine.llama import Loaded, load
 from pyctl.engine.model_settings import ModelSettings
 from tests import ownership
-from tools.generator import SHAPES, cached_model
+from tools.generator import SHAPES, VISION_SHAPES, cached_model
 
 # A runner that was started in the background may have left SIGINT ignored, for us and for every child.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -36,6 +36,12 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     """model_path("tiny-hybrid") -> the GGUF file of that shape."""
     directory = tmp_path_factory.mktemp("models")
     return lambda name: cached_model(SHAPES[name], directory)
+
+
+@pytest.fixture(scope="session")
+def tiny_mmproj(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An encoder of images for tiny-hybrid and tiny-moe."""
+    return cached_model(VISION_SHAPES["tiny-vision"], tmp_path_factory.mktemp("encoders"))
 
 
 @pytest.fixture(scope="module")

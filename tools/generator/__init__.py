@@ -1,5 +1,5 @@
-"""Random-weight GGUF models of the architectures that pyctl is for: tiny ones for tests, full-size ones for benchmarks
-on machines without the download."""
+"""Random-weight GGUF models of the architectures that pyctl is for, and encoders of images: tiny ones for tests, and
+full-size ones for benchmarks on machines without the download."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tools.generator.shapes import (
     TINY_RERANK,
     Shape,
 )
+from tools.generator.vision import VISION_SHAPES, VisionShape, write_encoder
 from tools.generator.vocab import CHATML_TEMPLATE, Vocab, byte_vocab, read_vocab
 
 __all__ = [
@@ -27,10 +28,13 @@ __all__ = [
     "TINY_HYBRID",
     "TINY_MOE",
     "TINY_RERANK",
+    "VISION_SHAPES",
     "Shape",
+    "VisionShape",
     "Vocab",
     "byte_vocab",
     "cached_model",
     "read_vocab",
+    "write_encoder",
     "write_model",
 ]

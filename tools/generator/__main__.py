@@ -1,4 +1,7 @@
-"""python -m tools.generator --shape tiny-hybrid|tiny-moe|tiny-dense|27b|35b-a3b -o out.gguf [--nextn] [--seed N]"""
+"""python -m tools.generator --shape tiny-hybrid|tiny-moe|tiny-dense|27b|35b-a3b -o out.gguf [--nextn] [--seed N]
+
+The shapes tiny-vision, vision-27b and vision-35b-a3b are encoders of images for such models (--mmproj).
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,14 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from tools.generator.generate import write_model
 from tools.generator.shapes import SHAPES
+from tools.generator.vision import VISION_SHAPES, write_encoder
 from tools.generator.vocab import read_vocab
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Write one model as the command line says."""
     parser = argparse.ArgumentParser(prog="python -m tools.generator", description="Write a GGUF with random weights.")
-    parser.add_argument("--shape", choices=SHAPES, required=True, help="which model to imitate")
+    parser.add_argument("--shape", choices=[*SHAPES, *VISION_SHAPES], required=True, help="which model to imitate")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="where to write it")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="another seed, other weights (default 0)")
     parser.add_argument("--layers", type=int, metavar="N", help="only so many layers (default: all)")
@@ -25,6 +29,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--vocab", type=Path, metavar="FILE", help="take the tokenizer from this GGUF (default: bytes)")
     args = parser.parse_args(argv)
 
+    if args.shape in VISION_SHAPES:
+        return write_encoder(args.output, VISION_SHAPES[args.shape], seed=args.seed)
     shape = SHAPES[args.shape]
     if args.layers is not None:
         shape = replace(shape, num_layers=args.layers)

@@ -18,6 +18,7 @@ from gguf import GGML_QUANT_VERSION, GGUFWriter, LlamaFileType, PoolingType
 
 from pyctl.atomic_file import temp_path
 from tools.generator.shapes import F16, F32, Shape, Tensor, tensors
+from tools.generator.vision import VisionShape, write_encoder
 from tools.generator.vocab import CHATML_TEMPLATE, Vocab, byte_vocab
 from tools.generator.weights import Tiles, deviation, fill
 
@@ -153,8 +154,8 @@ def _write_data(
 # -- models kept on disk -----------------------------------------------------------------------------------------------
 
 
-def cached_model(shape: Shape, directory: str | PathLike[str], *, seed: int = 0) -> Path:
-    """The model of `shape` and `seed` in `directory`, generated there if it is missing.
+def cached_model(shape: Shape | VisionShape, directory: str | PathLike[str], *, seed: int = 0) -> Path:
+    """The model or encoder of `shape` and `seed` in `directory`, generated there if it is missing.
 
     The file name carries a digest of the shape and of this package's source, so another generator makes another file.
     Any number of threads and processes may call this at once: each sees a whole file.
@@ -163,7 +164,7 @@ def cached_model(shape: Shape, directory: str | PathLike[str], *, seed: int = 0)
     path = Path(directory) / f"{shape.name}-{seed}-{digest}.gguf"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_model(path, shape, seed=seed)
+        write_encoder(path, shape, seed=seed) if isinstance(shape, VisionShape) else write_model(path, shape, seed=seed)
     return path
 
 

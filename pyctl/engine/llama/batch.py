@@ -15,7 +15,7 @@ from pyctl.engine.model_settings import POOLING
 from pyctl.errors import ContextSizeError, EngineError, RequestError
 from pyctl.prompt import Tokens
 
-__all__ = ["Batch", "Embedder"]
+__all__ = ["Batch", "Embedder", "ImageBatch"]
 
 
 class Batch:
@@ -62,6 +62,33 @@ class Batch:
         self.seqs[:n] = seq
         self.outputs[:n] = every
         self.outputs[n - 1] = every or last
+        self.struct.n_tokens = n
+
+
+class ImageBatch:
+    """A llama_batch of rows that an encoder of images made, ``width`` floats each."""
+
+    def __init__(self, capacity: int, width: int) -> None:
+        self._rows = np.zeros((capacity, width), np.float32)
+        self._positions = np.zeros(4 * capacity, np.int32)
+        self._batch = Batch(capacity)  # what both kinds have
+        self.struct: Any = self._batch.struct
+        self.struct.token = None  # type: ignore[assignment]
+        for name, array in (("embd", self._rows), ("pos", self._positions)):
+            setattr(self.struct, name, ctypes.cast(array.ctypes.data, type(getattr(self.struct, name))))
+
+    def fill(self, seq: int, rows: NDArray[np.float32], position: int, first: int, columns: int) -> None:
+        """Rows ``first``, ``first`` + 1, ... of an image at ``position`` with so many columns; none is an output."""
+        n = len(rows)
+        at = np.arange(first, first + n)
+        self._rows[:n] = rows
+        # Section by section: that of the image as a whole, its lines, its columns, and one that is not used.
+        self._positions[:n] = position
+        self._positions[n : 2 * n] = position + at // columns
+        self._positions[2 * n : 3 * n] = position + at % columns
+        self._positions[3 * n : 4 * n] = 0
+        self._batch.seqs[:n] = seq
+        self._batch.outputs[:n] = 0
         self.struct.n_tokens = n
 
 

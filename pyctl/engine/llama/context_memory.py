@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from llama_cpp import llama_cpp as api
 
 from pyctl.cache.snapshot import NOTHING, Block, BlockSpan, Held, Span, State
 from pyctl.engine.backend import BlockBytes, SavedSequence
@@ -171,7 +170,7 @@ class ContextMemory:
             drafts.load_state(seq, n, state.draft)
 
     def _n_held(self, seq: int) -> int:
-        return int(api.llama_memory_seq_pos_max(api.llama_get_memory(self._ctx), seq)) + 1
+        return int(self._memory.n_tokens(seq))
 
     def rewind(self, seq: int, n: int) -> None:
         self._least.pop(seq, None)
@@ -187,6 +186,8 @@ class ContextMemory:
             self._drafts.model.clear(seq)
 
     def save_file(self, seq: int, path: Path, tokens: Tokens, ends: Sequence[int]) -> int:
+        if tokens.size and int(tokens.min()) < 0:
+            raise StateError("Unable to save slot: it holds an image")
         self._reserve(0)
         return save_file(self._ctx, seq, path, tokens, ends, self.identity)
 

@@ -11,7 +11,7 @@ from llama_cpp import llama_cpp as api
 from numpy.typing import NDArray
 
 from pyctl.engine.backend import SequenceTokens, TopTokens
-from pyctl.engine.llama.batch import Batch, Embedder
+from pyctl.engine.llama.batch import Batch, Embedder, ImageBatch
 from pyctl.engine.llama.context_memory import ContextMemory
 from pyctl.engine.llama.draft.draft_model import Follower, MakeDraftModel
 from pyctl.engine.llama.grammar import GrammarCompiler
@@ -85,6 +85,7 @@ class LlamaBackend(ContextMemory):
         self._least: dict[int, tuple[int, int]] = {}
         self._handles = set()
         self._batch = Batch(max(self.n_ubatch, self.n_seqs))
+        self._image_batch: ImageBatch | None = None
         self._end_tokens = self.tokenizer.end_tokens()
         self.evaluate(0, as_tokens([max(self.tokenizer.bos, 0)]), 0)
         try:
@@ -121,12 +122,35 @@ class LlamaBackend(ContextMemory):
         if n > self.n_ubatch:
             raise EngineError(f"a batch of {n} tokens is larger than {self.n_ubatch}")
         self._reserve(n)
-        self._batch.fill(seq, tokens, start, last=output)
+        self._batch.fill(seq, tokens, self._position(seq, start), last=output)
         self._evaluate([SequenceTokens(seq, tuple(tokens.tolist()), start)] if self.draft_type else [], n)
         self._outputs = [n - 1] if output else []
 
+    def evaluate_image(self, seq: int, rows: NDArray[np.float32], start: int, first: int, columns: int) -> None:
+        """Evaluate ``rows`` of an image, shape (n, n_embd), from row ``first`` on; its own first is token ``start``.
+
+        There is no output. The image has so many columns.
+        """
+        n, width = rows.shape
+        if n > self.n_ubatch:
+            raise EngineError(f"a batch of {n} rows is larger than {self.n_ubatch}")
+        self._reserve(n)
+        if self._image_batch is None:
+            self._image_batch = ImageBatch(self.n_ubatch, width)
+        self._image_batch.fill(seq, rows, self._position(seq, start), first, columns)
+        tokens = (self.tokenizer.image_token,) * n if self.draft_type else ()
+        items = [SequenceTokens(seq, tokens, start + first)] if self.draft_type else []
+        self._evaluate(items, n, self._image_batch.struct)
+        checked(self._memory.add_image, seq, columns, n)
+        self._outputs = []
+
+    def _position(self, seq: int, n: int) -> int:
+        """Where llama.cpp has token ``n`` of ``seq``, or will have the next one."""
+        return int(self._memory.position(seq, n)) if self._memory is not None else n
+
     def decode(self, items: Sequence[SequenceTokens]) -> None:
-        n, outputs = self._batch.fill_all(items)
+        placed = [item._replace(position=self._position(item.seq, item.position)) for item in items]
+        n, outputs = self._batch.fill_all(placed)
         if len(outputs) > self.n_outputs:
             raise EngineError(f"{len(outputs)} outputs are more than {self.n_outputs}")
         self._reserve(n, in_parts=len(items) > 1)
@@ -172,10 +196,10 @@ class LlamaBackend(ContextMemory):
         drafts = self._drafts.settled()
         return drafts.draft(items, n) if drafts is not None else [() for _ in items]
 
-    def _evaluate(self, items: Sequence[SequenceTokens], n: int) -> None:
-        """Run the batch, ``n`` tokens of ``items``."""
+    def _evaluate(self, items: Sequence[SequenceTokens], n: int, batch: Any = None) -> None:
+        """Run ``batch``, ``n`` tokens of ``items``; by default that of text."""
         self._drafts.prepare()
-        self._run(n)
+        self._run(n, batch or self._batch.struct)
         self._least = {}
         self._drafts.evaluated(items, n)
 
@@ -185,9 +209,9 @@ class LlamaBackend(ContextMemory):
         api.llama_synchronize(self._ctx)
         self.clear(0)
 
-    def _run(self, n: int) -> None:
-        self._batch.struct.n_tokens = n
-        code = api.llama_decode(self._ctx, self._batch.struct)
+    def _run(self, n: int, batch: Any) -> None:
+        batch.n_tokens = n
+        code = api.llama_decode(self._ctx, batch)
         if code == ABORTED:
             raise UnavailableError("the evaluation was stopped")
         if code == 1:

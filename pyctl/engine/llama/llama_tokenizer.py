@@ -26,6 +26,9 @@ class LlamaTokenizer:
         self.sep = int(api.llama_vocab_sep(self._vocab))
         self.add_eos = bool(api.llama_vocab_get_add_eos(self._vocab))
         self.add_sep = bool(api.llama_vocab_get_add_sep(self._vocab))
+        # What stands for a row of an image where only tokens can be told.
+        ids = self.tokenize("<|image_pad|>")
+        self.image_token = ids[0] if len(ids) == 1 else 0
         self._pieces: dict[tuple[int, bool], bytes] = {}
 
     def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]:
