@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Collection
 
 from pyctl.cache.costs import Costs
@@ -56,7 +55,6 @@ class RamCache:
         self.kept: list[Snapshot] = []
         self._weights: tuple[int, dict[Segment, float]] = -1, {}
         self._empty_slots = dict.fromkeys(self.slots)
-        self._lengths: Counter[int] = Counter()
         self._quiet_until = 0.0
         self._by_prefix: dict[Prefix, Slot] = {}
 
@@ -90,13 +88,8 @@ class RamCache:
 
     def lookup(self, prompt: PromptMatch, limit: int) -> list[Snapshot]:
         """Snapshots that hold a prefix of ``prompt`` of at most ``limit`` tokens, deepest first."""
-        limit = min(limit, int(prompt.tokens.size))
-        found = []
-        for n in sorted(n for n in self._lengths if n <= limit):
-            slot = self._by_prefix.get(prompt.prefix(n))
-            if slot is not None and slot.snapshot is not None and prompt.shared(slot.snapshot) == n:
-                found.append(slot.snapshot)
-        return found[::-1]
+        found = [each for each in self.snapshots() if each.n <= limit and prompt.shared(each) == each.n]
+        return sorted(found, key=lambda snapshot: -snapshot.n)
 
     def overlap(self, prompt: PromptMatch) -> tuple[Snapshot | None, int]:
         """The snapshot that shares the most leading tokens with ``prompt``, and how many."""
@@ -242,7 +235,12 @@ class RamCache:
         Those that RAM has, too, come first: they lose least. ``n_freed`` says how many cells become free; none of 0 is
         chosen. What ``protected`` snapshots need leaves only if RAM has it.
         """
-        staying = {link for snapshot in protected for link in snapshot.chain}
+        staying: set[Segment] = set()
+        for snapshot in protected:
+            for link, _ in snapshot.links():
+                if link in staying:
+                    break  # and so is all before it
+                staying.add(link)
         weights = self._segment_weights()
         found: tuple[tuple[bool, float], Segment] | None = None
         for segment in self.pool:
@@ -294,7 +292,6 @@ class RamCache:
         del self._empty_slots[slot]
         slot.snapshot = snapshot
         self._by_prefix[snapshot.prefix] = slot
-        self._lengths[snapshot.n] += 1
         node = self.tree.add(slot.index, snapshot.n, snapshot.links(), self.turn, snapshot.hits)
         node.is_turn = snapshot.is_turn
         self._shrink({snapshot, *protected})
@@ -311,7 +308,8 @@ class RamCache:
         fixed = self._fixed()
         if not fixed and self._frees(n_bytes + self.pool.n_new(segment), protected):
             return True
-        staying = [each for slot, each in self.occupied() if slot.reserved or each in protected]
+        kept = set(protected)
+        staying = [each for slot, each in self.occupied() if slot.reserved or each in kept]
         n_bytes += self.pool.n_needed(fixed, staying, segment)
         if n_bytes <= self.budget:
             return True
@@ -328,7 +326,8 @@ class RamCache:
     def _frees(self, n_bytes: int, protected: Collection[Snapshot]) -> bool:
         """Whether the states alone that may go give enough: mostly one look is all that it takes to know."""
         room = self._room(n_bytes)
-        others = (slot for slot in self.slots if slot.snapshot not in protected and not slot.reserved)
+        kept = set(protected) if room < 0 else ()
+        others = (slot for slot in self.slots if slot.snapshot not in kept and not slot.reserved)
         while room < 0 and (slot := next(others, None)) is not None:
             room += slot.snapshot.state.n_bytes if slot.snapshot is not None else 0
         return room >= 0
@@ -386,9 +385,6 @@ class RamCache:
         snapshot = slot.snapshot
         assert snapshot is not None
         del self._by_prefix[snapshot.prefix]
-        self._lengths[snapshot.n] -= 1
-        if not self._lengths[snapshot.n]:
-            del self._lengths[snapshot.n]
         self.tree.remove(slot.index)
         slot.snapshot, slot.pinned = None, False
         self._empty_slots[slot] = None

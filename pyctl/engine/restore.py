@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.plan import ends_within, last_common_end, last_end
 from pyctl.cache.ram import RamCache
 from pyctl.cache.recent import RecentMatches
-from pyctl.cache.snapshot import Prefix, PromptMatch, Snapshot, State
+from pyctl.cache.snapshot import Prefix, PromptMatch, Segment, Snapshot, State
 from pyctl.engine.backend import SequenceMemory
 from pyctl.engine.request import Request
 from pyctl.engine.sequence import LiveSequence
@@ -25,6 +26,7 @@ __all__ = [
     "CacheLookup",
     "CachePlan",
     "Candidate",
+    "CommonBatches",
     "MakeRoom",
     "candidates",
     "cut",
@@ -124,8 +126,9 @@ def candidates(
         n = last_common_end(ends, live.ends, min(shared, limit)) if exact else min(shared, limit)
         found.append(Candidate("live", n, n))
 
+    batches = CommonBatches(ends)
     for snapshot in cache.lookup(prompt, limit):
-        candidate = from_snapshot("ram", snapshot, ends, same, memory, exact=exact)
+        candidate = from_snapshot("ram", snapshot, batches, same, memory, exact=exact)
         if candidate is not None:
             found.append(candidate)
     if memory.kind == "attention":
@@ -136,10 +139,33 @@ def candidates(
     return [candidate for candidate in found if candidate.n > 0]
 
 
+class CommonBatches:
+    """Whether snapshots came from the batches of a prompt, which end at ``ends``; each segment is looked at once."""
+
+    def __init__(self, ends: Sequence[int]) -> None:
+        self.ends = tuple(ends)
+        # How many of these ends lie before a segment, if they are those of its chain, or -1.
+        self._before: dict[Segment, int] = {}
+
+    def reach(self, snapshot: Snapshot) -> bool:
+        """Whether a cold run of the prompt comes by the end of ``snapshot`` in the same batches."""
+        path: list[tuple[Segment, int]] = []
+        for link in snapshot.links():
+            path.append(link)
+            if link[0] in self._before:
+                break
+        n = self._before.setdefault(path[-1][0], 0)
+        for segment, last in reversed(path):
+            self._before[segment] = n
+            own = segment.ends[: bisect.bisect_right(segment.ends, last)]
+            n = n + len(own) if n >= 0 and self.ends[n : n + len(own)] == own else -1
+        return n > 0 and self.ends[n - 1] == snapshot.n
+
+
 def from_snapshot(
     source: Source,
     snapshot: Snapshot,
-    ends: Sequence[int],
+    batches: CommonBatches,
     same: int,
     memory: SequenceMemory,
     *,
@@ -151,9 +177,9 @@ def from_snapshot(
     The live sequence holds the first ``same`` tokens as a cold run would, a batch end of both.
     """
     n = snapshot.n
-    if exact and (not snapshot.exact or last_common_end(ends, snapshot.ends, n) != n):
+    if exact and not (snapshot.exact and batches.reach(snapshot)):
         return None  # generated text, or batches of another prompt that end where this one's would not
-    keep = 0 if memory.kind == "opaque" else last_end(ends, min(same, n))
+    keep = 0 if memory.kind == "opaque" else last_end(batches.ends, min(same, n))
     return Candidate("live" if keep == n else source, n, keep, snapshot, arrival)
 
 

@@ -27,6 +27,7 @@ from pyctl.engine.restore import (
     CacheLookup,
     CachePlan,
     Candidate,
+    CommonBatches,
     MakeRoom,
     candidates,
     cut,
@@ -234,7 +235,7 @@ class Snapshotter:
     ) -> Reading[tuple[Snapshot, ...] | None]:
         """What the disk has that is quicker than memory, as often as it fails to arrive; None if nothing is of use."""
         assert self.disk is not None
-        match, ends = lookup.match, lookup.ends
+        match, ends, batches = lookup.match, lookup.ends, CommonBatches(lookup.ends)
         found = self.disk.find(match, int(match.tokens.size) - 1)
         base = rows_in_memory(match, ends, self.cache) if found else None
         if base is not None:
@@ -246,8 +247,8 @@ class Snapshotter:
                     continue
                 try:
                     same = last_common_end(ends, seq.ends, seq.shared(match.tokens))
-                    exact, come = self._is_exact(lookup.request), arrival.snapshot
-                    candidate = from_snapshot("disk", come, ends, same, self.memory, exact=exact, arrival=arrival)
+                    exact, come, memory = self._is_exact(lookup.request), arrival.snapshot, self.memory
+                    candidate = from_snapshot("disk", come, batches, same, memory, exact=exact, arrival=arrival)
                     used = (yield from self._try(candidate, lookup, seq, stats, make_room)) if candidate else None
                     if used is not None:
                         return used
@@ -360,9 +361,8 @@ class Snapshotter:
 
     def _hold_less(self) -> None:
         """Give up writing what was evicted long ago, if a slow disk makes that much."""
-        while self.disk is not None and self.device.is_behind():
-            if not self.disk.give_up_least():
-                return
+        while self.disk is not None and self.device.is_behind() and self.disk.give_up_least():
+            continue
 
     def _park(
         self,
