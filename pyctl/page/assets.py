@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
+import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -29,7 +30,7 @@ class Asset:
 def asset(name: str) -> Asset | None:
     """The file ``name`` of the page, None if there is none."""
     path = next((path for path in _DIRECTORY.iterdir() if path.name == name and path.suffix == ".js"), None)
-    return _made(path.read_bytes(), ".js") if path is not None else None
+    return _made(_slim(path.read_text("utf-8")).encode(), ".js") if path is not None else None
 
 
 @cache
@@ -44,7 +45,12 @@ def _made(body: bytes, suffix: str) -> Asset:
 
 
 def _style() -> str:
-    return (_DIRECTORY / "page.css").read_text("utf-8")
+    return _slim((_DIRECTORY / "page.css").read_text("utf-8"))
+
+
+def _slim(text: str) -> str:
+    """``text`` without indentation and lines of comment alone; no string of these files goes over several lines."""
+    return re.sub(r"(?m)^[ ]+|^[ ]*(//.*|/\*[^*]*\*/)\n", "", text)
 
 
 POLICY = (

@@ -1,59 +1,67 @@
-// The server, by addresses relative to this page. What needs a key asks for it once.
+// The server, by addresses relative to this page. What a person does asks for the key; what runs by itself does not.
 
 let key = localStorage.getItem("key") || "";
-let askKey = null;
-export const onKey = (ask) => (askKey = ask);
+let askForKey = null;
+let asking = null;
+
+export const onKey = (ask) => (askForKey = ask);
+export const hasKey = () => Boolean(key);
+
 export function setKey(value) {
   key = value;
   if (value) localStorage.setItem("key", value);
   else localStorage.removeItem("key");
 }
-export const hasKey = () => Boolean(key);
 
 export class Refusal extends Error {
   constructor(message, status) {
     super(message);
-    this.status = status;
+    this.status = status; // 0 if nobody answered
   }
 }
 
-let asking = null;
-async function call(path, options = {}) {
+async function call(path, { body, quiet = false, ...options } = {}) {
   for (;;) {
-    const headers = { ...(options.body ? { "content-type": "application/json" } : {}), ...(key ? { authorization: "Bearer " + key } : {}) };
+    const headers = {};
+    if (body) headers["content-type"] = "application/json";
+    const sent = key;
+    if (sent) headers.authorization = "Bearer " + sent;
     let answer;
     try {
-      answer = await fetch(path, { ...options, headers, cache: "no-store" });
+      answer = await fetch(path, { ...options, headers, body: body && JSON.stringify(body), cache: "no-store" });
     } catch (error) {
       if (error.name === "AbortError") throw error;
       throw new Refusal("The server does not answer.", 0);
     }
     if (answer.ok) return answer;
-    const body = await answer.json().catch(() => ({}));
-    if (answer.status !== 401 || !askKey) throw new Refusal(body.error?.message || answer.statusText, answer.status);
-    asking ??= askKey().finally(() => (asking = null));
+    const said = await answer.json().catch(() => ({}));
+    const refusal = new Refusal(said.error?.message || answer.statusText || `HTTP ${answer.status}`, answer.status);
+    if (answer.status !== 401) throw refusal;
+    if (sent !== key) continue;
+    if (quiet || !askForKey) throw refusal;
+    asking ??= askForKey(Boolean(sent)).finally(() => (asking = null));
     if (!(await asking)) throw new Refusal("This server wants an API key.", 401);
   }
 }
 
-export const get = async (path) => (await call(path)).json();
-export const post = async (path, body, signal) => (await call(path, { method: "POST", body: JSON.stringify(body), signal })).json();
+export const get = async (path, options) => (await call(path, options)).json();
+export const post = async (path, body, options) => (await call(path, { method: "POST", body, ...options })).json();
 export const remove = async (path) => (await call(path, { method: "DELETE" })).json();
 
 // The events of a stream; what the server says of an error is thrown.
 export async function* stream(path, body, signal) {
-  const answer = await call(path, { method: "POST", body: JSON.stringify({ ...body, stream: true }), signal });
+  const answer = await call(path, { method: "POST", body: { ...body, stream: true }, signal });
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
+  let rest = "", ended = false;
   try {
     for (;;) {
       const { value, done } = await reader.read();
-      if (done) return;
-      rest += value;
-      const events = rest.split("\n\n");
+      if (done) break;
+      const events = (rest + value).split("\n\n");
       rest = events.pop();
       for (const event of events) {
-        if (!event.startsWith("data: ") || event === "data: [DONE]") continue;
+        if (event === "data: [DONE]") ended = true;
+        if (ended || !event.startsWith("data: ")) continue;
         const data = JSON.parse(event.slice(6));
         if (data.error) throw new Refusal(data.error.message, data.error.code);
         yield data;
@@ -65,14 +73,18 @@ export async function* stream(path, body, signal) {
   } finally {
     reader.cancel().catch(() => {});
   }
+  if (!ended) throw new Refusal("The connection was lost.", 0);
 }
 
-// Markdown to HTML by the server, each text once.
+// -- Markdown to HTML by the server, each text once -------------------------------------------------------------------
+
+const MOST_KNOWN = 2000, MOST_AT_ONCE = 32;
 const known = new Map();
 let waiting = [];
+
 export function html(text) {
   if (!known.has(text)) {
-    if (known.size > 2000) known.clear();
+    if (known.size > MOST_KNOWN) known.clear();
     known.set(text, new Promise((resolve, reject) => waiting.push({ text, resolve, reject })));
     if (waiting.length === 1) queueMicrotask(render);
   }
@@ -81,9 +93,9 @@ export function html(text) {
 
 async function render() {
   while (waiting.length) {
-    const batch = waiting.splice(0, 32);
+    const batch = waiting.splice(0, MOST_AT_ONCE);
     try {
-      const { html } = await post("page/markdown", { texts: batch.map((each) => each.text) });
+      const { html } = await post("page/markdown", { texts: batch.map((each) => each.text) }, { quiet: true });
       batch.forEach((each, i) => each.resolve(html[i]));
     } catch (error) {
       for (const each of batch) {

@@ -1,181 +1,261 @@
 // The page: conversations at the left, the open one in the middle, the cache at the right.
 
-import { $, ask, count, el, keyed, say } from "./dom.js";
+import { $, ask, copy, count, el, icon, keyed, put, sure, tell } from "./dom.js";
 import * as api from "./api.js";
 import * as cache from "./cache.js";
 import * as chat from "./chat.js";
+import * as files from "./files.js";
 import * as settings from "./settings.js";
 import * as store from "./store.js";
 
-let conversations = [], files = [];
+let conversations = [];
+let nContext = 0;
 
-const byTime = () => conversations.sort((a, b) => b.updated - a.updated);
+const isSmall = () => matchMedia("(max-width: 900px)").matches;
+const body = document.body.classList;
+
+// -- conversations ---------------------------------------------------------------------------------------------------
 
 function drawList() {
-  const wanted = $("search").value.trim().toLowerCase();
-  const fits = (each) => !wanted || store.titleOf(each).toLowerCase().includes(wanted) || Object.values(each.messages).some((message) => message.content.toLowerCase().includes(wanted));
-  keyed($("list"), byTime().filter(fits), (each) => each.id, item, (made, each) => {
-    made.querySelector(".name").textContent = store.titleOf(each);
-    const isOpen = each === chat.current();
+  const wanted = $("search").value.trim().toLowerCase(), has = (text) => text.toLowerCase().includes(wanted);
+  const says = (each) => Object.values(each.messages).some(({ content }) => has(content));
+  const fits = (each) => !wanted || has(store.titleOf(each)) || says(each);
+  conversations.sort((a, b) => b.updated - a.updated);
+  keyed($("list"), conversations.filter(fits), (each) => each.id, entry, (made, each) => {
+    const [name] = made.children, isOpen = each === chat.current();
+    name.textContent = store.titleOf(each);
+    name.title = name.textContent;
     made.classList.toggle("current", isOpen);
-    if (isOpen) made.querySelector(".name").setAttribute("aria-current", "true");
-    else made.querySelector(".name").removeAttribute("aria-current");
+    made.classList.toggle("busy", chat.runOf(each) !== null);
+    if (isOpen) name.setAttribute("aria-current", "true");
+    else name.removeAttribute("aria-current");
   });
 }
 
-function item(each) {
-  const find = () => conversations.find((one) => one.id === each.id);
-  return el("li", {}, el("button", { class: "name", type: "button", onclick: () => open(find()), ondblclick: () => rename(find()) }),
-    el("button", { class: "icon", type: "button", "aria-label": "Rename", onclick: () => rename(find()) }, "✎"),
-    el("button", { class: "icon", type: "button", "aria-label": "Delete conversation", onclick: () => erase(find()) }, "✕"));
+function entry({ id }) {
+  const find = () => conversations.find((each) => each.id === id);
+  const name = { class: "name", type: "button", onclick: () => open(find()), ondblclick: () => change(find()) };
+  return el("li", {}, el("button", name),
+    icon("✎", "Rename", () => change(find())), icon("✕", "Delete conversation", () => erase(find())));
 }
 
 function open(conversation) {
   chat.open(conversation);
   sessionStorage.setItem("open", conversation.id);
-  document.body.classList.remove("show-side");
+  body.remove("show-side");
   drawList();
 }
 
 function start() {
-  const empty = conversations.find((each) => each.leaf === null);
-  const made = empty ?? store.create();
-  made.system = settings.systemPrompt();
-  if (!empty) conversations.push(made);
+  let made = conversations.find((each) => each.leaf === null);
+  if (!made) conversations.push((made = store.create()));
+  made.system = null;
   open(made);
   $("text").focus();
 }
 
-async function rename(conversation) {
-  const field = el("input", { "aria-label": "Title", autofocus: true });
-  field.value = store.titleOf(conversation);
-  const answer = await ask("Rename", el("div", { class: "settings" }, field), el("footer", {}, el("span", { class: "grow" }), el("button", { value: "" }, "Cancel"), el("button", { value: "save", class: "primary" }, "Rename")));
-  if (answer !== "save" || !field.value.trim()) return;
-  conversation.title = field.value.trim();
-  await store.save(conversation);
+async function change(conversation) {
+  const title = el("input", { name: "title", autofocus: true, value: store.titleOf(conversation) });
+  const system = el("textarea", { name: "system", rows: 5, spellcheck: "false" });
+  system.value = conversation.system ?? settings.systemPrompt();
+  const fields = el("div", { class: "settings" }, el("label", {}, el("span", {}, "Title"), title),
+    el("label", {}, el("span", {}, "System prompt; the next reply reads everything behind it anew"), system));
+  const buttons = [["Rename", "save", "primary"], ["Cancel", ""], ["Export this one", "export"]];
+  const answer = await ask("Conversation", fields, ...buttons);
+  if (answer === "export") return download([conversation], "conversation.json");
+  if (answer !== "save") return;
+  conversation.title = title.value.trim();
+  if (conversation.leaf !== null || system.value !== settings.systemPrompt()) conversation.system = system.value;
+  if (conversation.leaf !== null) await store.save(conversation);
   drawList();
   chat.draw();
 }
 
 async function erase(conversation) {
-  const answer = await ask("Delete this conversation?", el("p", {}, `“${store.titleOf(conversation)}”, with all its branches. What the server remembers of it stays until it needs the room.`), el("footer", {}, el("span", { class: "grow" }), el("button", { value: "" }, "Cancel"), el("button", { value: "yes", class: "primary" }, "Delete")));
-  if (answer !== "yes") return;
+  const text = `“${store.titleOf(conversation)}” goes, with all its branches. ` +
+    "What the server remembers of it stays until its room is needed.";
+  if (conversation.leaf !== null && !(await sure("Delete this conversation?", text, "Delete"))) return;
+  chat.stop(conversation);
   await store.drop(conversation.id);
+  forget(conversation);
+}
+
+function forget(conversation) {
   conversations = conversations.filter((each) => each !== conversation);
-  if (chat.current() === conversation) {
-    if (conversations.length) open(byTime()[0]);
-    else start();
-  }
+  if (chat.current() !== conversation) return drawList();
+  if (conversations.length) open(conversations[0]);
+  else start();
+}
+
+// Another tab has written or deleted a conversation.
+async function reread(id) {
+  const known = conversations.find((each) => each.id === id), fresh = await store.read(id);
+  if (known && chat.runOf(known)) return;
+  if (!fresh) return known && known.leaf !== null && forget(known);
+  if (known) Object.assign(known, fresh);
+  else conversations.push(fresh);
+  if (known === chat.current()) chat.draw();
   drawList();
 }
 
-function save(text, name) {
-  const link = el("a", { href: URL.createObjectURL(new Blob([text], { type: "application/json" })), download: name });
+function download(given, name) {
+  const href = URL.createObjectURL(new Blob([store.dump(given)], { type: "application/json" }));
+  const link = el("a", { href, download: name });
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
 
 function choose(accept, multiple, run) {
-  const field = el("input", { type: "file", accept, multiple });
-  field.addEventListener("change", () => run([...field.files]));
+  const onchange = () => (run([...field.files]), field.remove());
+  const field = el("input", { type: "file", accept, multiple, hidden: true, onchange });
+  document.body.append(field);
   field.click();
 }
 
-export async function importText(text) {
+async function load(file) {
   let made;
-  try { made = store.parse(text, new Set(conversations.map((each) => each.id))); }
-  catch (error) { return say(`Nothing was imported: ${error.message}`); }
-  for (const each of made) await store.save(each);
+  try {
+    made = store.parse(await file.text(), new Set(conversations.map((each) => each.id)));
+    for (const each of made) await store.save(each);
+  } catch (error) {
+    return tell(`Nothing was imported: ${error.message}`);
+  }
   conversations.push(...made);
   if (made.length) open(made[0]);
-  drawList();
-  say(`${count(made.length)} conversations imported`);
+  tell(made.length === 1 ? "1 conversation imported" : `${count(made.length)} conversations imported`);
 }
 
-const MOST_FILE_BYTES = 2 ** 20;
-async function attach(given) {
-  for (const file of given) {
-    if (file.size > MOST_FILE_BYTES) { say(`${file.name} is larger than 1 MiB`); continue; }
-    const text = await file.text();
-    if (text.includes("\0")) { say(`${file.name} is no text`); continue; }
-    files.push({ name: file.name, text });
-  }
-  drawFiles();
-}
-
-function drawFiles() {
-  $("files").replaceChildren(...files.map((file) => el("span", { class: "chip" }, file.name, el("button", { class: "icon", type: "button", "aria-label": "Remove " + file.name, onclick: () => { files = files.filter((each) => each !== file); drawFiles(); } }, "✕"))));
-}
+// -- what is typed ---------------------------------------------------------------------------------------------------
 
 function composer() {
   const field = $("text");
-  const fit = () => { field.style.height = "auto"; field.style.height = Math.min(field.scrollHeight, innerHeight * 0.4) + "px"; };
+  const fit = () => {
+    field.style.height = "auto";
+    field.style.height = Math.min(field.scrollHeight, innerHeight * 0.4) + "px";
+  };
   field.addEventListener("input", fit);
   field.addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing && matchMedia("(hover: hover)").matches) { event.preventDefault(); $("ask").requestSubmit(); }
-    if (event.key === "ArrowUp" && !field.value) { event.preventDefault(); chat.editLast(); }
+    const isEnter = event.key === "Enter" && !event.shiftKey && !event.isComposing;
+    if (isEnter && (event.ctrlKey || event.metaKey || matchMedia("(hover: hover)").matches)) {
+      event.preventDefault();
+      if (!chat.runOf(chat.current())) $("ask").requestSubmit();
+    } else if (event.key === "ArrowUp" && !field.value) {
+      event.preventDefault();
+      chat.editLast();
+    }
   });
-  field.addEventListener("paste", (event) => { if (event.clipboardData.files.length) { event.preventDefault(); attach([...event.clipboardData.files]); } });
+  field.addEventListener("paste", files.paste);
   $("ask").addEventListener("submit", (event) => {
     event.preventDefault();
-    if (chat.isRunning()) return chat.stop();
-    chat.send(field.value, files);
-    field.value = "";
-    files = [];
-    drawFiles();
+    if (chat.runOf(chat.current())) return chat.stop();
+    const given = files.take();
+    if (chat.send(field.value, given)) field.value = "";
     fit();
   });
-  $("attach").addEventListener("click", () => choose("text/*,.md,.py,.js,.ts,.json,.yaml,.toml,.c,.h,.cpp,.rs,.go,.java,.sh,.csv,.log", true, attach));
+  $("attach").addEventListener("click", () => choose(files.accepted(), true, files.attach));
   document.addEventListener("dragover", (event) => event.preventDefault());
-  document.addEventListener("drop", (event) => { event.preventDefault(); attach([...event.dataTransfer.files]); });
+  document.addEventListener("drop", (event) => {
+    event.preventDefault();
+    files.attach([...event.dataTransfer.files]);
+  });
 }
+
+const KEYS = {
+  j: start,
+  k: () => {
+    body.add("show-side");
+    $("search").focus();
+  },
+  ",": settings.openSettings,
+  ".": () => toggle("cache"),
+};
 
 function keys() {
   addEventListener("keydown", (event) => {
-    const command = event.ctrlKey || event.metaKey;
-    if (command && event.key === "j") { event.preventDefault(); start(); }
-    else if (command && event.key === "k") { event.preventDefault(); document.body.classList.add("show-side"); $("search").focus(); }
-    else if (command && event.key === ",") { event.preventDefault(); settings.openSettings(); }
-    else if (command && event.key === ".") { event.preventDefault(); document.body.classList.toggle("hide-cache"); }
-    else if (event.key === "Escape" && !$("dialog").open) {
-      if (chat.isRunning()) chat.stop();
-      document.body.classList.remove("show-side", "show-cache");
+    if ($("dialog").open) return;
+    if ((event.ctrlKey || event.metaKey) && !event.altKey && KEYS[event.key]) {
+      event.preventDefault();
+      KEYS[event.key]();
+    } else if (event.key === "Escape") {
+      const shown = body.contains("show-side") || body.contains("show-cache");
+      if (isSmall() && shown) body.remove("show-side", "show-cache");
+      else chat.stop();
     }
   });
 }
 
+function toggle(name) {
+  const open = isSmall() || name === "side" ? body.toggle("show-" + name) : !body.toggle("hide-" + name);
+  if (open && name === "cache") cache.refresh();
+}
+
 function buttons() {
-  $("new").addEventListener("click", start);
-  $("search").addEventListener("input", drawList);
-  $("export").addEventListener("click", () => save(store.dump(conversations.filter((each) => each.leaf !== null)), "conversations.json"));
-  $("import").addEventListener("click", () => choose(".json,application/json", false, async ([file]) => importText(await file.text())));
-  $("settings-open").addEventListener("click", settings.openSettings);
-  const toggle = (name) => () => matchMedia("(max-width: 900px)").matches || name === "show-side" ? document.body.classList.toggle(name) : document.body.classList.toggle("hide-cache");
-  $("side-toggle").addEventListener("click", toggle("show-side"));
-  $("cache-toggle").addEventListener("click", toggle("show-cache"));
-  $("shade").addEventListener("click", () => document.body.classList.remove("show-side", "show-cache"));
-  document.addEventListener("click", (event) => {
-    if (!event.target.matches?.("button.copy")) return;
-    chat.copy(event.target.closest(".code").querySelector("code").textContent);
-    event.target.textContent = "Copied";
-    setTimeout(() => (event.target.textContent = "Copy"), 1200);
+  const on = (id, run, kind = "click") => $(id).addEventListener(kind, run);
+  on("new", start);
+  on("search", drawList, "input");
+  on("export", () => download(conversations.filter((each) => each.leaf !== null), "conversations.json"));
+  on("import", () => choose(".json,application/json", false, ([file]) => load(file)));
+  on("settings-open", async () => {
+    await settings.openSettings();
+    chat.draw();
+  });
+  on("preset", chat.draw, "change");
+  on("side-toggle", () => toggle("side"));
+  on("cache-toggle", () => toggle("cache"));
+  on("shade", () => body.remove("show-side", "show-cache"));
+  document.addEventListener("click", ({ target }) => {
+    if (target.matches?.("button.copy")) copy(target.closest(".code").querySelector("code").textContent, target);
   });
 }
 
-async function props() {
-  try {
-    const body = await api.get("props");
-    settings.setDefaults(body);
-    $("model").textContent = body.model_alias || body.model_path?.split("/").at(-1) || "";
-    $("model").title = body.model_path ?? "";
-    $("context").dataset.size = body.default_generation_settings?.n_ctx ?? 0;
-  } catch (error) { say(error.message); }
+// -- the server ------------------------------------------------------------------------------------------------------
+
+const WAITS = { 0: "The server does not answer; trying again.", 503: "The model is being loaded." };
+let connecting = null;
+
+function notice(text, ...more) {
+  $("notice").hidden = !text;
+  put($("notice"), text, more);
+}
+
+// Ask until it answers; what it says of itself may be another thing than before.
+async function meet(quiet) {
+  for (;;) {
+    try {
+      const props = await api.get("props", { quiet });
+      settings.setDefaults(props);
+      files.allowImages(props.modalities?.vision === true);
+      $("model").textContent = props.model_alias || props.model_path?.split("/").at(-1) || "";
+      $("model").title = props.model_path ?? "";
+      nContext = props.default_generation_settings?.n_ctx ?? 0;
+      notice("");
+      drawContext();
+      return;
+    } catch (error) {
+      document.body.dataset.ready = "1";
+      if (error.status === 401) {
+        const enter = el("button", { type: "button", onclick: () => connect(false) }, "Enter the key");
+        return notice("This server wants an API key. ", enter);
+      }
+      notice(WAITS[error.status] ?? error.message);
+      await new Promise((go) => setTimeout(go, 1000));
+    }
+  }
+}
+
+function connect(quiet) {
+  connecting ??= meet(quiet).then(() => {
+    connecting = null;
+    document.body.dataset.ready = "1";
+    if ($("notice").hidden) cache.start({ lost: () => connect(true), messages: chat.asked });
+  });
+  return connecting;
 }
 
 function drawContext() {
-  const stats = store.path(chat.current()).findLast((each) => each.stats)?.stats, all = +$("context").dataset.size;
+  const stats = store.path(chat.current()).findLast((each) => each.stats)?.stats;
   const n = stats ? stats.cache_n + stats.prompt_n + stats.predicted_n : 0;
-  $("context").textContent = n && all ? `${count(n)} of ${count(all)} tokens` : "";
+  $("context").textContent = n && nContext ? `${count(n)} of ${count(nContext)} tokens` : "";
 }
 
 async function main() {
@@ -183,23 +263,24 @@ async function main() {
   settings.drawPresets();
   api.onKey(settings.askForKey);
   chat.connect({
-    changed: () => { drawList(); drawContext(); },
-    path: (ids) => { cache.markPath(ids); drawContext(); },
-    replied: (used) => cache.replied(used, store.path(chat.current()).at(-1)?.stats),
+    changed: drawList,
+    replied: cache.replied,
+    drawn: (path) => {
+      const ids = path.flatMap(({ stats }) => [stats?.cache?.restored, ...(stats?.cache?.saved ?? [])]);
+      cache.markPath(ids.filter(Boolean));
+      drawContext();
+    },
   });
   composer();
   keys();
   buttons();
-  chat.watchScroll();
   await store.open();
   conversations = await store.all();
+  store.onOthers(reread);
   const last = conversations.find((each) => each.id === sessionStorage.getItem("open"));
   if (last) open(last);
   else start();
-  await props();
-  cache.start(() => cache.warm(chat.messagesOf(store.path(chat.current()), chat.current().system)));
-  drawContext();
-  document.body.dataset.ready = "1";
+  connect(false);
 }
 
 main();

@@ -1,186 +1,326 @@
-// The cache: a tree of prefixes as rails, where each lies, and what the last reply used and added.
+// The cache: a tree of prefixes, where each lies, and what the last reply used and added.
 
-import { $, ago, ask, count, el, keyed, put, say, short, size } from "./dom.js";
+import { $, ago, count, el, icon, keyed, put, rate, short, size, sure, svg, tell, tokens } from "./dom.js";
 import * as api from "./api.js";
+import { TreeMap } from "./map.js";
 
-let revision = 0, view = null, path = new Set(), used = "", added = new Set(), asked = 0, failed = false;
-let latest = null; // the body of GET /cache
-const speeds = JSON.parse(localStorage.getItem("speeds") || "[]"); // [when, read per second, written per second]
+const LIT_MS = 4000;
 
+let latest = null; // the body of GET /cache, and when it came
+let revision = 0, path = new Set(), used = "", added = new Set(), view = null, failed = "", hooks = {};
+
+// The ids of what the open conversation resumed from and left.
 export function markPath(ids) {
+  const now = [...ids].join();
+  if (now === [...path].join()) return;
   path = new Set(ids);
   draw();
 }
 
-export async function replied(cache, timings) {
-  if (cache) { used = cache.restored; added = new Set(cache.saved); }
-  if (timings) {
-    speeds.push([Date.now(), timings.prompt_n > 16 ? timings.prompt_per_second : 0, timings.predicted_per_second || 0]);
-    while (speeds.length && speeds[0][0] < Date.now() - 3600e3) speeds.shift();
-    localStorage.setItem("speeds", JSON.stringify(speeds.slice(-240)));
+// A reply has ended: what it resumed from and what it added light up.
+export async function replied(cache) {
+  if (cache) {
+    used = cache.restored;
+    added = new Set(cache.saved);
   }
-  await look(true);
-  setTimeout(() => { used = ""; added = new Set(); draw(); }, 4000);
+  await look();
+  view?.map.travel(used);
+  setTimeout(() => {
+    used = "";
+    added = new Set();
+    draw();
+  }, LIT_MS);
 }
 
-// Once a second while somebody can see it; the server sends nothing as long as nothing has changed.
-export async function watch() {
+export const refresh = () => view && look();
+
+const isShown = () => $("cache").offsetParent !== null && getComputedStyle($("cache")).visibility === "visible";
+
+// Once a second while somebody can see it; nothing is sent as long as nothing has changed.
+async function watch() {
   for (;;) {
-    if (document.visibilityState === "visible" && isShown()) await look();
-    await new Promise((go) => setTimeout(go, failed ? 3000 : 1000));
+    const began = performance.now();
+    if (!document.hidden && isShown()) await look();
+    const took = performance.now() - began;
+    await new Promise((go) => setTimeout(go, Math.max(failed ? 2000 : 1000, 20 * took)));
   }
 }
 
-const isShown = () => $("cache").offsetParent !== null;
-
-async function look(force = false) {
-  if (asked++ && !isShown() && !force) return;
+async function look() {
   try {
-    const body = await api.get("cache" + (revision ? "?since=" + revision : ""));
-    const changed = body.revision !== revision;
+    const body = await api.get("cache" + (revision ? "?since=" + revision : ""), { quiet: true });
+    const changed = body.revision !== revision || failed;
     revision = body.revision;
-    if (body.prefixes) latest = body;
-    if (failed || changed) { failed = false; draw(); }
+    failed = "";
+    if (body.prefixes) latest = { ...body, at: Date.now() };
+    if (changed) draw();
   } catch (error) {
-    if (!failed) { failed = true; draw(error); }
+    revision = 0;
+    if (!failed) hooks.lost(error);
+    failed = error.message;
+    draw();
   }
 }
 
 // -- the tree --------------------------------------------------------------------------------------------------------
 
-// Rows in the order of the tree. Only children stay on the rail of their parent, branches get rails of their own:
-// `passes` are rails of others that go by, `joins` says that this row leaves its parent's rail, the last one ends it.
-export function rows(prefixes) {
-  const found = [];
-  const walk = (node, depth, passes, joins) => {
-    const alone = node.children.length === 1;
-    found.push({ node, depth, passes, joins, up: joins === "", down: alone, forks: node.children.length > 1 });
-    if (alone) return walk(node.children[0], depth, joins === "mid" ? [...passes, depth - 1] : passes, "");
-    const around = joins === "mid" ? [...passes, depth - 1] : passes;
-    node.children.forEach((child, i) => walk(child, depth + 1, around, i < node.children.length - 1 ? "mid" : "last"));
+const ROLES = { user: "You: ", assistant: "Reply: ", system: "System: ", tool: "Tool: " };
+const TIERS = { device: "device", ram: "RAM", disk: "disk" };
+
+// Tokens as people read them: without marks, with names for roles.
+const plain = (text) =>
+  (text ?? "")
+    .replace(/^[a-z_]*\|>/, "")
+    .replace(/<\|im_start\|>([a-z]+)\n?/g, (_, role) => ROLES[role] ?? role + ": ")
+    .replace(/<\|[^|<>\n]{1,30}\|>|<\/?think>/g, " ")
+    .replace(/\s+/g, " ")
+    .trim();
+
+function wordsOf(node) {
+  if (node.label !== undefined) return plain(node.label);
+  const head = plain(node.head), tail = plain(node.tail);
+  return !tail || tail.endsWith(head) || head.endsWith(tail) ? head : `${head} … ${tail}`;
+}
+
+// Siblings of which some share more than their parent get a place where they part, though nothing can be resumed there.
+function forked(items, from) {
+  const groups = [];
+  items.forEach((item, i) => (i && item.shared > from ? groups.at(-1).push(item) : groups.push([item])));
+  return groups.map((group) => {
+    if (group.length === 1) return group[0];
+    const n = Math.min(...group.slice(1).map((item) => item.shared));
+    return { id: "fork " + group[0].id, n, node: null, shared: group[0].shared, children: forked(group, n) };
+  });
+}
+
+// Items {id, n, node, children, ...}, the newest first.
+function treeOf(body) {
+  const known = new Map();
+  const itemOf = (node) => {
+    const item = { id: node.id, n: node.n, node, shared: node.shared ?? 0, tier: node.tiers[0] ?? "disk" };
+    item.words = wordsOf(node);
+    item.bytes = node.row_bytes + node.state_bytes + node.device_bytes;
+    known.set(node.id, item);
+    item.children = forked(node.children.map(itemOf), node.n);
+    return item;
   };
-  for (const node of prefixes) walk(node, 0, [], "root");
+  const roots = forked(body.prefixes.map(itemOf), 0);
+  for (const entry of [...body.stored].sort((a, b) => a.n - b.n)) {
+    const sizes = { row_bytes: entry.bytes, state_bytes: 0, device_bytes: 0 };
+    const node = { ...entry, ...sizes, tiers: ["disk"], children: [], stored: true };
+    (known.get(entry.parent)?.children ?? roots).push(itemOf(node));
+  }
+  for (const seq of body.sequences) {
+    const item = known.get(seq.at);
+    if (item && !item.seq?.busy) item.seq = seq;
+  }
+  const finish = (item) => {
+    item.children.forEach(finish);
+    item.children.sort((a, b) => a.idle - b.idle);
+    item.idle = Math.min(item.seq?.busy ? 0 : item.node?.idle ?? Infinity, ...item.children.map((child) => child.idle));
+    item.onPath = path.has(item.id) || item.children.some((child) => child.onPath);
+    item.tier ??= item.children[0].tier;
+    return item;
+  };
+  return roots.map(finish).sort((a, b) => a.idle - b.idle);
+}
+
+// Rows of a list. An only child stays on the rail of its parent, branches get rails of their own: `passes` are the
+// rails of others that go by, with whether the open conversation runs on them.
+function rowsOf(roots) {
+  const found = [];
+  const walk = (item, depth, passes, join) => {
+    const { children } = item, forks = children.length > 1;
+    found.push({ item, depth, passes, join, up: join === "only", down: children.length > 0 });
+    if (!forks) return children.forEach((child) => walk(child, depth, passes, "only"));
+    const last = children.findLastIndex((child) => child.onPath);
+    children.forEach((child, i) => {
+      const goesOn = i < children.length - 1 ? [[depth, i < last]] : [];
+      walk(child, depth + 1, [...passes, ...goesOn], "branch");
+    });
+  };
+  roots.forEach((root) => walk(root, 0, [], "root"));
   return found;
 }
 
-const newest = (node) => Math.min(node.idle, ...node.children.map(newest));
-const sorted = (nodes) => [...nodes].sort((a, b) => newest(a) - newest(b));
-
-const NAMES = { device: "device", ram: "RAM", disk: "disk" };
-
-function row({ node, depth, forks }) {
-  const made = el("li", { class: "node", role: "treeitem", tabindex: "-1", "aria-level": String(depth + 1) },
-    el("span", { class: "rail", "aria-hidden": "true" }, el("b", { class: "dot" })),
-    el("div", { class: "what" }, el("span", { class: "words" }), el("span", { class: "meta" })),
-    el("span", { class: "acts" }));
-  made.addEventListener("click", () => made.classList.toggle("open"));
+function row({ item, depth }) {
+  const made = el("li", { class: "node", role: "treeitem", tabindex: "-1", "aria-level": depth + 1 },
+    el("span", { class: "rail", "aria-hidden": "true" }),
+    el("div", { class: "words" }), el("div", { class: "meta" }), el("div", { class: "acts" }));
+  const toggle = () => made.setAttribute("aria-expanded", made.classList.toggle("open"));
+  made.addEventListener("click", toggle);
+  made.addEventListener("mouseenter", () => view.map.mark(item.id));
+  made.addEventListener("focusin", () => view.map.mark(item.id));
+  made.addEventListener("mouseleave", () => view.map.mark(""));
   made.addEventListener("keydown", (event) => {
+    if (event.target !== made) return;
     const all = [...made.parentNode.children], at = all.indexOf(made);
     const to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: all.length - 1 }[event.key];
-    if (to !== undefined && all[to]) { event.preventDefault(); all[to].focus(); }
-    if (event.key === "Enter" && event.target === made) made.classList.toggle("open");
+    if (all[to]) walkTo(all[to]);
+    else if (event.key === "Enter" || event.key === " ") toggle();
+    else if (to === undefined) return;
+    event.preventDefault();
   });
   return made;
 }
 
-function words(node) {
-  const one = (text) => (text ?? "").replace(/<\|[a-z_]+\|>/g, " ").replace(/\s+/g, " ").trim();
-  const head = one(node.head), tail = one(node.tail);
-  if (node.head === undefined) return node.label ?? "";
-  return head.length > 8 && tail.endsWith(head) ? head : `${head} … ${tail}`;
+function walkTo(made) {
+  for (const each of view.tree.querySelectorAll('[tabindex="0"]')) each.tabIndex = -1;
+  made.tabIndex = 0;
+  made.focus();
 }
 
-function update(made, { node, depth, passes, joins, up, down, forks }) {
-  const best = node.tiers[0] ?? "disk";
-  made.className = ["node", best, made.classList.contains("open") && "open", path.has(node.id) && "path", node.id === used && "used", added.has(node.id) && "added", node.pinned && "pinned", forks && "forks"].filter(Boolean).join(" ");
+const PRIVATE = "(words are shown with a key, or on the server's machine)";
+
+function update(made, { item, depth, passes, join, up, down }) {
+  const { node } = item, on = item.onPath;
+  const open = made.classList.contains("open") && "open", fork = !node && "fork";
+  const lit = [item.id === used && "used", added.has(item.id) && "added"];
+  const kinds = ["node", item.tier, open, fork, on && "path", node?.pinned && "pinned", ...lit];
+  made.className = kinds.filter(Boolean).join(" ");
   made.style.setProperty("--depth", depth);
-  const line = (kind, level) => el("i", { class: kind, vars: { "--l": level } });
-  put(made.querySelector(".rail"), passes.map((level) => line("pass", level)), joins === "mid" || joins === "last" ? line("join " + joins, depth - 1) : null, up ? line("up", depth) : null, down || forks ? line("down", depth) : null, el("b", { class: "dot" }));
-  const where = node.tiers.map((tier) => NAMES[tier]).join(", ");
-  const bytes = node.row_bytes + node.state_bytes + node.device_bytes;
-  made.setAttribute("aria-label", `${count(node.n)} tokens, ${size(bytes)}, in ${where}, ${node.hits} hits${node.pinned ? ", pinned" : ""}`);
-  made.querySelector(".words").textContent = words(node) || "(words are shown with the key, or on this machine)";
-  put(made.querySelector(".meta"), el("b", {}, count(node.n)), " tokens", ...node.tiers.map((tier) => el("span", { class: "tier " + tier }, NAMES[tier])), el("span", {}, size(bytes)), el("span", {}, node.hits === 1 ? "1 hit" : node.hits + " hits"), el("span", {}, ago(node.idle)), node.live ? el("span", { class: "tier live" }, node.live.busy ? "writing" : "live") : null, node.pinned ? el("span", { class: "pin" }, "pinned") : null);
-  const act = (text, label, run) => el("button", { type: "button", "aria-label": label, onclick: (event) => { event.stopPropagation(); run(); } }, text);
-  put(made.querySelector(".acts"), ...(node.stored ? [] : [act(node.pinned ? "Unpin" : "Pin", node.pinned ? "Unpin" : "Pin", () => change(api.post("cache/pin", { id: node.id, pinned: !node.pinned })))]), node.pinned ? "" : act("Drop", "Drop", () => change(api.remove("cache/" + encodeURIComponent(node.id)))));
+  const idle = node ? ago(node.idle + (Date.now() - latest.at) / 1000) : "";
+  const about = node && [node.tiers, node.hits, node.pinned, item.words, item.bytes, item.seq?.busy];
+  const state = JSON.stringify([passes, join, up, down, on, idle, about, item.children.some((child) => child.onPath)]);
+  if (made.state === state) return;
+  made.state = state;
+  const line = (kind, level, lights) => el("i", { class: kind + (lights ? " on" : ""), vars: { "--l": level } });
+  put(made.firstChild, passes.map(([level, lights]) => line("pass", level, lights)),
+    join === "branch" ? line("join", depth - 1, on) : null, up ? line("up", depth, on) : null,
+    down ? line("down", depth, item.children.some((child) => child.onPath)) : null, el("b", { class: "dot" }));
+  const [, words, meta, acts] = made.children;
+  if (!node) {
+    made.setAttribute("aria-label", `Branches part after ${tokens(item.n)}`);
+    return put(meta, el("b", {}, count(item.n)), " tokens are shared from here up");
+  }
+  const where = node.tiers.map((tier) => TIERS[tier]);
+  const hits = node.hits === 1 ? "1 hit" : node.hits + " hits";
+  const facts = [tokens(node.n), `${size(item.bytes)} in ${where.join(" and ")}`, hits, idle + " ago"];
+  made.setAttribute("aria-label", `${facts.join(", ")}${node.pinned ? ", pinned" : ""}: ${item.words}`);
+  words.textContent = item.words || PRIVATE;
+  put(meta, el("b", {}, count(node.n)), " tokens",
+    node.tiers.map((tier) => el("span", { class: "tier " + tier }, TIERS[tier])),
+    el("span", {}, size(item.bytes)), el("span", {}, hits), el("span", {}, idle),
+    item.seq ? el("span", { class: "tier live" }, item.seq.busy ? "in use" : "live") : null,
+    node.pinned ? el("span", { class: "pin" }, "pinned") : null);
+  const act = (text, run) => el("button", {
+    type: "button", onclick: (event) => {
+      event.stopPropagation();
+      change(run);
+    },
+  }, text);
+  const pin = () => api.post("cache/pin", { id: node.id, pinned: !node.pinned });
+  put(acts, node.stored ? null : act(node.pinned ? "Unpin" : "Pin", pin),
+    node.pinned ? null : act("Drop", () => api.remove("cache/" + encodeURIComponent(node.id))));
 }
 
-async function change(going) {
-  try { await going; } catch (error) { say(error.message); }
-  await look(true);
-}
-
-export async function warm(messages) {
-  say("Making ready");
+async function change(run) {
   try {
-    const { ready, evaluated } = await api.post("cache/warm", { messages });
-    say(`${count(ready)} tokens are ready, ${count(evaluated)} read`);
-  } catch (error) { say(error.message); }
-  await look(true);
+    await run();
+  } catch (error) {
+    tell(error.message);
+  }
+  await look();
+}
+
+function pick(id) {
+  const made = view.tree.querySelector(`[data-key="${CSS.escape(id)}"]`);
+  if (!made) return;
+  made.classList.add("open");
+  made.scrollIntoView({ block: "nearest", behavior: "smooth" });
+  walkTo(made);
 }
 
 // -- all of it -------------------------------------------------------------------------------------------------------
 
-function frame(onWarm) {
-  view = { totals: el("div", { class: "totals" }), tree: el("ul", { class: "tree", role: "tree", "aria-label": "Cached prefixes" }), chart: el("div", { class: "chart" }), note: el("p", { class: "note dim" }) };
-  const clear = async () => { if ((await ask("Drop everything that is not pinned?", el("p", {}, "What is on disk stays there."), el("footer", {}, el("span", { class: "grow" }), el("button", { value: "" }, "Cancel"), el("button", { value: "yes", class: "primary" }, "Drop")))) === "yes") change(api.remove("cache")); };
-  $("cache").replaceChildren(
-    el("header", {}, el("h2", {}, "What is remembered"), el("span", { class: "grow" }), el("button", { type: "button", onclick: onWarm, title: "Read the open conversation ahead, as far as it is certain" }, "Warm"), el("button", { type: "button", onclick: clear }, "Drop all"), el("button", { class: "icon close", type: "button", "aria-label": "Close", onclick: () => document.body.classList.remove("show-cache") }, "✕")),
-    view.totals, view.note, view.tree, view.chart);
-  view.tree.addEventListener("focus", () => {}, true);
-}
-
-export function start(onWarm) {
-  frame(onWarm);
+export function start(given) {
+  hooks = given;
+  if (view) return look();
+  view = { totals: el("div"), tree: el("ul", { class: "tree", role: "tree", "aria-label": "Cached prefixes" }) };
+  view.map = new TreeMap(pick);
+  view.chart = el("div", { class: "chart" });
+  view.note = el("p", { class: "note dim" });
+  view.drawn = el("div", { class: "picture" }, view.map.element);
+  const button = (text, title, onclick) => el("button", { type: "button", title, onclick }, text);
+  put($("cache"), el("header", {}, el("h2", {}, "What is remembered"), el("span", { class: "grow" }),
+    button("Warm", "Read the open conversation ahead, as far as it is certain", warm),
+    button("Drop all", "Drop what is in memory and not pinned", clear),
+    icon("⤢", "Enlarge", enlarge, { class: "icon enlarge" }),
+    icon("✕", "Close", () => document.body.classList.remove("show-cache"), { class: "icon close" })),
+  view.totals, view.drawn, view.note, view.tree, view.chart);
+  new ResizeObserver(() => draw()).observe(view.drawn);
   watch();
 }
 
-function nodesOf(body) {
-  const live = new Map();
-  for (const seq of body.sequences) if (seq.at && (!live.get(seq.at) || seq.busy)) live.set(seq.at, seq);
-  const with_live = (node) => ({ ...node, live: live.get(node.id), children: sorted(node.children.map(with_live)) });
-  const roots = body.prefixes.map(with_live), known = new Map();
-  const index = (node) => { known.set(node.id, node); node.children.forEach(index); };
-  roots.forEach(index);
-  for (const entry of [...body.stored].sort((a, b) => a.n - b.n)) {
-    const node = { ...entry, tiers: ["disk"], row_bytes: entry.bytes, state_bytes: 0, device_bytes: 0, stored: true, children: [], pinned: entry.pinned };
-    known.set(node.id, node);
-    (known.get(entry.parent)?.children ?? roots).push(node);
-  }
-  return sorted(roots);
+function enlarge() {
+  document.body.classList.toggle("wide");
+  draw();
 }
 
-function gauge(kind, name, used_bytes, budget) {
-  const share = budget > 0 ? Math.min((100 * used_bytes) / budget, 100) : used_bytes ? 100 : 0;
-  return el("div", { class: "gauge" }, el("span", {}, el("b", { class: "dot " + kind, "aria-hidden": "true" }), name), el("span", { class: "track" }, el("i", { class: kind, vars: { "--w": share } })), el("span", { class: "dim" }, size(used_bytes) + (budget > 0 ? " of " + size(budget) : "")));
+async function clear() {
+  const text = "All prefixes in memory that are not pinned go. What is on disk stays there.";
+  if (await sure("Drop everything?", text, "Drop")) change(() => api.remove("cache"));
 }
 
-function draw(error) {
+async function warm() {
+  await change(async () => {
+    tell("Reading ahead");
+    const { ready, evaluated } = await api.post("cache/warm", { messages: hooks.messages() });
+    tell(`${tokens(ready)} are ready, ${count(evaluated)} of them read now`);
+  });
+}
+
+function gauge(kind, name, bytes, budget) {
+  const share = budget > 0 ? Math.min((100 * bytes) / budget, 100) : 0;
+  const filled = el("i", { class: kind, vars: { "--w": share } });
+  const track = budget > 0 ? el("span", { class: "track" }, filled) : el("span");
+  return el("div", { class: "gauge" }, el("span", {}, el("b", { class: "dot " + kind, "aria-hidden": "true" }), name),
+    track, el("span", { class: "dim" }, size(bytes) + (budget > 0 ? " of " + size(budget) : "")));
+}
+
+function draw() {
   if (!view) return;
-  if (error || failed) { view.note.textContent = error?.message ?? view.note.textContent; if (!latest) return; }
-  else view.note.textContent = "";
+  view.note.textContent = failed;
   if (!latest) return;
-  const { bytes, totals, disk } = latest;
-  const restored = totals.prompt - totals.evaluated;
-  view.totals.replaceChildren(
-    el("div", { class: "headline" }, el("strong", {}, totals.prompt ? ((100 * restored) / totals.prompt).toFixed(restored === totals.prompt ? 0 : 1) + "\u202f%" : "–"), el("span", {}, "of what was asked was remembered", el("br"), el("span", { class: "dim" }, `${short(restored)} of ${short(totals.prompt)} tokens in ${count(totals.requests)} requests`))),
-    ...[bytes.device ? gauge("device", "Device", bytes.device, -1) : null, gauge("ram", "RAM", bytes.resident, bytes.budget), disk ? gauge("disk", "Disk", disk.n_bytes, disk.budget) : null].filter(Boolean));
-  const found = rows(nodesOf(latest));
-  keyed(view.tree, found, (each) => each.node.id, row, update);
+  const { bytes, totals, disk } = latest, restored = totals.prompt - totals.evaluated;
+  const percent = (100 * restored) / totals.prompt, isPart = percent > 0 && percent < 100;
+  const part = totals.prompt ? percent.toFixed(isPart ? 1 : 0) : "–";
+  const sums = `${short(restored)} of ${short(totals.prompt)} tokens in ${count(totals.requests)} requests`;
+  put(view.totals,
+    el("div", { class: "headline" }, el("strong", {}, part, el("small", {}, "%")),
+      el("span", {}, "of all prompts was remembered", el("br"),
+        el("span", { class: "dim" }, sums))),
+    bytes.device ? gauge("device", "Device", bytes.device, -1) : null,
+    gauge("ram", "RAM", bytes.resident, bytes.budget),
+    disk ? gauge("disk", "Disk", disk.n_bytes, disk.budget) : null);
+  const roots = treeOf(latest);
+  view.drawn.hidden = view.tree.hidden = !roots.length;
+  if (!roots.length && !failed) view.note.textContent = "Nothing yet. The first reply leaves its prompt here.";
+  view.map.draw(roots, latest.sequences, { used, added });
+  keyed(view.tree, rowsOf(roots), ({ item }) => item.id, row, update);
   if (view.tree.firstChild && !view.tree.querySelector('[tabindex="0"]')) view.tree.firstChild.tabIndex = 0;
-  if (!found.length && !failed) view.note.textContent = "Nothing yet. The first reply leaves its prompt here.";
-  view.tree.hidden = !found.length;
-  chart();
+  chart(latest.replies.filter((reply) => reply.predicted_n > 1));
 }
 
-function chart() {
-  const now = Date.now(), recent = speeds.filter((each) => each[0] > now - 3600e3 && each[2] > 0);
-  if (recent.length < 2) return view.chart.replaceChildren();
-  const most = Math.max(...recent.map((each) => each[2])) * 1.1, svg = "http://www.w3.org/2000/svg";
-  const made = (tag, props) => { const e = document.createElementNS(svg, tag); for (const [k, v] of Object.entries(props)) e.setAttribute(k, v); return e; };
-  const span = Math.max(now - recent[0][0], 60e3) * 1.05;
-  const x = (at) => 298 - ((now - at) / span) * 296, y = (v) => 56 - (v / most) * 52;
-  const drawn = made("svg", { viewBox: "0 0 300 60", role: "img", "aria-label": `Tokens written a second in the last hour, ${recent.at(-1)[2].toFixed(0)} now` });
-  drawn.append(made("path", { class: "area", d: `M${x(recent[0][0])} 58 ` + recent.map((e) => `L${x(e[0]).toFixed(1)} ${y(e[2]).toFixed(1)}`).join(" ") + ` L${x(recent.at(-1)[0])} 58Z` }), made("polyline", { points: recent.map((e) => `${x(e[0]).toFixed(1)},${y(e[2]).toFixed(1)}`).join(" ") }), ...recent.map((e) => made("circle", { cx: x(e[0]).toFixed(1), cy: y(e[2]).toFixed(1), r: 1.8 })));
-  view.chart.replaceChildren(el("p", { class: "dim" }, `Tokens written per second, last ${ago(span / 1000)}: ${recent.at(-1)[2].toFixed(0)} now, ${Math.max(...recent.map((e) => e[2])).toFixed(0)} at best`), drawn);
+// Two lines over the last hour at most: how fast prompts were read and replies were written.
+function chart(replies) {
+  const counts = (n, ms) => replies.filter((reply) => reply[n] > 8 && reply[ms] > 0);
+  const speeds = (n, ms) => counts(n, ms).map((reply) => [reply.age, (1000 * reply[n]) / reply[ms]]);
+  const span = Math.max(60, ...replies.map((reply) => reply.age));
+  put(view.chart, replies.length > 1 ? el("h3", {}, "Speeds, last " + (span < 3000 ? ago(span) : "hour")) : null,
+    replies.length > 1 ? [spark("evaluated", "Reading", speeds("prompt_n", "prompt_ms"), span),
+      spark("said", "Writing", speeds("predicted_n", "predicted_ms"), span)] : null);
+}
+
+function spark(kind, name, points, span) {
+  if (!points.length) return null;
+  const most = Math.max(...points.map(([, speed]) => speed)), now = points.at(-1)[1];
+  const place = ([age, speed]) => [(194 - (age / span) * 188).toFixed(1), (27 - (speed / most) * 23).toFixed(1)];
+  const places = points.map(place), line = places.map((each) => each.join(" ")).join("L");
+  return el("div", { class: "spark " + kind }, el("span", {}, name),
+    svg("svg", { viewBox: "0 0 200 30", role: "img", "aria-label": `${name}: ${rate(now)} now, ${rate(most)} at most` },
+      svg("path", { class: "area", d: `M${places[0][0]} 29L${line}L${places.at(-1)[0]} 29Z` }),
+      svg("path", { d: "M" + line }),
+      svg("circle", { cx: places.at(-1)[0], cy: places.at(-1)[1], r: 2.5 })),
+    el("span", {}, rate(now)));
 }

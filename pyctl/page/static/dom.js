@@ -1,19 +1,32 @@
-// Elements, lists that keep theirs, and numbers for people.
+// Elements, lists that keep theirs, dialogs, and numbers for people.
 
-export function el(tag, props = {}, ...kids) {
-  const made = document.createElement(tag);
+function dress(made, props, kids) {
   for (const [name, value] of Object.entries(props)) {
     if (value === undefined || value === null || value === false) continue;
-    if (name === "class") made.className = value;
-    else if (name === "data") Object.assign(made.dataset, value);
+    if (name === "class") made.setAttribute("class", value);
     else if (name === "vars") for (const [key, text] of Object.entries(value)) made.style.setProperty(key, text);
     else if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
-    else if (name in made && typeof value !== "string") made[name] = value;
+    else if (name in made && typeof value !== "string" && typeof value !== "number") made[name] = value;
     else made.setAttribute(name, value === true ? "" : value);
   }
-  made.append(...kids.flat().filter((kid) => kid !== null && kid !== undefined && kid !== false));
+  made.append(...there(kids));
   return made;
 }
+
+const there = (kids) => kids.flat(2).filter((kid) => kid !== null && kid !== undefined && kid !== false && kid !== "");
+
+export const el = (tag, props = {}, ...kids) => dress(document.createElement(tag), props, kids);
+
+export const svg = (tag, props = {}, ...kids) =>
+  dress(document.createElementNS("http://www.w3.org/2000/svg", tag), props, kids);
+
+// A button that shows a sign; people who do not see it hear the label.
+export const icon = (sign, label, onclick, props = {}) =>
+  el("button", { type: "button", class: "icon", "aria-label": label, title: label, onclick, ...props }, sign);
+
+export const put = (box, ...kids) => box.replaceChildren(...there(kids));
+
+export const $ = (id) => document.getElementById(id);
 
 // Make the children of `parent` those of `items`: the elements of known keys stay and are told of their item.
 export function keyed(parent, items, keyOf, make, update = () => {}) {
@@ -35,42 +48,88 @@ export function keyed(parent, items, keyOf, make, update = () => {}) {
   for (const child of known.values()) child.remove();
 }
 
-// The children of `box`, less those that are nothing.
-export const put = (box, ...kids) => box.replaceChildren(...kids.flat().filter((kid) => kid !== null && kid !== undefined && kid !== false && kid !== ""));
-
-export const $ = (id) => document.getElementById(id);
+// -- numbers ---------------------------------------------------------------------------------------------------------
 
 const counts = new Intl.NumberFormat("en");
 export const count = (n) => counts.format(Math.round(n));
-export const short = (n) => (n < 1000 ? String(Math.round(n)) : n < 10000 ? (n / 1000).toFixed(1) + "k" : Math.round(n / 1000) + "k");
+export const tokens = (n) => (n === 1 ? "1 token" : count(n) + " tokens");
+
+export function short(n) {
+  if (n < 1000) return String(Math.round(n));
+  return n < 10000 ? (n / 1000).toFixed(1) + "k" : n < 1e6 ? Math.round(n / 1000) + "k" : (n / 1e6).toFixed(1) + "M";
+}
+
+export const rate = (n) => (n < 10 ? n.toFixed(1) : count(n)) + " tokens/s";
 
 export function size(bytes) {
-  for (const [unit, width] of [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]]) if (bytes >= width) return (bytes / width).toPrecision(bytes / width < 100 ? 2 : 3) * 1 + " " + unit;
+  for (const [unit, width] of [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]])
+    if (bytes >= width) return +(bytes / width).toPrecision(bytes / width < 100 ? 2 : 3) + " " + unit;
   return Math.round(bytes) + " B";
 }
 
 export function time(ms) {
-  if (ms < 100) return ms.toFixed(ms < 10 ? 1 : 0) + " ms";
-  if (ms < 1000) return Math.round(ms) + " ms";
-  return ms < 60000 ? (ms / 1000).toFixed(1) + " s" : Math.floor(ms / 60000) + " min " + Math.round((ms % 60000) / 1000) + " s";
+  if (ms < 1000) return ms.toFixed(ms < 10 ? 1 : 0) + " ms";
+  if (ms < 59500) return (ms / 1000).toFixed(1) + " s";
+  const seconds = Math.round(ms / 1000);
+  return Math.floor(seconds / 60) + " min " + (seconds % 60) + " s";
 }
 
 export function ago(seconds) {
-  for (const [unit, width] of [["d", 86400], ["h", 3600], ["min", 60]]) if (seconds >= width) return Math.floor(seconds / width) + " " + unit;
+  for (const [unit, width] of [["d", 86400], ["h", 3600], ["min", 60]])
+    if (seconds >= width) return Math.floor(seconds / width) + " " + unit;
   return Math.max(Math.floor(seconds), 0) + " s";
 }
 
 export const newId = () => Date.now().toString(36) + Math.random().toString(36).slice(2, 10);
 
-export function say(text) {
-  $("live").textContent = text;
+// -- telling and asking ----------------------------------------------------------------------------------------------
+
+let hiding = 0;
+
+// For screen readers; with `shown` for everybody.
+export function say(text, shown = false) {
+  const box = $("live");
+  box.textContent = text;
+  box.classList.toggle("toast", shown);
+  clearTimeout(hiding);
+  if (shown) hiding = setTimeout(() => box.classList.remove("toast"), 5000);
 }
 
-export function ask(title, ...content) {
+export const tell = (text) => say(text, true);
+
+// A dialog with what is given; the value of the button that ended it, "" if nothing was chosen.
+export function ask(title, body, ...buttons) {
   const dialog = $("dialog");
   dialog.setAttribute("aria-label", title);
-  dialog.replaceChildren(el("form", { method: "dialog" }, el("header", {}, el("h2", {}, title), el("button", { class: "icon", "aria-label": "Close", value: "" }, "✕")), ...content));
+  const close = icon("✕", "Close", () => dialog.close(""));
+  // The first of these is what Enter presses.
+  const foot = el("footer", {}, buttons.map(([text, value, kind]) =>
+    el("button", { value, class: kind, formnovalidate: kind !== "primary" }, text)));
+  put(dialog, el("form", { method: "dialog" }, el("header", {}, el("h2", {}, title), close), body, foot));
   dialog.returnValue = "";
   dialog.showModal();
-  return new Promise((resolve) => dialog.addEventListener("close", () => resolve(dialog.returnValue), { once: true }));
+  return new Promise((go) => dialog.addEventListener("close", () => go(dialog.returnValue), { once: true }));
+}
+
+export const sure = async (title, text, verb) =>
+  (await ask(title, el("p", {}, text), [verb, "yes", "primary"], ["Cancel", ""])) === "yes";
+
+export async function copy(text, button = null) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    // Pages that came without TLS from another machine have no clipboard.
+    const field = el("textarea", { class: "visually-hidden" });
+    field.value = text;
+    document.body.append(field);
+    field.select();
+    const done = document.execCommand("copy");
+    field.remove();
+    if (!done) return tell("Copying was refused");
+  }
+  say("Copied");
+  if (!button) return;
+  button.dataset.said ??= button.textContent;
+  button.textContent = "Copied";
+  setTimeout(() => (button.textContent = button.dataset.said), 1200);
 }

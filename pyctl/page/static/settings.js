@@ -3,25 +3,47 @@
 import { $, ask, el } from "./dom.js";
 import * as api from "./api.js";
 
-const read = (name, otherwise) => { try { return JSON.parse(localStorage.getItem(name)) ?? otherwise; } catch { return otherwise; } };
-const state = { theme: read("theme", "system"), stats: read("stats", true), presets: read("presets", []), preset: read("preset", ""), values: read("values", {}) };
+function kept(name, otherwise) {
+  try {
+    return JSON.parse(localStorage.getItem(name)) ?? otherwise;
+  } catch {
+    return otherwise;
+  }
+}
+
+const state = {};
+const NAMES = { theme: "system", stats: true, presets: [], preset: "", values: {} };
+for (const [name, otherwise] of Object.entries(NAMES)) state[name] = kept(name, otherwise);
+const write = () => Object.keys(NAMES).forEach((name) => localStorage.setItem(name, JSON.stringify(state[name])));
+
+// name, label, least, most, step
+const FIELDS = [
+  ["temperature", "Temperature", 0, 2, 0.05],
+  ["top_p", "Top p", 0, 1, 0.01],
+  ["top_k", "Top k", 0, 1000, 1],
+  ["min_p", "Min p", 0, 1, 0.01],
+  ["repeat_penalty", "Repeat penalty", 0.5, 2, 0.05],
+  ["presence_penalty", "Presence penalty", -2, 2, 0.1],
+  ["max_tokens", "Most tokens", -1, 1e6, 1],
+  ["seed", "Seed", -1, 4294967295, 1],
+];
 let defaults = {};
-const write = (name) => localStorage.setItem(name, JSON.stringify(state[name]));
 
-const FIELDS = [["temperature", "Temperature", 0, 2, 0.05], ["top_p", "Top p", 0, 1, 0.01], ["top_k", "Top k", 0, 200, 1], ["min_p", "Min p", 0, 1, 0.01], ["repeat_penalty", "Repeat penalty", 0.5, 2, 0.05], ["presence_penalty", "Presence penalty", -2, 2, 0.1], ["max_tokens", "Most tokens", -1, 1e6, 1], ["seed", "Seed", -1, 4294967295, 1]];
+// What the server does where nothing is said, as GET /props has it.
+export function setDefaults(props) {
+  const params = props.default_generation_settings?.params ?? {};
+  defaults = { ...params, max_tokens: params.n_predict, seed: "random" };
+}
 
-export const preset = () => state.presets.find((each) => each.name === state.preset);
-export const systemPrompt = () => preset()?.system ?? state.values.system ?? "";
+const preset = () => state.presets.find((each) => each.name === state.preset);
+export const systemPrompt = () => (preset() ?? state.values).system ?? "";
 
 export function requestOf() {
-  const values = { ...state.values, ...(preset()?.values ?? {}) };
-  const body = {};
-  for (const [name] of FIELDS) if (values[name] !== undefined && values[name] !== null && values[name] !== "") body[name] = +values[name];
-  if (values.thinking === "off") body.chat_template_kwargs = { enable_thinking: false };
-  if (values.thinking === "on") body.chat_template_kwargs = { enable_thinking: true };
-  if (values.reasoning_budget) body.reasoning_budget = +values.reasoning_budget;
-  try { Object.assign(body, JSON.parse(values.json || "{}")); } catch { /* said when it was entered */ }
-  return body;
+  const values = preset()?.values ?? state.values, body = {};
+  for (const [name] of FIELDS) if (values[name]) body[name] = +values[name];
+  if (values.thinking) body.chat_template_kwargs = { enable_thinking: values.thinking === "on" };
+  if (values.reasoning_budget) body.reasoning_budget_tokens = +values.reasoning_budget;
+  return values.json ? { ...body, ...JSON.parse(values.json) } : body;
 }
 
 export function applyTheme() {
@@ -30,62 +52,109 @@ export function applyTheme() {
   document.documentElement.classList.toggle("no-stats", !state.stats);
 }
 
-export function setDefaults(props) {
-  const params = props.default_generation_settings?.params ?? {};
-  defaults = { ...params, max_tokens: params.n_predict };
-}
-
 export function drawPresets() {
   const select = $("preset");
-  select.replaceChildren(el("option", { value: "" }, "No preset"), ...state.presets.map((each) => el("option", { value: each.name }, each.name)));
-  select.value = state.preset;
-  select.onchange = () => { state.preset = select.value; write("preset"); };
+  const options = state.presets.map(({ name }) => el("option", { value: name }, name));
+  select.replaceChildren(el("option", { value: "" }, options.length ? "No preset" : "Default settings"), ...options);
+  select.value = state.preset = preset()?.name ?? "";
+  select.onchange = () => {
+    state.preset = select.value;
+    write();
+  };
+}
+
+const labelled = (text, field, kind) => el("label", { class: kind }, el("span", {}, text), field);
+
+function choice(name, text, options, value) {
+  const made = options.map(([key, label]) => el("option", { value: key, selected: key === value }, label));
+  return labelled(text, el("select", { name }, made));
+}
+
+function area(name, text, value, rows, placeholder) {
+  const field = el("textarea", { name, rows, spellcheck: "false", placeholder });
+  field.value = value ?? "";
+  return labelled(text, field);
+}
+
+function isObject(text) {
+  try {
+    const value = JSON.parse(text || "{}");
+    return typeof value === "object" && value !== null && !Array.isArray(value);
+  } catch {
+    return false;
+  }
+}
+
+function form(active) {
+  const values = active?.values ?? state.values;
+  const number = (name, props) => el("input", { name, type: "number", value: values[name], ...props });
+  const usual = (name) => (Number.isFinite(defaults[name]) ? +defaults[name].toFixed(3) : defaults[name]);
+  const rows = FIELDS.map(([name, label, min, max, step]) =>
+    labelled(label, number(name, { min, max, step, placeholder: usual(name) })));
+  const thinking = [["", "as the model does"], ["on", "on"], ["off", "off"]];
+  const placeholder = api.hasKey() ? "known" : "none";
+  const key = el("input", { name: "key", type: "password", autocomplete: "off", placeholder });
+  const themes = [["system", "as the system"], ["light", "light"], ["dark", "dark"]];
+  return el("div", { class: "settings" },
+    area("system", "System prompt of new chats", (active ?? values).system, 4),
+    el("div", { class: "grid" }, rows,
+      choice("thinking", "Reasoning", thinking, values.thinking ?? ""),
+      labelled("Most tokens of reasoning", number("reasoning_budget", { min: 0, placeholder: "no limit" }))),
+    area("json", "Anything else of a request, as JSON", values.json, 2, '{"tools": [...]}'),
+    labelled("Keep as preset", el("input", { name: "name", value: active?.name ?? "", placeholder: "Name" })),
+    el("hr"),
+    el("div", { class: "grid" }, choice("theme", "Appearance", themes, state.theme),
+      choice("stats", "What replies cost", [["yes", "show"], ["no", "hide"]], state.stats ? "yes" : "no"),
+      labelled("API key", key),
+      api.hasKey() ? el("button", { type: "button", class: "low", onclick: forget }, "Forget the key") : null),
+    el("p", { class: "error", role: "alert" }));
+}
+
+function forget(event) {
+  api.setKey("");
+  event.target.disabled = true;
 }
 
 export async function openSettings() {
-  const active = preset(), values = active ? active.values : state.values;
-  const input = (name, props) => el("input", { name, id: "set-" + name, ...props, value: values[name] === undefined ? undefined : String(values[name]) });
-  const rows = FIELDS.map(([name, label, min, max, step]) => el("label", {}, el("span", {}, label), input(name, { type: "number", min: String(min), max: String(max), step: String(step), placeholder: defaults[name] === undefined ? "" : String(+(+defaults[name]).toFixed(3)) })));
-  const choose = (name, label, options, value) => el("label", {}, el("span", {}, label), el("select", { name }, options.map(([key, text]) => el("option", { value: key, selected: key === value }, text))));
-  const area = (name, label, text, rows) => { const field = el("textarea", { name, rows: String(rows), spellcheck: "false" }); field.value = text ?? ""; return el("label", { class: "tall" }, el("span", {}, label), field); };
-  const note = el("p", { class: "error", role: "alert" });
-  const system = area("system", "System prompt", active ? active.system : state.values.system, 4);
-  const json = area("json", "More, as JSON", values.json, 2);
-  const name = el("input", { name: "name", value: active?.name ?? "", placeholder: "Name, to keep it as a preset" });
-  const choice = ask(active ? "Settings · " + active.name : "Settings", el("div", { class: "settings" },
-    system, el("div", { class: "grid" }, rows, choose("thinking", "Reasoning", [["", "as the model does"], ["on", "on"], ["off", "off"]], values.thinking ?? ""), el("label", {}, el("span", {}, "Tokens of reasoning"), input("reasoning_budget", { type: "number", placeholder: "no limit" }))),
-    json, el("label", {}, el("span", {}, "Preset"), name),
-    el("div", { class: "grid" }, choose("theme", "Appearance", [["system", "as the system"], ["light", "light"], ["dark", "dark"]], state.theme), choose("stats", "What replies cost", [["yes", "show"], ["no", "hide"]], state.stats ? "yes" : "no"),
-      el("label", {}, el("span", {}, "API key"), el("input", { name: "key", type: "password", autocomplete: "off", placeholder: api.hasKey() ? "known; type to replace" : "none" })))),
-    note, el("footer", {}, active ? el("button", { value: "remove" }, "Delete preset") : null, el("span", { class: "grow" }), el("button", { value: "" }, "Cancel"), el("button", { value: "save", class: "primary" }, "Save")));
-  const form = $("dialog").querySelector("form");
-  form.addEventListener("submit", (event) => {
-    if (event.submitter?.value !== "save") return;
-    try { const parsed = JSON.parse(form.elements.json.value || "{}"); if (typeof parsed !== "object" || Array.isArray(parsed)) throw new Error(); }
-    catch { event.preventDefault(); note.textContent = "More, as JSON: this is no JSON object."; }
+  const active = preset(), body = form(active);
+  const json = body.querySelector("[name=json]"), note = body.querySelector(".error");
+  const closing = ask(active ? "Settings · " + active.name : "Settings", body,
+    ["Save", "save", "primary"], ["Cancel", ""], ...(active ? [["Delete preset", "remove"]] : []));
+  body.closest("form").addEventListener("submit", (event) => {
+    if (event.submitter?.value !== "save" || isObject(json.value)) return;
+    event.preventDefault();
+    note.textContent = "This is no JSON object.";
+    json.focus();
   });
-  const result = await choice;
-  if (result === "remove") { state.presets = state.presets.filter((each) => each !== active); state.preset = ""; }
-  if (result === "save") {
-    const found = Object.fromEntries([...form.elements].filter((each) => each.name && each.value !== "").map((each) => [each.name, each.value]));
-    const { name: called, system: said = "", theme, stats, key, ...rest } = found;
+  const fields = body.closest("form").elements, answer = await closing;
+  if (answer === "remove") {
+    state.presets = state.presets.filter((each) => each !== active);
+    state.preset = "";
+  } else if (answer === "save") {
+    const given = [...fields].filter((each) => each.name && each.value !== "");
+    const found = Object.fromEntries(given.map((each) => [each.name, each.value]));
+    const { name, system = "", theme, stats, key, ...values } = found;
     if (key) api.setKey(key);
     state.theme = theme;
-    state.stats = stats !== "no";
-    if (called) {
-      state.presets = [...state.presets.filter((each) => each !== active && each.name !== called), { name: called, system: said, values: rest }];
-      state.preset = called;
-    } else state.values = { ...rest, system: said };
+    state.stats = stats === "yes";
+    if (name) {
+      const others = state.presets.filter((each) => each !== active && each.name !== name);
+      state.presets = [...others, { name, system, values }];
+      state.preset = name;
+    } else state.values = { ...values, system };
   }
-  ["theme", "stats", "presets", "preset", "values"].forEach(write);
+  write();
   applyTheme();
   drawPresets();
 }
 
-export async function askForKey() {
-  const field = el("input", { name: "key", type: "password", autocomplete: "off", "aria-label": "API key", autofocus: true });
-  const result = await ask("This server wants an API key", el("div", { class: "settings" }, field), el("footer", {}, el("span", { class: "grow" }), el("button", { value: "save", class: "primary" }, "Use it")));
-  if (result !== "save" || !field.value) return false;
-  api.setKey(field.value);
+// Whether there is one now; `refused` if there was one and it did not do.
+export async function askForKey(refused) {
+  const field = el("input", { name: "key", type: "password", autocomplete: "off", autofocus: true, required: true });
+  const text = refused ? "The key that was used is not one of this server's." : "It was started with --api-key.";
+  const body = el("div", { class: "settings" }, el("p", { class: "dim" }, text), labelled("API key", field));
+  const answer = await ask("This server wants an API key", body, ["Use it", "save", "primary"], ["Not now", ""]);
+  if (answer !== "save") return false;
+  api.setKey(field.value.trim());
   return true;
 }

@@ -3,7 +3,12 @@
 import { newId } from "./dom.js";
 
 let db = null;
-const request = (made) => new Promise((resolve, reject) => { made.onsuccess = () => resolve(made.result); made.onerror = () => reject(made.error); });
+
+const request = (made) =>
+  new Promise((resolve, reject) => {
+    made.onsuccess = () => resolve(made.result);
+    made.onerror = () => reject(made.error);
+  });
 
 export async function open() {
   const opening = indexedDB.open("pyctl", 1);
@@ -11,14 +16,29 @@ export async function open() {
   db = await request(opening);
 }
 
-const store = (mode) => db.transaction("conversations", mode).objectStore("conversations");
-export const all = async () => (await request(store("readonly").getAll())).sort((a, b) => b.updated - a.updated);
-export const save = (conversation) => request(store("readwrite").put(structuredClone(conversation)));
-export const drop = (id) => request(store("readwrite").delete(id));
+// Other tabs hear what is written here.
+const others = new BroadcastChannel("pyctl");
+export const onOthers = (run) => (others.onmessage = (event) => run(event.data));
 
-export function create(system = "") {
+const table = (mode) => db.transaction("conversations", mode).objectStore("conversations");
+export const all = () => request(table("readonly").getAll());
+export const read = (id) => request(table("readonly").get(id));
+
+export async function save(conversation) {
+  await request(table("readwrite").put(conversation));
+  others.postMessage(conversation.id);
+}
+
+export async function drop(id) {
+  await request(table("readwrite").delete(id));
+  others.postMessage(id);
+}
+
+// -- trees -----------------------------------------------------------------------------------------------------------
+
+export function create() {
   const now = Date.now();
-  return { id: newId(), title: "", named: false, created: now, updated: now, system, messages: {}, leaf: null, pick: {} };
+  return { id: newId(), title: "", created: now, updated: now, system: null, messages: {}, leaf: null, pick: {} };
 }
 
 export function add(conversation, parent, fields) {
@@ -34,64 +54,101 @@ export function path(conversation) {
   return found.reverse();
 }
 
-export const siblings = (conversation, message) => Object.values(conversation.messages).filter((each) => each.parent === message.parent && each.role === message.role).sort((a, b) => a.created - b.created || (a.id < b.id ? -1 : 1));
-const children = (conversation, id) => Object.values(conversation.messages).filter((each) => each.parent === id).sort((a, b) => a.created - b.created);
+// The children of each message, the oldest first; those of "" are the first ones.
+export function families(conversation) {
+  const found = new Map();
+  for (const message of Object.values(conversation.messages)) {
+    const parent = message.parent ?? "";
+    if (found.has(parent)) found.get(parent).push(message);
+    else found.set(parent, [message]);
+  }
+  for (const each of found.values()) each.sort((a, b) => a.created - b.created || (a.id < b.id ? -1 : 1));
+  return found;
+}
 
 // Open the branch of a message, as deep as it was seen last.
 export function show(conversation, id) {
-  for (let at = conversation.messages[id]; at; at = conversation.messages[at.parent]) conversation.pick[at.parent ?? ""] = at.id;
-  for (;;) {
-    const below = children(conversation, id);
-    if (!below.length) break;
-    id = below.find((each) => each.id === conversation.pick[id])?.id ?? below.at(-1).id;
+  for (let at = conversation.messages[id]; at; at = conversation.messages[at.parent])
+    conversation.pick[at.parent ?? ""] = at.id;
+  const below = families(conversation);
+  while (below.has(id)) {
+    const children = below.get(id);
+    id = (children.find((each) => each.id === conversation.pick[id]) ?? children.at(-1)).id;
   }
   conversation.leaf = id;
 }
 
 // Remove a message and all that follows it.
 export function prune(conversation, id) {
-  const message = conversation.messages[id];
-  const others = siblings(conversation, message).filter((each) => each.id !== id);
+  const { parent } = conversation.messages[id], below = families(conversation);
+  const left = below.get(parent ?? "").filter((each) => each.id !== id);
   const going = [id];
   while (going.length) {
     const next = going.pop();
-    going.push(...children(conversation, next).map((each) => each.id));
+    going.push(...(below.get(next) ?? []).map((each) => each.id));
     delete conversation.messages[next];
     delete conversation.pick[next];
   }
-  if (others.length) show(conversation, others.at(-1).id);
-  else conversation.leaf = message.parent;
+  if (left.length) show(conversation, left.at(-1).id);
+  else conversation.leaf = parent;
 }
 
 export function titleOf(conversation) {
+  if (conversation.title) return conversation.title;
   const first = Object.values(conversation.messages).find((each) => each.parent === null && each.role === "user");
-  return conversation.title || (first?.content || "New conversation").split("\n")[0].slice(0, 60);
+  return (first?.content || first?.files?.[0]?.name || "New conversation").trim().split("\n")[0].slice(0, 80);
 }
 
-export const dump = (conversations) => JSON.stringify({ format: "pyctl-conversations", version: 1, conversations }, null, 1);
+// -- files -----------------------------------------------------------------------------------------------------------
+
+export const dump = (conversations) =>
+  JSON.stringify({ format: "pyctl-conversations", version: 1, conversations }, null, 1);
+
+const isText = (value) => typeof value === "string";
+const listOf = (value, fits) => (Array.isArray(value) && value.length && value.every(fits) ? value : undefined);
+const isFile = (each) => isText(each?.name) && (isText(each.text) || /^data:image\/[a-z]+;base64,/.test(each.image));
+const isCall = (each) => isText(each?.name) && isText(each.arguments);
+
+function messageOf(id, given, messages) {
+  if (!["user", "assistant", "system", "tool"].includes(given?.role)) throw new Error("A message has an unknown role.");
+  const parent = isText(given.parent) && Object.hasOwn(messages, given.parent) ? given.parent : null;
+  const message = { id, parent, role: given.role, created: +given.created || 0, content: String(given.content ?? "") };
+  for (const name of ["reasoning", "finish", "error", "call"]) if (isText(given[name])) message[name] = given[name];
+  if (Number.isFinite(given.thought)) message.thought = given.thought;
+  if (Number.isFinite(given.stats?.predicted_n)) message.stats = given.stats;
+  message.files = listOf(given.files, isFile);
+  message.calls = listOf(given.calls, isCall);
+  return message;
+}
 
 // The conversations of a file; an Error says what is wrong with it. Those that are here already come as copies.
 export function parse(text, known) {
-  const data = JSON.parse(text);
-  if (data.format !== "pyctl-conversations" || !Array.isArray(data.conversations)) throw new Error("This is no export of this page.");
-  return data.conversations.map((each) => {
-    const made = { ...create(), title: String(each.title || ""), system: String(each.system || ""), created: +each.created || Date.now(), updated: +each.updated || Date.now() };
-    if (typeof each.id === "string" && !known.has(each.id)) made.id = each.id;
-    for (const [id, message] of Object.entries(each.messages || {})) {
-      if (!["user", "assistant", "system", "tool"].includes(message.role)) throw new Error("A message has an unknown role.");
-      const { content, reasoning, parent, ...rest } = message;
-      made.messages[id] = { ...rest, id, parent: parent ?? null, content: String(content ?? ""), ...(reasoning ? { reasoning: String(reasoning) } : {}) };
-    }
-    for (const message of Object.values(made.messages)) {
-      const seen = new Set();
-      for (let at = message; at; at = made.messages[at.parent]) {
-        if (seen.has(at.id)) throw new Error("The messages form a circle.");
-        seen.add(at.id);
-        if (at.parent !== null && !made.messages[at.parent]) at.parent = null;
+  let data;
+  try {
+    data = JSON.parse(text);
+  } catch {
+    throw new Error("This is no JSON.");
+  }
+  if (data?.format !== "pyctl-conversations" || !Array.isArray(data.conversations))
+    throw new Error("This is no export of this page.");
+  return data.conversations.map((given) => {
+    const made = create(), messages = given?.messages ?? {};
+    if (isText(given?.id) && !known.has(given.id)) made.id = given.id;
+    if (isText(given.title)) made.title = given.title;
+    if (isText(given.system)) made.system = given.system;
+    for (const name of ["created", "updated"]) made[name] = +given[name] || made[name];
+    for (const [id, message] of Object.entries(messages)) made.messages[id] = messageOf(id, message, messages);
+    const sound = new Set();
+    for (const start of Object.values(made.messages)) {
+      const way = [];
+      for (let at = start; at && !sound.has(at.id); at = made.messages[at.parent]) {
+        if (way.includes(at.id)) throw new Error("The messages of a conversation form a circle.");
+        way.push(at.id);
       }
+      way.forEach((id) => sound.add(id));
     }
-    made.pick = Object.fromEntries(Object.entries(each.pick || {}).filter(([, id]) => made.messages[id]));
-    const last = made.messages[each.leaf] ? each.leaf : Object.keys(made.messages).at(-1);
+    for (const [id, child] of Object.entries(given.pick ?? {})) if (made.messages[child]) made.pick[id] = child;
+    const last = made.messages[given.leaf] ? given.leaf : Object.keys(made.messages).at(-1);
     if (last) show(made, last);
     return made;
   });

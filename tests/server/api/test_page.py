@@ -194,7 +194,12 @@ def test_the_page_is_small_public_and_held_to_its_policy() -> None:
         again = client.get(answer.request.url.path, headers={"If-None-Match": answer.headers["etag"]})
         assert (again.status_code, again.content) == (304, b"")
     assert sum(len(answer.content) for answer in answers) < 100_000
-    assert {path.name for path in (Path(assets.__file__).parent / "static").glob("*.js")} == {n[5:] for n in names}
+    scripts = list((Path(assets.__file__).parent / "static").glob("*.js"))
+    assert {path.name for path in scripts} == {name[5:] for name in names}
+    for script in scripts:
+        lines = script.read_text("utf-8").splitlines()
+        assert (max(map(len, lines)) <= 120, len(lines) <= 400) == (True, True), script
+        assert not any(line.count("`") % 2 for line in lines), "what is served has no indentation"
     (style,) = re.findall(r"<style>(.*?)</style>", first.text, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     assert f"'sha256-{digest}'" in first.headers["content-security-policy"]

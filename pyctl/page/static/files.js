@@ -1,0 +1,85 @@
+// What goes with the next message: texts, and pictures where the server looks at them.
+
+import { $, count, el, icon, put, size, tell } from "./dom.js";
+
+const MOST_TEXT_BYTES = 4 << 20;
+const MOST_IMAGE_BYTES = 8 << 20;
+const MOST_PIXELS = 2048; // on the longer side; models look at less
+const MOST_PASTED = 6000;
+const TEXTS = "text/*,.md,.py,.js,.ts,.json,.yaml,.toml,.c,.h,.cpp,.rs,.go,.java,.sh,.csv,.log";
+
+let files = [];
+let sees = false;
+
+// Whether the model sees; what was attached before stays.
+export function allowImages(yes) {
+  sees = yes;
+  $("attach").setAttribute("aria-label", yes ? "Attach text files or pictures" : "Attach text files");
+}
+
+export const accepted = () => (sees ? "image/*," : "") + TEXTS;
+
+// All of them, and begin anew.
+export function take() {
+  const taken = files;
+  files = [];
+  draw();
+  return taken;
+}
+
+export async function attach(given) {
+  for (const file of given) {
+    try {
+      files.push(file.type.startsWith("image/") ? await picture(file) : await text(file));
+    } catch (error) {
+      tell(`${file.name}: ${error.message}`);
+    }
+  }
+  draw();
+}
+
+// What is long goes as a file.
+export function paste(event) {
+  const { files: given } = event.clipboardData, words = event.clipboardData.getData("text/plain");
+  if (!given.length && words.length <= MOST_PASTED) return;
+  event.preventDefault();
+  attach(given.length ? [...given] : [new File([words], "pasted.txt", { type: "text/plain" })]);
+}
+
+async function text(file) {
+  if (file.size > MOST_TEXT_BYTES) throw new Error(`larger than ${size(MOST_TEXT_BYTES)}`);
+  const found = await file.text();
+  if (found.includes("\0")) throw new Error("this is no text");
+  return { name: file.name, text: found };
+}
+
+// As it is where the server can read that, else drawn anew; always the same bytes from then on.
+async function picture(file) {
+  if (!sees) throw new Error("this model takes no pictures");
+  const bitmap = await createImageBitmap(file).catch(() => null);
+  if (!bitmap) throw new Error("this is no picture that the browser knows");
+  const most = Math.max(bitmap.width, bitmap.height);
+  let blob = file;
+  if (!["image/png", "image/jpeg"].includes(file.type) || most > MOST_PIXELS || file.size > MOST_IMAGE_BYTES) {
+    const scale = Math.min(1, MOST_PIXELS / most);
+    const canvas = new OffscreenCanvas(Math.max(1, bitmap.width * scale), Math.max(1, bitmap.height * scale));
+    canvas.getContext("2d").drawImage(bitmap, 0, 0, canvas.width, canvas.height);
+    blob = await canvas.convertToBlob(file.type === "image/jpeg" ? { type: file.type, quality: 0.92 } : {});
+  }
+  const reader = new FileReader();
+  reader.readAsDataURL(blob);
+  await new Promise((go) => (reader.onloadend = go));
+  return { name: file.name, image: reader.result };
+}
+
+function draw() {
+  const drop = (file) => {
+    files = files.filter((each) => each !== file);
+    draw();
+    $("text").focus();
+  };
+  put($("files"), files.map((file) => el("span", { class: "chip" },
+    file.image ? el("img", { src: file.image, alt: "" }) : null,
+    file.image ? file.name : `${file.name} · ${count(file.text.length)} characters`,
+    icon("✕", "Remove " + file.name, () => drop(file)))));
+}

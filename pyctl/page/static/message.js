@@ -1,0 +1,259 @@
+// One message: its thoughts, its text, its calls, what it cost, and what can be done with it.
+
+import { copy, count, el, put, rate, time, tokens } from "./dom.js";
+import * as api from "./api.js";
+
+const NAMES = { user: "You", assistant: "Reply", system: "System", tool: "Tool result" };
+
+let acts = {}; // what the buttons do; see chat.js
+export const connect = (given) => (acts = given);
+
+// Old messages are rendered when they come near to the screen.
+const seen = new IntersectionObserver((entries) => {
+  for (const { isIntersecting, target } of entries) {
+    if (!isIntersecting) continue;
+    seen.unobserve(target);
+    target.isNear = true;
+    fill(target);
+  }
+}, { rootMargin: "600px" });
+
+export function make(message) {
+  const made = el("article", { class: "message " + message.role, tabindex: "0", "aria-label": NAMES[message.role] },
+    ["think", "body", "calls", "stats", "tools"].map((name) => el("div", { class: name })));
+  made.message = message;
+  made.box = (name) => made.querySelector(":scope > ." + name);
+  seen.observe(made);
+  return made;
+}
+
+// `run` is what is being said right now in this message, or null.
+export function update(made, message, { run, siblings, isLeaf }) {
+  made.message = message;
+  if (made.isNear && !run) fill(made);
+  made.classList.toggle("busy", run !== null);
+  made.setAttribute("aria-busy", run !== null);
+  drawStats(made.box("stats"), message, run);
+  const at = siblings.indexOf(message);
+  const state = JSON.stringify([run !== null, at, siblings.length, isLeaf, message.content !== "", message.error]);
+  if (made.state === state) return;
+  made.state = state;
+  drawTools(made.box("tools"), message, run, siblings, at, isLeaf);
+  drawCalls(made.box("calls"), message, isLeaf && run === null);
+}
+
+// The text as HTML; until that is here, as it is.
+export async function fill(made, again = false) {
+  const { message } = made, body = made.box("body"), stamp = message.content + "\0" + (message.reasoning ?? "");
+  if ((made.filled === stamp && !again) || body.querySelector(".edit")) return;
+  made.filled = stamp;
+  drawThought(made.box("think"), message);
+  if (message.role !== "assistant") {
+    return put(body, el("div", { class: "plain" }, message.content), (message.files ?? []).map(attached));
+  }
+  if (!body.childNodes.length) body.textContent = message.content;
+  const html = message.content ? await api.html(message.content).catch(() => null) : "";
+  if (html !== null && made.filled === stamp) body.innerHTML = html; // harmless by the server's promise and our policy
+}
+
+const attached = (file) =>
+  file.image
+    ? el("img", { class: "picture", src: file.image, alt: file.name })
+    : el("details", { class: "file" }, el("summary", {}, `${file.name} · ${count(file.text.length)} characters`),
+        el("pre", { tabindex: "0" }, file.text));
+
+export function drawThought(box, message) {
+  if (!message.reasoning) return box.replaceChildren();
+  if (!box.firstChild) put(box, el("details", {}, el("summary"), el("div", { class: "thought" })));
+  const done = message.thought ? "Thought for " + time(message.thought) : "Thought";
+  const isOver = message.content || message.thought || message.finish;
+  box.querySelector("summary").textContent = isOver ? done : "Thinking…";
+  box.querySelector(".thought").textContent = message.reasoning;
+}
+
+function readable(text) {
+  try {
+    return JSON.stringify(JSON.parse(text), null, 2);
+  } catch {
+    return text; // unfinished
+  }
+}
+
+// What the model calls, and where the results go: nothing is run here.
+export function drawCalls(box, message, canAnswer = false) {
+  const calls = message.calls ?? [];
+  if (!calls.length) return box.replaceChildren();
+  const fields = [];
+  put(box, calls.map((call) => {
+    const field = el("textarea", { rows: 2, "aria-label": "Result of " + call.name, placeholder: "Its result" });
+    if (canAnswer) fields.push(field);
+    return el("div", { class: "call" }, el("details", { open: true },
+      el("summary", {}, "Calls ", el("code", {}, call.name)),
+      el("pre", { tabindex: "0" }, readable(call.arguments))), canAnswer ? field : null);
+  }));
+  const send = () => acts.answer(message, fields.map((field) => field.value));
+  const verb = calls[1] ? "Send results" : "Send result";
+  if (canAnswer) box.append(el("button", { type: "button", onclick: send }, verb));
+}
+
+// -- what it cost ----------------------------------------------------------------------------------------------------
+
+const FROM = { live: "live", ram: "from RAM", disk: "from disk" };
+
+export function drawStats(box, message, run) {
+  if (run?.progress) return drawProgress(box, run.progress);
+  if (run) return box.firstElementChild?.localName === "progress" ? box.replaceChildren() : undefined;
+  const drawn = message.error ?? message.stats;
+  if (box.drawn === drawn) return;
+  box.drawn = drawn;
+  const error = message.error ? el("p", { class: "error", role: "alert" }, message.error) : null;
+  put(box, error, message.stats ? costs(message.stats) : null);
+}
+
+function costs(stats) {
+  const { cache_n: restored, prompt_n: read, predicted_n: written, cache = {} } = stats;
+  const source = cache.source && cache.source !== "none" ? cache.source : "ram";
+  const all = Math.max(restored + read + written, 1);
+  const part = (n, kind) => n ? el("i", { class: kind, vars: { "--w": Math.max((100 * n) / all, 0.8) } }) : null;
+  const dot = (kind) => el("b", { class: "dot " + kind, "aria-hidden": "true" });
+  const item = (kind, text) => el("span", { class: "item" }, dot(kind), text);
+  const speed = (value) => (value ? " · " + rate(value) : "");
+  const ahead = stats.warmed_n ? `, ${count(stats.warmed_n)} made ready ahead` : "";
+  // At the speed of this very prompt; of a few tokens nothing can be said.
+  const saved = read >= 32 ? (restored * stats.prompt_ms) / read : 0;
+  return [
+    el("div", {
+      class: "bar", role: "img", "aria-label": `${tokens(restored)} restored, ${read} read, ${written} written`,
+    },
+      part(restored, source), part(read, "evaluated"), part(written, "said")),
+    el("div", { class: "legend" },
+      restored ? item(source, `${count(restored)} restored ${FROM[source]}${ahead}`) : null,
+      item("evaluated", `${count(read)} read in ${time(stats.prompt_ms)}` + speed(read > 16 && stats.prompt_per_second)),
+      item("said", `${count(written)} written in ${time(stats.predicted_ms)}${speed(stats.predicted_per_second)}`),
+      stats.draft_n ? el("span", {}, `${count(stats.draft_n_accepted)} of ${tokens(stats.draft_n)} drafted`) : null,
+      saved > 1000 ? el("span", {}, `about ${time(saved)} of reading saved`) : null),
+    cache.miss ? el("p", { class: "miss" }, missed(cache.miss)) : null,
+  ];
+}
+
+// Where the prompt left a recent one, in words.
+function missed({ position, nearest, was, is }) {
+  const from = nearest ? `what comes after token ${count(nearest)} was read again` : "all of it was read again";
+  const at = `At token ${count(position)} this differs from a recent prompt; ${from}.`;
+  if (was === undefined) return at;
+  let n = 0;
+  while (n < was.length && n < is.length && was[n] === is[n]) n++;
+  const start = was.lastIndexOf(" ", n - 1) + 1, first = Math.max(start, n - 24);
+  const cut = (text) => "…" + text.slice(first, n + 28).replace(/\s+/g, " ").trim();
+  return [at + " It was ", el("del", {}, cut(was)), ", it is ", el("ins", {}, cut(is)), "."];
+}
+
+function drawProgress(box, { total, cache, processed, time_ms: ms }) {
+  const read = processed - cache, left = total - processed;
+  const rest = read > 0 && left > 0 ? `, about ${time(Math.max((ms * left) / read, 100))} left` : "";
+  const known = cache ? `${count(cache)} of ${tokens(total)} restored` : tokens(total);
+  box.drawn = null;
+  if (box.firstElementChild?.localName !== "progress")
+    put(box, el("progress", { "aria-label": "Reading the prompt" }), el("div", { class: "legend" }));
+  const [bar, words] = box.children;
+  bar.max = total;
+  bar.value = processed;
+  words.textContent = `${known}, ${count(left)} to read${rest}`;
+}
+
+// -- what can be done ------------------------------------------------------------------------------------------------
+
+function drawTools(box, message, run, siblings, at, isLeaf) {
+  if (run) return box.replaceChildren();
+  const button = (text, label, onclick, disabled = false) =>
+    el("button", { type: "button", "aria-label": label, title: label, disabled, onclick }, text);
+  const { role } = message, ours = role === "assistant";
+  const failed = ours && !message.content && !message.calls;
+  put(box,
+    siblings.length > 1 ? el("span", { class: "branch" },
+      button("‹", "Previous branch", () => acts.go(siblings[at - 1]), at === 0),
+      `${at + 1}/${siblings.length}`,
+      button("›", "Next branch", () => acts.go(siblings[at + 1]), at === siblings.length - 1)) : null,
+    button("Copy", "Copy message", (event) => copy(message.content, event.target)),
+    role === "user" || ours ? button("Edit", "Edit message", () => acts.edit(message)) : null,
+    ours && failed && isLeaf ? button("Try again", "Try again", () => acts.retry(message)) : null,
+    ours && !(failed && isLeaf) ? button("Again", "Regenerate reply", () => acts.regenerate(message)) : null,
+    ours && isLeaf && message.content ? button("Continue", "Continue reply", () => acts.proceed(message)) : null,
+    button("Delete", "Delete message and what follows", () => acts.erase(message)));
+}
+
+// A field in place of the text; `done` gets what was typed, if that is something else.
+export function edit(made, verb, done) {
+  const { message } = made, body = made.box("body");
+  const rows = Math.min(message.content.split("\n").length + 1, 14);
+  const field = el("textarea", { class: "edit", "aria-label": "Edited message", rows });
+  field.value = message.content;
+  const close = () => {
+    body.replaceChildren();
+    fill(made, true);
+    made.focus();
+  };
+  const finish = () => (close(), field.value !== message.content && done(field.value));
+  field.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") close();
+    else if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) finish();
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+  });
+  put(body, field, el("div", { class: "row" },
+    el("button", { type: "button", class: "primary", onclick: finish }, verb),
+    el("button", { type: "button", onclick: close }, "Cancel")));
+  field.focus();
+}
+
+// -- a reply as it comes: finished blocks are rendered once, the last one is plain text ------------------------------
+
+export class Streamed {
+  constructor(message) {
+    this.message = message;
+    this.done = 0;
+    this.tail = el("div", { class: "tail plain" });
+  }
+
+  draw(made, run) {
+    const { message } = this, body = made.box("body");
+    made.filled = null;
+    drawThought(made.box("think"), message);
+    drawCalls(made.box("calls"), message);
+    drawStats(made.box("stats"), message, run);
+    if (this.tail.parentNode !== body) {
+      this.done = 0;
+      put(body, this.tail);
+    }
+    const end = finished(message.content, this.done);
+    if (end > this.done) {
+      const text = message.content.slice(this.done, end), block = el("div", { class: "block plain" }, text.trim());
+      this.tail.before(block);
+      this.done = end;
+      const show = (html) => {
+        block.classList.remove("plain");
+        block.innerHTML = html;
+      };
+      api.html(text).then(show, () => {});
+    }
+    this.tail.textContent = message.content.slice(this.done).replace(/^\n+/, "");
+  }
+}
+
+// Where the last finished block of a text ends: before a line that begins a new one, and in no fence and no formula.
+export function finished(text, from) {
+  let fence = "", end = from, at = from;
+  for (let stop; (stop = text.indexOf("\n", at)) >= 0; at = stop + 1) {
+    const line = text.slice(at, stop).trim(), next = text[stop + 1];
+    const [mark] = /^(\x60{3,}|~{3,}|\$\$$|\\\[$|\\\]$)/.exec(line) ?? [""];
+    if (fence) {
+      if (mark === fence || (mark[0] === fence[0] && mark.length > fence.length && mark[0] !== "\\")) {
+        fence = "";
+        end = stop + 1;
+      }
+    } else if (mark) fence = mark === "\\[" ? "\\]" : mark;
+    else if (!line && next !== undefined && !/[\s\d*+>|-]/.test(next)) end = stop + 1;
+  }
+  return end;
+}
