@@ -2,7 +2,9 @@
 # make test    everything that is tested
 # make contract LLAMA_SERVER=/path/to/llama-server    the same 1,400 requests to both (docs/contract.md)
 # make lint | bench | build | clean
+# EXTRAS=test,page    with what tests of the page in a browser need; the browser is the system's chromium
 PYTHON ?= python3
+EXTRAS ?= test
 BIN := .venv/bin
 
 .PHONY: demo install test lint bench contract build clean
@@ -18,7 +20,7 @@ install: .venv/installed
 # The editable install follows changes in pyctl/ by itself; csrc/ and the pin need a new build.
 .venv/installed: .venv/bin/pip pyproject.toml CMakeLists.txt vendor/llama.cpp/pin.txt $(wildcard csrc/*)
 	@echo "installing; llama.cpp is compiled unless pip's cache has it (about 5 minutes on 2 cores, longer with CUDA)"
-	$(BIN)/pip install --disable-pip-version-check --editable '.[test]'
+	$(BIN)/pip install --disable-pip-version-check --editable '.[$(EXTRAS)]'
 	@touch $@
 
 test: install lint

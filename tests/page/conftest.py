@@ -1,0 +1,69 @@
+"""One browser and one server for all tests here. Without a browser they are skipped, unless CHROMIUM names one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.page.browser import Tab, browser_path
+from tools.server_process import PYCTL_SERVE, ServerProcess
+
+if TYPE_CHECKING:  # it may be missing
+    from playwright.sync_api import Browser
+
+SERVE = (*PYCTL_SERVE, "-t", "1", "-c", "16384", "--temp", "0")
+"""On the built-in model."""
+
+
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Browser]:
+    """Chromium without a window."""
+    wanted = os.environ.get("CHROMIUM")
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        assert not wanted, "CHROMIUM is set, but playwright is not installed: pip install '.[page]'"
+        pytest.skip("no playwright: pip install '.[page]' to test the page in a browser")
+    path = browser_path()
+    if path is None:
+        assert not wanted, f"CHROMIUM is {wanted}, which is no program"
+        pytest.skip("no chromium: install one, or name it in CHROMIUM, to test the page in a browser")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="package")
+def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server that all tests share; what they say to it differs."""
+    with ServerProcess(SERVE, tmp_path_factory.mktemp("page") / "log") as server:
+        yield server
+
+
+OpenTab = Callable[..., Tab]
+
+
+@pytest.fixture
+def open_tab(browser: Browser) -> Iterator[OpenTab]:
+    """open_tab(url, options) -> a tab with the page; after the test none of them may have had a problem."""
+    tabs: list[Tab] = []
+
+    def open_one(url: str, options: Mapping[str, Any] | None = None, ready: bool = True) -> Tab:
+        tabs.append(Tab(browser, url, options))
+        return tabs[-1].open() if ready else tabs[-1]
+
+    yield open_one
+    for tab in tabs:
+        tab.close()
+    for tab in tabs:
+        tab.check()
+
+
+@pytest.fixture
+def tab(open_tab: OpenTab, server: ServerProcess) -> Tab:
+    """The page of the shared server, with nothing in it."""
+    return open_tab(server.url)

@@ -1,0 +1,182 @@
+"""The half of the page that shows the cache: what it says is what the server has, and its buttons change that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.page.browser import Tab, saying
+from tests.page.conftest import SERVE, OpenTab
+from tests.page.test_talk import manual
+from tools.server_process import ServerProcess
+
+
+def nodes(body: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """All prefixes of GET /cache by their ids."""
+    found: dict[str, dict[str, Any]] = {}
+
+    def walk(node: dict[str, Any]) -> None:
+        found[node["id"]] = node
+        for child in node["children"]:
+            walk(child)
+
+    for root in body["prefixes"]:
+        walk(root)
+    return found
+
+
+def shown(tab: Tab) -> set[str]:
+    """The ids of the prefixes that the page shows."""
+    ids: list[str] = tab.page.evaluate("[...document.querySelectorAll('#cache .node')].map((n) => n.dataset.key)")
+    return set(ids)
+
+
+def until_settled(tab: Tab) -> dict[str, dict[str, Any]]:
+    """Wait until nothing is made ready any more and the page shows what the server has: that."""
+    body: dict[str, Any] = {}
+
+    def same() -> bool:
+        body.clear()
+        body.update(tab.server("cache"))
+        return not any(seq["busy"] for seq in body["sequences"]) and shown(tab) == (
+            set(nodes(body)) | {entry["id"] for entry in body["stored"]}
+        )
+
+    tab.until(same)
+    return nodes(body)
+
+
+@pytest.fixture(scope="module")
+def own_server(browser: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server whose cache nobody else changes, with a disk."""
+    directory: Path = tmp_path_factory.mktemp("cache-view")
+    disk = ("--kv-cache-dir", str(directory / "disk"), "--disk-prefix-cache", "full", "--kv-cache-min-tokens", "0")
+    with ServerProcess((*SERVE, *disk), directory / "log") as server:
+        yield server
+
+
+@pytest.fixture
+def tab(open_tab: OpenTab, own_server: ServerProcess) -> Tab:
+    """The page of that server."""
+    return open_tab(own_server.url)
+
+
+def test_the_tree_is_that_of_the_server(tab: Tab) -> None:
+    tab.configure(system=manual("trees", 40))
+    tab.page.get_by_role("button", name="New chat").click()
+    first = tab.say("My name is Ada and the code of the north door is 4711, which nobody else knows.")
+    added = tab.page.locator("#cache .node.added")
+    tab.until(lambda: added.count())
+    assert set(first["cache"]["saved"]) >= set(added.evaluate_all("l => l.map((n) => n.dataset.key)"))
+    tab.say("What is my name?")
+    second = tab.page.locator(".message.user").nth(1)
+    second.hover()
+    second.get_by_role("button", name="Edit message").click()
+    second.get_by_role("textbox", name="Message").fill("What is the code of the north door?")
+    edited = tab.act(second.get_by_role("button", name="Ask in a new branch"))
+    used = tab.page.locator("#cache .node.used")
+    tab.until(lambda: used.count())
+    assert used.get_attribute("data-key") == edited["cache"]["restored"]
+
+    found = until_settled(tab)
+    assert len(found) >= 4
+    for key, node in found.items():
+        row = tab.page.locator(f'#cache .node[data-key="{key}"]')
+        text = " ".join(row.inner_text().split())
+        assert f"{node['n']:,} tokens" in text
+        assert ("RAM" in text) == ("ram" in node["tiers"])
+        assert ("disk" in text) == ("disk" in node["tiers"])
+        assert node["tail"].split("\n")[0].split("<|")[0].strip()[-12:] in text
+    path = set(tab.page.locator("#cache .node.path").evaluate_all("l => l.map((n) => n.dataset.key)"))
+    assert edited["cache"]["restored"] in path
+    assert set(edited["cache"]["saved"]) & set(found) <= path
+    totals = tab.server("cache")["totals"]
+    share = 100 * (totals["prompt"] - totals["evaluated"]) / totals["prompt"]
+    assert f"{share:.1f}" in tab.page.locator("#cache .headline").inner_text()
+    assert "Disk" in tab.page.locator("#cache").inner_text()
+
+
+def test_pin_survives_and_drop_removes(tab: Tab) -> None:
+    tab.say(manual("pins", 12))
+    found = until_settled(tab)
+    key, node = max(found.items(), key=lambda each: each[1]["n"])
+    row = tab.page.locator(f'#cache .node[data-key="{key}"]')
+    row.hover()
+    row.get_by_role("button", name="Pin").click()
+    tab.until(lambda: "pinned" in (row.get_attribute("class") or ""))
+    assert nodes(tab.server("cache"))[key]["pinned"]
+    assert not row.get_by_role("button", name="Drop").count()
+    tab.reload()
+    until_settled(tab)
+    assert "pinned" in (row.get_attribute("class") or "")
+    row.hover()
+    row.get_by_role("button", name="Unpin").click()
+    tab.until(lambda: "pinned" not in (row.get_attribute("class") or ""))
+    row.hover()
+    row.get_by_role("button", name="Drop").click()
+    tab.until(lambda: key not in shown(tab))
+    body = tab.server("cache")
+    assert key not in nodes(body)
+    assert key not in {entry["id"] for entry in body["stored"]}
+    tab.reload()
+    until_settled(tab)
+    assert key not in shown(tab)
+    assert node["n"] > 100
+
+
+def test_drop_all_asks_and_warm_makes_ready(tab: Tab) -> None:
+    tab.say(manual("warmth", 12))
+    until_settled(tab)
+    tab.page.get_by_role("button", name="Drop all").click()
+    tab.page.locator("#dialog").get_by_role("button", name="Cancel").click()
+    assert nodes(tab.server("cache"))
+    tab.page.get_by_role("button", name="Drop all").click()
+    tab.page.locator("#dialog").get_by_role("button", name="Drop").click()
+    tab.until(lambda: not nodes(tab.server("cache")))
+    with tab.page.expect_response("**/cache/warm") as warmed:
+        tab.page.get_by_role("button", name="Warm", exact=True).click()
+    ready = warmed.value.json()["ready"]
+    assert ready > 100
+    tab.until(lambda: f"{ready:,} tokens are ready" in tab.noticed())
+    found = until_settled(tab)
+    assert max(node["n"] for node in found.values()) <= ready
+    timings = tab.act(tab.replies.last.get_by_role("button", name="Regenerate reply"))
+    assert timings["prompt_n"] < 40
+
+
+def test_the_tree_is_walked_with_the_keyboard(tab: Tab) -> None:
+    tab.say(manual("keys", 12), saying("Yes."))
+    until_settled(tab)
+    rows = tab.page.locator("#cache .node")
+    assert rows.count() > 1
+    rows.first.focus()
+    tab.page.keyboard.press("ArrowDown")
+    focused = "document.activeElement.dataset.key"
+    assert tab.page.evaluate(focused) == rows.nth(1).get_attribute("data-key")
+    tab.page.keyboard.press("End")
+    assert tab.page.evaluate(focused) == rows.last.get_attribute("data-key")
+    tab.page.keyboard.press("Enter")
+    assert "open" in (rows.last.get_attribute("class") or "")
+    tab.page.keyboard.press("Tab")
+    assert tab.page.evaluate("document.activeElement.tagName") == "BUTTON"
+    for row in rows.all():
+        assert "tokens" in (row.get_attribute("aria-label") or "")
+
+
+def test_what_does_not_change_costs_next_to_nothing(tab: Tab) -> None:
+    tab.say("Hello", saying("Yes."))
+    until_settled(tab)
+    sizes = []
+    for _ in range(2):
+        with tab.page.expect_response("**/cache?since=*") as asked:
+            pass
+        sizes.append(len(asked.value.body()))
+    assert sizes[-1] < 60, sizes
+    tab.page.get_by_role("button", name="Cache", exact=True).click()  # folded: nobody sees it
+    tab.page.wait_for_timeout(100)
+    tab.requests.clear()
+    tab.page.wait_for_timeout(2500)
+    assert not [request.url for request in tab.requests]

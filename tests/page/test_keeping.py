@@ -1,0 +1,231 @@
+"""What the browser keeps: conversations, their export, presets and settings; and many messages at once."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.page.browser import Tab, saying
+
+
+def trees(dump: str) -> list[dict[str, Any]]:
+    """The conversations of an export, in an order of their own."""
+    found: list[dict[str, Any]] = json.loads(dump)["conversations"]
+    return sorted(found, key=lambda each: str(each["id"]))
+
+
+def exported(tab: Tab) -> str:
+    with tab.page.expect_download() as download:
+        tab.page.get_by_role("button", name="Export").click()
+    assert download.value.suggested_filename.endswith(".json")
+    return download.value.path().read_text(encoding="utf-8")
+
+
+def import_text(tab: Tab, text: str) -> None:
+    with tab.page.expect_file_chooser() as choosing:
+        tab.page.get_by_role("button", name="Import").click()
+    choosing.value.set_files([{"name": "a.json", "mimeType": "application/json", "buffer": text.encode()}])
+
+
+def names(tab: Tab) -> list[str]:
+    return tab.page.locator("#list .name").all_inner_texts()
+
+
+def wipe(tab: Tab) -> None:
+    """Delete all conversations."""
+    while tab.page.locator("#list li").count() > 1 or tab.messages.count():
+        item = tab.page.locator("#list li").first
+        item.hover()
+        item.get_by_role("button", name="Delete").click()
+        tab.page.locator("#dialog").get_by_role("button", name="Delete").click()
+        tab.page.locator("#dialog").wait_for(state="hidden")
+
+
+def test_export_wipe_and_import_give_the_same_trees(tab: Tab) -> None:
+    tab.say("One", saying("First ä✓."))
+    tab.say("Two", saying("Second."))
+    tab.act(tab.replies.last.get_by_role("button", name="Regenerate reply"))
+    first = tab.page.locator(".message.user").first
+    first.hover()
+    first.get_by_role("button", name="Edit message").click()
+    first.get_by_role("textbox", name="Message").fill("Another one")
+    tab.act(first.get_by_role("button", name="Ask in a new branch"))
+    tab.page.get_by_role("button", name="New chat").click()
+    tab.say("A second conversation", saying("Yes."))
+    before = exported(tab)
+    assert [len(each["messages"]) for each in trees(before)] == [7, 2]
+
+    wipe(tab)
+    assert tab.page.get_by_role("heading", name="What shall we talk about?").is_visible()
+    tab.reload()
+    assert not any("One" in name or "second" in name for name in names(tab))
+    import_text(tab, before)
+    tab.until(lambda: "A second conversation" in names(tab))
+    assert trees(exported(tab)) == trees(before)
+    tab.page.locator("#list").get_by_role("button", name="One").click()
+    assert tab.texts() == ["Another one", "Second."]
+    tab.page.get_by_role("button", name="Previous branch").click()
+    assert tab.texts() == ["One", "First ä✓.", "Two", "Second."]
+    seen = exported(tab)
+    tab.reload()
+    assert trees(exported(tab)) == trees(seen)
+
+    import_text(tab, before)  # once more: copies beside what is there
+    tab.until(lambda: len(trees(exported(tab))) == 4)
+
+
+CIRCLE = {
+    "a": {"id": "a", "parent": "b", "role": "user", "content": "x"},
+    "b": {"id": "b", "parent": "a", "role": "assistant", "content": "y"},
+}
+WRONG: tuple[Any, ...] = (
+    {},
+    [],
+    None,
+    {"format": "pyctl-conversations", "version": 1, "conversations": [None]},
+    {"format": "pyctl-conversations", "version": 1, "conversations": [{"messages": CIRCLE}]},
+    {"format": "pyctl-conversations", "version": 1, "conversations": [{"messages": {"a": None}}]},
+    {"format": "pyctl-conversations", "version": 1, "conversations": [{"messages": {"a": {"role": "root"}}}]},
+)
+
+
+def test_a_file_that_is_no_export_is_refused_whole(tab: Tab) -> None:
+    tab.say("One", saying("First."))
+    before = trees(exported(tab))
+    for text in ["no json", *(json.dumps(wrong) for wrong in WRONG)]:
+        import_text(tab, text)
+        tab.until(lambda: "Nothing was imported" in tab.noticed())
+        tab.page.evaluate("document.querySelector('#live').textContent = ''")
+        assert trees(exported(tab)) == before, text
+    tab.reload()
+    assert trees(exported(tab)) == before
+
+
+def test_a_hostile_export_is_text(tab: Tab) -> None:
+    """Names of prototypes, fields of other types and HTML in every field: shown as text, and nothing breaks."""
+    evil = '<img src=x onerror="document.title=1"><script>1</script>'
+    message = {"id": "m", "parent": None, "role": "assistant", "content": evil, "reasoning": evil, "error": evil}
+    message |= {
+        "stats": {"cache_n": evil, "prompt_n": 1, "predicted_n": 1, "cache": {"source": evil, "saved": [evil]}},
+        "calls": [{"name": evil, "arguments": evil}],
+        "files": [{"name": evil, "text": evil}],
+    }
+    first = {"id": "u", "parent": "__proto__", "role": "user", "content": {"a": evil}, "files": evil, "stats": 7}
+    tree = {"id": "__proto__", "title": evil, "system": evil, "messages": {"m": message, "__proto__": first}}
+    text = json.dumps({"format": "pyctl-conversations", "version": 1, "conversations": [tree]})
+    text = text.replace('"__proto__": {', '"__proto__":{')  # as JSON has it, a field of its own
+    import_text(tab, text)
+    tab.until(tab.noticed)
+    assert tab.page.title() != "1"
+    assert not tab.page.locator("#messages img, #messages script, #list img").count()
+    tab.reload()
+    tab.page.get_by_role("button", name="New chat").click()
+    tab.say("Still there?", saying("Yes."))
+    assert tab.texts()[-1] == "Yes."
+
+
+def test_a_preset_is_kept_and_sent(tab: Tab) -> None:
+    params = tab.server("props")["default_generation_settings"]["params"]
+    tab.page.keyboard.press("Control+,")
+    for name in ("temperature", "top_p", "top_k", "min_p"):
+        shown = tab.page.locator(f'#dialog [name="{name}"]').get_attribute("placeholder") or ""
+        assert float(shown) == pytest.approx(params[name], abs=0.001), name
+    tab.page.keyboard.press("Escape")
+    tab.configure(name="Keeper", system="You keep the valves.", temperature="0.25", top_k="7", max_tokens="5")
+    tab.page.get_by_role("button", name="New chat").click()
+    with tab.page.expect_request("**/v1/chat/completions") as asked:
+        timings = tab.say("Hello")
+    body = json.loads(asked.value.post_data or "")
+    assert body["messages"][0] == {"role": "system", "content": "You keep the valves."}
+    assert {"temperature": 0.25, "top_k": 7, "max_tokens": 5}.items() <= body.items()
+    assert "top_p" not in body
+    assert timings["predicted_n"] <= 5
+    tab.reload()
+    assert tab.page.locator("#preset").input_value() == "Keeper"
+    tab.page.locator("#preset").select_option("")
+    with tab.page.expect_request("**/v1/chat/completions") as asked:
+        tab.say("Hello again")
+    assert "top_k" not in json.loads(asked.value.post_data or "")
+    tab.page.locator("#preset").select_option("Keeper")
+    tab.page.keyboard.press("Control+,")
+    tab.page.locator("#dialog").get_by_role("button", name="Delete preset").click()
+    tab.page.locator("#dialog").wait_for(state="hidden")
+    assert tab.page.locator("#preset option").count() == 1
+
+
+def test_json_that_is_none_is_refused_where_it_is_entered(tab: Tab) -> None:
+    tab.page.keyboard.press("Control+,")
+    dialog = tab.page.locator("#dialog")
+    for wrong in ("{", "[1]", "7"):
+        dialog.locator('[name="json"]').fill(wrong)
+        dialog.get_by_role("button", name="Save").click()
+        assert "no JSON object" in dialog.get_by_role("alert").inner_text()
+    tab.page.keyboard.press("Escape")
+    dialog.wait_for(state="hidden")
+    with tab.page.expect_response("**/v1/chat/completions") as asked:
+        tab.say("Hello")
+    assert asked.value.ok
+
+
+def test_what_the_server_refuses_is_said_under_the_message(tab: Tab) -> None:
+    tab.expected.append("status of 400")
+    tab.begin("Hello", {"grammar": "root ::= nonsense"})
+    tab.page.get_by_role("alert").filter(has_text="grammar").wait_for()
+    tab.until_idle()
+    tab.configure(json="")
+    tab.act(tab.replies.last.get_by_role("button", name="Regenerate reply"))
+    assert tab.texts()[-1]
+
+
+MANY = 500
+
+
+def many() -> str:
+    """An export with one conversation of many messages."""
+    messages = {}
+    parent = None
+    for i in range(MANY):
+        content = f"**{i}** ok"
+        role = "assistant" if i % 2 else "user"
+        messages[f"m{i}"] = {"id": f"m{i}", "parent": parent, "role": role, "content": content, "created": i + 1}
+        parent = f"m{i}"
+    tree = {"id": "many", "title": "Many", "messages": messages, "leaf": parent, "created": 1, "updated": 2**41}
+    return json.dumps({"format": "pyctl-conversations", "version": 1, "conversations": [tree]})
+
+
+def test_500_messages_stay_smooth(tab: Tab) -> None:
+    """Only what can be seen is rendered, and a reply that streams touches nothing but itself."""
+    import_text(tab, many())
+    tab.until(lambda: tab.replies.last.locator("strong").count())
+    assert tab.texts()[-1] == "499 ok"
+    rendered = [json.loads(r.post_data or "")["texts"] for r in tab.requests if "page/markdown" in r.url]
+    assert 1 <= sum(len(texts) for texts in rendered) < 60
+    assert tab.messages.count() == MANY
+    tab.page.evaluate("document.querySelector('#messages').firstChild.scrollIntoView()")
+    tab.until(lambda: tab.replies.first.locator("strong").count())
+    rendered = [json.loads(r.post_data or "")["texts"] for r in tab.requests if "page/markdown" in r.url]
+    assert sum(len(texts) for texts in rendered) < 120
+
+    tab.page.evaluate(
+        """() => {
+          window.touched = new Map();
+          const note = (changes) => {
+            for (const { target } of changes) {
+              const element = target.nodeType === 1 ? target : target.parentElement;
+              const message = element?.closest(".message");
+              if (message) touched.set(message.dataset.key, (touched.get(message.dataset.key) ?? 0) + 1);
+            }
+          };
+          const options = { subtree: true, childList: true, characterData: true, attributes: true };
+          new MutationObserver(note).observe(document.querySelector("#messages"), options);
+        }"""
+    )
+    tab.say("And now?", {"grammar": 'root ::= ("more and " ){150}', "max_tokens": -1})
+    touched = tab.page.evaluate("Object.fromEntries(touched)")
+    old = {key: n for key, n in touched.items() if key.startswith("m") and key[1:].isdigit()}
+    assert max(touched.values()) > 20  # the reply as it streamed
+    assert max(old.values(), default=0) <= 8, old  # drawn anew when a reply begins and ends, if at all
+    tab.reload()
+    assert tab.messages.count() == MANY + 2

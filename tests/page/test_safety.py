@@ -1,0 +1,73 @@
+"""Nothing that a model or a file says runs or leaves this machine; the key is asked for once."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.page.browser import Tab, saying
+from tests.server.api.test_page import HOSTILE
+
+REPLIES = ("\n\n".join(HOSTILE[: len(HOSTILE) // 2]), "\n\n".join(HOSTILE[len(HOSTILE) // 2 :]))
+"""Every attack that the renderer is tested with, in replies of the model."""
+
+RAN = "() => { window.alert = () => { document.body.dataset.ran = '1'; }; }"
+
+
+@pytest.mark.parametrize("reply", REPLIES)
+def test_a_hostile_reply_runs_nothing_and_asks_for_nothing(tab: Tab, reply: str) -> None:
+    tab.page.evaluate(RAN)
+    tab.say("Attack me.", saying(reply))
+    tab.until(lambda: tab.replies.last.locator("p").count() > 3)
+    title, address = tab.page.title(), tab.page.url
+    for link in tab.replies.last.locator("a").all():
+        assert link.get_attribute("rel") == "noopener noreferrer nofollow"
+        assert not (link.get_attribute("href") or "").lower().strip().startswith(("javascript", "data", "vbscript"))
+        link.hover()
+    assert not tab.replies.last.locator("script, style, iframe, base, svg, [onload], [onerror], [onclick]").count()
+    tab.reload()
+    tab.page.evaluate(RAN)
+    assert tab.page.evaluate("document.body.dataset.ran") is None
+    assert (tab.page.title(), tab.page.url) == (title, address)
+    tab.check()  # requests to anywhere else are problems, and so is what the policy had to stop
+
+
+def test_the_policy_stops_what_the_renderer_would_let_through(tab: Tab) -> None:
+    """As if harmless HTML had not been harmless: the second wall stands by itself."""
+    tab.expected += ["policy: ", "Content Security Policy", "violates the following", "Refused to", "status of 404"]
+    tab.page.evaluate(RAN)
+    evil = (
+        "<img src=x onerror=alert(1)><img src=http://tracker.example/a.png><iframe src=http://tracker.example></iframe>"
+        "<style>@import 'http://tracker.example/b.css'</style><p style='background:url(http://tracker.example/c)'>x</p>"
+        "<form action=http://tracker.example/d><button id=evil>go</button></form><base href=http://tracker.example/>"
+    )
+    tab.page.evaluate("(evil) => { document.querySelector('#messages').innerHTML = evil; }", evil)
+    tab.page.evaluate(
+        "const s = document.createElement('script'); s.textContent = 'alert(2)'; document.body.append(s);"
+    )
+    tab.page.locator("#evil").click(no_wait_after=True)
+    tab.page.wait_for_timeout(200)
+    assert tab.page.evaluate("document.body.dataset.ran") is None
+    asked = [request.url for request in tab.requests if "tracker.example" in request.url]
+    assert len(asked) <= 4  # named in the page's console, and refused before anything was sent
+    for request in tab.requests:
+        if "tracker.example" in request.url:
+            assert request.failure, request.url
+            tab.problems.remove(f"request to {request.url}")
+    assert tab.page.url == tab.url
+
+
+def test_a_page_of_another_origin_learns_nothing(tab: Tab) -> None:
+    tab.expected += ["CORS", "Failed to load resource", "status of 40[03]", "elsewhere.example"]
+    tab.page.route("http://elsewhere.example/", lambda route: route.fulfill(body="<p>x", content_type="text/html"))
+    tab.page.goto("http://elsewhere.example/")
+    found = tab.page.evaluate(
+        """async (url) => {
+          const answers = [];
+          for (const [path, options] of [["cache", {}], ["slots", {}], ["cache", { method: "DELETE" }],
+              ["cache/pin", { method: "POST", body: "{}" }]])
+            answers.push(await fetch(url + path, options).then((answer) => answer.status, () => "refused"));
+          return answers;
+        }""",
+        tab.url,
+    )
+    assert set(found) <= {"refused", 403}, found

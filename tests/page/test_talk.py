@@ -1,0 +1,239 @@
+"""A conversation in the browser, from its first message to its branches."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.page.browser import Tab, saying
+
+FACTS = "My name is Ada and the code of the north door is 4711."
+
+
+def manual(of: str, n_rules: int = 80) -> str:
+    """A system prompt of some 1,000 tokens that shares nothing with those of other tests."""
+    return f"You are the keeper of the manual of {of}. " + " ".join(
+        f"Rule {i}: valve {i * 7 % 97} of {of} opens at noon." for i in range(1, n_rules)
+    )
+
+
+def numbers(text: str) -> list[int]:
+    """The whole numbers in front of the words of a legend."""
+    return [int(part.replace(",", "")) for part in text.split() if part.replace(",", "").isdigit()]
+
+
+def test_from_the_first_message_to_the_last_token(tab: Tab) -> None:
+    assert tab.page.get_by_role("heading", name="What shall we talk about?").is_visible()
+    first = tab.say(FACTS)
+    assert tab.texts() == [FACTS, "Noted: your name is Ada; the code of the north door is 4711."]
+    legend = tab.replies.last.locator(".legend").inner_text()
+    assert f"{first['prompt_n']} read in" in legend
+    assert f"{first['predicted_n']} written in" in legend
+    assert "tokens/s" in legend
+    assert tab.replies.last.locator(".bar").get_attribute("aria-label") == (
+        f"0 restored, {first['prompt_n']} evaluated, {first['predicted_n']} generated"
+    )
+    assert tab.page.title() == f"{FACTS} · pyctl"
+    assert tab.page.locator("#list .current").inner_text().startswith(FACTS)
+    assert tab.announced() == "Reply complete"
+    together = sum(first[name] for name in ("cache_n", "prompt_n", "predicted_n"))
+    assert tab.page.locator("#context").inner_text() == f"{together:,} of 16,384 tokens"
+
+    second = tab.say("What is the code of the north door?")
+    assert "4711" in tab.texts()[-1]
+    legend = tab.replies.last.locator(".legend").inner_text()
+    assert second["cache_n"] > 0
+    assert f"{second['cache_n']} restored from live" in legend
+    assert f"{second['prompt_n']} read in" in legend
+    if "draft_n" in second:
+        assert f"{second['draft_n_accepted']} of {second['draft_n']} drafted" in legend
+    assert tab.page.locator("#text").input_value() == ""
+
+
+def test_stop_keeps_what_was_said_and_frees_the_server(tab: Tab) -> None:
+    tab.begin("Say it often.", {"grammar": 'root ::= ("again and " ){1500}', "max_tokens": -1})
+    tab.until(lambda: "again and " * 6 in tab.texts()[-1])
+    stop = tab.page.get_by_role("button", name="Stop")
+    stop.click()
+    tab.until_idle()
+    said = tab.texts()[-1]
+    assert said.startswith("again and again")
+    assert len(said) < 30_000
+    tab.until(lambda: not any(slot["is_processing"] for slot in tab.server("slots")))
+    assert not tab.page.locator(".message .error").count()
+    tab.reload()
+    assert tab.texts() == ["Say it often.", said]
+
+
+def test_escape_stops_too(tab: Tab) -> None:
+    tab.begin("Say it often!", {"grammar": 'root ::= ("and again " ){1500}', "max_tokens": -1})
+    tab.page.wait_for_selector(".message.busy .tail:not(:empty)")
+    tab.page.keyboard.press("Escape")
+    tab.until_idle()
+    assert tab.texts()[-1].startswith("and")
+    assert not tab.page.locator(".message .error").count()
+
+
+def test_an_edited_message_is_a_branch_that_resumes_from_what_both_share(tab: Tab) -> None:
+    tab.configure(system=manual("branches"))
+    tab.page.get_by_role("button", name="New chat").click()
+    tab.say(FACTS)
+    whole = tab.say("What is my name?")
+    second = tab.page.locator(".message.user").nth(1)
+    second.hover()
+    second.get_by_role("button", name="Edit message").click()
+    field = second.get_by_role("textbox", name="Message")
+    assert field.input_value() == "What is my name?"
+    field.fill("What is the code of the north door?")
+    with tab.page.expect_response("**/v1/chat/completions") as asked:
+        second.get_by_role("button", name="Ask in a new branch").click()
+    edited = tab.timings(asked.value)
+    assert edited["cache_n"] > 1000
+    assert edited["prompt_n"] < 40
+    restored = numbers(tab.replies.last.locator(".legend").inner_text())[0]
+    assert restored == edited["cache_n"]
+    assert "4711" in tab.texts()[-1]
+    branch = tab.page.locator(".message.user").nth(1)
+    assert "2/2" in branch.locator(".branch").inner_text()
+    assert branch.get_by_role("button", name="Next branch").is_disabled()
+
+    branch.get_by_role("button", name="Previous branch").click()
+    assert tab.texts()[2] == "What is my name?"
+    assert "Ada" in tab.texts()[3]
+    assert f"{whole['predicted_n']} written" in tab.replies.last.locator(".legend").inner_text()
+    tab.reload()
+    assert tab.texts()[2] == "What is my name?"
+    tab.page.locator(".message.user").nth(1).get_by_role("button", name="Next branch").click()
+    assert "4711" in tab.texts()[-1]
+
+    again = tab.act(tab.replies.last.get_by_role("button", name="Regenerate reply"))
+    assert again["prompt_n"] < 40
+    assert "2/2" in tab.replies.last.locator(".branch").inner_text()
+    assert tab.texts()[2] == "What is the code of the north door?"
+
+
+def test_a_long_prompt_shows_how_far_it_is(tab: Tab) -> None:
+    long = " ".join(f"The {i * 7919 % 1000}th lamp of hall {i} is lit." for i in range(150))
+    tab.begin(long)
+    progress = tab.page.locator(".message.busy progress")
+    progress.wait_for()
+    seen = set()
+    while progress.count():
+        text = tab.page.evaluate("document.querySelector('.message.busy .stats')?.innerText ?? ''")
+        seen.add(text)
+    tab.until_idle()
+    assert any("to read, about" in text and text.endswith("left") for text in seen), seen
+    assert tab.replies.last.locator(".bar").is_visible()
+
+
+def test_reasoning_is_folded_with_its_time(tab: Tab) -> None:
+    tab.configure(thinking="on")
+    tab.say("Is it noon?", saying("The clock says twelve.\n</think>\n\nYes, it is noon."))
+    assert tab.texts()[-1] == "Yes, it is noon."
+    details = tab.replies.last.locator(".think details")
+    assert details.get_attribute("open") is None
+    assert details.locator("summary").inner_text().startswith("Thought for ")
+    assert not details.locator(".thought").is_visible()
+    details.locator("summary").click()
+    assert details.locator(".thought").inner_text().strip() == "The clock says twelve."
+    tab.reload()
+    assert tab.replies.last.locator("summary").inner_text().startswith("Thought for ")
+
+
+def test_tool_calls_can_be_read(tab: Tab) -> None:
+    tool = {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "Weather of a town",
+            "parameters": {
+                "type": "object",
+                "properties": {"town": {"type": "string", "enum": ["Kiel <b>"]}},
+                "required": ["town"],
+            },
+        },
+    }
+    tab.say("How is the weather in Kiel?", {"tools": [tool], "tool_choice": "required", "max_tokens": 200})
+    call = tab.replies.last.locator(".call")
+    assert call.locator("summary").inner_text() == "Calls weather"
+    assert json.loads(call.locator("pre").inner_text()) == {"town": "Kiel <b>"}
+    tab.reload()
+    assert json.loads(tab.replies.last.locator(".call pre").inner_text()) == {"town": "Kiel <b>"}
+
+
+def test_where_a_prompt_differed_is_said_in_words(tab: Tab) -> None:
+    rules = manual("misses", 84)
+    tab.configure(system=rules.replace("Rule 79:", "Rule 79 (Monday):"))
+    tab.page.get_by_role("button", name="New chat").click()
+    tab.say(FACTS)
+    tab.configure(system=rules.replace("Rule 79:", "Rule 79 (Tuesday):"))
+    tab.page.get_by_role("button", name="New chat").click()
+    tab.say(FACTS)
+    miss = tab.replies.last.locator(".miss")
+    assert "(Monday)" in miss.locator("del").inner_text()
+    assert "(Tuesday)" in miss.locator("ins").inner_text()
+
+
+def test_text_files_go_along(tab: Tab) -> None:
+    with tab.page.expect_file_chooser() as choosing:
+        tab.page.get_by_role("button", name="Attach").click()
+    files = [
+        {"name": "door.txt", "mimeType": "text/plain", "buffer": b"The code of the south door is 9317."},
+        {"name": "b.md", "mimeType": "text/markdown", "buffer": "# Ümläut".encode()},
+    ]
+    choosing.value.set_files(files)
+    tab.page.get_by_role("button", name="Remove b.md").click()
+    with tab.page.expect_request("**/v1/chat/completions") as asked:
+        tab.say("What is the code of the south door?")
+    sent = json.loads(asked.value.post_data or "")["messages"][-1]["content"]
+    assert "9317" in sent
+    assert "door.txt" in sent
+    assert "mläut" not in sent
+    assert "9317" in tab.texts()[-1]
+    details = tab.messages.first.locator("details.file")
+    assert details.locator("summary").inner_text().startswith("door.txt")
+    tab.reload()
+    assert tab.messages.first.locator("details.file").count() == 1
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.bin"])
+def test_a_file_that_is_no_text_is_refused_in_words(tab: Tab, name: str) -> None:
+    with tab.page.expect_file_chooser() as choosing:
+        tab.page.get_by_role("button", name="Attach").click()
+    choosing.value.set_files([{"name": name, "mimeType": "", "buffer": bytes(range(256))}])
+    tab.until(lambda: name in tab.noticed())
+    assert not tab.page.locator("#files .chip").count()
+
+
+def test_code_is_copied(tab: Tab) -> None:
+    tab.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    code = "def f(x):\n    return x < 2\n"
+    tab.say("Some code, please.", saying(f"Here:\n\n```python\n{code}```\n\nDone."))
+    tab.page.get_by_role("button", name="Copy", exact=True).click()
+    assert tab.page.evaluate("navigator.clipboard.readText()") == code
+    tab.replies.last.get_by_role("button", name="Copy message").click()
+    assert tab.page.evaluate("navigator.clipboard.readText()").startswith("Here:\n\n```python")
+
+
+def test_two_tabs_of_one_browser_lose_nothing(tab: Tab) -> None:
+    """What one tab wrote is there in the other one after a reload, and neither overwrites the other's."""
+    tab.say("First tab.", saying("One."))
+    other = tab.context.new_page()
+    other.goto(tab.url)
+    other.wait_for_selector("body[data-ready]")
+    other.get_by_role("button", name="New chat").click()
+    other.fill("#text", "Second tab.")
+    other.press("#text", "Enter")
+    other.wait_for_selector(".message.assistant .bar")
+    tab.say("First tab again.", saying("Two."))
+    tab.reload()
+    titles = tab.page.locator("#list .name").all_inner_texts()
+    assert {"First tab.", "Second tab."} <= set(titles)
+
+
+def test_the_server_stops_when_the_tab_is_closed(tab: Tab, server: object) -> None:
+    tab.begin("Say it on and on.", {"grammar": 'root ::= ("on and " ){1500}', "max_tokens": -1})
+    tab.page.wait_for_selector(".message.busy .tail:not(:empty)")
+    tab.page.close()
+    tab.until(lambda: not any(slot["is_processing"] for slot in tab.server("slots")))
