@@ -9,6 +9,7 @@
 
 #include "held_rows.h"
 #include "layout.h"
+#include "row_memory.h"
 #include "row_positions.h"
 #include "transfer.h"
 
@@ -19,23 +20,9 @@
 #include <stdexcept>
 #include <vector>
 
-// There are too few free cells for what was asked; nothing has changed.
-struct out_of_cells : std::runtime_error {
-    using std::runtime_error::runtime_error;
-};
-
-// Rows [first, last) out of the saved block of `size` bytes at `data`; or out of held rows, if `held` is not 0.
-struct row_span {
-    const uint8_t *   data;
-    size_t            size;
-    int64_t           first;
-    int64_t           last;
-    held_rows::handle held = 0;
-};
-
 // Checks positions and sizes before it touches the cache and throws std::invalid_argument; the sequence is unchanged
 // then. Copies may be on their way when a function returns, see transfer.h. Sequence ids are the caller's to check.
-class attention_rows {
+class attention_rows : public row_memory {
 public:
     // `cache` and `copies` must outlive this; `hash` is that of the whole memory's layout, which blocks carry. With
     // `defers`, the library learns of dropped rows in `reserve`, without which nothing may be evaluated then: so those
@@ -43,52 +30,53 @@ public:
     attention_rows(llama_kv_cache & cache, const row_layout & layout, uint64_t hash, transfer & copies, bool defers);
 
     // How many rows `seq` has.
-    int64_t end_of(llama_seq_id seq) const;
+    int64_t end_of(llama_seq_id seq) const override;
 
     // The position of row n of `seq`, or of what comes after the last one.
-    int64_t position(llama_seq_id seq, int64_t n) const { return positions_of(seq).position(n); }
+    int64_t position(llama_seq_id seq, int64_t n) const override { return positions_of(seq).position(n); }
 
     // The last `count` rows of `seq`, which the library evaluated at one position, belong to an image with so many columns.
-    void add_image(llama_seq_id seq, int64_t columns, int64_t count);
+    void add_image(llama_seq_id seq, int64_t columns, int64_t count) override;
 
     // Bytes of the block that holds rows [p0, p1), which no file can have if p1 is beyond `last_position`: that throws.
-    size_t size(int64_t p0, int64_t p1) const;
+    size_t size(int64_t p0, int64_t p1) const override;
 
     // Rows [p0, p1) of `seq` into a block of exactly `size(p0, p1)` bytes.
-    void save(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size);
+    void save(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size) override;
 
     // Appends the rows of `spans`, which follow each other from p0 on, to `seq`, which ends at p0. What was held is
     // held where the sequence has it then. Or out_of_cells.
-    void load(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans);
+    void load(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) override;
 
     // Drops the rows from n on; std::invalid_argument inside an image.
-    void truncate(llama_seq_id seq, int64_t n);
+    void truncate(llama_seq_id seq, int64_t n) override;
 
     // Rows [p0, p1) of `seq` stay until they are released; no byte is moved for that.
-    held_rows::handle hold(llama_seq_id seq, int64_t p0, int64_t p1);
-    void              release(held_rows::handle rows);
+    bool              can_hold() const override { return true; }
+    held_rows::handle hold(llama_seq_id seq, int64_t p0, int64_t p1) override;
+    void              release(held_rows::handle rows) override;
 
     // As `save`, from rows that are held.
-    void fetch(held_rows::handle rows, int64_t p0, int64_t p1, uint8_t * out, size_t size);
+    void fetch(held_rows::handle rows, int64_t p0, int64_t p1, uint8_t * out, size_t size) override;
 
     // How many of these cells no sequence has, and nothing else that is held; 0 of what was released.
-    int64_t n_own(held_rows::handle rows, int64_t p0, int64_t p1) const;
+    int64_t n_own(held_rows::handle rows, int64_t p0, int64_t p1) const override;
 
     // Cells that neither a sequence nor held rows have. Counted once between two changes.
-    int64_t n_free() const;
+    int64_t n_free() const override;
 
     // Cells that held rows have and no sequence.
-    int64_t n_held() const;
+    int64_t n_held() const override;
 
     // Makes sure that the next evaluation, of n tokens, finds no held row in the cells that it takes; `in_parts` if the
     // library may divide it. What was dropped is settled. Else out_of_cells: for one in parts possibly with up to 2 n free ones.
-    void reserve(int64_t n, bool in_parts);
+    void reserve(int64_t n, bool in_parts) override;
 
     // Lets the library know what was dropped. Whoever asks it for anything of a sequence calls this before.
-    void settle();
+    void settle() override;
 
     // Somebody else drops the rows of `seq` from n on: tells from which position, -1 inside an image.
-    llama_pos cut(llama_seq_id seq, int64_t n);
+    llama_pos cut(llama_seq_id seq, int64_t n) override;
 
 private:
     // `count` pieces of one token's `row` bytes each, a `stride` apart on the device: tensors of the same kind that lie

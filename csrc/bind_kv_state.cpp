@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <deque>
+#include <string>
 #include <tuple>
 #include <utility>
 #include <variant>
@@ -44,8 +45,8 @@ constexpr size_t most_in_flight = 16, most_unseen = 2;
 // the next call, for there may never be one to `finish`.
 class bound_state {
 public:
-    bound_state(uintptr_t ctx, llama_seq_id seq, size_t lag, bool marks, bool defers)
-        : state(reinterpret_cast<llama_context *>(ctx), seq, host_arena::instance(), lag, marks, defers) {}
+    bound_state(uintptr_t ctx, llama_seq_id seq, size_t lag, bool marks, bool defers, const store_settings * own_rows = nullptr)
+        : state(reinterpret_cast<llama_context *>(ctx), seq, host_arena::instance(), lag, marks, defers, own_rows) {}
 
     ~bound_state() { state.finish(); }
 
@@ -150,17 +151,27 @@ public:
         return sum;
     }
 
-private:
-    struct flight {
-        copy_progress::ticket        ticket;
-        std::vector<py::buffer_info> buffers;
-    };
-
+protected:
     // The copies touch no Python object; whoever calls keeps the buffers alive.
     template <typename F> static void without_gil(const F & function) {
         const py::gil_scoped_release release;
         function();
     }
+
+    // Lets go of what has been copied.
+    void release() {
+        while (!in_flight.empty() && state.progress().is_complete(in_flight.front().ticket)) {
+            in_flight.pop_front();
+        }
+    }
+
+    kv_state state;
+
+private:
+    struct flight {
+        copy_progress::ticket        ticket;
+        std::vector<py::buffer_info> buffers;
+    };
 
     template <typename F> void copy(py::buffer_info && info, const F & function) {
         uint8_t * const              data = data_of(info);
@@ -190,15 +201,47 @@ private:
         }
     }
 
-    // Lets go of what has been copied.
-    void release() {
-        while (!in_flight.empty() && state.progress().is_complete(in_flight.front().ticket)) {
-            in_flight.pop_front();
-        }
+    std::deque<flight> in_flight;  // in the order of the copies
+};
+
+// The same with rows that are not in the context.
+class bound_store : public bound_state {
+public:
+    bound_store(uintptr_t ctx, int64_t n_ctx, const std::vector<size_t> & resident, llama_seq_id seq, bool marks, size_t lag,
+                size_t stages)
+        : bound_store(ctx, store_settings{ n_ctx, resident, stages }, seq, marks, lag) {}
+
+    int decode(uintptr_t batch) {
+        int code = 0;
+        without_gil([&] { code = state.store().decode(*reinterpret_cast<const llama_batch *>(batch)); });
+        release();
+        return code;
     }
 
-    kv_state           state;
-    std::deque<flight> in_flight;  // in the order of the copies
+    std::vector<std::tuple<std::string, size_t, size_t, bool>> layers() const {
+        std::vector<std::tuple<std::string, size_t, size_t, bool>> found;
+        for (const auto & layer : state.store().info()) {
+            found.emplace_back(layer.name, layer.k_row, layer.v_row, layer.resident);
+        }
+        return found;
+    }
+
+    int64_t  n_rows() const { return state.store().end_of(0); }
+    size_t   device_bytes() const { return state.store().device_bytes(); }
+    size_t   stage_bytes() const { return state.store().stage_bytes(); }
+    size_t   host_bytes() const { return state.store().host_bytes(); }
+    uint64_t streamed_bytes() const { return state.store().streamed_bytes(); }
+    double   wait_ms() const { return state.store().waited_ms(); }
+
+    double copy_rate() {
+        double rate = 0.0;
+        without_gil([&] { rate = state.store().copy_rate(); });
+        return rate;
+    }
+
+private:
+    bound_store(uintptr_t ctx, const store_settings & settings, llama_seq_id seq, bool marks, size_t lag)
+        : bound_state(ctx, seq, lag, marks, false, &settings) {}
 };
 
 }  // namespace
@@ -236,4 +279,17 @@ void register_kv_state(py::module_ & m) {
         .def("cut", &bound_state::cut, py::arg("seq"), py::arg("n"))
         .def("clear", &bound_state::clear, py::arg("seq"))
         .def("finish", &bound_state::finish);
+    py::class_<bound_store, bound_state>(m, "RowStore")
+        .def(py::init<uintptr_t, int64_t, std::vector<size_t>, llama_seq_id, bool, size_t, size_t>(), py::arg("ctx"),
+             py::arg("n_ctx"), py::arg("resident"), py::arg("seq") = 0, py::arg("marks") = false, py::arg("lag") = 0,
+             py::arg("stages") = 2)
+        .def("decode", &bound_store::decode, py::arg("batch"))
+        .def("copy_rate", &bound_store::copy_rate)
+        .def_property_readonly("layers", &bound_store::layers)
+        .def_property_readonly("n_rows", &bound_store::n_rows)
+        .def_property_readonly("device_bytes", &bound_store::device_bytes)
+        .def_property_readonly("stage_bytes", &bound_store::stage_bytes)
+        .def_property_readonly("host_bytes", &bound_store::host_bytes)
+        .def_property_readonly("streamed_bytes", &bound_store::streamed_bytes)
+        .def_property_readonly("wait_ms", &bound_store::wait_ms);
 }

@@ -3,9 +3,10 @@
 #include "llama-memory-recurrent.h"
 
 #include <stdexcept>
+#include <utility>
 
 kv_state::kv_state(llama_context * context, llama_seq_id seq, const host_arena & pinned, size_t lag, bool has_marks,
-                   bool defers)
+                   bool defers, const store_settings * own_rows)
     : ctx(context) {
     if (ctx == nullptr) {
         throw std::invalid_argument("the context is null");
@@ -16,7 +17,14 @@ kv_state::kv_state(llama_context * context, llama_seq_id seq, const host_arena &
     layout    = layout_of(ctx, parts, seq);
     recurrent = recurrent_memory_of(ctx);
     copies = std::make_unique<transfer>(ctx, layout.tensors(), layout.recurrent.regions(), pinned, lag);
-    if (parts.attention != nullptr) {
+    if (own_rows != nullptr) {
+        if (parts.attention == nullptr) {
+            throw std::runtime_error("this model's memory has no rows that could lie elsewhere");
+        }
+        auto elsewhere = std::make_unique<row_store>(ctx, *parts.attention, layout.rows, layout.hash, *copies, *own_rows);
+        pool           = elsewhere.get();
+        rows           = std::move(elsewhere);
+    } else if (parts.attention != nullptr) {
         rows = std::make_unique<attention_rows>(*parts.attention, layout.rows, layout.hash, *copies, defers);
     }
     if (parts.recurrent != nullptr) {
@@ -58,7 +66,7 @@ void kv_state::add_image(llama_seq_id seq, int64_t columns, int64_t count) {
     movable_rows().add_image(seq, columns, count);
 }
 
-attention_rows & kv_state::movable_rows() const {
+row_memory & kv_state::movable_rows() const {
     if (rows == nullptr) {
         throw std::invalid_argument("this model's memory has no rows that could be moved on their own");
     }
@@ -193,8 +201,8 @@ void kv_state::rewind(llama_seq_id seq, int64_t n) {
         clear(seq);
         return;
     }
-    attention_rows & rows = movable_rows();
-    mark_of(seq)          = -1;
+    row_memory & rows = movable_rows();
+    mark_of(seq)      = -1;
     rows.truncate(seq, n);
 }
 

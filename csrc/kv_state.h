@@ -10,6 +10,7 @@
 #include "block.h"
 #include "host_arena.h"
 #include "layout.h"
+#include "row_store.h"
 #include "sequence_state.h"
 #include "transfer.h"
 
@@ -25,9 +26,9 @@ public:
     // `seq` must hold at least one token: the layout is read from what the library writes for it. The context must
     // outlive this, and so must `pinned`, where buffers may come from. `lag` is for tests, see transfer.h. With `marks`
     // there is room on the device for a state of each sequence, where the memory has states that can be moved. For
-    // `defers` see attention_rows.h.
+    // `defers` see attention_rows.h. With `own_rows` these are not in the context, see row_store.h.
     kv_state(llama_context * ctx, llama_seq_id seq, const host_arena & pinned, size_t lag = 0, bool marks = false,
-             bool defers = false);
+             bool defers = false, const store_settings * own_rows = nullptr);
 
     memory_kind         kind() const { return parts.kind; }
     const std::string & layout_text() const { return layout.text; }
@@ -43,8 +44,8 @@ public:
     void   save_rows(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size);
     void   load_rows(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans);
 
-    // Rows that stay on the device, see attention_rows.h.
-    bool              can_hold() const { return rows != nullptr; }
+    // Rows that stay on the device, see row_memory.h.
+    bool              can_hold() const { return rows != nullptr && rows->can_hold(); }
     held_rows::handle hold(llama_seq_id seq, int64_t p0, int64_t p1);
     void              release(held_rows::handle held);
     void              fetch(held_rows::handle held, int64_t p0, int64_t p1, uint8_t * out, size_t size);
@@ -73,6 +74,10 @@ public:
     bool is_async() const { return copies->is_async(); }
     void finish() { copies->finish(); }
 
+    // The rows that are not in the context; there have to be such.
+    row_store &       store() { return *pool; }
+    const row_store & store() const { return *pool; }
+
     // How far the copies have come that were started so far.
     copy_progress & progress() { return copies->progress(); }
 
@@ -81,7 +86,7 @@ private:
     int64_t          end_of(llama_seq_id seq) const;
     int64_t          position_after(llama_seq_id seq, int64_t n) const;
     void             wipe(llama_seq_id seq);
-    attention_rows & movable_rows() const;
+    row_memory &     movable_rows() const;
     sequence_state & own_state() const;
     int64_t &        mark_of(llama_seq_id seq);
 
@@ -90,7 +95,8 @@ private:
     memory_layout                   layout;
     llama_memory_recurrent *        recurrent;  // also where it is no part of its own
     std::unique_ptr<transfer>       copies;
-    std::unique_ptr<attention_rows> rows;   // null for kind opaque
+    std::unique_ptr<row_memory>     rows;   // null for kind opaque
+    row_store *                     pool = nullptr;  // the rows, if they are not in the context
     std::unique_ptr<sequence_state> state;  // null for kind attention
     std::vector<int64_t>            marks;  // of each sequence, -1 for none
 };

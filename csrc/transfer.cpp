@@ -35,6 +35,9 @@ ggml_backend_t backend_of(ggml_backend_sched_t scheduler, ggml_backend_dev_t dev
 
 }  // namespace
 
+// Devices copy pieces in one call only if they lie less than this apart (CUDA: its largest pitch).
+constexpr size_t most_apart = size_t(INT32_MAX);
+
 ggml_backend_buffer_t buffer_of(const ggml_tensor * tensor) {
     return tensor->view_src != nullptr ? tensor->view_src->buffer : tensor->buffer;
 }
@@ -148,7 +151,8 @@ void transfer::each_contiguous(const copy_region & region, const uint8_t * host,
         const uint8_t * at   = host + i * region.pitch;
         const size_t    room = pinned.contiguous(at, (region.count - i - 1) * region.pitch + region.size);
         if (room >= region.size) {
-            const size_t whole = region.pitch > 0 ? std::min(region.count - i, (room - region.size) / region.pitch + 1) : 1;
+            const bool   joins = region.pitch > 0 && region.pitch <= most_apart && region.stride <= most_apart;
+            const size_t whole = joins ? std::min(region.count - i, (room - region.size) / region.pitch + 1) : 1;
             copy(i, whole, size_t(0), region.size);
             i += whole;
             continue;
@@ -345,6 +349,16 @@ void transfer::load(const copy_region & to, const uint8_t * src) {
             ggml_backend_tensor_set(to.tensor, in + j * to.pitch, offset + j * to.stride, size);
         }
     });
+}
+
+void transfer::put(const copy_region & to, const uint8_t * src) {
+    if (!lanes.empty()) {
+        ggml_backend_tensor_set_2d_async(lane_of(to.tensor).compute, to.tensor, src, to.offset, to.size, to.count, to.stride, to.pitch);
+        return;
+    }
+    for (size_t i = 0; i < to.count; ++i) {
+        ggml_backend_tensor_set(to.tensor, src + i * to.pitch, to.offset + i * to.stride, to.size);
+    }
 }
 
 void transfer::load_end() {

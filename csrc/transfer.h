@@ -71,6 +71,10 @@ public:
     void load(const copy_region & to, const uint8_t * src);
     void load_end();
 
+    // `src`, which may be changed when it returns unless it is pinned, goes to the tensors on the device's own stream: what is
+    // computed after this sees it, and nothing else waits.
+    void put(const copy_region & to, const uint8_t * src);
+
     // What has been computed, or will be by what is on its way, or was copied, goes from one place to another, which has as
     // many pieces of the same size; what is computed or copied after `move_end` sees it.
     void move_begin() { save_begin(); }

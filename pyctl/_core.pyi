@@ -196,6 +196,65 @@ class KVState:
     def finish(self) -> None:
         """Wait for all copies."""
 
+class RowStore(KVState):
+    """The same for one sequence, 0, whose rows lie in buffers of their own: up to ``n_ctx``, however few cells ``ctx`` has.
+
+    llama.cpp needs cells for a batch and one token more. Attention reads and writes here, to the same bits as with that
+    many cells; blocks are those of `KVState`. Layers are counted as blocks have them; ``resident`` ones have their rows
+    on the device, the others in host memory, from where they pass through ``stages`` buffers of a layer on the device
+    in each evaluation. Only `decode` evaluates; the sequence is cleared first. Rows cannot be held.
+
+    RuntimeError in one line for models that this cannot serve, and without memory.
+    """
+
+    def __init__(
+        self,
+        ctx: int,
+        n_ctx: int,
+        resident: Sequence[int],
+        seq: int = 0,
+        marks: bool = False,
+        lag: int = 0,
+        stages: int = 2,
+    ) -> None: ...
+    def decode(self, batch: int) -> int:
+        """Evaluate the llama_batch at this address, tokens that follow the rows; returns llama_decode's result.
+
+        Rows are there, and `n_rows` counts them, if it is 0. ValueError, or OutOfCells, before anything is evaluated;
+        RuntimeError if llama.cpp did not read and write rows as expected.
+        """
+
+    @property
+    def n_rows(self) -> int:
+        """Rows that the sequence holds."""
+
+    @property
+    def layers(self) -> list[tuple[str, int, int, bool]]:
+        """Of each attention layer: llama.cpp's name of its keys, bytes of a row of K and of V, whether it is resident."""
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of resident rows, stages, and the mask of a batch."""
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes of the stages."""
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of rows in host memory."""
+
+    @property
+    def streamed_bytes(self) -> int:
+        """Bytes that were copied into stages, ever."""
+
+    @property
+    def wait_ms(self) -> float:
+        """Milliseconds that evaluations waited for that, ever."""
+
+    def copy_rate(self) -> float:
+        """Bytes per second from host memory to a stage, measured now; 0 without stages."""
+
 class HiddenRows:
     """The rows that the context at address ``ctx`` makes of its tokens before it tells logits, shape (n, n_embd).
 

@@ -33,6 +33,7 @@ __all__ = [
     "LibraryLog",
     "NextnHead",
     "Pulse",
+    "RowStore",
     "allocate",
     "build_version",
     "captured_log",
@@ -110,6 +111,7 @@ HiddenRows = _core.HiddenRows
 HostBuffer = _core.HostBuffer
 KVState = _core.KVState
 NextnHead = _core.NextnHead
+RowStore = _core.RowStore
 Pulse = _core.Pulse
 
 # -- what llama.cpp says -----------------------------------------------------------------------------------------------

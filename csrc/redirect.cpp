@@ -1,0 +1,294 @@
+#include "redirect.h"
+
+#include "llama-context.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <stdexcept>
+#include <tuple>
+#include <utility>
+
+namespace {
+
+constexpr size_t   mask_element   = 2;       // f16
+constexpr uint16_t hidden         = 0xfc00;  // minus infinity; what is visible is zero
+constexpr size_t   pattern_bytes  = size_t(1) << 20;
+constexpr int64_t  pattern_column = 1024;  // columns that are filled at a time
+
+buffer_handle allocate(ggml_backend_buffer_type_t type, size_t size) {
+    buffer_handle buffer(ggml_backend_buft_alloc_buffer(type, size));
+    if (buffer == nullptr) {
+        throw std::runtime_error("no room for " + std::to_string(size) + " bytes in " + ggml_backend_buft_name(type));
+    }
+    return buffer;
+}
+
+ggml_tensor whole(const buffer_handle & buffer) {
+    ggml_tensor all{};
+    all.buffer = buffer.get();
+    all.data   = ggml_backend_buffer_get_base(buffer.get());
+    return bytes_of(&all, 0, ggml_backend_buffer_get_size(buffer.get()));
+}
+
+const ggml_tensor * root_of(const ggml_tensor * tensor) {
+    return tensor->view_src != nullptr ? tensor->view_src : tensor;
+}
+
+}  // namespace
+
+ggml_backend_buffer_type_t redirect::host_type_beside(ggml_backend_buffer_type_t type) {
+    ggml_backend_dev_t         device = ggml_backend_buft_get_device(type);
+    ggml_backend_buffer_type_t host   = device != nullptr ? ggml_backend_dev_host_buffer_type(device) : nullptr;
+    return host != nullptr ? host : ggml_backend_cpu_buffer_type();
+}
+
+redirect::redirect(llama_context * ctx, const row_layout & rows, transfer & copies, int64_t n_rows, int64_t n_tokens,
+                   std::function<void(size_t)> after)
+    : ctx(ctx), copies(copies), n_rows(n_rows), n_tokens(n_tokens), after(std::move(after)), n_layers(rows.k.size()),
+      positions(static_cast<size_t>(n_tokens)), mask_at(static_cast<size_t>(n_tokens), 0), views(rows.k.size()) {
+    for (size_t i = 0; i < n_layers; ++i) {
+        k_of[root_of(rows.k[i].tensor)] = i;
+        v_of[root_of(rows.v[i].tensor)] = i;
+    }
+    ggml_backend_buffer_type_t type = ggml_backend_buffer_get_type(buffer_of(rows.k[0].tensor));
+    mask_buffer    = allocate(type, static_cast<size_t>(n_rows * n_tokens) * mask_element);
+    index_buffer   = allocate(type, static_cast<size_t>(n_tokens) * sizeof(int64_t));
+    pattern_buffer = allocate(host_type_beside(type), 2 * pattern_bytes);
+    mask_bytes     = whole(mask_buffer);
+    index_bytes    = whole(index_buffer);
+    open_mask();
+    // The library hands its callback to the scheduler with each new graph; the last one may be used again before.
+    auto & params            = const_cast<llama_cparams &>(ctx->get_cparams());
+    params.cb_eval           = called;
+    params.cb_eval_user_data = this;
+    ggml_backend_sched_set_eval_callback(ctx->get_sched(), called, this);
+}
+
+redirect::~redirect() {
+    auto & params            = const_cast<llama_cparams &>(ctx->get_cparams());
+    params.cb_eval           = nullptr;
+    params.cb_eval_user_data = nullptr;
+    ggml_backend_sched_set_eval_callback(ctx->get_sched(), nullptr, nullptr);
+}
+
+size_t redirect::device_bytes() const {
+    return ggml_backend_buffer_get_size(mask_buffer.get()) + ggml_backend_buffer_get_size(index_buffer.get());
+}
+
+// -- the mask --------------------------------------------------------------------------------------------------------
+
+// Row i is that of token i of a batch: from column mask_at[i] + i + 1 on, everything is hidden.
+void redirect::open_mask() {
+    auto * patterns = static_cast<uint8_t *>(ggml_backend_buffer_get_base(pattern_buffer.get()));
+    auto * dark     = reinterpret_cast<uint16_t *>(patterns + pattern_bytes);
+    std::memset(patterns, 0, pattern_bytes);
+    std::fill(dark, dark + pattern_bytes / mask_element, hidden);
+
+    mask.type   = GGML_TYPE_F16;
+    mask.buffer = mask_buffer.get();
+    mask.data   = mask_bytes.data;
+    for (int64_t column = 0; column < n_rows; column += pattern_column) {
+        const int64_t width = std::min(pattern_column, n_rows - column);
+        for (int64_t row = 0; row < n_tokens;) {
+            const auto    fitting = static_cast<int64_t>(pattern_bytes / (static_cast<size_t>(width) * mask_element));
+            const int64_t n       = std::min(fitting, n_tokens - row);
+            const size_t  pitch   = static_cast<size_t>(width) * mask_element;
+            copies.put({ &mask_bytes, static_cast<size_t>(row * n_rows + column) * mask_element, pitch, static_cast<size_t>(n),
+                         static_cast<size_t>(n_rows) * mask_element, pitch },
+                       patterns + pattern_bytes);
+            row += n;
+        }
+    }
+    for (int64_t row = 0; row < n_tokens; ++row) {
+        const auto size = static_cast<size_t>(std::min(row + 1, n_rows)) * mask_element;
+        for (size_t at = 0; at < size; at += pattern_bytes) {
+            copies.put({ &mask_bytes, static_cast<size_t>(row * n_rows) * mask_element + at, std::min(size - at, pattern_bytes) },
+                       patterns);
+        }
+    }
+}
+
+// Columns [column + i, column + i + width) of rows [row, row + n), where i counts the rows from `row` on.
+void redirect::fill_mask(bool visible, int64_t row, int64_t n, int64_t column, int64_t width) {
+    const auto * patterns = static_cast<const uint8_t *>(ggml_backend_buffer_get_base(pattern_buffer.get()));
+    const size_t stride   = static_cast<size_t>(n_rows + 1) * mask_element;
+    for (int64_t done = 0; done < width; done += pattern_column) {
+        const size_t size = static_cast<size_t>(std::min(pattern_column, width - done)) * mask_element;
+        for (int64_t i = 0; i < n;) {
+            const int64_t count = std::min(static_cast<int64_t>(pattern_bytes / size), n - i);
+            const auto    from  = static_cast<size_t>((row + i) * n_rows + column + i + done) * mask_element;
+            copies.put({ &mask_bytes, from, size, static_cast<size_t>(count), stride, size },
+                       patterns + (visible ? 0 : pattern_bytes));
+            i += count;
+        }
+    }
+}
+
+// Makes the first n rows those of the tokens from position `to` on. Only what changes is written: between two batches
+// that is as many columns as the first one has tokens.
+void redirect::move_mask(int64_t to, int64_t n) {
+    for (int64_t row = 0; row < n;) {
+        const int64_t at  = mask_at[row];
+        int64_t       end = row;
+        while (end < n && mask_at[end] == at) {
+            mask_at[end++] = to;
+        }
+        if (at != to) {
+            fill_mask(at < to, row, end - row, std::min(at, to) + row + 1, std::abs(to - at));
+        }
+        row = end;
+    }
+    const int64_t n_read = std::min(n_rows, std::max(padding, (to + n + padding - 1) / padding * padding));
+    mask.ne[0]           = n_read;
+    mask.ne[1]           = n;
+    mask.ne[2] = mask.ne[3] = 1;
+    mask.nb[0]              = mask_element;
+    mask.nb[1]              = static_cast<size_t>(n_rows) * mask_element;
+    mask.nb[2] = mask.nb[3] = mask.nb[1] * static_cast<size_t>(n);
+}
+
+// -- one evaluation --------------------------------------------------------------------------------------------------
+
+void redirect::begin(int64_t from, int64_t to, const std::vector<place> & where) {
+    first  = from;
+    last   = to;
+    places = where;
+    failure.clear();
+    changed.clear();
+    stop_at.clear();
+    for (view & view : views) {
+        view.n_written = view.n_read = 0;
+    }
+    const int64_t n = last - first;
+    for (int64_t i = 0; i < n; ++i) {
+        positions[i] = first + i;
+    }
+    copies.put({ &index_bytes, 0, static_cast<size_t>(n) * sizeof(int64_t) },
+               reinterpret_cast<const uint8_t *>(positions.data()));
+    move_mask(first, n);
+    active = true;
+}
+
+std::string redirect::end() {
+    active = false;
+    for (const changed_node & entry : changed) {
+        // If the library has made another graph in the same memory, this node is not the one that was changed.
+        if (entry.node->src[1] == entry.given) {
+            *entry.node = entry.before;
+        }
+    }
+    changed.clear();
+    for (size_t i = 0; i < n_layers && failure.empty(); ++i) {
+        if (views[i].n_written != 2 || views[i].n_read != 1) {
+            fail("the attention of layer " + std::to_string(i) + " was not found");
+        }
+    }
+    return failure;
+}
+
+bool redirect::fail(const std::string & what) {
+    if (failure.empty()) {
+        failure = "this llama.cpp evaluates attention in a way that is not known: " + what;
+    }
+    return false;
+}
+
+bool redirect::called(ggml_tensor * node, bool ask, void * self) {
+    auto & redirect = *static_cast<class redirect *>(self);
+    if (!redirect.active || !redirect.failure.empty()) {
+        return !ask;
+    }
+    // Nothing may be thrown through the library.
+    try {
+        if (ask) {
+            return redirect.before(node);
+        }
+        const auto found = redirect.stop_at.find(node);
+        if (found != redirect.stop_at.end()) {
+            redirect.after(found->second);
+        }
+        return true;
+    } catch (const std::exception & error) {
+        return redirect.fail(error.what());
+    }
+}
+
+// Returns whether the computation has to stop after `node`.
+bool redirect::before(ggml_tensor * node) {
+    if (node->op == GGML_OP_SET_ROWS) {
+        write(node);
+    } else if (node->op == GGML_OP_FLASH_ATTN_EXT) {
+        return read(node);
+    }
+    return false;
+}
+
+void redirect::remember(ggml_tensor * node, const ggml_tensor & before) {
+    changed.push_back({ node, before, node->src[1] });
+}
+
+void redirect::write(ggml_tensor * node) {
+    const auto k = k_of.find(node->view_src), v = v_of.find(node->view_src);
+    if (k == k_of.end() && v == v_of.end()) {
+        return;
+    }
+    const size_t        layer  = k != k_of.end() ? k->second : v->second;
+    const ggml_tensor * target = k != k_of.end() ? places[layer].k : places[layer].v;
+    const ggml_tensor * rows   = node->src[1];
+    const int64_t       n      = last - first;
+    if (rows == nullptr || rows->type != GGML_TYPE_I64 || ggml_nelements(rows) != n || node->src[0]->ne[1] != n ||
+        node->ne[2] != 1 || node->ne[3] != 1) {
+        fail("rows of layer " + std::to_string(layer) + " are written in another shape");
+        return;
+    }
+    const ggml_tensor before = *node;
+    index        = *rows;
+    index.buffer = index_buffer.get();
+    index.data   = index_bytes.data;
+    index.view_src = nullptr;
+    node->buffer = target->buffer;
+    node->data   = target->data;
+    node->ne[1]  = n_rows;
+    node->nb[2] = node->nb[3] = node->nb[1] * static_cast<size_t>(n_rows);
+    node->src[1]              = &index;
+    ++views[layer].n_written;
+    remember(node, before);
+}
+
+bool redirect::read(ggml_tensor * node) {
+    const auto k = k_of.find(node->src[1]->view_src), v = v_of.find(node->src[2]->view_src);
+    if (k == k_of.end() || v == v_of.end() || k->second != v->second) {
+        return false;
+    }
+    const size_t  layer = k->second;
+    view &        view  = views[layer];
+    const int64_t n     = last - first;
+    float         bias  = 0.0f;
+    std::memcpy(&bias, node->op_params + 1, sizeof(bias));
+    const ggml_tensor * hidden_part = node->src[3];
+    if (hidden_part == nullptr || hidden_part->type != GGML_TYPE_F16 || hidden_part->ne[1] != n || hidden_part->ne[2] != 1 ||
+        hidden_part->ne[3] != 1 || node->src[0]->ne[1] != n || node->src[1]->ne[3] != 1 || bias != 0.0f) {
+        return fail("attention of layer " + std::to_string(layer) + " reads in another shape");
+    }
+    const ggml_tensor before = *node;
+    for (auto [own, source, target] : { std::tuple(&view.k, node->src[1], places[layer].k),
+                                        std::tuple(&view.v, node->src[2], places[layer].v) }) {
+        *own          = *source;
+        own->buffer   = target->buffer;
+        own->data     = target->data;
+        own->view_src = nullptr;
+        own->ne[1]    = mask.ne[0];
+        own->nb[3]    = own->nb[1] * static_cast<size_t>(n_rows);
+    }
+    node->src[1]   = &view.k;
+    node->src[2]   = &view.v;
+    node->src[3]   = &mask;
+    ++view.n_read;
+    remember(node, before);
+    if (places[layer].stops) {
+        stop_at[node] = layer;
+    }
+    return places[layer].stops;
+}

@@ -1,0 +1,100 @@
+// Lets the attention of unmodified llama.cpp read and write rows that lie elsewhere than in its cache.
+//
+// The library asks its evaluation callback about each node before it is computed. What writes new rows into the cache gets
+// the place of ours and the rows' positions; what reads the cache gets ours, as long as they are, and a causal mask. Nodes
+// are found by the cache's tensors that they are views of, and have their own sources back after the evaluation, since
+// the library uses graphs again. Nothing is decided here: whoever owns the rows says where each layer's lie.
+#pragma once
+
+#include "ggml_handles.h"
+#include "layout.h"
+#include "transfer.h"
+
+#include "llama.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+class redirect {
+public:
+    // Where the rows of one layer lie, from position 0 on; `stops` if `after` is to be called when its attention is done.
+    struct place {
+        ggml_tensor * k;
+        ggml_tensor * v;
+        bool          stops;
+    };
+
+    // Installs itself in `ctx`, whose cache `rows` describes, for at most `n_rows` rows, a multiple of `padding`, and
+    // batches of `n_tokens`. `after` gets the number of a layer. All must outlive this, and the context's evaluations
+    // with it. std::runtime_error without memory.
+    redirect(llama_context * ctx, const row_layout & rows, transfer & copies, int64_t n_rows, int64_t n_tokens,
+             std::function<void(size_t)> after);
+    ~redirect();
+
+    redirect(const redirect &)             = delete;
+    redirect & operator=(const redirect &) = delete;
+
+    // The library computes attention over so many rows at a time.
+    static constexpr int64_t padding = 256;
+
+    // The host memory that is copied fastest to and from where `type` is.
+    static ggml_backend_buffer_type_t host_type_beside(ggml_backend_buffer_type_t type);
+
+    // The next evaluation is that of positions [first, last), with the rows of each layer at `places`.
+    void begin(int64_t first, int64_t last, const std::vector<place> & places);
+
+    // It is over. Returns what was wrong: empty if each layer has read and written its rows once.
+    std::string end();
+
+    // Bytes on the device.
+    size_t device_bytes() const;
+
+private:
+    // A node that was changed, and what it had before.
+    struct changed_node {
+        ggml_tensor * node;
+        ggml_tensor   before;
+        ggml_tensor * given;  // its second source now
+    };
+
+    // What one layer's attention reads in this evaluation.
+    struct view {
+        ggml_tensor k{}, v{};
+        int         n_written = 0;  // of K and V together
+        int         n_read    = 0;
+    };
+
+    static bool called(ggml_tensor * node, bool ask, void * self);
+
+    bool before(ggml_tensor * node);
+    void write(ggml_tensor * node);
+    bool read(ggml_tensor * node);
+    bool fail(const std::string & what);
+    void remember(ggml_tensor * node, const ggml_tensor & before);
+    void open_mask();
+    void fill_mask(bool visible, int64_t row, int64_t n_rows, int64_t column, int64_t width);
+    void move_mask(int64_t first, int64_t n);
+
+    llama_context *                                   ctx;
+    transfer &                                        copies;
+    int64_t                                           n_rows, n_tokens;
+    std::function<void(size_t)>                       after;
+    size_t                                            n_layers;
+    std::unordered_map<const ggml_tensor *, size_t>   k_of, v_of;  // the library's tensor -> layer
+    std::unordered_map<const ggml_tensor *, size_t>   stop_at;     // node -> layer
+    buffer_handle                                     mask_buffer, index_buffer, pattern_buffer;
+    ggml_tensor                                       mask_bytes{}, index_bytes{};
+    ggml_tensor                                       mask{}, index{};  // what nodes get, once for all
+    std::vector<int64_t>                              positions;        // of the tokens of the batch
+    std::vector<int64_t>                              mask_at;          // of each row of the mask: see move_mask
+    std::vector<view>                                 views;
+    std::vector<place>                                places;
+    std::vector<changed_node>                         changed;
+    int64_t                                           first = 0, last = 0;
+    bool                                              active = false;
+    std::string                                       failure;
+};

@@ -1,0 +1,363 @@
+"""Rows outside of llama.cpp's cache: logits, blocks and states are those of a full cache, to the bit."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from llama_cpp import llama_cpp as api
+
+from pyctl.cache.snapshot import Block
+from pyctl.engine.backend import SequenceTokens
+from pyctl.engine.llama import LlamaBackend, Loaded, load
+from pyctl.engine.llama.library import RowStore, checked
+from pyctl.engine.model_settings import ModelSettings
+from pyctl.errors import OutOfCellsError, StateError
+from pyctl.prompt import Tokens, as_tokens
+
+UBATCH = 96
+N = 600
+LAYOUTS = [(name, kv) for name in ("tiny-hybrid", "tiny-moe", "tiny-dense") for kv in ("f16", "q8_0", "q4_0")]
+ENDS = [96, 192, 240, 254, 255, 256, 257, 258, 354, 450, 500, 511, 514, 590, N]
+"""Ends of batches: some pass a multiple of 256 in the middle, and single tokens go up to one and past it."""
+
+
+def tokens_of(seed: int, n: int = N) -> Tokens:
+    return as_tokens(np.random.default_rng(seed).integers(0, 256, n))
+
+
+@dataclass
+class Store:
+    """Evaluates on a context of few cells, with the rows of a `RowStore`."""
+
+    backend: LlamaBackend
+
+    @property
+    def rows(self) -> RowStore:
+        """Nobody else has it, so it goes before the context does."""
+        return self.backend._memory
+
+    def evaluate(self, tokens: Tokens, start: int) -> np.ndarray:
+        batch = self.backend._batch
+        batch.fill(0, tokens, start)
+        code = checked(self.rows.decode, ctypes.addressof(batch.struct))
+        assert code == 0
+        self.backend._outputs = [len(tokens) - 1]
+        return self.backend.logits(0)
+
+    def run(self, tokens: Tokens, start: int = 0, ends: list[int] = ENDS) -> dict[int, np.ndarray]:
+        return run(self.evaluate, tokens, start, ends)
+
+    def resume(self, n: int, chain: list[tuple[Block, int, int]], state: Block) -> None:
+        """Hold the first ``n`` rows of ``chain``, of which the first are there already, and their state."""
+        kept = self.rows.n_rows
+        checked(self.rows.load_rows, 0, kept, [(rows, max(a, kept), b) for rows, a, b in chain if kept < b <= n])
+        if state.size:
+            checked(self.rows.load_state, 0, n, state)
+
+
+def run(
+    evaluate: Callable[[Tokens, int], np.ndarray], tokens: Tokens, start: int, ends: list[int]
+) -> dict[int, np.ndarray]:
+    found = {}
+    for end in ends:
+        if start < end <= len(tokens):
+            found[end] = evaluate(tokens[start:end], start)
+            start = end
+    return found
+
+
+def assert_same(found: dict[int, np.ndarray], wanted: dict[int, np.ndarray]) -> None:
+    assert found, "nothing was compared"
+    for end, logits in found.items():
+        assert np.isfinite(logits).all()
+        assert (logits == wanted[end]).all(), f"logits at {end} differ"
+
+
+@pytest.fixture(scope="module")
+def full(open_model: Callable[..., Loaded]) -> Callable[[str, str], LlamaBackend]:
+    """full("tiny-hybrid", "q8_0") -> an empty backend with all cells in llama.cpp."""
+
+    def get(name: str, kv: str) -> LlamaBackend:
+        backend = open_model(name, type_k=kv, type_v=kv, flash_attn="on", n_ctx=2048, n_ubatch=UBATCH).backend
+        backend.clear(0)
+        return backend
+
+    return get
+
+
+@pytest.fixture
+def store(model_path: Callable[[str], object]) -> Iterator[Callable[..., Store]]:
+    """store("tiny-hybrid", "q8_0", resident=[0]) -> an empty store, its context with just enough cells."""
+    opened: list[LlamaBackend] = []
+
+    def get(
+        name: str,
+        kv: str = "f16",
+        *,
+        resident: list[int],
+        n_ctx: int = 1000,
+        stages: int = 2,
+        marks: bool = False,
+        lag: int = 0,
+        **fields: object,
+    ) -> Store:
+        chosen = {"flash_attn": "on", "n_ctx": 256, "n_ubatch": UBATCH, "n_threads": 1, **fields}
+        backend = load(ModelSettings(path=str(model_path(name)), type_k=kv, type_v=kv, **chosen)).backend
+        opened.append(backend)
+        backend.evaluate(0, as_tokens([1]), 0)
+        address = ctypes.cast(backend._ctx, ctypes.c_void_p).value or 0
+        backend._memory = RowStore(address, n_ctx, resident, stages=stages, marks=marks, lag=lag)
+        backend._memory.clear(0)
+        return Store(backend)
+
+    yield get
+    for backend in opened:
+        backend.unload()
+
+
+def n_layers(name: str) -> int:
+    return 4 if name == "tiny-dense" else 2
+
+
+def evaluate_on(backend: LlamaBackend) -> Callable[[Tokens, int], np.ndarray]:
+    def evaluate(part: Tokens, start: int) -> np.ndarray:
+        backend.evaluate(0, part, start)
+        return backend.logits(0)
+
+    return evaluate
+
+
+def cold(backend: LlamaBackend, tokens: Tokens, ends: list[int] = ENDS) -> dict[int, np.ndarray]:
+    backend.clear(0)
+    return run(evaluate_on(backend), tokens, 0, ends)
+
+
+@pytest.mark.parametrize(("name", "kv"), LAYOUTS)
+def test_logits_blocks_and_states_are_those_of_a_full_cache(
+    full: Callable[[str, str], LlamaBackend], store: Callable[..., Store], name: str, kv: str
+) -> None:
+    tokens = tokens_of(1)
+    reference = full(name, kv)
+    wanted = cold(reference, tokens)
+    rows, state = reference.save_rows(0, 0, N), reference.save_state(0, N).recurrent
+    n = n_layers(name)
+    for resident, stages in (([*range(n)], 2), ([n - 1], 2 if n > 2 else 1), ([], 1)):
+        made = store(name, kv, resident=resident, stages=stages)
+        assert made.backend.layout == reference.layout
+        assert_same(made.run(tokens), wanted)
+        assert made.rows.n_rows == N
+        assert api.llama_memory_seq_pos_max(api.llama_get_memory(made.backend._ctx), 0) == N - 1
+        assert (made.backend.save_rows(0, 0, N) == rows).all()
+        assert (made.backend.save_rows(0, 300, 301)[64:] == reference.save_rows(0, 300, 301)[64:]).all()
+        assert (made.backend.save_state(0, N).recurrent == state).all()
+        streams_often = n - len(resident) > stages  # else each layer has a stage of its own
+        assert (made.rows.streamed_bytes > 0) == streams_often
+
+
+@pytest.mark.parametrize(
+    ("name", "kv"), [("tiny-hybrid", "q8_0"), ("tiny-hybrid", "f16"), ("tiny-moe", "q4_0"), ("tiny-dense", "q8_0")]
+)
+def test_conversations_take_turns_and_go_back(
+    full: Callable[[str, str], LlamaBackend], store: Callable[..., Store], name: str, kv: str
+) -> None:
+    """Restored from blocks of either kind, rewound, with part of the rows there: always the bits of a cold run."""
+    reference = full(name, kv)
+    made = store(name, kv, resident=[0], stages=1 if name == "tiny-moe" else 2)
+    prompts = [tokens_of(seed) for seed in (1, 2)]
+    wanted = [cold(reference, prompt) for prompt in prompts]
+    chains: list[list[tuple[Block, int, int]]] = [[], []]
+    states: list[dict[int, Block]] = [{}, {}]
+    for i, (source, evaluate) in enumerate([(made.backend, made.evaluate), (reference, evaluate_on(reference))]):
+        source.clear(0)
+        for start, cut in ((0, 256), (256, 450), (450, 590)):
+            assert_same(run(evaluate, prompts[i][:cut], start, ENDS), wanted[i])
+            chains[i].append((source.save_rows(0, start, cut), start, cut))
+            states[i][cut] = source.save_state(0, cut).recurrent
+    for i, n, kept in [(1, 450, 0), (0, 590, 0), (0, 256, 256), (1, 590, 0), (1, 450, 333), (0, 450, 0)]:
+        if kept:
+            made.rows.rewind(0, kept)
+        else:
+            made.rows.clear(0)
+        made.resume(n, chains[i], states[i][n])
+        assert made.rows.n_rows == n
+        assert_same(made.run(prompts[i], n, [end for end in ENDS if end <= n + 100]), wanted[i])
+
+
+def test_drafts_are_taken_back(store: Callable[..., Store]) -> None:
+    """By cutting, where attention is all there is, and by going back to a mark."""
+    tokens = tokens_of(3, 300)
+    dense = store("tiny-dense", resident=[1])
+    wanted = dense.run(tokens, ends=[96, 192, 258, 300])
+    dense.rows.rewind(0, 192)
+    dense.evaluate(as_tokens([5] * 70), 192)
+    assert dense.rows.cut(0, 230)
+    assert dense.rows.n_rows == 230
+    dense.rows.rewind(0, 192)
+    assert_same(dense.run(tokens, 192, [258, 300]), wanted)
+
+    hybrid = store("tiny-hybrid", resident=[1], marks=True)
+    wanted = hybrid.run(tokens, ends=[96, 192, 258, 300])
+    hybrid.rows.clear(0)
+    hybrid.run(tokens[:192], ends=[96, 192])
+    hybrid.rows.mark(0, 192)
+    hybrid.evaluate(as_tokens([5] * 70), 192)
+    assert hybrid.rows.reset(0) == 192
+    assert hybrid.rows.n_rows == 192
+    assert_same(hybrid.run(tokens, 192, [258, 300]), wanted)
+
+
+def test_more_rows_than_cells_one_token_at_a_time(
+    full: Callable[[str, str], LlamaBackend], store: Callable[..., Store]
+) -> None:
+    tokens = tokens_of(4, 520)
+    ends = [90, *range(91, 521)]
+    made = store("tiny-dense", resident=[0, 1, 2], stages=1)
+    assert made.backend.n_cells == 256
+    wanted = cold(full("tiny-dense", "f16"), tokens, ends)
+    assert_same(made.run(tokens, ends=ends), wanted)
+    assert made.rows.streamed_bytes == 0
+    assert made.rows.copy_rate() > 0
+    made.rows.rewind(0, 500)  # what was measured with is filled anew
+    assert_same(made.run(tokens, 500, ends), wanted)
+    assert made.rows.streamed_bytes == 500 * 2 * 128
+
+
+def test_large_restores_are_right(store: Callable[..., Store]) -> None:
+    """Enough bytes that several threads copy them."""
+    n, made = 23_000, store("tiny-dense", resident=[2], n_ctx=23_001)
+    block = np.empty(made.rows.rows_size(0, n), np.uint8)
+    block[:64] = made_header(made, n)
+    block[64:] = np.random.default_rng(5).integers(0, 60, block.size - 64, dtype=np.uint8)
+    made.rows.load_rows(0, 0, [(block, 0, 11_111), (block, 11_111, n)])
+    saved = made.backend.save_rows(0, 0, n)
+    made.rows.finish()
+    assert (saved == block).all()
+    assert made.rows.n_free == 1
+    part = made.backend.save_rows(0, 22_998, n)
+    assert (part[64 : 64 + 256] == block[64 + 22_998 * 128 :][:256]).all()
+
+
+def made_header(made: Store, n: int) -> np.ndarray:
+    """The header of a block of rows [0, n)."""
+    made.evaluate(as_tokens([1]), 0)
+    header = made.backend.save_rows(0, 0, 1)[:64].copy()
+    header[24:32] = np.frombuffer(np.int64(n).tobytes(), np.uint8)
+    made.rows.clear(0)
+    return header
+
+
+def test_what_does_not_fit_is_refused(store: Callable[..., Store]) -> None:
+    made = store("tiny-hybrid", resident=[0], n_ctx=300)
+    tokens = tokens_of(6, 300)
+    wanted = made.run(tokens, ends=[96, 192, 288, 300])
+    block, state = made.backend.save_rows(0, 0, 300), made.backend.save_state(0, 300)
+    with pytest.raises(OutOfCellsError):
+        made.evaluate(tokens[:1], 300)
+    with pytest.raises(OutOfCellsError):
+        checked(made.rows.reserve, 1)
+    made.rows.rewind(0, 288)
+    for first, span in ((0, (block, 0, 300)), (288, (block, 289, 300)), (288, (block[:-1], 288, 300))):
+        with pytest.raises(StateError):
+            checked(made.rows.load_rows, 0, first, [span])
+    with pytest.raises(StateError):
+        checked(made.rows.load_rows, 0, 288, [(1, 288, 300)])  # nothing is held here
+    with pytest.raises(StateError):
+        checked(made.rows.hold, 0, 0, 288)
+    with pytest.raises(StateError):
+        checked(made.rows.add_image, 0, 2, 4)
+    with pytest.raises(StateError):
+        checked(made.rows.save_rows, 0, 0, 300, block)
+    with pytest.raises(StateError):
+        checked(made.rows.save_rows, 0, 0, 288, block)
+    image = block.copy()
+    image[64 + 290 * 12 :][:12] = np.frombuffer(np.array([290, 290, -1], np.int32).tobytes(), np.uint8)
+    with pytest.raises(StateError, match="images"):
+        checked(made.rows.load_rows, 0, 288, [(image, 288, 300)])
+    assert made.rows.n_rows == 288
+    assert not made.rows.can_hold
+    assert made.rows.n_held == 0
+    made.resume(300, [(block, 0, 300)], state.recurrent)
+    made.rows.clear(0)
+    assert_same(made.run(tokens, ends=[96, 192, 288, 300]), wanted)
+
+
+def test_only_what_follows_is_evaluated(store: Callable[..., Store]) -> None:
+    made = store("tiny-dense", resident=[0])
+    tokens = tokens_of(7, 100)
+    wanted = made.run(tokens, ends=[90, 100])
+    batch = made.backend._batch
+    for items in ([(0, 1, 99)], [(0, 1, 101)], [(0, 1, 100), (0, 1, 102)], []):
+        made.backend._batch.fill_all([SequenceTokens(seq, (token,), at) for seq, token, at in items])
+        batch.struct.n_tokens = len(items)
+        with pytest.raises(StateError):
+            checked(made.rows.decode, ctypes.addressof(batch.struct))
+    assert made.rows.n_rows == 100
+    made.rows.rewind(0, 90)
+    assert_same(made.run(tokens, 90, [100]), wanted)
+
+
+def test_a_stopped_evaluation_leaves_the_rows_before_it(store: Callable[..., Store]) -> None:
+    made = store("tiny-dense", resident=[1])
+    tokens = tokens_of(8, 200)
+    wanted = made.run(tokens, ends=[96, 192, 200])
+    made.rows.rewind(0, 96)
+    stops = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)(lambda _: True)
+    api.llama_set_abort_callback(made.backend._ctx, ctypes.cast(stops, type(api.ggml_abort_callback())), None)
+    batch = made.backend._batch
+    batch.fill(0, tokens[96:192], 96)
+    assert made.rows.decode(ctypes.addressof(batch.struct)) == 2
+    assert made.rows.n_rows == 96
+    address = ctypes.cast(made.backend._ctx, ctypes.c_void_p).value or 0
+    made.backend._pulse.attach(address)
+    assert_same(made.run(tokens, 96, [192, 200]), wanted)
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"flash_attn": "off"}, "flash attention"),
+        ({"n_seqs": 2}, "more than one sequence"),
+        ({"kv": "f32"}, "f32"),
+    ],
+)
+def test_contexts_that_it_cannot_serve_are_refused(
+    store: Callable[..., Store], fields: dict[str, object], why: str
+) -> None:
+    with pytest.raises(RuntimeError, match=why):
+        store("tiny-dense", resident=[0], **fields)
+
+
+def test_wrong_arguments_are_refused(store: Callable[..., Store]) -> None:
+    for wrong in ({"resident": [4]}, {"resident": [0], "stages": 0}, {"resident": [0], "n_ctx": 0}):
+        with pytest.raises(ValueError, match=r"no attention layer 4|cannot be made"):
+            store("tiny-dense", **wrong)
+
+
+def test_sizes_are_what_they_say(store: Callable[..., Store]) -> None:
+    made = store("tiny-dense", resident=[0, 3], n_ctx=1000)
+    layer = 1024 * (128 + 128)
+    assert [(k, v, is_resident) for _, k, v, is_resident in made.rows.layers] == [
+        (128, 128, True), (128, 128, False), (128, 128, False), (128, 128, True),
+    ]  # fmt: skip
+    assert [name for name, *_ in made.rows.layers] == [f"cache_k_l{i}" for i in range(4)]
+    slack = 2 * 4096  # beside K and V
+    assert made.rows.host_bytes == 2 * (layer + slack)
+    assert made.rows.stage_bytes == 2 * (layer + slack)
+    assert made.rows.device_bytes == 4 * (layer + slack) + 1024 * UBATCH * 2 + UBATCH * 8
+
+
+def test_buffers_live_until_their_copies_are_complete(store: Callable[..., Store]) -> None:
+    made = store("tiny-hybrid", resident=[0], lag=3)
+    assert made.rows.is_async
+    tokens = tokens_of(9, 200)
+    wanted = made.run(tokens, ends=[96, 192, 200])
+    made.rows.clear(0)
+    assert_same(made.run(tokens, ends=[96, 192, 200]), wanted)
+    block = made.backend.save_rows(0, 0, 200)
+    assert made.rows.in_flight_bytes >= block.size
+    made.rows.finish()
+    assert made.rows.in_flight_bytes == 0
