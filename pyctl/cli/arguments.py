@@ -21,6 +21,7 @@ from pyctl.cli.without_effect import IGNORED, NO_OP, REJECTED, REMOVED
 from pyctl.engine.draft.draft_settings import DraftSettings, NgramSettings, SyntheticSettings
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.model_settings import SERVED_SEQS, ModelSettings
+from pyctl.engine.pool.pool_settings import PoolSettings
 from pyctl.engine.sampling import RANDOM_SEED, Sampling
 from pyctl.errors import ConfigError, RequestError
 from pyctl.models import HubSettings
@@ -59,6 +60,7 @@ class CommandSettings:
     """
 
     model: ModelSettings
+    pool: PoolSettings
     drafts: DraftSettings
     ngrams: NgramSettings
     synthetic: SyntheticSettings
@@ -78,8 +80,8 @@ class CommandSettings:
 
 OWNERS: tuple[type[Any], ...] = (
     *(Questions, ListenSettings, FormatSettings, HubSettings, CacheSettings, ServerSettings, EngineSettings),
-    *(DiskSettings, Sampling, Cors, LogSettings, TerminalSettings, ModelSettings, DraftSettings),
-    *(NgramSettings, SyntheticSettings, OtherForms),
+    *(DiskSettings, Sampling, Cors, LogSettings, TerminalSettings, ModelSettings, PoolSettings),
+    *(DraftSettings, NgramSettings, SyntheticSettings, OtherForms),
 )
 """Every class with settings that flags set, in the order of --help within a section."""
 
@@ -155,7 +157,7 @@ def _read(
 def _settings(given: Given, environ: Mapping[str, str], n_seqs: int, warnings: Sequence[str] = ()) -> CommandSettings:
     """``n_seqs`` are the sequences that there are when nothing is said."""
     if given.values.get("n_seqs", -1) == -1:
-        given = replace(given, values={**given.values, "n_seqs": n_seqs})
+        given = replace(given, values={**given.values, "n_seqs": 1 if given.values.get("n_pooled") else n_seqs})
     values, more = _resolve(given)
     try:
         sampling = fill(Sampling, values)
@@ -165,6 +167,7 @@ def _settings(given: Given, environ: Mapping[str, str], n_seqs: int, warnings: S
     is_verbose = values.get("verbosity", LogSettings.verbosity) >= VERBOSE
     return CommandSettings(
         model=fill(ModelSettings, values),
+        pool=fill(PoolSettings, values),
         drafts=fill(DraftSettings, values),
         ngrams=fill(NgramSettings, values),
         synthetic=fill(SyntheticSettings, values),
@@ -244,12 +247,25 @@ def _resolve(given: Given) -> tuple[dict[str, Any], tuple[str, ...]]:
         warnings.append("--no-jinja has no effect here")
     if values.get("rerank"):
         values |= {"embeddings": True, "pooling": "rank"}
+    if values.get("n_pooled"):
+        _check_pool(values)
     if values.get("lora_unapplied"):
         values["lora"] = tuple((path, 0.0) for path, _ in values.get("lora", ()))
     if "n_ctx_per_seq" in values and not values.get("n_ctx"):
         values["n_ctx"] = values["n_ctx_per_seq"] * values["n_seqs"]
     values["api_keys"] = (*values.get("api_keys", ()), *values.get("key_file", ()))
     return values, tuple(warnings)
+
+
+def _check_pool(values: Mapping[str, Any]) -> None:
+    """ConfigError for what cannot be beside a pool."""
+    for is_wrong, why in (
+        (values["n_seqs"] != 1, f"one reply at a time, not --parallel {values['n_seqs']}"),
+        (values.get("flash_attn") == "off", "flash attention, which --flash-attn off forbids"),
+        (not values.get("offload_kqv", True), "the KV cache on the GPU, which --no-kv-offload forbids"),
+    ):
+        if is_wrong:
+            raise ConfigError(f"--kv-pool needs {why}")
 
 
 def _chosen(given: Given, dest: str, others: Sequence[str]) -> bool:

@@ -97,7 +97,9 @@ def assemble(settings: CommandSettings, go_on: Callable[[], bool] = lambda: True
             progress.show(fraction)
             return go_on()
 
-        loaded = load(model, report, announce, drafts, keep_vocabulary=settings.engine.sleep_seconds >= 0)
+        loaded = load(
+            model, report, announce, drafts, keep_vocabulary=settings.engine.sleep_seconds >= 0, pool=settings.pool
+        )
     try:
         template = Template(
             chat.chat_template or loaded.info.chat_template, loaded.info.bos_token, loaded.info.eos_token

@@ -200,6 +200,7 @@ class EngineAdmin:
             device=replace(engine.snapshotter.device.counts),
             cache=self._view(),
             memory=self._memory(),
+            streamed=engine.backend.streamed,
         )
 
     def _embed(self, tokens: Tokens) -> NDArray[np.float32]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from pyctl.cache.disk.file_format import Sizes
 from pyctl.cache.snapshot import Block, BlockSpan, Held, Span, State
+from pyctl.engine.pool.pool_plan import PoolPlan, StreamCounts
 from pyctl.engine.sampling import Sampling
 from pyctl.prompt import Tokens
 
@@ -44,7 +45,7 @@ class EngineInfo:
     ``draft_types`` name what proposes drafts, as --spec-type does. ``vision``: prompts may hold images.
     ``lora`` are adapters, (path, scale). ``model_alias`` is the name for clients, the first of ``model_aliases`` if
     there are any. A reranker is asked with ``rerank_template``, or without one with the tokens of ``rerank_marks``
-    before, between and after query and document.
+    before, between and after query and document. ``pool`` is where rows lie that are not all on the device.
     """
 
     model_path: str
@@ -73,6 +74,7 @@ class EngineInfo:
     lora: tuple[tuple[str, float], ...] = ()
     draft_types: tuple[str, ...] = ()
     vision: bool = False
+    pool: PoolPlan | None = None
 
 
 TopTokens = tuple[tuple[int, float], ...]
@@ -169,6 +171,10 @@ class Evaluator(Protocol):
     def most_drafts(self) -> int:
         """The most drafts of a sequence that `keep` can take back at all, with a mark beyond ``n_rollback``; 0 for a
         memory that takes nothing back."""
+
+    @property
+    def streamed(self) -> StreamCounts | None:
+        """What attention has read from RAM since the start; None where all rows lie on the device."""
 
     @property
     def draft_type(self) -> str:

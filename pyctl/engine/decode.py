@@ -57,6 +57,7 @@ class Generation:
         self.stop_type: StopType = "limit"
         self.first_token = 0.0
         self._evaluator, self._handle, self._request, self._seq = evaluator, handle, request, seq
+        self._streamed = evaluator.streamed
         self._is_end, self._piece = evaluator.is_end, evaluator.piece
         self._limit = room if request.max_tokens < 0 else min(request.max_tokens, room)
         self._ended = self._limit == 0
@@ -88,6 +89,7 @@ class Generation:
         """Those of the reply, which has ended now; both are seconds of the performance counter."""
         finished = time.perf_counter()
         first_token = self.first_token or finished
+        streamed = self._evaluator.streamed
         return Timings(
             n_cached=stats.n_cached,
             n_evaluated=stats.n_evaluated,
@@ -97,6 +99,7 @@ class Generation:
             queue_ms=(started - submitted) * 1e3,
             first_token_ms=(first_token - submitted) * 1e3,
             drafts=self._handle.drafts,
+            streamed=streamed.since(self._streamed) if streamed is not None and self._streamed is not None else None,
         )
 
     def first(self) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pyctl.cache.cache_stats import CacheView
 from pyctl.engine.backend import BlockBytes
 from pyctl.engine.device_tier import DeviceCounts
+from pyctl.engine.pool.pool_plan import StreamCounts
 from pyctl.engine.request import DraftCounts, Request, Timings
 from pyctl.limit import limit
 
@@ -105,7 +106,7 @@ class EngineStats:
 
     Of those that wait, ``n_suspended`` replies have begun and hold ``suspended_bytes`` of RAM, part of the cache's.
     ``n_cells`` of the context are there, ``n_cells_used`` taken by sequences and ``n_cells_held`` by rows of snapshots
-    alone; ``device`` counts what became of these.
+    alone; ``device`` counts what became of these. ``streamed`` is what attention read from RAM, None without a pool.
     """
 
     total: EngineCounters
@@ -120,6 +121,7 @@ class EngineStats:
     device: DeviceCounts
     cache: CacheView
     memory: EngineMemory
+    streamed: StreamCounts | None = None
 
 
 @dataclass(frozen=True)

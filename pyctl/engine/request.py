@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from pyctl.cache.cache_stats import RequestStats, Source
 from pyctl.cache.persist import DiskPolicy
+from pyctl.engine.pool.pool_plan import StreamCounts
 from pyctl.engine.sampling import Sampling
 from pyctl.engine.stream import ReasoningLimit
 from pyctl.errors import EngineError, PyctlError
@@ -82,7 +83,10 @@ class DraftCounts:
 
 @dataclass(frozen=True)
 class Timings:
-    """Counts in tokens, times in milliseconds; ``first_token_ms`` counts from submission."""
+    """Counts in tokens, times in milliseconds; ``first_token_ms`` counts from submission.
+
+    ``streamed`` is what attention has read from RAM, None where all rows lie on the device.
+    """
 
     n_cached: int
     n_evaluated: int
@@ -92,6 +96,7 @@ class Timings:
     queue_ms: float
     first_token_ms: float
     drafts: DraftCounts = DraftCounts()
+    streamed: StreamCounts | None = None
 
 
 @dataclass(frozen=True)

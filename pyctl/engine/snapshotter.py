@@ -302,7 +302,7 @@ class Snapshotter:
             elif self.disk is not None and not arrival.is_lost and not any(each.dropped for each in snapshot.chain):
                 self.disk.refuse(snapshot)
             return None
-        stats.note_restored(candidate.source, candidate.n, snapshot.prefix.name if snapshot is not None else "")
+        stats.note_restored(candidate.source, candidate.n, candidate.keep, snapshot.prefix.name if snapshot else "")
         if snapshot is None:
             return ()
         if arrival is not None and not (yield from self._publish(arrival, seq)):

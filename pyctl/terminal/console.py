@@ -29,6 +29,7 @@ __all__ = [
     "accepted_share",
     "history_path",
     "stats_line",
+    "streamed_size",
 ]
 
 
@@ -146,6 +147,8 @@ def stats_line(stats: ReplyStats) -> str:
         parts.append(f"{stats.tokens_per_second:.1f} tokens/s")
     if stats.n_drafted and stats.n_accepted is not None:
         parts.append(accepted_share(stats.n_drafted, stats.n_accepted))
+    if stats.streamed_bytes:
+        parts.append(streamed_size(stats.streamed_bytes))
     if stats.truncated:
         parts.append("cut at the token limit")
     return " | ".join(parts)
@@ -154,6 +157,11 @@ def stats_line(stats: ReplyStats) -> str:
 def accepted_share(n_drafted: int, n_accepted: int) -> str:
     """How many of the tokens that were drafted are part of replies."""
     return f"{n_accepted:,} of {n_drafted:,} drafted accepted ({n_accepted / n_drafted:.0%})"
+
+
+def streamed_size(n_bytes: int) -> str:
+    """How much was read from RAM by attention."""
+    return f"{n_bytes / 2**20:,.0f} MiB of K and V from RAM"
 
 
 class PlainView:

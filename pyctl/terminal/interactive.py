@@ -30,6 +30,7 @@ from pyctl.terminal.console import (
     accepted_share,
     history_path,
     stats_line,
+    streamed_size,
 )
 from pyctl.terminal.conversation import Call, Conversation
 
@@ -46,6 +47,7 @@ class SessionTotals:
     n_predicted: int = 0
     n_drafted: int = 0
     n_accepted: int = 0
+    streamed_bytes: int = 0
 
     def with_reply(self, stats: ReplyStats) -> SessionTotals:
         """The totals after one more reply."""
@@ -56,6 +58,7 @@ class SessionTotals:
             self.n_predicted + (stats.n_predicted or 0),
             self.n_drafted + (stats.n_drafted or 0),
             self.n_accepted + (stats.n_accepted or 0),
+            self.streamed_bytes + (stats.streamed_bytes or 0),
         )
 
 
@@ -186,6 +189,7 @@ class Chat:
             f"all: {totals.n_replies:,} replies | {totals.n_cached:,} cached | {totals.n_evaluated:,} evaluated"
             f" | {totals.n_predicted:,} tokens"
             + (f" | {accepted_share(totals.n_drafted, totals.n_accepted)}" if totals.n_drafted else "")
+            + (f" | {streamed_size(totals.streamed_bytes)}" if totals.streamed_bytes else "")
         )
         self._view.info("\n".join(lines))
 

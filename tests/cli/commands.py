@@ -24,6 +24,7 @@ from pyctl.engine.fake import FakeBackend
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.llama.params import ModelParams, context_params
 from pyctl.engine.model_settings import ModelSettings
+from pyctl.engine.pool.pool_settings import PoolSettings
 from pyctl.engine.request import Done, Piece, Request, Timings
 from pyctl.engine.worker import Worker
 from pyctl.server.generate import respond
@@ -49,7 +50,7 @@ class Seen:
 
     def __init__(self) -> None:
         self.model = ModelSettings()
-        self.drafts = DraftSettings()
+        self.drafts, self.pool = DraftSettings(), PoolSettings()
         self.keep_vocabulary = False
         self.built: dict[str, dict[str, Any]] = {}
         self.log: dict[str, Any] = {}
@@ -116,8 +117,8 @@ def look(monkeypatch: pytest.MonkeyPatch, argv: list[str], at: Callable[[Seen], 
     """What ``at`` finds while the command ``argv`` runs."""
     seen, found = Seen(), []
 
-    def load(settings: ModelSettings, *given: Any, keep_vocabulary: bool) -> Any:
-        seen.model, seen.drafts, seen.keep_vocabulary = settings, given[2], keep_vocabulary
+    def load(settings: ModelSettings, *given: Any, keep_vocabulary: bool, pool: PoolSettings) -> Any:
+        seen.model, seen.drafts, seen.keep_vocabulary, seen.pool = settings, given[2], keep_vocabulary, pool
         info = replace(INFO, chat_template=TEMPLATE, n_vocab=300, pooling="mean" if settings.embeddings else "")
         tokenizer = ByteTokenizer(TOKENIZER_SPECIALS, eos="<|im_end|>")
         by_model = [name for name in seen.drafts.ordered_types if name in MODEL_TYPES]

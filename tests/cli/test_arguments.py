@@ -131,6 +131,19 @@ def test_four_replies_side_by_side_unless_told_otherwise() -> None:
     assert [chat(*words).model.n_seqs for words in ((), ("-np", "3"))] == [1, 3]
 
 
+def test_a_pool_is_for_one_reply_at_a_time() -> None:
+    assert serve().pool.n_pooled == 0
+    for text, n in (("auto", -1), ("off", 0), ("65536", 65_536)):
+        settings = serve("--kv-pool", text)
+        assert (settings.pool.n_pooled, settings.model.n_seqs) == (n, 1 if n else 4)
+    assert serve(PYCTL_KV_POOL="auto").model.n_seqs == 1
+    assert serve("--kv-pool", "auto", "-np", "1").pool.n_pooled == -1
+    assert refused("--kv-pool", "auto", "-np", "2") == "--kv-pool needs one reply at a time, not --parallel 2"
+    assert refused("--kv-pool", "9", "-fa", "off").endswith("needs flash attention, which --flash-attn off forbids")
+    assert refused("--kv-pool", "9", "-nkvo").endswith("needs the KV cache on the GPU, which --no-kv-offload forbids")
+    assert "0 is too small" in refused("--kv-pool", "0")
+
+
 def test_an_empty_key_variable_starts_no_open_server() -> None:
     with pytest.raises(ConfigError, match="LLAMA_API_KEY is set but empty"):
         serve(LLAMA_API_KEY="")

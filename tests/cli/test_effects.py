@@ -19,6 +19,8 @@ from pyctl.cli.arguments import FLAGS
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.draft.source import DraftJob
 from pyctl.engine.llama import fit, load, loader
+from pyctl.engine.llama.library import redirect_log
+from pyctl.engine.llama.pool.pool_fit import fit_pool
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.sequence import LiveSequence
 from pyctl.errors import ModelError
@@ -181,6 +183,13 @@ def fitted(free: int) -> Look:
     return see
 
 
+def pooled(seen: Seen) -> Any:
+    """What a pool of the model would be."""
+    redirect_log()
+    found = fit_pool(seen.model, seen.drafts, seen.pool.n_pooled) if seen.pool.n_pooled else None
+    return found[1].pool if found is not None else None
+
+
 def numa(seen: Seen) -> list[int]:
     given: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
@@ -283,6 +292,7 @@ EFFECTS: dict[str, Effect] = {
     "--swa-full": Effect("", context("swa_full")),
     "-kvu": Effect("", described("n_ctx"), ("-np", "2")),
     "--kv-unified-per-slot": Effect("512", described("n_ctx")),
+    "--kv-pool": Effect("4096", pooled, ("-c", "8192")),
     "--rope-scaling": Effect("yarn", context("rope_scaling_type")),
     "--rope-scale": Effect("4", context("rope_freq_scale")),
     "--rope-freq-base": Effect("1e6", context("rope_freq_base")),

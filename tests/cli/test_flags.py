@@ -59,6 +59,7 @@ ROUND_TRIPS: dict[str, tuple[str, str, Any]] = {
     "swa_full": ("", "model.swa_full", True),
     "kv_unified": ("", "model.kv_unified", True),
     "n_ctx_per_seq": ("2048", "model.n_ctx_per_seq", 2048),
+    "n_pooled": ("65536", "pool.n_pooled", 65_536),
     "rope_scaling": ("yarn", "model.rope_scaling", "yarn"),
     "rope_scale": ("4", "model.rope_freq_scale", 0.25),
     "rope_freq_base": ("1e6", "model.rope_freq_base", 1e6),

@@ -82,6 +82,8 @@ def test_every_other_flag_of_pyctl_is_its_own() -> None:
         *("--prefix-cache-slots", "--exact", "--no-exact", "--kv-cache-dir", "--kv-cache-budget"),
         *("--kv-cache-min-tokens", "--kv-cache-cold-max", "--disk-prefix-cache", "--kv-cache-daily-writes"),
         *(
+            "--kv-pool",
+            "--open",
             "--warm",
             "--warm-next",
             "--no-warm-next",

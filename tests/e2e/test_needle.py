@@ -14,6 +14,9 @@ from tests.e2e.needles import Messages, Question, told
 from tools.training.phrases import UNKNOWN
 
 FLAGS = ["-c", "81920", "-t", "1", "-ub", "512"]
+POOL = ["--kv-pool", "40960"]
+"""The least that there can be for that context: room for one of two layers, through which both pass."""
+
 LONG = 65_536
 """The longest conversation; it is evaluated cold once only."""
 
@@ -51,10 +54,13 @@ def test_the_plain_model_recalls(server: Server, tokens: int, count: int) -> Non
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("tokens", [1024, 4096, 16_384, LONG])
-def test_every_way_of_restoring_gives_the_cold_reply(start: Callable[..., Server], tmp_path: Path, tokens: int) -> None:
+@pytest.mark.parametrize(("tokens", "more"), [(1024, []), (4096, []), (16_384, []), (LONG, []), (1024, POOL)])
+def test_every_way_of_restoring_gives_the_cold_reply(
+    start: Callable[..., Server], tmp_path: Path, tokens: int, more: list[str]
+) -> None:
     # What is made ready while nobody asks would be live where RAM and disk are meant.
-    flags = [*FLAGS, "--no-warm-next", "--kv-cache-dir", str(tmp_path), "-ub", "2048" if tokens == LONG else "512"]
+    flags = [*FLAGS, *more, "--no-warm-next", "--kv-cache-dir", str(tmp_path)]
+    flags += ["-ub", "2048" if tokens == LONG else "512"]
     server = start("", *flags)
     conversation, other = told(2, tokens, 4), told(3, 1024, 4)
     prompt, (first, second, third, _) = conversation.ask(0), conversation.questions
@@ -84,6 +90,22 @@ def test_every_way_of_restoring_gives_the_cold_reply(start: Callable[..., Server
     assert ask(restarted, after(prompt, cold, second))[0] == continued
     assert ask(restarted, conversation.ask(2))[0] == branch
     assert restarted.stop() == 0
+
+
+@pytest.mark.timeout(600)
+def test_a_pool_changes_no_reply(server: Server, start: Callable[..., Server]) -> None:
+    pooled = start("", *FLAGS, *POOL)
+    for tokens, count in ((1024, 8), (4096, 8), (16_384, 1)):
+        conversation = told(1, tokens, count)
+        for number, question in enumerate(conversation.questions):
+            reply, timings = ask(pooled, conversation.ask(number))
+            assert reply == question.answer, "as the plain model says"
+            assert timings["streamed_bytes"] > 0
+    for number in range(3):
+        edited, answer = told(4, 4096, 4).edited(number)
+        assert ask(pooled, edited)[0] == answer
+    stranger = [*told(6, 1024, 4).messages, {"role": "user", "content": "What is the password of the frozen volcano?"}]
+    assert ask(pooled, stranger)[0] == ask(server, stranger)[0] == UNKNOWN
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])

@@ -22,6 +22,7 @@ from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.fake import FakeBackend
 from pyctl.engine.handle import RequestHandle
+from pyctl.engine.pool.pool_plan import PoolPlan
 from pyctl.engine.request import Request
 from pyctl.prompt import Prompt, as_tokens, common_prefix
 from tests.cache.checks import tokens_of
@@ -58,6 +59,7 @@ class Conversations(RuleBasedStateMachine):
         batch=st.sampled_from([(64, 0), (64, 50), (256, 120)]),
         can_hold=st.sampled_from([True, True, False]),
         n_cells=st.sampled_from([4096, 6000, 8192]),
+        pool=st.sampled_from([None, None, None, PoolPlan.of(2, 4096, 4, 1000)]),
     )
     def start(
         self,
@@ -70,10 +72,13 @@ class Conversations(RuleBasedStateMachine):
         batch: tuple[int, int],
         can_hold: bool,
         n_cells: int,
+        pool: PoolPlan | None,
     ) -> None:
+        if pool is not None:
+            n_seqs, n_cells = 1, 4096
         self.new = partial(FakeBackend, kind, n_ctx=4096, n_ubatch=batch[0], batch_cost=batch[1])
         self.kind = kind
-        self.backend = self.new(n_seqs=n_seqs, n_cells=n_cells, can_hold=can_hold)
+        self.backend = self.new(n_seqs=n_seqs, n_cells=n_cells, can_hold=can_hold, pool=pool)
         self.engine = Engine(self.backend, RamCache(n_slots, budget), EngineSettings(exact=exact, min_step=min_step))
         self.conversations: list[list[Message]] = [[(0, 300)]]
         self.exact = exact

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from pyctl.engine.backend import SequenceTokens, TopTokens
 from pyctl.engine.fake.fake_memory import FakeMemory, FakeSequence, hash_of
+from pyctl.engine.pool.pool_plan import PoolPlan, StreamCounts
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import EngineError, RequestError, StateError
 from pyctl.prompt import Tokens
@@ -29,7 +30,8 @@ class FakeBackend(FakeMemory):
     All sequences share ``n_cells``, by default n_ctx; with ``can_hold`` rows are held there. ``fail_loads`` makes that
     many following loads refuse their bytes. Saved blocks are zeros until they settle. A hybrid has ``n_planes`` planes
     for each sequence, and fewer count when one evaluation has to be split. With a ``draft_type`` it drafts what will
-    come, right three times of four: when depends on every row, and the state, of a draft model like a head.
+    come, right three times of four: when depends on every row, and the state, of a draft model like a head. With a
+    ``pool``, which is for one sequence, nothing is held and evaluations count what attention reads from RAM.
     """
 
     def __init__(
@@ -47,8 +49,10 @@ class FakeBackend(FakeMemory):
         most_drafts: int = 48,
         draft_type: str = "",
         can_hold: bool = True,
+        pool: PoolPlan | None = None,
     ) -> None:
-        super().__init__(kind, n_seqs, n_cells or n_ctx, draft_type, can_hold)
+        super().__init__(kind, n_seqs, n_cells or n_ctx, draft_type, can_hold and pool is None)
+        self.pool, self.streamed = pool, None if pool is None else StreamCounts()
         self.n_ctx, self.n_ubatch, self.n_vocab = n_ctx, n_ubatch, n_vocab
         self.batch_cost = batch_cost
         self.n_outputs = n_outputs or n_ubatch
@@ -135,6 +139,8 @@ class FakeBackend(FakeMemory):
         rows = held.rows
         if len(rows) != start or (self.kind != "attention" and held.at != start):
             raise EngineError(f"rows end at {len(rows)}, the state at {held.at}, the batch begins at {start}")
+        if self.pool is not None and self.streamed is not None:
+            self.streamed = StreamCounts(self.streamed.n_bytes + self.pool.pass_bytes(start))
         if start + tokens.size > self.n_ctx:
             raise EngineError(f"{start + tokens.size} tokens are more than a sequence may have")
         # Like attention, a row depends on all rows before it; like GEMM rounding, on the shape of its batch.

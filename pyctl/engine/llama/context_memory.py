@@ -15,6 +15,7 @@ from pyctl.engine.llama.draft.draft_model import Follower
 from pyctl.engine.llama.library import HostBuffer, allocate, checked
 from pyctl.engine.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.engine.llama.sequence_file import StateForm, load_file, save_file
+from pyctl.engine.pool.pool_plan import PoolPlan
 from pyctl.errors import OutOfCellsError, StateError
 from pyctl.prompt import Tokens
 
@@ -44,6 +45,7 @@ class ContextMemory:
     _drafts: Follower
     _least: dict[int, tuple[int, int]]
     _handles: set[int]  # of what is held
+    _pool: PoolPlan | None
 
     @property
     def kind(self) -> Literal["attention", "hybrid", "opaque"]:
@@ -186,18 +188,26 @@ class ContextMemory:
             self._drafts.model.clear(seq)
 
     def save_file(self, seq: int, path: Path, tokens: Tokens, ends: Sequence[int]) -> int:
+        self._check_files()
         if tokens.size and int(tokens.min()) < 0:
             raise StateError("Unable to save slot: it holds an image")
         self._reserve(0)
         return save_file(self._ctx, seq, path, tokens, ends, self.identity)
 
     def load_file(self, seq: int, path: Path) -> SavedSequence:
+        self._check_files()
         form = StateForm.of(self.layout) if self.kind != "opaque" else None
         self._least.pop(seq, None)
         n_vocab = self.tokenizer.n_vocab
         saved = load_file(self._ctx, seq, path, self.n_ctx, n_vocab, self.identity, form, self._reserve)
         self._check_positions(seq, int(saved.tokens.size))
         return saved
+
+    def _check_files(self) -> None:
+        if self._pool is not None:  # of which llama.cpp, who reads and writes these files, knows one row
+            raise StateError(
+                "with --kv-pool a slot cannot be saved or restored as a file; --kv-cache-dir keeps prefixes"
+            )
 
     def _check_positions(self, seq: int, n: int) -> None:
         """StateError unless ``seq`` has a row at each position below ``n`` and its state stands there.

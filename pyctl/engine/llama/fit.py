@@ -46,6 +46,9 @@ KV_SIZE = re.compile(r"llama_kv_cache\w*: size = +([\d.]+) MiB \( *(\d+) cells")
 
 STATES = re.compile(r"(\S+) RS buffer size = +([\d.]+) MiB")
 
+SAMPLE_CELLS = 16_384
+"""Of a context that is asked for the size of a row, which llama.cpp tells in hundredths of a MiB of all of them."""
+
 COMPUTE = re.compile(r"(\S+) compute buffer size = +([\d.]+) MiB")
 
 
@@ -79,13 +82,36 @@ class DryRun:
         self.layers = tuple(layers[index] for index in sorted(layers))
         self._weights = self._weights_by_place(layers)
 
-    def plan(self, n_ctx: int) -> MemoryPlan:
-        """The memory for a context of ``n_ctx`` tokens. Raises ModelError if no such context can be made."""
+    def pooled_layers(self) -> tuple[tuple[str, ...], float]:
+        """The places of the layers that have K and V, in their order, and bytes of both of one token in all of them.
+
+        ModelError says why a pool cannot hold them.
+        """
+        if any("rope_factors_long" in name for name in self.tensors):
+            raise ModelError("this model's positions depend on the size of the context")
+        with captured_log() as log:
+            ctx = api.llama_init_from_model(self._model, context_params(self._settings, SAMPLE_CELLS))
+        if not ctx:
+            raise ModelError(f"cannot make the context: {last_log_error('llama.cpp gave no reason')}")
+        api.llama_free(ctx)
+        places = tuple(self._place_of(match[1]) for line in log if (match := KV_LAYER.search(line)))
+        sizes = [(float(match[1]) * MIB, int(match[2])) for line in log if (match := KV_SIZE.search(line))]
+        if not places or len(sizes) != 1:
+            raise ModelError("this model has not one cache of K and V")
+        if len(set(places)) > 1:
+            raise ModelError(f"K and V are on several devices: {', '.join(sorted(set(places)))}")
+        return places, sizes[0][0] / sizes[0][1]
+
+    def plan(self, n_ctx: int, n_rows: int = 0) -> MemoryPlan:
+        """The memory for a context of ``n_ctx`` tokens, and for what drafts for one of ``n_rows``, by default as many.
+
+        Raises ModelError if no such context can be made.
+        """
         n_seqs = self._settings.n_seqs
         ctx, kv, states, compute = self._context(context_params(self._settings, n_ctx, drafts=self._drafts))
         try:
             n_cells, n_states = int(api.llama_n_ctx(ctx)), int(api.llama_n_rs_seq(ctx)) + 1
-            drafts = self._draft_model(ctx, n_cells)
+            drafts = self._draft_model(ctx, n_rows or n_cells)
         finally:
             api.llama_free(ctx)
         states = {place: size // n_states for place, size in states.items()}
@@ -123,7 +149,7 @@ class DryRun:
         drafter = self._draft_file or self
         if not drafter._is_head:
             return {}
-        ctx, *parts = drafter._context(head_params(self._settings, self._drafts, trunk))
+        ctx, *parts = drafter._context(head_params(self._settings, self._drafts, trunk, n_ctx))
         api.llama_free(ctx)
         if drafter is not self:
             parts.append(drafter._weights)
@@ -248,7 +274,7 @@ def fit_settings(settings: ModelSettings, drafts: DraftSettings = NO_DRAFTS) -> 
     for _ in range(ATTEMPTS):
         with dry_run(settings, drafts) as run:
             plan = _fit_context(run, settings)
-            missing = _gpu_shortage(settings, plan)
+            missing = gpu_shortage(settings, plan)
             if not (missing and movable):
                 break
             settings = _move_to_cpu(run, settings, plan, missing, experts=not placed)
@@ -259,8 +285,8 @@ def fit_settings(settings: ModelSettings, drafts: DraftSettings = NO_DRAFTS) -> 
     if movable and settings.n_gpu_layers >= 0:
         log.warning("%d of %d layers go to the GPU (-ngl)", max(settings.n_gpu_layers - 1, 0), run.n_layers)
     needed = plan.host.usage.total - (plan.host.usage.weights if _is_mapped(settings) else 0)
-    if _shortage(settings, plan.host):
-        raise ModelError(_refusal(plan.n_ctx, needed, plan.host.free or 0))
+    if shortage(settings, plan.host):
+        raise ModelError(refusal(plan.n_ctx, needed, plan.host.free or 0))
     split = settings.tensor_split or _split_of(plan.layers, settings)
     return replace(settings, n_ctx=plan.n_ctx, tensor_split=split), plan
 
@@ -282,10 +308,10 @@ def _fit_context(run: DryRun, settings: ModelSettings) -> MemoryPlan:
         low = run.plan(min(settings.fit_ctx, most))
         free = sum(place.free or 0 for place in low.places)
         if None not in (place.free for place in low.places) and low.row_bytes * most > free:
-            raise ModelError(_refusal(most, int(low.row_bytes * most), free))
+            raise ModelError(refusal(most, int(low.row_bytes * most), free))
     plan = run.plan(most)
     least = min(settings.fit_ctx, most)
-    fits = not (_gpu_shortage(settings, plan) or _shortage(settings, plan.host))
+    fits = not (gpu_shortage(settings, plan) or shortage(settings, plan.host))
     if fits or settings.n_ctx or not settings.fit or least == most:
         return plan
     # Every part of it grows in a straight line with the context.
@@ -293,7 +319,7 @@ def _fit_context(run: DryRun, settings: ModelSettings) -> MemoryPlan:
     n_ctx = most
     for index, (before, after) in enumerate(zip(low.places, plan.places, strict=True)):
         per_token = (after.usage.total - before.usage.total) / (most - least)
-        if excess := _shortage(settings, after, index):
+        if excess := shortage(settings, after, index):
             n_ctx = min(n_ctx, most - int(excess / per_token) - 1 if per_token > 0 else least)
     return run.plan(max(n_ctx // CTX_STEP * CTX_STEP, least))
 
@@ -316,7 +342,8 @@ def _move_to_cpu(
     return replace(settings, n_gpu_layers=run.n_layers + 1 - n)
 
 
-def _refusal(n_ctx: int, needed: int, free: int) -> str:
+def refusal(n_ctx: int, needed: int, free: int) -> str:
+    """What is said of a context that does not fit."""
     return (
         f"cannot make the context: {n_ctx} tokens need about {needed // MIB:,} MiB of memory and "
         f"{free // MIB:,} MiB are free; try a smaller --ctx-size"
@@ -343,12 +370,12 @@ def _count_to_free(sizes: Sequence[int], missing: int) -> int:
     return len(sizes)
 
 
-def _gpu_shortage(settings: ModelSettings, plan: MemoryPlan) -> int:
+def gpu_shortage(settings: ModelSettings, plan: MemoryPlan) -> int:
     """Bytes that the GPUs lack."""
-    return sum(_shortage(settings, place, index) for index, place in enumerate(plan.gpus))
+    return sum(shortage(settings, place, index) for index, place in enumerate(plan.gpus))
 
 
-def _shortage(settings: ModelSettings, place: Place, index: int = 0) -> int:
+def shortage(settings: ModelSettings, place: Place, index: int = 0) -> int:
     """Bytes that ``place`` lacks; GPU number ``index`` keeps its margin."""
     if not place.is_gpu:
         return place.shortage(mapped=_is_mapped(settings))

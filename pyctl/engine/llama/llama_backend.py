@@ -15,9 +15,11 @@ from pyctl.engine.llama.batch import Batch, Embedder, ImageBatch
 from pyctl.engine.llama.context_memory import ContextMemory
 from pyctl.engine.llama.draft.draft_model import Follower, MakeDraftModel
 from pyctl.engine.llama.grammar import GrammarCompiler
-from pyctl.engine.llama.library import KVState, Pulse, checked
+from pyctl.engine.llama.library import KVState, Pulse, RowStore, build_version, checked
 from pyctl.engine.llama.llama_tokenizer import LlamaTokenizer
+from pyctl.engine.llama.pool.trial import same_bits, trial
 from pyctl.engine.llama.sampler import DrySamplers, IndexedSampler, LlamaSampler
+from pyctl.engine.pool.pool_plan import PoolPlan, StreamCounts
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import EngineError, ModelError, NotSupportedError, OutOfCellsError, StateError, UnavailableError
 from pyctl.prompt import Tokens, as_tokens
@@ -37,7 +39,7 @@ class LlamaBackend(ContextMemory):
     of the context, which all share; by default all. ``n_outputs`` is the most outputs that the context has room for, by
     default one for each sequence. ``make_drafts`` makes what drafts, from the model, its context, and what lets `Pulse`
     take part in a further context. With ``marks`` a hybrid takes back long drafts, too, for the room of a further state
-    of each sequence.
+    of each sequence. With a ``pool`` the context has cells for a batch only, of one sequence, and the rows lie there.
     """
 
     def __init__(
@@ -49,13 +51,16 @@ class LlamaBackend(ContextMemory):
         n_outputs: int = 0,
         make_drafts: MakeDraftModel | None = None,
         marks: bool = False,
+        pool: PoolPlan | None = None,
+        batch_cost: int = 0,
     ) -> None:
         self._make, self._identify, self._make_embedder = make, identify, embedder
         self._most_tokens, self._n_outputs, self._make_drafts = most_tokens, n_outputs, make_drafts
-        self._drafts, self._marks = Follower(None, 0), marks
+        self._drafts, self._marks, self._pool = Follower(None, 0), marks, pool
         self.embedder: Embedder | None = None
-        self.identity, self.batch_cost = "", 0
+        self.identity, self.batch_cost = "", batch_cost
         self._keeps_vocabulary = False
+        self._streamed_before = StreamCounts()
         self._pulse = Pulse()
         self.load()
 
@@ -74,8 +79,8 @@ class LlamaBackend(ContextMemory):
         self.tokenizer = LlamaTokenizer(self.model)
         if not self._keeps_vocabulary:
             self._grammars, self._dry = GrammarCompiler(self.tokenizer), DrySamplers(self.tokenizer)
-        self._n_window = int(api.llama_n_ctx_seq(ctx))
-        self.n_cells = int(api.llama_n_ctx(ctx))
+        self.n_cells = self._pool.n_rows if self._pool is not None else int(api.llama_n_ctx(ctx))
+        self._n_window = self._pool.n_rows if self._pool is not None else int(api.llama_n_ctx_seq(ctx))
         self.n_ctx = self._most_tokens(self.n_cells)
         self.n_seqs = int(api.llama_n_seq_max(ctx))
         self.n_ubatch = int(api.llama_n_ubatch(ctx))
@@ -87,12 +92,7 @@ class LlamaBackend(ContextMemory):
         self._batch = Batch(max(self.n_ubatch, self.n_seqs))
         self._image_batch: ImageBatch | None = None
         self._end_tokens = self.tokenizer.end_tokens()
-        self.evaluate(0, as_tokens([max(self.tokenizer.bos, 0)]), 0)
-        try:
-            self._memory = KVState(address, 0, marks=self._marks, defers=True)
-        except RuntimeError as error:
-            raise ModelError(str(error)) from error
-        self.clear(0)
+        self._open_memory(address)
         if self._memory.is_async:
             self._warm_up()
         identity = self._identify(self) if self._identify is not None else self.layout
@@ -102,6 +102,36 @@ class LlamaBackend(ContextMemory):
         if self._make_drafts is not None:
             self._drafts = Follower(self._make_drafts(self.model, ctx, self._pulse.attach), address)
         self.embedder = self._make_embedder(self.model) if self._make_embedder is not None else None
+
+    def _open_memory(self, address: int) -> None:
+        expected = self._trial() if self._pool is not None and not self.identity else None
+        api.llama_memory_clear(api.llama_get_memory(self._ctx), True)
+        self.evaluate(0, as_tokens([max(self.tokenizer.bos, 0)]), 0)
+        try:
+            if self._pool is None:
+                self._memory = KVState(address, 0, marks=self._marks, defers=True)
+            else:
+                resident, n_stages = list(self._pool.resident), max(self._pool.n_stages, 1)
+                self._memory = RowStore(address, self._pool.n_rows, resident, marks=self._marks, stages=n_stages)
+        except (RuntimeError, ValueError) as error:
+            raise ModelError(str(error) if self._pool is None else f"no --kv-pool here: {error}") from error
+        self.clear(0)
+        if expected is not None:
+            if not same_bits(expected, self._trial()):
+                raise ModelError(f"llama.cpp {build_version()} computes something else with --kv-pool than without")
+            self.clear(0)
+
+    def _trial(self) -> list[NDArray[np.float32]]:
+        n_vocab, on_gpu = self.tokenizer.n_vocab, self.batch_cost > 0
+        return trial(self.evaluate, self.logits, n_vocab, self.n_ubatch, on_gpu=on_gpu)
+
+    @property
+    def streamed(self) -> StreamCounts | None:
+        if self._pool is None:
+            return None
+        memory, before = self._memory, self._streamed_before
+        now = StreamCounts(memory.streamed_bytes, memory.wait_ms) if memory is not None else StreamCounts()
+        return StreamCounts(before.n_bytes + now.n_bytes, before.wait_ms + now.wait_ms)
 
     @property
     def draft_type(self) -> str:
@@ -211,7 +241,10 @@ class LlamaBackend(ContextMemory):
 
     def _run(self, n: int, batch: Any) -> None:
         batch.n_tokens = n
-        code = api.llama_decode(self._ctx, batch)
+        if self._pool is None or self._memory is None:
+            code = api.llama_decode(self._ctx, batch)
+        else:
+            code = checked(self._memory.decode, ctypes.addressof(batch))
         if code == ABORTED:
             raise UnavailableError("the evaluation was stopped")
         if code == 1:
@@ -277,6 +310,7 @@ class LlamaBackend(ContextMemory):
 
     def _free(self) -> None:
         self._drafts.close()
+        self._streamed_before = self.streamed or StreamCounts()
         self._memory = None  # what it holds on the device goes before the context that it belongs to
         if not self._keeps_vocabulary:
             self._grammars.close()

@@ -35,10 +35,14 @@ from pyctl.engine.llama.params import (
     layer_bytes,
     most_outputs,
     most_tokens,
+    pool_cells,
     uses_own_head,
     with_ubatch,
 )
+from pyctl.engine.llama.pool.pool_fit import fit_pool
 from pyctl.engine.model_settings import NUMA, POOLING, ModelSettings
+from pyctl.engine.pool.pool_plan import PoolPlan
+from pyctl.engine.pool.pool_settings import PoolSettings
 from pyctl.errors import ModelError, UnavailableError
 from pyctl.limit import limit
 
@@ -63,12 +67,14 @@ def load(
     drafts: DraftSettings | None = None,
     *,
     keep_vocabulary: bool = False,
+    pool: PoolSettings | None = None,
 ) -> Loaded:
     """Load the model and make its context.
 
     ``drafts`` say which draft model there is to be, too. ``announce`` hears where memory will go before any of it is
     taken, ``progress`` hears fractions from 0 to 1 and says whether to go on. With ``keep_vocabulary`` the tokenizer
-    has a copy of its own and stays usable while the backend is closed. Raises ModelError when a file is missing,
+    has a copy of its own and stays usable while the backend is closed. ``pool`` says how much of K and V may lie on the
+    device, by default all. Raises ModelError when a file is missing,
     damaged or unsupported, or when it does not fit into memory, and UnavailableError when ``progress`` said no.
     """
     path = Path(settings.path)
@@ -78,19 +84,22 @@ def load(
         api.llama_numa_init(NUMA[settings.numa])
     _check_file(path)
     drafts = with_inferred_type(drafts or DraftSettings())
-    settings, plan = fit_settings(with_ubatch(settings), drafts)
+    settings = with_ubatch(settings)
+    pooled = fit_pool(settings, drafts, pool.n_pooled) if pool is not None and pool.n_pooled else None
+    settings, plan = pooled or fit_settings(settings, drafts)
     if announce is not None:
         announce(plan)
     backend = LlamaBackend(
-        _Source(path, settings, progress, drafts),
+        _Source(path, settings, progress, drafts, pool_cells(settings) if pooled else settings.n_ctx),
         lambda backend: fingerprint(backend, settings, plan.layers),
         (lambda model: _make_embedder(model, settings)) if settings.embeddings else None,
         lambda n_cells: most_tokens(settings, n_cells),
         most_outputs(settings, drafts),
         _draft_maker(settings, drafts),
         marks=finds(drafts),
+        pool=plan.pool,
+        batch_cost=batch_cost(settings),
     )
-    backend.batch_cost = batch_cost(settings)
     if not backend.is_async:
         _note_blocking_copies(plan)
     if not drafts.draft_types and api.llama_model_n_layer_nextn(backend.model) > 0:
@@ -98,7 +107,7 @@ def load(
     tokenizer = LlamaTokenizer(_load_vocabulary(path)) if keep_vocabulary else backend.tokenizer
     if keep_vocabulary:
         backend.use_vocabulary(tokenizer)
-    return Loaded(backend, tokenizer, _describe(path, backend, settings))
+    return Loaded(backend, tokenizer, _describe(path, backend, settings, plan.pool))
 
 
 def _note_blocking_copies(plan: MemoryPlan) -> None:
@@ -117,15 +126,17 @@ class _Source:
         settings: ModelSettings,
         progress: Callable[[float], bool] | None,
         drafts: DraftSettings,
+        n_cells: int,
     ) -> None:
         self._path, self._settings, self._progress, self._drafts = path, settings, progress, drafts
+        self._n_cells = n_cells
 
     def __call__(self) -> tuple[Any, Any]:
         _check_file(self._path)
         with_head = uses_own_head(self._drafts)
         model = _load_model(self._path, self._settings, self._progress, with_head=with_head)
         try:
-            params = context_params(self._settings, self._settings.n_ctx, layer_bytes(model), self._drafts)
+            params = context_params(self._settings, self._n_cells, layer_bytes(model), self._drafts)
             return model, _make_context(model, self._settings, params)
         except BaseException:
             api.llama_model_free(model)
@@ -150,7 +161,7 @@ def _draft_maker(settings: ModelSettings, drafts: DraftSettings) -> MakeDraftMod
         return None
 
     def make(model: Any, ctx: Any, attach: Callable[[int], None]) -> DraftModel:
-        params = head_params(settings, drafts, ctx, layer_bytes(model))
+        params = head_params(settings, drafts, ctx, settings.n_ctx, layer_bytes(model))
         head = _make_context(model, drafts.of_context(settings), params)
         try:
             return MtpHead(head, drafts.n_draft, p_min=drafts.draft_p_min, attach=attach)
@@ -177,11 +188,11 @@ def _open_draft_file(
             return None
         if is_head and (widths := [int(api.llama_model_n_embd(one)) for one in (trunk, model)]) != widths[::-1]:
             raise ModelError(f"{path} has no head for this model: it is {widths[1]} wide, not {widths[0]}")
-        n_bytes, n_cells = layer_bytes(model), int(api.llama_n_ctx(trunk_ctx))
+        n_bytes = layer_bytes(model)
         if is_head:
-            params = head_params(of_file, drafts, trunk_ctx, n_bytes)
+            params = head_params(of_file, drafts, trunk_ctx, settings.n_ctx, n_bytes)
         else:
-            params = context_params(of_file, draft_cells(settings, drafts, n_cells), n_bytes)
+            params = context_params(of_file, draft_cells(settings, drafts, settings.n_ctx), n_bytes)
         ctx = _make_context(model, of_file, params)
         identity, p_min = file_digest(path), drafts.draft_p_min
         if is_head:
@@ -275,7 +286,7 @@ def _apply_adapters(model: Any, ctx: Any, settings: ModelSettings) -> None:
         raise ModelError(f"cannot use the adapters: {last_log_error('llama.cpp gave no reason')}")
 
 
-def _describe(path: Path, backend: LlamaBackend, settings: ModelSettings) -> EngineInfo:
+def _describe(path: Path, backend: LlamaBackend, settings: ModelSettings, pool: PoolPlan | None) -> EngineInfo:
     model, tokenizer = backend.model, backend.tokenizer
     template, rerank = (api.llama_model_chat_template(model, name) for name in (None, b"rerank"))
     name = metadata_text(model, "general.name") or path.stem
@@ -303,6 +314,7 @@ def _describe(path: Path, backend: LlamaBackend, settings: ModelSettings) -> Eng
         rerank_template=rerank.decode("utf-8", "replace") if rerank else "",
         rerank_marks=_rerank_marks(tokenizer),
         fingerprint=backend.identity,
+        pool=pool,
         lora=settings.lora,
     )
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
+from pyctl.engine.pool.pool_plan import PoolPlan
+
 __all__ = ["MemoryPlan", "Place", "Usage"]
 
 MIB = 2**20
@@ -57,7 +59,8 @@ class MemoryPlan:
     """What goes where, the host last; ``row_bytes`` is K and V of one token, ``state_bytes`` a state of a sequence.
 
     ``layers`` are the devices of the layers, the output last, by llama.cpp's names. Of each sequence there are
-    ``n_planes`` states besides the last one: planes, and a mark if drafts may be longer.
+    ``n_planes`` states besides the last one: planes, and a mark if drafts may be longer. With a ``pool`` K and V are
+    divided between a device and the host.
     """
 
     n_ctx: int
@@ -67,6 +70,7 @@ class MemoryPlan:
     places: tuple[Place, ...]
     layers: tuple[str, ...] = ()
     n_planes: int = 0
+    pool: PoolPlan | None = None
 
     @property
     def host(self) -> Place:
@@ -80,10 +84,16 @@ class MemoryPlan:
 
     def lines(self, cache_bytes: int | None = None) -> Iterator[str]:
         """A table; ``cache_bytes`` is the most that the prefix cache may take of the host, None without a limit."""
+        kv = [place.usage.kv for place in self.places]
+        n_streamed, n_layers, streamed_bytes = 0, 0, 0
+        if self.pool is not None:
+            n_streamed, n_layers, streamed_bytes = self.pool.n_streamed, self.pool.n_layers, self.pool.host_bytes
+            kv[-1] -= streamed_bytes
         sequences = "1 sequence" if self.n_seqs == 1 else f"{self.n_seqs} sequences"
         rows = [
             ("weights", [place.usage.weights for place in self.places]),
-            (f"KV of {self.n_ctx:,} tokens, {self.row_bytes / 1024:.1f} KiB each", [p.usage.kv for p in self.places]),
+            (f"KV of {self.n_ctx:,} tokens, {self.row_bytes / 1024:.1f} KiB each", kv),
+            (f"KV of {n_streamed} of {n_layers} layers, streamed", [0 for _ in self.gpus] + [streamed_bytes]),
             (f"state of {sequences}", [place.usage.states for place in self.places]),
             (f"{self.n_planes} earlier states of each, to go back to", [place.usage.planes for place in self.places]),
             ("draft model", [place.usage.drafts for place in self.places]),
@@ -98,6 +108,8 @@ class MemoryPlan:
             yield f"{title:{width}}" + "".join(f"  {_mib(value):>10}" for value in values)
         known = ["?" if place.free is None else _mib(place.free) for place in self.places]
         yield f"{'free before':{width}}" + "".join(f"  {value:>10}" for value in known)
+        if self.pool is not None and self.gpus:
+            yield from self.pool.lines()
 
     def warnings(self, cache_bytes: int | None = None) -> Iterator[str]:
         """What does not fit, and which flags would help."""

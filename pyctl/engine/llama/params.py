@@ -35,6 +35,7 @@ __all__ = [
     "most_outputs",
     "most_tokens",
     "n_planes",
+    "pool_cells",
     "with_ubatch",
 ]
 
@@ -240,11 +241,19 @@ def context_params(
     return params
 
 
-def head_params(settings: ModelSettings, drafts: DraftSettings, trunk: Any, n_layer_bytes: int | None = None) -> Any:
-    """A llama_context_params for a head that follows the context ``trunk``; ``settings`` are those of the trunk."""
-    params = context_params(drafts.of_context(settings), int(api.llama_n_ctx(trunk)), n_layer_bytes)
+def head_params(
+    settings: ModelSettings, drafts: DraftSettings, trunk: Any, n_ctx: int, n_layer_bytes: int | None = None
+) -> Any:
+    """A llama_context_params for a head that follows the context ``trunk`` for ``n_ctx`` tokens; ``settings`` are those
+    of the trunk."""
+    params = context_params(drafts.of_context(settings), n_ctx, n_layer_bytes)
     params.ctx_type, params.ctx_other = api.LLAMA_CONTEXT_TYPE_MTP, trunk
     return params
+
+
+def pool_cells(settings: ModelSettings) -> int:
+    """Cells of a context whose rows lie in a pool: for a batch, the row before it, and the trial at the start."""
+    return max(_padded(with_ubatch(settings).n_ubatch + 256), 1024)
 
 
 def draft_cells(settings: ModelSettings, drafts: DraftSettings, n_cells: int) -> int:

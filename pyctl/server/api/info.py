@@ -9,6 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pyctl.engine.pool.pool_plan import PoolPlan
 from pyctl.engine.request import Request as EngineRequest
 from pyctl.errors import NotSupportedError, UnavailableError
 from pyctl.prompt import Prompt
@@ -112,6 +113,8 @@ async def props(service: Service, request: Request) -> Response:
         "is_sleeping": service.worker.is_sleeping,
         "cors_proxy_enabled": False,
     }
+    if info.pool is not None:
+        body["kv_pool"] = _pool_json(info.pool)
     view = await asyncio.wrap_future(service.admin.view())
     body["prefix_cache"] = {
         "capacity": view.n_slots,
@@ -128,6 +131,18 @@ async def props(service: Service, request: Request) -> Response:
         "disk_policy": disk.policy if disk else "off",
     }
     return JsonResponse(body)
+
+
+def _pool_json(pool: PoolPlan) -> dict[str, Any]:
+    return {
+        "mode": "exact",
+        "rows": pool.n_rows,
+        "resident_layers": pool.n_resident,
+        "streamed_layers": pool.n_streamed,
+        "gpu_bytes": pool.device_bytes,
+        "stage_bytes": pool.stage_bytes,
+        "host_bytes": pool.host_bytes,
+    }
 
 
 async def change_props(service: Service, request: Request) -> Response:

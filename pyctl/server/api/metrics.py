@@ -44,7 +44,8 @@ async def show(service: Service, request: Request) -> Response:
 def prometheus_text(stats: EngineStats, memory: Mapping[str, int]) -> str:
     """All metrics, as Prometheus reads them; ``memory`` are bytes by what they are for, and those that are resident."""
     return "".join(
-        _lines(metric) for metric in (*_llama(stats), *_company(stats), *_cache(stats.cache), *_memory(memory))
+        _lines(metric)
+        for metric in (*_llama(stats), *_company(stats), *_pool(stats), *_cache(stats.cache), *_memory(memory))
     )
 
 
@@ -104,6 +105,13 @@ def _company(stats: EngineStats) -> Iterator[Metric]:
     yield Metric(
         "pyctl:device_rows_total", "counter", "Rows of snapshots on the device, by what became of them", device
     )
+
+
+def _pool(stats: EngineStats) -> Iterator[Metric]:
+    if stats.streamed is not None:
+        n_bytes, seconds = {"": stats.streamed.n_bytes}, {"": stats.streamed.wait_ms / 1e3}
+        yield Metric("pyctl:streamed_bytes_total", "counter", "Bytes of K and V that were read from RAM", n_bytes)
+        yield Metric("pyctl:stream_wait_seconds_total", "counter", "Seconds that evaluation waited for them", seconds)
 
 
 def _cache(view: CacheView) -> Iterator[Metric]:

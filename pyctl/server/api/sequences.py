@@ -60,6 +60,8 @@ def sequence_json(service: Service, view: SequenceView) -> dict[str, Any]:
     types = service.info.draft_types
     shown: dict[str, Any] = {"id": view.id, "n_ctx": view.n_ctx, "speculative": bool(types)}
     shown["is_processing"] = view.busy
+    if (pool := service.info.pool) is not None:
+        shown["kv_pool"] = {"n_rows": view.n_tokens, "bytes_per_pass": pool.pass_bytes(view.n_tokens)}
     if view.request is None:
         return shown
     debug = service.settings.slots_debug

@@ -46,13 +46,17 @@ def _entry(candidate: tuple[int, float], tokenizer: Tokenizer, name: str) -> dic
 def timings_json(timings: Timings, report: RequestStats | None = None) -> dict[str, Any]:
     """Counts are tokens. The first predicted token comes with the prompt, so n tokens are n - 1 steps.
 
-    Drafts are told of if there were any. ``report``, once it is complete, adds what llama-server does not have: what
-    lookup, restore and save took of the prompt's time, and how many tokens had been evaluated before the request came,
-    if any. Numbers only: typed clients want nothing else here.
+    Drafts are told of if there were any, and with --kv-pool what attention read from RAM. ``report``, once it is
+    complete, adds what llama-server does not have: what lookup, restore and save took of the prompt's time, and how
+    many tokens had been evaluated before the request came, if any. Numbers only: typed clients want nothing else here.
     """
     n_steps = max(timings.n_predicted - 1, 0)
     drafts = timings.drafts
-    counts = {"draft_n": drafts.n_drafted, "draft_n_accepted": drafts.n_accepted} if drafts.n_drafted else {}
+    counts: dict[str, float] = {}
+    if drafts.n_drafted:
+        counts = {"draft_n": drafts.n_drafted, "draft_n_accepted": drafts.n_accepted}
+    if timings.streamed is not None:
+        counts |= {"streamed_bytes": timings.streamed.n_bytes, "stream_wait_ms": timings.streamed.wait_ms}
     return {
         "cache_n": timings.n_cached,
         "prompt_n": timings.n_evaluated,

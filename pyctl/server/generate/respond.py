@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pyctl.engine.handle import RequestHandle
+from pyctl.engine.pool.pool_plan import PoolPlan, StreamCounts
 from pyctl.engine.request import Done, DraftCounts, Event, Failed, Piece, Progress
 from pyctl.errors import EngineError, PyctlError
 from pyctl.server.generate.reply import Reply
@@ -37,6 +38,8 @@ TextOf: TypeAlias = Callable[[Sequence[int]], str]
 
 log = logging.getLogger("pyctl.server")
 
+MIB = 2**20
+
 
 def cache_header(known: Done | Progress) -> dict[str, str]:
     """``x-pyctl-cache``: where the prompt was restored from, and tokens restored and evaluated."""
@@ -47,15 +50,19 @@ def cache_header(known: Done | Progress) -> dict[str, str]:
     return {"x-pyctl-cache": f"source={source}; cached={cached}; evaluated={evaluated}"}
 
 
-def log_done(path: str, done: Done, text_of: TextOf) -> None:
-    """Log a request that was served; on a miss, also where and how its prompt left the nearest recent one."""
+def log_done(path: str, done: Done, text_of: TextOf, pool: PoolPlan | None = None) -> None:
+    """Log a request that was served; on a miss, also where and how its prompt left the nearest recent one.
+
+    With a ``pool`` it says how many MiB of what was restored went to the device, and what was read from RAM.
+    """
     report, timings = done.stats, done.timings
     # A device may still be busy when the prefill has been handed to it; the first token waits for it.
     prefill_ms = max(report.prefill_ms, timings.prompt_ms - report.lookup_ms - report.restore_ms)
     warmed = f" ({report.n_warmed} of them made ready before)" if report.n_warmed else ""
-    restored = f"{report.n_cached} from {report.source}{warmed} in {_time(report.lookup_ms + report.restore_ms)}"
+    moved = _moved(pool, report.n_loaded) if pool is not None and report.n_loaded else ""
+    restored = f"{report.n_cached} from {report.source}{warmed} in {_time(report.lookup_ms + report.restore_ms)}{moved}"
     log.info(
-        "%s: %d prompt tokens, %s, %d evaluated in %s%s; %d predicted in %s%s%s, the first after %s; stop: %s",
+        "%s: %d prompt tokens, %s, %d evaluated in %s%s; %d predicted in %s%s%s, the first after %s%s; stop: %s",
         path,
         report.n_prompt,
         restored if report.n_cached else "none cached",
@@ -67,6 +74,7 @@ def log_done(path: str, done: Done, text_of: TextOf) -> None:
         _speed(timings.n_predicted - 1, timings.predicted_ms),
         _drafts(timings.drafts),
         _time(timings.first_token_ms),
+        _streamed(timings.streamed),
         done.stop_type,
     )
     if report.miss is not None:
@@ -79,6 +87,18 @@ def log_done(path: str, done: Done, text_of: TextOf) -> None:
             text_of(miss.recent),
             text_of(miss.given),
         )
+
+
+def _moved(pool: PoolPlan, n: int) -> str:
+    row_bytes = pool.layer_bytes / pool.n_rows / MIB
+    up, kept = (n * row_bytes * n_layers for n_layers in (pool.n_resident, pool.n_streamed))
+    return f" ({up:.0f} MiB of K and V to the device, {kept:.0f} stayed in RAM)"
+
+
+def _streamed(counts: StreamCounts | None) -> str:
+    if counts is None or not counts.n_bytes:
+        return ""
+    return f"; {counts.n_bytes / MIB:.0f} MiB read from RAM, waited {_time(counts.wait_ms)}"
 
 
 def log_error(path: str, error: Exception) -> None:
@@ -165,7 +185,7 @@ class ReplyResponse:
         self._replies = replies
         self._combine = combine
         self._text_of = service.text_of
-        self._running = service.running
+        self._running, self._pool = service.running, service.info.pool
         options = replies[0].reply.options
         self._streams = options.stream
         self._ping_seconds = service.settings.ping_seconds if options.ping_seconds is None else options.ping_seconds
@@ -203,7 +223,7 @@ class ReplyResponse:
             headers = cache_header(finals[0]) if len(finals) == 1 else {}
             response: Response = JsonResponse(self._combine(bodies), headers=headers)
             for done in finals:
-                log_done(path, done, self._text_of)
+                log_done(path, done, self._text_of, self._pool)
         except Exception as error:
             log_error(path, error)
             response = self._replies[-1].reply.error_response(error)
@@ -240,7 +260,7 @@ class ReplyResponse:
                         raise event.error
                     frames.append(_frames(self._replies[number].reply, event))
                     if isinstance(event, Done):
-                        log_done(path, event, self._text_of)
+                        log_done(path, event, self._text_of, self._pool)
                 yield b"".join(frames)
 
     async def _send(self, send: Send, body: bytes) -> None:

@@ -1,0 +1,1 @@
+"""Rows outside of llama.cpp's context, which keeps no more than a batch of them."""

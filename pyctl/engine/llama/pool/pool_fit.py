@@ -1,0 +1,117 @@
+"""How many layers of a pool stay on the device, and the memory that everything takes then."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from pyctl.engine.draft.draft_settings import DraftSettings
+from pyctl.engine.llama.fit import CTX_STEP, DryRun, dry_run, gpu_shortage, refusal, shortage
+from pyctl.engine.llama.memory import MemoryPlan, Place, Usage
+from pyctl.engine.llama.params import TYPES, pool_cells, with_ubatch
+from pyctl.engine.model_settings import ModelSettings
+from pyctl.engine.pool.pool_plan import PoolPlan
+from pyctl.errors import ModelError
+
+__all__ = ["fit_pool"]
+
+log = logging.getLogger(__name__)
+
+
+def fit_pool(settings: ModelSettings, drafts: DraftSettings, n_tokens: int) -> tuple[ModelSettings, MemoryPlan] | None:
+    """As `fit_settings`, with a pool of ``n_tokens``, -1 for as many as fit; None if there is to be none.
+
+    Then the log says why: a pool cannot hold this model's rows, or there is room for all of them. ModelError where
+    ``n_tokens`` are too few, or where the host has no room for what is streamed.
+    """
+    with dry_run(settings, drafts) as run:
+        try:
+            rows = _PooledRows(run, settings)
+        except ModelError as error:
+            log.warning("no --kv-pool: %s", error)
+            return None
+        most = _padded(settings.n_ctx or run.n_ctx_train)
+        if n_tokens < 0 and rows.need_no_pool(most):
+            log.info("no --kv-pool: %s", "there is room for all of K and V" if rows.is_on_gpu else "there is no GPU")
+            return None
+        plan = rows.plan(most, n_tokens)
+        if shortage(settings, plan.host) and not settings.n_ctx and settings.fit:
+            least, first = _padded(settings.fit_ctx), most
+            while most - least > CTX_STEP:
+                middle = (least + most) // 2 // CTX_STEP * CTX_STEP
+                fits = not shortage(settings, rows.plan(middle, n_tokens).host)
+                least, most = (middle, most) if fits else (least, middle)
+            plan = rows.plan(least, n_tokens)
+            log.warning("the context is cut from %d to %d tokens to fit into memory (-c)", first, plan.n_ctx)
+    if shortage(settings, plan.host):
+        raise ModelError(refusal(plan.n_ctx, plan.host.usage.total, plan.host.free or 0))
+    return replace(settings, n_ctx=plan.n_ctx), plan
+
+
+class _PooledRows:
+    """Where the rows of ``run`` can lie; ModelError says why there can be no pool."""
+
+    def __init__(self, run: DryRun, settings: ModelSettings) -> None:
+        self._run, self._settings = run, settings
+        places, row_bytes = run.pooled_layers()
+        self._place, self._n_layers = places[0], len(places)
+        self._layer_row = round(row_bytes / self._n_layers)
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """Whether the device that attends is not the host."""
+        return self._place != self._run.plan(CTX_STEP).host.name
+
+    def need_no_pool(self, n_rows: int) -> bool:
+        """Whether nothing is gained by one: all fits, or attention reads what lies in RAM anyway."""
+        if not self.is_on_gpu:
+            return True
+        base = self._run.plan(CTX_STEP)
+        free = sum(place.free or 0 for place in base.places)
+        if n_rows * self._layer_row * self._n_layers > free:
+            return False  # out of all reason, perhaps: llama.cpp is not asked
+        return not gpu_shortage(self._settings, self._run.plan(n_rows))
+
+    def plan(self, n_rows: int, n_tokens: int) -> MemoryPlan:
+        """The memory for ``n_rows``, with as many layers on the device as ``n_tokens`` pay for, or as fit."""
+        settings, n_layers, layer_bytes = self._settings, self._n_layers, n_rows * self._layer_row
+        if 0 <= n_tokens * n_layers < n_rows:
+            least = -(-n_rows // n_layers)
+            raise ModelError(f"--kv-pool {n_tokens} is too small for {n_rows} tokens of context: the least is {least}")
+        base = self._run.plan(pool_cells(settings), n_rows)
+        index, place = next((i, each) for i, each in enumerate(base.places) if each.name == self._place)
+        place = _with(place, compute=self._compute(n_rows, is_gpu=place.is_gpu))
+        n_fitting = n_tokens * n_layers // n_rows
+        if n_tokens < 0:
+            missing = shortage(settings, _with(place, kv=layer_bytes * n_layers), index)
+            n_fitting = n_layers - -(-missing // layer_bytes)
+        pool = PoolPlan.of(n_fitting, n_rows, n_layers, layer_bytes)
+        places = [*base.places]
+        places[index] = _with(place, kv=pool.device_bytes)
+        places[-1] = _with(places[-1], kv=pool.host_bytes)
+        row_bytes = float(self._layer_row * n_layers)
+        return replace(base, n_ctx=n_rows, row_bytes=row_bytes, places=tuple(places), pool=pool)
+
+    def _compute(self, n_rows: int, *, is_gpu: bool) -> int:
+        """Bytes that attention needs for so many rows and llama.cpp does not know of: a mask, and on a GPU one layer's
+        rows in f16 where they are quantised."""
+        n_ubatch = -(-with_ubatch(self._settings).n_ubatch // 64) * 64
+        widths = [_element_bytes(name) for name in (self._settings.type_k, self._settings.type_v)]
+        n_elements = self._layer_row / sum(widths)
+        converted = sum(2 * n_elements for width in widths if width < 2) if is_gpu else 0
+        return n_rows * (2 * n_ubatch + int(converted))
+
+
+def _with(place: Place, **more: int) -> Place:
+    return replace(place, usage=place.usage + Usage(**more))
+
+
+def _element_bytes(name: str) -> float:
+    n_elements, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(TYPES[name])]
+    return float(n_bytes / n_elements)
+
+
+def _padded(n: int) -> int:
+    return -(-n // CTX_STEP) * CTX_STEP

@@ -1,0 +1,45 @@
+"""Whether rows in a pool give what rows in llama.cpp's own context give, asked once at the start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyctl.prompt import Tokens, as_tokens
+
+__all__ = ["same_bits", "trial"]
+
+GPU_TOKENS, CPU_TOKENS = 600, 290
+"""Beyond a multiple of 256, where the shapes of the graph change; and no more, since processors are slow."""
+
+N_SINGLE = 3
+"""Tokens that come alone, as those of a reply do."""
+
+
+def trial(
+    evaluate: Callable[[int, Tokens, int], None],
+    logits: Callable[[int], NDArray[np.float32]],
+    n_vocab: int,
+    n_ubatch: int,
+    *,
+    on_gpu: bool,
+) -> list[NDArray[np.float32]]:
+    """The logits after each batch of a made-up text in sequence 0, which is empty and holds it afterwards.
+
+    ``evaluate`` takes a sequence, tokens and a position, ``logits`` the number of an output.
+    """
+    n_tokens = GPU_TOKENS if on_gpu else CPU_TOKENS
+    tokens = as_tokens((np.arange(n_tokens + N_SINGLE) * 7919 + 13) % n_vocab)
+    found = []
+    for start, end in pairwise([*range(0, n_tokens, n_ubatch), *range(n_tokens, tokens.size + 1)]):
+        evaluate(0, tokens[start:end], start)
+        found.append(logits(0))
+    return found
+
+
+def same_bits(one: list[NDArray[np.float32]], other: list[NDArray[np.float32]]) -> bool:
+    """Whether both trials gave the same bits."""
+    return all(a.tobytes() == b.tobytes() for a, b in zip(one, other, strict=True))

@@ -1,0 +1,90 @@
+"""Which layers of a pool stay on the device: arithmetic, before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+__all__ = ["PoolPlan", "StreamCounts"]
+
+COPY_RATE = 20e9
+"""Bytes a second from RAM to a device, for what is said before it can be measured: PCIe 4 with 16 lanes."""
+
+MIB = 2**20
+
+
+class StreamCounts(NamedTuple):
+    """Bytes of rows that were copied to the device for attention to read, and milliseconds that it waited for them."""
+
+    n_bytes: int = 0
+    wait_ms: float = 0.0
+
+    def since(self, before: StreamCounts) -> StreamCounts:
+        """What came after ``before``."""
+        return StreamCounts(self.n_bytes - before.n_bytes, self.wait_ms - before.wait_ms)
+
+
+@dataclass(frozen=True)
+class PoolPlan:
+    """Rows of ``n_rows`` tokens in ``n_layers`` layers with attention, ``layer_bytes`` in each.
+
+    Those of ``n_resident`` layers lie on the device. Those of the others, which are *streamed*, lie in RAM; in every
+    evaluation one layer after the other is copied into one of ``n_stages`` stages, each as large as a layer.
+    """
+
+    n_rows: int
+    n_layers: int
+    n_resident: int
+    n_stages: int
+    layer_bytes: int
+
+    @classmethod
+    def of(cls, n: int, n_rows: int, n_layers: int, layer_bytes: int) -> PoolPlan:
+        """With as many resident layers as there can be where the device has room for ``n`` of them, one at least."""
+        n_stages = 0 if n >= n_layers else min(max(n, 1), 2)
+        return cls(n_rows, n_layers, min(max(n, 1) - n_stages, n_layers), n_stages, layer_bytes)
+
+    @property
+    def n_streamed(self) -> int:
+        """Layers whose rows lie in RAM."""
+        return self.n_layers - self.n_resident
+
+    @property
+    def resident(self) -> tuple[int, ...]:
+        """The numbers of the resident layers. Streamed ones are far apart, so that one is copied while others work."""
+        streamed = {(2 * i + 1) * self.n_layers // (2 * self.n_streamed) for i in range(self.n_streamed)}
+        return tuple(i for i in range(self.n_layers) if i not in streamed)
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes on the device through which rows pass."""
+        return self.n_stages * self.layer_bytes
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes on the device, those of the stages too."""
+        return self.n_resident * self.layer_bytes + self.stage_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes in RAM."""
+        return self.n_streamed * self.layer_bytes
+
+    def pass_bytes(self, n: int) -> int:
+        """Bytes that are copied to evaluate one batch behind ``n`` tokens."""
+        return self.host_bytes * n // self.n_rows
+
+    def lines(self) -> Iterator[str]:
+        """What streaming costs: nothing to say without it."""
+        if self.n_streamed:
+            depths = [n for n in (32_768, 131_072) if n < self.n_rows] + [self.n_rows]
+            speeds = (f"{_rounded(COPY_RATE / self.pass_bytes(n))} at {n:,} tokens" for n in depths)
+            yield (
+                f"K and V of {self.n_streamed} of {self.n_layers} layers lie in RAM and are read for each token: "
+                f"at {COPY_RATE / 1e9:.0f} GB/s at most {', '.join(speeds)} (tokens/s)"
+            )
+
+
+def _rounded(speed: float) -> str:
+    return f"{speed:,.0f}" if speed >= 10 else f"{speed:.1f}"

@@ -1,0 +1,199 @@
+"""A backend whose rows lie in a pool, against one whose rows lie in llama.cpp's context: the same bits, always."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pyctl.cache.disk.store import DiskStore
+from pyctl.cache.disk_tier import DiskTier
+from pyctl.cache.persist import DiskPolicy
+from pyctl.cache.ram import RamCache
+from pyctl.engine.backend import SequenceTokens, block_sizes
+from pyctl.engine.draft.draft_settings import DraftSettings
+from pyctl.engine.engine import Engine
+from pyctl.engine.engine_settings import EngineSettings
+from pyctl.engine.llama import LlamaBackend, Loaded, llama_backend, load
+from pyctl.engine.model_settings import ModelSettings
+from pyctl.engine.pool.pool_settings import PoolSettings
+from pyctl.errors import ModelError, StateError
+from pyctl.prompt import Prompt, as_tokens
+from tests.cache.checks import check_invariants
+from tests.engine.drive import ask, cold
+
+N_CTX = 2048
+START = 257
+"""Stands for <|im_start|>: every boundary is where one of these is."""
+
+Opened = Callable[..., Loaded]
+
+
+@pytest.fixture(scope="module")
+def opened(model_path: Callable[[str], Path]) -> Iterator[Opened]:
+    """opened("tiny-hybrid", 1024) -> the model with a pool of so many tokens, 0 for none; drafts by name."""
+    found: dict[object, Loaded] = {}
+
+    def get(name: str, n_tokens: int, *draft_types: str, type_kv: str = "f16") -> Loaded:
+        key = name, n_tokens, draft_types, type_kv
+        if key not in found:
+            given = {"n_ctx": N_CTX, "n_ubatch": 64, "n_threads": 1, "type_k": type_kv, "type_v": type_kv}
+            model = ModelSettings(path=str(model_path(name)), **given)
+            found[key] = load(model, drafts=DraftSettings(draft_types=draft_types), pool=PoolSettings(n_tokens))
+        found[key].backend.clear(0)
+        return found[key]
+
+    yield get
+    for loaded in found.values():
+        loaded.backend.unload()
+
+
+def chat(*messages: tuple[int, int]) -> Prompt:
+    """Messages (seed, length) and a generation header."""
+    parts = [[START, *np.random.default_rng(seed).integers(0, 250, n - 1)] for seed, n in messages]
+    tokens = np.concatenate([*parts, [START, 97, 115]])
+    return Prompt.of(tokens, np.flatnonzero(tokens == START))
+
+
+def engine_of(backend: LlamaBackend, **fields: object) -> Engine:
+    return Engine(backend, RamCache(32, None), EngineSettings(exact=True, **fields))
+
+
+@pytest.mark.parametrize("type_kv", ["f16", "q8_0"])
+@pytest.mark.parametrize(("name", "n_layers"), [("tiny-hybrid", 2), ("tiny-moe", 2), ("tiny-dense", 4)])
+def test_every_number_of_layers_on_the_device_gives_the_same_bits(
+    opened: Opened, name: str, n_layers: int, type_kv: str
+) -> None:
+    tokens = as_tokens(np.random.default_rng(1).integers(0, 250, 600))
+
+    def logits(backend: LlamaBackend) -> list[bytes]:
+        found = []
+        for first, last in ((0, 64), (64, 128), (128, 150), *((i, i + 1) for i in range(150, 180))):
+            backend.evaluate(0, tokens[first:last], first)
+            found.append(backend.logits(0).tobytes())
+        backend.rewind(0, 0)
+        return found
+
+    plain = opened(name, 0, type_kv=type_kv)
+    expected = logits(plain.backend)
+    for n in range(1, n_layers + 1):
+        pooled = opened(name, n * N_CTX // n_layers, type_kv=type_kv)
+        pool, backend = pooled.info.pool, pooled.backend
+        assert pool is not None
+        assert pool.n_resident == (n_layers if n == n_layers else max(n - 2, 0))
+        assert logits(backend) == expected
+        assert (backend.streamed.n_bytes > 0) == (pool.n_streamed > 0)
+        assert (backend.n_ctx, backend.n_cells, backend.layout) == (N_CTX, N_CTX, plain.backend.layout)
+        assert pooled.info.fingerprint == plain.info.fingerprint
+
+
+messages = st.tuples(st.integers(0, 9), st.sampled_from([3, 40, 70, 130, 300]))
+asked = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["extend", "edit", "again"]), messages), max_size=7)
+
+
+@pytest.mark.parametrize("name", ["tiny-hybrid", "tiny-dense"])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(asked=asked, n_tokens=st.sampled_from([N_CTX // 2, N_CTX]))
+def test_conversations_that_take_turns(
+    opened: Opened, name: str, asked: list[tuple[int, str, tuple[int, int]]], n_tokens: int
+) -> None:
+    plain, pooled = opened(name, 0).backend, opened(name, n_tokens).backend
+    engine = engine_of(pooled)
+    talks = [[(10, 200), (i, 50)] for i in range(4)]
+    for number, how, message in asked:
+        talk = talks[number]
+        if how == "extend" and sum(length for _, length in talk) < 1200:
+            talk.append(message)
+        elif how == "edit":
+            talk[-1] = message
+        prompt = chat(*talk)
+        reply = ask(engine, prompt, 4)
+        assert reply.error is None
+        assert reply.tokens == cold(plain, prompt, 4).tokens
+        check_invariants(engine.snapshotter.cache)
+        assert not engine.snapshotter.device.n_cells
+
+
+@pytest.mark.parametrize("sizes", [(0, N_CTX // 2), (N_CTX // 2, 0), (N_CTX, N_CTX // 2)])
+def test_files_go_from_one_kind_of_server_to_the_other(opened: Opened, tmp_path: Path, sizes: tuple[int, int]) -> None:
+    prompt, longer, replies = chat((1, 300), (2, 240)), chat((1, 300), (2, 240), (3, 90)), []
+    expected = [cold(opened("tiny-hybrid", 0).backend, each).tokens for each in (prompt, longer)]
+    for n_tokens, asked in zip(sizes, (prompt, longer), strict=True):
+        loaded = opened("tiny-hybrid", n_tokens)
+        store = DiskStore(tmp_path, loaded.info.fingerprint, None, min_tokens=100, sizes=block_sizes(loaded.backend))
+        tier = DiskTier(store, DiskPolicy.parse("full"), cold_max=10240)
+        engine = Engine(loaded.backend, RamCache(32, None), EngineSettings(exact=True), tier)
+        replies.append(ask(engine, asked))
+        assert engine.close(StateError("the end"))
+    assert [reply.tokens for reply in replies] == expected
+    assert (replies[1].done.stats.source, replies[1].done.stats.n_cached) == ("disk", prompt.end)
+
+
+@pytest.mark.parametrize("types", [("draft-mtp",), ("cache",), ("draft-mtp", "cache")])
+def test_drafts_are_taken_back_as_without(opened: Opened, types: tuple[str, ...]) -> None:
+    """Short ones by planes, long ones by going back to a mark."""
+    tokens, found = as_tokens(np.random.default_rng(1).integers(0, 250, 100)), []
+    for n_tokens in (0, N_CTX // 2, N_CTX):
+        backend, n, seen = opened("tiny-hybrid-nextn", n_tokens, *types).backend, 100, []
+        backend.evaluate(0, tokens[:64], 0)
+        backend.evaluate(0, tokens[64:], 64)
+        for n_drafts, n_right in ((3, 0), (3, 2), (20, 5), (20, 19), (3, 3)):
+            if n_drafts <= backend.most_drafts:
+                item = SequenceTokens(0, tuple(range(30, 31 + n_drafts)), n)
+                seen.append(backend.draft([item], 3))
+                backend.decode([item])
+                seen.append([backend.logits(i).tobytes() for i in range(n_drafts + 1)])
+                n = backend.keep(0, n + 1 + n_right)
+        found.append((seen, n, backend.most_drafts, backend.n_rollback))
+    assert found[0] == found[1] == found[2]
+    assert len(found[0][0]) >= 2 * 3
+
+
+def test_sleep_wakes_up_to_an_empty_pool(opened: Opened) -> None:
+    backend, prompt = opened("tiny-hybrid", N_CTX // 2).backend, chat((1, 300))
+    engine = engine_of(backend)
+    first = ask(engine, prompt)
+    streamed = backend.streamed
+    engine.sleep()
+    assert backend.streamed == streamed, "counters go on"
+    engine.wake()
+    again = ask(engine, prompt)
+    assert again.tokens == first.tokens
+    assert (again.done.stats.source, again.done.stats.n_cached) == ("ram", prompt.end)
+    assert backend.streamed.n_bytes > streamed.n_bytes
+
+
+def test_a_slot_is_no_file(opened: Opened, tmp_path: Path) -> None:
+    backend = opened("tiny-hybrid", N_CTX).backend
+    backend.evaluate(0, as_tokens([1, 2, 3]), 0)
+    for act in (
+        lambda: backend.save_file(0, tmp_path / "f", as_tokens([1, 2, 3]), ()),
+        lambda: backend.load_file(0, tmp_path / "f"),
+    ):
+        with pytest.raises(StateError, match="with --kv-pool a slot cannot be saved or restored as a file"):
+            act()
+
+
+def test_another_release_of_llama_cpp_is_found_out(
+    model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One bit of one logit is enough."""
+    trial = llama_backend.trial
+    n_trials = 0
+
+    def changed(*given: object, **named: object) -> list[np.ndarray]:
+        nonlocal n_trials
+        n_trials += 1
+        found = trial(*given, **named)
+        if n_trials == 2:
+            found[-1].view(np.uint32)[0] ^= 1
+        return found
+
+    monkeypatch.setattr(llama_backend, "trial", changed)
+    model = ModelSettings(path=str(model_path("tiny-hybrid")), n_ctx=N_CTX, n_threads=1)
+    with pytest.raises(ModelError, match=r"llama.cpp .* computes something else with --kv-pool than without"):
+        load(model, pool=PoolSettings(N_CTX))

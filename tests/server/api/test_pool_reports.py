@@ -1,0 +1,68 @@
+"""What clients and people are told about a pool: properties, slots, timings, counters, the log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+import pytest
+
+from pyctl.cache.cache_stats import RequestStats
+from pyctl.engine.pool.pool_plan import PoolPlan, StreamCounts
+from pyctl.engine.request import Done, Event, Piece, Request, Timings
+from pyctl.server.server_settings import ServerSettings
+from tests.server.fake import Bench
+
+MIB = 2**20
+POOL = PoolPlan.of(11, 4096, 16, 16 * MIB)
+
+
+def pooled(n_bytes: int = 640 * MIB) -> Bench:
+    """A server whose engine has read so many bytes for every reply, which restored 1,024 tokens."""
+
+    def script(_: Request) -> Iterable[Event]:
+        yield Piece("a", (97,))
+        timings = Timings(1024, 21, 2.0, 1, 3.0, 0.1, 2.5, streamed=StreamCounts(n_bytes, 45.5))
+        yield Done("eos", "", timings, RequestStats(1045, "ram", 1024, 21, n_loaded=512), seq=0)
+
+    bench = Bench(script, settings=ServerSettings(show_slots=True, show_metrics=True), pool=POOL)
+    bench.engine.backend.streamed = StreamCounts(n_bytes, 45.5)
+    return bench
+
+
+def test_properties_and_slots() -> None:
+    bench, plain = pooled(), Bench(settings=ServerSettings(show_slots=True))
+    assert bench.client.get("/props").json()["kv_pool"] == {
+        "mode": "exact",
+        "rows": 4096,
+        "resident_layers": 9,
+        "streamed_layers": 7,
+        "gpu_bytes": 11 * 16 * MIB,
+        "stage_bytes": 2 * 16 * MIB,
+        "host_bytes": 7 * 16 * MIB,
+    }
+    (slot,) = bench.client.get("/slots").json()
+    assert slot["kv_pool"] == {"n_rows": 0, "bytes_per_pass": 0}
+    assert "kv_pool" not in plain.client.get("/props").json()
+    assert "kv_pool" not in plain.client.get("/slots").json()[0]
+
+
+def test_timings_and_counters() -> None:
+    bench, plain = pooled(), Bench(settings=ServerSettings(show_metrics=True))
+    timings = bench.chat()["timings"]
+    assert (timings["streamed_bytes"], timings["stream_wait_ms"]) == (640 * MIB, 45.5)
+    assert timings.keys() - plain.chat()["timings"].keys() == {"streamed_bytes", "stream_wait_ms"}
+    text = bench.client.get("/metrics").text
+    assert f"\npyctl:streamed_bytes_total {640 * MIB}\n" in text
+    assert "\npyctl:stream_wait_seconds_total 0.0455\n" in text
+    assert "stream" not in plain.client.get("/metrics").text
+
+
+def test_the_log_tells_what_went_where(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    pooled().chat()
+    assert "1024 from ram in 0.0 ms (18 MiB of K and V to the device, 14 stayed in RAM)," in caplog.text
+    assert "; 640 MiB read from RAM, waited 45.5 ms; stop: eos" in caplog.text
+    caplog.clear()
+    pooled(0).chat()
+    assert "read from RAM" not in caplog.text
