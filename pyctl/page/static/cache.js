@@ -272,7 +272,7 @@ async function warm() {
 
 function gauge(kind, name, bytes, budget) {
   const share = budget > 0 ? Math.min((100 * bytes) / budget, 100) : 0;
-  const filled = el("i", { class: kind, vars: { "--w": share } });
+  const filled = bytes ? el("i", { class: kind, vars: { "--w": share } }) : "";
   const track = budget > 0 ? el("span", { class: "track" }, filled) : el("span");
   return el("div", { class: "gauge" }, el("span", {}, el("b", { class: "dot " + kind, "aria-hidden": "true" }), name),
     track, el("span", { class: "dim" }, size(bytes) + (budget > 0 ? " of " + size(budget) : "")));

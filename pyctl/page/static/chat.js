@@ -219,6 +219,7 @@ async function reply(message, continues = false) {
   await keep(own);
   try {
     const body = { ...settings.requestOf(), messages, return_progress: true, return_cache: true };
+    if (continues) Object.assign(body, { continue_final_message: true, add_generation_prompt: false });
     for await (const event of api.stream("v1/chat/completions", body, controller.signal)) {
       if (event.prompt_progress) run.progress = event.prompt_progress;
       if (take(message, event, times)) run.progress = null;
