@@ -131,7 +131,8 @@ function costs(stats) {
       item("evaluated",
         `${count(read)} read in ${time(stats.prompt_ms)}${read > 16 ? speed(stats.prompt_per_second) : ""}`),
       item("said", `${count(written)} written in ${time(stats.predicted_ms)}${speed(stats.predicted_per_second)}`),
-      stats.draft_n ? el("span", {}, `${count(stats.draft_n_accepted)} of ${count(stats.draft_n)} drafts accepted`) : null,
+      stats.draft_n
+        ? el("span", {}, `${count(stats.draft_n_accepted)} of ${count(stats.draft_n)} drafts accepted`) : null,
       saved > 1000 ? el("span", {}, `about ${time(saved)} of reading saved`) : null),
     cache.miss ? el("p", { class: "miss" }, missed(cache.miss)) : null,
   ];
