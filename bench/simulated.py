@@ -26,7 +26,7 @@ from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.request import Request
 from pyctl.errors import OutOfCellsError, StateError
-from pyctl.prompt import Prompt, Tokens, as_tokens, common_prefix
+from pyctl.prompt import FIRST_MESSAGES, Prompt, Tokens, as_tokens, common_prefix
 from tools.generator.vocab import SPECIAL_TOKENS
 
 Cells: TypeAlias = NDArray[np.int64]
@@ -55,8 +55,9 @@ def prompt_of(plain: str) -> Prompt:
     tokens = tokens_of(plain)
     starts = np.flatnonzero(tokens == _START)
     n_unmarked = int(starts[0]) if starts.size else int(tokens.size)
-    lines = np.flatnonzero(tokens[:n_unmarked] == ord("\n")) + 1
     inner = tuple(int(at) for at in starts if at)
+    later = inner[FIRST_MESSAGES - (n_unmarked == 0) :]
+    lines = np.flatnonzero(tokens[: later[0] if later else None] == ord("\n")) + 1
     replies = headers(tokens, inner, _ASSISTANT) or ()
     turn = last_turn(tokens, inner, replies, tokens_of(_RESULT).tolist())
     return Prompt(tokens, inner, n_unmarked, tuple(lines.tolist()), replies, turn)

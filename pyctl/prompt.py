@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pyctl.image_file import ImageFile
 
-__all__ = ["Picture", "Prompt", "Tokens", "as_tokens", "common_prefix"]
+__all__ = ["FIRST_MESSAGES", "Picture", "Prompt", "Tokens", "as_tokens", "common_prefix"]
 
 Tokens: TypeAlias = NDArray[np.int32]
 """Token ids, shape (n,), read-only once they are part of a Prompt. Those of an image are negative."""
@@ -27,6 +27,9 @@ def as_tokens(values: ArrayLike) -> Tokens:
     tokens.flags.writeable = False
     return tokens
 
+
+FIRST_MESSAGES = 4
+"""Prompts of several conversations part within so many messages; what comes later is one conversation's own."""
 
 BLOCK = 4096
 """Tokens compared at a time, so that prompts that part early cost little."""
@@ -90,7 +93,8 @@ class Prompt:
 
     ``boundaries`` are token counts at which a message begins, ascending, each in (0, len(tokens)); the
     generation header, where there is one, is the last. Wrong boundaries raise ValueError. The first ``n_unmarked``
-    tokens are text before any message; ``line_ends`` are token counts within them at which a line ends, ascending.
+    tokens are text before any message; ``line_ends`` are token counts within them, and within the FIRST_MESSAGES that
+    follow, at which a line ends, ascending.
     ``headers`` are the boundaries at which the assistant begins, as the tokens right behind them say; None where
     nobody can tell. ``turn`` is that of the reply to the user's last message, whatever tools said since; 0 where
     nobody can tell.

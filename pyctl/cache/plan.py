@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from itertools import islice, pairwise
 
-if TYPE_CHECKING:
-    from pyctl.prompt import Prompt
+from pyctl.prompt import FIRST_MESSAGES, Prompt
 
-__all__ = ["MIN_BATCH", "batch_ends", "choose_cuts", "ends_within", "inner_ends", "last_common_end", "last_end"]
+__all__ = [
+    "MIN_BATCH", "RULES", "batch_ends", "choose_cuts", "ends_within", "inner_ends", "last_common_end", "last_end",
+]  # fmt: skip
 
 LADDER = 256
 """The first rung: how far from a prompt's end its history is expected to be changed."""
 
-LEAST_HALF = 512
+LEAST_HALF = 128
 """Fewer tokens of a head are not worth a snapshot."""
+
+UNMARKED_STEP = 512
+"""So many tokens of text without messages are worth a snapshot: it may be changed anywhere."""
 
 MIN_BATCH = 32
 """A boundary ends a batch only this many tokens after the last batch end; smaller batches waste the device."""
@@ -27,6 +31,16 @@ so many a prompt is evaluated as fast as in full batches of 512 (bench/results/b
 FIRST_RUNG = 64
 """So many tokens, twice, four times, ... behind the beginning a long first message may be left."""
 
+FINE_PART = 4
+"""Where batches cost nothing, one ends within a first message as soon as this part of what there is of it is new."""
+
+UNMARKED_PARTS, FINE_STEP = (16, 8), 256
+"""The part of text without messages that is new when a batch ends there, without and with a cost; at most so many
+tokens without one."""
+
+RULES = (MIN_BATCH, FIRST_RUNG, FIRST_MESSAGES, FINE_PART, *UNMARKED_PARTS, FINE_STEP)
+"""What batch ends follow from, besides the tokens and what is given to `batch_ends`."""
+
 
 def batch_ends(prompt: Prompt, n_ubatch: int, min_batch: int = MIN_BATCH, batch_cost: int = 0) -> list[int]:
     """Token counts at which evaluation stops, ascending; the last is len(prompt).
@@ -35,16 +49,20 @@ def batch_ends(prompt: Prompt, n_ubatch: int, min_batch: int = MIN_BATCH, batch_
     any case where the assistant begins, since there prompts end, and at the first, the end of the head. Where another
     message begins, and at FIRST_RUNG, twice, four times, ... as many tokens, it does so if the batches up to there have
     ``batch_cost`` tokens on average then: a device that works on many tokens at a time pays for each batch.
-    In unmarked text, which has no boundaries, it ends at the first line end that is as far from the last batch end as
-    that, or at twice that without any line end; but at least an eighth of what has been evaluated by then, so that a
-    long text is cut into two dozen batches more, and no more than a quarter of it is evaluated again.
+    Without a cost, prompts that part within one of the first messages need not evaluate all of it again: there a batch
+    ends at the first line end that is ``min_batch`` tokens, and a FINE_PART of the message so far, after the one
+    before, or at twice that without any line end, and wherever it would end otherwise; replies are left out, nobody
+    parts there.
+    In unmarked text, which has no boundaries, it ends in the same way, but after an eighth of what has been evaluated
+    by then, so that a long text is cut into two dozen batches more, and no more than a quarter of it is evaluated
+    again. Without a cost it is a sixteenth, and FINE_STEP at most.
     Nothing else enters, so a prompt that extends another has the same ends in the shared part, except for the
     shorter one's very end.
     """
-    ends = _unmarked_ends(prompt, n_ubatch, min_batch) if prompt.n_unmarked else []
+    ends = _unmarked_ends(prompt, n_ubatch, min_batch, batch_cost) if prompt.n_unmarked else []
     last = ends[-1] if ends else 0
     spare = 0  # tokens that the batches so far had beyond ``batch_cost`` each
-    for stop, is_sure in _stops(prompt, n_ubatch):
+    for stop, is_sure in _stops(prompt, n_ubatch, batch_cost):
         while last + n_ubatch <= stop:
             last += n_ubatch
             ends.append(last)
@@ -56,33 +74,58 @@ def batch_ends(prompt: Prompt, n_ubatch: int, min_batch: int = MIN_BATCH, batch_
             spare = max(spare + n_new - batch_cost, -batch_cost)
     if len(prompt) > last:
         ends.append(len(prompt))
+    for line in () if batch_cost else _line_stops(prompt, min_batch):
+        at = bisect.bisect_right(ends, line)
+        if line - (ends[at - 1] if at else 0) >= min_batch:
+            ends.insert(at, line)
     return ends
 
 
-def _stops(prompt: Prompt, n_ubatch: int) -> list[tuple[int, bool]]:
+def _stops(prompt: Prompt, n_ubatch: int, batch_cost: int) -> list[tuple[int, bool]]:
     """Where a batch may end, ascending, the prompt's end last, and whether each is worth a batch in any case."""
     boundaries, headers = prompt.boundaries, prompt.headers
     sure = {*(boundaries if headers is None else headers), *boundaries[:1], len(prompt)}
-    stops = {*boundaries, len(prompt)}
-    rung = FIRST_RUNG
-    while rung < min(n_ubatch, len(prompt)):
-        if rung > prompt.n_unmarked:
-            stops.add(rung)
-        rung *= 2
+    stops = {*boundaries, *(_rungs(prompt, n_ubatch) if batch_cost else ()), len(prompt)}
     return [(stop, stop in sure) for stop in sorted(stops)]
 
 
-def _unmarked_ends(prompt: Prompt, n_ubatch: int, min_batch: int) -> list[int]:
+def _rungs(prompt: Prompt, n_ubatch: int) -> Iterator[int]:
+    rung = FIRST_RUNG
+    while rung < min(n_ubatch, len(prompt)):
+        if rung > prompt.n_unmarked:
+            yield rung
+        rung *= 2
+
+
+def _line_stops(prompt: Prompt, min_batch: int) -> Iterator[int]:
+    """Line ends within the first messages, the farther apart the longer a message."""
+    replies = frozenset(prompt.headers or ())
+    begins = prompt.boundaries if prompt.n_unmarked else (0, *prompt.boundaries)
+    for begin, end in islice(pairwise((*begins, len(prompt))), FIRST_MESSAGES):
+        at = begin
+        while begin not in replies:
+            step = max(min_batch, (at - begin) // FINE_PART)
+            at = _line_end(prompt, at + step, at + 2 * step)
+            if at >= end:
+                break
+            yield at
+
+
+def _unmarked_ends(prompt: Prompt, n_ubatch: int, min_batch: int, batch_cost: int) -> list[int]:
     ends: list[int] = []
-    last = 0
+    last, part, most = 0, UNMARKED_PARTS[batch_cost > 0], n_ubatch if batch_cost else min(FINE_STEP, n_ubatch)
     while True:
-        step = min(max(min_batch, last // 8), n_ubatch)
-        limit = last + min(2 * step, n_ubatch)
-        at = bisect.bisect_left(prompt.line_ends, last + step)
-        last = min(prompt.line_ends[at], limit) if at < len(prompt.line_ends) else limit
+        step = min(max(min_batch, last // part), most)
+        last = _line_end(prompt, last + step, last + min(2 * step, n_ubatch))
         if last > prompt.n_unmarked:
             return ends
         ends.append(last)
+
+
+def _line_end(prompt: Prompt, first: int, last: int) -> int:
+    """The first line end in [first, last], or ``last``."""
+    at = bisect.bisect_left(prompt.line_ends, first)
+    return min(prompt.line_ends[at], last) if at < len(prompt.line_ends) else last
 
 
 def last_end(ends: Sequence[int], limit: int) -> int:
@@ -117,9 +160,10 @@ def choose_cuts(prompt: Prompt, ends: Sequence[int], start: int, min_step: int, 
     will not be the last to do so; what goes to disk), a ladder of rungs LADDER, twice, four times, ... as many tokens
     before the end (a history that is changed so far back costs about as much again), the half of the head, a quarter,
     and so on (where the head of another day or folder leaves this one, which then costs at most half of what they
-    share), and every ``min_step`` tokens of a stretch without any other cut (0 turns those off). A prompt without
-    boundaries gets its last full batch, and all of it counts as its head. One of no more than a first message, or two,
-    gets the last one within it: titles and the like are asked for with a conversation inside, which grows.
+    share), and every ``min_step`` tokens of a stretch without any other cut (0 turns those off), UNMARKED_STEP in a
+    prompt without boundaries. That one gets its last full batch, too, and all of it counts as its head. One of no more
+    than a first message, or two, gets the last one within it: titles and the like are asked for with a conversation
+    inside, which grows.
     """
     inner = inner_ends(prompt, ends)
     if not inner:
@@ -130,6 +174,8 @@ def choose_cuts(prompt: Prompt, ends: Sequence[int], start: int, min_step: int, 
     rungs = [_rung(prompt, position) for position in _ladder(len(prompt))]
     halves = _halves(prompt.boundaries[0] if prompt.boundaries else len(prompt))
     cuts = {last_end(inner, position) for position in (*wanted, *also, *rungs, *halves)} - {0}
+    if not prompt.boundaries:
+        min_step = min(min_step, UNMARKED_STEP)
     if min_step > 0:
         last = start
         for end in inner:

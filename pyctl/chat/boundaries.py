@@ -67,21 +67,17 @@ class LineEnds:
         self._tokenizer = tokenizer
         self._known = np.full(1024, _UNKNOWN, np.int8)
 
-    def before_messages(self, tokens: Tokens, starts: Sequence[int]) -> tuple[int, tuple[int, ...]]:
-        """How many tokens come before the first of ``starts``, and the counts within them at which a line ends."""
-        marks = np.flatnonzero(np.isin(tokens, starts))
-        n = int(marks[0]) if marks.size else int(tokens.size)
-        plain = tokens[:n]
-        if not n or plain.min() < 0 or plain.max() >= _MOST_TOKENS:  # ids of a client; the engine will refuse them
-            return 0, ()
-        known = self._known
-        if plain.max() >= known.size:
-            known = np.full(int(plain.max()) * 2, _UNKNOWN, np.int8)
+    def within(self, tokens: Tokens) -> tuple[int, ...]:
+        """Token counts at which a line ends, ascending. None ends at what is no token, such as an image's."""
+        plain = np.where((tokens >= 0) & (tokens < _MOST_TOKENS), tokens, 0)
+        known, most = self._known, int(plain.max(initial=0))
+        if most >= known.size:
+            known = np.full(2 * most, _UNKNOWN, np.int8)
             known[: self._known.size] = self._known
             self._known = known
         for token in np.unique(plain[known[plain] == _UNKNOWN]).tolist():
             known[token] = self._tokenizer.piece(token).endswith(b"\n")
-        return n, tuple((np.flatnonzero(known[plain] == 1) + 1).tolist())
+        return tuple((np.flatnonzero((known[plain] == 1) & (plain == tokens)) + 1).tolist())
 
 
 _UNKNOWN = 2

@@ -30,7 +30,7 @@ from pyctl.chat.reply_splitter import ParsedReply, ReplySplitter
 from pyctl.chat.template import Template, TemplateCapabilities
 from pyctl.chat.tools import Tools, callable_tools, template_tools
 from pyctl.errors import RequestError
-from pyctl.prompt import Prompt, Tokens, as_tokens, common_prefix
+from pyctl.prompt import FIRST_MESSAGES, Prompt, Tokens, as_tokens, common_prefix
 
 __all__ = ["ChatFormat", "ChatRequest", "PreparedChat", "ReasoningFormat"]
 
@@ -178,11 +178,13 @@ class ChatFormat:
     def _prompt(self, parts: Sequence[Tokens]) -> Prompt:
         tokens = as_tokens(np.concatenate(parts)) if parts else as_tokens([])
         begins = boundaries(tokens, self.starts)
-        unmarked: tuple[int, tuple[int, ...]] = 0, ()
-        if not (tokens.size and int(tokens[0]) in self.starts):
-            unmarked = self._line_ends.before_messages(tokens, self.starts)
+        whole = int(tokens.size)
+        n_unmarked = 0 if whole and int(tokens[0]) in self.starts else next(iter(begins), whole)
+        later = begins[FIRST_MESSAGES - (n_unmarked == 0) :]
+        lines = self._line_ends.within(tokens[: later[0] if later else whole])
         replies = headers(tokens, begins, self._assistant)
-        return Prompt(tokens, begins, *unmarked, replies, last_turn(tokens, begins, replies or (), self._result))
+        turn = last_turn(tokens, begins, replies or (), self._result)
+        return Prompt(tokens, begins, n_unmarked, lines, replies, turn)
 
     def _bos(self) -> Tokens:
         return as_tokens([self.tokenizer.bos] if self.tokenizer.add_bos else [])

@@ -60,7 +60,7 @@ def test_cuts_are_head_last_message_generation_header_and_a_ladder() -> None:
     ends = batch_ends(given_prompt, 64, 32)
     assert choose_cuts(given_prompt, ends, 0, 0) == [240, 432, 680, 936]
     assert choose_cuts(given_prompt, ends, 680, 0) == [936]
-    assert choose_cuts(prompt(1000), batch_ends(prompt(1000), 64, 32), 0, 0) == [448, 704, 960]
+    assert choose_cuts(prompt(1000), batch_ends(prompt(1000), 64, 32), 0, 0) == [192, 448, 704, 960]
     assert choose_cuts(prompt(20), [20], 0, 0) == []
 
 
@@ -132,32 +132,52 @@ def test_all_messages_of_long_turns_end_a_batch() -> None:
     assert set(given_prompt.boundaries) <= set(batch_ends(given_prompt, 1024, 32, 480))
 
 
-def test_a_long_first_message_has_rungs() -> None:
-    assert batch_ends(prompt(700), 512) == [64, 128, 256, 700]
-    assert batch_ends(prompt(700), 64) == [64 * i for i in range(1, 11)] + [700]
+def test_a_long_first_message_has_rungs_where_batches_cost_something() -> None:
+    assert batch_ends(prompt(700), 512, 32, 1) == [64, 128, 256, 700]
     assert batch_ends(prompt(3000), 1024, 32, 480) == [512, 1536, 2560, 3000]
+
+
+def lines(n: int, every: int, *boundaries: int, headers: tuple[int, ...] = ()) -> Prompt:
+    """Messages in lines of so many tokens."""
+    return Prompt(as_tokens(np.zeros(n)), boundaries, 0, tuple(range(every, n, every)), headers)
+
+
+def test_where_batches_cost_nothing_they_end_at_lines_of_the_first_messages() -> None:
+    # At least 32 tokens, and a quarter of the message so far, after the last one.
+    assert batch_ends(lines(400, 10), 512) == [40, 80, 120, 160, 200, 250, 320, 400]
+    assert batch_ends(prompt(700), 512) == [64, 128, 192, 288, 432, 512, 648, 700], "no line ends are known"
+    # A line end shortly before it does not keep a message from ending a batch.
+    assert batch_ends(lines(300, 10, 130, 290), 512) == [40, 80, 120, 130, 170, 210, 250, 290, 300]
+    # Nobody parts within a reply, nor later than in the fourth message.
+    assert batch_ends(lines(300, 10, 100, headers=(100,)), 512) == [40, 80, 100, 300]
+    assert batch_ends(lines(300, 10, 40, 80, 120, 160), 512) == [40, 80, 120, 160, 300]
+    assert batch_ends(lines(300, 10, 40, 80, 120), 512) == [40, 80, 120, 160, 200, 240, 280, 300]
 
 
 @given(
     messages=st.lists(st.tuples(st.booleans(), st.integers(1, 900)), max_size=30),
     n_ubatch=st.sampled_from([64, 200, 512, 1024]),
-    cost=st.integers(0, 700),
+    cost=st.one_of(st.just(0), st.integers(0, 700)),
     short=st.floats(0.01, 1),
     n_unmarked=st.integers(0, 300),
+    line=st.integers(1, 200),
 )
-def test_headers_and_costs_follow_from_the_prefix_alone(
-    messages: list[tuple[bool, int]], n_ubatch: int, cost: int, short: float, n_unmarked: int
+def test_headers_lines_and_costs_follow_from_the_prefix_alone(
+    messages: list[tuple[bool, int]], n_ubatch: int, cost: int, short: float, n_unmarked: int, line: int
 ) -> None:
     start = (7, 8, 9)
     tokens = [0] * n_unmarked
     for is_reply, n in messages:
         tokens += [*(start if is_reply else (7, 8, 5)), *[0] * n]
     tokens = tokens or [0]
+    line_ends = range(line, len(tokens) + 1, line)
 
     def ends(n: int) -> list[int]:
         ids = as_tokens(tokens[:n])
         found = boundaries(ids, [7])
-        return batch_ends(Prompt(ids, found, min(n_unmarked, n), (), headers(ids, found, start)), n_ubatch, 32, cost)
+        known = tuple(end for end in line_ends if end <= n)
+        given_prompt = Prompt(ids, found, min(n_unmarked, n), known, headers(ids, found, start))
+        return batch_ends(given_prompt, n_ubatch, 32, cost)
 
     n = max(int(len(tokens) * short), 1)
     few, many = ends(n), ends(len(tokens))
@@ -201,9 +221,11 @@ def test_unmarked_text_ends_batches_at_line_ends_and_without_any_between() -> No
     assert batch_ends(raw(120, 10, 115), 512) == [40, 80, 115, 120]
 
 
-@given(st.integers(0, 700), st.integers(1, 3000), st.integers(1, 600), st.integers(32, 512))
-def test_longer_unmarked_text_stops_where_the_shorter_one_did(line: int, n: int, more: int, n_ubatch: int) -> None:
-    short, longer = (batch_ends(raw(size, line), n_ubatch) for size in (n, n + more))
+@given(st.integers(0, 700), st.integers(1, 3000), st.integers(1, 600), st.integers(32, 512), st.sampled_from([0, 480]))
+def test_longer_unmarked_text_stops_where_the_shorter_one_did(
+    line: int, n: int, more: int, n_ubatch: int, cost: int
+) -> None:
+    short, longer = (batch_ends(raw(size, line), n_ubatch, 32, cost) for size in (n, n + more))
     assert short[-1] == n
     assert [end for end in longer if end < n] == short[:-1]
     assert all(0 < b - a <= n_ubatch for a, b in zip([0, *longer], longer, strict=False))
@@ -211,7 +233,16 @@ def test_longer_unmarked_text_stops_where_the_shorter_one_did(line: int, n: int,
 
 @given(st.integers(0, 700), st.integers(1, 100_000))
 def test_unmarked_text_is_mostly_kept_and_not_cut_small(line: int, n: int) -> None:
-    ends = batch_ends(raw(n, line), 512)
-    kept = max((end for end in ends if end < n), default=0)
-    assert n - kept <= max(64, n / 4)
-    assert len(ends) <= n / 512 + 26
+    for cost, most, n_more in ((480, n / 4, 26), (0, min(n / 8, 512), n / 512 + 40)):
+        ends = batch_ends(raw(n, line), 512, 32, cost)
+        kept = max((end for end in ends if end < n), default=0)
+        assert n - kept <= max(64, most)
+        assert len(ends) <= n / 512 + n_more
+
+
+def test_unmarked_text_may_be_changed_anywhere() -> None:
+    text = raw(20_000, 10)
+    cuts = [0, *choose_cuts(text, batch_ends(text, 1024, 32, 480), 0, 8192), 20_000]
+    assert max(b - a for a, b in itertools.pairwise(cuts)) <= 512 + 1024
+    few = choose_cuts(text, batch_ends(text, 1024, 32, 480), 0, 0)
+    assert len(few) < len(cuts) / 2, "asked for none between"

@@ -164,14 +164,17 @@ def test_the_real_template_and_vocabulary(qwen_template: str, qwen_tokenizer: To
     ]
 
 
-def test_text_without_marks_has_its_line_ends_and_text_behind_a_mark_has_none() -> None:
+def test_lines_end_in_text_without_marks_and_in_the_first_four_messages() -> None:
     chat = ChatFormat(Template(toy.CHATML), toy.chatml_tokenizer())
     prompt = chat.prompt_from_text("ab\nc\n\nd<|im_start|>user\nx\n")
-    assert (prompt.n_unmarked, prompt.line_ends) == (7, (3, 5, 6))
+    assert (prompt.n_unmarked, prompt.line_ends) == (7, (3, 5, 6, 13, 15))
     assert prompt.boundaries == (7,)
     assert chat.prompt_from_mixed(prompt.tokens.tolist()).line_ends == prompt.line_ends, "ids are read as their pieces"
     marked = chat.prompt_from_text("<|im_start|>user\nx\n")
-    assert (marked.n_unmarked, marked.line_ends) == (0, ())
+    assert (marked.n_unmarked, marked.line_ends) == (0, (6, 8))
+    for begin, n in (("", 4), ("a\n", 5)):
+        many = chat.prompt_from_text(begin + 6 * "<|im_start|>\n")
+        assert len(many.line_ends) == n
     assert chat.prompt_from_text("").line_ends == ()
 
 
@@ -187,10 +190,10 @@ def test_line_ends_depend_on_the_tokens_before_them_alone(words: list[str]) -> N
         assert part.line_ends == tuple(end for end in whole.line_ends if end <= n)
 
 
-def test_ids_that_are_no_tokens_have_no_line_ends() -> None:
+def test_ids_that_are_no_tokens_end_no_line() -> None:
     chat = ChatFormat(Template(toy.CHATML), toy.chatml_tokenizer())
     for wrong in (-1, 2**31 - 1):
-        assert chat.prompt_from_mixed([10, wrong]).line_ends == ()
+        assert chat.prompt_from_mixed([10, wrong]).line_ends == (1,), "10 is a newline"
 
 
 def test_the_reply_to_what_the_user_said_last_is_known(qwen_template: str, qwen_tokenizer: Tokenizer) -> None:

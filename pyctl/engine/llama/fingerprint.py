@@ -11,7 +11,7 @@ from typing import Any
 
 from llama_cpp import llama_cpp as api
 
-from pyctl.cache.plan import FIRST_RUNG, MIN_BATCH
+from pyctl.cache.plan import RULES
 from pyctl.engine.llama.devices import FileTensor, file_tensors, model_files
 from pyctl.engine.llama.library import build_version
 from pyctl.engine.llama.llama_backend import LlamaBackend
@@ -85,7 +85,7 @@ def _facts(
         # The layout says nothing of a state that is llama.cpp's own.
         yield settings.type_k, settings.type_v, settings.flash_attn, settings.swa_full, backend.n_seqs
     # Where batches end: rows and states of the same tokens in other batches differ by a rounding.
-    yield backend.n_ubatch, MIN_BATCH, FIRST_RUNG, batch_cost(settings)
+    yield backend.n_ubatch, RULES, batch_cost(settings)
     yield tuple(getattr(settings, name) for name in (*ROPE_FIELDS, *YARN_FIELDS)), rope_factors
     yield settings.metadata
     for adapter, scale in settings.lora:
