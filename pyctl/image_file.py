@@ -5,10 +5,12 @@ A decoder trusts what a file says of itself. So what it says is read and bounded
 
 from __future__ import annotations
 
+import hashlib
 import struct
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, TypeAlias
 
 from pyctl.errors import RequestError
@@ -59,6 +61,11 @@ class ImageFile:
         if width * height * cost > MOST_PIXELS:
             raise RequestError(f"the image has {width} x {height} pixels, {MOST_PIXELS // cost} at most can be read")
         return cls(data, kind, width, height)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """What tells its file from others, 16 bytes."""
+        return hashlib.blake2b(self.data, digest_size=16).digest()
 
     def check_inflated(self) -> None:
         """Raise RequestError if its compressed pixels are more, or fewer, than the file says.

@@ -21,9 +21,9 @@ def image_bytes(width: int = 64, height: int = 48, kind: str = "png", *, seed: i
 
 
 class GridReader:
-    """An `ImageReader` without an encoder: a token for each 32 x 32 pixels, and texts 300 and 301 around them."""
+    """An `ImageReader` without an encoder: a token for each 32 x 32 pixels, between the tokens 1 and 2."""
 
-    around = (np.array([300], np.int32), np.array([301], np.int32))
+    around = (np.array([1], np.int32), np.array([2], np.int32))
 
     def picture(self, image: ImageFile) -> Picture:
         columns, lines = -(-image.width // 32), -(-image.height // 32)

@@ -70,8 +70,11 @@ _ENTRY_BYTES = 200
 
 
 def readable(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
-    """The text of ``tokens`` for people: special tokens shown, broken characters replaced."""
-    return tokenizer.detokenize(tokens).decode("utf-8", "replace")
+    """The text of ``tokens`` for people: special tokens shown, broken characters replaced, images named."""
+    if min(tokens, default=0) >= 0:
+        return tokenizer.detokenize(tokens).decode("utf-8", "replace")
+    runs = ((is_image, list(run)) for is_image, run in groupby(tokens, key=lambda token: token < 0))
+    return "".join(f"[image: {len(run)} tokens]" if is_image else readable(tokenizer, run) for is_image, run in runs)
 
 
 class CachedTokenizer:

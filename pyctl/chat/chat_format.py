@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
@@ -23,6 +23,8 @@ from pyctl.chat.cached_tokenizer import CachedTokenizer, Tokenizer
 from pyctl.chat.call_formats.bound_calls import BoundCalls
 from pyctl.chat.call_formats.registry import find_call_format
 from pyctl.chat.constraint import Constraint, reply_constraint
+from pyctl.chat.images import ImageReader, split_marked, split_marker
+from pyctl.chat.messages import unreadable
 from pyctl.chat.reasoning import ReasoningSplitter, ReasoningTokens, ReplyDelta, ReplyPart
 from pyctl.chat.rendering import Continue, RenderedChat, Renderer, part_text
 from pyctl.chat.replay import Replay, SampledReply
@@ -30,7 +32,8 @@ from pyctl.chat.reply_splitter import ParsedReply, ReplySplitter
 from pyctl.chat.template import Template, TemplateCapabilities
 from pyctl.chat.tools import Tools, callable_tools, template_tools
 from pyctl.errors import RequestError
-from pyctl.prompt import FIRST_MESSAGES, Prompt, Tokens, as_tokens, common_prefix
+from pyctl.image_file import ImageFile
+from pyctl.prompt import FIRST_MESSAGES, Picture, Prompt, Tokens, as_tokens, common_prefix
 
 __all__ = ["ChatFormat", "ChatRequest", "PreparedChat", "ReasoningFormat"]
 
@@ -71,8 +74,8 @@ class ChatFormat:
     """``ChatFormat(template, tokenizer).prepare(ChatRequest([{"role": "user", "content": "Hi"}])).prompt``
 
     ``kwargs`` are variables of the template that a request may override; ``replay`` remembers replies and puts them
-    into later conversations; ``starts`` are the token ids that begin a message. Thread-safe. Whatever is wrong with a
-    request raises RequestError.
+    into later conversations; ``starts`` are the token ids that begin a message. Without ``images`` there can be none.
+    Thread-safe. Whatever is wrong with a request raises RequestError.
     """
 
     def __init__(
@@ -81,9 +84,11 @@ class ChatFormat:
         tokenizer: Tokenizer,
         kwargs: Mapping[str, Any] | None = None,
         replay: Replay | None = None,
+        images: ImageReader | None = None,
     ) -> None:
         self.template = template
         self.tokenizer = tokenizer
+        self._images = images
         self.capabilities = TemplateCapabilities.of(template)
         specials = tokenizer.special_tokens()
         self.starts = message_starts(template, tokenizer, specials, self.capabilities)
@@ -153,9 +158,10 @@ class ChatFormat:
         )
         return one.first(common_prefix(one.tokens, other.tokens))
 
-    def prompt_from_text(self, text: str) -> Prompt:
-        """Tokens of ``text``, special tokens included, after BOS where the model wants it."""
-        return self._prompt([self._bos(), self._memo.tokenize(text)])
+    def prompt_from_text(self, text: str, images: Sequence[ImageFile] = ()) -> Prompt:
+        """Tokens of ``text``, special tokens included, after BOS where the model wants it; with ``images`` in the
+        places of the marker for them."""
+        return self._prompt([self._bos(), *self._pieces(split_marker(text, images) if images else [text])])
 
     def prompt_from_mixed(self, parts: Sequence[str | int]) -> Prompt:
         """Tokens of strings and token ids in a row; BOS comes first only if a string does."""
@@ -167,16 +173,37 @@ class ChatFormat:
 
     def prompt_of(self, rendered: RenderedChat) -> Prompt:
         """The tokens of ``rendered``, those of replayed replies as they were sampled."""
-        parts = [
-            part.tokens
-            if isinstance(part, SampledReply) and part.tokens is not None
-            else self._memo.tokenize(part_text(part))
-            for part in rendered.parts or (rendered.text,)
-        ]
-        return self._prompt([self._bos(), *parts])
+        parts: list[Tokens | Picture] = [self._bos()]
+        for part in rendered.parts or (rendered.text,):
+            if isinstance(part, SampledReply) and part.tokens is not None:
+                parts.append(part.tokens)
+            else:
+                parts += self._pieces(split_marked(part_text(part), rendered.images))
+        return self._prompt(parts)
 
-    def _prompt(self, parts: Sequence[Tokens]) -> Prompt:
-        tokens = as_tokens(np.concatenate(parts)) if parts else as_tokens([])
+    def _pieces(self, pieces: Sequence[str | ImageFile]) -> Iterator[Tokens | Picture]:
+        """Text as tokens, and each image with what stands around it."""
+        for piece in pieces:
+            if isinstance(piece, str):
+                yield self._memo.tokenize(piece)
+            elif self._images is None:
+                raise unreadable("the prompt", "image")
+            else:
+                before, behind = self._images.around
+                yield before
+                yield self._images.picture(piece)
+                yield behind
+
+    def _prompt(self, parts: Sequence[Tokens | Picture]) -> Prompt:
+        pictures: list[Picture] = []
+        runs: list[Tokens] = []
+        n = 0
+        for part in parts:
+            if isinstance(part, Picture):
+                pictures.append(replace(part, start=n))
+            runs.append(part.tokens if isinstance(part, Picture) else part)
+            n += runs[-1].size
+        tokens = as_tokens(np.concatenate(runs)) if runs else as_tokens([])
         begins = boundaries(tokens, self.starts)
         whole = int(tokens.size)
         n_unmarked = 0 if whole and int(tokens[0]) in self.starts else next(iter(begins), whole)
@@ -184,7 +211,7 @@ class ChatFormat:
         lines = self._line_ends.within(tokens[: later[0] if later else whole])
         replies = headers(tokens, begins, self._assistant)
         turn = last_turn(tokens, begins, replies or (), self._result)
-        return Prompt(tokens, begins, n_unmarked, lines, replies, turn)
+        return Prompt(tokens, begins, n_unmarked, lines, replies, turn, tuple(pictures))
 
     def _bos(self) -> Tokens:
         return as_tokens([self.tokenizer.bos] if self.tokenizer.add_bos else [])
@@ -203,7 +230,7 @@ class PreparedChat:
         self._request = request
         self.rendered = rendered
         self._tools = tools
-        self.text = rendered.text
+        self.text = rendered.shown
         self.is_continued = request.continue_final_message is not None
         self.control_texts = chat.control_texts
         self.open_reasoning = rendered.open_reasoning if request.reasoning_format == "none" else ""
@@ -212,6 +239,11 @@ class PreparedChat:
     def prompt(self) -> Prompt:
         """Token ids and boundaries of the prompt; replayed replies have the tokens that were sampled."""
         return self._chat.prompt_of(self.rendered)
+
+    @property
+    def n_tokens(self) -> int:
+        """How many tokens it has as text, replies that could be replayed included."""
+        return len(self._chat.prompt_of(replace(self.rendered, parts=())))
 
     @cached_property
     def constraint(self) -> Constraint | None:

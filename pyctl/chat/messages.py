@@ -7,8 +7,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pyctl.chat.images import joined_parts, mark_of
 from pyctl.chat.template import TemplateCapabilities
 from pyctl.errors import RequestError
+from pyctl.image_file import ImageFile
 from pyctl.limit import limit
 
 __all__ = ["check_messages", "fit_messages", "text_of", "unreadable"]
@@ -27,9 +29,10 @@ _STAMP = re.compile(r"\bcch=[^;\s]{1,16};")
 _VERSION = re.compile(_BILLING + r" ?cc_version=[0-9.]{1,24}\.(?=[0-9a-f]{3};)")
 
 
-def check_messages(messages: object) -> list[Message]:
+def check_messages(messages: object, images: dict[str, ImageFile] | None = None) -> list[Message]:
     """Messages with a role, which only the template may know, and content as a string or a list of strings, one a part.
 
+    A part may be an ImageFile: it becomes a mark in the text of its message, and goes into ``images`` by that.
     Anything else raises RequestError, which names the message. Fields that no template reads are dropped. The stamps of
     Claude Code, which would part a prompt from all before, are blotted out: one that it writes anew at the head of each
     request, as llama-server does, and one that differs from conversation to conversation.
@@ -38,7 +41,8 @@ def check_messages(messages: object) -> list[Message]:
         raise RequestError("'messages' must be a list with at least one message")
     if len(messages) > _MAX_MESSAGES:
         raise RequestError(f"'messages' must have at most {_MAX_MESSAGES} entries, not {len(messages)}")
-    return [_check(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    found: dict[str, ImageFile] = {} if images is None else images
+    return [_check(message, f"messages[{index}]", found) for index, message in enumerate(messages)]
 
 
 def fit_messages(messages: Sequence[Message], capabilities: TemplateCapabilities) -> list[Message]:
@@ -77,7 +81,7 @@ def text_of(message: Message) -> str:
     return content if isinstance(content, str) else "\n".join(content)
 
 
-def _check(message: object, at: str) -> Message:
+def _check(message: object, at: str, images: dict[str, ImageFile]) -> Message:
     if not isinstance(message, dict):
         raise RequestError(f"{at} must be an object")
     role = message.get("role")
@@ -91,7 +95,7 @@ def _check(message: object, at: str) -> Message:
             raise RequestError(f"{at} has neither content nor tool_calls")
     checked: Message = {
         "role": _ROLES.get(role, role),
-        "content": _checked_content(message.get("content"), f"{at}.content"),
+        "content": _checked_content(message.get("content"), f"{at}.content", images),
     }
     if checked["role"] == "system":
         content = checked["content"]
@@ -125,26 +129,37 @@ def _unstamped(text: str) -> str:
     return _STAMP.sub("cch=fffff;", line, count=1) + end + rest
 
 
-def _checked_content(content: object, at: str) -> str | list[str]:
+def _checked_content(content: object, at: str, images: dict[str, ImageFile]) -> str | list[str]:
     if content is None:
         return ""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise RequestError(f"{at} must be a string or a list of parts")
-    texts = []
+    parts: list[str | ImageFile] = []
+    texts: list[str] = []
     for index, part in enumerate(content):
+        if isinstance(part, ImageFile):
+            images[mark_of(part)] = part
+            parts.append(part)
+            continue
         kind = part.get("type") if isinstance(part, dict) else None
         if kind != "text":
             raise unreadable(f"{at}[{index}]", kind)
         if not isinstance(part.get("text"), str):
             raise RequestError(f"{at}[{index}].text must be a string")
+        parts.append(part["text"])
         texts.append(part["text"])
-    return texts
+    return texts if len(texts) == len(parts) else joined_parts(parts)
 
 
 def unreadable(at: str, kind: object) -> RequestError:
-    """What to raise for a part of a request that no text can be made of, such as an image."""
+    """What to raise for a part of a request that no text can be made of, such as a sound."""
+    if kind in ("image_url", "image", "input_image", "multimodal_data"):
+        # The words of llama-server, which clients look for.
+        return RequestError(
+            f"{at}: image input is not supported - hint: if this is unexpected, you may need to provide the mmproj"
+        )
     return RequestError(f"{at}: only parts of type text can be read, not {json.dumps(kind)[:80]}")
 
 

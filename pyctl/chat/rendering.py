@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
+from pyctl.chat.images import shown
 from pyctl.chat.messages import check_messages, fit_messages
 from pyctl.chat.reasoning import ReasoningTags, ReplyPart
 from pyctl.chat.replay import Part, Replay, ReplayMarks, SampledReply
 from pyctl.chat.template import Template, TemplateCapabilities
 from pyctl.errors import RequestError
+from pyctl.image_file import ImageFile
 
 __all__ = ["Continue", "RenderedChat", "Renderer", "part_text"]
 
@@ -29,7 +31,8 @@ class RenderedChat:
     begins, and ``open_reasoning`` is what the prompt has written of a reasoning block that the reply is to fill.
     ``begun`` is all that the prompt has of the reply, from the tag of its reasoning on if there is one.
     ``parts`` are the text in pieces, with the tokens of replies that are replayed, and empty if there are none. The
-    reply stands at ``place`` of the conversation, empty where no replies are remembered.
+    reply stands at ``place`` of the conversation, empty where no replies are remembered. ``images`` are those in the
+    text, by their marks.
     """
 
     text: str
@@ -39,6 +42,12 @@ class RenderedChat:
     begun: str = ""
     parts: tuple[Part, ...] = ()
     place: bytes = b""
+    images: Mapping[str, ImageFile] = field(default_factory=dict)
+
+    @property
+    def shown(self) -> str:
+        """The text as others may see it."""
+        return shown(self.text, self.images)
 
 
 class Renderer:
@@ -82,7 +91,8 @@ class Renderer:
         With ``continues``, the reply continues the last message, which must be the assistant's; with ``prefill``, it
         does so whenever the last message is. Otherwise it follows a generation header.
         """
-        checked = check_messages(messages)
+        images: dict[str, ImageFile] = {}
+        checked = check_messages(messages, images)
         given = {**self._variables, **(variables or {})}
         given = {name: value for name, value in given.items() if name not in _RESERVED}
         if prefill and checked[-1]["role"] == "assistant":
@@ -100,9 +110,11 @@ class Renderer:
             parts = self.marks.parts(rendered.text, replayed) if rendered is not None else None
             if rendered is not None and parts is not None:
                 text = "".join(map(part_text, parts))
-                return replace(rendered, text=text, parts=parts, place=place)
+                return replace(rendered, text=text, parts=parts, place=place, images=images)
         rendered = self._render(checked, continues, tools, given, add_generation_prompt)
-        return replace(rendered, place=place)
+        if missing := sum(mark not in rendered.text for mark in images):
+            raise RequestError(f"the chat template leaves out {missing} of {len(images)} images")
+        return replace(rendered, place=place, images=images)
 
     def _render(
         self,

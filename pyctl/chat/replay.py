@@ -12,6 +12,7 @@ from sys import getsizeof
 from typing import Any, TypeAlias
 
 from pyctl.chat.call_formats.scan import parse_json
+from pyctl.chat.images import lasting
 from pyctl.chat.replay_log import ReplayLog, SampledReply
 from pyctl.limit import limit
 from pyctl.prompt import Tokens
@@ -164,7 +165,7 @@ def _ids(message: dict[str, Any]) -> tuple[str, ...]:
 
 def _meaning(message: dict[str, Any]) -> bytes:
     """The same for messages of the same content and calls."""
-    content = message["content"] if isinstance(message["content"], str) else "\n".join(message["content"])
+    content = lasting(message["content"] if isinstance(message["content"], str) else "\n".join(message["content"]))
     calls = [
         (call["function"]["name"], _value(call["function"]["arguments"])) for call in message.get("tool_calls") or ()
     ]
@@ -180,7 +181,7 @@ def places(messages: Sequence[dict[str, Any]], tools: object = None) -> list[byt
     found = [_digest(json.dumps(tools, sort_keys=True))]
     for message in messages:
         role = message["role"]
-        content = message["content"] if isinstance(message["content"], str) else "\n".join(message["content"])
+        content = lasting(message["content"] if isinstance(message["content"], str) else "\n".join(message["content"]))
         said = _meaning(message) if role == "assistant" else _digest(content)
         found.append(_digest(found[-1] + role.encode("utf-8", "surrogatepass") + b"\0" + said))
     return found

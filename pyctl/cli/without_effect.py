@@ -41,7 +41,7 @@ IGNORED: Mapping[str, int] = _names(
 --ctx-checkpoints --swa-checkpoints -r --reverse-prompt -mm --mmproj -mmu --mmproj-url -mmdev --mmproj-device
 --image-min-tokens --image-max-tokens --mtmd-batch-max-tokens --video-fps --video-timestamp-interval
 --video-ffmpeg-dir --ui-config --webui-config --ui-config-file --webui-config-file
---tools --tools-runtime --mcp-servers-config --mcp-servers-json --cache-reuse --media-path --models-dir
+--tools --tools-runtime --mcp-servers-config --mcp-servers-json --cache-reuse --models-dir
 --models-preset --models-max -sps --slot-prompt-similarity --log-prompts-dir -to --timeout
 -lcs --lookup-cache-static -lcd --lookup-cache-dynamic
 --spec-draft-cpu-mask -Cd --cpu-mask-draft --spec-draft-cpu-range -Crd --cpu-range-draft --spec-draft-cpu-strict

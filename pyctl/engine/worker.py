@@ -110,7 +110,8 @@ class Worker:
         if not tokens.size:  # as llama-server does
             handle.put(Done("limit", "", Timings(0, 0, 0.0, 0, 0.0, 0.0, 0.0), RequestStats(0), max(request.seq, 0)))
             return handle
-        if int(tokens.min()) < 0 or int(tokens.max()) >= self._info.n_vocab:
+        n_of_images = sum(picture.n_tokens for picture in request.prompt.pictures)
+        if int((tokens < 0).sum()) != n_of_images or int(tokens.max()) >= self._info.n_vocab:
             raise RequestError(f"token ids must be in [0, {self._info.n_vocab})")
         with self._lock:
             if self._trouble is not None:

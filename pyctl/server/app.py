@@ -32,7 +32,15 @@ from pyctl.server.api import (
 )
 from pyctl.server.generate.respond import log_error
 from pyctl.server.http import error_response, http_exception
-from pyctl.server.middleware import BodyLimitMiddleware, CorsMiddleware, KeyMiddleware, check_origin, depth_error
+from pyctl.server.middleware import (
+    MAX_BODY_BYTES,
+    MAX_IMAGES_BODY_BYTES,
+    BodyLimitMiddleware,
+    CorsMiddleware,
+    KeyMiddleware,
+    check_origin,
+    depth_error,
+)
 from pyctl.server.server_settings import ServerSettings
 from pyctl.server.service import Service
 
@@ -132,7 +140,7 @@ def create_app(service: Service) -> Starlette:
         middleware=[
             Middleware(CorsMiddleware, cors=settings.cors),
             Middleware(KeyMiddleware, keys=settings.api_keys, prefix=settings.api_prefix),
-            Middleware(BodyLimitMiddleware),
+            Middleware(BodyLimitMiddleware, limit=MAX_IMAGES_BODY_BYTES if service.info.vision else MAX_BODY_BYTES),
         ],
         exception_handlers={HTTPException: http_exception},
     )

@@ -12,13 +12,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pyctl.errors import AuthenticationError, ForbiddenError, RequestError, TooLargeError
+from pyctl.errors import AuthenticationError, BusyError, ForbiddenError, RequestError, TooLargeError
 from pyctl.limit import limit
 from pyctl.server.http import error_response
 from pyctl.server.server_settings import Cors, ServerSettings
 
 __all__ = [
     "MAX_BODY_BYTES",
+    "MAX_IMAGES_BODY_BYTES",
     "BodyLimitMiddleware",
     "CorsMiddleware",
     "KeyMiddleware",
@@ -179,11 +180,19 @@ def _is_loopback(name: str) -> bool:
 MAX_BODY_BYTES = limit(32 * 2**20, "body of a request", "413", "request", "bytes")
 """About three times what a prompt of a million tokens takes as JSON, with every character escaped."""
 
+MAX_IMAGES_BODY_BYTES = limit(256 * 2**20, "body of a request where images can be seen", "413", "request", "bytes")
+"""What a long conversation with many screenshots takes, all of which come again with each message."""
+
+_MAX_TOGETHER_BYTES = limit(
+    512 * 2**20, "bodies of more than the first of these, together", "503 with Retry-After", "process", "bytes"
+)
+
 _DRAIN_BYTES = 8 * MAX_BODY_BYTES
 
 
 class BodyLimitMiddleware:
-    """Reading a body of more than ``limit`` bytes raises TooLargeError in the application.
+    """Reading a body of more than ``limit`` bytes raises TooLargeError in the application, and one that does not fit
+    beside other large ones, which are not answered yet, BusyError.
 
     The rest of the body is read and dropped before, since most clients look for an answer only after they have sent
     everything; a client that asks first (Expect: 100-continue) gets the answer at once.
@@ -192,6 +201,7 @@ class BodyLimitMiddleware:
     def __init__(self, app: ASGIApp, limit: int = MAX_BODY_BYTES) -> None:
         self._app = app
         self._limit = limit
+        self._large: dict[object, int] = {}  # bytes of the large bodies that are not answered yet
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -200,20 +210,28 @@ class BodyLimitMiddleware:
         length = headers.get("content-length", "")
         if "expect" in headers and length.isdecimal() and int(length) > self._limit:
             return await error_response(self._error())(scope, receive, send)
-        n_bytes = 0
+        n_bytes, this = 0, object()
 
         async def limited() -> Message:
             nonlocal n_bytes
             message = await receive()
             n_bytes += len(message.get("body", b""))
-            if n_bytes <= self._limit:
+            error: Exception | None = self._error() if n_bytes > self._limit else None
+            if error is None and n_bytes > MAX_BODY_BYTES:
+                self._large[this] = n_bytes
+                if sum(self._large.values()) > _MAX_TOGETHER_BYTES:
+                    error = BusyError(len(self._large) - 1)
+            if error is None:
                 return message
-            while message.get("more_body", False) and n_bytes < _DRAIN_BYTES:
+            while message.get("more_body", False) and n_bytes < self._limit + _DRAIN_BYTES:
                 message = await receive()
                 n_bytes += len(message.get("body", b""))
-            raise self._error()
+            raise error
 
-        await self._app(scope, limited, send)
+        try:
+            await self._app(scope, limited, send)
+        finally:
+            self._large.pop(this, None)
 
     def _error(self) -> TooLargeError:
         return TooLargeError(f"the body is larger than {self._limit} bytes")

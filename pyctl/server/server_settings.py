@@ -232,6 +232,9 @@ class ServerSettings:
     static_path: str = SERVER.flag(
         "", "--path", "directory of files to serve at /", existing, "LLAMA_ARG_STATIC_PATH", "DIR"
     )
+    media_path: str = SERVER.flag(
+        "", "--media-path", "directory whose images clients may name as file://NAME", existing, metavar="DIR"
+    )
     show_slots: bool = SERVER.flag(True, "--slots", "serve /slots", None, "LLAMA_ARG_ENDPOINT_SLOTS", off="--no-slots")
     show_metrics: bool = SERVER.flag(False, "--metrics", "serve /metrics", None, "LLAMA_ARG_ENDPOINT_METRICS")
     show_prompts: bool = SERVER.flag(

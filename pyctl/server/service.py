@@ -36,6 +36,7 @@ class Service:
     running: dict[str, tuple[RequestHandle, ...]] = field(default_factory=dict)
     conversations: ConversationStore = field(default_factory=ConversationStore)
     pool: RequestPool = field(default_factory=RequestPool)
+    fetching: RequestPool = field(default_factory=lambda: RequestPool(4, max_waiting=64))
     rendering: RequestPool = field(default_factory=lambda: RequestPool(1, max_waiting=16))
     markdown: MarkdownProcess = field(default_factory=MarkdownProcess)
     afterwards: Afterwards = field(default_factory=Afterwards)

@@ -42,7 +42,10 @@ def said(*pairs: tuple[str, Any]) -> list[dict[str, Any]]:
         ([{"role": "user", "content": 1}], "must be a string or a list"),
         ([{"role": "user", "content": [1]}], r"messages\[0\].content\[0\]"),
         ([{"role": "user", "content": [{"type": "text"}]}], "text must be a string"),
-        ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], '"image_url"'),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+            "may need to provide the mmproj",
+        ),
         ([{"role": "user", "content": "x"}, {"role": "assistant"}], r"messages\[1\] has neither"),
         ([{"role": "assistant", "content": "", "reasoning_content": 1}], "reasoning_content must be a string"),
         ([{"role": "assistant", "tool_calls": {}}], r"neither|list"),

@@ -119,7 +119,8 @@ def look(monkeypatch: pytest.MonkeyPatch, argv: list[str], at: Callable[[Seen], 
 
     def load(settings: ModelSettings, *given: Any, keep_vocabulary: bool, pool: PoolSettings) -> Any:
         seen.model, seen.drafts, seen.keep_vocabulary, seen.pool = settings, given[2], keep_vocabulary, pool
-        info = replace(INFO, chat_template=TEMPLATE, n_vocab=300, pooling="mean" if settings.embeddings else "")
+        pooling = "mean" if settings.embeddings else ""
+        info = replace(INFO, chat_template=TEMPLATE, n_vocab=300, pooling=pooling, vision=True)
         tokenizer = ByteTokenizer(TOKENIZER_SPECIALS, eos="<|im_end|>")
         by_model = [name for name in seen.drafts.ordered_types if name in MODEL_TYPES]
         backend = FakeBackend(draft_type=by_model[0] if by_model else "")

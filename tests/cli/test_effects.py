@@ -112,6 +112,13 @@ def option(name: str) -> Look:
     return lambda seen: getattr(seen.built["Engine"]["2"], name)
 
 
+def picture(seen: Seen) -> str:
+    """What becomes of an image that lies somewhere."""
+    content = [{"type": "image_url", "image_url": {"url": "file://picture.png"}}]
+    asked = {"messages": [{"role": "user", "content": content}]}
+    return str(seen.client.post("/v1/chat/completions", json=asked).json()["error"]["message"])
+
+
 def prompt(seen: Seen) -> bytes:
     return bytes(seen.request.prompt.tokens.tobytes())
 
@@ -416,6 +423,7 @@ EFFECTS: dict[str, Effect] = {
     "--slot-save-path": Effect(DIR, status("POST", "/slots/0?action=save", json={"filename": "f"})),
     "--open": Effect("", lambda seen: seen.opened),
     "--ui": Effect("", status("GET", "/")),
+    "--media-path": Effect(DIR, picture),
     "--path": Effect(str(Path(__file__).parent), status("GET", "/test_effects.py")),
     "--api-prefix": Effect("/llm", status("GET", "/health")),
     "--cors-origins": Effect("localhost", header("access-control-allow-origin")),

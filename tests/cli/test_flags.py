@@ -163,6 +163,7 @@ ROUND_TRIPS: dict[str, tuple[str, str, Any]] = {
     "slot_save_path": ("/tmp", "server.slot_save_path", Path("/tmp")),
     "show_page": ("", "server.show_page", True),
     "open_page": ("", "listen.open_page", True),
+    "media_path": ("/tmp", "server.media_path", "/tmp"),
     "static_path": ("/tmp", "server.static_path", "/tmp"),
     "api_prefix": ("/llm", "server.api_prefix", "/llm"),
     "origins": ("localhost", "server.cors.origins", "localhost"),

@@ -17,6 +17,7 @@ from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.ram import RamCache
 from pyctl.chat.cached_tokenizer import Tokenizer
 from pyctl.chat.chat_format import ChatFormat
+from pyctl.chat.images import ImageReader
 from pyctl.chat.replay import Replay
 from pyctl.chat.template import Template
 from pyctl.engine.admin import EngineAdmin
@@ -208,10 +209,11 @@ class Bench:
         n_seqs: int = 1,
         n_slots: int = 4,
         disk: DiskTier | None = None,
+        images: ImageReader | None = None,
         **info: Any,
     ) -> None:
         self.tokenizer: Any = tokenizer or chatml_tokenizer()
-        known = replace(INFO, n_vocab=self.tokenizer.n_vocab, n_seqs=n_seqs, **info)
+        known = replace(INFO, n_vocab=self.tokenizer.n_vocab, n_seqs=n_seqs, vision=images is not None, **info)
         backend = FakeBackend(n_ctx=N_CTX, n_seqs=n_seqs, n_vocab=known.n_vocab)
         cache = RamCache(n_slots, None)
         played = script is not None
@@ -219,7 +221,7 @@ class Bench:
             ScriptedEngine(script, backend, cache) if played else Engine(backend, cache, EngineSettings(), disk)
         )
         self.worker = RecordingWorker(self.engine, known)
-        chat = ChatFormat(Template(template, eos_token="<|im_end|>"), self.tokenizer, replay=replay)
+        chat = ChatFormat(Template(template, eos_token="<|im_end|>"), self.tokenizer, replay=replay, images=images)
         admin = EngineAdmin(self.worker, self.engine)
         settings = settings or ServerSettings()
         # A script has no answer to what nobody asked for.

@@ -7,9 +7,11 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
+from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from pyctl.errors import TooLargeError
+from pyctl.errors import PyctlError, TooLargeError
+from pyctl.server import middleware
 from pyctl.server.http import JsonResponse, error_response
 from pyctl.server.middleware import BodyLimitMiddleware
 from pyctl.server.server_settings import Cors, ServerSettings
@@ -158,6 +160,35 @@ def test_a_body_of_the_limit_passes_and_one_byte_more_does_not(size: int) -> Non
     response = post(LIMIT + 1, size)
     assert response.status_code == 413
     assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_large_bodies_share_what_they_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that does not fit beside those that are still being answered comes again later; small ones always pass."""
+    monkeypatch.setattr(middleware, "MAX_BODY_BYTES", 100)
+    monkeypatch.setattr(middleware, "_MAX_TOGETHER_BYTES", 1000)
+    answered = asyncio.Event()
+
+    async def waiting(scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        try:
+            body = await request.body()
+        except PyctlError as error:
+            return await error_response(error)(scope, receive, send)
+        if scope["path"] == "/slow":
+            await answered.wait()
+        await JsonResponse({"n": len(body)})(scope, receive, send)
+
+    async def ask() -> list[int]:
+        transport = httpx.ASGITransport(BodyLimitMiddleware(waiting, 800))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            slow = asyncio.ensure_future(client.post("/slow", content=chunks(700, 50)))
+            await asyncio.sleep(0.05)
+            found = [(await client.post("/", content=chunks(n, 50))).status_code for n in (100, 300, 301)]
+            answered.set()
+            found.append((await slow).status_code)
+            return [*found, *[(await client.post("/", content=chunks(n, 50))).status_code for n in (800, 801)]]
+
+    assert asyncio.run(ask()) == [200, 200, 503, 200, 200, 413]
 
 
 def test_a_client_that_asks_before_it_sends_is_refused_unread() -> None:

@@ -29,6 +29,7 @@ from pyctl.server.api.anthropic_request import chat_fields
 from pyctl.server.api.openai import Identity
 from pyctl.server.api.token_counts import count
 from pyctl.server.body import parse_object
+from pyctl.server.generate.image_sources import with_images
 from pyctl.server.generate.prepare import PreparedReply, prepare
 from pyctl.server.generate.reply import EventReply
 from pyctl.server.generate.respond import log_error, respond
@@ -208,14 +209,14 @@ async def _answered(request: Request, reply: Callable[[bytes], Awaitable[ASGIApp
 
 
 async def _ask(service: Service, request: Request, body: bytes) -> ASGIApp:
-    (prepared,) = await service.pool.run(
-        request, lambda: prepare(service, ChatBody.of(chat_fields(parse_object(body))))
+    (prepared,) = await with_images(
+        service, request, lambda fetched: prepare(service, ChatBody.of(chat_fields(parse_object(body))), fetched)
     )
     return respond(service, [MessageReply(service, prepared, Identity(service))])
 
 
 async def _count(service: Service, request: Request, body: bytes) -> ASGIApp:
-    n_tokens = await service.pool.run(
-        request, lambda: count(service, ConversationBody.of(chat_fields(parse_object(body))))
+    n_tokens = await with_images(
+        service, request, lambda fetched: count(service, ConversationBody.of(chat_fields(parse_object(body))), fetched)
     )
     return JsonResponse({"input_tokens": n_tokens})

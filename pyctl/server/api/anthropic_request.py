@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pyctl.chat.messages import unreadable
 from pyctl.errors import RequestError
 from pyctl.server.body import Body, Nested, items, json_object, others
+from pyctl.server.generate.image_sources import ImagePart
 from pyctl.server.http import encode
 
 __all__ = ["chat_fields"]
@@ -78,6 +78,7 @@ class _Block(Body, frozen=True):
 class _Source(Body, frozen=True):
     type: Any = None
     data: str = ""
+    url: str = ""
 
 
 class _Tool(Body, frozen=True):
@@ -150,40 +151,36 @@ def _messages(value: Any) -> list[Any]:
             raise RequestError(f"{at} must be an object")
         content = message.get("content")
         if isinstance(content, list):
-            messages += _split(
-                str(message.get("role")), [_block(b, f"{at}.content[{i}]") for i, b in enumerate(content)]
-            )
+            messages += _split(str(message.get("role")), _blocks(content, f"{at}.content"))
         elif content is not None or message.get("role") != "assistant":
             messages.append(message)
     return messages
 
 
-def _split(role: str, blocks: list[_Block]) -> list[dict[str, Any]]:
+def _split(role: str, blocks: list[tuple[str, _Block]]) -> list[dict[str, Any]]:
     """One message for each run of blocks between tool results, and one for each of these."""
     messages: list[dict[str, Any]] = []
-    texts: list[str] = []
+    parts: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
     thoughts: list[str] = []
 
     def flush() -> None:
-        if not (texts or calls or thoughts):
+        if not (parts or calls or thoughts):
             return
-        parts: Any = [{"type": "text", "text": text} for text in texts]
-        message: dict[str, Any] = {"role": role, "content": parts if parts and role != "assistant" else "".join(texts)}
+        is_kept = bool(parts) and (role != "assistant" or _has_image(parts))
+        message: dict[str, Any] = {"role": role, "content": parts.copy() if is_kept else _joined(parts)}
         if calls:
             message["tool_calls"] = calls.copy()
         if thoughts:
             message["reasoning_content"] = "".join(thoughts)
         messages.append(message)
-        for told in (texts, calls, thoughts):
+        for told in (parts, calls, thoughts):
             told.clear()
 
-    for block in blocks:
+    for at, block in blocks:
         kind = block.type
-        if kind == "text" or kind == "document":
-            texts.append(_text(block))
-        elif kind == "image":
-            raise unreadable("a block", kind)
+        if kind in _READABLE:
+            parts.append(_part(block, at))
         elif kind == "thinking" and block.thinking:
             thoughts.append(block.thinking)
         elif kind == "tool_use":
@@ -191,27 +188,48 @@ def _split(role: str, blocks: list[_Block]) -> list[dict[str, Any]]:
             calls.append({"id": block.id, "type": "function", "function": function})
         elif kind == "tool_result":
             flush()
-            messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block.content)})
+            content = _result(block.content, f"{at}.content")
+            messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
     flush()
     return messages
 
 
-def _result(content: Any) -> str:
+_READABLE = ("text", "document", "image")
+
+
+def _result(content: Any, at: str) -> Any:
+    """A text, or parts if there are images among them."""
     if not isinstance(content, list):
         return content if isinstance(content, str) else ""
-    blocks = [_block(block, f"tool_result.content[{i}]") for i, block in enumerate(content)]
-    if any(block.type == "image" for block in blocks):
-        raise unreadable("a block of a tool's result", "image")
-    return "".join(_text(block) for block in blocks if block.type in ("text", "document"))
+    parts = [_part(block, at) for at, block in _blocks(content, at) if block.type in _READABLE]
+    return parts if _has_image(parts) else _joined(parts)
 
 
-def _text(block: _Block) -> str:
+def _has_image(parts: list[dict[str, Any]]) -> bool:
+    return any(isinstance(part, ImagePart) for part in parts)
+
+
+def _joined(parts: list[dict[str, Any]]) -> str:
+    return "".join(part["text"] for part in parts)
+
+
+def _part(block: _Block, at: str) -> dict[str, Any]:
+    """A readable block as OpenAI writes it."""
     if block.type == "text":
-        return block.text
+        return {"type": "text", "text": block.text}
     source = _Source.of({} if block.source is None else json_object(block.source, "source"))
+    if block.type == "image":
+        if source.type not in ("base64", "url"):
+            raise RequestError(f"{at}: the source of an image must be of type base64 or url")
+        return ImagePart(source.url if source.type == "url" else source.data, at)
     if source.type != "text":
         raise RequestError("a document must be plain text: its source must be of type text")
-    return source.data
+    return {"type": "text", "text": source.data}
+
+
+def _blocks(content: list[Any], at: str) -> list[tuple[str, _Block]]:
+    places = (f"{at}[{index}]" for index in range(len(content)))
+    return [(place, _block(block, place)) for place, block in zip(places, content, strict=True)]
 
 
 def _tool(value: Any, at: str) -> dict[str, Any]:

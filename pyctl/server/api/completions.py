@@ -13,6 +13,7 @@ from pyctl.errors import RequestError
 from pyctl.server.api.native import NativeReply
 from pyctl.server.api.openai import ChatReply, Identity, TextReply
 from pyctl.server.body import ControlBody
+from pyctl.server.generate.image_sources import with_images
 from pyctl.server.generate.prepare import PreparedReply, prepare
 from pyctl.server.generate.reply import Reply
 from pyctl.server.generate.respond import ReplyResponse, respond
@@ -67,7 +68,7 @@ async def _answer(
     service: Service, request: Request, kind: type[ChatBody | CompletionBody], form: Callable[[PreparedReply], Reply]
 ) -> ReplyResponse:
     body = await request.body()
-    prepared = await service.pool.run(request, lambda: prepare(service, kind.parse(body)))
+    prepared = await with_images(service, request, lambda fetched: prepare(service, kind.parse(body), fetched))
     replies = [form(each) for each in prepared]
     for reply in replies:
         reply.sees_texts = sees_texts(request, service.settings)

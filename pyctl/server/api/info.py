@@ -9,6 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pyctl.chat.images import MEDIA_MARKER
 from pyctl.engine.pool.pool_plan import PoolPlan
 from pyctl.engine.request import Request as EngineRequest
 from pyctl.errors import NotSupportedError, UnavailableError
@@ -48,7 +49,7 @@ async def models(service: Service, request: Request) -> Response:
         "type": "model",
         "description": "",
         "tags": [""],
-        "capabilities": ["completion"],
+        "capabilities": ["completion", "multimodal"] if info.vision else ["completion"],
         "parameters": "",
         "details": details,
     }
@@ -88,8 +89,8 @@ async def props(service: Service, request: Request) -> Response:
         "model_alias": service.model,
         "model_ftype": info.ftype_name,
         "model_path": info.model_path,
-        "modalities": {"vision": False, "video": False, "audio": False},
-        "media_marker": "",
+        "modalities": {"vision": info.vision, "video": False, "audio": False},
+        "media_marker": MEDIA_MARKER,
         "endpoint_slots": settings.show_slots,
         "endpoint_props": settings.change_props,
         "endpoint_metrics": settings.show_metrics,

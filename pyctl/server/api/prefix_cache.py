@@ -16,6 +16,7 @@ from pyctl.engine.request import Done, Failed, Timings
 from pyctl.errors import EngineError, NotFoundError, RequestError
 from pyctl.limit import limit
 from pyctl.server.body import PinBody
+from pyctl.server.generate.image_sources import with_images
 from pyctl.server.generate.prepare import prepare_warm_up
 from pyctl.server.generation_body import ChatBody
 from pyctl.server.http import JsonResponse
@@ -68,7 +69,7 @@ async def warm(service: Service, request: Request) -> Response:
     Answers with its tokens when they are ready; a client that does not wait changes nothing.
     """
     raw = await request.body()
-    asked = await service.pool.run(request, lambda: prepare_warm_up(service, ChatBody.parse(raw)))
+    asked = await with_images(service, request, lambda fetched: prepare_warm_up(service, ChatBody.parse(raw), fetched))
     async for event in service.worker.submit(asked):
         if isinstance(event, Failed):
             raise event.error

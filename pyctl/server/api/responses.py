@@ -13,6 +13,7 @@ from pyctl.server.api.responses_reply import ResponseReply
 from pyctl.server.api.responses_request import ResponseRequest, messages_of
 from pyctl.server.api.token_counts import count, counted
 from pyctl.server.body import NewConversationBody, parse_object
+from pyctl.server.generate.image_sources import Fetched, with_images
 from pyctl.server.generate.prepare import prepare
 from pyctl.server.generate.respond import log_error, respond
 from pyctl.server.generation_body import ChatBody, ConversationBody
@@ -29,7 +30,7 @@ async def create(service: Service, request: Request) -> ASGIApp:
     """POST /v1/responses"""
     values = parse_object(await request.body())
     try:
-        reply = await service.pool.run(request, _reply, service, values)
+        reply = await with_images(service, request, lambda fetched: _reply(service, values, fetched))
     except NotFoundError as error:
         log_error(request.url.path, error)
         return _not_found(values, error)
@@ -40,7 +41,7 @@ async def input_tokens(service: Service, request: Request) -> Response:
     """POST /v1/responses/input_tokens"""
     values = parse_object(await request.body())
     try:
-        return counted(await service.pool.run(request, _count, service, values))
+        return counted(await with_images(service, request, lambda fetched: _count(service, values, fetched)))
     except NotFoundError as error:
         log_error(request.url.path, error)
         return _not_found(values, error)
@@ -88,15 +89,15 @@ def _conversation(service: Service, raw: bytes) -> dict[str, Any]:
     return service.conversations.create(messages, body.metadata)
 
 
-def _reply(service: Service, values: dict[str, Any]) -> ResponseReply:
+def _reply(service: Service, values: dict[str, Any], fetched: Fetched) -> ResponseReply:
     asked = ResponseRequest.of(values, service.responses, service.conversations)
-    (prepared,) = prepare(service, ChatBody.of(asked.chat))
+    (prepared,) = prepare(service, ChatBody.of(asked.chat), fetched)
     return ResponseReply(service, prepared, asked)
 
 
-def _count(service: Service, values: dict[str, Any]) -> int:
+def _count(service: Service, values: dict[str, Any], fetched: Fetched) -> int:
     asked = ResponseRequest.of(values, service.responses, service.conversations)
-    return count(service, ConversationBody.of(asked.chat))
+    return count(service, ConversationBody.of(asked.chat), fetched)
 
 
 def _not_found(values: dict[str, Any], missing: NotFoundError) -> Response:

@@ -32,6 +32,7 @@ from pyctl.errors import RequestError
 from pyctl.limit import limit
 from pyctl.server.body import Body, Nested, others
 from pyctl.server.conversation_store import ConversationStore
+from pyctl.server.generate.image_sources import ImagePart
 from pyctl.server.response_store import ResponseStore
 
 __all__ = ["ResponseRequest", "ResponsesBody", "messages_of", "seal", "spaced_name"]
@@ -236,6 +237,8 @@ def _message(item: _Item, at: str) -> dict[str, Any]:
     if role is not None and kind in (None, "message"):
         content = _content(item.content, f"{at}.content")
         if role == "assistant" and not isinstance(content, str):
+            if any(isinstance(part, ImagePart) for part in content):
+                raise RequestError(f"{at}: a message of the assistant can have no images")
             content = "".join(part["text"] for part in content)
         return {"role": role, "content": content}
     if kind == "function_call":
@@ -274,9 +277,12 @@ def _part(part: Any, at: str) -> dict[str, Any]:
         if not isinstance(part.get(member), str):
             raise RequestError(f"{at}.{member} must be a string")
         return {"type": "text", "text": part[member]}
-    if kind in ("input_image", "input_file"):
+    if kind == "input_image":
+        url = part.get("image_url")
+        return ImagePart(url.get("url") if isinstance(url, dict) else url, at)
+    if kind == "input_file":
         raise unreadable(at, kind)
-    raise RequestError(f"{at}.type must be input_text or output_text")
+    raise RequestError(f"{at}.type must be input_text, input_image or output_text")
 
 
 def _reasoning(item: _Item, at: str) -> str:

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from pyctl.errors import RequestError
 from pyctl.server.body import DetokenizeBody, TokenizeBody
+from pyctl.server.generate.image_sources import Fetched, with_images
 from pyctl.server.generate.prepare import prepare_chat
 from pyctl.server.generate.prompts import mixed
 from pyctl.server.generation_body import ConversationBody
@@ -33,7 +34,9 @@ async def detokenize(service: Service, request: Request) -> Response:
 async def apply_template(service: Service, request: Request) -> Response:
     """POST /apply-template"""
     body = await request.body()
-    chat = await service.pool.run(request, lambda: prepare_chat(service, ConversationBody.parse(body)))
+    chat = await with_images(
+        service, request, lambda fetched: prepare_chat(service, ConversationBody.parse(body), fetched=fetched)
+    )
     return JsonResponse({"prompt": chat.text})
 
 
@@ -70,12 +73,14 @@ def _readable(piece: bytes) -> str | list[int]:
 async def chat_input_tokens(service: Service, request: Request) -> Response:
     """POST /v1/chat/completions/input_tokens"""
     body = await request.body()
-    return counted(await service.pool.run(request, lambda: count(service, ConversationBody.parse(body))))
+    return counted(
+        await with_images(service, request, lambda fetched: count(service, ConversationBody.parse(body), fetched))
+    )
 
 
-def count(service: Service, body: ConversationBody) -> int:
+def count(service: Service, body: ConversationBody, fetched: Fetched) -> int:
     """Tokens of the prompt that the conversation is rendered to."""
-    return len(service.chat.prompt_from_text(prepare_chat(service, body).text))
+    return prepare_chat(service, body, fetched=fetched).n_tokens
 
 
 def counted(n_tokens: int) -> Response:

@@ -22,6 +22,7 @@ from pyctl.engine.stream import ReasoningLimit
 from pyctl.errors import ContextSizeError, NotSupportedError, RequestError
 from pyctl.prompt import Prompt
 from pyctl.server.body import INT32_MAX, at_most
+from pyctl.server.generate.image_sources import NOTHING, Fetched, load_images
 from pyctl.server.generate.prompts import infill_prompt, prompts_of
 from pyctl.server.generation_body import (
     MOST_BIASES,
@@ -83,16 +84,17 @@ class PreparedReply:
         return self.chat.splitter(self.said)
 
 
-def prepare(service: Service, body: AnyBody) -> list[PreparedReply]:
+def prepare(service: Service, body: AnyBody, fetched: Fetched = NOTHING) -> list[PreparedReply]:
     """All replies that ``body`` asks for: ``body.n`` to each of its prompts.
 
-    Raises RequestError, and NotSupportedError for what this model or server cannot do.
+    Raises RequestError, ImagesMissing for images at addresses that are not ``fetched``, and NotSupportedError for what
+    this model or server cannot do.
     """
     settings, info = service.settings, service.info
     keep_scales(info, body.options.lora)
     sampling = sampling_of(body, settings.sampling, service.tokenizer, info.n_vocab)
     replies: list[PreparedReply] = []
-    for asked in _prompts(service, body):
+    for asked in _prompts(service, body, fetched):
         request = Request(
             prompt=asked.prompt,
             sampling=_bound(sampling, asked.constraint),
@@ -126,9 +128,9 @@ def prepare(service: Service, body: AnyBody) -> list[PreparedReply]:
     return replies
 
 
-def prepare_warm_up(service: Service, body: ChatBody) -> Request:
+def prepare_warm_up(service: Service, body: ChatBody, fetched: Fetched = NOTHING) -> Request:
     """What has the engine evaluate the prompt of ``body``, as far as it is certain what it begins with."""
-    prompt = service.chat.beginning(_chat_request(service, body.conversation))
+    prompt = service.chat.beginning(_chat_request(service, body.conversation, fetched))
     if len(prompt) >= service.info.n_ctx:
         raise ContextSizeError(len(prompt), service.info.n_ctx)
     policy = DiskPolicy.of_request(body.prefix_cache, DiskPolicy.of_server(service.settings.disk_policy))
@@ -143,13 +145,15 @@ def _make_next_turn_ready(service: Service, chat: PreparedChat, request: Request
         service.worker.warm(Request(prompt, max_tokens=0, disk_policy=policy, seq=seq, background=True, after=request))
 
 
-def prepare_chat(service: Service, body: ConversationBody, asked: ChatBody | None = None) -> PreparedChat:
+def prepare_chat(
+    service: Service, body: ConversationBody, asked: ChatBody | None = None, fetched: Fetched = NOTHING
+) -> PreparedChat:
     """The conversation alone, as far as its prompt; with all that binds the reply if the whole request is ``asked``."""
-    request = _chat_request(service, body)
+    request = _chat_request(service, body, fetched)
     return service.chat.prepare(request if asked is None else replace(request, **_binding(service, asked)))
 
 
-def _chat_request(service: Service, body: ConversationBody) -> ChatRequest:
+def _chat_request(service: Service, body: ConversationBody, fetched: Fetched) -> ChatRequest:
     kwargs = dict(body.chat_template_kwargs)
     if isinstance(kwargs.get("enable_thinking"), str):
         raise RequestError("'chat_template_kwargs.enable_thinking' must be true or false, not a string")
@@ -162,7 +166,7 @@ def _chat_request(service: Service, body: ConversationBody) -> ChatRequest:
     if continues is not None and add_header:
         raise RequestError("'add_generation_prompt' and 'continue_final_message' exclude each other")
     return ChatRequest(
-        body.messages,
+        load_images(body.messages, service, fetched),
         tools=body.tools,
         tool_choice=body.tool_choice,
         parallel_tool_calls=parallel_calls(service, body.parallel_tool_calls),
@@ -206,9 +210,9 @@ class _Asked:
     chat: PreparedChat | None = None
 
 
-def _prompts(service: Service, body: AnyBody) -> Iterator[_Asked]:
+def _prompts(service: Service, body: AnyBody, fetched: Fetched) -> Iterator[_Asked]:
     if isinstance(body, ChatBody):
-        chat = prepare_chat(service, body.conversation, body)
+        chat = prepare_chat(service, body.conversation, body, fetched)
         _refuse_long(service, chat.text)
         # What binds all replies of this server binds those with calls, too, unless the request itself says otherwise.
         is_bound = bool(service.settings.sampling.grammar and not body.grammar and body.schema is None)
@@ -220,7 +224,7 @@ def _prompts(service: Service, body: AnyBody) -> Iterator[_Asked]:
     for part in value if isinstance(value, list) else [value]:
         if isinstance(part, str):
             _refuse_long(service, part)
-    for prompt, text in prompts_of(value, service.chat, service.info.n_vocab, MOST_REPLIES // body.n):
+    for prompt, text in prompts_of(value, service, MOST_REPLIES // body.n, fetched):
         text = bos + text if text is not None else service.text_of(prompt.tokens.tolist())
         yield _Asked(prompt, text, constraint, reasoning)
 

@@ -5,29 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pyctl.chat.chat_format import ChatFormat
-from pyctl.chat.messages import unreadable
 from pyctl.errors import NotSupportedError, RequestError
+from pyctl.image_file import ImageFile
 from pyctl.prompt import Prompt
 from pyctl.server.body import Body, at_most
+from pyctl.server.generate.image_sources import Fetched, data_images
 from pyctl.server.generation_body import InfillBody
 from pyctl.server.service import Service
 
 __all__ = ["infill_prompt", "mixed", "prompts_of"]
 
 
-def prompts_of(value: Any, chat: ChatFormat, n_vocab: int, most: int) -> list[tuple[Prompt, str | None]]:
+def prompts_of(value: Any, service: Service, most: int, fetched: Fetched) -> list[tuple[Prompt, str | None]]:
     """One prompt per text or sequence, with the text if it was one; a list that holds a token id is one sequence.
 
-    Raises RequestError, also for more than ``most``.
+    Raises RequestError, also for more than ``most``, and ImagesMissing.
     """
     if value is None:
         raise RequestError("'prompt' is missing")
     if isinstance(value, list) and not any(_is_token(item) for item in value):
         at_most(most, len(value), "prompt", "prompts with this 'n'")
-        prompts = [_prompt(item, chat, n_vocab) for item in value]
+        prompts = [_prompt(item, service, fetched) for item in value]
     else:
-        prompts = [_prompt(value, chat, n_vocab)]
+        prompts = [_prompt(value, service, fetched)]
     if not prompts:
         raise RequestError("'prompt' is empty")
     return prompts
@@ -45,14 +45,17 @@ def mixed(value: Any, name: str, n_vocab: int) -> list[str | int]:
     return value
 
 
-def _prompt(value: Any, chat: ChatFormat, n_vocab: int) -> tuple[Prompt, str | None]:
+def _prompt(value: Any, service: Service, fetched: Fetched) -> tuple[Prompt, str | None]:
+    images: list[ImageFile] = []
     if isinstance(value, dict):
         if value.get("multimodal_data"):
-            raise unreadable("'prompt'", "multimodal_data")
+            images = data_images(value["multimodal_data"], service, fetched)
         value = value.get("prompt_string")
     if isinstance(value, str):
-        return chat.prompt_from_text(value), value
-    return chat.prompt_from_mixed(mixed(value, "prompt", n_vocab)), None
+        return service.chat.prompt_from_text(value, images), value
+    if images:
+        raise RequestError("'prompt_string' must be a string beside 'multimodal_data'")
+    return service.chat.prompt_from_mixed(mixed(value, "prompt", service.info.n_vocab)), None
 
 
 def _is_token(value: Any) -> bool:

@@ -145,7 +145,9 @@ def test_reasoning_comes_back_from_clients_that_store_nothing(monkeypatch: pytes
     sent = {"type": "reasoning", "summary": [], "encrypted_content": item["encrypted_content"]}
     asked: list[Any] = []
     prepare = responses.prepare
-    monkeypatch.setattr(responses, "prepare", lambda service, body: asked.append(body) or prepare(service, body))
+    monkeypatch.setattr(
+        responses, "prepare", lambda service, body, fetched: asked.append(body) or prepare(service, body)
+    )
     ask(bench, [*HI, sent, {"role": "assistant", "content": "yes"}, *HI])
     assert asked[0].conversation.messages[1] == {"role": "assistant", "reasoning_content": "hm", "content": "yes"}
 

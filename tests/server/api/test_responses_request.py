@@ -206,7 +206,7 @@ def test_a_previous_response_comes_before_what_is_asked_now() -> None:
         {"input": [{}]},
         {"input": [{"role": "user"}]},
         {"input": [{"role": "user", "content": [7]}]},
-        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+        {"input": [{"role": "assistant", "content": [{"type": "input_image", "image_url": "x"}]}]},
         {"input": [{"role": "user", "content": [{"type": "input_file"}]}]},
         {"input": [{"role": "user", "content": [{"type": "video"}]}]},
         {"input": [{"type": "function_call", "name": "x"}]},

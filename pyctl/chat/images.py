@@ -1,0 +1,91 @@
+"""Images within text: each is a mark in it, from a message to the tokens of the prompt.
+
+Templates see text only. A mark names its image and cannot be guessed, so nothing that anybody writes is ever taken for
+an image; what text is told of it is `MEDIA_MARKER`, as llama-server has it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from pyctl.errors import RequestError
+from pyctl.image_file import ImageFile
+from pyctl.prompt import Picture, Tokens
+
+__all__ = ["MEDIA_MARKER", "ImageReader", "joined_parts", "lasting", "mark_of", "shown", "split_marked", "split_marker"]
+
+MEDIA_MARKER = os.environ.get("LLAMA_MEDIA_MARKER") or f"<__media_{secrets.token_urlsafe(24)}__>"
+"""What stands for an image in the prompt of a completion, and in prompts as text."""
+
+_BEGIN, _END = f"<__image_{secrets.token_hex(16)}_", "__>"
+_DIGITS = 32
+
+
+class ImageReader(Protocol):
+    """What makes images a part of prompts. Thread-safe."""
+
+    @property
+    def around(self) -> tuple[Tokens, Tokens]:
+        """The tokens before and behind each image."""
+        ...
+
+    def picture(self, image: ImageFile) -> Picture:
+        """How the model sees ``image``; it is not decoded for that. Raises RequestError."""
+        ...
+
+
+def mark_of(image: ImageFile) -> str:
+    """What stands for ``image`` in text, in this process; the same for the same bytes."""
+    return f"{_BEGIN}{image.digest.hex()}{_END}"
+
+
+def lasting(text: str) -> str:
+    """``text`` with marks that are the same in every process."""
+    return text.replace(_BEGIN, "<__image_") if _BEGIN in text else text
+
+
+def joined_parts(parts: Sequence[str | ImageFile]) -> str:
+    """The content of a message with images as text: as llama-server has it, a line for each text, and none begins or
+    ends at an image.
+    """
+    text, after_image = "", True
+    for part in parts:
+        is_image = isinstance(part, ImageFile)
+        text += mark_of(part) if isinstance(part, ImageFile) else part if after_image else f"\n{part}"
+        after_image = is_image or not text
+    return text
+
+
+def split_marked(text: str, images: Mapping[str, ImageFile]) -> list[str | ImageFile]:
+    """``text`` in pieces: text, and of ``images``, by their marks, those whose marks stand there."""
+    first, *rest = text.split(_BEGIN)
+    pieces: list[str | ImageFile] = [first]
+    for piece in rest:
+        n = _DIGITS + len(_END)
+        image = images.get(_BEGIN + piece[:n])
+        pieces += [_BEGIN + piece] if image is None else [image, piece[n:]]
+    return pieces
+
+
+def split_marker(text: str, images: Sequence[ImageFile]) -> list[str | ImageFile]:
+    """``text`` in pieces, with one of ``images`` in the place of each `MEDIA_MARKER`. RequestError if there are fewer
+    or more of these.
+    """
+    texts = text.split(MEDIA_MARKER)
+    if len(texts) != len(images) + 1:
+        n, most = len(texts) - 1, len(images)
+        raise RequestError(f"the prompt has {n} times the media_marker of /props for {most} images")
+    pieces: list[str | ImageFile] = [texts[0]]
+    for image, piece in zip(images, texts[1:], strict=True):
+        pieces += [image, piece]
+    return pieces
+
+
+def shown(text: str, images: Mapping[str, ImageFile]) -> str:
+    """``text`` with a `MEDIA_MARKER` in the place of each image."""
+    if not images:
+        return text
+    return "".join(MEDIA_MARKER if isinstance(piece, ImageFile) else piece for piece in split_marked(text, images))
