@@ -159,7 +159,7 @@ class Tab:
     def noticed(self) -> str:
         """The same, if it can be seen, too."""
         box = self.page.locator("#live").bounding_box()
-        return self.announced() if box else ""
+        return self.announced() if box and box["width"] > 10 and box["height"] > 10 else ""
 
     def until(self, found: Callable[[], object]) -> None:
         """Wait until ``found`` returns something true."""

@@ -175,7 +175,7 @@ def test_what_the_server_refuses_is_said_under_the_message(tab: Tab) -> None:
     tab.page.get_by_role("alert").filter(has_text="grammar").wait_for()
     tab.until_idle()
     tab.configure(json="")
-    tab.act(tab.replies.last.get_by_role("button", name="Regenerate reply"))
+    tab.act(tab.replies.last.get_by_role("button", name="Try again"))
     assert tab.texts()[-1]
 
 
@@ -187,7 +187,7 @@ def many() -> str:
     messages = {}
     parent = None
     for i in range(MANY):
-        content = f"**{i}** ok"
+        content = f"*{i}*"
         role = "assistant" if i % 2 else "user"
         messages[f"m{i}"] = {"id": f"m{i}", "parent": parent, "role": role, "content": content, "created": i + 1}
         parent = f"m{i}"
@@ -198,13 +198,13 @@ def many() -> str:
 def test_500_messages_stay_smooth(tab: Tab) -> None:
     """Only what can be seen is rendered, and a reply that streams touches nothing but itself."""
     import_text(tab, many())
-    tab.until(lambda: tab.replies.last.locator("strong").count())
-    assert tab.texts()[-1] == "499 ok"
+    tab.until(lambda: tab.replies.last.locator("em").count())
+    assert tab.texts()[-1] == "499"
     rendered = [json.loads(r.post_data or "")["texts"] for r in tab.requests if "page/markdown" in r.url]
     assert 1 <= sum(len(texts) for texts in rendered) < 60
     assert tab.messages.count() == MANY
     tab.page.evaluate("document.querySelector('#messages').firstChild.scrollIntoView()")
-    tab.until(lambda: tab.replies.first.locator("strong").count())
+    tab.until(lambda: tab.replies.first.locator("em").count())
     rendered = [json.loads(r.post_data or "")["texts"] for r in tab.requests if "page/markdown" in r.url]
     assert sum(len(texts) for texts in rendered) < 120
 
@@ -222,10 +222,42 @@ def test_500_messages_stay_smooth(tab: Tab) -> None:
           new MutationObserver(note).observe(document.querySelector("#messages"), options);
         }"""
     )
-    tab.say("And now?", {"grammar": 'root ::= ("more and " ){150}', "max_tokens": -1})
+    tab.say("And now?", {"grammar": 'root ::= ("more and " ){40}', "max_tokens": -1})
     touched = tab.page.evaluate("Object.fromEntries(touched)")
     old = {key: n for key, n in touched.items() if key.startswith("m") and key[1:].isdigit()}
     assert max(touched.values()) > 20  # the reply as it streamed
     assert max(old.values(), default=0) <= 8, old  # drawn anew when a reply begins and ends, if at all
     tab.reload()
     assert tab.messages.count() == MANY + 2
+
+
+def test_search_rename_and_delete(tab: Tab) -> None:
+    tab.say("About lamps", saying("They are lit."))
+    tab.page.get_by_role("button", name="New chat").click()
+    tab.say("About doors", saying("They are shut, says Zoe."))
+    tab.page.keyboard.press("Control+k")
+    tab.page.keyboard.type("zoe")
+    assert names(tab) == ["About doors"]
+    tab.page.fill("#search", "nothing like it")
+    assert names(tab) == []
+    tab.page.fill("#search", "")
+    assert names(tab) == ["About doors", "About lamps"]
+    item = tab.page.locator("#list li").nth(1)
+    item.hover()
+    item.get_by_role("button", name="Rename").click()
+    tab.page.get_by_role("textbox", name="Title").fill("All <b>lamps</b>")
+    tab.page.keyboard.press("Enter")
+    tab.until(lambda: "All <b>lamps</b>" in names(tab))
+    tab.reload()
+    assert "All <b>lamps</b>" in names(tab)
+    item = tab.page.locator("#list li").filter(has_text="About doors")
+    item.hover()
+    item.get_by_role("button", name="Delete").click()
+    tab.page.locator("#dialog").get_by_role("button", name="Cancel").click()
+    assert "About doors" in names(tab)
+    item.hover()
+    item.get_by_role("button", name="Delete").click()
+    tab.page.locator("#dialog").get_by_role("button", name="Delete").click()
+    tab.until(lambda: "About doors" not in names(tab))
+    tab.reload()
+    assert names(tab) == ["All <b>lamps</b>"]

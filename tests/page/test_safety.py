@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.page.browser import Tab, saying
+from tests.page.conftest import SERVE, OpenTab
 from tests.server.api.test_page import HOSTILE
+from tools.server_process import ServerProcess
 
 REPLIES = ("\n\n".join(HOSTILE[: len(HOSTILE) // 2]), "\n\n".join(HOSTILE[len(HOSTILE) // 2 :]))
 """Every attack that the renderer is tested with, in replies of the model."""
@@ -71,3 +75,28 @@ def test_a_page_of_another_origin_learns_nothing(tab: Tab) -> None:
         tab.url,
     )
     assert set(found) <= {"refused", 403}, found
+
+
+def test_the_key_is_asked_for_once_and_kept(open_tab: OpenTab, browser: object, tmp_path: Path) -> None:
+    with ServerProcess((*SERVE, "--api-key", "sesame"), tmp_path / "log") as server:
+        tab = open_tab(server.url, ready=False)
+        tab.expected.append("status of 401")
+        tab.page.goto(tab.url)
+        dialog = tab.page.locator("#dialog")
+        field = dialog.get_by_label("API key", exact=True)
+        field.fill("wrong")
+        tab.page.keyboard.press("Enter")
+        tab.until(lambda: field.is_visible() and field.input_value() == "")
+        assert field.get_attribute("type") == "password"
+        field.fill("sesame")
+        tab.page.keyboard.press("Enter")
+        tab.until_ready()
+        assert not dialog.is_visible()
+        tab.say("Hello", saying("Yes."))
+        tab.until(lambda: tab.page.locator("#cache .headline").count())
+        refused = len(tab.problems)
+        tab.reload()
+        tab.say("Hello again", saying("Yes."))
+        assert not dialog.is_visible()
+        assert len(tab.problems) == refused  # not one request without the key
+        assert all("sesame" not in request.url for request in tab.requests)

@@ -32,7 +32,7 @@ def test_from_the_first_message_to_the_last_token(tab: Tab) -> None:
     assert f"{first['predicted_n']} written in" in legend
     assert "tokens/s" in legend
     assert tab.replies.last.locator(".bar").get_attribute("aria-label") == (
-        f"0 restored, {first['prompt_n']} evaluated, {first['predicted_n']} generated"
+        f"0 tokens restored, {first['prompt_n']} read, {first['predicted_n']} written"
     )
     assert tab.page.title() == f"{FACTS} · pyctl"
     assert tab.page.locator("#list .current").inner_text().startswith(FACTS)
@@ -44,10 +44,10 @@ def test_from_the_first_message_to_the_last_token(tab: Tab) -> None:
     assert "4711" in tab.texts()[-1]
     legend = tab.replies.last.locator(".legend").inner_text()
     assert second["cache_n"] > 0
-    assert f"{second['cache_n']} restored from live" in legend
+    assert f"{second['cache_n']} restored live" in legend
     assert f"{second['prompt_n']} read in" in legend
     if "draft_n" in second:
-        assert f"{second['draft_n_accepted']} of {second['draft_n']} drafted" in legend
+        assert f"{second['draft_n_accepted']} of {second['draft_n']} tokens drafted" in legend
     assert tab.page.locator("#text").input_value() == ""
 
 
@@ -237,3 +237,22 @@ def test_the_server_stops_when_the_tab_is_closed(tab: Tab, server: object) -> No
     tab.page.wait_for_selector(".message.busy .tail:not(:empty)")
     tab.page.close()
     tab.until(lambda: not any(slot["is_processing"] for slot in tab.server("slots")))
+
+
+def test_a_reply_is_edited_and_continued(tab: Tab) -> None:
+    tab.configure(system=manual("continuing", 20))
+    tab.page.get_by_role("button", name="New chat").click()
+    tab.say("How many valves are there?", saying("There are seven of them."))
+    reply = tab.replies.last
+    reply.hover()
+    reply.get_by_role("button", name="Edit message").click()
+    reply.get_by_role("textbox", name="Message").fill("There are nine")
+    reply.get_by_role("button", name="Keep as a new branch").click()
+    assert tab.texts()[-1] == "There are nine"
+    assert tab.replies.last.locator(".branch").inner_text().count("2/2")
+    tab.configure(json=json.dumps(saying(" valves, all of brass.")))
+    timings = tab.act(tab.replies.last.get_by_role("button", name="Continue reply"))
+    assert timings["cache_n"] > 0
+    assert tab.texts() == ["How many valves are there?", "There are nine valves, all of brass."]
+    tab.reload()
+    assert tab.texts()[-1] == "There are nine valves, all of brass."
