@@ -295,7 +295,7 @@ function draw() {
     disk ? gauge("disk", "Disk", disk.n_bytes, disk.budget) : null);
   const roots = treeOf(latest);
   view.drawn.hidden = view.tree.hidden = !roots.length;
-  if (!roots.length && !failed) view.note.textContent = "Nothing yet. The first reply leaves its prompt here.";
+  if (!roots.length && !failed) view.note.textContent = "Nothing yet. Prompts leave what is worth it here.";
   view.map.draw(roots, latest.sequences, { used, added });
   keyed(view.tree, rowsOf(roots), ({ item }) => item.id, row, update);
   if (view.tree.firstChild && !view.tree.querySelector('[tabindex="0"]')) view.tree.firstChild.tabIndex = 0;
@@ -306,16 +306,18 @@ function draw() {
 function chart(replies) {
   const counts = (n, ms) => replies.filter((reply) => reply[n] > 8 && reply[ms] > 0);
   const speeds = (n, ms) => counts(n, ms).map((reply) => [reply.age, (1000 * reply[n]) / reply[ms]]);
-  const span = Math.max(60, ...replies.map((reply) => reply.age));
-  put(view.chart, replies.length > 1 ? el("h3", {}, "Speeds, last " + (span < 3000 ? ago(span) : "hour")) : null,
-    replies.length > 1 ? [spark("evaluated", "Reading", speeds("prompt_n", "prompt_ms"), span),
-      spark("said", "Writing", speeds("predicted_n", "predicted_ms"), span)] : null);
+  const oldest = replies[0]?.age ?? 0;
+  if (replies.length < 2) return view.chart.replaceChildren();
+  put(view.chart, el("h3", {}, "Speeds, last " + (oldest < 3000 ? ago(oldest) : "hour")),
+    spark("evaluated", "Reading", speeds("prompt_n", "prompt_ms"), oldest, replies.at(-1).age),
+    spark("said", "Writing", speeds("predicted_n", "predicted_ms"), oldest, replies.at(-1).age));
 }
 
-function spark(kind, name, points, span) {
-  if (!points.length) return null;
-  const most = Math.max(...points.map(([, speed]) => speed)), now = points.at(-1)[1];
-  const place = ([age, speed]) => [(194 - (age / span) * 188).toFixed(1), (27 - (speed / most) * 23).toFixed(1)];
+function spark(kind, name, points, oldest, newest) {
+  if (points.length < 2) return null;
+  const most = Math.max(...points.map(([, speed]) => speed)), now = points.at(-1)[1], span = oldest - newest || 1;
+  const place = ([age, speed]) =>
+    [(6 + ((oldest - age) / span) * 188).toFixed(1), (27 - (speed / most) * 23).toFixed(1)];
   const places = points.map(place), line = places.map((each) => each.join(" ")).join("L");
   return el("div", { class: "spark " + kind }, el("span", {}, name),
     svg("svg", { viewBox: "0 0 200 30", role: "img", "aria-label": `${name}: ${rate(now)} now, ${rate(most)} at most` },

@@ -98,16 +98,18 @@ export function drawCalls(box, message, canAnswer = false) {
 
 // -- what it cost ----------------------------------------------------------------------------------------------------
 
+const ENDS = { stopped: "Stopped.", length: "The limit of tokens ended this reply.", edited: "Edited." };
 const FROM = { live: "live", ram: "from RAM", disk: "from disk" };
 
 export function drawStats(box, message, run) {
   if (run?.progress) return drawProgress(box, run.progress);
   if (run) return box.firstElementChild?.localName === "progress" ? box.replaceChildren() : undefined;
-  const drawn = message.error ?? message.stats;
+  const drawn = message.error ?? message.stats ?? message.finish;
   if (box.drawn === drawn) return;
   box.drawn = drawn;
   const error = message.error ? el("p", { class: "error", role: "alert" }, message.error) : null;
-  put(box, error, message.stats ? costs(message.stats) : null);
+  const end = ENDS[message.finish] ? el("p", { class: "miss" }, ENDS[message.finish]) : null;
+  put(box, error, message.stats ? costs(message.stats) : null, end);
 }
 
 function costs(stats) {
