@@ -310,6 +310,12 @@ class Pulse:
     def stop(self) -> None:
         """Let the evaluation that runs now, and all later ones, end with llama_decode's 2."""
 
+    def ask(self, for_it: bool = True) -> None:
+        """The same for an evaluation that is allowed to end so, until this is taken back."""
+
+    def allow(self, is_so: bool) -> None:
+        """Whether `ask` ends what is evaluated from now on."""
+
     @property
     def count(self) -> int:
         """Steps so far: nodes of graphs."""

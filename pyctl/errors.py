@@ -111,6 +111,10 @@ class EngineError(PyctlError):
     """llama.cpp failed while it served a request."""
 
 
+class BrokenOffError(EngineError):
+    """An evaluation ended early for somebody who waits; only whoever began it knows what the sequence held before."""
+
+
 class StateError(EngineError):
     """Saved rows or a saved state do not fit the live memory; the sequence stays usable."""
 

@@ -24,7 +24,7 @@ from pyctl.engine.worker import Worker
 
 OWNED: tuple[type, ...] = (Engine, Snapshotter, RamCache, LiveSequence, FakeMemory, FakeBackend, LlamaBackend)
 
-ANY_THREAD = frozenset({"check", "interrupt", "prepare", "_freed"})
+ANY_THREAD = frozenset({"break_off", "check", "interrupt", "prepare", "_freed"})
 """Methods that any thread may call; who lets go of a block last frees it."""
 
 violations: list[str] = []

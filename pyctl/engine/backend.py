@@ -213,6 +213,19 @@ class Evaluator(Protocol):
         """Let the evaluation that runs now, and all later ones, fail soon, where the device can. Any thread."""
 
     @property
+    def can_break(self) -> bool:
+        """Whether the device looks often enough for `break_off` to be of use."""
+
+    def allow_break(self, is_so: bool) -> None:
+        """Whether evaluations from now on may fail with BrokenOffError.
+
+        What their sequences hold nobody knows then, but rows before where they stood are as they were.
+        """
+
+    def break_off(self, is_wanted: bool = True) -> None:
+        """End the evaluation that runs, or the next one, early, if it allows that; or do not any more. Any thread."""
+
+    @property
     def n_beats(self) -> int:
         """Counts up while an evaluation makes progress, where the device tells. Any thread."""
 

@@ -73,6 +73,7 @@ class Engine:
             return self.warm_ups.put(handle, self.sequences)
         self.warm_ups.arrived(handle.request)
         self._n_arrived += 1
+        self.backend.break_off(False)  # it is here
         self.waiting.put_back(ActiveRequest(handle, self._n_arrived))
         self._look_again = 0.0
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.plan import MIN_BATCH, batch_ends, inner_ends
-from pyctl.cache.snapshot import Prefix, PromptMatch
+from pyctl.cache.snapshot import Prefix, PromptMatch, State
 from pyctl.engine.admission import ActiveRequest, Steps
 from pyctl.engine.backend import Backend
 from pyctl.engine.cells import CellPool
@@ -22,7 +22,7 @@ from pyctl.engine.request import Done, Failed, Progress, Request, Timings
 from pyctl.engine.restore import CacheLookup, CachePlan, MakeRoom
 from pyctl.engine.sequence import LiveSequence
 from pyctl.engine.snapshotter import Snapshotter
-from pyctl.errors import BusyError, OutOfCellsError
+from pyctl.errors import BrokenOffError, BusyError, OutOfCellsError, StateError
 from pyctl.prompt import Prompt, Tokens, common_prefix
 
 __all__ = ["Prefill", "PrefillTurns", "WarmUps"]
@@ -104,7 +104,7 @@ class Prefill:
         for previous, end in itertools.pairwise([0, *ends]):
             if end <= seq.n:
                 continue
-            while not self._evaluate(prompt.tokens, seq, end, plan):
+            while not self._evaluate(prompt.tokens, seq, end, plan, may_break=active.handle.request.background):
                 yield None
             last = seq.n if self._backend.is_async else end  # what a device has begun takes its time later
             # The very end of a prompt is a batch end of longer prompts only if it fills its batch.
@@ -122,20 +122,47 @@ class Prefill:
         if is_alone:  # else others had their share of this time
             self._snapshotter.cache.costs.note_evaluated(first, last, stats.prefill_ms / 1e3)
 
-    def _evaluate(self, tokens: Tokens, seq: LiveSequence, end: int, plan: CachePlan) -> bool:
-        """False if there is no room until somebody else waits."""
+    def _evaluate(self, tokens: Tokens, seq: LiveSequence, end: int, plan: CachePlan, *, may_break: bool) -> bool:
+        """False if there is no room until somebody else waits, or if it was broken off for somebody who does."""
         if not self._pool.make_room(end - seq.n, plan.protected):
             self._pool.make_room(end - seq.n)  # its rows are in the sequence already
+        before = self._before(seq) if may_break and self._backend.can_break else None
+        self._backend.allow_break(before is not None)
         try:
             self._backend.evaluate(seq.id, tokens[seq.n : end], seq.n, output=end == tokens.size)
+        except BrokenOffError:
+            self._backend.break_off(False)
+            if before is None:
+                raise
+            self._take_back(seq, before)
+            return False
         except OutOfCellsError:
             if not self._pool.empty(plan.protected):
                 if len(self._running) == 1:
                     raise
                 self.is_short = True
             return False
+        finally:
+            self._backend.allow_break(False)
         self._counters.count_call(1, end)
         return True
+
+    def _before(self, seq: LiveSequence) -> State | None:
+        """What the sequence needs to be where it is again, beside its rows; None where that is not all."""
+        if self._backend.kind == "opaque":
+            return None
+        try:
+            return self._backend.save_state(seq.id, seq.n) if seq.n else State()
+        except (StateError, MemoryError):
+            return None
+
+    def _take_back(self, seq: LiveSequence, before: State) -> None:
+        """Let the sequence be where it was before an evaluation that was broken off."""
+        if not seq.n:
+            return self._backend.clear(seq.id)
+        self._backend.rewind(seq.id, seq.n)
+        if before.parts:
+            self._backend.load_state(seq.id, seq.n, before)
 
 
 def _tell_progress(active: ActiveRequest, seq: LiveSequence, stats: RequestStats) -> None:

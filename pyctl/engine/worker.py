@@ -123,6 +123,8 @@ class Worker:
             self._open = {each for each in self._open if not each.is_over and not each.cancelled}
             self._open.add(handle)
             self._inbox.put(handle)
+        if not request.background:
+            self._engine.backend.break_off()
         return handle
 
     def warm(self, request: Request) -> None:
@@ -173,6 +175,8 @@ class Worker:
             refused = self._ended
             if not refused:
                 self._inbox.put(item)
+        if needs_model:
+            self._engine.backend.break_off()
         if refused:
             fail(self._trouble)
         return future

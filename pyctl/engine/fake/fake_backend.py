@@ -18,7 +18,7 @@ from pyctl.engine.backend import SequenceTokens, TopTokens
 from pyctl.engine.fake.fake_memory import FakeMemory, FakeSequence, hash_of
 from pyctl.engine.pool.pool_plan import PoolPlan, StreamCounts
 from pyctl.engine.sampling import Sampling
-from pyctl.errors import EngineError, RequestError, StateError
+from pyctl.errors import BrokenOffError, EngineError, RequestError, StateError
 from pyctl.prompt import Tokens
 
 __all__ = ["FakeBackend"]
@@ -63,6 +63,7 @@ class FakeBackend(FakeMemory):
         self.n_beats = 0
         self.closed = False
         self.interrupted = threading.Event()
+        self.can_break, self.may_break, self.is_break_wanted = True, False, False
         self._outputs: list[bytes] = []
 
     # -- evaluation --------------------------------------------------------------------------------------------------
@@ -71,6 +72,9 @@ class FakeBackend(FakeMemory):
         if not 0 < tokens.size <= self.n_ubatch:
             raise EngineError(f"a batch of {tokens.size} tokens")
         self._check_cells(int(tokens.size))
+        if self.is_break_wanted and self.may_break:
+            self._advance(self._seqs[seq], tokens[::-1], start)
+            raise BrokenOffError("broken off")
         after = self._advance(self._seqs[seq], tokens, start)
         self._outputs = [after] if output else []
 
@@ -166,6 +170,12 @@ class FakeBackend(FakeMemory):
 
     def interrupt(self) -> None:
         self.interrupted.set()
+
+    def allow_break(self, is_so: bool) -> None:
+        self.may_break = is_so
+
+    def break_off(self, is_wanted: bool = True) -> None:
+        self.is_break_wanted = is_wanted
 
     def prepare(self) -> None:
         pass

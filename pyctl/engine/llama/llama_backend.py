@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,19 +16,32 @@ from pyctl.engine.llama.batch import Batch, Embedder, ImageBatch
 from pyctl.engine.llama.context_memory import ContextMemory
 from pyctl.engine.llama.draft.draft_model import Follower, MakeDraftModel
 from pyctl.engine.llama.grammar import GrammarCompiler
-from pyctl.engine.llama.library import KVState, Pulse, RowStore, build_version, checked
+from pyctl.engine.llama.library import KVState, Pulse, RowStore, build_version, captured_log, checked
 from pyctl.engine.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.engine.llama.pool.trial import same_bits, trial
 from pyctl.engine.llama.sampler import DrySamplers, IndexedSampler, LlamaSampler
 from pyctl.engine.pool.pool_plan import PoolPlan, StreamCounts
 from pyctl.engine.sampling import Sampling
-from pyctl.errors import EngineError, ModelError, NotSupportedError, OutOfCellsError, StateError, UnavailableError
+from pyctl.errors import (
+    BrokenOffError,
+    EngineError,
+    ModelError,
+    NotSupportedError,
+    OutOfCellsError,
+    StateError,
+    UnavailableError,
+)
 from pyctl.prompt import Tokens, as_tokens
 
 __all__ = ["LlamaBackend"]
 
+log = logging.getLogger(__name__)
+
 ABORTED = 2
 """What llama_decode returns when `Pulse` stopped it."""
+
+LEAST_LOOKS = 32
+"""Where a GPU does all but a few steps, it would be waited for all the same."""
 
 
 class LlamaBackend(ContextMemory):
@@ -62,6 +76,8 @@ class LlamaBackend(ContextMemory):
         self._keeps_vocabulary = False
         self._streamed_before = StreamCounts()
         self._pulse = Pulse()
+        self._may_break = False
+        self._n_looks = 0  # how often the last evaluation could have been ended
         self.load()
 
     def load(self) -> None:
@@ -240,11 +256,20 @@ class LlamaBackend(ContextMemory):
         self.clear(0)
 
     def _run(self, n: int, batch: Any) -> None:
-        batch.n_tokens = n
-        if self._pool is None or self._memory is None:
+        batch.n_tokens, before = n, self._pulse.count
+        if self._pool is not None and self._memory is not None:
+            code = checked(self._memory.decode, ctypes.addressof(batch))
+        elif not self._may_break:
             code = api.llama_decode(self._ctx, batch)
         else:
-            code = checked(self._memory.decode, ctypes.addressof(batch))
+            with captured_log() as said:
+                code = api.llama_decode(self._ctx, batch)
+            for line in said if code != ABORTED else ():  # else it has only failed as it should
+                log.log(logging.WARNING if code else logging.DEBUG, "%s", line)
+        if code == 0:
+            self._n_looks = self._pulse.count - before
+        if code == ABORTED and not self._pulse.is_stopped:
+            raise BrokenOffError("the evaluation was broken off")
         if code == ABORTED:
             raise UnavailableError("the evaluation was stopped")
         if code == 1:
@@ -254,6 +279,17 @@ class LlamaBackend(ContextMemory):
 
     def interrupt(self) -> None:
         self._pulse.stop()
+
+    @property
+    def can_break(self) -> bool:
+        return self._n_looks >= LEAST_LOOKS and self._pool is None
+
+    def allow_break(self, is_so: bool) -> None:
+        self._may_break = is_so
+        self._pulse.allow(is_so)
+
+    def break_off(self, is_wanted: bool = True) -> None:
+        self._pulse.ask(is_wanted)
 
     @property
     def n_beats(self) -> int:

@@ -1,0 +1,148 @@
+"""Who asks waits for no batch that nobody asked for: it is broken off, and the sequence is where it was before it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from pyctl.cache.ram import RamCache
+from pyctl.engine.engine import Engine
+from pyctl.engine.engine_settings import EngineSettings
+from pyctl.engine.fake import FakeBackend
+from pyctl.engine.handle import RequestHandle
+from pyctl.engine.llama import LlamaBackend, Loaded
+from pyctl.engine.request import Done, Request
+from pyctl.engine.worker import Worker
+from pyctl.errors import BrokenOffError
+from pyctl.prompt import Prompt
+from tests.cache.checks import check_invariants
+from tests.engine.drive import ask, cold, collect, request
+from tests.server.fake import INFO
+
+N = 64
+"""Tokens of a batch."""
+
+
+def prompt_of(n: int, *, n_ids: int = 60) -> Prompt:
+    return Prompt.of(np.random.default_rng(3).integers(1, n_ids, n), [40])
+
+
+def warm_up(engine: Engine, prompt: Prompt) -> RequestHandle:
+    handle = RequestHandle(Request(prompt, max_tokens=0, background=True))
+    engine.submit(handle)
+    return handle
+
+
+@pytest.mark.parametrize("kind", ["hybrid", "attention", "opaque"])
+def test_a_batch_that_is_broken_off_is_evaluated_later(kind: str) -> None:
+    backend, prompt = FakeBackend(kind), prompt_of(500)  # type: ignore[arg-type]
+    expected = cold(FakeBackend(kind), prompt, 5).tokens  # type: ignore[arg-type]
+    engine = Engine(backend, RamCache(0, None), EngineSettings(exact=True))
+    handle, (seq,) = warm_up(engine, prompt), engine.sequences
+    for _ in range(3):
+        before = seq.n
+        backend.break_off()
+        engine.step()
+        if kind == "opaque":  # it has nothing to go back to but what takes as long
+            assert seq.n == before + (N if before else 40)
+        else:
+            assert (seq.n, backend.is_break_wanted) == (before, False)
+            assert engine.step()
+            assert seq.n > before
+    other = ask(engine, Prompt.of(np.full(30, 7)), 3)
+    assert other.error is None
+    while engine.step():
+        pass
+    assert collect(handle).done is not None
+    reply = ask(engine, prompt, 5)
+    assert reply.tokens == expected
+    assert reply.done is not None
+    assert reply.done.stats.n_evaluated <= N
+    check_invariants(engine.snapshotter.cache)
+
+
+def test_what_somebody_waits_for_is_not_broken_off() -> None:
+    backend, prompt = FakeBackend(), prompt_of(300)
+    engine = Engine(backend, RamCache(0, None), EngineSettings())
+    handle = RequestHandle(request(prompt, 3))
+    engine.submit(handle)
+    while not handle.is_over:
+        backend.break_off()
+        engine.step()
+    assert collect(handle).tokens == cold(FakeBackend(), prompt, 3).tokens
+
+
+@pytest.mark.parametrize("shape", ["tiny-hybrid", "tiny-dense", "tiny-moe"])
+def test_logits_are_those_of_a_cold_run(shape: str, open_model: Callable[..., Loaded]) -> None:
+    """Broken off in the middle of its graph."""
+    backend = open_model(shape, n_ubatch=N).backend
+    assert isinstance(backend, LlamaBackend)
+    prompt = prompt_of(400, n_ids=250)
+
+    def last(engine: Engine) -> NDArray[np.float32]:
+        assert ask(engine, prompt, 1).error is None
+        return backend.logits(0)
+
+    cold(backend, prompt, 1)
+    expected = backend.logits(0)
+    engine = Engine(backend, RamCache(0, None), EngineSettings(exact=True))
+    handle, (seq,), n_broken = warm_up(engine, prompt), engine.sequences, 0
+    while not handle.is_over and n_broken < 5:
+        before, from_here = seq.n, backend.n_beats + 20 * (n_broken + 1)
+        stepping = threading.Thread(target=engine.step)
+        stepping.start()
+        while stepping.is_alive() and backend.n_beats < from_here:
+            time.sleep(0)
+        if stepping.is_alive():
+            backend.break_off()
+        stepping.join()
+        n_broken += before == seq.n > 0
+        backend.break_off(False)
+    assert n_broken > 0
+    while engine.step():
+        pass
+    assert collect(handle).done is not None
+    assert (last(engine) == expected).all()
+    for each in engine.sequences:
+        backend.clear(each.id)
+    engine.snapshotter.cache.clear()
+
+
+def test_a_request_breaks_off_what_runs(open_model: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = open_model("tiny-hybrid", n_ubatch=N).backend
+    backend.evaluate(0, prompt_of(N).tokens, 0)  # as any start does
+    backend.clear(0)
+    assert backend.can_break
+    heard: list[int] = []
+    begun, asked, real = threading.Event(), threading.Event(), backend.evaluate
+
+    def evaluate(*args: object, **more: object) -> None:
+        begun.set()
+        assert asked.wait(60)
+        try:
+            real(*args, **more)  # type: ignore[arg-type]
+        except BrokenOffError:
+            heard.append(1)
+            raise
+
+    monkeypatch.setattr(backend, "evaluate", evaluate)
+    worker = Worker(Engine(backend, RamCache(0, None), EngineSettings()), INFO)
+    try:
+        worker.warm(Request(prompt_of(300), max_tokens=0, background=True))
+        assert begun.wait(60)
+        handle = worker.submit(request(prompt_of(50), 2))
+        asked.set()
+        assert [type(event) for event in handle][-1] is Done
+        assert heard == [1]
+    finally:
+        asked.set()
+        monkeypatch.undo()
+        worker.call(lambda: backend.clear(0)).result(60)
+        worker.call(lambda: setattr(backend, "unload", lambda: None)).result(60)
+        worker.close()
+        del backend.unload  # type: ignore[attr-defined]
