@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from llama_cpp import llama_cpp as api
 
 from pyctl.cache.snapshot import Block, State
-from pyctl.engine.llama import LlamaBackend, Loaded
+from pyctl.engine.llama import LlamaBackend, Loaded, load
+from pyctl.engine.model_settings import ModelSettings
+from pyctl.engine.pool.pool_settings import PoolSettings
 from pyctl.errors import OutOfCellsError, StateError
 from pyctl.prompt import as_tokens
 
@@ -37,6 +39,15 @@ def hybrid(open_model: Callable[..., Loaded]) -> Iterator[LlamaBackend]:
     backend = open_model("tiny-hybrid", n_ctx=256).backend
     yield backend
     backend.clear(0)
+
+
+@pytest.fixture(scope="module")
+def pooled(model_path: Callable[[str], Path]) -> Iterator[LlamaBackend]:
+    """Rows lie outside of the context, those of one of the layers on the host."""
+    model = ModelSettings(path=str(model_path("tiny-hybrid")), n_ctx=512, n_ubatch=64, n_threads=1)
+    backend = load(model, pool=PoolSettings(256)).backend
+    yield backend
+    backend.unload()
 
 
 @pytest.fixture(scope="module")
@@ -117,12 +128,14 @@ def test_sizes_are_told_of_ranges_that_can_be(hybrid: LlamaBackend) -> None:
             hybrid.rows_size(first, last)
 
 
+@pytest.mark.parametrize("where", ["hybrid", "pooled"])
 @fuzzed
 @given(data=st.data())
-def test_crafted_rows_are_refused_or_loaded(hybrid: LlamaBackend, data: st.DataObject) -> None:
-    filled(hybrid)
-    rows = saved_rows(hybrid)
-    hybrid.clear(0)
+def test_crafted_rows_are_refused_or_loaded(where: str, request: pytest.FixtureRequest, data: st.DataObject) -> None:
+    backend: LlamaBackend = request.getfixturevalue(where)
+    filled(backend)
+    rows = saved_rows(backend)
+    backend.clear(0)
     numbers = st.one_of(st.integers(-2, N + 2), st.sampled_from(ODD))
     spans = []
     for _ in range(data.draw(st.integers(1, 3))):
@@ -132,8 +145,8 @@ def test_crafted_rows_are_refused_or_loaded(hybrid: LlamaBackend, data: st.DataO
         first, last = data.draw(st.one_of(st.just((0, N)), st.tuples(numbers, numbers)))
         spans.append((crafted, first, last))
     with suppress(StateError, OutOfCellsError):
-        hybrid.load_rows(0, 0, spans)
-    goes_on(hybrid)
+        backend.load_rows(0, 0, spans)
+    goes_on(backend)
 
 
 @fuzzed

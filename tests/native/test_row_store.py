@@ -331,6 +331,18 @@ def test_contexts_that_it_cannot_serve_are_refused(
         store("tiny-dense", resident=[0], **fields)
 
 
+def test_a_memory_without_rows_is_refused(model_path: Callable[[str], object]) -> None:
+    """With a stream of cells for each sequence."""
+    model = api.llama_model_load_from_file(str(model_path("tiny-dense")).encode(), api.llama_model_default_params())
+    params = api.llama_context_default_params()
+    params.n_ctx, params.n_seq_max, params.n_ubatch, params.n_threads, params.kv_unified = 512, 2, 64, 1, False
+    backend = LlamaBackend(lambda: (model, api.llama_init_from_model(model, params)))
+    backend.evaluate(0, as_tokens([1]), 0)
+    with pytest.raises(RuntimeError, match="no rows"):
+        RowStore(ctypes.cast(backend._ctx, ctypes.c_void_p).value or 0, 1000, [0])
+    backend.unload()
+
+
 def test_wrong_arguments_are_refused(store: Callable[..., Store]) -> None:
     for wrong in ({"resident": [4]}, {"resident": [0], "stages": 0}, {"resident": [0], "n_ctx": 0}):
         with pytest.raises(ValueError, match=r"no attention layer 4|cannot be made"):
