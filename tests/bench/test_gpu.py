@@ -345,3 +345,30 @@ def test_rows_and_states_come_back_in_the_benchmark_of_several_gpus(tmp_path: Pa
     row = Case(tmp_path, "tiny-hybrid", mode).row()
     assert row.count("|") == HEAD.count("|")
     assert row.count("yes") == 4
+
+
+def test_a_pool_is_measured_at_depth_and_restored_from_ram_and_disk(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from bench.gpu.pool import HEAD, arguments, one
+
+    given = [
+        "--depths",
+        "512",
+        "2048",
+        "--ubatch",
+        "128",
+        "--parts",
+        "depth",
+        "restore",
+        "cold",
+        "--work",
+        str(tmp_path),
+    ]
+    one(arguments([str(tmp_path), "--models", "tiny-hybrid", "--modes", "pool:1400", *given]))
+    first, second, ram, disk, cold = capsys.readouterr().out.splitlines()
+    assert first.count("|") == second.count("|") == HEAD.count("|")
+    assert "| 0 of 2 |" in first
+    assert "2,048 tokens from ram: 1,920 restored in" in ram
+    assert "2,048 tokens from disk: 1,920 restored in" in disk
+    assert "2,048 tokens cold: " in cold

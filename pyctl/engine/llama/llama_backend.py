@@ -139,7 +139,7 @@ class LlamaBackend(ContextMemory):
 
     def _trial(self) -> list[NDArray[np.float32]]:
         n_vocab, on_gpu = self.tokenizer.n_vocab, self.batch_cost > 0
-        return trial(self.evaluate, self.logits, n_vocab, self.n_ubatch, on_gpu=on_gpu)
+        return trial(self.evaluate, self.logits, n_vocab, self.n_ubatch, self.n_cells, on_gpu=on_gpu)
 
     @property
     def streamed(self) -> StreamCounts | None:

@@ -178,6 +178,13 @@ def test_a_slot_is_no_file(opened: Opened, tmp_path: Path) -> None:
             act()
 
 
+def test_a_context_may_be_smaller_than_the_trial(model_path: Callable[[str], Path]) -> None:
+    model = ModelSettings(path=str(model_path("tiny-hybrid")), n_ctx=100, n_threads=1)
+    loaded = load(model, pool=PoolSettings(128))
+    assert (loaded.info.n_ctx, loaded.info.pool.n_resident) == (256, 0)
+    loaded.backend.unload()
+
+
 def test_another_release_of_llama_cpp_is_found_out(
     model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

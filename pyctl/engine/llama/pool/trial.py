@@ -24,14 +24,16 @@ def trial(
     logits: Callable[[int], NDArray[np.float32]],
     n_vocab: int,
     n_ubatch: int,
+    n_rows: int,
     *,
     on_gpu: bool,
 ) -> list[NDArray[np.float32]]:
-    """The logits after each batch of a made-up text in sequence 0, which is empty and holds it afterwards.
+    """The logits after each batch of a made-up text in sequence 0, which is empty, has room for ``n_rows`` and holds it
+    afterwards.
 
     ``evaluate`` takes a sequence, tokens and a position, ``logits`` the number of an output.
     """
-    n_tokens = GPU_TOKENS if on_gpu else CPU_TOKENS
+    n_tokens = min(GPU_TOKENS if on_gpu else CPU_TOKENS, n_rows - N_SINGLE)
     tokens = as_tokens((np.arange(n_tokens + N_SINGLE) * 7919 + 13) % n_vocab)
     found = []
     for start, end in pairwise([*range(0, n_tokens, n_ubatch), *range(n_tokens, tokens.size + 1)]):

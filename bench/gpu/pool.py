@@ -1,0 +1,318 @@
+"""K and V beyond the device: what a batch, a token, a prompt and a restore cost with `--kv-pool`, and without.
+
+    python -m bench.gpu.pool MODELS [--models 27b] [--modes full pool:auto pool:65536 nkvo ngl:40 unified]
+    python -m bench.gpu.pool MODELS --card --parts depth restore --modes pool:auto        # as on a card of 24 GB
+
+MODELS is where the files are; those of tiny shapes are made there. ``depth`` evaluates batches and single tokens behind
+so many rows, ``restore`` lets the engine go back to a prompt that is in RAM, and then on disk, ``cold`` evaluates one.
+Rows at depth are copies of those of a few batches: what they hold costs no time, only how many there are. Each mode has
+a process of its own, so that one that crashes is a line of the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from llama_cpp import llama_cpp as api
+from numpy.typing import NDArray
+
+from bench.gpu.machine import describe, evict, vram_mib
+from pyctl.cache.disk.store import DiskStore
+from pyctl.cache.disk_tier import DiskTier
+from pyctl.cache.persist import DiskPolicy
+from pyctl.cache.ram import RamCache
+from pyctl.cache.snapshot import State
+from pyctl.engine.backend import block_sizes
+from pyctl.engine.engine import Engine
+from pyctl.engine.engine_settings import EngineSettings
+from pyctl.engine.handle import RequestHandle
+from pyctl.engine.llama import LlamaBackend, load, reserve_pinned
+from pyctl.engine.model_settings import ModelSettings
+from pyctl.engine.pool.pool_plan import StreamCounts
+from pyctl.engine.pool.pool_settings import PoolSettings
+from pyctl.engine.request import Done, Request
+from pyctl.engine.sampling import Sampling
+from pyctl.errors import EngineError, PyctlError
+from pyctl.prompt import Prompt, Tokens, as_tokens
+from tools.generator import SHAPES, cached_model
+
+HEADER_BYTES, FIRST, LAST = 64, slice(16, 24), slice(24, 32)
+"""Of a saved block, and where its positions are (csrc/block.h)."""
+
+CELL_BYTES = 12
+
+N_SINGLE = 16
+"""Tokens that are evaluated one by one."""
+
+CARD_MIB = 24_000
+
+HEAD = "| shape | mode | context | resident | behind | batch ms | tokens/s | token ms | tokens/s | GB/s read "
+HEAD += "| waited ms | GPU MiB |"
+
+
+class Bench:
+    """One model in one mode."""
+
+    def __init__(self, options: argparse.Namespace, shape: str, mode: str) -> None:
+        directory: Path = options.directory
+        path = directory / f"{shape}.gguf"
+        if shape.startswith("tiny"):
+            path = cached_model(SHAPES[shape], directory)
+        elif not path.exists():
+            path = directory / f"{shape}-nextn.gguf"
+        self.shape, self.mode, self.options = shape, mode, options
+        self.depths: list[int] = sorted(options.depths)
+        self.end = time.monotonic() + options.budget
+        n_ctx = options.ctx or self.depths[-1] + 4 * options.ubatch
+        settings = ModelSettings(
+            path=str(path), n_ctx=n_ctx, n_ubatch=options.ubatch, flash_attn="on", type_k=options.type,
+            type_v=options.type, fit=False,
+        )  # fmt: skip
+        name, _, value = mode.partition(":")
+        if name == "nkvo":
+            settings = replace(settings, offload_kqv=False)
+        if name == "ngl":
+            settings = replace(settings, n_gpu_layers=int(value))
+        pool = {"pool": -1 if value == "auto" else int(value or 0)}.get(name, 0)
+        reserve_pinned(48 * 2**30)
+        self.before_mib = vram_mib() or 0.0
+        self.loaded = load(settings, pool=PoolSettings(pool))
+        self.backend: LlamaBackend = self.loaded.backend
+        self._block, self._state = self._sample()
+
+    def depth_rows(self) -> None:
+        """A line for each depth."""
+        backend, at, n = self.backend, 0, self.options.ubatch
+        for depth in self.depths:
+            if depth + 2 * n > backend.n_ctx or time.monotonic() > self.end:
+                print(f"| {self.shape} | {self.mode} | {backend.n_ctx:,} | | {depth:,} | left out |", flush=True)
+                continue
+            self._append(at, depth)
+            at, batches = depth, []
+            for _ in range(3):
+                batches.append(self._timed(lambda d=depth: backend.evaluate(0, tokens_of(1, n), d)))
+                self._back(depth)
+            self._single(depth)
+            before = backend.streamed or StreamCounts()
+            token_ms = self._timed(lambda d=depth: self._single(d + 1)) / N_SINGLE
+            read = (backend.streamed or StreamCounts()).since(before)
+            self._back(depth)
+            batch_ms = min(batches)
+            pool = self.loaded.info.pool
+            cells = [
+                *(self.shape, self.mode, f"{backend.n_ctx:,}"),
+                f"{pool.n_resident} of {pool.n_layers}" if pool is not None else "all",
+                *(f"{depth:,}", f"{batch_ms:,.0f}", f"{n / batch_ms * 1e3:,.0f}"),
+                *(f"{token_ms:,.1f}", f"{1e3 / token_ms:,.1f}"),
+                f"{read.n_bytes / N_SINGLE / token_ms / 1e6:.1f}",
+                f"{read.wait_ms / N_SINGLE:,.1f}",
+                f"{(vram_mib() or 0.0) - self.before_mib:,.0f}",
+            ]
+            print(f"| {' | '.join(cells)} |", flush=True)
+        backend.clear(0)
+
+    def restores(self) -> None:
+        """What the engine says of a prompt that is new, in RAM, and on disk: its rows are made up, not evaluated."""
+        backend, n = self.backend, self.depths[-1]
+        prompt, other = Prompt.of(tokens_of(2, n)), Prompt.of(tokens_of(3, 3000))
+        evaluate = backend.evaluate
+        step = self.options.ubatch
+
+        def made_up(seq: int, tokens: Tokens, start: int, *, output: bool = True) -> None:
+            if tokens.size == step and start + 2 * step < n:
+                self._append(start, start + step)
+            else:
+                evaluate(seq, tokens, start, output=output)
+
+        setattr(backend, "evaluate", made_up)  # noqa: B010
+        told = ""
+        with tempfile.TemporaryDirectory(dir=self.options.work) as place:
+            for way in ("ram", "disk"):
+                sizes, policy = block_sizes(backend), DiskPolicy.parse("full")
+                store = DiskStore(Path(place), self.loaded.info.fingerprint, None, min_tokens=512, sizes=sizes)
+                engine = Engine(
+                    backend,
+                    RamCache(64, 64 * 2**30),
+                    EngineSettings(min_step=32_768),
+                    DiskTier(store, policy, cold_max=10240),
+                )
+                if way == "ram":
+                    ask(engine, prompt)
+                    ask(engine, other)
+                done = ask(engine, prompt)
+                stats, n_bytes = done.stats, done.stats.n_loaded * self._row_bytes()
+                print(
+                    f"- {self.shape} {self.mode}, {n:,} tokens from {stats.source}: {stats.n_cached:,} restored in "
+                    f"{stats.restore_ms:,.0f} ms ({n_bytes / 2**20:,.0f} MiB), {stats.n_evaluated} evaluated, first "
+                    f"token after {done.timings.first_token_ms:,.0f} ms{told}",
+                    flush=True,
+                )
+                began = time.perf_counter()
+                engine.close(EngineError("the end"))
+                backend.clear(0)
+                files = [path for path in Path(place).rglob("*") if path.is_file() and path.suffix != ".tmp"]
+                evict(files)
+                size = sum(path.stat().st_size for path in files) / 2**20
+                told = f"; {size:,.0f} MiB of files, written within {time.perf_counter() - began:.1f} s"
+        setattr(backend, "evaluate", evaluate)  # noqa: B010
+
+    def cold(self) -> None:
+        """All of a prompt."""
+        n, step = self.depths[-1], self.options.ubatch
+        prompt = tokens_of(4, n)
+        self.backend.release_all()
+        self.backend.clear(0)
+
+        def run() -> None:
+            for start in range(0, n, step):
+                self.backend.evaluate(0, prompt[start : start + step], start, output=False)
+
+        ms = self._timed(run)
+        print(
+            f"- {self.shape} {self.mode}, {n:,} tokens cold: {ms / 1e3:.1f} s, {n / ms * 1e3:,.0f} tokens/s", flush=True
+        )
+        self.backend.clear(0)
+
+    # -- rows without evaluating them --------------------------------------------------------------------------------
+
+    def _sample(self) -> tuple[NDArray[np.uint8], State]:
+        n = self.options.ubatch
+        for start in (0, n):
+            self.backend.evaluate(0, tokens_of(start, n), start)
+        block, state = self.backend.save_rows(0, 0, 2 * n), self.backend.save_state(0, 2 * n)
+        self.backend.synchronize()
+        self.backend.clear(0)
+        return block, state
+
+    def _append(self, first: int, last: int) -> None:
+        """Rows [first, last), and the state there."""
+        step, has_cells = 2 * self.options.ubatch, "ext=1" in self.backend.layout
+        for at in range(first, last, step):
+            n = min(at + step, last)
+            self._block[FIRST] = np.frombuffer(np.int64(at).tobytes(), np.uint8)
+            self._block[LAST] = np.frombuffer(np.int64(at + step).tobytes(), np.uint8)
+            if has_cells:
+                cells = self._block[HEADER_BYTES : HEADER_BYTES + CELL_BYTES * step].view(np.int32).reshape(step, 3)
+                cells[:, :2] += at - cells[0, 0]
+            self.backend.load_rows(0, at, [(self._block, at, n)])
+            self.backend.synchronize()
+        self._set_state(last)
+
+    def _set_state(self, n: int) -> None:
+        if self.backend.kind == "hybrid":
+            self._state.recurrent[LAST] = np.frombuffer(np.int64(n).tobytes(), np.uint8)
+            self.backend.load_state(0, n, self._state)
+            self.backend.synchronize()
+
+    def _back(self, n: int) -> None:
+        self.backend.rewind(0, n)
+        self._set_state(n)
+
+    def _row_bytes(self) -> int:
+        return self.backend.rows_size(0, 2) - self.backend.rows_size(0, 1)
+
+    def _single(self, n: int) -> None:
+        for i in range(N_SINGLE if n not in self.depths else 1):
+            self.backend.evaluate(0, as_tokens([i + 5]), n + i)
+            self.backend.logits(0)
+
+    def _timed(self, function: object) -> float:
+        api.llama_synchronize(self.backend._ctx)
+        self.backend.synchronize()
+        began = time.perf_counter()
+        assert callable(function)
+        function()
+        api.llama_synchronize(self.backend._ctx)
+        return (time.perf_counter() - began) * 1e3
+
+
+def tokens_of(seed: int, n: int) -> Tokens:
+    return as_tokens(np.random.default_rng(seed).integers(0, 200, n))
+
+
+def ask(engine: Engine, prompt: Prompt) -> Done:
+    handle = RequestHandle(Request(prompt, Sampling(temperature=0.0), 2))
+    engine.submit(handle)
+    while engine.step():
+        pass
+    (done,) = [event for event in handle.drain() if isinstance(event, Done)]
+    return done
+
+
+def one(options: argparse.Namespace) -> None:
+    """The mode of this process."""
+    try:
+        bench = Bench(options, options.models[0], options.modes[0])
+        parts = {"depth": bench.depth_rows, "restore": bench.restores, "cold": bench.cold}
+        for part in options.parts:
+            if time.monotonic() < bench.end:
+                parts[part]()
+    except (PyctlError, MemoryError) as error:
+        print(f"| {options.models[0]} | {options.modes[0]} | {type(error).__name__}: {error} |", flush=True)
+
+
+def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=Path, metavar="MODELS")
+    parser.add_argument("--models", nargs="+", default=["27b"], metavar="SHAPE")
+    parser.add_argument("--modes", nargs="+", default=["full", "pool:auto"])
+    parser.add_argument("--parts", nargs="+", choices=("depth", "restore", "cold"), default=["depth"])
+    parser.add_argument("--depths", type=int, nargs="+", default=[32_768, 131_072, 262_144], metavar="TOKENS")
+    parser.add_argument("--ctx", type=int, default=0, metavar="TOKENS", help="default: a little more than the depths")
+    parser.add_argument("--ubatch", type=int, default=512)
+    parser.add_argument("--type", default="q8_0", help="of K and V")
+    parser.add_argument("--card", action="store_true", help=f"leave {CARD_MIB} MiB of the GPU's memory")
+    parser.add_argument("--work", type=Path, help="where files of the disk cache go")
+    parser.add_argument("--budget", type=float, default=220, metavar="S", help="seconds, all in all")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args(argv)
+
+
+def main() -> None:
+    options = arguments()
+    if options.one:
+        return one(options)
+    end = time.monotonic() + options.budget
+    print(*(f"- {name}: {value}" for name, value in describe().items()), sep="\n")
+    print(f"\n{HEAD}\n|{'---|' * HEAD.count(' | ')}---|", flush=True)
+    holder = [sys.executable, "-m", "bench.cuda", str(CARD_MIB)]
+    held = subprocess.Popen(holder, stdin=subprocess.PIPE, stdout=subprocess.PIPE) if options.card else nullcontext()
+    with held as process:
+        if process is not None and process.stdout is not None:
+            print(process.stdout.readline().decode().strip(), file=sys.stderr)
+        for shape in options.models:
+            for mode in options.modes:
+                run_mode(options, shape, mode, end - time.monotonic())
+        if process is not None and process.stdin is not None:
+            process.stdin.close()
+
+
+def run_mode(options: argparse.Namespace, shape: str, mode: str, left: float) -> None:
+    """In a process of its own; what it says is passed on as it comes."""
+    if left < 10:
+        print(f"| {shape} | {mode} | left out: no time |", flush=True)
+        return
+    given = [*sys.argv[1:], "--one", "--models", shape, "--modes", mode, "--budget", f"{left - 5:.0f}"]
+    more = {"GGML_CUDA_ENABLE_UNIFIED_MEMORY": "1"} if mode == "unified" else {}
+    try:
+        code = subprocess.run(
+            [sys.executable, "-m", "bench.gpu.pool", *given], timeout=left, check=False, env={**os.environ, **more}
+        ).returncode
+        if code:
+            print(f"| {shape} | {mode} | ended with {code} |", flush=True)
+    except subprocess.TimeoutExpired:
+        print(f"| {shape} | {mode} | left out: no time |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
