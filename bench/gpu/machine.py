@@ -39,14 +39,14 @@ def describe() -> dict[str, str]:
     """Devices, driver, versions and build, as the tables show them."""
     from pyctl.engine.llama.library import build_version
 
-    fields = "name,driver_version,memory.total,pcie.link.gen.max,pcie.link.width.max"
-    gpu = [part.strip() for part in _output("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader").split(",")]
+    gpus = _gpus("name,driver_version,memory.total,pcie.link.gen.max,pcie.link.width.max")
+    gpu = gpus[0] if gpus else []
     cuda = next((part for part in _output("nvidia-smi").split("|") if "CUDA Version" in part), "")
     models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     cpu = models[0].partition(": ")[2] if models else platform.processor()
     memory = Path("/proc/meminfo").read_text().split()[1]
     found = {
-        "GPU": f"{gpu[0]}, {gpu[2]}, PCIe {gpu[3]} x{gpu[4]}" if len(gpu) == 5 else "none",
+        "GPU": f"{len(gpus)} x {gpu[0]}, {gpu[2]}, PCIe {gpu[3]} x{gpu[4]}" if len(gpu) == 5 else "none",
         "driver": f"{gpu[1]}, {' '.join(cuda.split()[-3:])}" if len(gpu) == 5 else "none",
         "CPU": f"{cpu}, {len(os.sched_getaffinity(0))} cores",
         "RAM": f"{int(memory) / 2**20:.0f} GiB",
@@ -79,10 +79,15 @@ def free_vram_mib() -> float | None:
 
 
 def _memory(what: str) -> list[float]:
+    return [float(gpu[0].split()[0]) for gpu in _gpus(f"memory.{what}")]
+
+
+def _gpus(fields: str) -> list[list[str]]:
+    """What nvidia-smi says of each GPU that CUDA_VISIBLE_DEVICES leaves, by field."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     chosen = [f"--id={visible}"] if visible else []
-    lines = _output("nvidia-smi", *chosen, f"--query-gpu=memory.{what}", "--format=csv,noheader,nounits").split()
-    return [float(line) for line in lines]
+    lines = _output("nvidia-smi", *chosen, f"--query-gpu={fields}", "--format=csv,noheader").splitlines()
+    return [[part.strip() for part in line.split(",")] for line in lines]
 
 
 def resident_mib(pid: int) -> float:
