@@ -29,7 +29,7 @@ def test_defaults_are_those_of_llama_server() -> None:
     assert settings.model == ModelSettings(path="model.gguf", n_seqs=4)
     assert settings.cache == CacheSettings(n_slots=0, ram_mib=8192)
     assert settings.engine == EngineSettings(min_step=8192, exact=False, sleep_seconds=-1)
-    assert settings.disk == DiskSettings("", 16384, 512, 10240, "auto:30,spill", 0)
+    assert settings.disk == DiskSettings("", 16384, 512, 10240, "auto:30,spill", 131_072)
     assert settings.server == ServerSettings(sampling=Sampling(), n_predict=-1, cache_prompt=True)
     assert settings.request_fields == {}
     assert settings.format == FormatSettings(template_kwargs=PRESERVED)
