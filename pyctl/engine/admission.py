@@ -46,8 +46,8 @@ class ActiveRequest:
 
     ``arrived`` counts requests as they come, ``id`` as they begin; ``stats`` is there as soon as the work has begun.
     ``submitted`` and ``started`` are seconds of the performance counter. A suspended one has ``kept`` what its sequence
-    held. ``passed`` is how many younger ones began while there was no room for it. A background request begins at
-    ``due``, in monotonic seconds, at the soonest, and has evaluated ``n_warmed`` tokens, whenever it ran.
+    held. ``passed`` is how many younger ones began while there was no room for it. A background request begins when
+    nobody has asked for ``quiet`` seconds, and has evaluated ``n_warmed`` tokens, whenever it ran.
     """
 
     handle: RequestHandle
@@ -62,7 +62,7 @@ class ActiveRequest:
     started: float = 0.0
     kept: Snapshot | None = None
     passed: int = 0
-    due: float = 0.0
+    quiet: float = 0.0
     n_warmed: int = 0
 
     @property

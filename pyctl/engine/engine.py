@@ -360,6 +360,8 @@ class Engine:
             active.seq.busy = active.seq.left_over = False
         if active in self.running:
             self.running.remove(active)
+        if not active.handle.request.background:
+            self.warm_ups.ended()
         self._look_again, self._overrun = 0.0, False
 
     # -- one request -------------------------------------------------------------------------------------------------

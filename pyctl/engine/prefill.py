@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Sequence
@@ -171,6 +172,9 @@ def _tell_progress(active: ActiveRequest, seq: LiveSequence, stats: RequestStats
         active.handle.put(Progress(stats.n_prompt, stats.n_cached, seq.n, ms, stats.source, seq.id))
 
 
+AT_ONCE_SECONDS = 0.05
+"""So long after a reply a client may ask again at once, and is not to wait for a batch of a warm-up then."""
+
 QUIET_SECONDS = 1.0
 """So long nobody must have asked before a warm-up begins by which the next turn hardly becomes faster."""
 
@@ -202,6 +206,7 @@ class WarmUps:
         self._queue: list[ActiveRequest] = []
         self._lately: deque[Request] = deque(maxlen=MOST_WARM_UPS)  # those of clients, as they came
         self._now: ActiveRequest | None = None
+        self._quiet_since = -math.inf  # monotonic seconds
         self._ready: OrderedDict[Prefix, int] = OrderedDict()  # tokens that were evaluated for those who resume there
         self._n_unused = 0
 
@@ -219,11 +224,12 @@ class WarmUps:
             if any(_goes_on(each, request) for each in came[at + 1 :]):
                 return
             tokens, exact = request.prompt.tokens, self._snapshotter.settings.exact
+            active.quiet = AT_ONCE_SECONDS
             # The next turn goes on from the live sequence just as well, only not in the batches of a cold run.
             is_live = not exact and any(0 < seq.n == seq.shared(tokens) for seq in sequences)
             if is_live or self._n_unused >= MOST_UNUSED:
                 batch = self._snapshotter.cache.costs.evaluate(max(len(tokens) - self._n_ubatch, 0), len(tokens))
-                active.due = time.monotonic() + max(QUIET_SECONDS, QUIET_BATCHES * batch)
+                active.quiet = max(QUIET_SECONDS, QUIET_BATCHES * batch)
         self._queue.append(active)
         if len(self._queue) > MOST_WARM_UPS:
             self._queue.pop(0).handle.put(Failed(BusyError(MOST_WARM_UPS)))
@@ -235,11 +241,15 @@ class WarmUps:
         if self._now is not None and _goes_on(request, self._now.handle.request):
             self._now.handle.cancel()
 
+    def ended(self) -> None:
+        """A client's request is over."""
+        self._quiet_since = time.monotonic()
+
     def take(self) -> ActiveRequest | None:
-        """The next one whose time has come, out of the line then."""
+        """The next one whose time has come, out of the line then. Nobody else is to be served now."""
         self._queue = [each for each in self._queue if not each.handle.cancelled]
         now = time.monotonic()
-        self._now = next((each for each in self._queue if each.due <= now), None)
+        self._now = next((each for each in self._queue if self._quiet_since + each.quiet <= now), None)
         if self._now is not None:
             self._queue.remove(self._now)
         return self._now
@@ -253,8 +263,8 @@ class WarmUps:
     @property
     def seconds(self) -> float | None:
         """How long until the next one may begin; None if there is none."""
-        due = min((each.due for each in self._queue), default=None)
-        return max(due - time.monotonic(), 0.0) if due is not None else None
+        quiet = min((each.quiet for each in self._queue), default=None)
+        return max(self._quiet_since + quiet - time.monotonic(), 0.0) if quiet is not None else None
 
     def clear(self) -> list[ActiveRequest]:
         """Give up all that wait; returns them."""

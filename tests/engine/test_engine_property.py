@@ -134,7 +134,8 @@ class Conversations(RuleBasedStateMachine):
         wanted = render([*conversation, (7, 40), (8, 40)])
         after = asked if is_next else None
         handle = RequestHandle(Request(wanted, max_tokens=0, background=True, after=after))
-        with patch.object(prefill, "QUIET_SECONDS", 0.0), patch.object(prefill, "QUIET_BATCHES", 0):
+        at_once = dict.fromkeys(("AT_ONCE_SECONDS", "QUIET_SECONDS", "QUIET_BATCHES"), 0)
+        with patch.multiple(prefill, **at_once):
             self.engine.submit(handle)
         for _ in range(steps):
             self.engine.step()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,7 @@ def settle(engine: Engine) -> int:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefill, "AT_ONCE_SECONDS", 0.0)
     monkeypatch.setattr(prefill, "QUIET_SECONDS", 0.0)
     monkeypatch.setattr(prefill, "QUIET_BATCHES", 0)
 
@@ -366,6 +368,31 @@ def test_a_failure_in_it_is_nobody_elses() -> None:
 def served(sleep_seconds: float = -1, **options: object) -> tuple[Worker, Engine]:
     engine = engine_of(FakeBackend(), **options)
     return Worker(engine, INFO, sleep_seconds), engine
+
+
+def test_it_is_quiet_when_nobody_asks_whoever_asked_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(prefill, "time", SimpleNamespace(monotonic=lambda: now, perf_counter=time.perf_counter))
+    monkeypatch.setattr(prefill, "AT_ONCE_SECONDS", 0.05)
+    monkeypatch.setattr(prefill, "QUIET_SECONDS", 1.0)
+    engine = engine_of(FakeBackend())
+    kept, stripped = Talk(engine, strips=False), Talk(engine, head=260)
+    kept.next_turn(kept.turn(1)[0])
+    now = 0.9
+    assert engine.warm_ups.seconds == pytest.approx(0.1)
+    asked, _ = stripped.turn(2)
+    stripped.next_turn(asked)
+    assert engine.warm_ups.seconds == pytest.approx(0.05), "a client may ask again at once"
+    totals = engine.snapshotter.totals
+    settle(engine)
+    assert totals.n_warm_ups == 0
+    now = 1.5
+    settle(engine)
+    assert totals.n_warm_ups == 1
+    assert engine.warm_ups.seconds == pytest.approx(0.4), "since the other one was asked, too"
+    now = 1.9
+    settle(engine)
+    assert totals.n_warm_ups == 2
 
 
 def until(condition: Any) -> None:
