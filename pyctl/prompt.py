@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -146,6 +147,17 @@ class Prompt:
             self.turn if self.turn < n else 0,
             tuple(picture for picture in self.pictures if picture.end <= n),
         )
+
+    def picture_at(self, n: int) -> Picture | None:
+        """The image that token ``n`` belongs to."""
+        at = bisect.bisect_right(self.pictures, n, key=lambda picture: picture.start)
+        picture = self.pictures[at - 1] if at else None
+        return picture if picture is not None and n < picture.end else None
+
+    def is_inside(self, n: int) -> bool:
+        """Whether tokens ``n`` - 1 and ``n`` belong to one image."""
+        picture = self.picture_at(n)
+        return picture is not None and picture.start < n
 
     def __len__(self) -> int:
         return int(self.tokens.size)

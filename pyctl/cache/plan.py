@@ -56,19 +56,21 @@ def batch_ends(prompt: Prompt, n_ubatch: int, min_batch: int = MIN_BATCH, batch_
     In unmarked text, which has no boundaries, it ends in the same way, but after an eighth of what has been evaluated
     by then, so that a long text is cut into two dozen batches more, and no more than a quarter of it is evaluated
     again. Without a cost it is a sixteenth, and FINE_STEP at most.
+    Both edges of an image end a batch in any case, and inside of it every ``n_ubatch`` tokens from its beginning do.
     Nothing else enters, so a prompt that extends another has the same ends in the shared part, except for the
     shorter one's very end.
     """
     ends = _unmarked_ends(prompt, n_ubatch, min_batch, batch_cost) if prompt.n_unmarked else []
     last = ends[-1] if ends else 0
     spare = 0  # tokens that the batches so far had beyond ``batch_cost`` each
+    edges = _edges(prompt)
     for stop, is_sure in _stops(prompt, n_ubatch, batch_cost):
         while last + n_ubatch <= stop:
             last += n_ubatch
             ends.append(last)
             spare = max(spare + n_ubatch - batch_cost, -batch_cost)
         n_new = stop - last
-        if n_new >= min_batch and (is_sure or spare + n_new >= batch_cost):
+        if (n_new >= min_batch and (is_sure or spare + n_new >= batch_cost)) or (n_new > 0 and stop in edges):
             last = stop
             ends.append(last)
             spare = max(spare + n_new - batch_cost, -batch_cost)
@@ -76,7 +78,7 @@ def batch_ends(prompt: Prompt, n_ubatch: int, min_batch: int = MIN_BATCH, batch_
         ends.append(len(prompt))
     for line in () if batch_cost else _line_stops(prompt, min_batch):
         at = bisect.bisect_right(ends, line)
-        if line - (ends[at - 1] if at else 0) >= min_batch:
+        if line - (ends[at - 1] if at else 0) >= min_batch and not prompt.is_inside(line):
             ends.insert(at, line)
     return ends
 
@@ -84,9 +86,15 @@ def batch_ends(prompt: Prompt, n_ubatch: int, min_batch: int = MIN_BATCH, batch_
 def _stops(prompt: Prompt, n_ubatch: int, batch_cost: int) -> list[tuple[int, bool]]:
     """Where a batch may end, ascending, the prompt's end last, and whether each is worth a batch in any case."""
     boundaries, headers = prompt.boundaries, prompt.headers
-    sure = {*(boundaries if headers is None else headers), *boundaries[:1], len(prompt)}
-    stops = {*boundaries, *(_rungs(prompt, n_ubatch) if batch_cost else ()), len(prompt)}
-    return [(stop, stop in sure) for stop in sorted(stops)]
+    edges = _edges(prompt)
+    sure = {*(boundaries if headers is None else headers), *boundaries[:1], len(prompt), *edges}
+    stops = {*boundaries, *(_rungs(prompt, n_ubatch) if batch_cost else ()), len(prompt), *edges}
+    return [(stop, stop in sure) for stop in sorted(stops) if not prompt.is_inside(stop)]
+
+
+def _edges(prompt: Prompt) -> set[int]:
+    """Where images begin and end."""
+    return {edge for picture in prompt.pictures for edge in (picture.start, picture.end) if edge}
 
 
 def _rungs(prompt: Prompt, n_ubatch: int) -> Iterator[int]:
@@ -115,8 +123,13 @@ def _unmarked_ends(prompt: Prompt, n_ubatch: int, min_batch: int, batch_cost: in
     ends: list[int] = []
     last, part, most = 0, UNMARKED_PARTS[batch_cost > 0], n_ubatch if batch_cost else min(FINE_STEP, n_ubatch)
     while True:
-        step = min(max(min_batch, last // part), most)
-        last = _line_end(prompt, last + step, last + min(2 * step, n_ubatch))
+        picture = prompt.picture_at(last)
+        if picture is None:
+            step = min(max(min_batch, last // part), most)
+            end = _line_end(prompt, last + step, last + min(2 * step, n_ubatch))
+            last = min([end, *(each.start for each in prompt.pictures if each.start > last)])
+        else:
+            last = min(last + n_ubatch, picture.end)
         if last > prompt.n_unmarked:
             return ends
         ends.append(last)
@@ -135,8 +148,9 @@ def last_end(ends: Sequence[int], limit: int) -> int:
 
 
 def inner_ends(prompt: Prompt, ends: Sequence[int]) -> list[int]:
-    """The batch ends at which a snapshot of ``prompt`` is of use, which at its very end it is not."""
-    return list(ends[: bisect.bisect_left(ends, len(prompt))])
+    """The batch ends at which a snapshot of ``prompt`` is of use: not at its very end, nor inside an image."""
+    inner = list(ends[: bisect.bisect_left(ends, len(prompt))])
+    return [end for end in inner if not prompt.is_inside(end)] if prompt.pictures else inner
 
 
 def last_common_end(a: Sequence[int], b: Sequence[int], limit: int) -> int:
@@ -163,12 +177,13 @@ def choose_cuts(prompt: Prompt, ends: Sequence[int], start: int, min_step: int, 
     share), and every ``min_step`` tokens of a stretch without any other cut (0 turns those off), UNMARKED_STEP in a
     prompt without boundaries. That one gets its last full batch, too, and all of it counts as its head. One of no more
     than a first message, or two, gets the last one within it: titles and the like are asked for with a conversation
-    inside, which grows.
+    inside, which grows. Behind the last image there is one, for other questions about it.
     """
     inner = inner_ends(prompt, ends)
     if not inner:
         return []
     wanted = {prompt.boundaries[0], prompt.turn, *prompt.boundaries[-2:]} if prompt.boundaries else {inner[-1]}
+    wanted |= {picture.end for picture in prompt.pictures[-1:]}
     if len(prompt.boundaries) in (1, 2):
         wanted.add(prompt.boundaries[-1] - 1)
     rungs = [_rung(prompt, position) for position in _ladder(len(prompt))]

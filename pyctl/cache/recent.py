@@ -6,7 +6,7 @@ import bisect
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -151,6 +151,7 @@ class RecentPrompts:
         for other in (nearest, matches.nearest()):
             if other is not None and other.is_continued and (on_disk or not other.recent.on_disk):
                 going.add(other.recent)
+        prompt = replace(prompt, pictures=())  # whose files are large, and compared by their tokens
         self._insert(Recent(prompt, nearest.left if nearest else 0, on_disk), matches, going)
         if self.listener is not None:
             self.listener(prompt.tokens)

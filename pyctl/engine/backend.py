@@ -17,7 +17,7 @@ from pyctl.cache.disk.file_format import Sizes
 from pyctl.cache.snapshot import Block, BlockSpan, Held, Span, State
 from pyctl.engine.pool.pool_plan import PoolPlan, StreamCounts
 from pyctl.engine.sampling import Sampling
-from pyctl.prompt import Tokens
+from pyctl.prompt import Picture, Tokens
 
 __all__ = [
     "Backend",
@@ -182,6 +182,15 @@ class Evaluator(Protocol):
 
     def evaluate(self, seq: int, tokens: Tokens, start: int, *, output: bool = True) -> None:
         """Evaluate ``tokens`` as one batch from position ``start`` on; output 0, if wanted, is the last token's."""
+
+    def encode(self, picture: Picture) -> bool:
+        """Make ready what `evaluate_picture` needs of ``picture``; whether that was anything.
+
+        RequestError if its file cannot be decoded.
+        """
+
+    def evaluate_picture(self, seq: int, picture: Picture, first: int, last: int, *, output: bool = False) -> None:
+        """Evaluate tokens [first, last) of a prompt, which are of ``picture``, as one batch at the end of ``seq``."""
 
     def decode(self, items: Sequence[SequenceTokens]) -> None:
         """Evaluate one or more tokens for each of several sequences, ``n_ubatch`` in all or one each.

@@ -24,7 +24,7 @@ from pyctl.engine.restore import CacheLookup, CachePlan, MakeRoom
 from pyctl.engine.sequence import LiveSequence
 from pyctl.engine.snapshotter import Snapshotter
 from pyctl.errors import BrokenOffError, BusyError, OutOfCellsError, StateError
-from pyctl.prompt import Prompt, Tokens, common_prefix
+from pyctl.prompt import Picture, Prompt, common_prefix
 
 __all__ = ["Prefill", "PrefillTurns", "WarmUps"]
 
@@ -105,12 +105,17 @@ class Prefill:
         for previous, end in itertools.pairwise([0, *ends]):
             if end <= seq.n:
                 continue
-            while not self._evaluate(prompt.tokens, seq, end, plan, may_break=active.handle.request.background):
+            picture = prompt.picture_at(seq.n)
+            if picture is not None and self._backend.encode(picture):
+                yield None  # that took a while: others may have a token first
+            may_break = active.handle.request.background and picture is None
+            while not self._evaluate(prompt, picture, seq, end, plan, may_break=may_break):
                 yield None
             last = seq.n if self._backend.is_async else end  # what a device has begun takes its time later
             # The very end of a prompt is a batch end of longer prompts only if it fills its batch.
             is_cold = exact and (end < len(prompt) or end - previous == n_full)
             seq.append(prompt.tokens[seq.n : end], exact=is_cold)
+            seq.in_picture = picture is not None and end < picture.end
             shown.reached(end)
             if end in plan.cuts:
                 self._snapshotter.save(seq, plan, stats)
@@ -123,14 +128,26 @@ class Prefill:
         if is_alone:  # else others had their share of this time
             self._snapshotter.cache.costs.note_evaluated(first, last, stats.prefill_ms / 1e3)
 
-    def _evaluate(self, tokens: Tokens, seq: LiveSequence, end: int, plan: CachePlan, *, may_break: bool) -> bool:
+    def _evaluate(
+        self,
+        prompt: Prompt,
+        picture: Picture | None,
+        seq: LiveSequence,
+        end: int,
+        plan: CachePlan,
+        *,
+        may_break: bool,
+    ) -> bool:
         """False if there is no room until somebody else waits, or if it was broken off for somebody who does."""
         if not self._pool.make_room(end - seq.n, plan.protected):
             self._pool.make_room(end - seq.n)  # its rows are in the sequence already
         before = self._before(seq) if may_break and self._backend.can_break else None
         self._backend.allow_break(before is not None)
         try:
-            self._backend.evaluate(seq.id, tokens[seq.n : end], seq.n, output=end == tokens.size)
+            if picture is not None:
+                self._backend.evaluate_picture(seq.id, picture, seq.n, end, output=end == len(prompt))
+            else:
+                self._backend.evaluate(seq.id, prompt.tokens[seq.n : end], seq.n, output=end == len(prompt))
         except BrokenOffError:
             self._backend.break_off(False)
             if before is None:

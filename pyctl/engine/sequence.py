@@ -24,7 +24,8 @@ class LiveSequence:
     that a request owns the sequence, ``left_over`` that it has not begun, so that the tokens are those of the one
     before; ``used`` counts up with each request. ``named`` says that a client called the sequence by its number, so
     that it may come back to it.
-    A restore that is under way takes up to ``n_expected`` tokens.
+    A restore that is under way takes up to ``n_expected`` tokens. ``in_picture`` says that it ends inside an image,
+    where it can go on but where nothing else can resume.
     """
 
     id: int
@@ -41,6 +42,7 @@ class LiveSequence:
     left_over: bool = False
     named: bool = False
     n_expected: int = 0
+    in_picture: bool = False
     used: int = 0
     _buffer: Tokens = field(init=False, repr=False)
     _compared: tuple[Tokens | None, int, int] = field(default=(None, 0, 0), init=False, repr=False)
@@ -82,6 +84,7 @@ class LiveSequence:
     def truncate(self, n: int) -> None:
         """Record that nothing is evaluated from ``n`` on any more."""
         self.ends = list(ends_within(self.ends, 0, n))
+        self.in_picture = self.in_picture and n == self.n
         self.n = n
         self._compared = None, 0, 0
         self.n_prompt = min(self.n_prompt, n)
@@ -95,6 +98,7 @@ class LiveSequence:
         ``segment`` and its parents hold the first ``n_saved`` of them.
         """
         self._buffer[: tokens.size] = tokens
+        self.in_picture = False
         self.n = int(tokens.size)
         self._compared = None, 0, 0
         self.ends = list(ends)

@@ -374,11 +374,11 @@ class Snapshotter:
     ) -> None:
         """Park the end of a live sequence when its conversation is left: less than its prompt is ``shared``.
 
-        Fewer than ``least`` tokens that are in no snapshot are not worth it.
+        Fewer than ``least`` tokens that are in no snapshot are not worth it, nor is an end inside an image.
         """
         _, covered = seq.saved()
-        exact = seq.n_exact == seq.n
-        if seq.cached and shared < seq.n_prompt and seq.n - covered >= least and (exact or not self.settings.exact):
+        may = seq.cached and not seq.in_picture and (seq.n_exact == seq.n or not self.settings.exact)
+        if may and shared < seq.n_prompt and seq.n - covered >= least:
             self.save(seq, CachePlan(PromptMatch(seq.tokens), protected=tuple(protected)), stats)
 
     def _take(self, seq: LiveSequence, prefix: Prefix, parent: Segment | None, covered: int) -> Snapshot:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from pyctl.cache.plan import batch_ends, choose_cuts, last_common_end, last_end
 from pyctl.chat.boundaries import boundaries, headers
-from pyctl.prompt import Prompt, as_tokens
+from pyctl.image_file import ImageFile
+from pyctl.prompt import Picture, Prompt, as_tokens
 
 
 def prompt(n: int, *boundaries: int) -> Prompt:
@@ -246,3 +247,54 @@ def test_unmarked_text_may_be_changed_anywhere() -> None:
     assert max(b - a for a, b in itertools.pairwise(cuts)) <= 512 + 1024
     few = choose_cuts(text, batch_ends(text, 1024, 32, 480), 0, 0)
     assert len(few) < len(cuts) / 2, "asked for none between"
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(0, 300), st.integers(1, 20), st.integers(1, 20)), min_size=1, max_size=6),
+    rest=st.integers(1, 400),
+    boundaries=st.sets(st.integers(1, 3000), max_size=12),
+    n_ubatch=st.integers(32, 512),
+    cost=st.sampled_from([0, 480]),
+    n_unmarked=st.sampled_from([0, 10**6]),
+    known=st.integers(0, 6),
+)
+def test_images_are_batches_of_their_own(
+    sizes: list[tuple[int, int, int]],
+    rest: int,
+    boundaries: set[int],
+    n_ubatch: int,
+    cost: int,
+    n_unmarked: int,
+    known: int,
+) -> None:
+    """Both edges end a batch, inside it goes on in full ones from its beginning, and no cut lies there. Whatever comes
+    behind an image changes nothing of that."""
+    ids: list[int] = []
+    pictures: list[Picture] = []
+    for i, (n_text, columns, lines) in enumerate(sizes):
+        ids += [7] * (n_text + 1)
+        key, source = bytes([i]), ImageFile(b"", "png", 1, 1)
+        pictures.append(Picture(key, columns, lines, max(columns, lines), source, len(ids)))
+        ids += pictures[-1].tokens.tolist()
+    ids += [7] * rest
+
+    def made(n: int) -> Prompt:
+        inner = [picture for picture in pictures if picture.end <= n]
+        at = [b for b in sorted(boundaries) if b < n and not any(p.start < b < p.end for p in inner)]
+        return Prompt(as_tokens(ids[:n]), tuple(at), min(n_unmarked, n) if not at else 0, pictures=tuple(inner))
+
+    whole = made(len(ids))
+    ends = batch_ends(whole, n_ubatch, 32, cost)
+    assert all(0 < b - a <= n_ubatch for a, b in zip([0, *ends], ends, strict=False))
+    for picture in pictures:
+        inside = [end for end in ends if picture.start < end < picture.end]
+        assert {picture.start, picture.end} <= set(ends)
+        assert inside == [*range(picture.start + n_ubatch, picture.end, n_ubatch)]
+    cuts = choose_cuts(whole, ends, 0, 64)
+    assert not any(whole.is_inside(cut) for cut in cuts)
+    assert pictures[-1].end in cuts
+    last = pictures[min(known, len(pictures) - 1)]
+    shorter = made(last.end + 1)
+    if bool(shorter.n_unmarked) == bool(whole.n_unmarked):
+        first_ends = batch_ends(shorter, n_ubatch, 32, cost)
+        assert [end for end in ends if end <= last.end] == [end for end in first_ends if end <= last.end]

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import takewhile
 from typing import NamedTuple, Protocol
 
 from pyctl.engine.backend import Evaluator, SequenceTokens
@@ -205,9 +206,9 @@ class Speculation:
             log.warning("no drafts of %s: %s", source.name, error)
             return
         self._proposing_ms[source.name] = (time.perf_counter() - began) * 1e3
-        for (i, n), draft in zip(wanted, drafts, strict=True):
-            if draft:
-                found[i] = draft[: min(n, self._jobs[i].most)]
+        for (i, n), proposed in zip(wanted, drafts, strict=True):
+            if draft := tuple(takewhile(_is_text, proposed[: min(n, self._jobs[i].most)])):
+                found[i] = draft
                 self._drafted_by[self._jobs[i].key] = source
 
     def _draft(self, job: DraftJob, tokens: tuple[int, ...]) -> Draft:
@@ -221,3 +222,8 @@ class Speculation:
         source = self._drafted_by[key]
         self._results[key] = PacedDraft(key, source.name, n_drafted, n_accepted)
         source.learn(key, n_drafted, n_accepted)
+
+
+def _is_text(token: int) -> bool:
+    """Whether a model could say ``token``: what stands for an image in prompts it cannot."""
+    return token >= 0

@@ -19,7 +19,7 @@ from pyctl.engine.fake.fake_memory import FakeMemory, FakeSequence, hash_of
 from pyctl.engine.pool.pool_plan import PoolPlan, StreamCounts
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import BrokenOffError, EngineError, RequestError, StateError
-from pyctl.prompt import Tokens
+from pyctl.prompt import Picture, Tokens
 
 __all__ = ["FakeBackend"]
 
@@ -77,6 +77,12 @@ class FakeBackend(FakeMemory):
             raise BrokenOffError("broken off")
         after = self._advance(self._seqs[seq], tokens, start)
         self._outputs = [after] if output else []
+
+    def encode(self, picture: Picture) -> bool:
+        return False
+
+    def evaluate_picture(self, seq: int, picture: Picture, first: int, last: int, *, output: bool = False) -> None:
+        self.evaluate(seq, picture.tokens[first - picture.start : last - picture.start], first, output=output)
 
     def decode(self, items: Sequence[SequenceTokens]) -> None:
         # Rounding is not modelled here: several tokens of a sequence give what they would give one by one.

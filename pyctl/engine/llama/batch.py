@@ -77,8 +77,8 @@ class ImageBatch:
         for name, array in (("embd", self._rows), ("pos", self._positions)):
             setattr(self.struct, name, ctypes.cast(array.ctypes.data, type(getattr(self.struct, name))))
 
-    def fill(self, seq: int, rows: NDArray[np.float32], position: int, first: int, columns: int) -> None:
-        """Rows ``first``, ``first`` + 1, ... of an image at ``position`` with so many columns; none is an output."""
+    def fill(self, seq: int, rows: NDArray[np.float32], position: int, first: int, columns: int, *, last: bool) -> None:
+        """Rows ``first``, ``first`` + 1, ... of an image at ``position``; output is wanted of the ``last``."""
         n = len(rows)
         at = np.arange(first, first + n)
         self._rows[:n] = rows
@@ -89,6 +89,7 @@ class ImageBatch:
         self._positions[3 * n : 4 * n] = 0
         self._batch.seqs[:n] = seq
         self._batch.outputs[:n] = 0
+        self._batch.outputs[n - 1] = last
         self.struct.n_tokens = n
 
 

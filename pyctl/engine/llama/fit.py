@@ -56,7 +56,7 @@ class DryRun:
     """A model without weights; ``n_layers`` and ``n_ctx_train`` are the file's, ``tensors`` bytes by name.
 
     ``drafts`` say what it shall take back; with ``is_head`` its head drafts. ``draft_file`` is another such model that
-    drafts for this one.
+    drafts for this one. ``vision`` is where an encoder of images is, empty for the CPU, and its bytes.
     """
 
     def __init__(
@@ -68,8 +68,10 @@ class DryRun:
         draft_file: DryRun | None = None,
         *,
         is_head: bool = False,
+        vision: tuple[str, int] | None = None,
     ) -> None:
         self._model = model
+        self._vision = {} if vision is None else {vision[0] or HOST: vision[1]}
         self._settings, self._drafts = settings, drafts
         self._draft_file, self._is_head = draft_file, is_head
         self._gpus = tuple(device for device in devices() if device.is_gpu)
@@ -124,7 +126,7 @@ class DryRun:
             states = {place: size + size // n_seqs for place, size in states.items()}
         free = {device.name: device.free for device in self._gpus}
         places = []
-        parts = [self._spread(part) for part in (self._weights, kv, states, compute, planes, drafts)]
+        parts = [self._spread(part) for part in (self._weights, kv, states, compute, planes, drafts, self._vision)]
         for name in (*free, HOST):
             usage = Usage(*(part.get(name, 0) for part in parts))
             if usage.total or name == HOST:
@@ -219,7 +221,9 @@ NO_DRAFTS = DraftSettings()
 
 
 @contextmanager
-def dry_run(settings: ModelSettings, drafts: DraftSettings = NO_DRAFTS) -> Iterator[DryRun]:
+def dry_run(
+    settings: ModelSettings, drafts: DraftSettings = NO_DRAFTS, vision: tuple[str, int] | None = None
+) -> Iterator[DryRun]:
     """The model of ``settings``, and what drafts for it, without weights. Raises ModelError as loading them would."""
     with ExitStack() as stack:
         draft_file = None
@@ -230,7 +234,7 @@ def dry_run(settings: ModelSettings, drafts: DraftSettings = NO_DRAFTS) -> Itera
             draft_file = DryRun(model, of_file, log, NO_DRAFTS, is_head=is_head)
         is_head = uses_own_head(drafts)
         model, log = stack.enter_context(_without_weights(settings, with_head=is_head))
-        yield DryRun(model, settings, log, drafts, draft_file, is_head=is_head)
+        yield DryRun(model, settings, log, drafts, draft_file, is_head=is_head, vision=vision)
 
 
 @contextmanager
@@ -263,8 +267,12 @@ EXPERTS = re.compile(CPU_EXPERTS)
 ATTEMPTS = 4
 
 
-def fit_settings(settings: ModelSettings, drafts: DraftSettings = NO_DRAFTS) -> tuple[ModelSettings, MemoryPlan]:
+def fit_settings(
+    settings: ModelSettings, drafts: DraftSettings = NO_DRAFTS, vision: tuple[str, int] | None = None
+) -> tuple[ModelSettings, MemoryPlan]:
     """The settings with what was left open filled in, and the memory that they will take with ``drafts``.
+
+    ``vision`` is the device of an encoder of images, empty for the CPU, and its bytes.
 
     Raises ModelError when the context cannot fit at all.
     """
@@ -272,7 +280,7 @@ def fit_settings(settings: ModelSettings, drafts: DraftSettings = NO_DRAFTS) -> 
     movable = movable and settings.split_mode != "tensor"  # all layers are on all GPUs
     placed = bool(settings.placements)
     for _ in range(ATTEMPTS):
-        with dry_run(settings, drafts) as run:
+        with dry_run(settings, drafts, vision) as run:
             plan = _fit_context(run, settings)
             missing = gpu_shortage(settings, plan)
             if not (missing and movable):

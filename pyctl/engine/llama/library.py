@@ -41,6 +41,7 @@ __all__ = [
     "checked",
     "last_log_error",
     "library_versions",
+    "log_callback",
     "open_library",
     "redirect_log",
     "reserve_pinned",
@@ -139,11 +140,11 @@ class LibraryLog:
         self._captured: list[str] | None = None
         self._errors: list[str] = []
         self._level = logging.DEBUG
-        self._callback = api.llama_log_callback(lambda level, text, _: self.receive(level, text))
+        self.callback = api.llama_log_callback(lambda level, text, _: self.receive(level, text))
 
     def redirect(self) -> None:
         """Receive everything that llama.cpp says from now on. It is logged one level quieter than it was said."""
-        api.llama_log_set(self._callback, ctypes.c_void_p(0))
+        api.llama_log_set(self.callback, ctypes.c_void_p(0))
 
     def receive(self, level: int, text: bytes) -> None:
         """One message of llama.cpp, or the rest of the last one."""
@@ -181,10 +182,11 @@ class LibraryLog:
 
 _library_log = LibraryLog()
 
-redirect_log, captured_log, last_log_error = (
+redirect_log, captured_log, last_log_error, log_callback = (
     _library_log.redirect,
     _library_log.captured,
     _library_log.last_error,
+    _library_log.callback,
 )
 
 # -- pinned memory -----------------------------------------------------------------------------------------------------

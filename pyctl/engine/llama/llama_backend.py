@@ -20,6 +20,7 @@ from pyctl.engine.llama.library import KVState, Pulse, RowStore, build_version, 
 from pyctl.engine.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.engine.llama.pool.trial import same_bits, trial
 from pyctl.engine.llama.sampler import DrySamplers, IndexedSampler, LlamaSampler
+from pyctl.engine.llama.vision.image_encoder import ImageEncoder
 from pyctl.engine.pool.pool_plan import PoolPlan, StreamCounts
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import (
@@ -31,7 +32,7 @@ from pyctl.errors import (
     StateError,
     UnavailableError,
 )
-from pyctl.prompt import Tokens, as_tokens
+from pyctl.prompt import Picture, Tokens, as_tokens
 
 __all__ = ["LlamaBackend"]
 
@@ -54,6 +55,7 @@ class LlamaBackend(ContextMemory):
     default one for each sequence. ``make_drafts`` makes what drafts, from the model, its context, and what lets `Pulse`
     take part in a further context. With ``marks`` a hybrid takes back long drafts, too, for the room of a further state
     of each sequence. With a ``pool`` the context has cells for a batch only, of one sequence, and the rows lie there.
+    ``encoder`` is that of images, which is opened and closed with the model.
     """
 
     def __init__(
@@ -67,11 +69,13 @@ class LlamaBackend(ContextMemory):
         marks: bool = False,
         pool: PoolPlan | None = None,
         batch_cost: int = 0,
+        encoder: ImageEncoder | None = None,
     ) -> None:
         self._make, self._identify, self._make_embedder = make, identify, embedder
         self._most_tokens, self._n_outputs, self._make_drafts = most_tokens, n_outputs, make_drafts
         self._drafts, self._marks, self._pool = Follower(None, 0), marks, pool
         self.embedder: Embedder | None = None
+        self.encoder = encoder
         self.identity, self.batch_cost = "", batch_cost
         self._keeps_vocabulary = False
         self._streamed_before = StreamCounts()
@@ -118,6 +122,10 @@ class LlamaBackend(ContextMemory):
         if self._make_drafts is not None:
             self._drafts = Follower(self._make_drafts(self.model, ctx, self._pulse.attach), address)
         self.embedder = self._make_embedder(self.model) if self._make_embedder is not None else None
+        if self.encoder is not None:
+            if self.kind == "opaque":
+                raise ModelError("--mmproj: images need a model whose rows can be moved, which this one's cannot")
+            self.encoder.open(self.model)
 
     def _open_memory(self, address: int) -> None:
         expected = self._trial() if self._pool is not None and not self.identity else None
@@ -172,10 +180,25 @@ class LlamaBackend(ContextMemory):
         self._evaluate([SequenceTokens(seq, tuple(tokens.tolist()), start)] if self.draft_type else [], n)
         self._outputs = [n - 1] if output else []
 
-    def evaluate_image(self, seq: int, rows: NDArray[np.float32], start: int, first: int, columns: int) -> None:
-        """Evaluate ``rows`` of an image, shape (n, n_embd), from row ``first`` on; its own first is token ``start``.
+    def encode(self, picture: Picture) -> bool:
+        return self._images().encode(picture)
 
-        There is no output. The image has so many columns.
+    def evaluate_picture(self, seq: int, picture: Picture, first: int, last: int, *, output: bool = False) -> None:
+        start = picture.start
+        rows = self._images().rows_of(picture, first - start, last - start)
+        self.evaluate_image(seq, rows, start, first - start, picture.columns, output=output)
+
+    def _images(self) -> ImageEncoder:
+        if self.encoder is None:
+            raise NotSupportedError("the model was loaded without a vision encoder")
+        return self.encoder
+
+    def evaluate_image(
+        self, seq: int, rows: NDArray[np.float32], start: int, first: int, columns: int, *, output: bool = False
+    ) -> None:
+        """Evaluate ``rows``, shape (n, n_embd), which are those from ``first`` on of an image with so many columns.
+
+        The first of the image is token ``start`` of the sequence.
         """
         n, width = rows.shape
         if n > self.n_ubatch:
@@ -183,12 +206,12 @@ class LlamaBackend(ContextMemory):
         self._reserve(n)
         if self._image_batch is None:
             self._image_batch = ImageBatch(self.n_ubatch, width)
-        self._image_batch.fill(seq, rows, self._position(seq, start), first, columns)
+        self._image_batch.fill(seq, rows, self._position(seq, start), first, columns, last=output)
         tokens = (self.tokenizer.image_token,) * n if self.draft_type else ()
         items = [SequenceTokens(seq, tokens, start + first)] if self.draft_type else []
         self._evaluate(items, n, self._image_batch.struct)
         checked(self._memory.add_image, seq, columns, n)
-        self._outputs = []
+        self._outputs = [n - 1] if output else []
 
     def _position(self, seq: int, n: int) -> int:
         """Where llama.cpp has token ``n`` of ``seq``, or will have the next one."""
@@ -308,7 +331,8 @@ class LlamaBackend(ContextMemory):
     # -- choosing tokens ---------------------------------------------------------------------------------------------
 
     def sampler(self, sampling: Sampling, prompt: Tokens) -> IndexedSampler:
-        sampler = LlamaSampler(self.model, self._ctx, sampling, prompt, self._end_tokens, self._grammars, self._dry)
+        text = prompt[prompt >= 0]  # images have nothing that could be repeated
+        sampler = LlamaSampler(self.model, self._ctx, sampling, text, self._end_tokens, self._grammars, self._dry)
         return IndexedSampler(sampler, lambda index: self._outputs[index])
 
     def check(self, sampling: Sampling) -> None:
@@ -353,6 +377,8 @@ class LlamaBackend(ContextMemory):
             self._dry.close()
         if self.embedder is not None:
             self.embedder.close()
+        if self.encoder is not None:
+            self.encoder.close()
         api.llama_free(self._ctx)
         api.llama_model_free(self.model)
         self.embedder = self._ctx = self.model = None

@@ -40,9 +40,12 @@ from pyctl.engine.llama.params import (
     with_ubatch,
 )
 from pyctl.engine.llama.pool.pool_fit import fit_pool
+from pyctl.engine.llama.vision.image_encoder import ImageEncoder
+from pyctl.engine.llama.vision.make_encoder import make_encoder
 from pyctl.engine.model_settings import NUMA, POOLING, ModelSettings
 from pyctl.engine.pool.pool_plan import PoolPlan
 from pyctl.engine.pool.pool_settings import PoolSettings
+from pyctl.engine.vision.vision_settings import VisionSettings
 from pyctl.errors import ModelError, UnavailableError
 from pyctl.limit import limit
 
@@ -58,6 +61,7 @@ class Loaded:
     backend: LlamaBackend
     tokenizer: LlamaTokenizer
     info: EngineInfo
+    images: ImageEncoder | None = None  # of any thread, for what its `picture` is asked
 
 
 def load(
@@ -65,17 +69,18 @@ def load(
     progress: Callable[[float], bool] | None = None,
     announce: Callable[[MemoryPlan], None] | None = None,
     drafts: DraftSettings | None = None,
+    vision: VisionSettings | None = None,
     *,
     keep_vocabulary: bool = False,
     pool: PoolSettings | None = None,
 ) -> Loaded:
     """Load the model and make its context.
 
-    ``drafts`` say which draft model there is to be, too. ``announce`` hears where memory will go before any of it is
-    taken, ``progress`` hears fractions from 0 to 1 and says whether to go on. With ``keep_vocabulary`` the tokenizer
-    has a copy of its own and stays usable while the backend is closed. ``pool`` says how much of K and V may lie on the
-    device, by default all. Raises ModelError when a file is missing,
-    damaged or unsupported, or when it does not fit into memory, and UnavailableError when ``progress`` said no.
+    ``drafts`` say which draft model there is to be, too, and ``vision`` which encoder of images. ``announce`` hears
+    where memory will go before any of it is taken, ``progress`` hears fractions from 0 to 1 and says whether to go on.
+    With ``keep_vocabulary`` the tokenizer has a copy of its own and stays usable while the backend is closed. ``pool``
+    says how much of K and V may lie on the device, by default all. Raises ModelError when a file is missing, damaged
+    or unsupported, or when it does not fit into memory, and UnavailableError when ``progress`` said no.
     """
     path = Path(settings.path)
     redirect_log()
@@ -85,8 +90,11 @@ def load(
     _check_file(path)
     drafts = with_inferred_type(drafts or DraftSettings())
     settings = with_ubatch(settings)
+    encoder = make_encoder(settings, vision) if vision is not None and vision.mmproj_path else None
     pooled = fit_pool(settings, drafts, pool.n_pooled) if pool is not None and pool.n_pooled else None
-    settings, plan = pooled or fit_settings(settings, drafts)
+    if pooled is not None and encoder is not None:
+        raise ModelError("--kv-pool and --mmproj do not go together: a pool has no rows of images")
+    settings, plan = pooled or fit_settings(settings, drafts, encoder.usage if encoder is not None else None)
     if announce is not None:
         announce(plan)
     backend = LlamaBackend(
@@ -99,6 +107,7 @@ def load(
         marks=finds(drafts),
         pool=plan.pool,
         batch_cost=batch_cost(settings),
+        encoder=encoder,
     )
     if not backend.is_async:
         _note_blocking_copies(plan)
@@ -107,7 +116,7 @@ def load(
     tokenizer = LlamaTokenizer(_load_vocabulary(path)) if keep_vocabulary else backend.tokenizer
     if keep_vocabulary:
         backend.use_vocabulary(tokenizer)
-    return Loaded(backend, tokenizer, _describe(path, backend, settings, plan.pool))
+    return Loaded(backend, tokenizer, _describe(path, backend, settings, plan.pool), encoder)
 
 
 def _note_blocking_copies(plan: MemoryPlan) -> None:
@@ -315,6 +324,7 @@ def _describe(path: Path, backend: LlamaBackend, settings: ModelSettings, pool: 
         rerank_marks=_rerank_marks(tokenizer),
         fingerprint=backend.identity,
         pool=pool,
+        vision=backend.encoder is not None,
         lora=settings.lora,
     )
 

@@ -19,7 +19,8 @@ MOST_PLANES = 2**30
 class Usage:
     """Bytes: the model's tensors, K and V of the whole context, recurrent states, and buffers of the computation.
 
-    ``planes`` are states of earlier tokens, ``drafts`` everything of the draft model but a head's weights.
+    ``planes`` are states of earlier tokens, ``drafts`` everything of the draft model but a head's weights, ``vision``
+    about what the encoder of images takes.
     """
 
     weights: int = 0
@@ -28,11 +29,12 @@ class Usage:
     compute: int = 0
     planes: int = 0
     drafts: int = 0
+    vision: int = 0
 
     @property
     def total(self) -> int:
         """Bytes of everything."""
-        return self.weights + self.kv + self.states + self.compute + self.planes + self.drafts
+        return sum(getattr(self, item.name) for item in fields(Usage))
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(*(getattr(self, item.name) + getattr(other, item.name) for item in fields(Usage)))
@@ -97,6 +99,7 @@ class MemoryPlan:
             (f"state of {sequences}", [place.usage.states for place in self.places]),
             (f"{self.n_planes} earlier states of each, to go back to", [place.usage.planes for place in self.places]),
             ("draft model", [place.usage.drafts for place in self.places]),
+            ("vision encoder", [place.usage.vision for place in self.places]),
             ("computing", [place.usage.compute for place in self.places]),
             ("prefix cache, at most", [0 for _ in self.gpus] + [cache_bytes or 0]),
         ]
@@ -118,6 +121,8 @@ class MemoryPlan:
                 flags = "a smaller -c, -ctk q8_0 -ctv q8_0, --n-cpu-moe (experts) or a smaller -ngl"
                 if place.usage.planes or place.usage.drafts:
                     flags = f"no --spec-type, {flags}"
+                if place.usage.vision:
+                    flags = f"--no-mmproj-offload, {flags}"
                 yield f"{place.name} has {_mib(missing)} MiB too little; what would help: {flags}"
         planes = sum(place.usage.planes for place in self.places)
         if self.n_seqs > 1 and planes > MOST_PLANES:

@@ -1,0 +1,86 @@
+"""How many columns and lines of tokens an image becomes, and what a file says of the encoder in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from gguf import GGUFReader
+
+from pyctl.errors import ModelError
+
+__all__ = ["ImageGrid"]
+
+LEAST_TOKENS, MOST_TOKENS = 8, 4096
+"""Of the encoders of Qwen, unless somebody asks for other bounds."""
+
+
+@dataclass(frozen=True)
+class ImageGrid:
+    """Images are resized to multiples of ``cell`` pixels, with at least and at most so many tokens, as libmtmd does it.
+
+    ``given_limits`` are what was asked for, -1 for none. The encoder has layers of ``width`` and ``feed_forward``.
+    """
+
+    cell: int
+    given_limits: tuple[int, int] = (-1, -1)
+    merge: int = 2
+    width: int = 0
+    feed_forward: int = 0
+
+    @classmethod
+    def read(cls, path: Path, least: int = -1, most: int = -1) -> ImageGrid:
+        """That of the encoder in a file. ModelError if it has none."""
+        try:
+            fields = GGUFReader(path).fields
+        except (OSError, ValueError, IndexError) as error:
+            raise ModelError(f"cannot read the vision encoder {path}: {error}") from error
+
+        def number(name: str, default: int = 0) -> int:
+            field = fields.get(f"clip.vision.{name}")
+            return int(field.contents()) if field is not None else default
+
+        patch, merge = number("patch_size"), number("spatial_merge_size", 2)
+        if patch <= 0 or merge <= 0:
+            raise ModelError(f"{path} is no vision encoder")
+        # llama.cpp takes what is not positive for nothing.
+        given = least if least > 0 else -1, most if most > 0 else -1
+        return cls(patch * merge, given, merge, number("embedding_length"), number("feed_forward_length"))
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """The least and the most tokens."""
+        least, most = self.given_limits
+        return least if least > 0 else LEAST_TOKENS, most if most > 0 else MOST_TOKENS
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of the pixels of one token, as the encoder gets them."""
+        return self.cell**2 * 3 * 4
+
+    @property
+    def compute_bytes(self) -> int:
+        """About what the encoder needs to compute the largest image, with flash attention."""
+        n_patches = self.limits[1] * self.merge**2
+        return n_patches * (self.feed_forward + 3 * self.width + 4 * (self.cell // self.merge) ** 2) * 4
+
+    @property
+    def largest(self) -> tuple[int, int]:
+        """Width and height of about the largest image in pixels."""
+        side = max(int(np.sqrt(self.limits[1])), 1) * self.cell
+        return side, side
+
+    def of(self, width: int, height: int) -> tuple[int, int]:
+        """Columns and lines of an image of so many pixels."""
+        # In the same single precision as there, so that the same sizes are rounded up and down.
+        cell, single = self.cell, np.float32
+        least, most = (n * cell * cell for n in self.limits)
+        columns, lines = (max(int(np.floor(single(n) / single(cell) + single(0.5))), 1) for n in (width, height))
+        if columns * lines * cell * cell > most:
+            shrink = np.sqrt(single(height) * single(width) / single(most))
+            columns, lines = (max(int(np.floor(single(n) / shrink / single(cell))), 1) for n in (width, height))
+        elif columns * lines * cell * cell < least:
+            grow = np.sqrt(single(least) / (single(height) * single(width)))
+            columns, lines = (int(np.ceil(single(n) * grow / single(cell))) for n in (width, height))
+        return columns, lines

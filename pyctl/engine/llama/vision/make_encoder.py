@@ -1,0 +1,48 @@
+"""The encoder of images that the settings ask for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pyctl.engine.llama.devices import Device, devices
+from pyctl.engine.llama.fingerprint import file_digest
+from pyctl.engine.llama.params import context_params, gpus
+from pyctl.engine.llama.vision.image_encoder import ImageEncoder
+from pyctl.engine.llama.vision.image_grid import ImageGrid
+from pyctl.engine.model_settings import FLASH_MODES, ModelSettings
+from pyctl.engine.vision.vision_settings import VisionSettings
+from pyctl.errors import ModelError
+
+__all__ = ["make_encoder"]
+
+
+def make_encoder(settings: ModelSettings, vision: VisionSettings) -> ImageEncoder:
+    """The one of ``vision`` for the model of ``settings``, on its device; it is opened with the model.
+
+    ModelError if the file or the device is not there, or the file has no encoder.
+    """
+    path = Path(vision.mmproj_path)
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise ModelError(f"cannot read the vision encoder {path}: {error.strerror}") from error
+    if magic != b"GGUF":
+        raise ModelError(f"{path} is not a GGUF file")
+    grid = ImageGrid.read(path, vision.image_min_tokens, vision.image_max_tokens)
+    n_threads, flash_attn = context_params(settings, 256).n_threads_batch, FLASH_MODES[settings.flash_attn]
+    device = _device_of(settings, vision)
+    return ImageEncoder(path, grid, file_digest(path), device, n_threads=n_threads, flash_attn=flash_attn)
+
+
+def _device_of(settings: ModelSettings, vision: VisionSettings) -> Device | None:
+    """The GPU of the encoder, None for the CPU."""
+    name = vision.mmproj_device
+    if not vision.mmproj_offload or name == "none":
+        return None
+    if not name:
+        return next(iter(gpus(settings)), None)
+    found = next((device for device in devices() if device.is_gpu and device.name == name), None)
+    if found is None:
+        raise ModelError(f"--mmproj-device: no {name} here")
+    return found
