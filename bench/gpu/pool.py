@@ -124,7 +124,7 @@ class Bench:
     def restores(self) -> None:
         """What the engine says of a prompt that is new, in RAM, and on disk: its rows are made up, not evaluated."""
         backend, n = self.backend, self.depths[-1]
-        prompt, other = Prompt.of(tokens_of(2, n)), Prompt.of(tokens_of(3, 3000))
+        prompt, other = Prompt.of(tokens_of(2, n)), Prompt.of(tokens_of(3, min(n // 2, 3000)))
         evaluate = backend.evaluate
         step = self.options.ubatch
 
