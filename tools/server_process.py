@@ -62,11 +62,11 @@ class ServerProcess:
     def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
-    def start(self) -> None:
-        """Returns when it answers; OSError with the end of its log if it does not."""
+    def start(self, port: int = 0) -> None:
+        """Returns when it answers at ``port``, 0 for a free one; OSError with the end of its log if it does not."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+            self.port = port or probe.getsockname()[1]
         began = time.monotonic()
         with self.log.open("ab") as out:
             self._process = subprocess.Popen(

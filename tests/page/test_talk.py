@@ -47,7 +47,7 @@ def test_from_the_first_message_to_the_last_token(tab: Tab) -> None:
     assert f"{second['cache_n']} restored live" in legend
     assert f"{second['prompt_n']} read in" in legend
     if "draft_n" in second:
-        assert f"{second['draft_n_accepted']} of {second['draft_n']} tokens drafted" in legend
+        assert f"{second['draft_n_accepted']} of {second['draft_n']}" in legend
     assert tab.page.locator("#text").input_value() == ""
 
 

@@ -1,0 +1,327 @@
+"""Everybody can read and use the page: contrast, names for screen readers, the keyboard alone, a phone."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.page.browser import Tab, saying
+from tests.page.conftest import OpenTab
+from tests.page.test_talk import manual
+from tools.server_process import ServerProcess
+
+RICH = (
+    "# Title\n\nSome **bold**, `code` and [a link](https://example.org/).\n\n> quoted\n\n"
+    "```python\ndef f(x):  # why\n    return 'x' + str(1)\n```\n\n| a | b |\n|---|---|\n| 1 | $x^2$ |\n\n- one\n- two\n"
+)
+
+CONTRAST = """() => {
+  // What lies under a text: the colours of all that is around it, over one another.
+  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const rgba = (text) => {
+    canvas.clearRect(0, 0, 1, 1);
+    canvas.fillStyle = text;
+    canvas.fillRect(0, 0, 1, 1);
+    const [r, g, b, a] = canvas.getImageData(0, 0, 1, 1).data;
+    return [r, g, b, a / 255];
+  };
+  const over = (top, under) => [0, 1, 2].map((i) => top[i] * top[3] + under[i] * (1 - top[3]));
+  const light = (rgb) => {
+    const [r, g, b] = rgb.map((v) => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const under = (element) => {
+    const layers = [];
+    for (let at = element; at; at = at.parentElement) layers.push(rgba(getComputedStyle(at).backgroundColor));
+    return layers.reverse().reduce((below, layer) => over(layer, below), [255, 255, 255]);
+  };
+  const found = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+    const element = node.parentElement, text = node.textContent.trim();
+    if (!text || element.closest("noscript, script, title, svg, option, .visually-hidden")) continue;
+    if (!element.checkVisibility({ opacityProperty: true, visibilityProperty: true })) continue;
+    if (element.closest(":disabled")) continue;
+    const style = getComputedStyle(element), size = parseFloat(style.fontSize);
+    const ground = under(element), ink = over(rgba(style.color), ground);
+    const [high, low] = [light(ink), light(ground)].sort((a, b) => b - a);
+    const ratio = (high + 0.05) / (low + 0.05);
+    const least = size >= 24 || (size >= 18.5 && +style.fontWeight >= 700) ? 3 : 4.5;
+    found.push({ text: text.slice(0, 40), ratio, least, where: element.className || element.tagName });
+  }
+  return found;
+}"""
+
+
+def fill(tab: Tab) -> None:
+    """A conversation that has one of everything."""
+    tab.configure(thinking="on", system=manual("looks", 12))
+    tab.page.get_by_role("button", name="New chat").click()
+    tab.say("A first question, with some words.", saying(f"The clock says so.\n</think>\n\n{RICH}"))
+    tab.until(lambda: tab.replies.last.locator("pre").count())
+    first = tab.page.locator(".message.user").first
+    first.hover()
+    first.get_by_role("button", name="Edit message").click()
+    first.get_by_role("textbox").fill("Another first question, with other words.")
+    tab.act(first.get_by_role("button", name="Ask in a new branch"))
+    tab.until(lambda: tab.replies.last.locator("pre").count())
+    tab.until(lambda: tab.page.locator("#cache .node").count() > 1)
+
+
+@pytest.fixture(params=["light", "dark"])
+def full(open_tab: OpenTab, server: ServerProcess, request: pytest.FixtureRequest) -> Tab:
+    """The page with something in it, by day and by night."""
+    tab = open_tab(server.url, {"color_scheme": request.param})
+    fill(tab)
+    return tab
+
+
+def weak_texts(tab: Tab, least_texts: int) -> list[dict[str, Any]]:
+    """Texts with less contrast than WCAG's AA asks for, of at least so many."""
+    found: list[dict[str, Any]] = tab.page.evaluate(CONTRAST)
+    assert len(found) >= least_texts
+    return [each for each in found if each["ratio"] < each["least"]]
+
+
+def check_contrast(tab: Tab, least_texts: int) -> None:
+    weak = weak_texts(tab, least_texts)
+    assert not weak, weak
+
+
+def test_every_text_can_be_read_by_day_and_by_night(full: Tab) -> None:
+    full.replies.last.locator("summary").first.click()
+    full.page.locator("#cache .node").last.click()
+    check_contrast(full, 60)
+    full.page.evaluate("document.querySelector('#title').style.color = '#777'")
+    assert len(weak_texts(full, 60)) == 1  # it does find what is weak
+    full.page.evaluate("document.querySelector('#title').style.color = ''")
+    full.page.keyboard.press("Control+,")
+    full.page.locator("#dialog").wait_for()
+    check_contrast(full, 70)
+    full.page.keyboard.press("Escape")
+    full.expected.append("status of 400")
+    full.begin("An error, please.", {"grammar": "root ::= nonsense"})
+    full.messages.last.get_by_role("alert").wait_for()
+    check_contrast(full, 60)
+
+
+NAMED = {
+    "button", "link", "textbox", "searchbox", "combobox", "checkbox", "radio", "spinbutton", "slider", "switch",
+    "treeitem", "tree", "image", "img", "progressbar", "progressIndicator", "dialog", "navigation", "complementary",
+    "article", "DisclosureTriangle", "heading", "option", "list box", "MathMLMath",
+} - {"MathMLMath"}  # fmt: skip
+"""Roles whose elements say nothing to a screen reader without a name."""
+
+
+def accessible(tab: Tab) -> list[tuple[str, str]]:
+    """Role and name of all that the browser tells a screen reader."""
+    session = tab.context.new_cdp_session(tab.page)
+    nodes = session.send("Accessibility.getFullAXTree")["nodes"]
+    session.detach()
+    return [
+        (str(node["role"]["value"]), str(node.get("name", {}).get("value", "")).strip())
+        for node in nodes
+        if not node["ignored"] and "role" in node
+    ]
+
+
+def check_structure(tab: Tab) -> None:
+    """No name is missing, no id is there twice, what is referred to is there, headings leave no level out."""
+    found = accessible(tab)
+    roles = [role for role, _ in found]
+    assert {"button", "textbox", "navigation", "main", "complementary", "article", "treeitem"} <= set(roles)
+    assert not [role for role, name in found if role in NAMED and not name]
+    problems = tab.page.evaluate(
+        """() => {
+          const found = [], ids = [...document.querySelectorAll("[id]")].map((e) => e.id);
+          for (const id of new Set(ids)) if (ids.filter((each) => each === id).length > 1) found.push("twice: " + id);
+          for (const name of ["aria-controls", "aria-labelledby", "aria-describedby", "for"])
+            for (const e of document.querySelectorAll(`[${name}]`))
+              for (const id of e.getAttribute(name).split(" ")) if (!ids.includes(id)) found.push(name + " " + id);
+          for (const image of document.images) if (!image.hasAttribute("alt")) found.push("no alt: " + image.src);
+          for (const e of document.querySelectorAll("[tabindex]")) if (e.tabIndex > 0) found.push("tabindex " + e.id);
+          for (const e of document.querySelectorAll("a, button"))
+            if (e.querySelector("a, button, input")) found.push("nested in " + e.className);
+          if (document.documentElement.lang !== "en") found.push("no language");
+          if (document.querySelectorAll("main").length !== 1) found.push("main");
+          let last = 0;
+          for (const h of document.querySelectorAll("h1, h2, h3, h4, h5, h6")) {
+            if (h.closest(".body") || !h.checkVisibility()) continue;
+            if (+h.tagName[1] > last + 1) found.push("heading " + h.textContent);
+            last = +h.tagName[1];
+          }
+          return found;
+        }"""
+    )
+    assert not problems
+
+
+def test_a_screen_reader_finds_names_everywhere(full: Tab) -> None:
+    check_structure(full)
+    full.page.keyboard.press("Control+,")
+    full.page.locator("#dialog").wait_for()
+    found = accessible(full)
+    assert not [role for role, name in found if role in NAMED and not name]
+    assert sum(role in ("spinbutton", "textbox", "combobox") for role, _ in found) >= 10
+    full.page.keyboard.press("Escape")
+    assert full.page.locator("#live").get_attribute("aria-live") == "polite"
+
+
+def test_all_of_it_works_with_the_keyboard_alone(open_tab: OpenTab, server: ServerProcess) -> None:
+    tab = open_tab(server.url)
+    keyboard = tab.page.keyboard
+    assert tab.page.evaluate("document.activeElement.id") == "text"
+    keyboard.type("With the keyboard")
+    keyboard.press("Shift+Enter")
+    keyboard.type("alone")
+    with tab.page.expect_response("**/v1/chat/completions") as asked:
+        keyboard.press("Enter")
+    tab.timings(asked.value)
+    assert tab.texts()[0] == "With the keyboard\nalone"
+    assert tab.page.evaluate("document.activeElement.id") == "text"
+    keyboard.press("ArrowUp")
+    assert tab.page.evaluate("document.activeElement.value") == "With the keyboard\nalone"
+    keyboard.type(", edited")
+    with tab.page.expect_response("**/v1/chat/completions") as asked:
+        keyboard.press("Control+Enter")
+    tab.timings(asked.value)
+    assert tab.texts()[0] == "With the keyboard\nalone, edited"
+    keyboard.press("Control+j")
+    assert not tab.messages.count()
+    keyboard.press("Control+.")
+    assert not tab.page.locator("#cache").is_visible()
+    keyboard.press("Control+.")
+    assert tab.page.locator("#cache").is_visible()
+    # Where one can go by Tab is seen, and from the last place one comes round to the first: no trap.
+    tab.page.evaluate("document.activeElement.blur()")
+    places: list[str] = []
+    for _ in range(60):
+        keyboard.press("Tab")
+        place, outline = tab.page.evaluate(
+            """() => {
+              const e = document.activeElement, style = getComputedStyle(e);
+              const around = getComputedStyle(e.closest(".box") ?? e).borderColor;
+              const rest = getComputedStyle(document.querySelector("#search")).borderColor;
+              const seen = (style.outlineStyle !== "none" && style.outlineWidth !== "0px") || around !== rest;
+              return [e.id || e.getAttribute("aria-label") || e.textContent.trim() || e.tagName, seen];
+            }"""
+        )
+        if place == "BODY" or (places and place == places[0]):
+            break
+        places.append(place)
+        assert outline, place
+    assert {
+        "Skip to the message field",
+        "new",
+        "search",
+        "import",
+        "export",
+        "settings-open",
+        "text",
+        "attach",
+        "preset",
+    } <= set(places)
+    assert len(places) < 60
+
+
+def test_the_dialog_keeps_the_focus_and_gives_it_back(open_tab: OpenTab, server: ServerProcess) -> None:
+    tab = open_tab(server.url)
+    tab.page.get_by_role("button", name="Settings").focus()
+    tab.page.keyboard.press("Enter")
+    tab.page.locator("#dialog").wait_for()
+    for _ in range(25):
+        tab.page.keyboard.press("Tab")
+        inside = "!document.activeElement || document.activeElement === document.body"
+        assert tab.page.evaluate(f"{inside} || document.activeElement.closest('#dialog') !== null")
+    tab.page.keyboard.press("Escape")
+    assert tab.page.evaluate("document.activeElement.id") == "settings-open"
+
+
+PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
+
+
+def test_a_phone_is_wide_enough(open_tab: OpenTab, server: ServerProcess) -> None:
+    tab = open_tab(server.url, PHONE)
+    tab.page.fill("#text", "A question from a phone, with averylongwordthatdoesnotendforalongtime" + "x" * 60)
+    with tab.page.expect_response("**/v1/chat/completions") as asked:
+        tab.page.get_by_role("button", name="Send").tap()
+    tab.timings(asked.value)
+    tab.page.get_by_role("button", name="Conversations").tap()
+    tab.page.get_by_role("button", name="Settings").tap()
+    tab.page.locator('#dialog [name="json"]').fill(json.dumps(saying(RICH + "\n\n```\n" + "wide " * 60 + "\n```\n")))
+    tab.page.get_by_role("button", name="Save").tap()
+    tab.page.keyboard.press("Escape")
+    tab.act(tab.replies.last.get_by_role("button", name="Regenerate reply"))
+    tab.until(lambda: tab.replies.last.locator("pre").count())
+    narrow = """() => {
+      const page = document.documentElement, width = page.clientWidth, found = [];
+      if (page.scrollWidth > width) found.push("the page is " + page.scrollWidth);
+      const inside = (e) => e.closest("pre, .table, .code, nav, aside, math");
+      for (const e of document.querySelectorAll("main *, dialog[open] *")) {
+        const box = e.getBoundingClientRect();
+        if (e.checkVisibility() && box.width && (box.right > width + 1 || box.left < -1) && !inside(e))
+          found.push(e.tagName + "." + e.className + " to " + Math.round(box.right));
+      }
+      return found;
+    }"""
+    assert not tab.page.evaluate(narrow)
+    small = """() => [...document.querySelectorAll("main button, main select, main textarea")]
+      .filter((e) => e.checkVisibility() && !e.closest("details:not([open])"))
+      .map((e) => [e.ariaLabel || e.textContent, e.getBoundingClientRect()])
+      .filter(([, box]) => box.width && (box.height < 24 || box.width < 20))
+      .map(([name, box]) => `${name}: ${Math.round(box.width)} x ${Math.round(box.height)}`)"""
+    assert not tab.page.evaluate(small)
+    for name, panel in (("Cache", "#cache"), ("Conversations", "#side")):
+        assert not tab.page.locator(panel).is_visible()
+        tab.page.get_by_role("button", name=name, exact=True).tap()
+        tab.until(lambda panel=panel: tab.page.locator(panel).is_visible())
+        box = tab.page.locator(panel).bounding_box()
+        assert box is not None
+        assert box["width"] <= 360
+        if panel == "#cache":
+            tab.until(lambda: tab.page.locator("#cache .node").count())
+            tab.page.get_by_role("button", name="Close").tap()
+        else:
+            tab.page.keyboard.press("Escape")
+        tab.until(lambda panel=panel: not tab.page.locator(panel).is_visible())
+    tab.page.set_viewport_size({"width": 740, "height": 360})
+    assert not tab.page.evaluate(narrow)
+    assert tab.page.locator("#text").is_visible()
+
+
+def test_the_look_is_chosen(open_tab: OpenTab, server: ServerProcess) -> None:
+    tab = open_tab(server.url, {"color_scheme": "light"})
+    ground = "getComputedStyle(document.body).backgroundColor"
+    light = tab.page.evaluate(ground)
+    tab.configure(theme="dark")
+    dark = tab.page.evaluate(ground)
+    assert light != dark
+    tab.reload()
+    assert tab.page.evaluate(ground) == dark
+    tab.configure(theme="system", stats="no")
+    assert tab.page.evaluate(ground) == light
+    tab.say("Hello", saying("Yes."))
+    assert not tab.page.locator(".message .bar").is_visible()
+
+
+def test_the_first_answer_is_enough_to_see_the_page(open_tab: OpenTab, server: ServerProcess) -> None:
+    """With every other request held back the page is painted, styled, and says what it is."""
+    tab = open_tab(server.url, ready=False)
+    held: list[Any] = []
+    tab.page.route(lambda url: not url.endswith("/"), lambda route: held.append(route))
+    tab.page.goto(tab.url, wait_until="commit")
+    tab.until(lambda: tab.page.locator("#text").is_visible())
+    tab.until(lambda: tab.page.evaluate("performance.getEntriesByName('first-contentful-paint').length"))
+    assert tab.page.evaluate("getComputedStyle(document.body).display") == "grid"
+    assert tab.page.get_by_role("button", name="Send").is_visible()
+    # All modules are named in that answer, so that what comes next is asked for at once.
+    tab.until(lambda: len(held) >= 8)
+    assert all("/page/" in route.request.url for route in held)
+    for route in held:
+        route.continue_()
+    tab.page.unroute_all()
+    tab.until_ready()
+    scripts = {request.url for request in tab.requests if request.url.endswith(".js")}
+    assert scripts == {route.request.url for route in held}

@@ -1,0 +1,87 @@
+"""A server that is not there yet, goes away, comes back, or lies under a prefix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.page.browser import Tab, saying
+from tests.page.conftest import SERVE, OpenTab
+from tools.server_process import ServerProcess
+
+UNREACHABLE = "net::ERR_"
+"""What a browser says by itself where nobody answers."""
+
+
+def test_the_server_is_restarted_under_the_page(open_tab: OpenTab, tmp_path: Path) -> None:
+    disk = ("--kv-cache-dir", str(tmp_path / "disk"), "--disk-prefix-cache", "full", "--kv-cache-min-tokens", "0")
+    server = ServerProcess((*SERVE, *disk), tmp_path / "log")
+    try:
+        server.start()
+        tab = open_tab(server.url)
+        tab.expected += [UNREACHABLE, "status of 503"]
+        tab.say("My name is Ada and the code of the north door is 4711, which is painted in green and blue.")
+        draft = "What is the code of the north door?"
+        tab.page.fill("#text", draft)
+        tab.begin("Count on.", {"grammar": 'root ::= ("on and " ){1500}', "max_tokens": -1})
+        tab.until(lambda: "on and on and" in tab.texts()[-1])
+        server.kill()  # in the middle of a reply
+        tab.until_idle()
+        said = tab.texts()[-1]
+        assert said.startswith("on and on and")
+        assert tab.messages.last.get_by_role("alert").inner_text()
+        notice = tab.page.get_by_role("status").filter(visible=True)
+        tab.until(lambda: notice.count() or tab.page.locator("#cache .note:not(:empty)").count())
+
+        tab.configure(json="")
+        tab.begin(draft)
+        tab.messages.last.get_by_role("alert").wait_for()
+        assert tab.texts()[-2] == draft
+        server.start(server.port)
+        tab.until(lambda: not tab.page.locator("#notice").is_visible())
+        timings = tab.act(tab.replies.last.get_by_role("button", name="Try again"))
+        assert timings["cache"]["source"] == "disk"
+        assert "restored from disk" in tab.replies.last.inner_text()
+        assert tab.page.locator(".message .error").count() == 1  # that of the reply that was cut off
+        tab.until(lambda: tab.page.locator("#cache .node.path").count())
+        tab.reload()
+        assert tab.texts()[3] == said
+    finally:
+        server.stop()
+
+
+def test_the_page_comes_while_the_model_loads(open_tab: OpenTab, tmp_path: Path, server: ServerProcess) -> None:
+    """The page of a server that answers 503 waits, and starts by itself."""
+    tab = open_tab(server.url, ready=False)
+    tab.expected.append("status of 503")
+    loading = [True]
+    refusal = {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}
+    tab.page.route(
+        lambda url: "/page/" not in url and not url.endswith("/"),
+        lambda route: route.fulfill(status=503, json=refusal) if loading[0] else route.continue_(),
+    )
+    tab.page.goto(tab.url)
+    notice = tab.page.locator("#notice")
+    tab.until(lambda: "load" in notice.inner_text().lower())
+    loading[0] = False
+    tab.until(lambda: not notice.is_visible())
+    tab.until_ready()
+    tab.say("Hello", saying("Yes."))
+    assert tab.page.locator("#model").inner_text()
+
+
+def test_the_page_under_a_prefix(open_tab: OpenTab, tmp_path: Path) -> None:
+    with ServerProcess((*SERVE, "--api-prefix", "/llm"), tmp_path / "log", prefix="/llm") as server:
+        tab = open_tab(f"{server.url}/llm/")
+        tab.say("Hello", saying("**Yes.**"))
+        tab.until(lambda: tab.replies.last.locator("strong").count())
+        tab.until(lambda: tab.page.locator("#cache .headline").count())
+        assert all(request.url.startswith((tab.url, "data:")) for request in tab.requests)
+
+
+def test_other_tabs_and_clients_show_up(tab: Tab) -> None:
+    """The tree follows what others do to the server."""
+    before = tab.page.locator("#cache .node").count()
+    body = {"messages": [{"role": "user", "content": "Somebody else says this. " * 30}], "max_tokens": 1}
+    tab.context.request.post(tab.url + "v1/chat/completions", data=body)
+    tab.until(lambda: tab.page.locator("#cache .node").count() > before)
+    tab.until(lambda: "Somebody else says this" in tab.page.locator("#cache").inner_text())
