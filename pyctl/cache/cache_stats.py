@@ -5,13 +5,25 @@ from __future__ import annotations
 import time
 from dataclasses import asdict, dataclass, field
 from typing import Literal, TypeAlias
+from weakref import WeakKeyDictionary
 
 from pyctl.cache.disk_tier import DiskTier, DiskView
 from pyctl.cache.ram import RamCache
-from pyctl.cache.snapshot import Snapshot
+from pyctl.cache.snapshot import Segment, Snapshot
 from pyctl.prompt import Tokens
 
-__all__ = ["CacheStats", "CacheView", "Divergence", "LiveView", "RequestStats", "SnapshotView", "Source", "view_of"]
+__all__ = [
+    "SHOWN",
+    "CacheStats",
+    "CacheView",
+    "Divergence",
+    "KnownParts",
+    "LiveView",
+    "RequestStats",
+    "SnapshotView",
+    "Source",
+    "view_of",
+]
 
 CONTEXT = 12
 
@@ -184,48 +196,83 @@ _Steps: TypeAlias = tuple[tuple[int, int], ...]
 """Segments, by their ids, each with the position up to which a snapshot has it."""
 
 
-def _steps(snapshot: Snapshot, n_parent: int) -> _Steps:
-    """What lies behind the parent, the first segment first. Siblings that are sorted by it share most with the next."""
-    found = []
-    for segment, last in snapshot.links():
-        if last <= n_parent:
-            break
-        found.append((id(segment), last))
-    return tuple(reversed(found))
+@dataclass(frozen=True)
+class OwnPart:
+    """What of a snapshot lies behind its parent's ``n_parent`` tokens: the segments with their positions, the first one
+    first, and the words that it is shown by."""
+
+    n_parent: int
+    spans: tuple[tuple[Segment, int, int], ...]
+    steps: _Steps
+    head: tuple[int, ...]
+    tail: tuple[int, ...]
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, n_parent: int) -> OwnPart:
+        """That of ``snapshot``; costs as much as is new in it."""
+        spans = []
+        for segment, last in snapshot.links():
+            if last <= n_parent:
+                break
+            spans.append((segment, max(segment.start, n_parent), last))
+        spans = [(link, min(first, stop), stop) for (link, first, stop) in reversed(spans)]
+        head: list[int] = []
+        for segment, first, last in spans:
+            part = segment.tokens[first - segment.start : min(last, first + SHOWN - len(head)) - segment.start]
+            head += part.tolist()
+            if len(head) == SHOWN:
+                break
+        steps = tuple((id(segment), last) for segment, _, last in spans)
+        return cls(n_parent, tuple(spans), steps, tuple(head), snapshot.tail(SHOWN))
+
+    def n_bytes(self) -> tuple[int, int]:
+        """Bytes that the rows take in RAM, and on the device."""
+        ram = device = 0.0
+        for segment, first, last in self.spans:
+            share = (last - first) / segment.tokens.size
+            ram += share * (segment.rows.nbytes + segment.draft_rows.nbytes)
+            if segment.held is not None:
+                device += share * segment.held.n_bytes
+        return round(ram), round(device)
+
+    def shared(self, before: OwnPart) -> int:
+        """How many tokens have the same rows as those of ``before``, which has the same parent."""
+        n = self.n_parent
+        for (one, last), (other, stop) in zip(self.steps, before.steps, strict=False):
+            if one != other:
+                break
+            n = min(last, stop)
+            if last != stop:
+                break
+        return n
 
 
-def _common(a: _Steps, b: _Steps) -> int:
-    """Up to which position two chains are the same rows, 0 if nowhere."""
-    n = 0
-    for (one, last), (other, stop) in zip(a, b, strict=False):
-        if one != other:
-            break
-        n = min(last, stop)
-        if last != stop:
-            break
-    return n
+KnownParts: TypeAlias = WeakKeyDictionary[Snapshot, OwnPart]
+"""What was found out for a view before, as long as the snapshot is there: it keeps no bytes alive."""
 
 
-def view_of(cache: RamCache, totals: CacheStats, disk: DiskTier | None = None) -> CacheView:
+def view_of(cache: RamCache, totals: CacheStats, known: KnownParts, disk: DiskTier | None = None) -> CacheView:
     """What is held now: shallow parents first, and of one parent those that share most side by side.
 
     Called by the thread that owns the cache.
     """
     now = time.monotonic()
-    views = []
     held = []
     for slot, snapshot in cache.occupied():
         above = cache.tree[slot.index].parent
-        n_parent = above.n if above is not None else 0
-        held.append((n_parent, above.key if above is not None else -1, _steps(snapshot, n_parent), slot, snapshot))
+        n_parent, place = (above.n, above.key) if above is not None else (0, -1)
+        own = known.get(snapshot)
+        if own is None or own.n_parent != n_parent:
+            own = known[snapshot] = OwnPart.of(snapshot, n_parent)
+        held.append((n_parent, place, own.steps, own, slot, snapshot))
     held.sort(key=lambda each: each[:3])
-    before: tuple[int, _Steps] = -2, ()
-    for n_parent, place, steps, slot, snapshot in held:
-        shared = max(_common(before[1], steps), n_parent) if before[0] == place else n_parent
-        before = place, steps
-        above = cache.tree[slot.index].parent
-        parent = cache.slots[above.key].snapshot if above is not None else None
-        row_bytes, device_bytes = snapshot.bytes_between(n_parent, snapshot.n)
+    views = []
+    place_before, before = -2, None
+    for _, place, _, own, slot, snapshot in held:
+        shared = own.shared(before) if before is not None and place == place_before else own.n_parent
+        place_before, before = place, own
+        parent = cache.slots[place].snapshot if place >= 0 else None
+        row_bytes, device_bytes = own.n_bytes()
         tiers: list[Tier] = []
         tiers += ["device"] * bool(device_bytes)
         tiers += ["ram"] * bool(row_bytes or snapshot.state.parts)
@@ -241,8 +288,8 @@ def view_of(cache: RamCache, totals: CacheStats, disk: DiskTier | None = None) -
                 age=now - snapshot.made,
                 idle=now - snapshot.used,
                 pinned=slot.pinned,
-                tail=snapshot.tail(SHOWN),
-                head=snapshot.part(n_parent, min(n_parent + SHOWN, snapshot.n)),
+                tail=own.tail,
+                head=own.head,
                 device_bytes=device_bytes,
                 tiers=tuple(tiers),
                 shared=shared,

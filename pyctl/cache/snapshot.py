@@ -253,20 +253,6 @@ class Snapshot:
                 break
         return tuple(np.concatenate(parts[::-1])[-n:].tolist())
 
-    def part(self, first: int, last: int) -> tuple[int, ...]:
-        """The tokens [first, last)."""
-        found = (link.tokens[a - link.start : b - link.start] for link, (a, b) in self._within(first, last))
-        return tuple(token for tokens in found for token in tokens.tolist())
-
-    def bytes_between(self, first: int, last: int) -> tuple[int, int]:
-        """Bytes that the rows [first, last) take in RAM, and on the device."""
-        ram = device = 0.0
-        for segment, (start, stop) in self._within(first, last):
-            share = (stop - start) / segment.tokens.size
-            ram += share * (segment.rows.nbytes + segment.draft_rows.nbytes)
-            device += share * (segment.held.n_bytes if segment.held is not None else 0)
-        return round(ram), round(device)
-
     def spans(self, first: int, last: int) -> list[Span]:
         """The rows [first, last) of the chain, in order; where they are on the device, from there."""
         return [

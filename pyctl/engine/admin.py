@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pyctl.cache.cache_stats import SHOWN, CacheView, LiveView, view_of
+from pyctl.cache.cache_stats import SHOWN, CacheView, KnownParts, LiveView, view_of
 from pyctl.cache.disk.directory import Contents, Entry
 from pyctl.cache.snapshot import PromptMatch
 from pyctl.engine.engine import Engine, IdleTask
@@ -40,6 +40,7 @@ class EngineAdmin:
         self._last = EngineCounters()
         self._n_changes = 0
         self._seen: list[object] = []
+        self._parts = KnownParts()
         self._contents: Contents | None = None
         self._stored: tuple[Contents | None, list[Entry]] = None, []
         self._revision = time.time_ns() // 10**6  # none of those before a restart
@@ -150,7 +151,7 @@ class EngineAdmin:
 
     def _view(self) -> CacheView:
         snapshotter = self._engine.snapshotter
-        view = view_of(snapshotter.cache, snapshotter.totals, snapshotter.disk)
+        view = view_of(snapshotter.cache, snapshotter.totals, self._parts, snapshotter.disk)
         live = tuple(self._live(seq) for seq in self._engine.sequences)
         return replace(view, live=live, revision=self._revise())
 

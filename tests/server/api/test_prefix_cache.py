@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import threading
+import weakref
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -185,6 +187,21 @@ def test_where_branches_part_without_a_snapshot_is_told() -> None:
     assert (shared[0], min(shared[1:]) >= 192, max(shared) >= 256) == (0, True, True)
     for parent in nodes(bench):
         assert all(child["shared"] >= parent["n"] for child in parent["children"])
+
+
+def test_a_view_keeps_nothing_alive_and_follows_changes(bench: Bench) -> None:
+    """What was found out for one view serves the next, unless a parent has come or gone; it holds no state."""
+    snapshots = bench.worker.call(lambda: [weakref.ref(s) for s in bench.engine.snapshotter.cache.snapshots()]).result()
+    before = nodes(bench)
+    assert nodes(bench)[0]["head"] == before[0]["head"]
+    (root,) = bench.client.get("/cache").json()["prefixes"]
+    bench.client.request("DELETE", f"/cache/{root['id']}")
+    (child,) = bench.client.get("/cache").json()["prefixes"]
+    assert (child["id"], child["head"]) == (root["children"][0]["id"], root["head"])
+    assert child["row_bytes"] + child["device_bytes"] >= root["children"][0]["row_bytes"]
+    bench.client.request("DELETE", "/cache")
+    bench.worker.call(gc.collect).result()
+    assert [reference() for reference in snapshots] == [None] * len(snapshots)
 
 
 def test_replies_of_the_last_hour_tell_what_they_took(bench: Bench) -> None:
