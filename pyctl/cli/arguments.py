@@ -23,6 +23,7 @@ from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.model_settings import SERVED_SEQS, ModelSettings
 from pyctl.engine.pool.pool_settings import PoolSettings
 from pyctl.engine.sampling import RANDOM_SEED, Sampling
+from pyctl.engine.vision.vision_settings import VisionSettings
 from pyctl.errors import ConfigError, RequestError
 from pyctl.models import HubSettings
 from pyctl.server.server_settings import Cors, ListenSettings, ServerSettings
@@ -61,6 +62,7 @@ class CommandSettings:
 
     model: ModelSettings
     pool: PoolSettings
+    vision: VisionSettings
     drafts: DraftSettings
     ngrams: NgramSettings
     synthetic: SyntheticSettings
@@ -80,7 +82,7 @@ class CommandSettings:
 
 OWNERS: tuple[type[Any], ...] = (
     *(Questions, ListenSettings, FormatSettings, HubSettings, CacheSettings, ServerSettings, EngineSettings),
-    *(DiskSettings, Sampling, Cors, LogSettings, TerminalSettings, ModelSettings, PoolSettings),
+    *(DiskSettings, Sampling, Cors, LogSettings, TerminalSettings, ModelSettings, VisionSettings, PoolSettings),
     *(DraftSettings, NgramSettings, SyntheticSettings, OtherForms),
 )
 """Every class with settings that flags set, in the order of --help within a section."""
@@ -168,6 +170,7 @@ def _settings(given: Given, environ: Mapping[str, str], n_seqs: int, warnings: S
     return CommandSettings(
         model=fill(ModelSettings, values),
         pool=fill(PoolSettings, values),
+        vision=fill(VisionSettings, values),
         drafts=fill(DraftSettings, values),
         ngrams=fill(NgramSettings, values),
         synthetic=fill(SyntheticSettings, values),
@@ -263,6 +266,10 @@ def _check_pool(values: Mapping[str, Any]) -> None:
         (values["n_seqs"] != 1, f"one reply at a time, not --parallel {values['n_seqs']}"),
         (values.get("flash_attn") == "off", "flash attention, which --flash-attn off forbids"),
         (not values.get("offload_kqv", True), "the KV cache on the GPU, which --no-kv-offload forbids"),
+        (
+            bool(values.get("mmproj_path") or values.get("mmproj_url")),
+            "a model without --mmproj: it has no rows of images",
+        ),
     ):
         if is_wrong:
             raise ConfigError(f"--kv-pool needs {why}")

@@ -38,8 +38,8 @@ from pyctl.engine.engine import Engine
 from pyctl.engine.llama import Loaded, MemoryPlan, allocate, load, reserve_pinned
 from pyctl.engine.sampling import Sampling
 from pyctl.engine.worker import Worker
-from pyctl.errors import ConfigError, PyctlError
-from pyctl.models import builtin_model
+from pyctl.errors import ConfigError, ModelError, PyctlError
+from pyctl.models import HubSettings, builtin_model
 from pyctl.server.service import Service
 
 __all__ = ["assemble", "found"]
@@ -52,22 +52,31 @@ MIB = 2**20
 def found(settings: CommandSettings) -> CommandSettings:
     """With the paths of the models that ``settings.hub`` names, which are fetched if need be.
 
-    A model that has a path is not fetched; of a repository for drafts, the path is that of the file in it.
+    A model that has a path is not fetched; of a repository for drafts, the path is that of the file in it. A model
+    from a repository comes with the vision encoder beside it, unless another is named.
     """
-    model, drafts, hub = settings.model, settings.drafts, settings.hub
+    model, drafts, vision, hub = settings.model, settings.drafts, settings.vision, settings.hub
     is_fetched = not model.path and bool(hub.hf_repo or hub.model_url)
-    if not (is_fetched or hub.draft_repo):
+    if not (is_fetched or hub.draft_repo or hub.mmproj_url):
         return settings
     # Only now: the import takes a while, and most models are files.
-    from pyctl.models.hub import fetch
+    from pyctl.models.hub import fetch, fetch_companion
 
     if is_fetched:
         alias = model.alias or ((hub.hf_repo,) if hub.hf_repo else ())
-        model = replace(model, path=str(fetch(hub)), alias=alias)
+        path = fetch(hub)
+        model = replace(model, path=str(path), alias=alias)
+        if hub.hf_repo and hub.mmproj_auto and not (vision.mmproj_path or hub.mmproj_url or settings.pool.n_pooled):
+            try:
+                vision = replace(vision, mmproj_path=str(fetch_companion(hub, path) or ""), is_optional=True)
+            except ConfigError as error:
+                log.warning("no images: %s", error)
+    if hub.mmproj_url and not vision.mmproj_path:
+        vision = replace(vision, mmproj_path=str(fetch(HubSettings(model_url=hub.mmproj_url, offline=hub.offline))))
     if hub.draft_repo:
         of_drafts = replace(hub, hf_repo=hub.draft_repo, hf_file=drafts.draft_path, model_url="")
         drafts = replace(drafts, draft_path=str(fetch(of_drafts)))
-    return replace(settings, model=model, drafts=drafts)
+    return replace(settings, model=model, drafts=drafts, vision=vision)
 
 
 def assemble(settings: CommandSettings, go_on: Callable[[], bool] = lambda: True) -> Service:
@@ -97,9 +106,15 @@ def assemble(settings: CommandSettings, go_on: Callable[[], bool] = lambda: True
             progress.show(fraction)
             return go_on()
 
-        loaded = load(
-            model, report, announce, drafts, keep_vocabulary=settings.engine.sleep_seconds >= 0, pool=settings.pool
-        )
+        load_with = partial(load, model, report, announce, drafts)
+        load_with = partial(load_with, keep_vocabulary=settings.engine.sleep_seconds >= 0, pool=settings.pool)
+        try:
+            loaded = load_with(settings.vision)
+        except ModelError as error:
+            if not (settings.vision.is_optional and settings.vision.mmproj_path):
+                raise
+            log.warning("no images: %s", error)
+            loaded = load_with()
     try:
         template = Template(
             chat.chat_template or loaded.info.chat_template, loaded.info.bos_token, loaded.info.eos_token
@@ -116,7 +131,7 @@ def assemble(settings: CommandSettings, go_on: Callable[[], bool] = lambda: True
                 run_soon=tier.run_soon,
                 spend=tier.store.spend,
             )
-        chat_format = ChatFormat(template, loaded.tokenizer, chat.template_kwargs, replay)
+        chat_format = ChatFormat(template, loaded.tokenizer, chat.template_kwargs, replay, loaded.images)
     except BaseException:
         loaded.backend.unload()
         raise

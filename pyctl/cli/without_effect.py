@@ -15,7 +15,7 @@ def _names(bare: str, with_value: str = "", with_two: str = "") -> dict[str, int
 NO_OP: Mapping[str, int] = _names(
     """
 --no-perf -e --escape --no-escape -cb --cont-batching --no-context-shift
---warmup --no-warmup --no-mmproj --no-mmproj-auto --mmproj-offload --no-mmproj-offload --log-prefix --no-log-prefix
+--warmup --no-warmup --log-prefix --no-log-prefix
 --no-log-jsonl --no-ui-mcp-proxy --no-webui-mcp-proxy -no-ag --no-agent --no-models-autoload --no-skip-chat-parsing
 --spec-draft-backend-sampling --no-spec-draft-backend-sampling
 """,
@@ -31,15 +31,15 @@ IGNORED: Mapping[str, int] = _names(
 --embd-gemma-default --fim-qwen-1.5b-default --fim-qwen-3b-default --fim-qwen-7b-default --fim-qwen-30b-default
 --gpt-oss-20b-default --gpt-oss-120b-default --vision-gemma-4b-default --vision-gemma-12b-default --perf --log-jsonl
 -bs --backend-sampling --context-shift -sp --special
--nocb --no-cont-batching --mmproj-auto --reuse-port --ui-mcp-proxy --webui-mcp-proxy -ag --agent
+-nocb --no-cont-batching --reuse-port --ui-mcp-proxy --webui-mcp-proxy -ag --agent
 --models-autoload --skip-chat-parsing --fim-qwen-7b-spec --fim-qwen-14b-spec
 """,
     """
 -C --cpu-mask -Cr --cpu-range --cpu-strict --prio -Cb --cpu-mask-batch -Crb --cpu-range-batch
 --cpu-strict-batch --prio-batch --poll-batch --keep -dt --defrag-thold --rpc --control-vector
 --control-vector-scaled -ctxcp
---ctx-checkpoints --swa-checkpoints -r --reverse-prompt -mm --mmproj -mmu --mmproj-url -mmdev --mmproj-device
---image-min-tokens --image-max-tokens --mtmd-batch-max-tokens --video-fps --video-timestamp-interval
+--ctx-checkpoints --swa-checkpoints -r --reverse-prompt
+--mtmd-batch-max-tokens --video-fps --video-timestamp-interval
 --video-ffmpeg-dir --ui-config --webui-config --ui-config-file --webui-config-file
 --tools --tools-runtime --mcp-servers-config --mcp-servers-json --cache-reuse --models-dir
 --models-preset --models-max -sps --slot-prompt-similarity --log-prompts-dir -to --timeout

@@ -27,7 +27,8 @@ def hub_name(text: str) -> str:
 class HubSettings:
     """A model on huggingface.co, or at an address; ``hf_repo`` is USER/MODEL or USER/MODEL:QUANT.
 
-    ``hf_file`` wins over the quant; ``draft_repo`` is the same for a draft model. ``offline`` takes only what has been
+    ``hf_file`` wins over the quant; ``draft_repo`` is the same for a draft model. With ``mmproj_auto``, the vision
+    encoder beside the model comes, too; ``mmproj_url`` is the address of one. ``offline`` takes only what has been
     fetched before.
     """
 
@@ -43,6 +44,17 @@ class HubSettings:
     hf_token: str = HUB.flag("", "-hft --hf-token", "access token", printable, "HF_TOKEN", "TOKEN")
     model_url: str = HUB.flag(
         "", "-mu --model-url", "model from this address", web_address, "LLAMA_ARG_MODEL_URL", "URL"
+    )
+    mmproj_url: str = HUB.flag(
+        "", "-mmu --mmproj-url", "vision encoder from this address", web_address, "LLAMA_ARG_MMPROJ_URL", "URL"
+    )
+    mmproj_auto: bool = HUB.flag(
+        True,
+        "--mmproj-auto",
+        "-hf also fetches the vision encoder beside the model, if there is one",
+        None,
+        "LLAMA_ARG_MMPROJ_AUTO",
+        off="--no-mmproj --no-mmproj-auto",
     )
     offline: bool = HUB.flag(False, "--offline", "only what has been fetched before", None, "LLAMA_ARG_OFFLINE")
     draft_repo: str = HUB.flag(

@@ -23,7 +23,7 @@ from pyctl.errors import ConfigError
 from pyctl.models import SPLIT_NAME, HubSettings, split_names
 from pyctl.models.download import MAGIC, fetch_url
 
-__all__ = ["cached_models", "fetch"]
+__all__ = ["cached_models", "fetch", "fetch_companion"]
 
 PREFERRED = ("Q4_K_M", "Q8_0")
 """Quants that are taken where none is asked for, as in llama-server."""
@@ -54,6 +54,60 @@ def fetch(settings: HubSettings) -> Path:
     if missing := [name for name in split_names(wanted) if name not in names]:
         raise ConfigError(f"{missing[0]} of {repo} has not been fetched before, and {unreachable}")
     return revision.snapshot_path / wanted
+
+
+def fetch_companion(settings: HubSettings, model: Path) -> Path | None:
+    """The vision encoder beside ``model``, which `fetch` has found for the same ``settings``; None if there is none.
+
+    Of several, that in the nearest folder and then with the most similar quant, as in llama-server. Raises ConfigError.
+    """
+    repo = settings.hf_repo.partition(":")[0]
+    if settings.offline:
+        return _cached_companion(repo, model)
+    token = settings.hf_token or None
+    try:
+        with _refusals(repo):
+            listed = [file.rfilename for file in HfApi(token=token).model_info(repo).siblings or []]
+            name = _companion(listed, _name_in(repo, model, listed))
+            path = Path(hf_hub_download(repo, name, token=token)) if name else None
+    except (OSError, HTTPError, LocalEntryNotFoundError):
+        return _cached_companion(repo, model)
+    if path is not None:
+        _check_magic(path, repo)
+    return path
+
+
+def _cached_companion(repo: str, model: Path) -> Path | None:
+    revision = _cached(repo)
+    if revision is None:
+        return None
+    names = sorted(str(file.file_path.relative_to(revision.snapshot_path)) for file in revision.files)
+    name = _companion(names, _name_in(repo, model, names))
+    return revision.snapshot_path / name if name else None
+
+
+def _name_in(repo: str, model: Path, names: Sequence[str]) -> str:
+    """What the file ``model`` is called in its repository."""
+    return max((name for name in names if f"/{model}".endswith(f"/{name}")), key=len, default=model.name)
+
+
+def _companion(names: Sequence[str], model: str) -> str:
+    """The name of the vision encoder for ``model`` among ``names``; empty if there is none."""
+    folders = model.split("/")[:-1]
+
+    def rank(name: str) -> tuple[int, int]:
+        return len(name.split("/")), -abs(_bits(name) - _bits(model))
+
+    found = [name for name in names if name.endswith(".gguf") and "mmproj" in name and name.isprintable()]
+    return max((name for name in found if folders[: name.count("/")] == name.split("/")[:-1]), key=rank, default="")
+
+
+def _bits(name: str) -> int:
+    """How many bits a weight has, as the name of a file says; 0 if it does not."""
+    split = SPLIT_NAME.match(name)
+    quant = re.search(r"[-.]([A-Za-z0-9_]+)$", split[1] if split else name.removesuffix(".gguf"))
+    digits = re.search(r"[0-9]{1,4}", quant[1]) if quant else None
+    return int(digits[0]) if digits else 0
 
 
 def cached_models() -> list[str]:

@@ -26,6 +26,7 @@ from pyctl.engine.llama.params import ModelParams, context_params
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.pool.pool_settings import PoolSettings
 from pyctl.engine.request import Done, Piece, Request, Timings
+from pyctl.engine.vision.vision_settings import VisionSettings
 from pyctl.engine.worker import Worker
 from pyctl.server.generate import respond
 from pyctl.server.lifecycle import LoadingApp
@@ -51,6 +52,7 @@ class Seen:
     def __init__(self) -> None:
         self.model = ModelSettings()
         self.drafts, self.pool = DraftSettings(), PoolSettings()
+        self.vision = VisionSettings()
         self.keep_vocabulary = False
         self.built: dict[str, dict[str, Any]] = {}
         self.log: dict[str, Any] = {}
@@ -119,12 +121,13 @@ def look(monkeypatch: pytest.MonkeyPatch, argv: list[str], at: Callable[[Seen], 
 
     def load(settings: ModelSettings, *given: Any, keep_vocabulary: bool, pool: PoolSettings) -> Any:
         seen.model, seen.drafts, seen.keep_vocabulary, seen.pool = settings, given[2], keep_vocabulary, pool
+        seen.vision = given[3]
         pooling = "mean" if settings.embeddings else ""
         info = replace(INFO, chat_template=TEMPLATE, n_vocab=300, pooling=pooling, vision=True)
         tokenizer = ByteTokenizer(TOKENIZER_SPECIALS, eos="<|im_end|>")
         by_model = [name for name in seen.drafts.ordered_types if name in MODEL_TYPES]
         backend = FakeBackend(draft_type=by_model[0] if by_model else "")
-        return SimpleNamespace(backend=backend, tokenizer=tokenizer, info=info)
+        return SimpleNamespace(backend=backend, tokenizer=tokenizer, info=info, images=None)
 
     def submit(_: Worker, request: Request) -> RequestHandle:
         seen.requests.append(request)
@@ -188,6 +191,7 @@ def look(monkeypatch: pytest.MonkeyPatch, argv: list[str], at: Callable[[Seen], 
         patch.setattr(chat_command, "run_chat", run_chat)
         patch.setattr("pyctl.terminal.remote.RemoteBackend", remote)
         patch.setattr("pyctl.models.hub.fetch", fetch)
+        patch.setattr("pyctl.models.hub.fetch_companion", lambda *_: "eyes.gguf")
         patch.setattr(logging, "basicConfig", lambda **given: seen.log.update(given))
         patch.setattr(logging.getLogger("pyctl"), "warning", lambda *args: seen.log.update(warning=args[-1]))
         assert main(argv) == 0, argv

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +23,14 @@ from pyctl.engine.draft.source import DraftJob
 from pyctl.engine.llama import fit, load, loader
 from pyctl.engine.llama.library import redirect_log
 from pyctl.engine.llama.pool.pool_fit import fit_pool
+from pyctl.engine.llama.vision.make_encoder import make_encoder
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.sequence import LiveSequence
 from pyctl.errors import ModelError
 from pyctl.setting import CHAT, GENERAL, SAMPLING, SERVER, Flag, Section
 from tests.cli.commands import HI, Seen, look
 from tests.engine.llama.test_memory_plan import Run
+from tools.generator import VISION_SHAPES, cached_model
 
 Look = Callable[[Seen], Any]
 
@@ -190,6 +194,20 @@ def fitted(free: int) -> Look:
     return see
 
 
+def eyes(seen: Seen) -> Any:
+    """What keeps the encoder of images from being made; else how many tokens it makes of an image."""
+    try:
+        path = seen.vision.mmproj_path or str(tiny_eyes())
+        return make_encoder(seen.model, replace(seen.vision, mmproj_path=path)).grid.limits
+    except ModelError as error:
+        return str(error)
+
+
+@cache
+def tiny_eyes() -> Path:
+    return cached_model(VISION_SHAPES["tiny-vision"], Path(tempfile.mkdtemp()))
+
+
 def pooled(seen: Seen) -> Any:
     """What a pool of the model would be."""
     redirect_log()
@@ -276,12 +294,19 @@ EFFECTS: dict[str, Effect] = {
     "--lora-init-without-apply": Effect("", scales, ("--lora", "a.gguf")),
     "--lora": Effect("no-adapter.gguf", loading),
     "--lora-scaled": Effect("no-scaled-adapter.gguf:0.5", loading),
+    "-mm": Effect("other.gguf", eyes),
+    "--mmproj-offload": Effect("", eyes, ("-mmdev", "CUDA7")),
+    "-mmdev": Effect("CUDA7", eyes),
+    "--image-min-tokens": Effect("64", eyes),
+    "--image-max-tokens": Effect("512", eyes),
     # -- model from the network
     "-hf": Effect("org/m:Q8_0", hub("hf_repo"), (ALONE,)),
     "-hff": Effect("x.gguf", hub("hf_file"), (ALONE, "-hf", "org/m")),
     "-hft": Effect("secret", hub("hf_token"), (ALONE, "-hf", "org/m")),
     "-mu": Effect("http://h/m.gguf", hub("model_url"), (ALONE,)),
     "-hfd": Effect("org/d:Q8_0", hub("hf_repo"), ("--spec-type", "draft-simple")),
+    "-mmu": Effect("http://h/v.gguf", hub("model_url")),
+    "--mmproj-auto": Effect("", lambda seen: seen.vision.mmproj_path, (ALONE, "-hf", "org/m")),
     "--offline": Effect("", hub("offline"), (ALONE, "-hf", "org/m")),
     # -- context
     "-c": Effect("512", described("n_ctx")),

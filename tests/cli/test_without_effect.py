@@ -34,7 +34,7 @@ COPIED = [
         " --control-vector-layer-range 1 2 --prio 1 --log-file x.log -md d.gguf -ngld 99 --prio-draft 1"
         " --mmproj-auto --mmproj p.gguf --lora l.gguf --rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 32768",
         (
-            "without effect here: --control-vector-layer-range, --prio, --prio-draft, --mmproj-auto, --mmproj",
+            "without effect here: --control-vector-layer-range, --prio, --prio-draft",
             "-hf has no effect beside -m",
         ),
     ),

@@ -28,6 +28,15 @@ REPOS = {
     "org/model-GGUF": FILES,
     "org/large": {"x-IQ2_M.gguf": b"GGUF", "x-q8_0.gguf": b"GGUF 8"},
     "org/odd": {"mmproj.gguf": b"-", "sub/first.gguf": b"GGUF first", "sub/second.gguf": b"GGUF second"},
+    "org/seeing": {
+        "m-Q4_K_M.gguf": b"GGUF 4",
+        "m-Q8_0.gguf": b"GGUF 8",
+        "mmproj-F16.gguf": b"GGUF eyes 16",
+        "mmproj-Q8_0.gguf": b"GGUF eyes 8",
+        "other/mmproj-Q4_0.gguf": b"GGUF eyes 4",
+        "sub/m-BF16.gguf": b"GGUF 16",
+        "sub/mmproj-x-F32.gguf": b"GGUF eyes 32",
+    },
     "org/none": {"README.md": b"words"},
     "org/secret": {"s-Q8_0.gguf": b"GGUF secret"},
 }
@@ -94,11 +103,16 @@ CHILD = """
 import json, sys
 from pyctl.models import HubSettings
 from pyctl.errors import ConfigError
-from pyctl.models.hub import cached_models, fetch
+from pyctl.models.hub import cached_models, fetch, fetch_companion
 for settings in json.loads(sys.argv[1]):
     try:
+        sees = settings.pop("sees", False)
         path = fetch(HubSettings(**settings)) if settings else None
-        print(json.dumps([path.name, path.read_text()] if path else cached_models()))
+        if sees:
+            eyes = fetch_companion(HubSettings(**settings), path)
+            print(json.dumps(eyes and eyes.name))
+        else:
+            print(json.dumps([path.name, path.read_text()] if path else cached_models()))
     except ConfigError as error:
         print(json.dumps(str(error)))
 """
@@ -148,6 +162,31 @@ def test_the_quant_is_chosen_as_llama_server_does(run: Run) -> None:
             "org/secret:Q8_0",
         ],
     ]
+
+
+def test_the_vision_encoder_beside_a_model_comes_with_it(run: Run, hub: str) -> None:
+    """The nearest one, then the one whose quant is most like the model's, as llama-server has it."""
+    one = {"hf_repo": "org/model-GGUF", "sees": True}
+    many = {"hf_repo": "org/seeing", "sees": True}
+    assert run(
+        one,
+        {**many, "hf_file": "m-Q4_K_M.gguf"},
+        {**many, "hf_file": "m-Q8_0.gguf"},
+        {**many, "hf_file": "sub/m-BF16.gguf"},
+        {"hf_repo": "org/large", "sees": True},
+    ) == ["mmproj-model-F16.gguf", "mmproj-Q8_0.gguf", "mmproj-Q8_0.gguf", "mmproj-x-F32.gguf", None]
+    n_seen = len(Hub.seen)
+    assert run({**one, "offline": True}, {**many, "hf_file": "m-Q8_0.gguf", "offline": True}) == [
+        "mmproj-model-F16.gguf",
+        "mmproj-Q8_0.gguf",
+    ]
+    assert len(Hub.seen) == n_seen
+    assert run(one, endpoint="http://127.0.0.1:9") == ["mmproj-model-F16.gguf"]
+
+
+def test_a_vision_encoder_that_is_none(run: Run) -> None:
+    (message,) = run({"hf_repo": "org/odd", "sees": True})
+    assert str(message).startswith("mmproj.gguf of org/odd is no GGUF file")
 
 
 def test_what_was_fetched_is_found_without_a_network(run: Run, hub: str) -> None:
