@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,8 +12,12 @@ from typing import Any, Literal, TypeAlias
 from pyctl.atomic_file import replacing
 from pyctl.chat.reasoning import CallDelta
 from pyctl.errors import RequestError
+from pyctl.image_file import ImageFile
+from pyctl.limit import limit
 
-__all__ = ["Call", "Conversation", "Message", "Role", "load", "save"]
+__all__ = ["Call", "Conversation", "Message", "Role", "load", "read_image", "save"]
+
+_MOST_IMAGE_BYTES = limit(32 * 2**20, "an image in a chat at a terminal", "refused", "memory", "bytes")
 
 Role: TypeAlias = Literal["user", "assistant"]
 
@@ -41,13 +46,14 @@ class Call:
 
 @dataclass(frozen=True)
 class Message:
-    """One turn; ``stopped`` marks a reply that the user cut short."""
+    """One turn; ``stopped`` marks a reply that the user cut short. ``images`` are data URLs, shown before the text."""
 
     role: Role
     content: str
     reasoning: str = ""
     stopped: bool = False
     calls: tuple[Call, ...] = ()
+    images: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -57,9 +63,9 @@ class Conversation:
     system: str = ""
     messages: tuple[Message, ...] = ()
 
-    def asked(self, text: str) -> Conversation:
+    def asked(self, text: str, images: tuple[str, ...] = ()) -> Conversation:
         """With a message of the user at the end."""
-        return replace(self, messages=(*self.messages, Message("user", _encodable(text))))
+        return replace(self, messages=(*self.messages, Message("user", _encodable(text), images=images)))
 
     def answered(
         self, content: str, reasoning: str = "", calls: tuple[Call, ...] = (), *, stopped: bool = False
@@ -76,8 +82,8 @@ class Conversation:
         return replace(self, messages=self.messages[: self._last_question() + 1])
 
     def edited(self, text: str) -> Conversation:
-        """With ``text`` in place of the last message of the user and nothing after it."""
-        return self.undone().asked(text)
+        """With ``text`` in place of the last message of the user, whose images stay, and nothing after it."""
+        return self.undone().asked(text, self.messages[self._last_question()].images)
 
     def question(self) -> str:
         """The last message of the user."""
@@ -96,6 +102,9 @@ class Conversation:
         made: list[dict[str, Any]] = [{"role": "system", "content": self.system}] if self.system else []
         for message in self.messages:
             turn: dict[str, Any] = {"role": str(message.role), "content": message.content}
+            if message.images:
+                shown = [{"type": "image_url", "image_url": {"url": url}} for url in message.images]
+                turn["content"] = [*shown, {"type": "text", "text": message.content}]
             if message.reasoning:
                 turn["reasoning_content"] = message.reasoning
             if message.calls:
@@ -113,18 +122,21 @@ class Conversation:
 
     @classmethod
     def from_file(cls, turns: Sequence[object]) -> Conversation:
-        """A conversation from messages in OpenAI's form; only texts, and a system message only at the start."""
+        """A conversation from messages in OpenAI's form; only texts, images of the user, and a system message only at
+        the start."""
         system, messages = "", []
         for index, turn in enumerate(turns):
-            if not isinstance(turn, Mapping) or not isinstance(turn.get("content"), str):
+            text, images = _content(turn.get("content") if isinstance(turn, Mapping) else None)
+            if not isinstance(turn, Mapping) or text is None:
                 raise RequestError(f"message {index + 1} has no text")
-            role, content = turn.get("role"), _encodable(turn["content"])
+            role, content = turn.get("role"), _encodable(text)
             reasoning = _encodable(str(turn.get("reasoning_content") or ""))
             if role == "system" and index == 0:
                 system = content
             elif role in ("user", "assistant"):
                 calls = _calls(turn.get("tool_calls"), f"message {index + 1}")
-                messages.append(Message(role, content, reasoning, turn.get("stopped") is True, calls))
+                stopped, images = turn.get("stopped") is True, images if role == "user" else ()
+                messages.append(Message(role, content, reasoning, stopped, calls, images))
             else:
                 raise RequestError(f"message {index + 1} has the role {role!r}, which a chat cannot hold there")
         return cls(system, tuple(messages))
@@ -134,6 +146,16 @@ class Conversation:
             if self.messages[index].role == "user":
                 return index
         raise RequestError("nothing has been asked yet")
+
+
+def _content(content: object) -> tuple[str | None, tuple[str, ...]]:
+    """The text, None for none, and the images."""
+    if not isinstance(content, list):
+        return content if isinstance(content, str) else None, ()
+    parts = [part for part in content if isinstance(part, Mapping)]
+    texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
+    found = [part["image_url"].get("url") for part in parts if isinstance(part.get("image_url"), Mapping)]
+    return "\n".join(texts) if texts else None, tuple(_encodable(url) for url in found if isinstance(url, str))
 
 
 def _calls(listed: object, where: str) -> tuple[Call, ...]:
@@ -159,6 +181,20 @@ def _is_json(text: object) -> bool:
 def _encodable(text: str) -> str:
     """Without lone surrogates, which bytes that are no UTF-8 become in a terminal and \\ud800 in JSON."""
     return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def read_image(path: Path) -> tuple[str, ImageFile]:
+    """The image at ``path`` as a data URL, and what it is. Raises RequestError."""
+    try:
+        if path.stat().st_size > _MOST_IMAGE_BYTES:
+            raise RequestError(f"{path} has more than {_MOST_IMAGE_BYTES} bytes")
+        image = ImageFile.of(path.read_bytes())
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise RequestError(f"cannot read {path}: {reason}") from error
+    except RequestError as error:
+        raise RequestError(f"{path}: {error}") from error
+    return f"data:image/{image.kind};base64,{base64.b64encode(image.data).decode()}", image
 
 
 FORMAT = "pyctl-chat"

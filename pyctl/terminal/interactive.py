@@ -80,11 +80,13 @@ class Chat:
         self._totals = SessionTotals()
         self._last: ReplyStats | None = None
         self._running = True
+        self._images: tuple[str, ...] = ()  # what the next message shows
         self._commands: dict[str, tuple[Callable[[str], None], str]] = {
             "/help": (self._help, "this list"),
             "/regen": (self._regen, "another reply to the last message"),
             "/undo": (self._undo, "take back the last message and its reply"),
             "/edit": (self._edit, "[TEXT]  change the last message and send it again"),
+            "/image": (self._image, "FILE  show an image with the next message; - takes it back"),
             "/system": (self._system, "[TEXT]  show or set the system message; - takes it away"),
             "/save": (self._save, "FILE  write the conversation"),
             "/load": (self._load, "FILE  read a conversation"),
@@ -125,7 +127,10 @@ class Chat:
 
     def ask(self, text: str) -> None:
         """One message, whatever it begins with."""
-        self._reply(self.conversation.asked(text))
+        before = self.conversation
+        self._reply(before.asked(text, self._images))
+        if self.conversation is not before:
+            self._images = ()
 
     def _reply(self, asked: Conversation) -> None:
         reasoning, content = "", ""
@@ -169,6 +174,14 @@ class Chat:
         if text.strip():
             self._reply(self.conversation.edited(text))
 
+    def _image(self, argument: str) -> None:
+        if argument == "-":
+            self._images = ()
+            return self._view.info("the next message shows no image")
+        url, image = transcript.read_image(_path(argument))
+        self._images = (*self._images, url)
+        self._view.info(f"{image.kind.upper()}, {image.width} x {image.height} pixels: shown with the next message")
+
     def _system(self, argument: str) -> None:
         if argument:
             self.conversation = self.conversation.instructed("" if argument == "-" else argument)
@@ -194,7 +207,7 @@ class Chat:
         self._view.info("\n".join(lines))
 
     def _clear(self, _: str) -> None:
-        self.conversation = self.conversation.cleared()
+        self.conversation, self._images = self.conversation.cleared(), ()
 
     def _quit(self, _: str) -> None:
         self._running = False

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 import io
 import json
 import os
@@ -16,6 +17,7 @@ from pyctl.terminal.chat_backend import ChatDelta, ReplyStats
 from pyctl.terminal.console import PipeReader
 from pyctl.terminal.conversation import Call, Conversation, Message
 from pyctl.terminal.interactive import Chat
+from tests.pictures import image_bytes
 
 
 class Recorder:
@@ -72,6 +74,52 @@ def test_replies_follow_questions_and_history_grows(script: Any) -> None:
         {"role": "user", "content": "bye"},
     ]
     assert backend.closed == 2
+
+
+def shown(data: bytes, kind: str, text: str) -> dict[str, Any]:
+    url = f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+    image = {"type": "image_url", "image_url": {"url": url}}
+    return {"role": "user", "content": [image, {"type": "text", "text": text}]}
+
+
+def test_an_image_goes_with_the_next_message_and_stays_in_the_history(script: Any, tmp_path: Path) -> None:
+    path, saved = tmp_path / "a picture.jpg", tmp_path / "chat.json"
+    path.write_bytes(data := image_bytes(40, 30, "jpeg"))
+    replies = [script.say(text) for text in "ABCDE"]
+    backend = script.backend(*replies)
+    chat, view, _ = start(backend, f"/image {path}", "what?", "and?", "/undo", "/edit who?", f"/save {saved}", "/regen")
+    assert chat.run() == 0
+    assert not view.errors
+    assert view.infos[0] == "JPEG, 40 x 30 pixels: shown with the next message"
+    first = shown(data, "jpeg", "what?")
+    assert backend.seen[0] == [first]
+    assert backend.seen[1] == [first, {"role": "assistant", "content": "A"}, {"role": "user", "content": "and?"}]
+    assert backend.seen[2] == backend.seen[3] == [shown(data, "jpeg", "who?")]
+    chat, _, _ = start(other := script.backend(script.say("x")), f"/load {saved}", "go on")
+    assert chat.run() == 0
+    assert other.seen[0][:2] == [shown(data, "jpeg", "who?"), {"role": "assistant", "content": "C"}]
+
+
+def test_an_image_waits_until_somebody_has_seen_it(script: Any, tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(data := image_bytes(40, 30))
+    backend = script.backend([EngineError("full")], script.say("A"), script.say("B"))
+    chat, view, _ = start(backend, f"/image {path}", "what?", "what?", f"/image {path}", "/image -", "and?")
+    assert chat.run() == 0
+    assert view.errors == ["full"]
+    assert backend.seen[0] == backend.seen[1] == [shown(data, "png", "what?")]
+    assert backend.seen[2][-1] == {"role": "user", "content": "and?"}
+
+
+def test_what_is_no_image_says_so(script: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("words")
+    (tmp_path / "huge.png").write_bytes(b"")
+    os.truncate(tmp_path / "huge.png", 2**30)
+    names = ("a.txt", "none.png", "huge.png", ".")
+    chat, view, _ = start(script.backend(), *(f"/image {tmp_path / name}" for name in names), "/image")
+    assert chat.run() == 0
+    said = ("only PNG, JPEG", "No such file", "more than", "Is a directory", "which file?")
+    assert all(words in error for words, error in zip(said, view.errors, strict=True))
 
 
 def test_tool_calls_are_part_of_the_history(script: Any) -> None:

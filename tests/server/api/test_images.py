@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import threading
 from typing import Any
 
 import pytest
@@ -205,14 +204,15 @@ def test_a_conversation_with_an_image_is_warmed_and_made_ready() -> None:
 
 def test_an_address_is_fetched_beside_the_pool(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The threads that read requests are never those that wait for other servers."""
-    asked: list[tuple[str, str]] = []
+    asked: list[str] = []
 
     def fetch(url: str) -> bytes:
-        asked.append((url, threading.current_thread().name))
-        assert bench.service.pool._n_alive - bench.service.pool._n_idle == 0
+        asked.append(url)
+        assert bench.service.fetching._n_alive == 1
         return PNG
 
     monkeypatch.setattr(image_sources, "fetch_image", fetch)
+    assert bench.service.fetching._n_alive == 0
     url = "http://host.example/a.png"
     expected = prompt_of(bench, "/v1/chat/completions", {"messages": [openai("a", URL)]}).tokens.tolist()
     for path, body in (
@@ -221,7 +221,7 @@ def test_an_address_is_fetched_beside_the_pool(bench: Bench, monkeypatch: pytest
         ("/v1/responses", {"input": [{"role": "user", "content": [of_responses("a"), of_responses(url)]}]}),
     ):
         assert prompt_of(bench, path, body).tokens.tolist() == expected
-    assert [each[0] for each in asked] == [url] * 3
+    assert asked == [url] * 3
     prompt = {"prompt_string": MEDIA_MARKER, "multimodal_data": [url]}
     assert prompt_of(bench, "/completion", {"prompt": prompt}).pictures
     assert bench.post(
