@@ -5,6 +5,7 @@ Sources: tools/server/README.md of the pinned llama.cpp release, and what its te
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,8 +25,9 @@ from tests.contract.fields import (
     TOOL,
     TOOL_TURN,
 )  # fmt: skip
+from tests.pictures import image_bytes
 
-__all__ = ["GROUPS", "OWN", "WITH_HEAD", "Probe", "probes"]
+__all__ = ["GROUPS", "MARKER", "OWN", "WITH_HEAD", "Probe", "probes"]
 
 KEY = "right"
 
@@ -37,6 +39,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "embeddings": ("--embeddings", "--pooling", "mean", "-np", "1"),
     "drafting": ("--alias", "tiny", "--spec-type", "draft-mtp", "--metrics", "-np", "1"),
     "n-grams": ("--alias", "tiny", "--spec-default", "--metrics", "-np", "1"),
+    "images": ("--alias", "tiny", "-np", "1", "--mmproj", "{mmproj}", "--media-path", "{media}"),
 }
 """The flags of the servers that answer the probes of each group, besides `FLAGS`."""
 
@@ -100,6 +103,7 @@ def probes() -> Iterator[Probe]:
     yield from _drafts("drafting", "Once upon", 'root ::= "Once upon a time there was"')
     verse = "the quick brown fox jumps over the lazy dog and goes on, "
     yield from _drafts("n-grams", verse * 6, f'root ::= "{verse * 2}"')
+    yield from _images()
 
 
 def _drafts(group: str, prompt: str, grammar: str) -> Iterator[Probe]:
@@ -126,6 +130,117 @@ def _drafts(group: str, prompt: str, grammar: str) -> Iterator[Probe]:
         yield from _both(path, group, body, group=group)
     for path, show in (("/props", ("*",)), ("/slots", ("speculative",)), ("/metrics", ("*",))):
         yield Probe(path, f"{group}, after some replies", "GET", group=group, show=show)
+
+
+MARKER = "<__media__>"
+"""What both servers are told to take for an image in a text."""
+
+
+def _images() -> Iterator[Probe]:
+    """Images of every kind, in every API, in results of tools, counted, and broken in every way."""
+    files = {kind: image_bytes(200, 150, kind, seed=1) for kind in ("png", "jpeg", "gif", "bmp")}
+    files |= {"1x1": image_bytes(1, 1), "wide": image_bytes(600, 20), "large": image_bytes(900, 700, "jpeg")}
+    texts = {name: base64.b64encode(data).decode() for name, data in files.items()}
+    urls = {name: f"data:image/{name};base64,{text}" for name, text in texts.items()}
+    first, other = urls["png"], urls["wide"]
+    chat = {"max_tokens": 6, "temperature": 0, "seed": 1, "chat_template_kwargs": {"enable_thinking": False}}
+    shown = ("prompt_tokens", "token")
+
+    def asked(*parts: Any, **more: Any) -> dict[str, Any]:
+        known = (_part(part) if isinstance(part, str) else part for part in parts)
+        return {**chat, "messages": [{"role": "user", "content": list(known)}], **more}
+
+    path = "/v1/chat/completions"
+    probs = {"logprobs": True, "top_logprobs": 3}
+    for name, url in urls.items():
+        yield Probe(path, f"image, {name}", body=asked("Look: ", url, "what?", **probs), group="images", show=shown)
+    for what, parts in {
+        "alone": (first,), "two": (first, other), "the same twice": (first, first),
+        "lines": ("a", "b", first, "c", "d"),
+        "base64 alone": ("a", {"type": "image_url", "image_url": {"url": texts["png"]}}),
+        "file": ("a", "file://inside/a.png"), "marker in the text": (f"a{MARKER}b", first),
+    }.items():  # fmt: skip
+        yield from _both(path, f"image, {what}", asked(*parts), ("content", "prompt_tokens"), "images")
+    call = {"id": "c", "type": "function", "function": {"name": "shot", "arguments": "{}"}}
+    result = {"role": "tool", "tool_call_id": "c", "content": [_part("here"), _part(first)]}
+    turn = {**chat, "messages": [*HI, {"role": "assistant", "content": "", "tool_calls": [call]}, result]}
+    yield Probe(path, "image, result of a tool", body=turn, group="images", show=("content", "prompt_tokens"))
+    wrong: dict[str, Any] = {
+        "junk": "data:image/png;base64,aGVsbG8=", "WebP": "data:image/webp;base64,UklGRgAAAABXRUJQVlA4IA==",
+        "cut off": first[:2000], "not base64": "data:image/png,xx", "no base64": "data:image/png;base64,!!",
+        "empty": "", "missing file": "file://none.png", "file outside": "file://../m.gguf", "no object": None,
+    }  # fmt: skip
+    for what, url in wrong.items():
+        yield Probe(
+            path, f"image, {what}", body=asked("a", {"type": "image_url", "image_url": {"url": url}}), group="images"
+        )
+    for what, part in {
+        "audio": {"type": "input_audio", "input_audio": {"data": "aaaa", "format": "wav"}},
+        "unknown part": {"type": "wizard"},
+        "no url": {"type": "image_url"},
+        "url as a string": {"type": "image_url", "image_url": first},
+    }.items():
+        yield Probe(path, f"image, {what}", body=asked("a", part), group="images")
+    source = {"type": "base64", "media_type": "image/png", "data": texts["png"]}
+    block, text = {"type": "image", "source": source}, {"type": "text", "text": "see"}
+    messages = {
+        "model": "tiny",
+        "max_tokens": 6,
+        "temperature": 0,
+        "chat_template_kwargs": chat["chat_template_kwargs"],
+    }
+    used = [{"type": "tool_use", "id": "c", "name": "shot", "input": {}}]
+    for what, content in {"image": [text, block], "image first": [block, text]}.items():
+        body = {**messages, "messages": [{"role": "user", "content": content}]}
+        yield from _both("/v1/messages", what, body, ("text",), "images")
+        yield Probe("/v1/messages/count_tokens", what, body=body, group="images", show=("*",))
+    results = [{"type": "tool_result", "tool_use_id": "c", "content": [text, block]}]
+    turns = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": used},
+        {"role": "user", "content": results},
+    ]
+    body = {**messages, "messages": turns}
+    yield Probe("/v1/messages", "image, result of a tool", body=body, group="images", show=("text",))
+    given = [
+        {
+            "role": "user",
+            "content": [{"type": "input_text", "text": "see"}, {"type": "input_image", "image_url": first}],
+        }
+    ]
+    responses = {"model": "tiny", "input": given, "max_output_tokens": 6, "temperature": 0}
+    yield from _both("/v1/responses", "image", responses, ("text", "input_tokens"), "images")
+    yield Probe("/v1/responses/input_tokens", "image", body=responses, group="images", show=("*",))
+    output = [{"type": "input_text", "text": "here"}, {"type": "input_image", "image_url": first}]
+    called = {"type": "function_call", "call_id": "c", "name": "shot", "arguments": "{}"}
+    given = [*HI, called, {"type": "function_call_output", "call_id": "c", "output": output}]
+    body = {**responses, "input": given}
+    yield Probe("/v1/responses", "image, result of a tool", body=body, group="images", show=("text", "input_tokens"))
+    raw = {"n_predict": 6, "temperature": 0, "n_probs": 3}
+    for what, prompt in {
+        "image": {"prompt_string": f"Look {MARKER} so", "multimodal_data": [texts["png"]]},
+        "two images": {"prompt_string": f"{MARKER}and{MARKER}", "multimodal_data": [texts["png"], texts["wide"]]},
+        "too few markers": {"prompt_string": "Look", "multimodal_data": [texts["png"]]},
+        "too many markers": {"prompt_string": f"{MARKER}{MARKER}", "multimodal_data": [texts["png"]]},
+        "broken image": {"prompt_string": MARKER, "multimodal_data": ["aGVsbG8="]},
+        "one without a list": {"prompt_string": MARKER, "multimodal_data": texts["png"]},
+        "a list of prompts": [{"prompt_string": f"a{MARKER}", "multimodal_data": [texts["png"]]}, "b"],
+    }.items():
+        shown = ("content", "tokens_evaluated", "token")
+        yield Probe(
+            "/completion", f"multimodal_data, {what}", body={**raw, "prompt": prompt}, group="images", show=shown
+        )
+    yield Probe("/apply-template", "image", body=asked("a", first, "b"), group="images", show=("*",))
+    yield Probe("/v1/chat/completions/input_tokens", "image", body=asked("a", first), group="images", show=("*",))
+    for path in ("/props", "/v1/models"):
+        yield Probe(path, "with images", "GET", group="images", show=("*",))
+
+
+def _part(part: str) -> dict[str, Any]:
+    """A part of a message: an image if it is an address, else text."""
+    if part.startswith(("data:", "file:")):
+        return {"type": "image_url", "image_url": {"url": part}}
+    return {"type": "text", "text": part}
 
 
 def _fields(

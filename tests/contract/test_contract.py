@@ -17,10 +17,11 @@ import pytest
 
 from pyctl.engine.llama.library import build_version
 from tests.contract.fields import TEMPLATE
-from tests.contract.probes import GROUPS, OWN, WITH_HEAD, Probe, probes
+from tests.contract.probes import GROUPS, MARKER, OWN, WITH_HEAD, Probe, probes
 from tests.contract.reasons import Verdict, document, judge, summary
 from tests.contract.shape import Reduced, reduced
-from tools.generator import TINY_HYBRID, cached_model
+from tests.pictures import image_bytes
+from tools.generator import TINY_HYBRID, VISION_SHAPES, cached_model
 from tools.server_process import PYCTL_SERVE, ServerProcess
 
 LLAMA_SERVER = os.environ.get("LLAMA_SERVER", "")
@@ -61,23 +62,31 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Verdict]
     directory = tmp_path_factory.mktemp("contract")
     (directory / "template.jinja").write_text(TEMPLATE, encoding="utf-8")
     bare, headed = (str(cached_model(shape, directory)) for shape in (TINY_HYBRID, TINY_HYBRID.with_nextn()))
+    eyes = str(cached_model(VISION_SHAPES["tiny-vision"], directory))
+    media = directory / "media"
+    (media / "inside").mkdir(parents=True)
+    (media / "inside" / "a.png").write_bytes(image_bytes(200, 150, seed=1))
     flags = [*FLAGS, "--chat-template-file", str(directory / "template.jinja")]
     with ExitStack() as opened:
 
         def subject(name: str, command: tuple[str, ...], group: str) -> Subject:
             slots = directory / f"slots-{name}"
             slots.mkdir(exist_ok=True)
-            own = [flag.format(directory=f"{slots}/") for flag in GROUPS[group]]
+            own = [flag.format(directory=f"{slots}/", mmproj=eyes, media=media) for flag in GROUPS[group]]
             own += ["-m", headed if group in WITH_HEAD else bare, *(OWN.get(group, ()) if name == "pyctl" else ())]
             prefix = own[own.index("--api-prefix") + 1] if "--api-prefix" in own else ""
-            process = ServerProcess([*command, *flags, *own], directory / f"{name}-{group}.log", prefix=prefix)
+            log = directory / f"{name}-{group}.log"
+            environment = {"LLAMA_MEDIA_MARKER": MARKER}
+            process = ServerProcess([*command, *flags, *own], log, prefix=prefix, environment=environment)
             found = Subject(process)
             opened.callback(found.close)
             return found
 
         theirs = {group: subject("llama-server", (LLAMA_SERVER,), group) for group in GROUPS}
         ours = {group: subject("pyctl", PYCTL_SERVE, group) for group in GROUPS}
-        found = [judge(probe, theirs[probe.group].ask(probe), ours[probe.group].ask(probe)) for probe in probes()]
+        only = os.environ.get("ONLY")  # one group of flags
+        asked = [probe for probe in probes() if only in (None, probe.group)]
+        found = [judge(probe, theirs[probe.group].ask(probe), ours[probe.group].ask(probe)) for probe in asked]
         print(f"\n{summary(found)}")
         if os.environ.get("KEEP"):
             KEPT.write_text(document(found, build_version()), encoding="utf-8")

@@ -82,6 +82,7 @@ def data_images(values: Any, service: Service, fetched: Fetched) -> list[ImageFi
     """The images of ``multimodal_data``. Raises RequestError."""
     if not service.info.vision:
         raise unreadable("'multimodal_data'", "multimodal_data")
+    values = [values] if isinstance(values, str) else values
     if not isinstance(values, list):
         raise RequestError("'multimodal_data' must be a list of strings")
     sources = _Sources(service.settings.media_path, fetched)
