@@ -32,6 +32,7 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     ),
     (r"(repeat|penalty)_last_n=-1", r"^status: 400 / 200$", "-1 is the whole context, as earlier releases had it"),
     ("", r"value of .*n_ctx: 4096 / 8192$", "each sequence may use the whole context"),
+    ("marker in the text", "", "what somebody types is text, where llama-server counts it as an image"),
     ("/props", r"value of modalities.video", "nothing is made of videos"),
     ("/props", r"value of ui:", "there is no web interface"),
     ("/props", r"value of chat_template_caps.supports_typed_content", "found by rendering; llama-server misses a loop"),

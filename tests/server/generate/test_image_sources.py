@@ -158,7 +158,8 @@ def test_numbers_and_sizes_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyP
 def test_images_beside_a_raw_prompt(bench: Bench) -> None:
     assert [image.data for image in data_images([BASE64, URL], bench.service, {})] == [PNG, PNG]
     for wrong, said in (
-        ("x", "list of strings"),
+        ({}, "list of strings"),
+        ("x", "base64"),
         ([3], r"multimodal_data\[0\]"),
         ([URL, "?"], r"multimodal_data\[1\]"),
     ):
