@@ -83,7 +83,8 @@ class ImageEncoder:
         self._prefix = "\0".join([identity, build_version(), place, *map(str, grid.limits)]).encode()
         self._ctx: Any = None
         self.around: tuple[Tokens, Tokens] = as_tokens([]), as_tokens([])
-        self._lock = threading.Lock()
+        self._books = threading.Lock()  # over what is known and ready: held for moments
+        self._decoding = threading.Lock()  # over the encoder's life, while others than its thread decode
         self._known: OrderedDict[bytes, None] = OrderedDict()
         self._ready: OrderedDict[bytes, _Ready] = OrderedDict()
 
@@ -123,7 +124,7 @@ class ImageEncoder:
 
     def close(self) -> None:
         """Free what it holds in llama.cpp; rows that were made stay."""
-        with self._lock:
+        with self._decoding, self._books:
             self._ready.clear()
             if self._ctx is not None:
                 mtmd.mtmd_free(self._ctx)
@@ -161,16 +162,21 @@ class ImageEncoder:
         columns, lines = self.grid.of(file.width, file.height)
         key = hashlib.blake2b(self._prefix + b"\0" + file.digest, digest_size=32).digest()
         picture = Picture(key, columns, lines, max(columns, lines), file)
-        with self._lock:
-            if key not in self._known and self._ctx is not None:
-                self._keep_ready(key, self._decoded(picture))
-                self._known[key] = None
-                while len(self._known) > MOST_KNOWN:
-                    self._known.popitem(last=False)
+        with self._books:
+            if key in self._known:
+                self._known.move_to_end(key)
+                return picture
+        with self._decoding:  # one at a time, for what it takes of memory
+            if self._ctx is not None:
+                ready = self._decoded(picture)
+                with self._books:
+                    self._keep(key, ready)
         return picture
 
-    def _keep_ready(self, key: bytes, ready: _Ready) -> None:
-        self._ready[key] = ready
+    def _keep(self, key: bytes, ready: _Ready) -> None:
+        self._known[key], self._ready[key] = None, ready
+        while len(self._known) > MOST_KNOWN:
+            self._known.popitem(last=False)
         while len(self._ready) > 1 and sum(each.n_bytes for each in self._ready.values()) > MOST_READY_BYTES:
             self._ready.popitem(last=False)
 
@@ -232,11 +238,10 @@ class ImageEncoder:
         """Make the rows of ``picture`` ready; False if they were. RequestError or EngineError if that fails."""
         if picture.key in self.rows:
             return False
-        with self._lock:
+        with self._books:
             ready = self._ready.pop(picture.key, None)
-            if ready is None:
-                ready = self._decoded(picture)
-            self._known[picture.key] = None
+        if ready is None:
+            ready = self._decoded(picture)
         self.rows.put(picture.key, self._encode(ready, picture.columns, picture.lines))
         self.n_encoded += 1
         return True
