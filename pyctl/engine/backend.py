@@ -364,7 +364,7 @@ class SequenceMemory(Protocol):
     def save_file(self, seq: int, path: Path, tokens: Tokens, ends: Sequence[int]) -> int:
         """Write ``seq``, which holds ``tokens``, to ``path``; returns the bytes of the file.
 
-        ``ends`` are the batch ends that a cold run would have, too. Raises StateError.
+        ``ends`` are the batch ends that a cold run would have, too. Raises StateError, NotSupportedError with a pool.
         """
 
     def load_file(self, seq: int, path: Path) -> SavedSequence:

@@ -16,7 +16,7 @@ from pyctl.engine.llama.library import HostBuffer, allocate, checked
 from pyctl.engine.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.engine.llama.sequence_file import StateForm, load_file, save_file
 from pyctl.engine.pool.pool_plan import PoolPlan
-from pyctl.errors import OutOfCellsError, StateError
+from pyctl.errors import NotSupportedError, OutOfCellsError, StateError
 from pyctl.prompt import Tokens
 
 __all__ = ["ContextMemory", "HeldRows"]
@@ -205,7 +205,7 @@ class ContextMemory:
 
     def _check_files(self) -> None:
         if self._pool is not None:  # of which llama.cpp, who reads and writes these files, knows one row
-            raise StateError(
+            raise NotSupportedError(
                 "with --kv-pool a slot cannot be saved or restored as a file; --kv-cache-dir keeps prefixes"
             )
 

@@ -149,6 +149,10 @@ class LlamaBackend(ContextMemory):
         n_vocab, on_gpu = self.tokenizer.n_vocab, self.batch_cost > 0
         return trial(self.evaluate, self.logits, n_vocab, self.n_ubatch, self.n_cells, on_gpu=on_gpu)
 
+    def copy_rate(self) -> float:
+        """Bytes a second from RAM into a stage of the pool, measured now; 0 without one."""
+        return float(self._memory.copy_rate()) if self._pool is not None else 0.0
+
     @property
     def streamed(self) -> StreamCounts | None:
         if self._pool is None:

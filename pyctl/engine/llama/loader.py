@@ -109,6 +109,8 @@ def load(
         batch_cost=batch_cost(settings),
         encoder=encoder,
     )
+    if plan.pool is not None and plan.gpus and (rate := backend.copy_rate()):
+        log.info("%s", " ".join(plan.pool.lines(rate)))
     if not backend.is_async:
         _note_blocking_copies(plan)
     if not drafts.draft_types and api.llama_model_n_layer_nextn(backend.model) > 0:

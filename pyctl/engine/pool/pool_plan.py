@@ -75,14 +75,14 @@ class PoolPlan:
         """Bytes that are copied to evaluate one batch behind ``n`` tokens."""
         return self.host_bytes * n // self.n_rows
 
-    def lines(self) -> Iterator[str]:
-        """What streaming costs: nothing to say without it."""
+    def lines(self, rate: float = COPY_RATE) -> Iterator[str]:
+        """What streaming costs at ``rate`` bytes a second: nothing to say without it."""
         if self.n_streamed:
             depths = [n for n in (32_768, 131_072) if n < self.n_rows] + [self.n_rows]
-            speeds = (f"{_rounded(COPY_RATE / self.pass_bytes(n))} at {n:,} tokens" for n in depths)
+            speeds = (f"{_rounded(rate / self.pass_bytes(n))} at {n:,} tokens" for n in depths)
             yield (
                 f"K and V of {self.n_streamed} of {self.n_layers} layers lie in RAM and are read for each token: "
-                f"at {COPY_RATE / 1e9:.0f} GB/s at most {', '.join(speeds)} (tokens/s)"
+                f"at {rate / 1e9:.0f} GB/s at most {', '.join(speeds)} (tokens/s)"
             )
 
 

@@ -21,7 +21,7 @@ from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.llama import LlamaBackend, Loaded, llama_backend, load
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.pool.pool_settings import PoolSettings
-from pyctl.errors import ModelError, StateError
+from pyctl.errors import ModelError, NotSupportedError, StateError
 from pyctl.prompt import Prompt, as_tokens
 from tests.cache.checks import check_invariants
 from tests.engine.drive import ask, cold
@@ -174,7 +174,7 @@ def test_a_slot_is_no_file(opened: Opened, tmp_path: Path) -> None:
         lambda: backend.save_file(0, tmp_path / "f", as_tokens([1, 2, 3]), ()),
         lambda: backend.load_file(0, tmp_path / "f"),
     ):
-        with pytest.raises(StateError, match="with --kv-pool a slot cannot be saved or restored as a file"):
+        with pytest.raises(NotSupportedError, match="with --kv-pool a slot cannot be saved or restored as a file"):
             act()
 
 
