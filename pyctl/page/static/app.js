@@ -75,12 +75,13 @@ async function erase(conversation) {
   const text = `“${store.titleOf(conversation)}” goes, with all its branches. ` +
     "What the server remembers of it stays until its room is needed.";
   if (conversation.leaf !== null && !(await sure("Delete this conversation?", text, "Delete"))) return;
-  chat.stop(conversation);
-  await store.drop(conversation.id);
   forget(conversation);
+  await store.drop(conversation.id);
 }
 
 function forget(conversation) {
+  conversation.gone = true;
+  chat.stop(conversation);
   conversations = conversations.filter((each) => each !== conversation);
   if (chat.current() !== conversation) return drawList();
   if (conversations.length) open(conversations[0]);
@@ -186,6 +187,7 @@ function keys() {
 
 function toggle(name) {
   const open = isSmall() || name === "side" ? body.toggle("show-" + name) : !body.toggle("hide-" + name);
+  if (name === "cache") localStorage.setItem("hide-cache", body.contains("hide-cache") ? "1" : "");
   if (open && name === "cache") cache.refresh();
 }
 
@@ -261,6 +263,7 @@ function drawContext() {
 async function main() {
   settings.applyTheme();
   settings.drawPresets();
+  body.toggle("hide-cache", localStorage.getItem("hide-cache") === "1");
   api.onKey(settings.askForKey);
   chat.connect({
     changed: drawList,

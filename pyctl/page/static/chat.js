@@ -45,6 +45,7 @@ export function open(given) {
 }
 
 async function keep(own = conversation) {
+  if (own.gone) return;
   own.updated = Date.now();
   try {
     await store.save(own);
@@ -216,6 +217,8 @@ async function reply(message, continues = false) {
   };
   draw();
   bottom(true);
+  // What was pressed is gone by now; keyboards go on from the reply.
+  if (document.activeElement === document.body) elementOf(message)?.focus({ preventScroll: true });
   await keep(own);
   try {
     const body = { ...settings.requestOf(), messages, return_progress: true, return_cache: true };
@@ -225,7 +228,7 @@ async function reply(message, continues = false) {
       if (take(message, event, times)) run.progress = null;
       if (!waits) requestAnimationFrame(show);
       waits = true;
-      if (Date.now() - saved > SAVE_MS) {
+      if (Date.now() - saved > SAVE_MS && !own.gone) {
         saved = Date.now();
         store.save(own).catch(() => {});
       }

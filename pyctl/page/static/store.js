@@ -109,13 +109,32 @@ const listOf = (value, fits) => (Array.isArray(value) && value.length && value.e
 const isFile = (each) => isText(each?.name) && (isText(each.text) || /^data:image\/[a-z]+;base64,/.test(each.image));
 const isCall = (each) => isText(each?.name) && isText(each.arguments);
 
+const COUNTS = ["cache_n", "prompt_n", "prompt_ms", "predicted_n", "predicted_ms"];
+const MORE = ["prompt_per_second", "predicted_per_second", "warmed_n", "draft_n", "draft_n_accepted"];
+const SOURCES = ["none", "live", "ram", "disk"];
+
+// What a reply cost, as the server told it; nothing if that is something else.
+function statsOf(given) {
+  if (!COUNTS.every((name) => Number.isFinite(given?.[name]))) return undefined;
+  const known = [...COUNTS, ...MORE].filter((name) => Number.isFinite(given[name]));
+  const found = Object.fromEntries(known.map((name) => [name, given[name]])), { cache } = given;
+  if (!SOURCES.includes(cache?.source)) return found;
+  const { source, miss } = cache, saved = listOf(cache.saved, isText) ?? [];
+  found.cache = { source, restored: isText(cache.restored) ? cache.restored : "", saved };
+  if (Number.isFinite(miss?.position) && Number.isFinite(miss.nearest)) {
+    found.cache.miss = { position: miss.position, nearest: miss.nearest };
+    if (isText(miss.was) && isText(miss.is)) Object.assign(found.cache.miss, { was: miss.was, is: miss.is });
+  }
+  return found;
+}
+
 function messageOf(id, given, messages) {
   if (!["user", "assistant", "system", "tool"].includes(given?.role)) throw new Error("A message has an unknown role.");
   const parent = isText(given.parent) && Object.hasOwn(messages, given.parent) ? given.parent : null;
   const message = { id, parent, role: given.role, created: +given.created || 0, content: String(given.content ?? "") };
   for (const name of ["reasoning", "finish", "error", "call"]) if (isText(given[name])) message[name] = given[name];
   if (Number.isFinite(given.thought)) message.thought = given.thought;
-  if (Number.isFinite(given.stats?.predicted_n)) message.stats = given.stats;
+  message.stats = statsOf(given.stats);
   message.files = listOf(given.files, isFile);
   message.calls = listOf(given.calls, isCall);
   return message;
