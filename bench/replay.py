@@ -2,6 +2,7 @@
 
     python -m bench.replay
     python -m bench.replay --llama-server /path/to/llama-server --gib 4 8 16
+    python -m bench.replay --llama-server /path/to/llama-server --servers llama-server --only claude_code
 
 The model has the 27B's ratio of state to rows, and budgets are in bytes of the 27B. The floor of a request is its
 tokens less those that any request before it, or its reply, had in the same places; "late" are the requests that
@@ -109,6 +110,7 @@ def replayed(command: Sequence[str], log: Path, workload: str) -> list[Turn]:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--llama-server", metavar="BINARY")
+    parser.add_argument("--servers", nargs="+", default=["pyctl", "llama-server"], choices=("pyctl", "llama-server"))
     parser.add_argument("--only", nargs="+", default=list(GROUPS), choices=GROUPS, metavar="WORKLOAD")
     parser.add_argument("--gib", nargs="+", type=float, default=[8.0], help="budgets, in bytes of the 27B")
     parser.add_argument("--flags", default="", help='of both servers, such as --flags="-ngl 99"')
@@ -117,9 +119,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         model = cached_model(TINY_FAT, directory)
-        programs: dict[str, Sequence[str]] = {"pyctl": PYCTL_SERVE}
-        if arguments.llama_server:
-            programs["llama-server"] = (arguments.llama_server,)
+        binary = arguments.llama_server
+        known = {"pyctl": PYCTL_SERVE, **({"llama-server": (binary,)} if binary else {})}
+        programs: dict[str, Sequence[str]] = {name: known[name] for name in arguments.servers if name in known}
         everything: dict[tuple[float, str], list[Turn]] = {}
         for workload in arguments.only:
             for gib in arguments.gib:
