@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from bench.common import parser_of
 
 SCRIPTS = (
-    "exact", "kv", "ttft", "batch", "batch_ends", "decode", "speculative", "agent_edits", "controller", "policy",
-    "codec", "disk", "recent", "warm", "frontend", "recall", "budgets", "spill", "replay", "grammar", "request_path",
-    "threads", "soak",
+    "exact", "kv", "held", "ttft", "batch", "batch_ends", "decode", "speculative", "agent_edits", "controller",
+    "policy", "codec", "disk", "recent", "warm", "frontend", "recall", "budgets", "spill", "replay", "grammar",
+    "request_path", "threads", "soak",
 )  # fmt: skip
 
 

@@ -4,9 +4,10 @@
     DIR/python -m bench.gpu.measure DIR --only base kv --budget 500 --results OUT
     DIR/python -m bench.gpu.measure DIR --models tiny-hybrid --sizes 3000 1000 --long 6000 --ctx 16384 --only base
 
-Sections, the most telling first: base (first token, decode, prefill, memory and restarts at --sizes), kv (copies in
-GB/s), memory (resident beside counted bytes over many prompts, without a cache directory), long (as base, at --long),
-exact (logits), card (27B within 24 GB), soak (bench.soak on the model, only if it is named). Each finding is written to
+Sections, the most telling first: base (first token, decode, prefill, memory and restarts at --sizes), defaults (first
+token and replies side by side with as few flags as possible), held (returns on the device), kv (copies in GB/s), memory
+(resident beside counted bytes over many prompts, without a cache directory), long (as base, at --long), exact (logits),
+card (27B within 24 GB), soak (bench.soak on the model, only if it is named). Each finding is written to
 gpu-side-by-side-<shape>.json and .md at once. What no longer fits --budget is skipped, and the tables say so.
 """
 
@@ -29,10 +30,10 @@ from typing import Any
 from bench.common import RESULTS
 from bench.compare import MeasurementError, measured
 from bench.gpu.machine import available_mib, cached_share, describe, direct_rate, evict, settle, storage_reads, vram_mib
-from bench.gpu.report import BARE, COLD, ONE_MESSAGE, OURS, PEER, RESTART, SPARE_MIB, WARM_RESTART, aims
+from bench.gpu.report import BARE, BY_DEFAULT, COLD, ONE_MESSAGE, OURS, PEER, RESTART, SPARE_MIB, WARM_RESTART, aims
 from bench.gpu.run import N_FIRST, QUESTION, Clock, Results, Run, Visit
 from bench.gpu.servers import Server, llama_server, pyctl
-from bench.gpu.workloads import Conversation, alternate, cut, grow, once, restarted
+from bench.gpu.workloads import Conversation, alternate, cut, edited, grow, once, restarted
 from tools.generator import SHAPES
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -154,6 +155,43 @@ def restart_ours(run: Run, section: str, visit: Visit, conversations: Sequence[C
                 results.add(section, "drive", streams=streams, gb_per_second=rate)
 
 
+def defaults(run: Run) -> None:
+    """Both servers with the flags that they need, and four sequences."""
+    small, large = min(run.options.sizes), max(run.options.sizes)
+    flags = ["-m", str(run.model), "-ngl", "99", "-fa", "on", "-np", "4", "--kv-unified"]
+    flags += ["-c", str(2 * (small + large))]
+    for name in (OURS, PEER):
+        if name not in run.options.servers or (name == PEER and run.llama_server is None):
+            continue
+        if not run.clock.fits(run.loading + run.clock.prefill(large)):
+            run.results.skip("defaults", name, "no time left")
+            continue
+        log, flags_of = run.work / f"{run.shape}-defaults-{name}.log", [*flags, *run.options.flags]
+        server = pyctl(flags_of, None, log) if name == OURS else llama_server(str(run.llama_server), flags_of, log)
+        try:
+            vram, available = vram_mib(), available_mib()
+            server.start()
+            run.loading = server.load_seconds + 1
+            visit = Visit(run, "defaults", server, BY_DEFAULT)
+            server.ask(Conversation("warm", 1200).messages, N_FIRST)
+            visit.follow(grow(Conversation(f"{run.shape} a", large)))
+            for seed in "efg":
+                visit.follow(edited(Conversation(f"{run.shape} {seed}", small)))
+            for n_streams in (4, 4, 4, 1):  # the first time loads kernels
+                visit.streams(n_streams)
+            visit.memory("end", vram, available)
+        except (OSError, HTTPException, ValueError) as error:
+            run.results.skip("defaults", name, f"failed: {str(error)[:200]}")
+        finally:
+            server.kill()
+
+
+def held(run: Run) -> None:
+    """Returns to conversations on the device by `bench.held`, in a process of its own."""
+    for record in alone(run, "held", 60, "bench.held", ["--tokens", *map(str, sorted(run.options.sizes))]):
+        run.results.add("held", "return", **record)
+
+
 def copies(run: Run) -> None:
     """Rows and state by `bench.kv`, in a process of its own."""
     sizes = [n // 512 * 512 for n in (min(run.options.sizes), max(run.options.sizes))]
@@ -271,6 +309,8 @@ def long(run: Run) -> None:
 
 WORK: dict[str, Callable[[Run], None]] = {
     "base": base,
+    "defaults": defaults,
+    "held": held,
     "kv": copies,
     "memory": memory,
     "long": long,

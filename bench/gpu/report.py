@@ -7,13 +7,16 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 __all__ = [
-    "BARE", "COLD", "ONE_MESSAGE", "OURS", "PEER", "RESTART", "TO_HALF", "WARM_RESTART", "Record", "aims", "document",
-    "first_tokens", "median_of", "ratio", "table_lines",
+    "BARE", "BY_DEFAULT", "COLD", "FIRST_TOKEN", "ONE_MESSAGE", "OURS", "PEER", "RESTART", "TO_HALF", "WARM_RESTART",
+    "Record", "aims", "document", "first_tokens", "median_of", "ratio", "table_lines",
 ]  # fmt: skip
 
 Record = dict[str, Any]
 
 OURS, PEER = "pyctl", "llama-server"
+FIRST_TOKEN, BY_DEFAULT = "first token", "first token by default"
+"""Kinds of records: with the flags of a section, and with as few flags as possible."""
+
 LATEST = 1.02
 """A first token may come so much later than llama-server's."""
 
@@ -24,7 +27,7 @@ COLD, ONE_MESSAGE, BARE = "cold", "cold, one message", "cold, nothing cached"
 TO_HALF = "shortened to half"
 RESTART, WARM_RESTART = "after a restart", "after a restart, files in the page cache"
 WAYS = (
-    COLD, ONE_MESSAGE, "append", "regenerate", "branch", "return after another", "shortened", TO_HALF,
+    COLD, ONE_MESSAGE, "append", "regenerate", "branch", "edited at once", "return after another", "shortened", TO_HALF,
     RESTART, WARM_RESTART,
 )  # fmt: skip
 
@@ -39,18 +42,20 @@ def median_of(records: Iterable[Record], field: str, **wanted: object) -> float 
     return statistics.median(values) if values else None
 
 
-def first_tokens(records: Sequence[Record]) -> list[tuple[int, str, dict[str, tuple[float, float]]]]:
+def first_tokens(
+    records: Sequence[Record], kind: str = FIRST_TOKEN
+) -> list[tuple[int, str, dict[str, tuple[float, float]]]]:
     """(size, way, {server: (tokens evaluated, milliseconds)}) for everything measured, long conversations last.
 
     What a restart costs llama-server does not depend on the page cache, so it stands beside both of ours.
     """
     found = []
-    for size in sorted({record["size"] for record in records if record["kind"] == "first token"}):
+    for size in sorted({record["size"] for record in records if record["kind"] == kind}):
         for way in WAYS:
             servers = {}
             for server in (OURS, PEER):
                 asked = RESTART if server == PEER and way == WARM_RESTART else way
-                key = {"kind": "first token", "size": size, "way": asked, "server": server}
+                key = {"kind": kind, "size": size, "way": asked, "server": server}
                 evaluated, ms = median_of(records, "evaluated", **key), median_of(records, "first_ms", **key)
                 if evaluated is not None and ms is not None:
                     servers[server] = (evaluated, ms)
@@ -61,7 +66,7 @@ def first_tokens(records: Sequence[Record]) -> list[tuple[int, str, dict[str, tu
 
 def prefill_rate(records: Sequence[Record], server: str, size: int, way: str) -> float | None:
     """Tokens per second of a cold prompt."""
-    key = {"kind": "first token", "size": size, "way": way, "server": server}
+    key = {"kind": FIRST_TOKEN, "size": size, "way": way, "server": server}
     evaluated, ms = median_of(records, "evaluated", **key), median_of(records, "first_ms", **key)
     return None if evaluated is None or ms is None else evaluated / ms * 1e3
 
@@ -73,7 +78,8 @@ def ratio(a: float | None, b: float | None) -> float | None:
 def speeds(records: Sequence[Record]) -> list[tuple[str, float | None, float | None]]:
     """(what, pyctl's tokens per second, llama-server's) for prefill and decode."""
     found = []
-    for size, way in sorted({(r["size"], r["way"]) for r in records if r.get("way") in (COLD, ONE_MESSAGE)}):
+    asked = {(r["size"], r["way"]) for r in records if r["kind"] == FIRST_TOKEN}
+    for size, way in sorted(pair for pair in asked if pair[1] in (COLD, ONE_MESSAGE)):
         ours, peer = (prefill_rate(records, server, size, way) for server in (OURS, PEER))
         found.append((f"prefill, {way}, {size:,} tokens", ours, peer))
     for size in sorted({record["size"] for record in records if record["kind"] == "decode"}):
@@ -82,11 +88,20 @@ def speeds(records: Sequence[Record]) -> list[tuple[str, float | None, float | N
     return found
 
 
+def stream_rates(records: Sequence[Record]) -> list[tuple[int, float | None, float | None]]:
+    """(streams, pyctl's tokens per second of each, llama-server's)."""
+    found = []
+    for n in sorted({record["streams"] for record in records if record["kind"] == "streams"}):
+        ours, peer = (median_of(records, "tokens_per_second", streams=n, server=server) for server in (OURS, PEER))
+        found.append((n, ours, peer))
+    return found
+
+
 def cut_shares(records: Sequence[Record]) -> list[tuple[int, float, float | None]]:
     """(size, share of the time to the first token reported for saving, share by the clock against nothing cached)."""
     found = []
-    for size in sorted({record["size"] for record in records if record.get("way") == COLD}):
-        key = {"kind": "first token", "size": size, "server": OURS}
+    for size in sorted({r["size"] for r in records if r["kind"] == FIRST_TOKEN and r["way"] == COLD}):
+        key = {"kind": FIRST_TOKEN, "size": size, "server": OURS}
         ms, save = median_of(records, "first_ms", way=COLD, **key), median_of(records, "save_ms", way=COLD, **key)
         bare = median_of(records, "first_ms", way=BARE, **key)
         if ms is not None and save is not None:
@@ -147,6 +162,17 @@ def aims(records: Sequence[Record]) -> list[tuple[str, str, str, bool]]:
     late = sorted((pair for pair in against if pair[0] > LATEST), reverse=True) or [max(against)] if against else []
     for later, what in late:
         check(f"first token, {what}: against llama-server", f"<= {LATEST}x", later, "{:.2f}x", later <= LATEST)
+    for size, way, servers in first_tokens(records, BY_DEFAULT):
+        of_peer = ratio(servers[OURS][1], servers[PEER][1]) if len(servers) == 2 else None
+        what = f"first token, default flags, {way}, {size:,}: against llama-server"
+        check(what, f"<= {LATEST}x", of_peer, "{:.2f}x", bool(of_peer and of_peer <= LATEST))
+    for n, ours, peer in stream_rates(records):
+        of_peer = ratio(ours, peer)
+        check(f"decode, streams: {n}, against llama-server", ">= 1", of_peer, "{:.3f}", bool(of_peer and of_peer >= 1))
+    for record in records:
+        if record["kind"] == "return":
+            longer, what = record["held_ms"] / record["append_ms"], f"return on the device, {record['n']:,}"
+            check(f"{what}: against an append", "<= 1.1x", longer, "{:.2f}x", longer <= 1.1 and record["equal"])
     times = {(size, way): servers for size, way, servers in table}
     for size in sorted({size for size, _, _ in table}):
         cold = times.get((size, COLD), {}).get(OURS)
@@ -208,9 +234,9 @@ def _section(title: str, text: str, columns: Sequence[str], rows: Sequence[Seque
     return [f"## {title}", "", *([text, ""] if text else []), *table_lines(columns, rows)] if rows else []
 
 
-def first_token_rows(records: Sequence[Record]) -> list[Row]:
+def first_token_rows(records: Sequence[Record], kind: str = FIRST_TOKEN) -> list[Row]:
     rows = []
-    for size, way, servers in first_tokens(records):
+    for size, way, servers in first_tokens(records, kind):
         (n_ours, ours), (n_peer, peer) = servers.get(OURS, (None, None)), servers.get(PEER, (None, None))
         cells = [f"{size:,}", way, _show(n_ours, "{:,.0f}"), _show(ours, "{:,.0f}"), _show(n_peer, "{:,.0f}")]
         rows.append([*cells, _show(peer, "{:,.0f}"), _show(ratio(peer, ours), "{:.2f}x")])
@@ -260,6 +286,11 @@ def memory_rows(records: Sequence[Record]) -> list[Row]:
     return _rows(records, "memory", cells)
 
 
+def return_cells(record: Record) -> Row:
+    times = [f"{record[name]:,.1f}" for name in ("append_ms", "held_ms", "ram_ms")]
+    return [f"{record['n']:,}", *times, "yes" if record["equal"] else "NO"]
+
+
 def kept_rows(records: Sequence[Record]) -> list[Row]:
     def cells(r: Record) -> Row:
         sizes = [f"{r['bytes'] / 1e6:,.1f}", f"{r['theory'] / 1e6:,.1f}", f"{r['ratio']:.3f}"]
@@ -301,6 +332,24 @@ def document(data: dict[str, Any]) -> str:
             first_token_rows(records),
         ),
         ("Tokens per second", "", ["what", "pyctl", "llama-server", "ratio"], speed_rows(records)),
+        (
+            "Default flags",
+            "Four sequences, no cache directory, -ub as each server has it; otherwise as above.",
+            ["conversation", "way", "pyctl: tokens", "ms", "llama-server: tokens", "ms", "sooner"],
+            first_token_rows(records, BY_DEFAULT),
+        ),
+        (
+            "Replies side by side, default flags",
+            "Tokens per second of each.",
+            ["streams", "pyctl", "llama-server", "ratio"],
+            [[str(n), _show(a), _show(b), _show(ratio(a, b), "{:.3f}")] for n, a, b in stream_rates(records)],
+        ),
+        (
+            "Back to a conversation on the device",
+            "Milliseconds to the first logits of a message of 64 tokens (`bench.held`).",
+            ["tokens", "append", "back, on the device", "back, from RAM", "equal bits"],
+            _rows(records, "return", return_cells),
+        ),
         (
             "Share of a cold prefill spent on snapshots",
             "Reported includes waits for a running batch; by the clock compares with `cache_prompt: false`.",

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import time
 from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.common import words
 from bench.gpu.machine import available_mib, resident_mib, vram_mib
-from bench.gpu.report import COLD, OURS, PEER, RESTART, document
+from bench.gpu.report import COLD, FIRST_TOKEN, OURS, PEER, RESTART, document
 from bench.gpu.servers import Reply, Server
 from bench.gpu.workloads import RETURN, Conversation, Step
 from tools.generator import SHAPES
@@ -130,8 +133,8 @@ class Run:
 class Visit:
     """One server with the conversations it is asked about; every answer becomes a record."""
 
-    def __init__(self, run: Run, section: str, server: Server) -> None:
-        self.run, self.section, self.server = run, section, server
+    def __init__(self, run: Run, section: str, server: Server, kind: str = FIRST_TOKEN) -> None:
+        self.run, self.section, self.server, self._kind = run, section, server, kind
         self._last: dict[str, Any] = {}
 
     def follow(self, steps: Generator[Step, str, None], **fields: Any) -> bool:
@@ -162,7 +165,7 @@ class Visit:
         if step.way == COLD:
             self.run.clock.learn(reply.evaluated, reply.first_ms / 1e3)
         self.run.results.add(
-            self.section, "first token", server=name, way=step.way, size=step.size, first_ms=reply.first_ms,
+            self.section, self._kind, server=name, way=step.way, size=step.size, first_ms=reply.first_ms,
             prompt=reply.cached + reply.evaluated, cached=reply.cached, evaluated=reply.evaluated,
             prompt_ms=timings["prompt_ms"], source=timings.get("source"), lookup_ms=timings.get("lookup_ms"),
             restore_ms=timings.get("restore_ms"), save_ms=timings.get("save_ms"),
@@ -172,7 +175,7 @@ class Visit:
         print(
             f"    {self.run.clock.elapsed:6.1f} s  {name:12} {shown}, first token {reply.first_ms:.1f} ms", flush=True
         )
-        if name == OURS:
+        if name == OURS and self._kind == FIRST_TOKEN:
             self._kept(step)
 
     def _kept(self, step: Step) -> None:
@@ -220,6 +223,20 @@ class Visit:
         self.run.results.add(
             self.section, "decode", server=self.server.name, size=conversation.size, n=n, tokens_per_second=rate
         )
+
+    def streams(self, n_streams: int) -> None:
+        """Tokens per second of each of so many replies at once, by the client's clock, while all of them come."""
+        if not self.run.clock.fits(10):
+            return self.run.results.skip(self.section, f"{self.server.name}: {n_streams} streams", "no time left")
+        prompts = [words(f"{self.section} {n_streams} {i}", 480) for i in range(n_streams)]
+        with ThreadPoolExecutor(n_streams) as pool:
+            replies = list(pool.map(lambda prompt: self.server.complete(prompt, N_DECODE), prompts))
+        first, last = max(r.arrivals[0][0] for r in replies), min(r.arrivals[-1][0] for r in replies)
+        rates = [sum(n for at, n in r.arrivals if first < at <= last) / (last - first) for r in replies if last > first]
+        self.run.results.add(
+            self.section, "streams", server=self.server.name, streams=n_streams,
+            tokens_per_second=statistics.mean(rates) if rates else None,
+        )  # fmt: skip
 
 
 def _walk(nodes: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

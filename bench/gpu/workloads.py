@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from bench.common import words
 
-__all__ = ["RETURN", "Conversation", "Step", "alternate", "cut", "grow", "once", "restarted"]
+__all__ = ["EDITED", "RETURN", "Conversation", "Step", "alternate", "cut", "edited", "grow", "once", "restarted"]
 
 Messages = list[dict[str, str]]
 
@@ -19,7 +19,7 @@ SYSTEM, USER, ASSISTANT, OVERHEAD = 2000, 250, 700, 18
 """Characters per message, and tokens that the template adds to one."""
 
 
-RETURN = "return after another"
+RETURN, EDITED = "return after another", "edited at once"
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,12 @@ def grow(conversation: Conversation) -> Steps:
     yield from conversation.turn("append")
     yield from conversation.regenerate("regenerate")
     yield from conversation.replace_last("branch")
+
+
+def edited(conversation: Conversation) -> Steps:
+    """The last message is another one as soon as the first reply is there."""
+    yield from conversation.ask("cold", conversation.size)
+    yield from conversation.replace_last(EDITED)
 
 
 def once(conversation: Conversation, way: str) -> Steps:

@@ -70,7 +70,7 @@ def test_a_conversation_has_its_size_and_repeats_itself() -> None:
 
 
 def test_a_conversation_grows_by_its_replies_and_survives_cuts() -> None:
-    from bench.gpu.workloads import Conversation, cut, grow
+    from bench.gpu.workloads import EDITED, Conversation, cut, edited, grow
 
     talk = Conversation("a", 8192)
     steps = follow(grow(talk))
@@ -81,6 +81,10 @@ def test_a_conversation_grows_by_its_replies_and_survives_cuts() -> None:
     assert again == second
     assert branch[:-1] == second[:-1]
     assert branch[-1] != second[-1]
+    asked, other = follow(edited(Conversation("a", 8192)))
+    assert other.way == EDITED
+    assert other.messages[:-1] == asked.messages[:-1]
+    assert other.messages[-1] != asked.messages[-1]
     before = list(talk.messages)
     shortened, half = (step.messages for step in follow(cut(talk)))
     assert talk.messages == before
@@ -121,6 +125,30 @@ def test_logits_that_are_no_numbers_are_not_exact() -> None:
         differences = {"rewound": 0.0, "restored": value, "other prompt": 3.0}
         record = {"section": "exact", "kind": "exact", "kv": "f16", "flash": "on", "differences": differences}
         assert [reached for *_, reached in aims([record])] == [expected]
+
+
+def test_default_flags_streams_and_returns_have_aims_of_their_own() -> None:
+    from bench.gpu.report import aims, document
+
+    records: list[dict[str, Any]] = []
+    for server, factor in (("pyctl", 1.0), ("llama-server", 0.5)):
+        default = {"section": "defaults", "kind": "first token by default"}
+        records.append({**first_token(server, 8192, "edited at once", 100.0 * factor), **default})
+        streams = {"section": "defaults", "kind": "streams", "server": server, "streams": 4}
+        records += [{**streams, "tokens_per_second": rate * factor} for rate in (10.0, 50.0, 60.0)]
+    times = {"append_ms": 40.0, "held_ms": 43.0, "ram_ms": 90.0}
+    records += [{"section": "held", "kind": "return", "n": n, "equal": n == 8192, **times} for n in (8192, 32768)]
+    table = {what: (found, reached) for what, _, found, reached in aims(records)}
+    assert table == {
+        "first token, default flags, edited at once, 8,192: against llama-server": ("2.00x", False),
+        "decode, streams: 4, against llama-server": ("2.000", True),
+        "return on the device, 8,192: against an append": ("1.07x", True),
+        "return on the device, 32,768: against an append": ("1.07x", False),
+    }
+    text = document({"shape": "tiny", "records": records})
+    assert "| 8,192 | edited at once | 10 | 100 | 10 | 50 | 0.50x |" in text
+    assert "| 4 | 50.0 | 25.0 | 2.000 |" in text
+    assert "| 32,768 | 40.0 | 43.0 | 90.0 | NO |" in text
 
 
 def test_results_are_on_disk_after_each_finding_and_sections_are_replaced(tmp_path: Path) -> None:
