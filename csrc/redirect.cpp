@@ -1,6 +1,7 @@
 #include "redirect.h"
 
 #include "llama-context.h"
+#include "llama-model.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -13,6 +14,7 @@
 namespace {
 
 constexpr size_t   mask_element   = 2;       // f16
+constexpr int64_t  mask_tile      = 64;      // kernels may read so many rows at a time, also behind the last one
 constexpr uint16_t hidden         = 0xfc00;  // minus infinity; what is visible is zero
 constexpr size_t   pattern_bytes  = size_t(1) << 20;
 constexpr int64_t  pattern_column = 1024;  // columns that are filled at a time
@@ -53,12 +55,15 @@ redirect::redirect(llama_context * ctx, const row_layout & rows, transfer & copi
         v_of[root_of(rows.v[i].tensor)] = i;
     }
     ggml_backend_buffer_type_t type = ggml_backend_buffer_get_type(buffer_of(rows.k[0].tensor));
-    mask_buffer    = allocate(type, static_cast<size_t>(n_rows * n_tokens) * mask_element);
+    const int64_t n_mask = (n_tokens + mask_tile - 1) / mask_tile * mask_tile;
+    mask_buffer    = allocate(type, static_cast<size_t>(n_rows * n_mask) * mask_element);
     index_buffer   = allocate(type, static_cast<size_t>(n_tokens) * sizeof(int64_t));
     pattern_buffer = allocate(host_type_beside(type), 2 * pattern_bytes);
     mask_bytes     = whole(mask_buffer);
     index_bytes    = whole(index_buffer);
+    ggml_backend_buffer_clear(mask_buffer.get(), 0);
     open_mask();
+    open_output(rows, type);
     // The library hands its callback to the scheduler with each new graph; the last one may be used again before.
     auto & params            = const_cast<llama_cparams &>(ctx->get_cparams());
     params.cb_eval           = called;
@@ -74,7 +79,33 @@ redirect::~redirect() {
 }
 
 size_t redirect::device_bytes() const {
-    return ggml_backend_buffer_get_size(mask_buffer.get()) + ggml_backend_buffer_get_size(index_buffer.get());
+    const size_t output = output_buffer != nullptr ? ggml_backend_buffer_get_size(output_buffer.get()) : 0;
+    return ggml_backend_buffer_get_size(mask_buffer.get()) + ggml_backend_buffer_get_size(index_buffer.get()) + output;
+}
+
+// A device that converts quantised rows puts them behind the output of attention, which the library has made as large
+// as its own few rows need: then the output of all layers, one after the other, goes to a place with room for all rows.
+void redirect::open_output(const row_layout & rows, ggml_backend_buffer_type_t type) {
+    if (ggml_backend_buft_is_host(type) && !copies.is_async()) {
+        return;
+    }
+    const llama_hparams & hparams  = ctx->get_model().hparams;
+    size_t                k_layer = 0, v_layer = 0, output = 0;
+    for (size_t i = 0; i < n_layers; ++i) {
+        const auto as_f16 = [&](const row_tensor & part) {
+            const auto kind = static_cast<ggml_type>(part.type);
+            return ggml_is_quantized(kind) ? part.row / ggml_type_size(kind) * ggml_blck_size(kind) * 2 * n_rows : 0;
+        };
+        k_layer = std::max<size_t>(k_layer, as_f16(rows.k[i]));
+        v_layer = std::max<size_t>(v_layer, as_f16(rows.v[i]));
+    }
+    for (uint32_t il = 0; il < hparams.n_layer_all; ++il) {
+        output = std::max<size_t>(output, sizeof(float) * hparams.n_head(il) * hparams.n_embd_head_v(il) * n_tokens);
+    }
+    if (k_layer + v_layer > 0) {
+        output_buffer = allocate(type, output + k_layer + v_layer + 4096);
+        ggml_backend_buffer_clear(output_buffer.get(), 0);
+    }
 }
 
 // -- the mask --------------------------------------------------------------------------------------------------------
@@ -158,6 +189,7 @@ void redirect::begin(int64_t from, int64_t to, const std::vector<place> & where)
     failure.clear();
     changed.clear();
     stop_at.clear();
+    moved = nullptr;
     for (view & view : views) {
         view.n_written = view.n_read = 0;
     }
@@ -175,7 +207,7 @@ std::string redirect::end() {
     active = false;
     for (const changed_node & entry : changed) {
         // If the library has made another graph in the same memory, this node is not the one that was changed.
-        if (entry.node->src[1] == entry.given) {
+        if (entry.node->data == entry.data && entry.node->src[1] == entry.source) {
             *entry.node = entry.before;
         }
     }
@@ -221,12 +253,36 @@ bool redirect::before(ggml_tensor * node) {
         write(node);
     } else if (node->op == GGML_OP_FLASH_ATTN_EXT) {
         return read(node);
+    } else if (moved != nullptr && node->view_src == moved) {
+        follow(node);
     }
     return false;
 }
 
+// What is a view of an output that was moved.
+void redirect::follow(ggml_tensor * node) {
+    const ggml_tensor before = *node;
+    node->buffer             = moved->buffer;
+    node->data               = static_cast<uint8_t *>(moved->data) + node->view_offs;
+    remember(node, before);
+}
+
+// Sees to it that the output of attention, with all that a device puts behind it, has room where it goes.
+bool redirect::give_room(ggml_tensor * node, const ggml_tensor & before) {
+    moved = nullptr;
+    ggml_backend_buffer_type_t type   = ggml_backend_buffer_get_type(mask_buffer.get());
+    const size_t               needed = ggml_backend_buft_get_alloc_size(type, node);
+    if (output_buffer == nullptr) {
+        return needed <= ggml_backend_buft_get_alloc_size(type, &before);
+    }
+    node->buffer = output_buffer.get();
+    node->data   = ggml_backend_buffer_get_base(output_buffer.get());
+    moved        = node;
+    return needed <= ggml_backend_buffer_get_size(output_buffer.get());
+}
+
 void redirect::remember(ggml_tensor * node, const ggml_tensor & before) {
-    changed.push_back({ node, before, node->src[1] });
+    changed.push_back({ node, before, node->data, node->src[1] });
 }
 
 void redirect::write(ggml_tensor * node) {
@@ -285,6 +341,11 @@ bool redirect::read(ggml_tensor * node) {
     node->src[1]   = &view.k;
     node->src[2]   = &view.v;
     node->src[3]   = &mask;
+    if (!give_room(node, before)) {
+        *node = before;
+        moved = nullptr;
+        return fail("attention of layer " + std::to_string(layer) + " needs more memory");
+    }
     ++view.n_read;
     remember(node, before);
     if (places[layer].stops) {

@@ -58,7 +58,8 @@ private:
     struct changed_node {
         ggml_tensor * node;
         ggml_tensor   before;
-        ggml_tensor * given;  // its second source now
+        void *        data;  // now
+        ggml_tensor * source;
     };
 
     // What one layer's attention reads in this evaluation.
@@ -74,7 +75,10 @@ private:
     void write(ggml_tensor * node);
     bool read(ggml_tensor * node);
     bool fail(const std::string & what);
+    void follow(ggml_tensor * node);
+    bool give_room(ggml_tensor * node, const ggml_tensor & before);
     void remember(ggml_tensor * node, const ggml_tensor & before);
+    void open_output(const row_layout & rows, ggml_backend_buffer_type_t type);
     void open_mask();
     void fill_mask(bool visible, int64_t row, int64_t n_rows, int64_t column, int64_t width);
     void move_mask(int64_t first, int64_t n);
@@ -86,7 +90,8 @@ private:
     size_t                                            n_layers;
     std::unordered_map<const ggml_tensor *, size_t>   k_of, v_of;  // the library's tensor -> layer
     std::unordered_map<const ggml_tensor *, size_t>   stop_at;     // node -> layer
-    buffer_handle                                     mask_buffer, index_buffer, pattern_buffer;
+    const ggml_tensor *                               moved = nullptr;  // the last attention whose output is ours
+    buffer_handle                                     mask_buffer, index_buffer, pattern_buffer, output_buffer;
     ggml_tensor                                       mask_bytes{}, index_bytes{};
     ggml_tensor                                       mask{}, index{};  // what nodes get, once for all
     std::vector<int64_t>                              positions;        // of the tokens of the batch

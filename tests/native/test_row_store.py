@@ -145,13 +145,15 @@ def test_logits_blocks_and_states_are_those_of_a_full_cache(
     wanted = cold(reference, tokens)
     rows, state = reference.save_rows(0, 0, N), reference.save_state(0, N).recurrent
     n = n_layers(name)
-    for resident, stages in (([*range(n)], 2), ([n - 1], 2 if n > 2 else 1), ([], 1)):
-        made = store(name, kv, resident=resident, stages=stages)
+    for resident, stages, lag in (([*range(n)], 2, 0), ([n - 1], 2 if n > 2 else 1, 1), ([], 1, 0)):
+        made = store(name, kv, resident=resident, stages=stages, lag=lag)
         assert made.backend.layout == reference.layout
         assert_same(made.run(tokens), wanted)
         assert made.rows.n_rows == N
         assert api.llama_memory_seq_pos_max(api.llama_get_memory(made.backend._ctx), 0) == N - 1
-        assert (made.backend.save_rows(0, 0, N) == rows).all()
+        saved = made.backend.save_rows(0, 0, N)
+        made.rows.finish()
+        assert (saved == rows).all()
         assert (made.backend.save_rows(0, 300, 301)[64:] == reference.save_rows(0, 300, 301)[64:]).all()
         assert (made.backend.save_state(0, N).recurrent == state).all()
         streams_often = n - len(resident) > stages  # else each layer has a stage of its own
@@ -359,11 +361,16 @@ def test_sizes_are_what_they_say(store: Callable[..., Store]) -> None:
     slack = 2 * 4096  # beside K and V
     assert made.rows.host_bytes == 2 * (layer + slack)
     assert made.rows.stage_bytes == 2 * (layer + slack)
-    assert made.rows.device_bytes == 4 * (layer + slack) + 1024 * UBATCH * 2 + UBATCH * 8
+    assert (
+        made.rows.device_bytes == 4 * (layer + slack) + 1024 * 128 * 2 + UBATCH * 8
+    )  # rows of the mask in tiles of 64
 
 
 def test_buffers_live_until_their_copies_are_complete(store: Callable[..., Store]) -> None:
-    made = store("tiny-hybrid", resident=[0], lag=3)
+    made = store("tiny-hybrid", "q8_0", resident=[0], lag=3)
+    plain = store("tiny-hybrid", "q8_0", resident=[0])
+    # As on a device, which converts what is quantised: the output of attention, and behind it all rows of a layer.
+    assert made.rows.device_bytes - plain.rows.device_bytes == 4 * 2 * 64 * UBATCH + 1024 * 2 * 64 * 2 + 4096
     assert made.rows.is_async
     tokens = tokens_of(9, 200)
     wanted = made.run(tokens, ends=[96, 192, 200])
