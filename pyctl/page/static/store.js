@@ -110,14 +110,13 @@ const isFile = (each) => isText(each?.name) && (isText(each.text) || /^data:imag
 const isCall = (each) => isText(each?.name) && isText(each.arguments);
 
 const COUNTS = ["cache_n", "prompt_n", "prompt_ms", "predicted_n", "predicted_ms"];
-const MORE = ["prompt_per_second", "predicted_per_second", "warmed_n", "draft_n", "draft_n_accepted"];
 const SOURCES = ["none", "live", "ram", "disk"];
 
 // What a reply cost, as the server told it; nothing if that is something else.
 function statsOf(given) {
   if (!COUNTS.every((name) => Number.isFinite(given?.[name]))) return undefined;
-  const known = [...COUNTS, ...MORE].filter((name) => Number.isFinite(given[name]));
-  const found = Object.fromEntries(known.map((name) => [name, given[name]])), { cache } = given;
+  const found = Object.fromEntries(Object.entries(given).filter(([, value]) => Number.isFinite(value)));
+  const { cache } = given;
   if (!SOURCES.includes(cache?.source)) return found;
   const { source, miss } = cache, saved = listOf(cache.saved, isText) ?? [];
   found.cache = { source, restored: isText(cache.restored) ? cache.restored : "", saved };
