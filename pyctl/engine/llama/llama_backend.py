@@ -282,15 +282,18 @@ class LlamaBackend(ContextMemory):
         api.llama_synchronize(self._ctx)
         self.clear(0)
 
+    def _decode(self, batch: Any) -> int:
+        if self._pool is None or self._memory is None:
+            return int(api.llama_decode(self._ctx, batch))
+        return int(checked(self._memory.decode, ctypes.addressof(batch)))
+
     def _run(self, n: int, batch: Any) -> None:
         batch.n_tokens, before = n, self._pulse.count
-        if self._pool is not None and self._memory is not None:
-            code = checked(self._memory.decode, ctypes.addressof(batch))
-        elif not self._may_break:
-            code = api.llama_decode(self._ctx, batch)
+        if not self._may_break:
+            code = self._decode(batch)
         else:
             with captured_log() as said:
-                code = api.llama_decode(self._ctx, batch)
+                code = self._decode(batch)
             for line in said if code != ABORTED else ():  # else it has only failed as it should
                 log.log(logging.WARNING if code else logging.DEBUG, "%s", line)
         if code == 0:
@@ -309,7 +312,7 @@ class LlamaBackend(ContextMemory):
 
     @property
     def can_break(self) -> bool:
-        return self._n_looks >= LEAST_LOOKS and self._pool is None
+        return self._n_looks >= LEAST_LOOKS
 
     def allow_break(self, is_so: bool) -> None:
         self._may_break = is_so

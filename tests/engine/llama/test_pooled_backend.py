@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.llama import LlamaBackend, Loaded, llama_backend, load
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.pool.pool_settings import PoolSettings
-from pyctl.errors import ModelError, NotSupportedError, StateError
+from pyctl.errors import BrokenOffError, ModelError, NotSupportedError, StateError
 from pyctl.prompt import Prompt, as_tokens
 from tests.cache.checks import check_invariants
 from tests.engine.drive import ask, cold
@@ -165,6 +166,41 @@ def test_sleep_wakes_up_to_an_empty_pool(opened: Opened) -> None:
     assert again.tokens == first.tokens
     assert (again.done.stats.source, again.done.stats.n_cached) == ("ram", prompt.end)
     assert backend.streamed.n_bytes > streamed.n_bytes
+
+
+@pytest.mark.parametrize("n_beats", [0, 20, 60])
+def test_a_batch_that_is_broken_off_leaves_nothing(opened: Opened, n_beats: int) -> None:
+    """Before it begins, and in the middle of its graph."""
+    tokens = as_tokens(np.random.default_rng(5).integers(0, 250, 128))
+    backend = opened("tiny-hybrid", N_CTX // 2).backend
+    backend.evaluate(0, tokens[:64], 0)
+    state = backend.save_state(0, 64)
+
+    def again() -> bytes:
+        backend.rewind(0, 64)
+        backend.load_state(0, 64, state)
+        backend.evaluate(0, tokens[64:], 64)
+        return backend.logits(0).tobytes()
+
+    def break_off() -> None:
+        while backend.n_beats < wanted:
+            pass
+        backend.break_off()
+
+    expected = again()
+    assert backend.can_break
+    backend.allow_break(True)
+    wanted = backend.n_beats + n_beats
+    other = threading.Thread(target=break_off)
+    other.start()
+    try:
+        with pytest.raises(BrokenOffError):
+            [again() for _ in range(1000)]  # until it comes in time
+    finally:
+        other.join()
+        backend.break_off(False)
+        backend.allow_break(False)
+    assert again() == expected
 
 
 def test_a_slot_is_no_file(opened: Opened, tmp_path: Path) -> None:
