@@ -14,6 +14,7 @@ here and nothing is random: the same calls give the same answers.
 from __future__ import annotations
 
 import bisect
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -59,6 +60,13 @@ REWEIGH = 16
 FIRST_PAUSE, LONGEST_PAUSE = 4, 64
 """Tokens of a request without drafts when they do not pay; doubled as long as they still do not."""
 
+DEAR, MOST_WAITS = 16, 512
+"""A pause is so many times longer for each plain step that it takes to end one, but no longer than so many tokens."""
+
+DOUBT = 0.5
+"""What was seen of drafts at a position may be by so many standard errors less than it will be: where little was seen,
+more of it is worth a try. A few wrong ones would do away with longer drafts for good: nothing is seen of them then."""
+
 TRIAL = 2
 """Drafts after a pause, until they are right."""
 
@@ -102,7 +110,9 @@ class _Acceptance:
         shares: list[float] = []
         for place, (tried, right) in enumerate(zip(self.n_tried[:n], self.n_right[:n], strict=True)):
             expected = prior[place] if prior is not None else (shares[-1] if shares else PRIOR)
-            shares.append((right + weight * expected) / (tried + weight))
+            seen = (right + weight * expected) / (tried + weight)
+            doubt = DOUBT * math.sqrt(max(seen * (1 - seen), 0.0) / (tried + weight))
+            shares.append(max(seen, min(seen + doubt, expected)))
         return shares
 
 
@@ -295,7 +305,7 @@ class Pace:
         return best if best.gain > least and best in allowed else None
 
     def _wait(self, course: _Course, costs: StepCosts) -> None:
-        course.waits = round(course.pause * (1 + 2 * costs.change))
+        course.waits = min(round(course.pause * (1 + DEAR * costs.change)), MOST_WAITS)
         course.pause, course.trial, course.n_wrong = min(2 * course.pause, LONGEST_PAUSE), True, 0
 
     def _proposing_of(self, source: str, n_seqs: int) -> Curve:

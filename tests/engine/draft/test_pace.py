@@ -276,6 +276,35 @@ def test_changes_of_width_are_paid_from_the_account() -> None:
     assert run.slowdown <= 1 + 1.5 * LOSS
 
 
+@pytest.mark.parametrize("shape", sorted(GRAPHS))
+def test_a_short_reply_with_wrong_drafts_alone_loses_little(shape: str) -> None:
+    ms, proposing_ms = GRAPHS[shape]
+    run = simulate(
+        *(told(ms, proposing_ms), lambda width: ms[width] / ms[1], lambda n, position: 0.0, 256, 3),
+        draft_ms=proposing_ms * 10 / ms[1],
+        settling=[each / ms[1] for each in SETTLING_MS],
+        together=True,
+    )
+    assert run.slowdown <= (1.05 if shape == "27b" else 1.1)
+
+
+def test_a_few_wrong_drafts_at_first_do_not_do_away_with_longer_ones() -> None:
+    """Of the shorter ones that follow, nothing would be learnt of what comes behind them."""
+    ms, proposing_ms = GRAPHS["27b"]
+    best = max(sum(0.8**i for i in range(n + 1)) / (ms[1 + n] + n * proposing_ms) for n in range(4)) * ms[1]
+    found = []
+    for seed in range(24):
+        run = simulate(
+            *(told(ms, proposing_ms), lambda width: ms[width] / ms[1], lambda n, position: 0.8, 400, 3),
+            draft_ms=proposing_ms * 10 / ms[1],
+            settling=[each / ms[1] for each in SETTLING_MS],
+            together=True,
+            seed=seed,
+        )
+        found.append(1 / run.slowdown / best)
+    assert min(found) >= 0.9, found
+
+
 def test_slow_steps_after_a_change_of_width_are_not_what_it_costs() -> None:
     pace = told({1: 10.0, 2: 11.0, 3: 12.0, 4: 14.0}, 0.2)
     entry = [PacedDraft(0, "some", 1, 1)]
