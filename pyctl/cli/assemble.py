@@ -37,6 +37,7 @@ from pyctl.engine.draft.synthetic import SyntheticAcceptance, acceptance_rates
 from pyctl.engine.engine import Engine
 from pyctl.engine.llama import Loaded, MemoryPlan, allocate, load, reserve_pinned
 from pyctl.engine.sampling import Sampling
+from pyctl.engine.vision.image_rows import MOST_ROWS_BYTES
 from pyctl.engine.worker import Worker
 from pyctl.errors import ConfigError, ModelError, PyctlError
 from pyctl.models import HubSettings, builtin_model
@@ -47,6 +48,9 @@ __all__ = ["assemble", "found"]
 log = logging.getLogger("pyctl")
 
 MIB = 2**20
+
+ROWS_PART = 16
+"""The part of --cache-ram that rows of images may have at most."""
 
 
 def found(settings: CommandSettings) -> CommandSettings:
@@ -139,6 +143,9 @@ def assemble(settings: CommandSettings, go_on: Callable[[], bool] = lambda: True
     remembered = CacheDrafts(least=least) if settings.drafts.has("cache") else None
     speculation = _speculation(settings, loaded, remembered)
     info = replace(loaded.info, draft_types=speculation.names)
+    if loaded.images is not None and budget is not None:  # what it makes of images counts within --cache-ram
+        loaded.images.rows.limit = min(MOST_ROWS_BYTES, budget // ROWS_PART)
+        budget -= loaded.images.rows.limit
     engine = Engine(loaded.backend, RamCache(settings.cache.n_slots, budget), settings.engine, tier, speculation)
     if remembered is not None:
         remembered.follow(engine.snapshotter.recent)

@@ -211,9 +211,9 @@ class EngineAdmin:
         return rows
 
     def _memory(self) -> EngineMemory:
-        snapshotter, blocks = self._engine.snapshotter, self._engine.backend.block_bytes()
-        remembered = self._engine.speculation.n_bytes
-        return EngineMemory(snapshotter.cache.n_bytes, blocks, snapshotter.recent.n_bytes, remembered)
+        snapshotter, backend = self._engine.snapshotter, self._engine.backend
+        remembered = self._engine.speculation.n_bytes, backend.image_bytes
+        return EngineMemory(snapshotter.cache.n_bytes, backend.block_bytes(), snapshotter.recent.n_bytes, *remembered)
 
     def _sequence(self, seq: LiveSequence) -> SequenceView:
         active = self._engine.last.get(seq.id)

@@ -189,6 +189,10 @@ class Evaluator(Protocol):
         RequestError if its file cannot be decoded.
         """
 
+    @property
+    def image_bytes(self) -> int:
+        """Bytes of what is kept of images, to be evaluated now or again."""
+
     def evaluate_picture(self, seq: int, picture: Picture, first: int, last: int, *, output: bool = False) -> None:
         """Evaluate tokens [first, last) of a prompt, which are of ``picture``, as one batch at the end of ``seq``."""
 

@@ -92,12 +92,13 @@ class RecentReplies:
 
 @dataclass(frozen=True)
 class EngineMemory:
-    """Bytes of the snapshots in RAM, of all saved blocks, of the recent prompts, and of texts to draft from."""
+    """Bytes of the snapshots in RAM, of all saved blocks, of the recent prompts, of texts to draft from, of images."""
 
     snapshots: int
     blocks: BlockBytes
     recent_prompts: int
     draft_texts: int = 0
+    images: int = 0
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from weakref import ref
 
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.plan import MIN_BATCH, batch_ends, inner_ends
@@ -24,7 +25,7 @@ from pyctl.engine.restore import CacheLookup, CachePlan, MakeRoom
 from pyctl.engine.sequence import LiveSequence
 from pyctl.engine.snapshotter import Snapshotter
 from pyctl.errors import BrokenOffError, BusyError, OutOfCellsError, StateError
-from pyctl.prompt import Picture, Prompt, common_prefix
+from pyctl.prompt import Prompt, Tokens, common_prefix
 
 __all__ = ["Prefill", "PrefillTurns", "WarmUps"]
 
@@ -109,7 +110,7 @@ class Prefill:
             if picture is not None and self._backend.encode(picture):
                 yield None  # that took a while: others may have a token first
             may_break = active.handle.request.background and picture is None
-            while not self._evaluate(prompt, picture, seq, end, plan, may_break=may_break):
+            while not self._evaluate(prompt, seq, end, plan, may_break=may_break):
                 yield None
             last = seq.n if self._backend.is_async else end  # what a device has begun takes its time later
             # The very end of a prompt is a batch end of longer prompts only if it fills its batch.
@@ -128,23 +129,14 @@ class Prefill:
         if is_alone:  # else others had their share of this time
             self._snapshotter.cache.costs.note_evaluated(first, last, stats.prefill_ms / 1e3)
 
-    def _evaluate(
-        self,
-        prompt: Prompt,
-        picture: Picture | None,
-        seq: LiveSequence,
-        end: int,
-        plan: CachePlan,
-        *,
-        may_break: bool,
-    ) -> bool:
+    def _evaluate(self, prompt: Prompt, seq: LiveSequence, end: int, plan: CachePlan, *, may_break: bool) -> bool:
         """False if there is no room until somebody else waits, or if it was broken off for somebody who does."""
         if not self._pool.make_room(end - seq.n, plan.protected):
             self._pool.make_room(end - seq.n)  # its rows are in the sequence already
         before = self._before(seq) if may_break and self._backend.can_break else None
         self._backend.allow_break(before is not None)
         try:
-            if picture is not None:
+            if (picture := prompt.picture_at(seq.n)) is not None:
                 self._backend.evaluate_picture(seq.id, picture, seq.n, end, output=end == len(prompt))
             else:
                 self._backend.evaluate(seq.id, prompt.tokens[seq.n : end], seq.n, output=end == len(prompt))
@@ -221,7 +213,8 @@ class WarmUps:
     def __init__(self, snapshotter: Snapshotter, prefill: Prefill, n_ubatch: int) -> None:
         self._snapshotter, self._prefill, self._n_ubatch = snapshotter, prefill, n_ubatch
         self._queue: list[ActiveRequest] = []
-        self._lately: deque[Request] = deque(maxlen=MOST_WARM_UPS)  # those of clients, as they came
+        # Those of clients, as they came: their tokens, and none of their images' files, which are large.
+        self._lately: deque[tuple[ref[Request], Tokens]] = deque(maxlen=MOST_WARM_UPS)
         self._now: ActiveRequest | None = None
         self._quiet_since = -math.inf  # monotonic seconds
         self._ready: OrderedDict[Prefix, int] = OrderedDict()  # tokens that were evaluated for those who resume there
@@ -237,8 +230,8 @@ class WarmUps:
             if not self._snapshotter.cache.enabled:  # there would be no way back to the live end
                 return
             came = list(self._lately)
-            at = next((i for i, each in enumerate(came) if each is request.after), -1)
-            if any(_goes_on(each, request) for each in came[at + 1 :]):
+            at = next((i for i, (each, _) in enumerate(came) if each() is request.after), -1)
+            if any(_goes_on(tokens, request) for _, tokens in came[at + 1 :]):
                 return
             tokens, exact = request.prompt.tokens, self._snapshotter.settings.exact
             active.quiet = AT_ONCE_SECONDS
@@ -253,9 +246,10 @@ class WarmUps:
 
     def arrived(self, request: Request) -> None:
         """A client asks: what its request evaluates by itself is given up."""
-        self._lately.append(request)
-        self._queue = [each for each in self._queue if not _goes_on(request, each.handle.request)]
-        if self._now is not None and _goes_on(request, self._now.handle.request):
+        tokens = request.prompt.tokens
+        self._lately.append((ref(request), tokens))
+        self._queue = [each for each in self._queue if not _goes_on(tokens, each.handle.request)]
+        if self._now is not None and _goes_on(tokens, self._now.handle.request):
             self._now.handle.cancel()
 
     def ended(self) -> None:
@@ -388,12 +382,11 @@ def _shared(one: Request, other: Request) -> int:
     return common_prefix(one.prompt.tokens, other.prompt.tokens)
 
 
-def _goes_on(request: Request, warm_up: Request) -> bool:
-    """Whether ``request`` has all that ``warm_up`` shares with the request before it, whose conversation then went on.
+def _goes_on(tokens: Tokens, warm_up: Request) -> bool:
+    """Whether a request with these has all that ``warm_up`` shares with the one before it, whose conversation went on.
 
     What a client wants to be ready goes on with nobody's conversation.
     """
     before = warm_up.after
-    return (
-        before is not None and before is not request and _shared(request, warm_up) >= max(_shared(before, warm_up), 1)
-    )
+    n_common = common_prefix(tokens, warm_up.prompt.tokens)
+    return before is not None and n_common >= max(_shared(before, warm_up), 1)

@@ -28,6 +28,7 @@ def counted_bytes(service: Service, engine: EngineMemory) -> Mapping[str, int]:
         "arena": engine.blocks.held,
         "recent_prompts": engine.recent_prompts,
         "draft_texts": engine.draft_texts,
+        "images": engine.images,
         **service.chat.n_bytes,
         "responses": service.responses.n_bytes + service.conversations.n_bytes,
     }

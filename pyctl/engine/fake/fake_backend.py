@@ -60,7 +60,7 @@ class FakeBackend(FakeMemory):
         self.most_drafts = {"attention": n_ctx, "hybrid": max(most_drafts, n_planes), "opaque": 0}[kind]
         self.is_async = False
         self.n_evaluated = 0
-        self.n_beats = 0
+        self.n_beats = self.image_bytes = 0
         self.closed = False
         self.interrupted = threading.Event()
         self.can_break, self.may_break, self.is_break_wanted = True, False, False

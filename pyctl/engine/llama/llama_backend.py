@@ -192,6 +192,10 @@ class LlamaBackend(ContextMemory):
         rows = self._images().rows_of(picture, first - start, last - start)
         self.evaluate_image(seq, rows, start, first - start, picture.columns, output=output)
 
+    @property
+    def image_bytes(self) -> int:
+        return self.encoder.n_bytes if self.encoder is not None else 0
+
     def _images(self) -> ImageEncoder:
         if self.encoder is None:
             raise NotSupportedError("the model was loaded without a vision encoder")

@@ -93,7 +93,7 @@ def test_resident_bytes_stand_beside_counted_ones() -> None:
     counted = {name[len('pyctl:memory_bytes{part="') : -2]: n for name, n in values.items() if "memory_bytes" in name}
     assert set(counted) == {
         *("snapshots", "blocks", "in_flight", "arena"),
-        *("recent_prompts", "draft_texts", "tokenizer", "replies", "responses"),
+        *("recent_prompts", "draft_texts", "images", "tokenizer", "replies", "responses"),
     }
     assert counted["snapshots"] == values["pyctl:cache_ram_bytes"] > 0
     assert min(counted["recent_prompts"], counted["tokenizer"], counted["responses"]) > 0

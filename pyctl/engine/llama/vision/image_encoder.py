@@ -94,6 +94,12 @@ class ImageEncoder:
         n_bytes = sum(tensor_bytes(self._path).values()) + self.grid.compute_bytes
         return self._device.name if self._device is not None else "", n_bytes
 
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of rows that were made, and of pixels that wait."""
+        with self._books:
+            return self.rows.n_bytes + sum(each.n_bytes for each in self._ready.values())
+
     # -- opening and closing -----------------------------------------------------------------------------------------
 
     def open(self, model: Any) -> None:
