@@ -2,8 +2,9 @@
 
     python -m bench.batch_ends [--keep]
 
-No model: seconds come from batches that were measured on one GPU (results/gpu-batches.md), tokens from
-`pyctl.cache.plan.batch_ends` itself. Cold speeds are against full batches of 512 tokens, which are llama-server's.
+No model: seconds come from batches that were measured on one GPU (results/gpu-batches.md) and on the cores beside it,
+tokens from `pyctl.cache.plan.batch_ends` itself. Cold speeds are against full batches of 512 tokens, which are
+llama-server's. A line has 16 tokens.
 Each turn of a conversation is then regenerated, edited (another last user message), continued after a reply that was
 rendered in another way, and continued where a warm-up ended: tokens evaluated against those that are new, and in
 brackets turns of 100 that evaluate more than twice the new ones and 64.
@@ -12,7 +13,6 @@ brackets turns of 100 that evaluate more than twice the new ones and 64.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -24,11 +24,15 @@ from pyctl.prompt import Prompt, as_tokens
 HEAD, HEADER, LENGTH = 2018, 5, 32768
 
 SIZES = (32, 64, 128, 206, 256, 300, 384, 512, 768, 1024, 1536, 2048)
+CPU_SIZES = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 MEASURED = {
-    "27b": (30.3, 41.5, 69.3, 102.2, 115.1, 137.7, 159.7, 210.2, 314.7, 415.2, 617.2, 793.4),
-    "35b-a3b": (25.6, 41.1, 69.9, 68.6, 78.2, 77.4, 88.8, 96.2, 122.4, 139.3, 184.1, 226.3),
+    "27b": (SIZES, (30.3, 41.5, 69.3, 102.2, 115.1, 137.7, 159.7, 210.2, 314.7, 415.2, 617.2, 793.4)),
+    "35b-a3b": (SIZES, (25.6, 41.1, 69.9, 68.6, 78.2, 77.4, 88.8, 96.2, 122.4, 139.3, 184.1, 226.3)),
+    "35b-a3b, cores": (CPU_SIZES, (266, 393, 563, 645, 917, 1105, 1499, 1931, 2781, 3754)),
 }
-"""Milliseconds of a batch of so many tokens behind 8,192 others, on an H200."""
+"""Sizes of batches and their milliseconds: on an H200 behind 8,192 tokens; on 128 cores of a Xeon behind 16."""
+
+LINE = 16
 
 SHAPES = {"268/718": (268, 718), "300/300": (300, 300), "40/160": (40, 160), "1500/120": (1500, 120)}
 """Tokens of a user's message (or a tool's result), and of the reply."""
@@ -43,8 +47,9 @@ class Rule(NamedTuple):
 
 
 RULES = (
-    Rule("every message", 512, 0),
-    Rule("every message", 1024, 0),
+    Rule("every message", 512, 1),
+    Rule("and lines of the first four", 512, 0),
+    Rule("every message", 1024, 1),
     Rule("replies only", 1024, 1 << 30),
     Rule("by account", 512, GPU_BATCH_COST),
     Rule("by account", 1024, GPU_BATCH_COST),
@@ -61,13 +66,14 @@ def conversation(user: int, reply: int, n: int) -> tuple[list[int], list[int]]:
 def prompt_of(users: Sequence[int], replies: Sequence[int], n: int) -> Prompt:
     headers = tuple(at for at in replies if at + HEADER <= n)
     boundaries = sorted({*(at for at in users if at < n), *headers})
-    return Prompt(as_tokens(np.zeros(n)), tuple(boundaries), headers=headers)
+    return Prompt(as_tokens(np.zeros(n)), tuple(boundaries), 0, tuple(range(LINE, n, LINE)), headers)
 
 
 def seconds(model: str, ends: Sequence[int]) -> float:
     """What the batches take one after the other."""
-    sizes = [b - a for a, b in pairwise([0, *ends])]
-    return float(np.interp(sizes, SIZES, MEASURED[model]).sum()) / 1e3
+    sizes = np.diff([0, *ends])
+    known, ms = MEASURED[model]
+    return float((np.interp(sizes, known, ms) * np.maximum(sizes / known[-1], 1)).sum()) / 1e3
 
 
 class Tally:

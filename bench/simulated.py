@@ -96,6 +96,8 @@ class SizedBackend:
     can_hold = True
     n_rollback, most_drafts, draft_type = 3, 3, ""
     n_beats = 0
+    can_break = False
+    streamed = None
 
     def __init__(
         self,
@@ -138,6 +140,12 @@ class SizedBackend:
             raise OutOfCellsError
         self._taken[free] = True
         return free
+
+    def allow_break(self, is_so: bool) -> None:
+        pass
+
+    def break_off(self, is_wanted: bool = True) -> None:
+        pass
 
     def sampler(self, sampling: object, prompt: Tokens) -> SizedBackend:
         return self
