@@ -1,0 +1,238 @@
+"""Pictures of the page for the documentation: a server on the built-in model, and a real browser in front of it.
+
+    python -m tools.pictures [--to docs] [--only page-tree ...]      # needs '.[page]' and chromium
+
+`page-light`, `page-dark` and `page-phone` show a conversation of ten turns in three branches, `page-tree` what the
+cache made of it, and `page-branch` is a recording of a message being edited.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import io
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from playwright.sync_api import Browser, Locator, Page, sync_playwright
+
+from tools.server_process import PYCTL_SERVE, ServerProcess
+
+HARBOUR = "You keep the book of a small harbour. " + " ".join(
+    f"Berth {i} is for boats of up to {4 + i * 7 % 23} metres." for i in range(1, 25)
+)
+TRUNK = (
+    "Hello! My name is Ada, and the code of the north gate is 4711.",
+    "My cat is called Miro, and my sister lives in Bergen.",
+    "What is the code of the north gate?",
+    "And what is my cat called?",
+)
+BRANCHES = (
+    (2, ("Where does my sister live?", "Actually, the code of the north gate is 9052.", "What is the code now?")),
+    (1, ("My dog is called Rex, and my train leaves at 18:42.", "When does my train leave?", "What is my name?")),
+)
+"""Which of the user's messages is edited, from 0, and what is said then."""
+
+WIDE = {"width": 1440, "height": 860}
+PHONE = {"width": 390, "height": 844}
+FILM = {"width": 1180, "height": 700}
+
+MOST_FILM_BYTES = 1_000_000
+FRAME_MS = 80
+LAST_FRAME_MS = 1500
+
+CURSOR = """() => {
+  const dot = document.createElement("div");
+  Object.assign(dot.style, { position: "fixed", width: "18px", height: "18px", borderRadius: "50%", zIndex: 99,
+    background: "rgb(179 86 11 / .45)", border: "2px solid rgb(179 86 11)", pointerEvents: "none",
+    transform: "translate(-50%, -50%)", left: "-50px", transition: "left .25s, top .25s" });
+  document.body.append(dot);
+  addEventListener("mousemove", (e) => { dot.style.left = e.clientX + "px"; dot.style.top = e.clientY + "px"; });
+}"""
+"""A browser without a window draws no pointer."""
+
+
+class Talk:
+    """The page in a browser, and what is done in it."""
+
+    def __init__(self, page: Page, url: str) -> None:
+        self.page = page
+        page.goto(url)
+        page.wait_for_selector("body[data-ready]")
+
+    def begin(self, system: str) -> None:
+        """A new conversation with a system prompt."""
+        self.page.keyboard.press("Control+,")
+        self.page.locator('#dialog [name="system"]').fill(system)
+        self.page.get_by_role("button", name="Save").click()
+        self.page.get_by_role("button", name="New chat").click()
+
+    def say(self, text: str, delay_ms: float = 0) -> None:
+        """Send a message and wait for the reply; ``delay_ms`` between two keys."""
+        if delay_ms:
+            self.page.locator("#text").press_sequentially(text, delay=delay_ms)
+        else:
+            self.page.fill("#text", text)
+        with self.page.expect_response(self._is_reply) as asked:
+            self.page.press("#text", "Enter")
+        asked.value.finished()
+        self._wait()
+
+    def edit(self, index: int, text: str, delay_ms: float = 0) -> None:
+        """Say something else in place of the user's message ``index``, and wait for the reply."""
+        message = self.page.locator(".message.user").nth(index)
+        message.hover()
+        self.click(message.get_by_role("button", name="Edit message"), delay_ms)
+        field = message.get_by_role("textbox")
+        if delay_ms:
+            self.page.keyboard.press("Control+a")
+            field.press_sequentially(text, delay=delay_ms)
+        else:
+            field.fill(text)
+        with self.page.expect_response(self._is_reply) as asked:
+            field.press("Control+Enter")
+        asked.value.finished()
+        self._wait()
+
+    def click(self, button: Locator, pause_ms: float = 0) -> None:
+        """Go there, so that one can see it, and click."""
+        button.hover()
+        self.page.wait_for_timeout(8 * pause_ms)
+        button.click()
+
+    @staticmethod
+    def _is_reply(response: Any) -> bool:
+        return bool(response.url.endswith("/completions"))
+
+    def _wait(self) -> None:
+        self.page.wait_for_selector("#send:not(.stop)")
+        self.page.wait_for_selector(".message.assistant:last-child .bar")
+
+
+def ten_turns(talk: Talk) -> None:
+    """A conversation of ten turns in three branches."""
+    talk.begin(HARBOUR)
+    for text in TRUNK:
+        talk.say(text)
+    for index, (first, *rest) in BRANCHES:
+        talk.edit(index, first)
+        for text in rest:
+            talk.say(text)
+    talk.page.mouse.move(0, 0)
+    talk.page.wait_for_timeout(5500)  # what a reply lit up is out again, and what is read ahead is there
+
+
+def write(path: Path, png: bytes) -> None:
+    Image.open(io.BytesIO(png)).convert("RGB").save(path, "WEBP", quality=84, method=6)
+    print(f"{path}: {path.stat().st_size / 1024:.0f} KiB")
+
+
+def stills(browser: Browser, url: str, want: Callable[[str], Path | None]) -> None:
+    """The pictures that do not move."""
+    context = browser.new_context(viewport=WIDE, device_scale_factor=1.5, color_scheme="light", reduced_motion="reduce")
+    page = context.new_page()
+    ten_turns(Talk(page, url))
+    for name, scheme, size in (
+        ("page-light", "light", WIDE), ("page-dark", "dark", WIDE), ("page-phone", "light", PHONE),
+    ):  # fmt: skip
+        if path := want(name):
+            page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type, unused-ignore]
+            page.set_viewport_size(size)  # type: ignore[arg-type, unused-ignore]
+            page.wait_for_timeout(600)
+            write(path, page.screenshot())
+    if path := want("page-tree"):
+        page.emulate_media(color_scheme="light")
+        page.set_viewport_size(WIDE)  # type: ignore[arg-type, unused-ignore]
+        page.get_by_role("button", name="Enlarge").click()
+        page.mouse.move(0, 0)
+        high = page.locator("#cache").evaluate("(e) => e.scrollHeight")
+        page.set_viewport_size({**WIDE, "height": high})  # type: ignore[arg-type, unused-ignore]
+        page.wait_for_timeout(600)
+        write(path, page.locator("#cache").screenshot())
+    context.close()
+
+
+def film(browser: Browser, url: str, path: Path) -> None:
+    """Ten seconds: a question, the same message edited, and back to the first branch."""
+    context = browser.new_context(viewport=FILM, color_scheme="light")
+    page = context.new_page()
+    talk = Talk(page, url)
+    talk.begin(HARBOUR)
+    for text in TRUNK[:2]:
+        talk.say(text)
+    page.evaluate(CURSOR)
+    page.wait_for_timeout(4500)
+    frames: list[tuple[float, bytes]] = []
+    session = context.new_cdp_session(page)
+
+    def keep(event: dict[str, Any]) -> None:
+        frames.append((event["metadata"]["timestamp"], base64.b64decode(event["data"])))
+        session.send("Page.screencastFrameAck", {"sessionId": event["sessionId"]})
+
+    session.on("Page.screencastFrame", keep)
+    session.send("Page.startScreencast", {"format": "png", "everyNthFrame": 1})
+    talk.say(TRUNK[2], delay_ms=14)
+    page.wait_for_timeout(1200)
+    talk.edit(2, BRANCHES[0][1][0], delay_ms=16)
+    page.wait_for_timeout(1500)
+    talk.click(page.get_by_role("button", name="Previous branch"), 30)
+    page.wait_for_timeout(600)
+    session.send("Page.stopScreencast")
+    context.close()
+    animate(path, frames)
+
+
+def animate(path: Path, frames: Sequence[tuple[float, bytes]]) -> None:
+    """An animated picture of ``frames`` (seconds, PNG), as good as its size allows."""
+    images: list[Image.Image] = []
+    durations: list[int] = []
+    shown = -1.0
+    for at, png in frames:
+        if images and (at - shown) * 1000 < FRAME_MS:
+            images[-1] = Image.open(io.BytesIO(png)).convert("RGB")  # too soon: in place of the one before
+            continue
+        if images:
+            durations.append(round((at - shown) * 1000))
+        images.append(Image.open(io.BytesIO(png)).convert("RGB"))
+        shown = at
+    durations.append(LAST_FRAME_MS)
+    for quality in (80, 65, 50, 35):
+        first, *rest = images
+        first.save(
+            path, "WEBP", save_all=True, append_images=rest, duration=durations, loop=0, quality=quality, method=4,
+        )  # fmt: skip
+        if path.stat().st_size < MOST_FILM_BYTES:
+            break
+    print(f"{path}: {len(images)} frames, {sum(durations) / 1000:.1f} s, {path.stat().st_size / 1024:.0f} KiB")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--to", type=Path, default=Path("docs"), metavar="DIRECTORY")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="page-light, page-dark, page-phone, page-tree, ...")
+    options = parser.parse_args(argv)
+
+    def want(name: str) -> Path | None:
+        return options.to / f"{name}.webp" if not options.only or name in options.only else None
+
+    chromium = os.environ.get("CHROMIUM") or shutil.which("chromium")
+    with tempfile.TemporaryDirectory() as directory, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        flags = ("-c", "16384", "--temp", "0", "-cram", "64", "--disk-prefix-cache", "auto:2")
+        serve = (*PYCTL_SERVE, *flags, "--kv-cache-min-tokens", "64", "--kv-cache-dir")
+        log = Path(directory) / "log"
+        with ServerProcess((*serve, f"{directory}/stills"), log) as server:
+            stills(browser, server.url, want)
+        if path := want("page-branch"):
+            with ServerProcess((*serve, f"{directory}/film"), log) as server:
+                film(browser, server.url, path)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
