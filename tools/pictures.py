@@ -43,7 +43,7 @@ PHONE = {"width": 390, "height": 844}
 FILM = {"width": 1180, "height": 700}
 
 MOST_FILM_BYTES = 1_000_000
-FRAME_MS = 80
+FRAME_MS = 90
 LAST_FRAME_MS = 1500
 
 CURSOR = """() => {
@@ -201,7 +201,7 @@ def animate(path: Path, frames: Sequence[tuple[float, bytes]]) -> None:
         images.append(Image.open(io.BytesIO(png)).convert("RGB"))
         shown = at
     durations.append(LAST_FRAME_MS)
-    for quality in (80, 65, 50, 35):
+    for quality in (70, 60, 50, 35):
         first, *rest = images
         first.save(
             path, "WEBP", save_all=True, append_images=rest, duration=durations, loop=0, quality=quality, method=4,
