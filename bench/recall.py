@@ -1,6 +1,7 @@
 """How often the built-in model gives back what it was told, and whether a restored conversation answers differently.
 
     python -m bench.recall [--keep]
+    python -m bench.recall --longest 4096 --kv-pool 40960     # of 81,920 tokens on the device: one of two layers
 
 Conversations are those of the training's generator, with held-out names and values. Each question is asked of the
 whole conversation cold, then from the cache (after the other questions), then after a restart, from disk. Words are
@@ -58,7 +59,9 @@ def reply_to(address: str, messages: Messages, **fields: object) -> str:
     return str(reply["choices"][0]["message"]["content"])
 
 
-def measure(tokens: int, paraphrased: bool, conversations: int, count: int, num_cold: int) -> list[object]:
+def measure(
+    tokens: int, paraphrased: bool, conversations: int, count: int, num_cold: int, kv_pool: str = "off"
+) -> list[object]:
     """One row of the table."""
     seeds = range(conversations)
     asked = [pair for seed in seeds for pair in prompts(seed, tokens, count, paraphrased=paraphrased)]
@@ -67,6 +70,7 @@ def measure(tokens: int, paraphrased: bool, conversations: int, count: int, num_
     with tempfile.TemporaryDirectory() as directory:
         flags = ["--kv-cache-budget", "16384", "--cache-ram", "-1", "--prefix-cache-slots", "256"]
         command = [*PYCTL_SERVE, "-c", "81920", "-t", "1", "--kv-cache-dir", f"{directory}/cache", *flags]
+        command += ["--kv-pool", kv_pool]
         server = ServerProcess(command, Path(directory) / "log")
         with server:
             if paraphrased:
@@ -99,13 +103,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--longest", type=int, default=16_384, metavar="TOKENS")
     parser.add_argument("--conversations", type=int, metavar="N", help="of each size, at most")
     parser.add_argument("--questions", type=int, metavar="N", help="in each conversation, at most")
+    parser.add_argument("--kv-pool", default="off", help="as pyctl serve takes it")
     args = parse(parser, argv, longest=1024, conversations=1, questions=2)
     chosen = [size for size in SIZES if size[0] <= args.longest]
     rows = []
     for n, paraphrased, conversations, questions, cold in chosen:
         most = min(args.questions or questions, questions)
         count = min(args.conversations or conversations, conversations)
-        rows.append(measure(n, paraphrased, count, most, min(cold, most)))
+        rows.append(measure(n, paraphrased, count, most, min(cold, most), args.kv_pool))
     columns = [
         "tokens",
         "words",
