@@ -25,6 +25,9 @@ class GridReader:
 
     around = (np.array([1], np.int32), np.array([2], np.int32))
 
+    def n_tokens(self, image: ImageFile) -> int:
+        return self.picture(image).n_tokens
+
     def picture(self, image: ImageFile) -> Picture:
         columns, lines = -(-image.width // 32), -(-image.height // 32)
         return Picture(image.data, columns, lines, max(columns, lines), image)

@@ -88,7 +88,7 @@ class ChatFormat:
     ) -> None:
         self.template = template
         self.tokenizer = tokenizer
-        self._images = images
+        self.images = images
         self.capabilities = TemplateCapabilities.of(template)
         specials = tokenizer.special_tokens()
         self.starts = message_starts(template, tokenizer, specials, self.capabilities)
@@ -186,12 +186,12 @@ class ChatFormat:
         for piece in pieces:
             if isinstance(piece, str):
                 yield self._memo.tokenize(piece)
-            elif self._images is None:
+            elif self.images is None:
                 raise unreadable("the prompt", "image")
             else:
-                before, behind = self._images.around
+                before, behind = self.images.around
                 yield before
-                yield self._images.picture(piece)
+                yield self.images.picture(piece)
                 yield behind
 
     def _prompt(self, parts: Sequence[Tokens | Picture]) -> Prompt:

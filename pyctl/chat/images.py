@@ -32,8 +32,12 @@ class ImageReader(Protocol):
         """The tokens before and behind each image."""
         ...
 
+    def n_tokens(self, image: ImageFile) -> int:
+        """How many tokens ``image`` takes; looks at nothing but its size."""
+        ...
+
     def picture(self, image: ImageFile) -> Picture:
-        """How the model sees ``image``; it is not decoded for that. Raises RequestError."""
+        """How the model sees ``image``. One that is new is decoded; RequestError if that fails."""
         ...
 
 

@@ -45,6 +45,15 @@ class HubSettings:
     model_url: str = HUB.flag(
         "", "-mu --model-url", "model from this address", web_address, "LLAMA_ARG_MODEL_URL", "URL"
     )
+    offline: bool = HUB.flag(False, "--offline", "only what has been fetched before", None, "LLAMA_ARG_OFFLINE")
+    draft_repo: str = HUB.flag(
+        "",
+        "-hfd -hfrd --hf-repo-draft --spec-draft-hf",
+        "draft model from there; -md names a file of it",
+        hub_name,
+        "LLAMA_ARG_SPEC_DRAFT_HF_REPO",
+        "USER/MODEL[:QUANT]",
+    )
     mmproj_url: str = HUB.flag(
         "", "-mmu --mmproj-url", "vision encoder from this address", web_address, "LLAMA_ARG_MMPROJ_URL", "URL"
     )
@@ -55,15 +64,6 @@ class HubSettings:
         None,
         "LLAMA_ARG_MMPROJ_AUTO",
         off="--no-mmproj --no-mmproj-auto",
-    )
-    offline: bool = HUB.flag(False, "--offline", "only what has been fetched before", None, "LLAMA_ARG_OFFLINE")
-    draft_repo: str = HUB.flag(
-        "",
-        "-hfd -hfrd --hf-repo-draft --spec-draft-hf",
-        "draft model from there; -md names a file of it",
-        hub_name,
-        "LLAMA_ARG_SPEC_DRAFT_HF_REPO",
-        "USER/MODEL[:QUANT]",
     )
 
     def __post_init__(self) -> None:

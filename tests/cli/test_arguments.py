@@ -61,6 +61,7 @@ def test_every_field_has_a_flag() -> None:
         ),
         *(("Sampling", name) for name in ("min_keep", "post_sampling_probs")),  # requests say these
         ("EngineSettings", "min_batch"),
+        ("VisionSettings", "is_optional"),  # -hf brings what nobody asked for
         *(("ServerSettings", name) for name in ("disk_policy", "n_batch", "embeddings")),  # as their owners have them
         *(("ServerSettings", name) for name in ("sampling", "cors", "slots_debug", "is_verbose")),
     }

@@ -15,8 +15,9 @@ from typing import Any, TypeAlias, TypeVar
 
 from starlette.requests import Request
 
+from pyctl.chat.images import ImageReader
 from pyctl.chat.messages import unreadable
-from pyctl.errors import RequestError
+from pyctl.errors import ContextSizeError, RequestError
 from pyctl.image_file import ImageFile
 from pyctl.limit import limit
 from pyctl.server.body import at_most
@@ -35,6 +36,8 @@ NOTHING: Fetched = MappingProxyType({})
 _MOST_IMAGES = limit(512, "images of a request", "400", "request")
 _MOST_ADDRESSES = limit(16, "addresses of images in a request", "400", "request")
 _MOST_BYTES = limit(32 * 2**20, "an image in a request or in a file", "400", "request", "bytes")
+
+_MOST_PIXELS = limit(1_000_000_000, "pixels of all images of a request", "400", "request")
 
 _STEP_LETTERS = 1 << 20
 """Base64 that is read at a time: whoever else wants the interpreter gets it in between."""
@@ -70,9 +73,9 @@ def load_images(messages: Any, service: Service, fetched: Fetched) -> Any:
 
     Raises RequestError, which says what is wrong with which image.
     """
-    if not service.info.vision or not isinstance(messages, list):
+    if service.chat.images is None or not isinstance(messages, list):
         return messages
-    sources = _Sources(service.settings.media_path, fetched)
+    sources = _Sources(service, service.chat.images, fetched)
     loaded = [_loaded(message, f"messages[{index}]", sources) for index, message in enumerate(messages)]
     sources.check()
     return loaded
@@ -80,12 +83,12 @@ def load_images(messages: Any, service: Service, fetched: Fetched) -> Any:
 
 def data_images(values: Any, service: Service, fetched: Fetched) -> list[ImageFile]:
     """The images of ``multimodal_data``. Raises RequestError."""
-    if not service.info.vision:
+    if service.chat.images is None:
         raise unreadable("'multimodal_data'", "multimodal_data")
     values = [values] if isinstance(values, str) else values
     if not isinstance(values, list):
         raise RequestError("'multimodal_data' must be a list of strings")
-    sources = _Sources(service.settings.media_path, fetched)
+    sources = _Sources(service, service.chat.images, fetched)
     images = [sources.image(value, f"multimodal_data[{index}]") for index, value in enumerate(values)]
     sources.check()
     return [image for image in images if image is not None]
@@ -109,11 +112,13 @@ def _part(part: Any, at: str, sources: _Sources) -> Any:
 
 
 class _Sources:
-    """The images of one request."""
+    """The images of one request. None is decoded before all are known to fit into a prompt."""
 
-    def __init__(self, media_path: str, fetched: Fetched) -> None:
-        self._media_path, self._fetched = media_path, fetched
+    def __init__(self, service: Service, reader: ImageReader, fetched: Fetched) -> None:
+        self._media_path, self._n_ctx = service.settings.media_path, service.info.n_ctx
+        self._reader, self._fetched = reader, fetched
         self._missing: dict[str, str] = {}
+        self._found: list[tuple[ImageFile, str]] = []
         self._n_images = 0
 
     def image(self, url: Any, at: str) -> ImageFile | None:
@@ -128,14 +133,26 @@ class _Sources:
                 self._missing.setdefault(url, at)
                 at_most(_MOST_ADDRESSES, len(self._missing), "messages", "addresses of images")
                 return None
-            return ImageFile.of(data)
+            image = ImageFile.of(data)
+            self._found.append((image, at))
+            return image
         except RequestError as error:
             raise RequestError(f"{at}: {error}") from error
 
     def check(self) -> None:
-        """Raise ImagesMissing if something is."""
+        """Raise ImagesMissing if something is, ContextSizeError or RequestError if not all of them can be seen."""
         if self._missing:
             raise ImagesMissing(self._missing)
+        n_tokens = sum(self._reader.n_tokens(image) for image, _ in self._found)
+        if n_tokens >= self._n_ctx:
+            raise ContextSizeError(n_tokens, self._n_ctx)
+        if sum(image.width * image.height for image, _ in self._found) > _MOST_PIXELS:
+            raise RequestError(f"the images of a request must have at most {_MOST_PIXELS} pixels together")
+        for image, at in self._found:
+            try:
+                self._reader.picture(image)
+            except RequestError as error:
+                raise RequestError(f"{at}: {error}") from error
 
     def _bytes(self, url: str) -> bytes | None:
         scheme = url[:8].lower()

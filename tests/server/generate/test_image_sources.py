@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyctl.errors import RequestError
+from pyctl.errors import ContextSizeError, RequestError
 from pyctl.image_file import ImageFile
 from pyctl.server.generate import image_sources
 from pyctl.server.generate.image_sources import ImagePart, ImagesMissing, data_images, load_images
@@ -153,6 +153,32 @@ def test_numbers_and_sizes_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyP
     for url in (URL, "file://good.png"):
         with pytest.raises(RequestError, match="more than"):
             loaded(bench, part(url))
+
+
+def test_no_image_is_decoded_where_not_all_can_be_seen(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one that cannot be is named."""
+    decoded: list[int] = []
+
+    def picture(_: GridReader, image: ImageFile) -> None:
+        decoded.append(image.width)
+        if image.width == 33:
+            raise RequestError("the PNG image is broken")
+
+    monkeypatch.setattr(GridReader, "n_tokens", lambda _, image: image.width * image.height)
+    monkeypatch.setattr(GridReader, "picture", picture)
+    sizes = ((30, 30), (33, 10), (31, 31))
+    good, bad, large = (part(base64.b64encode(image_bytes(*size)).decode()) for size in sizes)
+    with pytest.raises(ContextSizeError):
+        loaded(bench, good, large, large, large, large)
+    with pytest.raises(ImagesMissing):
+        loaded(bench, good, part("http://a/"))
+    monkeypatch.setattr(image_sources, "_MOST_PIXELS", 1500)
+    with pytest.raises(RequestError, match="1500 pixels together"):
+        loaded(bench, good, large)
+    assert not decoded
+    with pytest.raises(RequestError, match=r"^messages\[1\]\.content\[2\]: the PNG image is broken"):
+        loaded(bench, good, bad)
+    assert decoded == [30, 33]
 
 
 def test_images_beside_a_raw_prompt(bench: Bench) -> None:

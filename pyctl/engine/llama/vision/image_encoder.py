@@ -160,6 +160,11 @@ class ImageEncoder:
 
     # -- a file becomes a picture ------------------------------------------------------------------------------------
 
+    def n_tokens(self, file: ImageFile) -> int:
+        """How many tokens stand for ``file`` in a prompt, by what it says of its size."""
+        columns, lines = self.grid.of(file.width, file.height)
+        return columns * lines
+
     def picture(self, file: ImageFile) -> Picture:
         """What stands for ``file`` in a prompt, at its beginning.
 
