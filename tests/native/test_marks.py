@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pyctl.engine.backend import SequenceTokens
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.llama import LlamaBackend, Loaded, load
 from pyctl.engine.model_settings import ModelSettings
@@ -169,3 +170,68 @@ def test_without_room_nothing_can_be_marked(
     with pytest.raises(ValueError, match="no room for marks"):
         backend._memory.mark(0, N)
     backend.clear(0)
+
+
+def drafted(backend: LlamaBackend, seed: int, look: Callable[[], None]) -> list[np.ndarray]:
+    """Steps of a reply after N tokens, each with drafts of which some are wrong, up to long ones; the logits of all."""
+    rng, at, found, kinds = np.random.default_rng(seed), N, [], set()
+    most = min(backend.most_drafts, 20)
+    for step in range(12):
+        n_drafts = int(rng.integers(1, most + 1)) if step % 3 else min(1, most)
+        item = SequenceTokens(0, tuple(tokens(1000 * seed + step, 1 + n_drafts).tolist()), at)
+        backend.decode([item])
+        found += [backend.logits(i) for i in range(1 + n_drafts)]
+        look()
+        n_right = int(rng.integers(0, n_drafts + 1))
+        held = backend.keep(0, at + 1 + n_right)
+        look()
+        if held < at + 1 + n_right:  # back to the mark: what was right is evaluated once more, and is sure now
+            assert n_drafts > backend.n_rollback
+            again = item.tokens[held - at : 1 + n_right]
+            backend.decode([SequenceTokens(0, again, held, len(again))])
+            found.append(backend.logits(0))
+            look()
+        at += 1 + n_right
+        kinds.add(held == at)
+    assert kinds == {True, False}, "by planes and by marks"
+    return found
+
+
+@pytest.mark.parametrize("n_free", [40, 300])
+def test_drafts_and_marks_leave_what_is_held_and_are_no_different_beside_it(backend: LlamaBackend, n_free: int) -> None:
+    """Drafts take cells where held rows lie; what is taken back was never held, and what is held has not moved on."""
+    prompt(backend, 0, 1)
+    expected = drafted(backend, 3, lambda: None)
+    ends = backend._n_held(0)
+    backend.clear(0)
+
+    # Another conversation had the low cells, and leaves about as many free as this one needs.
+    n = backend.n_cells - ends - n_free
+    for start in range(0, n, 64):
+        backend.evaluate(1, tokens(9, n)[start : start + 64], start)
+    other, own_end = backend.hold(1, 0, n), N
+    before = backend.save_rows(1, 0, n)
+    backend.synchronize()
+    backend.clear(1)
+    prompt(backend, 0, 1)
+    own = backend.hold(0, 0, own_end)
+    mine = backend.save_rows(0, 0, own_end)
+    backend.synchronize()
+
+    def look() -> None:
+        for held, block, last in ((other, before, n), (own, mine, own_end)):
+            found = backend.fetch(held, 0, last)
+            backend.synchronize()
+            assert np.array_equal(found, block)
+
+    assert same(drafted(backend, 3, look), expected)
+    assert backend._n_held(0) == ends
+    assert backend.n_held == n, "its own rows lie where the sequence has them"
+    state = backend.save_state(0, ends)
+    last = backend.save_rows(0, own_end, ends)
+    backend.synchronize()
+    backend.clear(0)
+    backend.load_rows(0, 0, [(own, 0, own_end), (last, own_end, ends)])
+    backend.load_state(0, ends, state)
+    look()
+    backend.release_all()
