@@ -246,7 +246,7 @@ def environment_of(place: Path, cuda: Cuda | None) -> dict[str, str]:
     for name, first in paths.items():
         rest = [part for part in os.environ.get(name, "").split(os.pathsep) if part and Path(part) not in first]
         joined[name] = os.pathsep.join([*map(str, first), *rest])
-    return {**joined, "LLAMA_CPP_LIB_PATH": str(place / "lib")}
+    return {**joined, "LLAMA_CPP_LIB_PATH": str(place / "lib"), "MTMD_CPP_LIB": str(place / "lib")}
 
 
 def finish(place: Path, variables: dict[str, str], models: dict[str, Path], *, server: bool, gpu: bool) -> None:
