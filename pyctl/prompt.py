@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -131,6 +132,12 @@ class Prompt:
     def end(self) -> int:
         """Where the generation header begins, or the whole length without boundaries."""
         return self.boundaries[-1] if self.boundaries else len(self)
+
+    @property
+    def first_messages(self) -> list[tuple[int, int]]:
+        """Where the first messages begin and end, in which it is known where lines end."""
+        begins = self.boundaries if self.n_unmarked else (0, *self.boundaries)
+        return list(pairwise((*begins[: FIRST_MESSAGES + 1], len(self))))[:FIRST_MESSAGES]
 
     def first(self, n: int) -> Prompt:
         """The first ``n`` tokens of it, with what lies within them; no image that does not end there."""

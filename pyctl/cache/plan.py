@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator, Sequence
-from itertools import islice, pairwise
+from typing import TYPE_CHECKING
 
-from pyctl.prompt import FIRST_MESSAGES, Prompt
+if TYPE_CHECKING:
+    from pyctl.prompt import Prompt
 
 __all__ = [
     "MIN_BATCH", "RULES", "batch_ends", "choose_cuts", "ends_within", "inner_ends", "last_common_end", "last_end",
@@ -38,7 +39,7 @@ UNMARKED_PARTS, FINE_STEP = (16, 8), 256
 """The part of text without messages that is new when a batch ends there, without and with a cost; at most so many
 tokens without one."""
 
-RULES = (MIN_BATCH, FIRST_RUNG, FIRST_MESSAGES, FINE_PART, *UNMARKED_PARTS, FINE_STEP)
+RULES = (MIN_BATCH, FIRST_RUNG, FINE_PART, *UNMARKED_PARTS, FINE_STEP)
 """What batch ends follow from, besides the tokens and what is given to `batch_ends`."""
 
 
@@ -108,8 +109,7 @@ def _rungs(prompt: Prompt, n_ubatch: int) -> Iterator[int]:
 def _line_stops(prompt: Prompt, min_batch: int) -> Iterator[int]:
     """Line ends within the first messages, the farther apart the longer a message."""
     replies = frozenset(prompt.headers or ())
-    begins = prompt.boundaries if prompt.n_unmarked else (0, *prompt.boundaries)
-    for begin, end in islice(pairwise((*begins, len(prompt))), FIRST_MESSAGES):
+    for begin, end in prompt.first_messages:
         at = begin
         while begin not in replies:
             step = max(min_batch, (at - begin) // FINE_PART)
