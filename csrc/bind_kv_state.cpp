@@ -228,14 +228,14 @@ public:
 
     int64_t  n_rows() const { return state.store().end_of(0); }
     size_t   device_bytes() const { return state.store().device_bytes(); }
-    size_t   stage_bytes() const { return state.store().stage_bytes(); }
+    size_t   stage_bytes() const { return state.store().streaming().bytes(); }
     size_t   host_bytes() const { return state.store().host_bytes(); }
-    uint64_t streamed_bytes() const { return state.store().streamed_bytes(); }
-    double   wait_ms() const { return state.store().waited_ms(); }
+    uint64_t streamed_bytes() const { return state.store().streaming().streamed_bytes(); }
+    double   wait_ms() const { return state.store().streaming().waited_ms(); }
 
     double copy_rate() {
         double rate = 0.0;
-        without_gil([&] { rate = state.store().copy_rate(); });
+        without_gil([&] { rate = state.store().streaming().copy_rate(); });
         return rate;
     }
 

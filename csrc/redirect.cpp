@@ -19,32 +19,11 @@ constexpr uint16_t hidden         = 0xfc00;  // minus infinity; what is visible 
 constexpr size_t   pattern_bytes  = size_t(1) << 20;
 constexpr int64_t  pattern_column = 1024;  // columns that are filled at a time
 
-buffer_handle allocate(ggml_backend_buffer_type_t type, size_t size) {
-    buffer_handle buffer(ggml_backend_buft_alloc_buffer(type, size));
-    if (buffer == nullptr) {
-        throw std::runtime_error("no room for " + std::to_string(size) + " bytes in " + ggml_backend_buft_name(type));
-    }
-    return buffer;
-}
-
-ggml_tensor whole(const buffer_handle & buffer) {
-    ggml_tensor all{};
-    all.buffer = buffer.get();
-    all.data   = ggml_backend_buffer_get_base(buffer.get());
-    return bytes_of(&all, 0, ggml_backend_buffer_get_size(buffer.get()));
-}
-
 const ggml_tensor * root_of(const ggml_tensor * tensor) {
     return tensor->view_src != nullptr ? tensor->view_src : tensor;
 }
 
 }  // namespace
-
-ggml_backend_buffer_type_t redirect::host_type_beside(ggml_backend_buffer_type_t type) {
-    ggml_backend_dev_t         device = ggml_backend_buft_get_device(type);
-    ggml_backend_buffer_type_t host   = device != nullptr ? ggml_backend_dev_host_buffer_type(device) : nullptr;
-    return host != nullptr ? host : ggml_backend_cpu_buffer_type();
-}
 
 redirect::redirect(llama_context * ctx, const row_layout & rows, transfer & copies, int64_t n_rows, int64_t n_tokens,
                    std::function<void(size_t)> after)
@@ -56,12 +35,9 @@ redirect::redirect(llama_context * ctx, const row_layout & rows, transfer & copi
     }
     ggml_backend_buffer_type_t type = ggml_backend_buffer_get_type(buffer_of(rows.k[0].tensor));
     const int64_t n_mask = (n_tokens + mask_tile - 1) / mask_tile * mask_tile;
-    mask_buffer    = allocate(type, static_cast<size_t>(n_rows * n_mask) * mask_element);
-    index_buffer   = allocate(type, static_cast<size_t>(n_tokens) * sizeof(int64_t));
-    pattern_buffer = allocate(host_type_beside(type), 2 * pattern_bytes);
-    mask_bytes     = whole(mask_buffer);
-    index_bytes    = whole(index_buffer);
-    ggml_backend_buffer_clear(mask_buffer.get(), 0);
+    mask_buffer    = allocate_zeros(type, static_cast<size_t>(n_rows * n_mask) * mask_element);
+    index_buffer   = allocate_zeros(type, static_cast<size_t>(n_tokens) * sizeof(int64_t));
+    pattern_buffer = allocate_zeros(host_type_beside(type), 2 * pattern_bytes);
     open_mask();
     open_output(rows, type);
     // The library hands its callback to the scheduler with each new graph; the last one may be used again before.
@@ -79,8 +55,7 @@ redirect::~redirect() {
 }
 
 size_t redirect::device_bytes() const {
-    const size_t output = output_buffer != nullptr ? ggml_backend_buffer_get_size(output_buffer.get()) : 0;
-    return ggml_backend_buffer_get_size(mask_buffer.get()) + ggml_backend_buffer_get_size(index_buffer.get()) + output;
+    return mask_buffer.size() + index_buffer.size() + output_buffer.size();
 }
 
 // A device that converts quantised rows puts them behind the output of attention, which the library has made as large
@@ -103,8 +78,7 @@ void redirect::open_output(const row_layout & rows, ggml_backend_buffer_type_t t
         output = std::max<size_t>(output, sizeof(float) * hparams.n_head(il) * hparams.n_embd_head_v(il) * n_tokens);
     }
     if (k_layer + v_layer > 0) {
-        output_buffer = allocate(type, output + k_layer + v_layer + 4096);
-        ggml_backend_buffer_clear(output_buffer.get(), 0);
+        output_buffer = allocate_zeros(type, output + k_layer + v_layer + 4096);
     }
 }
 
@@ -112,21 +86,20 @@ void redirect::open_output(const row_layout & rows, ggml_backend_buffer_type_t t
 
 // Row i is that of token i of a batch: from column mask_at[i] + i + 1 on, everything is hidden.
 void redirect::open_mask() {
-    auto * patterns = static_cast<uint8_t *>(ggml_backend_buffer_get_base(pattern_buffer.get()));
+    uint8_t * patterns = pattern_buffer.data();
     auto * dark     = reinterpret_cast<uint16_t *>(patterns + pattern_bytes);
-    std::memset(patterns, 0, pattern_bytes);
     std::fill(dark, dark + pattern_bytes / mask_element, hidden);
 
     mask.type   = GGML_TYPE_F16;
-    mask.buffer = mask_buffer.get();
-    mask.data   = mask_bytes.data;
+    mask.buffer = mask_buffer.buffer.get();
+    mask.data   = mask_buffer.data();
     for (int64_t column = 0; column < n_rows; column += pattern_column) {
         const int64_t width = std::min(pattern_column, n_rows - column);
         for (int64_t row = 0; row < n_tokens;) {
             const auto    fitting = static_cast<int64_t>(pattern_bytes / (static_cast<size_t>(width) * mask_element));
             const int64_t n       = std::min(fitting, n_tokens - row);
             const size_t  pitch   = static_cast<size_t>(width) * mask_element;
-            copies.put({ &mask_bytes, static_cast<size_t>(row * n_rows + column) * mask_element, pitch, static_cast<size_t>(n),
+            copies.put({ &mask_buffer.bytes, static_cast<size_t>(row * n_rows + column) * mask_element, pitch, static_cast<size_t>(n),
                          static_cast<size_t>(n_rows) * mask_element, pitch },
                        patterns + pattern_bytes);
             row += n;
@@ -135,7 +108,7 @@ void redirect::open_mask() {
     for (int64_t row = 0; row < n_tokens; ++row) {
         const auto size = static_cast<size_t>(std::min(row + 1, n_rows)) * mask_element;
         for (size_t at = 0; at < size; at += pattern_bytes) {
-            copies.put({ &mask_bytes, static_cast<size_t>(row * n_rows) * mask_element + at, std::min(size - at, pattern_bytes) },
+            copies.put({ &mask_buffer.bytes, static_cast<size_t>(row * n_rows) * mask_element + at, std::min(size - at, pattern_bytes) },
                        patterns);
         }
     }
@@ -143,14 +116,14 @@ void redirect::open_mask() {
 
 // Columns [column + i, column + i + width) of rows [row, row + n), where i counts the rows from `row` on.
 void redirect::fill_mask(bool visible, int64_t row, int64_t n, int64_t column, int64_t width) {
-    const auto * patterns = static_cast<const uint8_t *>(ggml_backend_buffer_get_base(pattern_buffer.get()));
-    const size_t stride   = static_cast<size_t>(n_rows + 1) * mask_element;
+    const uint8_t * patterns = pattern_buffer.data();
+    const size_t    stride   = static_cast<size_t>(n_rows + 1) * mask_element;
     for (int64_t done = 0; done < width; done += pattern_column) {
         const size_t size = static_cast<size_t>(std::min(pattern_column, width - done)) * mask_element;
         for (int64_t i = 0; i < n;) {
             const int64_t count = std::min(static_cast<int64_t>(pattern_bytes / size), n - i);
             const auto    from  = static_cast<size_t>((row + i) * n_rows + column + i + done) * mask_element;
-            copies.put({ &mask_bytes, from, size, static_cast<size_t>(count), stride, size },
+            copies.put({ &mask_buffer.bytes, from, size, static_cast<size_t>(count), stride, size },
                        patterns + (visible ? 0 : pattern_bytes));
             i += count;
         }
@@ -197,7 +170,7 @@ void redirect::begin(int64_t from, int64_t to, const std::vector<place> & where)
     for (int64_t i = 0; i < n; ++i) {
         positions[i] = first + i;
     }
-    copies.put({ &index_bytes, 0, static_cast<size_t>(n) * sizeof(int64_t) },
+    copies.put({ &index_buffer.bytes, 0, static_cast<size_t>(n) * sizeof(int64_t) },
                reinterpret_cast<const uint8_t *>(positions.data()));
     move_mask(first, n);
     active = true;
@@ -270,15 +243,15 @@ void redirect::follow(ggml_tensor * node) {
 // Sees to it that the output of attention, with all that a device puts behind it, has room where it goes.
 bool redirect::give_room(ggml_tensor * node, const ggml_tensor & before) {
     moved = nullptr;
-    ggml_backend_buffer_type_t type   = ggml_backend_buffer_get_type(mask_buffer.get());
+    ggml_backend_buffer_type_t type   = ggml_backend_buffer_get_type(mask_buffer.buffer.get());
     const size_t               needed = ggml_backend_buft_get_alloc_size(type, node);
-    if (output_buffer == nullptr) {
+    if (output_buffer.buffer == nullptr) {
         return needed <= ggml_backend_buft_get_alloc_size(type, &before);
     }
-    node->buffer = output_buffer.get();
-    node->data   = ggml_backend_buffer_get_base(output_buffer.get());
+    node->buffer = output_buffer.buffer.get();
+    node->data   = output_buffer.data();
     moved        = node;
-    return needed <= ggml_backend_buffer_get_size(output_buffer.get());
+    return needed <= output_buffer.size();
 }
 
 void redirect::remember(ggml_tensor * node, const ggml_tensor & before) {
@@ -301,8 +274,8 @@ void redirect::write(ggml_tensor * node) {
     }
     const ggml_tensor before = *node;
     index        = *rows;
-    index.buffer = index_buffer.get();
-    index.data   = index_bytes.data;
+    index.buffer = index_buffer.buffer.get();
+    index.data   = index_buffer.data();
     index.view_src = nullptr;
     node->buffer = target->buffer;
     node->data   = target->data;

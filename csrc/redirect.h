@@ -6,8 +6,8 @@
 // the library uses graphs again. Nothing is decided here: whoever owns the rows says where each layer's lie.
 #pragma once
 
-#include "ggml_handles.h"
 #include "layout.h"
+#include "tensor_buffer.h"
 #include "transfer.h"
 
 #include "llama.h"
@@ -40,9 +40,6 @@ public:
 
     // The library computes attention over so many rows at a time.
     static constexpr int64_t padding = 256;
-
-    // The host memory that is copied fastest to and from where `type` is.
-    static ggml_backend_buffer_type_t host_type_beside(ggml_backend_buffer_type_t type);
 
     // The next evaluation is that of positions [first, last), with the rows of each layer at `places`.
     void begin(int64_t first, int64_t last, const std::vector<place> & places);
@@ -91,8 +88,7 @@ private:
     std::unordered_map<const ggml_tensor *, size_t>   k_of, v_of;  // the library's tensor -> layer
     std::unordered_map<const ggml_tensor *, size_t>   stop_at;     // node -> layer
     const ggml_tensor *                               moved = nullptr;  // the last attention whose output is ours
-    buffer_handle                                     mask_buffer, index_buffer, pattern_buffer, output_buffer;
-    ggml_tensor                                       mask_bytes{}, index_bytes{};
+    tensor_buffer                                     mask_buffer, index_buffer, pattern_buffer, output_buffer;
     ggml_tensor                                       mask{}, index{};  // what nodes get, once for all
     std::vector<int64_t>                              positions;        // of the tokens of the batch
     std::vector<int64_t>                              mask_at;          // of each row of the mask: see move_mask

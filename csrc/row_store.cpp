@@ -1,49 +1,20 @@
 #include "row_store.h"
 
 #include "block.h"
+#include "host_copy.h"
 
 #include "llama-context.h"
 #include "llama-kv-cache.h"
 #include "llama-model.h"
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
 #include <cstring>
 #include <stdexcept>
 #include <string>
-#include <thread>
-#include <tuple>
-#include <utility>
 
 namespace {
 
-// Kernels may read a little behind the last quantised row.
-constexpr size_t slack = 4096;
-
-// Host copies above this are shared among threads: one does not reach the speed of the memory.
-constexpr size_t bytes_for_threads = size_t(16) << 20;
-constexpr size_t bytes_per_piece   = size_t(4) << 20;
-constexpr size_t most_threads      = 4;
-
 constexpr llama_seq_id only_seq = 0;
-
-double ms_since(std::chrono::steady_clock::time_point start) {
-    return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
-}
-
-// A tensor of bytes in a new buffer of zeros, since what is masked must still be numbers.
-ggml_tensor allocate(ggml_backend_buffer_type_t type, size_t size, buffer_handle & buffer) {
-    buffer.reset(ggml_backend_buft_alloc_buffer(type, size + slack));
-    if (buffer == nullptr) {
-        throw std::runtime_error("no room for " + std::to_string(size) + " bytes of rows in " + ggml_backend_buft_name(type));
-    }
-    ggml_backend_buffer_clear(buffer.get(), 0);
-    ggml_tensor all{};
-    all.buffer = buffer.get();
-    all.data   = ggml_backend_buffer_get_base(buffer.get());
-    return bytes_of(&all, 0, size);
-}
 
 }  // namespace
 
@@ -64,7 +35,7 @@ row_store::row_store(llama_context * ctx, llama_kv_cache & cache, const row_layo
     }
     open(settings);
     attention = std::make_unique<redirect>(ctx, layout, copies, capacity, llama_n_ubatch(ctx),
-                                           [this](size_t index) { layer_done(index); });
+                                           [this](size_t index) { stages->layer_done(index, n_rows, n_next); });
     truncate(only_seq, 0);
 }
 
@@ -107,71 +78,44 @@ void row_store::check_context() const {
 }
 
 void row_store::open(const store_settings & settings) {
-    const size_t               n_layers = layout.k.size();
-    const auto                 rows     = static_cast<size_t>(capacity);
-    ggml_backend_buffer_type_t type     = ggml_backend_buffer_get_type(buffer_of(layout.k[0].tensor));
-    ggml_backend_buffer_type_t host     = redirect::host_type_beside(type);
-    size_t k_row = 0, v_row = 0;
-    layers.resize(n_layers);
-    for (size_t i = 0; i < n_layers; ++i) {
-        layer & layer    = layers[i];
-        layer.k_of_cache = layout.k[i];
-        layer.v_of_cache = layout.v[i];
-        layer.resident   = std::count(settings.resident.begin(), settings.resident.end(), i) > 0;
-        layer.k          = allocate(layer.resident ? type : host, rows * layer.k_of_cache.row, layer.k_buffer);
-        layer.v          = allocate(layer.resident ? type : host, rows * layer.v_of_cache.row, layer.v_buffer);
-        if (!layer.resident) {
-            layer.host_k = static_cast<uint8_t *>(layer.k.data);
-            layer.host_v = static_cast<uint8_t *>(layer.v.data);
-            streamed.push_back(i);
-            k_row = std::max(k_row, layer.k_of_cache.row);
-            v_row = std::max(v_row, layer.v_of_cache.row);
-        }
+    const auto                 rows   = static_cast<size_t>(capacity);
+    ggml_backend_buffer_type_t device = ggml_backend_buffer_get_type(buffer_of(layout.k[0].tensor));
+    for (size_t i = 0; i < layout.k.size(); ++i) {
+        const bool resident = std::count(settings.resident.begin(), settings.resident.end(), i) > 0;
+        const auto type     = resident ? device : host_type_beside(device);
+        layers.push_back({ layout.k[i], layout.v[i], resident, allocate_zeros(type, rows * layout.k[i].row + row_slack),
+                           allocate_zeros(type, rows * layout.v[i].row + row_slack) });
     }
-    stages.resize(std::min(settings.n_stages, streamed.size()));
-    for (stage & stage : stages) {
-        stage.k = allocate(type, rows * k_row, stage.k_buffer);
-        stage.v = allocate(type, rows * v_row, stage.v_buffer);
-    }
-    for (layer & layer : layers) {
-        places.push_back({ &layer.k, &layer.v, false });
-    }
-    for (size_t i = 0; i < streamed.size(); ++i) {
-        places[streamed[i]] = { &stage_of(i).k, &stage_of(i).v, true };
+    stages = std::make_unique<row_stages>(copies, layers, capacity, settings.n_stages, device);
+    for (size_t i = 0; i < layers.size(); ++i) {
+        const bool resident = layers[i].resident;
+        places.push_back({ resident ? &layers[i].k.bytes : &stages->k_of(i).bytes,
+                           resident ? &layers[i].v.bytes : &stages->v_of(i).bytes, !resident });
     }
 }
 
 std::vector<row_store::layer_info> row_store::info() const {
     std::vector<layer_info> found;
-    for (const layer & layer : layers) {
+    for (const stored_layer & layer : layers) {
         const ggml_tensor * tensor = layer.k_of_cache.tensor;
-        found.push_back({ (tensor->view_src != nullptr ? tensor->view_src : tensor)->name, layer.k_of_cache.row, layer.v_of_cache.row, layer.resident });
+        found.push_back({ (tensor->view_src != nullptr ? tensor->view_src : tensor)->name, layer.k_of_cache.row,
+                          layer.v_of_cache.row, layer.resident });
     }
     return found;
 }
 
-size_t row_store::stage_bytes() const {
-    size_t sum = 0;
-    for (const stage & stage : stages) {
-        sum += ggml_backend_buffer_get_size(stage.k_buffer.get()) + ggml_backend_buffer_get_size(stage.v_buffer.get());
-    }
-    return sum;
-}
-
 size_t row_store::device_bytes() const {
-    size_t sum = stage_bytes() + attention->device_bytes();
-    for (const layer & layer : layers) {
-        if (layer.resident) {
-            sum += ggml_backend_buffer_get_size(layer.k_buffer.get()) + ggml_backend_buffer_get_size(layer.v_buffer.get());
-        }
+    size_t sum = stages->bytes() + attention->device_bytes();
+    for (const stored_layer & layer : layers) {
+        sum += layer.resident ? layer.k.size() + layer.v.size() : 0;
     }
     return sum;
 }
 
 size_t row_store::host_bytes() const {
     size_t sum = 0;
-    for (const size_t i : streamed) {
-        sum += ggml_backend_buffer_get_size(layers[i].k_buffer.get()) + ggml_backend_buffer_get_size(layers[i].v_buffer.get());
+    for (const stored_layer & layer : layers) {
+        sum += layer.resident ? 0 : layer.k.size() + layer.v.size();
     }
     return sum;
 }
@@ -192,7 +136,8 @@ void row_store::check_batch(const llama_batch & batch) const {
 
 void row_store::reserve(int64_t n, bool) {
     if (n > n_free()) {
-        throw out_of_cells(std::to_string(n) + " rows do not fit behind " + std::to_string(n_rows) + " of " + std::to_string(n_ctx));
+        throw out_of_cells(std::to_string(n) + " rows do not fit behind " + std::to_string(n_rows) + " of " +
+                           std::to_string(n_ctx));
     }
 }
 
@@ -203,7 +148,7 @@ int row_store::decode(const llama_batch & batch) {
     if (n_rows > 1) {
         cache.seq_rm(only_seq, 0, static_cast<llama_pos>(n_rows - 1));
     }
-    prepare_stages();
+    stages->prepare(n_rows);
     attention->begin(n_rows, n_next, places);
     int code = -1;
     try {
@@ -229,9 +174,7 @@ int row_store::decode(const llama_batch & batch) {
 // What was written is not counted.
 void row_store::failed() {
     copies.finish();
-    for (stage & stage : stages) {
-        stage.n = std::min(stage.n, n_rows);
-    }
+    stages->truncate(n_rows);
     place_last();
 }
 
@@ -275,90 +218,6 @@ void row_store::place_last() {
     cache.state_read(reader, only_seq);
 }
 
-// -- streaming ---------------------------------------------------------------------------------------------------------
-
-// The first `n` rows of the layer that `stage` holds, as far as they are not there.
-void row_store::fill(stage & stage, int64_t n) {
-    const layer & layer = streamed_layer(stage.holds);
-    if (stage.n < n) {
-        for (auto [to, row, from] : { std::tuple(&stage.k, layer.k_of_cache.row, layer.host_k),
-                                      std::tuple(&stage.v, layer.v_of_cache.row, layer.host_v) }) {
-            const size_t at   = static_cast<size_t>(stage.n) * row;
-            const size_t size = static_cast<size_t>(n - stage.n) * row;
-            copies.load({ to, at, size }, from + at);
-            n_streamed += size;
-        }
-        stage.n      = n;
-        stage.loaded = copies.progress().take();
-    }
-}
-
-void row_store::wait(stage & stage) {
-    const auto start = std::chrono::steady_clock::now();
-    copies.progress().wait(stage.loaded);
-    waited += ms_since(start);
-}
-
-// Before an evaluation: the layers that come first have the rows so far.
-void row_store::prepare_stages() {
-    if (stages.empty()) {
-        return;
-    }
-    copies.load_begin();
-    for (size_t i = 0; i < stages.size(); ++i) {
-        if (stages[i].holds != i) {
-            stages[i].holds = i;
-            stages[i].n     = 0;
-        }
-        fill(stages[i], n_rows);
-    }
-    wait(stages[0]);
-}
-
-// Within an evaluation: the attention of a streamed layer has been computed. Its stage is the next one's.
-void row_store::layer_done(size_t index) {
-    const size_t  i     = static_cast<size_t>(std::find(streamed.begin(), streamed.end(), index) - streamed.begin());
-    const layer & done  = layers[index];
-    stage &       place = stage_of(i);
-    for (auto [from, row, to] : { std::tuple(&place.k, done.k_of_cache.row, done.host_k),
-                                  std::tuple(&place.v, done.v_of_cache.row, done.host_v) }) {
-        const size_t at = static_cast<size_t>(n_rows) * row;
-        copies.save({ from, at, static_cast<size_t>(n_next - n_rows) * row }, to + at);
-    }
-    place.n = n_next;
-    home    = copies.progress().take();
-
-    const bool   wraps = i + stages.size() >= streamed.size();
-    const size_t next  = wraps ? i % stages.size() : i + stages.size();
-    if (next != i) {
-        place.holds = next;
-        place.n     = 0;
-        fill(place, wraps ? n_next : n_rows);
-    }
-    if (i + 1 < streamed.size()) {
-        wait(stage_of(i + 1));
-    }
-}
-
-double row_store::copy_rate() {
-    if (stages.empty()) {
-        return 0.0;
-    }
-    stage &      target = stages[0];
-    const size_t size   = std::min(static_cast<size_t>(ggml_nbytes(&target.k)), size_t(256) << 20);
-    double       best   = 0.0;
-    for (int i = 0; i < 3; ++i) {
-        copies.finish();
-        const auto start = std::chrono::steady_clock::now();
-        copies.load({ &target.k, 0, std::min(size, ggml_nbytes(&streamed_layer(0).k)) }, streamed_layer(0).host_k);
-        copies.finish();
-        best = std::max(best, static_cast<double>(size) / std::max(ms_since(start) / 1e3, 1e-9));
-    }
-    target.holds = 0;
-    target.n     = 0;
-    return best;
-}
-
 // -- out and in --------------------------------------------------------------------------------------------------------
 
 size_t row_store::size(int64_t p0, int64_t p1) const {
@@ -368,18 +227,14 @@ size_t row_store::size(int64_t p0, int64_t p1) const {
     return sizeof(block_header) + static_cast<size_t>(p1 - p0) * row_bytes;
 }
 
-// Calls `function(layer, its row, where its rows lie on the device, or null, and on the host)` in the order of a block.
+// Calls `function(bytes of a row, all rows, whether they are on the device)` in the order of a block.
 template <typename F> void row_store::each_plane(const F & function) {
-    for (layer & layer : layers) {
-        function(layer.k_of_cache.row, layer.resident ? &layer.k : nullptr, layer.host_k);
+    for (stored_layer & layer : layers) {
+        function(layer.k_of_cache.row, layer.k, layer.resident);
     }
-    for (layer & layer : layers) {
-        function(layer.v_of_cache.row, layer.resident ? &layer.v : nullptr, layer.host_v);
+    for (stored_layer & layer : layers) {
+        function(layer.v_of_cache.row, layer.v, layer.resident);
     }
-}
-
-void row_store::rows_are_home() {
-    copies.progress().wait(home);
 }
 
 void row_store::save(llama_seq_id, int64_t p0, int64_t p1, uint8_t * out, size_t n_bytes) {
@@ -400,16 +255,17 @@ void row_store::save(llama_seq_id, int64_t p0, int64_t p1, uint8_t * out, size_t
     }
     copies.save_begin();
     std::vector<host_copy> on_host;
-    each_plane([&](size_t row, ggml_tensor * device, const uint8_t * host) {
-        if (device != nullptr) {
-            copies.save({ device, static_cast<size_t>(p0) * row, n * row }, at);
+    each_plane([&](size_t row, tensor_buffer & rows, bool on_device) {
+        const size_t from = static_cast<size_t>(p0) * row;
+        if (on_device) {
+            copies.save({ &rows.bytes, from, n * row }, at);
         } else {
-            on_host.push_back({ at, host + static_cast<size_t>(p0) * row, n * row });
+            on_host.push_back({ at, rows.data() + from, n * row });
         }
         at += n * row;
     });
-    rows_are_home();
-    copy_on_host(std::move(on_host));
+    stages->wait_home();
+    copy_on_host(on_host);
 }
 
 void row_store::check_spans(int64_t p0, const std::vector<row_span> & spans) const {
@@ -424,7 +280,8 @@ void row_store::check_spans(int64_t p0, const std::vector<row_span> & spans) con
                                         std::to_string(span.size) + " bytes, not " + std::to_string(size(header.p0, header.p1)));
         }
         if (span.first != at || span.last <= span.first) {
-            throw std::invalid_argument("rows " + range_text(span.first, span.last) + " do not follow position " + std::to_string(at));
+            throw std::invalid_argument("rows " + range_text(span.first, span.last) + " do not follow position " +
+                                        std::to_string(at));
         }
         if (span.first < header.p0 || span.last > header.p1) {
             throw std::invalid_argument("rows " + range_text(span.first, span.last) + " are not inside the block " +
@@ -452,7 +309,7 @@ void row_store::load(llama_seq_id, int64_t p0, const std::vector<row_span> & spa
                                     " on cannot be appended");
     }
     reserve(spans.back().last - p0, false);
-    rows_are_home();
+    stages->wait_home();
     copies.load_begin();
     std::vector<host_copy> on_host;
     if (layout.has_ext) {
@@ -469,26 +326,24 @@ void row_store::load(llama_seq_id, int64_t p0, const std::vector<row_span> & spa
             std::memcpy(exts.data() + to, at + skip * sizeof(llama_kv_cell_ext), n * sizeof(llama_kv_cell_ext));
             at += whole * sizeof(llama_kv_cell_ext);
         }
-        each_plane([&](size_t row, ggml_tensor * device, uint8_t * host) {
-            if (device != nullptr) {
-                copies.load({ device, to * row, n * row }, at + skip * row);
+        each_plane([&](size_t row, tensor_buffer & rows, bool on_device) {
+            if (on_device) {
+                copies.load({ &rows.bytes, to * row, n * row }, at + skip * row);
             } else {
-                on_host.push_back({ host + to * row, at + skip * row, n * row });
+                on_host.push_back({ rows.data() + to * row, at + skip * row, n * row });
             }
             at += whole * row;
         });
     }
     copies.load_end();
-    copy_on_host(std::move(on_host));
+    copy_on_host(on_host);
     n_rows = spans.back().last;
     place_last();
 }
 
 void row_store::truncate(llama_seq_id, int64_t n) {
     n_rows = std::min(n_rows, n);
-    for (stage & stage : stages) {
-        stage.n = std::min(stage.n, n_rows);
-    }
+    stages->truncate(n_rows);
     place_last();
 }
 
@@ -498,38 +353,4 @@ llama_pos row_store::cut(llama_seq_id seq, int64_t n) {
         truncate(seq, n);
     }
     return static_cast<llama_pos>(n);
-}
-
-void row_store::copy_on_host(std::vector<host_copy> parts) {
-    size_t sum = 0;
-    for (const host_copy & part : parts) {
-        sum += part.size;
-    }
-    const size_t n_threads = sum < bytes_for_threads ? 1 : std::min<size_t>(most_threads, std::thread::hardware_concurrency());
-    if (n_threads <= 1) {
-        for (const host_copy & part : parts) {
-            std::memcpy(part.to, part.from, part.size);
-        }
-        return;
-    }
-    std::vector<host_copy> pieces;
-    for (const host_copy & part : parts) {
-        for (size_t at = 0; at < part.size; at += bytes_per_piece) {
-            pieces.push_back({ part.to + at, part.from + at, std::min(bytes_per_piece, part.size - at) });
-        }
-    }
-    std::atomic<size_t> next{ 0 };
-    const auto          work = [&] {
-        for (size_t i = next++; i < pieces.size(); i = next++) {
-            std::memcpy(pieces[i].to, pieces[i].from, pieces[i].size);
-        }
-    };
-    std::vector<std::thread> threads;
-    for (size_t i = 1; i < n_threads; ++i) {
-        threads.emplace_back(work);
-    }
-    work();
-    for (std::thread & thread : threads) {
-        thread.join();
-    }
 }
