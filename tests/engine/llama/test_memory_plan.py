@@ -221,7 +221,7 @@ def fitting(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[ModelSetting
 
     def run_with(free: int, host: int = 64_000, **fields: Any) -> tuple[ModelSettings, MemoryPlan]:
         @contextmanager
-        def stub(settings: ModelSettings, drafts: DraftSettings) -> Iterator[Run]:
+        def stub(settings: ModelSettings, *_: object) -> Iterator[Run]:
             yield Run(settings, free * MIB, host * MIB)
 
         monkeypatch.setattr(fit, "dry_run", stub)
