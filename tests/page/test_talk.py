@@ -163,7 +163,7 @@ def test_tool_calls_can_be_read(tab: Tab) -> None:
 
 
 def test_where_a_prompt_differed_is_said_in_words(tab: Tab) -> None:
-    rules = manual("misses", 84)
+    rules = manual("misses", 84).replace("\n", " ")  # within a line, where no batch ends
     tab.configure(system=rules.replace("Rule 79:", "Rule 79 (Monday):"))
     tab.page.get_by_role("button", name="New chat").click()
     tab.say(FACTS)

@@ -1,6 +1,6 @@
 // The cache: a tree of prefixes, where each lies, and what the last reply used and added.
 
-import { $, ago, count, el, icon, keyed, put, rate, short, size, sure, svg, tell, tokens } from "./dom.js";
+import { $, ago, count, el, icon, keyed, plain, put, rate, short, size, sure, svg, tell, tokens } from "./dom.js";
 import * as api from "./api.js";
 import { TreeMap } from "./map.js";
 
@@ -64,17 +64,7 @@ async function look() {
 
 // -- the tree --------------------------------------------------------------------------------------------------------
 
-const ROLES = { user: "You: ", assistant: "Reply: ", system: "System: ", tool: "Tool: " };
 const TIERS = { device: "device", ram: "RAM", disk: "disk" };
-
-// Tokens as people read them: without marks, with names for roles.
-const plain = (text) =>
-  (text ?? "")
-    .replace(/^[a-z_]*\|>/, "")
-    .replace(/<\|im_start\|>([a-z]+)\n?/g, (_, role) => ROLES[role] ?? role + ": ")
-    .replace(/<\|[^|<>\n]{1,30}\|>|<\/?think>/g, " ")
-    .replace(/\s+/g, " ")
-    .trim();
 
 function wordsOf(node) {
   if (node.label !== undefined) return plain(node.label);

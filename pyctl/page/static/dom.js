@@ -80,6 +80,17 @@ export function ago(seconds) {
   return Math.max(Math.floor(seconds), 0) + " s";
 }
 
+const ROLES = { user: "You: ", assistant: "Reply: ", system: "System: ", tool: "Tool: " };
+
+// Tokens as people read them: without marks, with names for roles.
+export const plain = (text) =>
+  (text ?? "")
+    .replace(/^[a-z_]*\|?>/, "")
+    .replace(/<\|im_start\|>([a-z]+)\n?/g, (_, role) => ROLES[role] ?? role + ": ")
+    .replace(/<\|[^|<>\n]{1,30}\|>|<\/?think>/g, " ")
+    .replace(/\s+/g, " ")
+    .trim();
+
 export const newId = () => Date.now().toString(36) + Math.random().toString(36).slice(2, 10);
 
 // -- telling and asking ----------------------------------------------------------------------------------------------

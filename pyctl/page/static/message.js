@@ -1,6 +1,6 @@
 // One message: its thoughts, its text, its calls, what it cost, and what can be done with it.
 
-import { copy, count, el, put, rate, time, tokens } from "./dom.js";
+import { copy, count, el, plain, put, rate, time, tokens } from "./dom.js";
 import * as api from "./api.js";
 
 const NAMES = { user: "You", assistant: "Reply", system: "System", tool: "Tool result" };
@@ -148,7 +148,8 @@ function missed({ position, nearest, was, is }) {
   let n = 0;
   while (n < was.length && n < is.length && was[n] === is[n]) n++;
   const start = was.lastIndexOf(" ", n - 1) + 1, first = Math.max(start, n - 24);
-  const cut = (text) => "…" + text.slice(first, n + 28).replace(/\s+/g, " ").trim();
+  const cut = (text) => "…" + plain(text.slice(first, n + 40)).slice(0, 60);
+  if (n === is.length) return `${at} That one went on where this ends.`;
   return [at + " It was ", el("del", {}, cut(was)), ", it is ", el("ins", {}, cut(is)), "."];
 }
 
