@@ -28,6 +28,7 @@ from pyctl.engine.pool.pool_settings import PoolSettings
 from pyctl.engine.request import Done, Piece, Request, Timings
 from pyctl.engine.vision.vision_settings import VisionSettings
 from pyctl.engine.worker import Worker
+from pyctl.errors import ModelError
 from pyctl.server.generate import respond
 from pyctl.server.lifecycle import LoadingApp
 from pyctl.server.request_pool import Afterwards
@@ -121,7 +122,9 @@ def look(monkeypatch: pytest.MonkeyPatch, argv: list[str], at: Callable[[Seen], 
 
     def load(settings: ModelSettings, *given: Any, keep_vocabulary: bool, pool: PoolSettings) -> Any:
         seen.model, seen.drafts, seen.keep_vocabulary, seen.pool = settings, given[2], keep_vocabulary, pool
-        seen.vision = given[3]
+        seen.vision = given[3] if len(given) > 3 else VisionSettings()
+        if "gemma" in seen.vision.mmproj_path:
+            raise ModelError("images as gemma.gguf makes them are not supported")
         pooling = "mean" if settings.embeddings else ""
         info = replace(INFO, chat_template=TEMPLATE, n_vocab=300, pooling=pooling, vision=True)
         tokenizer = ByteTokenizer(TOKENIZER_SPECIALS, eos="<|im_end|>")
@@ -191,7 +194,8 @@ def look(monkeypatch: pytest.MonkeyPatch, argv: list[str], at: Callable[[Seen], 
         patch.setattr(chat_command, "run_chat", run_chat)
         patch.setattr("pyctl.terminal.remote.RemoteBackend", remote)
         patch.setattr("pyctl.models.hub.fetch", fetch)
-        patch.setattr("pyctl.models.hub.fetch_companion", lambda *_: "eyes.gguf")
+        eyes = "gemma.gguf" if "org/gemma" in argv else "eyes.gguf"
+        patch.setattr("pyctl.models.hub.fetch_companion", lambda *_: eyes)
         patch.setattr(logging, "basicConfig", lambda **given: seen.log.update(given))
         patch.setattr(logging.getLogger("pyctl"), "warning", lambda *args: seen.log.update(warning=args[-1]))
         assert main(argv) == 0, argv

@@ -539,3 +539,25 @@ def test_a_draft_model_is_fetched_beside_a_model_that_is_a_file(monkeypatch: pyt
     asked, path, model = look(monkeypatch, argv, lambda seen: (seen.hub, seen.drafts.draft_path, seen.model.path))
     assert (asked.hf_repo, asked.hf_file) == ("org/d:Q8_0", "small.gguf")
     assert (path, model) == ("fetched.gguf", "m.gguf")
+
+
+def test_a_vision_encoder_that_nobody_asked_for_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """-hf brings what lies beside the model, of whatever kind; only whoever names one hears that it cannot be used."""
+    argv = ["serve", "-hf", "org/gemma"]
+    path, warning = look(monkeypatch, argv, lambda seen: (seen.vision.mmproj_path, str(seen.log["warning"])))
+    assert (path, warning) == ("", "images as gemma.gguf makes them are not supported")
+    with pytest.raises(AssertionError):
+        look(monkeypatch, ["serve", "-m", "m.gguf", "--mmproj", "gemma.gguf"], lambda seen: seen.vision)
+
+
+def test_a_vision_encoder_that_is_named_is_the_one_that_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    for argv, path in (
+        (["-hf", "org/m"], "eyes.gguf"),
+        (["-hf", "org/m", "--no-mmproj"], ""),
+        (["-hf", "org/m", "--mmproj", "mine.gguf"], "mine.gguf"),
+        (["-hf", "org/m", "-mmu", "http://h/v.gguf"], "fetched.gguf"),
+        (["-hf", "org/m", "--kv-pool", "auto"], ""),
+        (["-m", "m.gguf", "-mmu", "http://h/v.gguf"], "fetched.gguf"),
+        (["-m", "m.gguf"], ""),
+    ):
+        assert look(monkeypatch, ["serve", *argv], lambda seen: seen.vision.mmproj_path) == path, argv
