@@ -34,7 +34,11 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     ("", r"value of .*n_ctx: 4096 / 8192$", "each sequence may use the whole context"),
     ("marker in the text", "", "what somebody types is text, where llama-server counts it as an image"),
     ("/props", r"value of modalities.video", "nothing is made of videos"),
-    ("/props", r"value of ui:", "there is no web interface"),
+    (
+        "^/ ",
+        "^(status: 404 / 200|type: application/json / text/html)$",
+        "the page; the llama-server that was asked was built without its own",
+    ),
     ("/props", r"value of chat_template_caps.supports_typed_content", "found by rendering; llama-server misses a loop"),
     ("/props", r"value of chat_template: ", "ends as the file does"),
     ("", "header access-control-", "headers that browsers need to send a key from another origin"),
