@@ -12,7 +12,7 @@ from dataclasses import replace
 from weakref import ref
 
 from pyctl.cache.cache_stats import RequestStats
-from pyctl.cache.plan import MIN_BATCH, batch_ends, inner_ends
+from pyctl.cache.plan import MIN_BATCH, batch_ends, ends_within, inner_ends, last_end
 from pyctl.cache.snapshot import Prefix, PromptMatch, State
 from pyctl.engine.admission import ActiveRequest, Steps
 from pyctl.engine.backend import Backend
@@ -299,8 +299,9 @@ class WarmUps:
         tokens = request.prompt.tokens
         began = active.started = time.perf_counter()
         stats = active.stats = RequestStats(n_prompt=len(request.prompt))
-        ends = inner_ends(request.prompt, self._prefill.ends(request.prompt))
-        last = ends[-1] if ends else 0
+        ends = self._prefill.ends(request.prompt)
+        last = last_end(inner_ends(request.prompt, ends), len(request.prompt))
+        ends = list(ends_within(ends, 0, last))  # those inside of images, too
         seq.left_over = False
         lookup = snapshotter.lookup(request, ends, seq, stats)
         goal = max(last, self._rest(request, last))

@@ -24,10 +24,13 @@ from pyctl.engine.fake import FakeBackend
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.pool.pool_plan import PoolPlan
 from pyctl.engine.request import Request
-from pyctl.prompt import Prompt, as_tokens, common_prefix
+from pyctl.image_file import ImageFile
+from pyctl.prompt import Picture, Prompt, Tokens, as_tokens, common_prefix
 from tests.cache.checks import tokens_of
 from tests.engine.drive import ask, cold, collect, request
 from tests.engine.test_company import check_held
+
+NO_FILE = ImageFile(b"", "png", 1, 1)
 
 Message = tuple[int, int]
 """(seed, length)"""
@@ -37,15 +40,42 @@ messages = st.tuples(st.integers(0, 30), st.sampled_from([3, 17, 40, 100, 170, 3
 
 def render(conversation: list[Message]) -> Prompt:
     """Each message begins with token 63, so that boundaries are a function of the tokens, as with a real template; the
-    assistant's begin with 63, 61."""
-    starts = ([63, 61 if i % 2 == 0 and i else 60] for i in range(len(conversation)))
-    parts = [
-        [*start, *np.random.default_rng(s).integers(1, 60, n)]
-        for start, (s, n) in zip(starts, conversation, strict=True)
-    ]
-    tokens = as_tokens(np.concatenate([*parts, [63, 61, 62]]))
+    assistant's begin with 63, 61. Every fourth has an image within, of more than a batch if it is long."""
+    ids: list[int] = []
+    pictures: list[Picture] = []
+    for i, (seed, n) in enumerate(conversation):
+        text = np.random.default_rng(seed).integers(1, 60, n).tolist()
+        ids += [63, 61 if i % 2 == 0 and i else 60, *text[: n // 2]]
+        if seed % 4 == 1:
+            pictures.append(Picture(bytes([seed, n % 256]), n // 10 + 1, 9, max(n // 10 + 1, 9), NO_FILE, len(ids)))
+            ids += pictures[-1].tokens.tolist()
+        ids += text[n // 2 :]
+    tokens = as_tokens([*ids, 63, 61, 62])
     found = boundaries(tokens, [63])
-    return Prompt(tokens, found, headers=headers(tokens, found, [63, 61]))
+    return Prompt(tokens, found, headers=headers(tokens, found, [63, 61]), pictures=tuple(pictures))
+
+
+class SeeingBackend(FakeBackend):
+    """It knows where there are images, and that none can be cut."""
+
+    def evaluate_picture(self, seq: int, picture: Picture, first: int, last: int, *, output: bool = False) -> None:
+        assert picture.start <= first < last <= picture.end
+        self.__dict__.setdefault("images", {}).setdefault(seq, []).append(picture)
+        super().evaluate_picture(seq, picture, first, last, output=output)
+
+    def evaluate(self, seq: int, tokens: Tokens, start: int, *, output: bool = True) -> None:
+        assert tokens.min() >= 0 or len(set(np.sign(tokens))) == 1, "text and an image in one batch"
+        super().evaluate(seq, tokens, start, output=output)
+
+    def rewind(self, seq: int, n: int) -> None:
+        held = self.__dict__.setdefault("images", {}).setdefault(seq, [])
+        assert not any(picture.start < n < picture.end for picture in held), "an image was cut"
+        held[:] = [picture for picture in held if picture.end <= n]
+        super().rewind(seq, n)
+
+    def clear(self, seq: int) -> None:
+        self.__dict__.setdefault("images", {}).pop(seq, None)
+        super().clear(seq)
 
 
 class Conversations(RuleBasedStateMachine):
@@ -76,7 +106,7 @@ class Conversations(RuleBasedStateMachine):
     ) -> None:
         if pool is not None:
             n_seqs, n_cells = 1, 4096
-        self.new = partial(FakeBackend, kind, n_ctx=4096, n_ubatch=batch[0], batch_cost=batch[1])
+        self.new = partial(SeeingBackend, kind, n_ctx=4096, n_ubatch=batch[0], batch_cost=batch[1])
         self.kind = kind
         self.backend = self.new(n_seqs=n_seqs, n_cells=n_cells, can_hold=can_hold, pool=pool)
         self.engine = Engine(self.backend, RamCache(n_slots, budget), EngineSettings(exact=exact, min_step=min_step))
