@@ -5,8 +5,8 @@
 One long reply is streamed by a server that is bound to two cores. In turn it runs alone, and with the page open in a
 real browser, which asks for the cache as it does while somebody looks, and has a block of Markdown rendered twice a
 second, as for a reply of its own. The browser runs on other cores if there are any; where there are not, its work
-counts in what the clock says. Processor time is that of the server and of its process that renders, for each token of
-the reply, so it says the same on a busy machine.
+counts, too. What the server works for a page is also measured alone, as processor time, which says the same on a busy
+machine.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
 
@@ -68,46 +68,22 @@ async def a_browser(path: str) -> AsyncIterator[Any]:
 # -- a reply beside it -------------------------------------------------------------------------------------------------
 
 
-class Rate(NamedTuple):
-    """Tokens per second of time, and of a processor's time."""
-
-    by_clock: float
-    by_cpu: float
-
-
-def cpu_seconds(pid: int) -> float:
-    """What the server and the process that renders have used of processors."""
-    ticks = 0
-    for each in processes(pid):
-        fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
-async def beside(server: ServerProcess, path: str, seconds: float, rounds: int) -> list[tuple[Rate, Rate, Rate]]:
-    """The reply's speed in each round: before the page is open, while it is, and after it."""
+async def beside(address: str, path: str, seconds: float, rounds: int) -> list[tuple[float, float, float]]:
+    """Tokens per second of each round: before the page is open, while it is, and after it."""
     found = []
     reply = Reply()
-
-    async def rate() -> Rate:
-        used, n = cpu_seconds(server.pid), reply.n_tokens
-        by_clock = await reply.rate(seconds)
-        return Rate(by_clock, (reply.n_tokens - n) / max(cpu_seconds(server.pid) - used, 0.01))
-
     async with a_browser(path) as browser:
-        reading = asyncio.ensure_future(reply.read(server.url))
+        reading = asyncio.ensure_future(reply.read(address))
         await asyncio.sleep(2 * SETTLE_SECONDS)
-        before = await rate()
+        before = await reply.rate(seconds)
         for _ in range(rounds):
-            page = await browser.new_page()
-            await page.goto(server.url)
-            await page.wait_for_selector("body[data-ready]")
+            page = await opened(browser, address)
             await page.evaluate(RENDER, BLOCK * 4)
             await asyncio.sleep(2 * SETTLE_SECONDS)
-            loaded = await rate()
+            loaded = await reply.rate(seconds)
             await page.close()
             await asyncio.sleep(2 * SETTLE_SECONDS)
-            after = await rate()
+            after = await reply.rate(seconds)
             found.append((before, loaded, after))
             before = after
         if reading.done():
@@ -118,18 +94,55 @@ async def beside(server: ServerProcess, path: str, seconds: float, rounds: int) 
     return found
 
 
-def show_beside(found: Sequence[tuple[Rate, Rate, Rate]], keep: str) -> None:
+async def opened(browser: Any, address: str) -> Any:
+    """A tab with the page, ready to be used."""
+    page = await browser.new_page()
+    await page.goto(address)
+    await page.wait_for_selector("body[data-ready]")
+    return page
+
+
+def show_beside(found: Sequence[tuple[float, float, float]], keep: str) -> None:
     rows: list[tuple[object, ...]] = []
-    by_clock, by_cpu = [], []
+    ratios = []
     for number, (before, loaded, after) in enumerate(found, 1):
-        by_clock.append(loaded.by_clock / ((before.by_clock + after.by_clock) / 2))
-        by_cpu.append(loaded.by_cpu / ((before.by_cpu + after.by_cpu) / 2))
-        speeds = (f"{rate.by_clock:.1f}" for rate in (before, loaded, after))
-        rows.append((number, *speeds, f"{by_clock[-1]:.3f}", f"{by_cpu[-1]:.3f}"))
-    median = statistics.median
-    rows.append(("median", "", "", "", f"{median(by_clock):.3f}", f"{median(by_cpu):.3f}"))
-    columns = ("round", "alone before, tokens/s", "page open", "alone after", "speed", "tokens per processor second")
+        ratios.append(loaded / ((before + after) / 2))
+        rows.append((number, f"{before:.1f}", f"{loaded:.1f}", f"{after:.1f}", f"{ratios[-1]:.3f}"))
+    rows.append(("median", "", "", "", f"{statistics.median(ratios):.3f}"))
+    columns = ("round", "alone before, tokens/s", "page open", "alone after", "speed with the page open")
     show("A reply while the page is open in a browser", columns, rows, keep=keep)
+
+
+# -- what it uses of processors ----------------------------------------------------------------------------------------
+
+
+def cpu_ms(pid: int) -> float:
+    """Milliseconds that the server and the process that renders have had a processor."""
+    tasks = (task for each in processes(pid) for task in Path(f"/proc/{each}/task").iterdir())
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e6
+
+
+ALL_OF_IT = "() => { setInterval(() => fetch('cache').then((answer) => answer.json()), 1000); }"
+
+
+async def work(server: ServerProcess, path: str, seconds: float) -> list[tuple[object, ...]]:
+    """Processor milliseconds a second, by what the page does, with nothing else to be done."""
+    rows: list[tuple[object, ...]] = []
+    async with a_browser(path) as browser:
+        for what in ("no page", "the page, open", "and two renders a second", "and a cache that changes every second"):
+            page = await opened(browser, server.url) if rows else None
+            if page is not None and len(rows) > 1:
+                await page.evaluate(RENDER, BLOCK * 4)
+            if page is not None and len(rows) > 2:
+                await page.evaluate(ALL_OF_IT)
+            await asyncio.sleep(4 * SETTLE_SECONDS)
+            used, began = cpu_ms(server.pid), time.perf_counter()
+            await asyncio.sleep(seconds)
+            used = (cpu_ms(server.pid) - used) / (time.perf_counter() - began)
+            rows.append((what, f"{used:.1f}", f"{used / 10:.2f} %"))
+            if page is not None:
+                await page.close()
+    return rows
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
@@ -227,7 +240,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 paint, ready = asyncio.run(paint_ms(server.url, path, max(arguments.rounds // 2, 1)))
                 rows.append((f"first paint, {LATENCY_MS} ms before each answer", f"{paint:.0f} ms"))
                 rows.append(("until it can be used, likewise", f"{ready:.0f} ms"))
-                found = asyncio.run(beside(server, path, arguments.seconds, arguments.rounds))
+                worked = asyncio.run(work(server, path, 5 * arguments.seconds))
+                found = asyncio.run(beside(server.url, path, arguments.seconds, arguments.rounds))
     show("The page", ("", ""), rows, keep="page-size" if arguments.keep else "")
     title = f"Memory of the server and its renderer over {arguments.renders:,} renders"
     columns = ("renders", "MiB", "since the first", "ms a text")
@@ -235,6 +249,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if path is None:
         print("no chromium or no playwright: nothing was measured in a browser")
     else:
+        used = ("", "ms a second", "of one core")
+        show("Processor time of the server for a page", used, worked, keep="page-work" if arguments.keep else "")
         show_beside(found, "page" if arguments.keep else "")
 
 
