@@ -158,6 +158,8 @@ class Bench:
                     flush=True,
                 )
                 began = time.perf_counter()
+                assert engine.snapshotter.disk is not None
+                engine.snapshotter.disk.flush(120)  # which a server that ends does not wait for
                 engine.close(EngineError("the end"))
                 backend.clear(0)
                 files = [path for path in Path(place).rglob("*") if path.is_file() and path.suffix != ".tmp"]
