@@ -52,10 +52,20 @@ def until_settled(tab: Tab) -> dict[str, dict[str, Any]]:
 @pytest.fixture(scope="module")
 def own_server(browser: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server whose cache nobody else changes, with a disk."""
-    directory: Path = tmp_path_factory.mktemp("cache-view")
-    disk = ("--kv-cache-dir", str(directory / "disk"), "--disk-prefix-cache", "full", "--kv-cache-min-tokens", "0")
-    with ServerProcess((*SERVE, *disk), directory / "log") as server:
+    with serving(tmp_path_factory.mktemp("cache-view")) as server:
         yield server
+
+
+@pytest.fixture
+def idle_server(browser: object, tmp_path: Path) -> Iterator[ServerProcess]:
+    """One that makes nothing ready, which would bring back what was dropped."""
+    with serving(tmp_path, "--no-warm-next") as server:
+        yield server
+
+
+def serving(directory: Path, *flags: str) -> ServerProcess:
+    disk = ("--kv-cache-dir", str(directory / "disk"), "--disk-prefix-cache", "full", "--kv-cache-min-tokens", "0")
+    return ServerProcess((*SERVE, *disk, *flags), directory / "log")
 
 
 @pytest.fixture
@@ -99,7 +109,8 @@ def test_the_tree_is_that_of_the_server(tab: Tab) -> None:
     assert "Disk" in tab.page.locator("#cache").inner_text()
 
 
-def test_pin_survives_and_drop_removes(tab: Tab) -> None:
+def test_pin_survives_and_drop_removes(idle_server: ServerProcess, open_tab: OpenTab) -> None:
+    tab = open_tab(idle_server.url)
     tab.say(manual("pins", 12))
     found = until_settled(tab)
     key, node = max(found.items(), key=lambda each: each[1]["n"])

@@ -162,6 +162,21 @@ def test_tool_calls_can_be_read(tab: Tab) -> None:
     assert json.loads(tab.replies.last.locator(".call pre").inner_text()) == {"town": "Kiel <b>"}
 
 
+def test_where_a_prompt_differed_is_said_in_words(tab: Tab) -> None:
+    rules = manual("misses", 84)
+    tab.configure(system=rules.replace("Rule 79:", "Rule 79 (Monday):"))
+    tab.page.get_by_role("button", name="New chat").click()
+    tab.say(FACTS)
+    # What both share is known, but no longer there to resume from.
+    assert tab.page.request.delete(f"{tab.url}cache").ok
+    tab.configure(system=rules.replace("Rule 79:", "Rule 79 (Tuesday):"))
+    tab.page.get_by_role("button", name="New chat").click()
+    tab.say(FACTS)
+    miss = tab.replies.last.locator(".miss")
+    assert "(Monday)" in miss.locator("del").inner_text()
+    assert "(Tuesday)" in miss.locator("ins").inner_text()
+
+
 def test_text_files_go_along(tab: Tab) -> None:
     with tab.page.expect_file_chooser() as choosing:
         tab.page.get_by_role("button", name="Attach").click()
