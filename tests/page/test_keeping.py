@@ -65,9 +65,9 @@ def test_export_wipe_and_import_give_the_same_trees(tab: Tab) -> None:
     tab.until(lambda: "A second conversation" in names(tab))
     assert trees(exported(tab)) == trees(before)
     tab.page.locator("#list").get_by_role("button", name="One").click()
-    assert tab.texts() == ["Another one", "Second."]
+    tab.until(lambda: tab.texts() == ["Another one", "Second."])
     tab.page.get_by_role("button", name="Previous branch").click()
-    assert tab.texts() == ["One", "First ä✓.", "Two", "Second."]
+    tab.until(lambda: tab.texts() == ["One", "First ä✓.", "Two", "Second."])
     seen = exported(tab)
     tab.reload()
     assert trees(exported(tab)) == trees(seen)
@@ -161,7 +161,7 @@ def test_json_that_is_none_is_refused_where_it_is_entered(tab: Tab) -> None:
     for wrong in ("{", "[1]", "7"):
         dialog.locator('[name="json"]').fill(wrong)
         dialog.get_by_role("button", name="Save").click()
-        assert "no JSON object" in dialog.get_by_role("alert").inner_text()
+        tab.until(lambda: "no JSON object" in dialog.get_by_role("alert").inner_text())
     tab.page.keyboard.press("Escape")
     dialog.wait_for(state="hidden")
     with tab.page.expect_response("**/v1/chat/completions") as asked:

@@ -99,13 +99,13 @@ def test_an_edited_message_is_a_branch_that_resumes_from_what_both_share(tab: Ta
     assert branch.get_by_role("button", name="Next branch").is_disabled()
 
     branch.get_by_role("button", name="Previous branch").click()
-    assert tab.texts()[2] == "What is my name?"
+    tab.until(lambda: tab.texts()[2] == "What is my name?")
     assert "Ada" in tab.texts()[3]
     assert f"{whole['predicted_n']} written" in tab.replies.last.locator(".legend").inner_text()
     tab.reload()
     tab.until(lambda: tab.texts()[2] == "What is my name?")
     tab.page.locator(".message.user").nth(1).get_by_role("button", name="Next branch").click()
-    assert "4711" in tab.texts()[-1]
+    tab.until(lambda: "4711" in tab.texts()[-1])
 
     again = tab.act(tab.replies.last.get_by_role("button", name="Regenerate reply"))
     assert again["prompt_n"] < 40
@@ -136,7 +136,7 @@ def test_reasoning_is_folded_with_its_time(tab: Tab) -> None:
     assert details.locator("summary").inner_text().startswith("Thought for ")
     assert not details.locator(".thought").is_visible()
     details.locator("summary").click()
-    assert details.locator(".thought").inner_text().strip() == "The clock says twelve."
+    tab.until(lambda: details.locator(".thought").inner_text().strip() == "The clock says twelve.")
     tab.reload()
     assert tab.replies.last.locator("summary").inner_text().startswith("Thought for ")
 
@@ -213,9 +213,9 @@ def test_code_is_copied(tab: Tab) -> None:
     code = "def f(x):\n    return x < 2\n"
     tab.say("Some code, please.", saying(f"Here:\n\n```python\n{code}```\n\nDone."))
     tab.page.get_by_role("button", name="Copy", exact=True).click()
-    assert tab.page.evaluate("navigator.clipboard.readText()") == code
+    tab.until(lambda: tab.page.evaluate("navigator.clipboard.readText()") == code)
     tab.replies.last.get_by_role("button", name="Copy message").click()
-    assert tab.page.evaluate("navigator.clipboard.readText()").startswith("Here:\n\n```python")
+    tab.until(lambda: tab.page.evaluate("navigator.clipboard.readText()").startswith("Here:\n\n```python"))
 
 
 def test_two_tabs_of_one_browser_lose_nothing(tab: Tab) -> None:
@@ -250,7 +250,7 @@ def test_a_reply_is_edited_and_continued(tab: Tab) -> None:
     reply.get_by_role("button", name="Edit message").click()
     reply.get_by_role("textbox", name="Message").fill("There are nine")
     reply.get_by_role("button", name="Keep as a new branch").click()
-    assert tab.texts()[-1] == "There are nine"
+    tab.until(lambda: tab.texts()[-1] == "There are nine")
     assert tab.replies.last.locator(".branch").inner_text().count("2/2")
     tab.configure(json=json.dumps(saying(" valves, all of brass.")))
     timings = tab.act(tab.replies.last.get_by_role("button", name="Continue reply"))
