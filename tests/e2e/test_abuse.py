@@ -236,7 +236,7 @@ async def disconnects(server: Server, rng: random.Random, count: int) -> None:
 
 def test_without_the_right_key_only_the_public_paths_answer(start: Callable[..., Server]) -> None:
     server = start("tiny-hybrid", "--api-key", "right", "--metrics")
-    public = {"/health", "/v1/health", "/models", "/v1/models", "/"}
+    public = {"/health", "/v1/health", "/models", "/v1/models", "/", "/index.html", "/page/{name}"}
     known = [route for route in Bench(play("a")).app.routes if isinstance(route, Route)]
     routes = [(route.path, method) for route in known for method in route.methods or ()]
     assert len(routes) > 20

@@ -19,6 +19,12 @@ def pyctl(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60, env=clean_environment())
 
 
+def only_line(stderr: str) -> str:
+    """What is said besides where the page is, which is served while the model loads."""
+    (line,) = (line for line in stderr.splitlines() if " the page: http://" not in line)
+    return line
+
+
 @pytest.fixture
 def damaged(tmp_path: Path, model_path: Callable[[str], Path]) -> dict[str, Path]:
     whole = model_path("tiny-hybrid").read_bytes()
@@ -38,9 +44,9 @@ def damaged(tmp_path: Path, model_path: Callable[[str], Path]) -> dict[str, Path
 def test_a_model_that_cannot_be_loaded(damaged: dict[str, Path], command: str, kind: str) -> None:
     result = pyctl(command, "-m", str(damaged[kind]))
     assert result.returncode == 2
-    assert result.stderr.startswith("pyctl: error: ")
-    assert result.stderr.count("\n") == 1, result.stderr
-    assert str(damaged[kind]) in result.stderr
+    error = only_line(result.stderr)
+    assert error.startswith("pyctl: error: ")
+    assert str(damaged[kind]) in error
 
 
 @pytest.mark.parametrize(
@@ -64,8 +70,7 @@ def test_flags_that_make_no_sense(arguments: list[str], message: str) -> None:
 def test_a_context_larger_than_memory(model_path: Callable[[str], Path]) -> None:
     result = pyctl("serve", "-m", str(model_path("tiny-dense")), "-c", "2000000000")
     assert result.returncode == 2
-    assert result.stderr.count("\n") == 1
-    assert "try a smaller --ctx-size" in result.stderr
+    assert "try a smaller --ctx-size" in only_line(result.stderr)
 
 
 def test_a_port_in_use(model_path: Callable[[str], Path]) -> None:

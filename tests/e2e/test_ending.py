@@ -21,8 +21,9 @@ from tests.e2e.conftest import Server, clean_environment, source_of
 Start = Callable[..., Server]
 
 SYSTEM = {"role": "system", "content": "You keep the manual. " * 40}
-LONG = {"prompt": [5] * 12000, "n_predict": 4000, "ignore_eos": True, "stream": True}
-"""One batch that takes seconds, and a reply that takes some more."""
+MESSAGES = "<|im_start|>user\nx<|im_end|>\n" * 5 + "<|im_start|>user\n"
+LONG = {"prompt": [MESSAGES, *[5] * 12000], "n_predict": 4000, "ignore_eos": True, "stream": True}
+"""A batch that takes seconds, since it ends nowhere within a later message, and a reply that takes some more."""
 
 
 def ask(server: Server, *questions: str) -> Any:

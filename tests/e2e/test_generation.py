@@ -98,6 +98,7 @@ def test_probabilities_of_reasoning_in_a_stream(server: Server) -> None:
     fields = {
         "messages": [{"role": "user", "content": "x"}],
         "max_tokens": 6,
+        "ignore_eos": True,
         "logprobs": True,
         "top_logprobs": 2,
         "stream": True,
