@@ -243,7 +243,7 @@ def test_without_the_right_key_only_the_public_paths_answer(start: Callable[...,
     with httpx.Client(base_url=server.url) as client:
         assert client.get("/health").status_code == 200
         for path, method in [*routes, ("/nowhere", "GET"), ("/health/../props", "GET"), ("//props", "GET")]:
-            concrete = re.sub(r"\{[^}]*\}", "0", path)
+            concrete = server.url + re.sub(r"\{[^}]*\}", "0", path)
             for headers in (
                 {},
                 {"authorization": "Bearer wrong"},
