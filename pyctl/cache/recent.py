@@ -151,7 +151,8 @@ class RecentPrompts:
         for other in (nearest, matches.nearest()):
             if other is not None and other.is_continued and (on_disk or not other.recent.on_disk):
                 going.add(other.recent)
-        prompt = replace(prompt, pictures=())  # whose files are large, and compared by their tokens
+        if prompt.pictures:  # whose files are large, and which are compared by their tokens
+            prompt = replace(prompt, pictures=())
         self._insert(Recent(prompt, nearest.left if nearest else 0, on_disk), matches, going)
         if self.listener is not None:
             self.listener(prompt.tokens)
