@@ -23,6 +23,8 @@ def image_bytes(width: int = 64, height: int = 48, kind: str = "png", *, seed: i
 class GridReader:
     """An `ImageReader` without an encoder: a token for each 32 x 32 pixels, between the tokens 1 and 2."""
 
+    rows: Any = None  # as an encoder has them
+
     around = (np.array([1], np.int32), np.array([2], np.int32))
 
     def n_tokens(self, image: ImageFile) -> int:

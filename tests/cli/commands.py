@@ -33,6 +33,7 @@ from pyctl.server.generate import respond
 from pyctl.server.lifecycle import LoadingApp
 from pyctl.server.request_pool import Afterwards
 from tests.chat.toy import CHATML_SPECIALS, ByteTokenizer
+from tests.pictures import GridReader
 from tests.server.fake import INFO, Client
 
 TEMPLATE = """\
@@ -54,6 +55,8 @@ class Seen:
         self.model = ModelSettings()
         self.drafts, self.pool = DraftSettings(), PoolSettings()
         self.vision = VisionSettings()
+        self.images = GridReader()
+        self.images.rows = SimpleNamespace(limit=0)  # what is made of images may take so much
         self.keep_vocabulary = False
         self.built: dict[str, dict[str, Any]] = {}
         self.log: dict[str, Any] = {}
@@ -130,7 +133,7 @@ def look(monkeypatch: pytest.MonkeyPatch, argv: list[str], at: Callable[[Seen], 
         tokenizer = ByteTokenizer(TOKENIZER_SPECIALS, eos="<|im_end|>")
         by_model = [name for name in seen.drafts.ordered_types if name in MODEL_TYPES]
         backend = FakeBackend(draft_type=by_model[0] if by_model else "")
-        return SimpleNamespace(backend=backend, tokenizer=tokenizer, info=info, images=None)
+        return SimpleNamespace(backend=backend, tokenizer=tokenizer, info=info, images=seen.images)
 
     def submit(_: Worker, request: Request) -> RequestHandle:
         seen.requests.append(request)
