@@ -319,7 +319,6 @@ def test_blocks_that_cannot_follow_are_refused(backend: LlamaBackend) -> None:
     backend.clear(0)
     changes: list[tuple[int, int, int]] = [
         (5, 0, 6),  # text at another column
-        (5, 2, -1),  # text that says it is of an image
         (20, 1, 21),  # an image that begins on another line
         (23, 0, 22),  # a column twice
         (26, 1, 22),  # a line left out
