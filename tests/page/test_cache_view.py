@@ -153,7 +153,7 @@ def test_drop_all_asks_and_warm_makes_ready(tab: Tab) -> None:
     assert ready > 100
     tab.until(lambda: f"{ready:,} tokens are ready" in tab.noticed())
     found = until_settled(tab)
-    assert max(node["n"] for node in found.values()) <= ready
+    assert max((node["n"] for node in found.values()), default=0) <= ready  # what is live needs no snapshot
     timings = tab.act(tab.replies.last.get_by_role("button", name="Regenerate reply"))
     assert timings["prompt_n"] < 40
 
