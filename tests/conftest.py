@@ -6,7 +6,10 @@ import signal
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
+import httpx
+import hypothesis
 import pytest
+from httpx._config import DEFAULT_TIMEOUT_CONFIG
 
 from pyctl.engine.llama import Loaded, load
 from pyctl.engine.model_settings import ModelSettings
@@ -17,6 +20,16 @@ from tools.generator import SHAPES, VISION_SHAPES, cached_model
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ownership.install()
+
+# How long an example takes says how busy the machine is.
+hypothesis.settings.register_profile(
+    "calm", hypothesis.settings.default, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("calm")
+
+# So do five seconds without an answer, httpx's default: all of its functions have this very object.
+DEFAULT_TIMEOUT_CONFIG.read = DEFAULT_TIMEOUT_CONFIG.connect = 60.0
+assert httpx.Client().timeout.read == 60.0
 
 
 @pytest.hookimpl(wrapper=True)

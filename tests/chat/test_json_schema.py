@@ -202,9 +202,6 @@ def nested(n: int, step: Callable[[Any], Any]) -> Any:
     return schema
 
 
-ITEM = {"type": "array", "items": {}}
-
-
 @pytest.mark.parametrize(
     "schema",
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -30,7 +31,32 @@ class Server:
         """SIGTERM; the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(20)
+        return self.process.wait(60)
+
+
+def until(found: Callable[[], object], every: float = 0.02) -> None:
+    """Wait until ``found`` returns something true, asked again after so many seconds."""
+    deadline = time.monotonic() + 60
+    while not found():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(every)
+
+
+async def until_busy(server: Server, key: str) -> None:
+    """Wait until a request is being served."""
+    async with httpx.AsyncClient(headers={"authorization": f"Bearer {key}"}) as client:
+        while not any(seq["busy"] for seq in (await client.get(f"{server.url}/cache")).json()["sequences"]):
+            await asyncio.sleep(0.02)
+
+
+def n_on_disk(server: Server) -> int:
+    """Snapshots on disk that the index has, also after a kill; their files were there a moment before."""
+    body = httpx.get(f"{server.url}/cache").json()
+    found, nodes = len(body["stored"]), body["prefixes"]
+    while nodes:
+        found += sum("disk" in node["tiers"] for node in nodes)
+        nodes = [child for node in nodes for child in node["children"]]
+    return found
 
 
 def source_of(response: httpx.Response) -> str:
@@ -46,23 +72,24 @@ def clean_environment() -> dict[str, str]:
 def start(
     model_path: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., Server]]:
-    """start("tiny-hybrid", "--exact", ...) -> a server that answers /health; "" is the built-in model, without `-m`."""
+    """start("tiny-hybrid", "--exact", ...) -> a server that answers /health; "" is the built-in model, without `-m`.
+
+    ``before`` is run in its process first.
+    """
     started: list[Server] = []
 
-    def run(name: str, *flags: str) -> Server:
+    def run(name: str, *flags: str, before: str = "") -> Server:
         directory = tmp_path_factory.mktemp("server")
         log_path = directory / "log"
-        command = [sys.executable, "-m", "pyctl", "serve", *(["-m", str(model_path(name))] if name else [])]
+        program = ["-c", f"{before}; import runpy; runpy.run_module('pyctl')"] if before else ["-m", "pyctl"]
+        command = [sys.executable, *program, "serve", *(["-m", str(model_path(name))] if name else [])]
         command += ["--port", "0", "-c", "8192", "-t", "1", "-ub", "128", *flags]
         with log_path.open("wb") as log:
             process = subprocess.Popen(command, stderr=log, env=clean_environment())
         server = Server(process, "", log_path)
         started.append(server)
-        deadline = time.monotonic() + 30
-        while " on http://" not in server.log():
-            assert process.poll() is None, server.log()
-            assert time.monotonic() < deadline, server.log()
-            time.sleep(0.05)
+        until(lambda: " on http://" in server.log() or process.poll() is not None)
+        assert process.poll() is None, server.log()
         server.url = "http://" + server.log().rpartition(" on http://")[2].split()[0]
         assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
         return server

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.conftest import Server
+from tests.e2e.conftest import Server, until
 
 ALL = "ngram-simple,ngram-map-k,ngram-mod,cache,draft-mtp"
 LIST = 'root ::= "[" [a-z]+ ("," [a-z]+)* "]"'
@@ -127,10 +126,7 @@ def test_clients_side_by_side_get_what_they_asked_for(
 def test_a_model_that_was_freed_meanwhile_drafts_as_before(start: Callable[..., Server]) -> None:
     server = start("tiny-hybrid-nextn", "--spec-type", "draft-mtp", "--exact", "--sleep-idle-seconds", "1")
     first = ask(server, TEXT * 12)
-    deadline = time.monotonic() + 30
-    while "the model is freed" not in server.log():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until(lambda: "the model is freed" in server.log())
     again = ask(server, TEXT * 12)
     assert again["timings"]["cache_n"] > 0
     assert again["tokens"] == first["tokens"]

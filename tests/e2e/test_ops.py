@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.e2e.conftest import Server, source_of
+from tests.e2e.conftest import Server, source_of, until
 
 Start = Callable[..., Server]
 
@@ -38,10 +37,7 @@ def is_sleeping(server: Server) -> bool:
 def test_it_sleeps_keeps_its_cache_and_wakes(start: Start) -> None:
     server = start("tiny-hybrid", "--exact", "--alias", "tiny", "--sleep-idle-seconds", "1")
     ask(server, "What is in chapter one?")
-    deadline = time.monotonic() + 20
-    while not is_sleeping(server):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until(lambda: is_sleeping(server))
     for path in ("/health", "/models", "/props", "/slots", "/cache"):
         assert httpx.get(server.url + path).status_code == 200
     # Counting tokens and rendering need the vocabulary alone.
@@ -142,10 +138,7 @@ def test_prompts_are_made_ready_at_the_start_and_replies_while_nobody_asks(start
     asked = tmp_path / "warm.json"
     asked.write_text(json.dumps([{"messages": [SYSTEM]}, {"messages": "nonsense"}]))
     server = start("tiny-hybrid", "--warm", str(asked))
-    deadline = time.monotonic() + 20
-    while not httpx.get(f"{server.url}/cache").json()["totals"]["warm_ups"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: httpx.get(f"{server.url}/cache").json()["totals"]["warm_ups"])
     assert "made ready" in server.log()
     assert "--warm: 'messages' must be a list" in server.log()
     first = ask(server, "What is in chapter one?")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.conftest import Server
+from tests.e2e.conftest import Server, until
 
 Start = Callable[..., Server]
 
@@ -73,6 +72,4 @@ def test_who_does_not_share_is_not_drafted_from(start: Start) -> None:
     assert reply(server, told)[1] > 35
     assert NOTHING not in httpx.get(f"{server.url}/metrics").text
     assert httpx.delete(f"{server.url}/cache").status_code == 200
-    until = time.monotonic() + 20
-    while NOTHING not in httpx.get(f"{server.url}/metrics").text:
-        assert time.monotonic() < until
+    until(lambda: NOTHING in httpx.get(f"{server.url}/metrics").text)

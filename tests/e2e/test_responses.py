@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from tests.e2e.conftest import Server
+from tests.e2e.conftest import Server, until, until_busy
 
 SYSTEM = "You answer at length. " * 12
 
@@ -103,7 +102,7 @@ def test_a_client_that_leaves_stops_the_work(server: Server) -> None:
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="secret", max_retries=0) as client:
             fields = asked("go on for ever", max_output_tokens=6000, extra_body={"ignore_eos": True})
             task = asyncio.ensure_future(client.responses.create(**fields))
-            await asyncio.sleep(0.3)
+            await until_busy(server, "secret")
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -114,10 +113,8 @@ def test_a_client_that_leaves_stops_the_work(server: Server) -> None:
             await stream.close()
             return (await client.responses.create(**asked())).output_text
 
-    began = time.perf_counter()
     text = asyncio.run(leave())
-    assert time.perf_counter() - began < 10, "12000 tokens would take longer than this"
-    assert server.log().count("/v1/responses: cancelled, the client left") == 2
+    until(lambda: server.log().count("/v1/responses: cancelled, the client left") == 2)
     fields = {**asked(), "cache_prompt": False}
     headers = {"x-api-key": "secret"}
     again = httpx.post(f"{server.url}/v1/responses", json=fields, headers=headers).json()

@@ -12,7 +12,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from tests.e2e.conftest import Server
+from tests.e2e.conftest import Server, until_busy
 
 MESSAGES: list[Any] = [{"role": "user", "content": "What is the weather?"}]
 TOOL: Any = {
@@ -161,7 +161,7 @@ def test_an_async_request_that_is_cancelled_stops_the_work(server: Server, strea
                         break
                 return
             task = asyncio.ensure_future(request)
-            await asyncio.sleep(0.3)
+            await until_busy(server, "secret")
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task

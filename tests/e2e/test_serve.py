@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -15,7 +14,7 @@ import httpx
 import openai
 import pytest
 
-from tests.e2e.conftest import Server
+from tests.e2e.conftest import Server, until
 
 ClientOf = Callable[[Server], openai.OpenAI]
 
@@ -143,23 +142,26 @@ def raw_request(server: Server, body: dict[str, Any]) -> socket.socket:
     return connection
 
 
+LEFT = "/v1/chat/completions: cancelled, the client left"
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_disconnect_stops_the_work(hybrid: Server, stream: bool) -> None:
     body = {"messages": [SYSTEM, user("go on for ever")], "stream": stream, "ignore_eos": True, "max_tokens": 6000}
+    before = hybrid.log().count(LEFT)
     connection = raw_request(hybrid, body)
-    time.sleep(0.5)
+    until(lambda: any(seq["busy"] for seq in httpx.get(f"{hybrid.url}/cache").json()["sequences"]))
     connection.close()
-    began = time.perf_counter()
     reply = httpx.post(f"{hybrid.url}/completion", json={"prompt": "next", "n_predict": 1}, timeout=30)
     assert reply.status_code == 200
-    assert time.perf_counter() - began < 5, "6000 tokens would take longer than this"
+    until(lambda: hybrid.log().count(LEFT) == before + 1)
 
 
 def test_a_disconnect_during_prefill_keeps_what_was_evaluated(start: Callable[..., Server]) -> None:
     server = start("tiny-hybrid", "-ub", "32")
     body = {"messages": [SYSTEM, user("long " * 1400)], "max_tokens": 4, "temperature": 0}
     connection = raw_request(server, body)
-    time.sleep(0.12)
+    until(lambda: httpx.get(f"{server.url}/cache").json()["prefixes"])
     connection.close()
     other = httpx.post(f"{server.url}/v1/chat/completions", json={"messages": [user("hi")], "max_tokens": 1})
     assert other.status_code == 200
@@ -189,11 +191,12 @@ def test_sigterm_during_a_reply_ends_cleanly(start: Callable[..., Server]) -> No
 
     def read() -> None:
         with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=60) as response:
-            received.extend(response.iter_raw())
+            for chunk in response.iter_raw():
+                received.append(chunk)
 
     reader = threading.Thread(target=read)
     reader.start()
-    time.sleep(0.6)
+    until(lambda: received)
     assert server.stop() == 0
     reader.join(10)
     assert b"data: " in b"".join(received)

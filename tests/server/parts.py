@@ -91,7 +91,7 @@ class Caller:
         self.sent.append(message)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        for _ in range(500):
+        for _ in range(10_000):
             if condition():
                 return
             await asyncio.sleep(0.005)

@@ -166,7 +166,7 @@ def test_large_bodies_share_what_they_may_take(monkeypatch: pytest.MonkeyPatch) 
     """One that does not fit beside those that are still being answered comes again later; small ones always pass."""
     monkeypatch.setattr(middleware, "MAX_BODY_BYTES", 100)
     monkeypatch.setattr(middleware, "_MAX_TOGETHER_BYTES", 1000)
-    answered = asyncio.Event()
+    read, answered = asyncio.Event(), asyncio.Event()
 
     async def waiting(scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -175,6 +175,7 @@ def test_large_bodies_share_what_they_may_take(monkeypatch: pytest.MonkeyPatch) 
         except PyctlError as error:
             return await error_response(error)(scope, receive, send)
         if scope["path"] == "/slow":
+            read.set()
             await answered.wait()
         await JsonResponse({"n": len(body)})(scope, receive, send)
 
@@ -182,7 +183,7 @@ def test_large_bodies_share_what_they_may_take(monkeypatch: pytest.MonkeyPatch) 
         transport = httpx.ASGITransport(BodyLimitMiddleware(waiting, 800))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             slow = asyncio.ensure_future(client.post("/slow", content=chunks(700, 50)))
-            await asyncio.sleep(0.05)
+            await read.wait()
             found = [(await client.post("/", content=chunks(n, 50))).status_code for n in (100, 300, 301)]
             answered.set()
             found.append((await slow).status_code)

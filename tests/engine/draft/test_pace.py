@@ -16,9 +16,6 @@ from pyctl.engine.draft import pace as pace_module
 from pyctl.engine.draft.pace import GRANT, LOSS, MOST_SAVED, Pace, PacedDraft
 from pyctl.engine.draft.step_costs import N_WARM
 
-PREPAID = round(GRANT / LOSS)
-"""After so many plain steps what was granted is earned."""
-
 Cost = Callable[[int], float]
 Chance = Callable[[int, int], float]
 """Of a draft to be right, by the tokens there are so far and its position."""
