@@ -6,7 +6,7 @@ import re
 import secrets
 import string
 
-__all__ = ["clean", "one_line", "overlap", "random_id"]
+__all__ = ["clean", "one_line", "overlap", "random_id", "reason_of"]
 
 _LETTERS = string.digits + string.ascii_letters
 
@@ -25,6 +25,11 @@ def one_line(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def reason_of(error: Exception) -> str:
+    """What ``error`` says, without line ends; its kind if it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def overlap(text: str, word: str) -> int:

@@ -24,7 +24,7 @@ from pyctl.atomic_file import sync_directory, write_atomic
 from pyctl.errors import ConfigError
 from pyctl.limit import limit
 from pyctl.models import split_names
-from pyctl.text import one_line
+from pyctl.text import one_line, reason_of
 
 __all__ = ["MAGIC", "download", "fetch_url"]
 
@@ -116,7 +116,7 @@ def download(
             furthest = max(furthest, part.n_bytes)
             if failures >= MOST_TRIES:
                 raise _refusal(url, reason) from reason
-            log.warning("%s broke off after %d bytes (%s); trying again", _shown(url), part.n_bytes, _line(reason))
+            log.warning("%s broke off after %d bytes (%s); trying again", _shown(url), part.n_bytes, reason_of(reason))
             time.sleep(pause_seconds * 2 ** (failures - 1))
         part.finish(target)
 
@@ -267,13 +267,9 @@ def _locked(path: Path) -> FileIO:
 
 
 def _refusal(url: httpx.URL, error: Exception) -> ConfigError:
-    return ConfigError(f"cannot fetch {_shown(url)}: {_line(error)}")
+    return ConfigError(f"cannot fetch {_shown(url)}: {reason_of(error)}")
 
 
 def _shown(url: httpx.URL) -> str:
     """``url`` without what may be secret in it."""
     return one_line(str(url.copy_with(userinfo=b"", query=None, fragment=None)))
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -22,6 +22,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError 
 from pyctl.errors import ConfigError
 from pyctl.models import SPLIT_NAME, HubSettings, split_names
 from pyctl.models.download import MAGIC, fetch_url
+from pyctl.text import reason_of
 
 __all__ = ["cached_models", "fetch", "fetch_companion"]
 
@@ -45,7 +46,7 @@ def fetch(settings: HubSettings) -> Path:
             return _download(repo, quant, settings)
         except (OSError, HTTPError, LocalEntryNotFoundError) as error:
             # Only what kept us from asking ends here: a refusal of the hub is a ConfigError already.
-            unreachable = f"{constants.ENDPOINT} cannot be reached ({_line(error)})"
+            unreachable = f"{constants.ENDPOINT} cannot be reached ({reason_of(error)})"
     revision = _cached(repo)
     if revision is None:
         raise ConfigError(f"{repo} has not been fetched before, and {unreachable}")
@@ -156,13 +157,13 @@ def _refusals(repo: str) -> Iterator[None]:
     except LocalEntryNotFoundError:
         raise
     except EntryNotFoundError as error:
-        raise ConfigError(f"{repo}: {_line(error)}") from error
+        raise ConfigError(f"{repo}: {reason_of(error)}") from error
     except HFValidationError as error:
-        raise ConfigError(f"{repo} is no name of a model: {_line(error)}") from error
+        raise ConfigError(f"{repo} is no name of a model: {reason_of(error)}") from error
     except HfHubHTTPError as error:
         if error.response is not None and error.response.status_code >= 500:
             raise
-        raise ConfigError(f"{constants.ENDPOINT} refuses {repo}: {_line(error)}") from error
+        raise ConfigError(f"{constants.ENDPOINT} refuses {repo}: {reason_of(error)}") from error
 
 
 def _choose(names: Sequence[str], quant: str, file: str, where: str) -> str:
@@ -204,7 +205,3 @@ def _revisions() -> Iterator[tuple[str, CachedRevisionInfo]]:
 
 def _list(names: Sequence[str]) -> str:
     return ", ".join(names) if names else "none"
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

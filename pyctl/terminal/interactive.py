@@ -33,6 +33,7 @@ from pyctl.terminal.console import (
     streamed_size,
 )
 from pyctl.terminal.conversation import Call, Conversation
+from pyctl.text import reason_of
 
 __all__ = ["Chat", "run_chat"]
 
@@ -106,7 +107,7 @@ class Chat:
                 if not self._interactive:
                     raise
             except PyctlError as error:
-                self._view.error(" ".join(str(error).split()))
+                self._view.error(reason_of(error))
                 if not self._interactive:
                     return 1
         return 0
@@ -284,7 +285,7 @@ def run_chat(backend: ChatBackend, *, prompt: str | None = None, system: str = "
         chat.ask(prompt)
         return 0
     except PyctlError as error:
-        view.error(" ".join(str(error).split()))
+        view.error(reason_of(error))
         return 1
     except KeyboardInterrupt:
         return 130

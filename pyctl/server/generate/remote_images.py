@@ -15,6 +15,7 @@ import httpcore
 
 from pyctl.errors import RequestError
 from pyctl.limit import limit
+from pyctl.text import reason_of
 
 __all__ = ["fetch_image", "is_public"]
 
@@ -97,7 +98,7 @@ def _header(response: httpcore.Response, name: bytes) -> bytes:
 
 
 def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
+    return reason_of(error)[:200]
 
 
 @cache
