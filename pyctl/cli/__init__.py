@@ -40,7 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:
         if argv[0] not in COMMANDS:
-            raise ConfigError(f"unknown command {argv[0]!r}; commands are {', '.join(COMMANDS)}")
+            what = "flags come behind a command, not before it" if argv[0].startswith("-") else "unknown command"
+            raise ConfigError(f"{what}: {argv[0]!r}; commands are {', '.join(COMMANDS)}")
         return _run(argv[0], argv[1:])
     except ConfigError as error:
         # Hubs, model files and templates have their say in these.

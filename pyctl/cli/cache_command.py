@@ -31,7 +31,9 @@ def run_cache(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     Raises ConfigError when the arguments or the directory cannot be used.
     """
     parser = _parser(environ)
-    arguments = parser.parse_args(argv)
+    arguments, rest = parser.parse_known_args(argv)
+    if rest:
+        raise ConfigError(f"unexpected argument {rest[0]!r}; a directory is named by {DIRECTORY.names}")
     if not arguments.kv_cache_dir:
         raise ConfigError(f"no directory; pass {DIRECTORY.names} or set {DIRECTORY.env}")
     path = Path(arguments.kv_cache_dir).expanduser()
@@ -39,7 +41,10 @@ def run_cache(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
         raise ConfigError(f"{path} is not a directory")
     # Only now: --help needs none of it.
     from pyctl.cache.disk.directory import CacheDirectory
+    from pyctl.cache.disk.file_format import INDEX
 
+    if arguments.run is not _verify and not (path / INDEX).exists():
+        raise ConfigError(f"no prefix cache in {path}")
     try:
         directory = CacheDirectory(path)
         try:

@@ -59,11 +59,13 @@ def read_flags(
             del rest[: unused[name]]
             ignored[name] = None
         elif not name.startswith("-") or not name.strip("-"):
-            raise ConfigError(f"unexpected argument {word!r}")
+            hint = f"; did you mean -m {word}?" if word.endswith(".gguf") else ""
+            raise ConfigError(f"unexpected argument {word!r}{hint}")
         else:
             from difflib import get_close_matches
 
-            near = get_close_matches(name, [*known, *unused], n=1, cutoff=0.7)
+            begun = [each for each in sorted(known, key=len) if name.startswith("--") and each.startswith(f"{name}-")]
+            near = begun or get_close_matches(name, [*known, *unused], n=1, cutoff=0.7)
             raise ConfigError(f"unknown flag {name}" + (f"; did you mean {near[0]}?" if near else ""))
     for flag in flags:
         if flag.env and flag.dest not in typed:

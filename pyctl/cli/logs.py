@@ -59,7 +59,7 @@ def start_log(settings: LogSettings, warnings: Sequence[str]) -> None:
     if settings.log_file:
         try:
             os.close(open_private(Path(settings.log_file), os.O_WRONLY))  # it tells what clients asked
-            handlers.append(logging.FileHandler(settings.log_file, encoding="utf-8"))
+            handlers.append(_LogFile(settings.log_file, encoding="utf-8"))
         except OSError as error:
             raise ConfigError(f"cannot write --log-file {settings.log_file}: {error.strerror}") from error
     formatter = _LineFormatter("%(asctime)s %(message)s" if settings.timestamps else "%(message)s", "%H:%M:%S")
@@ -73,6 +73,20 @@ def start_log(settings: LogSettings, warnings: Sequence[str]) -> None:
         logging.getLogger("llama.cpp").setLevel(logging.ERROR)
     for warning in warnings:
         log.warning("%s", warning)
+
+
+class _LogFile(logging.FileHandler):
+    """A file that says once on stderr that it cannot be written, such as when the disk is full."""
+
+    _said = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._said:
+            self._said = True
+            print(f"cannot write --log-file {self.baseFilename}: {error.strerror}", file=sys.stderr)
 
 
 class _LineFormatter(logging.Formatter):

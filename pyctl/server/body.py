@@ -242,6 +242,8 @@ def parse_json(body: bytes) -> Any:
     for signs, (most, name) in _MAX_SIGNS.items():
         if sum(body.count(sign) for sign in signs) > most:
             raise RequestError(f"the body has more than {most} {name}")
+    if not body:
+        raise RequestError("the body is empty, it must be JSON")
     try:
         return msgspec.json.decode(body.removeprefix(_BOM))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

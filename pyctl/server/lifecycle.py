@@ -8,10 +8,12 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 
 import uvicorn
@@ -97,9 +99,14 @@ def serve(
         timeout_graceful_shutdown=int(grace_seconds + 2 * DRAIN_SECONDS),
     )
     try:
+        for path in filter(None, (ssl_cert_file, ssl_key_file)):
+            Path(path).read_bytes()  # unlike ssl's, the error names the file
         config.load()
+    except ssl.SSLError as error:
+        files = f"--ssl-cert-file {ssl_cert_file} with --ssl-key-file {ssl_key_file}"
+        raise ConfigError(f"{files}: no certificate in PEM with its key") from error
     except OSError as error:
-        raise ConfigError(f"cannot use the certificate: {error}") from error
+        raise ConfigError(f"cannot read {error.filename}: {error.strerror}") from error
     address = address_of(sockets, "https" if ssl_cert_file else "http")
 
     def begin() -> None:

@@ -202,16 +202,16 @@ def _check(response: httpx.Response) -> None:
         body = response.json()
     except ValueError:
         body = None
-    raise _failure(body, response.status_code)
+    raise _failure(body, response.status_code, f"{response.url}: " if response.status_code == 404 else "")
 
 
-def _failure(body: object, status: int) -> PyctlError:
+def _failure(body: object, status: int, where: str = "") -> PyctlError:
     error = body.get("error") if isinstance(body, Mapping) else None
     message = error.get("message") if isinstance(error, Mapping) else error
     if isinstance(error, Mapping) and isinstance(error.get("code"), int):
         status = error["code"]
     kind = ERRORS.get(status, RequestError if 400 <= status < 500 else EngineError)
-    return kind(str(message or f"the server answered with HTTP status {status}"))
+    return kind(where + str(message or f"the server answered with HTTP status {status}"))
 
 
 def _first_model(response: httpx.Response) -> str:

@@ -120,7 +120,9 @@ def test_what_a_full_disk_did_not_take_is_kept_and_written_later(writer: SlowWri
     assert writer.written[-1][1][0] == 5
 
 
-def test_closing_gives_up_what_a_full_disk_does_not_take(writer: SlowWriter, behind: WriteBehind) -> None:
+def test_closing_gives_up_what_a_full_disk_does_not_take(
+    writer: SlowWriter, behind: WriteBehind, caplog: pytest.LogCaptureFixture
+) -> None:
     writer.gate.set()
     writer.error = OSError(errno.ENOSPC, "full")
     for seed in (1, 2, 3):
@@ -128,6 +130,8 @@ def test_closing_gives_up_what_a_full_disk_does_not_take(writer: SlowWriter, beh
     behind.close(60)
     assert not behind._thread.is_alive()
     assert behind.n_waiting == 0
+    assert behind.n_failed >= 3
+    assert len([record for record in caplog.records if "cannot be written" in record.message]) == 1, "it is said once"
 
 
 def test_calls_are_made_by_the_thread_that_writes(writer: SlowWriter, behind: WriteBehind) -> None:

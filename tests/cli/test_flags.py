@@ -291,9 +291,11 @@ def test_flash_attention_words_and_the_older_bare_flag() -> None:
     ("argv", "text"),
     [
         (["--foo"], "unknown flag --foo"),
+        (["--ctx", "8"], "unknown flag --ctx; did you mean --ctx-size?"),
         (["--ctxsize", "8"], "unknown flag --ctxsize; did you mean --ctx-size?"),
         (["--prefix-cache-slot=4"], "unknown flag --prefix-cache-slot; did you mean --prefix-cache-slots?"),
         (["stray"], "unexpected argument 'stray'"),
+        (["a/b.gguf"], "unexpected argument 'a/b.gguf'; did you mean -m a/b.gguf?"),
         (["--"], "unexpected argument '--'"),
         (["-c"], "-c needs a value"),
         (["-c", "-5"], "-c: -5 is too small, the least is 0"),

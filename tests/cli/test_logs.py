@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 
@@ -33,6 +34,17 @@ def test_the_bar_stays_away_once_it_has_ended(monkeypatch: pytest.MonkeyPatch) -
     shown.truncate()
     progress.show(0.25)  # a model that is loaded again after a sleep
     assert not shown.getvalue()
+
+
+def test_a_log_file_on_a_full_disk_is_one_line_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    logger = logging.Logger("full")
+    handler = logs._LogFile("/dev/full")
+    logger.addHandler(handler)
+    for _ in range(3):
+        logger.info("a line")
+    with contextlib.suppress(OSError):
+        handler.close()
+    assert capsys.readouterr().err == "cannot write --log-file /dev/full: No space left on device\n"
 
 
 def test_what_a_message_is_about_stays_in_its_line_and_its_tracebacks_are_indented() -> None:

@@ -58,7 +58,7 @@ def test_prune_to_a_size_spares_what_is_pinned(filled: Path) -> None:
 
 def test_verify_finds_and_fixes_damage(filled: Path) -> None:
     assert cache(filled, "verify")[0] == 0
-    victim = next(filled.rglob("*.state"))
+    victim = min(filled.rglob("*.state"))
     data = bytearray(victim.read_bytes())
     data[len(data) // 2] ^= 1
     victim.write_bytes(data)
@@ -76,6 +76,7 @@ def test_verify_finds_and_fixes_damage(filled: Path) -> None:
     [
         (["cache", "ls"], "no directory"),
         (["cache", "ls", "--kv-cache-dir", "/nowhere/at/all"], "is not a directory"),
+        (["cache", "ls", "--kv-cache-dir", "/"], "no prefix cache in /"),
         (["cache", "dance"], "invalid choice"),
         (["cache", "prune", "--kv-cache-dir", "."], "--kv-cache-budget"),
     ],

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import pytest
 
 from pyctl.errors import RequestError
-from pyctl.server.body import Body, Flattened, Integer, Names, Nested, others
+from pyctl.server.body import Body, Flattened, Integer, Names, Nested, others, parse_json
 from pyctl.server.generation_body import ChatBody, CompletionBody, ConversationBody, InfillBody
 
 
@@ -69,3 +69,9 @@ def test_what_is_passed_on() -> None:
 @pytest.mark.parametrize("body", [ChatBody, CompletionBody, InfillBody, ConversationBody])
 def test_nothing_said_is_the_default(body: type[Body]) -> None:
     assert body.of({}) == body()
+
+
+@pytest.mark.parametrize(("body", "words"), [(b"", "is empty"), (b"hello", "is not valid JSON"), (b"{", "truncated")])
+def test_a_body_that_is_no_json_says_why(body: bytes, words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        parse_json(body)

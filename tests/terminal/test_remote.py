@@ -216,7 +216,7 @@ def test_name(server: Server, backend: RemoteBackend) -> None:
     [
         ("400", RequestError, "because of\n400"),
         ("401", AuthenticationError, "because of\n401"),
-        ("404", NotFoundError, "because of\n404"),
+        ("404", NotFoundError, "/v1/chat/completions: because of\n404"),
         ("500", EngineError, "because of\n500"),
         ("503", UnavailableError, "because of\n503"),
         ("html", EngineError, "the server answered with HTTP status 502"),
@@ -238,7 +238,7 @@ def test_closing_stops_the_server(server: Server, backend: RemoteBackend) -> Non
     stream = backend.stream([{"role": "user", "content": "endless"}])
     assert next(stream) == ChatDelta(content="word ")
     stream.close()
-    assert server.left.wait(5.0)
+    assert server.left.wait(60)
 
 
 def test_nobody_there_is_one_clear_line() -> None:

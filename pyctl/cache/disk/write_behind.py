@@ -78,6 +78,7 @@ class WriteBehind:
         self.n_spilled = 0
         self.spilled_bytes = 0
         self.n_failed = 0
+        self._failure = ""
         self.n_given_up = 0
         self._thread = threading.Thread(target=self._run, name="pyctl-disk", daemon=True)
         self._thread.start()
@@ -260,19 +261,29 @@ class WriteBehind:
         try:
             n_bytes = self._write_one(snapshot, spilled is not None)
             self.n_bytes += n_bytes
+            self._failure = ""
             if spilled is not None and n_bytes:
                 self.n_spilled += 1
                 self.spilled_bytes += n_bytes
         except OSError as error:
-            self.n_failed += 1
-            log.warning("the prefix cache cannot be written, serving goes on from RAM: %s", error)
+            self._refused(error)
             with self._changed:
                 if not self._last_chance:
-                    self._resume_at = time.monotonic() + RETRY_SECONDS
                     self._put_back(snapshot, spilled)
         except Exception:
             self.n_failed += 1
             log.exception("a snapshot at %d could not be written", snapshot.n)
+
+    def _refused(self, error: OSError) -> None:
+        """The disk takes nothing: leave it alone for a while."""
+        self.n_failed += 1
+        reason = error.strerror or str(error)
+        if reason != self._failure:  # else each snapshot would say so
+            log.warning("the prefix cache cannot be written, serving goes on from RAM: %s", reason)
+        self._failure = reason
+        with self._changed:
+            if not self._last_chance:
+                self._resume_at = time.monotonic() + RETRY_SECONDS
 
     def _put_back(self, snapshot: Snapshot, spilled: Spilled | None) -> None:
         if snapshot.prefix in self._waiting or not snapshot.for_disk:

@@ -11,13 +11,14 @@ from typing import Any
 
 from llama_cpp import llama_cpp as api
 
-from pyctl.engine.llama.library import open_library
+from pyctl.engine.llama.library import last_log_error, open_library
 from pyctl.errors import ModelError
 from pyctl.models import split_names
 
 __all__ = [
     "Device",
     "FileTensor",
+    "check_gguf",
     "devices",
     "file_tensors",
     "host_available",
@@ -141,12 +142,23 @@ def model_files(path: Path) -> list[Path]:
     return [path.with_name(name) for name in split_names(path.name)]
 
 
+def check_gguf(path: Path, what: str = "model") -> None:
+    """Raise ModelError, a line that says why, if ``path`` cannot be read or is no GGUF file."""
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise ModelError(f"cannot read the {what} {path}: {error.strerror}") from error
+    if magic != b"GGUF":
+        raise ModelError(f"{path} is not a GGUF file")
+
+
 def file_tensors(file: Path) -> list[FileTensor]:
     """The tensors of one GGUF file, in its order. Raises ModelError."""
     ggml = _ggml()
     head = ggml.gguf_init_from_file(str(file).encode(), _Params(True, None))
     if not head:
-        raise ModelError(f"cannot read the head of the model {file}")
+        raise ModelError(f"cannot read the head of {file}: {last_log_error('ggml gave no reason')}")
     try:
         data = ggml.gguf_get_data_offset(head)
         return [

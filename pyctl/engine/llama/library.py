@@ -177,7 +177,7 @@ class LibraryLog:
         """The first error since the last call, which is the cause of those after it; ``default`` if there was none."""
         with self._lock:
             errors, self._errors = self._errors, []
-        return FUNCTION.sub("", errors[0]) if errors else default
+        return FUNCTION.sub("", "; ".join(errors[0].splitlines())) if errors else default
 
 
 _library_log = LibraryLog()

@@ -14,6 +14,7 @@ from llama_cpp import llama_cpp as api
 from pyctl.engine.backend import EngineInfo
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.llama.batch import Embedder
+from pyctl.engine.llama.devices import check_gguf
 from pyctl.engine.llama.draft.draft_file import vocabulary_difference, with_inferred_type
 from pyctl.engine.llama.draft.draft_model import DraftModel, MakeDraftModel
 from pyctl.engine.llama.draft.mtp import MtpHead
@@ -87,7 +88,7 @@ def load(
     api.llama_backend_init()
     if settings.numa:
         api.llama_numa_init(NUMA[settings.numa])
-    _check_file(path)
+    check_gguf(path)
     drafts = with_inferred_type(drafts or DraftSettings())
     settings = with_ubatch(settings)
     encoder = make_encoder(settings, vision) if vision is not None and vision.mmproj_path else None
@@ -143,7 +144,7 @@ class _Source:
         self._n_cells = n_cells
 
     def __call__(self) -> tuple[Any, Any]:
-        _check_file(self._path)
+        check_gguf(self._path)
         with_head = uses_own_head(self._drafts)
         model = _load_model(self._path, self._settings, self._progress, with_head=with_head)
         try:
@@ -152,16 +153,6 @@ class _Source:
         except BaseException:
             api.llama_model_free(model)
             raise
-
-
-def _check_file(path: Path) -> None:
-    try:
-        with path.open("rb") as file:
-            magic = file.read(4)
-    except OSError as error:
-        raise ModelError(f"cannot read the model {path}: {error.strerror}") from error
-    if magic != b"GGUF":
-        raise ModelError(f"{path} is not a GGUF file")
 
 
 def _draft_maker(settings: ModelSettings, drafts: DraftSettings) -> MakeDraftModel | None:
@@ -188,7 +179,7 @@ def _open_draft_file(
 ) -> DraftModel | None:
     """The draft model or the head in the file of ``drafts``; none, with a word in the log, if its tokens are others."""
     path, is_head, of_file = Path(drafts.draft_path), drafts.has("draft-mtp"), drafts.of_file(settings)
-    _check_file(path)
+    check_gguf(path)
     model, ctx = _load_model(path, of_file, None, with_head=is_head), None
     try:
         if is_head:

@@ -11,6 +11,7 @@ from pyctl.engine.backend import SequenceTokens
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.llama import LlamaBackend, load
 from pyctl.engine.llama.draft.draft_file import with_inferred_type
+from pyctl.engine.llama.library import redirect_log
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.errors import ModelError
 from pyctl.prompt import as_tokens
@@ -43,9 +44,15 @@ def test_a_draft_model_without_a_file_is_an_error_in_the_log_as_in_llama_server(
 
 
 def test_a_draft_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    redirect_log()
     (tmp_path / "a.gguf").write_text("no")
-    for name in ("a.gguf", "missing.gguf"):
-        with pytest.raises(ModelError, match=name):
+    (tmp_path / "b.gguf").write_bytes(b"GGUF\xff\xff\x00\x00")
+    for name, reason in (
+        ("a.gguf", "a.gguf is not a GGUF file"),
+        ("b.gguf", "cannot read the head of .*b.gguf: .*version"),
+        ("missing.gguf", "cannot read the draft model .*missing.gguf: No such file or directory"),
+    ):
+        with pytest.raises(ModelError, match=reason):
             with_inferred_type(DraftSettings(draft_path=str(tmp_path / name)))
 
 

@@ -30,6 +30,8 @@ def test_the_first_error_is_the_cause() -> None:
     assert lines == ["load: model: not enough", "giving up"]
     assert said.last_error("nothing") == "not enough"
     assert said.last_error("nothing") == "nothing"
+    said.receive(ERROR, b"load: they differ\nhint: take another\n")
+    assert said.last_error("nothing") == "they differ; hint: take another"
 
 
 def test_threads_take_turns_at_capturing() -> None:

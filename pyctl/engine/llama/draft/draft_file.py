@@ -10,7 +10,7 @@ from typing import Any
 from llama_cpp import llama_cpp as api
 
 from pyctl.engine.draft.draft_settings import MODEL_TYPES, DraftSettings
-from pyctl.engine.llama.devices import tensor_bytes
+from pyctl.engine.llama.devices import check_gguf, tensor_bytes
 
 __all__ = ["vocabulary_difference", "with_inferred_type"]
 
@@ -24,6 +24,8 @@ def with_inferred_type(drafts: DraftSettings) -> DraftSettings:
     had. Raises ModelError if the file cannot be read.
     """
     types, path = drafts.ordered_types, drafts.draft_path
+    if path:
+        check_gguf(Path(path), "draft model")
     is_head = bool(path) and any(name.endswith(".nextn.eh_proj.weight") for name in tensor_bytes(Path(path)))
     by_model = [name for name in MODEL_TYPES if name in types]
     if path and not types:

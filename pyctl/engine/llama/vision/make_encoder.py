@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pyctl.engine.llama.devices import Device, devices
+from pyctl.engine.llama.devices import Device, check_gguf, devices
 from pyctl.engine.llama.fingerprint import file_digest
 from pyctl.engine.llama.params import context_params, gpus
 from pyctl.engine.llama.vision.image_encoder import ImageEncoder
@@ -22,13 +22,7 @@ def make_encoder(settings: ModelSettings, vision: VisionSettings) -> ImageEncode
     ModelError if the file or the device is not there, or the file has no encoder.
     """
     path = Path(vision.mmproj_path)
-    try:
-        with path.open("rb") as file:
-            magic = file.read(4)
-    except OSError as error:
-        raise ModelError(f"cannot read the vision encoder {path}: {error.strerror}") from error
-    if magic != b"GGUF":
-        raise ModelError(f"{path} is not a GGUF file")
+    check_gguf(path, "vision encoder")
     grid = ImageGrid.read(path, vision.image_min_tokens, vision.image_max_tokens)
     n_threads, flash_attn = context_params(settings, 256).n_threads_batch, FLASH_MODES[settings.flash_attn]
     device = _device_of(settings, vision)
