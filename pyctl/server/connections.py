@@ -130,8 +130,12 @@ def _address(sock: socket.socket, scheme: str) -> str:
 # -- connections -------------------------------------------------------------------------------------------------------
 
 HEAD_SECONDS = limit(
-    20.0, "sending a request's head, counted from the connection or the last reply", "closed, 408", "connection", "s"
+    20.0, "sending a request's head, counted from the connection or its first byte", "closed, 408", "connection", "s"
 )
+
+KEPT_SECONDS = limit(75.0, "a connection without a request after a reply", "closed", "connection", "s")
+"""Longer than clients keep one (httpx 5 s, aiohttp 15, nginx 60): whose end closes first must not matter to a request
+that is on its way."""
 
 BODY_SECONDS = limit(60.0, "sending a body, beside what its bytes may take", "closed, 408", "connection", "s")
 
@@ -230,6 +234,7 @@ class GuardedProtocol(H11Protocol):
 
     def __init__(self, guard: ConnectionGuard, config: uvicorn.Config, state: ServerState) -> None:
         super().__init__(config, state, {})
+        self.timeout_keep_alive = KEPT_SECONDS  # type: ignore[assignment]  # uvicorn only adds it to a time
         self._guard = guard
         self._phase: Any = None
         self._waited = 0.0
@@ -248,6 +253,8 @@ class GuardedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._is_kept():
+            self._waited = 0.0
         self._n_bytes += len(data)
         super().data_received(data)
         self._note()
@@ -262,6 +269,8 @@ class GuardedProtocol(H11Protocol):
         if self.transport.is_closing() or self.flow.read_paused:
             return  # we do not read: the client waits for us
         self._waited += passed
+        if self._is_kept():
+            return  # uvicorn closes it after KEPT_SECONDS
         if self._phase is h11.IDLE and self._waited > HEAD_SECONDS:
             self._end(self._n_bytes > 0)
         elif self._phase is h11.SEND_BODY and self._waited > BODY_SECONDS + self._n_bytes / BODY_RATE:
@@ -269,6 +278,10 @@ class GuardedProtocol(H11Protocol):
             self._end(not (self.cycle.response_started or self.cycle.response_complete))
         elif self._phase in (h11.ERROR, h11.CLOSED) and self._waited > HEAD_SECONDS:
             self.transport.abort()
+
+    def _is_kept(self) -> bool:
+        """Whether a request was answered, and nothing of another one has come."""
+        return self._phase is h11.IDLE and self.cycle is not None and not self.conn.trailing_data[0]
 
     def _check_write(self, passed: float) -> None:
         unsent = self.transport.get_write_buffer_size()

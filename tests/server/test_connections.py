@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from pyctl.errors import ConfigError
-from pyctl.server.connections import bind
+from pyctl.server.connections import KEPT_SECONDS, bind
 from tests.server.test_lifecycle import line, server
 
 BODY = b'{"prompt": "a", "n_predict": 1}'
@@ -71,7 +71,7 @@ def test_more_connections_than_files_are_few_lines_of_log() -> None:
 
 
 def test_beyond_the_limit_silent_ones_make_room_and_busy_ones_do_not() -> None:
-    head = b"POST /completion HTTP/1.1\r\nhost: a\r\ncontent-length: 400\r\n\r\n"
+    head = b"POST /completion HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\ncontent-length: 400\r\n\r\n"
     with server(most=8) as process:
         address = line(process)
         with silent(address, 20) as all_silent:
@@ -80,7 +80,7 @@ def test_beyond_the_limit_silent_ones_make_room_and_busy_ones_do_not() -> None:
         with silent(address, 8) as busy:
             for each in busy:
                 each.sendall(head)
-            time.sleep(0.3)
+                assert each.recv(1000).startswith(b"HTTP/1.1 100 "), "it was read"
             with connect(address) as one_more:
                 answer = one_more.recv(1000)
             assert answer.startswith(b"HTTP/1.1 503 ")
@@ -123,6 +123,37 @@ def test_what_is_not_said_in_time_ends_the_connection() -> None:
             assert closed_after(after_a_reply).startswith(b"HTTP/1.1 200 ")
         assert is_healthy(address)
         assert "Traceback" not in complaints(process)
+
+
+def test_who_was_answered_may_take_longer_to_ask_again() -> None:
+    request = b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"
+
+    def answer(connection: socket.socket) -> bytes:
+        received = b""
+        while not received.endswith(b"}"):
+            part = connection.recv(1000)
+            assert part, "closed"
+            received += part
+        return received
+
+    with server(constants=["HEAD_SECONDS=1", "KEPT_SECONDS=6"]) as process:
+        address = line(process)
+        with connect(address) as kept, connect(address) as late, connect(address) as left:
+            for each in (kept, late, left):
+                each.sendall(request)
+                assert answer(each).startswith(b"HTTP/1.1 200 ")
+            time.sleep(2.3)  # longer than a head may take
+            kept.sendall(request)
+            assert answer(kept).startswith(b"HTTP/1.1 200 ")
+            late.sendall(request[:9])
+            assert closed_after(late).startswith(b"HTTP/1.1 408 "), "of a head that has begun, the rest is due"
+            assert closed_after(left) == b""
+        complaints(process)
+
+
+def test_clients_give_up_kept_connections_before_the_server_does() -> None:
+    # Else a request that was just sent meets a closed connection, and the client cannot know whether to repeat it.
+    assert KEPT_SECONDS > 60 > (httpx.Limits().keepalive_expiry or 0) > 0, "nginx keeps one for 60 s"
 
 
 def test_long_replies_and_fast_bodies_are_left_alone() -> None:
