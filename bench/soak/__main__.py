@@ -9,9 +9,10 @@ restores, pins and clears. The server lives twice for long, without and with a c
 stopped and killed.
 
 Wrong is: a 500, a greedy reply that another server (one sequence, no cache, no company) does not give, a refusal that
-takes long, memory, threads or files that grow after the first third of a life, a log that grows faster than requests,
-an exit code that is not what it should be, a connection that breaks while the server lives. Where two tokens are nearly
-as likely, the batch that company shares may choose either; such replies are counted.
+takes long, memory that has grown from one rest, when nobody asks, to the next, threads or files that grow after the
+first third of a life, a log that grows faster than requests, an exit code that is not what it should be, a connection
+that breaks while the server lives. Where two tokens are nearly as likely, the batch that company shares may choose
+either; such replies are counted.
 """
 
 from __future__ import annotations
@@ -125,7 +126,8 @@ def _verify(options: argparse.Namespace, cache: Path, findings: Findings) -> Non
 def report(findings: Findings, target: Target, options: argparse.Namespace) -> None:
     """Print the tables; exit with 1 if anything is wrong."""
     keep = "soak" if options.keep else ""
-    columns = ["life", "seconds", "requests", "MiB after warm-up", "peak", "growth", "threads", "files", "exit code"]
+    columns = ["life", "seconds", "requests", "peak MiB", "at rest, half-way and at the end", "growth"]
+    columns += ["threads", "files", "exit code"]
     lives = [row for row in target.rows if str(row[0]).startswith("long")]
     rows: list[list[object]] = [[name, f"{count:,}"] for name, count in sorted(findings.counts.items())]
     rows += [[f"longest {name}", f"{took:.2f} s ({what})"] for name, (took, what) in sorted(findings.worst.items())]
@@ -151,7 +153,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--without", nargs="*", default=[], choices=KINDS, help="leave these out")
     parser.add_argument("--patience", type=float, default=2.0, metavar="SECONDS", help="that a refusal may take")
     parser.add_argument(
-        "--growth-limit", type=float, default=24.0, metavar="MiB", help="after the warm-up of a long life"
+        "--growth-limit",
+        type=float,
+        default=24.0,
+        metavar="MiB",
+        help="from one rest of a long life to the next; without rests, after its first third",
     )
     parser.add_argument("--resident-limit", type=float, default=0.0, metavar="MiB", help="at any time; 0: none")
     options = parse(parser, argv, minutes=0.5, clients=3, patience=100.0, growth_limit=400.0)

@@ -21,6 +21,17 @@ KINDS_OF_DEATH = {"stop": signal.SIGTERM, "kill": signal.SIGKILL}
 WARM_UP = 0.35
 """The part of a life in which caches and pools may fill."""
 
+REST_SECONDS = 25.0
+"""So long nobody asks, half-way through a long life and near its end: then the server has only what it needs, since
+what was freed goes back to the system ten seconds after the last request was read.
+"""
+
+BUSY_SECONDS = 5.0
+"""So long they ask again behind the last rest: a life ends in the middle of requests."""
+
+RESTS_AT_MOST = 0.4
+"""The part of a life that rests may take; a shorter life has none."""
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -52,6 +63,8 @@ class Target:
         self._process = ServerProcess(self._command, self.log)
         self._lock = threading.Lock()
         self._up = threading.Event()
+        self._may_ask = threading.Event()
+        self._may_ask.set()
         self.life = 0
         self.over = threading.Event()
         self.rows: list[list[object]] = []
@@ -68,9 +81,9 @@ class Target:
         return self._process.port
 
     def ready(self) -> int:
-        """Wait until it serves; the number of this life, or 0 when the soak is over."""
+        """Wait until it serves, and does not rest; the number of this life, or 0 when the soak is over."""
         while not self.over.is_set():
-            if self._up.wait(0.2):
+            if self._up.wait(0.2) and self._may_ask.wait(0.2):
                 return self.life
         return 0
 
@@ -95,7 +108,7 @@ class Target:
         self._process.start()
         self.life += 1
         self._up.set()
-        samples = self._watch(seconds)
+        samples, rests = self._watch(seconds)
         self._up.clear()
         code, took = self._end(death)
         self.findings.count(f"ended by {death}")
@@ -106,17 +119,32 @@ class Target:
         n_requests = self.findings.counts["requests"] - sent
         if len(text) > 65536 + self.bounds.log_bytes_per_request * n_requests:
             self.findings.violate(f"{name}: {len(text)} bytes of log for {n_requests} requests")
-        self._judge(name, seconds, code, n_requests, samples)
+        self._judge(name, seconds, code, n_requests, samples, rests)
 
-    def _watch(self, seconds: float) -> list[Sample]:
-        samples = []
+    def _watch(self, seconds: float) -> tuple[list[Sample], list[Sample]]:
+        """What there was while clients asked, and at the end of each rest."""
+        samples: list[Sample] = []
+        rests: list[Sample] = []
         end = time.monotonic() + seconds
-        while time.monotonic() < end and self._process.is_running:
+        left_at = [seconds / 2, REST_SECONDS + BUSY_SECONDS] if RESTS_AT_MOST * seconds >= 2 * REST_SECONDS else []
+        while (left := end - time.monotonic()) > 0 and self._process.is_running:
+            into = samples
+            if left_at and left <= left_at[0]:
+                del left_at[0]
+                into = rests
+                self._rest()
             sample = sample_of(self._process.pid)
             if sample is not None:
-                samples.append(sample)
+                into.append(sample)
+            self._may_ask.set()
             time.sleep(min(1.0, seconds / 40))
-        return samples
+        return samples, rests
+
+    def _rest(self) -> None:
+        self._may_ask.clear()
+        end = time.monotonic() + REST_SECONDS
+        while time.monotonic() < end and self._process.is_running:
+            time.sleep(0.2)
 
     def _end(self, death: str) -> tuple[int | None, float]:
         """The exit code, and how long it took."""
@@ -133,7 +161,15 @@ class Target:
             self.findings.violate(f"exit code {code} after {took:.1f} s, not {expected}")
         return code, took
 
-    def _judge(self, name: str, seconds: float, code: int | None, n_requests: int, samples: list[Sample]) -> None:
+    def _judge(
+        self,
+        name: str,
+        seconds: float,
+        code: int | None,
+        n_requests: int,
+        samples: list[Sample],
+        rests: list[Sample],
+    ) -> None:
         warm = samples[int(len(samples) * WARM_UP) :]
         if not warm:
             return
@@ -144,8 +180,11 @@ class Target:
         growth, threads, files = (
             _growth([getattr(sample, field) for sample in warm]) for field in ("resident_mib", "n_threads", "n_files")
         )
+        if len(rests) == 2:
+            growth = rests[1].resident_mib - rests[0].resident_mib
+        at_rest = ", ".join(f"{sample.resident_mib:.0f}" for sample in rests)
         self.rows.append(
-            [name, f"{seconds:.0f}", n_requests, f"{warm[0].resident_mib:.0f}", f"{peak:.0f}", f"{growth:+.1f}",
+            [name, f"{seconds:.0f}", n_requests, f"{peak:.0f}", at_rest or "-", f"{growth:+.1f}",
              f"{warm[-1].n_threads} ({threads:+.0f})", f"{warm[-1].n_files} ({files:+.0f})", code]
         )  # fmt: skip
         for what, grown, bound in (
@@ -154,7 +193,7 @@ class Target:
             ("open files", files, self.bounds.n_files),
         ):
             if grown > bound and name.startswith("long"):
-                self.findings.violate(f"{name}: grew by {grown:.1f} {what} after the warm-up, {bound} are allowed")
+                self.findings.violate(f"{name}: grew by {grown:.1f} {what}, {bound} are allowed")
 
     def healthy(self) -> None:
         """Ask /health again and again: the event loop must never be away for long."""

@@ -14,6 +14,7 @@ from pyctl.server.app import create_app, create_loading_app
 from pyctl.server.connections import bind
 from pyctl.server.generate.prepare import prepare_warm_up
 from pyctl.server.generation_body import ChatBody
+from pyctl.server.heaps import share_heaps
 from pyctl.server.lifecycle import LoadingApp, leave, serve
 from pyctl.server.service import Service
 
@@ -24,6 +25,7 @@ log = logging.getLogger("pyctl")
 
 def run_serve(settings: CommandSettings) -> int:
     """Serve until a signal; returns the exit code: 1 if the engine failed, or could not write all it had to."""
+    share_heaps()
     start_log(settings.log, settings.warnings)
     listen, code = settings.listen, 0
     with bind(listen.hosts, listen.port) as sockets:

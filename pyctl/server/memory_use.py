@@ -35,7 +35,9 @@ def counted_bytes(service: Service, engine: EngineMemory) -> Mapping[str, int]:
 
 
 def resident_bytes() -> int:
-    """Bytes of this process that are in memory now; where the system does not tell, the most there ever were."""
+    """Bytes of this process that are in memory now, freed ones that its heaps keep included; where the system does not
+    tell, the most there ever were.
+    """
     try:
         return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):

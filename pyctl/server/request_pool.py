@@ -39,8 +39,17 @@ class RequestPool:
     number of such. A client that leaves before its turn leaves its place.
     """
 
-    def __init__(self, n_threads: int = 0, max_waiting: int = _MAX_WAITING, max_seconds: float = _MAX_SECONDS) -> None:
-        """``n_threads`` 0 stands for as many as the machine has processors, and two more."""
+    def __init__(
+        self,
+        n_threads: int = 0,
+        max_waiting: int = _MAX_WAITING,
+        max_seconds: float = _MAX_SECONDS,
+        on_rest: Callable[[], object] = lambda: None,
+    ) -> None:
+        """``n_threads`` 0 stands for as many as the machine has processors, and two more. The last thread calls
+        ``on_rest`` when there was nothing to do for some time, and ends.
+        """
+        self._on_rest = on_rest
         self._n_threads = n_threads or min((os.cpu_count() or 1) + 2, 16)
         self._max_waiting, self._max_seconds = max_waiting, max_seconds
         self._changed = threading.Condition()  # guards all below
@@ -114,12 +123,15 @@ class RequestPool:
             while not self._waiting and (seconds := end - time.monotonic()) > 0:
                 self._changed.wait(seconds)
             self._n_idle -= 1
-            if not self._waiting:
-                self._n_alive -= 1
-                return None
-            job = self._waiting.popleft()
-            job.state = "running"
-            return job
+            if self._waiting:
+                job = self._waiting.popleft()
+                job.state = "running"
+                return job
+            self._n_alive -= 1
+            is_last = self._n_alive == 0
+        if is_last:
+            self._on_rest()
+        return None
 
 
 class Afterwards:

@@ -13,6 +13,7 @@ from pyctl.engine.handle import RequestHandle
 from pyctl.engine.worker import Worker
 from pyctl.page.markdown_process import MarkdownProcess
 from pyctl.server.conversation_store import ConversationStore
+from pyctl.server.heaps import give_back
 from pyctl.server.request_pool import Afterwards, RequestPool
 from pyctl.server.response_store import ResponseStore
 from pyctl.server.server_settings import ServerSettings
@@ -35,7 +36,7 @@ class Service:
     responses: ResponseStore = field(default_factory=ResponseStore)
     running: dict[str, tuple[RequestHandle, ...]] = field(default_factory=dict)
     conversations: ConversationStore = field(default_factory=ConversationStore)
-    pool: RequestPool = field(default_factory=RequestPool)
+    pool: RequestPool = field(default_factory=lambda: RequestPool(on_rest=give_back))
     fetching: RequestPool = field(default_factory=lambda: RequestPool(4, max_waiting=64))
     rendering: RequestPool = field(default_factory=lambda: RequestPool(1, max_waiting=16))
     markdown: MarkdownProcess = field(default_factory=MarkdownProcess)

@@ -95,6 +95,22 @@ def test_64_clients_at_once(server: Server) -> None:
         assert status in expected, path
 
 
+def heaps_of_threads(server: Server) -> int:
+    """Regions as glibc makes them for threads: 64 MiB at a multiple of that, of which the rest is not yet in use."""
+    maps = Path(f"/proc/{server.process.pid}/maps").read_text(encoding="utf-8")
+    found = re.findall(r"^(\w+)-(\w+) rw-p 0+ 00:00 0 *\n(\w+)-(\w+) ---p", maps, re.MULTILINE)
+    regions = [[int(address, 16) for address in each] for each in found]
+    size = 64 * 2**20
+    return sum(end == rest and start % size == 0 and last == start + size for start, end, rest, last in regions)
+
+
+def test_threads_share_their_heaps(server: Server) -> None:
+    # Threads for requests beside those of the engine, the event loop, drafts and llama.cpp.
+    assert set(asyncio.run(post_all(server, [("/apply-template", QUESTION)] * 64))) == {200}
+    # The heap that they share beside the first may have had several regions.
+    assert heaps_of_threads(server) <= 3, "each thread has a heap of its own, and keeps what its largest request took"
+
+
 def connect(server: Server) -> socket.socket:
     host, port = server.url.removeprefix("http://").split(":")
     return socket.create_connection((host, int(port)), timeout=10)

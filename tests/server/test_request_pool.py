@@ -182,9 +182,15 @@ def test_what_comes_afterwards_is_done_in_order_and_ends_before_the_vocabulary_g
 
 def test_threads_end_when_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyctl.server.request_pool._IDLE_SECONDS", 0.05)
-    pool = RequestPool(3)
-    asyncio.run(pool.run(request(), lambda: 1))
+    rests: list[int] = []
+    pool = RequestPool(3, on_rest=lambda: rests.append(pool._n_alive))
+
+    async def three_at_once() -> None:
+        together = threading.Barrier(3)
+        await asyncio.gather(*(pool.run(request(), together.wait, 20) for _ in range(3)))
+
+    asyncio.run(three_at_once())
     end = time.monotonic() + 30
-    while pool._n_alive and time.monotonic() < end:
+    while not rests and time.monotonic() < end:
         time.sleep(0.01)
-    assert not pool._n_alive
+    assert rests == [0], "the last one says so"

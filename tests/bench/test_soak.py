@@ -1,0 +1,46 @@
+"""A soak finds what it is there to find: a server whose memory grows from one rest to the next."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.soak import target
+from bench.soak.findings import Findings
+from bench.soak.target import Bounds, Target
+
+SERVER = """
+import sys, threading, time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+def grow():
+    kept = []
+    while True:
+        kept.append(bytearray(int(sys.argv[1])))
+        time.sleep(0.01)
+
+threading.Thread(target=grow, daemon=True).start()
+HTTPServer(("127.0.0.1", int(sys.argv[3])), Handler).serve_forever()
+"""
+
+
+@pytest.mark.parametrize(("n_bytes", "is_wrong"), [(0, False), (2**20, True)])
+def test_memory_at_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_bytes: int, is_wrong: bool) -> None:
+    monkeypatch.setattr(target, "REST_SECONDS", 0.1)
+    monkeypatch.setattr(target, "BUSY_SECONDS", 1.0)
+    findings, bounds = Findings(), Bounds(growth_mib=4, resident_mib=0)
+    watched = Target([sys.executable, "-c", SERVER, str(n_bytes)], tmp_path, findings, bounds)
+    watched.live("long", 3, "kill", [])
+    assert [text for text in findings.violations if "MiB resident" in text] == findings.violations
+    assert bool(findings.violations) == is_wrong
+    assert str(watched.rows[0][4]).count(",") == 1, "two rests"
