@@ -64,19 +64,24 @@ class RequestPool:
         """
         job = _Job(lambda: function(*args, **kwargs), asyncio.get_running_loop())
         self._add(job)
-        leaving = asyncio.ensure_future(_left(request))
+        done, leaving = job.done, asyncio.ensure_future(_left(request))
+        assert done is not None
+        ends: set[asyncio.Future[Any]] = {done, leaving}
         try:
-            ends: set[asyncio.Future[Any]] = {job.done, leaving}
             await asyncio.wait(ends, timeout=self._max_seconds, return_when=asyncio.FIRST_COMPLETED)
-            if job.done.done():
-                return job.done.result()
+            if done.done():
+                return done.result()
             if leaving.done():
                 raise ClientDisconnect
             raise UnavailableError(f"reading this request takes more than {self._max_seconds:g} seconds")
         finally:
             leaving.cancel()
-            job.done.cancel()
+            done.cancel()
             self._forget(job)
+            # An error knows the frames that it passed, and they the request: if one of them led back to the error, the
+            # request's body would stay until the collector comes by.
+            job.done = None
+            del job, done, leaving, ends
 
     def _add(self, job: _Job[R]) -> None:
         with self._changed:
@@ -183,20 +188,25 @@ class _Job(Generic[R]):
 
     def __init__(self, function: Callable[[], R], loop: asyncio.AbstractEventLoop) -> None:
         self.state = "waiting"
-        self.done: asyncio.Future[R] = loop.create_future()
+        self.done: asyncio.Future[R] | None = loop.create_future()
+        """None when nobody waits for it any more."""
         self._function, self._loop = function, loop
 
     def run(self) -> None:
         try:
             result = self._function()
         except BaseException as error:
-            self._tell(lambda error=error: self.done.set_exception(error))  # type: ignore[misc]
+            self._tell(lambda done, error=error: done.set_exception(error))  # type: ignore[misc]
         else:
-            self._tell(lambda: self.done.set_result(result))
+            self._tell(lambda done: done.set_result(result))
 
-    def _tell(self, tell: Callable[[], None]) -> None:
+    def _tell(self, tell: Callable[[asyncio.Future[R]], None]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
-            self._loop.call_soon_threadsafe(lambda: None if self.done.done() else tell())
+            self._loop.call_soon_threadsafe(self._end, tell)
+
+    def _end(self, tell: Callable[[asyncio.Future[R]], None]) -> None:
+        if self.done is not None and not self.done.done():
+            tell(self.done)
 
 
 async def _left(request: Request) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -194,3 +196,28 @@ def test_threads_end_when_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch
     while not rests and time.monotonic() < end:
         time.sleep(0.01)
     assert rests == [0], "the last one says so"
+
+
+class Body:
+    """Something that can be seen to be gone."""
+
+
+@in_loop
+async def test_nothing_of_a_refused_request_stays() -> None:
+    body, pool = Body(), RequestPool(1)
+    seen = weakref.ref(body)
+
+    def refuse(body: Body) -> None:
+        raise RequestError(str(body))
+
+    gc.disable()
+    try:
+        with pytest.raises(RequestError):
+            await pool.run(request(), refuse, body)
+        del body
+        end = time.monotonic() + 30
+        while seen() is not None and time.monotonic() < end:
+            await asyncio.sleep(0.01)
+        assert seen() is None, "it waits for the collector, tens of megabytes each"
+    finally:
+        gc.enable()
