@@ -18,9 +18,9 @@ from pyctl.limit import limit
 
 __all__ = ["MOST_PIXELS", "ImageFile", "ImageKind"]
 
-ImageKind: TypeAlias = Literal["png", "jpeg", "gif", "bmp"]
+ImageKind: TypeAlias = Literal["png", "jpeg", "gif", "bmp", "webp"]
 
-MOST_PIXELS = limit(64_000_000, "pixels of an image; half as many with 16 bits a channel", "400", "request")
+MOST_PIXELS = limit(64_000_000, "pixels of an image; half as many of WebP or with 16 bits a channel", "400", "request")
 _MOST_SIDE = limit(32_768, "width and height of an image", "400", "request", "pixels")
 _MOST_SEGMENTS = limit(65_536, "parts of an image file before its pixels", "400", "request")
 _MOST_SCANNED = limit(1_000_000_000, "pixels of a JPEG, times its scans", "400", "request")
@@ -31,6 +31,7 @@ _STEP_BYTES = 1 << 20
 
 _OTHERS = {
     b"<svg": "SVG", b"<?xml": "SVG", b"%PDF": "a PDF", b"II*\0": "TIFF", b"MM\0*": "TIFF", b"8BPS": "PSD",
+    b"\0\0\0\x0cJXL ": "JPEG XL", b"\xff\x0a": "JPEG XL",
 }  # fmt: skip
 
 
@@ -49,7 +50,7 @@ class ImageFile:
         too large, or cut off; a file may be broken in other ways that only its decoding shows.
         """
         found = next(((kind, read) for magic, kind, read in _READERS if data.startswith(magic)), None)
-        if found is None:
+        if found is None or (found[0] == "webp" and data[8:12] != b"WEBP"):
             raise RequestError(_not_readable(data))
         kind, read = found
         try:
@@ -95,14 +96,16 @@ class ImageFile:
 
 def _not_readable(data: bytes) -> str:
     found = next((name for magic, name in _OTHERS.items() if data.startswith(magic)), "")
-    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        found = "WebP"
-    elif data[4:8] == b"ftyp":
-        found = "HEIC" if data[8:11] in (b"hei", b"hev", b"mif") else "AVIF" if data[8:12] == b"avif" else "a video"
+    if data[4:8] == b"ftyp":
+        brand = data[8:12]
+        found = "AVIF" if brand in (b"avif", b"avis") else "HEIC" if brand[:3] in _HEIC_BRANDS else "a video"
     if not data:
         return "the image is empty"
     what = f"it is {found}" if found else "it is no image, or of a kind that is not known"
-    return f"only PNG, JPEG, GIF and BMP images can be read; {what}"
+    return f"only PNG, JPEG, GIF, BMP and WebP images can be read; {what}"
+
+
+_HEIC_BRANDS = (b"hei", b"hev", b"mif", b"msf")
 
 
 def _png(data: bytes) -> tuple[int, int, int]:
@@ -212,11 +215,31 @@ def _bmp(data: bytes) -> tuple[int, int, int]:
     return width, height, 1
 
 
+def _webp(data: bytes) -> tuple[int, int, int]:
+    """What decodes it holds the pixels twice."""
+    (size,), kind = struct.unpack_from("<I", data, 4), data[12:16]
+    if 8 + size > len(data):
+        raise IndexError
+    if kind == b"VP8X":
+        low, high, low2, high2 = struct.unpack_from("<HBHB", data, 24)
+        return (low | high << 16) + 1, (low2 | high2 << 16) + 1, 2
+    if kind == b"VP8L" and data[20:21] == b"\x2f":
+        (sides,) = struct.unpack_from("<I", data, 21)
+        return (sides & 0x3FFF) + 1, (sides >> 14 & 0x3FFF) + 1, 2
+    if kind == b"VP8 " and data[23:26] == b"\x9d\x01\x2a":
+        width, height = struct.unpack_from("<HH", data, 26)
+        return width & 0x3FFF, height & 0x3FFF, 2
+    if len(data) < 30:
+        raise IndexError
+    raise RequestError("the WEBP image is broken: it has no size")
+
+
 _READERS: tuple[tuple[bytes, ImageKind, Callable[[bytes], tuple[int, int, int]]], ...] = (
     (b"\x89PNG\r\n\x1a\n", "png", _png),
     (b"\xff\xd8", "jpeg", _jpeg),
     (b"GIF87a", "gif", _gif),
     (b"GIF89a", "gif", _gif),
     (b"BM", "bmp", _bmp),
+    (b"RIFF", "webp", _webp),
 )
 """How each kind begins, and what reads width, height, and how much one pixel counts."""

@@ -6,6 +6,7 @@ import contextlib
 import io
 import struct
 import zlib
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,12 +17,14 @@ from pyctl.errors import RequestError
 from pyctl.image_file import MOST_PIXELS, ImageFile
 from tests.pictures import image_bytes
 
-KINDS = ("png", "jpeg", "gif", "bmp")
+KINDS = ("png", "jpeg", "gif", "bmp", "webp")
 FILES = {
     **{kind: image_bytes(70, 31, kind) for kind in KINDS},
     "progressive": image_bytes(70, 31, "jpeg", progressive=True),
+    "lossless": image_bytes(70, 31, "webp", lossless=True),
     "restarts": image_bytes(70, 31, "jpeg", restart_marker_blocks=1, comment=b"\xff\xc0 none"),
 }
+OF_KIND = {"progressive": "jpeg", "restarts": "jpeg", "lossless": "webp"}
 
 
 def chunk(kind: bytes, content: bytes) -> bytes:
@@ -41,14 +44,17 @@ def bmp(width: int, height: int, size: int) -> bytes:
 @pytest.mark.parametrize("name", FILES)
 def test_kind_and_size(name: str) -> None:
     image = ImageFile.of(FILES[name])
-    assert (image.kind, image.width, image.height) == (name if name in KINDS else "jpeg", 70, 31)
+    assert (image.kind, image.width, image.height) == (OF_KIND.get(name, name), 70, 31)
     image.check_inflated()
 
 
 def test_sizes_are_as_pillow_says() -> None:
-    for kind in KINDS:
-        for size in ((1, 1), (3, 200), (257, 2)):
-            data = image_bytes(*size, kind)
+    options: list[tuple[str, dict[str, Any]]] = [(kind, {}) for kind in KINDS]
+    # A profile makes a WebP one of the extended kind.
+    options += [("webp", {"lossless": True}), ("webp", {"icc_profile": b"none"})]
+    for kind, more in options:
+        for size in ((1, 1), (3, 200), (257, 2), (2, 300)):
+            data = image_bytes(*size, kind, **more)
             image = ImageFile.of(data)
             assert (image.width, image.height) == Image.open(io.BytesIO(data)).size == size
             image.check_inflated()
@@ -123,7 +129,10 @@ def test_a_jpeg_of_too_many_scans() -> None:
         (b"", "empty"),
         (b"GIF", "not known"),
         (b"hello", "not known"),
-        (b"RIFF\0\0\0\0WEBPVP8 ", "WebP"),
+        (b"RIFF\x04\0\0\0WAVEfmt ", "not known"),
+        (b"RIFF\x04\0\0\0WEBPVP8 ", "WEBP image is cut off"),
+        (b"RIFF\x20\0\0\0WEBPVP8 " + bytes(40), "WEBP image is broken"),
+        (b"\xff\x0a" + bytes(10), "JPEG XL"),
         (b"<svg xmlns='...'>", "SVG"),
         (b"%PDF-1.7", "PDF"),
         (b"\0\0\0\x18ftypheic", "HEIC"),
@@ -162,7 +171,10 @@ def test_broken_files_are_refused_or_read_within_bounds(
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.sampled_from((b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8", b"GIF89a", b"BM")), st.binary(max_size=200))
+@given(
+    st.sampled_from((b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8", b"GIF89a", b"BM", b"RIFF\0\0\0\0WEBP")),
+    st.binary(max_size=200),
+)
 def test_bytes_that_are_no_image(magic: bytes, data: bytes) -> None:
     with contextlib.suppress(RequestError):
         ImageFile.of(magic + data)

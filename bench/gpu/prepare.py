@@ -67,6 +67,7 @@ def requirements() -> dict[str, str]:
     needed = [*listed, "pybind11>=2.13", "diskcache>=5.6", "typing-extensions>=4.5"]
     named = {re.split(r"[<>=~!\[]", item)[0].replace("-", "_"): item for item in needed}
     del named["llama_cpp_python"]
+    del named["pillow"]  # WebP images alone need it
     named["markdown_it"] = named.pop("markdown_it_py")  # the one that is imported by another name
     return named
 

@@ -165,8 +165,9 @@ def _images() -> Iterator[Probe]:
     result = {"role": "tool", "tool_call_id": "c", "content": [_part("here"), _part(first)]}
     turn = {**chat, "messages": [*HI, {"role": "assistant", "content": "", "tool_calls": [call]}, result]}
     yield Probe(path, "image, result of a tool", body=turn, group="images", show=("content", "prompt_tokens"))
+    webp = base64.b64encode(image_bytes(200, 150, "webp", seed=1)).decode()
     wrong: dict[str, Any] = {
-        "junk": "data:image/png;base64,aGVsbG8=", "WebP": "data:image/webp;base64,UklGRgAAAABXRUJQVlA4IA==",
+        "junk": "data:image/png;base64,aGVsbG8=", "WebP": f"data:image/webp;base64,{webp}",
         "cut off": first[:2000], "not base64": "data:image/png,xx", "no base64": "data:image/png;base64,!!",
         "empty": "", "missing file": "file://none.png", "file outside": "file://../m.gguf", "no object": None,
     }  # fmt: skip

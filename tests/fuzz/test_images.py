@@ -26,6 +26,8 @@ FILES = [
     image_bytes(20, 20, "jpeg", restart_marker_blocks=1),
     image_bytes(33, 65, "gif"),
     image_bytes(40, 30, "bmp"),
+    image_bytes(40, 30, "webp"),
+    image_bytes(33, 20, "webp", lossless=True),
 ]
 
 Change = tuple[int, int, bytes]

@@ -164,7 +164,7 @@ def test_errors_name_the_image_as_the_client_wrote_it(bench: Bench) -> None:
         ("/completion", {"prompt": {"prompt_string": "x", "multimodal_data": [bad]}}, "multimodal_data[0]"),
     ):
         message = refusal(bench, path, body)
-        assert message.startswith(f"{place}: only PNG, JPEG, GIF and BMP"), message
+        assert message.startswith(f"{place}: only PNG, JPEG, GIF, BMP and WebP"), message
         assert not bench.worker.requests, "nothing is evaluated for it"
 
 

@@ -90,7 +90,7 @@ def test_long_base64_is_read_in_steps(monkeypatch: pytest.MonkeyPatch, bench: Be
         ("data:image/png;base64,aa=aa", "no base64"),
         ("javascript:alert(1)", "no base64"),
         ("ftp://host/x.png", "no base64"),
-        ("data:image/png;base64,aGVsbG8=", "only PNG, JPEG, GIF and BMP"),
+        ("data:image/png;base64,aGVsbG8=", "only PNG, JPEG, GIF, BMP and WebP"),
         (BASE64[:60], "cut off"),
         ("file://../secret.png", "not allowed"),
         ("file://inside/../../secret.png", "not allowed"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import io
 import threading
 from collections import OrderedDict
 from pathlib import Path
@@ -195,6 +196,16 @@ class ImageEncoder:
         """The pixels of its file, resized. RequestError if that cannot be read."""
         file = picture.source
         file.check_inflated()
+        if file.kind == "webp":
+            ready = self._tokenized(file.width, file.height, _webp_pixels(file), picture.n_tokens)
+        else:
+            ready = self._opened(file, picture.n_tokens)
+        if self._grid_of(ready) != (picture.columns, picture.lines):
+            raise EngineError("the image was cut in a way that is not known here")
+        return ready
+
+    def _opened(self, file: ImageFile, n_tokens: int) -> _Ready:
+        """What libmtmd makes of a file that it knows."""
         options = mtmd.mtmd_helper_init_opt_default()
         # What is no image would be given to a program that reads videos.
         options.video_params.ffmpeg_bin_dir = b"/nonexistent"
@@ -209,18 +220,15 @@ class ImageEncoder:
             size = mtmd.mtmd_bitmap_get_nx(found.bitmap), mtmd.mtmd_bitmap_get_ny(found.bitmap)
             if size != (file.width, file.height):
                 raise RequestError(f"the {file.kind.upper()} image has another size than it says")
-            ready = self._chunk_of(found.bitmap, picture.n_tokens)
+            return self._chunk_of(found.bitmap, n_tokens)
         finally:
             mtmd.mtmd_bitmap_free(found.bitmap)
-        if self._grid_of(ready) != (picture.columns, picture.lines):
-            raise EngineError("the image was cut in a way that is not known here")
-        return ready
 
-    def _tokenized(self, width: int, height: int, pixels: NDArray[np.uint8] | None) -> _Ready:
+    def _tokenized(self, width: int, height: int, pixels: NDArray[np.uint8] | None, n_tokens: int = 0) -> _Ready:
         pointer = None if pixels is None else pixels.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         bitmap = mtmd.mtmd_bitmap_init(width, height, pointer)
         try:
-            return self._chunk_of(bitmap, 0)
+            return self._chunk_of(bitmap, n_tokens)
         finally:
             mtmd.mtmd_bitmap_free(bitmap)
 
@@ -274,3 +282,19 @@ class ImageEncoder:
 
 def _is_image(chunk: Any) -> bool:
     return bool(mtmd.mtmd_input_chunk_get_type(chunk) == mtmd.MTMD_INPUT_CHUNK_TYPE_IMAGE)
+
+
+def _webp_pixels(file: ImageFile) -> NDArray[np.uint8]:
+    """The pixels of a WebP file, of its first frame, shape (height, width, 3); libmtmd does not know the format."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise RequestError("WebP images need the Python package Pillow, which is not installed here") from None
+    try:
+        with Image.open(io.BytesIO(file.data), formats=("WEBP",)) as image:
+            pixels = np.asarray(image.convert("RGB"))
+    except (OSError, ValueError, RuntimeError, SyntaxError, EOFError, KeyError):
+        raise RequestError("the WEBP image is broken") from None
+    if pixels.shape != (file.height, file.width, 3):
+        raise RequestError("the WEBP image has another size than it says")
+    return np.ascontiguousarray(pixels)
