@@ -90,7 +90,13 @@ class Tab:
 
     def until_ready(self) -> Tab:
         self.page.wait_for_selector("body[data-ready]")
+        self.settle()
         return self
+
+    def settle(self) -> None:
+        """Wait until what was drawn has been laid out and what came into view is filled: before, it has no text."""
+        frames = "(go) => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(go)))"
+        self.page.evaluate(f"new Promise({frames})")
 
     def say(self, text: str, extra: Mapping[str, object] | None = None) -> dict[str, Any]:
         """Send a message, wait for the end of its reply: the reply's timings. ``extra`` goes into this request."""
@@ -136,7 +142,11 @@ class Tab:
             else:
                 field.fill(value)
         dialog.locator('button[value="save"]').click()
-        dialog.wait_for(state="hidden")
+        self.until_closed()
+
+    def until_closed(self) -> None:
+        """Wait until no dialog is open, and the page has heard what the last one said: it is empty then."""
+        self.page.wait_for_selector("#dialog:not([open]):empty", state="attached")
 
     # -- what a user sees ----------------------------------------------------------------------------------------------
 
@@ -150,6 +160,7 @@ class Tab:
 
     def texts(self) -> list[str]:
         """The text of each message that is shown."""
+        self.settle()
         return [text.strip() for text in self.messages.locator(".body").all_inner_texts()]
 
     def announced(self) -> str:

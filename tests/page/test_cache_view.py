@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -12,6 +12,9 @@ from tests.page.browser import Tab, saying
 from tests.page.conftest import SERVE, OpenTab
 from tests.page.test_talk import manual
 from tools.server_process import ServerProcess
+
+if TYPE_CHECKING:  # it may be missing
+    from playwright.sync_api import Route
 
 
 def nodes(body: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -28,22 +31,29 @@ def nodes(body: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def shown(tab: Tab) -> set[str]:
-    """The ids of the prefixes that the page shows."""
-    ids: list[str] = tab.page.evaluate("[...document.querySelectorAll('#cache .node')].map((n) => n.dataset.key)")
-    return set(ids)
+def ending(node: dict[str, Any]) -> str:
+    """Words that stand at the end of a prefix, as the page shows them."""
+    return str(node["tail"]).split("\n")[0].split("<|")[0].strip()[-12:]
+
+
+def shown(tab: Tab) -> dict[str, list[str]]:
+    """The ids of the prefixes that the page shows, and where each of them lies."""
+    rows: list[tuple[str, str]] = tab.page.evaluate(
+        "[...document.querySelectorAll('#cache .node')].map((n) => [n.dataset.key, n.innerText])"
+    )
+    return {key: [tier for tier, word in (("ram", "RAM"), ("disk", "disk")) if word in text] for key, text in rows}
 
 
 def until_settled(tab: Tab) -> dict[str, dict[str, Any]]:
-    """Wait until nothing is made ready any more and the page shows what the server has: that."""
+    """Wait until nothing is made ready or written any more and the page shows what the server has: that."""
     body: dict[str, Any] = {}
 
     def same() -> bool:
         body.clear()
         body.update(tab.server("cache"))
-        return not any(seq["busy"] for seq in body["sequences"]) and shown(tab) == (
-            set(nodes(body)) | {entry["id"] for entry in body["stored"]}
-        )
+        tiers = {key: [tier for tier in ("ram", "disk") if tier in node["tiers"]] for key, node in nodes(body).items()}
+        stored = {entry["id"]: ["disk"] for entry in body["stored"]}
+        return not any(seq["busy"] for seq in body["sequences"]) and shown(tab) == {**stored, **tiers}
 
     tab.until(same)
     return nodes(body)
@@ -87,9 +97,9 @@ def test_the_tree_is_that_of_the_server(tab: Tab) -> None:
     second.get_by_role("button", name="Edit message").click()
     second.get_by_role("textbox", name="Message").fill("What is the code of the north door?")
     edited = tab.act(second.get_by_role("button", name="Ask in a new branch"))
-    used = tab.page.locator("#cache .node.used")
-    tab.until(lambda: used.count())
-    assert used.get_attribute("data-key") == edited["cache"]["restored"]
+    # Until then the reply before is still lit.
+    lit = "[...document.querySelectorAll('#cache .node.used')].map((n) => n.dataset.key)"
+    tab.until(lambda: tab.page.evaluate(lit) == [edited["cache"]["restored"]])
 
     found = until_settled(tab)
     assert len(found) >= 4
@@ -97,9 +107,7 @@ def test_the_tree_is_that_of_the_server(tab: Tab) -> None:
         row = tab.page.locator(f'#cache .node[data-key="{key}"]')
         text = " ".join(row.inner_text().split())
         assert f"{node['n']:,} tokens" in text
-        assert ("RAM" in text) == ("ram" in node["tiers"])
-        assert ("disk" in text) == ("disk" in node["tiers"])
-        assert node["tail"].split("\n")[0].split("<|")[0].strip()[-12:] in text
+        assert ending(node) in text
     path = set(tab.page.locator("#cache .node.path").evaluate_all("l => l.map((n) => n.dataset.key)"))
     assert edited["cache"]["restored"] in path
     assert set(edited["cache"]["saved"]) & set(found) <= path
@@ -107,6 +115,24 @@ def test_the_tree_is_that_of_the_server(tab: Tab) -> None:
     share = 100 * (totals["prompt"] - totals["evaluated"]) / totals["prompt"]
     assert f"{share:.1f}" in tab.page.locator("#cache .headline").inner_text()
     assert "Disk" in tab.page.locator("#cache").inner_text()
+
+
+def test_a_prefix_that_adds_a_line_end_is_shown_by_the_words_before_it(tab: Tab) -> None:
+    def blank(route: Route) -> None:
+        answer = route.fetch()
+        body = answer.json()
+        for node in nodes(body).values() if "prefixes" in body else ():
+            node["head"] = "\n"
+        route.fulfill(response=answer, json=body)
+
+    tab.page.route("**/cache*", blank)
+    tab.say(manual("lines", 12), saying("Yes."))
+    found = until_settled(tab)
+    assert found
+    for key, node in found.items():
+        words = tab.page.locator(f'#cache .node[data-key="{key}"] .words').inner_text()
+        assert "(words are shown" not in words
+        assert ending(node) in words
 
 
 def test_pin_survives_and_drop_removes(idle_server: ServerProcess, open_tab: OpenTab) -> None:
@@ -138,22 +164,31 @@ def test_pin_survives_and_drop_removes(idle_server: ServerProcess, open_tab: Ope
     assert node["n"] > 100
 
 
-def test_drop_all_asks_and_warm_makes_ready(tab: Tab) -> None:
+def test_drop_all_asks_and_warm_makes_ready(idle_server: ServerProcess, open_tab: OpenTab) -> None:
+    tab = open_tab(idle_server.url)
     tab.say(manual("warmth", 12))
     until_settled(tab)
     tab.page.get_by_role("button", name="Drop all").click()
     tab.page.locator("#dialog").get_by_role("button", name="Cancel").click()
     assert nodes(tab.server("cache"))
-    tab.page.get_by_role("button", name="Drop all").click()
-    tab.page.locator("#dialog").get_by_role("button", name="Drop").click()
-    tab.until(lambda: not nodes(tab.server("cache")))
-    with tab.page.expect_response("**/cache/warm") as warmed:
-        tab.page.get_by_role("button", name="Warm", exact=True).click()
-    ready = warmed.value.json()["ready"]
-    assert ready > 100
-    tab.until(lambda: f"{ready:,} tokens are ready" in tab.noticed())
-    found = until_settled(tab)
-    assert max((node["n"] for node in found.values()), default=0) <= ready  # what is live needs no snapshot
+
+    def drop_all_and_warm() -> dict[str, int]:
+        tab.page.get_by_role("button", name="Drop all").click()
+        tab.page.locator("#dialog").get_by_role("button", name="Drop").click()
+        tab.until(lambda: not nodes(tab.server("cache")))
+        with tab.page.expect_response("**/cache/warm") as answer:
+            tab.page.get_by_role("button", name="Warm", exact=True).click()
+        warmed: dict[str, int] = answer.value.json()
+        tab.until(lambda: f"{warmed['ready']:,} tokens are ready" in tab.noticed())
+        return warmed
+
+    warmed = drop_all_and_warm()
+    ready = warmed["ready"]
+    assert warmed["evaluated"] > 32, "the reply, as the next prompt has it"
+    assert max(node["n"] for node in until_settled(tab).values()) == ready > 100
+    assert drop_all_and_warm() == {"ready": ready, "cached": ready, "evaluated": 0}
+    assert not until_settled(tab), "what is live needs no snapshot"
+    assert ready in [seq["n"] for seq in tab.server("cache")["sequences"]]
     timings = tab.act(tab.replies.last.get_by_role("button", name="Regenerate reply"))
     assert timings["prompt_n"] < 40
 
@@ -180,12 +215,13 @@ def test_the_tree_is_walked_with_the_keyboard(tab: Tab) -> None:
 def test_what_does_not_change_costs_next_to_nothing(tab: Tab) -> None:
     tab.say("Hello", saying("Yes."))
     until_settled(tab)
-    sizes = []
-    for _ in range(2):
+
+    def costs_nothing() -> bool:
         with tab.page.expect_response("**/cache?since=*") as asked:
             pass
-        sizes.append(len(asked.value.body()))
-    assert sizes[-1] < 60, sizes
+        return len(asked.value.body()) < 60
+
+    tab.until(costs_nothing)  # what was to be written or made ready may come before
     tab.page.get_by_role("button", name="Cache", exact=True).click()  # folded: nobody sees it
     tab.page.wait_for_timeout(100)
     tab.requests.clear()

@@ -252,6 +252,7 @@ def test_a_phone_is_wide_enough(open_tab: OpenTab, server: ServerProcess) -> Non
     tab.page.get_by_role("button", name="Settings").tap()
     tab.page.locator('#dialog [name="json"]').fill(json.dumps(saying(RICH + "\n\n```\n" + "wide " * 60 + "\n```\n")))
     tab.page.get_by_role("button", name="Save").tap()
+    tab.until_closed()
     tab.page.keyboard.press("Escape")
     tab.act(tab.replies.last.get_by_role("button", name="Regenerate reply"))
     tab.until(lambda: tab.replies.last.locator("pre").count())

@@ -6,10 +6,18 @@ from pathlib import Path
 
 from tests.page.browser import Tab, saying
 from tests.page.conftest import SERVE, OpenTab
+from tests.page.test_cache_view import nodes
 from tools.server_process import ServerProcess
 
 UNREACHABLE = "net::ERR_"
 """What a browser says by itself where nobody answers."""
+
+
+def written(tab: Tab) -> set[str]:
+    """The ids of what is on the disk of the server."""
+    body = tab.server("cache")
+    kept = {key for key, node in nodes(body).items() if "disk" in node["tiers"]}
+    return kept | {entry["id"] for entry in body["stored"]}
 
 
 def test_the_server_is_restarted_under_the_page(open_tab: OpenTab, tmp_path: Path) -> None:
@@ -19,7 +27,8 @@ def test_the_server_is_restarted_under_the_page(open_tab: OpenTab, tmp_path: Pat
         server.start()
         tab = open_tab(server.url)
         tab.expected += [UNREACHABLE, "status of 503"]
-        tab.say("My name is Ada and the code of the north door is 4711, which is painted in green and blue.")
+        first = tab.say("My name is Ada and the code of the north door is 4711, which is painted in green and blue.")
+        tab.until(lambda: set(first["cache"]["saved"]) <= written(tab))
         draft = "What is the code of the north door?"
         tab.page.fill("#text", draft)
         tab.begin("Count on.", {"grammar": 'root ::= ("on and " ){1500}', "max_tokens": -1})

@@ -146,9 +146,11 @@ function composer() {
     }
   });
   field.addEventListener("paste", files.paste);
-  $("ask").addEventListener("submit", (event) => {
+  $("ask").addEventListener("submit", async (event) => {
     event.preventDefault();
-    if (chat.runOf(chat.current())) return chat.stop();
+    const own = chat.current();
+    if (chat.runOf(own)) return chat.stop();
+    if (!(await files.ready()) || chat.current() !== own || chat.runOf(own)) return;
     const given = files.take();
     if (chat.send(field.value, given)) field.value = "";
     fit();

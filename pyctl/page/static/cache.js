@@ -5,6 +5,7 @@ import * as api from "./api.js";
 import { TreeMap } from "./map.js";
 
 const LIT_MS = 4000;
+let fading = 0;
 
 let latest = null; // the body of GET /cache, and when it came
 let revision = 0, path = new Set(), used = "", added = new Set(), view = null, failed = "", hooks = {};
@@ -25,7 +26,8 @@ export async function replied(cache) {
   }
   await look();
   view?.map.travel(used);
-  setTimeout(() => {
+  clearTimeout(fading);
+  fading = setTimeout(() => {
     used = "";
     added = new Set();
     draw();
@@ -69,7 +71,8 @@ const TIERS = { device: "device", ram: "RAM", disk: "disk" };
 function wordsOf(node) {
   if (node.label !== undefined) return plain(node.label);
   const head = plain(node.head), tail = plain(node.tail);
-  return !tail || tail.endsWith(head) || head.endsWith(tail) ? head : `${head} … ${tail}`;
+  if (!head || !tail) return head || tail; // what a prefix adds to its parent may be a line end alone
+  return tail.endsWith(head) || head.endsWith(tail) ? head : `${head} … ${tail}`;
 }
 
 // Siblings of which some share more than their parent get a place where they part, though nothing can be resumed there.

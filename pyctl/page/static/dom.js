@@ -108,18 +108,23 @@ export function say(text, shown = false) {
 
 export const tell = (text) => say(text, true);
 
-// A dialog with what is given; the value of the button that ended it, "" if nothing was chosen.
+// A dialog with what is given; the value of the button that ended it, "" if nothing was chosen. An element for each:
+// the event that one was closed comes later than its closing, and would end the next one. One that is still open gives
+// way; one that was heard of is empty.
 export function ask(title, body, ...buttons) {
-  const dialog = $("dialog");
-  dialog.setAttribute("aria-label", title);
+  const before = $("dialog"), dialog = el("dialog", { id: "dialog", "aria-label": title });
   const close = icon("✕", "Close", () => dialog.close(""));
   // The first of these is what Enter presses.
   const foot = el("footer", {}, buttons.map(([text, value, kind]) =>
     el("button", { value, class: kind, formnovalidate: kind !== "primary" }, text)));
   put(dialog, el("form", { method: "dialog" }, el("header", {}, el("h2", {}, title), close), body, foot));
-  dialog.returnValue = "";
+  before.close("");
+  before.replaceWith(dialog);
   dialog.showModal();
-  return new Promise((go) => dialog.addEventListener("close", () => go(dialog.returnValue), { once: true }));
+  return new Promise((go) => dialog.addEventListener("close", () => {
+    put(dialog);
+    go(dialog.returnValue);
+  }, { once: true }));
 }
 
 export const sure = async (title, text, verb) =>

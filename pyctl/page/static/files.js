@@ -9,6 +9,7 @@ const MOST_PASTED = 6000;
 const TEXTS = "text/*,.md,.py,.js,.ts,.json,.yaml,.toml,.c,.h,.cpp,.rs,.go,.java,.sh,.csv,.log";
 
 let files = [];
+let reading = null; // ends when all that was attached has been read
 let sees = false;
 
 // Whether the model sees; what was attached before stays.
@@ -19,6 +20,9 @@ export function allowImages(yes) {
 
 export const accepted = () => (sees ? "image/*," : "") + TEXTS;
 
+// Wait for what is being read: false if some of it cannot go along.
+export const ready = async () => (await reading) ?? true;
+
 // All of them, and begin anew.
 export function take() {
   const taken = files;
@@ -27,15 +31,27 @@ export function take() {
   return taken;
 }
 
-export async function attach(given) {
+export function attach(given) {
+  const own = read(given, reading).finally(() => {
+    if (reading === own) reading = null;
+  });
+  return (reading = own);
+}
+
+// Whether all of `given`, and of what was attached just before it, could be read.
+async function read(given, before) {
+  let all = (await before) ?? true;
   for (const file of given) {
     try {
-      files.push(file.type.startsWith("image/") ? await picture(file) : await text(file));
+      const made = await (file.type.startsWith("image/") ? picture(file) : text(file));
+      files.push(made);
     } catch (error) {
+      all = false;
       tell(`${file.name}: ${error.message}`);
     }
+    draw();
   }
-  draw();
+  return all;
 }
 
 // What is long goes as a file.

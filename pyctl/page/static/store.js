@@ -24,15 +24,16 @@ const table = (mode) => db.transaction("conversations", mode).objectStore("conve
 export const all = () => request(table("readonly").getAll());
 export const read = (id) => request(table("readonly").get(id));
 
-export async function save(conversation) {
-  await request(table("readwrite").put(conversation));
-  others.postMessage(conversation.id);
-}
-
-export async function drop(id) {
-  await request(table("readwrite").delete(id));
+// Committed at once: a page that goes before it hears of the change would take it along.
+async function change(id, run) {
+  const objects = table("readwrite"), made = request(run(objects));
+  objects.transaction.commit();
+  await made;
   others.postMessage(id);
 }
+
+export const save = (conversation) => change(conversation.id, (objects) => objects.put(conversation));
+export const drop = (id) => change(id, (objects) => objects.delete(id));
 
 // -- trees -----------------------------------------------------------------------------------------------------------
 
