@@ -92,7 +92,7 @@ bool row_positions::append(int64_t row, const llama_kv_cell_ext & ext) {
     if (ext.x != pos || ext.y != pos) {
         return false;
     }
-    if (ext.tok < 0) {
+    if (ext.tok < 0) {  // an image may have this row alone, and then positions go on as behind text
         images.push_back({ row, pos, 1, 1 });
     }
     return true;

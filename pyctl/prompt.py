@@ -60,14 +60,12 @@ def common_prefix(a: Tokens, b: Tokens) -> int:
 class Picture:
     """An image in a prompt, from token ``start`` on: ``columns`` times ``lines`` tokens, line by line.
 
-    The text behind it goes on ``n_positions`` positions after the text before it. Images with the same ``key`` are the
-    same to the model; ``source`` is the file.
+    Images with the same ``key`` are the same to the model; ``source`` is the file.
     """
 
     key: bytes
     columns: int
     lines: int
-    n_positions: int
     source: ImageFile = field(repr=False)
     start: int = 0
 

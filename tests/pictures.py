@@ -32,4 +32,4 @@ class GridReader:
 
     def picture(self, image: ImageFile) -> Picture:
         columns, lines = -(-image.width // 32), -(-image.height // 32)
-        return Picture(image.data, columns, lines, max(columns, lines), image)
+        return Picture(image.data, columns, lines, image)

@@ -15,7 +15,7 @@ SOURCE = ImageFile.of(image_bytes())
 
 
 def picture(key: bytes = b"key", columns: int = 4, lines: int = 3, start: int = 0) -> Picture:
-    return Picture(key, columns, lines, max(columns, lines), SOURCE, start)
+    return Picture(key, columns, lines, SOURCE, start)
 
 
 def prompt(*pictures: Picture, size: int = 40) -> Prompt:

@@ -274,7 +274,7 @@ def test_images_are_batches_of_their_own(
     for i, (n_text, columns, lines) in enumerate(sizes):
         ids += [7] * (n_text + 1)
         key, source = bytes([i]), ImageFile(b"", "png", 1, 1)
-        pictures.append(Picture(key, columns, lines, max(columns, lines), source, len(ids)))
+        pictures.append(Picture(key, columns, lines, source, len(ids)))
         ids += pictures[-1].tokens.tolist()
     ids += [7] * rest
 

@@ -47,7 +47,7 @@ def render(conversation: list[Message]) -> Prompt:
         text = np.random.default_rng(seed).integers(1, 60, n).tolist()
         ids += [63, 61 if i % 2 == 0 and i else 60, *text[: n // 2]]
         if seed % 4 == 1:
-            pictures.append(Picture(bytes([seed, n % 256]), n // 10 + 1, 9, max(n // 10 + 1, 9), NO_FILE, len(ids)))
+            pictures.append(Picture(bytes([seed, n % 256]), n // 10 + 1, 9, NO_FILE, len(ids)))
             ids += pictures[-1].tokens.tolist()
         ids += text[n // 2 :]
     tokens = as_tokens([*ids, 63, 61, 62])

@@ -173,7 +173,7 @@ class ImageEncoder:
         """
         columns, lines = self.grid.of(file.width, file.height)
         key = hashlib.blake2b(self._prefix + b"\0" + file.digest, digest_size=32).digest()
-        picture = Picture(key, columns, lines, max(columns, lines), file)
+        picture = Picture(key, columns, lines, file)
         with self._books:
             if key in self._known:
                 self._known.move_to_end(key)
