@@ -18,10 +18,10 @@ from bench.common import answered
 from bench.sessions import PLAIN, Message, Reply, text
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.ram import RamCache
-from pyctl.cache.snapshot import NOTHING, Block, Held, Span, State
+from pyctl.cache.snapshot import NOTHING, Block, BlockBytes, Held, Span, State
 from pyctl.chat.boundaries import headers, last_turn
 from pyctl.chat.template import Template
-from pyctl.engine.backend import Backend, BlockBytes, SequenceTokens
+from pyctl.engine.backend import Backend, SequenceTokens
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.request import Request

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Collection
 
 from pyctl.cache.costs import Costs
-from pyctl.cache.eviction import LeastValue, PrefixTree
+from pyctl.cache.eviction import LeastValue
+from pyctl.cache.prefix_tree import PrefixTree
 from pyctl.cache.reservation import Reservation, Slot
 from pyctl.cache.segment_pool import SegmentPool
 from pyctl.cache.snapshot import Block, Prefix, PromptMatch, Segment, Snapshot

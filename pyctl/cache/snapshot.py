@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ __all__ = [
     "NOTHING",
     "RECURRENT",
     "Block",
+    "BlockBytes",
     "BlockSpan",
     "FileMark",
     "Held",
@@ -55,6 +56,15 @@ Block: TypeAlias = NDArray[np.uint8]
 """Saved bytes, shape (size,), opaque to the cache."""
 
 NOTHING: Block = np.empty(0, np.uint8)
+
+
+class BlockBytes(NamedTuple):
+    """Bytes of saved blocks: ``used`` by all that live, whoever holds them; ``held`` of the system for these and the
+    next; ``in_flight`` of those that are being copied."""
+
+    used: int
+    held: int
+    in_flight: int
 
 
 class Held(Protocol):

@@ -14,14 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyctl.cache.disk.file_format import Sizes
-from pyctl.cache.snapshot import Block, BlockSpan, Held, Span, State
+from pyctl.cache.snapshot import Block, BlockBytes, BlockSpan, Held, Span, State
 from pyctl.engine.pool.pool_plan import PoolPlan, StreamCounts
 from pyctl.engine.sampling import Sampling
 from pyctl.prompt import Picture, Tokens
 
 __all__ = [
     "Backend",
-    "BlockBytes",
     "EngineInfo",
     "Evaluator",
     "Lifecycle",
@@ -78,7 +77,6 @@ class EngineInfo:
 
 
 TopTokens = tuple[tuple[int, float], ...]
-
 """(id, natural log of the probability): the sampled token first, then the most likely ones."""
 
 
@@ -255,20 +253,8 @@ class Evaluator(Protocol):
         """The bytes of one generated token."""
 
     def embed(self, tokens: Tokens) -> NDArray[np.float32]:
-        """The embeddings of ``tokens``, shape (1, width) if the model pools them and (n, width) if not.
-
-        With pooling "rank", a score for each class. RequestError when there are more tokens than it takes. Leaves
-        the sequences as they are.
-        """
-
-
-class BlockBytes(NamedTuple):
-    """Bytes of saved blocks: ``used`` by all that live, whoever holds them; ``held`` of the system for these and the
-    next; ``in_flight`` of those that are being copied."""
-
-    used: int
-    held: int
-    in_flight: int
+        """The embeddings of ``tokens``, shape (1, width) if the model pools them and (n, width) if not; with pooling
+        "rank", a score for each class. RequestError when there are more than it takes. No sequence changes."""
 
 
 class SequenceMemory(Protocol):

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyctl.convert import choice, integer, integers, number, on_off, on_off_auto, words
+from pyctl.engine.placements import CPU_EXPERTS, as_placements, cpu_experts, cpu_ffn
 from pyctl.errors import ConfigError
 from pyctl.limit import SetLimit
 from pyctl.setting import CONTEXT, MODEL, SERVER, Flag
 
 __all__ = [
-    "CPU_EXPERTS",
     "FLASH_MODES",
     "KV_TYPES",
     "LAZY_MODES",
@@ -24,7 +24,6 @@ __all__ = [
     "SERVED_SEQS",
     "SPLIT_MODES",
     "ModelSettings",
-    "experts_on_cpu",
     "limit_spinning",
 ]
 
@@ -46,16 +45,6 @@ ROPE_SCALING = {"none": 0, "linear": 1, "yarn": 2}
 POOLING = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
 """With llama.cpp's numbers; -1 is its own choice."""
 
-CPU_EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
-"""Expert weights of any layer, as llama-server's --cpu-moe matches them."""
-
-DENSE_FFN = r"\.ffn_(up|down|gate)\."
-
-
-def experts_on_cpu(n_layers: int) -> tuple[tuple[str, str], ...]:
-    """Placements that keep the experts of the first ``n_layers`` layers on the CPU."""
-    return tuple((rf"blk\.{layer}{CPU_EXPERTS}", "CPU") for layer in range(n_layers))
-
 
 def proportions(text: str) -> tuple[float, ...]:
     """Shares, separated by commas or slashes; one at least above 0."""
@@ -63,31 +52,6 @@ def proportions(text: str) -> tuple[float, ...]:
     if not any(values):
         raise ValueError("at least one proportion must be above 0")
     return values
-
-
-def as_placements(text: str) -> tuple[tuple[str, str], ...]:
-    """``PATTERN=BUFFER,...``: regular expressions over names of tensors, and the buffer type where these go."""
-    found = []
-    for part in words(text):
-        pattern, equals, buffer = part.partition("=")
-        if not (pattern and equals and buffer):
-            raise ValueError(f"{part!r} is not of the form PATTERN=BUFFER")
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
-        found.append((pattern, buffer))
-    return tuple(found)
-
-
-def cpu_experts(text: str) -> tuple[tuple[str, str], ...]:
-    """Placements that keep the experts of the first N layers on the CPU."""
-    return experts_on_cpu(integer(0, 10_000)(text))
-
-
-def cpu_ffn(text: str) -> tuple[tuple[str, str], ...]:
-    """Placements that keep the dense feed-forward weights of the first N layers on the CPU."""
-    return tuple((rf"blk\.{layer}{DENSE_FFN}", "CPU") for layer in range(integer(0, 10_000)(text)))
 
 
 def as_metadata(text: str) -> tuple[tuple[str, int | float | bool | str], ...]:

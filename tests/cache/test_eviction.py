@@ -15,7 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pyctl.cache.disk.file_format import SegmentName, StateName
 from pyctl.cache.disk.graph import FileGraph
 from pyctl.cache.disk.index import Key, Record
-from pyctl.cache.eviction import LeastValue, Likelihoods, PrefixTree
+from pyctl.cache.eviction import LeastValue, Likelihoods
+from pyctl.cache.prefix_tree import PrefixTree
 from pyctl.cache.ram import RamCache
 from pyctl.cache.reservation import Reservation, Slot
 from pyctl.cache.snapshot import NOTHING, PromptMatch, Segment, Snapshot, State

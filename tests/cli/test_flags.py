@@ -8,7 +8,7 @@ import pytest
 
 from pyctl.chat.format_settings import keep_reasoning
 from pyctl.cli.arguments import parse_chat, parse_serve
-from pyctl.engine.model_settings import CPU_EXPERTS
+from pyctl.engine.placements import CPU_EXPERTS
 from pyctl.errors import ConfigError
 from pyctl.setting import Flag
 from tests.cli.given import PRESERVED, SERVE_FLAGS, at, refused, serve

@@ -9,7 +9,8 @@ from functools import cached_property
 
 from pyctl.cache.disk.file_format import SegmentName
 from pyctl.cache.disk.index import Key, Record
-from pyctl.cache.eviction import LeastValue, PrefixTree
+from pyctl.cache.eviction import LeastValue
+from pyctl.cache.prefix_tree import PrefixTree
 
 __all__ = ["FileGraph"]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from pyctl.convert import choice, integer, number, words
-from pyctl.engine.model_settings import CPU_EXPERTS, KV_TYPES, ModelSettings, as_placements, cpu_experts
+from pyctl.engine.model_settings import KV_TYPES, ModelSettings
+from pyctl.engine.placements import CPU_EXPERTS, as_placements, cpu_experts
 from pyctl.setting import SPECULATION, Flag
 
 __all__ = ["DRAFT_TYPES", "MODEL_TYPES", "DraftSettings", "NgramSettings", "SyntheticSettings"]

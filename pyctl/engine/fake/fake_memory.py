@@ -12,8 +12,8 @@ from typing import Literal
 
 import numpy as np
 
-from pyctl.cache.snapshot import NOTHING, Block, BlockSpan, Held, Span, State
-from pyctl.engine.backend import BlockBytes, SavedSequence
+from pyctl.cache.snapshot import NOTHING, Block, BlockBytes, BlockSpan, Held, Span, State
+from pyctl.engine.backend import SavedSequence
 from pyctl.engine.fake.fake_cells import HEADER, ROW, FakeCells, FakeHeld
 from pyctl.errors import OutOfCellsError, StateError
 from pyctl.prompt import Tokens

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pyctl.cache.snapshot import NOTHING, Block, BlockSpan, Held, Span, State
-from pyctl.engine.backend import BlockBytes, SavedSequence
+from pyctl.cache.snapshot import NOTHING, Block, BlockBytes, BlockSpan, Held, Span, State
+from pyctl.engine.backend import SavedSequence
 from pyctl.engine.llama.draft.draft_model import Follower
 from pyctl.engine.llama.library import HostBuffer, allocate, checked
 from pyctl.engine.llama.llama_tokenizer import LlamaTokenizer

@@ -12,7 +12,7 @@ from gguf import GGUFWriter
 from numpy.typing import NDArray
 
 from pyctl.engine.llama import Loaded, MemoryPlan, load, loader
-from pyctl.engine.llama.fit import dry_run
+from pyctl.engine.llama.dry_runs import dry_run
 from pyctl.engine.llama.memory import Place, Usage
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.errors import ModelError

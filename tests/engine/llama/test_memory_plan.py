@@ -14,11 +14,13 @@ import pytest
 from gguf import GGUFWriter
 
 from pyctl.engine.draft.draft_settings import DraftSettings
-from pyctl.engine.llama import MemoryPlan, fit, load
+from pyctl.engine.llama import MemoryPlan, dry_runs, fit, load
 from pyctl.engine.llama.devices import Device
-from pyctl.engine.llama.fit import dry_run, fit_settings
+from pyctl.engine.llama.dry_runs import dry_run
+from pyctl.engine.llama.fit import fit_settings
 from pyctl.engine.llama.memory import MIB, Place, Usage
-from pyctl.engine.model_settings import ModelSettings, experts_on_cpu
+from pyctl.engine.model_settings import ModelSettings
+from pyctl.engine.placements import experts_on_cpu
 from pyctl.errors import ModelError
 from tools.generator import SHAPES, Shape, generate
 
@@ -102,7 +104,7 @@ def test_full_size_models_are_planned_from_their_heads(
 def rename(monkeypatch: pytest.MonkeyPatch, layer: re.Pattern[str], places: str, buffers: str) -> None:
     """Change names in the log of llama.cpp: a device behind ``layer`` to ``places``, or one of these in turn, those
     of other buffers to ``buffers``."""
-    captured, names = fit.captured_log, places.split("|")
+    captured, names = dry_runs.captured_log, places.split("|")
 
     @contextmanager
     def renamed() -> Iterator[list[str]]:
@@ -119,7 +121,7 @@ def rename(monkeypatch: pytest.MonkeyPatch, layer: re.Pattern[str], places: str,
             else:
                 lines[at] = re.sub("CPU (RS buffer|compute)", rf"{buffers} \1", line)
 
-    monkeypatch.setattr(fit, "captured_log", renamed)
+    monkeypatch.setattr(dry_runs, "captured_log", renamed)
 
 
 @pytest.mark.parametrize("first", [0, 4])
@@ -134,7 +136,7 @@ def test_each_layer_counts_where_llama_cpp_puts_it(
     layer = re.compile(rf"(layer +[{first}-8](?: assigned to device|: dev =) )CPU")
     rename(monkeypatch, layer, "CUDA0", "CUDA0")
     gpu = Device("CUDA0", "a GPU", True, 0, "CUDA0", 0, 24_000 * MIB, 24_576 * MIB)
-    monkeypatch.setattr(fit, "devices", lambda: (gpu,))
+    monkeypatch.setattr(dry_runs, "devices", lambda: (gpu,))
     with dry_run(ModelSettings(path=str(path), placements=((r"blk\.5\.ffn", "CPU"),))) as run:
         plan = run.plan(n_ctx)
     (place,) = plan.gpus
@@ -160,7 +162,7 @@ def test_each_gpu_has_a_second_copy_of_its_states(
     with dry_run(ModelSettings(path=str(path))) as run:
         host = run.plan(n_ctx).host.usage
     rename(monkeypatch, ALL_LAYERS, "CUDA0|CUDA1", "CUDA0")
-    monkeypatch.setattr(fit, "devices", lambda: TWO_GPUS)
+    monkeypatch.setattr(dry_runs, "devices", lambda: TWO_GPUS)
     with dry_run(ModelSettings(path=str(path))) as run:
         plan = run.plan(n_ctx)
     assert [place.usage.states for place in plan.gpus] == pytest.approx([host.states] * 2, rel=0.02)
@@ -177,7 +179,7 @@ def test_what_all_gpus_share_is_no_memory_of_the_host(
     with dry_run(ModelSettings(path=str(path))) as run:
         before = run.plan(n_ctx).host.usage
     rename(monkeypatch, ALL_LAYERS, "Meta(CUDA0,CUDA1)", "Meta(CUDA0,CUDA1)")
-    monkeypatch.setattr(fit, "devices", lambda: TWO_GPUS)
+    monkeypatch.setattr(dry_runs, "devices", lambda: TWO_GPUS)
     # llama.cpp itself finds no GPU here.
     settings = ModelSettings(path=str(path))
     with dry_run(settings) as run:
@@ -417,7 +419,7 @@ def test_a_context_that_is_left_open_leaves_room_for_drafting(
     with dry_run(ModelSettings(path=path), MTP) as run:
         free = run.plan(run.n_ctx_train // 2).host.usage.total
         most = run.n_ctx_train
-    monkeypatch.setattr(fit, "host_available", lambda: free)
+    monkeypatch.setattr(dry_runs, "host_available", lambda: free)
     settings = ModelSettings(path=path, load_mode="none", fit_ctx=512)
     found = {n: fit_settings(replace(settings, n_seqs=n), MTP)[0].n_ctx for n in (1, 8)}
     assert most // 2 - 512 <= found[1] <= most // 2

@@ -8,7 +8,8 @@ from dataclasses import replace
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from pyctl.engine.draft.draft_settings import DraftSettings
-from pyctl.engine.llama.fit import CTX_STEP, DryRun, dry_run, gpu_shortage, refusal, shortage
+from pyctl.engine.llama.dry_runs import DryRun, dry_run
+from pyctl.engine.llama.fit import CTX_STEP, gpu_shortage, refusal, shortage
 from pyctl.engine.llama.memory import MemoryPlan, Place, Usage
 from pyctl.engine.llama.params import TYPES, pool_cells, with_ubatch
 from pyctl.engine.model_settings import ModelSettings

@@ -1,0 +1,209 @@
+"""Which snapshot continues which: a tree of prefixes, over the segments that they share."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+__all__ = ["PrefixTree", "TreeNode"]
+
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass(eq=False)
+class TreeNode(Generic[K]):
+    """The snapshot called ``key``: ``n`` tokens, the last of them in ``segment``, used ``hits`` times.
+
+    ``used`` is when it was used last, in units of any one clock. ``parent`` is the deepest shallower snapshot on its
+    chain, where its prompts would resume without it. ``seen`` and ``reach`` say when it or a deeper one that has left
+    was used last, and how deep that one was; ``newest`` and ``end``, the policy's, the same with all that are
+    there, and ``has_turn`` whether one of these that is deeper ``is_turn`` (`Prompt.turn`). ``likely`` is how many
+    prompts the policy expects to resume there.
+    """
+
+    key: K
+    n: int
+    segment: Any
+    used: float
+    hits: int = 0
+    is_turn: bool = False
+    parent: TreeNode[K] | None = None
+    children: set[TreeNode[K]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.seen = self.newest = self.used
+        self.reach = self.end = self.n
+        self.likely = 0.0
+        self.has_turn = False
+
+    @property
+    def n_lost(self) -> int:
+        """Tokens to evaluate again when it is gone."""
+        return self.n - (self.parent.n if self.parent is not None else 0)
+
+
+@dataclass(eq=False)
+class _Link:
+    """Where a segment hangs: on ``parent`` up to ``last``; ``n_on`` snapshots end in it or segments hang on it."""
+
+    parent: Any
+    last: int
+    children: set[Any] = field(default_factory=set)
+    n_on: int = 0
+
+
+class PrefixTree(Generic[K]):
+    """Which snapshot continues which, kept up to date as they come and go.
+
+    A snapshot lies on a chain of segments, each with the position up to which it counts. It stems from a shallower one
+    when it shares all of that one's rows. Adding and removing cost as much as there are segments to the next snapshot.
+    """
+
+    def __init__(self) -> None:
+        self._nodes: dict[K, TreeNode[K]] = {}
+        self._roots: set[TreeNode[K]] = set()
+        self._ending_in: defaultdict[Any, set[TreeNode[K]]] = defaultdict(set)
+        self._links: dict[Any, _Link] = {}
+        self.changed: set[TreeNode[K]] = set()  # those that came or got other neighbours since this was emptied
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __iter__(self) -> Iterator[TreeNode[K]]:
+        return iter(self._nodes.values())
+
+    def __getitem__(self, key: K) -> TreeNode[K]:
+        return self._nodes[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._nodes
+
+    def has(self, node: TreeNode[K]) -> bool:
+        """Whether this very node is still here."""
+        return self._nodes.get(node.key) is node
+
+    def add(self, key: K, n: int, chain: Iterable[tuple[Any, int]], used: float, hits: int = 0) -> TreeNode[K]:
+        """Enter a snapshot of ``n`` tokens; ``chain`` yields its segments, the deepest first, as far as is new."""
+        deepest = self._link(chain)
+        node = TreeNode(key, n, deepest, used, hits)
+        node.parent = parent = self._below(node)
+        siblings = self._children_of(parent)
+        if self._links[deepest].n_on:
+            node.children = {other for other in siblings if other.n > n and self._passes(other, deepest, n)}
+        for child in node.children:
+            child.parent = node
+        siblings -= node.children
+        siblings.add(node)
+        self._nodes[key] = node
+        self._ending_in[deepest].add(node)
+        self._links[deepest].n_on += 1
+        self.changed |= {node, *node.children} if parent is None else {node, parent, *node.children}
+        return node
+
+    def touch(self, key: K, used: float) -> None:
+        """Note that a snapshot was used."""
+        node = self._nodes[key]
+        node.used = node.seen = used
+        node.reach = node.n
+        node.hits += 1
+
+    def remove(self, key: K) -> None:
+        """Take a snapshot out; what stems from it stems from its parent now."""
+        node = self._nodes.pop(key)
+        siblings = self._children_of(node.parent)
+        siblings.remove(node)
+        siblings |= node.children
+        for child in node.children:
+            child.parent = node.parent
+        if node.parent is not None and node.seen >= node.parent.seen:
+            node.parent.seen, node.parent.reach = node.seen, node.reach
+        self.changed.discard(node)
+        self.changed |= node.children if node.parent is None else {node.parent, *node.children}
+        ending = self._ending_in[node.segment]
+        ending.remove(node)
+        if not ending:
+            del self._ending_in[node.segment]
+        self._unlink(node.segment)
+
+    def through(self, segment: Any) -> list[TreeNode[K]]:
+        """The snapshots that need a segment."""
+        found: list[TreeNode[K]] = []
+        waiting = [segment] if segment in self._links else []
+        while waiting:
+            at = waiting.pop()
+            found += self._ending_in.get(at, ())
+            waiting += self._links[at].children
+        return found
+
+    def weights(self) -> dict[Any, float]:
+        """For each segment, how likely the snapshots that need it are, all together."""
+        sums = dict.fromkeys(self._links, 0.0)
+        for segment, nodes in self._ending_in.items():
+            sums[segment] = sum(node.likely for node in nodes)
+        missing = {segment: len(link.children) for segment, link in self._links.items()}
+        ready = [segment for segment, n in missing.items() if n == 0]
+        while ready:
+            segment = ready.pop()
+            parent = self._links[segment].parent
+            if parent is not None:
+                sums[parent] += sums[segment]
+                missing[parent] -= 1
+                if missing[parent] == 0:
+                    ready.append(parent)
+        return sums
+
+    def _link(self, chain: Iterable[tuple[Any, int]]) -> Any:
+        """Note what hangs on what; returns the deepest segment."""
+        deepest = below = None
+        for segment, last in chain:
+            link = self._links.get(segment)
+            is_known = link is not None
+            if link is None:
+                link = self._links[segment] = _Link(None, 0)
+            if below is None:
+                deepest = segment
+            else:
+                under = self._links[below]
+                under.parent, under.last = segment, last
+                link.children.add(below)
+                link.n_on += 1
+            if is_known:
+                break
+            below = segment
+        return deepest
+
+    def _unlink(self, segment: Any) -> None:
+        while segment is not None:
+            link = self._links[segment]
+            link.n_on -= 1
+            if link.n_on:
+                return
+            del self._links[segment]
+            if link.parent is not None:
+                self._links[link.parent].children.remove(segment)
+            segment = link.parent
+
+    def _children_of(self, parent: TreeNode[K] | None) -> set[TreeNode[K]]:
+        return parent.children if parent is not None else self._roots
+
+    def _below(self, node: TreeNode[K]) -> TreeNode[K] | None:
+        segment, last = node.segment, node.n
+        while segment is not None:
+            found = [other for other in self._ending_in.get(segment, ()) if other.n <= last and other.n < node.n]
+            if found:
+                return max(found, key=lambda other: other.n)
+            link = self._links[segment]
+            segment, last = link.parent, link.last
+        return None
+
+    def _passes(self, node: TreeNode[K], segment: Any, n: int) -> bool:
+        """Whether ``n`` tokens of ``segment`` are on the chain of a deeper snapshot."""
+        at, last = node.segment, node.n
+        while at is not None and last >= n:
+            if at is segment:
+                return True
+            link = self._links[at]
+            at, last = link.parent, link.last
+        return False
