@@ -122,7 +122,7 @@ class MemoryPlan:
                 if place.usage.planes or place.usage.drafts:
                     flags = f"no --spec-type, {flags}"
                 if place.usage.vision:
-                    flags = f"--no-mmproj-offload, {flags}"
+                    flags = f"a smaller --image-max-tokens, --no-mmproj-offload, {flags}"
                 yield f"{place.name} has {_mib(missing)} MiB too little; what would help: {flags}"
         planes = sum(place.usage.planes for place in self.places)
         if self.n_seqs > 1 and planes > MOST_PLANES:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import struct
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -11,11 +14,16 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from llama_cpp import mtmd_cpp
+from numpy.typing import NDArray
+from PIL import Image
 
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.llama import Loaded, load
-from pyctl.engine.llama.fit import dry_run, fit_settings
-from pyctl.engine.llama.vision.image_encoder import ImageEncoder
+from pyctl.engine.llama.devices import devices
+from pyctl.engine.llama.dry_runs import dry_run
+from pyctl.engine.llama.fit import fit_settings
+from pyctl.engine.llama.vision.image_encoder import ImageEncoder, _Graphs, _Ready
 from pyctl.engine.llama.vision.make_encoder import make_encoder
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.pool.pool_settings import PoolSettings
@@ -153,11 +161,45 @@ def test_what_does_not_decode_is_refused_whoever_asks(loaded: Loaded) -> None:
     with pytest.raises(RequestError, match="JPEG image is broken"):
         images.picture(broken)
     with pytest.raises(RequestError, match="JPEG image is broken"):
-        images.encode(Picture(b"k", 10, 6, 10, broken))
+        images.encode(Picture(b"k", 10, 6, broken))
     other = ImageFile.of(image_bytes(64, 64, "png"))
     lying = replace(other, width=640, height=640)
     with pytest.raises(RequestError):
         images.picture(lying)
+
+
+def webp(*frames: NDArray[np.uint8], mode: str = "RGB") -> ImageFile:
+    """A file of frames without loss."""
+    out = io.BytesIO()
+    images = [Image.fromarray(frame).convert(mode) for frame in frames]
+    images[0].save(out, "webp", lossless=True, save_all=len(images) > 1, append_images=images[1:])
+    return ImageFile.of(out.getvalue())
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA"])
+def test_webp_is_seen_as_the_same_pixels_in_a_bmp(loaded: Loaded, mode: str) -> None:
+    """Of an animation the first frame, as of a GIF."""
+    images = images_of(loaded)
+    first, second = (np.random.default_rng(seed).integers(0, 256, (70, 100, 3), np.uint8) for seed in (1, 2))
+    plain = images.picture(file_of(1))
+    expected = images.rows_of(plain, 0, plain.n_tokens)
+    for file in (webp(first, mode=mode), webp(first, second, mode=mode)):
+        picture = images.picture(file)
+        assert (file.width, file.height, picture.key != plain.key) == (100, 70, True)
+        assert np.array_equal(images.rows_of(picture, 0, picture.n_tokens), expected)
+    other = images.picture(webp(second, mode=mode))
+    assert not np.array_equal(images.rows_of(other, 0, other.n_tokens), expected)
+
+
+def test_webp_that_does_not_decode(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    images, data = images_of(loaded), image_bytes(320, 200, "webp", seed=9)
+    with pytest.raises(RequestError, match="WEBP image is broken"):
+        images.picture(ImageFile.of(data[:4] + struct.pack("<I", 992) + data[8:1000]))  # a third of its pixels
+    with pytest.raises(RequestError, match="another size than it says"):
+        images.picture(replace(ImageFile.of(data), width=640))
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(RequestError, match="Pillow, which is not installed"):
+        images.picture(ImageFile.of(data))
 
 
 def test_the_latest_rows_stay_and_the_oldest_go() -> None:
@@ -203,7 +245,7 @@ def test_a_model_without_an_encoder_sees_nothing(model: ModelSettings) -> None:
     assert found.images is None
     assert not found.info.vision
     with pytest.raises(NotSupportedError, match="without a vision encoder"):
-        found.backend.encode(Picture(b"k", 1, 1, 1, file_of(1)))
+        found.backend.encode(Picture(b"k", 1, 1, file_of(1)))
     found.backend.unload()
 
 
@@ -220,3 +262,89 @@ def test_the_plan_counts_the_encoder(model: ModelSettings, tiny_mmproj: Path) ->
     assert any("vision encoder" in line for line in plan.lines())
     assert not any("vision encoder" in line for line in plain.lines())
     assert fit_settings(model, vision=(place, n_bytes))[1].host.usage.vision == n_bytes
+
+
+def test_the_plan_counts_what_attention_needs_otherwise(model: ModelSettings, tiny_mmproj: Path) -> None:
+    """Without flash attention every patch has a number for each other one in each head."""
+    vision = VisionSettings(str(tiny_mmproj), image_max_tokens=512)
+    usual, without = (make_encoder(replace(model, flash_attn=mode), vision).usage[1] for mode in ("auto", "off"))
+    assert without - usual == VISION_SHAPES["tiny-vision"].num_heads * 4 * (4 * 512) ** 2
+
+
+def test_the_largest_image_is_encoded_at_the_start(
+    model: ModelSettings, tiny_mmproj: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On a device of its own, so that a full one shows at the start and not in the middle of a prompt."""
+    vision, patch = VisionSettings(str(tiny_mmproj), image_max_tokens=64), "pyctl.engine.llama.vision"
+    monkeypatch.setattr(f"{patch}.make_encoder._device_of", lambda *_: devices()[-1])
+    encoded: list[tuple[int, int]] = []
+    encode = ImageEncoder._encode
+
+    def watched(self: ImageEncoder, ready: _Ready, columns: int, lines: int) -> NDArray[np.float32]:
+        encoded.append((columns, lines))
+        return encode(self, ready, columns, lines)
+
+    monkeypatch.setattr(ImageEncoder, "_encode", watched)
+    load(model, vision=vision).backend.unload()
+    assert encoded == [(8, 8)]
+    assert not caplog.records
+    make_encoder(replace(model, flash_attn="off"), VisionSettings(str(tiny_mmproj), image_max_tokens=1024))
+    assert "without flash attention (-fa off) images of up to 1024 tokens take 128 MiB more of CPU" in caplog.text
+    monkeypatch.setattr(f"{patch}.image_encoder.mtmd.mtmd_encode_chunk", lambda *_: 1)
+    with pytest.raises(ModelError, match=r"an image of 64 tokens does not fit beside the model.*--image-max-tokens"):
+        load(model, vision=vision)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.integers(0, 2), max_size=12))
+def test_no_graph_is_replaced_by_one_of_another_size(sizes: list[int]) -> None:
+    """The rule of llama.cpp: twice in a row captures, until something else comes; a second capture replaces the first.
+
+    Behind something small in between, nothing is captured; with one size all the time that is never needed.
+    """
+    graphs, warm, captured, last, n_between = _Graphs(), False, False, (0, 0), 0
+
+    def encode(grid: tuple[int, int]) -> None:
+        nonlocal warm, captured, last
+        if grid == last and not warm:
+            assert not captured, "replaced"
+            captured = True
+        warm = grid == last
+        last = grid
+
+    for grid in [(10 + size, 10) for size in sizes]:
+        if graphs.would_replace(grid):
+            graphs.encoded((3, 3))
+            encode((3, 3))
+            n_between += 1
+        graphs.encoded(grid)
+        encode(grid)
+    assert n_between == 0 or len(set(sizes)) > 1
+
+
+def test_images_of_several_sizes_one_after_another(
+    model: ModelSettings, loaded: Loaded, tiny_mmproj: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU a small one is encoded between two of a size where a graph of another size was captured."""
+    monkeypatch.setattr("pyctl.engine.llama.vision.make_encoder._device_of", lambda *_: devices()[-1])
+    found = load(model, vision=VisionSettings(str(tiny_mmproj), image_max_tokens=64))
+    images, grids = images_of(found), []
+    code_of = mtmd_cpp.mtmd_encode_chunk
+
+    def watched(ctx: object, chunk: object) -> int:
+        image = mtmd_cpp.mtmd_input_chunk_get_tokens_image(chunk)
+        grids.append((mtmd_cpp.mtmd_image_tokens_get_nx(image), mtmd_cpp.mtmd_image_tokens_get_ny(image)))
+        return int(code_of(ctx, chunk))
+
+    monkeypatch.setattr("pyctl.engine.llama.vision.image_encoder.mtmd.mtmd_encode_chunk", watched)
+    files = [file_of(seed, *size) for seed, size in enumerate([(100, 70)] * 3 + [(128, 128)] * 2 + [(100, 70)] * 2)]
+    pictures = [images.picture(file) for file in files]
+    rows = [images.rows_of(picture, 0, picture.n_tokens) for picture in pictures]
+    a, b, small = (4, 3), (4, 4), (3, 3)
+    found.backend.unload()
+    assert images.n_encoded == 7
+    assert grids == [a, a, a, b, small, b, a, small, a]
+    plain = images_of(loaded)
+    for file, made in zip(files, rows, strict=True):
+        picture = plain.picture(file)
+        assert np.array_equal(plain.rows_of(picture, 0, picture.n_tokens), made)

@@ -36,6 +36,9 @@ MOST_READY_BYTES = limit(
 
 MOST_KNOWN = limit(4096, "image files that are known to be readable", "the oldest are decoded again", "memory", "files")
 
+CUBLAS_BYTES = 32 * 2**20
+"""What llama.cpp gives cuBLAS to work in, the most there is."""
+
 MARKER = b"<__media__>"
 
 PROBES = ((1, 1), (32, 32), (33, 47), (640, 480), (1023, 767), (1920, 1080), (4000, 3000), (8000, 20), (31, 9000))
@@ -54,6 +57,34 @@ class _Ready:
 
     def __del__(self) -> None:
         mtmd.mtmd_input_chunks_free(self._chunks)
+
+
+SMALL = ((1, 1), (1, 400), (400, 1))
+"""Sizes of which the encoder makes few tokens."""
+
+Grid = tuple[int, int]
+
+
+class _Graphs:
+    """Knows when a CUDA graph of the encoder would be replaced by one of another size, as llama.cpp does it.
+
+    It captures what is computed twice in a row and launches that until something else comes. What it captures next is
+    put into the graph that it has, and with cuBLAS 13.1 a kernel then ends the process ("an illegal instruction").
+    """
+
+    def __init__(self) -> None:
+        self._last: Grid = (0, 0)
+        self._is_captured = self._is_launched = False
+
+    def would_replace(self, grid: Grid) -> bool:
+        """Whether to encode an image of ``grid`` now would do that."""
+        return self._is_captured and not self._is_launched and grid == self._last
+
+    def encoded(self, grid: Grid) -> None:
+        """An image of ``grid`` was encoded."""
+        self._is_launched = grid == self._last
+        self._is_captured = self._is_captured or self._is_launched
+        self._last = grid
 
 
 class ImageEncoder:
@@ -83,6 +114,7 @@ class ImageEncoder:
         place = device.description if device is not None else "CPU"
         self._prefix = "\0".join([identity, build_version(), place, *map(str, grid.limits)]).encode()
         self._ctx: Any = None
+        self._graphs = _Graphs()
         self.around: tuple[Tokens, Tokens] = as_tokens([]), as_tokens([])
         self._books = threading.Lock()  # over what is known and ready: held for moments
         self._decoding = threading.Lock()  # over the encoder's life, while others than its thread decode
@@ -92,8 +124,10 @@ class ImageEncoder:
     @property
     def usage(self) -> tuple[str, int]:
         """Where it is, empty for the CPU, and about how many bytes it takes there."""
-        n_bytes = sum(tensor_bytes(self._path).values()) + self.grid.compute_bytes
-        return self._device.name if self._device is not None else "", n_bytes
+        n_bytes = sum(tensor_bytes(self._path).values()) + self.grid.compute_bytes(flash_attn=self._flash_attn != 0)
+        if self._device is None:
+            return "", n_bytes
+        return self._device.name, n_bytes + (CUBLAS_BYTES if self._device.is_gpu else 0)
 
     @property
     def n_bytes(self) -> int:
@@ -117,14 +151,13 @@ class ImageEncoder:
         ctx = mtmd.mtmd_init_from_file(str(self._path).encode(), model, params)
         if not ctx:
             raise ModelError(f"cannot load the vision encoder {self._path}: {last_log_error('it does not fit')}")
-        self._ctx, self._width = ctx, int(api.llama_model_n_embd_inp(model))
+        self._ctx, self._width, self._graphs = ctx, int(api.llama_model_n_embd_inp(model)), _Graphs()
         before, behind = self._texts_around()
         self.around = as_tokens(before), as_tokens(behind)
         try:
             self._check()
             if self._device is not None:
-                side = self.grid.largest
-                self._encode(self._tokenized(*side, np.zeros((side[1], side[0], 3), np.uint8)), *self.grid.of(*side))
+                self._encode_largest()
         except BaseException:
             self.close()
             raise
@@ -145,6 +178,15 @@ class ImageEncoder:
         for width, height in PROBES:
             if self._grid_of(self._tokenized(width, height, None)) != self.grid.of(width, height):
                 raise ModelError(f"{self._path} cuts images in a way that is not known here")
+
+    def _encode_largest(self) -> None:
+        side = self.grid.largest
+        try:
+            self._encode(self._tokenized(*side, np.zeros((side[1], side[0], 3), np.uint8)), *self.grid.of(*side))
+        except EngineError as error:
+            why = last_log_error(str(error))
+            most = f"an image of {self.grid.limits[1]} tokens does not fit beside the model: {why}"
+            raise ModelError(f"{most}; what would help: a smaller --image-max-tokens, --no-mmproj-offload") from error
 
     def _texts_around(self) -> tuple[list[int], list[int]]:
         """What libmtmd puts before and behind an image."""
@@ -271,6 +313,15 @@ class ImageEncoder:
         return self.rows.get(picture.key)[first:last]
 
     def _encode(self, ready: _Ready, columns: int, lines: int) -> NDArray[np.float32]:
+        grid = columns, lines
+        if self._device is not None and self._graphs.would_replace(grid):
+            # Behind an image of another size the graph is neither launched nor replaced.
+            small = next((size for size in SMALL if self.grid.of(*size) != grid), SMALL[0])
+            other = self._tokenized(*small, np.zeros((small[1], small[0], 3), np.uint8))
+            self._graphs.encoded(self.grid.of(*small))
+            if (code := mtmd.mtmd_encode_chunk(self._ctx, other.chunk)) != 0:
+                raise EngineError(f"a small image could not be encoded: mtmd_encode_chunk returned {code}")
+        self._graphs.encoded(grid)
         code = mtmd.mtmd_encode_chunk(self._ctx, ready.chunk)
         pointer = mtmd.mtmd_get_output_embd(self._ctx) if code == 0 else None
         if not pointer:

@@ -20,7 +20,8 @@ LEAST_TOKENS, MOST_TOKENS = 8, 4096
 class ImageGrid:
     """Images are resized to multiples of ``cell`` pixels, with at least and at most so many tokens, as libmtmd does it.
 
-    ``given_limits`` are what was asked for, -1 for none. The encoder has layers of ``width`` and ``feed_forward``.
+    ``given_limits`` are what was asked for, -1 for none. The encoder has layers of ``width`` and ``feed_forward``, and
+    ``n_heads`` of attention.
     """
 
     cell: int
@@ -28,6 +29,7 @@ class ImageGrid:
     merge: int = 2
     width: int = 0
     feed_forward: int = 0
+    n_heads: int = 0
 
     @classmethod
     def read(cls, path: Path, least: int = -1, most: int = -1) -> ImageGrid:
@@ -46,7 +48,8 @@ class ImageGrid:
             raise ModelError(f"{path} is no vision encoder")
         # llama.cpp takes what is not positive for nothing.
         given = least if least > 0 else -1, most if most > 0 else -1
-        return cls(patch * merge, given, merge, number("embedding_length"), number("feed_forward_length"))
+        sizes = (number(name) for name in ("embedding_length", "feed_forward_length", "attention.head_count"))
+        return cls(patch * merge, given, merge, *sizes)
 
     @property
     def limits(self) -> tuple[int, int]:
@@ -59,11 +62,13 @@ class ImageGrid:
         """Bytes of the pixels of one token, as the encoder gets them."""
         return self.cell**2 * 3 * 4
 
-    @property
-    def compute_bytes(self) -> int:
-        """About what the encoder needs to compute the largest image, with flash attention."""
+    def compute_bytes(self, *, flash_attn: bool) -> int:
+        """About what the encoder needs to compute the largest image, without its weights."""
         n_patches = self.limits[1] * self.merge**2
-        return n_patches * (self.feed_forward + 3 * self.width + 4 * (self.cell // self.merge) ** 2) * 4
+        in_singles = self.feed_forward + 3 * self.width + 4 * (self.cell // self.merge) ** 2
+        in_halves = self.feed_forward + self.width  # what goes into the largest matrix product, and what comes out
+        n_bytes = n_patches * (4 * in_singles + 2 * in_halves)
+        return n_bytes if flash_attn else n_bytes + 4 * self.n_heads * n_patches**2
 
     @property
     def largest(self) -> tuple[int, int]:

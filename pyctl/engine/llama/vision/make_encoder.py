@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from pyctl.engine.llama.devices import Device, check_gguf, devices
@@ -15,6 +16,8 @@ from pyctl.errors import ModelError
 
 __all__ = ["make_encoder"]
 
+log = logging.getLogger(__name__)
+
 
 def make_encoder(settings: ModelSettings, vision: VisionSettings) -> ImageEncoder:
     """The one of ``vision`` for the model of ``settings``, on its device; it is opened with the model.
@@ -26,6 +29,12 @@ def make_encoder(settings: ModelSettings, vision: VisionSettings) -> ImageEncode
     grid = ImageGrid.read(path, vision.image_min_tokens, vision.image_max_tokens)
     n_threads, flash_attn = context_params(settings, 256).n_threads_batch, FLASH_MODES[settings.flash_attn]
     device = _device_of(settings, vision)
+    if device is not None and settings.flash_attn == "off":
+        extra = grid.compute_bytes(flash_attn=False) - grid.compute_bytes(flash_attn=True)
+        log.warning(
+            "without flash attention (-fa off) images of up to %d tokens take %d MiB more of %s (--image-max-tokens)",
+            *(grid.limits[1], extra >> 20, device.name),
+        )
     return ImageEncoder(path, grid, file_digest(path), device, n_threads=n_threads, flash_attn=flash_attn)
 
 
