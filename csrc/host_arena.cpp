@@ -19,6 +19,9 @@ constexpr size_t huge_page = 2 << 20;
 constexpr size_t page      = 4 << 10;
 constexpr size_t nowhere   = SIZE_MAX;
 
+// Unpinning holds up the device a little: so long it has between one slab that is spare and the next.
+constexpr std::chrono::milliseconds between_slabs{ 100 };
+
 size_t rounded(size_t size, size_t unit) {
     return (size + unit - 1) / unit * unit;
 }
@@ -30,7 +33,7 @@ host_arena & host_arena::instance() {
     return *arena;
 }
 
-bool host_arena::open(size_t limit, size_t ahead, bool registered) {
+bool host_arena::open(size_t limit, size_t ahead, size_t keep, double quiet, bool registered) {
     if ((registered && !device_runtime::instance().can_pin()) || limit < slab) {
         return false;
     }
@@ -46,6 +49,8 @@ bool host_arena::open(size_t limit, size_t ahead, bool registered) {
         auto * const base = reinterpret_cast<uint8_t *>(rounded(reinterpret_cast<uintptr_t>(region), huge_page));
         madvise(base, limit, MADV_HUGEPAGE);
         limit_      = limit;
+        keep_       = std::min(keep, limit);
+        quiet_      = std::chrono::duration_cast<clock::duration>(std::chrono::duration<double>(quiet));
         registered_ = registered;
         ready_.assign(limit / slab, false);
         base_ = base;
@@ -58,12 +63,13 @@ bool host_arena::open(size_t limit, size_t ahead, bool registered) {
 
 void * host_arena::allocate(size_t size) {
     size = rounded(size, granule);
-    while (true) {
+    for (bool grown = true;; grown = grow()) {
         {
             const std::lock_guard<std::mutex> lock(mutex_);
             if (base_ == nullptr || size == 0) {
                 return nullptr;
             }
+            quiet_from_ = clock::now() + quiet_;
             for (const auto & [at, room] : free_) {
                 if (room < size) {
                     continue;
@@ -76,7 +82,7 @@ void * host_arena::allocate(size_t size) {
                 return base_ + found;
             }
         }
-        if (!grow()) {
+        if (!grown) {  // and nobody else has grown it meanwhile
             return nullptr;
         }
     }
@@ -88,7 +94,7 @@ void host_arena::free(void * data) {
     insert_free(it->first, it->second);
     n_allocated_ -= it->second;
     allocated_.erase(it);
-    if (may_shrink()) {
+    if (may_shrink() || has_spare()) {
         changed_.notify_one();
     }
 }
@@ -131,7 +137,7 @@ size_t host_arena::used() const {
 
 size_t host_arena::held() const {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return n_ready_ * slab + outside_;
+    return taken();
 }
 
 // Makes one more slab ready; false when there is none to be had.
@@ -161,6 +167,7 @@ bool host_arena::grow() {
     }
     ready_[index] = true;
     ++n_ready_;
+    quiet_from_ = clock::now() + quiet_;
     insert_free(index * slab, slab);
     return true;
 }
@@ -172,7 +179,10 @@ void host_arena::shrink() {
     {
         const std::lock_guard<std::mutex> lock(mutex_);
         if (!may_shrink()) {
-            return;
+            if (!has_spare() || clock::now() < quiet_from_) {
+                return;
+            }
+            quiet_from_ = clock::now() + between_slabs;
         }
         at = last_whole_slab();
         take_free(at, slab);
@@ -196,12 +206,21 @@ void host_arena::run() {
         bool give_back;
         {
             std::unique_lock<std::mutex> lock(mutex_);
-            changed_.wait(lock, [this, &give_back] {
-                const size_t free = largest_free();
-                reserved_         = free < reserved_ ? reserved_ : 0;
-                give_back         = may_shrink();
-                return give_back || (may_grow() && free < std::max(ahead_, reserved_));
-            });
+            while (true) {
+                reserved_ = may_grow() && largest_free() < reserved_ ? reserved_ : 0;
+                give_back = may_shrink();
+                if (give_back || wants_more()) {
+                    break;
+                }
+                if (!has_spare()) {
+                    changed_.wait(lock);
+                } else if (clock::now() < quiet_from_) {
+                    changed_.wait_until(lock, quiet_from_);
+                } else {
+                    give_back = true;
+                    break;
+                }
+            }
         }
         if (give_back) {
             shrink();
@@ -212,11 +231,30 @@ void host_arena::run() {
 }
 
 bool host_arena::may_grow() const {
-    return !full_ && (n_ready_ + 1) * slab + outside_ <= limit_;
+    return !full_ && taken() + slab <= limit_;
+}
+
+// Whether more is to be ready. Beyond `keep_` not for want of a hole: there may be many that are too small.
+bool host_arena::wants_more() const {
+    const size_t free = largest_free();
+    if (!may_grow() || free >= std::max(ahead_, reserved_)) {
+        return false;
+    }
+    return free < reserved_ || taken() + slab <= keep_ || n_ready_ * slab - n_allocated_ < ahead_;
 }
 
 bool host_arena::may_shrink() const {
-    return !keeps_ && n_ready_ * slab + outside_ > limit_ && last_whole_slab() != nowhere;
+    return !keeps_ && taken() > limit_ && last_whole_slab() != nowhere;
+}
+
+// Whether there is more than is to be kept, and enough is ready without it.
+bool host_arena::has_spare() const {
+    return !keeps_ && reserved_ == 0 && taken() > keep_ && n_ready_ * slab - n_allocated_ >= ahead_ + slab &&
+           last_whole_slab() != nowhere;
+}
+
+size_t host_arena::taken() const {
+    return n_ready_ * slab + outside_;
 }
 
 size_t host_arena::first_missing() const {

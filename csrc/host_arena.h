@@ -3,10 +3,12 @@
 // Asking a driver for pinned memory is slow and holds up running kernels. Touching fresh pages is the slow half and needs
 // no driver; registering pages that are there already takes a tenth of the time. So a thread touches and registers
 // slab after slab, a little ahead of what is used, and what was freed is used again. Slabs go back to the system only
-// where buffers outside of the arena, for which it had no hole large enough, would else make the sum exceed the limit.
+// where buffers outside of the arena, for which it had no hole large enough, would else make the sum exceed the limit,
+// and, of what is beyond a lower bound, when nobody has wanted memory for a while.
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -24,9 +26,10 @@ public:
     static host_arena & instance();
 
     // Hold up to `limit` bytes, what `count_outside` counts included, and keep `ahead` of them ready beyond what is used.
+    // Of more than `keep` bytes, what is not in use goes back when nothing was allocated for `quiet` seconds.
     // False, and no arena, where the loaded device library cannot register memory. Opening again only raises `ahead`.
     // Without `registered`, for tests, no device library is needed or asked.
-    bool open(size_t limit, size_t ahead, bool registered = true);
+    bool open(size_t limit, size_t ahead, size_t keep, double quiet, bool registered = true);
 
     // `size` bytes, or null when there is no room; may have to make slabs ready first. Any thread.
     void * allocate(size_t size);
@@ -37,7 +40,7 @@ public:
     // So many bytes more (or less) are in use that do not come from here. Any thread.
     void count_outside(std::ptrdiff_t bytes);
 
-    // Make `bytes` of contiguous memory ready in the background, once; returns at once.
+    // Make `bytes` of contiguous memory ready in the background, once, as far as there may be; returns at once.
     void reserve(size_t bytes);
 
     // Make nothing ready any more; returns when the thread no longer calls the device library, which the end of the
@@ -55,6 +58,8 @@ public:
     size_t held() const;
 
 private:
+    using clock = std::chrono::steady_clock;
+
     host_arena() = default;
 
     bool   grow();
@@ -63,10 +68,13 @@ private:
     void   insert_free(size_t at, size_t size);
     void   take_free(size_t at, size_t size);
     size_t largest_free() const;
+    size_t taken() const;
     size_t first_missing() const;
     size_t last_whole_slab() const;
     bool   may_grow() const;
+    bool   wants_more() const;
     bool   may_shrink() const;
+    bool   has_spare() const;
 
     mutable std::mutex       mutex_;
     std::mutex               growing_;
@@ -74,6 +82,9 @@ private:
     std::atomic<uint8_t *>   base_{ nullptr };  // set once, after `limit_`
     size_t                   limit_      = 0;
     size_t                   ahead_      = 0;
+    size_t                   keep_       = 0;
+    clock::duration          quiet_{};
+    clock::time_point        quiet_from_{};  // what is spare may go back from then on
     size_t                   reserved_   = 0;  // more than `ahead_`, once
     size_t                   n_ready_    = 0;  // slabs touched and registered
     size_t                   outside_    = 0;

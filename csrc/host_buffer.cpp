@@ -2,6 +2,7 @@
 #include "host_arena.h"
 
 #include <pybind11/pybind11.h>
+#include <sys/mman.h>
 
 #include <cstddef>
 #include <cstdlib>
@@ -11,6 +12,10 @@
 namespace py = pybind11;
 
 namespace {
+
+// From this size on plain memory is taken of the system and given back to it piece by piece. The C library would keep
+// what was freed between what lives: half as much again as the blocks of a cache that is full.
+constexpr size_t own_pages = 256 << 10;
 
 class host_buffer {
 public:
@@ -23,8 +28,15 @@ public:
             pinned_ = data_ != nullptr;
         }
         if (data_ == nullptr) {
-            constexpr size_t alignment = 64;
-            data_ = std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
+            if (size >= own_pages) {
+                void * const pages = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+                mapped_ = pages != MAP_FAILED;
+                data_   = mapped_ ? pages : nullptr;
+            }
+            if (data_ == nullptr) {  // small, or the system has no more mappings
+                constexpr size_t alignment = 64;
+                data_ = std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
+            }
             if (data_ == nullptr) {
                 throw std::bad_alloc();
             }
@@ -36,7 +48,11 @@ public:
         if (pinned_) {
             host_arena::instance().free(data_);
         } else {
-            std::free(data_);
+            if (mapped_) {
+                munmap(data_, size_);
+            } else {
+                std::free(data_);
+            }
             host_arena::instance().count_outside(-static_cast<std::ptrdiff_t>(size_));
         }
     }
@@ -52,6 +68,7 @@ private:
     size_t size_;
     void * data_   = nullptr;
     bool   pinned_ = false;
+    bool   mapped_ = false;
 };
 
 }  // namespace
@@ -62,10 +79,11 @@ void register_host_buffer(py::module_ & m) {
         .def(py::init<size_t, bool>(), py::arg("size"), py::arg("pinned") = true,
              py::call_guard<py::gil_scoped_release>())
         .def_static("open",
-                    [](size_t limit, size_t ahead, bool registered) {
-                        return host_arena::instance().open(limit, ahead, registered);
+                    [](size_t limit, size_t ahead, size_t keep, double quiet, bool registered) {
+                        return host_arena::instance().open(limit, ahead, keep, quiet, registered);
                     },
-                    py::arg("limit"), py::arg("ahead"), py::arg("registered") = true)
+                    py::arg("limit"), py::arg("ahead"), py::arg("keep") = SIZE_MAX, py::arg("quiet") = 0.0,
+                    py::arg("registered") = true)
         .def_static("used", [] { return host_arena::instance().used(); })
         .def_static("held", [] { return host_arena::instance().held(); })
         .def_static("reserve", [](size_t bytes) { host_arena::instance().reserve(bytes); }, py::arg("size"))

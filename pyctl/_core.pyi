@@ -32,12 +32,13 @@ class HostBuffer:
     """
 
     @staticmethod
-    def open(limit: int, ahead: int, registered: bool = True) -> bool:
+    def open(limit: int, ahead: int, keep: int = ..., quiet: float = 0.0, registered: bool = True) -> bool:
         """Open the arena of pinned memory, ``limit`` bytes at most, with ``ahead`` bytes ready beyond what is used.
 
-        Buffers that are not pinned count to the limit, too: the arena is smaller by as much. False where no loaded
-        device library can register memory. A second call can only raise ``ahead``. Without ``registered``, for tests,
-        no device library is needed and nothing is pinned.
+        What is neither used nor among the ``keep`` bytes that stay (all by default) goes back to the system when nothing
+        was allocated for ``quiet`` seconds. Buffers that are not pinned count to the limit, too: the arena is smaller by
+        as much. False where no loaded device library can register memory. A second call can only raise ``ahead``.
+        Without ``registered``, for tests, no device library is needed and nothing is pinned.
         """
 
     @staticmethod

@@ -28,6 +28,7 @@ from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.logs import LoadProgress
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.backend import block_sizes
+from pyctl.engine.device_tier import most_behind
 from pyctl.engine.draft.cache_drafts import BESIDE_MODEL, CacheDrafts
 from pyctl.engine.draft.ngram import ngram_sources
 from pyctl.engine.draft.pace import Pace
@@ -102,7 +103,8 @@ def assemble(settings: CommandSettings, go_on: Callable[[], bool] = lambda: True
         _announce(plan, budget)
         if model.n_gpu_layers != 0:
             # While the model loads; what a restart will bring back goes into memory that is ready for it.
-            reserve_pinned(budget, initial=_stored_bytes(disk) if disk.cache_dir else 0)
+            initial, behind = (_stored_bytes(disk), most_behind(budget)) if disk.cache_dir else (0, 0)
+            reserve_pinned(budget, initial, behind)
 
     with LoadProgress(model.path) as progress:
 

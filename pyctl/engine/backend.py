@@ -308,6 +308,9 @@ class SequenceMemory(Protocol):
     def block_bytes(self) -> BlockBytes:
         """What saved blocks take now."""
 
+    def expect_blocks(self, n_bytes: int) -> None:
+        """Let memory for so much that will be saved soon be made ready meanwhile."""
+
     @property
     def can_hold(self) -> bool:
         """Whether rows can be held; without, `hold` raises StateError."""

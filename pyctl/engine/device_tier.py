@@ -19,12 +19,17 @@ from pyctl.engine.sequence import LiveSequence
 from pyctl.errors import StateError
 from pyctl.prompt import as_tokens
 
-__all__ = ["DeviceCounts", "DeviceTier"]
+__all__ = ["DeviceCounts", "DeviceTier", "most_behind"]
 
 log = logging.getLogger(__name__)
 
 BEHIND_PART = 2
 """Rows of the device that wait to be written may take RAM beside what the cache counts: its budget over this."""
+
+
+def most_behind(budget: int | None) -> int:
+    """Bytes beside a cache of ``budget`` that may wait for the disk."""
+    return max(MOST_BEHIND_BYTES, (budget or 0) // BEHIND_PART)
 
 
 @dataclass
@@ -148,8 +153,17 @@ class DeviceTier:
 
     def is_behind(self, n_more: int = 0) -> bool:
         """Whether more bytes than may wait for the disk are neither counted by the cache nor on their way."""
-        blocks, most = self._memory.block_bytes(), (self._cache.budget or 0) // BEHIND_PART
-        return blocks.used - blocks.in_flight - self._cache.n_bytes + n_more > max(MOST_BEHIND_BYTES, most)
+        blocks, most = self._memory.block_bytes(), most_behind(self._cache.budget)
+        return blocks.used - blocks.in_flight - self._cache.n_bytes + n_more > most
+
+    def expect(self, seq: LiveSequence, n: int, n_states: int) -> None:
+        """The disk will want the rows of ``seq`` up to ``n``, and so many states come: what the cache has no room for
+        is to wait beside it."""
+        if n <= seq.n or not self._cache.budget:
+            return
+        n_bytes = self._memory.rows_size(seq.n, n) + n_states * self._memory.state_size(seq.id)
+        if (over := self._cache.n_bytes + n_bytes - self._cache.budget) > 0:
+            self._memory.expect_blocks(min(over, most_behind(self._cache.budget)))
 
     def copy_one(self) -> bool:
         """Copy the most valuable rows that RAM has not got and has room to spare for; False if there are none."""

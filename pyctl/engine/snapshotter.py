@@ -135,6 +135,7 @@ class Snapshotter:
         cuts = choose_cuts(prompt, ends, seq.n, self.settings.min_step, (common, *wanted))
         # What goes to disk has to be among the places where snapshots are taken.
         *persist, turn = (last_end(inner_ends(prompt, ends), n) for n in (*wanted, prompt.turn))
+        self.device.expect(seq, max(persist, default=0), len(cuts))
         return CachePlan(lookup.match, tuple(cuts), tuple(persist), restored, turn)
 
     def save(self, seq: LiveSequence, plan: CachePlan, stats: RequestStats) -> None:

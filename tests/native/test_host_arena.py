@@ -71,3 +71,63 @@ def test_slabs_that_nobody_uses_make_way_for_what_found_no_hole() -> None:
     more = [HostBuffer(SLAB) for _ in range(3)]
     assert all(buffer.pinned for buffer in more) and HostBuffer.held() == LIMIT
     """)
+
+
+def test_what_only_a_rush_needed_goes_back_when_it_is_quiet() -> None:
+    run("""
+    assert HostBuffer.open(LIMIT, SLAB, keep=4 * SLAB, quiet=2, registered=False)
+    soon(lambda: HostBuffer.held() == SLAB)
+    rush = [HostBuffer(SLAB) for _ in range(8)]
+    assert all(buffer.pinned for buffer in rush) and HostBuffer.held() == LIMIT
+    full = resident_bytes()
+    del rush[1:]
+    assert HostBuffer.held() == LIMIT, "there may be more of it"
+    soon(lambda: HostBuffer.held() == 4 * SLAB)
+    assert resident_bytes() <= full - 3 * SLAB
+    time.sleep(0.3)
+    assert HostBuffer.held() == 4 * SLAB, "so much stays"
+    """)
+
+
+def test_beyond_what_stays_no_more_is_made_ready_for_want_of_a_hole() -> None:
+    run("""
+    assert HostBuffer.open(LIMIT, 2 * SLAB, keep=4 * SLAB, quiet=60, registered=False)
+    slabs = [HostBuffer(SLAB // 2) for _ in range(8)]
+    soon(lambda: HostBuffer.held() == 6 * SLAB)
+    del slabs[::2]
+    slabs.append(HostBuffer(SLAB))
+    time.sleep(0.3)
+    assert HostBuffer.held() == 6 * SLAB  # three are free, two of them in four holes
+    large = HostBuffer(2 * SLAB)
+    assert large.pinned, "who needs one gets one"
+    """)
+
+
+def test_what_is_reserved_is_made_ready_beyond_what_stays() -> None:
+    run("""
+    assert HostBuffer.open(LIMIT, SLAB, keep=2 * SLAB, quiet=1, registered=False)
+    HostBuffer.reserve(5 * SLAB)
+    soon(lambda: HostBuffer.held() >= 5 * SLAB)
+    HostBuffer.reserve(100 * SLAB)
+    soon(lambda: HostBuffer.held() == 2 * SLAB)  # there is no such room: it is given up, and not all for ever
+    assert HostBuffer(SLAB).pinned
+    """)
+
+
+def test_plain_memory_goes_back_whatever_lives_beside_it() -> None:
+    run("""
+    before = resident_bytes()
+    random.seed(1)
+    budget, held, beside = 96 * MIB, [], []
+    for _ in range(300):
+        size = random.choice((random.randint(MIB // 4, 2 * MIB), random.randint(MIB, 16 * MIB), 3 * MIB))
+        while held and sum(map(len, held)) + size > budget:
+            del held[random.choice((0, random.randrange(len(held))))]
+        held.append(HostBuffer(size, pinned=False))
+        memoryview(held[-1])[::4096] = bytes(len(range(0, size, 4096)))
+        beside.append(bytes(random.randint(600, 60_000)))
+        if len(beside) > 300:
+            del beside[random.randrange(300)]
+    assert HostBuffer.used() == HostBuffer.held() == sum(map(len, held))
+    assert resident_bytes() - before <= HostBuffer.used() + 24 * MIB
+    """)

@@ -66,7 +66,7 @@ class FakeMemory:
         self.n_seqs, self.draft_type = n_seqs, draft_type
         self.can_hold = can_hold and kind != "opaque"
         self.fail_loads = 0
-        self._used = 0
+        self._used = self.n_expected = 0
         self._on_the_way: list[tuple[Block, bytes]] = []
         self._empty(n_cells)
 
@@ -187,6 +187,9 @@ class FakeMemory:
 
     def block_bytes(self) -> BlockBytes:
         return BlockBytes(self._used, self._used, sum(block.nbytes for block, _ in self._on_the_way))
+
+    def expect_blocks(self, n_bytes: int) -> None:
+        self.n_expected = n_bytes
 
     def load_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
         self.synchronize()

@@ -79,6 +79,9 @@ class ContextMemory:
         in_flight += self._drafts.model.in_flight_bytes if self._drafts.model is not None else 0
         return BlockBytes(HostBuffer.used(), HostBuffer.held(), in_flight)
 
+    def expect_blocks(self, n_bytes: int) -> None:
+        HostBuffer.reserve(n_bytes)
+
     def save_rows(self, seq: int, first: int, last: int) -> Block:
         if self.kind == "opaque":
             return NOTHING

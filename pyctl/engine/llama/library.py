@@ -202,20 +202,25 @@ SLACK = limit(
 AHEAD = 3 * 2**28
 """Bytes kept ready for the next snapshots: rows of a long stretch and some states."""
 
+QUIET_SECONDS = 30.0
+"""After so long without a snapshot, pinned memory goes back to the system that only waiting for the disk had taken."""
 
-def reserve_pinned(budget: int | None, initial: int = 0) -> bool:
+
+def reserve_pinned(budget: int | None, initial: int = 0, behind: int = 0) -> bool:
     """Make pinned memory ready, in the background, for a cache of ``budget`` bytes; None for half of the machine's.
 
     ``initial`` bytes of it, at most half, are made ready once, for what a restart loads. Memory that was pinned is used
-    again; it is returned only to make room for blocks that found no hole large enough in it. False, and plain memory
-    from then on, where no loaded device library can pin any.
+    again; it is returned to make room for blocks that found no hole large enough in it, and, of up to ``behind`` bytes
+    more that wait for the disk at times, when nobody needs them any longer. False, and plain memory from then on, where
+    no loaded device library can pin any.
     """
-    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    most = keep = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     if budget is not None:
-        most = min(most, budget + SLACK)
-    if budget == 0 or not HostBuffer.open(most, min(AHEAD, most // 4)):
+        keep = min(most, budget + SLACK)
+        most = min(most, keep + behind)
+    if budget == 0 or not HostBuffer.open(most, min(AHEAD, most // 4), keep, QUIET_SECONDS):
         return False
-    HostBuffer.reserve(min(initial, most // 2))
+    HostBuffer.reserve(min(initial, keep // 2))
     atexit.register(HostBuffer.stop)
     return True
 
