@@ -301,12 +301,22 @@ class NextnHead:
 class Pulse:
     """Counts the steps of the evaluations of a context, and stops them. It must outlive the contexts it is attached to.
 
-    Only some devices take part, the CPU for one; elsewhere nothing is counted and an evaluation runs to its end. Any
-    thread, except for `attach`.
+    Only some devices take part, the CPU for one; elsewhere nothing is counted and an evaluation runs to its end, unless
+    it is watched. Any thread, except for `attach`, `watch` and `allow`.
     """
 
     def attach(self, ctx: int) -> None:
         """Take part in the evaluations of the context at address ``ctx`` from now on."""
+
+    def watch(self, ctx: int) -> None:
+        """Also end evaluations of the context at ``ctx`` whose devices take no part, behind the attention of a layer, if
+        it is flash attention. Nobody else may use its evaluation callback. 0 for none any more."""
+
+    @property
+    def is_watching(self) -> bool: ...
+    @property
+    def code(self) -> int:
+        """2 if the last evaluation, which was allowed to, ended so: llama_decode does not know; else 0."""
 
     def stop(self) -> None:
         """Let the evaluation that runs now, and all later ones, end with llama_decode's 2."""

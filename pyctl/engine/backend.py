@@ -225,7 +225,7 @@ class Evaluator(Protocol):
 
     @property
     def can_break(self) -> bool:
-        """Whether the device looks often enough for `break_off` to be of use."""
+        """Whether an evaluation looks often enough for `break_off` to be of use."""
 
     def allow_break(self, is_so: bool) -> None:
         """Whether evaluations from now on may fail with BrokenOffError.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.fake import FakeBackend
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.llama import LlamaBackend, Loaded
+from pyctl.engine.llama.library import Pulse
 from pyctl.engine.request import Done, Request
 from pyctl.engine.worker import Worker
 from pyctl.errors import BrokenOffError
@@ -110,6 +112,46 @@ def test_logits_are_those_of_a_cold_run(shape: str, open_model: Callable[..., Lo
     assert (last(engine) == expected).all()
     for each in engine.sequences:
         backend.clear(each.id)
+    engine.snapshotter.cache.clear()
+
+
+@pytest.mark.parametrize("shape", ["tiny-hybrid", "tiny-dense", "tiny-moe"])
+def test_a_device_that_asks_nobody_is_looked_at_between_its_layers(
+    shape: str, open_model: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a GPU holds everything; and it goes on as if it had not been."""
+    backend = open_model(shape, n_ubatch=N, flash_attn="on").backend
+    assert isinstance(backend, LlamaBackend)
+    prompt, before, pulse = prompt_of(400, n_ids=250), backend._pulse, Pulse()
+    assert ask(Engine(backend, RamCache(0, None), EngineSettings()), prompt, 1).error is None
+    expected = backend.logits(0)
+    backend.clear(0)
+    assert not before.is_watching, "the CPU asks by itself"
+    pulse.watch(ctypes.cast(backend._ctx, ctypes.c_void_p).value or 0)
+    monkeypatch.setattr(backend, "_pulse", pulse)
+    monkeypatch.setattr(backend, "_n_looks", 0)
+    assert backend.can_break
+    engine = Engine(backend, RamCache(0, None), EngineSettings(exact=True))
+    handle, (seq,) = warm_up(engine, prompt), engine.sequences
+    for _ in range(3):
+        held = seq.n
+        backend.break_off()
+        engine.step()
+        assert seq.n == held
+        backend.break_off(False)
+        assert engine.step()
+        assert seq.n > held
+    while engine.step():
+        pass
+    assert collect(handle).done is not None
+    seen = pulse.count
+    assert seen >= len(prompt) // N + 3
+    reply = ask(engine, prompt, 1)
+    assert reply.done is not None
+    assert reply.done.stats.n_evaluated <= N
+    assert pulse.count == seen, "nobody else's evaluation is stopped at"
+    assert (backend.logits(0) == expected).all()
+    backend.clear(seq.id)
     engine.snapshotter.cache.clear()
 
 

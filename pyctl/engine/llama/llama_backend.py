@@ -113,6 +113,7 @@ class LlamaBackend(ContextMemory):
         self._image_batch: ImageBatch | None = None
         self._end_tokens = self.tokenizer.end_tokens()
         self._open_memory(address)
+        self._pulse.watch(address if self._memory.is_async and self._pool is None else 0)
         if self._memory.is_async:
             self._warm_up()
         identity = self._identify(self) if self._identify is not None else self.layout
@@ -288,7 +289,7 @@ class LlamaBackend(ContextMemory):
 
     def _decode(self, batch: Any) -> int:
         if self._pool is None or self._memory is None:
-            return int(api.llama_decode(self._ctx, batch))
+            return int(api.llama_decode(self._ctx, batch)) or self._pulse.code
         return int(checked(self._memory.decode, ctypes.addressof(batch)))
 
     def _run(self, n: int, batch: Any) -> None:
@@ -302,10 +303,9 @@ class LlamaBackend(ContextMemory):
                 log.log(logging.WARNING if code else logging.DEBUG, "%s", line)
         if code == 0:
             self._n_looks = self._pulse.count - before
-        if code == ABORTED and not self._pulse.is_stopped:
-            raise BrokenOffError("the evaluation was broken off")
         if code == ABORTED:
-            raise UnavailableError("the evaluation was stopped")
+            stopped, broken = UnavailableError("the evaluation was stopped"), BrokenOffError("it was broken off")
+            raise stopped if self._pulse.is_stopped else broken
         if code == 1:
             raise OutOfCellsError
         if code != 0:
@@ -316,7 +316,7 @@ class LlamaBackend(ContextMemory):
 
     @property
     def can_break(self) -> bool:
-        return self._n_looks >= LEAST_LOOKS
+        return self._n_looks >= LEAST_LOOKS or self._pulse.is_watching
 
     def allow_break(self, is_so: bool) -> None:
         self._may_break = is_so
