@@ -19,7 +19,8 @@ from bench.sessions import PLAIN, Message, Reply, text
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import NOTHING, Block, BlockBytes, Held, Span, State
-from pyctl.chat.boundaries import headers, last_turn
+from pyctl.chat.boundaries import LineEnds, boundaries, headers, last_turn
+from pyctl.chat.cached_tokenizer import Tokenizer
 from pyctl.chat.template import Template
 from pyctl.engine.backend import Backend, SequenceTokens
 from pyctl.engine.engine import Engine
@@ -32,10 +33,22 @@ from tools.generator.vocab import SPECIAL_TOKENS
 Cells: TypeAlias = NDArray[np.int64]
 
 _IDS = {name: 256 + i for i, name in enumerate(SPECIAL_TOKENS)}
+_NAMES = tuple(SPECIAL_TOKENS)
 _START, _END = _IDS["<|im_start|>"], _IDS["<|im_end|>"]
 _ASSISTANT = (_START, *b"assistant")
 _RESULT = "<|im_start|>user\n<tool_response>"
+_PARTS = tuple(_IDS[f"<|{name}|>"] for name in ("fim_prefix", "fim_suffix", "repo_name", "file_sep"))
 _SPECIAL = re.compile("|".join(map(re.escape, _IDS)))
+
+
+class _Pieces:
+    """What a tokenizer would say of these tokens."""
+
+    def piece(self, token: int) -> bytes:
+        return bytes([token]) if token < 256 else _NAMES[token - 256].encode()
+
+
+_LINES = LineEnds(cast(Tokenizer, _Pieces()))
 
 
 def tokens_of(plain: str) -> Tokens:
@@ -57,10 +70,11 @@ def prompt_of(plain: str) -> Prompt:
     n_unmarked = int(starts[0]) if starts.size else int(tokens.size)
     inner = tuple(int(at) for at in starts if at)
     later = inner[FIRST_MESSAGES - (n_unmarked == 0) :]
-    lines = np.flatnonzero(tokens[: later[0] if later else None] == ord("\n")) + 1
+    lines, seams = _LINES.within(tokens[: later[0] if later else None])
     replies = headers(tokens, inner, _ASSISTANT) or ()
     turn = last_turn(tokens, inner, replies, tokens_of(_RESULT).tolist())
-    return Prompt(tokens, inner, n_unmarked, tuple(lines.tolist()), replies, turn)
+    parts = boundaries(tokens[:n_unmarked], _PARTS)
+    return Prompt(tokens, inner, n_unmarked, lines, replies, turn, (), seams, parts)
 
 
 @dataclass(eq=False)

@@ -94,7 +94,9 @@ class Prompt:
     ``boundaries`` are token counts at which a message begins, ascending, each in (0, len(tokens)); the
     generation header, where there is one, is the last. Wrong boundaries raise ValueError. The first ``n_unmarked``
     tokens are text before any message; ``line_ends`` are token counts within them, and within the FIRST_MESSAGES that
-    follow, at which a line ends, ascending.
+    follow, at which a line ends, ascending; ``seams`` are those of them at which parts of a text are put together.
+    ``parts`` are token counts within them at which a token of the model's own begins another part, such as the text
+    behind a cursor.
     ``headers`` are the boundaries at which the assistant begins, as the tokens right behind them say; None where
     nobody can tell. ``turn`` is that of the reply to the user's last message, whatever tools said since; 0 where
     nobody can tell.
@@ -107,6 +109,8 @@ class Prompt:
     headers: tuple[int, ...] | None = None
     turn: int = 0
     pictures: tuple[Picture, ...] = ()
+    seams: tuple[int, ...] = ()
+    parts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         previous = 0
@@ -151,6 +155,8 @@ class Prompt:
             headers,
             self.turn if self.turn < n else 0,
             tuple(picture for picture in self.pictures if picture.end <= n),
+            tuple(seam for seam in self.seams if seam <= n),
+            tuple(part for part in self.parts if part < n),
         )
 
     def picture_at(self, n: int) -> Picture | None:

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pyctl.prompt import Prompt
 
 __all__ = [
-    "MIN_BATCH", "RULES", "batch_ends", "choose_cuts", "ends_within", "inner_ends", "last_common_end", "last_end",
-]  # fmt: skip
+    "DEFAULT_STEP",
+    "MIN_BATCH",
+    "MOST_SEAMS",
+    "RULES",
+    "batch_ends",
+    "choose_cuts",
+    "ends_within",
+    "inner_ends",
+    "last_common_end",
+    "last_end",
+    "next_turn",
+]
 
 LADDER = 256
 """The first rung: how far from a prompt's end its history is expected to be changed."""
@@ -21,6 +31,12 @@ LEAST_HALF = 128
 
 UNMARKED_STEP = 512
 """So many tokens of text without messages are worth a snapshot: it may be changed anywhere."""
+
+DEFAULT_STEP = 8192
+"""Tokens between the snapshots of a long stretch, and twice as many as between them where there is room."""
+
+GRID_PARTS = 4
+"""This part of a step before its end, another snapshot will do."""
 
 MIN_BATCH = 32
 """A boundary ends a batch only this many tokens after the last batch end; smaller batches waste the device."""
@@ -32,14 +48,24 @@ so many a prompt is evaluated as fast as in full batches of 512 (bench/results/b
 FIRST_RUNG = 64
 """So many tokens, twice, four times, ... behind the beginning a long first message may be left."""
 
-FINE_PART = 4
-"""Where batches cost nothing, one ends within a first message as soon as this part of what there is of it is new."""
+FINE_PART, FINE_LEAST = 4, 64
+"""Where batches cost nothing, one ends within a first message as soon as this part of what there is of it is new, and
+so many tokens are."""
+
+MOST_SEAMS = 24
+"""In so many places of a message a seam ends a batch that would have gone on; a list may have one in each line."""
 
 UNMARKED_PARTS, FINE_STEP = (16, 8), 256
 """The part of text without messages that is new when a batch ends there, without and with a cost; at most so many
 tokens without one."""
 
-RULES = (MIN_BATCH, FIRST_RUNG, FINE_PART, *UNMARKED_PARTS, FINE_STEP)
+LEAST_PART = 64
+"""Of text without messages at least one in so many tokens is new where another part begins, if a batch ends there."""
+
+EDITION = 2
+"""Counts up with each change of the rules that shows in none of the numbers above."""
+
+RULES = (MIN_BATCH, FIRST_RUNG, FINE_PART, FINE_LEAST, MOST_SEAMS, *UNMARKED_PARTS, FINE_STEP, LEAST_PART, EDITION)
 """What batch ends follow from, besides the tokens and what is given to `batch_ends`."""
 
 
@@ -51,12 +77,15 @@ def batch_ends(prompt: Prompt, n_ubatch: int, min_batch: int = MIN_BATCH, batch_
     message begins, and at FIRST_RUNG, twice, four times, ... as many tokens, it does so if the batches up to there have
     ``batch_cost`` tokens on average then: a device that works on many tokens at a time pays for each batch.
     Without a cost, prompts that part within one of the first messages need not evaluate all of it again: there a batch
-    ends at the first line end that is ``min_batch`` tokens, and a FINE_PART of the message so far, after the one
-    before, or at twice that without any line end, and wherever it would end otherwise; replies are left out, nobody
-    parts there.
+    ends at the first line end that is FINE_LEAST tokens, and a FINE_PART of the message so far, after the one before,
+    or at a seam before that (half of ``min_batch`` at least, and an eighth as much, after it; MOST_SEAMS times a
+    message), or at twice as many tokens without either, and wherever it would end otherwise; replies are left out,
+    nobody parts there.
     In unmarked text, which has no boundaries, it ends in the same way, but after an eighth of what has been evaluated
     by then, so that a long text is cut into two dozen batches more, and no more than a quarter of it is evaluated
-    again. Without a cost it is a sixteenth, and FINE_STEP at most.
+    again. Without a cost it is a sixteenth, and FINE_STEP at most. It also ends there where another part begins, at
+    least half of ``min_batch``, and a LEAST_PART of the text, after the one before: text before a cursor grows up to
+    there.
     Both edges of an image end a batch in any case, and inside of it every ``n_ubatch`` tokens from its beginning do.
     Nothing else enters, so a prompt that extends another has the same ends in the shared part, except for the
     shorter one's very end.
@@ -77,9 +106,10 @@ def batch_ends(prompt: Prompt, n_ubatch: int, min_batch: int = MIN_BATCH, batch_
             spare = max(spare + n_new - batch_cost, -batch_cost)
     if len(prompt) > last:
         ends.append(len(prompt))
+    seams, half = frozenset(prompt.seams), max(min_batch // 2, 1)
     for line in () if batch_cost else _line_stops(prompt, min_batch):
         at = bisect.bisect_right(ends, line)
-        if line - (ends[at - 1] if at else 0) >= min_batch and not prompt.is_inside(line):
+        if line - (ends[at - 1] if at else 0) >= (half if line in seams else min_batch) and not prompt.is_inside(line):
             ends.insert(at, line)
     return ends
 
@@ -110,10 +140,13 @@ def _line_stops(prompt: Prompt, min_batch: int) -> Iterator[int]:
     """Line ends within the first messages, the farther apart the longer a message."""
     replies = frozenset(prompt.headers or ())
     for begin, end in prompt.first_messages:
-        at = begin
+        at, n_seams = begin, 0
         while begin not in replies:
-            step = max(min_batch, (at - begin) // FINE_PART)
-            at = _line_end(prompt, at + step, at + 2 * step)
+            step = max(min_batch, FINE_LEAST, (at - begin) // FINE_PART)
+            full = at + step
+            nearest = at + max(min_batch // 2, step // 8) if n_seams < MOST_SEAMS else full
+            at = _line_end(prompt, nearest, full, full + step)
+            n_seams += at < full
             if at >= end:
                 break
             yield at
@@ -126,8 +159,10 @@ def _unmarked_ends(prompt: Prompt, n_ubatch: int, min_batch: int, batch_cost: in
         picture = prompt.picture_at(last)
         if picture is None:
             step = min(max(min_batch, last // part), most)
-            end = _line_end(prompt, last + step, last + min(2 * step, n_ubatch))
-            last = min([end, *(each.start for each in prompt.pictures if each.start > last)])
+            end = _line_end(prompt, last + step * 3 // 4, last + step, last + min(2 * step, n_ubatch))
+            at = bisect.bisect_left(prompt.parts, last + max(min_batch // 2, last // LEAST_PART, 1))
+            pictures = (each.start for each in prompt.pictures if each.start > last)
+            last = min([end, *prompt.parts[at : at + 1], *pictures])
         else:
             last = min(last + n_ubatch, picture.end)
         if last > prompt.n_unmarked:
@@ -135,10 +170,11 @@ def _unmarked_ends(prompt: Prompt, n_ubatch: int, min_batch: int, batch_cost: in
         ends.append(last)
 
 
-def _line_end(prompt: Prompt, first: int, last: int) -> int:
-    """The first line end in [first, last], or ``last``."""
-    at = bisect.bisect_left(prompt.line_ends, first)
-    return min(prompt.line_ends[at], last) if at < len(prompt.line_ends) else last
+def _line_end(prompt: Prompt, nearest: int, first: int, last: int) -> int:
+    """The first seam from ``nearest`` on, line end from ``first`` on, or ``last``: whichever comes first."""
+    seams, lines = prompt.seams, prompt.line_ends
+    seam, line = bisect.bisect_left(seams, nearest), bisect.bisect_left(lines, first)
+    return min([*seams[seam : seam + 1], *lines[line : line + 1], last])
 
 
 def last_end(ends: Sequence[int], limit: int) -> int:
@@ -166,7 +202,9 @@ def ends_within(ends: Sequence[int], first: int, last: int | None = None) -> tup
     return tuple(ends[bisect.bisect_right(ends, first) : None if last is None else bisect.bisect_right(ends, last)])
 
 
-def choose_cuts(prompt: Prompt, ends: Sequence[int], start: int, min_step: int, also: Sequence[int] = ()) -> list[int]:
+def choose_cuts(
+    prompt: Prompt, ends: Sequence[int], start: int, min_step: int, also: Sequence[int] = (), n_most: int = 0
+) -> list[int]:
     """The batch ends after ``start`` that deserve a snapshot, ascending.
 
     These are the last ends at or before: the first boundary (the system and tools head), the two last boundaries (the
@@ -174,32 +212,54 @@ def choose_cuts(prompt: Prompt, ends: Sequence[int], start: int, min_step: int, 
     will not be the last to do so; what goes to disk), a ladder of rungs LADDER, twice, four times, ... as many tokens
     before the end (a history that is changed so far back costs about as much again), the half of the head, a quarter,
     and so on (where the head of another day or folder leaves this one, which then costs at most half of what they
-    share), and every ``min_step`` tokens of a stretch without any other cut (0 turns those off), UNMARKED_STEP in a
-    prompt without boundaries. That one gets its last full batch, too, and all of it counts as its head. One of no more
-    than a first message, or two, gets the last one within it: titles and the like are asked for with a conversation
-    inside, which grows. Behind the last image there is one, for other questions about it.
+    share), and each multiple of ``min_step`` tokens that has no other cut shortly before it (0 turns those off; by
+    default it is half of that if all of these are ``n_most`` snapshots at most), so that a history that is cut anywhere
+    loses little more. In a prompt without boundaries it is every UNMARKED_STEP. That one gets the beginnings of its
+    last two parts, too, or else its last full batch, and all of it counts as its head. One of no more than a first
+    message, or two, gets the last one within it: titles and the like are asked for with a conversation inside, which
+    grows. Behind the last image there is one, for other questions about it.
     """
     inner = inner_ends(prompt, ends)
     if not inner:
         return []
-    wanted = {prompt.boundaries[0], prompt.turn, *prompt.boundaries[-2:]} if prompt.boundaries else {inner[-1]}
+    if prompt.boundaries:
+        wanted = {prompt.boundaries[0], prompt.turn, *prompt.boundaries[-2:]}
+    else:
+        wanted = set(sorted({*prompt.parts}.intersection(inner))[-2:] or inner[-1:])
     wanted |= {picture.end for picture in prompt.pictures[-1:]}
     if len(prompt.boundaries) in (1, 2):
         wanted.add(prompt.boundaries[-1] - 1)
     rungs = [_rung(prompt, position) for position in _ladder(len(prompt))]
     halves = _halves(prompt.boundaries[0] if prompt.boundaries else len(prompt))
     cuts = {last_end(inner, position) for position in (*wanted, *also, *rungs, *halves)} - {0}
-    if not prompt.boundaries:
-        min_step = min(min_step, UNMARKED_STEP)
-    if min_step > 0:
-        last = start
+    if not prompt.boundaries and min_step > 0:
+        last, step = start, min(min_step, UNMARKED_STEP)
         for end in inner:
-            if end in cuts:
-                last = end
-            elif end - last >= min_step:
+            if end in cuts or end - last >= step:
                 cuts.add(end)
                 last = end
+    elif min_step > 0:
+        dense = cuts | _grid(inner, cuts, min_step // 2)
+        is_dense = min_step == DEFAULT_STEP and len(dense) <= n_most
+        cuts = dense if is_dense else cuts | _grid(inner, cuts, min_step)
     return sorted(cut for cut in cuts if cut > start)
+
+
+def next_turn(prompt: Prompt, n_common: int) -> int:
+    """Where a prompt resumes that is this one, written anew and gone on; 0 where nobody can tell.
+
+    One message alone that begins as another prompt did, for ``n_common`` tokens, is a task with a conversation inside,
+    which grows within it.
+    """
+    is_task = len(prompt.boundaries) == 1 and n_common >= LEAST_HALF
+    return prompt.boundaries[0] - 1 if is_task else prompt.turn
+
+
+def _grid(inner: Sequence[int], cuts: Collection[int], step: int) -> set[int]:
+    """The last of ``inner`` at or before each multiple of ``step``, without one of ``cuts`` a quarter of that away."""
+    known = sorted(cuts)
+    places = range(step, inner[-1] + 1, step)
+    return {last_end(inner, at) for at in places if at - last_end(known, at) > step // GRID_PARTS} - {0}
 
 
 def _ladder(n: int) -> list[int]:

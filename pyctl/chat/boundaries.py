@@ -61,26 +61,61 @@ def last_turn(tokens: Tokens, boundaries: Sequence[int], headers: Sequence[int],
 
 
 class LineEnds:
-    """Where lines end in tokens, told by the piece of each token alone. Thread-safe."""
+    """Where lines end in tokens, and where parts of a text do, told by the pieces of tokens alone. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._known = np.full(1024, _UNKNOWN, np.int8)
+        self._known = np.full(1024, _UNKNOWN, np.int16)
 
-    def within(self, tokens: Tokens) -> tuple[int, ...]:
-        """Token counts at which a line ends, ascending. None ends at what is no token, such as an image's."""
+    def within(self, tokens: Tokens) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Token counts at which a line ends, and the seams among them; both ascend.
+
+        A seam is where texts are put together by programs: behind a heading (the last of several lines that begin with
+        a number sign or a tag), before a closing tag, and before a line that begins with somebody's name and a colon.
+        No line ends at what is no token, such as an image's.
+        """
         plain = np.where((tokens >= 0) & (tokens < _MOST_TOKENS), tokens, 0)
         known, most = self._known, int(plain.max(initial=0))
         if most >= known.size:
-            known = np.full(2 * most, _UNKNOWN, np.int8)
+            known = np.full(2 * most, _UNKNOWN, np.int16)
             known[: self._known.size] = self._known
             self._known = known
         for token in np.unique(plain[known[plain] == _UNKNOWN]).tolist():
-            known[token] = self._tokenizer.piece(token).endswith(b"\n")
-        return tuple((np.flatnonzero((known[plain] == 1) & (plain == tokens)) + 1).tolist())
+            known[token] = _kind(self._tokenizer.piece(token))
+        kinds = np.append(np.where(plain == tokens, known[plain], 0), np.zeros(_NAME_TOKENS + 2, np.int16))
+        ends = np.flatnonzero(kinds & _ENDS) + 1
+        marked = kinds[np.append([0], ends)] & _MARK > 0  # of each line, and of what follows the last
+        is_seam = marked[:-1] & ~marked[1:]
+        is_seam |= kinds[ends] & _CLOSES > 0
+        is_seam |= (kinds[ends] & _LESS > 0) & (kinds[ends + 1] & _SLASH > 0)
+        is_name = kinds[ends] & _CAPITAL > 0
+        for i in range(1, _NAME_TOKENS + 1):
+            is_name &= kinds[ends + i - 1] & _NAME > 0
+            is_seam |= is_name & (kinds[ends + i] & _COLON > 0)
+        return tuple(ends.tolist()), tuple(ends[is_seam].tolist())
 
 
-_UNKNOWN = 2
+_ENDS, _MARK, _CLOSES, _LESS, _SLASH, _CAPITAL, _NAME, _COLON, _UNKNOWN = (1 << i for i in range(9))
+
+_NAME_TOKENS = 16
+"""Somebody's name has no more."""
+
+
+def _kind(piece: bytes) -> int:
+    """What `LineEnds` has to know of a token's piece. Whatever is not ASCII is taken for a letter."""
+    is_name = bool(piece) and all(byte >= 0x80 or chr(byte).isalnum() or byte == ord("_") for byte in piece)
+    return (
+        _ENDS * piece.endswith(b"\n")
+        | _MARK * piece.startswith((b"<", b"#"))
+        | _CLOSES * piece.startswith(b"</")
+        | _LESS * (piece == b"<")
+        | _SLASH * piece.startswith(b"/")
+        | _CAPITAL * (is_name and (piece[0] >= 0x80 or piece[:1].isupper()))
+        | _NAME * is_name
+        | _COLON * piece.startswith(b":")
+    )
+
+
 _MOST_TOKENS = 1 << 22
 """More than any vocabulary has."""
 

@@ -101,6 +101,8 @@ class ChatFormat:
         self.control_texts = {self.controls[mark]: mark.encode() for mark in marks if mark in self.controls}
         self.bound_calls = BoundCalls(self.call_format, self.tags, self.controls)
         self._line_ends = LineEnds(tokenizer)
+        fim = tokenizer.fim_tokens()
+        self._parts = tuple({fim[name] for name in ("pre", "suf", "rep", "sep") if name in fim}.difference(self.starts))
         self._memo = CachedTokenizer(tokenizer, specials)
         self._renderer = Renderer(
             template,
@@ -208,10 +210,11 @@ class ChatFormat:
         whole = int(tokens.size)
         n_unmarked = 0 if whole and int(tokens[0]) in self.starts else next(iter(begins), whole)
         later = begins[FIRST_MESSAGES - (n_unmarked == 0) :]
-        lines = self._line_ends.within(tokens[: later[0] if later else whole])
+        lines, seams = self._line_ends.within(tokens[: later[0] if later else whole])
         replies = headers(tokens, begins, self._assistant)
         turn = last_turn(tokens, begins, replies or (), self._result)
-        return Prompt(tokens, begins, n_unmarked, lines, replies, turn, tuple(pictures))
+        gaps = boundaries(tokens[:n_unmarked], self._parts)
+        return Prompt(tokens, begins, n_unmarked, lines, replies, turn, tuple(pictures), seams, gaps)
 
     def _bos(self) -> Tokens:
         return as_tokens([self.tokenizer.bos] if self.tokenizer.add_bos else [])

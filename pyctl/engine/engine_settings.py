@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pyctl.cache.plan import MIN_BATCH
+from pyctl.cache.plan import DEFAULT_STEP, MIN_BATCH
 from pyctl.convert import integer
 from pyctl.limit import SetLimit, limit
 from pyctl.setting import CACHE, SERVER
@@ -33,9 +33,9 @@ class EngineSettings:
 
     min_batch: int = MIN_BATCH
     min_step: int = CACHE.flag(
-        8192,
+        DEFAULT_STEP,
         "-cms --checkpoint-min-step",
-        "tokens between snapshots within a long stretch",
+        "tokens between snapshots within a long stretch; unless set, half as many where --cache-ram has room",
         integer(0),
         "LLAMA_ARG_CHECKPOINT_MIN_SPACING_NT",
     )

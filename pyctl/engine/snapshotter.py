@@ -15,7 +15,7 @@ from pyctl.cache.cache_stats import CacheStats, Divergence, RequestStats
 from pyctl.cache.disk.chain import PendingSnapshot
 from pyctl.cache.disk.readers import Reading
 from pyctl.cache.disk_tier import DiskTier
-from pyctl.cache.plan import choose_cuts, inner_ends, last_common_end, last_end
+from pyctl.cache.plan import choose_cuts, inner_ends, last_common_end, last_end, next_turn
 from pyctl.cache.ram import RamCache
 from pyctl.cache.recent import RecentPrompts
 from pyctl.cache.snapshot import Prefix, PromptMatch, Segment, Snapshot
@@ -124,17 +124,17 @@ class Snapshotter:
         recent, ends, prompt = lookup.recent, lookup.ends, lookup.request.prompt
         if recent is None:
             return CachePlan(lookup.match)
-        nearest = recent.nearest()
-        common = nearest.common if nearest is not None else 0
+        common = nearest.common if (nearest := recent.nearest()) is not None else 0
         branch = last_end(ends, common)
         # Between here and the branch point the rows may be in the cache, only without a state to resume from.
         seq.n_overlap = common if branch > seq.n else 0
         if nearest is not None and not nearest.is_continued and branch > stats.n_cached:
             stats.miss = Divergence.at(common, stats.n_cached, nearest.recent.prompt.tokens, prompt.tokens)
         wanted = self.disk.select(recent, seq.n, lookup.request.disk_policy) if self.disk is not None else ()
-        cuts = choose_cuts(prompt, ends, seq.n, self.settings.min_step, (common, *wanted))
+        room = self.device.most_states(seq, len(prompt) if wanted else 0)
+        cuts = choose_cuts(prompt, ends, seq.n, self.settings.min_step, (common, *wanted), room)
         # What goes to disk has to be among the places where snapshots are taken.
-        *persist, turn = (last_end(inner_ends(prompt, ends), n) for n in (*wanted, prompt.turn))
+        *persist, turn = (last_end(inner_ends(prompt, ends), n) for n in (*wanted, next_turn(prompt, common)))
         self.device.expect(seq, max(persist, default=0), len(cuts))
         return CachePlan(lookup.match, tuple(cuts), tuple(persist), restored, turn)
 

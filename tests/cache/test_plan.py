@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyctl.cache.plan import batch_ends, choose_cuts, last_common_end, last_end
+from pyctl.cache.plan import DEFAULT_STEP, MOST_SEAMS, batch_ends, choose_cuts, last_common_end, last_end
 from pyctl.chat.boundaries import boundaries, headers
 from pyctl.image_file import ImageFile
 from pyctl.prompt import Picture, Prompt, as_tokens
@@ -88,6 +90,26 @@ def test_long_stretches_are_cut_too() -> None:
     assert max(b - a for a, b in zip([0, *cuts], [*cuts, 10_000], strict=True)) <= 2000 + 64
 
 
+@given(
+    st.sets(st.integers(1, 60_000), max_size=80),
+    st.integers(100, 60_000),
+    st.integers(1, 60_000),
+    st.sampled_from([2000, DEFAULT_STEP]),
+    st.sampled_from([0, 15, 1000]),
+)
+def test_a_history_cut_anywhere_loses_little_more_than_a_snapshot_at_each_step_would(
+    boundaries: set[int], n: int, at: int, step: int, n_most: int
+) -> None:
+    given_prompt = prompt(n, 500, *boundaries)
+    ends = batch_ends(given_prompt, 64, 32)
+    cuts = choose_cuts(given_prompt, ends, 0, step, (), n_most)
+    if step == DEFAULT_STEP and n_most == 1000:
+        step //= 2
+    nearest = max((cut for cut in cuts if cut <= at), default=0)
+    assert nearest > min(at, n) // step * step - step // 4 - 64 - 1
+    assert step != DEFAULT_STEP or n_most != 15 or len(cuts) <= 15 or cuts == choose_cuts(given_prompt, ends, 0, step)
+
+
 @given(st.sets(st.integers(1, 20_000), max_size=60), st.integers(100, 20_000), st.integers(1, 20_000))
 def test_a_history_changed_anywhere_costs_about_what_follows(boundaries: set[int], n: int, back: int) -> None:
     given_prompt = prompt(n, *boundaries)
@@ -144,15 +166,24 @@ def lines(n: int, every: int, *boundaries: int, headers: tuple[int, ...] = ()) -
 
 
 def test_where_batches_cost_nothing_they_end_at_lines_of_the_first_messages() -> None:
-    # At least 32 tokens, and a quarter of the message so far, after the last one.
-    assert batch_ends(lines(400, 10), 512) == [40, 80, 120, 160, 200, 250, 320, 400]
-    assert batch_ends(prompt(700), 512) == [64, 128, 192, 288, 432, 512, 648, 700], "no line ends are known"
+    # At least 64 tokens, and a quarter of the message so far, after the last one.
+    assert batch_ends(lines(400, 10), 512) == [70, 140, 210, 280, 350, 400]
+    assert batch_ends(prompt(700), 512) == [128, 256, 384, 512, 576, 700], "no line ends are known"
+    # Or at a seam before that, if it is 16 tokens away: what comes behind a batch end does not change it.
+    sewn = replace(lines(400, 10), seams=(20, 50, 120, 300))
+    assert batch_ends(sewn, 512) == [20, 50, 120, 190, 260, 300, 380, 400]
+    assert batch_ends(sewn, 512, batch_cost=480) == [400], "small batches cost a lot there"
+    # A list may have one in each line, and is not cut to pieces for that.
+    plain = lines(4000, 10)
+    listed = batch_ends(replace(plain, seams=plain.line_ends), 512)
+    assert listed[:3] == [20, 40, 60]
+    assert len(listed) <= len(batch_ends(plain, 512)) + MOST_SEAMS
     # A line end shortly before it does not keep a message from ending a batch.
-    assert batch_ends(lines(300, 10, 130, 290), 512) == [40, 80, 120, 130, 170, 210, 250, 290, 300]
+    assert batch_ends(lines(300, 10, 130, 290), 512) == [70, 130, 200, 270, 290, 300]
     # Nobody parts within a reply, nor later than in the fourth message.
-    assert batch_ends(lines(300, 10, 100, headers=(100,)), 512) == [40, 80, 100, 300]
+    assert batch_ends(lines(300, 10, 100, headers=(100,)), 512) == [70, 100, 300]
     assert batch_ends(lines(300, 10, 40, 80, 120, 160), 512) == [40, 80, 120, 160, 300]
-    assert batch_ends(lines(300, 10, 40, 80, 120), 512) == [40, 80, 120, 160, 200, 240, 280, 300]
+    assert batch_ends(lines(300, 10, 40, 80, 120), 512) == [40, 80, 120, 190, 260, 300]
 
 
 @given(
@@ -162,9 +193,10 @@ def test_where_batches_cost_nothing_they_end_at_lines_of_the_first_messages() ->
     short=st.floats(0.01, 1),
     n_unmarked=st.integers(0, 300),
     line=st.integers(1, 200),
+    seam=st.integers(1, 5),
 )
 def test_headers_lines_and_costs_follow_from_the_prefix_alone(
-    messages: list[tuple[bool, int]], n_ubatch: int, cost: int, short: float, n_unmarked: int, line: int
+    messages: list[tuple[bool, int]], n_ubatch: int, cost: int, short: float, n_unmarked: int, line: int, seam: int
 ) -> None:
     start = (7, 8, 9)
     tokens = [0] * n_unmarked
@@ -177,7 +209,9 @@ def test_headers_lines_and_costs_follow_from_the_prefix_alone(
         ids = as_tokens(tokens[:n])
         found = boundaries(ids, [7])
         known = tuple(end for end in line_ends if end <= n)
-        given_prompt = Prompt(ids, found, min(n_unmarked, n), known, headers(ids, found, start))
+        begins = headers(ids, found, start)
+        seams = tuple(end for end in line_ends[::seam] if end <= n)
+        given_prompt = Prompt(ids, found, min(n_unmarked, n), known, begins, seams=seams)
         return batch_ends(given_prompt, n_ubatch, 32, cost)
 
     n = max(int(len(tokens) * short), 1)
@@ -217,16 +251,48 @@ def test_unmarked_text_ends_batches_at_line_ends_and_without_any_between() -> No
     assert batch_ends(raw(74, 10), 512) == [40, 74]
     assert batch_ends(raw(400, 10), 512) == [40, 80, 120, 160, 200, 240, 280, 320, 360, 400]
     assert batch_ends(raw(200, 0), 512) == [64, 128, 192, 200]
+    sewn = replace(raw(400, 10), seams=(20, 60, 85, 270))
+    assert batch_ends(sewn, 512) == [40, 80, 120, 160, 200, 240, 270, 310, 350, 390, 400]
     assert batch_ends(raw(200, 0), 48) == [48, 96, 144, 192, 200]
     assert batch_ends(raw(120, 10, 100), 512) == [40, 80, 120], "a message ends no batch of 20"
     assert batch_ends(raw(120, 10, 115), 512) == [40, 80, 115, 120]
 
 
-@given(st.integers(0, 700), st.integers(1, 3000), st.integers(1, 600), st.integers(32, 512), st.sampled_from([0, 480]))
+@pytest.mark.parametrize("cost", [0, 480])
+def test_where_a_part_of_unmarked_text_begins_a_batch_ends_and_a_snapshot_is_taken(cost: int) -> None:
+    text = replace(raw(400, 10), parts=(35, 50, 215, 348))
+    ends = batch_ends(text, 512, 32, cost)
+    assert {35, 215, 348} <= set(ends)
+    assert 50 not in ends, "15 tokens are no batch"
+    assert {215, 348} <= set(choose_cuts(text, ends, 0, 0))
+
+
+@pytest.mark.parametrize("cost", [0, 480])
+def test_text_full_of_parts_is_not_cut_small(cost: int) -> None:
+    plain = raw(100_000, 10)
+    text = replace(plain, parts=tuple(range(1, 100_000)))
+    ends = batch_ends(text, 512, 32, cost)
+    assert len(ends) <= len(batch_ends(plain, 512, 32, cost)) + 64 * math.log(100_000 / 1024) + 64
+    assert len(set(choose_cuts(text, ends, 0, 0)) & set(ends[-3:])) == 2
+    far = replace(plain, parts=(ends[-2] + 1,))
+    assert far.parts[0] not in batch_ends(far, 512, 32, cost)
+    last = batch_ends(far, 512, 32, cost)[-2]
+    assert last in choose_cuts(far, batch_ends(far, 512, 32, cost), 0, 0), "as without parts"
+
+
+@given(
+    st.integers(0, 700),
+    st.integers(1, 3000),
+    st.integers(1, 600),
+    st.integers(32, 512),
+    st.sampled_from([0, 480]),
+    st.sets(st.integers(1, 3600), max_size=20),
+)
 def test_longer_unmarked_text_stops_where_the_shorter_one_did(
-    line: int, n: int, more: int, n_ubatch: int, cost: int
+    line: int, n: int, more: int, n_ubatch: int, cost: int, parts: set[int]
 ) -> None:
-    short, longer = (batch_ends(raw(size, line), n_ubatch, 32, cost) for size in (n, n + more))
+    whole = replace(raw(n + more, line), parts=tuple(sorted(part for part in parts if part < n + more)))
+    short, longer = (batch_ends(prompt, n_ubatch, 32, cost) for prompt in (whole.first(n), whole))
     assert short[-1] == n
     assert [end for end in longer if end < n] == short[:-1]
     assert all(0 < b - a <= n_ubatch for a, b in zip([0, *longer], longer, strict=False))

@@ -178,6 +178,17 @@ def test_lines_end_in_text_without_marks_and_in_the_first_four_messages() -> Non
     assert chat.prompt_from_text("").line_ends == ()
 
 
+def test_parts_of_raw_text_begin_at_tokens_for_gaps() -> None:
+    specials = [*toy.CHATML_SPECIALS, "<|fim_pre|>", "<|fim_suf|>", "<|fim_mid|>"]
+    chat = ChatFormat(Template(toy.CHATML), toy.ByteTokenizer(specials, eos="<|im_end|>"))
+    prompt = chat.prompt_from_text("ab<|fim_pre|>c<|fim_suf|>d<|fim_mid|>")
+    assert prompt.parts == (2, 4), "only the reply follows behind the last"
+    assert prompt.first(4).parts == (2,)
+    assert chat.prompt_from_text("<|fim_pre|>c<|fim_suf|>").parts == (2,)
+    assert chat.prompt_from_text("<|im_start|>user\nc<|fim_suf|>d").parts == (), "a message is no raw text"
+    assert ChatFormat(Template(toy.CHATML), toy.chatml_tokenizer()).prompt_from_text("ab").parts == ()
+
+
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(["a\n", "\n", "b", "<|im_start|>", "\r\n", "é\n"]), max_size=30))
 def test_line_ends_depend_on_the_tokens_before_them_alone(words: list[str]) -> None:
@@ -194,6 +205,42 @@ def test_ids_that_are_no_tokens_end_no_line() -> None:
     chat = ChatFormat(Template(toy.CHATML), toy.chatml_tokenizer())
     for wrong in (-1, 2**31 - 1):
         assert chat.prompt_from_mixed([10, wrong]).line_ends == (1,), "10 is a newline"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Do this.\n### Chat:\n|So it is.\n",
+        "#!\n# two\n<chat>\n|one\ntwo\n|</chat>\n|all\n",
+        "what\n|Anna: hello\nyou\n|B_2: and\nnot so: no\nnone:no\n|Ωmega: yes\n|Some:\n",
+        "Averylongnameindeed: is none\nNone at all: neither\nA\n:\n",
+        "< /a\n<\n|/b\n- # one\n",
+    ],
+)
+@pytest.mark.parametrize("real", [False, True])
+def test_seams_are_behind_headings_and_before_closing_tags_and_names(
+    text: str, real: bool, qwen_tokenizer: Tokenizer
+) -> None:
+    chat = ChatFormat(Template(toy.CHATML), qwen_tokenizer if real else toy.chatml_tokenizer())
+    prompt = chat.prompt_from_text(text.replace("|", ""))
+    at, expected = 0, set()
+    for part in text.split("|")[:-1]:
+        at += len(part.encode())
+        expected.add(at)
+    pieces = [chat.tokenizer.piece(token) for token in prompt.tokens.tolist()]
+    assert {len(b"".join(pieces[:seam])) for seam in prompt.seams} == expected
+    assert set(prompt.seams) <= set(prompt.line_ends)
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(["a\n", "\n", "A:", "# ", "<b>", "</b>", "c"]), max_size=40))
+def test_seams_depend_on_few_tokens_behind_them(words: list[str]) -> None:
+    chat = ChatFormat(Template(toy.CHATML), toy.chatml_tokenizer())
+    whole = chat.prompt_from_text("".join(words))
+    for n in range(len(whole)):
+        part = chat.prompt_from_mixed(whole.tokens[:n].tolist())
+        near = n - 18
+        assert [seam for seam in part.seams if seam < near] == [seam for seam in whole.seams if seam < near]
 
 
 def test_the_reply_to_what_the_user_said_last_is_known(qwen_template: str, qwen_tokenizer: Tokenizer) -> None:

@@ -188,6 +188,7 @@ def test_the_engine_asks_neither_the_index_nor_a_thread_that_waits(
     for prompt in prompts:
         ask(engine, prompt)
     assert tier.flush(60)
+    head = min(tmp_path.rglob("*.rows"), key=lambda path: int(path.name.split("-")[0]))
     engine.snapshotter.cache.clear()
     ask(engine, chat((99, 300)))
     assert ask(engine, prompts[0]).done.stats.source == "disk"
@@ -200,8 +201,7 @@ def test_the_engine_asks_neither_the_index_nor_a_thread_that_waits(
     tier._refreshed = 0.0
     for prompt in prompts[1:]:
         ask(engine, prompt)
-    damaged = next(tmp_path.rglob("*.rows"))
-    damaged.write_bytes(b"")
+    head.write_bytes(b"")
     engine.snapshotter.cache.clear()
     ask(engine, chat((98, 300)))
     for prompt in prompts:
@@ -284,3 +284,29 @@ def test_a_slow_disk_does_not_hold_the_memory_of_what_was_evicted(
     assert engine.snapshotter.disk.view().waiting > 0, "what there is room for waits on"
     go_on.set()
     engine.snapshotter.close()
+
+
+def test_memory_for_what_will_wait_for_the_disk_beyond_the_budget_is_made_ready_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most, budget = 1_000, 20_000
+    monkeypatch.setattr(device_tier, "MOST_BEHIND_BYTES", most)
+    monkeypatch.setattr(device_tier, "BEHIND_PART", budget)
+    for kept, n, expected in ((True, 100, 0), (True, 3000, most), (False, 3000, 0)):
+        engine = engine_on(tmp_path / f"{kept} {n}", "hybrid", "full" if kept else "off")
+        engine.snapshotter.cache.budget = budget
+        assert ask(engine, chat((n, n))).error is None
+        assert engine.backend.n_expected == expected
+        engine.snapshotter.close()
+
+
+def test_a_part_of_ram_beside_the_rows_is_for_states_of_one_prompt() -> None:
+    for kind in ("hybrid", "attention"):
+        backend = FakeBackend(kind)
+        engine = Engine(backend, RamCache(0, None), EngineSettings())
+        device, (seq,) = engine.snapshotter.device, engine.sequences
+        size, rows = backend.state_size(0), backend.rows_size(0, 100)
+        assert (device.most_states(seq, 0) > 10_000) == (kind == "hybrid")  # no limit; without states none is of use
+        engine.snapshotter.cache.budget = rows + 3 * 7 * max(size, 1)
+        assert device.most_states(seq, 100) == (7 if size else 0)
+        assert device.most_states(seq, 10_000) == 0
