@@ -298,7 +298,7 @@ def view_of(cache: RamCache, totals: CacheStats, known: KnownParts, disk: DiskTi
     budget = -1 if cache.budget is None else cache.budget
     copied = CacheStats(**asdict(totals))
     return CacheView(
-        cache.n_slots,
+        cache.slots.n_slots,
         cache.n_bytes,
         budget,
         cache.n_evicted,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -126,6 +126,17 @@ class PrefixTree(Generic[K]):
         if not ending:
             del self._ending_in[node.segment]
         self._unlink(node.segment)
+
+    def matching(self, matches: Callable[[K], bool]) -> list[K]:
+        """The snapshots that match something; behind one that does not, none does."""
+        found: list[K] = []
+        waiting = list(self._roots)
+        while waiting:
+            node = waiting.pop()
+            if matches(node.key):
+                found.append(node.key)
+                waiting += node.children
+        return found
 
     def through(self, segment: Any) -> list[TreeNode[K]]:
         """The snapshots that need a segment."""

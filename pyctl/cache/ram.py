@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import heapq
 import logging
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 
 from pyctl.cache.costs import Costs
 from pyctl.cache.eviction import LeastValue
 from pyctl.cache.prefix_tree import PrefixTree
-from pyctl.cache.reservation import Reservation, Slot
+from pyctl.cache.reservation import Reservation, Slot, Slots
 from pyctl.cache.segment_pool import SegmentPool
-from pyctl.cache.snapshot import Block, Prefix, PromptMatch, Segment, Snapshot
+from pyctl.cache.snapshot import Block, Prefix, PromptMatch, Segment, Snapshot, needed_by
 
 __all__ = ["RamCache"]
 
@@ -40,14 +41,13 @@ class RamCache:
     """
 
     def __init__(self, n_slots: int, budget: int | None, costs: Costs | None = None) -> None:
-        self.slots = [Slot(index) for index in range(n_slots)]
-        self.n_slots = n_slots
+        self.slots = Slots(n_slots)
         self.budget = budget
         self.costs = costs or Costs()
         self.on_drop: Callable[[Segment], None] = lambda segment: None
         self.pool = SegmentPool(lambda segment: self.on_drop(segment))
-        self.n_evicted = self.n_refused = self.n_shed = self.n_lost = 0
         self.on_evict: Callable[[Snapshot, float], None] = lambda snapshot, worth: None
+        self.n_evicted = self.n_refused = self.n_shed = self.n_lost = 0
         self.tree: PrefixTree[int] = PrefixTree()
         self.turn = 0
         self.policy: LeastValue[int] = LeastValue(
@@ -55,9 +55,7 @@ class RamCache:
         )
         self.kept: list[Snapshot] = []
         self._weights: tuple[int, dict[Segment, float]] = -1, {}
-        self._empty_slots = dict.fromkeys(self.slots)
         self._quiet_until = 0.0
-        self._by_prefix: dict[Prefix, Slot] = {}
 
     @property
     def n_bytes(self) -> int:
@@ -71,7 +69,7 @@ class RamCache:
 
     def occupied(self) -> list[tuple[Slot, Snapshot]]:
         """The slots that hold a snapshot, with it."""
-        return [(slot, slot.snapshot) for slot in self.slots if slot.snapshot is not None]
+        return self.slots.occupied()
 
     def snapshots(self) -> list[Snapshot]:
         """All published snapshots, by slot."""
@@ -89,8 +87,9 @@ class RamCache:
 
     def lookup(self, prompt: PromptMatch, limit: int) -> list[Snapshot]:
         """Snapshots that hold a prefix of ``prompt`` of at most ``limit`` tokens, deepest first."""
-        found = [each for each in self.snapshots() if each.n <= limit and prompt.shared(each) == each.n]
-        return sorted(found, key=lambda snapshot: -snapshot.n)
+        snapshots = {slot.index: each for slot, each in self.occupied() if each.n <= limit}
+        found = self.tree.matching(lambda key: key in snapshots and prompt.shared(snapshots[key]) == snapshots[key].n)
+        return sorted((snapshots[key] for key in found), key=lambda snapshot: -snapshot.n)
 
     def overlap(self, prompt: PromptMatch) -> tuple[Snapshot | None, int]:
         """The snapshot that shares the most leading tokens with ``prompt``, and how many."""
@@ -103,7 +102,7 @@ class RamCache:
 
     def get(self, prefix: Prefix) -> Snapshot | None:
         """The snapshot of exactly ``prefix``."""
-        slot = self._by_prefix.get(prefix)
+        slot = self.slots.of(prefix)
         return slot.snapshot if slot is not None else None
 
     def conversation_ends(self) -> list[Snapshot]:
@@ -115,12 +114,12 @@ class RamCache:
         """Count a hit; only the snapshot that was used, not its ancestors."""
         snapshot.hits += 1
         snapshot.used = time.monotonic()
-        slot = self._by_prefix.get(snapshot.prefix)
+        slot = self.slots.of(snapshot.prefix)
         if slot is not None:
             self.tree.touch(slot.index, self.turn)
 
     def __contains__(self, prefix: Prefix) -> bool:
-        return prefix in self._by_prefix
+        return self.slots.of(prefix) is not None
 
     # -- change ------------------------------------------------------------------------------------------------------
 
@@ -132,11 +131,12 @@ class RamCache:
         Nothing leaves before `confirm`. None when the prefix is here already, the budget could not hold it beside what
         has to stay, or every slot is protected, pinned or reserved.
         """
-        if not self.enabled or prefix in self._by_prefix or not self._fits(prefix, n_bytes, parent, protected):
+        if not self.enabled or prefix in self or not self._fits(prefix, n_bytes, parent, protected):
             return None
-        slot = self._free()
+        slot = self.slots.empty()
         if slot is None:
-            if (index := self.policy.victim(self._may_go(protected), per_byte=False)) is None:
+            index = self.policy.victim(self._may_go(protected), per_byte=False)
+            if index is None:
                 return None
             slot = self.slots[index]
         slot.reserved = True
@@ -144,7 +144,7 @@ class RamCache:
 
     def drop(self, snapshot: Snapshot) -> None:
         """Remove a snapshot, such as one that failed to restore."""
-        slot = self._by_prefix.get(snapshot.prefix)
+        slot = self.slots.of(snapshot.prefix)
         if slot is not None and slot.snapshot is snapshot:
             self._empty(slot)
 
@@ -174,10 +174,9 @@ class RamCache:
 
         False if there is none, or if the budget has no room for all of it beside what else has to stay.
         """
-        for prefix, slot in self._by_prefix.items():
-            if prefix.name == name:
-                assert slot.snapshot is not None
-                needed = self.pool.n_needed([slot.snapshot, *self._fixed()])
+        for slot, snapshot in self.occupied():
+            if snapshot.prefix.name == name:
+                needed = self.pool.n_needed([snapshot, *self._fixed()])
                 if pinned and self.budget is not None and needed > self.budget:
                     return False
                 slot.pinned = pinned
@@ -201,7 +200,7 @@ class RamCache:
             return room >= 0
         if not any(segment in snapshot.chain for snapshot in self._fixed()):
             copies = sum(int(each.rows.nbytes) for each in self.pool.copies())
-            if room + copies < 0 and self._cheaper(-room - copies, segment, protected) is None:
+            if room + copies < 0 and not self._deserves(segment, -room - copies, protected):
                 return False
         best = max(self.tree.through(segment), key=lambda node: self.policy.worth(node.key), default=None)
         staying = [self.slots[best.key].snapshot] if best is not None else []
@@ -228,46 +227,33 @@ class RamCache:
             self._evict(self.slots[node.key])
         self.n_lost += 1
 
-    def next_to_leave_device(
+    def leaving_device(
         self, n_freed: Callable[[Segment], int], protected: Collection[Snapshot] = ()
-    ) -> Segment | None:
-        """Of the segments that the device holds, the one that is worth least there; None if none may leave.
+    ) -> Iterator[Segment]:
+        """The segments that the device holds and that may leave it, what is worth least there first.
 
-        Those that RAM has, too, come first: they lose least. ``n_freed`` says how many cells become free; none of 0 is
-        chosen. What ``protected`` snapshots need leaves only if RAM has it.
+        Those that RAM has, too, come first: they lose least. ``n_freed`` says how many cells become free now; none of 0
+        comes. What ``protected`` snapshots need leaves only if RAM has it, and after what others need.
         """
-        staying: set[Segment] = set()
-        for snapshot in protected:
-            for link, _ in snapshot.links():
-                if link in staying:
-                    break  # and so is all before it
-                staying.add(link)
-        weights = self._segment_weights()
-        found: tuple[tuple[bool, float], Segment] | None = None
-        for segment in self.pool:
-            if segment.held is None or (segment in staying and not segment.rows.size):
-                continue
-            rank = not segment.rows.size, weights.get(segment, math.inf)
-            if (found is None or rank < found[0]) and n_freed(segment) > 0:
-                found = rank, segment
-        return found[1] if found is not None else None
+        staying, weights = needed_by(protected), self.segment_weights()
+        ranked = [
+            (not each.rows.size, each in staying, weights.get(each, math.inf), number, each)
+            for number, each in enumerate(self.pool)
+            if each.held is not None and (each.rows.size or each not in staying)
+        ]
+        heapq.heapify(ranked)  # mostly few of them leave
+        while ranked:
+            segment = heapq.heappop(ranked)[-1]
+            if segment.held is not None and n_freed(segment) > 0:
+                yield segment
 
     def held_by_value(self) -> list[Segment]:
         """The segments whose rows only the device has, the most valuable first."""
-        weights = self._segment_weights()
+        weights = self.segment_weights()
         only = [segment for segment in self.pool if segment.only_held_bytes]
         return sorted(only, key=lambda segment: weights.get(segment, math.inf), reverse=True)
 
     # -- inside ------------------------------------------------------------------------------------------------------
-
-    def _free(self) -> Slot | None:
-        """An empty slot that nobody reserved, the one that is empty for longest."""
-        slot = next((slot for slot in self._empty_slots if not slot.reserved), None)
-        if slot is None and not self.n_slots:
-            slot = Slot(len(self.slots))
-            self.slots.append(slot)
-            self._empty_slots[slot] = None
-        return slot
 
     def _may_go(self, protected: Collection[Snapshot]) -> Callable[[int], bool]:
         slots, kept = self.slots, set(protected)
@@ -287,12 +273,10 @@ class RamCache:
         self.pool.retain(snapshot)
         if slot.snapshot is not None:
             self._evict(slot)
-        twin = self._by_prefix.get(snapshot.prefix)
+        twin = self.slots.of(snapshot.prefix)
         if twin is not None:
             self._empty(twin)
-        del self._empty_slots[slot]
-        slot.snapshot = snapshot
-        self._by_prefix[snapshot.prefix] = slot
+        self.slots.fill(slot, snapshot)
         node = self.tree.add(slot.index, snapshot.n, snapshot.links(), self.turn, snapshot.hits)
         node.is_turn = snapshot.is_turn
         self._shrink({snapshot, *protected})
@@ -341,40 +325,45 @@ class RamCache:
         """Have room for ``n_bytes``, as far as anything may go: first copies of what the device has, then snapshots."""
         if self._room(n_bytes) >= 0:
             return
-        weights = self._segment_weights() if (copies := self.pool.copies()) else {}
+        copies = self.pool.copies()
+        weights = self.segment_weights() if copies else {}
         for segment in sorted(copies, key=lambda each: weights.get(each, math.inf)):
             self.shed(segment)
             if self._room(n_bytes) >= 0:
                 return
         may_go = self._may_go(protected)
-        while self._room(n_bytes) < 0 and (index := self.policy.victim(may_go)) is not None:
+        while self._room(n_bytes) < 0:
+            index = self.policy.victim(may_go)
+            if index is None:
+                return
             self._evict(self.slots[index])
 
-    def _cheaper(self, n_bytes: float, segment: Segment, protected: Collection[Snapshot]) -> list[Slot] | None:
-        """What to evict for ``n_bytes`` of ``segment``; None if it is worth more than all that needs these rows."""
+    def _deserves(self, segment: Segment, n_bytes: float, protected: Collection[Snapshot]) -> bool:
+        """Whether what would leave for ``n_bytes`` of ``segment`` is worth less than all that needs these rows.
+
+        All copies have been shed by then.
+        """
         needing = {node.key for node in self.tree.through(segment)}
         lost = self.policy.worth_together(needing)
         best = max(needing, key=self.policy.worth, default=None)
         may_go = self._may_go(protected)
-        found: list[Slot] = []
         for key in self.policy.ranked():
             if n_bytes <= 0:
                 break
             if key != best and may_go(key):
                 lost -= self.policy.worth(key)
-                n_bytes -= self._freed(key)
-                found.append(self.slots[key])
-        return found if n_bytes <= 0 and lost > 0 else None
+                n_bytes -= self._freed(key, without_copies=True)
+        return n_bytes <= 0 and lost > 0
 
-    def _segment_weights(self) -> dict[Segment, float]:
+    def segment_weights(self) -> dict[Segment, float]:
         """How many prompts to expect that resume on the rows of each segment; once for each turn."""
         if self._weights[0] != self.turn:
             self._weights = self.turn, self.policy.segment_weights()
         return self._weights[1]
 
-    def _freed(self, key: int) -> int:
+    def _freed(self, key: int, *, without_copies: bool = False) -> int:
         snapshot = self.slots[key].snapshot
-        return self.pool.n_freed(snapshot) if snapshot is not None else 0
+        return self.pool.n_freed(snapshot, without_copies=without_copies) if snapshot is not None else 0
 
     def _evict(self, slot: Slot) -> None:
         assert slot.snapshot is not None
@@ -383,10 +372,5 @@ class RamCache:
         self.n_evicted += 1
 
     def _empty(self, slot: Slot) -> None:
-        snapshot = slot.snapshot
-        assert snapshot is not None
-        del self._by_prefix[snapshot.prefix]
         self.tree.remove(slot.index)
-        slot.snapshot, slot.pinned = None, False
-        self._empty_slots[slot] = None
-        self.pool.release(snapshot)
+        self.pool.release(self.slots.clear(slot))

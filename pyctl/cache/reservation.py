@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal
 
 from pyctl.cache.snapshot import Prefix, Snapshot
 
-__all__ = ["Reservation", "Slot"]
+__all__ = ["Reservation", "Slot", "Slots"]
 
 
 @dataclass(eq=False)
@@ -20,6 +21,60 @@ class Slot:
     snapshot: Snapshot | None = None
     pinned: bool = False
     reserved: bool = False
+
+
+class Slots:
+    """All slots: ``n_slots`` of them, or with 0 as many as there are snapshots. A prefix is in at most one."""
+
+    def __init__(self, n_slots: int) -> None:
+        self.n_slots = n_slots
+        self._slots = [Slot(index) for index in range(n_slots)]
+        self._empty = dict.fromkeys(self._slots)  # what is empty for longest comes first
+        self._by_prefix: dict[Prefix, Slot] = {}
+
+    def __iter__(self) -> Iterator[Slot]:
+        return iter(self._slots)
+
+    def __getitem__(self, index: int) -> Slot:
+        return self._slots[index]
+
+    @property
+    def n_empty(self) -> float:
+        """How many hold nothing; no end of them without a number."""
+        return (self.n_slots or math.inf) - len(self._by_prefix)
+
+    def occupied(self) -> list[tuple[Slot, Snapshot]]:
+        """Those that hold a snapshot, with it."""
+        return [(slot, slot.snapshot) for slot in self._slots if slot.snapshot is not None]
+
+    def of(self, prefix: Prefix) -> Slot | None:
+        """The one that holds the snapshot of ``prefix``."""
+        return self._by_prefix.get(prefix)
+
+    def empty(self) -> Slot | None:
+        """One that holds nothing and that nobody reserved, empty for longest; None if there is none."""
+        slot = next((slot for slot in self._empty if not slot.reserved), None)
+        if slot is None and not self.n_slots:
+            slot = Slot(len(self._slots))
+            self._slots.append(slot)
+            self._empty[slot] = None
+        return slot
+
+    def fill(self, slot: Slot, snapshot: Snapshot) -> None:
+        """Put ``snapshot``, whose prefix no other slot holds, into an empty one."""
+        del self._empty[slot]
+        slot.snapshot = snapshot
+        self._by_prefix[snapshot.prefix] = slot
+
+    def clear(self, slot: Slot) -> Snapshot:
+        """Take out what ``slot`` holds."""
+        snapshot = slot.snapshot
+        assert snapshot is not None
+        del self._by_prefix[snapshot.prefix]
+        slot.snapshot = None
+        slot.pinned = False
+        self._empty[slot] = None
+        return snapshot
 
 
 @dataclass(eq=False)

@@ -88,11 +88,13 @@ class SegmentPool:
         return [segment for segment in self._alive if segment.held is not None and segment.rows.size]
 
     @staticmethod
-    def n_freed(snapshot: Snapshot) -> int:
-        """Bytes that go with ``snapshot``: its state, and of segments that only it needs."""
+    def n_freed(snapshot: Snapshot, *, without_copies: bool = False) -> int:
+        """Bytes that go with ``snapshot``: its state, and of segments that only it needs; with ``without_copies`` as if
+        `copies` had been shed before."""
         n_bytes, segment = snapshot.state.n_bytes, snapshot.segment
         while segment.references == 1:
-            n_bytes += segment.n_bytes
+            is_copy = without_copies and segment.held is not None
+            n_bytes += segment.n_bytes - (int(segment.rows.nbytes) if is_copy else 0)
             if segment.parent is None:
                 break
             segment = segment.parent
@@ -102,7 +104,8 @@ class SegmentPool:
     def n_needed(
         fixed: Collection[Snapshot], staying: Collection[Snapshot] = (), segment: Segment | None = None
     ) -> int:
-        """Bytes of all of these and ``segment`` with its parents: the rows of ``fixed`` as if all were in RAM."""
+        """Bytes of all of these and ``segment`` with its parents: the rows of ``fixed`` as if all were in RAM, those of
+        the others that the device holds as if none were."""
         counted: dict[Segment, int] = {}
         for snapshot in fixed:
             for link in snapshot.chain:
@@ -110,6 +113,6 @@ class SegmentPool:
         for at in (segment, *(snapshot.segment for snapshot in staying)):
             above = at
             while above is not None and above not in counted:
-                counted[above] = above.n_bytes
+                counted[above] = above.n_bytes - (int(above.rows.nbytes) if above.held is not None else 0)
                 above = above.parent
         return sum(counted.values()) + sum(snapshot.state.n_bytes for snapshot in {*fixed, *staying})

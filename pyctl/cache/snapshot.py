@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, Protocol, TypeAlias
@@ -30,6 +30,7 @@ __all__ = [
     "Snapshot",
     "Span",
     "State",
+    "needed_by",
 ]
 
 DIGEST_BYTES = 16
@@ -278,6 +279,17 @@ class Snapshot:
         """Which positions of [first, last) each segment of the chain has, the first segment first."""
         found = [(each, (max(first, each.start), min(stop, last))) for each, stop in self.chain.items()]
         return [(segment, span) for segment, span in reversed(found) if span[0] < span[1]]
+
+
+def needed_by(snapshots: Iterable[Snapshot]) -> set[Segment]:
+    """The segments of their chains; what they share is looked at once."""
+    needed: set[Segment] = set()
+    for snapshot in snapshots:
+        for segment, _ in snapshot.links():
+            if segment in needed:
+                break  # and so is all before it
+            needed.add(segment)
+    return needed
 
 
 class PromptMatch:

@@ -128,11 +128,13 @@ class DeviceTier:
 
         False if that would take rows that only the device has of what is ``protected``.
         """
-        while self.n_cells > most:
-            segment = self._cache.next_to_leave_device(self._n_freed, protected)
-            if segment is None:
+        while (n_before := self.n_cells) > most:
+            for segment in self._cache.leaving_device(self._n_freed, protected):
+                self._leave(segment, protected)
+                if self.n_cells <= most:
+                    return True
+            if self.n_cells == n_before:
                 return False
-            self._leave(segment, protected)
         return True
 
     def to_ram(self, snapshot: Snapshot) -> None:

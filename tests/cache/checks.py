@@ -33,7 +33,12 @@ def check_invariants(cache: RamCache) -> None:
         rows = snapshot.spans(0, snapshot.n)
         assert [first for _, first, _ in rows] == [0, *(last for _, _, last in rows[:-1])]
         assert rows[-1][2] == snapshot.n
-    assert cache._by_prefix == published
+    assert cache.slots._by_prefix == published
+    for snapshot in cache.snapshots()[:3]:
+        match = PromptMatch(tokens_of(snapshot))
+        begins = {each for each in cache.snapshots() if match.shared(each) == each.n}
+        found = cache.lookup(match, snapshot.n)
+        assert (set(found), [each.n for each in found]) == (begins, sorted((each.n for each in begins), reverse=True))
 
     references: Counter[int] = Counter()
     segments: dict[int, Segment] = {}

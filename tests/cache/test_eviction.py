@@ -328,7 +328,9 @@ class RamHistories(RuleBasedStateMachine):
         held, fixed = self.held(), self.fixed()
         protected = data.draw(st.sets(st.sampled_from(held))) if held else set()
         blocked = {link for each in self.cache.segments() if each.held and data.draw(st.booleans()) for link in [each]}
-        segment = self.cache.next_to_leave_device(lambda each: 0 if each in blocked else each.held.n_cells, protected)
+        segment = next(
+            self.cache.leaving_device(lambda each: 0 if each in blocked else each.held.n_cells, protected), None
+        )
         if segment is None:
             needed = {link for each in protected for link in each.chain}
             may = [each for each in self.cache.segments() if each.held and each not in blocked]
@@ -375,6 +377,28 @@ class RamHistories(RuleBasedStateMachine):
 
 TestRamHistories = RamHistories.TestCase
 TestRamHistories.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.parametrize(("budget", "fits"), [(4200, True), (4100, False)])
+def test_a_copy_that_is_shed_makes_room_once(budget: int, fits: bool) -> None:
+    """Not once more with the snapshot that has it."""
+    cache = RamCache(0, budget)
+    for seed, n, rows in ((1, 20, np.zeros(2000, np.uint8)), (2, 40, NOTHING)):
+        tokens = as_tokens(np.random.default_rng(seed).integers(0, 1000, n))
+        segment = Segment(0, tokens, rows, None)
+        segment.held = OnDevice(n)
+        reservation = cache.prepare(PromptMatch(tokens).prefix(n), 0)
+        assert reservation is not None
+        assert reservation.confirm(Snapshot(reservation.prefix, segment, State()))
+    before = cache.snapshots()
+    assert cache.n_bytes == 2000 + 4 * (20 + 40)
+    assert cache.may_add_rows(segment, 4000) == fits
+    if not fits:
+        assert (cache.snapshots(), cache.n_bytes) == (before, 2000 + 4 * (20 + 40))
+        return
+    cache.add_rows(segment, np.zeros(4000, np.uint8))
+    assert cache.snapshots() == before[1:]
+    check_invariants(cache)
 
 
 def records_of(held: list[Held], data: st.DataObject) -> list[Record]:

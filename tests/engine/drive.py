@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from pyctl.cache.ram import RamCache
 from pyctl.engine.backend import Backend
 from pyctl.engine.engine import Engine
@@ -24,6 +26,17 @@ class Reply:
     tokens: list[int]
     done: Done | None
     error: Exception | None
+
+
+START = 257
+"""The token that begins a message for `chat`."""
+
+
+def chat(*messages: tuple[int, int]) -> Prompt:
+    """Messages (seed, length) and a generation header, as the tiny models' tokens."""
+    parts = [[START, *np.random.default_rng(seed).integers(0, 250, n - 1)] for seed, n in messages]
+    tokens = np.concatenate([*parts, [START, 97, 115]])
+    return Prompt.of(tokens, np.flatnonzero(tokens == START))
 
 
 def request(prompt: Prompt, n: int = 8, **fields: object) -> Request:

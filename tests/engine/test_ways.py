@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,10 +13,13 @@ from hypothesis import strategies as st
 from pyctl.cache.plan import last_common_end
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import NOTHING, Prefix, PromptMatch, Segment, Snapshot, State
+from pyctl.engine.engine import Engine
+from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.fake import FakeBackend
 from pyctl.engine.restore import CommonBatches, candidates
 from pyctl.engine.sequence import LiveSequence
 from pyctl.prompt import Tokens, as_tokens
+from tests.engine.drive import ask, chat
 
 N = 300
 
@@ -25,7 +31,7 @@ def test_batches_are_compared_as_lists_of_their_ends_are(data: st.DataObject) ->
     ends = sorted(data.draw(places) | {60})
     batches, segments = CommonBatches(ends), [Segment(0, as_tokens(range(20)), NOTHING, None, (5, 20))]
     for _ in range(data.draw(st.integers(1, 8))):
-        parent = data.draw(st.sampled_from(segments))
+        parent = data.draw(st.sampled_from([each for each in segments if each.start < 59]))
         start = data.draw(st.integers(parent.start + 1, min(parent.end, 59)))
         stop = data.draw(st.integers(start + 1, 60))
         known = ends if data.draw(st.booleans()) else sorted(data.draw(places))
@@ -37,9 +43,9 @@ def test_batches_are_compared_as_lists_of_their_ends_are(data: st.DataObject) ->
         assert batches.reach(snapshot) == (last_common_end(ends, snapshot.ends, n) == n)
 
 
-def filled(tokens: Tokens) -> tuple[RamCache, list[int]]:
+def filled(tokens: Tokens, cache: RamCache | None = None) -> tuple[RamCache, list[int]]:
     """One conversation with a snapshot every ten tokens, and where they are."""
-    cache, match, segment = RamCache(0, None), PromptMatch(tokens), None
+    cache, match, segment = cache or RamCache(0, None), PromptMatch(tokens), None
     ends = list(range(10, N + 1, 10))
     for end in ends:
         segment = Segment(end - 10, as_tokens(tokens[end - 10 : end]), np.zeros(10, np.uint8), segment, (end,))
@@ -68,10 +74,60 @@ def test_many_snapshots_of_one_conversation_cost_no_chain_each(exact: bool, monk
     assert len(match._hashed) == 1, "what is compared need not be hashed"
     for snapshot in found:
         snapshot.segment.held = FakeHeld()
-    leaving = cache.next_to_leave_device(lambda segment: 1, found)
+    leaving = next(cache.leaving_device(lambda segment: 1, found), None)
     assert leaving is not None, "RAM has it, too"
     assert all("chain" not in vars(snapshot) for snapshot in found)
     assert links[0] <= 4 * len(ends)
+
+
+def test_rows_that_a_restore_needs_leave_the_device_after_others_of_which_ram_has_a_copy() -> None:
+    older, newer = (as_tokens(np.random.default_rng(seed).integers(0, 250, N)) for seed in (1, 2))
+    cache, _ = filled(older)
+    wanted = cache.snapshots()
+    cache.turn += 10
+    filled(newer, cache)
+    for segment in cache.segments():
+        segment.held = FakeHeld()
+    left = []
+    while (segment := next(cache.leaving_device(lambda segment: 1, wanted), None)) is not None:
+        segment.held = None
+        left.append(segment in {link for snapshot in wanted for link in snapshot.chain})
+    assert left == sorted(left)
+    assert len(left) == 2 * N // 10
+
+
+def test_of_many_conversations_only_those_that_begin_alike_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, compared, real = RamCache(0, None), [0], PromptMatch.shared
+    for seed in range(30):
+        tokens = as_tokens(np.random.default_rng(seed).integers(0, 250, N + 5))
+        _, ends = filled(tokens, cache)
+    assert len(cache.snapshots()) == 900
+
+    def counted(match: PromptMatch, snapshot: Snapshot) -> int:
+        compared[0] += 1
+        return real(match, snapshot)
+
+    monkeypatch.setattr(PromptMatch, "shared", counted)
+    assert [each.n for each in cache.lookup(PromptMatch(tokens), N)] == ends[::-1]
+    assert compared[0] < 30 + len(ends)
+
+
+def test_many_rows_that_leave_the_device_are_ranked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, ranked, real = FakeBackend(n_ctx=4096), [0], RamCache.leaving_device
+    engine = Engine(backend, RamCache(0, None), EngineSettings())
+    ask(engine, chat(*((seed, 100) for seed in range(30))), 1)
+    ask(engine, chat((99, 40)), 1)
+    n_segments = sum(each.held is not None for each in engine.snapshotter.cache.segments())
+    assert n_segments >= 8
+
+    def counted(*arguments: Any) -> Iterator[Segment]:
+        ranked[0] += 1
+        return real(*arguments)
+
+    monkeypatch.setattr(RamCache, "leaving_device", counted)
+    assert engine.snapshotter.device.shrink(0)
+    assert engine.snapshotter.device.counts.to_ram > 2500
+    assert ranked[0] == 1
 
 
 class FakeHeld:
