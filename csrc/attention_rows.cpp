@@ -254,10 +254,12 @@ void attention_rows::load(llama_seq_id seq, int64_t p0, const std::vector<row_sp
                 after.push_back(part);
             }
         }
-        for (const auto * parts : { &before, &after }) {
-            for (const std::vector<row_span> & step : in_steps(*parts)) {
-                append(seq, step, parts == &before);
-            }
+        // Those have theirs at once: a part of them would find no use for cells of the others that what is held leaves.
+        if (!before.empty()) {
+            append(seq, before, true);
+        }
+        for (const std::vector<row_span> & step : in_steps(after)) {
+            append(seq, step, false);
         }
     } catch (...) {
         copies.finish();

@@ -17,6 +17,7 @@ from pyctl.cache.ram import RamCache
 from pyctl.cache.recent import RecentMatches
 from pyctl.cache.snapshot import Prefix, PromptMatch, Segment, Snapshot, State
 from pyctl.engine.backend import SequenceMemory
+from pyctl.engine.device_tier import DeviceTier
 from pyctl.engine.request import Request
 from pyctl.engine.sequence import LiveSequence
 from pyctl.errors import StateError
@@ -31,9 +32,12 @@ __all__ = [
     "candidates",
     "cut",
     "from_snapshot",
+    "make_room_for",
+    "publish",
     "quickest",
     "restore",
     "rows_in_memory",
+    "saved_rows",
 ]
 
 log = logging.getLogger(__name__)
@@ -195,6 +199,47 @@ def _inside(
     yield Candidate("ram", n, min(same, n), snapshot)
 
 
+def saved_rows(seq: LiveSequence, match: PromptMatch, cache: RamCache) -> tuple[Segment | None, int]:
+    """The deepest segment that holds rows of ``seq``, and how many: its own, or those of a snapshot beside it."""
+    segment, covered = seq.saved()
+    if covered < seq.n_overlap:
+        other, shared = cache.overlap(match)
+        common = last_common_end(seq.ends, other.ends, min(shared, seq.n)) if other is not None else 0
+        if other is not None and common > covered:
+            seq.keep(other.segment_at(common), common)
+            return seq.saved()
+    return segment, covered
+
+
+def publish(
+    arrival: PendingSnapshot, seq: LiveSequence, cache: RamCache, device: DeviceTier, disk: DiskTier
+) -> Reading[bool]:
+    """Put what has arrived from disk into RAM; False if there is no room or some of it never came.
+
+    Rows that find no room stay on the device alone, where ``seq`` has them.
+    """
+    disk.count_hit(arrival.snapshot)
+    try:
+        snapshot = yield from arrival.complete()
+    except StateError as error:  # rows that the live sequence had already
+        log.warning("a snapshot from disk stays incomplete: %s", error)
+        return False
+    if any(segment.dropped for segment in snapshot.chain):  # shared with one that was given up meanwhile
+        return False
+    device.hold(snapshot, seq)
+    try:
+        n_bytes = snapshot.state.n_bytes
+        reservation = cache.prepare(snapshot.prefix, n_bytes, parent=snapshot.segment)
+        if reservation is None and device.leave_ram(snapshot):
+            reservation = cache.prepare(snapshot.prefix, n_bytes, parent=snapshot.segment)
+        if reservation is None:
+            return False
+        with reservation:
+            return reservation.confirm(snapshot)
+    finally:
+        device.give_back(snapshot)
+
+
 def rows_in_memory(prompt: PromptMatch, ends: Sequence[int], cache: RamCache) -> Snapshot | None:
     """The exact rows of ``prompt`` that ``cache`` has, as a snapshot without a state."""
     other, shared = cache.overlap(prompt)
@@ -230,6 +275,29 @@ def cut(live: LiveSequence, n: int, memory: SequenceMemory) -> None:
     elif n < live.n:
         memory.rewind(live.id, n)
     live.truncate(min(n, live.n))
+
+
+def make_room_for(
+    candidate: Candidate,
+    snapshot: Snapshot,
+    live: LiveSequence,
+    lookup: CacheLookup,
+    device: DeviceTier,
+    make_room: MakeRoom,
+) -> int:
+    """Have cells for the rows that ``live`` has not got yet; how many of them lie on the device in their own.
+
+    Those that RAM has, too, may have to leave for it, and need other cells then. Where there are not enough, the other
+    ways to resume may be given up.
+    """
+    n_ready = 0
+    for protected in (lookup.snapshots, (snapshot,)):
+        n_before, is_enough = candidate.n + 1, True
+        while is_enough and (n_ready := device.n_ready(snapshot, live.n, candidate.n)) < n_before:
+            n_before, is_enough = n_ready, make_room(candidate.n - live.n, protected, n_ready)
+        if is_enough:
+            break
+    return n_ready
 
 
 def restore(

@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import partial
 
 from pyctl.cache.cache_stats import CacheStats, Divergence, RequestStats
-from pyctl.cache.disk.chain import PendingSnapshot
 from pyctl.cache.disk.readers import Reading
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.plan import choose_cuts, inner_ends, last_common_end, last_end, next_turn
@@ -32,9 +31,12 @@ from pyctl.engine.restore import (
     candidates,
     cut,
     from_snapshot,
+    make_room_for,
+    publish,
     quickest,
     restore,
     rows_in_memory,
+    saved_rows,
 )
 from pyctl.engine.sequence import LiveSequence
 from pyctl.errors import OutOfCellsError, StateError
@@ -144,7 +146,7 @@ class Snapshotter:
         It takes the rows since the last one, and the state; what the plan protects is no victim.
         """
         began, memory = time.perf_counter(), self.memory
-        parent, covered = self._saved(seq, plan.match)
+        parent, covered = saved_rows(seq, plan.match, self.cache)
         prefix = plan.match.prefix(seq.n)
         n_bytes = self.device.rows_size(covered, seq.n) + seq.tokens[covered:].nbytes + memory.state_size(seq.id)
         n_bytes += memory.draft_rows_size(covered, seq.n) + memory.draft_state_size()
@@ -285,7 +287,7 @@ class Snapshotter:
         try:
             if snapshot is not None:
                 cut(seq, candidate.keep, self.memory)
-                n_ready = self._make_room(candidate, snapshot, seq, lookup, make_room)
+                n_ready = make_room_for(candidate, snapshot, seq, lookup, self.device, make_room)
             seq.n_expected = candidate.n
             restored = yield from restore(candidate, lookup.match.tokens, lookup.ends, seq, self.memory)
         except (OutOfCellsError, StateError) as error:  # says nothing about the snapshot
@@ -306,53 +308,17 @@ class Snapshotter:
         stats.note_restored(candidate.source, candidate.n, candidate.keep, snapshot.prefix.name if snapshot else "")
         if snapshot is None:
             return ()
-        if arrival is not None and not (yield from self._publish(arrival, seq)):
+        if (
+            arrival is not None
+            and self.disk is not None
+            and not (yield from publish(arrival, seq, self.cache, self.device, self.disk))
+        ):
             return ()
         self.device.counts.returned += n_ready
         self.device.hold(snapshot, seq)
         snapshot.for_disk |= lookup.from_disk
         self.cache.touch(snapshot)
         return (snapshot,)
-
-    def _make_room(
-        self, candidate: Candidate, snapshot: Snapshot, seq: LiveSequence, lookup: CacheLookup, make_room: MakeRoom
-    ) -> int:
-        """Have cells for the rows that ``seq`` has not got yet; how many of them lie on the device in their own.
-
-        Where there are not enough, the other ways to resume may be given up for it.
-        """
-        n_ready = self.device.n_ready(snapshot, seq.n, candidate.n)
-        if not make_room(candidate.n - seq.n, lookup.snapshots, n_ready):
-            n_ready = self.device.n_ready(snapshot, seq.n, candidate.n)
-            make_room(candidate.n - seq.n, (snapshot,), n_ready)
-        return n_ready
-
-    def _publish(self, arrival: PendingSnapshot, seq: LiveSequence) -> Reading[bool]:
-        """Put what has arrived from disk into RAM; False if there is no room or some of it never came.
-
-        Rows that find no room stay on the device alone, where ``seq`` has them.
-        """
-        assert self.disk is not None
-        self.disk.count_hit(arrival.snapshot)
-        try:
-            snapshot = yield from arrival.complete()
-        except StateError as error:  # rows that the live sequence had already
-            log.warning("a snapshot from disk stays incomplete: %s", error)
-            return False
-        if any(segment.dropped for segment in snapshot.chain):  # shared with one that was given up meanwhile
-            return False
-        self.device.hold(snapshot, seq)
-        try:
-            n_bytes = snapshot.state.n_bytes
-            reservation = self.cache.prepare(snapshot.prefix, n_bytes, parent=snapshot.segment)
-            if reservation is None and self.device.leave_ram(snapshot):
-                reservation = self.cache.prepare(snapshot.prefix, n_bytes, parent=snapshot.segment)
-            if reservation is None:
-                return False
-            with reservation:
-                return reservation.confirm(snapshot)
-        finally:
-            self.device.give_back(snapshot)
 
     def _is_exact(self, request: Request) -> bool:
         """Whether a prompt may resume only where a cold run would have come by."""
@@ -388,14 +354,3 @@ class Snapshotter:
         if segment is None or covered < seq.n:
             segment = self.device.segment(seq, covered, parent)
         return Snapshot(prefix, segment, state, exact, for_disk=seq.for_disk)
-
-    def _saved(self, seq: LiveSequence, match: PromptMatch) -> tuple[Segment | None, int]:
-        """The deepest segment that holds rows of ``seq``, and how many: its own, or those of a snapshot beside it."""
-        segment, covered = seq.saved()
-        if covered < seq.n_overlap:
-            other, shared = self.cache.overlap(match)
-            common = last_common_end(seq.ends, other.ends, min(shared, seq.n)) if other is not None else 0
-            if other is not None and common > covered:
-                seq.keep(other.segment_at(common), common)
-                return seq.saved()
-        return segment, covered

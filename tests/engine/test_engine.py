@@ -261,3 +261,26 @@ def test_a_live_sequence_is_compared_once_until_it_changes() -> None:
     assert seq.shared(prompt) == 4
     seq.reset(as_tokens([1, 7, 9, 4]))
     assert seq.shared(prompt) == 1
+
+
+@pytest.mark.parametrize("budget", [16_000, None])
+@pytest.mark.parametrize("kind", ["hybrid", "attention"])
+def test_what_leaves_the_device_for_a_restore_is_no_row_that_it_counts_on(
+    kind: str, budget: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Three conversations in turn, larger than the context; idle moments copy rows to RAM that stay on the device."""
+    rng = np.random.default_rng(5 if budget else 6)
+    engine = engine_of(FakeBackend(kind, n_ctx=1024), n_slots=0, budget=budget)
+    conversations = [[(i, 200)] for i in range(3)]
+    n_loaded = 0
+    for step in range(40):
+        messages = conversations[int(rng.integers(3))]
+        messages.append((1000 + step, int(rng.integers(20, 80))))
+        if sum(length for _, length in messages) > 700:
+            del messages[1:]
+        n_loaded += ask(engine, chat(*messages)).done.stats.n_loaded
+        while engine.snapshotter.device.copy_one():
+            pass
+    assert n_loaded > 1000
+    assert not [record for record in caplog.records if "no room for the snapshot" in record.message]
+    check_invariants(engine.snapshotter.cache)

@@ -380,6 +380,41 @@ class Machine:
                 assert each_row(backend, block, len(rows)) == [model.bytes[row] for row in rows]
 
 
+def block_of(backend: LlamaBackend, first: int, last: int, seed: int) -> Block:
+    """A block of these rows of sequence 0, which has one at least, with any bytes (csrc/block.h)."""
+    header = saved_block(backend, 0, 0, 1)[:HEADER].copy()
+    header[16:32].view(np.int64)[:] = first, last
+    rest = np.random.default_rng(seed).integers(0, 256, backend.rows_size(first, last) - HEADER, np.uint8)
+    return np.concatenate([header, rest])
+
+
+def test_rows_from_ram_find_the_cells_that_later_rows_leave(open_model: Callable[..., Loaded]) -> None:
+    """So many rows that their cells are taken in several steps. Those of the first ones have rows that are held, for
+    which there is only the place of the rest, which is on the device, and leaves it.
+    """
+    n = 8192
+    backend = open_model("tiny-dense", n_ctx=3 * n, n_seqs=1, n_ubatch=BATCH, flash_attn="on").backend
+    backend.evaluate(0, tokens_of(1, 1), 0)
+    others, rest, between, wanted = (
+        block_of(backend, first, first + n, seed) for seed, first in enumerate((0, n, n, 0))
+    )
+    backend.clear(0)
+    backend.load_rows(0, 0, [(others, 0, n), (rest, n, 2 * n)])
+    held_rest = backend.hold(0, n, 2 * n)
+    backend.rewind(0, n)
+    backend.load_rows(0, n, [(between, n, 2 * n)])  # in the cells of what is held, which moves up
+    held_others = backend.hold(0, 0, n)
+    backend.rewind(0, 0)
+    assert backend.n_free == n
+    backend.load_rows(0, 0, [(wanted, 0, n), (held_rest, n, 2 * n)])
+    assert backend.n_free == 0
+    assert (saved_block(backend, 0, 0, n) == wanted).all()
+    assert (saved_block(backend, 0, n, 2 * n) == rest).all()
+    assert (held_block(backend, held_others, 0, n) == others).all()
+    for held in (held_others, held_rest):
+        backend.release(held)
+
+
 @pytest.mark.parametrize("backend", [LAYOUTS[0], LAYOUTS[4], LAYOUTS[5]], indirect=True)
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
