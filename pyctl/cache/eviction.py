@@ -115,6 +115,10 @@ class LeastValue(Generic[K]):
             seconds += node.likely * self._costs.evaluate(first, node.n)
         return seconds
 
+    def likely_within(self, used: float) -> float:
+        """How many prompts to expect that resume anywhere in a conversation that was used last at ``used``."""
+        return (1 + self.likelihoods.head) * self._decay(used, self._clock())
+
     def segment_weights(self) -> dict[Any, float]:
         """For each segment of the tree, how many prompts to expect that resume on its rows."""
         self._rank(self._per_byte)
@@ -143,8 +147,8 @@ class LeastValue(Generic[K]):
             (1 - self.likelihoods.end) * math.log((end - first + near) / (end - last + near)) / math.log1p(end / near)
         )
 
-    def _decay(self, used: float) -> float:
-        age = self._now - used
+    def _decay(self, used: float, now: float | None = None) -> float:
+        age = (self._now if now is None else now) - used
         return self.half / (age + self.half) if age > 0 else 1.0
 
     def _worth(self, node: TreeNode[K]) -> float:

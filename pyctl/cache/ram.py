@@ -277,8 +277,11 @@ class RamCache:
         if twin is not None:
             self._empty(twin)
         self.slots.fill(slot, snapshot)
-        node = self.tree.add(slot.index, snapshot.n, snapshot.links(), self.turn, snapshot.hits)
+        used = self.turn if snapshot.asked is None or snapshot.asked + 1 >= self.turn else snapshot.asked
+        node = self.tree.add(slot.index, snapshot.n, snapshot.links(), used, snapshot.hits)
         node.is_turn = snapshot.is_turn
+        if used < self.turn:  # a conversation that makes way, for others of this turn
+            self._weights = -1, {}
         self._shrink({snapshot, *protected})
         return True
 

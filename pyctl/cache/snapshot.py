@@ -192,8 +192,9 @@ class Snapshot:
 
     ``is_turn`` says that a conversation is likely to go on from here when the user speaks again (`Prompt.turn`).
     ``state`` has no parts for models that need only rows. ``exact`` says that every row and the state came from batches
-    that a cold run would have evaluated. ``made`` and ``used`` are monotonic seconds. Without ``for_disk`` it is never
-    written: whoever asked for it wanted nothing on disk.
+    that a cold run would have evaluated. ``made`` and ``used`` are monotonic seconds, ``asked`` the turn of the cache
+    (`RamCache.turn`) at which somebody sent these tokens last, None for now. Without ``for_disk`` it is never written:
+    whoever asked for it wanted nothing on disk.
     """
 
     prefix: Prefix
@@ -204,6 +205,7 @@ class Snapshot:
     is_turn: bool = False
     made: float = field(default_factory=time.monotonic)
     used: float = field(default_factory=time.monotonic)
+    asked: int | None = None
     for_disk: bool = True
 
     def __post_init__(self) -> None:

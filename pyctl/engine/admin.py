@@ -195,8 +195,8 @@ class EngineAdmin:
         return EngineStats(
             *(total, recent, len(engine.running), len(engine.waiting.queue) + len(suspended), len(suspended)),
             suspended_bytes=sum(kept.n_bytes for kept in suspended if kept is not None),
-            n_cells=engine.pool.n_cells,
-            n_cells_used=engine.pool.n_used,
+            n_cells=engine.cells.n_cells,
+            n_cells_used=engine.cells.n_used,
             n_cells_held=0 if engine.asleep else engine.snapshotter.device.n_cells,
             device=replace(engine.snapshotter.device.counts),
             cache=self._view(),
@@ -216,7 +216,7 @@ class EngineAdmin:
         return EngineMemory(snapshotter.cache.n_bytes, backend.block_bytes(), snapshotter.recent.n_bytes, *remembered)
 
     def _sequence(self, seq: LiveSequence) -> SequenceView:
-        active = self._engine.last.get(seq.id)
+        active = self._engine.company.last.get(seq.id)
         if active is None:
             return SequenceView(seq.id, seq.capacity, seq.busy)
         request, stats = active.handle.request, active.stats
@@ -247,14 +247,14 @@ class EngineAdmin:
                 saved = engine.backend.load_file(seq.id, path)
             except (StateError, OutOfCellsError):  # how many cells it needs only the file knows
                 engine.snapshotter.forget(seq)
-                if not engine.pool.empty():
+                if not engine.cells.empty():
                     raise
                 saved = engine.backend.load_file(seq.id, path)
         except (StateError, OutOfCellsError) as error:
             engine.snapshotter.forget(seq)
             raise RequestError(f"Unable to restore slot: {error}") from error
         seq.reset(saved.tokens, ends=saved.ends)
-        seq.named = True
+        seq.named, seq.asked, seq.n_header = True, engine.snapshotter.cache.turn, seq.n
         return SequenceFile(seq.n, saved.n_bytes, (time.perf_counter() - began) * 1e3)
 
     def _erase(self, seq: LiveSequence) -> int:

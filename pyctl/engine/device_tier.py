@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import weakref
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import numpy as np
 from pyctl.cache.disk.write_behind import MOST_BEHIND_BYTES
 from pyctl.cache.plan import ends_within
 from pyctl.cache.ram import RamCache
-from pyctl.cache.snapshot import NOTHING, Block, Segment, Snapshot
+from pyctl.cache.snapshot import NOTHING, Block, Segment, Snapshot, needed_by
 from pyctl.engine.backend import SequenceMemory
 from pyctl.engine.sequence import LiveSequence
 from pyctl.errors import StateError
@@ -136,6 +137,20 @@ class DeviceTier:
             if self.n_cells == n_before:
                 return False
         return True
+
+    def can_shrink(self, most: int, likely: float, protected: Collection[Snapshot] = ()) -> bool:
+        """Whether `shrink` takes only what RAM has, too, or what fewer prompts than ``likely`` are expected to need."""
+        n_over = self.n_cells - most
+        if n_over <= 0:
+            return True
+        staying = needed_by(protected)
+        weights = self._cache.segment_weights()
+        for segment in self._cache.segments():
+            if segment.held is None or not (segment.rows.size or weights.get(segment, math.inf) < likely):
+                continue
+            if segment.rows.size or segment not in staying:
+                n_over -= self._n_freed(segment)
+        return n_over <= 0
 
     def to_ram(self, snapshot: Snapshot) -> None:
         """Have all rows of a kept ``snapshot`` in RAM and nowhere else; StateError or MemoryError if that fails."""

@@ -19,11 +19,12 @@ class LiveSequence:
     """Tokens [0, n) of sequence ``id`` are evaluated; the state stands at n.
 
     ``ends`` are the batch ends of the exact part: batches that a cold run would evaluate. ``n_prompt`` is how many
-    arrived as a prompt; the rest was generated. ``segment`` holds rows up to ``n_saved``; up to ``n_overlap`` some
-    other snapshot may. ``cached`` says that its request let the cache have it, ``for_disk`` the disk. ``busy`` says
-    that a request owns the sequence, ``left_over`` that it has not begun, so that the tokens are those of the one
-    before; ``used`` counts up with each request. ``named`` says that a client called the sequence by its number, so
-    that it may come back to it.
+    arrived as a prompt, up to whose header at ``n_header`` a conversation that goes on is the same; the rest was
+    generated. ``segment`` holds rows up to ``n_saved``; up to ``n_overlap`` some other snapshot may. ``cached`` says
+    that its request let the cache have it, ``for_disk`` the disk. ``busy`` says that a request owns the sequence,
+    ``left_over`` that it has not begun, so that the tokens are those of the one before; ``used`` counts up with each
+    request, ``asked`` is the cache's turn of the last one. ``named`` says that a client called the sequence by its
+    number, so that it may come back to it.
     A restore that is under way takes up to ``n_expected`` tokens. ``in_picture`` says that it ends inside an image,
     where it can go on but where nothing else can resume.
     """
@@ -33,6 +34,7 @@ class LiveSequence:
     n: int = 0
     ends: list[int] = field(default_factory=list)
     n_prompt: int = 0
+    n_header: int = 0
     segment: Segment | None = None
     n_saved: int = 0
     n_overlap: int = 0
@@ -44,6 +46,7 @@ class LiveSequence:
     n_expected: int = 0
     in_picture: bool = False
     used: int = 0
+    asked: int = 0
     _buffer: Tokens = field(init=False, repr=False)
     _compared: tuple[Tokens | None, int, int] = field(default=(None, 0, 0), init=False, repr=False)
 

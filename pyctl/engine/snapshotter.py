@@ -97,7 +97,8 @@ class Snapshotter:
         if lookup.request.background and (not ways or ways[0].keep < seq.n):
             shared, least = 0, 1
         self._park(seq, shared, lookup.snapshots, stats, least)
-        seq.cached, seq.for_disk = wanted, lookup.from_disk
+        seq.cached, seq.for_disk, seq.asked = wanted, lookup.from_disk, self.cache.turn
+        seq.n_header = lookup.request.prompt.end
         stats.restore_ms += (time.perf_counter() - began) * 1e3
 
     def restore(
@@ -353,4 +354,4 @@ class Snapshotter:
         state, exact, segment = self.memory.save_state(seq.id, seq.n), seq.n_exact == seq.n, parent
         if segment is None or covered < seq.n:
             segment = self.device.segment(seq, covered, parent)
-        return Snapshot(prefix, segment, state, exact, for_disk=seq.for_disk)
+        return Snapshot(prefix, segment, state, exact, asked=seq.asked, for_disk=seq.for_disk)

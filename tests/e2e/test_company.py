@@ -88,3 +88,29 @@ def test_each_client_is_told_what_it_may_send(start: Callable[..., Server], flag
     with ThreadPoolExecutor(2) as pool:
         replies = list(pool.map(lambda seed: ask(server, ids(seed, n_ctx - 10), -1), (1, 2)))
     assert [reply.json()["tokens_predicted"] for reply in replies] == [10, 10]
+
+
+@pytest.mark.parametrize(("n_seqs", "who_stays"), [(2, 1), (4, 3)])
+def test_side_requests_leave_conversations_where_they_are(
+    start: Callable[..., Server], n_seqs: int, who_stays: int
+) -> None:
+    """As many conversations as there are sequences but one, and two requests of six tokens after each turn."""
+    server = start("tiny-hybrid", "-np", str(n_seqs), "-c", "4096", "--no-cache-idle-slots", "--metrics")
+    said = [ids(20 + who, 500) for who in range(who_stays)]
+    places: list[set[int]] = [set() for _ in said]
+    titles: set[int] = set()
+    for turn in range(4):
+        for who, prompt in enumerate(said):
+            reply = ask(server, prompt, 8).json()
+            places[who].add(reply["id_slot"])
+            assert reply["timings"]["prompt_n"] <= (500 if turn == 0 else 31), "what is new, and the last token said"
+            said[who] = [*prompt, *reply["tokens"], *ids(100 * turn + who, 30)]
+            for seed in (1000, 2000):
+                slot = ask(server, ids(seed + 100 * turn + who, 6), 4).json()["id_slot"]
+                titles |= {slot} if turn else set()
+    assert sorted(len(each) for each in places) == [1] * who_stays
+    assert len(titles) == 1
+    assert not titles & set.union(*places)
+    metrics = httpx.get(f"{server.url}/metrics").text
+    for event in ("returned", "to_ram", "lost"):
+        assert f'pyctl:device_rows_total{{event="{event}"}} 0\n' in metrics, "no rows had to move"

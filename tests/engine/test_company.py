@@ -79,7 +79,7 @@ def check_held(engine: Engine, backend: FakeBackend) -> None:
     for segment in cache.segments():
         assert segment.held is not None or segment.rows.size or backend.kind == "opaque", "rows that are nowhere"
         assert segment.held is None or segment.held.n_cells == segment.tokens.size
-    assert engine.pool.n_used + backend.n_held <= backend.n_cells
+    assert engine.cells.n_used + backend.n_held <= backend.n_cells
 
 
 def alone(prompt: Prompt, n: int, kind: str = "hybrid", n_ctx: int = 1024, **fields: object) -> Reply:
@@ -176,7 +176,7 @@ def test_a_prefill_that_gives_way_is_continued_where_it_was() -> None:
     engine.step()
     (active,) = (active for active in engine.running if active.handle is young)
     assert active.stats is not None
-    engine._suspend(active)
+    engine.company.suspend(active)
     assert engine.waiting.suspended == [active]
     before = backend.n_evaluated
     run(engine)
@@ -238,7 +238,7 @@ def test_a_suspended_reply_that_is_cancelled_frees_everything() -> None:
     sampler = engine.waiting.suspended[0].steps.gi_frame.f_locals["reply"]._sampler
     sampler.close = lambda: closed.append(sampler)
     handles[1].cancel()
-    engine._look_again = 0.0
+    engine.company._look_again = 0.0
     engine.step()
     assert (cache.kept, engine.waiting.suspended, closed) == ([], [], [sampler])
     handles[0].cancel()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -9,6 +11,17 @@ from pyctl.engine.fake import FakeBackend
 from pyctl.engine.handle import RequestHandle
 from tests.engine.drive import collect
 from tests.engine.test_company import ENDLESS, KINDS, alone, check_at_rest, engine_of, prompt_of, run, submit
+
+N_CTX = 512
+CONVERSATIONS = [prompt_of(seed, 60 + 40 * seed, head=50 * (seed % 2)) for seed in range(8)]
+
+
+@cache
+def longest_alone(number: int, kind: str) -> list[int]:
+    """What the conversation gets as its reply alone, as long as there is room: a shorter reply is its beginning."""
+    prompt = CONVERSATIONS[number]
+    return alone(prompt, N_CTX - len(prompt), kind, N_CTX, sampling=ENDLESS).tokens
+
 
 ACTIONS = st.lists(
     st.one_of(
@@ -26,7 +39,7 @@ ACTIONS = st.lists(
 @given(
     kind=st.sampled_from(KINDS),
     n_seqs=st.sampled_from([1, 2, 3, 4, 4]),
-    cache=st.sampled_from([(32, None), (4, None), (0, None), (8, 20_000)]),
+    kept=st.sampled_from([(32, None), (4, None), (0, None), (8, 20_000)]),
     clear_idle=st.booleans(),
     missing=st.sampled_from([0, 0, 0, 60]),
     can_hold=st.sampled_from([True, True, False]),
@@ -35,7 +48,7 @@ ACTIONS = st.lists(
 def test_whoever_asks_beside_whom_each_reply_is_the_one_alone(
     kind: str,
     n_seqs: int,
-    cache: tuple[int, int | None],
+    kept: tuple[int, int | None],
     clear_idle: bool,
     missing: int,
     can_hold: bool,
@@ -45,11 +58,10 @@ def test_whoever_asks_beside_whom_each_reply_is_the_one_alone(
 
     With ``missing`` the context has fewer cells than it says.
     """
-    n_ctx = 512
-    conversations = [prompt_of(seed, 60 + 40 * seed, head=50 * (seed % 2)) for seed in range(8)]
+    n_ctx, conversations = N_CTX, CONVERSATIONS
     assert sum(len(prompt) for prompt in conversations) > 3 * n_ctx
     backend = FakeBackend(kind, n_ctx=n_ctx, n_seqs=n_seqs, can_hold=can_hold)
-    engine = engine_of(backend, *cache, exact=True, clear_idle=clear_idle)
+    engine = engine_of(backend, *kept, exact=True, clear_idle=clear_idle)
     backend.n_cells -= missing
     fields = {"sampling": ENDLESS}
     asked: list[tuple[int, int, RequestHandle]] = []
@@ -66,7 +78,8 @@ def test_whoever_asks_beside_whom_each_reply_is_the_one_alone(
     run(engine)
     for number, n, handle in asked:
         reply = collect(handle)
-        expected = alone(conversations[number], n, kind, n_ctx, **fields).tokens
+        expected = longest_alone(number, kind)[:n]
+        assert len(expected) == n
         assert reply.error is None
         assert reply.tokens == expected if reply.done else handle.cancelled
         assert reply.tokens == expected[: len(reply.tokens)]

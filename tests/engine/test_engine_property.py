@@ -17,13 +17,13 @@ from pyctl.cache.plan import batch_ends
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Prefix
 from pyctl.chat.boundaries import boundaries, headers
-from pyctl.engine import prefill
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.fake import FakeBackend
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.pool.pool_plan import PoolPlan
 from pyctl.engine.request import Request
+from pyctl.engine.schedule import warm_ups
 from pyctl.image_file import ImageFile
 from pyctl.prompt import Picture, Prompt, Tokens, as_tokens, common_prefix
 from tests.cache.checks import tokens_of
@@ -165,7 +165,7 @@ class Conversations(RuleBasedStateMachine):
         after = asked if is_next else None
         handle = RequestHandle(Request(wanted, max_tokens=0, background=True, after=after))
         at_once = dict.fromkeys(("AT_ONCE_SECONDS", "QUIET_SECONDS", "QUIET_BATCHES"), 0)
-        with patch.multiple(prefill, **at_once):
+        with patch.multiple(warm_ups, **at_once):
             self.engine.submit(handle)
         for _ in range(steps):
             self.engine.step()

@@ -14,12 +14,12 @@ from pyctl.cache.ram import RamCache
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.replay import Replay
 from pyctl.chat.template import Template
-from pyctl.engine import prefill
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.llama import load
 from pyctl.engine.model_settings import ModelSettings
+from pyctl.engine.schedule import warm_ups
 from pyctl.engine.worker import Worker
 from pyctl.server.app import create_app
 from pyctl.server.server_settings import ServerSettings
@@ -101,7 +101,7 @@ class Served:
 
 @pytest.fixture
 def serve(model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Served]]:
-    monkeypatch.setattr(prefill, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(warm_ups, "QUIET_SECONDS", 0.0)
     served: list[Served] = []
 
     def make(name: str = "tiny-hybrid", **settings: Any) -> Served:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from pyctl.engine.admission import ActiveRequest
 from pyctl.engine.backend import Backend, SequenceTokens
 from pyctl.engine.draft.source import DraftJob
 from pyctl.engine.draft.speculation import NO_DRAFT, Draft, Speculation
+from pyctl.engine.schedule.admission import ActiveRequest
 
 __all__ = ["BatchItem", "verify_batches"]
 

@@ -188,7 +188,7 @@ def test_whoever_drafts_beside_whom_each_reply_is_the_one_alone(
         elif action == "cancel" and asked:
             asked[value % len(asked)][2].cancel()
         elif action == "park" and len(engine.running) > 1:
-            engine._suspend(engine.running[value % len(engine.running)])
+            engine.company.suspend(engine.running[value % len(engine.running)])
         elif action == "step":
             for _ in range(value):
                 engine.step()

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from pyctl.cache.snapshot import State
@@ -19,18 +18,9 @@ from pyctl.engine.model_settings import ModelSettings
 from pyctl.prompt import Prompt
 from tests.cache.checks import check_invariants
 from tests.engine.draft_server import ENDLESS, WAYS, DraftServer, Turn
-from tests.engine.drive import collect, request
-
-START = 257
+from tests.engine.drive import chat, collect, request
 
 MTP = DraftSettings(draft_types=("draft-mtp",))
-
-
-def chat(*messages: tuple[int, int]) -> Prompt:
-    """Messages (seed, length) and a header."""
-    parts = [[START, *np.random.default_rng(seed).integers(0, 250, n - 1)] for seed, n in messages]
-    tokens = np.concatenate([*parts, [START, 97, 115]])
-    return Prompt.of(tokens, np.flatnonzero(tokens == START))
 
 
 OTHER = chat((7777, 200))
@@ -223,7 +213,7 @@ def test_a_reply_that_is_suspended_after_every_step_drafts_as_the_cold_run(
     while engine.step():
         for active in list(engine.running):
             if active.pending is not None:
-                engine._suspend(active)
+                engine.company.suspend(active)
     assert engine.counters.n_suspended > 10
     assert Turn(collect(handle).tokens, server.source.drafts[1]) == expected
     check_invariants(engine.snapshotter.cache)

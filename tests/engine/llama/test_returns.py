@@ -39,7 +39,7 @@ def check(engine: Engine, backend: LlamaBackend) -> None:
     held = [segment.held for segment in cache.segments() if segment.held is not None]
     assert {each.handle for each in held} == backend._handles, "rows are held for the cache alone"
     assert all(segment.held is not None or segment.rows.size for segment in cache.segments())
-    assert engine.pool.n_used + backend.n_held <= backend.n_cells
+    assert engine.cells.n_used + backend.n_held <= backend.n_cells
 
 
 SHAPES = [("tiny-hybrid", {}), ("tiny-dense", {}), ("tiny-hybrid", {"type_k": "q8_0", "type_v": "q8_0"})]

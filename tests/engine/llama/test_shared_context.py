@@ -81,9 +81,9 @@ def test_a_suspended_sequence_comes_back_to_the_byte(open_model: Callable[..., L
     assert active.seq is not None
     n = active.seq.n
     before = (backend.save_rows(0, 0, n).tobytes(), backend.save_state(0, n).recurrent.tobytes())
-    engine._suspend(active)
+    engine.company.suspend(active)
     assert engine.sequences[0].n == 0
-    engine._admit()
+    engine.company.admit(engine._begin)
     assert (engine.running, active.kept) == ([active], None)
     seq = active.seq.id
     assert (backend.save_rows(seq, 0, n).tobytes(), backend.save_state(seq, n).recurrent.tobytes()) == before

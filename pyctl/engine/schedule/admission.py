@@ -20,23 +20,16 @@ from pyctl.engine.sequence import LiveSequence
 from pyctl.errors import PyctlError
 from pyctl.limit import limit
 
-__all__ = ["LOOK_SECONDS", "WAIT_SECONDS", "ActiveRequest", "Admission", "IdleTask", "Steps"]
+__all__ = ["ActiveRequest", "Admission", "IdleTask", "Steps"]
 
 MOST_PASSED = limit(
     8, "younger requests that may pass one for whose cells there is no room yet", "they wait behind it", "request"
 )
 
-LOOK_SECONDS = 0.05
-"""Who waits is looked at when something has changed, and this often for those that nobody waits for any more."""
-
-WAIT_SECONDS = 0.005
-"""For how long a step waits for the disk when there is nothing else to do; what arrives meanwhile waits, too."""
-
 MOST_RESERVE = 2048
 """Tokens of a reply, or an eighth of the context if that is less, for which there is room when it begins."""
 
 Steps: TypeAlias = Generator[PendingTokens | Reads | None, Verify, None]
-
 """None after a prefill batch, PendingTokens while decoding, which Verify answers, Reads while the disk is read."""
 
 
@@ -120,6 +113,11 @@ class Admission:
     def put_back(self, active: ActiveRequest) -> None:
         """Let a request wait at the place that it had; a suspended one if it has ``kept`` something."""
         insort(self.queue if active.kept is None else self.suspended, active, key=attrgetter("arrived"))
+
+    def clear(self) -> None:
+        """Forget all that wait."""
+        self.queue.clear()
+        self.suspended.clear()
 
     def take_cancelled(self) -> list[ActiveRequest]:
         """Those that nobody waits for any more; they are out of the line then."""

@@ -1,0 +1,1 @@
+"""Who is served when, on which sequence and with which cells."""

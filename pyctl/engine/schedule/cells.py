@@ -1,0 +1,149 @@
+"""The cells of the context, which all sequences share, and who has to leave when they run out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from pyctl.cache.ram import RamCache
+from pyctl.cache.snapshot import Snapshot
+from pyctl.engine.backend import SequenceMemory
+from pyctl.engine.sequence import LiveSequence
+from pyctl.engine.snapshotter import Snapshotter
+from pyctl.prompt import Prompt
+
+__all__ = ["CellPool", "SequenceWorth"]
+
+
+LEAST_FREE = 256
+"""Cells that held rows leave free beside those that are needed, at most, for batches that are taken apart."""
+
+
+class SequenceWorth:
+    """What sequences that nobody uses are good for, in expected seconds, as the policy of ``cache`` sees it.
+
+    Who goes on where one stands has its tokens at once. Without it they come from RAM, rows and state, or are evaluated
+    if that takes less or nothing of them is kept.
+    """
+
+    def __init__(self, memory: SequenceMemory, cache: RamCache) -> None:
+        self._memory, self._cache = memory, cache
+
+    def likely(self, seq: LiveSequence) -> float:
+        """How many prompts to expect that resume in ``seq``."""
+        return self._cache.policy.likely_within(seq.asked)
+
+    def left(self, seq: LiveSequence, n: int = 0) -> float:
+        """What is lost when it makes way and only its first ``n`` tokens stay."""
+        if n >= seq.n:
+            return 0.0
+        seconds = self._cache.costs.evaluate(n if self._memory.kind == "attention" else 0, seq.n)
+        if self._cache.enabled and seq.cached:
+            seconds = min(seconds, self._load(seq, n, seq.n))
+        return self.likely(seq) * seconds
+
+    def best(self, idle: Iterable[LiveSequence], prompt: Prompt, *, clears: bool) -> LiveSequence:
+        """Which one of ``idle`` is for ``prompt``: what that gains, less what is lost with what was there.
+
+        Nothing is lost where the conversation goes on behind its last prompt, however it is written now. Where all are
+        as good, it is the one that shares most, then the one that was not used for longest. With ``clears`` all make
+        way anyway but those that clients call by number.
+        """
+
+        def rank(seq: LiveSequence) -> tuple[float, int, int]:
+            shared = seq.shared(prompt.tokens)
+            is_lost = shared < seq.n_header and (seq.named or not clears)
+            return self._gained(seq, prompt, shared) - is_lost * self.left(seq, shared), shared, -seq.used
+
+        return max(idle, key=rank)
+
+    def leaving(self, idle: Collection[LiveSequence], n: int) -> LiveSequence:
+        """Which of ``idle`` makes way for ``n`` cells: least is lost by it, for each cell where one is not enough.
+
+        Those that a request is about to have go last.
+        """
+        free = [seq for seq in idle if not seq.busy] or idle
+        if enough := [seq for seq in free if seq.n >= n]:
+            return min(enough, key=lambda seq: (self.left(seq), seq.used))
+        return min(free, key=lambda seq: (self.left(seq) / seq.n, seq.used))
+
+    def _gained(self, seq: LiveSequence, prompt: Prompt, shared: int) -> float:
+        """Seconds by which ``prompt`` is ready sooner than in an empty sequence.
+
+        Rows that only many conversations have in common are kept for all of them, and nobody's sequence is taken for
+        these.
+        """
+        if not shared:
+            return 0.0
+        _, n_saved = seq.saved()
+        goes_on = shared == seq.n
+        n_only = max(shared - n_saved, 0) if goes_on or self._memory.kind == "attention" else 0
+        seconds = self._cache.costs.evaluate(shared - n_only, shared)
+        in_common = prompt.boundaries[1] if len(prompt.boundaries) > 1 else seq.n // 2
+        if goes_on:
+            return seconds + self._load(seq, 0, shared)
+        return seconds + (self._cache.costs.load(self._memory.rows_size(0, shared)) if shared >= in_common else 0.0)
+
+    def _load(self, seq: LiveSequence, first: int, last: int) -> float:
+        return self._cache.costs.load(self._memory.rows_size(first, last) + self._memory.state_size(seq.id))
+
+
+class CellPool:
+    """``n_cells`` cells, of which each token of each of ``sequences`` takes one, and held rows some of the others.
+
+    Who makes way is parked: in the cache is what is worth it, at the cost of none of the snapshots that are protected.
+    """
+
+    def __init__(self, sequences: Sequence[LiveSequence], n_cells: int, snapshotter: Snapshotter) -> None:
+        self.n_cells = n_cells
+        self.worth = SequenceWorth(snapshotter.memory, snapshotter.cache)
+        self._sequences, self._park, self._device = sequences, snapshotter.park, snapshotter.device
+
+    @property
+    def n_used(self) -> int:
+        """Cells that sequences take, or are taking by a restore."""
+        return sum(max(seq.n, seq.n_expected) for seq in self._sequences)
+
+    def make_room(self, n: int, protected: Collection[Snapshot] = (), n_ready: int = 0) -> bool:
+        """Have ``n`` cells free for a sequence, or held for it in ``n_ready`` of them already.
+
+        Held rows leave the device for it, and sequences that nobody uses are parked where those are not enough, or
+        likelier to be of use. False if those that are in use, and what only the device has of ``protected``, leave too
+        few; ``protected`` stay in the cache.
+        """
+        # A batch of several sequences may be taken apart, and each part looks for its cells anew.
+        beside = min(n, LEAST_FREE) if len(self._sequences) > 1 else 0
+        while True:
+            idle, most = self._idle(), self.n_cells - self.n_used - n
+            if most < 0:
+                if not idle:
+                    return False
+                self._park(self.worth.leaving(idle, -most), protected)
+                continue
+            most = max(most + n_ready - beside, 0)
+            least = min((seq for seq in idle if not seq.busy), key=self.worth.likely, default=None)
+            if least is None or self._device.can_shrink(most, self.worth.likely(least), protected):
+                return self._device.shrink(most, protected)
+            self._park(least, protected)
+
+    def empty(self, protected: Collection[Snapshot] = ()) -> bool:
+        """Take out of the context whatever is not in use; returns whether that gave cells.
+
+        Of ``protected``, what only the device has goes last.
+        """
+        n_held, parked = self._device.n_cells, self.clear_idle(protected)
+        if not self._device.shrink(0, protected) and not parked and self._device.n_cells == n_held:
+            self._device.shrink(0)
+        return parked or self._device.n_cells < n_held
+
+    def clear_idle(self, protected: Collection[Snapshot] = (), *, named: bool = True) -> bool:
+        """Park all sequences that nobody uses, those that clients call by number only with ``named``.
+
+        Returns whether one of them held anything.
+        """
+        idle = [seq for seq in self._idle() if named or not seq.named]
+        for seq in idle:
+            self._park(seq, protected)
+        return bool(idle)
+
+    def _idle(self) -> list[LiveSequence]:
+        return [seq for seq in self._sequences if seq.n and (not seq.busy or seq.left_over)]
