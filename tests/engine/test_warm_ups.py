@@ -395,6 +395,21 @@ def test_it_is_quiet_when_nobody_asks_whoever_asked_last(monkeypatch: pytest.Mon
     assert totals.n_warm_ups == 2
 
 
+@pytest.mark.parametrize("exact", [False, True])
+def test_what_only_makes_the_next_turn_exact_waits_longer_though_somebody_else_came(
+    monkeypatch: pytest.MonkeyPatch, exact: bool
+) -> None:
+    monkeypatch.setattr(warm_ups, "AT_ONCE_SECONDS", 50.0)
+    monkeypatch.setattr(warm_ups, "QUIET_SECONDS", 1000.0)
+    engine = engine_of(FakeBackend(n_seqs=1), exact=exact)
+    talk = Talk(engine, strips=False, n=4)
+    talk.turn(1)
+    asked, _ = talk.turn(2)
+    assert ask(engine, Prompt.of(said(77, 200), [80]), 3).error is None
+    talk.next_turn(asked)  # rendered only now, the sequence is another conversation's
+    assert engine.warm_ups.seconds == pytest.approx(50.0 if exact else 1000.0, rel=0.2)
+
+
 def until(condition: Any) -> None:
     deadline = time.monotonic() + 60
     while not condition():

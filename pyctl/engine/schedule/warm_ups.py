@@ -82,14 +82,21 @@ class WarmUps:
                 return
             tokens, exact = request.prompt.tokens, self._snapshotter.settings.exact
             active.quiet = AT_ONCE_SECONDS
-            # The next turn goes on from the live sequence just as well, only not in the batches of a cold run.
-            is_live = not exact and any(0 < seq.n == seq.shared(tokens) for seq in sequences)
-            if is_live or self._n_unused >= MOST_UNUSED:
+            # The next turn goes on from there just as well, only not in the batches of a cold run.
+            is_near = not exact and (
+                any(0 < seq.n == seq.shared(tokens) for seq in sequences) or self._is_kept(request)
+            )
+            if is_near or self._n_unused >= MOST_UNUSED:
                 batch = self._snapshotter.cache.costs.evaluate(max(len(tokens) - self._n_ubatch, 0), len(tokens))
                 active.quiet = max(QUIET_SECONDS, QUIET_BATCHES * batch)
         self._queue.append(active)
         if len(self._queue) > MOST_WARM_UPS:
             self._queue.pop(0).handle.put(Failed(BusyError(MOST_WARM_UPS)))
+
+    def _is_kept(self, request: Request) -> bool:
+        """Whether some snapshot, exact or not, has all but a little of the prompt: somebody else's came in between."""
+        match, least = PromptMatch(request.prompt.tokens), len(request.prompt) - MIN_BATCH
+        return any(each.n >= least for each in self._snapshotter.cache.lookup(match, len(request.prompt)))
 
     def arrived(self, request: Request) -> None:
         """A client asks: what its request evaluates by itself is given up."""
