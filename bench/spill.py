@@ -44,8 +44,6 @@ from pyctl.engine.engine_settings import EngineSettings
 
 POLICIES = ("off", "auto:30", "auto:30,spill")
 
-READ_RATE = 1e9 / SCALE
-
 TURNS_OF_A_DAY = 6_000
 
 DEFAULTS = ["three_agents", "visits", "long_and_short", "claude_code", "codex", "opencode"]
@@ -61,9 +59,6 @@ class ScaledCosts(Costs):
         return super().read(n_bytes * SCALE)
 
     def note_evaluated(self, first: int, last: int, seconds: float) -> None:
-        pass
-
-    def note_loaded(self, n_bytes: int, seconds: float) -> None:
         pass
 
     def note_read(self, n_bytes: int, seconds: float) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 __all__ = ["Costs"]
 
 _TOKEN_SECONDS = 1e-3
-_LOAD_RATE = 8e9
+_LOAD_SECONDS = 1 / 8e9
+"""Of a byte. A guess that stays: copies to a GPU are only started, so nobody knows when they end."""
+
 _READ_RATE = 1e9
 _READ_LATENCY = 0.01
 _PRIOR_TOKENS = 256.0
@@ -31,7 +33,7 @@ class _Rate:
 
 
 class Costs:
-    """Measured seconds; sane guesses until something was measured.
+    """Measured seconds of evaluating and reading; sane guesses until something was measured.
 
     A token costs more the deeper it stands: its seconds are taken to grow in a line with its position, fitted to what
     was evaluated of late. One thread notes, any may ask.
@@ -41,7 +43,7 @@ class Costs:
         # Sums over tokens: how many, position, its square, seconds, seconds times position.
         self._sums = (_PRIOR_TOKENS, 0.0, 0.0, _PRIOR_TOKENS * _TOKEN_SECONDS, 0.0)
         self._line = _TOKEN_SECONDS, 0.0
-        self._load, self._read = _Rate(_LOAD_RATE), _Rate(_READ_RATE)
+        self._read = _Rate(_READ_RATE)
 
     def evaluate(self, first: int, last: int) -> float:
         """To evaluate tokens [first, last)."""
@@ -50,7 +52,7 @@ class Costs:
 
     def load(self, n_bytes: int) -> float:
         """To copy bytes between RAM and the device."""
-        return n_bytes * self._load.seconds
+        return n_bytes * _LOAD_SECONDS
 
     def read(self, n_bytes: int) -> float:
         """To read bytes from disk into RAM, with what one read takes however short it is."""
@@ -73,10 +75,6 @@ class Costs:
         if base <= 0:  # all of it is depth, as far as anybody can tell
             base, slope = total / tokens / 2, total / tokens / 2 / max(mean, 1.0)
         self._line = base, slope
-
-    def note_loaded(self, n_bytes: int, seconds: float) -> None:
-        """So many bytes were copied between RAM and the device in ``seconds``."""
-        self._load.note(n_bytes, seconds)
 
     def note_read(self, n_bytes: int, seconds: float) -> None:
         """So many bytes were read from disk in ``seconds``."""

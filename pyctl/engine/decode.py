@@ -96,7 +96,6 @@ class Generation:
             prompt_ms=(first_token - started) * 1e3,
             n_predicted=self.n_predicted,
             predicted_ms=(finished - first_token) * 1e3,
-            queue_ms=(started - submitted) * 1e3,
             first_token_ms=(first_token - submitted) * 1e3,
             drafts=self._handle.drafts,
             streamed=streamed.since(self._streamed) if streamed is not None and self._streamed is not None else None,

@@ -93,7 +93,6 @@ class Timings:
     prompt_ms: float
     n_predicted: int
     predicted_ms: float
-    queue_ms: float
     first_token_ms: float
     drafts: DraftCounts = DraftCounts()
     streamed: StreamCounts | None = None

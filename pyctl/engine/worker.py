@@ -108,7 +108,7 @@ class Worker:
             raise ContextSizeError(len(request.prompt), n_ctx)
         handle, tokens = RequestHandle(request), request.prompt.tokens
         if not tokens.size:  # as llama-server does
-            handle.put(Done("limit", "", Timings(0, 0, 0.0, 0, 0.0, 0.0, 0.0), RequestStats(0), max(request.seq, 0)))
+            handle.put(Done("limit", "", Timings(0, 0, 0.0, 0, 0.0, 0.0), RequestStats(0), max(request.seq, 0)))
             return handle
         n_of_images = sum(picture.n_tokens for picture in request.prompt.pictures)
         if int((tokens < 0).sum()) != n_of_images or int(tokens.max()) >= self._info.n_vocab:

@@ -29,7 +29,6 @@ def test_nothing_that_is_noted_makes_anything_free(noted: list[tuple[int, int, f
     costs = Costs()
     for first, n, seconds in noted:
         costs.note_evaluated(first, first + n, seconds)
-        costs.note_loaded(n, seconds)
         costs.note_read(n, seconds)
     assert costs.evaluate(0, 1000) > 0
     assert costs.evaluate(150_000, 151_000) > 0
@@ -41,8 +40,6 @@ def test_old_measurements_count_for_less() -> None:
     costs = Costs()
     for seconds in [10.0] * 50 + [1.0] * 1500:
         costs.note_evaluated(0, 1000, seconds)
-        costs.note_loaded(10**9, seconds)
         costs.note_read(10**9, seconds)
     assert costs.evaluate(0, 1000) == pytest.approx(1.0, rel=0.1)
-    assert costs.load(10**9) == pytest.approx(1.0, rel=0.1)
     assert costs.read(10**9) == pytest.approx(1.0, rel=0.1)

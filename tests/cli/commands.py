@@ -139,7 +139,7 @@ def look(monkeypatch: pytest.MonkeyPatch, argv: list[str], at: Callable[[Seen], 
         seen.requests.append(request)
         handle = RequestHandle(request)
         handle.put(Piece("deep\n</think>\n\nshown", tuple(b"deep\n</think>\n\nshown")))
-        handle.put(Done("eos", "", Timings(1, 1, 1.0, 1, 1.0, 0.0, 1.0), RequestStats(1), 0))
+        handle.put(Done("eos", "", Timings(1, 1, 1.0, 1, 1.0, 1.0), RequestStats(1), 0))
         return handle
 
     def serve(gate: LoadingApp, _: None, *, on_ready: Callable[[str], None], **given: Any) -> None:

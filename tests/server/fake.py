@@ -47,14 +47,19 @@ Script = Iterable[Event | Pause]
 
 
 class ScriptedEngine(Engine):
-    """Answers each request with ``script(request)``; what lies between two pauses comes together."""
+    """Answers each request with ``script(request)``; what lies between two pauses comes together.
+
+    The last of ``handles`` is there before its script begins.
+    """
 
     def __init__(self, script: Callable[[Request], Script], backend: FakeBackend, cache: RamCache) -> None:
         super().__init__(backend, cache, EngineSettings())
         self.script = script
+        self.handles: list[RequestHandle] = []
         self._playing: list[tuple[RequestHandle, Iterator[Event | Pause], float]] = []
 
     def submit(self, handle: RequestHandle) -> None:
+        self.handles.append(handle)
         self._playing.append((handle, iter(self.script(handle.request)), 0.0))
 
     def step(self) -> bool:
@@ -155,7 +160,7 @@ def play(
             yield Piece(text, (token,), (found,) if request.n_probs else ())
         n = len(texts) + (stop == "eos")
         report = RequestStats(n_prompt, source, cached, evaluated)
-        yield Done(stop, word, Timings(cached, evaluated, 2.0, n, 3.0, 0.1, 2.5), report, seq=0)
+        yield Done(stop, word, Timings(cached, evaluated, 2.0, n, 3.0, 2.5), report, seq=0)
 
     return script
 

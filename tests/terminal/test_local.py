@@ -21,9 +21,7 @@ TEMPLATE = """\
 {%- if add_generation_prompt %}
 {{- '<|im_start|>assistant\\n<think>\\n' }}
 {%- endif %}"""
-DONE = Done(
-    "eos", "", Timings(12, 34, 5.0, 10, 250.0, 0.0, 42.0, DraftCounts(2, 6, 4)), RequestStats(46, source="ram"), 0
-)
+DONE = Done("eos", "", Timings(12, 34, 5.0, 10, 250.0, 42.0, DraftCounts(2, 6, 4)), RequestStats(46, source="ram"), 0)
 
 
 @pytest.fixture(autouse=True)

@@ -184,7 +184,7 @@ class WarmUps:
             snapshotter.totals.n_warm_ups += 1
             log.info("made ready: a prompt of %d tokens, %d evaluated in %.0f ms", goal, active.n_warmed, ms)
         waited = (began - active.submitted) * 1e3
-        timings = Timings(stats.n_cached, stats.n_evaluated, ms, 0, 0.0, waited, waited + ms)
+        timings = Timings(stats.n_cached, stats.n_evaluated, ms, 0, 0.0, waited + ms)
         active.handle.put(Done("limit", "", timings, stats, seq.id))
 
     def _rest(self, request: Request, last: int) -> int:

@@ -21,9 +21,15 @@ from pyctl.server.http import JsonResponse, error_response
 from pyctl.server.service import Service
 
 __all__ = [
-    "change_conversation", "create", "create_conversation", "delete", "delete_conversation", "input_tokens", "retrieve",
+    "change_conversation",
+    "create",
+    "create_conversation",
+    "delete",
+    "delete_conversation",
+    "input_tokens",
+    "retrieve",
     "retrieve_conversation",
-]  # fmt: skip
+]
 
 
 async def create(service: Service, request: Request) -> ASGIApp:

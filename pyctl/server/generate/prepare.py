@@ -39,8 +39,14 @@ from pyctl.server.server_settings import REASONING_FORMATS
 from pyctl.server.service import Service
 
 __all__ = [
-    "PreparedReply", "keep_scales", "parallel_calls", "prepare", "prepare_chat", "prepare_warm_up", "sampling_of",
-]  # fmt: skip
+    "PreparedReply",
+    "keep_scales",
+    "parallel_calls",
+    "prepare",
+    "prepare_chat",
+    "prepare_warm_up",
+    "sampling_of",
+]
 
 log = logging.getLogger(__name__)
 

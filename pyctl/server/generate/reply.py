@@ -131,7 +131,7 @@ class Reply(ABC):
             cached, prompt_ms = self.progress.n_cached, self.progress.ms
         predicted_ms = (time.perf_counter() - self._first) * 1e3 if self.n_predicted else 0.0
         drafts = self.handle.drafts if self.handle is not None else DraftCounts()
-        return Timings(cached, total - cached, prompt_ms, self.n_predicted, predicted_ms, 0.0, 0.0, drafts)
+        return Timings(cached, total - cached, prompt_ms, self.n_predicted, predicted_ms, 0.0, drafts)
 
 
 class EventReply(Reply):

@@ -20,10 +20,10 @@ def drafting(counts: DraftCounts = COUNTS, **settings: Any) -> Bench:
     """A server whose engine says of every reply that it was made of drafts with these counts."""
 
     def script(_: Request) -> Iterable[Event]:
-        bench.worker.handles[-1].drafts = counts
+        bench.engine.handles[-1].drafts = counts
         yield Piece("a", (97,))
         yield Piece("b", (98,))
-        timings = Timings(0, 21, 2.0, 2, 3.0, 0.1, 2.5, counts)
+        timings = Timings(0, 21, 2.0, 2, 3.0, 2.5, counts)
         bench.engine.counters.count_reply(timings)
         yield Done("eos", "", timings, RequestStats(21, "none", 0, 21), seq=0)
 

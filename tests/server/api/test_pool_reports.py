@@ -22,7 +22,7 @@ def pooled(n_bytes: int = 640 * MIB) -> Bench:
 
     def script(_: Request) -> Iterable[Event]:
         yield Piece("a", (97,))
-        timings = Timings(1024, 21, 2.0, 1, 3.0, 0.1, 2.5, streamed=StreamCounts(n_bytes, 45.5))
+        timings = Timings(1024, 21, 2.0, 1, 3.0, 2.5, streamed=StreamCounts(n_bytes, 45.5))
         yield Done("eos", "", timings, RequestStats(1045, "ram", 1024, 21, n_loaded=512), seq=0)
 
     bench = Bench(script, settings=ServerSettings(show_slots=True, show_metrics=True), pool=POOL)

@@ -214,7 +214,7 @@ def test_replies_of_the_last_hour_tell_what_they_took(bench: Bench) -> None:
     assert all(reply["prompt_ms"] > 0 < reply["predicted_ms"] for reply in replies)
     log = RecentReplies()
     for n in range(MOST_REPLIES + 1):
-        log.add(Timings(0, n, 1.0, 1, 1.0, 0.0, 1.0))
+        log.add(Timings(0, n, 1.0, 1, 1.0, 1.0))
     assert [timings.n_evaluated for _, timings in log.by_age()] == list(range(1, MOST_REPLIES + 1))
 
 

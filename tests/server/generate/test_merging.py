@@ -15,7 +15,7 @@ from pyctl.engine.request import Done, Piece, Request, Timings
 from pyctl.prompt import Prompt
 from pyctl.server.generate.respond import merged
 
-DONE = Done("eos", "", Timings(0, 1, 0.0, 0, 0.0, 0.0, 0.0), RequestStats(1), 0)
+DONE = Done("eos", "", Timings(0, 1, 0.0, 0, 0.0, 0.0), RequestStats(1), 0)
 
 
 def played(*parts: str | None) -> RequestHandle:
