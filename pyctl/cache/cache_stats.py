@@ -175,7 +175,8 @@ class LiveView:
 
 @dataclass(frozen=True)
 class CacheView:
-    """Everything at one moment. ``budget`` is in bytes, -1 for no limit; ``n_refused`` snapshots were beyond it.
+    """Everything at one moment. ``budget`` is in bytes, -1 for no limit; ``n_refused`` snapshots were beyond it. Beside
+    ``snapshots`` there are ``n_ends`` prompt ends.
 
     ``revision`` is another, higher number as soon as anything of this is different.
     """
@@ -190,6 +191,7 @@ class CacheView:
     n_refused: int = 0
     live: tuple[LiveView, ...] = ()
     revision: int = 0
+    n_ends: int = 0
 
 
 _Steps: TypeAlias = tuple[tuple[int, int], ...]
@@ -306,4 +308,5 @@ def view_of(cache: RamCache, totals: CacheStats, known: KnownParts, disk: DiskTi
         tuple(views),
         disk.view() if disk else None,
         cache.n_refused,
+        n_ends=len(cache.ends),
     )

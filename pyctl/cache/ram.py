@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 from pyctl.cache.costs import Costs
 from pyctl.cache.eviction import LeastValue
 from pyctl.cache.prefix_tree import PrefixTree
+from pyctl.cache.prompt_ends import PromptEnds
 from pyctl.cache.reservation import Reservation, Slot, Slots
 from pyctl.cache.segment_pool import SegmentPool
 from pyctl.cache.snapshot import Block, Prefix, PromptMatch, Segment, Snapshot, needed_by
@@ -54,7 +55,8 @@ class RamCache:
             self.tree, self._freed, lambda: self.turn, self.costs, half=HALF_TURNS
         )
         self.kept: list[Snapshot] = []
-        self._weights: tuple[int, dict[Segment, float]] = -1, {}
+        self.ends = PromptEnds(self.pool, self._room, self._shrink, lambda: self.slots.n_empty)
+        self._weights: tuple[int, dict[Segment, float]] = -1, {}  # and the turn that they are of
         self._quiet_until = 0.0
 
     @property
@@ -147,6 +149,7 @@ class RamCache:
         slot = self.slots.of(snapshot.prefix)
         if slot is not None and slot.snapshot is snapshot:
             self._empty(slot)
+        self.ends.drop(snapshot)
 
     def keep(self, snapshot: Snapshot) -> None:
         """Keep the bytes of ``snapshot``, which no lookup finds, until `unkeep`.
@@ -164,6 +167,7 @@ class RamCache:
 
     def clear(self) -> int:
         """Drop everything that is not pinned or reserved; returns how many snapshots went."""
+        self.ends.clear()
         going = [slot for slot, _ in self.occupied() if not slot.pinned and not slot.reserved]
         for slot in going:
             self._empty(slot)
@@ -195,6 +199,8 @@ class RamCache:
         """
         if segment not in self.pool:
             return False
+        protected = [*protected, *self.ends.through(segment)]
+        self.ends.fit(protected, n_bytes)
         room = self._room(n_bytes)
         if room >= 0 or spare:
             return room >= 0
@@ -203,8 +209,10 @@ class RamCache:
             if room + copies < 0 and not self._deserves(segment, -room - copies, protected):
                 return False
         best = max(self.tree.through(segment), key=lambda node: self.policy.worth(node.key), default=None)
-        staying = [self.slots[best.key].snapshot] if best is not None else []
-        self._shrink([*protected, *(each for each in staying if each is not None)], n_bytes)
+        needing = self.slots[best.key].snapshot if best is not None else None
+        if needing is not None:
+            protected.append(needing)
+        self._shrink(protected, n_bytes)
         return True
 
     def add_rows(self, segment: Segment, rows: Block) -> None:
@@ -219,8 +227,9 @@ class RamCache:
     def lose(self, segment: Segment) -> None:
         """Evict whatever needs ``segment``, whose rows leave the device and find no room in RAM.
 
-        ValueError if something of it has to stay; nothing has left then.
+        ValueError if something of it has to stay; no more than prompt ends have left then.
         """
+        self.ends.lose(segment)
         if any(segment in snapshot.chain for snapshot in self._fixed()):
             raise ValueError("something that has to stay needs these rows")
         for node in sorted(self.tree.through(segment), key=lambda node: -node.n):
@@ -313,7 +322,7 @@ class RamCache:
 
     def _frees(self, n_bytes: int, protected: Collection[Snapshot]) -> bool:
         """Whether the states alone that may go give enough: mostly one look is all that it takes to know."""
-        room = self._room(n_bytes)
+        room = self._room(n_bytes) + self.ends.n_bytes
         kept = set(protected) if room < 0 else ()
         others = (slot for slot in self.slots if slot.snapshot not in kept and not slot.reserved)
         while room < 0 and (slot := next(others, None)) is not None:
@@ -325,7 +334,8 @@ class RamCache:
         return math.inf if self.budget is None else self.budget - self.n_bytes - n_bytes
 
     def _shrink(self, protected: Collection[Snapshot], n_bytes: int = 0) -> None:
-        """Have room for ``n_bytes``, as far as anything may go: first copies of what the device has, then snapshots."""
+        """Have room for ``n_bytes``, as far as anything may go: first prompt ends and copies of what the device has."""
+        self.ends.fit(protected, n_bytes)
         if self._room(n_bytes) >= 0:
             return
         copies = self.pool.copies()
@@ -361,7 +371,8 @@ class RamCache:
     def segment_weights(self) -> dict[Segment, float]:
         """How many prompts to expect that resume on the rows of each segment; once for each turn."""
         if self._weights[0] != self.turn:
-            self._weights = self.turn, self.policy.segment_weights()
+            ends = {segment: 0.0 for end in self.ends for segment in end.chain}
+            self._weights = self.turn, {**ends, **self.policy.segment_weights()}
         return self._weights[1]
 
     def _freed(self, key: int, *, without_copies: bool = False) -> int:

@@ -59,6 +59,12 @@ class RecentMatches:
     recent: Sequence[Recent] = ()
     shared: Sequence[int] = ()
 
+    @property
+    def has_whole(self) -> bool:
+        """Whether an equal prompt came before."""
+        n = len(self.prompt)
+        return any(n == n_shared == len(each.prompt) for each, n_shared in zip(self.recent, self.shared, strict=True))
+
     def nearest(self, window: int | None = None, on_disk: bool = False) -> Nearest | None:
         """The one that shares the most, the newest of equals; None if nothing is shared.
 

@@ -18,6 +18,7 @@ __all__ = [
     "DIGEST_BYTES",
     "DRAFT",
     "NOTHING",
+    "OUTPUT",
     "RECURRENT",
     "Block",
     "BlockBytes",
@@ -154,6 +155,9 @@ RECURRENT = "recurrent"
 DRAFT = "draft"
 """The part of a state that is the draft model's."""
 
+OUTPUT = "output"
+"""What the model's last output was, at the very end of a prompt; never in files."""
+
 
 @dataclass(frozen=True, eq=False)
 class State:
@@ -179,6 +183,15 @@ class State:
     def draft(self) -> Block:
         """The draft model's part, empty if there is none."""
         return self.parts.get(DRAFT, NOTHING)
+
+    @property
+    def output(self) -> Block:
+        """What the next token is chosen from, empty except at the end of a prompt."""
+        return self.parts.get(OUTPUT, NOTHING)
+
+    def with_output(self, output: Block) -> State:
+        """The same with ``output`` beside it."""
+        return State({**self.parts, OUTPUT: output})
 
     @property
     def n_bytes(self) -> int:

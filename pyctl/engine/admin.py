@@ -181,8 +181,12 @@ class EngineAdmin:
                 if place.pinned:
                     raise RequestError(f"{name} is pinned: unpin it first")
                 self._n_changes += 1
+                cache.ends.lose_from(snapshot)
                 cache.drop(snapshot)
                 return True
+        for end in [end for end in cache.ends if end.prefix.name == name]:
+            cache.drop(end)
+            return True
         return False
 
     def _stats(self) -> EngineStats:

@@ -201,6 +201,12 @@ class Evaluator(Protocol):
         more drafts than ``n_rollback`` is marked before, so that `keep` can go back to where it began.
         """
 
+    def output(self) -> Block:
+        """A copy of output 0 of the last evaluation, for `recall`."""
+
+    def recall(self, output: Block) -> None:
+        """Have ``output`` as output 0, the only one, until the next evaluation."""
+
     def keep(self, seq: int, n: int) -> int:
         """Take back what the last evaluation added to ``seq`` from ``n`` on, drafts only, and once only.
 

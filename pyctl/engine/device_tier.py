@@ -108,8 +108,10 @@ class DeviceTier:
     def give_back(self, snapshot: Snapshot) -> None:
         """Let go what the device holds for a snapshot that the cache did not take."""
         for segment in snapshot.chain:
-            if not segment.alive:
+            if not segment.alive and segment.held is not None:
                 self.release(segment)
+                if not segment.rows.size:  # nobody has them now
+                    segment.drop()
 
     def n_ready(self, snapshot: Snapshot, first: int, last: int) -> int:
         """How many rows [first, last) of ``snapshot`` lie in cells that nobody else has, and need no further ones."""

@@ -262,6 +262,7 @@ class Engine:
             plan = snapshotter.plan(lookup, restored, seq, stats)
             yield from self._prefill.run(active, seq, lookup.ends, plan, stats)
             reply.first()
+            snapshotter.save_end(seq, lookup, stats, self.backend.output, self.waiting.n_alike(active, self.running))
             snapshotter.persist(plan)
             with self.speculation.following(active.id, request.prompt.tokens, request.sampling.seed) as learn:
                 yield from reply.rest(learn)

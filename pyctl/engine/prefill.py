@@ -90,10 +90,8 @@ class Prefill:
         *,
         exact: bool = True,
     ) -> Steps:
-        """Append what is missing of the prompt up to each of ``ends``, as soon as there is room for it.
-
-        Without ``exact`` these are other batches than a cold run's.
-        """
+        """Append what is missing of the prompt up to each of ``ends``, as there is room; output 0 is that of its
+        end then. Without ``exact`` these are other batches than a cold run's."""
         prompt, n_full = active.handle.request.prompt, self._backend.n_ubatch
         began, save_before = time.perf_counter(), stats.save_ms
         first = last = seq.n
@@ -122,6 +120,8 @@ class Prefill:
             if end < len(prompt):
                 yield None
         stats.n_evaluated = seq.n - stats.n_cached
+        if plan.protected and plan.protected[0].state.output.size and not stats.n_evaluated:
+            self._backend.recall(plan.protected[0].state.output)
         stats.prefill_ms = (time.perf_counter() - began) * 1e3 - (stats.save_ms - save_before)
         if is_alone:  # else others had their share of this time
             self._snapshotter.cache.costs.note_evaluated(first, last, stats.prefill_ms / 1e3)

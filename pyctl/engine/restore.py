@@ -113,12 +113,15 @@ def candidates(
     memory: SequenceMemory,
     *,
     exact: bool,
+    may_end: bool = True,
 ) -> list[Candidate]:
-    """All ways to resume ``prompt``, deepest first; at least one token stays to be evaluated.
+    """All ways to resume ``prompt``, deepest first; one token at least stays to be evaluated, except where the very
+    end of an equal prompt is known and ``may_end`` allows it.
 
     With ``exact`` only positions and rows count that a cold run would have produced.
     """
-    limit = int(prompt.tokens.size) - 1
+    n_prompt = int(prompt.tokens.size)
+    limit = n_prompt - 1
     shared = live.shared(prompt.tokens)
     # Live rows that a cold run of this prompt would have evaluated in the same batches.
     same = last_common_end(ends, live.ends, shared)
@@ -137,6 +140,8 @@ def candidates(
             found.append(candidate)
     if memory.kind == "attention":
         found += _inside(prompt, ends, same, cache, exact=exact)
+    if may_end and len(cache.ends) and (end := cache.ends.get(prompt.prefix(n_prompt))) is not None:
+        found += _end(end, prompt, ends, live, same, memory, exact=exact)
     # Of ways that are as good otherwise, going on where the sequence stands is best, then one that brings a state.
     stands = live.n
     found.sort(key=lambda way: (way.n, way.keep, way.snapshot is None and way.n == stands, way.has_state), reverse=True)
@@ -197,6 +202,25 @@ def _inside(
     reach = min(reach, int(prompt.tokens.size) - 1)
     n = last_common_end(ends, snapshot.ends, reach) if exact else reach
     yield Candidate("ram", n, min(same, n), snapshot)
+
+
+def _end(
+    end: Snapshot,
+    prompt: PromptMatch,
+    ends: Sequence[int],
+    live: LiveSequence,
+    same: int,
+    memory: SequenceMemory,
+    *,
+    exact: bool,
+) -> Iterator[Candidate]:
+    """The whole ``prompt``, of which ``end`` is the end, unless that were not exact."""
+    is_same = end.exact and [at for at in end.ends if at < end.n] == list(ends[:-1])
+    if prompt.shared(end) == end.n and (is_same or not exact):
+        # The batch at the very end was the same, too, if the live sequence had this prompt and no other.
+        is_own = same == last_end(ends, end.n - 1) and live.n_prompt == live.shared(prompt.tokens) == end.n
+        keep = 0 if memory.kind == "opaque" else end.n if is_own else last_end(ends, min(same, end.n))
+        yield Candidate("live" if keep == end.n else "ram", end.n, keep, end)
 
 
 def saved_rows(seq: LiveSequence, match: PromptMatch, cache: RamCache) -> tuple[Segment | None, int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -17,7 +17,7 @@ from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.plan import choose_cuts, inner_ends, last_common_end, last_end, next_turn
 from pyctl.cache.ram import RamCache
 from pyctl.cache.recent import RecentPrompts
-from pyctl.cache.snapshot import Prefix, PromptMatch, Segment, Snapshot
+from pyctl.cache.snapshot import Block, Prefix, PromptMatch, Segment, Snapshot
 from pyctl.engine.backend import SequenceMemory
 from pyctl.engine.device_tier import DeviceTier
 from pyctl.engine.engine_settings import EngineSettings
@@ -45,6 +45,9 @@ from pyctl.prompt import as_tokens
 __all__ = ["Snapshotter"]
 
 log = logging.getLogger(__name__)
+
+END_MIN = 64
+"""So many tokens behind the last batch end are worth a snapshot of a prompt's end, though nobody may ask it again."""
 
 PARK_MIN = 64
 """Fewer new tokens than this are not worth a snapshot when a live sequence is given away."""
@@ -77,7 +80,8 @@ class Snapshotter:
         began, match = time.perf_counter(), PromptMatch(request.prompt.tokens)
         if not request.cache_prompt:
             return CacheLookup(request, match, ends)
-        ways = candidates(match, ends, seq, self.cache, self.memory, exact=self._is_exact(request))
+        exact, may_end = self._is_exact(request), not request.background
+        ways = candidates(match, ends, seq, self.cache, self.memory, exact=exact, may_end=may_end)
         from_disk = self.disk is not None and (request.disk_policy or self.disk.policy).kind != "off"
         if request.after is not None:
             return CacheLookup(request, match, ends, ways, from_disk=from_disk)
@@ -89,8 +93,7 @@ class Snapshotter:
 
     def leave(self, seq: LiveSequence, lookup: CacheLookup, stats: RequestStats) -> None:
         """Park the conversation of ``seq`` unless the new prompt continues it; for a background request, whatever would
-        be lost of it.
-        """
+        be lost of it."""
         began = time.perf_counter()
         wanted, ways = lookup.request.cache_prompt, lookup.ways
         shared, least = seq.shared(lookup.match.tokens) if wanted else 0, PARK_MIN
@@ -115,8 +118,7 @@ class Snapshotter:
         """
         began = time.perf_counter()
         used = (yield from self._from_disk(lookup, seq, stats, make_room)) if lookup.from_disk else None
-        if used is None:
-            used = yield from self._from_memory(lookup, seq, stats, make_room)
+        used = (yield from self._from_memory(lookup, seq, stats, make_room)) if used is None else used
         stats.restore_ms += (time.perf_counter() - began) * 1e3
         return used
 
@@ -167,6 +169,34 @@ class Snapshotter:
         except (StateError, MemoryError) as error:
             log.warning("no snapshot at %d: %s", seq.n, error)
         self._hold_less()
+        stats.save_ms += (time.perf_counter() - began) * 1e3
+
+    def save_end(
+        self, seq: LiveSequence, lookup: CacheLookup, stats: RequestStats, output: Callable[[], Block], n_alike: int = 0
+    ) -> None:
+        """Keep the end of a prompt that ``seq`` has just reached, with the ``output`` there, for equal prompts.
+
+        It is worth room that others have if the same was asked before, ``n_alike`` others wait with it, or much of it
+        lies behind the last batch end; else it takes what is to spare.
+        """
+        began, recent, n = time.perf_counter(), lookup.recent, seq.n
+        before = lookup.ends[-2] if len(lookup.ends) > 1 else 0
+        exact = seq.n_exact in (before, n)
+        if recent is None or not stats.n_evaluated or not self.cache.enabled or (self.settings.exact and not exact):
+            return
+        is_wanted = n_alike > 0 or n - before >= END_MIN or recent.has_whole
+        n_bytes = self.memory.state_size(seq.id) + self.memory.draft_state_size()
+        if not self.cache.ends.may_add(n_bytes, is_wanted=is_wanted):
+            return
+        try:
+            logits = output()
+            end = self._take(seq, lookup.match.prefix(n), *saved_rows(seq, lookup.match, self.cache))
+            end.state, end.exact = end.state.with_output(logits), exact
+            if self.cache.ends.add(end, lookup.snapshots, is_wanted=is_wanted):
+                seq.keep(end.segment, n)
+            self.device.give_back(end)
+        except (StateError, MemoryError) as error:
+            log.warning("the end of a prompt was not kept: %s", error)
         stats.save_ms += (time.perf_counter() - began) * 1e3
 
     def persist(self, plan: CachePlan) -> None:
@@ -317,8 +347,10 @@ class Snapshotter:
             return ()
         self.device.counts.returned += n_ready
         self.device.hold(snapshot, seq)
-        snapshot.for_disk |= lookup.from_disk
-        self.cache.touch(snapshot)
+        # With the end of a prompt the snapshot before it was of use; the end itself is never written.
+        for used in [each for each in (snapshot, *lookup.snapshots) if not each.state.output.size][:1]:
+            used.for_disk |= lookup.from_disk
+            self.cache.touch(used)
         return (snapshot,)
 
     def _is_exact(self, request: Request) -> bool:

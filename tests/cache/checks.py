@@ -39,10 +39,13 @@ def check_invariants(cache: RamCache) -> None:
         begins = {each for each in cache.snapshots() if match.shared(each) == each.n}
         found = cache.lookup(match, snapshot.n)
         assert (set(found), [each.n for each in found]) == (begins, sorted((each.n for each in begins), reverse=True))
+    for end in list(cache.ends):
+        assert end.state.output.size
+        assert cache.ends.get(PromptMatch(tokens_of(end)).prefix(end.n)) is end
 
     references: Counter[int] = Counter()
     segments: dict[int, Segment] = {}
-    for snapshot in [*cache.snapshots(), *cache.kept]:
+    for snapshot in [*cache.snapshots(), *cache.kept, *cache.ends]:
         references[id(snapshot.segment)] += 1
         for segment, _ in snapshot.chain.items():
             segments[id(segment)] = segment
@@ -54,7 +57,7 @@ def check_invariants(cache: RamCache) -> None:
     for key, segment in segments.items():
         assert segment.references == references[key]
     n_bytes = sum(segment.n_bytes for segment in segments.values())
-    n_bytes += sum(snapshot.state.n_bytes for snapshot in [*cache.snapshots(), *cache.kept])
+    n_bytes += sum(snapshot.state.n_bytes for snapshot in [*cache.snapshots(), *cache.kept, *cache.ends])
     assert cache.n_bytes == n_bytes
     fixed = cache.kept or any(slot.pinned for slot in cache.slots)
     assert cache.budget is None or cache.n_bytes <= cache.budget or fixed

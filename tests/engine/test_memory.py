@@ -4,23 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-
 from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.llama import Loaded
-from pyctl.prompt import Prompt
 from tests.cache.checks import check_invariants, tokens_of
-from tests.engine.drive import ask
-
-START = 257
-
-
-def chat(messages: list[tuple[int, int]]) -> Prompt:
-    parts = [[START, *np.random.default_rng(seed).integers(0, 250, n - 1)] for seed, n in messages]
-    tokens = np.concatenate([*parts, [START, 97, 115]])
-    return Prompt.of(tokens, np.flatnonzero(tokens == START))
+from tests.engine.drive import ask, chat
 
 
 def test_fifty_turns_in_four_branches(open_model: Callable[..., Loaded]) -> None:
@@ -34,9 +23,11 @@ def test_fifty_turns_in_four_branches(open_model: Callable[..., Loaded]) -> None
             branches.append([*stem, (9000 + turn, 110)])
         conversation = branches[turn % len(branches)]
         conversation += [(100 + turn, 130 + turn % 7), (500 + turn, 90 + turn % 11)]
-        ask(engine, chat(conversation), 2)
+        ask(engine, chat(*conversation), 2)
     while engine.snapshotter.device.copy_one():
         pass
+    check_invariants(engine.snapshotter.cache)
+    engine.snapshotter.cache.ends.clear()
     check_invariants(engine.snapshotter.cache)
 
     positions = set()

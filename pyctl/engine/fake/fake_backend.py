@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from pyctl.cache.snapshot import Block
 from pyctl.engine.backend import SequenceTokens, TopTokens
 from pyctl.engine.fake.fake_memory import FakeMemory, FakeSequence, hash_of
 from pyctl.engine.pool.pool_plan import PoolPlan, StreamCounts
@@ -108,6 +109,12 @@ class FakeBackend(FakeMemory):
             # Llama.cpp evaluates as many tokens of each sequence at once: planes are those of the last such part.
             n_last = len(item.tokens) - widths[widths.index(len(item.tokens)) - 1]
             held.states, held.mark = states[-min(n_last, self.n_rollback + 1) :], mark
+
+    def output(self) -> Block:
+        return np.frombuffer(self._outputs[0], np.uint8)
+
+    def recall(self, output: Block) -> None:
+        self._outputs = [output.tobytes()]
 
     def keep(self, seq: int, n: int) -> int:
         held = self._seqs[seq]

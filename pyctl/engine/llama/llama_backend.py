@@ -11,6 +11,7 @@ import numpy as np
 from llama_cpp import llama_cpp as api
 from numpy.typing import NDArray
 
+from pyctl.cache.snapshot import Block
 from pyctl.engine.backend import SequenceTokens, TopTokens
 from pyctl.engine.llama.batch import Batch, Embedder, ImageBatch
 from pyctl.engine.llama.context_memory import ContextMemory
@@ -19,7 +20,7 @@ from pyctl.engine.llama.grammar import GrammarCompiler
 from pyctl.engine.llama.library import KVState, Pulse, RowStore, build_version, captured_log, checked
 from pyctl.engine.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.engine.llama.pool.trial import same_bits, trial
-from pyctl.engine.llama.sampler import DrySamplers, IndexedSampler, LlamaSampler
+from pyctl.engine.llama.sampler import DrySamplers, IndexedSampler, LlamaSampler, top_logprobs
 from pyctl.engine.llama.vision.image_encoder import ImageEncoder
 from pyctl.engine.pool.pool_plan import PoolPlan, StreamCounts
 from pyctl.engine.sampling import Sampling
@@ -82,6 +83,7 @@ class LlamaBackend(ContextMemory):
         self._pulse = Pulse()
         self._may_break = False
         self._n_looks = 0  # how often the last evaluation could have been ended
+        self._recalled: NDArray[np.float32] | None = None
         self.load()
 
     def load(self) -> None:
@@ -278,7 +280,7 @@ class LlamaBackend(ContextMemory):
         """Run ``batch``, ``n`` tokens of ``items``; by default that of text."""
         self._drafts.prepare()
         self._run(n, batch or self._batch.struct)
-        self._least = {}
+        self._least, self._recalled = {}, None
         self._drafts.evaluated(items, n)
 
     def _warm_up(self) -> None:
@@ -331,8 +333,16 @@ class LlamaBackend(ContextMemory):
 
     def logits(self, index: int) -> NDArray[np.float32]:
         """A copy of the logits of output ``index``, shape (n_vocab,)."""
+        if self._recalled is not None:
+            return np.array(self._recalled)
         pointer = api.llama_get_logits_ith(self._ctx, self._outputs[index])
         return np.array(np.ctypeslib.as_array(pointer, (self.tokenizer.n_vocab,)), np.float32)
+
+    def output(self) -> Block:
+        return self.logits(0).view(np.uint8)
+
+    def recall(self, output: Block) -> None:
+        self._recalled = output.view(np.float32)
 
     def use_vocabulary(self, tokenizer: LlamaTokenizer) -> None:
         """Compile grammars with ``tokenizer``, which stays usable while the model is freed."""
@@ -344,7 +354,7 @@ class LlamaBackend(ContextMemory):
     def sampler(self, sampling: Sampling, prompt: Tokens) -> IndexedSampler:
         text = prompt[prompt >= 0]  # images have nothing that could be repeated
         sampler = LlamaSampler(self.model, self._ctx, sampling, text, self._end_tokens, self._grammars, self._dry)
-        return IndexedSampler(sampler, lambda index: self._outputs[index])
+        return IndexedSampler(sampler, lambda index: self._outputs[index], lambda: self._recalled)
 
     def check(self, sampling: Sampling) -> None:
         if sampling.grammar:
@@ -355,13 +365,7 @@ class LlamaBackend(ContextMemory):
         self._grammars.prepare()
 
     def top_tokens(self, index: int, token: int, n: int) -> TopTokens:
-        logits = self.logits(index).astype(np.float64)
-        logits -= logits.max()
-        logprobs = logits - np.log(np.exp(logits).sum())
-        n = min(n, logprobs.size)
-        best = np.argpartition(-logprobs, n - 1)[:n]
-        best = best[np.argsort(-logprobs[best], kind="stable")]
-        return ((token, float(logprobs[token])), *((int(i), float(logprobs[i])) for i in best))
+        return top_logprobs(self.logits(index), token, n)
 
     def is_end(self, token: int) -> bool:
         return token in self._end_tokens

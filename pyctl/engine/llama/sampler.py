@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from llama_cpp import llama_cpp as api
+from numpy.typing import NDArray
 
 from pyctl.engine.backend import TopTokens
 from pyctl.engine.llama.grammar import Candidates, Grammar, GrammarCompiler
@@ -19,7 +20,7 @@ from pyctl.engine.sampling import RANDOM_SEED, Sampling
 from pyctl.errors import RequestError
 from pyctl.prompt import Tokens, as_tokens
 
-__all__ = ["DrySamplers", "IndexedSampler", "LlamaSampler"]
+__all__ = ["DrySamplers", "IndexedSampler", "LlamaSampler", "top_logprobs"]
 
 MIROSTAT_M = 100
 """Tokens that mirostat 1 looks at to estimate the distribution; llama.cpp's own tools use the same."""
@@ -120,20 +121,21 @@ class LlamaSampler:
             for token in prompt[-window:].tolist():
                 api.llama_sampler_accept(self._chain, token)
 
-    def sample(self, index: int) -> int:
-        """A token from output ``index`` of the last evaluation; the chain and the grammar remember it.
+    def sample(self, index: int, recalled: NDArray[np.float32] | None = None) -> int:
+        """A token from output ``index`` of the last evaluation, or from ``recalled`` logits; the chain and the grammar
+        remember it.
 
         A grammar is asked about one token, and about all of them only if it refuses that, since a question about all
         takes longer than everything else here (common/sampling.cpp does the same). If it allows none, the reply ends.
         """
         grammar, candidates = self._grammar, self._candidates
         is_bound = grammar is not None and not grammar.is_asleep
-        if not (is_bound or self._asks_probs or self._n_best):
+        if not (is_bound or self._asks_probs or self._n_best or recalled is not None):
             sampled = int(api.llama_sampler_sample(self._chain, self._ctx, index))
             if grammar is not None:
                 grammar.accept(sampled)
             return sampled
-        logits = api.llama_get_logits_ith(self._ctx, index)
+        logits = self._logits(index, recalled)
         token: int | None
         if self._n_best == 1:
             token = int(np.ctypeslib.as_array(logits, (self._n_vocab,)).argmax())
@@ -142,7 +144,7 @@ class LlamaSampler:
                 candidates.fill(logits)
                 token = candidates.choose(self._chain)
         else:
-            assert candidates is not None
+            candidates = self._candidates = candidates or Candidates(self._n_vocab)
             if self._n_best:
                 candidates.fill_best(logits, self._n_best, self._biased)
             else:
@@ -160,10 +162,16 @@ class LlamaSampler:
         self._accept(token)
         return token
 
-    def force(self, index: int, token: int) -> None:
-        """Sample from output ``index`` as if only ``token`` were possible: the next random numbers are the same."""
+    def _logits(self, index: int, recalled: NDArray[np.float32] | None) -> Any:
+        """A pointer to those of output ``index``, or to ``recalled`` ones."""
+        if recalled is not None:
+            return recalled.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        return api.llama_get_logits_ith(self._ctx, index)
+
+    def force(self, index: int, token: int, recalled: NDArray[np.float32] | None = None) -> None:
+        """Sample from that output as if only ``token`` were possible: the next random numbers are the same."""
         candidates = self._candidates = self._candidates or Candidates(self._n_vocab)
-        candidates.fill(api.llama_get_logits_ith(self._ctx, index))
+        candidates.fill(self._logits(index, recalled))
         candidates.keep_only(token)
         candidates.apply(self._chain)
         self._accept(token)
@@ -271,22 +279,40 @@ class LlamaSampler:
 
 
 class IndexedSampler:
-    """``sampler`` by numbers of outputs, for each of which ``place`` is where it stands in the last batch."""
+    """``sampler`` by numbers of outputs, for each of which ``place`` is where it stands in the last batch.
 
-    def __init__(self, sampler: LlamaSampler, place: Callable[[int], int]) -> None:
-        self._sampler, self._place = sampler, place
+    ``recalled`` are logits that are there instead of the only output.
+    """
+
+    def __init__(
+        self, sampler: LlamaSampler, place: Callable[[int], int], recalled: Callable[[], NDArray[np.float32] | None]
+    ) -> None:
+        self._sampler, self._place, self._recalled = sampler, place, recalled
 
     def sample(self, index: int) -> int:
-        return self._sampler.sample(self._place(index))
+        recalled = self._recalled()
+        return self._sampler.sample(self._place(index) if recalled is None else 0, recalled)
 
     def force(self, index: int, token: int) -> None:
-        self._sampler.force(self._place(index), token)
+        recalled = self._recalled()
+        self._sampler.force(self._place(index) if recalled is None else 0, token, recalled)
 
     def top_tokens(self, token: int, n: int) -> TopTokens:
         return self._sampler.top_tokens(token, n)
 
     def close(self) -> None:
         self._sampler.close()
+
+
+def top_logprobs(logits: NDArray[np.float32], token: int, n: int) -> TopTokens:
+    """The log-probability of ``token`` and of the ``n`` most likely ones, from ``logits`` of shape (n_vocab,)."""
+    logprobs = logits.astype(np.float64)
+    logprobs -= logprobs.max()
+    logprobs -= np.log(np.exp(logprobs).sum())
+    n = min(n, logprobs.size)
+    best = np.argpartition(-logprobs, n - 1)[:n]
+    best = best[np.argsort(-logprobs[best], kind="stable")]
+    return ((token, float(logprobs[token])), *((int(i), float(logprobs[i])) for i in best))
 
 
 def _n_best(s: Sampling) -> int:

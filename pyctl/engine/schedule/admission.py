@@ -110,6 +110,11 @@ class Admission:
         """All that wait, the first to come first."""
         return heapq.merge(self.suspended, self.queue, key=attrgetter("arrived"))
 
+    def n_alike(self, active: ActiveRequest, running: Sequence[ActiveRequest]) -> int:
+        """How many others that have not begun have the very prompt of ``active``: they are choices of one request."""
+        prompt = active.handle.request.prompt
+        return sum(each.stats is None and each.handle.request.prompt is prompt for each in (*self.queue, *running))
+
     def put_back(self, active: ActiveRequest) -> None:
         """Let a request wait at the place that it had; a suspended one if it has ``kept`` something."""
         insort(self.queue if active.kept is None else self.suspended, active, key=attrgetter("arrived"))

@@ -120,6 +120,7 @@ def _tree(service: Service, view: CacheView, entries: list[Entry], *, with_text:
             "in_use": len(view.snapshots),
             "evicted": view.n_evicted,
             "refused": view.n_refused,
+            "prompt_ends": view.n_ends,
         },
         "bytes": {"resident": view.n_bytes, "budget": view.budget, "device": device_bytes},
         "totals": _totals(view.totals),

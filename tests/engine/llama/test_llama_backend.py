@@ -133,7 +133,7 @@ def test_a_memory_without_movable_rows_is_saved_whole(model_path: Callable[[str]
     engine = Engine(backend, RamCache(8, None), EngineSettings(exact=True))
     for _ in range(2):
         assert [ask(engine, prompt, 12).tokens for prompt in (first, second)] == expected
-    assert ask(engine, first, 12).done.stats.n_cached == 480
+    assert ask(engine, first, 12).done.stats.n_cached == 500
     longer = Prompt.of([*first.tokens, *rng.integers(0, 250, 100)], [200, 300, 480])
     reply = ask(engine, longer, 12)
     assert reply.done.stats.n_cached == 480
@@ -229,7 +229,7 @@ def test_closed_and_opened_again_it_is_the_same(model_path: Callable[[str], Path
     assert loaded.tokenizer.special_tokens()
     engine.wake()
     warm = ask(engine, prompt)
-    assert (warm.done.stats.source, warm.done.stats.n_cached) == ("ram", 100)
+    assert (warm.done.stats.source, warm.done.stats.n_cached) == ("ram", 120)
     assert warm.tokens == first.tokens
     assert (backend.embed(as_tokens([1, 2, 3])) == vector).all()
     engine.sleep()

@@ -44,7 +44,7 @@ def bench() -> Bench:
 def test_the_tree_of_prefixes(bench: Bench) -> None:
     body = bench.client.get("/cache").json()
     view = bench.service.admin.view().result()
-    counts = {"capacity": 4, "in_use": len(view.snapshots), "evicted": view.n_evicted, "refused": 0}
+    counts = {"capacity": 4, "in_use": len(view.snapshots), "evicted": view.n_evicted, "refused": 0, "prompt_ends": 2}
     assert body["slots"] == counts
     device_bytes = sum(snapshot.device_bytes for snapshot in view.snapshots)
     assert body["bytes"] == {"resident": view.n_bytes, "budget": -1, "device": device_bytes}
