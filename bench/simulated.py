@@ -108,6 +108,7 @@ class SizedBackend:
     kind: Literal["attention", "hybrid", "opaque"] = "hybrid"
     is_async = False
     can_hold = True
+    is_pool = False
     n_rollback, most_drafts, draft_type = 3, 3, ""
     n_beats = 0
     can_break = False

@@ -52,7 +52,6 @@ public:
     void truncate(llama_seq_id seq, int64_t n) override;
 
     // Rows [p0, p1) of `seq` stay until they are released; no byte is moved for that.
-    bool              can_hold() const override { return true; }
     held_rows::handle hold(llama_seq_id seq, int64_t p0, int64_t p1) override;
     void              release(held_rows::handle rows) override;
 

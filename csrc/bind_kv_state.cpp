@@ -208,12 +208,13 @@ private:
 class bound_store : public bound_state {
 public:
     bound_store(uintptr_t ctx, int64_t n_ctx, const std::vector<size_t> & resident, llama_seq_id seq, bool marks, size_t lag,
-                size_t stages)
-        : bound_store(ctx, store_settings{ n_ctx, resident, stages }, seq, marks, lag) {}
+                size_t stages, int64_t select_rows, int64_t sinks, int64_t tail, int64_t block, int64_t select_batch)
+        : bound_store(ctx, store_settings{ n_ctx, resident, stages, { select_rows, sinks, tail, block, select_batch } }, seq,
+                      marks, lag) {}
 
-    int decode(uintptr_t batch) {
+    int decode(uintptr_t batch, bool select) {
         int code = 0;
-        without_gil([&] { code = state.store().decode(*reinterpret_cast<const llama_batch *>(batch)); });
+        without_gil([&] { code = state.store().decode(*reinterpret_cast<const llama_batch *>(batch), select); });
         release();
         return code;
     }
@@ -231,7 +232,17 @@ public:
     size_t   stage_bytes() const { return state.store().streaming().bytes(); }
     size_t   host_bytes() const { return state.store().host_bytes(); }
     uint64_t streamed_bytes() const { return state.store().streaming().streamed_bytes(); }
+    uint64_t repeated() const { return state.store().repeated(); }
     double   wait_ms() const { return state.store().streaming().waited_ms(); }
+
+    void pin(const std::vector<std::pair<int64_t, int64_t>> & ranges) { choosing().pin(ranges); }
+
+    const std::vector<int32_t> & chosen(size_t layer) { return choosing().chosen(layer); }
+
+    int64_t  pinned_chunks() const { return of_choice(&row_selection::n_pinned); }
+    uint64_t selected_chunks() const { return of_choice(&row_selection::selected); }
+    uint64_t fetched_chunks() const { return of_choice(&row_selection::fetched); }
+    size_t   select_bytes() const { return of_choice(&row_selection::bytes); }
 
     double copy_rate() {
         double rate = 0.0;
@@ -242,6 +253,19 @@ public:
 private:
     bound_store(uintptr_t ctx, const store_settings & settings, llama_seq_id seq, bool marks, size_t lag)
         : bound_state(ctx, seq, lag, marks, false, &settings) {}
+
+    row_selection & choosing() {
+        if (state.store().choosing() == nullptr) {
+            throw py::value_error("this store attends to all of its rows");
+        }
+        return *state.store().choosing();
+    }
+
+    // What `function` says of what chooses; 0 if nothing does.
+    template <typename T> T of_choice(T (row_selection::*function)() const) const {
+        const row_selection * choice = state.store().choosing();
+        return choice != nullptr ? (choice->*function)() : T(0);
+    }
 };
 
 }  // namespace
@@ -280,10 +304,18 @@ void register_kv_state(py::module_ & m) {
         .def("clear", &bound_state::clear, py::arg("seq"))
         .def("finish", &bound_state::finish);
     py::class_<bound_store, bound_state>(m, "RowStore")
-        .def(py::init<uintptr_t, int64_t, std::vector<size_t>, llama_seq_id, bool, size_t, size_t>(), py::arg("ctx"),
-             py::arg("n_ctx"), py::arg("resident"), py::arg("seq") = 0, py::arg("marks") = false, py::arg("lag") = 0,
-             py::arg("stages") = 2)
-        .def("decode", &bound_store::decode, py::arg("batch"))
+        .def(py::init<uintptr_t, int64_t, std::vector<size_t>, llama_seq_id, bool, size_t, size_t, int64_t, int64_t, int64_t,
+                      int64_t, int64_t>(),
+             py::arg("ctx"), py::arg("n_ctx"), py::arg("resident"), py::arg("seq") = 0, py::arg("marks") = false,
+             py::arg("lag") = 0, py::arg("stages") = 2, py::arg("select_rows") = 0, py::arg("sinks") = 64, py::arg("tail") = 256,
+             py::arg("block") = 4, py::arg("select_batch") = 8)
+        .def("decode", &bound_store::decode, py::arg("batch"), py::arg("select") = false)
+        .def("pin", &bound_store::pin, py::arg("ranges"))
+        .def("chosen", &bound_store::chosen, py::arg("layer"))
+        .def_property_readonly("pinned_chunks", &bound_store::pinned_chunks)
+        .def_property_readonly("selected_chunks", &bound_store::selected_chunks)
+        .def_property_readonly("fetched_chunks", &bound_store::fetched_chunks)
+        .def_property_readonly("select_bytes", &bound_store::select_bytes)
         .def("copy_rate", &bound_store::copy_rate)
         .def_property_readonly("layers", &bound_store::layers)
         .def_property_readonly("n_rows", &bound_store::n_rows)
@@ -291,5 +323,6 @@ void register_kv_state(py::module_ & m) {
         .def_property_readonly("stage_bytes", &bound_store::stage_bytes)
         .def_property_readonly("host_bytes", &bound_store::host_bytes)
         .def_property_readonly("streamed_bytes", &bound_store::streamed_bytes)
+        .def_property_readonly("repeated", &bound_store::repeated)
         .def_property_readonly("wait_ms", &bound_store::wait_ms);
 }

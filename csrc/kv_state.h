@@ -45,7 +45,7 @@ public:
     void   load_rows(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans);
 
     // Rows that stay on the device, see row_memory.h.
-    bool              can_hold() const { return rows != nullptr && rows->can_hold(); }
+    bool              can_hold() const { return rows != nullptr; }
     held_rows::handle hold(llama_seq_id seq, int64_t p0, int64_t p1);
     void              release(held_rows::handle held);
     void              fetch(held_rows::handle held, int64_t p0, int64_t p1, uint8_t * out, size_t size);

@@ -23,6 +23,12 @@ const ggml_tensor * root_of(const ggml_tensor * tensor) {
     return tensor->view_src != nullptr ? tensor->view_src : tensor;
 }
 
+// Whether there is nothing to compute.
+bool is_view(const ggml_tensor * node) {
+    return node->op == GGML_OP_NONE || node->op == GGML_OP_VIEW || node->op == GGML_OP_RESHAPE || node->op == GGML_OP_PERMUTE ||
+           node->op == GGML_OP_TRANSPOSE;
+}
+
 }  // namespace
 
 redirect::redirect(llama_context * ctx, const row_layout & rows, transfer & copies, int64_t n_rows, int64_t n_tokens,
@@ -52,6 +58,11 @@ redirect::~redirect() {
     params.cb_eval           = nullptr;
     params.cb_eval_user_data = nullptr;
     ggml_backend_sched_set_eval_callback(ctx->get_sched(), nullptr, nullptr);
+    if (is_left) {
+        for (const auto & item : left) {
+            undo(item.second.node);
+        }
+    }
 }
 
 size_t redirect::device_bytes() const {
@@ -156,9 +167,23 @@ void redirect::move_mask(int64_t to, int64_t n) {
 // -- one evaluation --------------------------------------------------------------------------------------------------
 
 void redirect::begin(int64_t from, int64_t to, const std::vector<place> & where) {
-    first  = from;
-    last   = to;
-    places = where;
+    gather = nullptr;
+    start(from, to, where, from);
+}
+
+void redirect::begin(int64_t from, int64_t to, const std::vector<place> & where, const gathered & rows, gather_function function) {
+    gather = std::move(function);
+    target = rows;
+    start(from, to, where, rows.column);
+}
+
+// `column` is the one of the mask that belongs to the first token.
+void redirect::start(int64_t from, int64_t to, const std::vector<place> & where, int64_t column) {
+    const bool same = repeats(to - from, where);
+    first       = from;
+    last        = to;
+    places      = where;
+    has_stopped = was_asked = false;
     failure.clear();
     changed.clear();
     stop_at.clear();
@@ -172,25 +197,74 @@ void redirect::begin(int64_t from, int64_t to, const std::vector<place> & where)
     }
     copies.put({ &index_buffer.bytes, 0, static_cast<size_t>(n) * sizeof(int64_t) },
                reinterpret_cast<const uint8_t *>(positions.data()));
-    move_mask(first, n);
-    active = true;
+    move_mask(column, n);
+    active    = true;
+    behind    = true;
+    repeating = same && mask.ne[0] == n_left_rows;
+    if (repeating) {
+        // The library sets it again with a graph of another kind, or of other memory, whose nodes are its own.
+        n_reused = llama_perf_context(ctx).n_reused;
+        ggml_backend_sched_set_eval_callback(ctx->get_sched(), nullptr, nullptr);
+    }
+}
+
+// Whether nothing would be changed in the graph of the last evaluation for one of n tokens with these places.
+bool redirect::repeats(int64_t n, const std::vector<place> & where) const {
+    return is_left && gather == nullptr && n == n_left &&
+           std::equal(where.begin(), where.end(), places.begin(), places.end(), [](const place & a, const place & b) {
+               return a.k == b.k && a.v == b.v && a.targets == b.targets && !a.stops && !b.stops;
+           });
 }
 
 std::string redirect::end() {
     active = false;
-    for (const changed_node & entry : changed) {
-        // If the library has made another graph in the same memory, this node is not the one that was changed.
-        if (entry.node->data == entry.data && entry.node->src[1] == entry.source) {
-            *entry.node = entry.before;
+    if (repeating) {
+        repeating = false;
+        ggml_backend_sched_set_eval_callback(ctx->get_sched(), called, this);
+        if (!was_asked) {
+            is_left = llama_perf_context(ctx).n_reused == n_reused + 1;
+            if (!is_left) {
+                fail("a graph was used again without being the same");
+            }
+            n_repeated += is_left;
+            return failure;
         }
     }
-    changed.clear();
+    return settle();
+}
+
+// After an evaluation that was asked about.
+std::string redirect::settle() {
     for (size_t i = 0; i < n_layers && failure.empty(); ++i) {
         if (views[i].n_written != 2 || views[i].n_read != 1) {
             fail("the attention of layer " + std::to_string(i) + " was not found");
         }
     }
+    if (failure.empty()) {
+        left.clear();  // all nodes were asked about, and have their own sources or are in `changed`
+    }
+    for (const changed_node & entry : changed) {
+        left[entry.node] = entry;
+    }
+    is_left     = failure.empty() && !has_stopped;
+    n_left      = last - first;
+    n_left_rows = mask.ne[0];
+    for (const changed_node & entry : changed) {
+        if (!is_left) {
+            undo(entry.node);
+            left.erase(entry.node);
+        }
+    }
+    changed.clear();
     return failure;
+}
+
+// Gives `node` its own sources back. If the library has made another graph in the same memory, it has them.
+void redirect::undo(ggml_tensor * node) {
+    const auto found = left.find(node);
+    if (found != left.end() && node->data == found->second.data && node->src[1] == found->second.source) {
+        *node = found->second.before;
+    }
 }
 
 bool redirect::fail(const std::string & what) {
@@ -202,14 +276,22 @@ bool redirect::fail(const std::string & what) {
 
 bool redirect::called(ggml_tensor * node, bool ask, void * self) {
     auto & redirect = *static_cast<class redirect *>(self);
+    if (ask) {
+        redirect.was_asked = true;
+        redirect.is_left   = false;
+        redirect.undo(node);
+    }
     if (!redirect.active || !redirect.failure.empty()) {
         return !ask;
     }
     // Nothing may be thrown through the library.
     try {
         if (ask) {
-            return redirect.before(node);
+            const bool stops = redirect.before(node);
+            redirect.has_stopped |= stops;
+            return stops;
         }
+        redirect.behind  = false;
         const auto found = redirect.stop_at.find(node);
         if (found != redirect.stop_at.end()) {
             redirect.after(found->second);
@@ -222,14 +304,16 @@ bool redirect::called(ggml_tensor * node, bool ask, void * self) {
 
 // Returns whether the computation has to stop after `node`.
 bool redirect::before(ggml_tensor * node) {
+    bool stops = false;
     if (node->op == GGML_OP_SET_ROWS) {
-        write(node);
+        stops = write(node);
     } else if (node->op == GGML_OP_FLASH_ATTN_EXT) {
-        return read(node);
+        stops = read(node);
     } else if (moved != nullptr && node->view_src == moved) {
         follow(node);
     }
-    return false;
+    behind = behind || !is_view(node);
+    return stops;
 }
 
 // What is a view of an output that was moved.
@@ -258,32 +342,35 @@ void redirect::remember(ggml_tensor * node, const ggml_tensor & before) {
     changed.push_back({ node, before, node->data, node->src[1] });
 }
 
-void redirect::write(ggml_tensor * node) {
+// Returns whether rows are to be gathered now.
+bool redirect::write(ggml_tensor * node) {
     const auto k = k_of.find(node->view_src), v = v_of.find(node->view_src);
     if (k == k_of.end() && v == v_of.end()) {
-        return;
+        return false;
     }
-    const size_t        layer  = k != k_of.end() ? k->second : v->second;
-    const ggml_tensor * target = k != k_of.end() ? places[layer].k : places[layer].v;
+    const size_t        layer = k != k_of.end() ? k->second : v->second;
+    const ggml_tensor * to    = k != k_of.end() ? places[layer].k : places[layer].v;
     const ggml_tensor * rows   = node->src[1];
     const int64_t       n      = last - first;
     if (rows == nullptr || rows->type != GGML_TYPE_I64 || ggml_nelements(rows) != n || node->src[0]->ne[1] != n ||
         node->ne[2] != 1 || node->ne[3] != 1) {
-        fail("rows of layer " + std::to_string(layer) + " are written in another shape");
-        return;
+        return fail("rows of layer " + std::to_string(layer) + " are written in another shape");
     }
-    const ggml_tensor before = *node;
-    index        = *rows;
-    index.buffer = index_buffer.buffer.get();
-    index.data   = index_buffer.data();
-    index.view_src = nullptr;
-    node->buffer = target->buffer;
-    node->data   = target->data;
+    const ggml_tensor   before  = *node;
+    const ggml_tensor * numbers = places[layer].targets != nullptr ? places[layer].targets : &index_buffer.bytes;
+    ggml_tensor &       which   = places[layer].targets != nullptr ? target_index : index;
+    which          = *rows;
+    which.buffer   = numbers->buffer;
+    which.data     = numbers->data;
+    which.view_src = nullptr;
+    node->buffer   = to->buffer;
+    node->data     = to->data;
     node->ne[1]  = n_rows;
     node->nb[2] = node->nb[3] = node->nb[1] * static_cast<size_t>(n_rows);
-    node->src[1]              = &index;
+    node->src[1]              = &which;
     ++views[layer].n_written;
     remember(node, before);
+    return gather != nullptr && views[layer].n_written == 2;
 }
 
 bool redirect::read(ggml_tensor * node) {
@@ -301,12 +388,18 @@ bool redirect::read(ggml_tensor * node) {
         hidden_part->ne[3] != 1 || node->src[0]->ne[1] != n || node->src[1]->ne[3] != 1 || bias != 0.0f) {
         return fail("attention of layer " + std::to_string(layer) + " reads in another shape");
     }
+    if (gather != nullptr) {
+        if (behind) {
+            return fail("queries of layer " + std::to_string(layer) + " come too late");
+        }
+        gather(layer, *node);
+    }
     const ggml_tensor before = *node;
-    for (auto [own, source, target] : { std::tuple(&view.k, node->src[1], places[layer].k),
-                                        std::tuple(&view.v, node->src[2], places[layer].v) }) {
+    for (auto [own, source, from] : { std::tuple(&view.k, node->src[1], gather != nullptr ? target.k : places[layer].k),
+                                      std::tuple(&view.v, node->src[2], gather != nullptr ? target.v : places[layer].v) }) {
         *own          = *source;
-        own->buffer   = target->buffer;
-        own->data     = target->data;
+        own->buffer   = from->buffer;
+        own->data     = from->data;
         own->view_src = nullptr;
         own->ne[1]    = mask.ne[0];
         own->nb[3]    = own->nb[1] * static_cast<size_t>(n_rows);

@@ -53,21 +53,18 @@ public:
     // Drops the rows from n on; std::invalid_argument inside an image.
     virtual void truncate(llama_seq_id seq, int64_t n) = 0;
 
-    // Whether rows can stay when no sequence has them; else `hold` throws, and the next four are about nothing.
-    virtual bool can_hold() const { return false; }
-
-    // Rows [p0, p1) of `seq` stay until they are released; no byte is moved for that.
-    virtual held_rows::handle hold(llama_seq_id, int64_t, int64_t) { return refuse(); }
-    virtual void              release(held_rows::handle) {}
+    // Rows [p0, p1) of `seq` stay until they are released, also when no sequence has them; no byte is moved for that.
+    virtual held_rows::handle hold(llama_seq_id seq, int64_t p0, int64_t p1) = 0;
+    virtual void              release(held_rows::handle rows) = 0;
 
     // As `save`, from rows that are held.
-    virtual void fetch(held_rows::handle, int64_t, int64_t, uint8_t *, size_t) { refuse(); }
+    virtual void fetch(held_rows::handle rows, int64_t p0, int64_t p1, uint8_t * out, size_t size) = 0;
 
     // How many of these cells no sequence has, and nothing else that is held; 0 of what was released.
-    virtual int64_t n_own(held_rows::handle, int64_t, int64_t) const { return 0; }
+    virtual int64_t n_own(held_rows::handle rows, int64_t p0, int64_t p1) const = 0;
 
     // Cells that held rows have and no sequence.
-    virtual int64_t n_held() const { return 0; }
+    virtual int64_t n_held() const = 0;
 
     // Cells that neither a sequence nor held rows have.
     virtual int64_t n_free() const = 0;
@@ -83,7 +80,7 @@ public:
     virtual llama_pos cut(llama_seq_id seq, int64_t n) = 0;
 
 protected:
-    [[noreturn]] static held_rows::handle refuse(const char * why = "rows cannot be held in this memory") {
+    [[noreturn]] static void refuse(const char * why) {
         throw std::invalid_argument(why);
     }
 };

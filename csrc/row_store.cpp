@@ -21,7 +21,8 @@ constexpr llama_seq_id only_seq = 0;
 row_store::row_store(llama_context * ctx, llama_kv_cache & cache, const row_layout & layout, uint64_t hash,
                      transfer & copies, const store_settings & settings)
     : ctx(ctx), cache(cache), layout(layout), row_bytes(layout.row_bytes()), hash(hash), copies(copies),
-      n_ctx(settings.n_ctx), capacity((n_ctx + redirect::padding - 1) / redirect::padding * redirect::padding) {
+      n_ctx(settings.n_ctx), capacity((n_ctx + redirect::padding - 1) / redirect::padding * redirect::padding),
+      held(n_ctx > 0 ? static_cast<size_t>(n_ctx) : 0) {
     check_context();
     if (n_ctx < 1 || n_ctx > last_position || settings.n_stages < 1) {
         throw std::invalid_argument("a store of " + std::to_string(n_ctx) + " rows and " + std::to_string(settings.n_stages) +
@@ -36,6 +37,10 @@ row_store::row_store(llama_context * ctx, llama_kv_cache & cache, const row_layo
     open(settings);
     attention = std::make_unique<redirect>(ctx, layout, copies, capacity, llama_n_ubatch(ctx),
                                            [this](size_t index) { stages->layer_done(index, n_rows, n_next); });
+    if (settings.selection.rows != 0) {
+        selection = std::make_unique<row_selection>(ctx, copies, layers, capacity, settings.selection,
+                                                    ggml_backend_buffer_get_type(buffer_of(layout.k[0].tensor)));
+    }
     truncate(only_seq, 0);
 }
 
@@ -105,7 +110,7 @@ std::vector<row_store::layer_info> row_store::info() const {
 }
 
 size_t row_store::device_bytes() const {
-    size_t sum = stages->bytes() + attention->device_bytes();
+    size_t sum = stages->bytes() + attention->device_bytes() + (selection != nullptr ? selection->bytes() : 0);
     for (const stored_layer & layer : layers) {
         sum += layer.resident ? layer.k.size() + layer.v.size() : 0;
     }
@@ -122,7 +127,7 @@ size_t row_store::host_bytes() const {
 
 // -- evaluation --------------------------------------------------------------------------------------------------------
 
-void row_store::check_batch(const llama_batch & batch) const {
+void row_store::check_batch(const llama_batch & batch, bool selects) const {
     bool is_next = batch.n_tokens > 0 && batch.n_tokens <= static_cast<int32_t>(llama_n_ubatch(ctx)) &&
                    batch.token != nullptr && batch.pos != nullptr && batch.n_seq_id != nullptr && batch.seq_id != nullptr;
     for (int32_t i = 0; is_next && i < batch.n_tokens; ++i) {
@@ -132,25 +137,51 @@ void row_store::check_batch(const llama_batch & batch) const {
         throw std::invalid_argument("these are not up to " + std::to_string(llama_n_ubatch(ctx)) +
                                     " tokens of sequence 0 from position " + std::to_string(n_rows) + " on");
     }
-}
-
-void row_store::reserve(int64_t n, bool) {
-    if (n > n_free()) {
-        throw out_of_cells(std::to_string(n) + " rows do not fit behind " + std::to_string(n_rows) + " of " +
-                           std::to_string(n_ctx));
+    if (selects && (selection == nullptr || batch.n_tokens > selection->n_batch())) {
+        throw std::invalid_argument("rows cannot be chosen for " + std::to_string(batch.n_tokens) + " tokens");
     }
 }
 
-int row_store::decode(const llama_batch & batch) {
-    check_batch(batch);
+void row_store::reserve(int64_t n, bool) {
+    check_room(n_rows, n_rows + n);
+}
+
+// Whether rows [p0, p1) can be written.
+void row_store::check_room(int64_t p0, int64_t p1) const {
+    if (p1 > n_ctx) {
+        throw out_of_cells("rows " + range_text(p0, p1) + " are not all among " + std::to_string(n_ctx));
+    }
+    for (int64_t row = p0; row < p1; ++row) {
+        if (held.holds(row)) {
+            throw out_of_cells("row " + std::to_string(row) + " of something else is held");
+        }
+    }
+}
+
+// Returns whether some rows are left out.
+bool row_store::begin(bool selects) {
+    if (!selects || !selection->leaves_out(n_rows)) {
+        stages->prepare(n_rows);
+        attention->begin(n_rows, n_next, places);
+        return false;
+    }
+    stages->wait_home();
+    const auto & where = selection->begin(n_rows, n_next);
+    attention->begin(n_rows, n_next, where, selection->target(), [this](size_t index, const ggml_tensor & node) {
+        selection->gather(index, node);
+    });
+    return true;
+}
+
+int row_store::decode(const llama_batch & batch, bool selects) {
+    check_batch(batch, selects);
     reserve(batch.n_tokens, false);
     n_next = n_rows + batch.n_tokens;
     if (n_rows > 1) {
         cache.seq_rm(only_seq, 0, static_cast<llama_pos>(n_rows - 1));
     }
-    stages->prepare(n_rows);
-    attention->begin(n_rows, n_next, places);
-    int code = -1;
+    const bool leaves_out = begin(selects);
+    int        code       = -1;
     try {
         code = llama_decode(ctx, batch);
     } catch (...) {
@@ -166,16 +197,19 @@ int row_store::decode(const llama_batch & batch) {
         }
         return code;
     }
+    if (leaves_out) {
+        selection->end();
+        stages->sent_home();
+    }
     remember_exts(n_rows, n_next);
-    n_rows = n_next;
+    move_end(n_next);
     return code;
 }
 
 // What was written is not counted.
 void row_store::failed() {
     copies.finish();
-    stages->truncate(n_rows);
-    place_last();
+    truncate(only_seq, n_rows);
 }
 
 void row_store::remember_exts(int64_t p0, int64_t p1) {
@@ -239,21 +273,33 @@ template <typename F> void row_store::each_plane(const F & function) {
 
 void row_store::save(llama_seq_id, int64_t p0, int64_t p1, uint8_t * out, size_t n_bytes) {
     const size_t needed = size(p0, p1);
+    if (n_bytes == needed && p1 > n_rows) {
+        throw std::invalid_argument("sequence 0 holds " + std::to_string(n_rows) + " rows, not all of " + range_text(p0, p1));
+    }
+    copy_out(p0, p1, layout.has_ext ? exts.data() + p0 : nullptr, out, n_bytes);
+}
+
+void row_store::fetch(held_rows::handle rows, int64_t p0, int64_t p1, uint8_t * out, size_t n_bytes) {
+    held.runs_of(rows, p0, p1);
+    copy_out(p0, p1, layout.has_ext ? held.exts_of(rows, p0) : nullptr, out, n_bytes);
+}
+
+// Rows [p0, p1), which are there, as a block, with what the library knows of them.
+void row_store::copy_out(int64_t p0, int64_t p1, const llama_kv_cell_ext * their_exts, uint8_t * out, size_t n_bytes) {
+    const size_t needed = size(p0, p1);
     if (n_bytes != needed) {
         throw std::invalid_argument("rows " + range_text(p0, p1) + " need a buffer of " + std::to_string(needed) +
                                     " bytes, not " + std::to_string(n_bytes));
-    }
-    if (p1 > n_rows) {
-        throw std::invalid_argument("sequence 0 holds " + std::to_string(n_rows) + " rows, not all of " + range_text(p0, p1));
     }
     write_header(out, block_kind::rows, hash, p0, p1);
     const auto n  = static_cast<size_t>(p1 - p0);
     uint8_t *  at = out + sizeof(block_header);
     if (layout.has_ext) {
-        std::memcpy(at, exts.data() + p0, n * sizeof(llama_kv_cell_ext));
+        std::memcpy(at, their_exts, n * sizeof(llama_kv_cell_ext));
         at += n * sizeof(llama_kv_cell_ext);
     }
     copies.save_begin();
+    is_reading = true;
     std::vector<host_copy> on_host;
     each_plane([&](size_t row, tensor_buffer & rows, bool on_device) {
         const size_t from = static_cast<size_t>(p0) * row;
@@ -268,37 +314,65 @@ void row_store::save(llama_seq_id, int64_t p0, int64_t p1, uint8_t * out, size_t
     copy_on_host(on_host);
 }
 
-void row_store::check_spans(int64_t p0, const std::vector<row_span> & spans) const {
-    int64_t at = p0;
-    for (const row_span & span : spans) {
-        if (span.held != 0) {
-            refuse();
-        }
-        const block_header header = read_header(span.data, span.size, block_kind::rows, hash);
-        if (span.size != size(header.p0, header.p1)) {
-            throw std::invalid_argument("a block of rows " + range_text(header.p0, header.p1) + " has " +
-                                        std::to_string(span.size) + " bytes, not " + std::to_string(size(header.p0, header.p1)));
-        }
-        if (span.first != at || span.last <= span.first) {
-            throw std::invalid_argument("rows " + range_text(span.first, span.last) + " do not follow position " +
-                                        std::to_string(at));
-        }
-        if (span.first < header.p0 || span.last > header.p1) {
-            throw std::invalid_argument("rows " + range_text(span.first, span.last) + " are not inside the block " +
-                                        range_text(header.p0, header.p1));
-        }
-        at = span.last;
-        const auto * exts = span.data + sizeof(block_header);
-        for (int64_t row = span.first; layout.is_2d && row < span.last; ++row) {
-            llama_kv_cell_ext ext;
-            std::memcpy(&ext, exts + static_cast<size_t>(row - header.p0) * sizeof(ext), sizeof(ext));
-            if (ext.tok < 0 || ext.x != row || ext.y != row) {
-                refuse("images cannot be in this memory");
-            }
+void row_store::check_block(const row_span & span) const {
+    const block_header header = read_header(span.data, span.size, block_kind::rows, hash);
+    if (span.size != size(header.p0, header.p1)) {
+        throw std::invalid_argument("a block of rows " + range_text(header.p0, header.p1) + " has " +
+                                    std::to_string(span.size) + " bytes, not " + std::to_string(size(header.p0, header.p1)));
+    }
+    if (span.first < header.p0 || span.last > header.p1) {
+        throw std::invalid_argument("rows " + range_text(span.first, span.last) + " are not inside the block " +
+                                    range_text(header.p0, header.p1));
+    }
+    const auto * their_exts = span.data + sizeof(block_header);
+    for (int64_t row = span.first; layout.is_2d && row < span.last; ++row) {
+        llama_kv_cell_ext ext;
+        std::memcpy(&ext, their_exts + static_cast<size_t>(row - header.p0) * sizeof(ext), sizeof(ext));
+        if (ext.tok < 0 || ext.x != row || ext.y != row) {
+            refuse("images cannot be in this memory");
         }
     }
 }
 
+void row_store::check_spans(int64_t p0, const std::vector<row_span> & spans) const {
+    int64_t at = p0;
+    for (const row_span & span : spans) {
+        if (span.first != at || span.last <= span.first) {
+            throw std::invalid_argument("rows " + range_text(span.first, span.last) + " do not follow position " +
+                                        std::to_string(at));
+        }
+        at = span.last;
+        if (span.held != 0) {
+            held.runs_of(span.held, span.first, span.last);
+        } else {
+            check_block(span);
+        }
+    }
+}
+
+// The rows of a block go to their places.
+void row_store::copy_in(const row_span & span, std::vector<host_copy> & on_host) {
+    const block_header header = read_header(span.data, span.size, block_kind::rows, hash);
+    const auto         n      = static_cast<size_t>(span.last - span.first);
+    const auto         whole  = static_cast<size_t>(header.p1 - header.p0);
+    const auto         skip   = static_cast<size_t>(span.first - header.p0);
+    const auto         to     = static_cast<size_t>(span.first);
+    const uint8_t *    at     = span.data + sizeof(block_header);
+    if (layout.has_ext) {
+        std::memcpy(exts.data() + to, at + skip * sizeof(llama_kv_cell_ext), n * sizeof(llama_kv_cell_ext));
+        at += whole * sizeof(llama_kv_cell_ext);
+    }
+    each_plane([&](size_t row, tensor_buffer & rows, bool on_device) {
+        if (on_device) {
+            copies.load({ &rows.bytes, to * row, n * row }, at + skip * row);
+        } else {
+            on_host.push_back({ rows.data() + to * row, at + skip * row, n * row });
+        }
+        at += whole * row;
+    });
+}
+
+// What is held lies where it belongs.
 void row_store::load(llama_seq_id, int64_t p0, const std::vector<row_span> & spans) {
     check_spans(p0, spans);
     if (spans.empty()) {
@@ -308,7 +382,11 @@ void row_store::load(llama_seq_id, int64_t p0, const std::vector<row_span> & spa
         throw std::invalid_argument("sequence 0 ends at " + std::to_string(n_rows) + ", rows from " + std::to_string(p0) +
                                     " on cannot be appended");
     }
-    reserve(spans.back().last - p0, false);
+    for (const row_span & span : spans) {
+        if (span.held == 0) {
+            check_room(span.first, span.last);
+        }
+    }
     stages->wait_home();
     copies.load_begin();
     std::vector<host_copy> on_host;
@@ -316,34 +394,82 @@ void row_store::load(llama_seq_id, int64_t p0, const std::vector<row_span> & spa
         exts.resize(static_cast<size_t>(spans.back().last));
     }
     for (const row_span & span : spans) {
-        const block_header header = read_header(span.data, span.size, block_kind::rows, hash);
-        const auto         n      = static_cast<size_t>(span.last - span.first);
-        const auto         whole  = static_cast<size_t>(header.p1 - header.p0);
-        const auto         skip   = static_cast<size_t>(span.first - header.p0);
-        const auto         to     = static_cast<size_t>(span.first);
-        const uint8_t *    at     = span.data + sizeof(block_header);
-        if (layout.has_ext) {
-            std::memcpy(exts.data() + to, at + skip * sizeof(llama_kv_cell_ext), n * sizeof(llama_kv_cell_ext));
-            at += whole * sizeof(llama_kv_cell_ext);
+        if (span.held == 0) {
+            copy_in(span, on_host);
+        } else if (layout.has_ext) {
+            const auto n = static_cast<size_t>(span.last - span.first);
+            std::memcpy(exts.data() + span.first, held.exts_of(span.held, span.first), n * sizeof(llama_kv_cell_ext));
         }
-        each_plane([&](size_t row, tensor_buffer & rows, bool on_device) {
-            if (on_device) {
-                copies.load({ &rows.bytes, to * row, n * row }, at + skip * row);
-            } else {
-                on_host.push_back({ rows.data() + to * row, at + skip * row, n * row });
-            }
-            at += whole * row;
-        });
     }
     copies.load_end();
+    is_reading = false;
     copy_on_host(on_host);
-    n_rows = spans.back().last;
+    move_end(spans.back().last);
     place_last();
 }
 
+// -- rows that stay ----------------------------------------------------------------------------------------------------
+
+held_rows::handle row_store::hold(llama_seq_id, int64_t p0, int64_t p1) {
+    size(p0, p1);
+    if (p1 > n_rows) {
+        throw std::invalid_argument("sequence 0 holds " + std::to_string(n_rows) + " rows, not all of " + range_text(p0, p1));
+    }
+    std::vector<llama_kv_cell_ext> their_exts;
+    if (layout.has_ext) {
+        their_exts.assign(exts.begin() + p0, exts.begin() + p1);
+    }
+    return held.add(p0, p1, { { p0, p0, p1 - p0 } }, std::move(their_exts));
+}
+
+void row_store::release(held_rows::handle rows) {
+    if (held.has(rows)) {
+        const auto [p0, p1] = held.range_of(rows);
+        n_only_held -= n_own(rows, p0, p1);
+        held.release(rows);
+        fence();
+    }
+}
+
+int64_t row_store::n_own(held_rows::handle rows, int64_t p0, int64_t p1) const {
+    if (!held.has(rows)) {
+        return 0;
+    }
+    held.runs_of(rows, p0, p1);
+    int64_t n = 0;
+    for (int64_t row = std::max(p0, n_rows); row < p1; ++row) {
+        n += held.count(row) == 1 ? 1 : 0;
+    }
+    return n;
+}
+
+// The sequence has n rows now.
+void row_store::move_end(int64_t n) {
+    for (; n_rows < n; ++n_rows) {
+        n_only_held -= held.holds(n_rows) ? 1 : 0;
+    }
+    for (; n_rows > n; --n_rows) {
+        n_only_held += held.holds(n_rows - 1) ? 1 : 0;
+    }
+}
+
+// What is computed next may overwrite rows that were given up.
+void row_store::fence() {
+    if (is_reading) {
+        copies.load_end();
+        is_reading = false;
+    }
+}
+
 void row_store::truncate(llama_seq_id, int64_t n) {
-    n_rows = std::min(n_rows, n);
+    if (n < n_rows) {
+        fence();
+    }
+    move_end(std::min(n_rows, n));
     stages->truncate(n_rows);
+    if (selection != nullptr) {
+        selection->truncate(n_rows);
+    }
     place_last();
 }
 

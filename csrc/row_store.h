@@ -2,11 +2,17 @@
 // room for. The library keeps the last row and those of its last batch, to know where the sequence ends; its attention
 // reads and writes here (redirect.h). The rows of a *resident* layer lie on the device; those of the others lie in host
 // memory and pass through a stage on the device in each evaluation (row_stages.h).
+//
+// The row of a position has one place. What is held there stays when the sequence is cut, and is in the way of any other
+// row of that position: whoever wants it written has to release what is held before.
 #pragma once
 
+#include "held_rows.h"
+#include "host_copy.h"
 #include "layout.h"
 #include "redirect.h"
 #include "row_memory.h"
+#include "row_selection.h"
 #include "row_stages.h"
 #include "transfer.h"
 
@@ -24,6 +30,7 @@ struct store_settings {
     int64_t             n_ctx;     // the most rows
     std::vector<size_t> resident;  // layers, counted as blocks have them
     size_t              n_stages;  // at least 1; layers that share one wait for each other
+    selection_settings  selection;
 };
 
 class row_store : public row_memory {
@@ -34,17 +41,27 @@ public:
               const store_settings & settings);
     ~row_store() override;
 
-    // As llama_decode, for tokens that follow the rows, which may not be evaluated otherwise. std::invalid_argument or
-    // out_of_cells before anything is changed; std::runtime_error if the rows were not written, or not here.
-    int decode(const llama_batch & batch);
+    // As llama_decode, for tokens that follow the rows, which may not be evaluated otherwise. With `selects`, attention
+    // leaves out what it is expected to look at least, see row_selection.h. std::invalid_argument or out_of_cells before
+    // anything is changed; std::runtime_error if the rows were not written, or not here.
+    int decode(const llama_batch & batch, bool selects = false);
+
+    // What chooses rows; null if attention is to everything.
+    row_selection * choosing() const { return selection.get(); }
 
     int64_t end_of(llama_seq_id) const override { return n_rows; }
     size_t  size(int64_t p0, int64_t p1) const override;
     void    save(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size) override;
     void    load(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) override;
     void    truncate(llama_seq_id seq, int64_t n) override;
-    int64_t n_free() const override { return n_ctx - n_rows; }
+    int64_t n_free() const override { return n_ctx - n_rows - n_held(); }
     void    reserve(int64_t n, bool in_parts) override;
+
+    held_rows::handle hold(llama_seq_id seq, int64_t p0, int64_t p1) override;
+    void              release(held_rows::handle rows) override;
+    void              fetch(held_rows::handle rows, int64_t p0, int64_t p1, uint8_t * out, size_t size) override;
+    int64_t           n_own(held_rows::handle rows, int64_t p0, int64_t p1) const override;
+    int64_t           n_held() const override { return n_only_held; }
 
     llama_pos cut(llama_seq_id seq, int64_t n) override;
 
@@ -55,17 +72,27 @@ public:
     };
     std::vector<layer_info> info() const;
 
-    size_t device_bytes() const;  // of resident layers, stages and the mask
+    size_t device_bytes() const;  // of resident layers, stages and the mask, and what chooses
     size_t host_bytes() const;
+
+    // Evaluations, so far, that took a graph as the one before had left it.
+    uint64_t repeated() const { return attention->repeated(); }
 
     row_stages &       streaming() { return *stages; }
     const row_stages & streaming() const { return *stages; }
 
 private:
     void check_context() const;
-    void check_batch(const llama_batch & batch) const;
+    void check_batch(const llama_batch & batch, bool selects) const;
+    bool begin(bool selects);
     void check_spans(int64_t p0, const std::vector<row_span> & spans) const;
+    void check_block(const row_span & span) const;
+    void check_room(int64_t p0, int64_t p1) const;
+    void copy_out(int64_t p0, int64_t p1, const llama_kv_cell_ext * their_exts, uint8_t * out, size_t size);
+    void copy_in(const row_span & span, std::vector<host_copy> & on_host);
     void open(const store_settings & settings);
+    void fence();
+    void move_end(int64_t n);
     void place_last();
     void remember_exts(int64_t p0, int64_t p1);
     void failed();
@@ -83,6 +110,10 @@ private:
     std::unique_ptr<row_stages>    stages;
     std::vector<redirect::place>   places;
     std::vector<llama_kv_cell_ext> exts;  // of each position, where the model has them
+    held_rows                      held;  // the cell of a row is its position
+    int64_t                        n_only_held = 0;  // from the end of the sequence on
+    bool                           is_reading = false;  // copies out of rows may be on their way
+    std::unique_ptr<row_selection> selection;  // null if attention is to everything
     std::unique_ptr<redirect>      attention;
     int64_t                        n_rows = 0, n_next = 0;  // now; when the evaluation that runs has succeeded
 };

@@ -18,6 +18,7 @@ from typing import TypeAlias
 from pyctl.cache.costs import Costs
 from pyctl.cache.disk.chain import PendingSnapshot
 from pyctl.cache.disk.file_format import PROMPTS
+from pyctl.cache.disk.piecewise import PieceOf, Piecewise
 from pyctl.cache.disk.readers import Reading
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk.write_behind import RowsOf, WriteBehind
@@ -34,6 +35,9 @@ TextOf: TypeAlias = Callable[[Sequence[int]], str]
 
 FLUSH_SECONDS = 10.0
 """How long closing may take."""
+
+LAST_SECONDS = 1.0
+"""Of that, what is left when no more parts are written of what has not much room in RAM."""
 
 REFRESH_SECONDS = 1.0
 """How often to look for what other processes have written, while there are requests."""
@@ -89,7 +93,7 @@ class _SnapshotWriter:
         self._store, self._recent, self._files, self._text_of = store, recent, files, text_of
 
     def write(self, snapshot: Snapshot, spilled: bool) -> int:
-        n_bytes = self._store.write(snapshot, self._label(snapshot), spilled=spilled)
+        n_bytes = self._store.write(snapshot, self.label(snapshot), spilled=spilled)
         self.save_recent()
         return n_bytes
 
@@ -99,7 +103,7 @@ class _SnapshotWriter:
         except OSError as error:
             log.warning("the recent prompts could not be written: %s", error)
 
-    def _label(self, snapshot: Snapshot) -> str:
+    def label(self, snapshot: Snapshot) -> str:
         """How the prefix begins and ends."""
         if self._text_of is None:
             return ""
@@ -132,6 +136,7 @@ class DiskTier:
         self.recent.load(files.load())
         self._writer = _SnapshotWriter(store, self.recent, files, text_of)
         self._behind = WriteBehind(self._writer.write)
+        self._pieces = Piecewise(store.files, self._behind, self._writer.label)
         store.run_soon = self._behind.run_soon
         store.note_read = self._note_read
         self.costs = Costs()
@@ -148,9 +153,12 @@ class DiskTier:
         # Named in ascending order, all prefixes cost one pass over the prompt.
         return [prefix for n in lengths if self.store.contains(prefix := prompt.prefix(n))][::-1]
 
-    def open(self, prefix: Prefix, prompt: PromptMatch, base: Snapshot | None) -> Reading[PendingSnapshot | None]:
-        """The snapshot of ``prefix`` on its way here, None if there is none; what ``base`` has is not read."""
-        return self.store.open(prefix, prompt.tokens, base)
+    def open(
+        self, prefix: Prefix, prompt: PromptMatch, base: Snapshot | None, most_bytes: int | None = None
+    ) -> Reading[PendingSnapshot | None]:
+        """The snapshot of ``prefix`` on its way here, None if there is none; what ``base`` has is not read, and of more
+        than ``most_bytes`` the rest comes when the first has left RAM."""
+        return self.store.open(prefix, prompt.tokens, base, most_bytes)
 
     def seconds(self, n: int, covered: int) -> float:
         """What reading a state at ``n`` takes, with the rows that are not ``covered``."""
@@ -194,7 +202,7 @@ class DiskTier:
 
         Waits for the disk; any thread may call it.
         """
-        waited = self._behind.drop(name)
+        waited = self._behind.drop(name) | self._pieces.drop(name)
         return self.store.directory.remove(f"{self.store.fingerprint}/{name}") or waited
 
     def wants(self, snapshot: Snapshot) -> bool:
@@ -228,6 +236,21 @@ class DiskTier:
             except (StateError, MemoryError) as error:
                 log.warning("the snapshot at %d is not written: %s", snapshot.n, error)
 
+    def offer_large(self, snapshots: Iterable[Snapshot]) -> None:
+        """The same for those whose rows have no room in RAM all at once: they wait for `write_piece`."""
+        for snapshot in filter(self.wants, snapshots):
+            self._pieces.offer(snapshot)
+
+    def write_piece(self, piece_of: PieceOf) -> float | None:
+        """Hand over a part of what was too large to be copied all at once; after how many seconds to call again, None
+        if nothing of it is left."""
+        return self._pieces.step(piece_of)
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether parts are being written, and the disk takes them."""
+        return self._pieces.is_moving
+
     @property
     def is_unsettled(self) -> bool:
         """Whether `settle` is waited for."""
@@ -257,19 +280,21 @@ class DiskTier:
             self.n_hits,
             self._behind.n_bytes,
             self.store.damaged,
-            self._behind.n_waiting,
+            self._behind.n_waiting + self._pieces.n_waiting,
             self._behind.n_failed,
             self._behind.n_spilled,
             self._behind.spilled_bytes,
-            self._behind.n_given_up,
+            self._behind.n_given_up + self._pieces.n_given_up,
         )
 
-    def close(self) -> bool:
+    def close(self, piece_of: PieceOf | None = None) -> bool:
         """Write what is waiting and close the store, within ``close_seconds``; False if something is not written."""
         n_failed = self._behind.n_failed
         deadline = time.monotonic() + self.close_seconds
         self._behind.run_soon(self._writer.save_recent)
-        done = self._behind.close(self.close_seconds)
+        self._behind.hurry()
+        whole = piece_of is None or self._pieces.run(piece_of, deadline - LAST_SECONDS)
+        done = self._behind.close(max(deadline - time.monotonic(), 0.0)) and whole
         if not done:
             log.warning("the prefix cache could not be written completely within %.0f s", self.close_seconds)
         self._recovery.join(max(deadline - time.monotonic(), 0.1))

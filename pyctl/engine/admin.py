@@ -20,7 +20,7 @@ from pyctl.engine.engine_stats import EngineCounters, EngineMemory, EngineStats,
 from pyctl.engine.request import Timings
 from pyctl.engine.sequence import LiveSequence
 from pyctl.engine.worker import Worker
-from pyctl.errors import OutOfCellsError, PyctlError, RequestError, StateError
+from pyctl.errors import NotSupportedError, OutOfCellsError, PyctlError, RequestError, StateError
 from pyctl.prompt import Tokens
 
 __all__ = ["EngineAdmin"]
@@ -238,11 +238,13 @@ class EngineAdmin:
         )
 
     def _save(self, seq: LiveSequence, path: Path) -> SequenceFile:
+        self._check_files()
         began = time.perf_counter()
         n_bytes = self._engine.backend.save_file(seq.id, path, seq.tokens, seq.ends)
         return SequenceFile(seq.n, n_bytes, (time.perf_counter() - began) * 1e3)
 
     def _restore(self, seq: LiveSequence, path: Path) -> SequenceFile:
+        self._check_files()
         began = time.perf_counter()
         engine = self._engine
         engine.snapshotter.park(seq)
@@ -260,6 +262,13 @@ class EngineAdmin:
         seq.reset(saved.tokens, ends=saved.ends)
         seq.named, seq.asked, seq.n_header = True, engine.snapshotter.cache.turn, seq.n
         return SequenceFile(seq.n, saved.n_bytes, (time.perf_counter() - began) * 1e3)
+
+    def _check_files(self) -> None:
+        """With a pool llama.cpp, who reads and writes these files, knows one row."""
+        if self._engine.backend.streamed is not None:
+            raise NotSupportedError(
+                "with --kv-pool a slot cannot be saved or restored as a file; --kv-cache-dir keeps prefixes"
+            )
 
     def _erase(self, seq: LiveSequence) -> int:
         n = seq.n

@@ -273,7 +273,7 @@ class SequenceMemory(Protocol):
     Rows can be *held*: they stay on the device whatever becomes of their sequence, in cells that sequences do not see.
     What needs such a cell has its rows moved to another one first, and is refused with OutOfCellsError if there is
     none, so held rows are never lost by themselves. A cell that a sequence has and that is held counts once, as does
-    one that is held twice.
+    one that is held twice. In a pool nothing moves: a position has one cell, refused until what is held is released.
 
     A draft model beside it has rows of its own, and may have a part of the state (`State.draft`). Only drafts depend on
     these: where they are empty, or another draft model's, it goes on without them, and nothing raises.
@@ -295,9 +295,7 @@ class SequenceMemory(Protocol):
         """Rows [first, last) of ``seq``; empty for kind ``opaque``. The bytes are there after `synchronize`."""
 
     def save_state(self, seq: int, n: int) -> State:
-        """The state of ``seq``, which ends at ``n``: of kind ``attention`` at most the draft model's part.
-
-        There after `synchronize`."""
+        """That of ``seq``, which ends at ``n``: of ``attention`` the draft model's part. There after `synchronize`."""
 
     def draft_rows_size(self, first: int, last: int) -> int:
         """Bytes of the draft model's rows [first, last), as `rows_size`; 0 without one."""
@@ -321,9 +319,12 @@ class SequenceMemory(Protocol):
     def can_hold(self) -> bool:
         """Whether rows can be held; without, `hold` raises StateError."""
 
+    @property
+    def is_pool(self) -> bool:
+        """Whether the rows of the one sequence have a place each."""
+
     def hold(self, seq: int, first: int, last: int) -> Held:
-        """Have rows [first, last) of ``seq`` stay on the device until `release` or `unload`; StateError if it has not
-        got them."""
+        """Have rows [first, last) of ``seq``, which has them (StateError), stay on the device until `release`."""
 
     def release(self, held: Held) -> None:
         """Let held rows go; twice is harmless."""
@@ -363,7 +364,7 @@ class SequenceMemory(Protocol):
     def save_file(self, seq: int, path: Path, tokens: Tokens, ends: Sequence[int]) -> int:
         """Write ``seq``, which holds ``tokens``, to ``path``; returns the bytes of the file.
 
-        ``ends`` are the batch ends that a cold run would have, too. Raises StateError, NotSupportedError with a pool.
+        ``ends`` are the batch ends that a cold run would have, too. Not with a pool. Raises StateError.
         """
 
     def load_file(self, seq: int, path: Path) -> SavedSequence:

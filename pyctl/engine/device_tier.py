@@ -6,18 +6,20 @@ import contextlib
 import logging
 import math
 import weakref
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from pyctl.cache.disk.write_behind import MOST_BEHIND_BYTES
-from pyctl.cache.plan import ends_within
+from pyctl.cache.disk_tier import DiskTier
+from pyctl.cache.plan import ends_within, last_end
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import NOTHING, Block, Segment, Snapshot, needed_by
 from pyctl.engine.backend import SequenceMemory
 from pyctl.engine.sequence import LiveSequence
 from pyctl.errors import StateError
+from pyctl.limit import limit
 from pyctl.prompt import as_tokens
 
 __all__ = ["DeviceCounts", "DeviceTier", "most_behind"]
@@ -27,6 +29,10 @@ log = logging.getLogger(__name__)
 BEHIND_PART = 2
 """Rows of the device that wait to be written may take RAM beside what the cache counts: its budget over this."""
 
+
+PIECE_BYTES = limit(
+    2**28, "rows that leave the device at once", "a segment of more is two or more segments", "memory", "bytes"
+)
 
 STATES_PART = 3
 """One prompt may take this part of RAM for snapshots that are only perhaps of use; with more, several conversations
@@ -62,10 +68,16 @@ class DeviceTier:
     def __init__(self, memory: SequenceMemory, cache: RamCache) -> None:
         self._memory, self._cache = memory, cache
         self.counts = DeviceCounts()
+        self._n_ahead = 0  # behind how many requests one last looked for what is too large to be written in the end
         self._fetched: weakref.WeakKeyDictionary[Segment, weakref.ref[Block]] = weakref.WeakKeyDictionary()
         cache.on_drop = self.release
         if cache.enabled:
             memory.release_all()
+
+    @property
+    def is_pool(self) -> bool:
+        """Whether what needs a cell needs a certain one: `vacate` is for this, `shrink` for all others."""
+        return self._memory.is_pool
 
     @property
     def n_cells(self) -> int:
@@ -79,16 +91,41 @@ class DeviceTier:
         return 0 if self._memory.can_hold else self._memory.rows_size(first, last)
 
     def segment(self, seq: LiveSequence, first: int, parent: Segment | None) -> Segment:
-        """The rows of ``seq`` from ``first`` on. StateError or MemoryError leave nothing behind."""
+        """The rows of ``seq`` from ``first`` on: the deepest segment, if they are more than should leave the device at
+        once. StateError or MemoryError leave nothing behind."""
+        made: list[Segment] = []
+        try:
+            for start, last in self._pieces(seq, first):
+                made.append(self._segment(seq, start, last, made[-1] if made else parent))
+        except (StateError, MemoryError):
+            for segment in made:
+                self.release(segment)
+            raise
+        return made[-1]
+
+    def _segment(self, seq: LiveSequence, first: int, last: int, parent: Segment | None) -> Segment:
         memory = self._memory
-        tokens, ends = as_tokens(seq.tokens[first:]), ends_within(seq.ends, first)
-        rows = memory.save_rows(seq.id, first, seq.n) if not memory.can_hold else NOTHING
-        draft_rows = memory.save_draft_rows(seq.id, first, seq.n)
+        tokens, ends = as_tokens(seq.tokens[first:last]), ends_within(seq.ends, first, last)
+        rows = memory.save_rows(seq.id, first, last) if not memory.can_hold else NOTHING
+        draft_rows = memory.save_draft_rows(seq.id, first, last)
         segment = Segment(first, tokens, rows, parent, ends, draft_rows=draft_rows)
         if memory.can_hold:
-            segment.held = memory.hold(seq.id, first, seq.n)
+            segment.held = memory.hold(seq.id, first, last)
             self.counts.kept += segment.held.n_cells
         return segment
+
+    def _pieces(self, seq: LiveSequence, first: int) -> Iterator[tuple[int, int]]:
+        """The rows of ``seq`` from ``first`` on in parts of PIECE_BYTES at most, which end at batch ends if they can.
+
+        Rows that cannot be held are in RAM in any case."""
+        n_bytes = self._memory.rows_size(first, seq.n) if self._memory.can_hold else 0
+        most = seq.n if n_bytes <= PIECE_BYTES else max((seq.n - first) * PIECE_BYTES // n_bytes, 1)
+        while seq.n - first > most:
+            end = last_end(seq.ends, first + most)
+            last = end if end > first else first + most
+            yield first, last
+            first = last
+        yield first, seq.n
 
     def hold(self, snapshot: Snapshot, seq: LiveSequence) -> None:
         """Let rows of ``snapshot``, all of which ``seq`` holds, stay where it has them; RAM may have them, too."""
@@ -140,6 +177,23 @@ class DeviceTier:
                 return False
         return True
 
+    def vacate(
+        self, first: int, last: int, protected: Collection[Snapshot] = (), coming: Snapshot | None = None
+    ) -> None:
+        """In a pool, have nothing held where rows [first, last) go but those that are ``coming`` and lie there already.
+
+        What is in the way goes to RAM, or away where that has no room for it that is worth less; ``protected`` makes no
+        room.
+        """
+        if not self.n_cells:
+            return
+        wanted = coming.chain if coming is not None else {}
+        for segment in self._cache.segments():
+            if segment.start >= last or segment.end <= first or wanted.get(segment, 0) >= min(segment.end, last):
+                continue
+            if segment.held is not None:  # else it has gone with one before
+                self._leave(segment, protected)
+
     def can_shrink(self, most: int, likely: float, protected: Collection[Snapshot] = ()) -> bool:
         """Whether `shrink` takes only what RAM has, too, or what fewer prompts than ``likely`` are expected to need."""
         n_over = self.n_cells - most
@@ -171,12 +225,18 @@ class DeviceTier:
                     log.warning("rows were not copied to RAM: %s", error)
 
     def may_copy(self, snapshot: Snapshot) -> bool:
-        """Whether what RAM lacks of it may be copied for the disk alone, beside what the cache counts."""
+        """Whether all that RAM lacks of it may be copied for the disk at once, beside what the cache counts."""
         n_bytes = sum(each.only_held_bytes for each in snapshot.chain if not each.file.is_there)
-        if not n_bytes or not self.is_behind(n_bytes):
-            return True
-        log.warning("the prefix of %d tokens is not written: RAM has no room for %.0f MiB", snapshot.n, n_bytes / 2**20)
-        return False
+        return not n_bytes or not self.is_behind(n_bytes)
+
+    def piece_of(self, segment: Segment) -> Block | None:
+        """A copy of its rows for somebody who needs bytes, and they are there; None if too much waits for the disk."""
+        return None if self.is_behind(segment.only_held_bytes) else self.copy_of(segment)
+
+    @property
+    def most_read(self) -> int | None:
+        """Bytes of a snapshot from disk that may be in RAM at a time before the device has them; None: no bound."""
+        return most_behind(self._cache.budget) if self._memory.can_hold and self._cache.budget is not None else None
 
     def is_behind(self, n_more: int = 0) -> bool:
         """Whether more bytes than may wait for the disk are neither counted by the cache nor on their way."""
@@ -211,6 +271,35 @@ class DeviceTier:
                 log.warning("rows were not copied to RAM: %s", error)
                 return False
         return False
+
+    def copy_next(self, disk: DiskTier | None) -> float | None:
+        """In an idle moment: have some of what only the device has copied, to ``disk``, where that wants it now or in
+        the end, when there would be no time for so much, or to RAM. After how many seconds to go on, None for not.
+        """
+        seconds = disk.write_piece(self.piece_of) if disk is not None else None
+        if self.copy_one():
+            return 0.0
+        if seconds is None and disk is not None and disk.policy.kind != "off" and self._n_ahead != self._cache.turn:
+            self._n_ahead = self._cache.turn
+            disk.offer_large(end for end in self._cache.conversation_ends()[::-1] if not self.may_copy(end))
+            return 0.0
+        return seconds
+
+    def offer(self, snapshots: Collection[Snapshot], disk: DiskTier) -> None:
+        """Have ``disk`` write them: what RAM has no room for, beside the cache, a segment at a time (`copy_next`)."""
+        large: list[Snapshot] = []
+
+        def small() -> Iterator[Snapshot]:
+            for each in snapshots:  # each one's copy takes room of the next one's
+                if self.may_copy(each):
+                    yield each
+                else:
+                    large.append(each)
+
+        disk.offer(small(), self.copy_of)
+        if large:
+            self._n_ahead = self._cache.turn
+            disk.offer_large(large)
 
     def rows_of(self, segment: Segment) -> Block:
         """A copy of its rows for somebody who needs bytes, there after `synchronize`."""

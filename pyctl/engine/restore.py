@@ -314,6 +314,9 @@ def make_room_for(
     Those that RAM has, too, may have to leave for it, and need other cells then. Where there are not enough, the other
     ways to resume may be given up.
     """
+    if device.is_pool:
+        device.vacate(live.n, candidate.n, lookup.snapshots, snapshot)
+        return device.n_ready(snapshot, live.n, candidate.n)
     n_ready = 0
     for protected in (lookup.snapshots, (snapshot,)):
         n_before, is_enough = candidate.n + 1, True
@@ -364,6 +367,12 @@ def restore(
 def _load_rows(candidate: Candidate, snapshot: Snapshot, live: LiveSequence, memory: SequenceMemory) -> Reading[None]:
     """Append the rows [keep, n); those from disk go to the device segment by segment while the next are being read."""
     at, n, arrival = candidate.keep, candidate.n, candidate.arrival
+    if arrival is not None and arrival.is_large:
+        for segment, last in snapshot.chain.items():
+            if last <= at:  # which is here, and need not be read, if it is not under way
+                if arrival.has_begun(segment):
+                    yield from arrival.rows(segment)
+                _leave(arrival, segment, live, last, memory)
     while at < n:
         last = n
         if arrival is not None:
@@ -373,4 +382,13 @@ def _load_rows(candidate: Candidate, snapshot: Snapshot, live: LiveSequence, mem
         if memory.kind != "opaque":
             memory.load_rows(live.id, at, snapshot.spans(at, last))
         memory.load_draft_rows(live.id, at, snapshot.draft_spans(at, last))
+        if arrival is not None and arrival.is_large:
+            _leave(arrival, segment, live, last, memory)
         at = last
+
+
+def _leave(arrival: PendingSnapshot, segment: Segment, live: LiveSequence, last: int, memory: SequenceMemory) -> None:
+    """Let the device hold rows of ``segment``, which ``live`` has up to ``last`` now, instead of RAM."""
+    if last == segment.end and segment.held is None and not segment.alive:
+        segment.held = memory.hold(live.id, segment.start, last)
+        arrival.leave(segment)

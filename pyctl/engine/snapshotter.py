@@ -163,8 +163,9 @@ class Snapshotter:
                 if reservation.confirm(snapshot):
                     seq.keep(snapshot.segment, seq.n)
                     stats.count_saved(prefix.name)
-                    if self.disk is not None and seq.for_disk:  # beside the next batch, not all of it at the end
-                        self.device.copy_spare(snapshot.segment)
+                    if memory.is_pool or (self.disk is not None and seq.for_disk):
+                        # Beside the next batch, not all of it at the end, or when the next prompt goes there.
+                        self.device.copy_spare(*(each for each in snapshot.chain if each.start >= covered))
                 self.device.give_back(snapshot)
         except (StateError, MemoryError) as error:
             log.warning("no snapshot at %d: %s", seq.n, error)
@@ -212,7 +213,7 @@ class Snapshotter:
         self.memory.synchronize()
         if self.disk is not None:
             self.disk.settle()
-            self.disk.offer(filter(self.device.may_copy, wanted), self.device.copy_of)
+            self.device.offer(wanted, self.disk)
             self._hold_less()
 
     def park(self, seq: LiveSequence, protected: Collection[Snapshot] = ()) -> None:
@@ -260,7 +261,7 @@ class Snapshotter:
             return True
         if self.disk.policy.kind != "off":
             self.settle(self.cache.conversation_ends()[::-1])
-        return self.disk.close()
+        return self.disk.close(self.device.piece_of)
 
     # -- restoring ---------------------------------------------------------------------------------------------------
 
@@ -277,7 +278,7 @@ class Snapshotter:
         try:
             while (prefix := quickest(found, lookup.ways, match, base, self.disk)) is not None:
                 found.remove(prefix)
-                if (arrival := (yield from self.disk.open(prefix, match, base))) is None:
+                if (arrival := (yield from self.disk.open(prefix, match, base, self.device.most_read))) is None:
                     continue
                 try:
                     same = last_common_end(ends, seq.ends, seq.shared(match.tokens))
@@ -288,6 +289,7 @@ class Snapshotter:
                         return used
                 finally:
                     arrival.cancel()
+                    self.device.give_back(arrival.snapshot)
         finally:
             if base is not None:
                 self.cache.unkeep(base)

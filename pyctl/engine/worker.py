@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from typing import NamedTuple, TypeVar
 
 from pyctl.cache.cache_stats import RequestStats
+from pyctl.cache.disk.piecewise import AGAIN_SECONDS
 from pyctl.engine.backend import EngineInfo
 from pyctl.engine.engine import Engine
 from pyctl.engine.handle import RequestHandle
@@ -36,7 +37,8 @@ STEP_SECONDS = limit(
 MAX_FAILED_STEPS = limit(3, "steps of the engine in a row that fail", "the server ends, exit code 1", "process")
 
 IDLE_SECONDS = 2.0
-"""After so long without work, rows that only the device has are copied to what is free of the cache's RAM."""
+"""After so long without work, rows that only the device has are copied to what is free of the cache's RAM, and those
+that have no room there to the disk."""
 
 WATCH_SECONDS = 1.0
 """Between two looks at the engine's thread."""
@@ -62,7 +64,7 @@ class Worker:
         self._sleep_seconds = sleep_seconds
         self._stall_seconds = stall_seconds
         self._last_work = time.monotonic()
-        self._may_copy = False
+        self._copy_at: float | None = None
         self._inbox: queue.SimpleQueue[RequestHandle | _Call | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards what is open, and whether more may come
         self._open: set[RequestHandle] = set()
@@ -254,7 +256,8 @@ class Worker:
             if busy and self._inbox.empty():
                 busy = self._step()
                 if not busy:
-                    self._last_work, self._may_copy = time.monotonic(), True
+                    self._last_work = time.monotonic()
+                    self._copy_at = self._last_work + IDLE_SECONDS
                 continue
             self._working = busy
             try:
@@ -264,7 +267,8 @@ class Worker:
                 if not busy and self._until_sleep() == 0:
                     self._engine.sleep()
                 elif not busy and self._until_copy() == 0:
-                    self._may_copy = self._engine.snapshotter.device.copy_one()
+                    seconds = self._engine.snapshotter.device.copy_next(self._engine.snapshotter.disk)
+                    self._copy_at = time.monotonic() + seconds if seconds is not None else None
                 continue
             if item is None:
                 return
@@ -323,16 +327,17 @@ class Worker:
         return min((seconds for seconds in times if seconds is not None), default=None)
 
     def _until_copy(self) -> float | None:
-        """Seconds until more rows are copied from the device to RAM for want of other work, None for not."""
-        if not self._may_copy or self._engine.asleep:
+        """Seconds until more rows are copied from the device for want of other work, None for not."""
+        if self._copy_at is None or self._engine.asleep:
             return None
-        return max(self._last_work + IDLE_SECONDS - time.monotonic(), 0.0)
+        return max(self._copy_at - time.monotonic(), 0.0)
 
     def _until_sleep(self) -> float | None:
         """Seconds until the model is freed, None for not."""
         if self._sleep_seconds < 0 or self._engine.asleep:
             return None
-        return max(self._last_work + self._sleep_seconds - time.monotonic(), 0.0)
+        disk, seconds = self._engine.snapshotter.disk, self._last_work + self._sleep_seconds - time.monotonic()
+        return max(seconds, AGAIN_SECONDS if disk is not None and disk.is_moving else 0.0)
 
     # -- from any thread ---------------------------------------------------------------------------------------------
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -12,123 +11,17 @@ from llama_cpp import llama_cpp as api
 
 from pyctl.cache.snapshot import Block
 from pyctl.engine.backend import SequenceTokens
-from pyctl.engine.llama import LlamaBackend, Loaded, load
-from pyctl.engine.llama.library import RowStore, checked
-from pyctl.engine.model_settings import ModelSettings
+from pyctl.engine.llama import LlamaBackend
+from pyctl.engine.llama.library import KVState, RowStore, checked
 from pyctl.errors import OutOfCellsError, StateError
 from pyctl.prompt import Tokens, as_tokens
+from tests.native.stores import ENDS, UBATCH, N, Store, assert_same, evaluate_on, run, tokens_of
 
-UBATCH = 96
-N = 600
 LAYOUTS = [(name, kv) for name in ("tiny-hybrid", "tiny-moe", "tiny-dense") for kv in ("f16", "q8_0", "q4_0")]
-ENDS = [96, 192, 240, 254, 255, 256, 257, 258, 354, 450, 500, 511, 514, 590, N]
-"""Ends of batches: some pass a multiple of 256 in the middle, and single tokens go up to one and past it."""
-
-
-def tokens_of(seed: int, n: int = N) -> Tokens:
-    return as_tokens(np.random.default_rng(seed).integers(0, 256, n))
-
-
-@dataclass
-class Store:
-    """Evaluates on a context of few cells, with the rows of a `RowStore`."""
-
-    backend: LlamaBackend
-
-    @property
-    def rows(self) -> RowStore:
-        """Nobody else has it, so it goes before the context does."""
-        return self.backend._memory
-
-    def evaluate(self, tokens: Tokens, start: int) -> np.ndarray:
-        batch = self.backend._batch
-        batch.fill(0, tokens, start)
-        code = checked(self.rows.decode, ctypes.addressof(batch.struct))
-        assert code == 0
-        self.backend._outputs = [len(tokens) - 1]
-        return self.backend.logits(0)
-
-    def run(self, tokens: Tokens, start: int = 0, ends: list[int] = ENDS) -> dict[int, np.ndarray]:
-        return run(self.evaluate, tokens, start, ends)
-
-    def resume(self, n: int, chain: list[tuple[Block, int, int]], state: Block) -> None:
-        """Hold the first ``n`` rows of ``chain``, of which the first are there already, and their state."""
-        kept = self.rows.n_rows
-        checked(self.rows.load_rows, 0, kept, [(rows, max(a, kept), b) for rows, a, b in chain if kept < b <= n])
-        if state.size:
-            checked(self.rows.load_state, 0, n, state)
-
-
-def run(
-    evaluate: Callable[[Tokens, int], np.ndarray], tokens: Tokens, start: int, ends: list[int]
-) -> dict[int, np.ndarray]:
-    found = {}
-    for end in ends:
-        if start < end <= len(tokens):
-            found[end] = evaluate(tokens[start:end], start)
-            start = end
-    return found
-
-
-def assert_same(found: dict[int, np.ndarray], wanted: dict[int, np.ndarray]) -> None:
-    assert found, "nothing was compared"
-    for end, logits in found.items():
-        assert np.isfinite(logits).all()
-        assert (logits == wanted[end]).all(), f"logits at {end} differ"
-
-
-@pytest.fixture(scope="module")
-def full(open_model: Callable[..., Loaded]) -> Callable[[str, str], LlamaBackend]:
-    """full("tiny-hybrid", "q8_0") -> an empty backend with all cells in llama.cpp."""
-
-    def get(name: str, kv: str) -> LlamaBackend:
-        backend = open_model(name, type_k=kv, type_v=kv, flash_attn="on", n_ctx=2048, n_ubatch=UBATCH).backend
-        backend.clear(0)
-        return backend
-
-    return get
-
-
-@pytest.fixture
-def store(model_path: Callable[[str], object]) -> Iterator[Callable[..., Store]]:
-    """store("tiny-hybrid", "q8_0", resident=[0]) -> an empty store, its context with just enough cells."""
-    opened: list[LlamaBackend] = []
-
-    def get(
-        name: str,
-        kv: str = "f16",
-        *,
-        resident: list[int],
-        n_ctx: int = 1000,
-        stages: int = 2,
-        marks: bool = False,
-        lag: int = 0,
-        **fields: object,
-    ) -> Store:
-        chosen = {"flash_attn": "on", "n_ctx": 256, "n_ubatch": UBATCH, "n_threads": 1, **fields}
-        backend = load(ModelSettings(path=str(model_path(name)), type_k=kv, type_v=kv, **chosen)).backend
-        opened.append(backend)
-        backend.evaluate(0, as_tokens([1]), 0)
-        address = ctypes.cast(backend._ctx, ctypes.c_void_p).value or 0
-        backend._memory = RowStore(address, n_ctx, resident, stages=stages, marks=marks, lag=lag)
-        backend._memory.clear(0)
-        return Store(backend)
-
-    yield get
-    for backend in opened:
-        backend.unload()
 
 
 def n_layers(name: str) -> int:
     return 4 if name == "tiny-dense" else 2
-
-
-def evaluate_on(backend: LlamaBackend) -> Callable[[Tokens, int], np.ndarray]:
-    def evaluate(part: Tokens, start: int) -> np.ndarray:
-        backend.evaluate(0, part, start)
-        return backend.logits(0)
-
-    return evaluate
 
 
 def cold(backend: LlamaBackend, tokens: Tokens, ends: list[int] = ENDS) -> dict[int, np.ndarray]:
@@ -228,6 +121,78 @@ def test_more_rows_than_cells_one_token_at_a_time(
     assert made.rows.streamed_bytes == 500 * 2 * 128
 
 
+@pytest.mark.parametrize("name", ["tiny-hybrid", "tiny-moe", "tiny-dense"])
+def test_a_graph_is_taken_as_it_was_left(
+    full: Callable[[str, str], LlamaBackend], store: Callable[..., Store], name: str
+) -> None:
+    """Of single tokens, with all layers resident: through a multiple of 256, other lengths, a rewind, a restore."""
+    tokens, n = tokens_of(9, 540), n_layers(name)
+    ends = [
+        96,
+        *range(97, 160),
+        210,
+        256,
+        *range(257, 290),
+        292,
+        294,
+        296,
+        330,
+        *range(331, 340),
+        420,
+        500,
+        *range(501, 541),
+    ]
+    reference, made = full(name, "f16"), store(name, resident=[*range(n)])
+    wanted = cold(reference, tokens, ends)
+    assert_same(made.run(tokens, ends=ends), wanted)
+    repeated = made.rows.repeated
+    assert repeated > 100, "the library makes a new graph for these now and then, not often"
+    block, state = made.backend.save_rows(0, 0, 330), None
+    made.rows.rewind(0, 300 if name == "tiny-dense" else 0)
+    if made.backend.kind == "hybrid":
+        made.rows.clear(0)
+        assert_same(made.run(tokens, ends=[end for end in ends if end <= 330]), wanted)
+        state = made.backend.save_state(0, 330)
+        made.rows.clear(0)
+        made.evaluate(tokens[:1], 0)
+        made.rows.clear(0)
+    made.resume(330, [(block, 0, 330)], state.recurrent if state is not None else np.empty(0, np.uint8))
+    assert_same(made.run(tokens, 330, ends), wanted)
+    assert made.rows.repeated > repeated + 30
+
+    streamed = store(name, resident=[*range(n - 1)], stages=1)
+    assert_same(streamed.run(tokens, ends=ends[:80]), wanted)
+    assert streamed.rows.repeated == 0, "a layer that stops is asked about each time"
+
+
+def test_the_library_has_its_own_graph_back(
+    full: Callable[[str, str], LlamaBackend], store: Callable[..., Store]
+) -> None:
+    """Beside an evaluation of the store, and after it."""
+    tokens = tokens_of(10, 140)
+    ends = [96, *range(97, 141)]
+    wanted = cold(full("tiny-dense", "f16"), tokens, ends)
+    made = store("tiny-dense", resident=[0, 1, 2, 3])
+    backend, memory = made.backend, api.llama_get_memory(made.backend._ctx)
+    assert_same(made.run(tokens, ends=ends), wanted)
+    assert made.rows.repeated > 20
+
+    def own(part: Tokens, start: int) -> np.ndarray:
+        batch = backend._batch
+        batch.fill(0, part, start)
+        assert api.llama_decode(backend._ctx, batch.struct) == 0
+        return backend.logits(0)
+
+    api.llama_memory_clear(memory, True)
+    assert_same(run(own, tokens, 0, [1, 2, 3]), run(evaluate_on(full("tiny-dense", "f16")), tokens, 0, [1, 2, 3]))
+    api.llama_memory_clear(memory, True)
+    made.rows.clear(0)
+    assert_same(made.run(tokens, ends=ends), wanted)
+    backend._memory = KVState(ctypes.cast(backend._ctx, ctypes.c_void_p).value or 0)
+    api.llama_memory_clear(memory, True)
+    assert_same(run(own, tokens, 0, [1, 2, 3]), run(evaluate_on(full("tiny-dense", "f16")), tokens, 0, [1, 2, 3]))
+
+
 def test_large_restores_are_right(store: Callable[..., Store]) -> None:
     """Enough bytes that several threads copy them."""
     n, made = 23_000, store("tiny-dense", resident=[2], n_ctx=23_001)
@@ -265,10 +230,14 @@ def test_what_does_not_fit_is_refused(store: Callable[..., Store]) -> None:
     for first, span in ((0, (block, 0, 300)), (288, (block, 289, 300)), (288, (block[:-1], 288, 300))):
         with pytest.raises(StateError):
             checked(made.rows.load_rows, 0, first, [span])
-    with pytest.raises(StateError):
-        checked(made.rows.load_rows, 0, 288, [(1, 288, 300)])  # nothing is held here
-    with pytest.raises(StateError):
-        checked(made.rows.hold, 0, 0, 288)
+    held = checked(made.rows.hold, 0, 0, 288)
+    made.rows.release(held)
+    for rows in (held, held + 1000):
+        with pytest.raises(StateError):
+            checked(made.rows.load_rows, 0, 288, [(rows, 288, 300)])  # nothing is held here
+    for first, last in ((0, 289), (5, 5), (-1, 3)):
+        with pytest.raises(StateError):
+            checked(made.rows.hold, 0, first, last)
     with pytest.raises(StateError):
         checked(made.rows.add_image, 0, 2, 4)
     with pytest.raises(StateError):
@@ -280,11 +249,56 @@ def test_what_does_not_fit_is_refused(store: Callable[..., Store]) -> None:
     with pytest.raises(StateError, match="images"):
         checked(made.rows.load_rows, 0, 288, [(image, 288, 300)])
     assert made.rows.n_rows == 288
-    assert not made.rows.can_hold
     assert made.rows.n_held == 0
     made.resume(300, [(block, 0, 300)], state.recurrent)
     made.rows.clear(0)
     assert_same(made.run(tokens, ends=[96, 192, 288, 300]), wanted)
+
+
+@pytest.mark.parametrize(("name", "lag"), [("tiny-hybrid", 0), ("tiny-moe", 2), ("tiny-dense", 1)])
+def test_held_rows_stay_in_their_places(store: Callable[..., Store], name: str, lag: int) -> None:
+    """Beside another conversation: what that overwrites comes back from a copy, the rest was never moved."""
+    made = store(name, "q8_0", resident=[1], lag=lag)
+    tokens, other, more = tokens_of(12), tokens_of(13, 192), tokens_of(14, 96)
+    beside = made.run(other, ends=[96, 192])
+    made.rows.clear(0)
+    made.run(tokens)
+    rows, state = made.backend.save_rows(0, 0, N), made.backend.save_state(0, N).recurrent
+    low, high, inside = (checked(made.rows.hold, 0, *span) for span in ((0, 254), (254, N), (300, 310)))
+    assert (made.rows.n_held, made.rows.n_own(high, 254, N), made.rows.n_free) == (0, 0, 400)
+    wanted = made.evaluate(more, N)
+    made.rows.clear(0)
+    assert (made.rows.n_held, made.rows.n_own(low, 0, 254), made.rows.n_own(high, 254, N)) == (N, 254, N - 254 - 10)
+    assert made.rows.n_free == 400
+    with pytest.raises(OutOfCellsError):
+        checked(made.rows.reserve, 1)
+    with pytest.raises(OutOfCellsError):
+        made.evaluate(other[:96], 0)
+    with pytest.raises(OutOfCellsError):
+        checked(made.rows.load_rows, 0, 0, [(rows, 0, 100)])
+    with pytest.raises(StateError):
+        checked(made.rows.load_rows, 0, 0, [(high, 254, N)])  # they do not begin there
+    copy, part = (np.empty(made.rows.rows_size(*span), np.uint8) for span in ((0, 254), (300, 500)))
+    checked(made.rows.fetch, low, 0, 254, copy)
+    made.rows.release(low)
+    assert (made.rows.n_free, made.rows.n_own(low, 0, 254)) == (654, 0)
+    assert_same(made.run(other, ends=[96, 192]), beside)
+    with pytest.raises(OutOfCellsError):
+        made.evaluate(other[:96], 192)
+    checked(made.rows.fetch, high, 300, 500, part)
+    for span in ((253, 453), (401, 601)):
+        with pytest.raises(StateError):
+            checked(made.rows.fetch, high, *span, part)
+    made.rows.clear(0)
+    made.resume(N, [(copy, 0, 254), (high, 254, N)], state)
+    again, there = made.backend.save_rows(0, 0, N), made.backend.save_rows(0, 300, 500)
+    made.rows.finish()
+    assert (again == rows).all()
+    assert (there == part).all()
+    assert_same({N: made.evaluate(more, N)}, {N: wanted})
+    made.rows.release(high)
+    made.rows.clear(0)
+    assert (made.rows.n_held, made.rows.n_own(inside, 300, 310)) == (10, 10)
 
 
 def test_only_what_follows_is_evaluated(store: Callable[..., Store]) -> None:
@@ -302,20 +316,37 @@ def test_only_what_follows_is_evaluated(store: Callable[..., Store]) -> None:
     assert_same(made.run(tokens, 90, [100]), wanted)
 
 
+def stop_within(made: Store, tokens: Tokens, first: int, last: int) -> None:
+    """Have the evaluation of tokens [first, last) stopped; later ones are not."""
+    stops = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)(lambda _: True)
+    api.llama_set_abort_callback(made.backend._ctx, ctypes.cast(stops, type(api.ggml_abort_callback())), None)
+    batch = made.backend._batch
+    batch.fill(0, tokens[first:last], first)
+    assert made.rows.decode(ctypes.addressof(batch.struct)) == 2
+    assert made.rows.n_rows == first
+    made.backend._pulse.attach(ctypes.cast(made.backend._ctx, ctypes.c_void_p).value or 0)
+
+
 def test_a_stopped_evaluation_leaves_the_rows_before_it(store: Callable[..., Store]) -> None:
     made = store("tiny-dense", resident=[1])
     tokens = tokens_of(8, 200)
     wanted = made.run(tokens, ends=[96, 192, 200])
     made.rows.rewind(0, 96)
-    stops = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)(lambda _: True)
-    api.llama_set_abort_callback(made.backend._ctx, ctypes.cast(stops, type(api.ggml_abort_callback())), None)
-    batch = made.backend._batch
-    batch.fill(0, tokens[96:192], 96)
-    assert made.rows.decode(ctypes.addressof(batch.struct)) == 2
-    assert made.rows.n_rows == 96
-    address = ctypes.cast(made.backend._ctx, ctypes.c_void_p).value or 0
-    made.backend._pulse.attach(address)
+    stop_within(made, tokens, 96, 192)
     assert_same(made.run(tokens, 96, [192, 200]), wanted)
+
+
+def test_a_graph_that_was_left_is_right_after_a_stop(store: Callable[..., Store]) -> None:
+    made, tokens = store("tiny-hybrid", resident=[0, 1]), tokens_of(11, 120)
+    ends = [90, *range(91, 121)]
+    wanted = made.run(tokens, ends=ends)
+    made.rows.clear(0)
+    made.run(tokens[:100], ends=ends)
+    state, repeated = made.backend.save_state(0, 100), made.rows.repeated
+    stop_within(made, tokens, 100, 101)
+    checked(made.rows.load_state, 0, 100, state.recurrent)
+    assert_same(made.run(tokens, 100, ends), wanted)
+    assert made.rows.repeated > repeated + 10
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from pyctl.cache.snapshot import DIGEST_BYTES, NOTHING, Block, FileMark, Segment
 from pyctl.errors import StateError
 from pyctl.prompt import Tokens, as_tokens
 
-__all__ = ["PendingSnapshot", "SegmentFile", "StoredFile", "check_chain", "name_chain", "open_chain"]
+__all__ = ["ChainNames", "PendingSnapshot", "SegmentFile", "StoredFile", "check_chain", "open_chain"]
 
 SMALL = (PartKind.TOKENS, PartKind.ENDS)
 
@@ -31,7 +31,8 @@ class PendingSnapshot:
 
     ``coming`` are the reads under way per segment, ``state`` those of the state. ``done`` is told once when all have
     succeeded, ``failed`` the first error; the readers then get StateError, and ``is_lost`` is set. ``cancel`` ends what
-    has not begun.
+    has not begun. Of one that is larger than RAM should hold, the reads of ``later`` segments begin, in this order, as
+    `leave` gives up those before them.
     """
 
     def __init__(
@@ -43,17 +44,39 @@ class PendingSnapshot:
         done: Callable[[], None],
         failed: Callable[[Exception], None],
         cancel: Callable[[], None],
+        later: Mapping[Segment, Callable[[], Reads]] | None = None,
     ) -> None:
         self.snapshot = snapshot
         self.cancel = cancel
         self.is_lost = False
-        self._coming, self._state = coming, state
+        self._coming, self._state = dict(coming), state
+        self._later = dict(later or {})
+        self.is_large = bool(later)
         self._done, self._failed = done, failed
 
     def rows(self, segment: Segment) -> Reading[None]:
         """Wait until the rows of ``segment`` are here, verified."""
+        while segment in self._later:
+            self._start_next()
         if segment in self._coming:
             yield from self._wait(self._coming[segment])
+
+    def has_begun(self, segment: Segment) -> bool:
+        """Whether `rows` has nothing to begin."""
+        return segment not in self._later
+
+    def leave(self, segment: Segment) -> None:
+        """The device has the rows of ``segment``, and RAM need not: the next may come in their place."""
+        segment.rows = NOTHING
+        if self._later.pop(segment, None) is None and self._later:
+            self._start_next()
+
+    def _start_next(self) -> None:
+        segment = next(iter(self._later))
+        try:
+            self._coming[segment] = self._later.pop(segment)()
+        except Exception as error:  # such as no memory for it
+            raise self._lose(error) from error
 
     def state(self) -> Reading[None]:
         """Wait until the state is here, verified."""
@@ -61,6 +84,8 @@ class PendingSnapshot:
 
     def complete(self) -> Reading[Snapshot]:
         """The snapshot when all of it is here."""
+        while self._later:
+            self._start_next()
         for reads in [*self._coming.values(), self._state]:
             yield from self._wait(reads)
         self._done()
@@ -70,10 +95,14 @@ class PendingSnapshot:
         try:
             yield from finished(reads)
         except Exception as error:
-            self.cancel()
-            self.is_lost = True
-            self._failed(error)
-            raise StateError(f"the prefix cache on disk: {error}") from error
+            raise self._lose(error) from error
+
+    def _lose(self, error: Exception) -> StateError:
+        """Give up the rest after ``error``; what the readers get."""
+        self.cancel()
+        self.is_lost = True
+        self._failed(error)
+        return StateError(f"the prefix cache on disk: {error or type(error).__name__}")
 
 
 @dataclass(frozen=True)
@@ -100,44 +129,47 @@ class SegmentFile:
         return {**blocks, PartKind.DRAFT_ROWS: self.draft_rows} if self.draft_rows.size else blocks
 
 
-def name_chain(
-    snapshot: Snapshot, is_there: Callable[[SegmentName], bool]
-) -> tuple[SegmentName | None, list[SegmentFile]]:
-    """The deepest segment of the chain of ``snapshot`` that is on disk with all that it hangs on, and those above it.
+class ChainNames:
+    """Names the files of a chain: ``stem`` is the deepest segment of ``snapshot`` that is on disk with all that it
+    hangs on, None if there is none, and ``missing`` are those above it, the first one first.
 
-    None if there is no such segment. Those above come in order, named; LookupError if rows of theirs were given up.
     ``is_there`` is asked about names that segments have got before.
     """
-    stem: SegmentName | None = None
-    n_above = 0
-    for segment in snapshot.chain:
-        name = segment.file.name
-        segment.file.is_there = isinstance(name, SegmentName) and is_there(name)
-        if segment.file.is_there:
-            assert isinstance(name, SegmentName)
-            stem = name
-            break
-        n_above += 1
-    running = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    links: list[SegmentFile] = []
-    parent = stem
-    for i, (segment, last) in enumerate(reversed(snapshot.chain.items())):
-        if i >= len(snapshot.chain) - n_above:
-            whole = running.copy()
-            whole.update(_bytes(segment.tokens))
-            links.append(_link(segment, parent, whole.digest()))
-            parent = links[-1].name
-        running.update(_bytes(segment.tokens[: last - segment.start]))
-    if any(link.segment.dropped for link in links):
-        raise LookupError(f"rows of the snapshot at {snapshot.n} were given up")
-    for link in links:
-        link.segment.file.name, link.segment.file.parent = link.name, link.parent
-    return stem, links
+
+    def __init__(self, snapshot: Snapshot, is_there: Callable[[SegmentName], bool]) -> None:
+        self.stem: SegmentName | None = None
+        above: list[tuple[Segment, int]] = []
+        for segment, last in snapshot.chain.items():
+            name = segment.file.name
+            segment.file.is_there = isinstance(name, SegmentName) and is_there(name)
+            if segment.file.is_there:
+                assert isinstance(name, SegmentName)
+                self.stem = name
+                break
+            above.append((segment, last))
+        self.missing = [segment for segment, _ in reversed(above)]
+        self.last = self.stem
+        self._reach = dict(above)
+        self._running = hashlib.blake2b(digest_size=DIGEST_BYTES)
+        for segment, last in reversed(snapshot.chain.items()):
+            if segment not in self._reach:
+                self._running.update(_bytes(segment.tokens[: last - segment.start]))
+
+    def name(self, segment: Segment, rows: Block) -> SegmentFile:
+        """The next one of ``missing``, which has these ``rows``, named; LookupError if they were given up."""
+        whole = self._running.copy()
+        whole.update(_bytes(segment.tokens))
+        link = _link(segment, rows, self.last, whole.digest())
+        if segment.dropped:
+            raise LookupError(f"the rows before {segment.end} were given up")
+        self._running.update(_bytes(segment.tokens[: self._reach[segment] - segment.start]))
+        segment.file.name, segment.file.parent, self.last = link.name, link.parent, link.name
+        return link
 
 
-def _link(segment: Segment, parent: SegmentName | None, digest: bytes) -> SegmentFile:
+def _link(segment: Segment, rows: Block, parent: SegmentName | None, digest: bytes) -> SegmentFile:
     """``segment`` on ``parent``, named; its rows are looked through once, since they never change."""
-    rows, draft_rows, name = segment.rows, segment.draft_rows, segment.file.name
+    draft_rows, name = segment.draft_rows, segment.file.name
     if not isinstance(name, SegmentName) or segment.file.parent != parent:
         tag = hashlib.blake2b(_text(parent) + b"\0", digest_size=TAG_BYTES)
         crc = crc32(np.ascontiguousarray(rows).data)
@@ -195,11 +227,22 @@ class StoredFile:
         return list(read_jobs(self.path, self.header, {what: self.outs[what] for what in parts if what in self.outs}))
 
     def segment(self, parent: Segment | None) -> Segment:
-        """The segment in RAM; its rows are what `make_space` took."""
+        """The segment in RAM; its rows are what `make_space` took, if that was called."""
         draft_rows = self.outs.get(PartKind.DRAFT_ROWS, NOTHING)
-        rows, tokens = self.outs[PartKind.ROWS], as_tokens(self.tokens)
+        rows, tokens = self.outs.get(PartKind.ROWS, NOTHING), as_tokens(self.tokens)
         mark = FileMark(self.name, self.header.parent, True)
         return Segment(self.start, tokens, rows, parent, self.ends, draft_rows=draft_rows, file=mark)
+
+    def fill(self, segment: Segment, space: Callable[[int], Block], sizes: Sizes | None) -> list[Callable[[], None]]:
+        """`make_space` for a ``segment`` that was made before."""
+        jobs = self.make_space(space, sizes)
+        segment.rows, segment.draft_rows = self.outs.pop(PartKind.ROWS), self.outs.pop(PartKind.DRAFT_ROWS, NOTHING)
+        return jobs
+
+    @property
+    def large_bytes(self) -> int:
+        """Bytes of what `make_space` takes memory for."""
+        return sum(part.size for part in self.header.parts if part.what not in SMALL)
 
     def state(self) -> State:
         """The state in RAM; its parts are what `make_space` took."""

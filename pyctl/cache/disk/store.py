@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -103,7 +104,7 @@ class DiskStore:
         self.note_read: Callable[[int, float], None] = lambda n_bytes, seconds: None
         self._space = space
         self._handed: WeakValueDictionary[SegmentName, Segment] = WeakValueDictionary()
-        self._files = StoreWriter(self.directory, fingerprint, min_tokens=min_tokens, daily_bytes=daily_bytes)
+        self.files = StoreWriter(self.directory, fingerprint, min_tokens=min_tokens, daily_bytes=daily_bytes)
         self._lookups = Readers(2, "disk-look")  # which wait for readers
         self._hangs = False
         self._sizes = sizes
@@ -113,7 +114,7 @@ class DiskStore:
 
     def close(self) -> None:
         """Wait for what is running; nothing works afterwards."""
-        self._files.close()
+        self.files.close()
         self._lookups.close()
         self.directory.close()
 
@@ -136,10 +137,13 @@ class DiskStore:
         """About how many bytes `open` reads for a state at ``n`` with rows up to ``covered`` in memory."""
         return max(self._sizes.state, 0) + max(n - covered, 0) * self._sizes.row if self._sizes is not None else 0
 
-    def open(self, prefix: Prefix, tokens: Tokens, base: Snapshot | None = None) -> Reading[PendingSnapshot | None]:
+    def open(
+        self, prefix: Prefix, tokens: Tokens, base: Snapshot | None = None, most_bytes: int | None = None
+    ) -> Reading[PendingSnapshot | None]:
         """The snapshot of ``prefix``, the first tokens of ``tokens``, on its way here; None on a miss.
 
-        Rows that ``base`` covers, a snapshot of the same tokens that stays in memory meanwhile, are not read.
+        Rows that ``base`` covers, a snapshot of the same tokens that stays in memory meanwhile, are not read. Of more
+        than ``most_bytes`` the rest is read as `PendingSnapshot.leave` gives up what came first.
 
         Damage is a miss, now or when it arrives: the broken file goes with everything that hangs on it, and `damaged`
         counts it. A disk that hangs is a miss, too, and is not asked again before it has answered. The rows of segments
@@ -153,7 +157,9 @@ class DiskStore:
             looking = self._lookups.start([partial(self._look, state)])
             yield from finished(Reads(looking, self.directory.readers, deadline))
             top, chain, stored = looking[0].result()
-            return self._fetch(top, chain, deadline, base) if common_prefix(stored, tokens) >= prefix.n else None
+            if common_prefix(stored, tokens) < prefix.n:
+                return None
+            return self._fetch(top, chain, deadline, base, most_bytes)
         except Exception as error:
             self._failed(state, error)
             return None
@@ -186,11 +192,13 @@ class DiskStore:
         return top, chain, check_chain(chain, state)
 
     def _fetch(
-        self, top: StoredFile, chain: list[StoredFile], deadline: float, base: Snapshot | None
+        self, top: StoredFile, chain: list[StoredFile], deadline: float, base: Snapshot | None, most_bytes: int | None
     ) -> PendingSnapshot:
-        readers = self.directory.readers
+        readers, left = self.directory.readers, math.inf if most_bytes is None else most_bytes
+        later: dict[Segment, Callable[[], Reads]] = {}
         segments: dict[SegmentName, Segment] = {}
         coming: dict[Segment, list[Future[None]]] = {}
+        futures: list[Future[None]] = []  # those that come later, too
         segment: Segment | None = None
         for found in chain:
             # Rows of exact batches are the same wherever they come from; others belong to their own state.
@@ -200,21 +208,25 @@ class DiskStore:
             base = None
             held = self._handed.get(found.name)
             if held is None or held.dropped:
-                jobs = found.make_space(self._space, self._sizes)
                 held = found.segment(segment)
-                coming[held] = readers.start(jobs)
+                left -= found.large_bytes
+                if left >= 0 or not coming:
+                    coming[held] = readers.start(found.fill(held, self._space, self._sizes))
+                else:
+                    later[held] = partial(self._read_later, found, held, deadline, futures)
             segment = segments[found.name] = held
         assert segment is not None
         state = top.header.name
         assert isinstance(state, StateName)
         coming_state = readers.start(top.make_space(self._space, self._sizes))
-        futures = [future for reads in [*coming.values(), coming_state] for future in reads]
+        futures += [future for reads in [*coming.values(), coming_state] for future in reads]
         snapshot, watch = Snapshot(state.prefix, segment, top.state(), top.header.exact), _Stopwatch(futures)
         n_bytes = snapshot.state.n_bytes + sum(link.n_bytes for link in coming)
 
         def done() -> None:
             self._handed.update(segments)
-            self.note_read(n_bytes, watch.seconds)
+            if not later:
+                self.note_read(n_bytes, watch.seconds)
 
         return PendingSnapshot(
             snapshot,
@@ -223,7 +235,13 @@ class DiskStore:
             done=done,
             failed=partial(self._failed, state),
             cancel=partial(_cancel, futures),
+            later=later,
         )
+
+    def _read_later(self, found: StoredFile, segment: Segment, deadline: float, futures: list[Future[None]]) -> Reads:
+        reads = self.directory.readers.start(found.fill(segment, self._space, self._sizes))
+        futures += reads
+        return Reads(reads, self.directory.readers, deadline)
 
     def _failed(self, state: StateName, error: Exception) -> None:
         """Note why a read failed; being short of memory or descriptors says nothing about the files."""
@@ -251,12 +269,12 @@ class DiskStore:
 
     def write(self, snapshot: Snapshot, label: str = "", *, spilled: bool = False) -> int:
         """Store ``snapshot``, as `StoreWriter.write` says."""
-        return self._files.write(snapshot, label, spilled=spilled)
+        return self.files.write(snapshot, label, spilled=spilled)
 
     def touch(self, prefix: Prefix) -> None:
         """Count a hit, now; may wait for other writers."""
         try:
-            self.directory.touch(self._files.key(StateName.of(prefix)))
+            self.directory.touch(self.files.key(StateName.of(prefix)))
         except OSError:
             return  # the use of a file, and no file: not worth an error
 
@@ -269,15 +287,15 @@ class DiskStore:
 
     def spend(self, n_bytes: int) -> bool:
         """Make room for bytes written beside the snapshots and count them; False if the day has none for them."""
-        return self._files.spend(n_bytes)
+        return self.files.spend(n_bytes)
 
     def _lose(self, name: Name, vanished: bool = False) -> None:
         """Remove a damaged file; one that was only evicted meanwhile, or that is back, is not damage."""
         try:
             with self.directory.changing() as connection:
-                if vanished and self._files.has(name):
+                if vanished and self.files.has(name):
                     return
-                dependents = self.directory.graph(connection).remove(self._files.key(name))
+                dependents = self.directory.graph(connection).remove(self.files.key(name))
                 if dependents:
                     self.directory.delete(connection, dependents)
                     self.damaged += 1

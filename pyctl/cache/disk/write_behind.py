@@ -7,7 +7,10 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
 
 from pyctl.cache.snapshot import NOTHING, Block, Prefix, Segment, Snapshot
 from pyctl.limit import limit
@@ -15,6 +18,8 @@ from pyctl.limit import limit
 __all__ = ["MOST_BEHIND_BYTES", "RowsOf", "WriteBehind", "copy_of"]
 
 log = logging.getLogger(__name__)
+
+R = TypeVar("R")
 
 RowsOf = Callable[[Segment], Block]
 """Copies to RAM the rows of a segment that only the device has."""
@@ -69,6 +74,7 @@ class WriteBehind:
         self._waiting: OrderedDict[Prefix, Snapshot] = OrderedDict()
         self._spilled: dict[Prefix, Spilled] = {}
         self._calls: deque[Callable[[], None]] = deque(maxlen=MAX_CALLS)
+        self._steps: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._changed = threading.Condition()
         self._busy = False
         self._writing: Snapshot | None = None
@@ -109,6 +115,20 @@ class WriteBehind:
         entry.snapshot = copy_of(snapshot, rows_of, lean=True)
         with self._changed:
             self._spilled[snapshot.prefix] = entry
+
+    def step(self, write: Callable[[], R]) -> Future[R]:
+        """Call ``write`` behind what was offered, where OSError is what it is for any write; cancelled by `close`.
+
+        For who waits for each such step before the next.
+        """
+        future: Future[R] = Future()
+        with self._changed:
+            if self._closing:
+                future.cancel()
+            else:
+                self._steps.append((write, future))
+                self._changed.notify_all()
+        return future
 
     def settle(self) -> None:
         """All bytes of what was spilled are there."""
@@ -172,13 +192,18 @@ class WriteBehind:
         """
         with self._changed:
             self._changed.wait_for(lambda: not (self._calls or self._busy or self._may_write()), timeout)
-            return not (self._waiting or self._spilled or self._calls or self._busy)
+            return not (self._waiting or self._steps or self._spilled or self._calls or self._busy)
 
     def retry(self) -> None:
         """Do not wait any longer after the disk refused."""
         with self._changed:
             self._resume_at = 0.0
             self._changed.notify_all()
+
+    def hurry(self) -> None:
+        """Try what waits now, and each write only once: the end is near."""
+        self._last_chance = True
+        self.retry()
 
     def close(self, timeout: float) -> bool:
         """Flush, then stop the thread; False if it is still at work after ``timeout`` seconds.
@@ -187,15 +212,17 @@ class WriteBehind:
         ends: a temp file. What was spilled is written as far as there is time: it was promised to nobody.
         """
         deadline = time.monotonic() + timeout
-        self._last_chance = True
-        self.retry()
+        self.hurry()
         self.flush(timeout)
         with self._changed:
             self._closing = True
-            done = not self._waiting and not self._calls
+            done = not (self._waiting or self._calls or self._steps)
             self._waiting.clear()
             self._spilled.clear()
             self._calls.clear()
+            for _, future in self._steps:
+                future.cancel()
+            self._steps.clear()
             self._changed.notify_all()
         self._thread.join(max(deadline - time.monotonic(), 0.1))
         return done and not self._thread.is_alive()
@@ -235,12 +262,13 @@ class WriteBehind:
             except Exception:
                 log.exception("the prefix cache on disk")
             finally:
+                del job  # which may hold memory while this thread waits
                 with self._changed:
                     self._busy, self._writing = False, None
                     self._changed.notify_all()
 
     def _waits(self) -> bool:
-        return bool(self._waiting) or any(entry.is_settled for entry in self._spilled.values())
+        return bool(self._waiting or self._steps) or any(entry.is_settled for entry in self._spilled.values())
 
     def _may_write(self) -> bool:
         return self._waits() and time.monotonic() >= self._resume_at
@@ -251,6 +279,8 @@ class WriteBehind:
             _, snapshot = self._waiting.popitem(last=True)
             self._writing = snapshot
             return lambda: self._write(snapshot, None)
+        if self._steps:
+            return partial(self._take_step, *self._steps.popleft())
         settled = [entry for entry in self._spilled.values() if entry.is_settled]
         best = max(settled, key=lambda entry: entry.worth)
         self._drop(best)
@@ -273,6 +303,18 @@ class WriteBehind:
         except Exception:
             self.n_failed += 1
             log.exception("a snapshot at %d could not be written", snapshot.n)
+
+    def _take_step(self, write: Callable[[], R], future: Future[R]) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(write())
+        except BaseException as error:
+            if isinstance(error, OSError):
+                self._refused(error)
+            future.set_exception(error)
+        finally:
+            del write, future  # the error knows this frame: what is written would stay until the collector comes
 
     def _refused(self, error: OSError) -> None:
         """The disk takes nothing: leave it alone for a while."""

@@ -8,22 +8,22 @@ import sqlite3
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from pyctl.atomic_file import sync_directory, temp_path
-from pyctl.cache.disk.chain import SegmentFile, name_chain
+from pyctl.cache.disk.chain import ChainNames, SegmentFile
 from pyctl.cache.disk.directory import THREADS, CacheDirectory
 from pyctl.cache.disk.file_format import MAX_TOKENS, Header, Name, PartKind, SegmentName, StateName
 from pyctl.cache.disk.index import Index, Key, Record
 from pyctl.cache.disk.segment_files import parts_of, remove_file, write_file
-from pyctl.cache.snapshot import DRAFT, RECURRENT, Block, Snapshot
+from pyctl.cache.snapshot import DRAFT, NOTHING, RECURRENT, Block, Segment, Snapshot
 from pyctl.limit import limit
 
-__all__ = ["StoreWriter"]
+__all__ = ["OpenWrite", "StoreWriter"]
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +34,24 @@ SPILLED_PER_DAY = limit(
 SPILL_SHARE = 2
 """What leaves RAM is not written any more that day when one part in so many of --kv-cache-daily-writes is used up: the
 rest is for what a restart needs."""
+
+
+@dataclass(eq=False)
+class OpenWrite:
+    """A snapshot of which a part is written, to temp files that go with ``temps``; for the thread that writes."""
+
+    snapshot: Snapshot
+    label: str
+    names: ChainNames
+    links: list[SegmentFile] = field(default_factory=list)
+    records: dict[Path, Record] = field(default_factory=dict)
+    temps: ExitStack = field(default_factory=ExitStack)
+    is_published: bool = False
+
+    @property
+    def missing(self) -> list[Segment]:
+        """The segments that are to be written, the first one first."""
+        return self.names.missing
 
 
 class StoreWriter:
@@ -61,11 +79,7 @@ class StoreWriter:
         in RAM before this began, or does not fit the budget of the directory or of the day. OSError when the disk does
         not take it; nothing is left behind then.
         """
-        if snapshot.n < self.min_tokens or snapshot.segment.end > MAX_TOKENS:
-            return 0
-        self.directory.restore_index()
-        self.directory.look_ahead()
-        if snapshot.state.parts.keys() - {RECURRENT, DRAFT}:
+        if not self._begin(snapshot):
             return 0
         for _ in range(3):
             try:
@@ -80,7 +94,8 @@ class StoreWriter:
         """As `write`; None if segments that were there when it began are gone at the end."""
         state = StateName.of(snapshot.prefix)
         with self.directory.reading() as connection:
-            stem, links = name_chain(snapshot, partial(self._is_whole, connection))
+            names = ChainNames(snapshot, partial(self._is_whole, connection))
+            links = [names.name(segment, segment.rows) for segment in names.missing]
             present = {link.name for link in links if Index.record(connection, self.key(link.name))}
             twin = Index.record(connection, self.key(state))
             today = Index.written_today(connection)
@@ -92,7 +107,7 @@ class StoreWriter:
             if not spilled:
                 self._tell(today)
             return 0
-        chain = [*((stem,) if stem is not None else ()), *(link.name for link in links)]
+        chain = [*((names.stem,) if names.stem is not None else ()), *(link.name for link in links)]
         if spilled and not self._would_stay(snapshot, missing, chain[-1]):
             return 0
         temps: dict[Path, Record] = {}
@@ -100,20 +115,86 @@ class StoreWriter:
             for link in missing:
                 path = held.enter_context(temp_path(self.home))
                 temps[path] = self._write_temp(path, link.name, link.parent, False, link.blocks)
-            path, blocks = held.enter_context(temp_path(self.home)), {PartKind.STATE: snapshot.state.recurrent}
-            if snapshot.state.draft.size:
-                blocks[PartKind.DRAFT_STATE] = snapshot.state.draft
-            temps[path] = self._write_temp(path, state, chain[-1], snapshot.exact, blocks)
+            path = held.enter_context(temp_path(self.home))
+            temps[path] = self._write_state(path, snapshot, chain[-1])
             if spilled:
                 temps[path] = replace(temps[path], used=_epoch(snapshot.used), hits=snapshot.hits)
             done = self._publish(snapshot, temps, [self.key(name) for name in chain], label)
         if done:
-            sync_directory(self.home)
-            for link in links:
-                link.segment.file.is_there = True
+            self._published(links)
             if spilled:
                 self._spilled[1] += done
         return done
+
+    def open(self, snapshot: Snapshot, label: str = "") -> OpenWrite | None:
+        """Begin to store ``snapshot`` a segment at a time, so that its rows need not be in RAM all at once.
+
+        Each of `OpenWrite.missing` is to be handed to `add`, then comes `finish`; before that nothing can be found.
+        None where `write` would write nothing, LookupError if it is too large for the directory. `end` comes last.
+        """
+        if not self._begin(snapshot):
+            return None
+        with self.directory.reading() as connection:
+            names = ChainNames(snapshot, partial(self._is_whole, connection))
+            twin = Index.record(connection, self.key(StateName.of(snapshot.prefix)))
+            today = Index.written_today(connection)
+        if self._satisfies(twin, snapshot.exact):
+            return None
+        raw = snapshot.state.n_bytes + sum(each.n_bytes + each.only_held_bytes for each in names.missing)
+        if self.directory.budget is not None and raw > self.directory.budget:
+            raise LookupError(f"it may need {raw / 2**20:,.0f} MiB, more than --kv-cache-budget")
+        if not self._has_day(raw, today):
+            self._tell(today)
+            return None
+        return OpenWrite(snapshot, label, names)
+
+    def add(self, writing: OpenWrite, segment: Segment, rows: Block) -> None:
+        """Write ``segment``, the next of those missing, whose bytes are ``rows``, under a temp name.
+
+        LookupError if its rows were given up.
+        """
+        link = writing.names.name(segment, rows)
+        writing.links.append(link)
+        with self.directory.reading() as connection:
+            is_there = self._is_whole(connection, link.name)
+        if not is_there:
+            path = writing.temps.enter_context(temp_path(self.home))
+            writing.records[path] = self._write_temp(path, link.name, link.parent, False, link.blocks)
+        writing.links[-1] = replace(link, rows=NOTHING, draft_rows=NOTHING)
+
+    def finish(self, writing: OpenWrite) -> int:
+        """Write the state and publish everything; how many bytes that took, 0 where `write` has it."""
+        names, snapshot = writing.names, writing.snapshot
+        assert names.last is not None
+        path = writing.temps.enter_context(temp_path(self.home))
+        writing.records[path] = self._write_state(path, snapshot, names.last)
+        stem = [names.stem] if names.stem is not None else []
+        chain = [self.key(name) for name in (*stem, *(link.name for link in writing.links))]
+        done = self._publish(snapshot, writing.records, chain, writing.label) or 0
+        if done:
+            self._published(writing.links)
+            writing.is_published = True
+        return done
+
+    def end(self, writing: OpenWrite) -> None:
+        """Remove what was not published; the day has it all the same."""
+        with writing.temps:
+            if not writing.is_published and (written := sum(record.n_bytes for record in writing.records.values())):
+                with self.directory.changing(look=False) as connection:
+                    Index.add_written(connection, written)
+
+    def _begin(self, snapshot: Snapshot) -> bool:
+        """Look at the directory; False if ``snapshot`` is none for it."""
+        if snapshot.n < self.min_tokens or snapshot.segment.end > MAX_TOKENS:
+            return False
+        self.directory.restore_index()
+        self.directory.look_ahead()
+        return not snapshot.state.parts.keys() - {RECURRENT, DRAFT}
+
+    def _published(self, links: list[SegmentFile]) -> None:
+        sync_directory(self.home)
+        for link in links:
+            link.segment.file.is_there = True
 
     def _has_day(self, n_bytes: int, written: int) -> bool:
         """Whether a day in which so much was ``written`` has room for more."""
@@ -166,6 +247,12 @@ class StoreWriter:
                 return False
             at = record.parent
         return True
+
+    def _write_state(self, path: Path, snapshot: Snapshot, parent: SegmentName) -> Record:
+        blocks = {PartKind.STATE: snapshot.state.recurrent}
+        if snapshot.state.draft.size:
+            blocks[PartKind.DRAFT_STATE] = snapshot.state.draft
+        return self._write_temp(path, StateName.of(snapshot.prefix), parent, snapshot.exact, blocks)
 
     def _write_temp(
         self, path: Path, name: Name, parent: SegmentName | None, exact: bool, blocks: dict[PartKind, Block]

@@ -52,7 +52,7 @@ class FakeBackend(FakeMemory):
         can_hold: bool = True,
         pool: PoolPlan | None = None,
     ) -> None:
-        super().__init__(kind, n_seqs, n_cells or n_ctx, draft_type, can_hold and pool is None)
+        super().__init__(kind, n_seqs, n_cells or n_ctx, draft_type, can_hold, pool is not None)
         self.pool, self.streamed = pool, None if pool is None else StreamCounts()
         self.n_ctx, self.n_ubatch, self.n_vocab = n_ctx, n_ubatch, n_vocab
         self.batch_cost = batch_cost

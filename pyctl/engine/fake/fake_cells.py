@@ -47,10 +47,11 @@ class FakeHeld:
 
 
 class FakeCells:
-    """``n`` cells. A sequence takes the lowest that no sequence has; held rows there move to the highest free ones."""
+    """``n`` cells. A sequence takes the lowest that no sequence has; held rows there move to the highest free ones, or
+    are in the way if all are ``fixed``."""
 
-    def __init__(self, n: int) -> None:
-        self.n = n
+    def __init__(self, n: int, *, fixed: bool = False) -> None:
+        self.n, self._fixed = n, fixed
         self.rows = [GONE] * n
         self._taken = np.zeros(n, bool)
         self._n_held = np.zeros(n, np.int32)
@@ -78,8 +79,10 @@ class FakeCells:
         if len(rows) > self.n_free:
             raise OutOfCellsError
         chosen = np.flatnonzero(~self._taken[: self.n])[: len(rows)]
-        self._taken[chosen] = True
         displaced = chosen[self._n_held[chosen] > 0].tolist()
+        if displaced and self._fixed:
+            raise OutOfCellsError
+        self._taken[chosen] = True
         if displaced:
             free = np.flatnonzero(~(self._taken | (self._n_held > 0))[: self.n])[::-1]
             self._move(dict(zip(displaced, free.tolist(), strict=False)))

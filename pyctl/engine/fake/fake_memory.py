@@ -60,18 +60,24 @@ class FakeMemory:
     """The `SequenceMemory` of `FakeBackend`, and what its outputs depend on."""
 
     def __init__(
-        self, kind: Literal["attention", "hybrid", "opaque"], n_seqs: int, n_cells: int, draft_type: str, can_hold: bool
+        self,
+        kind: Literal["attention", "hybrid", "opaque"],
+        n_seqs: int,
+        n_cells: int,
+        draft_type: str,
+        can_hold: bool,
+        is_pool: bool,
     ) -> None:
         self.kind: Literal["attention", "hybrid", "opaque"] = kind
         self.n_seqs, self.draft_type = n_seqs, draft_type
-        self.can_hold = can_hold and kind != "opaque"
+        self.can_hold, self.is_pool = can_hold and kind != "opaque", is_pool
         self.fail_loads = 0
         self._used = self.n_expected = 0
         self._on_the_way: list[tuple[Block, bytes]] = []
         self._empty(n_cells)
 
     def _empty(self, n_cells: int) -> None:
-        self._cells = FakeCells(n_cells)
+        self._cells = FakeCells(n_cells, fixed=self.is_pool)
         self._seqs = [FakeSequence(self._cells) for _ in range(self.n_seqs)]
 
     @property

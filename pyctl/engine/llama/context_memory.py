@@ -16,7 +16,7 @@ from pyctl.engine.llama.library import HostBuffer, allocate, checked
 from pyctl.engine.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.engine.llama.sequence_file import StateForm, load_file, save_file
 from pyctl.engine.pool.pool_plan import PoolPlan
-from pyctl.errors import NotSupportedError, OutOfCellsError, StateError
+from pyctl.errors import OutOfCellsError, StateError
 from pyctl.prompt import Tokens
 
 __all__ = ["ContextMemory", "HeldRows"]
@@ -103,6 +103,10 @@ class ContextMemory:
     @property
     def can_hold(self) -> bool:
         return bool(self._memory.can_hold)
+
+    @property
+    def is_pool(self) -> bool:
+        return self._pool is not None
 
     def hold(self, seq: int, first: int, last: int) -> HeldRows:
         held = HeldRows(checked(self._memory.hold, seq, first, last), last - first, self.rows_size(first, last))
@@ -191,26 +195,18 @@ class ContextMemory:
             self._drafts.model.clear(seq)
 
     def save_file(self, seq: int, path: Path, tokens: Tokens, ends: Sequence[int]) -> int:
-        self._check_files()
         if tokens.size and int(tokens.min()) < 0:
             raise StateError("Unable to save slot: it holds an image")
         self._reserve(0)
         return save_file(self._ctx, seq, path, tokens, ends, self.identity)
 
     def load_file(self, seq: int, path: Path) -> SavedSequence:
-        self._check_files()
         form = StateForm.of(self.layout) if self.kind != "opaque" else None
         self._least.pop(seq, None)
         n_vocab = self.tokenizer.n_vocab
         saved = load_file(self._ctx, seq, path, self.n_ctx, n_vocab, self.identity, form, self._reserve)
         self._check_positions(seq, int(saved.tokens.size))
         return saved
-
-    def _check_files(self) -> None:
-        if self._pool is not None:  # of which llama.cpp, who reads and writes these files, knows one row
-            raise NotSupportedError(
-                "with --kv-pool a slot cannot be saved or restored as a file; --kv-cache-dir keeps prefixes"
-            )
 
     def _check_positions(self, seq: int, n: int) -> None:
         """StateError unless ``seq`` has a row at each position below ``n`` and its state stands there.

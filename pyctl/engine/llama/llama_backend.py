@@ -117,7 +117,7 @@ class LlamaBackend(ContextMemory):
         self._open_memory(address)
         self._pulse.watch(address if self._memory.is_async and self._pool is None else 0)
         if self._memory.is_async:
-            self._warm_up()
+            self._prepare_device()
         identity = self._identify(self) if self._identify is not None else self.layout
         if self.identity and identity != self.identity:
             raise ModelError("the model is not the one that was loaded before")
@@ -283,9 +283,9 @@ class LlamaBackend(ContextMemory):
         self._least, self._recalled = {}, None
         self._drafts.evaluated(items, n)
 
-    def _warm_up(self) -> None:
+    def _prepare_device(self) -> None:
         """Let a device load what large batches need now, and not while the first prompt waits."""
-        self.evaluate(0, as_tokens([max(self.tokenizer.bos, 0)] * self.n_ubatch), 0)
+        self.evaluate(0, as_tokens([max(self.tokenizer.bos, 0)] * min(self.n_ubatch, self.n_cells)), 0)
         api.llama_synchronize(self._ctx)
         self.clear(0)
 

@@ -110,6 +110,9 @@ class CellPool:
         likelier to be of use. False if those that are in use, and what only the device has of ``protected``, leave too
         few; ``protected`` stay in the cache.
         """
+        if self._device.is_pool:
+            self._device.vacate(self.n_used, self.n_used + n, protected)
+            return self.n_used + n <= self.n_cells
         # A batch of several sequences may be taken apart, and each part looks for its cells anew.
         beside = min(n, LEAST_FREE) if len(self._sequences) > 1 else 0
         while True:
