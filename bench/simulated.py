@@ -162,6 +162,9 @@ class SizedBackend:
     def recall(self, output: Block) -> None:
         pass
 
+    def pin(self, seq: int, ranges: object) -> None:
+        pass
+
     def allow_break(self, is_so: bool) -> None:
         pass
 

@@ -22,6 +22,7 @@ from pyctl.engine.draft.draft_settings import DraftSettings, NgramSettings, Synt
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.model_settings import SERVED_SEQS, ModelSettings
 from pyctl.engine.pool.pool_settings import PoolSettings
+from pyctl.engine.pool.selection import SelectSettings
 from pyctl.engine.sampling import RANDOM_SEED, Sampling
 from pyctl.engine.vision.vision_settings import VisionSettings
 from pyctl.errors import ConfigError, RequestError
@@ -83,7 +84,7 @@ class CommandSettings:
 OWNERS: tuple[type[Any], ...] = (
     *(Questions, ListenSettings, FormatSettings, HubSettings, CacheSettings, ServerSettings, EngineSettings),
     *(DiskSettings, Sampling, Cors, LogSettings, TerminalSettings, ModelSettings, VisionSettings, PoolSettings),
-    *(DraftSettings, NgramSettings, SyntheticSettings, OtherForms),
+    *(SelectSettings, DraftSettings, NgramSettings, SyntheticSettings, OtherForms),
 )
 """Every class with settings that flags set, in the order of --help within a section."""
 
@@ -159,7 +160,7 @@ def _read(
 def _settings(given: Given, environ: Mapping[str, str], n_seqs: int, warnings: Sequence[str] = ()) -> CommandSettings:
     """``n_seqs`` are the sequences that there are when nothing is said."""
     if given.values.get("n_seqs", -1) == -1:
-        given = replace(given, values={**given.values, "n_seqs": 1 if given.values.get("n_pooled") else n_seqs})
+        given = replace(given, values={**given.values, "n_seqs": 1 if _pools(given.values) else n_seqs})
     values, more = _resolve(given)
     try:
         sampling = fill(Sampling, values)
@@ -169,7 +170,7 @@ def _settings(given: Given, environ: Mapping[str, str], n_seqs: int, warnings: S
     is_verbose = values.get("verbosity", LogSettings.verbosity) >= VERBOSE
     return CommandSettings(
         model=fill(ModelSettings, values),
-        pool=fill(PoolSettings, values),
+        pool=fill(PoolSettings, values, select=fill(SelectSettings, values)),
         vision=fill(VisionSettings, values),
         drafts=fill(DraftSettings, values),
         ngrams=fill(NgramSettings, values),
@@ -250,8 +251,11 @@ def _resolve(given: Given) -> tuple[dict[str, Any], tuple[str, ...]]:
         warnings.append("--no-jinja has no effect here")
     if values.get("rerank"):
         values |= {"embeddings": True, "pooling": "rank"}
-    if values.get("n_pooled"):
+    if _pools(values):
         _check_pool(values)
+    if not values.get("n_selected"):
+        parts = {flag.dest for _, flag in flags_of(SelectSettings)} - {"n_selected"}
+        warnings += [f"{name} has no effect without --kv-select" for dest, name in given.typed.items() if dest in parts]
     if values.get("lora_unapplied"):
         values["lora"] = tuple((path, 0.0) for path, _ in values.get("lora", ()))
     if "n_ctx_per_seq" in values and not values.get("n_ctx"):
@@ -260,8 +264,16 @@ def _resolve(given: Given) -> tuple[dict[str, Any], tuple[str, ...]]:
     return values, tuple(warnings)
 
 
+def _pools(values: Mapping[str, Any]) -> bool:
+    """Whether rows are to lie in a pool: to select among them takes one, too."""
+    return bool(values.get("n_pooled") or values.get("n_selected"))
+
+
 def _check_pool(values: Mapping[str, Any]) -> None:
     """ConfigError for what cannot be beside a pool."""
+    name = "--kv-pool" if values.get("n_pooled") else "--kv-select"
+    if values.get("n_selected") and values.get("exact"):
+        raise ConfigError("--kv-select and --exact exclude each other: replies are then approximate")
     for is_wrong, why in (
         (values["n_seqs"] != 1, f"one reply at a time, not --parallel {values['n_seqs']}"),
         (values.get("flash_attn") == "off", "flash attention, which --flash-attn off forbids"),
@@ -272,7 +284,7 @@ def _check_pool(values: Mapping[str, Any]) -> None:
         ),
     ):
         if is_wrong:
-            raise ConfigError(f"--kv-pool needs {why}")
+            raise ConfigError(f"{name} needs {why}")
 
 
 def _chosen(given: Given, dest: str, others: Sequence[str]) -> bool:

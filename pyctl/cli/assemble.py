@@ -71,7 +71,7 @@ def found(settings: CommandSettings) -> CommandSettings:
         alias = model.alias or ((hub.hf_repo,) if hub.hf_repo else ())
         path = fetch(hub)
         model = replace(model, path=str(path), alias=alias)
-        if hub.hf_repo and hub.mmproj_auto and not (vision.mmproj_path or hub.mmproj_url or settings.pool.n_pooled):
+        if hub.hf_repo and hub.mmproj_auto and not (vision.mmproj_path or hub.mmproj_url or settings.pool.is_wanted):
             try:
                 vision = replace(vision, mmproj_path=str(fetch_companion(hub, path) or ""), is_optional=True)
             except ConfigError as error:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pyctl.cache.disk.file_format import Sizes
 from pyctl.cache.snapshot import Block, BlockBytes, BlockSpan, Held, Span, State
 from pyctl.engine.pool.pool_plan import PoolPlan, StreamCounts
+from pyctl.engine.pool.selection import Pins
 from pyctl.engine.sampling import Sampling
 from pyctl.prompt import Picture, Tokens
 
@@ -172,7 +173,7 @@ class Evaluator(Protocol):
 
     @property
     def streamed(self) -> StreamCounts | None:
-        """What attention has read from RAM since the start; None where all rows lie on the device."""
+        """What attention has read from RAM, and what it chose, since the start; None without a pool."""
 
     @property
     def draft_type(self) -> str:
@@ -206,6 +207,9 @@ class Evaluator(Protocol):
 
     def recall(self, output: Block) -> None:
         """Have ``output`` as output 0, the only one, until the next evaluation."""
+
+    def pin(self, seq: int, ranges: Pins) -> None:
+        """From now on these rows of ``seq`` are among those that `decode` selects (`PoolPlan.select`), if it does."""
 
     def keep(self, seq: int, n: int) -> int:
         """Take back what the last evaluation added to ``seq`` from ``n`` on, drafts only, and once only.

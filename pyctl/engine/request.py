@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from pyctl.cache.cache_stats import RequestStats, Source
 from pyctl.cache.persist import DiskPolicy
 from pyctl.engine.pool.pool_plan import StreamCounts
+from pyctl.engine.pool.selection import Pins
 from pyctl.engine.sampling import Sampling
 from pyctl.engine.stream import ReasoningLimit
 from pyctl.errors import EngineError, PyctlError
@@ -31,6 +32,7 @@ class Request:
     are not part of it. ``n_probs`` asks for that many most likely tokens beside each sampled one. ``disk_policy``
     replaces the server's for this prompt. ``seq`` asks for that sequence, -1 for any. Two more limits, 0 for none: a
     line with less than ``n_indent`` blanks at its start, and a line end later than ``max_ms`` after the first token.
+    ``pins`` are tokens that the reply attends to whatever else is chosen, where it does not attend to all.
     ``control_texts`` are control tokens that belong to the reply's text, and as what; others leave no trace in it.
     A ``background`` request only has its prompt evaluated, up to the last batch end in it, while nothing else is to be
     done. With ``after`` nobody asked for it: it is the beginning of what may follow the reply to that request.
@@ -48,6 +50,7 @@ class Request:
     seq: int = -1
     n_indent: int = 0
     max_ms: int = 0
+    pins: Pins = ()
     control_texts: Mapping[int, bytes] = field(default_factory=dict)
     background: bool = False
     after: Request | None = field(default=None, repr=False, compare=False)
@@ -85,7 +88,7 @@ class DraftCounts:
 class Timings:
     """Counts in tokens, times in milliseconds; ``first_token_ms`` counts from submission.
 
-    ``streamed`` is what attention has read from RAM, None where all rows lie on the device.
+    ``streamed`` is what attention has read from RAM and what it chose, None without a pool.
     """
 
     n_cached: int

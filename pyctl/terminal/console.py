@@ -28,6 +28,7 @@ __all__ = [
     "View",
     "accepted_share",
     "history_path",
+    "selected_count",
     "stats_line",
     "streamed_size",
 ]
@@ -149,6 +150,8 @@ def stats_line(stats: ReplyStats) -> str:
         parts.append(accepted_share(stats.n_drafted, stats.n_accepted))
     if stats.streamed_bytes:
         parts.append(streamed_size(stats.streamed_bytes))
+    if stats.selected_chunks:
+        parts.append(selected_count(stats.selected_chunks))
     if stats.truncated:
         parts.append("cut at the token limit")
     return " | ".join(parts)
@@ -162,6 +165,11 @@ def accepted_share(n_drafted: int, n_accepted: int) -> str:
 def streamed_size(n_bytes: int) -> str:
     """How much was read from RAM by attention."""
     return f"{n_bytes / 2**20:,.0f} MiB of K and V from RAM"
+
+
+def selected_count(n_chunks: int) -> str:
+    """How much attention read where it did not read everything."""
+    return f"{n_chunks:,} chunks selected"
 
 
 class PlainView:

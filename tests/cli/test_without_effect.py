@@ -83,6 +83,10 @@ def test_every_other_flag_of_pyctl_is_its_own() -> None:
         *("--kv-cache-min-tokens", "--kv-cache-cold-max", "--disk-prefix-cache", "--kv-cache-daily-writes"),
         *(
             "--kv-pool",
+            "--kv-select",
+            "--kv-sinks",
+            "--kv-tail",
+            "--kv-pin",
             "--open",
             "--warm",
             "--warm-next",

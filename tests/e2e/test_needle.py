@@ -20,6 +20,15 @@ POOL = ["--kv-pool", "40960"]
 LONG = 65_536
 """The longest conversation; it is evaluated cold once only."""
 
+TOLD = ((1, 1024, 8), (1, 4096, 8), (2, 16_384, 4))
+"""Conversations of the plain model, as arguments of `told`; of the longest the first question is asked."""
+
+
+def questions_of(seed: int, tokens: int, count: int) -> list[tuple[Messages, Question]]:
+    conversation = told(seed, tokens, count)
+    asked = conversation.questions[: 1 if tokens >= 16_384 else count]
+    return [(conversation.ask(number), question) for number, question in enumerate(asked)]
+
 
 def ask(server: Server, messages: Messages, **fields: Any) -> tuple[str, dict[str, Any]]:
     """The greedy reply and its timings."""
@@ -43,11 +52,10 @@ def server(start: Callable[..., Server]) -> Server:
     return start("", *FLAGS)
 
 
-@pytest.mark.parametrize(("tokens", "count"), [(1024, 8), (4096, 8), (16_384, 1)])
-def test_the_plain_model_recalls(server: Server, tokens: int, count: int) -> None:
-    conversation = told(1, tokens, count)
-    for number, question in enumerate(conversation.questions):
-        reply, timings = ask(server, conversation.ask(number), cache_prompt=False)
+@pytest.mark.parametrize(("seed", "tokens", "count"), TOLD)
+def test_the_plain_model_recalls(server: Server, seed: int, tokens: int, count: int) -> None:
+    for prompt, question in questions_of(seed, tokens, count):
+        reply, timings = ask(server, prompt, cache_prompt=False)
         assert timings["source"] == "none"
         assert timings["prompt_n"] > 0.8 * tokens
         assert reply == question.answer
@@ -67,7 +75,7 @@ def test_every_way_of_restoring_gives_the_cold_reply(
 
     cold, timings = ask(server, prompt)
     assert (cold, timings["source"]) == (first.answer, "none")
-    if tokens < LONG:
+    if tokens < 16_384:  # of which the plain model evaluates the same prompt cold, above
         assert ask(server, prompt, cache_prompt=False)[0] == cold
 
     continued, timings = ask(server, after(prompt, cold, second))
@@ -95,16 +103,53 @@ def test_every_way_of_restoring_gives_the_cold_reply(
 @pytest.mark.timeout(600)
 def test_a_pool_changes_no_reply(server: Server, start: Callable[..., Server]) -> None:
     pooled = start("", *FLAGS, *POOL)
-    for tokens, count in ((1024, 8), (4096, 8), (16_384, 1)):
-        conversation = told(1, tokens, count)
-        for number, question in enumerate(conversation.questions):
-            reply, timings = ask(pooled, conversation.ask(number))
+    for seed, tokens, count in TOLD:
+        for prompt, question in questions_of(seed, tokens, count):
+            reply, timings = ask(pooled, prompt)
             assert reply == question.answer, "as the plain model says"
             assert timings["streamed_bytes"] > 0
     edited, answer = told(4, 1024, 4).edited(0)
     assert ask(pooled, edited)[0] == answer
     stranger = [*told(6, 1024, 4).messages, {"role": "user", "content": "What is the password of the frozen volcano?"}]
     assert ask(pooled, stranger)[0] == ask(server, stranger)[0] == UNKNOWN
+
+
+@pytest.mark.timeout(600)
+def test_replies_that_select_find_what_they_are_asked_for(start: Callable[..., Server]) -> None:
+    """Through everything a server does: the head is pinned, drafts are verified, conversations are restored."""
+    selecting = start("", *FLAGS, "--kv-select", "1024", "--no-warm-next")
+    right, conversation = 0, told(1, 4096, 8)
+    for number, question in enumerate(conversation.questions):
+        reply, timings = ask(selecting, conversation.ask(number))
+        right += reply == question.answer
+        assert timings["selected_chunks"] > 0
+        assert timings["streamed_bytes"] == 0
+    assert right >= 7, f"{right} of 8"
+    props = httpx.get(f"{selecting.url}/props").json()["kv_pool"]
+    assert (props["mode"], props["select"], props["sinks"], props["tail"]) == ("selected", 1024, 64, 256)
+
+
+@pytest.mark.timeout(600)
+def test_a_reply_that_selects_does_not_depend_on_the_cache(start: Callable[..., Server], tmp_path: Path) -> None:
+    """Nor on where rows lie. So few chunks that it shows; drafts, which make batches wider, are off."""
+    flags = ["--kv-select", "64", "--kv-pin", "none", "--spec-type", "none", "--no-warm-next"]
+    conversation, other = told(2, 2048, 8), told(3, 1024, 4)
+    replies = []
+    for more in ([], POOL):
+        server = start("", *FLAGS, *flags, *more, "--kv-cache-dir", str(tmp_path))
+        for number in range(8):
+            replies.append(ask(server, conversation.ask(number))[0])
+        ask(server, other.ask(0))
+        again, timings = ask(server, conversation.ask(3))
+        assert (again, timings["source"]) == (replies[3], "ram")
+        assert server.stop() == 0
+    assert replies[:8] == replies[8:], "the second server had read its prompts from disk"
+    assert replies[:8] != [question.answer for question in conversation.questions], "one chunk is too little for all"
+    pinned = start("", *FLAGS, *flags[2:], "--kv-select", "512")
+    request = {"messages": conversation.ask(0), "kv_pin": [[1000, 1500]]}
+    response = httpx.post(f"{pinned.url}/v1/chat/completions", json=request, timeout=60)
+    assert response.status_code == 400
+    assert "'kv_pin' has 576 tokens" in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])

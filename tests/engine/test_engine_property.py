@@ -5,6 +5,7 @@ The fake backend's tokens depend on every row, on the state and on how batches w
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from unittest.mock import patch
 
@@ -22,6 +23,7 @@ from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.fake import FakeBackend
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.pool.pool_plan import PoolPlan
+from pyctl.engine.pool.selection import SelectSettings
 from pyctl.engine.request import Request
 from pyctl.engine.schedule import warm_ups
 from pyctl.image_file import ImageFile
@@ -31,6 +33,9 @@ from tests.engine.drive import ask, cold, collect, request
 from tests.engine.test_company import check_held
 
 NO_FILE = ImageFile(b"", "png", 1, 1)
+
+SELECTING = replace(PoolPlan.of(2, 4096, 4, 1000), select=SelectSettings(64, 64, 64), n_selecting=2)
+"""Generated tokens attend to a part of the rows: these, and none of a prompt, differ from exact ones."""
 
 Message = tuple[int, int]
 """(seed, length)"""
@@ -89,7 +94,7 @@ class Conversations(RuleBasedStateMachine):
         batch=st.sampled_from([(64, 0), (64, 50), (256, 120)]),
         can_hold=st.sampled_from([True, True, False]),
         n_cells=st.sampled_from([4096, 6000, 8192]),
-        pool=st.sampled_from([None, None, None, PoolPlan.of(2, 4096, 4, 1000)]),
+        pool=st.sampled_from([None, None, None, PoolPlan.of(2, 4096, 4, 1000), SELECTING]),
     )
     def start(
         self,
@@ -107,7 +112,7 @@ class Conversations(RuleBasedStateMachine):
         if pool is not None:
             n_seqs, n_cells = 1, 4096
         self.new = partial(SeeingBackend, kind, n_ctx=4096, n_ubatch=batch[0], batch_cost=batch[1])
-        self.kind = kind
+        self.kind, self.selecting = kind, pool if pool is SELECTING else None
         self.backend = self.new(n_seqs=n_seqs, n_cells=n_cells, can_hold=can_hold, pool=pool)
         self.engine = Engine(self.backend, RamCache(n_slots, budget), EngineSettings(exact=exact, min_step=min_step))
         self.conversations: list[list[Message]] = [[(0, 300)]]
@@ -173,7 +178,7 @@ class Conversations(RuleBasedStateMachine):
         reply = ask(self.engine, prompt, 6)
         assert reply.error is None
         if self.exact:
-            assert reply.tokens == cold(self.new(), prompt, 6).tokens
+            assert reply.tokens == cold(self.new(pool=self.selecting), prompt, 6).tokens
         assert collect(handle).error is None
 
     @rule(count=st.integers(1, 3))
@@ -229,7 +234,7 @@ class Conversations(RuleBasedStateMachine):
         if not failing:
             assert stats.n_cached >= deepest, f"position {deepest} could have been restored"
         if self.exact:
-            assert reply.tokens == cold(self.new(), prompt, 6).tokens
+            assert reply.tokens == cold(self.new(pool=self.selecting), prompt, 6).tokens
 
     def deepest(self, prompt: Prompt) -> int:
         """What a plain search over everything that is stored says can be restored."""

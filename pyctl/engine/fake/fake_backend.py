@@ -18,6 +18,7 @@ from pyctl.cache.snapshot import Block
 from pyctl.engine.backend import SequenceTokens, TopTokens
 from pyctl.engine.fake.fake_memory import FakeMemory, FakeSequence, hash_of
 from pyctl.engine.pool.pool_plan import PoolPlan, StreamCounts
+from pyctl.engine.pool.selection import CHUNK, Pins, SelectSettings
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import BrokenOffError, EngineError, RequestError, StateError
 from pyctl.prompt import Picture, Tokens
@@ -32,7 +33,8 @@ class FakeBackend(FakeMemory):
     many following loads refuse their bytes. Saved blocks are zeros until they settle. A hybrid has ``n_planes`` planes
     for each sequence, and fewer count when one evaluation has to be split. With a ``draft_type`` it drafts what will
     come, right three times of four: when depends on every row, and the state, of a draft model like a head. With a
-    ``pool``, which is for one sequence, nothing is held and evaluations count what attention reads from RAM.
+    ``pool``, which is for one sequence, rows have a place each and evaluations count what attention reads from RAM;
+    where it says to select, rows of generated tokens depend on what was chosen, and on pins.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class FakeBackend(FakeMemory):
         self.interrupted = threading.Event()
         self.can_break, self.may_break, self.is_break_wanted = True, False, False
         self._outputs: list[bytes] = []
+        self._pins: Pins = ()
 
     # -- evaluation --------------------------------------------------------------------------------------------------
 
@@ -101,7 +104,8 @@ class FakeBackend(FakeMemory):
             mark = (position, held.state) if item.n_drafts > self.n_rollback else None
             states = []
             for i, token in enumerate(item.tokens):
-                after = self._advance(held, np.array([token], np.int32), position + i)
+                one = np.array([token], np.int32)
+                after = self._advance(held, one, position + i, self._chosen(position + i))
                 states.append(held.state)
                 self._outputs += [after] if i >= item.n_sure - 1 else []
             end = position + len(item.tokens)
@@ -145,23 +149,46 @@ class FakeBackend(FakeMemory):
         tokens = [*item.tokens]
         held = replace(held, memory=self._cells.copy(len(tokens) + n), cells=[*held.cells])
         for i in range(len(item.tokens) + n - 1):
-            after = self._advance(held, np.array([tokens[i]], np.int32), item.position + i)
+            one, position = np.array([tokens[i]], np.int32), item.position + i
+            after = self._advance(held, one, position, self._chosen(position))
             if i >= len(item.tokens) - 1:
                 is_wrong = hash_of(before, after)[0] % 4 == 0
                 tokens.append(1 + (int.from_bytes(after[:8], "little") + is_wrong) % (self.n_vocab - 1))
         self.n_evaluated = n_evaluated
         return tuple(tokens[len(item.tokens) :])
 
-    def _advance(self, held: FakeSequence, tokens: Tokens, start: int) -> bytes:
+    def pin(self, seq: int, ranges: Pins) -> None:
+        if self._select is not None:
+            self._pins = ranges
+
+    @property
+    def _select(self) -> SelectSettings | None:
+        return self.pool.select if self.pool is not None else None
+
+    def _chosen(self, n: int) -> bytes:
+        """What tells rows of a batch behind ``n`` apart from exact ones, empty where all others are attended to."""
+        select = self._select
+        if select is None or n <= select.n_rows:
+            return b""
+        assert sum(last - first for first, last in self._pins) <= select.n_chosen - CHUNK
+        return repr(("chosen", select.n_rows, [each for each in self._pins if each[0] < n])).encode()
+
+    def _advance(self, held: FakeSequence, tokens: Tokens, start: int, chosen: bytes | None = None) -> bytes:
         rows = held.rows
         if len(rows) != start or (self.kind != "attention" and held.at != start):
             raise EngineError(f"rows end at {len(rows)}, the state at {held.at}, the batch begins at {start}")
         if self.pool is not None and self.streamed is not None:
-            self.streamed = StreamCounts(self.streamed.n_bytes + self.pool.pass_bytes(start))
+            if self._select is not None and chosen is not None:
+                n_chunks = self.pool.n_layers * min(self._select.n_chosen, start) // CHUNK
+                read = StreamCounts(n_selected=n_chunks, n_fetched=int(bool(chosen)))
+            else:
+                read = StreamCounts(self.pool.pass_bytes(start))
+            self.streamed = self.streamed.plus(read)
         if start + tokens.size > self.n_ctx:
             raise EngineError(f"{start + tokens.size} tokens are more than a sequence may have")
         # Like attention, a row depends on all rows before it; like GEMM rounding, on the shape of its batch.
-        before = hash_of(*rows[-1:], held.state if self.kind != "attention" else b"", str(tokens.size).encode())
+        shape = str(tokens.size).encode() + (chosen or b"")
+        before = hash_of(*rows[-1:], held.state if self.kind != "attention" else b"", shape)
         held.cut_drafts(start, held.hidden)
         for i, token in enumerate(tokens.tolist()):
             before = hash_of(before, struct.pack("<qq", start + i, token))

@@ -13,6 +13,7 @@ from llama_cpp import llama_cpp as api
 
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.llama.devices import devices, host_available, tensor_bytes
+from pyctl.engine.llama.fingerprint import metadata_text
 from pyctl.engine.llama.library import captured_log, last_log_error
 from pyctl.engine.llama.memory import MIB, MemoryPlan, Place, Usage
 from pyctl.engine.llama.params import (
@@ -101,6 +102,10 @@ class DryRun:
         if len(set(places)) > 1:
             raise ModelError(f"K and V are on several devices: {', '.join(sorted(set(places)))}")
         return places, sizes[0][0] / sizes[0][1]
+
+    def metadata(self, key: str) -> str:
+        """The value of ``key`` in the model's file, as text; empty if there is none."""
+        return metadata_text(self._model, key)
 
     def plan(self, n_ctx: int, n_rows: int = 0) -> MemoryPlan:
         """The memory for a context of ``n_ctx`` tokens, and for what drafts for one of ``n_rows``, by default as many.

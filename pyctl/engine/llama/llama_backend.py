@@ -17,12 +17,14 @@ from pyctl.engine.llama.batch import Batch, Embedder, ImageBatch
 from pyctl.engine.llama.context_memory import ContextMemory
 from pyctl.engine.llama.draft.draft_model import Follower, MakeDraftModel
 from pyctl.engine.llama.grammar import GrammarCompiler
-from pyctl.engine.llama.library import KVState, Pulse, RowStore, build_version, captured_log, checked
+from pyctl.engine.llama.library import KVState, Pulse, build_version, captured_log, checked
 from pyctl.engine.llama.llama_tokenizer import LlamaTokenizer
+from pyctl.engine.llama.pool.row_pool import counts_of, open_pool
 from pyctl.engine.llama.pool.trial import same_bits, trial
 from pyctl.engine.llama.sampler import DrySamplers, IndexedSampler, LlamaSampler, top_logprobs
 from pyctl.engine.llama.vision.image_encoder import ImageEncoder
 from pyctl.engine.pool.pool_plan import PoolPlan, StreamCounts
+from pyctl.engine.pool.selection import Pins
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import (
     BrokenOffError,
@@ -51,12 +53,11 @@ class LlamaBackend(ContextMemory):
 
     The layout of the memory is read from what the library writes, so one token is evaluated and dropped first.
     ``identify`` names what saved bytes mean, by default that layout; it must not change when the model is opened again.
-    ``embedder`` makes what embeds texts with a model. ``most_tokens`` says how many one sequence may have of the cells
-    of the context, which all share; by default all. ``n_outputs`` is the most outputs that the context has room for, by
-    default one for each sequence. ``make_drafts`` makes what drafts, from the model, its context, and what lets `Pulse`
-    take part in a further context. With ``marks`` a hybrid takes back long drafts, too, for the room of a further state
-    of each sequence. With a ``pool`` the context has cells for a batch only, of one sequence, and the rows lie there.
-    ``encoder`` is that of images, which is opened and closed with the model.
+    ``embedder`` makes what embeds texts. ``most_tokens`` says how many of the cells, which all share, one sequence may
+    have, by default all; ``n_outputs`` how many outputs there is room for, by default one for each sequence.
+    ``make_drafts`` makes what drafts, from the model, its context, and what lets `Pulse` take part in a further one.
+    With ``marks`` a hybrid takes back long drafts, too, for a further state of each sequence. With a ``pool`` there are
+    cells for a batch only, of one sequence, and rows lie there. ``encoder`` is opened and closed with the model.
     """
 
     def __init__(
@@ -76,12 +77,10 @@ class LlamaBackend(ContextMemory):
         self._most_tokens, self._n_outputs, self._make_drafts = most_tokens, n_outputs, make_drafts
         self._drafts, self._marks, self._pool = Follower(None, 0), marks, pool
         self.embedder: Embedder | None = None
-        self.encoder = encoder
-        self.identity, self.batch_cost = "", batch_cost
-        self._keeps_vocabulary = False
+        self.encoder, self.identity, self.batch_cost = encoder, "", batch_cost
+        self._keeps_vocabulary = self._may_break = False
         self._streamed_before = StreamCounts()
         self._pulse = Pulse()
-        self._may_break = False
         self._n_looks = 0  # how often the last evaluation could have been ended
         self._recalled: NDArray[np.float32] | None = None
         self.load()
@@ -138,8 +137,7 @@ class LlamaBackend(ContextMemory):
             if self._pool is None:
                 self._memory = KVState(address, 0, marks=self._marks, defers=True)
             else:
-                resident, n_stages = list(self._pool.resident), max(self._pool.n_stages, 1)
-                self._memory = RowStore(address, self._pool.n_rows, resident, marks=self._marks, stages=n_stages)
+                self._memory = open_pool(address, self._pool, marks=self._marks)
         except (RuntimeError, ValueError) as error:
             raise ModelError(str(error) if self._pool is None else f"no --kv-pool here: {error}") from error
         self.clear(0)
@@ -149,8 +147,8 @@ class LlamaBackend(ContextMemory):
             self.clear(0)
 
     def _trial(self) -> list[NDArray[np.float32]]:
-        n_vocab, on_gpu = self.tokenizer.n_vocab, self.batch_cost > 0
-        return trial(self.evaluate, self.logits, n_vocab, self.n_ubatch, self.n_cells, on_gpu=on_gpu)
+        sizes = self.tokenizer.n_vocab, self.n_ubatch, self.n_cells
+        return trial(self.evaluate, self.logits, *sizes, on_gpu=self.batch_cost > 0)
 
     def copy_rate(self) -> float:
         """Bytes a second from RAM into a stage of the pool, measured now; 0 without one."""
@@ -160,9 +158,7 @@ class LlamaBackend(ContextMemory):
     def streamed(self) -> StreamCounts | None:
         if self._pool is None:
             return None
-        memory, before = self._memory, self._streamed_before
-        now = StreamCounts(memory.streamed_bytes, memory.wait_ms) if memory is not None else StreamCounts()
-        return StreamCounts(before.n_bytes + now.n_bytes, before.wait_ms + now.wait_ms)
+        return self._streamed_before.plus(counts_of(self._memory) if self._memory is not None else StreamCounts())
 
     @property
     def draft_type(self) -> str:
@@ -174,7 +170,8 @@ class LlamaBackend(ContextMemory):
 
     @property
     def most_drafts(self) -> int:
-        return self.n_ubatch - 1 if self._memory.has_marks else self.n_rollback
+        most = self.n_ubatch - 1 if self._memory.has_marks else self.n_rollback
+        return self._pool.most_drafts(most, self._n_planes) if self._pool is not None else most
 
     # -- evaluation --------------------------------------------------------------------------------------------------
 
@@ -239,7 +236,7 @@ class LlamaBackend(ContextMemory):
             if self.n_rollback < item.n_drafts <= self.most_drafts:
                 checked(self._memory.mark, item.seq, item.position)
                 marks[item.seq] = item.position + item.n_sure
-        self._evaluate(items, n)
+        self._evaluate(items, n, selects=self._pool is not None and self._pool.select is not None)
         self._outputs = outputs
         bounds = self._bounds(items)
         self._least = {seq: (bounds.get(seq, -1), marked) for seq, marked in marks.items()}
@@ -276,10 +273,10 @@ class LlamaBackend(ContextMemory):
         drafts = self._drafts.settled()
         return drafts.draft(items, n) if drafts is not None else [() for _ in items]
 
-    def _evaluate(self, items: Sequence[SequenceTokens], n: int, batch: Any = None) -> None:
+    def _evaluate(self, items: Sequence[SequenceTokens], n: int, batch: Any = None, *, selects: bool = False) -> None:
         """Run ``batch``, ``n`` tokens of ``items``; by default that of text."""
         self._drafts.prepare()
-        self._run(n, batch or self._batch.struct)
+        self._run(n, batch or self._batch.struct, selects)
         self._least, self._recalled = {}, None
         self._drafts.evaluated(items, n)
 
@@ -289,18 +286,22 @@ class LlamaBackend(ContextMemory):
         api.llama_synchronize(self._ctx)
         self.clear(0)
 
-    def _decode(self, batch: Any) -> int:
+    def _decode(self, batch: Any, selects: bool) -> int:
         if self._pool is None or self._memory is None:
             return int(api.llama_decode(self._ctx, batch)) or self._pulse.code
-        return int(checked(self._memory.decode, ctypes.addressof(batch)))
+        return int(checked(self._memory.decode, ctypes.addressof(batch), selects))
 
-    def _run(self, n: int, batch: Any) -> None:
+    def pin(self, seq: int, ranges: Pins) -> None:
+        if self._pool is not None and self._pool.select is not None:
+            checked(self._memory.pin, ranges)
+
+    def _run(self, n: int, batch: Any, selects: bool) -> None:
         batch.n_tokens, before = n, self._pulse.count
         if not self._may_break:
-            code = self._decode(batch)
+            code = self._decode(batch, selects)
         else:
             with captured_log() as said:
-                code = self._decode(batch)
+                code = self._decode(batch, selects)
             for line in said if code != ABORTED else ():  # else it has only failed as it should
                 log.log(logging.WARNING if code else logging.DEBUG, "%s", line)
         if code == 0:

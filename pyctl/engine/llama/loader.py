@@ -80,8 +80,9 @@ def load(
     ``drafts`` say which draft model there is to be, too, and ``vision`` which encoder of images. ``announce`` hears
     where memory will go before any of it is taken, ``progress`` hears fractions from 0 to 1 and says whether to go on.
     With ``keep_vocabulary`` the tokenizer has a copy of its own and stays usable while the backend is closed. ``pool``
-    says how much of K and V may lie on the device, by default all. Raises ModelError when a file is missing, damaged
-    or unsupported, or when it does not fit into memory, and UnavailableError when ``progress`` said no.
+    says how much of K and V may lie on the device, by default all, and how much of it a token attends to. Raises
+    ModelError when a file is missing, damaged or unsupported, or when it does not fit into memory, and UnavailableError
+    when ``progress`` said no.
     """
     path = Path(settings.path)
     redirect_log()
@@ -92,7 +93,7 @@ def load(
     drafts = with_inferred_type(drafts or DraftSettings())
     settings = with_ubatch(settings)
     encoder = make_encoder(settings, vision) if vision is not None and vision.mmproj_path else None
-    pooled = fit_pool(settings, drafts, pool.n_pooled) if pool is not None and pool.n_pooled else None
+    pooled = fit_pool(settings, drafts, pool) if pool is not None and pool.is_wanted else None
     if pooled is not None and encoder is not None:
         raise ModelError("--kv-pool and --mmproj do not go together: a pool has no rows of images")
     settings, plan = pooled or fit_settings(settings, drafts, encoder.usage if encoder is not None else None)

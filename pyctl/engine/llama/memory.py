@@ -20,7 +20,7 @@ class Usage:
     """Bytes: the model's tensors, K and V of the whole context, recurrent states, and buffers of the computation.
 
     ``planes`` are states of earlier tokens, ``drafts`` everything of the draft model but a head's weights, ``vision``
-    about what the encoder of images takes.
+    about what the encoder of images takes, ``selection`` what choosing rows needs (--kv-select).
     """
 
     weights: int = 0
@@ -30,6 +30,7 @@ class Usage:
     planes: int = 0
     drafts: int = 0
     vision: int = 0
+    selection: int = 0
 
     @property
     def total(self) -> int:
@@ -100,6 +101,7 @@ class MemoryPlan:
             (f"{self.n_planes} earlier states of each, to go back to", [place.usage.planes for place in self.places]),
             ("draft model", [place.usage.drafts for place in self.places]),
             ("vision encoder", [place.usage.vision for place in self.places]),
+            ("means of keys, and rows that are chosen", [place.usage.selection for place in self.places]),
             ("computing", [place.usage.compute for place in self.places]),
             ("prefix cache, at most", [0 for _ in self.gpus] + [cache_bytes or 0]),
         ]

@@ -33,6 +33,7 @@ __all__ = [
     "context_params",
     "gpus",
     "most_outputs",
+    "most_selecting",
     "most_tokens",
     "n_planes",
     "pool_cells",
@@ -169,6 +170,10 @@ def layer_bytes(model: Any) -> int:
     return int(api.llama_model_size(model)) // max(int(api.llama_model_n_layer(model)), 1)
 
 
+MOST_SELECTING = limit(
+    16, "tokens of an evaluation with --kv-select, drafts included", "fewer drafts", "process", "tokens"
+)
+
 LONG_DRAFT = limit(64, "tokens of a draft from n-grams or from the cache", "cut", "request")
 """llama-server's longest by default; each costs room for the logits of one more token."""
 
@@ -199,6 +204,12 @@ def check_head(model: Any, path: str) -> None:
 def most_outputs(settings: ModelSettings, drafts: DraftSettings) -> int:
     """Outputs that one evaluation may need; room for a whole batch's would cost half a GB with a large vocabulary."""
     return max(settings.n_seqs * (1 + n_planes(settings, drafts)), 1 + LONG_DRAFT if finds(drafts) else 0)
+
+
+def most_selecting(settings: ModelSettings, drafts: DraftSettings) -> int:
+    """Tokens of the largest evaluation that selects rows: sure ones, which a mark may make as many as drafts, and
+    drafts. Scores take room for each."""
+    return min(2 * most_outputs(settings, drafts), MOST_SELECTING, with_ubatch(settings).n_ubatch)
 
 
 def context_params(

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from pyctl.engine.pool.selection import SelectSettings
+
 __all__ = ["PoolPlan", "StreamCounts"]
 
 COPY_RATE = 20e9
@@ -15,14 +17,30 @@ MIB = 2**20
 
 
 class StreamCounts(NamedTuple):
-    """Bytes of rows that were copied to the device for attention to read, and milliseconds that it waited for them."""
+    """Bytes of rows that were copied to the device for attention to read, and milliseconds that it waited for them.
+
+    With --kv-select also the chunks that were selected, pinned ones included, and those of them that were copied from
+    RAM for it, both summed over layers and evaluations.
+    """
 
     n_bytes: int = 0
     wait_ms: float = 0.0
+    n_selected: int = 0
+    n_fetched: int = 0
+
+    def plus(self, more: StreamCounts) -> StreamCounts:
+        """Both together."""
+        return StreamCounts(
+            self.n_bytes + more.n_bytes,
+            self.wait_ms + more.wait_ms,
+            self.n_selected + more.n_selected,
+            self.n_fetched + more.n_fetched,
+        )
 
     def since(self, before: StreamCounts) -> StreamCounts:
         """What came after ``before``."""
-        return StreamCounts(self.n_bytes - before.n_bytes, self.wait_ms - before.wait_ms)
+        n_bytes, wait_ms, n_selected, n_fetched = before
+        return self.plus(StreamCounts(-n_bytes, -wait_ms, -n_selected, -n_fetched))
 
 
 @dataclass(frozen=True)
@@ -30,7 +48,9 @@ class PoolPlan:
     """Rows of ``n_rows`` tokens in ``n_layers`` layers with attention, ``layer_bytes`` in each.
 
     Those of ``n_resident`` layers lie on the device. Those of the others, which are *streamed*, lie in RAM; in every
-    evaluation one layer after the other is copied into one of ``n_stages`` stages, each as large as a layer.
+    evaluation one layer after the other is copied into one of ``n_stages`` stages, each as large as a layer. With
+    ``select`` generated tokens, up to ``n_selecting`` at once, attend to a part of them only, which takes
+    ``select_bytes`` more on the device.
     """
 
     n_rows: int
@@ -38,6 +58,9 @@ class PoolPlan:
     n_resident: int
     n_stages: int
     layer_bytes: int
+    select: SelectSettings | None = None
+    n_selecting: int = 0
+    select_bytes: int = 0
 
     @classmethod
     def of(cls, n: int, n_rows: int, n_layers: int, layer_bytes: int) -> PoolPlan:
@@ -72,8 +95,13 @@ class PoolPlan:
         return self.n_streamed * self.layer_bytes
 
     def pass_bytes(self, n: int) -> int:
-        """Bytes that are copied to evaluate one batch behind ``n`` tokens."""
+        """Bytes that are copied to evaluate one batch behind ``n`` tokens, of a prompt if there is `select`."""
         return self.host_bytes * n // self.n_rows
+
+    def most_drafts(self, n: int, n_planes: int) -> int:
+        """How many of ``n`` drafts there may be: what is sure behind a mark may be as many tokens and one, and has as
+        many drafts as there are planes."""
+        return n if self.select is None else max(min(n, self.n_selecting - 1 - n_planes), 0)
 
     def lines(self, rate: float = COPY_RATE) -> Iterator[str]:
         """What streaming costs at ``rate`` bytes a second: nothing to say without it."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pyctl.convert import integer
+from pyctl.engine.pool.selection import SelectSettings
 from pyctl.setting import CONTEXT
 
 __all__ = ["PoolSettings"]
@@ -12,7 +13,10 @@ __all__ = ["PoolSettings"]
 
 @dataclass(frozen=True)
 class PoolSettings:
-    """``n_pooled`` rows of all layers may lie on the device; -1 as many as fit, if not all do, and 0 is no pool."""
+    """``n_pooled`` rows of all layers may lie on the device; -1 as many as fit, if not all do, and 0 is no pool.
+
+    To ``select`` among rows takes a pool, of all that fit unless ``n_pooled`` says how many.
+    """
 
     n_pooled: int = CONTEXT.flag(
         0,
@@ -24,3 +28,9 @@ class PoolSettings:
         "off|auto|TOKENS",
         shown="off",
     )
+    select: SelectSettings = field(default_factory=SelectSettings)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether there is to be a pool."""
+        return bool(self.n_pooled or self.select.n_selected)

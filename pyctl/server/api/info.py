@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from pyctl.chat.images import MEDIA_MARKER
 from pyctl.engine.pool.pool_plan import PoolPlan
+from pyctl.engine.pool.selection import CHUNK, SelectSettings
 from pyctl.engine.request import Request as EngineRequest
 from pyctl.errors import NotSupportedError, UnavailableError
 from pyctl.prompt import Prompt
@@ -135,14 +136,26 @@ async def props(service: Service, request: Request) -> Response:
 
 
 def _pool_json(pool: PoolPlan) -> dict[str, Any]:
+    select = pool.select
     return {
-        "mode": "exact",
+        "mode": "exact" if select is None else "selected",
         "rows": pool.n_rows,
         "resident_layers": pool.n_resident,
         "streamed_layers": pool.n_streamed,
-        "gpu_bytes": pool.device_bytes,
+        "gpu_bytes": pool.device_bytes + pool.select_bytes,
         "stage_bytes": pool.stage_bytes,
         "host_bytes": pool.host_bytes,
+        **(_select_json(select) if select is not None else {}),
+    }
+
+
+def _select_json(select: SelectSettings) -> dict[str, Any]:
+    return {
+        "select": select.n_chosen,
+        "chunk": CHUNK,
+        "sinks": select.n_sinks,
+        "tail": select.n_tail,
+        "pin": select.pinned,
     }
 
 

@@ -112,6 +112,9 @@ def _pool(stats: EngineStats) -> Iterator[Metric]:
         n_bytes, seconds = {"": stats.streamed.n_bytes}, {"": stats.streamed.wait_ms / 1e3}
         yield Metric("pyctl:streamed_bytes_total", "counter", "Bytes of K and V that were read from RAM", n_bytes)
         yield Metric("pyctl:stream_wait_seconds_total", "counter", "Seconds that evaluation waited for them", seconds)
+        selected, fetched = {"": stats.streamed.n_selected}, {"": stats.streamed.n_fetched}
+        yield Metric("pyctl:selected_chunks_total", "counter", "Chunks that generated tokens attended to", selected)
+        yield Metric("pyctl:fetched_chunks_total", "counter", "Of these, those that were read from RAM", fetched)
 
 
 def _cache(view: CacheView) -> Iterator[Metric]:

@@ -46,8 +46,8 @@ def _entry(candidate: tuple[int, float], tokenizer: Tokenizer, name: str) -> dic
 def timings_json(timings: Timings, report: RequestStats | None = None) -> dict[str, Any]:
     """Counts are tokens. The first predicted token comes with the prompt, so n tokens are n - 1 steps.
 
-    Drafts are told of if there were any, and with --kv-pool what attention read from RAM. ``report``, once it is
-    complete, adds what llama-server does not have: what lookup, restore and save took of the prompt's time, and how
+    Drafts are told of if there were any, and with --kv-pool what attention read from RAM and chose. ``report``, once it
+    is complete, adds what llama-server does not have: what lookup, restore and save took of the prompt's time, and how
     many tokens had been evaluated before the request came, if any. Numbers only: typed clients want nothing else here.
     """
     n_steps = max(timings.n_predicted - 1, 0)
@@ -57,6 +57,8 @@ def timings_json(timings: Timings, report: RequestStats | None = None) -> dict[s
         counts = {"draft_n": drafts.n_drafted, "draft_n_accepted": drafts.n_accepted}
     if timings.streamed is not None:
         counts |= {"streamed_bytes": timings.streamed.n_bytes, "stream_wait_ms": timings.streamed.wait_ms}
+        if timings.streamed.n_selected:
+            counts |= {"selected_chunks": timings.streamed.n_selected, "fetched_chunks": timings.streamed.n_fetched}
     return {
         "cache_n": timings.n_cached,
         "prompt_n": timings.n_evaluated,

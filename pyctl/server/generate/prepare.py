@@ -16,6 +16,7 @@ from pyctl.chat.reasoning import ReasoningSplitter, ReasoningTokens, ReplyDelta
 from pyctl.chat.rendering import Continue
 from pyctl.chat.reply_splitter import ReplySplitter
 from pyctl.engine.backend import EngineInfo
+from pyctl.engine.pool.selection import Pins
 from pyctl.engine.request import Request
 from pyctl.engine.sampling import RANDOM_SEED, Sampling
 from pyctl.engine.stream import ReasoningLimit
@@ -114,6 +115,7 @@ def prepare(service: Service, body: AnyBody, fetched: Fetched = NOTHING) -> list
             seq=body.seq % info.n_seqs if body.seq >= 0 else -1,
             n_indent=body.n_indent,
             max_ms=max(body.max_ms, 0),
+            pins=_pins(service, body, asked.prompt),
             control_texts=asked.chat.control_texts if asked.chat is not None else {},
         )
         try:
@@ -269,6 +271,15 @@ def _raw_reasoning(service: Service, body: CompletionBody) -> ReasoningTokens | 
     return ReasoningTokens.of(
         service.tokenizer, body.reasoning_budget, body.reasoning_start, ends, message=message, read=read
     )
+
+
+def _pins(service: Service, body: GenerationBody, prompt: Prompt) -> Pins:
+    pool = service.info.pool
+    if pool is not None and pool.select is not None:
+        return pool.select.pins(prompt, body.kv_pin)
+    if body.kv_pin:
+        log.info("kv_pin has no effect without --kv-select: replies attend to everything")
+    return ()
 
 
 def _limit(reasoning: ReasoningTokens | None) -> ReasoningLimit | None:

@@ -96,9 +96,11 @@ def _moved(pool: PoolPlan, n: int) -> str:
 
 
 def _streamed(counts: StreamCounts | None) -> str:
-    if counts is None or not counts.n_bytes:
+    if counts is None:
         return ""
-    return f"; {counts.n_bytes / MIB:.0f} MiB read from RAM, waited {_time(counts.wait_ms)}"
+    read = f"; {counts.n_bytes / MIB:.0f} MiB read from RAM, waited {_time(counts.wait_ms)}" if counts.n_bytes else ""
+    chosen = f"; {counts.n_selected} chunks selected, {counts.n_fetched} of them from RAM" if counts.n_selected else ""
+    return read + chosen
 
 
 def log_error(path: str, error: Exception) -> None:

@@ -15,6 +15,7 @@ from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
+from pyctl.engine import device_tier
 from pyctl.engine.backend import SequenceTokens, block_sizes
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.engine import Engine
@@ -22,14 +23,17 @@ from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.llama import LlamaBackend, Loaded, llama_backend, load
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.pool.pool_settings import PoolSettings
-from pyctl.errors import BrokenOffError, ModelError, NotSupportedError, StateError
-from pyctl.prompt import Prompt, as_tokens
+from pyctl.engine.pool.selection import SelectSettings
+from pyctl.errors import BrokenOffError, ModelError, StateError
+from pyctl.prompt import as_tokens
 from tests.cache.checks import check_invariants
-from tests.engine.drive import ask, cold
+from tests.engine.drive import ask, chat, cold
 
 N_CTX = 2048
-START = 257
 """Stands for <|im_start|>: every boundary is where one of these is."""
+
+ALL, FEW = SelectSettings(), SelectSettings(128, 64, 64)
+"""Generated tokens attend to all rows, and to a few."""
 
 Opened = Callable[..., Loaded]
 
@@ -39,13 +43,14 @@ def opened(model_path: Callable[[str], Path]) -> Iterator[Opened]:
     """opened("tiny-hybrid", 1024) -> the model with a pool of so many tokens, 0 for none; drafts by name."""
     found: dict[object, Loaded] = {}
 
-    def get(name: str, n_tokens: int, *draft_types: str, type_kv: str = "f16") -> Loaded:
-        key = name, n_tokens, draft_types, type_kv
+    def get(name: str, n_tokens: int, *draft_types: str, type_kv: str = "f16", select: SelectSettings = ALL) -> Loaded:
+        key = name, n_tokens, draft_types, type_kv, select
         if key not in found:
             given = {"n_ctx": N_CTX, "n_ubatch": 64, "n_threads": 1, "type_k": type_kv, "type_v": type_kv}
             model = ModelSettings(path=str(model_path(name)), **given)
-            found[key] = load(model, drafts=DraftSettings(draft_types=draft_types), pool=PoolSettings(n_tokens))
+            found[key] = load(model, drafts=DraftSettings(draft_types=draft_types), pool=PoolSettings(n_tokens, select))
         found[key].backend.clear(0)
+        found[key].backend.release_all()
         return found[key]
 
     yield get
@@ -53,15 +58,8 @@ def opened(model_path: Callable[[str], Path]) -> Iterator[Opened]:
         loaded.backend.unload()
 
 
-def chat(*messages: tuple[int, int]) -> Prompt:
-    """Messages (seed, length) and a generation header."""
-    parts = [[START, *np.random.default_rng(seed).integers(0, 250, n - 1)] for seed, n in messages]
-    tokens = np.concatenate([*parts, [START, 97, 115]])
-    return Prompt.of(tokens, np.flatnonzero(tokens == START))
-
-
-def engine_of(backend: LlamaBackend, **fields: object) -> Engine:
-    return Engine(backend, RamCache(32, None), EngineSettings(exact=True, **fields))
+def engine_of(backend: LlamaBackend, budget: int | None = None, **fields: object) -> Engine:
+    return Engine(backend, RamCache(32, budget), EngineSettings(exact=True, **fields))
 
 
 @pytest.mark.parametrize("type_kv", ["f16", "q8_0"])
@@ -98,12 +96,19 @@ asked = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["extend", "edit",
 
 @pytest.mark.parametrize("name", ["tiny-hybrid", "tiny-dense"])
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(asked=asked, n_tokens=st.sampled_from([N_CTX // 2, N_CTX]))
+@given(asked=asked, n_tokens=st.sampled_from([N_CTX // 2, N_CTX]), budget=st.sampled_from([None, 400_000, 800_000]))
 def test_conversations_that_take_turns(
-    opened: Opened, name: str, asked: list[tuple[int, str, tuple[int, int]]], n_tokens: int
+    monkeypatch: pytest.MonkeyPatch,
+    opened: Opened,
+    name: str,
+    asked: list[tuple[int, str, tuple[int, int]]],
+    n_tokens: int,
+    budget: int | None,
 ) -> None:
+    """Also where RAM has room for a part of them, and the pool has the rest."""
+    monkeypatch.setattr(device_tier, "PIECE_BYTES", 2**16)
     plain, pooled = opened(name, 0).backend, opened(name, n_tokens).backend
-    engine = engine_of(pooled)
+    engine = engine_of(pooled, budget)
     talks = [[(10, 200), (i, 50)] for i in range(4)]
     for number, how, message in asked:
         talk = talks[number]
@@ -116,7 +121,7 @@ def test_conversations_that_take_turns(
         assert reply.error is None
         assert reply.tokens == cold(plain, prompt, 4).tokens
         check_invariants(engine.snapshotter.cache)
-        assert not engine.snapshotter.device.n_cells
+        assert engine.cells.n_used + engine.snapshotter.device.n_cells <= pooled.n_cells
 
 
 @pytest.mark.parametrize("sizes", [(0, N_CTX // 2), (N_CTX // 2, 0), (N_CTX, N_CTX // 2)])
@@ -154,6 +159,74 @@ def test_drafts_are_taken_back_as_without(opened: Opened, types: tuple[str, ...]
     assert len(found[0][0]) >= 2 * 3
 
 
+@pytest.mark.parametrize("type_kv", ["f16", "q8_0"])
+@pytest.mark.parametrize(("name", "n_tokens"), [("tiny-hybrid", 0), ("tiny-dense", N_CTX // 2)])
+def test_the_plan_has_room_for_what_is_chosen(opened: Opened, name: str, n_tokens: int, type_kv: str) -> None:
+    loaded = opened(name, n_tokens, type_kv=type_kv, select=SelectSettings(500, 10, 100))
+    pool, memory = loaded.info.pool, loaded.backend._memory
+    assert pool is not None
+    slack = 4096 * 2 * (pool.n_layers + 4)  # of each buffer
+    assert memory.select_bytes - slack <= pool.select_bytes <= memory.select_bytes
+
+
+def test_generated_tokens_attend_to_what_is_chosen_and_prompts_to_everything(opened: Opened) -> None:
+    prompt = chat((1, 500), (2, 600))
+    expected = cold(opened("tiny-hybrid", 0).backend, prompt, 12)
+    many = cold(opened("tiny-hybrid", N_CTX, select=SelectSettings(1024)).backend, prompt, 12)
+    assert many.tokens == expected.tokens, "all of them are chosen"
+    for n_tokens in (0, N_CTX // 2):
+        few = cold(opened("tiny-hybrid", n_tokens, select=FEW).backend, prompt, 12)
+        assert few.tokens[0] == expected.tokens[0]
+        assert few.done.timings.streamed.n_selected == 2 * 2 * (few.done.timings.n_predicted - 1), "layers and chunks"
+        assert (few.done.timings.streamed.n_fetched > 0) == (n_tokens > 0)
+
+
+@pytest.mark.parametrize("name", ["tiny-hybrid", "tiny-dense"])
+def test_no_prompt_resumes_from_what_was_chosen(opened: Opened, name: str) -> None:
+    """Conversations in turn, pinned and not, extended with their own replies: each reply is that of a cold run."""
+    backend = opened(name, N_CTX // 2, select=FEW).backend
+    engine, other = engine_of(backend), opened(name, N_CTX, select=FEW).backend
+    for i, talk in enumerate(([(1, 500)], [(2, 700)], [(1, 500), (3, 90)], [(2, 700), (4, 60)], [(1, 500), (3, 90)])):
+        pins = ((64, 128),) if i % 2 else ()
+        reply = ask(engine, chat(*talk), 6, pins=pins)
+        assert reply.error is None
+        assert reply.tokens == cold(other, chat(*talk), 6, pins=pins).tokens
+        assert reply.done.timings.streamed.n_selected > 0
+        check_invariants(engine.snapshotter.cache)
+    assert engine.snapshotter.totals.hits["ram"] > 0
+
+
+def test_pins_are_among_what_is_chosen(opened: Opened) -> None:
+    backend, prompt = opened("tiny-hybrid", 0, select=FEW).backend, chat((1, 500), (2, 600))
+    found = []
+    for pins in ((), ((128, 192),), ((896, 960),)):
+        ask(engine_of(backend), prompt, 4, pins=pins)
+        chosen = [backend._memory.chosen(layer) for layer in range(2)]
+        assert all(pins[0][0] // 64 in chunks for chunks in chosen) if pins else True
+        found.append(chosen)
+    assert len({str(chosen) for chosen in found}) > 1
+
+
+def test_drafts_are_fewer_where_rows_are_chosen(opened: Opened) -> None:
+    """What is verified together, sure tokens behind a mark and drafts, is within what can be evaluated so."""
+    backend = opened("tiny-hybrid-nextn", N_CTX, "draft-mtp", "cache", select=FEW).backend
+    pool = opened("tiny-hybrid-nextn", N_CTX, "draft-mtp", "cache", select=FEW).info.pool
+    assert pool is not None
+    assert backend.most_drafts == pool.n_selecting - 1 - backend.n_rollback == 12
+    tokens, n = as_tokens(np.random.default_rng(1).integers(0, 250, 500)), 500
+    for start in range(0, n, 64):
+        backend.evaluate(0, tokens[start : min(start + 64, n)], start)
+    for n_drafts, n_right in ((3, 1), (12, 5), (12, 12)):
+        backend.decode([SequenceTokens(0, tuple(range(30, 31 + n_drafts)), n)])
+        held = backend.keep(0, n + 1 + n_right)
+        if held < n + 1 + n_right:  # back at a mark
+            backend.decode([SequenceTokens(0, tuple(range(30, 31 + n_right + 3)), held, 1 + n_right)])
+            held = backend.keep(0, held + 1 + n_right)
+        n = held
+    with pytest.raises(StateError, match="17 tokens"):
+        backend.decode([SequenceTokens(0, tuple(range(30, 47)), n, 17)])
+
+
 def test_sleep_wakes_up_to_an_empty_pool(opened: Opened) -> None:
     backend, prompt = opened("tiny-hybrid", N_CTX // 2).backend, chat((1, 300))
     engine = engine_of(backend)
@@ -164,7 +237,7 @@ def test_sleep_wakes_up_to_an_empty_pool(opened: Opened) -> None:
     engine.wake()
     again = ask(engine, prompt)
     assert again.tokens == first.tokens
-    assert (again.done.stats.source, again.done.stats.n_cached) == ("ram", prompt.end)
+    assert (again.done.stats.source, again.done.stats.n_cached) == ("ram", len(prompt))
     assert backend.streamed.n_bytes > streamed.n_bytes
 
 
@@ -203,21 +276,13 @@ def test_a_batch_that_is_broken_off_leaves_nothing(opened: Opened, n_beats: int)
     assert again() == expected
 
 
-def test_a_slot_is_no_file(opened: Opened, tmp_path: Path) -> None:
-    backend = opened("tiny-hybrid", N_CTX).backend
-    backend.evaluate(0, as_tokens([1, 2, 3]), 0)
-    for act in (
-        lambda: backend.save_file(0, tmp_path / "f", as_tokens([1, 2, 3]), ()),
-        lambda: backend.load_file(0, tmp_path / "f"),
-    ):
-        with pytest.raises(NotSupportedError, match="with --kv-pool a slot cannot be saved or restored as a file"):
-            act()
-
-
 def test_a_context_may_be_smaller_than_the_trial(model_path: Callable[[str], Path]) -> None:
     model = ModelSettings(path=str(model_path("tiny-hybrid")), n_ctx=100, n_threads=1)
     loaded = load(model, pool=PoolSettings(128))
     assert (loaded.info.n_ctx, loaded.info.pool.n_resident) == (256, 0)
+    assert loaded.backend.n_ubatch == 512
+    loaded.backend._prepare_device()  # as where a device computes on its own: no more than there is room for
+    assert loaded.backend._n_held(0) == 0
     loaded.backend.unload()
 
 

@@ -1,0 +1,108 @@
+"""Which rows a generated token attends to where these are not all: settings, what is pinned, and the room it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyctl.convert import choice, integer
+from pyctl.errors import RequestError
+from pyctl.setting import CONTEXT
+
+if TYPE_CHECKING:  # it needs numpy, for which --help does not wait
+    from pyctl.prompt import Prompt
+
+__all__ = ["BLOCK", "CHUNK", "Pins", "SelectSettings"]
+
+CHUNK = 64
+"""Tokens that are chosen together."""
+
+BLOCK = 4
+"""Keys whose mean stands for them when chunks are scored: fewer find more and take more room."""
+
+Pins = tuple[tuple[int, int], ...]
+"""Ranges of tokens, [from, to), ascending, none touches another."""
+
+
+@dataclass(frozen=True)
+class SelectSettings:
+    """A generated token attends to the first ``n_sinks`` and the last ``n_tail`` tokens, and to ``n_selected`` between:
+    pinned chunks, and those that its own queries score best in each layer. 0: to all, and nothing else counts.
+    """
+
+    n_selected: int = CONTEXT.flag(
+        0,
+        "--kv-select",
+        "tokens that each generated token attends to beside the first and last ones, 0 = all; approximate: what is "
+        "not among the best chunks of 64 is not seen, and a reply may miss it",
+        integer(0),
+        "PYCTL_KV_SELECT",
+        "TOKENS",
+    )
+    n_sinks: int = CONTEXT.flag(
+        64, "--kv-sinks", "with --kv-select: first tokens that are always attended to", integer(0), "PYCTL_KV_SINKS"
+    )
+    n_tail: int = CONTEXT.flag(
+        256, "--kv-tail", "with --kv-select: last tokens that are always attended to", integer(0), "PYCTL_KV_TAIL"
+    )
+    pinned: str = CONTEXT.flag(
+        "head",
+        "--kv-pin",
+        "with --kv-select: what is always attended to, as far as half of its tokens reach: head, that is everything "
+        "before the second message, or none; requests may name more (kv_pin)",
+        choice("head", "none"),
+        "PYCTL_KV_PIN",
+        "head|none",
+    )
+
+    @property
+    def n_chosen(self) -> int:
+        """``n_selected`` in whole chunks."""
+        return _whole(self.n_selected)
+
+    @property
+    def n_rows(self) -> int:
+        """The most rows that a token attends to, itself and those beside it in a batch not counted."""
+        return _whole(self.n_sinks) + self.n_chosen + self.n_tail if self.n_selected else 0
+
+    def pins(self, prompt: Prompt, asked: Iterable[tuple[int, int]] = ()) -> Pins:
+        """What a reply to ``prompt`` always attends to beside sinks and tail: the chunks of ``asked`` and of the head.
+
+        RequestError if those of ``asked`` leave no room for one chunk that is chosen. The head gets half of the room,
+        or what is left of it.
+        """
+        most, begin = self.n_chosen - CHUNK, _whole(self.n_sinks)
+        ranges = _joined((max(first, begin), min(last, len(prompt))) for first, last in asked)
+        n_pinned = _size(ranges)
+        if n_pinned > max(most, 0):
+            raise RequestError(
+                f"'kv_pin' has {n_pinned} tokens in whole chunks of {CHUNK}: there is room for {max(most, 0)} "
+                f"(--kv-select {self.n_selected})"
+            )
+        if self.pinned == "head" and prompt.boundaries:
+            room = min(self.n_chosen // 2, most - n_pinned) // CHUNK * CHUNK
+            ranges = _joined([*ranges, (begin, min(prompt.boundaries[0], begin + room))])
+        return ranges
+
+
+def _joined(ranges: Iterable[tuple[int, int]]) -> Pins:
+    """The chunks that ``ranges`` touch, as few ranges."""
+    found: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if first >= last:
+            continue
+        first, last = first // CHUNK * CHUNK, _whole(last)
+        if found and first <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], last)
+        else:
+            found.append((first, last))
+    return tuple(found)
+
+
+def _size(ranges: Pins) -> int:
+    return sum(last - first for first, last in ranges)
+
+
+def _whole(n: int) -> int:
+    return -(-n // CHUNK) * CHUNK
