@@ -18,7 +18,8 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -128,21 +129,22 @@ class Reply:
         return (self.n_tokens - before) / (time.perf_counter() - began)
 
 
-async def measure(address: str, load: Load, seconds: float, rounds: int) -> list[tuple[float, float, float]]:
-    """Tokens per second of each round: before the load, under it, and after it."""
-    host, port = address.removeprefix("http://").split(":")
+async def compared(
+    address: str, load: Callable[[], AbstractAsyncContextManager[object]], seconds: float, rounds: int, settle: float
+) -> list[tuple[float, float, float]]:
+    """Tokens per second of a reply in each round: before ``load`` is entered, within it, and after it.
+
+    After ``settle`` seconds the reply is taken to be as fast as it is alone; ``load`` waits itself until it counts.
+    """
     found = []
     reply = Reply()
     reading = asyncio.ensure_future(reply.read(address))
-    await asyncio.sleep(SETTLE_SECONDS)
+    await asyncio.sleep(settle)
     before = await reply.rate(seconds)
     for _ in range(rounds):
-        async with waiting_streams(host, int(port), load.streams):
-            await asyncio.sleep(SETTLE_SECONDS)
-            requests = asyncio.ensure_future(small_requests(host, int(port), load.requests, seconds))
+        async with load():
             loaded = await reply.rate(seconds)
-            await requests
-        await asyncio.sleep(SETTLE_SECONDS)
+        await asyncio.sleep(settle)
         after = await reply.rate(seconds)
         found.append((before, loaded, after))
         before = after
@@ -152,6 +154,21 @@ async def measure(address: str, load: Load, seconds: float, rounds: int) -> list
     with contextlib.suppress(asyncio.CancelledError):
         await reading
     return found
+
+
+async def measure(address: str, load: Load, seconds: float, rounds: int) -> list[tuple[float, float, float]]:
+    """Tokens per second of each round: before the load, under it, and after it."""
+    host, port = address.removeprefix("http://").split(":")
+
+    @contextlib.asynccontextmanager
+    async def loaded() -> AsyncIterator[None]:
+        async with waiting_streams(host, int(port), load.streams):
+            await asyncio.sleep(SETTLE_SECONDS)
+            requests = asyncio.ensure_future(small_requests(host, int(port), load.requests, seconds))
+            yield
+            await requests
+
+    return await compared(address, loaded, seconds, rounds, SETTLE_SECONDS)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -27,7 +27,7 @@ from typing import Any
 import httpx
 
 from bench.common import parse, parser_of, show
-from bench.frontend import SETTLE_SECONDS, SHAPE, Reply
+from bench.frontend import SETTLE_SECONDS, SHAPE, compared
 from tools.generator import cached_model
 from tools.server_process import PYCTL_SERVE, ServerProcess
 
@@ -70,28 +70,17 @@ async def a_browser(path: str) -> AsyncIterator[Any]:
 
 async def beside(address: str, path: str, seconds: float, rounds: int) -> list[tuple[float, float, float]]:
     """Tokens per second of each round: before the page is open, while it is, and after it."""
-    found = []
-    reply = Reply()
     async with a_browser(path) as browser:
-        reading = asyncio.ensure_future(reply.read(address))
-        await asyncio.sleep(2 * SETTLE_SECONDS)
-        before = await reply.rate(seconds)
-        for _ in range(rounds):
+
+        @contextlib.asynccontextmanager
+        async def looked_at() -> AsyncIterator[None]:
             page = await opened(browser, address)
             await page.evaluate(RENDER, BLOCK * 4)
             await asyncio.sleep(2 * SETTLE_SECONDS)
-            loaded = await reply.rate(seconds)
+            yield
             await page.close()
-            await asyncio.sleep(2 * SETTLE_SECONDS)
-            after = await reply.rate(seconds)
-            found.append((before, loaded, after))
-            before = after
-        if reading.done():
-            raise SystemExit("the reply ended too soon: fewer rounds, or a larger context")
-        reading.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await reading
-    return found
+
+        return await compared(address, looked_at, seconds, rounds, 2 * SETTLE_SECONDS)
 
 
 async def opened(browser: Any, address: str) -> Any:

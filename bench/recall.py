@@ -1,7 +1,7 @@
 """How often the built-in model gives back what it was told, and whether a restored conversation answers differently.
 
     python -m bench.recall [--keep]
-    python -m bench.recall --longest 4096 --kv-pool 40960     # of 81,920 tokens on the device: one of two layers
+    python -m bench.recall --longest 4096 --kv-pool 40960     # with a pool alone
 
 Conversations are those of the training's generator, with held-out names and values. Each question is asked of the
 whole conversation cold, then from the cache (after the other questions), then after a restart, from disk. Words are
@@ -13,6 +13,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from random import Random
 
@@ -31,6 +32,12 @@ SIZES = (
     (65_536, False, 1, 8, 1),
 )
 """Tokens, whether in other words, conversations, questions in each, and how many of those are asked cold, too."""
+
+LEAST_POOL = "40960"
+"""Of 81,920 tokens on the device: one of the built-in model's two layers of attention."""
+
+LONGEST_BESIDE = 4096
+"""Tokens of the longest conversations that are held with a pool, too."""
 
 Messages = list[dict[str, str]]
 
@@ -60,17 +67,16 @@ def reply_to(address: str, messages: Messages, **fields: object) -> str:
 
 
 def measure(
-    tokens: int, paraphrased: bool, conversations: int, count: int, num_cold: int, kv_pool: str = "off"
+    tokens: int, paraphrased: bool, conversations: int, count: int, num_cold: int, more: Sequence[str] = ()
 ) -> list[object]:
-    """One row of the table."""
+    """One row of the table; ``more`` are flags of the server."""
     seeds = range(conversations)
     asked = [pair for seed in seeds for pair in prompts(seed, tokens, count, paraphrased=paraphrased)]
     chosen = [number for number in range(len(asked)) if number % count < num_cold]
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as directory:
         flags = ["--kv-cache-budget", "16384", "--cache-ram", "-1", "--prefix-cache-slots", "256"]
-        command = [*PYCTL_SERVE, "-c", "81920", "-t", "1", "--kv-cache-dir", f"{directory}/cache", *flags]
-        command += ["--kv-pool", kv_pool]
+        command = [*PYCTL_SERVE, "-c", "81920", "-t", "1", "--kv-cache-dir", f"{directory}/cache", *flags, *more]
         server = ServerProcess(command, Path(directory) / "log")
         with server:
             if paraphrased:
@@ -103,15 +109,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--longest", type=int, default=16_384, metavar="TOKENS")
     parser.add_argument("--conversations", type=int, metavar="N", help="of each size, at most")
     parser.add_argument("--questions", type=int, metavar="N", help="in each conversation, at most")
-    parser.add_argument("--kv-pool", default="off", help="as pyctl serve takes it")
+    parser.add_argument("--kv-pool", nargs="+", default=["off", LEAST_POOL], help="as pyctl serve takes it, one by one")
+    parser.add_argument("--kv-select", default="0", help="likewise; `python -m bench.selection` compares numbers")
     args = parse(parser, argv, longest=1024, conversations=1, questions=2)
     chosen = [size for size in SIZES if size[0] <= args.longest]
     rows = []
-    for n, paraphrased, conversations, questions, cold in chosen:
+    for pool, (n, paraphrased, conversations, questions, cold) in product(args.kv_pool, chosen):
+        if len(args.kv_pool) > 1 and pool != "off" and (paraphrased or n > LONGEST_BESIDE):
+            continue
         most = min(args.questions or questions, questions)
         count = min(args.conversations or conversations, conversations)
-        rows.append(measure(n, paraphrased, count, most, min(cold, most), args.kv_pool))
+        more = ["--kv-pool", pool, "--kv-select", args.kv_select]
+        rows.append([pool, *measure(n, paraphrased, count, most, min(cold, most), more)])
     columns = [
+        "pool",
         "tokens",
         "words",
         "right, cold",

@@ -1,11 +1,12 @@
 """Images on a GPU: whether an encoder gives the same bits again, what it costs, and what a question about one costs.
 
-    python -m bench.gpu.images MODEL [--encoder FILE] [--llama-server BINARY] [--parts encode ask]
+    python -m bench.gpu.images MODEL [--encoder FILE] [--llama-server BINARY] [--parts encode bits ask]
 
 MODEL is a file of Qwen's shape; without ``--encoder`` one of random weights, of the real shape, is written beside it.
 ``encode`` loads both in this process: bits of the rows when they are made again, milliseconds by size, and what the
-device holds against the plan. ``ask`` starts servers and sends a conversation with an image of 1920 x 1080 pixels: new,
-with another question, after another conversation, and after a restart.
+device holds against the plan. ``bits`` compares logits behind images of several sizes with those of a cold run: cold
+again, restored, rewound, and after another image in their place. ``ask`` starts servers and sends a conversation with
+an image of 1920 x 1080 pixels: new, with another question, after another conversation, and after a restart.
 """
 
 from __future__ import annotations
@@ -16,22 +17,30 @@ import struct
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bench.gpu.machine import describe, vram_mib
 from bench.gpu.servers import Server, llama_server, pyctl
-from pyctl.engine.llama import MemoryPlan, load
+from pyctl.engine.llama import LlamaBackend, MemoryPlan, load
+from pyctl.engine.llama.devices import devices
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.vision.vision_settings import VisionSettings
 from pyctl.image_file import ImageFile
+from pyctl.prompt import Picture, Tokens, as_tokens
 from tools.generator import VISION_SHAPES, write_encoder
 
 SIZES = ((640, 480), (1024, 768), (1920, 1080), (4000, 3000))
+BITS_SIZES = ((64, 64), (320, 256), (640, 480), (1024, 768), (300, 1200), (1920, 1080))
 FLAGS = ("-ngl", "99", "-fa", "on")
 N_REPLY = 16
+PARTS = ("encode", "bits", "ask")
+N_TEXT = (700, 40)
+"""Tokens before and behind an image."""
 
 
 def bitmap(width: int, height: int, seed: int) -> bytes:
@@ -49,6 +58,7 @@ def bitmap(width: int, height: int, seed: int) -> bytes:
 def encode(model: Path, encoder: Path) -> None:
     """The lines of ``encode``."""
     plans: list[MemoryPlan] = []
+    devices()  # takes what a process needs on a GPU before it loads anything, which no plan counts
     before = vram_mib() or 0.0
     settings = ModelSettings(path=str(model), n_ctx=8192, flash_attn="on", fit=False)
     loaded = load(settings, announce=plans.append, vision=VisionSettings(str(encoder)))
@@ -84,6 +94,80 @@ def encode(model: Path, encoder: Path) -> None:
         cells = [f"{width} x {height}", picture.n_tokens, f"{decoded:,.0f}", f"{min(times):,.0f}", same]
         print(f"| {' | '.join(map(str, cells))} | {evaluated:,.0f} |", flush=True)
     loaded.backend.unload()
+
+
+class Talk:
+    """Text, an image, and text, on sequence 0."""
+
+    def __init__(self, backend: LlamaBackend, picture: Picture) -> None:
+        random = np.random.default_rng(1)
+        self._backend = backend
+        self._texts = [as_tokens(random.integers(0, 200, n)) for n in N_TEXT]
+        self._picture = replace(picture, start=N_TEXT[0])
+        self.start, self.end = self._picture.start, self._picture.end
+
+    def head(self) -> None:
+        """The text before the image, in an empty sequence."""
+        self._backend.clear(0)
+        self._text(self._texts[0], 0)
+
+    def image(self) -> None:
+        """The image, behind it."""
+        for first in range(self.start, self.end, self._backend.n_ubatch):
+            self._backend.evaluate_picture(0, self._picture, first, min(first + self._backend.n_ubatch, self.end))
+
+    def tail(self) -> NDArray[np.float32]:
+        """The logits of what follows the image."""
+        self._text(self._texts[1], self.end)
+        return np.array(self._backend.logits(0))
+
+    def _text(self, tokens: Tokens, start: int) -> None:
+        for first in range(0, tokens.size, self._backend.n_ubatch):
+            self._backend.evaluate(0, tokens[first : first + self._backend.n_ubatch], start + first)
+
+
+def bits(model: Path, encoder: Path, kv: str) -> None:
+    """The lines of ``bits`` for one type of K and V."""
+    settings = ModelSettings(path=str(model), n_ctx=8192, flash_attn="on", fit=False, type_k=kv, type_v=kv)
+    loaded = load(settings, vision=VisionSettings(str(encoder)))
+    backend, images = loaded.backend, loaded.images
+    assert images is not None
+    for width, height in BITS_SIZES:
+        talk, other = (Talk(backend, images.picture(ImageFile.of(bitmap(width, height, seed)))) for seed in (1, 2))
+        equal, n = 0, talk.end
+        talk.head()
+        before = backend.save_rows(0, 0, talk.start), backend.save_state(0, talk.start)
+        talk.image()
+        behind = backend.save_rows(0, talk.start, n), backend.save_state(0, n)
+        backend.synchronize()
+        cold = talk.tail()
+        backend.rewind(0, n)
+        backend.load_state(0, n, behind[1])
+        equal += np.array_equal(talk.tail(), cold)  # rewound
+        images.rows.clear()
+        talk.head()
+        talk.image()
+        equal += np.array_equal(talk.tail(), cold)  # cold, encoded again
+        backend.clear(0)
+        backend.load_rows(0, 0, [(before[0], 0, talk.start)])
+        backend.load_state(0, talk.start, before[1])
+        other.image()
+        branch = other.tail()
+        backend.rewind(0, talk.start)
+        backend.load_state(0, talk.start, before[1])
+        talk.image()
+        equal += np.array_equal(talk.tail(), cold)  # evaluated again in the other's place
+        backend.clear(0)
+        backend.load_rows(0, 0, [(before[0], 0, talk.start), (behind[0], talk.start, n)])
+        backend.load_state(0, n, behind[1])
+        equal += np.array_equal(talk.tail(), cold)  # restored
+        other.head()
+        other.image()
+        equal += np.array_equal(other.tail(), branch)  # the other, cold
+        seen = bool(np.isfinite(cold).all()) and not np.array_equal(branch, cold)
+        print(f"| {kv} | {width} x {height} | {n - talk.start:,} | {equal} of 5 | {seen} |", flush=True)
+    backend.clear(0)
+    backend.unload()
 
 
 def conversation(name: str, question: str, seed: int, n_words: int) -> list[dict[str, Any]]:
@@ -125,7 +209,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--encoder", type=Path, metavar="FILE")
     parser.add_argument("--shape", choices=VISION_SHAPES, default="vision-27b", help="of the encoder that is written")
     parser.add_argument("--llama-server", metavar="BINARY")
-    parser.add_argument("--parts", nargs="+", choices=("encode", "ask"), default=["encode", "ask"])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--words", type=int, default=3500, help="words of text before the image (4 tokens each)")
     parser.add_argument("--flags", default=" ".join(FLAGS), help="of both servers")
     options = parser.parse_args(argv)
@@ -135,6 +219,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"{options.model.name}, {encoder.name}; {describe()}\n")
     if "encode" in options.parts:
         encode(options.model, encoder)
+    if "bits" in options.parts:
+        print("\n| KV | image | tokens | logits equal to the cold run's | another image changes them |")
+        print("|---|---|---|---|---|")
+        for kv in ("f16", "q8_0"):
+            bits(options.model, encoder, kv)
     if "ask" not in options.parts:
         return
     flags = ["-m", str(options.model), "--mmproj", str(encoder), "-c", "65536", "-np", "1", *options.flags.split()]

@@ -1,12 +1,17 @@
 """K and V beyond the device: what a batch, a token, a prompt and a restore cost with `--kv-pool`, and without.
 
     python -m bench.gpu.pool MODELS [--models 27b] [--modes full pool:auto pool:65536 nkvo ngl:40 unified]
-    python -m bench.gpu.pool MODELS --card --parts depth restore --modes pool:auto        # as on a card of 24 GB
+    python -m bench.gpu.pool MODELS --card 24000 --parts depth restore --modes pool:auto      # as on a card of 24 GB
+    python -m bench.gpu.pool MODELS --card 15800 --models 35b-a3b --modes pool:auto+moe:18    # and of 16 GB
+    python -m bench.gpu.pool MODELS --card 24000 --modes pool:auto pool:auto+select:2048      # --kv-select
 
-MODELS is where the files are; those of tiny shapes are made there. ``depth`` evaluates batches and single tokens behind
-so many rows, ``restore`` lets the engine go back to a prompt that is in RAM, and then on disk, ``cold`` evaluates one.
-Rows at depth are copies of those of a few batches: what they hold costs no time, only how many there are. Each mode has
-a process of its own, so that one that crashes is a line of the table.
+MODELS is where the files are; those of tiny shapes are made there. A mode is where K and V lie; with ``+moe:N`` the
+experts of N layers lie in RAM, and with ``+select:N`` single tokens attend to N tokens beside the first and last ones.
+``depth`` evaluates batches and single tokens behind so many rows, ``restore`` lets the engine go back to prompts of
+those sizes (100,000 tokens or more, or the largest) that are in RAM, then on disk, then in files that the system has in
+memory, and ``cold`` evaluates all of a prompt. Rows at depth are copies of those of a few batches: what they hold costs
+no time, only how many there are; but of what is chosen among them, less is new with each token than in a real text.
+Each mode has a process of its own, so that one that crashes is a line of the table.
 """
 
 from __future__ import annotations
@@ -32,17 +37,19 @@ from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import State
-from pyctl.engine.backend import block_sizes
+from pyctl.engine.backend import SequenceTokens, block_sizes
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.llama import LlamaBackend, load, reserve_pinned
 from pyctl.engine.model_settings import ModelSettings
+from pyctl.engine.placements import experts_on_cpu
 from pyctl.engine.pool.pool_plan import StreamCounts
 from pyctl.engine.pool.pool_settings import PoolSettings
+from pyctl.engine.pool.selection import SelectSettings
 from pyctl.engine.request import Done, Request
 from pyctl.engine.sampling import Sampling
-from pyctl.errors import EngineError, PyctlError
+from pyctl.errors import EngineError, ModelError, PyctlError
 from pyctl.prompt import Prompt, Tokens, as_tokens
 from tools.generator import SHAPES, cached_model
 
@@ -51,10 +58,13 @@ HEADER_BYTES, FIRST, LAST = 64, slice(16, 24), slice(24, 32)
 
 CELL_BYTES = 12
 
-N_SINGLE = 16
+N_SINGLE = 48
 """Tokens that are evaluated one by one."""
 
-CARD_MIB = 24_000
+SLOWEST_S = 20.0
+"""A batch that would take longer, by what one behind fewer rows took, is left out; single tokens end after so long."""
+
+LONG = 100_000
 
 HEAD = "| shape | mode | context | resident | behind | batch ms | tokens/s | token ms | tokens/s | GB/s read "
 HEAD += "| waited ms | GPU MiB |"
@@ -64,12 +74,7 @@ class Bench:
     """One model in one mode."""
 
     def __init__(self, options: argparse.Namespace, shape: str, mode: str) -> None:
-        directory: Path = options.directory
-        path = directory / f"{shape}.gguf"
-        if shape.startswith("tiny"):
-            path = cached_model(SHAPES[shape], directory)
-        elif not path.exists():
-            path = directory / f"{shape}-nextn.gguf"
+        path = model_file(options.directory, shape)
         self.shape, self.mode, self.options = shape, mode, options
         self.depths: list[int] = sorted(options.depths)
         self.end = time.monotonic() + options.budget
@@ -78,112 +83,145 @@ class Bench:
             path=str(path), n_ctx=n_ctx, n_ubatch=options.ubatch, flash_attn="on", type_k=options.type,
             type_v=options.type, fit=False,
         )  # fmt: skip
-        name, _, value = mode.partition(":")
-        if name == "nkvo":
-            settings = replace(settings, offload_kqv=False)
-        if name == "ngl":
-            settings = replace(settings, n_gpu_layers=int(value))
-        pool = {"pool": -1 if value == "auto" else int(value or 0)}.get(name, 0)
+        pool, select = 0, 0
+        for name, _, value in (part.partition(":") for part in mode.split("+")):
+            if name == "nkvo":
+                settings = replace(settings, offload_kqv=False)
+            elif name == "ngl":
+                settings = replace(settings, n_gpu_layers=int(value))
+            elif name == "moe":
+                settings = replace(settings, placements=experts_on_cpu(int(value)))
+            elif name == "pool":
+                pool = -1 if value == "auto" else int(value)
+            elif name == "select":
+                select = int(value)
+            elif name not in ("full", "unified"):
+                raise ModelError(f"{name} is no mode")
+            if name in ("nkvo", "ngl", "moe"):
+                settings = replace(settings, n_threads=len(os.sched_getaffinity(0)))
         reserve_pinned(48 * 2**30)
         self.before_mib = vram_mib() or 0.0
-        self.loaded = load(settings, pool=PoolSettings(pool))
+        self.loaded = load(settings, pool=PoolSettings(pool, SelectSettings(select)))
         self.backend: LlamaBackend = self.loaded.backend
         self._block, self._state = self._sample()
 
     def depth_rows(self) -> None:
         """A line for each depth."""
         backend, at, n = self.backend, 0, self.options.ubatch
+        longest = 0.0  # expected milliseconds of a batch, where that is known
         for depth in self.depths:
             if depth + 2 * n > backend.n_ctx or time.monotonic() > self.end:
                 print(f"| {self.shape} | {self.mode} | {backend.n_ctx:,} | | {depth:,} | left out |", flush=True)
                 continue
             self._append(at, depth)
-            at, batches = depth, []
-            for _ in range(3):
+            batches: list[float] = []
+            longest *= depth / at if at else 0
+            at = depth
+            while len(batches) < 3 and max(longest, sum(batches)) < SLOWEST_S * 1e3:
                 batches.append(self._timed(lambda d=depth: backend.evaluate(0, tokens_of(1, n), d)))
                 self._back(depth)
             self._single(depth)
             before = backend.streamed or StreamCounts()
-            token_ms = self._timed(lambda d=depth: self._single(d + 1)) / N_SINGLE
+            n_single, token_ms = self._singles(depth + 1)
             read = (backend.streamed or StreamCounts()).since(before)
             self._back(depth)
-            batch_ms = min(batches)
+            longest = min(batches) if batches else longest
             pool = self.loaded.info.pool
             cells = [
                 *(self.shape, self.mode, f"{backend.n_ctx:,}"),
                 f"{pool.n_resident} of {pool.n_layers}" if pool is not None else "all",
-                *(f"{depth:,}", f"{batch_ms:,.0f}", f"{n / batch_ms * 1e3:,.0f}"),
+                f"{depth:,}",
+                f"{'' if batches else 'about '}{longest:,.0f}",
+                f"{n / longest * 1e3:,.0f}",
                 *(f"{token_ms:,.1f}", f"{1e3 / token_ms:,.1f}"),
-                f"{read.n_bytes / N_SINGLE / token_ms / 1e6:.1f}",
-                f"{read.wait_ms / N_SINGLE:,.1f}",
+                f"{read.n_bytes / n_single / token_ms / 1e6:.1f}",
+                f"{read.wait_ms / n_single:,.1f}",
                 f"{(vram_mib() or 0.0) - self.before_mib:,.0f}",
             ]
             print(f"| {' | '.join(cells)} |", flush=True)
         backend.clear(0)
 
     def restores(self) -> None:
-        """What the engine says of a prompt that is new, in RAM, and on disk: its rows are made up, not evaluated."""
-        backend, n = self.backend, self.depths[-1]
-        prompt, other = Prompt.of(tokens_of(2, n)), Prompt.of(tokens_of(3, min(n // 2, 3000)))
-        evaluate = backend.evaluate
-        step = self.options.ubatch
+        """What the engine says of prompts that are new, in RAM, on disk and in files in memory.
+
+        Their rows are made up, not evaluated.
+        """
+        backend, step = self.backend, self.options.ubatch
+        evaluate, n = backend.evaluate, 0
 
         def made_up(seq: int, tokens: Tokens, start: int, *, output: bool = True) -> None:
-            if tokens.size == step and start + 2 * step < n:
+            if tokens.size == step and not output and start + 2 * step < n:
                 self._append(start, start + step)
             else:
                 evaluate(seq, tokens, start, output=output)
 
         setattr(backend, "evaluate", made_up)  # noqa: B010
+        for n in [depth for depth in self.depths if depth >= LONG] or self.depths[-1:]:
+            if time.monotonic() < self.end:
+                self._restore(n)
+        setattr(backend, "evaluate", evaluate)  # noqa: B010
+
+    def _restore(self, n: int) -> None:
+        prompt, other = Prompt.of(tokens_of(2, n)), Prompt.of(tokens_of(3, min(n // 2, 3000)))
         told = ""
         with tempfile.TemporaryDirectory(dir=self.options.work) as place:
-            for way in ("ram", "disk"):
-                sizes, policy = block_sizes(backend), DiskPolicy.parse("full")
+            for way in ("RAM", "disk", "files in memory"):
+                sizes, policy = block_sizes(self.backend), DiskPolicy.parse("full")
                 store = DiskStore(Path(place), self.loaded.info.fingerprint, None, min_tokens=512, sizes=sizes)
                 engine = Engine(
-                    backend,
+                    self.backend,
                     RamCache(64, 64 * 2**30),
                     EngineSettings(min_step=32_768),
                     DiskTier(store, policy, cold_max=10240),
                 )
-                if way == "ram":
+                if way == "RAM":
                     ask(engine, prompt)
                     ask(engine, other)
+                    engine.snapshotter.device.leave_all()  # else only what that overwrote comes from RAM
                 done = ask(engine, prompt)
                 stats, n_bytes = done.stats, done.stats.n_loaded * self._row_bytes()
                 print(
-                    f"- {self.shape} {self.mode}, {n:,} tokens from {stats.source}: {stats.n_cached:,} restored in "
-                    f"{stats.restore_ms:,.0f} ms ({n_bytes / 2**20:,.0f} MiB), {stats.n_evaluated} evaluated, first "
-                    f"token after {done.timings.first_token_ms:,.0f} ms{told}",
+                    f"- {self.shape} {self.mode} {self.options.type}, {n:,} tokens, {way} (from {stats.source}): "
+                    f"{stats.n_cached:,} restored in {stats.restore_ms:,.0f} ms ({n_bytes / 2**20:,.0f} MiB), "
+                    f"{stats.n_evaluated} evaluated, first token after {done.timings.first_token_ms:,.0f} ms{told}",
                     flush=True,
                 )
                 began = time.perf_counter()
                 assert engine.snapshotter.disk is not None
                 engine.snapshotter.disk.flush(120)  # which a server that ends does not wait for
                 engine.close(EngineError("the end"))
-                backend.clear(0)
-                files = [path for path in Path(place).rglob("*") if path.is_file() and path.suffix != ".tmp"]
-                evict(files)
-                size = sum(path.stat().st_size for path in files) / 2**20
-                told = f"; {size:,.0f} MiB of files, written within {time.perf_counter() - began:.1f} s"
-        setattr(backend, "evaluate", evaluate)  # noqa: B010
+                self.backend.clear(0)
+                if way == "RAM":
+                    files = [path for path in Path(place).rglob("*") if path.is_file() and path.suffix != ".tmp"]
+                    size = sum(path.stat().st_size for path in files) / 2**20
+                    told = f"; {size:,.0f} MiB of files, written within {time.perf_counter() - began:.1f} s"
+                    evict(files)
+                else:
+                    told = ""
 
     def cold(self) -> None:
-        """All of a prompt."""
-        n, step = self.depths[-1], self.options.ubatch
-        prompt = tokens_of(4, n)
+        """All of a prompt, with a line for each depth."""
+        step, begin = self.options.ubatch, 0
+        prompt = tokens_of(4, self.depths[-1])
         self.backend.release_all()
         self.backend.clear(0)
-
-        def run() -> None:
-            for start in range(0, n, step):
-                self.backend.evaluate(0, prompt[start : start + step], start, output=False)
-
-        ms = self._timed(run)
-        print(
-            f"- {self.shape} {self.mode}, {n:,} tokens cold: {ms / 1e3:.1f} s, {n / ms * 1e3:,.0f} tokens/s", flush=True
-        )
+        ms = 0.0
+        for depth in self.depths:
+            if time.monotonic() + ms / 1e3 * (depth - begin) / max(begin, 1) > self.end:
+                print(f"- {self.shape} {self.mode} {self.options.type}, {depth:,} tokens cold: no time", flush=True)
+                break
+            ms += self._timed(lambda d=depth, a=begin: self._evaluate(prompt, a, d, step))
+            begin = depth
+            print(
+                f"- {self.shape} {self.mode} {self.options.type}, {depth:,} tokens cold: {ms / 1e3:.2f} s, "
+                f"{depth / ms * 1e3:,.0f} tokens/s, {(vram_mib() or 0.0) - self.before_mib:,.0f} MiB of the GPU",
+                flush=True,
+            )
         self.backend.clear(0)
+
+    def _evaluate(self, prompt: Tokens, begin: int, end: int, step: int) -> None:
+        for start in range(begin, end, step):
+            self.backend.evaluate(0, prompt[start : min(start + step, end)], start, output=False)
 
     # -- rows without evaluating them --------------------------------------------------------------------------------
 
@@ -224,9 +262,16 @@ class Bench:
         return self.backend.rows_size(0, 2) - self.backend.rows_size(0, 1)
 
     def _single(self, n: int) -> None:
-        for i in range(N_SINGLE if n not in self.depths else 1):
-            self.backend.evaluate(0, as_tokens([i + 5]), n + i)
-            self.backend.logits(0)
+        self.backend.decode([SequenceTokens(0, (n % 190 + 5,), n)])
+        self.backend.logits(0)
+
+    def _singles(self, n: int) -> tuple[int, float]:
+        """How many tokens were evaluated one by one from n on, and milliseconds for each."""
+        done, spent = 0, 0.0
+        while done < N_SINGLE and spent < SLOWEST_S * 1e3:
+            spent += self._timed(lambda: self._single(n + done))  # noqa: B023
+            done += 1
+        return done, spent / done
 
     def _timed(self, function: object) -> float:
         api.llama_synchronize(self.backend._ctx)
@@ -236,6 +281,14 @@ class Bench:
         function()
         api.llama_synchronize(self.backend._ctx)
         return (time.perf_counter() - began) * 1e3
+
+
+def model_file(directory: Path, shape: str) -> Path:
+    """The file of ``shape``, which may have a head for drafts; a tiny one is written if it is not there."""
+    path = directory / f"{shape}.gguf"
+    if shape.startswith("tiny"):
+        return cached_model(SHAPES[shape], directory)
+    return path if path.exists() else directory / f"{shape}-nextn.gguf"
 
 
 def tokens_of(seed: int, n: int) -> Tokens:
@@ -273,7 +326,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--ctx", type=int, default=0, metavar="TOKENS", help="default: a little more than the depths")
     parser.add_argument("--ubatch", type=int, default=512)
     parser.add_argument("--type", default="q8_0", help="of K and V")
-    parser.add_argument("--card", action="store_true", help=f"leave {CARD_MIB} MiB of the GPU's memory")
+    parser.add_argument("--card", type=int, metavar="MIB", help="leave so much of the GPU's memory")
     parser.add_argument("--work", type=Path, help="where files of the disk cache go")
     parser.add_argument("--budget", type=float, default=220, metavar="S", help="seconds, all in all")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
@@ -287,7 +340,7 @@ def main() -> None:
     end = time.monotonic() + options.budget
     print(*(f"- {name}: {value}" for name, value in describe().items()), sep="\n")
     print(f"\n{HEAD}\n|{'---|' * HEAD.count(' | ')}---|", flush=True)
-    holder = [sys.executable, "-m", "bench.cuda", str(CARD_MIB)]
+    holder = [sys.executable, "-m", "bench.cuda", str(options.card)]
     held = subprocess.Popen(holder, stdin=subprocess.PIPE, stdout=subprocess.PIPE) if options.card else nullcontext()
     with held as process:
         if process is not None and process.stdout is not None:
@@ -305,7 +358,7 @@ def run_mode(options: argparse.Namespace, shape: str, mode: str, left: float) ->
         print(f"| {shape} | {mode} | left out: no time |", flush=True)
         return
     given = [*sys.argv[1:], "--one", "--models", shape, "--modes", mode, "--budget", f"{left - 5:.0f}"]
-    more = {"GGML_CUDA_ENABLE_UNIFIED_MEMORY": "1"} if mode == "unified" else {}
+    more = {"GGML_CUDA_ENABLE_UNIFIED_MEMORY": "1"} if "unified" in mode else {}
     try:
         code = subprocess.run(
             [sys.executable, "-m", "bench.gpu.pool", *given], timeout=left, check=False, env={**os.environ, **more}

@@ -6,11 +6,14 @@ import argparse
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from pyctl.engine.llama.vision.image_encoder import ImageEncoder
 
 MACHINE = {"GPU": "none", "build": "llama.cpp"}
 
@@ -393,10 +396,66 @@ def test_a_pool_is_measured_at_depth_and_restored_from_ram_and_disk(
         "--work",
         str(tmp_path),
     ]
-    one(arguments([str(tmp_path), "--models", "tiny-hybrid", "--modes", "pool:1400", *given]))
-    first, second, ram, disk, cold = capsys.readouterr().out.splitlines()
+    modes = "--models", "tiny-hybrid", "--modes"
+    one(arguments([str(tmp_path), *modes, "pool:1400+select:128", "--depths", "2048", "--ubatch", "128"]))
+    (selecting,) = capsys.readouterr().out.splitlines()
+    assert "| pool:1400+select:128 |" in selecting
+    assert selecting.split("|")[10].strip() == "0.0", "nothing is streamed"
+    one(arguments([str(tmp_path), *modes, "pool:1400", *given]))
+    first, second, ram, disk, file, part, cold = capsys.readouterr().out.splitlines()
     assert first.count("|") == second.count("|") == HEAD.count("|")
     assert "| 0 of 2 |" in first
-    assert "2,048 tokens from ram: 1,9" in ram
-    assert "2,048 tokens from disk: 1,9" in disk
+    assert "2,048 tokens, RAM (from ram): 2,048 restored" in ram
+    assert "2,048 tokens, disk (from disk): 1,9" in disk
+    assert "2,048 tokens, files in memory (from disk): 1,9" in file
+    assert "512 tokens cold: " in part
     assert "2,048 tokens cold: " in cold
+
+
+def test_bits_of_a_pool_are_compared_with_those_of_a_full_cache(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bench.gpu import pool_bits
+
+    monkeypatch.setattr(pool_bits, "N_SINGLE", 3)
+    given = [str(tmp_path), "--models", "tiny-dense", "--tokens", "310", "--ubatch", "64", "--resident"]
+    pool_bits.main([*given, "half", "none"])
+    half, none = capsys.readouterr().out.splitlines()[-2:]
+    assert "| tiny-dense | q8_0 | 310 | 1 of 4 | 11 of 11 | 6 of 6 | yes |" in half
+    assert "| tiny-dense | q8_0 | 310 | 0 of 4 | 11 of 11 | 6 of 6 | yes |" in none
+
+    run, runs = pool_bits.Text.run, iter(range(100))
+
+    def other(text: pool_bits.Text, backend: object, begin: int = 0) -> object:
+        if next(runs) == 1:
+            text.tokens = text.tokens.copy()
+            text.tokens[300] += 1
+        return run(text, backend, begin)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(pool_bits.Text, "run", other)
+    pool_bits.main([*given, "none"])
+    assert "| ONLY 7 of 11 |" in capsys.readouterr().out
+
+
+def test_logits_behind_images_are_compared_with_a_cold_run(
+    model_path: Callable[[str], Path],
+    tiny_mmproj: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from bench.gpu import images
+
+    monkeypatch.setattr(images, "BITS_SIZES", ((64, 64), (320, 256)))
+    images.bits(model_path("tiny-hybrid"), tiny_mmproj, "q8_0")
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "| q8_0 | 64 x 64 | 9 | 5 of 5 | True |"
+    assert second == "| q8_0 | 320 x 256 | 80 | 5 of 5 | True |"
+
+    encode, calls = ImageEncoder._encode, iter(range(100))
+
+    def another(self: ImageEncoder, *args: Any) -> Any:
+        return encode(self, *args) + (0.25 if next(calls) % 3 == 1 else 0)  # when it is encoded again
+
+    monkeypatch.setattr(ImageEncoder, "_encode", another)
+    images.bits(model_path("tiny-hybrid"), tiny_mmproj, "f16")
+    assert capsys.readouterr().out.count("| 3 of 5 | True |") == 2
