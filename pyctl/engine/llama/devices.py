@@ -11,7 +11,7 @@ from typing import Any
 
 from llama_cpp import llama_cpp as api
 
-from pyctl.engine.llama.library import last_log_error, open_library
+from pyctl.engine.llama.library import forget_log_errors, last_log_error, open_library
 from pyctl.errors import ModelError
 from pyctl.models import split_names
 
@@ -156,6 +156,7 @@ def check_gguf(path: Path, what: str = "model") -> None:
 def file_tensors(file: Path) -> list[FileTensor]:
     """The tensors of one GGUF file, in its order. Raises ModelError."""
     ggml = _ggml()
+    forget_log_errors()
     head = ggml.gguf_init_from_file(str(file).encode(), _Params(True, None))
     if not head:
         raise ModelError(f"cannot read the head of {file}: {last_log_error('ggml gave no reason')}")

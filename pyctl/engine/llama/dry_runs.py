@@ -14,7 +14,7 @@ from llama_cpp import llama_cpp as api
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.llama.devices import devices, host_available, tensor_bytes
 from pyctl.engine.llama.fingerprint import metadata_text
-from pyctl.engine.llama.library import captured_log, last_log_error
+from pyctl.engine.llama.library import captured_log, forget_log_errors, last_log_error
 from pyctl.engine.llama.memory import MIB, MemoryPlan, Place, Usage
 from pyctl.engine.llama.params import (
     ModelParams,
@@ -90,6 +90,7 @@ class DryRun:
         """
         if any("rope_factors_long" in name for name in self.tensors):
             raise ModelError("this model's positions depend on the size of the context")
+        forget_log_errors()
         with captured_log() as log:
             ctx = api.llama_init_from_model(self._model, context_params(self._settings, SAMPLE_CELLS))
         if not ctx:
@@ -139,6 +140,7 @@ class DryRun:
 
     def _context(self, params: Any) -> tuple[Any, dict[str, int], dict[str, int], dict[str, int]]:
         """A context without memory, and the bytes of K and V, states and computing that it would take by place."""
+        forget_log_errors()
         with captured_log() as log:
             ctx = api.llama_init_from_model(self._model, params)
         if not ctx:
@@ -246,6 +248,7 @@ def _without_weights(settings: ModelSettings, *, with_head: bool) -> Iterator[tu
     params = ModelParams(settings, with_head=with_head)
     params.struct.no_alloc = True
     params.struct.load_mode = LOAD_MODES["none"]
+    forget_log_errors()
     with captured_log() as log:
         model = api.llama_model_load_from_file(settings.path.encode(), params.struct)
     if not model:

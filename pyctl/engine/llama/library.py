@@ -39,6 +39,7 @@ __all__ = [
     "captured_log",
     "check_versions",
     "checked",
+    "forget_log_errors",
     "last_log_error",
     "library_versions",
     "log_callback",
@@ -173,8 +174,13 @@ class LibraryLog:
             finally:
                 self._captured = before
 
+    def forget_errors(self) -> None:
+        """What is asked about from now on has nothing to do with what failed before."""
+        with self._lock:
+            self._errors = []
+
     def last_error(self, default: str) -> str:
-        """The first error since the last call, which is the cause of those after it; ``default`` if there was none."""
+        """The first error since the last call or `forget_errors`, the cause of those after it; or ``default``."""
         with self._lock:
             errors, self._errors = self._errors, []
         return FUNCTION.sub("", "; ".join(errors[0].splitlines())) if errors else default
@@ -182,9 +188,10 @@ class LibraryLog:
 
 _library_log = LibraryLog()
 
-redirect_log, captured_log, last_log_error, log_callback = (
+redirect_log, captured_log, forget_log_errors, last_log_error, log_callback = (
     _library_log.redirect,
     _library_log.captured,
+    _library_log.forget_errors,
     _library_log.last_error,
     _library_log.callback,
 )

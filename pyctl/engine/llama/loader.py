@@ -21,7 +21,7 @@ from pyctl.engine.llama.draft.mtp import MtpHead
 from pyctl.engine.llama.draft.separate_model import SeparateModel
 from pyctl.engine.llama.fingerprint import file_digest, fingerprint, metadata_text
 from pyctl.engine.llama.fit import fit_settings
-from pyctl.engine.llama.library import build_version, last_log_error, redirect_log
+from pyctl.engine.llama.library import build_version, forget_log_errors, last_log_error, redirect_log
 from pyctl.engine.llama.llama_backend import LlamaBackend
 from pyctl.engine.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.engine.llama.memory import MemoryPlan
@@ -219,6 +219,7 @@ def _load_model(
     params = ModelParams(settings, with_head=with_head)
     if progress is not None:
         params.report(progress)
+    forget_log_errors()
     model = api.llama_model_load_from_file(str(path).encode(), params.struct)
     if params.stopped:
         if model:
@@ -232,6 +233,7 @@ def _load_model(
 def _load_vocabulary(path: Path) -> Any:
     params = api.llama_model_default_params()
     params.vocab_only = True
+    forget_log_errors()
     model = api.llama_model_load_from_file(str(path).encode(), params)
     if not model:
         raise ModelError(f"cannot load the vocabulary of {path}: {last_log_error('llama.cpp gave no reason')}")
@@ -260,6 +262,7 @@ def _make_embedder(model: Any, settings: ModelSettings) -> Embedder:
 
 
 def _make_context(model: Any, settings: ModelSettings, params: Any) -> Any:
+    forget_log_errors()
     ctx = api.llama_init_from_model(model, params)
     if not ctx:
         reason = last_log_error("it does not fit into memory")
@@ -276,6 +279,7 @@ def _apply_adapters(model: Any, ctx: Any, settings: ModelSettings) -> None:
     """Load LoRA adapters, which belong to the model from then on, and use them in ``ctx``."""
     if not settings.lora:
         return
+    forget_log_errors()
     handles = []
     for path, _ in settings.lora:
         handle = api.llama_adapter_lora_init(model, str(Path(path).expanduser()).encode())

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from pyctl.atomic_file import make_private, temp_path
 from pyctl.engine.backend import SavedSequence
-from pyctl.engine.llama.library import last_log_error
+from pyctl.engine.llama.library import forget_log_errors, last_log_error
 from pyctl.errors import RequestError, StateError
 from pyctl.prompt import Tokens, as_tokens
 
@@ -93,6 +93,7 @@ def save_file(ctx: Any, seq: int, path: Path, tokens: Tokens, ends: Sequence[int
     """
     words = np.concatenate([as_tokens([PACKED, VERSION, tokens.size]), tokens, as_tokens([0])]).astype(np.int32)
     pointer = words.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+    forget_log_errors()
     try:
         make_private(path.parent)
         # Not synced: what a power failure cuts off does not have its digest, and is refused.
@@ -148,6 +149,7 @@ def load_file(
     state = data[start:]
     state[: PREFIX.size] = np.frombuffer(PREFIX.pack(STATE_MAGIC, seq), np.uint8)
     pointer = state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+    forget_log_errors()
     if int(api.llama_state_seq_set_data(ctx, pointer, state.size, seq)) != state.size:
         log.warning("%s is of no use: %s", path, last_log_error("llama.cpp gave no reason"))
         raise StateError(INVALID)

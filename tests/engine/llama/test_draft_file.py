@@ -11,7 +11,7 @@ from pyctl.engine.backend import SequenceTokens
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.llama import LlamaBackend, load
 from pyctl.engine.llama.draft.draft_file import with_inferred_type
-from pyctl.engine.llama.library import redirect_log
+from pyctl.engine.llama.library import log_callback, redirect_log
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.errors import ModelError
 from pyctl.prompt import as_tokens
@@ -52,6 +52,7 @@ def test_a_draft_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
         ("b.gguf", "cannot read the head of .*b.gguf: .*version"),
         ("missing.gguf", "cannot read the draft model .*missing.gguf: No such file or directory"),
     ):
+        log_callback(4, b"what failed before is not the cause", None)
         with pytest.raises(ModelError, match=reason):
             with_inferred_type(DraftSettings(draft_path=str(tmp_path / name)))
 

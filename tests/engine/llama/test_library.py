@@ -32,6 +32,10 @@ def test_the_first_error_is_the_cause() -> None:
     assert said.last_error("nothing") == "nothing"
     said.receive(ERROR, b"load: they differ\nhint: take another\n")
     assert said.last_error("nothing") == "they differ; hint: take another"
+    said.receive(ERROR, b"an evaluation was interrupted\n")
+    said.forget_errors()
+    said.receive(ERROR, b"load: not a model\n")
+    assert said.last_error("nothing") == "not a model"
 
 
 def test_threads_take_turns_at_capturing() -> None:

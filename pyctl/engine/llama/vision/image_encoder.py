@@ -16,7 +16,7 @@ from llama_cpp import mtmd_cpp as mtmd
 from numpy.typing import NDArray
 
 from pyctl.engine.llama.devices import Device, tensor_bytes
-from pyctl.engine.llama.library import build_version, last_log_error, log_callback
+from pyctl.engine.llama.library import build_version, forget_log_errors, last_log_error, log_callback
 from pyctl.engine.llama.vision.image_grid import ImageGrid
 from pyctl.engine.vision.image_rows import ImageRows
 from pyctl.errors import EngineError, ModelError, RequestError
@@ -148,6 +148,7 @@ class ImageEncoder:
         params.media_marker, params.warmup = MARKER, True
         if self._device is not None:
             params.device = self._device.handle
+        forget_log_errors()
         ctx = mtmd.mtmd_init_from_file(str(self._path).encode(), model, params)
         if not ctx:
             raise ModelError(f"cannot load the vision encoder {self._path}: {last_log_error('it does not fit')}")
@@ -181,6 +182,7 @@ class ImageEncoder:
 
     def _encode_largest(self) -> None:
         side = self.grid.largest
+        forget_log_errors()
         try:
             self._encode(self._tokenized(*side, np.zeros((side[1], side[0], 3), np.uint8)), *self.grid.of(*side))
         except EngineError as error:
@@ -256,7 +258,7 @@ class ImageEncoder:
         if not found.bitmap or found.video_ctx:
             if found.video_ctx:
                 mtmd.mtmd_helper_video_free(found.video_ctx)
-            last_log_error("")
+            forget_log_errors()
             raise RequestError(f"the {file.kind.upper()} image is broken")
         try:
             size = mtmd.mtmd_bitmap_get_nx(found.bitmap), mtmd.mtmd_bitmap_get_ny(found.bitmap)
