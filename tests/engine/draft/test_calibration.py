@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from pyctl.engine.backend import SequenceTokens
+from pyctl.engine.backend import SequenceTokens, TopTokens
+from pyctl.engine.draft import calibration
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.draft.pace import Pace
 from pyctl.engine.draft.speculation import ModelDrafts, Speculation
@@ -21,6 +23,12 @@ from pyctl.prompt import as_tokens
 def loaded(path: Path) -> LlamaBackend:
     settings = ModelSettings(path=str(path), n_ctx=1024, n_seqs=2, n_threads=1)
     return load(settings, drafts=DraftSettings(draft_types=("draft-mtp",))).backend
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is, all widths are measured."""
+    monkeypatch.setattr(calibration, "SECONDS", 200.0)
 
 
 def said(backend: LlamaBackend) -> list[object]:
@@ -46,6 +54,31 @@ def test_costs_are_known_and_sequences_empty(model_path: Callable[[str], Path]) 
     finally:
         backend.unload()
         fresh.unload()
+
+
+def test_what_holds_up_one_reading_is_no_part_of_a_step(
+    model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each step is followed by two readings of its output, the second of which says what the first one took."""
+    backend, n_read = loaded(model_path("tiny-hybrid-nextn")), 0
+    read = backend.top_tokens
+
+    def held_up(*given: int) -> TopTokens:
+        nonlocal n_read
+        n_read += 1
+        if n_read == 12:  # the last one of the plain steps
+            time.sleep(0.5)
+        return read(*given)
+
+    monkeypatch.setattr(backend, "top_tokens", held_up)
+    try:
+        pace = Pace()
+        Speculation(model=ModelDrafts(backend, 3), pace=pace, n_free=3).calibrate(backend, 3)
+        assert n_read == 2 * 4 * 4 * 3
+        assert pace._costs[1].plain_ms
+        assert all(pace._costs[1].wider.is_measured(1 + n) for n in range(4))
+    finally:
+        backend.unload()
 
 
 def test_with_fixed_widths_nothing_is_measured(model_path: Callable[[str], Path]) -> None:
