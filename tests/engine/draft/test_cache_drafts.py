@@ -260,7 +260,7 @@ def test_whoever_asks_waits_for_nobody(source: CacheDrafts, monkeypatch: pytest.
 
     monkeypatch.setattr(source.index, "add", hang)
     source.remember(OTHER)
-    assert hangs.wait(10)
+    assert hangs.wait(60)
     for i in range(20, 120):
         talk.say(int(FILE[i]))
         assert starts(talk.draft(), FILE[i + 1 :])
@@ -284,5 +284,5 @@ def test_its_thread_ends_with_it() -> None:
     thread = next(thread for thread in reversed(threading.enumerate()) if thread.name == "pyctl-drafts")
     del source
     gc.collect()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()

@@ -91,7 +91,7 @@ def test_keys_tell_files_and_bounds_apart(loaded: Loaded, bounded: ImageEncoder)
 
 def test_rows_are_the_same_again_and_those_of_this_file(loaded: Loaded) -> None:
     images = images_of(loaded)
-    first, other = images.picture(file_of(1)), images.picture(file_of(2))
+    first, other = images.picture(file_of(101)), images.picture(file_of(102))
     assert images.encode(first)
     assert not images.encode(first), "they are known"
     rows = images.rows_of(first, 0, first.n_tokens)
@@ -104,22 +104,22 @@ def test_rows_are_the_same_again_and_those_of_this_file(loaded: Loaded) -> None:
 
 def test_a_file_is_decoded_once(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     images = images_of(loaded)
-    picture = images.picture(file_of(5))
+    picture = images.picture(file_of(105))
     images.encode(picture)
 
     def fail(_: Picture) -> None:
         raise AssertionError("decoded again")
 
     monkeypatch.setattr(images, "_decoded", fail)
-    assert images.picture(file_of(5)).key == picture.key
+    assert images.picture(file_of(105)).key == picture.key
     assert not images.encode(picture)
     with pytest.raises(AssertionError, match="decoded again"):
-        images.picture(file_of(6))
+        images.picture(file_of(106))
 
 
 def test_nobody_waits_for_a_file_that_another_thread_decodes(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     images = images_of(loaded)
-    known, ready = images.picture(file_of(7)), images.picture(file_of(8))
+    known, ready = images.picture(file_of(107)), images.picture(file_of(108))
     decoded, began, go_on = images._decoded, threading.Event(), threading.Event()
 
     def slow(picture: Picture) -> object:
@@ -128,10 +128,10 @@ def test_nobody_waits_for_a_file_that_another_thread_decodes(loaded: Loaded, mon
         return decoded(picture)
 
     monkeypatch.setattr(images, "_decoded", slow)
-    thread = threading.Thread(target=images.picture, args=(file_of(9),))
+    thread = threading.Thread(target=images.picture, args=(file_of(109),))
     thread.start()
     assert began.wait(30)
-    assert images.picture(file_of(7)).key == known.key
+    assert images.picture(file_of(107)).key == known.key
     assert images.encode(ready), "its pixels are there"
     assert images.n_bytes > 0
     go_on.set()
