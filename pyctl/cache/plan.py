@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from pyctl.prompt import Prompt
 
 __all__ = [
+    "DEEP",
     "DEFAULT_STEP",
     "MIN_BATCH",
     "MOST_SEAMS",
@@ -45,6 +46,10 @@ GPU_BATCH_COST = 480
 """The least tokens that a batch has on average, on a GPU, where it ends at places that are only sometimes of use. With
 so many a prompt is evaluated as fast as in full batches of 512 (bench/results/batch-ends.md)."""
 
+DEEP = 32768
+"""Behind more tokens than these a batch has as many times more on average: it reads all rows before it, and nobody
+comes back to most of so long a history (bench/results/gpu-long.md)."""
+
 FIRST_RUNG = 64
 """So many tokens, twice, four times, ... behind the beginning a long first message may be left."""
 
@@ -62,10 +67,7 @@ tokens without one."""
 LEAST_PART = 64
 """Of text without messages at least one in so many tokens is new where another part begins, if a batch ends there."""
 
-EDITION = 2
-"""Counts up with each change of the rules that shows in none of the numbers above."""
-
-RULES = (MIN_BATCH, FIRST_RUNG, FINE_PART, FINE_LEAST, MOST_SEAMS, *UNMARKED_PARTS, FINE_STEP, LEAST_PART, EDITION)
+RULES = (MIN_BATCH, DEEP, FIRST_RUNG, FINE_PART, FINE_LEAST, MOST_SEAMS, *UNMARKED_PARTS, FINE_STEP, LEAST_PART)
 """What batch ends follow from, besides the tokens and what is given to `batch_ends`."""
 
 
@@ -75,7 +77,8 @@ def batch_ends(prompt: Prompt, n_ubatch: int, min_batch: int = MIN_BATCH, batch_
     A batch ends ``n_ubatch`` tokens after the one before, or at a boundary at least ``min_batch`` tokens after it: in
     any case where the assistant begins, since there prompts end, and at the first, the end of the head. Where another
     message begins, and at FIRST_RUNG, twice, four times, ... as many tokens, it does so if the batches up to there have
-    ``batch_cost`` tokens on average then: a device that works on many tokens at a time pays for each batch.
+    ``batch_cost`` tokens on average then, and behind more than DEEP tokens as many times more: a device that works on
+    many tokens at a time pays for each batch.
     Without a cost, prompts that part within one of the first messages need not evaluate all of it again: there a batch
     ends at the first line end that is FINE_LEAST tokens, and a FINE_PART of the message so far, after the one before,
     or at a seam before that (half of ``min_batch`` at least, and an eighth as much, after it; MOST_SEAMS times a
@@ -92,18 +95,18 @@ def batch_ends(prompt: Prompt, n_ubatch: int, min_batch: int = MIN_BATCH, batch_
     """
     ends = _unmarked_ends(prompt, n_ubatch, min_batch, batch_cost) if prompt.n_unmarked else []
     last = ends[-1] if ends else 0
-    spare = 0  # tokens that the batches so far had beyond ``batch_cost`` each
+    spare = 0  # tokens that the batches so far had beyond the cost of each
     edges = _edges(prompt)
     for stop, is_sure in _stops(prompt, n_ubatch, batch_cost):
         while last + n_ubatch <= stop:
+            spare = _spare(spare, n_ubatch, _cost(batch_cost, last))
             last += n_ubatch
             ends.append(last)
-            spare = max(spare + n_ubatch - batch_cost, -batch_cost)
-        n_new = stop - last
-        if (n_new >= min_batch and (is_sure or spare + n_new >= batch_cost)) or (n_new > 0 and stop in edges):
+        n_new, cost = stop - last, _cost(batch_cost, last)
+        if (n_new >= min_batch and (is_sure or spare + n_new >= cost)) or (n_new > 0 and stop in edges):
+            spare = _spare(spare, n_new, cost)
             last = stop
             ends.append(last)
-            spare = max(spare + n_new - batch_cost, -batch_cost)
     if len(prompt) > last:
         ends.append(len(prompt))
     seams, half = frozenset(prompt.seams), max(min_batch // 2, 1)
@@ -112,6 +115,15 @@ def batch_ends(prompt: Prompt, n_ubatch: int, min_batch: int = MIN_BATCH, batch_
         if line - (ends[at - 1] if at else 0) >= (half if line in seams else min_batch) and not prompt.is_inside(line):
             ends.insert(at, line)
     return ends
+
+
+def _cost(batch_cost: int, n_before: int) -> int:
+    return batch_cost * max(n_before, DEEP) // DEEP
+
+
+def _spare(spare: int, n_new: int, cost: int) -> int:
+    """What is to spare behind a batch of ``n_new`` tokens; what is missing is forgotten beyond one batch."""
+    return max(spare + n_new - cost, -cost)
 
 
 def _stops(prompt: Prompt, n_ubatch: int, batch_cost: int) -> list[tuple[int, bool]]:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyctl.cache.plan import DEFAULT_STEP, MOST_SEAMS, batch_ends, choose_cuts, last_common_end, last_end
+from pyctl.cache.plan import DEEP, DEFAULT_STEP, MOST_SEAMS, batch_ends, choose_cuts, last_common_end, last_end
 from pyctl.chat.boundaries import boundaries, headers
 from pyctl.image_file import ImageFile
 from pyctl.prompt import Picture, Prompt, as_tokens
@@ -153,6 +153,24 @@ def test_a_costly_batch_ends_where_replies_begin_and_elsewhere_as_often_as_it_ca
 def test_all_messages_of_long_turns_end_a_batch() -> None:
     given_prompt = conversation(32_768, 2_018, 268, 718)
     assert set(given_prompt.boundaries) <= set(batch_ends(given_prompt, 1024, 32, 480))
+
+
+def test_deep_in_a_prompt_fewer_batches_end_where_hardly_anybody_comes_back() -> None:
+    given_prompt = conversation(200_000, 2_018, 268, 718)
+    ends = batch_ends(given_prompt, 1024, 32, 480)
+    headers = given_prompt.headers or ()
+    users = [at for at in given_prompt.boundaries if at not in headers]
+    assert set(headers) <= set(ends), "where prompts end"
+    taken = [
+        sum(at in ends for at in users if first < at <= first + DEEP) / (DEEP / 986)
+        for first in range(0, 5 * DEEP, DEEP)
+    ]
+    assert taken == sorted(taken, reverse=True)
+    assert taken[0] > 0.95
+    assert 0.3 < taken[1] < 0.7
+    assert taken[2] < 0.1
+    # Without a cost every message ends a batch, there, too.
+    assert set(given_prompt.boundaries) <= set(batch_ends(given_prompt, 1024, 32))
 
 
 def test_a_long_first_message_has_rungs_where_batches_cost_something() -> None:
