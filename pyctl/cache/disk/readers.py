@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from pyctl.errors import StateError
@@ -39,7 +40,7 @@ class Readers:
         self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
-        self._n_running = 0
+        self._n_open = 0  # reads that wait or are under way
         self.moved = time.monotonic()
         """When a read last returned or began."""
 
@@ -49,9 +50,11 @@ class Readers:
         for job in jobs:
             future: Future[R] = Future()
             futures.append(future)
+            with self._lock:
+                self._n_open += 1
             self._jobs.put((future, job))
         with self._lock:
-            while len(self._threads) < min(self._n_threads, self._n_running + self._jobs.qsize()):
+            while len(self._threads) < min(self._n_threads, self._n_open):
                 name = f"{self._name}_{len(self._threads)}"
                 thread = threading.Thread(target=self._run, name=name, daemon=True)
                 self._threads.append(thread)
@@ -66,8 +69,8 @@ class Readers:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a read is under way."""
-        return self._n_running > 0
+        """Whether a read is under way, or waits for its thread."""
+        return self._n_open > 0
 
     def close(self, timeout: float = 1.0) -> None:
         """End the threads when they have done what is queued, and wait for that a moment."""
@@ -80,19 +83,21 @@ class Readers:
     def _run(self) -> None:
         while (item := self._jobs.get()) is not None:
             future, job = item
-            if future.set_running_or_notify_cancel():
-                self._count(1)
+            begins = future.set_running_or_notify_cancel()
+            if begins:
+                self.moved = time.monotonic()
                 try:
-                    future.set_result(job())
+                    tell = partial(future.set_result, job())
                 except BaseException as error:
-                    future.set_exception(error)
-                self._count(-1)
-            del item, future, job  # which may hold memory while this thread waits
-
-    def _count(self, change: int) -> None:
-        with self._lock:
-            self._n_running += change
-            self.moved = time.monotonic()
+                    tell = partial(future.set_exception, error)
+            # Who waits may give up the memory that was filled as soon as it is told, and this thread rests then.
+            del item, job, future
+            with self._lock:
+                self._n_open -= 1
+                self.moved = time.monotonic() if begins else self.moved
+            if begins:
+                tell()
+                del tell
 
 
 class Reads:
