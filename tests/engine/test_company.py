@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future
 from typing import Any
 
@@ -348,19 +349,25 @@ def test_a_share_for_each_lets_all_run_side_by_side() -> None:
         assert collect(handle).tokens == alone(prompt_of(seed, 200), -1, n_ctx=256, sampling=ENDLESS).tokens
 
 
-def test_saving_a_sequence_after_its_request_was_moved(tmp_path: object) -> None:
+def test_saving_a_sequence_after_its_request_was_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     """The number counts when it is done, not the object that had the number when it was asked."""
+    monkeypatch.setattr("pyctl.engine.worker.IDLE_SECONDS", 3600.0)  # nothing changes behind the last step
     backend = FakeBackend(n_ctx=1024, n_seqs=2)
     engine = engine_of(backend)
     worker = Worker(engine, INFO)
     try:
         admin = EngineAdmin(worker, engine)
+        asked = threading.Event()
+        worker.call(lambda: asked.wait(60))
         handles = [worker.submit(request(prompt_of(seed, 100), -1, sampling=ENDLESS)) for seed in (1, 2)]
+        begun = worker.call(lambda: (engine.step(), len(engine.running))[1])
         erased = [admin.erase(seq) for seq in (0, 1)]
+        asked.set()
+        assert begun.result(60) == 2
         for handle in handles:
             assert not any(isinstance(event, Failed) for event in handle)
-        assert all(future.result(20) >= 0 for future in erased)
-        stats = admin.stats().result(20)
+        assert all(future.result(60) >= 0 for future in erased)
+        stats = admin.stats().result(60)
         assert stats.total.n_suspended > 0
         assert (stats.n_suspended, stats.suspended_bytes) == (0, 0)
         assert (stats.n_cells, stats.n_cells_used) == (1024, sum(seq.n for seq in engine.sequences))

@@ -15,7 +15,7 @@ from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.fake import FakeBackend
 from pyctl.engine.handle import RequestHandle
-from pyctl.engine.request import Done, Failed
+from pyctl.engine.request import Done, Failed, Piece
 from pyctl.engine.worker import Worker
 from pyctl.errors import EngineError, UnavailableError
 from pyctl.prompt import Prompt
@@ -25,10 +25,11 @@ from tests.server.fake import INFO
 
 
 class Faulty(FakeBackend):
-    """Raises ``fault`` in as many evaluations as ``n_faults`` says; waits for ``release`` while ``held``."""
+    """Raises ``fault`` in as many evaluations as ``n_faults`` says, behind ``n_good`` of one token; waits for
+    ``release`` while ``held``."""
 
     fault: BaseException = MemoryError("no memory left")
-    n_faults = 0
+    n_faults = n_good = 0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -41,7 +42,10 @@ class Faulty(FakeBackend):
         super().evaluate(seq, tokens, start, output=output)
 
     def decode(self, items: Any) -> None:
-        self._maybe()
+        if self.n_good:
+            self.n_good -= 1
+        else:
+            self._maybe()
         super().decode(items)
 
     def _maybe(self) -> None:
@@ -51,7 +55,7 @@ class Faulty(FakeBackend):
                 pass
             if self.interrupted.is_set():
                 raise UnavailableError("the evaluation was stopped")
-        if self.n_faults:
+        if self.n_faults and not self.n_good:
             self.n_faults -= 1
             raise self.fault
 
@@ -73,11 +77,11 @@ def faulty() -> Iterator[Callable[..., tuple[Faulty, Worker]]]:
 
 
 def ends(handle: RequestHandle) -> list[Any]:
-    """The last event of each reply, waiting 20 s at most."""
+    """The last event of each reply, waiting a minute at most."""
     found: list[Any] = []
     reader = threading.Thread(target=lambda: found.extend(handle), daemon=True)
     reader.start()
-    reader.join(20)
+    reader.join(60)
     assert not reader.is_alive(), "the request waits for ever"
     return found[-1:]
 
@@ -85,9 +89,9 @@ def ends(handle: RequestHandle) -> list[Any]:
 def test_running_out_of_memory_in_decode_fails_that_reply_and_no_other(faulty: Any) -> None:
     backend, worker = faulty()
     (clean,) = ends(worker.submit(request(PROMPT)))
+    backend.n_good, backend.n_faults = 20, 1
     handle = worker.submit(request(PROMPT, 3000, sampling=ENDLESS))
-    next(handle)
-    backend.n_faults = 1
+    assert isinstance(next(handle), Piece)
     (failed,) = ends(handle)
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, EngineError)
@@ -104,7 +108,7 @@ def test_a_step_that_breaks_off_anywhere_fails_all_requests_and_the_engine_goes_
     backend, worker = faulty()
     backend.held = True
     handles = [worker.submit(request(PROMPT)) for _ in range(3)]
-    assert backend.waits.wait(10)
+    assert backend.waits.wait(60)
     whole, broken = worker._engine.step, []
 
     def step() -> bool:
@@ -129,7 +133,7 @@ def test_a_thread_that_ends_fails_everything_now_and_later(faulty: Any, monkeypa
     backend.held = True
     running, waiting = worker.submit(request(PROMPT)), worker.submit(request(PROMPT))
     admin = EngineAdmin(worker, worker._engine)
-    assert backend.waits.wait(10)
+    assert backend.waits.wait(60)
     erased, viewed = admin.erase(0), admin.view()
     backend.fault, backend.n_faults, backend.held = SystemExit("gone"), 1, False
     backend.release.set()
@@ -162,6 +166,8 @@ def test_steps_that_fail_again_and_again_end_the_thread(faulty: Any, monkeypatch
 
 def test_an_evaluation_that_hangs_is_noticed_and_everything_fails(faulty: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyctl.engine.worker.WATCH_SECONDS", 0.02)
+    for name in ("FINISH_SECONDS", "STEP_SECONDS"):  # longer than this test may take
+        monkeypatch.setattr(f"pyctl.engine.worker.{name}", 3600.0)
     backend, worker = faulty(stall_seconds=0.3)
     backend.held = True
     handles = [worker.submit(request(PROMPT)) for _ in range(2)]
@@ -170,16 +176,15 @@ def test_an_evaluation_that_hangs_is_noticed_and_everything_fails(faulty: Any, m
     for handle in handles:
         (event,) = ends(handle)
         assert isinstance(event, Failed)
-    began = time.monotonic()
-    assert not worker.close()
-    assert time.monotonic() - began < 5, "a hanging thread is not waited for"
+    assert not worker.close(), "a hanging thread is not waited for"
 
 
 def test_a_long_evaluation_that_makes_progress_is_left_alone(faulty: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyctl.engine.worker.WATCH_SECONDS", 0.02)
     backend, worker = faulty(stall_seconds=0.3)
     looks: list[int] = []
-    n_beats = property(lambda _: looks.append(1) or (1 if backend.release.is_set() else len(looks)))
+    is_idle = threading.Event()
+    n_beats = property(lambda _: looks.append(1) or (1 if is_idle.is_set() else len(looks)))
     monkeypatch.setattr(Faulty, "n_beats", n_beats, raising=False)
     watched: list[object] = []
 
@@ -191,18 +196,28 @@ def test_a_long_evaluation_that_makes_progress_is_left_alone(faulty: Any, monkey
 
     watching = threading.Thread(target=watch, daemon=True)
     watching.start()
+
+    def look(n: int) -> None:
+        """Wait until it was looked at ``n`` times, each time a fiftieth of a second later at least."""
+        until = len(looks) + n
+        while len(looks) < until:
+            assert watching.is_alive()
+            time.sleep(0.01)
+
     backend.held = True
     handle = worker.submit(request(PROMPT))
-    while len(looks) < 50:  # at each there is something new
-        assert watching.is_alive()
-        time.sleep(0.01)
+    assert backend.waits.wait(60)
+    look(50)  # at each there is something new
     backend.held = False
     backend.release.set()
     (event,) = ends(handle)
     assert isinstance(event, Done)
-    time.sleep(0.5)  # idle is no stall
+    while worker._working:
+        look(1)
+    is_idle.set()
+    look(50)  # idle is no stall
     worker.close()
-    watching.join(10)
+    watching.join(60)
     assert watched == [None]
 
 
@@ -215,7 +230,7 @@ def test_closing_in_a_long_evaluation_interrupts_it_and_still_closes_the_engine(
     assert isinstance(event, Done)
     backend.held = True
     handle = worker.submit(request(Prompt.of([5] * 200)))
-    assert backend.waits.wait(10)
+    assert backend.waits.wait(60)
     assert worker.close()
     (event,) = ends(handle)
     assert isinstance(event, Failed)
@@ -229,7 +244,7 @@ def test_what_does_not_stop_is_told(faulty: Any, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("pyctl.engine.worker.FINISH_SECONDS", 0.1)
     backend.held = True
     handle = worker.submit(request(PROMPT))
-    assert backend.waits.wait(10)
+    assert backend.waits.wait(60)
     assert not worker.close(0.3)
     (event,) = ends(handle)
     assert isinstance(event, Failed), "nobody waits for the evaluation"

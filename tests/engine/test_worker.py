@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +15,11 @@ from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.ram import RamCache
 from pyctl.engine import worker
 from pyctl.engine.admin import EngineAdmin
+from pyctl.engine.backend import SequenceTokens
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.fake import FakeBackend
+from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Failed, Piece
 from pyctl.engine.sampling import Sampling
 from pyctl.engine.worker import Worker
@@ -57,6 +59,19 @@ class Bench:
                 assert not isinstance(event, Failed), event.error
         raise AssertionError("no end")
 
+    def begin(self, n: int = 3000) -> RequestHandle:
+        """Begin a reply of ``n`` tokens, of which one comes each time that somebody looks at the engine: it has not
+        ended before, however late whoever looks is."""
+        decode, inbox, running = self.backend.decode, self.worker._inbox, self.engine.running
+
+        def when_looked_at(items: Sequence[SequenceTokens]) -> None:
+            while inbox.empty() and not any(active.handle.cancelled for active in running):
+                time.sleep(0.001)
+            decode(items)
+
+        self.backend.decode = when_looked_at
+        return self.worker.submit(request(PROMPT, n, sampling=ENDLESS))
+
     def wait_until(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 60
         while not condition():
@@ -78,7 +93,7 @@ def make() -> Any:
 
 
 def result(future: Future[Any]) -> Any:
-    return future.result(timeout=10)
+    return future.result(timeout=60)
 
 
 def test_an_idle_engine_sleeps_and_resumes_from_the_cache(make: Any) -> None:
@@ -87,9 +102,11 @@ def test_an_idle_engine_sleeps_and_resumes_from_the_cache(make: Any) -> None:
     bench.wait_until(lambda: bench.worker.is_sleeping)
     assert bench.backend.closed
     longer = Prompt.of([*PROMPT.tokens, *first.tokens[:-1], 7, 8, 9], [100, 290, 305])
+    closed, decode = [], bench.backend.decode
+    bench.backend.decode = lambda items: (closed.append(bench.backend.closed), decode(items))
     warm = bench.ask(longer)
     assert (warm.stats.source, warm.stats.n_cached) == ("ram", 290)
-    assert not bench.backend.closed
+    assert set(closed) == {False}
     assert awake.ask(PROMPT).tokens == first.tokens
     assert awake.ask(longer).tokens == warm.tokens
     bench.wait_until(lambda: bench.worker.is_sleeping)  # and again
@@ -147,7 +164,7 @@ def test_a_sleeping_engine_closes(make: Any) -> None:
 def test_slots_show_the_request_that_they_serve(make: Any) -> None:
     bench = make(n_seqs=2)
     assert [view.task for view in result(bench.admin.sequences())] == [-1, -1]
-    handle = bench.worker.submit(request(PROMPT, 3000, sampling=ENDLESS))
+    handle = bench.begin()
     bench.wait_until(lambda: any(view.n_predicted > 5 for view in result(bench.admin.sequences())))
     (view,) = [view for view in result(bench.admin.sequences()) if view.busy]
     assert view.prompt == tuple(PROMPT.tokens.tolist())
@@ -202,7 +219,7 @@ def test_a_file_that_is_no_slot(make: Any, tmp_path: Path) -> None:
 
 def test_a_busy_slot_is_saved_when_it_is_free(make: Any, tmp_path: Path) -> None:
     bench = make()
-    handle = bench.worker.submit(request(PROMPT, 3000, sampling=ENDLESS))
+    handle = bench.begin()
     bench.wait_until(lambda: result(bench.admin.sequences())[0].n_predicted > 0)
     future = bench.admin.save(0, tmp_path / "a.bin")
     result(bench.admin.sequences())
@@ -213,7 +230,7 @@ def test_a_busy_slot_is_saved_when_it_is_free(make: Any, tmp_path: Path) -> None
 
 def test_closing_ends_what_waits_for_a_slot(make: Any, tmp_path: Path) -> None:
     bench = make()
-    bench.worker.submit(request(PROMPT, 3000, sampling=ENDLESS))
+    bench.begin()
     bench.wait_until(lambda: result(bench.admin.sequences())[0].n_predicted > 0)
     future = bench.admin.save(0, tmp_path / "a.bin")
     result(bench.admin.sequences())
@@ -234,17 +251,17 @@ def test_an_idle_moment_copies_what_only_the_device_has(monkeypatch: pytest.Monk
     cache = bench.engine.snapshotter.cache
 
     def rows() -> list[int]:
-        return bench.worker.call(lambda: [segment.rows.nbytes for segment in cache.segments()]).result(10)
+        return bench.worker.call(lambda: [segment.rows.nbytes for segment in cache.segments()]).result(60)
 
     try:
         bench.ask(PROMPT)
         bench.wait_until(lambda: all(rows()))
         assert len(rows()) > 0
-        full = bench.admin.stats().result(10)
+        full = bench.admin.stats().result(60)
         assert full.device.kept > 0
         cache.budget = full.cache.n_bytes  # nothing is free from now on
         bench.ask(Prompt.of([1 + i % 59 for i in range(300)], [100, 290]))
-        after = bench.admin.stats().result(10)
+        after = bench.admin.stats().result(60)
         assert after.n_cells_held > 0
         assert after.cache.n_bytes <= cache.budget
     finally:
