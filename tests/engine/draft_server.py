@@ -68,7 +68,7 @@ class DraftServer:
         for seq in range(self.backend.n_seqs):
             self.backend.clear(seq)
         store = DiskStore(self.directory, "model", None, min_tokens=32, sizes=block_sizes(self.backend))
-        self.tier = DiskTier(store, DiskPolicy.parse("full"), cold_max=10240)
+        self.tier = DiskTier(store, DiskPolicy.parse("full"), cold_max=10240, close_seconds=60)
         self.source = ModelDrafts(self.backend)
         speculation = Speculation([self.source] if self.backend.draft_type else [])
         options = EngineSettings(exact=self.exact)

@@ -93,13 +93,13 @@ def test_the_queue_is_bounded() -> None:
     worker = Worker(engine, INFO)
     try:
         gate, begun = threading.Event(), threading.Event()
-        blocked = worker.call(lambda: (begun.set(), gate.wait(10)))
-        assert begun.wait(10)
+        blocked = worker.call(lambda: (begun.set(), gate.wait(60)))
+        assert begun.wait(60)
         handles = [worker.submit(request(prompt_of(seed, 30), 4)) for seed in range(3)]
         with pytest.raises(BusyError, match="3 requests are waiting"):
             worker.submit(request(prompt_of(9, 30)))
         gate.set()
-        blocked.result(10)
+        blocked.result(60)
         for handle in handles:
             assert not any(isinstance(event, Failed) for event in handle)
         assert [event for event in worker.submit(request(prompt_of(9, 30), 4)) if isinstance(event, Failed)] == []

@@ -35,6 +35,7 @@ def engine_on(directory: Path, kind: str, policy: str = "full", n_slots: int = 3
         DiskStore(directory, "fake", None, min_tokens=100, **store),
         DiskPolicy.parse(policy),
         cold_max=10240,
+        close_seconds=60,
     )
     return Engine(FakeBackend(kind), RamCache(n_slots, None), EngineSettings(exact=True), tier)
 
@@ -76,7 +77,7 @@ def test_the_deeper_tier_wins_and_ram_wins_a_tie(tmp_path: Path) -> None:
     engine = engine_on(tmp_path, "hybrid")
     long = chat((1, 300), (2, 240), (3, 240))
     ask(engine, long)
-    assert engine.snapshotter.disk.flush(10)
+    assert engine.snapshotter.disk.flush(60)
     ask(engine, chat((9, 300)))
     assert ask(engine, long).done.stats.source == "ram"
     engine.snapshotter.cache.clear()
@@ -100,6 +101,7 @@ def test_files_that_vanish_are_a_miss(tmp_path: Path) -> None:
     reply = ask(engine, prompt)
     assert reply.tokens == expected
     assert reply.done.stats.n_cached == 0
+    assert engine.snapshotter.disk.flush(60)  # what was found to be gone is forgotten, too
     engine.snapshotter.close()
     engine = engine_on(tmp_path, "hybrid")
     assert ask(engine, prompt).done.stats.source == "disk", "it was written again"
@@ -128,7 +130,7 @@ def test_a_snapshot_that_reads_but_does_not_load_is_a_miss(tmp_path: Path, kind:
 def test_a_request_can_stay_off_the_disk(tmp_path: Path) -> None:
     engine = engine_on(tmp_path, "hybrid")
     ask(engine, chat((1, 300)), disk_policy=DiskPolicy("off"))
-    assert engine.snapshotter.disk.flush(10)
+    assert engine.snapshotter.disk.flush(60)
     assert engine.snapshotter.disk.store.lengths() == set()
     engine.snapshotter.close()
 

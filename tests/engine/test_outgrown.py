@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pyctl.cache import ram
 from pyctl.cache.plan import batch_ends
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Snapshot
@@ -126,7 +127,10 @@ def test_others_can_go_on_after_one_has_outgrown_the_budget() -> None:
     assert min(cached) > 0
 
 
-def test_the_log_says_once_that_a_conversation_is_too_large(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_says_once_that_a_conversation_is_too_large(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ram, "QUIET_SECONDS", 3600.0)
     engine = Engine(
         FakeBackend("hybrid", n_ctx=8192, n_ubatch=N_UBATCH, can_hold=False),
         RamCache(32, 8_000),

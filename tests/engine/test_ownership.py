@@ -31,7 +31,7 @@ def test_a_foreign_thread_is_seen_and_the_owner_is_not(owned: str) -> None:
     touch(engine)  # nobody runs it yet
     worker = Worker(engine, INFO)
     try:
-        worker.call(lambda: touch(engine)).result(timeout=10)
+        worker.call(lambda: touch(engine)).result(timeout=60)
         with pytest.raises(AssertionError, match=f"{owned}.* not pyctl-engine"):
             touch(engine)
         assert len(ownership.violations) == 1

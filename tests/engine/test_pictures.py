@@ -120,7 +120,7 @@ def test_what_is_restored_is_what_a_cold_run_says(opened: Open, tmp_path: Path, 
 
     def run(loaded: Loaded) -> dict[str, tuple[int, int]]:
         store = DiskStore(tmp_path / "kv", "pictures", None, min_tokens=32)
-        tier = DiskTier(store, DiskPolicy.parse("full"), cold_max=10240)
+        tier = DiskTier(store, DiskPolicy.parse("full"), cold_max=10240, close_seconds=60)
         engine = Engine(loaded.backend, RamCache(32, None), EXACT, tier)
         found = {}
         for title, prompt in conversations(loaded).items():

@@ -132,6 +132,7 @@ def test_it_survives_a_restart_and_no_more_than_a_part_is_in_ram(
     assert len(beside) > 8
     assert max(beside) <= BEHIND
     check_invariants(cache)
+    assert tier_of(engine).flush(60)
     assert tier_of(engine).store.directory.verify().sound
     restarted = engine_of(tmp_path, policy, kind)
     read = Space(restarted)
@@ -201,6 +202,7 @@ def test_others_come_between_two_parts_and_who_takes_its_cells_ends_it(tmp_path:
     large = chat(*((seed, 300) for seed in range(90, 102)))
     assert ask(engine, large).tokens == cold(FakeBackend(), large).tokens
     idle(engine)
+    assert tier_of(engine).flush(60)
     assert tier_of(engine).view().waiting == 0
     assert tier_of(engine).view().given_up == 1
     directory = tier_of(engine).store.directory
@@ -272,6 +274,7 @@ def test_what_does_not_fit_beside_others_that_wait_goes_a_part_at_a_time(tmp_pat
     for prompt in (LONG, *(chat((seed, 480)) for seed in range(20, 26))):
         ask(engine, prompt)  # the first one fills RAM
     device, tier, ends = engine.snapshotter.device, tier_of(engine), engine.snapshotter.cache.conversation_ends()[:6]
+    assert tier.flush(60)
     assert all(device.may_copy(end) for end in ends), "each alone"
     is_over = threading.Event()
     tier.run_soon(partial(waits, is_over))

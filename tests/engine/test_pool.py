@@ -70,7 +70,8 @@ def test_files_do_not_depend_on_it(tmp_path: Path, kind: str, pools: Sequence[Po
     prompt, replies = turns(300, 700), []
     for pool in pools:
         backend = FakeBackend(kind, pool=pool)
-        tier = DiskTier(DiskStore(tmp_path, "fake", None, min_tokens=100), DiskPolicy.parse("full"), cold_max=10240)
+        store = DiskStore(tmp_path, "fake", None, min_tokens=100)
+        tier = DiskTier(store, DiskPolicy.parse("full"), cold_max=10240, close_seconds=60)
         engine = Engine(backend, RamCache(32, None), EngineSettings(exact=True), tier)
         replies.append(ask(engine, prompt))
         engine.snapshotter.close()
@@ -98,12 +99,12 @@ def test_a_slot_is_no_file_and_stays_as_it_is(tmp_path: Path) -> None:
     admin, prompt = EngineAdmin(worker, engine), turns(300, 2 * PARK_MIN)
     try:
         list(worker.submit(request(prompt, 1)))
-        before = worker.call(engine.snapshotter.cache.snapshots).result(10)
+        before = worker.call(engine.snapshotter.cache.snapshots).result(60)
         for call in (admin.save, admin.restore):
             with pytest.raises(NotSupportedError, match="with --kv-pool a slot cannot be saved or restored as a file"):
-                call(0, tmp_path / "file").result(10)
-        assert worker.call(lambda: engine.sequences[0].n).result(10) == len(prompt), "it was not put away for this"
-        assert worker.call(engine.snapshotter.cache.snapshots).result(10) == before
+                call(0, tmp_path / "file").result(60)
+        assert worker.call(lambda: engine.sequences[0].n).result(60) == len(prompt), "it was not put away for this"
+        assert worker.call(engine.snapshotter.cache.snapshots).result(60) == before
         assert not list(tmp_path.iterdir())
     finally:
         worker.close()

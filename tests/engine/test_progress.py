@@ -27,5 +27,6 @@ def test_a_long_prefill_is_seen(caplog: pytest.LogCaptureFixture, monkeypatch: p
     assert "(32 %)" in lines[0]
 
 
-def test_a_short_one_is_not(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_short_one_is_not(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "LINE_SECONDS", 3600.0)
     assert lines_of(caplog) == []

@@ -62,7 +62,8 @@ def drive(monkeypatch: pytest.MonkeyPatch) -> Iterator[Drive]:
 
 
 def engine_on(directory: Path, kind: str = "hybrid") -> Engine:
-    tier = DiskTier(DiskStore(directory, "fake", None, min_tokens=100), DiskPolicy("full"), cold_max=0)
+    store = DiskStore(directory, "fake", None, min_tokens=100)
+    tier = DiskTier(store, DiskPolicy("full"), cold_max=0, close_seconds=60)
     return Engine(FakeBackend(kind, n_seqs=2), RamCache(16, None), EngineSettings(exact=True), tier)
 
 

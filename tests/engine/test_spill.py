@@ -55,7 +55,7 @@ def engine_on(
 ) -> Engine:
     """Rows are held on the device if it has ``n_cells``, or in a ``pool``."""
     store = DiskStore(directory, "fake", budget, min_tokens=100, daily_bytes=daily)
-    tier = DiskTier(store, DiskPolicy.of_server(policy), cold_max=10240)
+    tier = DiskTier(store, DiskPolicy.of_server(policy), cold_max=10240, close_seconds=60)
     backend = FakeBackend(kind, n_ctx=n_cells or 4096, can_hold=n_cells > 0, pool=pool)
     return Engine(backend, RamCache(64, ram, costs or Steady()), EngineSettings(exact=True), tier)
 
@@ -228,7 +228,7 @@ def test_any_order_on_any_disk_gives_right_replies_within_all_budgets(
 ) -> None:
     choice = random.Random(f"{kind}{seed}")
     budget, daily = choice.choice([20_000, 60_000]), choice.choice([None, 100_000])
-    drive = Drive(monkeypatch, choice)
+    drive = Drive(monkeypatch, random.Random(seed))  # of its own: another thread asks it
     expected: dict[bytes, list[int]] = {}
     conversations = [[(number % 3, 300)] for number in range(5)]
     written = 0
@@ -296,7 +296,7 @@ def test_rows_that_only_the_device_has_are_fetched_before_they_go(
     sources = [ask_source(engine, prompt, tokens) for prompt, tokens in zip(CONVERSATIONS, expected, strict=True)]
     assert ("disk" in sources) is not fails
     check_invariants(engine.snapshotter.cache)
-    assert tier_of(engine).store.directory.verify().sound
+    assert flushed(engine).store.directory.verify().sound
     engine.snapshotter.close()
 
 

@@ -399,15 +399,15 @@ def test_it_is_quiet_when_nobody_asks_whoever_asked_last(monkeypatch: pytest.Mon
 def test_what_only_makes_the_next_turn_exact_waits_longer_though_somebody_else_came(
     monkeypatch: pytest.MonkeyPatch, exact: bool
 ) -> None:
-    monkeypatch.setattr(warm_ups, "AT_ONCE_SECONDS", 50.0)
-    monkeypatch.setattr(warm_ups, "QUIET_SECONDS", 1000.0)
+    monkeypatch.setattr(warm_ups, "AT_ONCE_SECONDS", 50_000.0)
+    monkeypatch.setattr(warm_ups, "QUIET_SECONDS", 1_000_000.0)
     engine = engine_of(FakeBackend(n_seqs=1), exact=exact)
     talk = Talk(engine, strips=False, n=4)
     talk.turn(1)
     asked, _ = talk.turn(2)
     assert ask(engine, Prompt.of(said(77, 200), [80]), 3).error is None
     talk.next_turn(asked)  # rendered only now, the sequence is another conversation's
-    assert engine.warm_ups.seconds == pytest.approx(50.0 if exact else 1000.0, rel=0.2)
+    assert engine.warm_ups.seconds == pytest.approx(50_000.0 if exact else 1_000_000.0, rel=0.2)
 
 
 def until(condition: Any) -> None:
@@ -441,7 +441,7 @@ def test_it_ends_with_the_server_and_sleeps_with_it() -> None:
     assert reply_to(worker, request(Prompt.of(said(2, 100), [90]), 3))
     until(lambda: worker.is_sleeping)
     worker.warm(Request(prompt, background=True))
-    worker.call(lambda: None).result(10)
+    worker.call(lambda: None).result(60)
     assert worker.is_sleeping, "nobody waits for it, so it wakes nobody"
     assert engine.snapshotter.totals.n_warmed == 0
     waited_for = worker.submit(Request(prompt, background=True))
@@ -453,7 +453,7 @@ def test_it_ends_with_the_server_and_sleeps_with_it() -> None:
         engine.wake()
         return engine.warm_ups.seconds
 
-    assert worker.call(while_one_waits).result(10) is None
+    assert worker.call(while_one_waits).result(60) is None
     last = worker.submit(Request(Prompt.of(said(3, 3500), [3400]), background=True))
     worker.close()
     end = list(last)[-1]
