@@ -208,7 +208,7 @@ class ConnectionGuard:
         now = time.monotonic()
         passed, self._last_look = min(now - self._last_look, 5.0), now
         for connection in tuple(connections):
-            connection.check(passed)
+            connection.check(passed, now)
 
     def say(self, text: str, *args: object) -> None:
         """Log a warning, of all that come within some seconds only the first."""
@@ -237,7 +237,7 @@ class GuardedProtocol(H11Protocol):
         self.timeout_keep_alive = KEPT_SECONDS  # type: ignore[assignment]  # uvicorn only adds it to a time
         self._guard = guard
         self._phase: Any = None
-        self._waited = 0.0
+        self._since, self._waited = 0.0, 0.0
         self._n_bytes = 0
         self._unsent, self._stuck = 0, 0.0
 
@@ -254,7 +254,7 @@ class GuardedProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._is_kept():
-            self._waited = 0.0
+            self._since, self._waited = time.monotonic(), 0.0
         self._n_bytes += len(data)
         super().data_received(data)
         self._note()
@@ -263,12 +263,12 @@ class GuardedProtocol(H11Protocol):
         super().on_response_complete()
         self._note()
 
-    def check(self, passed: float) -> None:
-        """``passed`` more seconds: close the connection if its client took too many."""
+    def check(self, passed: float, now: float) -> None:
+        """``passed`` more seconds until ``now``: close the connection if its client took too many."""
         self._check_write(passed)
         if self.transport.is_closing() or self.flow.read_paused:
             return  # we do not read: the client waits for us
-        self._waited += passed
+        self._waited += min(passed, now - self._since)  # what is awaited may have begun since the last look
         if self._is_kept():
             return  # uvicorn closes it after KEPT_SECONDS
         if self._phase is h11.IDLE and self._waited > HEAD_SECONDS:
@@ -296,7 +296,7 @@ class GuardedProtocol(H11Protocol):
         phase = self.conn.their_state
         if phase is self._phase:
             return
-        self._phase, self._waited, self._n_bytes = phase, 0.0, 0
+        self._phase, self._since, self._waited, self._n_bytes = phase, time.monotonic(), 0.0, 0
         if phase is h11.IDLE:
             self._guard.awaits_head(self)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import socket
@@ -13,9 +14,14 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 
 from pyctl.errors import ConfigError
-from pyctl.server.connections import KEPT_SECONDS, bind
+from pyctl.server import connections
+from pyctl.server.app import create_loading_app
+from pyctl.server.connections import KEPT_SECONDS, ConnectionGuard, GuardedProtocol, bind
+from pyctl.server.server_settings import ServerSettings
 from tests.server.test_lifecycle import line, server
 
 BODY = b'{"prompt": "a", "n_predict": 1}'
@@ -149,6 +155,27 @@ def test_who_was_answered_may_take_longer_to_ask_again() -> None:
             assert closed_after(late).startswith(b"HTTP/1.1 408 "), "of a head that has begun, the rest is due"
             assert closed_after(left) == b""
         complaints(process)
+
+
+def test_a_new_connection_has_all_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What passed between two looks began before it, and a process that was held up still has to read what it says."""
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 4.0)
+
+    async def look() -> bool:
+        guard, config = ConnectionGuard(8), uvicorn.Config(create_loading_app(ServerSettings()), log_config=None)
+        config.load()
+        here, there = socket.socketpair()
+        with there:
+            transport, protocol = await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: GuardedProtocol(guard, config, ServerState()), here
+            )
+            guard._last_look -= 60.0
+            guard.look({protocol})
+            is_closed = transport.is_closing()
+            transport.abort()
+        return is_closed
+
+    assert not asyncio.run(look())
 
 
 def test_clients_give_up_kept_connections_before_the_server_does() -> None:
