@@ -90,11 +90,12 @@ class RequestPool:
             if self._n_abandoned >= _MAX_ABANDONED:
                 raise BusyError(self._n_abandoned)
             self._waiting.append(job)  # type: ignore[arg-type]
-            if self._n_idle:
-                self._changed.notify()
-            elif self._n_alive - self._n_abandoned < self._n_threads:
+            # Those that were woken before count as idle until they run.
+            if len(self._waiting) > self._n_idle and self._n_alive - self._n_abandoned < self._n_threads:
                 self._n_alive += 1
                 threading.Thread(target=self._work, name="pyctl-request", daemon=True).start()
+            else:
+                self._changed.notify()
 
     def _forget(self, job: _Job[R]) -> None:
         """Nobody waits for ``job`` any more."""

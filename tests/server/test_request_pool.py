@@ -39,6 +39,16 @@ def in_loop(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
 
 
 @in_loop
+async def test_as_many_run_at_once_as_there_are_threads() -> None:
+    """Also where one thread has nothing to do and two come at once: it takes one, and another thread the other."""
+    pool, together = RequestPool(2), threading.Barrier(2)
+    await pool.run(request(), lambda: None)
+    while not pool._n_idle:
+        await asyncio.sleep(0.01)
+    await asyncio.gather(*(pool.run(request(), together.wait, 50) for _ in range(2)))
+
+
+@in_loop
 async def test_results_and_errors_come_back() -> None:
     pool = RequestPool()
     assert await pool.run(request(), lambda a, b: a + b, 1, b=2) == 3
