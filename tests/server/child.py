@@ -11,7 +11,7 @@ import time
 
 from pyctl.engine.request import Request
 from pyctl.errors import ConfigError
-from pyctl.server import connections
+from pyctl.server import connections, lifecycle
 from pyctl.server.app import create_loading_app
 from pyctl.server.connections import bind
 from pyctl.server.lifecycle import LoadingApp, serve
@@ -45,6 +45,7 @@ def main() -> None:
     for constant in sys.argv[6:]:
         name, _, value = constant.partition("=")
         setattr(connections, name, float(value))
+    lifecycle.DRAIN_SECONDS = 20.0  # the machine may be busy
     gate = LoadingApp(create_loading_app(ServerSettings()))
     try:
         with bind(host.split(","), port) as sockets:
