@@ -74,7 +74,7 @@ async def test_work_that_takes_too_long_is_given_up_and_replaced() -> None:
 @in_loop
 async def test_too_many_that_take_too_long_are_refused_until_some_are_done() -> None:
     pool, end = RequestPool(2, max_seconds=0.05), threading.Event()
-    for _ in range(8):
+    while pool._n_abandoned < 8:  # one whose thread has not begun yet leaves nothing behind
         with pytest.raises(UnavailableError, match="takes more than"):
             await pool.run(request(), end.wait, 50)
     with pytest.raises(BusyError):
@@ -113,7 +113,8 @@ async def test_who_hangs_up_leaves_his_place() -> None:
         await asyncio.sleep(0.01)
     waiting = [asyncio.ensure_future(pool.run(request(left), done.append, i)) for i in range(20)]
     last = asyncio.ensure_future(pool.run(request(), lambda: "last"))
-    await asyncio.sleep(0.05)
+    while len(pool._waiting) < 21:
+        await asyncio.sleep(0.01)
     left.set()
     for each in waiting:
         with pytest.raises(ClientDisconnect):
@@ -129,8 +130,10 @@ import asyncio, time
 from tests.server.test_request_pool import request
 from pyctl.server.request_pool import Afterwards, RequestPool
 async def main():
-    task = asyncio.ensure_future(RequestPool().run(request(), time.sleep, 600))
-    await asyncio.sleep(0.3)
+    pool = RequestPool()
+    task = asyncio.ensure_future(pool.run(request(), time.sleep, 600))
+    while pool._waiting or not pool._n_alive:
+        await asyncio.sleep(0.01)
     task.cancel()
 asyncio.run(main())
 print("ended")
@@ -165,15 +168,15 @@ def test_what_comes_afterwards_is_done_in_order_and_ends_before_the_vocabulary_g
 
     def first() -> None:
         begun.set()
-        go_on.wait(10)
+        go_on.wait(60)
         done.append(0)
         raise ValueError("broken")
 
     afterwards.add(first)
-    assert begun.wait(10)
+    assert begun.wait(60)
     for number in range(1, 20):
         afterwards.add(lambda number=number: done.append(number))  # type: ignore[misc]
-    threading.Timer(0.05, go_on.set).start()
+    go_on.set()
     deadline = time.monotonic() + 60
     while len(done) < 17:
         assert time.monotonic() < deadline
@@ -185,8 +188,14 @@ def test_what_comes_afterwards_is_done_in_order_and_ends_before_the_vocabulary_g
     begun.clear()
     afterwards.add(first)
     afterwards.add(lambda: done.append(99))
-    assert begun.wait(10)
-    threading.Timer(0.05, go_on.set).start()
+    assert begun.wait(60)
+
+    def let_it_go_on() -> None:
+        while not afterwards._is_closed:  # else what waits behind it would still begin
+            time.sleep(0.001)
+        go_on.set()
+
+    threading.Thread(target=let_it_go_on).start()
     afterwards.close()
     afterwards.add(lambda: done.append(99))
     assert done[17:] == [0], "what ran has ended, and nothing else begins"
@@ -199,7 +208,7 @@ def test_threads_end_when_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch
 
     async def three_at_once() -> None:
         together = threading.Barrier(3)
-        await asyncio.gather(*(pool.run(request(), together.wait, 20) for _ in range(3)))
+        await asyncio.gather(*(pool.run(request(), together.wait, 60) for _ in range(3)))
 
     asyncio.run(three_at_once())
     end = time.monotonic() + 30
