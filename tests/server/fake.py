@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -43,48 +44,70 @@ class Pause:
     seconds: float | None
 
 
-Script = Iterable[Event | Pause]
+@dataclass(frozen=True)
+class Gate:
+    """The next event comes when ``opened`` is set."""
+
+    opened: threading.Event
+
+
+Script = Iterable[Event | Pause | Gate]
+Playing = tuple[RequestHandle, Iterator[Event | Pause | Gate], Callable[[], bool] | None]
+"""A handle, the rest of its script, and whether that may go on: None for never."""
 
 
 class ScriptedEngine(Engine):
-    """Answers each request with ``script(request)``; what lies between two pauses comes together.
+    """Answers each request with ``script(request)``; what lies between two pauses comes without any.
 
-    The last of ``handles`` is there before its script begins.
+    The last of ``handles`` is there before its script begins; ``begun`` are those whose script has come to a pause or
+    its end.
     """
 
     def __init__(self, script: Callable[[Request], Script], backend: FakeBackend, cache: RamCache) -> None:
         super().__init__(backend, cache, EngineSettings())
         self.script = script
         self.handles: list[RequestHandle] = []
-        self._playing: list[tuple[RequestHandle, Iterator[Event | Pause], float]] = []
+        self.begun: set[RequestHandle] = set()
+        self._playing: list[Playing] = []
 
     def submit(self, handle: RequestHandle) -> None:
         self.handles.append(handle)
-        self._playing.append((handle, iter(self.script(handle.request)), 0.0))
+        self._playing.append((handle, iter(self.script(handle.request)), lambda: True))
 
     def step(self) -> bool:
-        now = time.monotonic()
-        self._playing = [left for each in self._playing if (left := self._play(*each, now)) is not None]
-        pending = [due for _, _, due in self._playing if due < float("inf")]
-        if pending:
+        self._playing = [left for each in self._playing if (left := self._play(each)) is not None]
+        is_pending = any(may_go_on is not None for _, _, may_go_on in self._playing)
+        if is_pending:
             time.sleep(0.0005)
-        return bool(pending)
+        return is_pending
 
-    def _play(
-        self, handle: RequestHandle, script: Iterator[Event | Pause], due: float, now: float
-    ) -> tuple[RequestHandle, Iterator[Event | Pause], float] | None:
-        if due > now:
-            return handle, script, due
-        for event in script:
-            if isinstance(event, Pause):
-                return handle, script, float("inf") if event.seconds is None else now + event.seconds
-            handle.put(event)
+    def _play(self, playing: Playing) -> Playing | None:
+        handle, script, may_go_on = playing
+        if may_go_on is None or not may_go_on():
+            return playing
+        try:
+            for event in script:
+                if isinstance(event, Gate):
+                    return handle, script, event.opened.is_set
+                if isinstance(event, Pause):
+                    return handle, script, _after(event.seconds)
+                handle.put(event)
+        finally:
+            self.begun.add(handle)
         return None
 
     def close(self, reason: Exception) -> None:
         for handle, _, _ in self._playing:
             handle.put(Failed(reason))
         super().close(reason)
+
+
+def _after(seconds: float | None) -> Callable[[], bool] | None:
+    """Whether so many seconds have passed since now."""
+    if seconds is None:
+        return None
+    due = time.monotonic() + seconds
+    return lambda: time.monotonic() >= due
 
 
 _WORKERS: list[Worker] = []
@@ -97,10 +120,11 @@ def close_workers() -> None:
 
 
 class RecordingWorker(Worker):
-    """Remembers what it was asked."""
+    """Remembers what it was asked. What a script says before its first pause is there when `submit` returns."""
 
     def __init__(self, engine: Any, info: EngineInfo) -> None:
         self.handles: list[RequestHandle] = []
+        self._begun: set[RequestHandle] | None = getattr(engine, "begun", None)
         super().__init__(engine, info)
         _WORKERS.append(self)
 
@@ -109,8 +133,11 @@ class RecordingWorker(Worker):
         return [handle.request for handle in self.handles]
 
     def submit(self, request: Request) -> RequestHandle:
-        self.handles.append(super().submit(request))
-        return self.handles[-1]
+        handle = super().submit(request)
+        self.handles.append(handle)
+        while self._begun is not None and handle not in self._begun and not handle.is_over:
+            time.sleep(0.0002)
+        return handle
 
 
 INFO = EngineInfo(
