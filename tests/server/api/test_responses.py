@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from pyctl.engine.request import Request
 from pyctl.errors import EngineError
 from pyctl.server.api import responses
-from tests.server.fake import HI, Bench, Pause, Script, fail, play
+from tests.server.fake import HI, Bench, Gate, Script, fail, play
 from tests.server.parts import Caller, named_events, split_by_lines
 
 CALLS = ("r:h", "m\n", "c:I \n", "c:look\n", "k:0:t1:look\n", 'a:0:{"at":\n', "a:0:1}\n", "k:1:t2:wait\n", "a:1:{}\n")
@@ -264,13 +265,18 @@ def test_a_failure_after_the_first_byte_is_two_events() -> None:
 
 
 def test_a_silent_stream_repeats_that_it_goes_on() -> None:
+    silence = Gate(threading.Event())
+
     def script(request: Request) -> Script:
         first, second, *rest = play("a")(request)
-        return [first, second, Pause(1.2), *rest]
+        return [first, second, silence, *rest]
 
     async def run() -> None:
         caller = Caller(Bench(script), "/v1/responses", {"input": "x", "stream": True, "sse_ping_interval": 1})
-        await caller.call()
+        call = asyncio.ensure_future(caller.call())
+        await caller.until(lambda: b"".join(caller.bodies).count(b"event: response.in_progress") > 1)
+        silence.opened.set()
+        await call
         kinds = [event["type"] for event in named_events(b"".join(caller.bodies))]
         assert kinds[:3] == ["response.created", "response.in_progress", "response.in_progress"]
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from pyctl.engine.request import Piece, Request
 from pyctl.errors import EngineError
-from tests.server.fake import HI, Bench, Pause, Script, events, fail, play
+from tests.server.fake import HI, Bench, Gate, Pause, Script, events, fail, play
 from tests.server.parts import Caller
 
 NEVER = Pause(None)
@@ -35,7 +36,7 @@ def test_a_client_who_leaves_stops_the_work(
         await caller.until(lambda: bool(bench.worker.handles))
         if stream and script is not silent:
             await caller.until(lambda: bool(caller.sent))
-        await asyncio.sleep(0.02)
+        await caller.until(lambda: bool(bench.service.running))
         assert not bench.worker.handles[0].cancelled
         caller.gone.set()
         await asyncio.wait_for(call, 30)  # there is no end of these replies
@@ -113,9 +114,13 @@ def test_what_was_said_before_a_failure_is_sent() -> None:
 
 def test_a_silent_stream_sends_comments() -> None:
     async def run() -> None:
-        bench = Bench(lambda request: [Pause(1.2), Piece("a", (97,)), *list(play()(request))[-1:]])
+        silence = Gate(threading.Event())
+        bench = Bench(lambda request: [silence, Piece("a", (97,)), *list(play()(request))[-1:]])
         caller = Caller(bench, "/completion", {"prompt": "x", "stream": True, "sse_ping_interval": 1})
-        await caller.call()
+        call = asyncio.ensure_future(caller.call())
+        await caller.until(lambda: bool(caller.bodies))
+        silence.opened.set()
+        await call
         assert caller.sent[0]["status"] == 200
         assert caller.bodies[0] == b":\n\n"
         assert [event["content"] for event in events(b"".join(caller.bodies[1:]))] == ["a", ""]
