@@ -4,11 +4,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from pyctl.engine import worker
 from tests.server.fake import close_workers
 
 
 @pytest.fixture(autouse=True)
-def workers() -> Iterator[None]:
-    """Ends the threads that a test began."""
+def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Ends the threads that a test began. However long it takes, nothing moves from the device for want of work."""
+    monkeypatch.setattr(worker, "IDLE_SECONDS", 3600.0)
     yield
     close_workers()

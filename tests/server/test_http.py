@@ -244,8 +244,8 @@ def test_a_full_queue_is_503_and_says_when_to_try_again(path: str, stream: bool)
     bench = Bench()
     bench.engine.settings = EngineSettings(n_queue=2)
     gate, begun = threading.Event(), threading.Event()
-    bench.worker.call(lambda: (begun.set(), gate.wait(20)))
-    assert begun.wait(10)
+    bench.worker.call(lambda: (begun.set(), gate.wait(60)))
+    assert begun.wait(60)
     body = {"prompt": "a", "messages": HI, "max_tokens": 1, "stream": stream}
     try:
         # One for the sequence that is free, two that wait.
@@ -267,15 +267,16 @@ def test_each_choice_counts_in_the_queue() -> None:
     bench = Bench()
     bench.engine.settings = EngineSettings(n_queue=3)
     gate, begun = threading.Event(), threading.Event()
-    bench.worker.call(lambda: (begun.set(), gate.wait(20)))
-    assert begun.wait(10)
+    bench.worker.call(lambda: (begun.set(), gate.wait(60)))
+    assert begun.wait(60)
     try:
         refused = bench.post("/completion", {"prompt": "a", "n_predict": 1, "n": 5})
     finally:
         gate.set()
     assert refused.status_code == 503
     deadline = time.monotonic() + 60
-    while bench.engine.n_waiting or bench.engine.running or not bench.worker._inbox.empty():
+    # Asked on the engine's thread: between the inbox and the engine a request is in neither.
+    while bench.worker.call(lambda: bench.engine.n_waiting or bench.engine.running).result():
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert bench.post("/completion", {"prompt": "a", "n_predict": 1, "n": 4}).status_code == 200

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -93,7 +94,7 @@ class Served:
 
     def settle(self, n: int) -> None:
         """Wait until so many prompts were made ready."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while self.totals()["warm_ups"] < n:
             assert time.monotonic() < deadline, self.totals()
             time.sleep(0.01)
@@ -267,7 +268,9 @@ def test_nothing_for_raw_prompts_nor_without_the_cache_nor_for_several_choices(s
     off = serve(ram=0)
     chat(off, QUESTIONS[0])
     for each in (server, off):
-        each.service.afterwards.add(lambda: None)
+        rendered = threading.Event()
+        each.service.afterwards.add(rendered.set)
+        assert rendered.wait(60)
         time.sleep(0.05)
         assert each.totals()["warmed"] == 0
 

@@ -57,7 +57,7 @@ def test_what_a_running_reply_is_told(armed: bool, n: int) -> None:
             await asyncio.gather(reading, return_exceptions=True)
             return dict(answer)
 
-    answer = asyncio.run(asyncio.wait_for(ask(), 20))
+    answer = asyncio.run(asyncio.wait_for(ask(), 60))
     refusal = {"success": False, "message": "reasoning control not enabled for this completion"}
     assert answer == ({"success": True} if armed else refusal)
     assert [handle.ends_reasoning for handle in bench.worker.handles] == [armed] * n
