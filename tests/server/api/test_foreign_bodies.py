@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pyctl.errors import RequestError
+from pyctl.server.generate import image_sources
 from tests.pictures import GridReader, image_bytes
 from tests.server.fake import Bench, play
 
@@ -71,7 +73,11 @@ BODIES = st.builds(
 
 @pytest.mark.parametrize("sees", [False, True])
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses", "/v1/chat/completions"])
-def test_any_body_is_answered_or_refused(path: str, sees: bool) -> None:
+def test_any_body_is_answered_or_refused(path: str, sees: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere(url: str) -> bytes:
+        raise RequestError(f"no network for {url}")
+
+    monkeypatch.setattr(image_sources, "fetch_image", nowhere)
     bench = Bench(play("a"), images=GridReader() if sees else None)
 
     @given(BODIES)

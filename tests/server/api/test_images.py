@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
 from typing import Any
 
 import pytest
@@ -208,7 +209,7 @@ def test_an_address_is_fetched_beside_the_pool(bench: Bench, monkeypatch: pytest
 
     def fetch(url: str) -> bytes:
         asked.append(url)
-        assert bench.service.fetching._n_alive == 1
+        assert threading.current_thread()._target == bench.service.fetching._work  # type: ignore[attr-defined]
         return PNG
 
     monkeypatch.setattr(image_sources, "fetch_image", fetch)

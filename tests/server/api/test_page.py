@@ -128,7 +128,7 @@ def test_formulas_become_mathml_and_money_does_not() -> None:
 
 @pytest.fixture
 def process() -> Iterator[MarkdownProcess]:
-    process = MarkdownProcess(seconds=1.0)
+    process = MarkdownProcess(seconds=60.0, all_seconds=600.0)
     yield process
     process.close()
 
@@ -136,7 +136,13 @@ def process() -> Iterator[MarkdownProcess]:
 def test_what_takes_too_long_is_plain_and_delays_nothing_else(process: MarkdownProcess) -> None:
     slow = "[" * 60_000  # minutes
     long = "x" * (MOST_TEXT_BYTES + 1)
-    found = process.render(["*a*", slow, "*b*", long, "\udcff*c*"])
+
+    def texts() -> Iterator[str]:
+        for text in ("*a*", slow, "*b*", long, "\udcff*c*"):
+            process._seconds = 1.0 if text == slow else 60.0
+            yield text
+
+    found = process.render(texts())
     assert found == [html_of("*a*"), plain_html(slow), html_of("*b*"), plain_html(long), html_of("?*c*")]
 
 
@@ -150,6 +156,7 @@ def test_a_process_that_dies_is_replaced(process: MarkdownProcess) -> None:
 
 def test_the_endpoint() -> None:
     bench = Bench(play("x"))
+    bench.service.markdown._seconds, bench.service.markdown._all_seconds = 60.0, 600.0
     texts = ["**a**", "<script>", ""]
     try:
         answer = bench.post("/page/markdown", {"texts": texts})

@@ -62,6 +62,7 @@ def answer(body: bytes = PNG, status: int = 200, **headers: str) -> Callable[[Ba
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     monkeypatch.setattr(remote_images, "is_public", lambda address: str(address) == "127.0.0.1")
+    monkeypatch.setattr(remote_images, "_MOST_SECONDS", 60.0)
     site = Site()
     yield site
     site.close()
@@ -229,10 +230,12 @@ def test_a_server_that_takes_its_time(
     done.set()
 
 
-def test_nobody_at_home(site: Site) -> None:
-    site.close()
-    with pytest.raises(RequestError, match="cannot be fetched"):
-        fetch_image(f"{site.url}/")
+def test_nobody_at_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_images, "is_public", lambda _: True)
+    with socket.socket() as taken:  # by somebody who does not listen, and by nobody else meanwhile
+        taken.bind(("127.0.0.1", 0))
+        with pytest.raises(RequestError, match="cannot be fetched"):
+            fetch_image(f"http://127.0.0.1:{taken.getsockname()[1]}/")
 
 
 def test_lines_that_are_no_http(site: Site) -> None:
