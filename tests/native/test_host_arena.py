@@ -105,7 +105,7 @@ def test_beyond_what_stays_no_more_is_made_ready_for_want_of_a_hole() -> None:
 
 def test_what_is_reserved_is_made_ready_beyond_what_stays() -> None:
     run("""
-    assert HostBuffer.open(LIMIT, SLAB, keep=2 * SLAB, quiet=1, registered=False)
+    assert HostBuffer.open(LIMIT, SLAB, keep=2 * SLAB, quiet=3, registered=False)
     HostBuffer.reserve(5 * SLAB)
     soon(lambda: HostBuffer.held() >= 5 * SLAB)
     HostBuffer.reserve(100 * SLAB)
