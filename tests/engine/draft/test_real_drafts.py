@@ -23,6 +23,7 @@ from pyctl.engine.stream import ReasoningLimit
 from pyctl.prompt import Prompt
 from tests.engine.draft.guesses import Guesses
 from tests.engine.drive import request
+from tests.engine.single_precision import F32_ROWS, in_f32
 from tests.engine.test_company import run
 
 N_MAX = 3
@@ -56,15 +57,19 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def drafting(model_path: Callable[[str], Path]) -> Iterator[Callable[..., LlamaBackend]]:
+def drafting(
+    model_path: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., LlamaBackend]]:
     """drafting("tiny-hybrid-nextn", n_seqs=4) -> a backend with a head, all sequences empty."""
     backends: dict[object, LlamaBackend] = {}
 
-    def get(name: str, **fields: Any) -> LlamaBackend:
-        key = (name, *sorted(fields.items()))
+    def get(name: str, *, is_f32: bool = False, **fields: Any) -> LlamaBackend:
+        key = (name, is_f32, *sorted(fields.items()))
         if key not in backends:
-            chosen = {"n_ctx": 1024, "n_ubatch": 64, "n_threads": 1, **fields}
-            settings = ModelSettings(path=str(model_path(name)), **chosen)
+            chosen, path = {"n_ctx": 1024, "n_ubatch": 64, "n_threads": 1, **fields}, model_path(name)
+            if is_f32:
+                chosen, path = {**chosen, **F32_ROWS}, in_f32(path, tmp_path_factory.mktemp("f32") / path.name)
+            settings = ModelSettings(path=str(path), **chosen)
             drafts = DraftSettings(draft_types=("draft-mtp",), n_draft=N_MAX)
             backends[key] = load(settings, drafts=drafts).backend
         for seq in range(backends[key].n_seqs):
@@ -137,7 +142,7 @@ def test_with_one_width_no_draft_changes_a_bit(drafting: Callable[..., LlamaBack
 @pytest.mark.parametrize("name", ["tiny-hybrid-nextn", "tiny-moe-nextn"])
 def test_four_at_once_draft_in_one_evaluation(drafting: Callable[..., LlamaBackend], name: str) -> None:
     """All accept different numbers of drafts, and each sequence holds its own reply."""
-    backend = drafting(name, n_seqs=4)
+    backend = drafting(name, is_f32=True, n_seqs=4)
     prompts = [prompt_for(backend, seed, 60 + 7 * seed) for seed in range(4)]
     speculation = Speculation(model=ModelDrafts(backend, N_MAX))
     engine = Engine(backend, RamCache(8, None), EngineSettings(), speculation=speculation)
@@ -157,9 +162,7 @@ def test_four_at_once_draft_in_one_evaluation(drafting: Callable[..., LlamaBacke
 
 
 def check_chosen(backend: LlamaBackend, tokens: list[int], n_prompt: int, probs: list[Any]) -> None:
-    """Each token is the likeliest after those before, within what batches of another shape may round otherwise.
-
-    Rounding may also choose another expert, now and then."""
+    """Each token is the likeliest after those before, within what batches of another shape may round otherwise."""
     backend.clear(0)
     ids, errors = np.array(tokens, np.int32), []
     for first in range(0, n_prompt, 64):
@@ -170,5 +173,4 @@ def check_chosen(backend: LlamaBackend, tokens: list[int], n_prompt: int, probs:
         assert probs[i - n_prompt][0][0] == ids[i]
         backend.evaluate(0, ids[i : i + 1], i)
     backend.clear(0)
-    assert np.quantile(errors, 0.9) < 0.05
-    assert max(errors) < 0.5
+    assert max(errors) < 0.005
