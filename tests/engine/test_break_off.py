@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import threading
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -17,7 +16,7 @@ from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.fake import FakeBackend
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.llama import LlamaBackend, Loaded
-from pyctl.engine.llama.library import Pulse
+from pyctl.engine.llama.library import Pulse, api
 from pyctl.engine.request import Done, Request
 from pyctl.engine.worker import Worker
 from pyctl.errors import BrokenOffError
@@ -79,8 +78,33 @@ def test_what_somebody_waits_for_is_not_broken_off() -> None:
     assert collect(handle).tokens == cold(FakeBackend(), prompt, 3).tokens
 
 
+class PulseThatBreaks:
+    """A `Pulse` by which an evaluation is broken off at the very node that it ``breaks_at``, 0 for none."""
+
+    is_stopped = is_watching = False
+    code = 0
+
+    def __init__(self) -> None:
+        self.count = self.breaks_at = 0
+        self._is_allowed = False
+        self.callback = api.ggml_abort_callback(self._beat)
+
+    def _beat(self, _: object) -> bool:
+        self.count += 1
+        return self._is_allowed and 0 < self.breaks_at <= self.count
+
+    def allow(self, is_so: bool) -> None:
+        self._is_allowed = is_so
+
+    def ask(self, is_wanted: bool) -> None:
+        assert not is_wanted
+        self.breaks_at = 0
+
+
 @pytest.mark.parametrize("shape", ["tiny-hybrid", "tiny-dense", "tiny-moe"])
-def test_logits_are_those_of_a_cold_run(shape: str, open_model: Callable[..., Loaded]) -> None:
+def test_logits_are_those_of_a_cold_run(
+    shape: str, open_model: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Broken off in the middle of its graph."""
     backend = open_model(shape, n_ubatch=N).backend
     assert isinstance(backend, LlamaBackend)
@@ -92,22 +116,24 @@ def test_logits_are_those_of_a_cold_run(shape: str, open_model: Callable[..., Lo
 
     cold(backend, prompt, 1)
     expected = backend.logits(0)
-    engine = Engine(backend, RamCache(0, None), EngineSettings(exact=True))
-    handle, (seq,), n_broken = warm_up(engine, prompt), engine.sequences, 0
-    while not handle.is_over and n_broken < 5:
-        before, from_here = seq.n, backend.n_beats + 20 * (n_broken + 1)
-        stepping = threading.Thread(target=engine.step)
-        stepping.start()
-        while stepping.is_alive() and backend.n_beats < from_here:
-            time.sleep(0)
-        if stepping.is_alive():
-            backend.break_off()
-        stepping.join()
-        n_broken += before == seq.n > 0
-        backend.break_off(False)
-    assert n_broken > 0
-    while engine.step():
-        pass
+    pulse, real, ctx = PulseThatBreaks(), backend._pulse, ctypes.cast(backend._ctx, ctypes.c_void_p).value or 0
+    monkeypatch.setattr(backend, "_pulse", pulse)
+    api.llama_set_abort_callback(backend._ctx, pulse.callback, None)
+    try:
+        engine = Engine(backend, RamCache(0, None), EngineSettings(exact=True))
+        handle, (seq,) = warm_up(engine, prompt), engine.sequences
+        assert engine.step()
+        before = seq.n
+        assert before > 0
+        for part in range(1, 6):
+            pulse.breaks_at = pulse.count + backend._n_looks * part // 6
+            engine.step()
+            assert (seq.n, pulse.breaks_at) == (before, 0), "broken off, and said so"
+        while engine.step():
+            pass
+    finally:
+        real.attach(ctx)
+        monkeypatch.undo()
     assert collect(handle).done is not None
     assert (last(engine) == expected).all()
     for each in engine.sequences:
