@@ -32,9 +32,11 @@ from tests.cache.checks import tokens_of
 from tests.engine.drive import ask, cold, collect, request
 from tests.engine.test_company import check_held
 
+N_CTX = 4096
+
 NO_FILE = ImageFile(b"", "png", 1, 1)
 
-SELECTING = replace(PoolPlan.of(2, 4096, 4, 1000), select=SelectSettings(64, 64, 64), n_selecting=2)
+SELECTING = replace(PoolPlan.of(2, N_CTX, 4, 1000), select=SelectSettings(64, 64, 64), n_selecting=2)
 """Generated tokens attend to a part of the rows: these, and none of a prompt, differ from exact ones."""
 
 Message = tuple[int, int]
@@ -58,6 +60,13 @@ def render(conversation: list[Message]) -> Prompt:
     tokens = as_tokens([*ids, 63, 61, 62])
     found = boundaries(tokens, [63])
     return Prompt(tokens, found, headers=headers(tokens, found, [63, 61]), pictures=tuple(pictures))
+
+
+def shortened(conversation: list[Message]) -> list[Message]:
+    """Leave ``conversation`` what has room in the context, with two more messages and a reply; returns it."""
+    while len(render([*conversation, (7, 40), (8, 40)])) > N_CTX - 10:
+        del conversation[-1]
+    return conversation
 
 
 class SeeingBackend(FakeBackend):
@@ -93,8 +102,8 @@ class Conversations(RuleBasedStateMachine):
         n_seqs=st.sampled_from([1, 1, 2]),
         batch=st.sampled_from([(64, 0), (64, 50), (256, 120)]),
         can_hold=st.sampled_from([True, True, False]),
-        n_cells=st.sampled_from([4096, 6000, 8192]),
-        pool=st.sampled_from([None, None, None, PoolPlan.of(2, 4096, 4, 1000), SELECTING]),
+        n_cells=st.sampled_from([N_CTX, 6000, 8192]),
+        pool=st.sampled_from([None, None, None, PoolPlan.of(2, N_CTX, 4, 1000), SELECTING]),
     )
     def start(
         self,
@@ -110,8 +119,8 @@ class Conversations(RuleBasedStateMachine):
         pool: PoolPlan | None,
     ) -> None:
         if pool is not None:
-            n_seqs, n_cells = 1, 4096
-        self.new = partial(SeeingBackend, kind, n_ctx=4096, n_ubatch=batch[0], batch_cost=batch[1])
+            n_seqs, n_cells = 1, N_CTX
+        self.new = partial(SeeingBackend, kind, n_ctx=N_CTX, n_ubatch=batch[0], batch_cost=batch[1])
         self.kind, self.selecting = kind, pool if pool is SELECTING else None
         self.backend = self.new(n_seqs=n_seqs, n_cells=n_cells, can_hold=can_hold, pool=pool)
         self.engine = Engine(self.backend, RamCache(n_slots, budget), EngineSettings(exact=exact, min_step=min_step))
@@ -129,7 +138,7 @@ class Conversations(RuleBasedStateMachine):
         conversation = data.draw(st.sampled_from(self.conversations))
         if len(conversation) < 12:
             conversation.extend(added)
-        self.check(conversation)
+        self.check(shortened(conversation))
 
     @rule(data=st.data())
     def again(self, data: st.DataObject) -> None:
@@ -139,7 +148,7 @@ class Conversations(RuleBasedStateMachine):
     def edit(self, data: st.DataObject, at: int, message: Message) -> None:
         conversation = data.draw(st.sampled_from(self.conversations))
         conversation[at % len(conversation)] = message
-        self.check(conversation)
+        self.check(shortened(conversation))
 
     @rule(data=st.data(), at=st.integers(1, 11))
     def shorten(self, data: st.DataObject, at: int) -> None:
@@ -150,7 +159,7 @@ class Conversations(RuleBasedStateMachine):
     @rule(data=st.data(), message=messages)
     def branch(self, data: st.DataObject, message: Message) -> None:
         stem = data.draw(st.sampled_from(self.conversations))
-        self.conversations = [*self.conversations[-5:], [*stem[: max(1, len(stem) - 1)], message]]
+        self.conversations = [*self.conversations[-5:], shortened([*stem[: max(1, len(stem) - 1)], message])]
         self.check(self.conversations[-1])
 
     @rule(data=st.data(), steps=st.integers(0, 25))
