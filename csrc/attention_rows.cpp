@@ -12,9 +12,6 @@
 
 namespace {
 
-// Rows are read into this sequence first and then handed over. It is never decoded, so it needs no recurrent cell.
-constexpr llama_seq_id scratch_seq = LLAMA_MAX_SEQ - 1;
-
 // How many rows of blocks take their cells at a time.
 constexpr int64_t rows_per_step = 8192;
 
@@ -48,8 +45,8 @@ std::vector<std::vector<row_span>> in_steps(const std::vector<row_span> & spans)
 
 attention_rows::attention_rows(llama_kv_cache & cache, const row_layout & layout, uint64_t hash, transfer & copies,
                                bool defers)
-    : cache(cache), layout(layout), row_bytes(layout.row_bytes()), hash(hash), copies(copies), held(cache.get_size()),
-      positions(LLAMA_MAX_SEQ), defers(defers) {
+    : cache(cache), books(const_cast<llama_kv_cells &>(cache.get_cells(0))), layout(layout), row_bytes(layout.row_bytes()),
+      hash(hash), copies(copies), held(cache.get_size()), positions(LLAMA_MAX_SEQ), defers(defers) {
     join_planes(layout.k);
     join_planes(layout.v);
 }
@@ -120,11 +117,7 @@ std::vector<cell_run> attention_rows::runs_of(llama_seq_id seq, const row_positi
             }
         }
         ++found;
-        if (!runs.empty() && runs.back().cell + runs.back().count == cell && runs.back().row + runs.back().count == row) {
-            ++runs.back().count;
-        } else {
-            runs.push_back({ cell, row, 1 });
-        }
+        append_run(runs, { cell, row, 1 });
     }
     if (found != p1 - p0) {
         throw std::invalid_argument("sequence " + std::to_string(seq) + " holds " + std::to_string(found) + " of the " +
@@ -241,8 +234,9 @@ void attention_rows::load(llama_seq_id seq, int64_t p0, const std::vector<row_sp
     // Taking cells costs the host some time per row: in steps, so that one step is copied while the next takes its cells.
     try {
         // The first rows get the cells of those that were dropped, where the library would give them these.
-        const int64_t         first_new = take_over(seq, p0, spans.back().last);
-        std::vector<row_span> before, after;
+        const std::vector<cell_run> taken     = take_over(seq, p0, spans.back().last);
+        const int64_t               first_new = taken.empty() ? p0 : taken.back().row + taken.back().count;
+        std::vector<row_span>       before, after;
         for (const row_span & span : spans) {
             row_span part = span;
             part.last     = std::min(span.last, first_new);
@@ -256,14 +250,13 @@ void attention_rows::load(llama_seq_id seq, int64_t p0, const std::vector<row_sp
         }
         // Those have theirs at once: a part of them would find no use for cells of the others that what is held leaves.
         if (!before.empty()) {
-            append(seq, before, true);
+            append(taken, before);
         }
         for (const std::vector<row_span> & step : in_steps(after)) {
-            append(seq, step, false);
+            append(claim_cells(seq, step.front().first, step.back().last), step);
         }
     } catch (...) {
         copies.finish();
-        cache.seq_rm(scratch_seq, -1, -1);
         settle();
         cache.seq_rm(seq, static_cast<llama_pos>(position(seq, p0)), -1);  // the image, too, where p0 is inside of one
         positions[static_cast<size_t>(seq)].truncate(positions_of(seq).end_of(cache.seq_pos_max(seq)));
@@ -288,6 +281,7 @@ void attention_rows::truncate(llama_seq_id seq, int64_t n) {
     cut_seq = seq;
     cut_at  = n;
     cut_pos = position(seq, n);
+    cut_alone.reset().set(static_cast<size_t>(seq));
     positions[static_cast<size_t>(seq)].truncate(n);
     if (!defers) {
         settle();
@@ -325,32 +319,32 @@ void attention_rows::fence() {
 
 // Gives rows [p0, last) of `seq`, which were dropped but are not settled, to those that are loaded: as many as lie in
 // the lowest vacant cells one after the other, which are what the library would choose, and are text before and after.
-// The rest is settled. Returns the first row that needs a cell.
-int64_t attention_rows::take_over(llama_seq_id seq, int64_t p0, int64_t last) {
+// The rest is settled. Returns where the rows from p0 on lie that need no other cell.
+std::vector<cell_run> attention_rows::take_over(llama_seq_id seq, int64_t p0, int64_t last) {
+    std::vector<cell_run> taken;
     if (cut_seq != seq) {
-        return p0;
+        return taken;
     }
-    const llama_kv_cells & cells = this->cells();
     // One row of them is dropped at least: then the library looks for the next cells from its on.
     const int64_t shift = p0 - cut_pos;
     const int64_t end   = std::min({ last, cache.seq_pos_max(seq) + shift, positions_of(seq).next_image(p0) });
     int64_t       next  = p0;
-    for (uint32_t cell = 0; cell < cells.size() && next < end; ++cell) {
+    for (uint32_t cell = 0; cell < books.size() && next < end; ++cell) {
         if (is_vacant(cell)) {
-            if (cells.is_empty(cell) || cells.pos_get(cell) + shift != next) {
+            if (books.is_empty(cell) || books.pos_get(cell) + shift != next) {
                 settle();
-                return p0;
+                return {};
             }
-            if (layout.is_2d && cells.ext_get(cell).tok < 0) {
+            if (layout.is_2d && books.ext_get(cell).tok < 0) {
                 break;  // an image was there
             }
-            ++next;
+            append_run(taken, { cell, next++, 1 });
         }
     }
     cut_at  = next;
     cut_pos = next - shift;
     settle();
-    return next;
+    return taken;
 }
 
 // What the library knows of the rows of `span`, one llama_kv_cell_ext after the other, unless there is no such thing.
@@ -379,34 +373,28 @@ row_positions attention_rows::appended(const row_positions & before, const std::
     return after;
 }
 
-// Cells that were taken over keep their positions; what else the library knows of a row is that of the new one.
+// Cells have their positions; what else the library knows of a row is that of the new one. Both are in the order of rows.
 void attention_rows::write_exts(const std::vector<cell_run> & runs, const std::vector<row_span> & spans) {
     if (!layout.has_ext) {
         return;
     }
-    auto & cells = const_cast<llama_kv_cells &>(this->cells());
+    auto first = runs.begin();
     for (const row_span & span : spans) {
         const uint8_t * exts = exts_of(span);
-        for (const cell_run & run : runs) {
-            for (int64_t row = std::max(span.first, run.row); row < std::min(span.last, run.row + run.count); ++row) {
-                cells.ext_set(static_cast<uint32_t>(run.cell + (row - run.row)), ext_at(exts, row - span.first));
+        while (first != runs.end() && first->row + first->count <= span.first) {
+            ++first;
+        }
+        for (auto run = first; run != runs.end() && run->row < span.last; ++run) {
+            for (int64_t row = std::max(span.first, run->row); row < std::min(span.last, run->row + run->count); ++row) {
+                books.ext_set(static_cast<uint32_t>(run->cell + (row - run->row)), ext_at(exts, row - span.first));
             }
         }
     }
 }
 
-// Appends the rows of `spans`, which follow those that `seq` holds, or take over its last cells.
-void attention_rows::append(llama_seq_id seq, const std::vector<row_span> & spans, bool has_cells) {
-    // The library reads whole sequences only. An empty one can be read in place; others take over from the scratch one.
-    const int64_t      p0     = spans.front().first;
-    const llama_seq_id target = p0 == 0 || has_cells ? seq : scratch_seq;
-    if (!has_cells) {
-        claim_cells(target, positions_of(seq), spans);
-    }
-    const auto runs = runs_of(target, positions_of(seq), p0, spans.back().last);
-    if (has_cells) {
-        write_exts(runs, spans);
-    }
+// Brings the rows of `spans` to their cells, `runs`.
+void attention_rows::append(const std::vector<cell_run> & runs, const std::vector<row_span> & spans) {
+    write_exts(runs, spans);
     fill(runs, spans);
     for (const row_span & span : spans) {
         if (span.held != 0) {
@@ -416,48 +404,35 @@ void attention_rows::append(llama_seq_id seq, const std::vector<row_span> & span
         each_region(runs, header.p0, header.p1, span.first, span.last,
                     [&](const copy_region & region, size_t at) { copies.load(region, span.data + at); });
     }
-    if (target == scratch_seq) {
-        cache.seq_cp(scratch_seq, seq, -1, -1);
-        cache.seq_rm(scratch_seq, -1, -1);
-    }
 }
 
-// Lets the library find cells for the spans' rows: it reads metadata of our own making and no data.
-void attention_rows::claim_cells(llama_seq_id seq, const row_positions & positions, const std::vector<row_span> & spans) {
-    uint32_t n_cells = 0;
-    for (const row_span & span : spans) {
-        n_cells += static_cast<uint32_t>(span.last - span.first);
+// Lets the library find cells for rows [p0, last) of `seq`, which ends at p0. Reading a state would do the same, but only
+// for a whole sequence, and handing rows over from one to another takes longer than finding their cells.
+std::vector<cell_run> attention_rows::claim_cells(llama_seq_id seq, int64_t p0, int64_t last) {
+    const auto                  n = static_cast<size_t>(last - p0);
+    std::vector<llama_pos>      pos(n);
+    std::vector<llama_token>    tokens(n);
+    std::vector<int32_t>        n_seqs(n, 1);
+    std::vector<llama_seq_id *> seqs(n, &seq);
+    for (size_t i = 0; i < n; ++i) {
+        pos[i] = static_cast<llama_pos>(position(seq, p0 + static_cast<int64_t>(i)));
     }
-    byte_writer plain;
-    plain.reserve(n_cells * (sizeof(llama_pos) + 2 * sizeof(uint32_t) + sizeof(llama_kv_cell_ext)) + 4096);
-    plain.put(uint32_t(1));  // streams
-    plain.put(n_cells);
-    for (const row_span & span : spans) {
-        const uint8_t * exts = exts_of(span);
-        for (int64_t row = span.first; row < span.last; ++row) {
-            plain.put(static_cast<llama_pos>(positions.position(row)));
-            plain.put(uint32_t(1));  // sequences of this cell
-            if (layout.has_ext) {
-                plain.put(ext_at(exts, row - span.first));
-            }
-            plain.put(seq);
-        }
+    llama_ubatch batch{};
+    batch.n_tokens = batch.n_seq_tokens = static_cast<uint32_t>(n);
+    batch.n_seqs = batch.n_seqs_unq = batch.n_pos = 1;
+    batch.token                                   = tokens.data();
+    batch.pos                                     = pos.data();
+    batch.n_seq_id                                = n_seqs.data();
+    batch.seq_id                                  = seqs.data();
+    batch.seq_id_unq                              = &seq;
+    const auto found                              = cache.find_slot(batch, false);
+    if (found.empty()) {
+        throw out_of_cells("llama.cpp finds no cells for " + std::to_string(n) + " rows");
     }
-    plain.put(uint32_t(layout.v_transposed ? 1 : 0));
-    plain.put(static_cast<uint32_t>(layout.k.size()));
-    for (const row_tensor & part : layout.k) {
-        plain.put(part.type);
-        plain.put(uint64_t(part.row));
+    cache.apply_ubatch(found, batch);
+    std::vector<cell_run> runs;
+    for (size_t i = 0; i < n; ++i) {
+        append_run(runs, { found.idxs[0][i], p0 + static_cast<int64_t>(i), 1 });
     }
-    for (const row_tensor & part : layout.v) {
-        plain.put(part.type);
-        if (layout.v_transposed) {
-            plain.put(uint32_t(part.row));
-            plain.put(uint32_t(part.n_embd));
-        } else {
-            plain.put(uint64_t(part.row));
-        }
-    }
-    stream_reader reader(plain.take());
-    cache.state_read(reader, seq);
+    return runs;
 }

@@ -78,6 +78,8 @@ public:
     llama_pos cut(llama_seq_id seq, int64_t n) override;
 
 private:
+    using sequence_set = llama_kv_cells::seq_set_t;
+
     // `count` pieces of one token's `row` bytes each, a `stride` apart on the device: tensors of the same kind that lie
     // at equal distances, such as K of all layers, are one of these, and rows of all move in one copy.
     struct plane {
@@ -93,15 +95,15 @@ private:
         ggml_tensor   tensor;
     };
 
-    const llama_kv_cells & cells() const;  // there is one stream
+    const llama_kv_cells & cells() const { return books; }
 
     void                  join_planes(const std::vector<row_tensor> & tensors);
     std::vector<cell_run> runs_of(llama_seq_id seq, const row_positions & positions, int64_t p0, int64_t p1) const;
     void                  check_save(int64_t p0, int64_t p1, size_t size) const;
     void                  check_spans(int64_t p0, const std::vector<row_span> & spans) const;
     row_positions         appended(const row_positions & positions, const std::vector<row_span> & spans) const;
-    void                  append(llama_seq_id seq, const std::vector<row_span> & spans, bool has_cells);
-    int64_t               take_over(llama_seq_id seq, int64_t p0, int64_t last);
+    void                  append(const std::vector<cell_run> & runs, const std::vector<row_span> & spans);
+    std::vector<cell_run> take_over(llama_seq_id seq, int64_t p0, int64_t last);
     void                  write_exts(const std::vector<cell_run> & runs, const std::vector<row_span> & spans);
     const uint8_t *       exts_of(const row_span & span) const;
     const row_positions & positions_of(llama_seq_id seq) const { return positions[static_cast<size_t>(seq)]; }
@@ -109,12 +111,14 @@ private:
     bool                  is_vacant(int64_t cell) const;
     void                  count() const;
     void                  fence();
-    void                  claim_cells(llama_seq_id seq, const row_positions & positions, const std::vector<row_span> & spans);
+    std::vector<cell_run> claim_cells(llama_seq_id seq, int64_t p0, int64_t last);
     void                  check_free(int64_t n) const;
     int64_t               n_needed(const std::vector<row_span> & spans) const;
     void                  fill(const std::vector<cell_run> & runs, const std::vector<row_span> & spans);
 
     std::vector<int64_t> next_cells(int64_t n, bool in_parts) const;
+    void                 add_left_cells(std::vector<int64_t> & to, const std::vector<int64_t> & from,
+                                        const std::vector<cell_move> & moves, const std::vector<int64_t> & filled) const;
     void                 relocate(const std::vector<cell_move> & all);
     void                 exchange(const std::vector<cell_move> & moves);
     void                 open_stages();
@@ -124,6 +128,7 @@ private:
     void each_region(const std::vector<cell_run> & runs, int64_t p0, int64_t p1, int64_t first, int64_t last, const F & move);
 
     llama_kv_cache &   cache;
+    llama_kv_cells &   books;  // the library's, of the one stream that there is
     row_layout         layout;
     size_t             row_bytes;
     uint64_t           hash;
@@ -138,6 +143,7 @@ private:
     llama_seq_id       cut_seq     = -1;     // what was dropped and is not settled: its rows from cut_at on
     int64_t            cut_at      = 0;
     int64_t            cut_pos     = 0;      // the position of that row
+    sequence_set       cut_alone;            // that sequence and no other
     mutable int64_t    n_only_held = 0;  // cells that no sequence has; -1 when they have to be counted
     mutable int64_t    n_cut       = 0;  // cells of what is not settled, counted with them
 };

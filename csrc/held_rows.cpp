@@ -10,7 +10,13 @@
 
 namespace {
 
-// Joins the run to the last one where it goes on there.
+held_rows::handle next_handle() {
+    static std::atomic<held_rows::handle> last{ 0 };
+    return ++last;
+}
+
+}  // namespace
+
 void append_run(std::vector<cell_run> & runs, const cell_run & run) {
     if (!runs.empty() && runs.back().cell + runs.back().count == run.cell && runs.back().row + runs.back().count == run.row) {
         runs.back().count += run.count;
@@ -18,13 +24,6 @@ void append_run(std::vector<cell_run> & runs, const cell_run & run) {
         runs.push_back(run);
     }
 }
-
-held_rows::handle next_handle() {
-    static std::atomic<held_rows::handle> last{ 0 };
-    return ++last;
-}
-
-}  // namespace
 
 held_rows::handle held_rows::add(int64_t p0, int64_t p1, std::vector<cell_run> runs, std::vector<llama_kv_cell_ext> exts) {
     std::sort(runs.begin(), runs.end(), [](const cell_run & a, const cell_run & b) { return a.row < b.row; });

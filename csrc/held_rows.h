@@ -20,6 +20,9 @@ struct cell_move {
     int64_t from, to;
 };
 
+// Joins a run to the last one where it goes on there.
+void append_run(std::vector<cell_run> & runs, const cell_run & run);
+
 class held_rows {
 public:
     using handle = uint64_t;  // never given twice in a process

@@ -21,10 +21,17 @@ constexpr int64_t rows_in_stage = 256;
 // So many turns of fewer rows than that are made.
 constexpr size_t most_small_turns = 4;
 
+// Most are sorted already.
+template <typename T, typename... F> void sort(std::vector<T> & values, F... is_less) {
+    if (!std::is_sorted(values.begin(), values.end(), is_less...)) {
+        std::sort(values.begin(), values.end(), is_less...);
+    }
+}
+
 // The moves of all these sources, in order, to these destinations: what lies together stays together.
 std::vector<cell_move> paired(std::vector<int64_t> from, std::vector<int64_t> to) {
-    std::sort(from.begin(), from.end());
-    std::sort(to.begin(), to.end());
+    sort(from);
+    sort(to);
     std::vector<cell_move> moves;
     moves.reserve(from.size());
     for (size_t i = 0; i < from.size(); ++i) {
@@ -49,10 +56,6 @@ template <typename F> void each_stretch(const std::vector<cell_move> & moves, co
 }
 
 }  // namespace
-
-const llama_kv_cells & attention_rows::cells() const {
-    return cache.get_cells(0);
-}
 
 held_rows::handle attention_rows::hold(llama_seq_id seq, int64_t p0, int64_t p1) {
     size(p0, p1);
@@ -95,10 +98,9 @@ int64_t attention_rows::n_own(held_rows::handle rows, int64_t p0, int64_t p1) co
 
 // Whether no sequence has the cell, or just one that has dropped it.
 bool attention_rows::is_vacant(int64_t at) const {
-    const llama_kv_cells & cells = this->cells();
-    const auto             cell  = static_cast<uint32_t>(at);
-    return cells.is_empty(cell) || (cut_seq >= 0 && cells.pos_get(cell) >= cut_pos && cells.seq_has(cell, cut_seq) &&
-                                    cells.seq_count(cell) == 1);
+    const auto cell = static_cast<uint32_t>(at);
+    return books.is_empty(cell) ||
+           (cut_seq >= 0 && books.pos_get(cell) >= cut_pos && books.seq_get_all(cell) == cut_alone);
 }
 
 void attention_rows::count() const {
@@ -216,50 +218,16 @@ int64_t attention_rows::n_needed(const std::vector<row_span> & spans) const {
     return n;
 }
 
-// Brings what is held to the cells that were taken for it, `runs`, and what else is held there to other cells.
-void attention_rows::fill(const std::vector<cell_run> & runs, const std::vector<row_span> & spans) {
-    if (held.empty()) {
-        return;
-    }
+// Adds to the free cells `to` such that `moves` leave, one for each of `from`, what else is held in the cells `filled`.
+void attention_rows::add_left_cells(std::vector<int64_t> & to, const std::vector<int64_t> & from,
+                                    const std::vector<cell_move> & moves, const std::vector<int64_t> & filled) const {
     const auto           is_empty = [&](int64_t cell) { return cells().is_empty(static_cast<uint32_t>(cell)); };
-    const int64_t        p0 = spans.front().first;
-    std::vector<int64_t> cell_of(static_cast<size_t>(spans.back().last - p0));
-    for (const cell_run & run : runs) {
-        for (int64_t i = 0; i < run.count; ++i) {
-            cell_of[run.row + i - p0] = run.cell + i;
-        }
+    std::vector<int64_t> filled_from(cells().size(), -1);
+    for (const cell_move & move : moves) {
+        filled_from[move.to] = move.from;
     }
-    // What fills each of these cells, and where all that is loaded comes from.
-    std::vector<cell_move> moves;
-    std::vector<int64_t>   filled_from(cells().size(), -1);
-    std::vector<bool>      leaves(cells().size());
-    for (const row_span & span : spans) {
-        if (span.held != 0) {
-            for (const cell_run & run : held.runs_of(span.held, span.first, span.last)) {
-                for (int64_t i = 0; i < run.count; ++i) {
-                    const int64_t to = cell_of[run.row + i - p0];
-                    moves.push_back({ run.cell + i, to });
-                    filled_from[to]      = run.cell + i;
-                    leaves[run.cell + i] = true;
-                }
-            }
-        }
-    }
-    std::vector<int64_t> from, to;
-    for (const int64_t cell : cell_of) {
-        if (held.holds(cell) && !leaves[cell]) {
-            from.push_back(cell);
-        }
-    }
-    std::sort(from.begin(), from.end());
-    for (auto cell = static_cast<int64_t>(cells().size()) - 1; cell >= 0 && to.size() < from.size(); --cell) {
-        if (is_empty(cell) && !held.holds(cell)) {
-            to.push_back(cell);
-        }
-    }
-    std::reverse(to.begin(), to.end());
     std::vector<int64_t> few;
-    if (to.size() < from.size() && to.size() < static_cast<size_t>(rows_in_stage)) {
+    if (to.size() < static_cast<size_t>(rows_in_stage)) {
         few.swap(to);  // so few would take too many turns: rows change places instead, as far as they can
     }
     // Each of the others goes to a cell that is left when one before it has gone, so that no row waits for itself.
@@ -275,7 +243,7 @@ void attention_rows::fill(const std::vector<cell_run> & runs, const std::vector<
             to.push_back(last);
         }
     };
-    for (const int64_t cell : cell_of) {
+    for (const int64_t cell : filled) {
         if (to.size() < from.size() && !held.holds(cell)) {
             add_left(cell);
         }
@@ -284,6 +252,51 @@ void attention_rows::fill(const std::vector<cell_run> & runs, const std::vector<
         add_left(cell);
     }
     to.insert(to.end(), few.begin(), few.begin() + std::min(few.size(), from.size() - to.size()));
+}
+
+// Brings what is held to the cells that were taken for it, `runs`, and what else is held there to other cells.
+void attention_rows::fill(const std::vector<cell_run> & runs, const std::vector<row_span> & spans) {
+    if (held.empty()) {
+        return;
+    }
+    const auto           is_empty = [&](int64_t cell) { return cells().is_empty(static_cast<uint32_t>(cell)); };
+    const int64_t        p0 = spans.front().first;
+    std::vector<int64_t> cell_of(static_cast<size_t>(spans.back().last - p0));
+    for (const cell_run & run : runs) {
+        for (int64_t i = 0; i < run.count; ++i) {
+            cell_of[run.row + i - p0] = run.cell + i;
+        }
+    }
+    std::vector<cell_move> moves;
+    moves.reserve(2 * cell_of.size());
+    std::vector<bool> leaves(cells().size());
+    for (const row_span & span : spans) {
+        if (span.held != 0) {
+            for (const cell_run & run : held.runs_of(span.held, span.first, span.last)) {
+                for (int64_t i = 0; i < run.count; ++i) {
+                    moves.push_back({ run.cell + i, cell_of[run.row + i - p0] });
+                    leaves[run.cell + i] = true;
+                }
+            }
+        }
+    }
+    std::vector<int64_t> from, to;
+    for (const int64_t cell : cell_of) {
+        if (held.holds(cell) && !leaves[cell]) {
+            from.push_back(cell);
+        }
+    }
+    sort(from);
+    to.reserve(from.size());
+    for (auto cell = static_cast<int64_t>(cells().size()) - 1; cell >= 0 && to.size() < from.size(); --cell) {
+        if (is_empty(cell) && !held.holds(cell)) {
+            to.push_back(cell);
+        }
+    }
+    std::reverse(to.begin(), to.end());
+    if (to.size() < from.size()) {
+        add_left_cells(to, from, moves, cell_of);
+    }
     if (to.size() < from.size()) {
         throw out_of_cells("there are too few cells for what is held");
     }
@@ -296,7 +309,8 @@ void attention_rows::fill(const std::vector<cell_run> & runs, const std::vector<
 // Each row goes where it shall be: no two go to one cell, and none to one that somebody else needs.
 void attention_rows::relocate(const std::vector<cell_move> & all) {
     std::vector<cell_move> moves;
-    std::vector<bool>      leaves(cells().size());
+    moves.reserve(all.size());
+    std::vector<bool> leaves(cells().size());
     for (const cell_move & move : all) {
         if (move.from != move.to) {
             moves.push_back(move);
@@ -308,7 +322,8 @@ void attention_rows::relocate(const std::vector<cell_move> & all) {
     }
     // First those whose cells nobody has to leave, then those whose cells these have left.
     std::vector<cell_move> ready;
-    std::vector<int64_t>   waits(cells().size(), -1);  // for each cell, which move waits until it is left
+    ready.reserve(moves.size());
+    std::vector<int64_t> waits(cells().size(), -1);  // for each cell, which move waits until it is left
     for (size_t i = 0; i < moves.size(); ++i) {
         if (leaves[moves[i].to]) {
             waits[moves[i].to] = static_cast<int64_t>(i);
@@ -319,6 +334,7 @@ void attention_rows::relocate(const std::vector<cell_move> & all) {
     std::vector<std::vector<cell_move>> turns;
     while (!ready.empty()) {
         std::vector<cell_move> next;
+        next.reserve(ready.size());
         for (const cell_move & move : ready) {
             if (waits[move.from] >= 0) {
                 next.push_back(moves[waits[move.from]]);
@@ -359,7 +375,7 @@ void attention_rows::relocate(const std::vector<cell_move> & all) {
 
 // `moves` are sorted or not; no cell is both left and filled.
 void attention_rows::copy_cells(std::vector<cell_move> moves) {
-    std::sort(moves.begin(), moves.end(), is_lower);
+    sort(moves, is_lower);
     each_stretch(moves, [&](int64_t from, int64_t to, size_t n) {
         for (plane & plane : planes) {
             copies.move({ &plane.tensor, from * plane.row, n * plane.row, plane.count, plane.stride },
