@@ -16,13 +16,14 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.conftest import Server, clean_environment, source_of
+from tests.e2e.conftest import Server, clean_environment, source_of, until
 
 Start = Callable[..., Server]
 
 SYSTEM = {"role": "system", "content": "You keep the manual. " * 40}
 MESSAGES = "<|im_start|>user\nx<|im_end|>\n" * 5 + "<|im_start|>user\n"
-LONG = {"prompt": [MESSAGES, *[5] * 12000], "n_predict": 4000, "ignore_eos": True, "stream": True}
+LONG = {"prompt": [MESSAGES, *[5] * 12000], "n_predict": 4000, "ignore_eos": True}
+LONG |= {"stream": True, "return_progress": True}
 """A batch that takes seconds, since it ends nowhere within a later message, and a reply that takes some more."""
 
 
@@ -47,6 +48,7 @@ def in_a_long_batch(server: Server) -> Iterator[list[str]]:
 
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
+    until(lambda: lines)  # its first word is how far it is: it has begun
     deadline = time.monotonic() + 60
     while True:  # the engine's thread answers this between two batches only
         try:

@@ -35,7 +35,7 @@ def is_sleeping(server: Server) -> bool:
 
 
 def test_it_sleeps_keeps_its_cache_and_wakes(start: Start) -> None:
-    server = start("tiny-hybrid", "--exact", "--alias", "tiny", "--sleep-idle-seconds", "1")
+    server = start("tiny-hybrid", "--exact", "--alias", "tiny", "--sleep-idle-seconds", "3")
     ask(server, "What is in chapter one?")
     until(lambda: is_sleeping(server))
     for path in ("/health", "/models", "/props", "/slots", "/cache"):
