@@ -44,7 +44,7 @@ def behind(writer: SlowWriter) -> Iterator[WriteBehind]:
     behind = WriteBehind(writer.write, limit=3)
     yield behind
     writer.gate.set()
-    behind.close(5)
+    behind.close(60)
 
 
 def snapshot(seed: int, n: int = 50) -> Snapshot:
@@ -62,7 +62,7 @@ def test_offering_never_waits_and_a_full_queue_gives_up_its_oldest(writer: SlowW
     assert writer.written == [], "nothing waited for the gate"
     assert not behind.flush(0.05)
     writer.gate.set()
-    assert behind.flush(5)
+    assert behind.flush(60)
     assert [rows[0] for _, rows in writer.written] == [0, 5, 4, 3], "the newest first, each once, two given up"
     assert behind.n_bytes == 200
 
@@ -78,7 +78,7 @@ def test_rows_are_held_although_the_cache_drops_them(writer: SlowWriter, behind:
     cache.drop(kept)
     assert kept.segment.rows.nbytes == 0
     writer.gate.set()
-    assert behind.flush(5)
+    assert behind.flush(60)
     assert writer.written == [(50, bytes([7]) * 50 + bytes([8]) * 9)]
 
 
@@ -90,11 +90,11 @@ def test_a_disk_that_refuses_is_left_alone_for_a_while(
     writer.error = error
     is_full = isinstance(error, OSError)
     behind.offer(snapshot(1))
-    assert behind.flush(5) == (not is_full)
+    assert behind.flush(60) == (not is_full)
     assert behind.n_failed == 1
     writer.error = None
     behind.offer(snapshot(2))
-    assert behind.flush(5) == (not is_full)
+    assert behind.flush(60) == (not is_full)
     assert bool(writer.written) == (not is_full)
 
 
@@ -102,19 +102,19 @@ def test_what_a_full_disk_did_not_take_is_kept_and_written_later(writer: SlowWri
     writer.gate.set()
     writer.error = OSError(errno.ENOSPC, "full")
     behind.offer(snapshot(1))
-    assert not behind.flush(5)
+    assert not behind.flush(60)
     for seed in (2, 3, 4):
         behind.offer(snapshot(seed))
     assert behind.n_waiting == 3, "no more than the queue holds"
     behind.retry()
-    assert not behind.flush(5)
+    assert not behind.flush(60)
     writer.error = None
     behind.retry()
     assert behind.flush(60)
     assert sorted(rows[0] for _, rows in writer.written) == [2, 3, 4]
     writer.error = OSError(errno.ENOSPC, "full")
     behind.offer(snapshot(5))
-    assert not behind.flush(5)
+    assert not behind.flush(60)
     writer.error = None
     assert behind.close(60), "and tried once more in the end"
     assert writer.written[-1][1][0] == 5
@@ -139,7 +139,7 @@ def test_calls_are_made_by_the_thread_that_writes(writer: SlowWriter, behind: Wr
     behind.run_soon(lambda: seen.append(threading.current_thread().name))
     behind.run_soon(lambda: [][0])
     behind.run_soon(lambda: seen.append("after a failure"))
-    assert behind.flush(5)
+    assert behind.flush(60)
     assert seen == ["pyctl-disk", "after a failure"]
 
 
@@ -165,23 +165,23 @@ def test_closing_waits_for_what_is_being_written(writer: SlowWriter, behind: Wri
 
 def test_errands_of_a_disk_that_hangs_do_not_pile_up(writer: SlowWriter, behind: WriteBehind) -> None:
     behind.offer(snapshot(1))
-    assert writer.begun.wait(10)
+    assert writer.begun.wait(60)
     done: list[int] = []
     for number in range(MAX_CALLS + 100):
         behind.run_soon(partial(done.append, number))
     writer.gate.set()
-    assert behind.flush(30)
+    assert behind.flush(60)
     assert done == list(range(100, MAX_CALLS + 100)), "the newest are done, in order"
 
 
 def test_what_waits_for_longest_can_be_given_up(writer: SlowWriter, behind: WriteBehind) -> None:
     behind.offer(snapshot(1))
-    assert writer.begun.wait(10)
+    assert writer.begun.wait(60)
     for seed in (2, 3):
         behind.offer(snapshot(seed))
     assert behind.give_up_least()
     writer.gate.set()
-    assert behind.flush(30)
+    assert behind.flush(60)
     assert [rows[:1] for _, rows in writer.written] == [b"\x01", b"\x03"]
     assert not behind.give_up_least()
 
@@ -224,7 +224,7 @@ def test_what_was_spilled_waits_until_its_bytes_are_there_and_comes_after_what_w
     spilled(3, 2.0, behind)
     behind.offer(snapshot(4))
     writer.gate.set()
-    assert not behind.flush(0.5), "one is not settled"
+    assert not behind.flush(60), "one is not settled"
     assert [rows[0] for _, rows in writer.written] == [0, 4, 2, 1], "the most worth first"
     behind.settle()
     assert behind.flush(60)
@@ -250,7 +250,7 @@ def test_what_was_spilled_has_so_many_bytes_at_most_and_the_least_worth_is_given
         assert [rows[0] for _, rows in writer.written] == [0], "8 s for 200 bytes is less than 5 s for 100"
     finally:
         writer.gate.set()
-        behind.close(5)
+        behind.close(60)
 
 
 def test_a_disk_that_refuses_gets_what_was_spilled_later(writer: SlowWriter, behind: WriteBehind) -> None:
@@ -258,7 +258,7 @@ def test_a_disk_that_refuses_gets_what_was_spilled_later(writer: SlowWriter, beh
     writer.error = OSError(errno.ENOSPC, "full")
     spilled(1, 1.0, behind)
     behind.settle()
-    assert not behind.flush(5)
+    assert not behind.flush(60)
     assert behind.n_waiting == 1
     writer.error = None
     behind.retry()
