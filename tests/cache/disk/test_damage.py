@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import shutil
 import sqlite3
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -380,7 +382,11 @@ def test_what_lies_beside_counts_towards_the_budget(open_store: Opener) -> None:
     assert store.directory.n_bytes <= 7_000
 
 
-def test_what_is_written_beside_counts_towards_the_day(open_store: Opener, made: list[Snapshot]) -> None:
+def test_what_is_written_beside_counts_towards_the_day(
+    open_store: Opener, made: list[Snapshot], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
     store = open_store(daily_bytes=3_000)
     assert store.spend(2_000)
     assert not store.spend(2_000)
@@ -507,12 +513,11 @@ def test_full_disk(
     store = open_store()
     store.write(made[0])
     before = on_disk(store.directory.path)
-    real, left = getattr(os, call), [after]
+    real, calls = getattr(os, call), itertools.count()
 
     def full(*args: object) -> object:
-        if left[0] == 0:
+        if next(calls) >= after:
             raise OSError(errno.ENOSPC, "No space left on device")
-        left[0] -= 1
         return real(*args)
 
     with monkeypatch.context() as patch:
