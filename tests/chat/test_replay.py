@@ -328,7 +328,7 @@ def test_several_processes_share_the_files(tmp_path: Path) -> None:
     for child in children:
         child.start()
     for child in children:
-        child.join(60)
+        child.join(120)
         assert child.exitcode == 0
     lines = [json.loads(line) for each in tmp_path.iterdir() for line in each.read_bytes().splitlines()]
     assert 60 < len(lines) < 600
@@ -350,9 +350,9 @@ def test_a_kill_loses_at_most_the_line_being_written(tmp_path: Path) -> None:
         ready = spawn.Event()
         child = spawn.Process(target=remember_for_ever, args=(str(path), ready), daemon=True)
         child.start()
-        assert ready.wait(30)
+        assert ready.wait(120)
         child.kill()
-        child.join(30)
+        child.join(120)
         assert {each.name for each in tmp_path.iterdir()} <= {"replies", "replies.older"}
         assert bytes_in(tmp_path) <= 20_000
         lines = [line for each in tmp_path.iterdir() for line in each.read_bytes().splitlines()]

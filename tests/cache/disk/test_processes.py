@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import random
@@ -38,16 +39,16 @@ def all_snapshots(first: int = 0) -> list[Snapshot]:
     return [made for seed in range(first, first + N_CONVERSATIONS) for made in conversation(seed, turns=4, step=40)]
 
 
-def write_for_ever(directory: str, seed: int, ready: object) -> None:
-    """Write all of it in turn, removing some, until killed."""
+def write_for_ever(directory: str, seed: int, written: ctypes.c_int) -> None:
+    """Write all of it in turn, removing some, until killed; ``written`` says how much, and is -1 before."""
     store = DiskStore(Path(directory), "model", BUDGET, min_tokens=1)
     store.directory.recover()
     choice = random.Random(seed)
     made = all_snapshots()
-    ready.set()  # type: ignore[attr-defined]
+    written.value = 0
     while True:
         for each in choice.sample(made, len(made)):
-            store.write(each)
+            written.value += store.write(each) > 0
             store.touch(each.prefix)
             if choice.random() < 0.1:
                 store.directory.remove(each.prefix.name)
@@ -103,14 +104,14 @@ def test_two_containers_share_a_volume(tmp_path: Path, open_store: Opener) -> No
     go = tmp_path / "go"
     command = ["unshare", "-pf", sys.executable, "-c", IN_A_CONTAINER, str(tmp_path / "cache"), str(go)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while not list(tmp_path.rglob("*.tmp")):
             assert time.monotonic() < deadline
             time.sleep(0.01)
         store = open_store(directory=tmp_path / "cache")
         store.directory.recover()
         go.touch()
-        written, _ = child.communicate(timeout=60)
+        written, _ = child.communicate(timeout=120)
     assert int(written) > 0
     store.directory.refresh()
     check_read(store, conversation(3)[-1])
@@ -120,25 +121,35 @@ def test_killed_while_writing(tmp_path: Path) -> None:
     choice = random.Random(0)
     kept = []
     for number in range(ROUNDS):
-        child = start(tmp_path / "cache", number)
-        time.sleep(choice.uniform(0.0, 0.15))
+        written = SPAWN.RawValue(ctypes.c_int, -1)
+        child = start(write_for_ever, tmp_path / "cache", number, written)
+        wait_until(written, choice.randrange(8))
+        time.sleep(choice.uniform(0.0, 0.1))  # so that it is somewhere within the next one
         kill(child)
         kept.append(reopen(tmp_path / "cache"))
     assert max(kept) > 5
 
 
-def start(directory: Path, seed: int) -> multiprocessing.process.BaseProcess:
-    ready = SPAWN.Event()
-    child = SPAWN.Process(target=write_for_ever, args=(str(directory), seed, ready), daemon=True)
+def start(
+    target: Callable[..., None], directory: Path, number: int, done: ctypes.c_int
+) -> multiprocessing.process.BaseProcess:
+    child = SPAWN.Process(target=target, args=(str(directory), number, done), daemon=True)
     child.start()
-    assert ready.wait(30)
     return child
+
+
+def wait_until(done: ctypes.c_int, n: int) -> None:
+    """Until a child has done ``n``. It counts without a lock, which it could be killed with."""
+    deadline = time.monotonic() + 120
+    while done.value < n:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def kill(child: multiprocessing.process.BaseProcess) -> None:
     assert child.pid is not None
     child.kill()
-    child.join(30)
+    child.join(120)
     assert child.exitcode == -signal.SIGKILL
     child.close()
 
@@ -161,7 +172,7 @@ def test_two_processes_write_at_once(open_store: Opener, tmp_path: Path) -> None
     for child in children:
         child.start()
     for child in children:
-        child.join(60)
+        child.join(120)
         assert child.exitcode == 0
         child.close()
     assert damaged.value == 0
@@ -206,11 +217,12 @@ def test_reads_while_recovering_and_writing(open_store: Opener) -> None:
     assert check_all(store) > 0
 
 
-def serve_for_ever(directory: str, first: int, ready: object) -> None:
-    """What a server's disk tier does for one conversation after the other, and a reply beside it, until killed."""
+def serve_for_ever(directory: str, first: int, served: ctypes.c_int) -> None:
+    """What a server's disk tier does for one conversation after the other, and a reply beside it, until killed;
+    ``served`` says for how many prompts, and is -1 before."""
     store = DiskStore(Path(directory), "model", BUDGET, min_tokens=1)
     tier = DiskTier(store, DiskPolicy("auto"), cold_max=0, text_of=lambda tokens: str(list(tokens)))
-    ready.set()  # type: ignore[attr-defined]
+    served.value = 0
     while True:
         for made in all_snapshots(first):
             prompt = Prompt.of(tokens_of(made))
@@ -218,17 +230,17 @@ def serve_for_ever(directory: str, first: int, ready: object) -> None:
             tier.offer([made])
             tier.flush(30)
             tier.find(PromptMatch(prompt.tokens), made.n)
+            served.value += 1
 
 
 def test_a_killed_tier_leaves_nothing_that_stays(tmp_path: Path) -> None:
     choice = random.Random(1)
     found = []
     for number in range(max(ROUNDS // 4, 3)):
-        ready = SPAWN.Event()
-        child = SPAWN.Process(target=serve_for_ever, args=(str(tmp_path), number, ready), daemon=True)
-        child.start()
-        assert ready.wait(30)
-        time.sleep(choice.uniform(0.1, 0.3))
+        served = SPAWN.RawValue(ctypes.c_int, -1)
+        child = start(serve_for_ever, tmp_path, number, served)
+        wait_until(served, choice.randrange(2, 12))
+        time.sleep(choice.uniform(0.0, 0.1))  # so that it is somewhere within the next one
         kill(child)
         store = DiskStore(tmp_path, "model", BUDGET, min_tokens=1)
         report = store.directory.recover()
