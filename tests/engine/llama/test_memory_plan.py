@@ -18,6 +18,7 @@ from pyctl.engine.llama import MemoryPlan, dry_runs, fit, load
 from pyctl.engine.llama.devices import Device
 from pyctl.engine.llama.dry_runs import dry_run
 from pyctl.engine.llama.fit import fit_settings
+from pyctl.engine.llama.library import redirect_log
 from pyctl.engine.llama.memory import MIB, Place, Usage
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.placements import experts_on_cpu
@@ -25,6 +26,8 @@ from pyctl.errors import ModelError
 from tools.generator import SHAPES, Shape, generate
 
 ALIGNMENT = 32
+
+redirect_log()  # sizes are read in what llama.cpp says, whichever test is the first
 
 
 @pytest.mark.parametrize(
