@@ -116,8 +116,11 @@ LIMIT = 4 * 2**30
 """Enough to know the drive's speed."""
 
 
-def settle(directory: Path, quiet: float = 1.0, limit: float = 60.0) -> int:
-    """Wait until the sizes of all files have not changed for ``quiet`` seconds; returns the bytes."""
+def settle(directory: Path, quiet: float = 4.0, limit: float = 60.0) -> int:
+    """Wait until the sizes of all files have not changed for ``quiet`` seconds; returns the bytes.
+
+    What RAM has no room for is written once nobody has asked for two seconds.
+    """
     began = since = time.monotonic()
     before: dict[str, int] = {}
     while time.monotonic() - since < quiet and time.monotonic() - began < limit:
