@@ -205,6 +205,9 @@ CHECK_BYTES = 16
 MAX_PROMPT_BYTES = 8 * MAX_TOKENS
 """Tokens and boundaries of the longest prompt."""
 
+MAX_NS = 2**64 - 1
+"""What a name has room for."""
+
 DEFAULT_FILE_BYTES = 2**25
 """Room for some 12 million tokens."""
 
@@ -225,6 +228,7 @@ class RecentFiles:
         self._max_bytes = max_bytes
         self._spend = spend
         self._saved: dict[Recent, tuple[PromptName, int]] = {}  # the oldest first; 0 bytes: there was no room for it
+        self._newest_ns = 0
 
     def load(self) -> list[Recent]:
         """What is there, the newest first. What is damaged or of another kind is removed."""
@@ -246,6 +250,7 @@ class RecentFiles:
                 path.unlink(missing_ok=True)
                 continue
             self._saved[recent] = name, len(data)
+            self._newest_ns = name.made_ns
             found.append(recent)
         return found[::-1]
 
@@ -259,7 +264,9 @@ class RecentFiles:
             make_private(self._directory)
         for recent in fresh:
             data = pack_prompt(recent)
-            name = PromptName.new(time.time_ns())
+            # Names sort by age, also where the clock stands still or is set back.
+            self._newest_ns = min(max(time.time_ns(), self._newest_ns + 1), MAX_NS)
+            name = PromptName.new(self._newest_ns)
             if len(data) > self._max_bytes:
                 self._saved[recent] = name, 0
                 continue

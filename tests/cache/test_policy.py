@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -364,6 +366,24 @@ def test_the_list_survives_a_restart(
         loaded.load(RecentFiles(path).load())
         assert contents(loaded) == contents(log)
         assert len(files_in(path)) == len(log)
+
+
+@pytest.mark.parametrize("step", [0, -10])
+def test_the_list_keeps_its_order_whatever_the_clock_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    clock = itertools.count(10**18, step)
+    monkeypatch.setattr(time, "time_ns", lambda: next(clock))
+    log, files = RecentPrompts(), RecentFiles(tmp_path)
+    for seed in range(12):
+        log.add(chat(30, 10, seed=str(seed)))
+        files.save(log.newest_first())
+        if seed % 4 == 3:  # a restart
+            files = RecentFiles(tmp_path)
+            log.load(files.load())
+    assert contents(log)[0][0] == chat(30, 10, seed="11").tokens.tolist()
+    found = [one.prompt.tokens.tolist() for one in RecentFiles(tmp_path).load()]
+    assert found == [chat(30, 10, seed=str(seed)).tokens.tolist() for seed in reversed(range(12))]
 
 
 def test_a_save_writes_what_is_new_and_removes_what_is_continued(tmp_path: Path) -> None:
