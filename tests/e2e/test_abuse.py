@@ -113,7 +113,7 @@ def test_threads_share_their_heaps(server: Server) -> None:
 
 def connect(server: Server) -> socket.socket:
     host, port = server.url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=10)
+    return socket.create_connection((host, int(port)), timeout=60)
 
 
 def head(path: str, length: int) -> bytes:

@@ -198,6 +198,6 @@ def test_sigterm_during_a_reply_ends_cleanly(start: Callable[..., Server]) -> No
     reader.start()
     until(lambda: received)
     assert server.stop() == 0
-    reader.join(10)
+    reader.join(60)
     assert b"data: " in b"".join(received)
     assert "Traceback" not in server.log()
