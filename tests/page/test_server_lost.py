@@ -58,6 +58,21 @@ def test_the_server_is_restarted_under_the_page(open_tab: OpenTab, tmp_path: Pat
         server.stop()
 
 
+def test_the_last_words_are_shown_though_nobody_renders_them(tab: Tab) -> None:
+    """What comes between the last frame and the end of the server."""
+    tab.expected.append(UNREACHABLE)
+    tab.page.route("**/page/markdown", lambda route: route.abort())
+    tab.page.evaluate(
+        """() => {
+          const real = window.requestAnimationFrame;
+          let n = 0;
+          window.requestAnimationFrame = (run) => (run.name === "show" && n++ ? 0 : real(run));  // one frame, no more
+        }"""
+    )
+    tab.say("The last words?", saying("These are the last words."))
+    assert tab.texts()[-1] == "These are the last words."
+
+
 def test_the_page_comes_while_the_model_loads(open_tab: OpenTab, tmp_path: Path, server: ServerProcess) -> None:
     """The page of a server that answers 503 waits, and starts by itself."""
     tab = open_tab(server.url, ready=False)

@@ -241,7 +241,10 @@ async function reply(message, continues = false) {
   runs.delete(own.id);
   if (own === conversation) {
     const made = elementOf(message);
-    if (made) await drawn.fill(made, true);
+    if (made) {
+      run.streamed.draw(made, run); // what came since the last frame: nobody may be there to make HTML of it
+      await drawn.fill(made, true);
+    }
     draw();
     say(message.error ?? (message.finish === "stopped" ? "Reply stopped" : "Reply complete"));
   }
