@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -227,3 +229,27 @@ def test_what_does_not_change_costs_next_to_nothing(tab: Tab) -> None:
     tab.requests.clear()
     tab.page.wait_for_timeout(2500)
     assert not [request.url for request in tab.requests]
+def test_a_button_that_is_used_stays_while_its_row_is_drawn_anew(tab: Tab) -> None:
+    tab.say(manual("buttons", 12), saying("Yes."))
+    until_settled(tab)
+    row = tab.page.locator("#cache .node").last
+    row.focus()
+    row.get_by_role("button").first.focus()
+    focused = "document.activeElement.textContent"
+    label = tab.page.evaluate(focused)
+    news = itertools.count(1001)
+
+    def change(route: Route) -> None:
+        answer = route.fetch(url=tab.url + "cache")
+        body, n = answer.json(), next(news)
+        body["revision"] += n
+        for node in nodes(body).values():
+            node["hits"] = n
+        route.fulfill(response=answer, json=body)
+
+    tab.page.route("**/cache?since=*", change)
+    tab.until(lambda: max(map(int, re.findall(r"(\d+) hits", row.inner_text())), default=0) > 1002)
+    assert tab.page.evaluate(focused) == label
+    assert label in ("Pin", "Drop")
+
+

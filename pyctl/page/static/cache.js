@@ -196,6 +196,10 @@ function update(made, { item, depth, passes, join, up, down }) {
     el("span", {}, size(item.bytes)), el("span", {}, hits), el("span", {}, idle),
     item.seq ? el("span", { class: "tier live" }, item.seq.busy ? "in use" : "live") : null,
     node.pinned ? el("span", { class: "pin" }, "pinned") : null);
+  // The same buttons stay as long as they can: one may be pressed, or have the focus, right now.
+  const offers = JSON.stringify([node.stored, node.pinned]);
+  if (made.offers === offers) return;
+  made.offers = offers;
   const act = (text, run) => el("button", {
     type: "button", onclick: (event) => {
       event.stopPropagation();
@@ -290,7 +294,9 @@ function draw() {
   view.drawn.hidden = view.tree.hidden = !roots.length;
   if (!roots.length && !failed) view.note.textContent = "Nothing yet. Prompts leave what is worth it here.";
   view.map.draw(roots, latest.sequences, { used, added });
+  const held = view.tree.contains(document.activeElement) ? document.activeElement : null;
   keyed(view.tree, rowsOf(roots), ({ item }) => item.id, row, update);
+  if (held?.isConnected && held !== document.activeElement) held.focus({ preventScroll: true }); // it was moved
   if (view.tree.firstChild && !view.tree.querySelector('[tabindex="0"]')) view.tree.firstChild.tabIndex = 0;
   chart(latest.replies.filter((reply) => reply.predicted_n > 1));
 }
