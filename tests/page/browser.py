@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # it may be missing
 
 __all__ = ["PATIENCE_MS", "Tab", "browser_path", "saying"]
 
-PATIENCE_MS = 20_000
+PATIENCE_MS = 60_000
 """For what happens at once unless the machine is busy."""
 
 
@@ -30,6 +30,17 @@ def browser_path() -> str | None:
 def saying(text: str) -> dict[str, object]:
     """What a request says so that the model replies with ``text`` and nothing else."""
     return {"grammar": f"root ::= {json.dumps(text, ensure_ascii=False)}", "max_tokens": -1}
+
+
+TOASTS = """addEventListener("DOMContentLoaded", () => {
+  const live = document.querySelector("#live");
+  const note = () => {
+    const { width, height } = live.getBoundingClientRect();
+    if (width > 10 && height > 10) window.noticed = live.innerText;
+  };
+  if (live) new MutationObserver(note).observe(live, { attributes: true, characterData: true, childList: true });
+})"""
+"""Keeps in the page what everybody could see last: it goes by itself, and who asks from outside may come too late."""
 
 
 class Tab:
@@ -51,6 +62,7 @@ class Tab:
         self.context.add_init_script(
             "addEventListener('securitypolicyviolation', (e) => console.error('policy: ' + e.violatedDirective))"
         )
+        self.context.add_init_script(TOASTS)
         self.page: Page = self.context.new_page()
         self._watch(self.page)
 
@@ -75,6 +87,9 @@ class Tab:
         assert not odd, odd
 
     def close(self) -> None:
+        """May be called again. Who serves the page has to outlive it: it asks once a second."""
+        for page in self.context.pages:
+            page.unroute_all(behavior="ignoreErrors")  # what is on its way through a handler ends here
         self.context.close()
 
     # -- what a user does ----------------------------------------------------------------------------------------------
@@ -129,6 +144,7 @@ class Tab:
         """Wait until no reply is on its way, and the last one has been drawn."""
         self.page.wait_for_selector("#send:not(.stop)")
         self.page.wait_for_selector(".message.assistant:last-child .tools button")
+        self.settle()
 
     def configure(self, **fields: str) -> None:
         """Fill in fields of the settings by their names."""
@@ -168,16 +184,18 @@ class Tab:
         return self.page.locator("#live").inner_text()
 
     def noticed(self) -> str:
-        """The same, if it can be seen, too."""
-        box = self.page.locator("#live").bounding_box()
-        return self.announced() if box and box["width"] > 10 and box["height"] > 10 else ""
+        """What everybody could see last of such, for as long as the page shows it."""
+        return str(self.page.evaluate("window.noticed ?? ''"))
 
     def until(self, found: Callable[[], object]) -> None:
         """Wait until ``found`` returns something true."""
         deadline = time.monotonic() + PATIENCE_MS / 1000
         while not found():
             assert time.monotonic() < deadline, "waited in vain"
-            time.sleep(0.02)
+            if self.page.is_closed():
+                time.sleep(0.02)
+            else:
+                self.page.wait_for_timeout(20)  # hears meanwhile what the browser tells by itself
 
     def server(self, path: str) -> Any:
         """GET something of the server, as a program does."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.page.browser import Tab, browser_path
+from tests.page.browser import PATIENCE_MS, Tab, browser_path
 from tools.server_process import PYCTL_SERVE, ServerProcess
 
 if TYPE_CHECKING:  # it may be missing
@@ -32,7 +32,7 @@ def browser() -> Iterator[Browser]:
         assert not wanted, f"CHROMIUM is {wanted}, which is no program"
         pytest.skip("no chromium: install one, or name it in CHROMIUM, to test the page in a browser")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"], timeout=2 * PATIENCE_MS)
         yield browser
         browser.close()
 
