@@ -14,6 +14,12 @@ from tools.server_process import ServerProcess
 REPLIES = ("\n\n".join(HOSTILE[: len(HOSTILE) // 2]), "\n\n".join(HOSTILE[len(HOSTILE) // 2 :]))
 """Every attack that the renderer is tested with, in replies of the model."""
 
+STOPPED = {
+    *("script-src-attr", "script-src-elem", "style-src-attr", "style-src-elem"),
+    *("img-src", "frame-src", "form-action", "base-uri"),
+}
+"""What the policy has to stop below."""
+
 RAN = "() => { window.alert = () => { document.body.dataset.ran = '1'; }; }"
 
 
@@ -49,7 +55,8 @@ def test_the_policy_stops_what_the_renderer_would_let_through(tab: Tab) -> None:
         "const s = document.createElement('script'); s.textContent = 'alert(2)'; document.body.append(s);"
     )
     tab.page.locator("#evil").click(no_wait_after=True)
-    tab.page.wait_for_timeout(200)
+    tab.until(lambda: {f"error: policy: {directive}" for directive in STOPPED} <= set(tab.problems))
+    tab.settle()
     assert tab.page.evaluate("document.body.dataset.ran") is None
     asked = [request for request in tab.requests if "tracker.example" in request.url]
     assert len(asked) <= 4  # named in the page's console, and refused before anything was sent
@@ -98,4 +105,5 @@ def test_the_key_is_asked_for_once_and_kept(open_tab: OpenTab, browser: object, 
         tab.say("Hello again", saying("Yes."))
         assert not dialog.is_visible()
         assert len(tab.problems) == refused  # not one request without the key
+        tab.close()
         assert all("sesame" not in request.url for request in tab.requests)

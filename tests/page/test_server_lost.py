@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.page.browser import Tab, saying
 from tests.page.conftest import SERVE, OpenTab
-from tests.page.test_cache_view import nodes
+from tests.page.test_cache_view import nodes, shown
 from tools.server_process import ServerProcess
 
 UNREACHABLE = "net::ERR_"
@@ -99,13 +99,15 @@ def test_the_page_under_a_prefix(open_tab: OpenTab, tmp_path: Path) -> None:
         tab.say("Hello", saying("**Yes.**"))
         tab.until(lambda: tab.replies.last.locator("strong").count())
         tab.until(lambda: tab.page.locator("#cache .headline").count())
+        tab.close()
         assert all(request.url.startswith((tab.url, "data:")) for request in tab.requests)
 
 
 def test_other_tabs_and_clients_show_up(tab: Tab) -> None:
     """The tree follows what others do to the server."""
-    before = tab.page.locator("#cache .node").count()
+    tab.until(lambda: tab.page.locator("#cache .headline").count())
+    before = set(shown(tab))
     body = {"messages": [{"role": "user", "content": "Somebody else says this. " * 30}], "max_tokens": 1}
     tab.context.request.post(tab.url + "v1/chat/completions", data=body)
-    tab.until(lambda: tab.page.locator("#cache .node").count() > before)
+    tab.until(lambda: set(shown(tab)) - before)  # others may go meanwhile
     tab.until(lambda: "Somebody else says this" in tab.page.locator("#cache").inner_text())
