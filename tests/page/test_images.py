@@ -61,9 +61,9 @@ def test_pictures_go_along_and_are_seen_once(open_tab: OpenTab, seeing: ServerPr
     assert parts["text"]["text"].endswith("What is this?")
     assert first["prompt_n"] > 80
     picture = tab.messages.first.locator("img.picture")
-    assert picture.evaluate("image => [image.naturalWidth, image.naturalHeight]") == [320, 256]
+    tab.until(lambda: picture.evaluate("image => [image.naturalWidth, image.naturalHeight]") == [320, 256])
     tab.reload()
-    assert tab.messages.first.locator("img.picture").count() == 1
+    tab.until(lambda: tab.messages.first.locator("img.picture").count() == 1)
     messages, second = sent(tab, "And now?")
     assert messages[0] == message
     assert second["prompt_n"] < 80, "the picture is not evaluated again"

@@ -101,6 +101,7 @@ def test_every_text_can_be_read_by_day_and_by_night(full: Tab) -> None:
     full.page.locator("#dialog").wait_for()
     check_contrast(full, 70)
     full.page.keyboard.press("Escape")
+    full.until_closed()
     full.expected.append("status of 400")
     full.begin("An error, please.", {"grammar": "root ::= nonsense"})
     full.messages.last.get_by_role("alert").wait_for()
@@ -236,6 +237,7 @@ def test_the_dialog_keeps_the_focus_and_gives_it_back(open_tab: OpenTab, server:
         inside = "!document.activeElement || document.activeElement === document.body"
         assert tab.page.evaluate(f"{inside} || document.activeElement.closest('#dialog') !== null")
     tab.page.keyboard.press("Escape")
+    tab.until_closed()
     assert tab.page.evaluate("document.activeElement.id") == "settings-open"
 
 
@@ -288,6 +290,8 @@ def test_a_phone_is_wide_enough(open_tab: OpenTab, server: ServerProcess) -> Non
             tab.page.keyboard.press("Escape")
         tab.until(lambda panel=panel: not tab.page.locator(panel).is_visible())
     tab.page.set_viewport_size({"width": 740, "height": 360})
+    tab.until(lambda: tab.page.evaluate("innerWidth") == 740)
+    tab.settle()
     assert not tab.page.evaluate(narrow)
     assert tab.page.locator("#text").is_visible()
 
@@ -311,18 +315,23 @@ def test_the_first_answer_is_enough_to_see_the_page(open_tab: OpenTab, server: S
     """With every other request held back the page is painted, styled, and says what it is."""
     tab = open_tab(server.url, ready=False)
     held: list[Any] = []
-    tab.page.route(lambda url: not url.endswith("/"), lambda route: held.append(route))
+    holding = [True]
+    tab.page.route(
+        lambda url: not url.endswith("/"), lambda route: held.append(route) if holding[0] else route.continue_()
+    )
     tab.page.goto(tab.url, wait_until="commit")
     tab.until(lambda: tab.page.locator("#text").is_visible())
     tab.until(lambda: tab.page.evaluate("performance.getEntriesByName('first-contentful-paint').length"))
     assert tab.page.evaluate("getComputedStyle(document.body).display") == "grid"
     assert tab.page.get_by_role("button", name="Send").is_visible()
     # All modules are named in that answer, so that what comes next is asked for at once.
-    tab.until(lambda: len(held) >= 8)
+    named = tab.page.locator("link[rel=modulepreload], script[src]").count()
+    assert named >= 8
+    tab.until(lambda: len(held) >= named)
     assert all("/page/" in route.request.url for route in held)
+    holding[0] = False  # what these ask for is not held any more
     for route in held:
         route.continue_()
-    tab.page.unroute_all()
     tab.until_ready()
     scripts = {request.url for request in tab.requests if request.url.endswith(".js")}
     assert scripts == {route.request.url for route in held}

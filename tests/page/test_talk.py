@@ -118,6 +118,22 @@ def test_a_long_prompt_shows_how_far_it_is(tab: Tab) -> None:
     long = " ".join(f"The {i * 7919 % 1000}th lamp of hall {i} is lit." for i in range(150))
     tab.page.evaluate(
         """() => {
+          // What the server sends comes to the page event by event, and is drawn before the next one. A busy browser
+          // has more of them at once, and draws the last one only.
+          const real = window.fetch, drawn = () => new Promise((go) => requestAnimationFrame(() =>
+            requestAnimationFrame(go)));
+          window.fetch = async (path, options) => {
+            const answer = await real(path, options);
+            if (!path.endsWith("completions")) return answer;
+            const events = (await answer.text()).split(/(?<=\\n\\n)/), encoder = new TextEncoder();
+            const pull = async (stream) => {
+              const event = events.shift();
+              if (event === undefined) return stream.close();
+              stream.enqueue(encoder.encode(event));
+              if (event.includes("prompt_progress")) await drawn();
+            };
+            return new Response(new ReadableStream({ pull }), { status: answer.status });
+          };
           window.seen = [];  // kept in the page: who asks from outside may come too late
           const note = () => {
             const stats = document.querySelector(".message.busy .stats");
@@ -201,7 +217,7 @@ def test_text_files_go_along(tab: Tab) -> None:
     details = tab.messages.first.locator("details.file")
     assert details.locator("summary").inner_text().startswith("door.txt")
     tab.reload()
-    assert tab.messages.first.locator("details.file").count() == 1
+    tab.until(lambda: tab.messages.first.locator("details.file").count() == 1)
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.bin"])
