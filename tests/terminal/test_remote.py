@@ -160,13 +160,15 @@ def test_tool_calls(backend: RemoteBackend) -> None:
 
 
 def test_a_reply_of_llama_server(backend: RemoteBackend) -> None:
+    began = time.perf_counter()
     reasoning, content, stats = ask(backend, "llama")
+    took_ms = 1000.0 * (time.perf_counter() - began)
     assert (reasoning, content) == ("hm", "Yes.")
     assert (stats.n_cached, stats.n_evaluated, stats.n_predicted, stats.tokens_per_second) == (90, 10, 5, 12.5)
     assert (stats.n_drafted, stats.n_accepted) == (6, 4)
     assert stats.source == "disk"
     assert stats.first_token_ms is not None
-    assert 0.0 < stats.first_token_ms < 10_000.0
+    assert 0.0 < stats.first_token_ms < took_ms
     assert not stats.truncated
 
 
