@@ -81,7 +81,7 @@ def start(
     def run(name: str, *flags: str, before: str = "") -> Server:
         directory = tmp_path_factory.mktemp("server")
         log_path = directory / "log"
-        program = ["-c", f"{before}; import runpy; runpy.run_module('pyctl')"] if before else ["-m", "pyctl"]
+        program = ["-c", f"{before}\nimport runpy; runpy.run_module('pyctl')"] if before else ["-m", "pyctl"]
         command = [sys.executable, *program, "serve", *(["-m", str(model_path(name))] if name else [])]
         command += ["--port", "0", "-c", "8192", "-t", "1", "-ub", "128", *flags]
         with log_path.open("wb") as log:
