@@ -10,10 +10,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import httpx
 import pytest
+
+from tests.engine.single_precision import F32_ROWS, in_f32
+
+F32_FLAGS = ("-ctk", F32_ROWS["type_k"], "-ctv", F32_ROWS["type_v"], "-fa", F32_ROWS["flash_attn"])
 
 
 @dataclass
@@ -74,16 +79,18 @@ def start(
 ) -> Iterator[Callable[..., Server]]:
     """start("tiny-hybrid", "--exact", ...) -> a server that answers /health; "" is the built-in model, without `-m`.
 
-    ``before`` is run in its process first.
+    ``before`` is run in its process first. With ``is_f32`` replies do not depend on what was evaluated together.
     """
     started: list[Server] = []
+    f32_path = cache(lambda name: in_f32(model_path(name), tmp_path_factory.mktemp("f32") / f"{name}.gguf"))
 
-    def run(name: str, *flags: str, before: str = "") -> Server:
+    def run(name: str, *flags: str, before: str = "", is_f32: bool = False) -> Server:
         directory = tmp_path_factory.mktemp("server")
         log_path = directory / "log"
         program = ["-c", f"{before}\nimport runpy; runpy.run_module('pyctl')"] if before else ["-m", "pyctl"]
-        command = [sys.executable, *program, "serve", *(["-m", str(model_path(name))] if name else [])]
-        command += ["--port", "0", "-c", "8192", "-t", "1", "-ub", "128", *flags]
+        path = f32_path(name) if is_f32 else model_path(name) if name else None
+        command = [sys.executable, *program, "serve", *(["-m", str(path)] if path else [])]
+        command += ["--port", "0", "-c", "8192", "-t", "1", "-ub", "128", *(F32_FLAGS if is_f32 else ()), *flags]
         with log_path.open("wb") as log:
             process = subprocess.Popen(command, stderr=log, env=clean_environment())
         server = Server(process, "", log_path)

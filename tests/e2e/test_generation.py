@@ -32,7 +32,7 @@ SCHEMA = {
 def server(start: Callable[..., Server], tmp_path_factory: pytest.TempPathFactory) -> Server:
     path: Path = tmp_path_factory.mktemp("template") / "thinking.jinja"
     path.write_text(TEMPLATE, encoding="utf-8")
-    return start("tiny-hybrid", "--chat-template-file", str(path))
+    return start("tiny-hybrid", "--chat-template-file", str(path), is_f32=True)
 
 
 def post(server: Server, path: str, **fields: Any) -> Any:

@@ -88,7 +88,7 @@ def test_a_slot_survives_a_restart(start: Start, tmp_path: Path, shape: str) -> 
 
 
 def test_embeddings_beside_a_conversation(start: Start) -> None:
-    server = start("tiny-hybrid", "--embeddings", "--pooling", "mean")
+    server = start("tiny-hybrid", "--embeddings", "--pooling", "mean", is_f32=True)
     first = ask(server, "What is in chapter one?")
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
         texts = ["the cat sat", "the cat sat", "nothing of the kind"]

@@ -15,7 +15,7 @@ SYSTEM = "You answer at length. " * 12
 
 @pytest.fixture(scope="module")
 def server(start: Callable[..., Server]) -> Server:
-    return start("tiny-hybrid", "--alias", "tiny", "--api-key", "secret")
+    return start("tiny-hybrid", "--alias", "tiny", "--api-key", "secret", is_f32=True)
 
 
 @pytest.fixture

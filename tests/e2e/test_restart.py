@@ -122,7 +122,7 @@ def test_more_rows_than_ram_has_room_for_survive_a_kill(
     start: Callable[..., Server], tmp_path: Path, where: list[str], n: int
 ) -> None:
     """The rows are more than 2 MiB, RAM has room for one, and beside it half of one may wait."""
-    flags = ["--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "full", "--cache-ram", "1", *where]
+    flags = ["--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "full", "--cache-ram", "1", "--exact", *where]
     small = (
         "from pyctl.engine import device_tier; device_tier.MOST_BEHIND_BYTES = 2**19; device_tier.PIECE_BYTES = 2**18"
     )

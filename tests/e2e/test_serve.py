@@ -158,7 +158,7 @@ def test_a_disconnect_stops_the_work(hybrid: Server, stream: bool) -> None:
 
 
 def test_a_disconnect_during_prefill_keeps_what_was_evaluated(start: Callable[..., Server]) -> None:
-    server = start("tiny-hybrid", "-ub", "32")
+    server = start("tiny-hybrid", "-ub", "32", "--exact")
     body = {"messages": [SYSTEM, user("long " * 1400)], "max_tokens": 4, "temperature": 0}
     connection = raw_request(server, body)
     until(lambda: httpx.get(f"{server.url}/cache").json()["prefixes"])

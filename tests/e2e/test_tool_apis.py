@@ -22,7 +22,7 @@ ASKED: Any = {"role": "user", "content": "Rain?"}
 
 @pytest.fixture(scope="module")
 def server(start: Callable[..., Server]) -> Server:
-    return start("tiny-hybrid", "--reasoning", "off", "--seed", "3", "--temp", "0.8", "-n", "400")
+    return start("tiny-hybrid", "--reasoning", "off", "--seed", "3", "--temp", "0.8", "-n", "400", is_f32=True)
 
 
 @pytest.fixture(scope="module")

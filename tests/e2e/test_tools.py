@@ -42,12 +42,12 @@ def form(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def client(form: str, start: Callable[..., Server]) -> Iterator[openai.OpenAI]:
-    yield from connected(start("tiny-hybrid", *flags(form)))
+    yield from connected(start("tiny-hybrid", *flags(form), is_f32=True))
 
 
 @pytest.fixture(scope="module")
 def forgetful(form: str, start: Callable[..., Server]) -> Iterator[openai.OpenAI]:
-    yield from connected(start("tiny-hybrid", *flags(form), "--prompt-replay", "off"))
+    yield from connected(start("tiny-hybrid", *flags(form), "--prompt-replay", "off", is_f32=True))
 
 
 def connected(server: Server) -> Iterator[openai.OpenAI]:
@@ -149,7 +149,7 @@ def test_the_prompt_after_a_restart_goes_on_where_the_last_one_ended(
     form: str, start: Callable[..., Server], tmp_path: Path
 ) -> None:
     cached = ["--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "full", "--kv-cache-min-tokens", "1"]
-    server = start("tiny-hybrid", *flags(form), *cached)
+    server = start("tiny-hybrid", *flags(form), *cached, is_f32=True)
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         message = called(client, seed=11).choices[0].message
         function = {"name": "forecast", "arguments": json.dumps(json.loads(message.tool_calls[0].function.arguments))}
@@ -165,7 +165,7 @@ def test_the_prompt_after_a_restart_goes_on_where_the_last_one_ended(
         }
         before = client.chat.completions.create(messages=messages, **options)
     assert server.stop() == 0
-    server = start("tiny-hybrid", *flags(form), *cached)
+    server = start("tiny-hybrid", *flags(form), *cached, is_f32=True)
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         after = client.chat.completions.create(messages=messages, **options)
     assert after.usage.prompt_tokens == before.usage.prompt_tokens
