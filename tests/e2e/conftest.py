@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -47,11 +46,14 @@ def until(found: Callable[[], object], every: float = 0.02) -> None:
         time.sleep(every)
 
 
-async def until_busy(server: Server, key: str) -> None:
-    """Wait until a request is being served."""
-    async with httpx.AsyncClient(headers={"authorization": f"Bearer {key}"}) as client:
-        while not any(seq["busy"] for seq in (await client.get(f"{server.url}/cache")).json()["sequences"]):
-            await asyncio.sleep(0.02)
+def until_replying(server: Server, key: str = "none") -> None:
+    """Wait until a client gets a reply; a prompt that is made ready behind one makes a sequence busy, too."""
+
+    def replies() -> bool:
+        slots = httpx.get(f"{server.url}/slots", headers={"authorization": f"Bearer {key}"}).json()
+        return any(slot["is_processing"] and slot["next_token"][0]["n_decoded"] > 1 for slot in slots)
+
+    until(replies)
 
 
 def n_on_disk(server: Server) -> int:

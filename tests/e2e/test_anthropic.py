@@ -7,14 +7,14 @@ from typing import Any
 import anthropic
 import pytest
 
-from tests.e2e.conftest import Server, until, until_busy
+from tests.e2e.conftest import Server, until, until_replying
 
 SYSTEM = "You answer at length. " * 12
 
 
 @pytest.fixture(scope="module")
 def server(start: Callable[..., Server]) -> Server:
-    return start("tiny-hybrid", "--alias", "tiny", "--api-key", "secret", is_f32=True)
+    return start("tiny-hybrid", "-c", "65536", "--alias", "tiny", "--api-key", "secret", is_f32=True)
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_errors(client: anthropic.Anthropic) -> None:
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
     with pytest.raises(anthropic.BadRequestError, match="image"):
         client.messages.create(**asked({"role": "user", "content": [image]}))
-    with pytest.raises(anthropic.BadRequestError), client.messages.stream(**asked(user("x" * 20_000))) as stream:
+    with pytest.raises(anthropic.BadRequestError), client.messages.stream(**asked(user("x" * 70_000))) as stream:
         stream.until_done()
     with pytest.raises(anthropic.AuthenticationError):
         client.with_options(api_key="wrong").messages.create(**asked())
@@ -104,10 +104,13 @@ def test_errors(client: anthropic.Anthropic) -> None:
 
 def test_a_client_that_leaves_stops_the_work(server: Server) -> None:
     async def leave() -> None:
-        async with anthropic.AsyncAnthropic(base_url=server.url, api_key="secret", max_retries=0) as client:
-            fields = asked(max_tokens=6000, extra_body={"ignore_eos": True})
+        # Without a timeout of its own it refuses to wait for what may be so long.
+        async with anthropic.AsyncAnthropic(
+            base_url=server.url, api_key="secret", max_retries=0, timeout=120
+        ) as client:
+            fields = asked(max_tokens=60_000, extra_body={"ignore_eos": True})
             task = asyncio.ensure_future(client.messages.create(**fields))
-            await until_busy(server, "secret")
+            await asyncio.to_thread(until_replying, server, "secret")
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task

@@ -46,7 +46,10 @@ def test_it_sleeps_keeps_its_cache_and_wakes(start: Start) -> None:
     warm = ask(server, "What is in chapter one?", "And in two?")
     assert warm["timings"]["source"] == "ram"
     assert warm["timings"]["cache_n"] > 700
-    assert not is_sleeping(server)
+    endless = {"prompt": "x", "n_predict": 7000, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{server.url}/completion", json=endless) as response:
+        next(response.iter_lines())
+        assert not is_sleeping(server)
     fresh = start("tiny-hybrid", "--exact")
     assert ask(fresh, "What is in chapter one?", "And in two?")["choices"] == warm["choices"]
     assert "the model is freed" in server.log()

@@ -8,14 +8,14 @@ import httpx
 import openai
 import pytest
 
-from tests.e2e.conftest import Server, until, until_busy
+from tests.e2e.conftest import Server, until, until_replying
 
 SYSTEM = "You answer at length. " * 12
 
 
 @pytest.fixture(scope="module")
 def server(start: Callable[..., Server]) -> Server:
-    return start("tiny-hybrid", "--alias", "tiny", "--api-key", "secret", is_f32=True)
+    return start("tiny-hybrid", "-c", "65536", "--alias", "tiny", "--api-key", "secret", is_f32=True)
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_input_tokens(client: openai.OpenAI) -> None:
 def test_errors(client: openai.OpenAI, server: Server) -> None:
     with pytest.raises(openai.BadRequestError):
         client.responses.create(model="tiny", input=[{"role": "no role", "content": "x"}])  # type: ignore[list-item,misc]
-    with pytest.raises(openai.BadRequestError), client.responses.stream(**asked("x" * 20_000)) as stream:
+    with pytest.raises(openai.BadRequestError), client.responses.stream(**asked("x" * 70_000)) as stream:
         list(stream)
     with pytest.raises(openai.AuthenticationError):
         client.with_options(api_key="wrong").responses.create(**asked())
@@ -100,9 +100,9 @@ def test_errors(client: openai.OpenAI, server: Server) -> None:
 def test_a_client_that_leaves_stops_the_work(server: Server) -> None:
     async def leave() -> str:
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="secret", max_retries=0) as client:
-            fields = asked("go on for ever", max_output_tokens=6000, extra_body={"ignore_eos": True})
+            fields = asked("go on for ever", max_output_tokens=60_000, extra_body={"ignore_eos": True})
             task = asyncio.ensure_future(client.responses.create(**fields))
-            await until_busy(server, "secret")
+            await asyncio.to_thread(until_replying, server, "secret")
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task

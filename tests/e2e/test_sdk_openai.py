@@ -12,7 +12,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from tests.e2e.conftest import Server, until_busy
+from tests.e2e.conftest import Server, until_replying
 
 MESSAGES: list[Any] = [{"role": "user", "content": "What is the weather?"}]
 TOOL: Any = {
@@ -39,7 +39,7 @@ class Colour(BaseModel):
 
 @pytest.fixture(scope="module")
 def server(start: Callable[..., Server]) -> Server:
-    return start("tiny-hybrid", "--exact", "--alias", "tiny", "--api-key", "secret", "--temp", "0")
+    return start("tiny-hybrid", "-c", "65536", "--exact", "--alias", "tiny", "--api-key", "secret", "--temp", "0")
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_models(client: openai.OpenAI) -> None:
 
 def test_errors_are_those_that_the_package_knows(client: openai.OpenAI, server: Server) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
-        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x" * 9000}])
+        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x" * 70_000}])
     assert refused.value.type == "exceed_context_size_error"
     with pytest.raises(openai.NotFoundError):
         client.post("/nowhere", cast_to=object)
@@ -149,11 +149,11 @@ def test_async_streams_side_by_side(server: Server) -> None:
 
 @pytest.mark.parametrize("stream", [True, False], ids=["in the stream", "before the answer"])
 def test_an_async_request_that_is_cancelled_stops_the_work(server: Server, stream: bool) -> None:
-    """7,000 tokens would keep the only sequence busy for longer than the next request may take."""
+    """60,000 tokens would keep the only sequence busy for longer than the next request may take."""
 
     async def cancel() -> None:
         async with async_client(server) as client:
-            fields: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "max_tokens": 7000, "stream": stream}
+            fields: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "max_tokens": 60_000, "stream": stream}
             request = client.chat.completions.create(**fields, extra_body={"ignore_eos": True})
             if stream:
                 async with await request as chunks:
@@ -161,7 +161,7 @@ def test_an_async_request_that_is_cancelled_stops_the_work(server: Server, strea
                         break
                 return
             task = asyncio.ensure_future(request)
-            await until_busy(server, "secret")
+            await asyncio.to_thread(until_replying, server, "secret")
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -172,7 +172,7 @@ def test_an_async_request_that_is_cancelled_stops_the_work(server: Server, strea
     headers = {"authorization": "Bearer secret"}
     reply = httpx.post(f"{server.url}/v1/chat/completions", json=body, headers=headers, timeout=60)
     assert reply.status_code == 200
-    assert predicted(server) - before < 7000
+    assert predicted(server) - before < 60_000
 
 
 def predicted(server: Server) -> int:

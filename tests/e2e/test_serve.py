@@ -14,7 +14,7 @@ import httpx
 import openai
 import pytest
 
-from tests.e2e.conftest import Server, until
+from tests.e2e.conftest import Server, until, until_replying
 
 ClientOf = Callable[[Server], openai.OpenAI]
 
@@ -29,6 +29,12 @@ def server(request: pytest.FixtureRequest, start: Callable[..., Server]) -> Serv
 @pytest.fixture(scope="module")
 def hybrid(start: Callable[..., Server]) -> Server:
     return start("tiny-hybrid", "--exact", "--alias", "tiny")
+
+
+@pytest.fixture(scope="module")
+def patient(start: Callable[..., Server]) -> Server:
+    """With room for a reply that lasts as long as a test may wait."""
+    return start("tiny-hybrid", "-c", "65536")
 
 
 @pytest.fixture
@@ -146,15 +152,15 @@ LEFT = "/v1/chat/completions: cancelled, the client left"
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_disconnect_stops_the_work(hybrid: Server, stream: bool) -> None:
-    body = {"messages": [SYSTEM, user("go on for ever")], "stream": stream, "ignore_eos": True, "max_tokens": 6000}
-    before = hybrid.log().count(LEFT)
-    connection = raw_request(hybrid, body)
-    until(lambda: any(seq["busy"] for seq in httpx.get(f"{hybrid.url}/cache").json()["sequences"]))
+def test_a_disconnect_stops_the_work(patient: Server, stream: bool) -> None:
+    body = {"messages": [SYSTEM, user("go on for ever")], "stream": stream, "ignore_eos": True, "max_tokens": 60_000}
+    before = patient.log().count(LEFT)
+    connection = raw_request(patient, body)
+    until_replying(patient)
     connection.close()
-    reply = httpx.post(f"{hybrid.url}/completion", json={"prompt": "next", "n_predict": 1}, timeout=30)
+    reply = httpx.post(f"{patient.url}/completion", json={"prompt": "next", "n_predict": 1}, timeout=60)
     assert reply.status_code == 200
-    until(lambda: hybrid.log().count(LEFT) == before + 1)
+    until(lambda: patient.log().count(LEFT) == before + 1)
 
 
 def test_a_disconnect_during_prefill_keeps_what_was_evaluated(start: Callable[..., Server]) -> None:
