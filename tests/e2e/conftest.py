@@ -56,14 +56,18 @@ def until_replying(server: Server, key: str = "none") -> None:
     until(replies)
 
 
-def n_on_disk(server: Server) -> int:
-    """Snapshots on disk that the index has, also after a kill; their files were there a moment before."""
+def lengths_on_disk(server: Server) -> list[int]:
+    """Of the snapshots that the index has, also after a kill; their files were there a moment before."""
     body = httpx.get(f"{server.url}/cache").json()
-    found, nodes = len(body["stored"]), body["prefixes"]
+    found, nodes = [entry["n"] for entry in body["stored"]], body["prefixes"]
     while nodes:
-        found += sum("disk" in node["tiers"] for node in nodes)
+        found += [node["n"] for node in nodes if "disk" in node["tiers"]]
         nodes = [child for node in nodes for child in node["children"]]
     return found
+
+
+def n_on_disk(server: Server) -> int:
+    return len(lengths_on_disk(server))
 
 
 def source_of(response: httpx.Response) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.conftest import Server, n_on_disk, source_of, until
+from tests.e2e.conftest import Server, lengths_on_disk, n_on_disk, source_of, until
 
 KILL_ROUNDS = int(os.environ.get("PYCTL_KILL_ROUNDS", "20"))
 """How often the server is killed; 200 make a stress test of it."""
@@ -129,7 +129,7 @@ def test_more_rows_than_ram_has_room_for_survive_a_kill(
     messages = [SYSTEM, user(1, n), {"role": "assistant", "content": "Yes."}, user(2, n)]
     server = start("tiny-hybrid", *flags, before=small)
     text = text_of(ask(server, messages))
-    until(lambda: n_on_disk(server))
+    until(lambda: max(lengths_on_disk(server), default=0) > 800 + 2 * n)
     server.process.send_signal(signal.SIGKILL)
     server.process.wait(60)
     server = start("tiny-hybrid", *flags, before=small)
@@ -187,10 +187,9 @@ def test_kill_at_random_moments(start: Callable[..., Server], tmp_path: Path) ->
         if round_ % 2:  # in the others it may be too early for anything to be there
             until(lambda: n_on_disk(server))  # noqa: B023
         server.process.send_signal(signal.SIGKILL)
-        server.process.wait(10)
+        server.process.wait(60)
     assert from_disk
     server = start("tiny-hybrid", *flags)
-    time.sleep(0.5)
     assert server.stop() == 0
     check_directory(tmp_path)
 
