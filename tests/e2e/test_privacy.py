@@ -74,7 +74,7 @@ def evil(text: str) -> set[str]:
 
 def test_clients_write_no_control_characters_and_no_lines_into_the_log(start: Start, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    server = start("tiny-hybrid", "--log-file", str(log))
+    server = start("tiny-hybrid", "--log-file", str(log), "--no-warm-next")  # which would be back in an empty cache
     message = {"role": "user", "content": EVIL}
     with httpx.Client(base_url=server.url, headers={"User-Agent": "a\tb", "X-Name": "c"}, timeout=60) as client:
         client.get("/v1/responses/%1b%5d0;owned%07%0a12:34:56%20forged%0d%c2%9b%e2%80%ae")
