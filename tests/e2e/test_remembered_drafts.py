@@ -9,11 +9,12 @@ from typing import Any
 import httpx
 import pytest
 
+from pyctl.engine.draft.token_index import TokenIndex
 from tests.e2e.conftest import Server, until
 
 Start = Callable[..., Server]
 
-NOTHING = 'pyctl:memory_bytes{part="draft_texts"} 0\n'
+TEXTS = 'pyctl:memory_bytes{part="draft_texts"} '
 
 FLAGS = ("--spec-type", "cache", "--exact", "--metrics", "-np", "1", "--kv-cache-min-tokens", "16")
 """With --exact neither length nor pauses depend on how long steps take."""
@@ -31,6 +32,20 @@ def prompt_of(server: Server, text: str) -> list[int]:
     return found
 
 
+def n_bytes(server: Server) -> int:
+    """What the texts take that drafts are copied from."""
+    lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+    (found,) = (line.removeprefix(TEXTS) for line in lines if line.startswith(TEXTS))
+    return int(float(found))
+
+
+def until_taken_in(server: Server, n_tokens: int) -> None:
+    """Wait for the thread that takes in texts."""
+    index = TokenIndex()
+    index.n_added = n_tokens
+    until(lambda: n_bytes(server) >= index.n_bytes)
+
+
 @pytest.mark.parametrize("model", ["tiny-dense", "tiny-hybrid-nextn"])
 def test_a_file_that_was_seen_is_drafted_before_and_after_a_restart(start: Start, model: str, tmp_path: Path) -> None:
     flags = (*FLAGS, "--kv-cache-dir", str(tmp_path), "--spec-draft-n-max", "3")
@@ -42,6 +57,7 @@ def test_a_file_that_was_seen_is_drafted_before_and_after_a_restart(start: Start
     said, _ = reply(server, told)
     # The conversation goes on, so that the reply is among what the cache remembers; then somebody asks the same.
     reply(server, [*told, *said, *other])
+    until_taken_in(server, len([*told, *told, *said, *other]))
     again, n_again = reply(server, told)
     assert again == said
     assert n_again > 20
@@ -49,6 +65,7 @@ def test_a_file_that_was_seen_is_drafted_before_and_after_a_restart(start: Start
         assert reply(without, told) == (said, 0)
     assert server.stop() == 0
     server = start(model, *flags)
+    until_taken_in(server, len([*told, *said, *other]))
     after, n_after = reply(server, told, cache_prompt=True)
     assert after == said
     assert n_after > 20
@@ -62,14 +79,15 @@ def test_who_does_not_share_is_not_drafted_from(start: Start) -> None:
     assert alone < 30
     hidden = [*told[-20:], *said, *told[:20]]
     reply(server, hidden, 1, cache_prompt=False)
-    assert NOTHING in httpx.get(f"{server.url}/metrics").text
+    assert n_bytes(server) == 0
     secret, n_secret = reply(server, told, cache_prompt=False)
     assert secret == said
     assert n_secret < 30
     # Shared, it is drafted from, but not for those who do not share.
     reply(server, hidden, 1)
+    until_taken_in(server, len(hidden))
     assert reply(server, told, cache_prompt=False)[1] < 30
     assert reply(server, told)[1] > 35
-    assert NOTHING not in httpx.get(f"{server.url}/metrics").text
+    assert n_bytes(server) > 0
     assert httpx.delete(f"{server.url}/cache").status_code == 200
-    until(lambda: NOTHING in httpx.get(f"{server.url}/metrics").text)
+    until(lambda: n_bytes(server) == 0)
