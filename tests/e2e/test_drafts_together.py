@@ -126,7 +126,7 @@ def test_clients_side_by_side_get_what_they_asked_for(
 def test_a_model_that_was_freed_meanwhile_drafts_as_before(start: Callable[..., Server]) -> None:
     server = start("tiny-hybrid-nextn", "--spec-type", "draft-mtp", "--exact", "--sleep-idle-seconds", "1")
     first = ask(server, TEXT * 12)
-    until(lambda: "the model is freed" in server.log())
+    until(lambda: httpx.get(f"{server.url}/props").json()["is_sleeping"])
     again = ask(server, TEXT * 12)
     assert again["timings"]["cache_n"] > 0
     assert again["tokens"] == first["tokens"]
