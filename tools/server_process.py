@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -64,21 +64,19 @@ class ServerProcess:
 
     def start(self, port: int = 0) -> None:
         """Returns when it answers at ``port``, 0 for a free one; OSError with the end of its log if it does not."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = port or probe.getsockname()[1]
-        began = time.monotonic()
-        with self.log.open("ab") as out:
-            self._process = subprocess.Popen(
-                [*self.command, "--port", str(self.port)],
-                stdout=out, stderr=out, env=self._environment, preexec_fn=_die_with_parent,
-            )  # fmt: skip
-        while not self._answers():
-            if not self.is_running or time.monotonic() - began > self.timeout:
-                self.kill()
-                raise OSError(f"{self.command[0]} did not start: {self.log.read_text(errors='replace')[-800:]}")
-            time.sleep(0.05)
-        self.load_seconds = time.monotonic() - began
+        with _reserved(port) as self.port:
+            began = time.monotonic()
+            with self.log.open("ab") as out:
+                self._process = subprocess.Popen(
+                    [*self.command, "--port", str(self.port)],
+                    stdout=out, stderr=out, env=self._environment, preexec_fn=_die_with_parent,
+                )  # fmt: skip
+            while not self._answers():
+                if not self.is_running or time.monotonic() - began > self.timeout:
+                    self.kill()
+                    raise OSError(f"{self.command[0]} did not start: {self.log.read_text(errors='replace')[-800:]}")
+                time.sleep(0.05)
+            self.load_seconds = time.monotonic() - began
 
     def _answers(self) -> bool:
         """Whether the model is loaded; until then the answer is 503."""
@@ -121,6 +119,16 @@ class ServerProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.stop()
+
+
+@contextlib.contextmanager
+def _reserved(port: int) -> Iterator[int]:
+    """A port, any free one for 0, that nobody else is given meanwhile; a server that reuses addresses can listen."""
+    with socket.socket() as bound:
+        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+            bound.setsockopt(socket.SOL_SOCKET, option, 1)
+        bound.bind(("127.0.0.1", port))
+        yield bound.getsockname()[1]
 
 
 def _die_with_parent() -> None:
