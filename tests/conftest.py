@@ -28,7 +28,8 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("calm")
 
 # So do five seconds without an answer, httpx's default: all of its functions have this very object.
-DEFAULT_TIMEOUT_CONFIG.read = DEFAULT_TIMEOUT_CONFIG.connect = 60.0
+for _name in ("read", "write", "connect", "pool"):
+    setattr(DEFAULT_TIMEOUT_CONFIG, _name, 60.0)
 assert httpx.Client().timeout.read == 60.0
 
 

@@ -108,12 +108,12 @@ def test_a_killed_writer_leaves_what_is_found(tmp_path: Path) -> None:
     ready = spawn.Event()
     child = spawn.Process(target=hold_open, args=(str(tmp_path / "file"), ready), daemon=True)
     child.start()
-    assert ready.wait(30)
+    assert ready.wait(60)
     (left,) = tmp_path.iterdir()
     assert temp_pid(left.name) == child.pid
     assert not is_abandoned(left)
     child.kill()
-    child.join(30)
+    child.join(60)
     assert is_abandoned(left)
 
 

@@ -28,7 +28,7 @@ def run_agent(server: Server, home: Path, *flags: str) -> str:
     command = [sys.executable, "-m", "smolagents.cli", "Name three colours.", "--model-type", "OpenAIModel"]
     command += ["--model-id", "tiny", "--api-base", f"{server.url}/v1", "--api-key", "none", *flags]
     environment = {**clean_environment(), "HOME": str(home), "NO_COLOR": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, cwd=home)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, cwd=home)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout
 

@@ -133,8 +133,8 @@ def test_ctrl_c_ends_a_download() -> None:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/m.gguf"
         command = [sys.executable, "-m", "pyctl", "serve", "-mu", url, "--port", "0"]
         with subprocess.Popen(command, stderr=subprocess.PIPE, env=clean_environment()) as process:
-            silent.settimeout(30)
+            silent.settimeout(60)
             connection, _ = silent.accept()
             with connection:
                 process.send_signal(signal.SIGINT)
-                assert process.wait(20) == 130
+                assert process.wait(60) == 130

@@ -21,8 +21,8 @@ def test_defaults_of_replies(start: Callable[..., Server], tmp_path: Path) -> No
         *("--reasoning-budget", "4", "--reasoning-budget-message", " Enough."),
     )
     body = {"messages": [{"role": "user", "content": "Think."}], "max_tokens": 40}
-    message = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=30).json()["choices"][0]["message"]
+    message = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).json()["choices"][0]["message"]
     assert message["reasoning_content"].endswith(" Enough.\n")
     server = start("tiny-hybrid", "-jf", str(schema))
-    reply = httpx.post(f"{server.url}/completion", json={"prompt": "Color?", "n_predict": 40}, timeout=30).json()
+    reply = httpx.post(f"{server.url}/completion", json={"prompt": "Color?", "n_predict": 40}, timeout=60).json()
     assert json.loads(reply["content"]) in ("red", "green")

@@ -24,7 +24,7 @@ SYSTEM = {"role": "system", "content": "You keep the manual. " * 40}
 def ask(server: Server, *questions: str) -> Any:
     messages = [SYSTEM, *({"role": "user", "content": question} for question in questions)]
     body = {"messages": messages, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
-    response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=30)
+    response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
     reply = response.json()
     reply["timings"]["source"] = source_of(response)
     return reply

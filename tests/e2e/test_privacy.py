@@ -179,5 +179,5 @@ def on_terminal(command: list[str], stdin_is_terminal: bool) -> str:
         pass
     finally:
         os.close(ours)
-        child.wait(20)
+        child.wait(60)
     return shown.decode("utf-8", "replace")

@@ -161,7 +161,7 @@ def test_off_writes_nothing(start: Callable[..., Server], tmp_path: Path) -> Non
     assert ask(server, [SYSTEM, user(0)])["timings"]["source"] == "none"
 
 
-@pytest.mark.timeout(60 + 10 * KILL_ROUNDS)
+@pytest.mark.timeout(300 + 10 * KILL_ROUNDS)
 def test_kill_at_random_moments(start: Callable[..., Server], tmp_path: Path) -> None:
     """Never a wrong reply, never a failed start, no temporary files left, the directory within its budget."""
     flags = ["--exact", "--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "full", "--kv-cache-budget", "64"]

@@ -277,10 +277,10 @@ def test_two_that_fetch_the_same_file_share_the_work(serve: Callable[..., httpx.
     url = serve(slow)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(fetch, url, tmp_path / "m.gguf")
-        assert begun.wait(10)
+        assert begun.wait(60)
         second = pool.submit(fetch, url, tmp_path / "m.gguf")
-        first.result(30)
-        second.result(30)
+        first.result(60)
+        second.result(60)
     assert len(Handler.seen) == 1
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"m.gguf": MODEL}
 

@@ -129,7 +129,8 @@ def run(hub: str, tmp_path: Path) -> Run:
     def child(*settings: dict[str, object], endpoint: str = hub, **variables: str) -> list[object]:
         environ = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
         environ |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hf"), "XDG_CACHE_HOME": str(tmp_path)}
-        environ |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", **variables}
+        environ |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+        environ |= {"HF_HUB_ETAG_TIMEOUT": "60", "HF_HUB_DOWNLOAD_TIMEOUT": "60", **variables}
         command = [sys.executable, "-c", CHILD, json.dumps(settings)]
         result = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environ)
         assert result.returncode == 0, result.stderr
