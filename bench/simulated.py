@@ -70,11 +70,11 @@ def prompt_of(plain: str) -> Prompt:
     n_unmarked = int(starts[0]) if starts.size else int(tokens.size)
     inner = tuple(int(at) for at in starts if at)
     later = inner[FIRST_MESSAGES - (n_unmarked == 0) :]
-    lines, seams = _LINES.within(tokens[: later[0] if later else None])
+    lines, seams, leads = _LINES.within(tokens[: later[0] if later else None])
     replies = headers(tokens, inner, _ASSISTANT) or ()
     turn = last_turn(tokens, inner, replies, tokens_of(_RESULT).tolist())
     parts = boundaries(tokens[:n_unmarked], _PARTS)
-    return Prompt(tokens, inner, n_unmarked, lines, replies, turn, (), seams, parts)
+    return Prompt(tokens, inner, n_unmarked, lines, replies, turn, (), seams, parts, leads)
 
 
 @dataclass(eq=False)

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pyctl.image_file import ImageFile
 
-__all__ = ["FIRST_MESSAGES", "Picture", "Prompt", "Tokens", "as_tokens", "common_prefix"]
+__all__ = ["FIRST_MESSAGES", "NEAR_SEAM", "Picture", "Prompt", "Tokens", "as_tokens", "common_prefix"]
 
 Tokens: TypeAlias = NDArray[np.int32]
 """Token ids, shape (n,), read-only once they are part of a Prompt. Those of an image are negative."""
@@ -32,6 +32,9 @@ def as_tokens(values: ArrayLike) -> Tokens:
 
 FIRST_MESSAGES = 4
 """Prompts of several conversations part within so many messages; what comes later is one conversation's own."""
+
+NEAR_SEAM = 16
+"""A line end fewer tokens before a seam is no place to end a batch: behind it, none would end at the seam."""
 
 BLOCK = 4096
 """Tokens compared at a time, so that prompts that part early cost little."""
@@ -94,7 +97,8 @@ class Prompt:
     ``boundaries`` are token counts at which a message begins, ascending, each in (0, len(tokens)); the
     generation header, where there is one, is the last. Wrong boundaries raise ValueError. The first ``n_unmarked``
     tokens are text before any message; ``line_ends`` are token counts within them, and within the FIRST_MESSAGES that
-    follow, at which a line ends, ascending; ``seams`` are those of them at which parts of a text are put together.
+    follow, at which a line ends, ascending; ``seams`` are those of them at which parts of a text are put together, and
+    ``leads`` those others that are fewer than NEAR_SEAM tokens before one.
     ``parts`` are token counts within them at which a token of the model's own begins another part, such as the text
     behind a cursor.
     ``headers`` are the boundaries at which the assistant begins, as the tokens right behind them say; None where
@@ -111,6 +115,7 @@ class Prompt:
     pictures: tuple[Picture, ...] = ()
     seams: tuple[int, ...] = ()
     parts: tuple[int, ...] = ()
+    leads: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         previous = 0
@@ -141,6 +146,12 @@ class Prompt:
         begins = self.boundaries if self.n_unmarked else (0, *self.boundaries)
         return list(pairwise((*begins[: FIRST_MESSAGES + 1], len(self))))[:FIRST_MESSAGES]
 
+    @cached_property
+    def line_stops(self) -> tuple[int, ...]:
+        """The line ends at which a batch may end."""
+        leads = frozenset(self.leads)
+        return tuple(end for end in self.line_ends if end not in leads) if leads else self.line_ends
+
     def first(self, n: int) -> Prompt:
         """The first ``n`` tokens of it, with what lies within them; no image that does not end there."""
         n = next((picture.start for picture in self.pictures if picture.start < n < picture.end), n)
@@ -157,6 +168,7 @@ class Prompt:
             tuple(picture for picture in self.pictures if picture.end <= n),
             tuple(seam for seam in self.seams if seam <= n),
             tuple(part for part in self.parts if part < n),
+            tuple(lead for lead in self.leads if lead <= n),
         )
 
     def picture_at(self, n: int) -> Picture | None:

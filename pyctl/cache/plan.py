@@ -83,7 +83,7 @@ def batch_ends(prompt: Prompt, n_ubatch: int, min_batch: int = MIN_BATCH, batch_
     ends at the first line end that is FINE_LEAST tokens, and a FINE_PART of the message so far, after the one before,
     or at a seam before that (half of ``min_batch`` at least, and an eighth as much, after it; MOST_SEAMS times a
     message), or at twice as many tokens without either, and wherever it would end otherwise; replies are left out,
-    nobody parts there.
+    nobody parts there. A line end shortly before a seam does not count, so that the batch ends at the seam.
     In unmarked text, which has no boundaries, it ends in the same way, but after an eighth of what has been evaluated
     by then, so that a long text is cut into two dozen batches more, and no more than a quarter of it is evaluated
     again. Without a cost it is a sixteenth, and FINE_STEP at most. It also ends there where another part begins, at
@@ -183,8 +183,9 @@ def _unmarked_ends(prompt: Prompt, n_ubatch: int, min_batch: int, batch_cost: in
 
 
 def _line_end(prompt: Prompt, nearest: int, first: int, last: int) -> int:
-    """The first seam from ``nearest`` on, line end from ``first`` on, or ``last``: whichever comes first."""
-    seams, lines = prompt.seams, prompt.line_ends
+    """The first seam from ``nearest`` on, line end from ``first`` on that is not shortly before a seam, or ``last``:
+    whichever comes first."""
+    seams, lines = prompt.seams, prompt.line_stops
     seam, line = bisect.bisect_left(seams, nearest), bisect.bisect_left(lines, first)
     return min([*seams[seam : seam + 1], *lines[line : line + 1], last])
 

@@ -18,7 +18,7 @@ from pyctl.chat.cached_tokenizer import Tokenizer
 from pyctl.chat.samples import SAMPLE_CALL_ID, SAMPLE_TOOL, sample_call, sample_message
 from pyctl.chat.template import Template, TemplateCapabilities
 from pyctl.errors import RequestError
-from pyctl.prompt import Tokens
+from pyctl.prompt import NEAR_SEAM, Tokens
 
 __all__ = ["LineEnds", "assistant_start", "boundaries", "headers", "last_turn", "message_starts", "result_start"]
 
@@ -67,8 +67,8 @@ class LineEnds:
         self._tokenizer = tokenizer
         self._known = np.full(1024, _UNKNOWN, np.int16)
 
-    def within(self, tokens: Tokens) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Token counts at which a line ends, and the seams among them; both ascend.
+    def within(self, tokens: Tokens) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Token counts at which a line ends, the seams among them, and those shortly before a seam; all ascend.
 
         A seam is where texts are put together by programs: behind a heading (the last of several lines that begin with
         a number sign or a tag), before a closing tag, and before a line that begins with somebody's name and a colon.
@@ -92,7 +92,10 @@ class LineEnds:
         for i in range(1, _NAME_TOKENS + 1):
             is_name &= kinds[ends + i - 1] & _NAME > 0
             is_seam |= is_name & (kinds[ends + i] & _COLON > 0)
-        return tuple(ends.tolist()), tuple(ends[is_seam].tolist())
+        seams = ends[is_seam]
+        following = np.append(seams, tokens.size + NEAR_SEAM)[np.searchsorted(seams, ends, side="right")]
+        leads = ends[~is_seam & (following - ends < NEAR_SEAM)]
+        return tuple(ends.tolist()), tuple(seams.tolist()), tuple(leads.tolist())
 
 
 _ENDS, _MARK, _CLOSES, _LESS, _SLASH, _CAPITAL, _NAME, _COLON, _UNKNOWN = (1 << i for i in range(9))

@@ -210,11 +210,11 @@ class ChatFormat:
         whole = int(tokens.size)
         n_unmarked = 0 if whole and int(tokens[0]) in self.starts else next(iter(begins), whole)
         later = begins[FIRST_MESSAGES - (n_unmarked == 0) :]
-        lines, seams = self._line_ends.within(tokens[: later[0] if later else whole])
+        lines, seams, leads = self._line_ends.within(tokens[: later[0] if later else whole])
         replies = headers(tokens, begins, self._assistant)
         turn = last_turn(tokens, begins, replies or (), self._result)
         gaps = boundaries(tokens[:n_unmarked], self._parts)
-        return Prompt(tokens, begins, n_unmarked, lines, replies, turn, tuple(pictures), seams, gaps)
+        return Prompt(tokens, begins, n_unmarked, lines, replies, turn, tuple(pictures), seams, gaps, leads)
 
     def _bos(self) -> Tokens:
         return as_tokens([self.tokenizer.bos] if self.tokenizer.add_bos else [])

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pyctl.cache.plan import batch_ends
 from pyctl.chat.boundaries import boundaries, message_starts
 from pyctl.chat.cached_tokenizer import Tokenizer
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.template import Template, TemplateCapabilities
-from pyctl.prompt import as_tokens, common_prefix
+from pyctl.prompt import NEAR_SEAM, as_tokens, common_prefix
 from tests.chat import toy
 from tests.chat.toy import ByteTokenizer, prepare
 
@@ -241,6 +242,22 @@ def test_seams_depend_on_few_tokens_behind_them(words: list[str]) -> None:
         part = chat.prompt_from_mixed(whole.tokens[:n].tolist())
         near = n - 18
         assert [seam for seam in part.seams if seam < near] == [seam for seam in whole.seams if seam < near]
+        near -= NEAR_SEAM
+        assert [lead for lead in part.leads if lead < near] == [lead for lead in whole.leads if lead < near]
+        assert whole.first(n).leads == tuple(lead for lead in whole.leads if lead <= n)
+
+
+@pytest.mark.parametrize("n_between", [NEAR_SEAM - 1, NEAR_SEAM])
+def test_a_batch_ends_at_a_seam_and_not_at_a_line_end_shortly_before(n_between: int) -> None:
+    chat = ChatFormat(Template(toy.CHATML), toy.chatml_tokenizer())
+    task = f"<|im_start|>user\n{'Do it so.':63}\n"
+    line = len(chat.prompt_from_text(task))
+    prompt = chat.prompt_from_text(f"{task}{'### Chat:':{n_between - 1}}\n{200 * 'what was said '}")
+    assert line + n_between in prompt.seams
+    assert (line in prompt.leads) == (n_between < NEAR_SEAM)
+    ends = batch_ends(prompt, 512)
+    assert line + n_between in ends, "alone, or as the end of the second of two batches that are large enough"
+    assert (line in ends) == (n_between == NEAR_SEAM)
 
 
 def test_the_reply_to_what_the_user_said_last_is_known(qwen_template: str, qwen_tokenizer: Tokenizer) -> None:
