@@ -225,7 +225,8 @@ def choose_cuts(
     will not be the last to do so; what goes to disk), a ladder of rungs LADDER, twice, four times, ... as many tokens
     before the end (a history that is changed so far back costs about as much again), the half of the head, a quarter,
     and so on (where the head of another day or folder leaves this one, which then costs at most half of what they
-    share), and each multiple of ``min_step`` tokens that has no other cut shortly before it (0 turns those off; by
+    share), likewise of the user's message if it is the last, and one of the first (where what was found for a question
+    begins), and each multiple of ``min_step`` tokens that has no other cut shortly before it (0 turns those off; by
     default it is half of that if all of these are ``n_most`` snapshots at most), so that a history that is cut anywhere
     loses little more. In a prompt without boundaries it is every UNMARKED_STEP. That one gets the beginnings of its
     last two parts, too, or else its last full batch, and all of it counts as its head. One of no more than a first
@@ -243,7 +244,10 @@ def choose_cuts(
     if len(prompt.boundaries) in (1, 2):
         wanted.add(prompt.boundaries[-1] - 1)
     rungs = [_rung(prompt, position) for position in _ladder(len(prompt))]
-    halves = _halves(prompt.boundaries[0] if prompt.boundaries else len(prompt))
+    halves = _halves(0, prompt.boundaries[0] if prompt.boundaries else len(prompt))
+    if prompt.turn and prompt.turn == prompt.boundaries[-1]:
+        for begin, end in prompt.first_messages[1:]:
+            halves += _halves(begin, end) if end == prompt.turn else []
     cuts = {last_end(inner, position) for position in (*wanted, *also, *rungs, *halves)} - {0}
     if not prompt.boundaries and min_step > 0:
         last, step = start, min(min_step, UNMARKED_STEP)
@@ -284,11 +288,11 @@ def _ladder(n: int) -> list[int]:
     return rungs
 
 
-def _halves(n: int) -> list[int]:
-    """The half of ``n``, a quarter, an eighth, and so on, as long as they are worth a snapshot."""
-    found = []
+def _halves(begin: int, end: int) -> list[int]:
+    """Behind half of the tokens from ``begin`` to ``end``, a quarter, an eighth, and so on, if worth a snapshot."""
+    found, n = [], end - begin
     while (n := n // 2) >= LEAST_HALF:
-        found.append(n)
+        found.append(begin + n)
     return found
 
 

@@ -40,6 +40,11 @@ def test_prompts_part_at_seams_of_their_texts(name: str, most: float) -> None:
     assert not any(map(is_late, simulated(name, None).turns))
 
 
+@pytest.mark.parametrize("gib", [8.0, 4.0])
+def test_a_message_is_resumed_where_its_instructions_end(gib: float) -> None:
+    assert 1.0 <= ratio("dynamic_tail", gib) <= 1.02
+
+
 @pytest.mark.parametrize(("gib", "most"), [(8.0, 1.03), (4.0, 1.06)])
 def test_tasks_around_a_chat_keep_the_place_at_which_it_grows(gib: float, most: float) -> None:
     assert ratio("open_webui", gib) <= most

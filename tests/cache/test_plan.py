@@ -257,6 +257,30 @@ def test_a_head_left_anywhere_costs_at_most_about_as_much_as_it_shares(n: int, h
     assert left - max((cut for cut in cuts if cut <= left), default=0) <= max(left / 2, 1024) + 64
 
 
+@given(st.integers(600, 20_000), st.integers(1, 20_000))
+def test_the_users_message_left_anywhere_costs_at_most_about_as_much_as_it_shares(n: int, at: int) -> None:
+    told = replace(lines(n + 510, 10, 500, n + 500), headers=(n + 500,), turn=n + 500)
+    ends = batch_ends(told, 512)
+    cuts = choose_cuts(told, ends, 0, 0)
+    left = min(at, n - 1)
+    half = max(left / 2, 256)
+    assert left - (max(cut for cut in cuts if cut <= 500 + left) - 500) <= half + half / 4 + 64
+
+
+def test_no_snapshots_are_taken_within_results_of_tools_and_later_messages() -> None:
+    def inside(*first: int, is_turn: bool = True) -> list[int]:
+        """Cuts within a message of 3000 tokens that comes after those that begin at ``first``."""
+        at = 500 + first[-1]
+        told = Prompt(as_tokens(np.zeros(at + 3010)), (*first, at, at + 3000), turn=(at + 3000) * is_turn)
+        cuts = choose_cuts(told, range(10, at + 3010, 10), 0, 0)
+        return [cut - at for cut in cuts if at < cut < at + 1600]
+
+    assert inside(1000, is_turn=False) == []
+    assert inside(1000) == [180, 370, 750, 1500]
+    assert inside(1000, 1500) == [180, 370, 750, 1500]
+    assert inside(1000, 1500, 2000) == [], "one conversation's own"
+
+
 def raw(n: int, line: int, n_unmarked: int | None = None) -> Prompt:
     """Unmarked text in lines of so many tokens, 0 for none that ends."""
     n_unmarked = n if n_unmarked is None else n_unmarked
