@@ -228,10 +228,10 @@ def choose_cuts(
     share), likewise of the user's message if it is the last, and one of the first (where what was found for a question
     begins), and each multiple of ``min_step`` tokens that has no other cut shortly before it (0 turns those off; by
     default it is half of that if all of these are ``n_most`` snapshots at most), so that a history that is cut anywhere
-    loses little more. In a prompt without boundaries it is every UNMARKED_STEP. That one gets the beginnings of its
-    last two parts, too, or else its last full batch, and all of it counts as its head. One of no more than a first
-    message, or two, gets the last one within it: titles and the like are asked for with a conversation inside, which
-    grows. Behind the last image there is one, for other questions about it.
+    loses little more. In a prompt without boundaries it is every UNMARKED_STEP, or half of that in the same case. That
+    one gets the beginnings of its last two parts, too, or else its last full batch, and all of it counts as its head.
+    One of no more than a first message, or two, gets the last one within it: titles and the like are asked for with a
+    conversation inside, which grows. Behind the last image there is one, for other questions about it.
     """
     inner = inner_ends(prompt, ends)
     if not inner:
@@ -249,16 +249,13 @@ def choose_cuts(
         for begin, end in prompt.first_messages[1:]:
             halves += _halves(begin, end) if end == prompt.turn else []
     cuts = {last_end(inner, position) for position in (*wanted, *also, *rungs, *halves)} - {0}
-    if not prompt.boundaries and min_step > 0:
-        last, step = start, min(min_step, UNMARKED_STEP)
-        for end in inner:
-            if end in cuts or end - last >= step:
-                cuts.add(end)
-                last = end
-    elif min_step > 0:
-        dense = cuts | _grid(inner, cuts, min_step // 2)
-        is_dense = min_step == DEFAULT_STEP and len(dense) <= n_most
-        cuts = dense if is_dense else cuts | _grid(inner, cuts, min_step)
+    if min_step > 0:
+        step = min_step if prompt.boundaries else min(min_step, UNMARKED_STEP)
+        sparse, dense = (
+            cuts.union(_grid(inner, cuts, each) if prompt.boundaries else _spread(inner, cuts, start, each))
+            for each in (step, step // 2)
+        )
+        cuts = dense if min_step == DEFAULT_STEP and len(dense) <= n_most else sparse
     return sorted(cut for cut in cuts if cut > start)
 
 
@@ -277,6 +274,17 @@ def _grid(inner: Sequence[int], cuts: Collection[int], step: int) -> set[int]:
     known = sorted(cuts)
     places = range(step, inner[-1] + 1, step)
     return {last_end(inner, at) for at in places if at - last_end(known, at) > step // GRID_PARTS} - {0}
+
+
+def _spread(inner: Sequence[int], cuts: Collection[int], start: int, step: int) -> Iterator[int]:
+    """Those of ``inner`` that are at least ``step`` behind ``start``, behind one of ``cuts``, or behind the last."""
+    last = start
+    for end in inner:
+        if end in cuts:
+            last = end
+        elif end - last >= step:
+            yield end
+            last = end
 
 
 def _ladder(n: int) -> list[int]:

@@ -357,6 +357,17 @@ def test_unmarked_text_may_be_changed_anywhere() -> None:
     assert len(few) < len(cuts) / 2, "asked for none between"
 
 
+def test_unmarked_text_has_twice_as_many_snapshots_where_there_is_room() -> None:
+    text = raw(20_000, 10)
+    ends = batch_ends(text, 512)
+    cuts, all_ = choose_cuts(text, ends, 0, DEFAULT_STEP), choose_cuts(text, ends, 0, DEFAULT_STEP, (), 1000)
+    assert max(b - a for a, b in itertools.pairwise([0, *all_])) <= 256 + 270
+    assert len(all_) > 1.4 * len(cuts)
+    assert choose_cuts(text, ends, 0, DEFAULT_STEP, (), len(all_)) == all_
+    assert choose_cuts(text, ends, 0, DEFAULT_STEP, (), len(all_) - 1) == cuts
+    assert choose_cuts(text, ends, 0, DEFAULT_STEP - 1, (), 1000) == cuts, "another step was asked for"
+
+
 @given(
     sizes=st.lists(st.tuples(st.integers(0, 300), st.integers(1, 20), st.integers(1, 20)), min_size=1, max_size=6),
     rest=st.integers(1, 400),
