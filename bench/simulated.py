@@ -19,7 +19,7 @@ from bench.sessions import PLAIN, Message, Reply, text
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import NOTHING, Block, BlockBytes, Held, Span, State
-from pyctl.chat.boundaries import LineEnds, boundaries, headers, last_turn
+from pyctl.chat.boundaries import LineEnds, boundaries, headers, last_turn, lines_before
 from pyctl.chat.cached_tokenizer import Tokenizer
 from pyctl.chat.template import Template
 from pyctl.engine.backend import Backend, SequenceTokens
@@ -74,7 +74,19 @@ def prompt_of(plain: str) -> Prompt:
     replies = headers(tokens, inner, _ASSISTANT) or ()
     turn = last_turn(tokens, inner, replies, tokens_of(_RESULT).tolist())
     parts = boundaries(tokens[:n_unmarked], _PARTS)
-    return Prompt(tokens, inner, n_unmarked, lines, replies, turn, (), seams, parts, leads)
+    return Prompt(
+        tokens,
+        inner,
+        n_unmarked,
+        lines,
+        replies,
+        turn,
+        (),
+        seams,
+        parts,
+        leads,
+        lines_before(boundaries(tokens[:n_unmarked], _PARTS[1:2]), lines),
+    )
 
 
 @dataclass(eq=False)

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pyctl.image_file import ImageFile
 
-__all__ = ["FIRST_MESSAGES", "NEAR_SEAM", "Picture", "Prompt", "Tokens", "as_tokens", "common_prefix"]
+__all__ = ["FIRST_MESSAGES", "NEAR_CURSOR", "NEAR_SEAM", "Picture", "Prompt", "Tokens", "as_tokens", "common_prefix"]
 
 Tokens: TypeAlias = NDArray[np.int32]
 """Token ids, shape (n,), read-only once they are part of a Prompt. Those of an image are negative."""
@@ -35,6 +35,9 @@ FIRST_MESSAGES = 4
 
 NEAR_SEAM = 16
 """A line end fewer tokens before a seam is no place to end a batch: behind it, none would end at the seam."""
+
+NEAR_CURSOR = (16, 128)
+"""The last line end so many tokens before a cursor is a place to end a batch."""
 
 BLOCK = 4096
 """Tokens compared at a time, so that prompts that part early cost little."""
@@ -100,7 +103,7 @@ class Prompt:
     follow, at which a line ends, ascending; ``seams`` are those of them at which parts of a text are put together, and
     ``leads`` those others that are fewer than NEAR_SEAM tokens before one.
     ``parts`` are token counts within them at which a token of the model's own begins another part, such as the text
-    behind a cursor.
+    behind a cursor; ``typed`` are line ends shortly before a cursor, from which on what was typed may be written anew.
     ``headers`` are the boundaries at which the assistant begins, as the tokens right behind them say; None where
     nobody can tell. ``turn`` is that of the reply to the user's last message, whatever tools said since; 0 where
     nobody can tell.
@@ -116,6 +119,7 @@ class Prompt:
     seams: tuple[int, ...] = ()
     parts: tuple[int, ...] = ()
     leads: tuple[int, ...] = ()
+    typed: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         previous = 0
@@ -169,6 +173,7 @@ class Prompt:
             tuple(seam for seam in self.seams if seam <= n),
             tuple(part for part in self.parts if part < n),
             tuple(lead for lead in self.leads if lead <= n),
+            tuple(end for end in self.typed if end <= n),
         )
 
     def picture_at(self, n: int) -> Picture | None:

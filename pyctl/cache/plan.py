@@ -88,7 +88,8 @@ def batch_ends(prompt: Prompt, n_ubatch: int, min_batch: int = MIN_BATCH, batch_
     by then, so that a long text is cut into two dozen batches more, and no more than a quarter of it is evaluated
     again. Without a cost it is a sixteenth, and FINE_STEP at most. It also ends there where another part begins, at
     least half of ``min_batch``, and a LEAST_PART of the text, after the one before: text before a cursor grows up to
-    there.
+    there. Without a cost it ends at the last line end shortly before a cursor, too, as far behind the one before: there
+    what was typed is written anew.
     Both edges of an image end a batch in any case, and inside of it every ``n_ubatch`` tokens from its beginning do.
     Nothing else enters, so a prompt that extends another has the same ends in the shared part, except for the
     shorter one's very end.
@@ -166,15 +167,20 @@ def _line_stops(prompt: Prompt, min_batch: int) -> Iterator[int]:
 
 def _unmarked_ends(prompt: Prompt, n_ubatch: int, min_batch: int, batch_cost: int) -> list[int]:
     ends: list[int] = []
+    typed = () if batch_cost else prompt.typed
+    is_typed = frozenset(typed).__contains__
     last, part, most = 0, UNMARKED_PARTS[batch_cost > 0], n_ubatch if batch_cost else min(FINE_STEP, n_ubatch)
     while True:
         picture = prompt.picture_at(last)
         if picture is None:
             step = min(max(min_batch, last // part), most)
             end = _line_end(prompt, last + step * 3 // 4, last + step, last + min(2 * step, n_ubatch))
-            at = bisect.bisect_left(prompt.parts, last + max(min_batch // 2, last // LEAST_PART, 1))
+            half = max(min_batch // 2, 1)
+            least = max(half, last // LEAST_PART)
+            at = bisect.bisect_left(prompt.parts, last + (half if is_typed(last) else least))
+            line = bisect.bisect_left(typed, last + least)
             pictures = (each.start for each in prompt.pictures if each.start > last)
-            last = min([end, *prompt.parts[at : at + 1], *pictures])
+            last = min([end, *prompt.parts[at : at + 1], *typed[line : line + 1], *pictures])
         else:
             last = min(last + n_ubatch, picture.end)
         if last > prompt.n_unmarked:
@@ -229,9 +235,9 @@ def choose_cuts(
     begins), and each multiple of ``min_step`` tokens that has no other cut shortly before it (0 turns those off; by
     default it is half of that if all of these are ``n_most`` snapshots at most), so that a history that is cut anywhere
     loses little more. In a prompt without boundaries it is every UNMARKED_STEP, or half of that in the same case. That
-    one gets the beginnings of its last two parts, too, or else its last full batch, and all of it counts as its head.
-    One of no more than a first message, or two, gets the last one within it: titles and the like are asked for with a
-    conversation inside, which grows. Behind the last image there is one, for other questions about it.
+    one gets the beginnings of its last two parts, too, and of what was typed, or else its last full batch, and all of
+    it counts as its head. One of no more than a first message, or two, gets the last one within it: titles and the like
+    are asked for with a conversation inside, which grows. Behind the last image there is one, for other questions.
     """
     inner = inner_ends(prompt, ends)
     if not inner:
@@ -239,7 +245,7 @@ def choose_cuts(
     if prompt.boundaries:
         wanted = {prompt.boundaries[0], prompt.turn, *prompt.boundaries[-2:]}
     else:
-        wanted = set(sorted({*prompt.parts}.intersection(inner))[-2:] or inner[-1:])
+        wanted = {*sorted({*prompt.parts}.intersection(inner))[-2:], *prompt.typed} or {inner[-1]}
     wanted |= {picture.end for picture in prompt.pictures[-1:]}
     if len(prompt.boundaries) in (1, 2):
         wanted.add(prompt.boundaries[-1] - 1)

@@ -18,9 +18,18 @@ from pyctl.chat.cached_tokenizer import Tokenizer
 from pyctl.chat.samples import SAMPLE_CALL_ID, SAMPLE_TOOL, sample_call, sample_message
 from pyctl.chat.template import Template, TemplateCapabilities
 from pyctl.errors import RequestError
-from pyctl.prompt import NEAR_SEAM, Tokens
+from pyctl.prompt import NEAR_CURSOR, NEAR_SEAM, Tokens
 
-__all__ = ["LineEnds", "assistant_start", "boundaries", "headers", "last_turn", "message_starts", "result_start"]
+__all__ = [
+    "LineEnds",
+    "assistant_start",
+    "boundaries",
+    "headers",
+    "last_turn",
+    "lines_before",
+    "message_starts",
+    "result_start",
+]
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +67,13 @@ def last_turn(tokens: Tokens, boundaries: Sequence[int], headers: Sequence[int],
         if not result or tuple(tokens[begins : begins + len(result)].tolist()) != tuple(result):
             return header
     return 0
+
+
+def lines_before(cursors: Sequence[int], line_ends: Sequence[int]) -> tuple[int, ...]:
+    """The last of ``line_ends`` from 128 to 16 tokens before each of ``cursors``, where there is one; all ascend."""
+    found = (bisect.bisect_right(line_ends, cursor - NEAR_CURSOR[0]) for cursor in cursors)
+    last = ((cursor, line_ends[at - 1] if at else 0) for cursor, at in zip(cursors, found, strict=True))
+    return tuple(sorted({end for cursor, end in last if end and cursor - end <= NEAR_CURSOR[1]}))
 
 
 class LineEnds:

@@ -16,6 +16,7 @@ from pyctl.chat.boundaries import (
     boundaries,
     headers,
     last_turn,
+    lines_before,
     message_starts,
     result_start,
 )
@@ -103,6 +104,7 @@ class ChatFormat:
         self._line_ends = LineEnds(tokenizer)
         fim = tokenizer.fim_tokens()
         self._parts = tuple({fim[name] for name in ("pre", "suf", "rep", "sep") if name in fim}.difference(self.starts))
+        self._cursors = tuple({fim["suf"]}.difference(self.starts) if "suf" in fim else ())
         self._memo = CachedTokenizer(tokenizer, specials)
         self._renderer = Renderer(
             template,
@@ -214,7 +216,8 @@ class ChatFormat:
         replies = headers(tokens, begins, self._assistant)
         turn = last_turn(tokens, begins, replies or (), self._result)
         gaps = boundaries(tokens[:n_unmarked], self._parts)
-        return Prompt(tokens, begins, n_unmarked, lines, replies, turn, tuple(pictures), seams, gaps, leads)
+        typed = lines_before(boundaries(tokens[:n_unmarked], self._cursors), lines)
+        return Prompt(tokens, begins, n_unmarked, lines, replies, turn, tuple(pictures), seams, gaps, leads, typed)
 
     def _bos(self) -> Tokens:
         return as_tokens([self.tokenizer.bos] if self.tokenizer.add_bos else [])

@@ -309,10 +309,26 @@ def test_where_a_part_of_unmarked_text_begins_a_batch_ends_and_a_snapshot_is_tak
     assert {215, 348} <= set(choose_cuts(text, ends, 0, 0))
 
 
+def test_a_batch_ends_at_the_line_before_a_cursor_and_at_the_cursor() -> None:
+    plain = replace(raw(3400, 10), parts=(2420,))
+    text = replace(plain, typed=(2400,))
+    before = batch_ends(plain, 512)
+    assert 2420 in before
+    assert not any(2390 < end < 2420 for end in before)
+    ends = batch_ends(text, 512)
+    assert [end for end in ends if end < 2420] == [*(end for end in before if end < 2420), 2400]
+    assert 2420 in ends
+    assert len(ends) <= len(before) + 1
+    assert {2400, 2420} <= set(choose_cuts(text, ends, 0, 0))
+    assert batch_ends(text, 512, 32, 480) == batch_ends(plain, 512, 32, 480), "small batches cost a lot there"
+
+
 @pytest.mark.parametrize("cost", [0, 480])
 def test_text_full_of_parts_is_not_cut_small(cost: int) -> None:
     plain = raw(100_000, 10)
     text = replace(plain, parts=tuple(range(1, 100_000)))
+    typed = batch_ends(replace(text, typed=plain.line_ends), 512, 32, cost)
+    assert len(typed) <= len(batch_ends(plain, 512, 32, cost)) + 2 * 64 * math.log(100_000 / 1024) + 64
     ends = batch_ends(text, 512, 32, cost)
     assert len(ends) <= len(batch_ends(plain, 512, 32, cost)) + 64 * math.log(100_000 / 1024) + 64
     assert len(set(choose_cuts(text, ends, 0, 0)) & set(ends[-3:])) == 2
@@ -333,7 +349,8 @@ def test_text_full_of_parts_is_not_cut_small(cost: int) -> None:
 def test_longer_unmarked_text_stops_where_the_shorter_one_did(
     line: int, n: int, more: int, n_ubatch: int, cost: int, parts: set[int]
 ) -> None:
-    whole = replace(raw(n + more, line), parts=tuple(sorted(part for part in parts if part < n + more)))
+    known = tuple(sorted(part for part in parts if part < n + more))
+    whole = replace(raw(n + more, line), parts=known, typed=tuple(part - 16 for part in known if part > 16))
     short, longer = (batch_ends(prompt, n_ubatch, 32, cost) for prompt in (whole.first(n), whole))
     assert short[-1] == n
     assert [end for end in longer if end < n] == short[:-1]

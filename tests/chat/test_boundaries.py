@@ -179,6 +179,21 @@ def test_lines_end_in_text_without_marks_and_in_the_first_four_messages() -> Non
     assert chat.prompt_from_text("").line_ends == ()
 
 
+def test_what_was_typed_begins_at_a_line_shortly_before_the_cursor() -> None:
+    specials = [*toy.CHATML_SPECIALS, "<|fim_pre|>", "<|fim_suf|>", "<|fim_mid|>"]
+    chat = ChatFormat(Template(toy.CHATML), toy.ByteTokenizer(specials, eos="<|im_end|>"))
+
+    def typed(line: int) -> tuple[int, ...]:
+        text = f"<|fim_pre|>one\ntwo\n{line * 'x'}<|fim_suf|>{100 * 'y'}\n<|fim_mid|>"
+        prompt = chat.prompt_from_text(text)
+        assert prompt.first(9).typed == prompt.typed
+        assert prompt.first(4).typed == ()
+        return prompt.typed
+
+    assert [typed(line) for line in (11, 12, 15, 16, 128, 129)] == [(), (5,), (5,), (9,), (9,), ()]
+    assert chat.prompt_from_text("<|im_start|>user\none\nand some more of it<|fim_suf|>d").typed == ()
+
+
 def test_parts_of_raw_text_begin_at_tokens_for_gaps() -> None:
     specials = [*toy.CHATML_SPECIALS, "<|fim_pre|>", "<|fim_suf|>", "<|fim_mid|>"]
     chat = ChatFormat(Template(toy.CHATML), toy.ByteTokenizer(specials, eos="<|im_end|>"))
