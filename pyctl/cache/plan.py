@@ -245,7 +245,7 @@ def choose_cuts(
     if prompt.boundaries:
         wanted = {prompt.boundaries[0], prompt.turn, *prompt.boundaries[-2:]}
     else:
-        wanted = {*sorted({*prompt.parts}.intersection(inner))[-2:], *prompt.typed} or {inner[-1]}
+        wanted = {*sorted({*prompt.parts}.intersection(inner))[-2:], *prompt.typed[-2:]} or {inner[-1]}
     wanted |= {picture.end for picture in prompt.pictures[-1:]}
     if len(prompt.boundaries) in (1, 2):
         wanted.add(prompt.boundaries[-1] - 1)

@@ -327,7 +327,9 @@ def test_a_batch_ends_at_the_line_before_a_cursor_and_at_the_cursor() -> None:
 def test_text_full_of_parts_is_not_cut_small(cost: int) -> None:
     plain = raw(100_000, 10)
     text = replace(plain, parts=tuple(range(1, 100_000)))
-    typed = batch_ends(replace(text, typed=plain.line_ends), 512, 32, cost)
+    both = replace(text, typed=plain.line_ends)
+    typed = batch_ends(both, 512, 32, cost)
+    assert len(choose_cuts(both, typed, 0, 0)) <= len(choose_cuts(plain, batch_ends(plain, 512, 32, cost), 0, 0)) + 4
     assert len(typed) <= len(batch_ends(plain, 512, 32, cost)) + 2 * 64 * math.log(100_000 / 1024) + 64
     ends = batch_ends(text, 512, 32, cost)
     assert len(ends) <= len(batch_ends(plain, 512, 32, cost)) + 64 * math.log(100_000 / 1024) + 64
