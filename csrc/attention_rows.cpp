@@ -228,9 +228,6 @@ void attention_rows::load(llama_seq_id seq, int64_t p0, const std::vector<row_sp
     check_free(n_needed(spans));
     changed();
     positions[static_cast<size_t>(seq)] = std::move(next);
-    if (std::any_of(spans.begin(), spans.end(), [](const row_span & span) { return span.held == 0; })) {
-        copies.load_begin();
-    }
     // Taking cells costs the host some time per row: in steps, so that one step is copied while the next takes its cells.
     try {
         // The first rows get the cells of those that were dropped, where the library would give them these.
@@ -309,7 +306,7 @@ llama_pos attention_rows::cut(llama_seq_id seq, int64_t n) {
     return static_cast<llama_pos>(pos);
 }
 
-// What is computed next may overwrite cells that were given up.
+// What is computed or moved next may overwrite cells that were given up.
 void attention_rows::fence() {
     if (is_reading) {
         copies.load_end();
@@ -396,6 +393,9 @@ void attention_rows::write_exts(const std::vector<cell_run> & runs, const std::v
 void attention_rows::append(const std::vector<cell_run> & runs, const std::vector<row_span> & spans) {
     write_exts(runs, spans);
     fill(runs, spans);
+    if (std::any_of(spans.begin(), spans.end(), [](const row_span & span) { return span.held == 0; })) {
+        copies.load_begin();
+    }
     for (const row_span & span : spans) {
         if (span.held != 0) {
             continue;

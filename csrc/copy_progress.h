@@ -18,7 +18,7 @@ public:
     // tickets were taken, as if a device were that far behind.
     explicit copy_progress(size_t lag = 0) : lag(lag) {}
 
-    // Of copies on `streams`, one of each device; they must outlive this.
+    // Of copies on `streams`, of one device or several; they must outlive this.
     explicit copy_progress(std::vector<ggml_backend_t> streams);
 
     // Stands for all copies up to here.

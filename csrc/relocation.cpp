@@ -362,6 +362,7 @@ void attention_rows::relocate(const std::vector<cell_move> & all) {
     if (!rest.empty()) {
         open_stages();  // may throw, before anything has moved
     }
+    fence();
     copies.move_begin();
     for (size_t i = 0; i < n_turns; ++i) {
         copy_cells(std::move(turns[i]));
@@ -369,7 +370,6 @@ void attention_rows::relocate(const std::vector<cell_move> & all) {
     if (!rest.empty()) {
         exchange(rest);
     }
-    copies.move_end();
     held.moved(moves);
 }
 

@@ -66,6 +66,7 @@ transfer::transfer(llama_context * context, const std::vector<ggml_tensor *> & t
     std::vector<ggml_backend_t> streams;
     for (const lane & lane : lanes) {
         streams.push_back(lane.copies.get());
+        streams.push_back(lane.leaves.get());
     }
     done = copy_progress(std::move(streams));
     open_stages(staged);
@@ -92,11 +93,13 @@ bool transfer::open_lanes(const std::vector<ggml_tensor *> & tensors) {
         opened.compute = compute;
         opened.computed.reset(ggml_backend_event_new(device));
         opened.copied.reset(ggml_backend_event_new(device));
-        if (opened.computed == nullptr || opened.copied == nullptr) {
+        opened.left.reset(ggml_backend_event_new(device));
+        if (opened.computed == nullptr || opened.copied == nullptr || opened.left == nullptr) {
             return false;
         }
         opened.copies.reset(ggml_backend_dev_init(device, nullptr));
-        if (opened.copies == nullptr) {
+        opened.leaves.reset(ggml_backend_dev_init(device, nullptr));
+        if (opened.copies == nullptr || opened.leaves == nullptr) {
             return false;
         }
         lanes.push_back(std::move(opened));
@@ -177,12 +180,15 @@ void transfer::save_begin() {
 }
 
 void transfer::save(const copy_region & from, uint8_t * dst) {
-    ggml_backend_t copies = lanes.empty() ? nullptr : lane_of(from.tensor).copies.get();
+    save_by(lanes.empty() ? nullptr : lane_of(from.tensor).copies.get(), from, dst);
+}
+
+void transfer::save_by(ggml_backend_t stream, const copy_region & from, uint8_t * dst) {
     each_contiguous(from, dst, [&](size_t i, size_t count, size_t skip, size_t size) {
         const size_t offset = from.offset + i * from.stride + skip;
         uint8_t *    out    = dst + i * from.pitch + skip;
-        if (copies != nullptr) {
-            ggml_backend_tensor_get_2d_async(copies, from.tensor, out, offset, size, count, from.stride, from.pitch);
+        if (stream != nullptr) {
+            ggml_backend_tensor_get_2d_async(stream, from.tensor, out, offset, size, count, from.stride, from.pitch);
             return;
         }
         for (size_t j = 0; j < count; ++j) {
@@ -209,7 +215,7 @@ void transfer::save_staged(const std::vector<copy_region> & from, uint8_t * dst)
     std::vector<part>   parts;
     std::vector<size_t> used(lanes.size());
     for (lane & lane : lanes) {
-        ggml_backend_event_wait(lane.compute, lane.copied.get());  // the stage is free when its last content has left it
+        ggml_backend_event_wait(lane.compute, lane.left.get());  // the stage is free when its last content has left it
     }
     const auto staged = [](lane & place, size_t offset, size_t size) {
         ggml_tensor stage{};
@@ -230,14 +236,36 @@ void transfer::save_staged(const std::vector<copy_region> & from, uint8_t * dst)
         }
         at += region.size;
     }
-    save_begin();
+    for (lane & lane : lanes) {
+        ggml_backend_event_record(lane.computed.get(), lane.compute);
+        ggml_backend_event_wait(lane.leaves.get(), lane.computed.get());
+    }
+    const uint8_t * first = dst;
     for (const part & part : parts) {
         ggml_tensor stage = staged(*part.place, part.offset, part.size);
-        save({ &stage, 0, part.size }, dst);
+        save_by(part.place->leaves.get(), { &stage, 0, part.size }, dst);
         dst += part.size;
     }
     for (lane & lane : lanes) {
-        ggml_backend_event_record(lane.copied.get(), lane.copies.get());
+        ggml_backend_event_record(lane.left.get(), lane.leaves.get());
+    }
+    forget_left();
+    leaving.push_back({ first, dst, done.take() });
+}
+
+void transfer::forget_left() {
+    while (!leaving.empty() && done.is_complete(leaving.front().ticket)) {
+        leaving.pop_front();
+    }
+}
+
+// What is still on its way to the host has to be there before it goes back from there.
+void transfer::wait_for_left(lane & lane, const uint8_t * first, const uint8_t * last) {
+    forget_left();
+    if (std::any_of(leaving.begin(), leaving.end(), [&](const range & each) { return each.first < last && first < each.last; })) {
+        for (const struct lane & each : lanes) {
+            ggml_backend_event_wait(lane.copies.get(), each.left.get());
+        }
     }
 }
 
@@ -338,6 +366,9 @@ void transfer::load_begin() {
 
 void transfer::load(const copy_region & to, const uint8_t * src) {
     ggml_backend_t copies = lanes.empty() ? nullptr : lane_of(to.tensor).copies.get();
+    if (copies != nullptr && !leaving.empty()) {
+        wait_for_left(lane_of(to.tensor), src, src + (to.count - 1) * to.pitch + to.size);
+    }
     each_contiguous(to, src, [&](size_t i, size_t count, size_t skip, size_t size) {
         const size_t    offset = to.offset + i * to.stride + skip;
         const uint8_t * in     = src + i * to.pitch + skip;
@@ -368,14 +399,20 @@ void transfer::load_end() {
     }
 }
 
+void transfer::move_begin() {
+    if (lanes.empty()) {
+        llama_synchronize(ctx);
+    }
+}
+
 void transfer::move(const copy_region & from, const copy_region & to) {
-    ggml_backend_t copies  = lanes.empty() ? nullptr : lane_of(from.tensor).copies.get();
+    ggml_backend_t compute = lanes.empty() ? nullptr : lane_of(from.tensor).compute;
     const bool     on_host = ggml_backend_buffer_is_host(buffer_of(from.tensor));
     for (size_t i = 0; i < from.count; ++i) {
         const ggml_tensor source = bytes_of(from.tensor, from.offset + i * from.stride, from.size);
         ggml_tensor       target = bytes_of(to.tensor, to.offset + i * to.stride, to.size);
-        if (copies != nullptr) {
-            ggml_backend_tensor_copy_async(copies, copies, &source, &target);
+        if (compute != nullptr) {
+            ggml_backend_tensor_copy_async(compute, compute, &source, &target);
         } else if (on_host) {
             std::memcpy(target.data, source.data, from.size);
         } else {
@@ -387,6 +424,8 @@ void transfer::move(const copy_region & from, const copy_region & to) {
 void transfer::finish() {
     for (lane & lane : lanes) {
         ggml_backend_synchronize(lane.copies.get());
+        ggml_backend_synchronize(lane.leaves.get());
     }
+    leaving.clear();
     done.all_complete();
 }

@@ -2,7 +2,8 @@
 // stream each, one after the other where not.
 //
 // Asynchronous copies wait for nothing on the host: `save` and `load` put them on a stream of their own for each device,
-// events order it with the stream that computes there, and `finish` waits. The host memory has to live until then.
+// `save_staged` on another, since devices copy both ways at a time. Events order these with the stream that computes there,
+// and `finish` waits. The host memory has to live until then.
 #pragma once
 
 #include "copy_progress.h"
@@ -14,6 +15,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <vector>
 
 // `count` pieces of `size` bytes: in the tensor from `offset` on, `stride` apart; in host memory `pitch` apart.
@@ -75,11 +77,11 @@ public:
     // computed after this sees it, and nothing else waits.
     void put(const copy_region & to, const uint8_t * src);
 
-    // What has been computed, or will be by what is on its way, or was copied, goes from one place to another, which has as
-    // many pieces of the same size; what is computed or copied after `move_end` sees it.
-    void move_begin() { save_begin(); }
+    // What has been computed, or will be by what is on its way, goes from one place to another, which has as many pieces of
+    // the same size, on the stream that computes: what is computed after this sees it, and what is copied after another
+    // `save_begin` or `load_begin`. Nothing may be on its way from there or to there, unless that stream waits for it.
+    void move_begin();
     void move(const copy_region & from, const copy_region & to);
-    void move_end() { load_end(); }
 
     // Wait for all copies.
     void finish();
@@ -97,17 +99,26 @@ private:
         size_t        stride;
     };
 
-    // The two streams of a device: the scheduler's, which computes, and one that copies.
+    // The streams of a device: the scheduler's, which computes, one that copies, and one for what leaves by its stage.
     struct lane {
         ggml_backend_dev_t device;
         ggml_backend_t     compute;
         event_handle       computed;
         event_handle       copied;
+        event_handle       left;
         buffer_handle      stage_buffer;  // on the device; null where nothing is staged
         size_t             staged = 0;    // its bytes
         buffer_handle      zeros;         // on the device, as large as the largest region that is staged; or null
         size_t             n_zeros = 0;
-        backend_handle     copies;        // goes first
+        backend_handle     copies;        // these go first
+        backend_handle     leaves;
+    };
+
+    // Host memory that a stage is copied to, until the ticket is complete.
+    struct range {
+        const uint8_t *       first;
+        const uint8_t *       last;
+        copy_progress::ticket ticket;
     };
 
     bool        open_lanes(const std::vector<ggml_tensor *> & tensors);
@@ -117,6 +128,9 @@ private:
     void        copy(const ggml_tensor & from, ggml_tensor & to);
     void        open_zeros(lane & lane);
     bool        has_zeros() const;
+    void        save_by(ggml_backend_t stream, const copy_region & from, uint8_t * dst);
+    void        forget_left();
+    void        wait_for_left(lane & lane, const uint8_t * first, const uint8_t * last);
 
     template <typename F> void each_contiguous(const copy_region & region, const uint8_t * host, const F & copy) const;
 
@@ -127,5 +141,6 @@ private:
     bool                     has_stages = false;
     std::vector<kept_buffer> kept;
     std::vector<kept_piece>  pieces;
+    std::deque<range>        leaving;  // in the order of their tickets
     std::vector<lane>        lanes;  // none where copies are not asynchronous; they go first
 };
