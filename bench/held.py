@@ -81,9 +81,10 @@ def returns(backend: LlamaBackend, n: int) -> Returns:
 
 
 def go_to(backend: LlamaBackend, n: int, state: State | None, source: Block | Held) -> None:
-    backend.load_rows(0, 0, [(source, 0, n)])
     if state is not None:
-        backend.load_state(0, n, state)
+        backend.load_prefix(0, 0, n, [(source, 0, n)], [], state)
+    else:
+        backend.load_rows(0, 0, [(source, 0, n)])
 
 
 def answer(backend: LlamaBackend, n: int, message: Tokens) -> np.ndarray:

@@ -299,6 +299,12 @@ class SizedBackend:
             raise StateError("a state of another position")
         self._seqs[seq].at = n
 
+    def load_prefix(
+        self, seq: int, first: int, n: int, spans: Sequence[Span], draft_spans: object, state: State
+    ) -> None:
+        self.load_rows(seq, first, spans)
+        self.load_state(seq, n, state)
+
     def rewind(self, seq: int, n: int) -> None:
         held = self._seqs[seq]
         self._taken[held.cells[n:]] = False

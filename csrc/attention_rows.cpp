@@ -212,14 +212,18 @@ void attention_rows::check_spans(int64_t p0, const std::vector<row_span> & spans
     }
 }
 
-void attention_rows::load(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) {
+int64_t attention_rows::check_load(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) const {
     check_spans(p0, spans);
-    if (spans.empty()) {
-        return;
-    }
-    if (end_of(seq) != p0) {
+    if (!spans.empty() && end_of(seq) != p0) {
         throw std::invalid_argument("sequence " + std::to_string(seq) + " ends at " + std::to_string(end_of(seq)) +
                                     ", rows from " + std::to_string(p0) + " on cannot be appended");
+    }
+    return appended(positions_of(seq), spans).position(spans.empty() ? p0 : spans.back().last);
+}
+
+void attention_rows::load_checked(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) {
+    if (spans.empty()) {
+        return;
     }
     row_positions next = appended(positions_of(seq), spans);
     if (seq != cut_seq) {

@@ -44,9 +44,11 @@ public:
     // Rows [p0, p1) of `seq` into a block of exactly `size(p0, p1)` bytes.
     void save(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size) override;
 
-    // Appends the rows of `spans`, which follow each other from p0 on, to `seq`, which ends at p0. What was held is
-    // held where the sequence has it then. Or out_of_cells.
-    void load(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) override;
+    // Throws what `load` would throw for these arguments. The position of what comes after the last row of `spans`.
+    int64_t check_load(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) const override;
+
+    // Appends the rows of `spans` to `seq`. What was held is held where the sequence has it then. Or out_of_cells.
+    void load_checked(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) override;
 
     // Drops the rows from n on; std::invalid_argument inside an image.
     void truncate(llama_seq_id seq, int64_t n) override;

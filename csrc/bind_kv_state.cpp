@@ -94,20 +94,22 @@ public:
              [&](uint8_t * data, size_t size) { state.save_rows(seq, p0, p1, data, size); });
     }
 
-    using source = std::variant<held_rows::handle, py::buffer>;
+    // Held rows or a block, and which rows of it.
+    using sources = std::vector<std::tuple<std::variant<held_rows::handle, py::buffer>, int64_t, int64_t>>;
 
-    void load_rows(llama_seq_id seq, int64_t p0, const std::vector<std::tuple<source, int64_t, int64_t>> & spans) {
+    void load_rows(llama_seq_id seq, int64_t p0, const sources & spans) {
         std::vector<py::buffer_info> infos;
-        std::vector<row_span>        parts;
-        for (const auto & [from, first, last] : spans) {
-            if (const auto * held = std::get_if<held_rows::handle>(&from)) {
-                parts.push_back({ nullptr, 0, first, last, *held });
-                continue;
-            }
-            infos.push_back(contiguous_bytes(std::get<py::buffer>(from), false));
-            parts.push_back({ data_of(infos.back()), size_of(infos.back()), first, last });
-        }
+        const std::vector<row_span>  parts = spans_of(spans, infos);
         started(std::move(infos), [&] { state.load_rows(seq, p0, parts); });
+    }
+
+    void load_prefix(llama_seq_id seq, int64_t p0, const sources & spans, int64_t n, const py::buffer & saved) {
+        std::vector<py::buffer_info> infos;
+        const std::vector<row_span>  parts = spans_of(spans, infos);
+        infos.push_back(contiguous_bytes(saved, false));
+        const uint8_t * const data = data_of(infos.back());
+        const size_t          size = size_of(infos.back());
+        started(std::move(infos), [&] { state.load_prefix(seq, p0, parts, n, data, size); });
     }
 
     bool              can_hold() const { return state.can_hold(); }
@@ -172,6 +174,20 @@ private:
         copy_progress::ticket        ticket;
         std::vector<py::buffer_info> buffers;
     };
+
+    // `infos` gets the buffers that the spans point into.
+    static std::vector<row_span> spans_of(const sources & spans, std::vector<py::buffer_info> & infos) {
+        std::vector<row_span> parts;
+        for (const auto & [from, first, last] : spans) {
+            if (const auto * held = std::get_if<held_rows::handle>(&from)) {
+                parts.push_back({ nullptr, 0, first, last, *held });
+                continue;
+            }
+            infos.push_back(contiguous_bytes(std::get<py::buffer>(from), false));
+            parts.push_back({ data_of(infos.back()), size_of(infos.back()), first, last });
+        }
+        return parts;
+    }
 
     template <typename F> void copy(py::buffer_info && info, const F & function) {
         uint8_t * const              data = data_of(info);
@@ -288,6 +304,7 @@ void register_kv_state(py::module_ & m) {
         .def("state_size", &bound_state::state_size, py::arg("seq"))
         .def("save_state", &bound_state::save_state, py::arg("seq"), py::arg("n"), py::arg("out"))
         .def("load_state", &bound_state::load_state, py::arg("seq"), py::arg("n"), py::arg("data"))
+        .def("load_prefix", &bound_state::load_prefix, py::arg("seq"), py::arg("p0"), py::arg("spans"), py::arg("n"), py::arg("data"))
         .def_property_readonly("has_marks", &bound_state::has_marks)
         .def("mark", &bound_state::mark, py::arg("seq"), py::arg("n"))
         .def("reset", &bound_state::reset, py::arg("seq"))

@@ -146,19 +146,46 @@ void kv_state::save_state(llama_seq_id seq, int64_t n, uint8_t * out, size_t siz
     write_header(out, block_kind::state, layout.hash, 0, n);
 }
 
-void kv_state::load_state(llama_seq_id seq, int64_t n, const uint8_t * data, size_t size) {
-    check_seq(seq);
-    sequence_state &   state  = own_state();
+void kv_state::check_state(int64_t n, const uint8_t * data, size_t size) const {
     const block_header header = read_header(data, size, block_kind::state, layout.hash);
     if (header.p1 != n || n <= 0) {
         throw std::invalid_argument("the state belongs to position " + std::to_string(header.p1) + ", not " + std::to_string(n));
     }
+}
+
+void kv_state::load_state(llama_seq_id seq, int64_t n, const uint8_t * data, size_t size) {
+    check_seq(seq);
+    sequence_state & state = own_state();
+    check_state(n, data, size);
     if (rows != nullptr && end_of(seq) != n) {
         throw std::invalid_argument("sequence " + std::to_string(seq) + " holds " + std::to_string(end_of(seq)) +
                                     " rows, a state at " + std::to_string(n) + " does not belong there");
     }
     mark_of(seq) = -1;
     state.load(seq, position_after(seq, n), data + sizeof(block_header), size - sizeof(block_header));
+    copies->load_end();
+}
+
+void kv_state::load_prefix(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans, int64_t n,
+                           const uint8_t * data, size_t size) {
+    int64_t &        mark  = mark_of(seq);
+    row_memory &     rows  = movable_rows();
+    sequence_state & state = own_state();
+    check_state(n, data, size);
+    if (spans.empty() || spans.back().last != n) {
+        throw std::invalid_argument("a state at " + std::to_string(n) + " does not belong behind these rows");
+    }
+    const int64_t position = rows.check_load(seq, p0, spans);
+    mark                   = -1;
+    state.load(seq, position, data + sizeof(block_header), size - sizeof(block_header));
+    try {
+        rows.load_checked(seq, p0, spans);
+    } catch (...) {
+        finish();
+        clear(seq);
+        throw;
+    }
+    copies->load_end();
 }
 
 int64_t & kv_state::mark_of(llama_seq_id seq) {

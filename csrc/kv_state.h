@@ -58,6 +58,11 @@ public:
     void   save_state(llama_seq_id seq, int64_t n, uint8_t * out, size_t size);
     void   load_state(llama_seq_id seq, int64_t n, const uint8_t * data, size_t size);
 
+    // As `load_rows` and then `load_state` at the last of them, n. The state is on its way first, so that its copy runs while
+    // the rows find their cells; if they find none, `seq` is empty.
+    void load_prefix(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans, int64_t n, const uint8_t * data,
+                     size_t size);
+
     bool has_marks() const { return state != nullptr && state->has_marks(); }
 
     // Keep the state of `seq`, which ends at n, on the device, until the next call. What is evaluated in `seq` after this
@@ -85,6 +90,7 @@ private:
     void             check_seq(llama_seq_id seq) const;
     int64_t          end_of(llama_seq_id seq) const;
     int64_t          position_after(llama_seq_id seq, int64_t n) const;
+    void             check_state(int64_t n, const uint8_t * data, size_t size) const;
     void             wipe(llama_seq_id seq);
     row_memory &     movable_rows() const;
     sequence_state & own_state() const;

@@ -372,13 +372,9 @@ void row_store::copy_in(const row_span & span, std::vector<host_copy> & on_host)
     });
 }
 
-// What is held lies where it belongs.
-void row_store::load(llama_seq_id, int64_t p0, const std::vector<row_span> & spans) {
+int64_t row_store::check_load(llama_seq_id, int64_t p0, const std::vector<row_span> & spans) const {
     check_spans(p0, spans);
-    if (spans.empty()) {
-        return;
-    }
-    if (p0 != n_rows) {
+    if (!spans.empty() && p0 != n_rows) {
         throw std::invalid_argument("sequence 0 ends at " + std::to_string(n_rows) + ", rows from " + std::to_string(p0) +
                                     " on cannot be appended");
     }
@@ -386,6 +382,14 @@ void row_store::load(llama_seq_id, int64_t p0, const std::vector<row_span> & spa
         if (span.held == 0) {
             check_room(span.first, span.last);
         }
+    }
+    return spans.empty() ? p0 : spans.back().last;
+}
+
+// What is held lies where it belongs.
+void row_store::load_checked(llama_seq_id, int64_t p0, const std::vector<row_span> & spans) {
+    if (spans.empty()) {
+        return;
     }
     stages->wait_home();
     copies.load_begin();

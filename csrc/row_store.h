@@ -52,7 +52,8 @@ public:
     int64_t end_of(llama_seq_id) const override { return n_rows; }
     size_t  size(int64_t p0, int64_t p1) const override;
     void    save(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size) override;
-    void    load(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) override;
+    int64_t check_load(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) const override;
+    void    load_checked(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) override;
     void    truncate(llama_seq_id seq, int64_t n) override;
     int64_t n_free() const override { return n_ctx - n_rows - n_held(); }
     void    reserve(int64_t n, bool in_parts) override;

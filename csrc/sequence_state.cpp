@@ -45,7 +45,6 @@ public:
             copies.finish();
             throw;
         }
-        copies.load_end();
     }
 
     bool has_marks() const override { return n_marks > 0; }

@@ -24,7 +24,8 @@ public:
     // The copies may be on their way when it returns, see transfer.h.
     virtual void save(llama_seq_id seq, uint8_t * out, size_t size) = 0;
 
-    // Makes what was saved at position `n` the state of `seq`. std::invalid_argument if the bytes do not fit.
+    // Makes what was saved at position `n` the state of `seq`: what is computed after `transfer::load_end` sees it.
+    // std::invalid_argument if the bytes do not fit.
     virtual void load(llama_seq_id seq, int64_t n, const uint8_t * data, size_t size) = 0;
 
     // Whether states can be kept where they lie: `mark` does so with that of `seq`, and `reset` makes it the state again,

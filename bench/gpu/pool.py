@@ -37,7 +37,8 @@ from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import State
-from pyctl.engine.backend import SequenceTokens, block_sizes
+from pyctl.engine.backend import SequenceTokens
+from pyctl.engine.device_tier import block_sizes
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle

@@ -27,8 +27,7 @@ from pyctl.chat.template import Template
 from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.logs import LoadProgress
 from pyctl.engine.admin import EngineAdmin
-from pyctl.engine.backend import block_sizes
-from pyctl.engine.device_tier import most_behind
+from pyctl.engine.device_tier import block_sizes, most_behind
 from pyctl.engine.draft.cache_drafts import BESIDE_MODEL, CacheDrafts
 from pyctl.engine.draft.ngram import ngram_sources
 from pyctl.engine.draft.pace import Pace

@@ -13,7 +13,6 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pyctl.cache.disk.file_format import Sizes
 from pyctl.cache.snapshot import Block, BlockBytes, BlockSpan, Held, Span, State
 from pyctl.engine.pool.pool_plan import PoolPlan, StreamCounts
 from pyctl.engine.pool.selection import Pins
@@ -30,7 +29,6 @@ __all__ = [
     "SequenceMemory",
     "SequenceTokens",
     "TopTokens",
-    "block_sizes",
 ]
 
 
@@ -359,6 +357,12 @@ class SequenceMemory(Protocol):
     def load_state(self, seq: int, n: int, state: State) -> None:
         """Replace the state of ``seq`` by one saved at ``n``; of kind ``attention``, the draft model's alone."""
 
+    def load_prefix(
+        self, seq: int, first: int, n: int, spans: Sequence[Span], draft_spans: Sequence[BlockSpan], state: State
+    ) -> None:
+        """Rows [``first``, ``n``) and the state there, as `load_rows`, `load_draft_rows` and `load_state` would, but at
+        the same time where that is possible. Not of kind ``opaque``. Rows that find no cells leave ``seq`` empty."""
+
     def rewind(self, seq: int, n: int) -> None:
         """Drop rows from ``n`` on; a hybrid needs its state at ``n`` loaded next."""
 
@@ -373,15 +377,6 @@ class SequenceMemory(Protocol):
 
     def load_file(self, seq: int, path: Path) -> SavedSequence:
         """Fill ``seq``, which is empty, from such a file. Raises StateError, and then nobody knows what it holds."""
-
-
-def block_sizes(memory: SequenceMemory) -> Sizes:
-    """What the blocks of ``memory`` measure."""
-    one, two = memory.rows_size(0, 1), memory.rows_size(0, 2)
-    state = memory.state_size(0) if memory.kind != "opaque" else -1
-    draft_one, draft_two = memory.draft_rows_size(0, 1), memory.draft_rows_size(0, 2)
-    drafts = 2 * draft_one - draft_two, draft_two - draft_one, memory.draft_state_size()
-    return Sizes(2 * one - two, two - one, state, *drafts)
 
 
 class Lifecycle(Protocol):

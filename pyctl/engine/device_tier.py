@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pyctl.cache.disk.file_format import Sizes
 from pyctl.cache.disk.write_behind import MOST_BEHIND_BYTES
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.plan import ends_within, last_end
@@ -22,7 +23,7 @@ from pyctl.errors import StateError
 from pyctl.limit import limit
 from pyctl.prompt import as_tokens
 
-__all__ = ["DeviceCounts", "DeviceTier", "most_behind"]
+__all__ = ["DeviceCounts", "DeviceTier", "block_sizes", "most_behind"]
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,15 @@ cost each other more than these save (bench/budgets.py)."""
 
 MOST_STATES = 2**20
 """As many as there may be where RAM has no bound."""
+
+
+def block_sizes(memory: SequenceMemory) -> Sizes:
+    """What the blocks of ``memory`` measure."""
+    one, two = memory.rows_size(0, 1), memory.rows_size(0, 2)
+    state = memory.state_size(0) if memory.kind != "opaque" else -1
+    draft_one, draft_two = memory.draft_rows_size(0, 1), memory.draft_rows_size(0, 2)
+    drafts = 2 * draft_one - draft_two, draft_two - draft_one, memory.draft_state_size()
+    return Sizes(2 * one - two, two - one, state, *drafts)
 
 
 def most_behind(budget: int | None) -> int:

@@ -341,12 +341,17 @@ def restore(
                 memory.rewind(live.id, n)
         else:
             cut(live, keep, memory)
-            if keep < n:
-                yield from _load_rows(candidate, snapshot, live, memory)
-            if memory.kind != "attention" or candidate.has_state:
-                if candidate.arrival is not None:
-                    yield from candidate.arrival.state()
-                memory.load_state(live.id, n, snapshot.state)
+            has_state = memory.kind != "attention" or candidate.has_state
+            if keep < n and has_state and candidate.arrival is None and memory.kind != "opaque":
+                spans = snapshot.spans(keep, n), snapshot.draft_spans(keep, n)
+                memory.load_prefix(live.id, keep, n, *spans, snapshot.state)
+            else:
+                if keep < n:
+                    yield from _load_rows(candidate, snapshot, live, memory)
+                if has_state:
+                    if candidate.arrival is not None:
+                        yield from candidate.arrival.state()
+                    memory.load_state(live.id, n, snapshot.state)
     except StateError as error:
         log.warning("snapshot at %d could not be restored, evaluating instead: %s", n, error)
         memory.clear(live.id)

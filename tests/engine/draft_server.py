@@ -10,7 +10,8 @@ from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
-from pyctl.engine.backend import Backend, SequenceTokens, block_sizes
+from pyctl.engine.backend import Backend, SequenceTokens
+from pyctl.engine.device_tier import block_sizes
 from pyctl.engine.draft.source import DraftJob
 from pyctl.engine.draft.speculation import Speculation
 from pyctl.engine.engine import Engine

@@ -24,7 +24,7 @@ from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
-from pyctl.engine.backend import block_sizes
+from pyctl.engine.device_tier import block_sizes
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.draft.speculation import Speculation
 from pyctl.engine.engine import Engine

@@ -207,6 +207,42 @@ def test_two_prompts_do_not_mix(backend: LlamaBackend) -> None:
     assert_same(run(backend, first, ends, 350), cold[first.tobytes()])
 
 
+@pytest.mark.parametrize("keep", [0, 100])
+@each_layout
+def test_a_prefix_is_its_rows_and_its_state(backend: LlamaBackend, keep: int) -> None:
+    tokens, ends = tokens_of(8), ends_of([100, 350])
+    cold = run(backend, tokens, ends)
+    backend.clear(0)
+    run(backend, tokens, [end for end in ends if end <= 350])
+    rows, state, cells = backend.save_rows(0, 0, 350), backend.save_state(0, 350), library_state(backend)
+    if not keep:
+        backend.clear(0)
+        run(backend, tokens_of(9), ends)
+    backend.rewind(0, keep)
+    backend.load_prefix(0, keep, 350, [(rows, keep, 350)], [], state)
+    assert (library_state(backend) == cells).all()
+    assert_same(run(backend, tokens, ends, 350), cold)
+
+
+def test_a_prefix_without_cells_leaves_nothing(open_model: Callable[..., Loaded]) -> None:
+    large = open_model("tiny-hybrid").backend
+    tokens = tokens_of(5, 200)
+    large.clear(0)
+    cold = run(large, tokens, ends_of([], 200))
+    rows, state = large.save_rows(0, 0, 200), large.save_state(0, 200)
+    small = open_model("tiny-hybrid", n_ctx=256, n_seqs=2).backend
+    run(small, tokens, [64])
+    for start in (0, 64):
+        small.evaluate(1, tokens[start : start + 64], start)
+    with pytest.raises(OutOfCellsError):
+        small.load_prefix(0, 64, 200, [(rows, 64, 200)], [], state)
+    assert (small._n_held(0), small._n_held(1)) == (0, 128)
+    small.clear(1)
+    small.load_prefix(0, 0, 200, [(rows, 0, 200)], [], state)
+    small.clear(0)
+    assert_same(run(small, tokens, ends_of([], 200)), cold)
+
+
 class TestRefusals:
     """Bad calls raise before anything changes: afterwards the sequence goes on as if they had not been made."""
 
@@ -264,6 +300,19 @@ class TestRefusals:
             backend.rewind(0, 301)
         with pytest.raises(StateError, match="sequence 1 is not in"):
             backend.save_rows(1, 0, 10)
+
+    def test_prefixes(self, ready: Ready) -> None:
+        backend = ready[0]
+        rows, state = backend.save_rows(0, 0, 300), backend.save_state(0, 300)
+        with pytest.raises(StateError, match="belongs to position 300"):
+            backend.load_prefix(0, 300, 200, [(rows, 0, 200)], [], state)
+        for spans in ([], [(rows, 0, 200)]):
+            with pytest.raises(StateError, match="does not belong behind these rows"):
+                backend.load_prefix(0, 0, 300, spans, [], state)
+        with pytest.raises(StateError, match="ends at 300"):
+            backend.load_prefix(0, 100, 300, [(rows, 100, 300)], [], state)
+        with pytest.raises(StateError, match="not a block of kind"):
+            backend.load_prefix(0, 300, 300, [(rows, 300, 300)], [], State.of(rows))
 
     def test_states_for_rows_and_noise(self, ready: Ready) -> None:
         backend = ready[0]

@@ -236,6 +236,13 @@ class FakeMemory:
             held.cut(0)
             held.cells = self._cells.take([data[i : i + ROW] for i in range(ROW, len(data), ROW)])
 
+    def load_prefix(
+        self, seq: int, first: int, n: int, spans: Sequence[Span], draft_spans: Sequence[BlockSpan], state: State
+    ) -> None:
+        self.load_rows(seq, first, spans)
+        self.load_draft_rows(seq, first, draft_spans)
+        self.load_state(seq, n, state)
+
     def rewind(self, seq: int, n: int) -> None:
         if self.kind == "opaque" and n:
             raise StateError("nothing can be rewound")

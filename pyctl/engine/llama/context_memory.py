@@ -152,8 +152,7 @@ class ContextMemory:
     # -- back into sequences -----------------------------------------------------------------------------------------
 
     def load_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
-        sources = [(rows if isinstance(rows, np.ndarray) else _handle(rows), at, end) for rows, at, end in spans]
-        checked(self._memory.load_rows, seq, first, sources)
+        checked(self._memory.load_rows, seq, first, _sources(spans))
         self._least.pop(seq, None)
 
     def draft_rows_size(self, first: int, last: int) -> int:
@@ -175,6 +174,18 @@ class ContextMemory:
         if self.kind != "attention":
             self._least.pop(seq, None)
             checked(self._memory.load_state, seq, n, state.recurrent)
+        if drafts := self._drafts.settled():
+            drafts.load_state(seq, n, state.draft)
+
+    def load_prefix(
+        self, seq: int, first: int, n: int, spans: Sequence[Span], draft_spans: Sequence[BlockSpan], state: State
+    ) -> None:
+        if self.kind == "hybrid":
+            self._least.pop(seq, None)
+            checked(self._memory.load_prefix, seq, first, _sources(spans), n, state.recurrent)
+        else:
+            self.load_rows(seq, first, spans)
+        self.load_draft_rows(seq, first, draft_spans)
         if drafts := self._drafts.settled():
             drafts.load_state(seq, n, state.draft)
 
@@ -223,6 +234,10 @@ class ContextMemory:
         if n and self.kind == "hybrid":
             self.save_state(seq, n)
             self._memory.finish()
+
+
+def _sources(spans: Sequence[Span]) -> list[tuple[Block | int, int, int]]:
+    return [(rows if isinstance(rows, np.ndarray) else _handle(rows), at, end) for rows, at, end in spans]
 
 
 def _handle(held: Held) -> int:

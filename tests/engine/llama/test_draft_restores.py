@@ -154,8 +154,9 @@ def test_what_is_not_restored_shows_in_the_drafts(
     if what == "rows":
         monkeypatch.setattr(backend, "load_draft_rows", lambda seq, first, spans: None)
     else:
-        load_state = backend.load_state
-        monkeypatch.setattr(backend, "load_state", lambda seq, n, state: load_state(seq, n, State.of(state.recurrent)))
+        for name in ("load_state", "load_prefix"):  # the state is their last argument
+            load = getattr(backend, name)
+            monkeypatch.setattr(backend, name, lambda *to, load=load: load(*to[:-1], State.of(to[-1].recurrent)))
     found, other_rows = put_away(backend, tmp_path / "less")
     assert [turn.tokens for turn in found] == [turn.tokens for turn in expected], "drafts choose nothing"
     assert found[0] == expected[0]
