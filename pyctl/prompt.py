@@ -145,6 +145,14 @@ class Prompt:
         return self.boundaries[-1] if self.boundaries else len(self)
 
     @property
+    def opening(self) -> int:
+        """Where the first reply begins, behind a head and a message; 0 where nobody can tell.
+
+        A task in one message alone has none: it grows within.
+        """
+        return self.headers[0] if self.headers and self.headers[0] > self.boundaries[0] else 0
+
+    @property
     def first_messages(self) -> list[tuple[int, int]]:
         """Where the first messages begin and end, in which it is known where lines end."""
         begins = self.boundaries if self.n_unmarked else (0, *self.boundaries)

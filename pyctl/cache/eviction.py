@@ -33,9 +33,12 @@ class Likelihoods:
     """Where the next prompt of a conversation resumes, as weights that `bench.policy --weights` bears out.
 
     Most go on at the ``end``. Of the others, histories that are cut back, a distance from the end is as likely as twice
-    that, from ``near`` tokens on; ``head`` begin anew behind the very first snapshot. A place at which more prompts
-    parted than the first is likely to be one again: each time counts ``again``. A history that is written anew when
-    the user speaks again stays as it is up to the reply to what the user had said before: there ``turn`` resume.
+    that, from ``near`` tokens on. As likely as ``head`` a new conversation begins as this one did, up to a place in its
+    opening (before the first reply), and near the end of that rather than far from it: what programs say of the day,
+    the folder or the task comes late. Where an opening is not known, that is behind the very first snapshot. A place at
+    which more prompts parted than the first is likely to be one again: each time counts ``again``. A history that is
+    written anew when the user speaks again stays as it is up to the reply to what the user had said before: there
+    ``turn`` resume.
     """
 
     end: float = 0.65
@@ -128,10 +131,12 @@ class LeastValue(Generic[K]):
         odds, total, newest = self.likelihoods, 0.0, -math.inf
         for child in node.children:
             newest = max(newest, child.newest)
-            total += self._decay(child.newest) * self._cut_back(child.end, node.n, child.n)
+            likely = self._cut_back(child.end, node.n, child.n) + self._anew(child.begun, node.n, child.n)
+            total += self._decay(child.newest) * likely
         if node.seen > newest:  # nothing deeper is there of the conversation that was here last
-            total += self._decay(node.seen) * (odds.end + self._cut_back(node.reach, node.n, node.reach))
-        if node.parent is None:
+            behind = self._cut_back(node.reach, node.n, node.reach) + self._anew(node.opening, node.n, node.reach)
+            total += self._decay(node.seen) * (odds.end + behind)
+        if node.parent is None and not node.begun:
             total += odds.head * self._decay(node.newest)
         if node.is_turn and not node.has_turn:
             total += odds.turn * self._decay(node.newest)
@@ -146,6 +151,14 @@ class LeastValue(Generic[K]):
         return (
             (1 - self.likelihoods.end) * math.log((end - first + near) / (end - last + near)) / math.log1p(end / near)
         )
+
+    def _anew(self, opening: int, first: int, last: int) -> float:
+        """How likely another conversation leaves this one's first ``opening`` tokens between ``first`` and ``last``."""
+        last, odds = min(last, opening), self.likelihoods
+        if first >= last:
+            return 0.0
+        share = math.log((opening - first + odds.near) / (opening - last + odds.near))
+        return odds.head * share / math.log1p(opening / odds.near)
 
     def _decay(self, used: float, now: float | None = None) -> float:
         age = (self._now if now is None else now) - used
@@ -179,11 +192,12 @@ class LeastValue(Generic[K]):
         """Note of each snapshot when and how deep the newest conversation through it goes on."""
         deepest_first = sorted(self._tree, key=_depth, reverse=True)
         for node in deepest_first:
-            node.newest, node.end, node.has_turn = node.seen, node.reach, False
+            node.newest, node.end, node.begun, node.has_turn = node.seen, node.reach, node.opening, False
         for node in deepest_first:
             parent = node.parent
             if parent is not None and node.newest >= parent.newest:
-                parent.newest, parent.end, parent.has_turn = node.newest, node.end, node.is_turn or node.has_turn
+                parent.newest, parent.end, parent.begun = node.newest, node.end, node.begun
+                parent.has_turn = node.is_turn or node.has_turn
 
 
 def _depth(node: TreeNode[Any]) -> int:

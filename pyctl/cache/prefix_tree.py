@@ -18,9 +18,10 @@ class TreeNode(Generic[K]):
 
     ``used`` is when it was used last, in units of any one clock. ``parent`` is the deepest shallower snapshot on its
     chain, where its prompts would resume without it. ``seen`` and ``reach`` say when it or a deeper one that has left
-    was used last, and how deep that one was; ``newest`` and ``end``, the policy's, the same with all that are
-    there, and ``has_turn`` whether one of these that is deeper ``is_turn`` (`Prompt.turn`). ``likely`` is how many
-    prompts the policy expects to resume there.
+    was used last, and how deep that one was, ``opening`` how many tokens come before the first reply there, 0 where
+    nobody can tell; ``newest``, ``end`` and ``begun``, the policy's, the same with all that are there, and ``has_turn``
+    whether one of these that is deeper ``is_turn`` (`Prompt.turn`). ``likely`` is how many prompts the policy expects
+    to resume there.
     """
 
     key: K
@@ -29,12 +30,14 @@ class TreeNode(Generic[K]):
     used: float
     hits: int = 0
     is_turn: bool = False
+    opening: int = 0
     parent: TreeNode[K] | None = None
     children: set[TreeNode[K]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.seen = self.newest = self.used
         self.reach = self.end = self.n
+        self.begun = self.opening
         self.likely = 0.0
         self.has_turn = False
 
@@ -118,7 +121,7 @@ class PrefixTree(Generic[K]):
         for child in node.children:
             child.parent = node.parent
         if node.parent is not None and node.seen >= node.parent.seen:
-            node.parent.seen, node.parent.reach = node.seen, node.reach
+            node.parent.seen, node.parent.reach, node.parent.opening = node.seen, node.reach, node.opening
         self.changed.discard(node)
         self.changed |= node.children if node.parent is None else {node.parent, *node.children}
         ending = self._ending_in[node.segment]

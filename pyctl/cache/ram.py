@@ -289,6 +289,7 @@ class RamCache:
         used = self.turn if snapshot.asked is None or snapshot.asked + 1 >= self.turn else snapshot.asked
         node = self.tree.add(slot.index, snapshot.n, snapshot.links(), used, snapshot.hits)
         node.is_turn = snapshot.is_turn
+        node.opening = node.begun = snapshot.opening
         if used < self.turn:  # a conversation that makes way, for others of this turn
             self._weights = -1, {}
         self._shrink({snapshot, *protected})

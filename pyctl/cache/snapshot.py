@@ -204,6 +204,7 @@ class Snapshot:
     """Everything needed to resume at ``prefix.n`` tokens: a chain of segments over [0, n) and the state at n.
 
     ``is_turn`` says that a conversation is likely to go on from here when the user speaks again (`Prompt.turn`).
+    ``opening`` is how many tokens its conversation has before the first reply, 0 where nobody can tell.
     ``state`` has no parts for models that need only rows. ``exact`` says that every row and the state came from batches
     that a cold run would have evaluated. ``made`` and ``used`` are monotonic seconds, ``asked`` the turn of the cache
     (`RamCache.turn`) at which somebody sent these tokens last, None for now. Without ``for_disk`` it is never written:
@@ -216,6 +217,7 @@ class Snapshot:
     exact: bool = True
     hits: int = 0
     is_turn: bool = False
+    opening: int = 0
     made: float = field(default_factory=time.monotonic)
     used: float = field(default_factory=time.monotonic)
     asked: int | None = None

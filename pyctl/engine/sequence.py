@@ -20,8 +20,9 @@ class LiveSequence:
 
     ``ends`` are the batch ends of the exact part: batches that a cold run would evaluate. ``n_prompt`` is how many
     arrived as a prompt, up to whose header at ``n_header`` a conversation that goes on is the same; the rest was
-    generated. ``segment`` holds rows up to ``n_saved``; up to ``n_overlap`` some other snapshot may. ``cached`` says
-    that its request let the cache have it, ``for_disk`` the disk. ``busy`` says that a request owns the sequence,
+    generated. ``n_opening`` is the `Prompt.opening` of that prompt. ``segment`` holds rows up to ``n_saved``; up to
+    ``n_overlap`` some other snapshot may. ``cached`` says that its request let the cache have it, ``for_disk`` the
+    disk. ``busy`` says that a request owns the sequence,
     ``left_over`` that it has not begun, so that the tokens are those of the one before; ``used`` counts up with each
     request, ``asked`` is the cache's turn of the last one. ``named`` says that a client called the sequence by its
     number, so that it may come back to it.
@@ -35,6 +36,7 @@ class LiveSequence:
     ends: list[int] = field(default_factory=list)
     n_prompt: int = 0
     n_header: int = 0
+    n_opening: int = 0
     segment: Segment | None = None
     n_saved: int = 0
     n_overlap: int = 0

@@ -102,6 +102,7 @@ class Snapshotter:
         self._park(seq, shared, lookup.snapshots, stats, least)
         seq.cached, seq.for_disk, seq.asked = wanted, lookup.from_disk, self.cache.turn
         seq.n_header = lookup.request.prompt.end
+        seq.n_opening = lookup.request.prompt.opening
         stats.restore_ms += (time.perf_counter() - began) * 1e3
 
     def restore(
@@ -388,4 +389,4 @@ class Snapshotter:
         state, exact, segment = self.memory.save_state(seq.id, seq.n), seq.n_exact == seq.n, parent
         if segment is None or covered < seq.n:
             segment = self.device.segment(seq, covered, parent)
-        return Snapshot(prefix, segment, state, exact, asked=seq.asked, for_disk=seq.for_disk)
+        return Snapshot(prefix, segment, state, exact, asked=seq.asked, for_disk=seq.for_disk, opening=seq.n_opening)

@@ -50,6 +50,16 @@ def test_tasks_around_a_chat_keep_the_place_at_which_it_grows(gib: float, most: 
     assert ratio("open_webui", gib) <= most
 
 
+@pytest.mark.parametrize(("name", "gib", "most"), [("codex", 8, 1.03), ("opencode", 4, 1.06), ("qwen_code", 4, 1.05)])
+def test_new_sessions_resume_late_in_the_opening_of_others(name: str, gib: float, most: float) -> None:
+    assert ratio(name, gib) <= most
+
+
+@pytest.mark.parametrize("name", ["opencode", "qwen_code"])
+def test_nobody_waits_for_an_opening_that_there_is_much_room_for(name: str) -> None:
+    assert not any(map(is_late, simulated(name, 16.0).turns))
+
+
 @pytest.mark.parametrize("cost", [0, GPU_BATCH_COST])
 @pytest.mark.parametrize("exact", [False, True])
 def test_behind_text_that_grows_what_was_typed_is_evaluated_and_what_follows(cost: int, exact: bool) -> None:

@@ -39,6 +39,7 @@ class Held:
     is_turn: bool = False
     seen: float = -1.0
     reach: int = 0
+    opening: int = 0
 
     def stems_from(self, other: Held) -> bool:
         return other.n < self.n and self.chain.get(next(iter(other.chain)), 0) >= other.n
@@ -112,13 +113,24 @@ def plain_worth(
         share = math.log((end - first + odds.near) / (end - last + odds.near)) / math.log(1 + end / odds.near)
         return (1 - odds.end) * share
 
+    def anew(opening: int, first: int, last: int) -> float:
+        if first >= (last := min(last, opening)):
+            return 0.0
+        return (
+            odds.head
+            * math.log((opening - first + odds.near) / (opening - last + odds.near))
+            / math.log(1 + opening / odds.near)
+        )
+
     children = children_of(one, held)
     total = 0.0
     if not any(newest(child).seen >= one.seen for child in children):
         total += age(one.seen) * (odds.end + cut_back(one.reach, one.n, one.reach))
+        total += age(one.seen) * anew(one.opening, one.n, one.reach)
     for child in children:
         total += age(newest(child).seen) * cut_back(newest(child).reach, one.n, child.n)
-    if not above:
+        total += age(newest(child).seen) * anew(newest(child).opening, one.n, child.n)
+    if not above and not newest(one).opening:
         total += odds.head * age(newest(one).seen)
     # Those below it along the newest branch, as deep as that goes.
     last, line = one, []
@@ -141,7 +153,9 @@ def test_the_policy_chooses_what_the_plain_rule_chooses(
     hits = {key: data.draw(st.integers(0, 3)) for key in held}
     for key, one in held.items():
         one.is_turn = data.draw(st.booleans())
-        tree.add(key, one.n, one.chain.items(), one.used, hits[key]).is_turn = one.is_turn
+        one.opening = data.draw(st.integers(0, 60))
+        node = tree.add(key, one.n, one.chain.items(), one.used, hits[key])
+        node.is_turn, node.opening = one.is_turn, one.opening
     freed = {key: data.draw(st.integers(0, 1000)) for key in held}
     now = 100.0
     policy = LeastValue(tree, freed.__getitem__, lambda: now)
@@ -164,7 +178,33 @@ def test_the_policy_chooses_what_the_plain_rule_chooses(
         above = [other for other in held.values() if gone.stems_from(other)]
         if above and gone.seen >= max(above, key=lambda other: other.n).seen:
             heir = max(above, key=lambda other: other.n)
-            heir.seen, heir.reach = gone.seen, gone.reach
+            heir.seen, heir.reach, heir.opening = gone.seen, gone.reach, gone.opening
+
+
+@pytest.mark.parametrize(("opening", "ranked"), [(0, [20, 30, 40, 10]), (5000, [10, 20, 30, 40])])
+def test_late_in_an_opening_others_are_expected_to_leave_it(opening: int, ranked: list[int]) -> None:
+    """Of snapshots at even distances in an opening the last is worth most; without one, the first of all."""
+    tree: PrefixTree[int] = PrefixTree()
+    policy = LeastValue(tree, lambda key: 1, lambda: 1.0)
+    segments: list[tuple[int, int]] = []
+    for key in (10, 20, 30, 40, 50, 300):
+        segments.insert(0, (key, 100 * key))
+        tree.add(key, 100 * key, segments, 1.0).opening = opening
+    assert [key for key in policy.ranked() if key <= 40] == ranked
+
+
+@pytest.mark.parametrize("gone", [(), (50,), (50, 40)])
+def test_an_opening_is_known_when_what_lay_behind_it_has_left(gone: tuple[int, ...]) -> None:
+    tree: PrefixTree[int] = PrefixTree()
+    policy = LeastValue(tree, lambda key: 1, lambda: 9.0)
+    for n, opening in ((10, 0), (20, 0), (40, 4500), (50, 4500)):
+        tree.add(n, 100 * n, [(at, 100 * at) for at in (50, 40, 20, 10) if at <= n], float(n > 20)).opening = opening
+    for key in gone:
+        tree.remove(key)
+    share = math.log((4500 - 1000 + 64) / (4500 - 2000 + 64)) / math.log1p(4500 / 64)
+    cut = math.log((5000 - 1000 + 64) / (5000 - 2000 + 64)) / math.log1p(5000 / 64)
+    seconds = (0.2 * share + 0.35 * cut) * 60 / 68 * 1.0
+    assert policy.worth(10) == pytest.approx(seconds)
 
 
 @dataclass(eq=False)
