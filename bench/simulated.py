@@ -125,6 +125,7 @@ class SizedBackend:
     n_beats = 0
     can_break = False
     streamed = None
+    far_batch = 0
 
     def __init__(
         self,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,12 +13,14 @@ if TYPE_CHECKING:
 __all__ = [
     "DEEP",
     "DEFAULT_STEP",
+    "FAR",
     "MIN_BATCH",
     "MOST_SEAMS",
     "RULES",
     "batch_ends",
     "choose_cuts",
     "ends_within",
+    "full_batch",
     "inner_ends",
     "last_common_end",
     "last_end",
@@ -50,6 +53,12 @@ DEEP = 32768
 """Behind more tokens than these a batch has as many times more on average: it reads all rows before it, and nobody
 comes back to most of so long a history (bench/results/gpu-long.md)."""
 
+FAR = 81_920
+"""Behind more tokens than these a GPU attends to twice 512 tokens sooner than to 1,024 (bench/results/gpu-long.md)."""
+
+GPU_FAR_BATCH = 512
+"""The largest batch there, if the model has no experts: these read weights of their own for each batch."""
+
 FIRST_RUNG = 64
 """So many tokens, twice, four times, ... behind the beginning a long first message may be left."""
 
@@ -67,14 +76,16 @@ tokens without one."""
 LEAST_PART = 64
 """Of text without messages at least one in so many tokens is new where another part begins, if a batch ends there."""
 
-RULES = (MIN_BATCH, DEEP, FIRST_RUNG, FINE_PART, FINE_LEAST, MOST_SEAMS, *UNMARKED_PARTS, FINE_STEP, LEAST_PART)
+RULES = (MIN_BATCH, DEEP, FAR, FIRST_RUNG, FINE_PART, FINE_LEAST, MOST_SEAMS, *UNMARKED_PARTS, FINE_STEP, LEAST_PART)
 """What batch ends follow from, besides the tokens and what is given to `batch_ends`."""
 
 
-def batch_ends(prompt: Prompt, n_ubatch: int, min_batch: int = MIN_BATCH, batch_cost: int = 0) -> list[int]:
+def batch_ends(
+    prompt: Prompt, n_ubatch: int, min_batch: int = MIN_BATCH, batch_cost: int = 0, far_batch: int = 0
+) -> list[int]:
     """Token counts at which evaluation stops, ascending; the last is len(prompt).
 
-    A batch ends ``n_ubatch`` tokens after the one before, or at a boundary at least ``min_batch`` tokens after it: in
+    A batch ends a `full_batch` after the one before, or at a boundary at least ``min_batch`` tokens after it: in
     any case where the assistant begins, since there prompts end, and at the first, the end of the head. Where another
     message begins, and at FIRST_RUNG, twice, four times, ... as many tokens, it does so if the batches up to there have
     ``batch_cost`` tokens on average then, and behind more than DEEP tokens as many times more: a device that works on
@@ -90,18 +101,19 @@ def batch_ends(prompt: Prompt, n_ubatch: int, min_batch: int = MIN_BATCH, batch_
     least half of ``min_batch``, and a LEAST_PART of the text, after the one before: text before a cursor grows up to
     there. Without a cost it ends at the last line end shortly before a cursor, too, as far behind the one before: there
     what was typed is written anew.
-    Both edges of an image end a batch in any case, and inside of it every ``n_ubatch`` tokens from its beginning do.
+    Both edges of an image end a batch in any case, and inside of it full batches from its beginning on do.
     Nothing else enters, so a prompt that extends another has the same ends in the shared part, except for the
     shorter one's very end.
     """
-    ends = _unmarked_ends(prompt, n_ubatch, min_batch, batch_cost) if prompt.n_unmarked else []
+    full = partial(full_batch, n_ubatch=n_ubatch, far_batch=far_batch)
+    ends = _unmarked_ends(prompt, full, min_batch, batch_cost) if prompt.n_unmarked else []
     last = ends[-1] if ends else 0
     spare = 0  # tokens that the batches so far had beyond the cost of each
     edges = _edges(prompt)
     for stop, is_sure in _stops(prompt, n_ubatch, batch_cost):
-        while last + n_ubatch <= stop:
-            spare = _spare(spare, n_ubatch, _cost(batch_cost, last))
-            last += n_ubatch
+        while last + (n_new := full(last)) <= stop:
+            spare = _spare(spare, n_new, _cost(batch_cost, last))
+            last += n_new
             ends.append(last)
         n_new, cost = stop - last, _cost(batch_cost, last)
         if (n_new >= min_batch and (is_sure or spare + n_new >= cost)) or (n_new > 0 and stop in edges):
@@ -116,6 +128,11 @@ def batch_ends(prompt: Prompt, n_ubatch: int, min_batch: int = MIN_BATCH, batch_
         if line - (ends[at - 1] if at else 0) >= (half if line in seams else min_batch) and not prompt.is_inside(line):
             ends.insert(at, line)
     return ends
+
+
+def full_batch(n_before: int, n_ubatch: int, far_batch: int = 0) -> int:
+    """The most tokens of a batch behind ``n_before``: ``n_ubatch``, or ``far_batch`` behind FAR tokens, if not 0."""
+    return min(far_batch or n_ubatch, n_ubatch) if n_before > FAR else n_ubatch
 
 
 def _cost(batch_cost: int, n_before: int) -> int:
@@ -165,16 +182,16 @@ def _line_stops(prompt: Prompt, min_batch: int) -> Iterator[int]:
             yield at
 
 
-def _unmarked_ends(prompt: Prompt, n_ubatch: int, min_batch: int, batch_cost: int) -> list[int]:
+def _unmarked_ends(prompt: Prompt, full: Callable[[int], int], min_batch: int, batch_cost: int) -> list[int]:
     ends: list[int] = []
     typed = () if batch_cost else prompt.typed
     is_typed = frozenset(typed).__contains__
-    last, part, most = 0, UNMARKED_PARTS[batch_cost > 0], n_ubatch if batch_cost else min(FINE_STEP, n_ubatch)
+    last, part = 0, UNMARKED_PARTS[batch_cost > 0]
     while True:
-        picture = prompt.picture_at(last)
+        picture, most = prompt.picture_at(last), full(last)
         if picture is None:
-            step = min(max(min_batch, last // part), most)
-            end = _line_end(prompt, last + step * 3 // 4, last + step, last + min(2 * step, n_ubatch))
+            step = min(max(min_batch, last // part), most if batch_cost else min(FINE_STEP, most))
+            end = _line_end(prompt, last + step * 3 // 4, last + step, last + min(2 * step, most))
             half = max(min_batch // 2, 1)
             least = max(half, last // LEAST_PART)
             at = bisect.bisect_left(prompt.parts, last + (half if is_typed(last) else least))
@@ -182,7 +199,7 @@ def _unmarked_ends(prompt: Prompt, n_ubatch: int, min_batch: int, batch_cost: in
             pictures = (each.start for each in prompt.pictures if each.start > last)
             last = min([end, *prompt.parts[at : at + 1], *typed[line : line + 1], *pictures])
         else:
-            last = min(last + n_ubatch, picture.end)
+            last = min(last + most, picture.end)
         if last > prompt.n_unmarked:
             return ends
         ends.append(last)

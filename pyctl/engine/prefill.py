@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from pyctl.cache.cache_stats import RequestStats
-from pyctl.cache.plan import batch_ends
+from pyctl.cache.plan import batch_ends, full_batch
 from pyctl.cache.snapshot import State
 from pyctl.engine.backend import Backend
 from pyctl.engine.engine_stats import EngineCounters, PrefillLog
@@ -78,7 +78,8 @@ class Prefill:
         return replace(lookup, ends=self._ends(lookup.request.prompt, 0))
 
     def _ends(self, prompt: Prompt, batch_cost: int) -> list[int]:
-        return batch_ends(prompt, self._backend.n_ubatch, self._snapshotter.settings.min_batch, batch_cost)
+        backend, min_batch = self._backend, self._snapshotter.settings.min_batch
+        return batch_ends(prompt, backend.n_ubatch, min_batch, batch_cost, backend.far_batch)
 
     def run(
         self,
@@ -92,7 +93,7 @@ class Prefill:
     ) -> Steps:
         """Append what is missing of the prompt up to each of ``ends``, as there is room; output 0 is that of its
         end then. Without ``exact`` these are other batches than a cold run's."""
-        prompt, n_full = active.handle.request.prompt, self._backend.n_ubatch
+        prompt = active.handle.request.prompt
         began, save_before = time.perf_counter(), stats.save_ms
         first = last = seq.n
         is_alone = True
@@ -109,6 +110,7 @@ class Prefill:
                 yield None
             last = seq.n if self._backend.is_async else end  # what a device has begun takes its time later
             # The very end of a prompt is a batch end of longer prompts only if it fills its batch.
+            n_full = full_batch(previous, self._backend.n_ubatch, self._backend.far_batch)
             is_cold = exact and (end < len(prompt) or end - previous == n_full)
             seq.append(prompt.tokens[seq.n : end], exact=is_cold)
             seq.in_picture = picture is not None and end < picture.end

@@ -11,7 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyctl.cache.plan import DEEP, DEFAULT_STEP, MOST_SEAMS, batch_ends, choose_cuts, last_common_end, last_end
+from pyctl.cache import plan
+from pyctl.cache.plan import (
+    DEEP,
+    DEFAULT_STEP,
+    FAR,
+    MOST_SEAMS,
+    batch_ends,
+    choose_cuts,
+    full_batch,
+    last_common_end,
+    last_end,
+)
 from pyctl.chat.boundaries import boundaries, headers
 from pyctl.image_file import ImageFile
 from pyctl.prompt import Picture, Prompt, as_tokens
@@ -173,6 +184,19 @@ def test_deep_in_a_prompt_fewer_batches_end_where_hardly_anybody_comes_back() ->
     assert set(given_prompt.boundaries) <= set(batch_ends(given_prompt, 1024, 32))
 
 
+@pytest.mark.parametrize("is_raw", [False, True])
+def test_far_in_a_prompt_batches_are_smaller_where_that_pays(is_raw: bool) -> None:
+    given_prompt = prompt(200_000) if is_raw else conversation(200_000, 2_018, 268, 2_718)
+    ends, far = (batch_ends(given_prompt, 1024, 32, 480, n) for n in (0, 512))
+    assert [end for end in ends if end <= FAR] == [end for end in far if end <= FAR]
+    assert set(given_prompt.headers or ()) <= set(far)
+    behind = [(a, b) for a, b in itertools.pairwise(far) if a > FAR]
+    assert len(behind) > 200
+    assert max(b - a for a, b in behind) == 512
+    assert max(b - a for a, b in itertools.pairwise(ends)) == 1024
+    assert batch_ends(given_prompt, 256, 32, 480, 512) == batch_ends(given_prompt, 256, 32, 480)
+
+
 def test_a_long_first_message_has_rungs_where_batches_cost_something() -> None:
     assert batch_ends(prompt(700), 512, 32, 1) == [64, 128, 256, 700]
     assert batch_ends(prompt(3000), 1024, 32, 480) == [512, 1536, 2560, 3000]
@@ -212,9 +236,17 @@ def test_where_batches_cost_nothing_they_end_at_lines_of_the_first_messages() ->
     n_unmarked=st.integers(0, 300),
     line=st.integers(1, 200),
     seam=st.integers(1, 5),
+    far=st.sampled_from([0, 40, 512]),
 )
 def test_headers_lines_and_costs_follow_from_the_prefix_alone(
-    messages: list[tuple[bool, int]], n_ubatch: int, cost: int, short: float, n_unmarked: int, line: int, seam: int
+    messages: list[tuple[bool, int]],
+    n_ubatch: int,
+    cost: int,
+    short: float,
+    n_unmarked: int,
+    line: int,
+    seam: int,
+    far: int,
 ) -> None:
     start = (7, 8, 9)
     tokens = [0] * n_unmarked
@@ -230,16 +262,19 @@ def test_headers_lines_and_costs_follow_from_the_prefix_alone(
         begins = headers(ids, found, start)
         seams = tuple(end for end in line_ends[::seam] if end <= n)
         given_prompt = Prompt(ids, found, min(n_unmarked, n), known, begins, seams=seams)
-        return batch_ends(given_prompt, n_ubatch, 32, cost)
+        return batch_ends(given_prompt, n_ubatch, 32, cost, far)
 
     n = max(int(len(tokens) * short), 1)
-    few, many = ends(n), ends(len(tokens))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "FAR", 2000)
+        few, many = ends(n), ends(len(tokens))
+        most = far if cost else 0  # without a cost lines divide batches
+        assert all(0 < b - a <= full_batch(a, n_ubatch, most) for a, b in itertools.pairwise([0, *many]))
     # What begins within its last tokens the shorter one cannot know, and so it does not stop there.
     cut = [end for end in many if end < n - len(start)]
     assert few[: len(cut)] == cut
     assert set(few[:-1]) <= set(many)
     assert few[-1] == n
-    assert all(0 < b - a <= n_ubatch for a, b in zip([0, *many], many, strict=False))
 
 
 def test_ends_in_common_are_those_up_to_which_all_are() -> None:
