@@ -37,8 +37,8 @@ STEP_SECONDS = limit(
 MAX_FAILED_STEPS = limit(3, "steps of the engine in a row that fail", "the server ends, exit code 1", "process")
 
 IDLE_SECONDS = 2.0
-"""After so long without work, rows that only the device has are copied to what is free of the cache's RAM, and those
-that have no room there to the disk."""
+"""So long after a client's last request, rows that only the device has are copied to what is free of the cache's RAM,
+and those that have no room there to the disk, before prompts that are evaluated ahead of the next one."""
 
 WATCH_SECONDS = 1.0
 """Between two looks at the engine's thread."""
@@ -63,7 +63,8 @@ class Worker:
         self._info = info
         self._sleep_seconds = sleep_seconds
         self._stall_seconds = stall_seconds
-        self._last_work = time.monotonic()
+        self._last_work = self._last_asked = time.monotonic()
+        self._is_ahead = False  # what is evaluated has nobody who waits for it
         self._copy_at: float | None = None
         self._inbox: queue.SimpleQueue[RequestHandle | _Call | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards what is open, and whether more may come
@@ -255,20 +256,26 @@ class Worker:
         while True:
             if busy and self._inbox.empty():
                 busy = self._step()
+                if self._is_ahead and not self._engine.running:
+                    busy = False  # the next one may have to wait for rows that are to be copied
                 if not busy:
                     self._last_work = time.monotonic()
-                    self._copy_at = self._last_work + IDLE_SECONDS
+                    if not self._is_ahead:
+                        self._last_asked = self._last_work
+                    self._copy_at = max(self._last_asked + IDLE_SECONDS, self._last_work)
                 continue
             self._working = busy
             try:
                 item = self._inbox.get(timeout=None if busy else self._until_due())
             except queue.Empty:
-                busy = self._engine.warm_ups.seconds == 0
-                if not busy and self._until_sleep() == 0:
+                may_go_ahead = self._until_ahead() == 0
+                if not may_go_ahead and self._until_sleep() == 0:
                     self._engine.sleep()
-                elif not busy and self._until_copy() == 0:
+                elif self._until_copy() == 0:
                     seconds = self._engine.snapshotter.device.copy_next(self._engine.snapshotter.disk)
                     self._copy_at = time.monotonic() + seconds if seconds is not None else None
+                else:
+                    busy = self._is_ahead = may_go_ahead
                 continue
             if item is None:
                 return
@@ -307,8 +314,10 @@ class Worker:
             return False
         self._last_work = time.monotonic()
         if isinstance(item, _Call):
+            self._is_ahead = False
             self._do(item)
             return True
+        self._is_ahead = item.request.background and (self._is_ahead or not self._working)
         try:
             self._engine.submit(item)
         except Exception as error:
@@ -323,7 +332,7 @@ class Worker:
 
     def _until_due(self) -> float | None:
         """Seconds until there is something to do although nobody asks, None for never."""
-        times = (self._until_sleep(), self._until_copy(), self._engine.warm_ups.seconds)
+        times = (self._until_sleep(), self._until_copy(), self._until_ahead())
         return min((seconds for seconds in times if seconds is not None), default=None)
 
     def _until_copy(self) -> float | None:
@@ -331,6 +340,11 @@ class Worker:
         if self._copy_at is None or self._engine.asleep:
             return None
         return max(self._copy_at - time.monotonic(), 0.0)
+
+    def _until_ahead(self) -> float | None:
+        """Seconds until something is evaluated that nobody asked for; None for not, or not before rows are copied."""
+        copy = self._until_copy()
+        return None if copy is not None and copy <= AGAIN_SECONDS else self._engine.warm_ups.seconds
 
     def _until_sleep(self) -> float | None:
         """Seconds until the model is freed, None for not."""

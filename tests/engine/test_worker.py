@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from pyctl.cache.cache_stats import RequestStats
+from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.ram import RamCache
 from pyctl.engine import worker
 from pyctl.engine.admin import EngineAdmin
@@ -20,7 +22,7 @@ from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.fake import FakeBackend
 from pyctl.engine.handle import RequestHandle
-from pyctl.engine.request import Done, Failed, Piece
+from pyctl.engine.request import Done, Failed, Piece, Request
 from pyctl.engine.sampling import Sampling
 from pyctl.engine.worker import Worker
 from pyctl.errors import ModelError, RequestError, UnavailableError
@@ -264,5 +266,29 @@ def test_an_idle_moment_copies_what_only_the_device_has(monkeypatch: pytest.Monk
         after = bench.admin.stats().result(60)
         assert after.n_cells_held > 0
         assert after.cache.n_bytes <= cache.budget
+    finally:
+        bench.worker.close()
+
+
+def test_going_ahead_does_not_keep_rows_from_being_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as one prompt after the other is made ready, there is no moment without work."""
+    monkeypatch.setattr(worker, "IDLE_SECONDS", 1.0)
+    bench = Bench()
+    device, copied = bench.engine.snapshotter.device, threading.Event()
+    copy_next = device.copy_next
+
+    def note(disk: DiskTier | None) -> float | None:
+        copied.set()
+        return copy_next(disk)
+
+    monkeypatch.setattr(device, "copy_next", note)
+    try:
+        bench.ask(PROMPT)
+        n_ready = 0
+        while not copied.is_set():
+            tokens = as_tokens([1 + (i + n_ready) % 59 for i in range(100)])
+            made = bench.worker.submit(Request(Prompt.of(tokens, [40]), max_tokens=0, background=True))
+            n_ready += sum(isinstance(event, Done) for event in made)
+        assert n_ready > 1
     finally:
         bench.worker.close()
