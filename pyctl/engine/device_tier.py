@@ -31,6 +31,11 @@ BEHIND_PART = 2
 """Rows of the device that wait to be written may take RAM beside what the cache counts: its budget over this."""
 
 
+SPARE_STATES, SPARE_PART = 4, 4
+"""Rows that wait leave room for so many states, or this part of what may wait, whichever is less: without memory that
+is ready a state takes a hundred milliseconds to be saved instead of six (bench/results/gpu-long.md)."""
+
+
 PIECE_BYTES = limit(
     2**28, "rows that leave the device at once", "a segment of more is two or more segments", "memory", "bytes"
 )
@@ -237,11 +242,16 @@ class DeviceTier:
     def may_copy(self, snapshot: Snapshot) -> bool:
         """Whether all that RAM lacks of it may be copied for the disk at once, beside what the cache counts."""
         n_bytes = sum(each.only_held_bytes for each in snapshot.chain if not each.file.is_there)
-        return not n_bytes or not self.is_behind(n_bytes)
+        return not n_bytes or not self.is_behind(n_bytes + self._spare)
 
     def piece_of(self, segment: Segment) -> Block | None:
         """A copy of its rows for somebody who needs bytes, and they are there; None if too much waits for the disk."""
-        return None if self.is_behind(segment.only_held_bytes) else self.copy_of(segment)
+        return None if self.is_behind(segment.only_held_bytes + self._spare) else self.copy_of(segment)
+
+    @property
+    def _spare(self) -> int:
+        """Bytes beside the cache that rows leave to states."""
+        return min(SPARE_STATES * self._memory.state_size(0), most_behind(self._cache.budget) // SPARE_PART)
 
     @property
     def most_read(self) -> int | None:

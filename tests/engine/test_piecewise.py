@@ -19,7 +19,7 @@ import pytest
 
 from pyctl.cache.disk.index import Index
 from pyctl.cache.disk.writer import OpenWrite, StoreWriter
-from pyctl.cache.snapshot import Block, Held, Segment, State
+from pyctl.cache.snapshot import Block, BlockBytes, Held, Segment, State
 from pyctl.engine import device_tier
 from pyctl.engine.engine import Engine
 from pyctl.engine.fake import FakeBackend
@@ -285,6 +285,21 @@ def test_what_does_not_fit_beside_others_that_wait_goes_a_part_at_a_time(tmp_pat
     idle(engine)
     assert tier.flush(60)
     assert all(tier.store.contains(end.prefix) for end in ends)
+    engine.snapshotter.close()
+
+
+def test_rows_that_wait_leave_room_for_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(tmp_path)
+    ask(engine, LONG)
+    backend, cache, device = engine.backend, engine.snapshotter.cache, engine.snapshotter.device
+    segment = next(each for each in cache.segments() if each.only_held_bytes)
+    for state_bytes, spare in ((100, 400), (2_000, BEHIND // 4)):
+        monkeypatch.setattr(backend, "state_size", lambda seq, n=state_bytes: n)
+        room = BEHIND - segment.only_held_bytes - spare
+        for beside, has_room in ((room, True), (room + 1, False)):
+            monkeypatch.setattr(backend, "block_bytes", lambda n=beside: BlockBytes(cache.n_bytes + n, 0, 0))
+            assert (device.piece_of(segment) is not None) == has_room
+    monkeypatch.undo()
     engine.snapshotter.close()
 
 
