@@ -24,7 +24,7 @@ install: .venv/installed
 	@touch $@
 
 test: install lint
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 lint: install
 	$(BIN)/ruff check .

@@ -57,7 +57,14 @@ public:
             default:                     return "opaque";
         }
     }
+    const std::string & type() const { return state.type(); }
     const std::string & layout() const { return state.layout_text(); }
+
+    std::tuple<int64_t, int64_t, bool> window() const {
+        const sliding_window & found = state.window();
+        return { found.size, found.ring, found.is_chunked };
+    }
+
     bool                is_async() const { return state.is_async(); }
     size_t              rows_size(int64_t p0, int64_t p1) const { return state.rows_size(p0, p1); }
     size_t              state_size(llama_seq_id seq) const { return state.state_size(seq); }
@@ -292,6 +299,8 @@ void register_kv_state(py::module_ & m) {
         .def(py::init<uintptr_t, llama_seq_id, size_t, bool, bool>(), py::arg("ctx"), py::arg("seq") = 0, py::arg("lag") = 0,
              py::arg("marks") = false, py::arg("defers") = false)
         .def_property_readonly("kind", &bound_state::kind)
+        .def_property_readonly("type", &bound_state::type)
+        .def_property_readonly("window", &bound_state::window)
         .def_property_readonly("layout", &bound_state::layout)
         .def_property_readonly("is_async", &bound_state::is_async)
         .def_property_readonly("in_flight_bytes", &bound_state::in_flight_bytes)

@@ -30,7 +30,9 @@ public:
     kv_state(llama_context * ctx, llama_seq_id seq, const host_arena & pinned, size_t lag = 0, bool marks = false,
              bool defers = false, const store_settings * own_rows = nullptr);
 
-    memory_kind         kind() const { return parts.kind; }
+    memory_kind           kind() const { return parts.kind; }
+    const std::string &   type() const { return parts.type; }
+    const sliding_window & window() const { return parts.window; }
     const std::string & layout_text() const { return layout.text; }
 
     // How many tokens `seq` has, and the position of the n-th of these, or of the one that follows them.

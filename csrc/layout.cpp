@@ -1,12 +1,19 @@
 #include "layout.h"
 
+#include "llama-kv-cache-dsa-iswa.h"
+#include "llama-kv-cache-dsv4.h"
+#include "llama-kv-cache-iswa.h"
 #include "llama-kv-cache.h"
 #include "llama-memory-hybrid-iswa.h"
 #include "llama-memory-hybrid.h"
 #include "llama-memory-recurrent.h"
 #include "llama-model.h"
 
+#include <cxxabi.h>
+
+#include <cstdlib>
 #include <stdexcept>
+#include <typeinfo>
 #include <utility>
 
 static_assert(sizeof(llama_kv_cell_ext) == 12, "further positions are part of the file format, see block.h");
@@ -95,6 +102,40 @@ recurrent_layout recurrent_of(const llama_memory_recurrent & memory, llama_seq_i
     return layout;
 }
 
+std::string class_name(const llama_memory_i & memory) {
+    int          status = 0;
+    char *       text   = abi::__cxa_demangle(typeid(memory).name(), nullptr, nullptr, &status);
+    std::string  name   = status == 0 ? text : typeid(memory).name();
+    std::free(text);
+    return name;
+}
+
+// The cache of a memory whose layers slide; null where its class is not known.
+const llama_kv_cache * sliding_cache(llama_memory_t memory) {
+    if (typeid(*memory) == typeid(llama_kv_cache_iswa)) {
+        return static_cast<llama_kv_cache_iswa *>(memory)->get_swa();
+    }
+    if (typeid(*memory) == typeid(llama_kv_cache_dsa_iswa)) {
+        return static_cast<llama_kv_cache_dsa_iswa *>(memory)->get_swa();
+    }
+    if (typeid(*memory) == typeid(llama_kv_cache_dsv4)) {
+        return static_cast<llama_kv_cache_dsv4 *>(memory)->get_raw()->get_swa();
+    }
+    if (typeid(*memory) == typeid(llama_memory_hybrid_iswa)) {
+        return static_cast<llama_memory_hybrid_iswa *>(memory)->get_mem_attn()->get_swa();
+    }
+    return nullptr;
+}
+
+sliding_window window_of(llama_context * ctx, llama_memory_t memory) {
+    const llama_hparams & hparams = llama_get_model(ctx)->hparams;
+    if (hparams.swa_type == LLAMA_SWA_TYPE_NONE) {
+        return {};
+    }
+    const llama_kv_cache * cache = sliding_cache(memory);
+    return { hparams.n_swa, cache != nullptr ? cache->get_size() : 0, hparams.swa_type == LLAMA_SWA_TYPE_CHUNKED };
+}
+
 // Fingerprints of files contain this text: it must stay as it is, the word "whole" for opaque memories included.
 std::string text_of(memory_kind kind, const row_layout & rows, const recurrent_layout & recurrent) {
     const char * names[] = { "attention", "hybrid", "whole" };
@@ -118,19 +159,33 @@ std::string text_of(memory_kind kind, const row_layout & rows, const recurrent_l
 }  // namespace
 
 memory_parts parts_of(llama_context * ctx) {
-    memory_parts   parts;
     llama_memory_t memory = llama_get_memory(ctx);
-    if (auto * hybrid = dynamic_cast<llama_memory_hybrid *>(memory)) {
-        parts = { memory_kind::hybrid, hybrid->get_mem_attn(), hybrid->get_mem_recr() };
-    } else if (auto * cache = dynamic_cast<llama_kv_cache *>(memory)) {
-        parts = { memory_kind::attention, cache, nullptr };
+    memory_parts   parts;
+    if (memory == nullptr) {
+        return parts;
     }
-    // With one stream per sequence, rows cannot be handed from one sequence to another, as attention_rows does. With
-    // --split-mode tensor each row and each state has parts on several devices, which only the library puts together.
+    parts.type   = class_name(*memory);
+    parts.window = window_of(ctx, memory);
+    // By exact type: a class derived from one of these has caches that its base does not know of. A plain cache that
+    // slides saves less than it holds. With one stream per sequence, rows cannot be handed from one sequence to another,
+    // as attention_rows does. With --split-mode tensor each row and each state has parts on several devices, which only
+    // the library puts together.
+    llama_kv_cache *         attention = nullptr;
+    llama_memory_recurrent * recurrent = nullptr;
+    if (typeid(*memory) == typeid(llama_memory_hybrid)) {
+        auto * hybrid = static_cast<llama_memory_hybrid *>(memory);
+        attention     = hybrid->get_mem_attn();
+        recurrent     = hybrid->get_mem_recr();
+    } else if (typeid(*memory) == typeid(llama_kv_cache)) {
+        attention = static_cast<llama_kv_cache *>(memory);
+    }
     const bool is_split = llama_get_model(ctx)->split_mode() == LLAMA_SPLIT_MODE_TENSOR;
-    if (is_split || (parts.attention != nullptr && parts.attention->get_n_stream() != 1)) {
-        parts = {};
+    if (attention == nullptr || attention->get_n_stream() != 1 || parts.window.size > 0 || is_split) {
+        return parts;
     }
+    parts.kind      = recurrent != nullptr ? memory_kind::hybrid : memory_kind::attention;
+    parts.attention = attention;
+    parts.recurrent = recurrent;
     return parts;
 }
 

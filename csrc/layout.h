@@ -17,12 +17,21 @@ class llama_memory_recurrent;
 // attention: rows only. hybrid: rows and a recurrent state. opaque: anything else; only the library can save it.
 enum class memory_kind { attention, hybrid, opaque };
 
-// The parts of a memory, which belong to the context; null where there is none. A further part, such as the rows of a
-// draft head, would be one more pointer here with a layout of its own.
+// Attention layers that see the last `size` tokens, or the current chunk of so many, in a ring of `ring` cells.
+// `size` is 0 without such layers, `ring` where it is not known.
+struct sliding_window {
+    int64_t size       = 0;
+    int64_t ring       = 0;
+    bool    is_chunked = false;
+};
+
+// The parts of a memory, which belong to the context; null where there is none. `type` is the name of its class.
 struct memory_parts {
     memory_kind              kind      = memory_kind::opaque;
     llama_kv_cache *         attention = nullptr;
     llama_memory_recurrent * recurrent = nullptr;
+    std::string              type;
+    sliding_window           window;
 };
 
 memory_parts parts_of(llama_context * ctx);

@@ -87,6 +87,17 @@ class KVState:
     @property
     def kind(self) -> Literal["attention", "hybrid", "opaque"]: ...
     @property
+    def type(self) -> str:
+        """The name of the memory's class in llama.cpp."""
+
+    @property
+    def window(self) -> tuple[int, int, bool]:
+        """(tokens that sliding layers see, cells of the ring that holds these, whether they are chunks).
+
+        The first is 0 without such layers, the second where the class is not known.
+        """
+
+    @property
     def layout(self) -> str:
         """Types and sizes of everything that is saved, as text; equal layouts may exchange blocks."""
 

@@ -196,9 +196,13 @@ def _next_mark(data: bytes, at: int) -> int:
 
 def _gif(data: bytes) -> tuple[int, int, int]:
     width, height = struct.unpack_from("<HH", data, 6)
-    if b"\x2c" not in data[13:]:
-        raise IndexError  # no frame
+    if b"\x2c" not in data[13:] or width * height > _GIF_RATIO * len(data):
+        raise IndexError  # no frame, or none that could fill the screen
     return width, height, 1
+
+
+_GIF_RATIO = 4096
+"""More pixels than a byte of LZW stands for: a code has 12 bits and a string of 4,096 pixels at most."""
 
 
 def _bmp(data: bytes) -> tuple[int, int, int]:

@@ -6,7 +6,7 @@ import re
 import secrets
 import string
 
-__all__ = ["clean", "one_line", "overlap", "random_id", "reason_of"]
+__all__ = ["clean", "one_line", "overlap", "plain", "random_id", "reason_of"]
 
 _LETTERS = string.digits + string.ascii_letters
 
@@ -25,6 +25,19 @@ def one_line(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+_ROLES = {"user": "You: ", "assistant": "Reply: ", "system": "System: ", "tool": "Tool: "}
+_HALF_MARK = re.compile(r"^[a-z_]{0,30}\|?>")
+_MESSAGE = re.compile(r"<\|im_start\|>([a-z]{1,30})\n?")
+_MARK = re.compile(r"<\|[^|<>\n]{1,30}\|>|</?think>")
+
+
+def plain(text: str) -> str:
+    """Tokens as people read them, as `plain` of page/static/dom.js does: without marks, with names for roles."""
+    text = _HALF_MARK.sub("", text)
+    text = _MESSAGE.sub(lambda found: _ROLES.get(found[1], f"{found[1]}: "), text)
+    return " ".join(_MARK.sub(" ", text).split())
 
 
 def reason_of(error: Exception) -> str:

@@ -114,6 +114,20 @@ def test_sizes_are_bounded() -> None:
         ImageFile.of(bmp(-5, 5, 100))
 
 
+def test_a_gif_whose_bytes_cannot_fill_its_screen() -> None:
+    data = bytearray(FILES["gif"])
+    data[6:10] = struct.pack("<HH", 32_768, 1953)
+    with pytest.raises(RequestError, match="cut off"):
+        ImageFile.of(bytes(data))
+
+
+def test_one_colour_is_the_smallest_gif_of_its_size() -> None:
+    stream = io.BytesIO()
+    Image.new("P", (4000, 3000)).save(stream, "GIF")
+    image = ImageFile.of(stream.getvalue())
+    assert (image.width, image.height) == (4000, 3000)
+
+
 def test_a_jpeg_of_too_many_scans() -> None:
     data = bytearray(FILES["progressive"])
     at = data.index(b"\xff\xc2")

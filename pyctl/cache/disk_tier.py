@@ -184,10 +184,11 @@ class DiskTier:
             return ()
         chosen = policy.select(matches, min_tokens=self.store.min_tokens, cold_max=self._cold_max, start=start)
         if policy.kind == "auto":
-            log.info(
-                "[disk-cache] auto scope: window=%d recent=%d safe=%d selected=%d",
+            n_recent = min(policy.window, sum(recent.on_disk for recent in matches.recent))
+            log.debug(
+                "disk policy auto: %d of %d recent prompts share %d tokens, %d go to disk",
+                n_recent,
                 policy.window,
-                min(policy.window, sum(recent.on_disk for recent in matches.recent)),
                 chosen.safe,
                 chosen.selected,
             )

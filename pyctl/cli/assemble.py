@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import logging
 import sys
 import threading
@@ -18,6 +19,7 @@ from pyctl.cache.disk.file_format import REPLIES
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
+from pyctl.cache.places import ANYWHERE
 from pyctl.cache.ram import RamCache
 from pyctl.chat.cached_tokenizer import readable
 from pyctl.chat.chat_format import ChatFormat
@@ -97,29 +99,7 @@ def assemble(settings: CommandSettings, go_on: Callable[[], bool] = lambda: True
         if not (drafts.draft_types or drafts.draft_path):
             drafts = replace(drafts, draft_types=("draft-mtp",))
     budget = None if settings.cache.ram_mib < 0 else settings.cache.ram_mib * MIB
-
-    def announce(plan: MemoryPlan) -> None:
-        _announce(plan, budget)
-        if model.n_gpu_layers != 0:
-            # While the model loads; what a restart will bring back goes into memory that is ready for it.
-            initial, behind = (_stored_bytes(disk), most_behind(budget)) if disk.cache_dir else (0, 0)
-            reserve_pinned(budget, initial, behind)
-
-    with LoadProgress(model.path) as progress:
-
-        def report(fraction: float) -> bool:
-            progress.show(fraction)
-            return go_on()
-
-        load_with = partial(load, model, report, announce, drafts)
-        load_with = partial(load_with, keep_vocabulary=settings.engine.sleep_seconds >= 0, pool=settings.pool)
-        try:
-            loaded = load_with(settings.vision)
-        except ModelError as error:
-            if not (settings.vision.is_optional and settings.vision.mmproj_path):
-                raise
-            log.warning("no images: %s", error)
-            loaded = load_with()
+    loaded = _load(replace(settings, model=model, drafts=drafts), budget, go_on)
     try:
         template = Template(
             chat.chat_template or loaded.info.chat_template, loaded.info.bos_token, loaded.info.eos_token
@@ -157,6 +137,44 @@ def assemble(settings: CommandSettings, go_on: Callable[[], bool] = lambda: True
     if chat_format.capabilities.tools:
         threading.Thread(target=_prepare_vocabulary, args=(worker,), name="pyctl-vocabulary", daemon=True).start()
     return Service(worker, chat_format, EngineAdmin(worker, engine), settings.server)
+
+
+def _load(settings: CommandSettings, budget: int | None, go_on: Callable[[], bool]) -> Loaded:
+    """The model, with memory made ready for what a cache of ``budget`` bytes will hold."""
+    disk = settings.disk
+
+    def announce(plan: MemoryPlan) -> None:
+        _announce(plan, budget)
+        if settings.model.n_gpu_layers != 0:
+            # While the model loads; what a restart will bring back goes into memory that is ready for it.
+            initial, behind = (_stored_bytes(disk), most_behind(budget)) if disk.cache_dir else (0, 0)
+            reserve_pinned(budget, initial, behind)
+
+    with LoadProgress(settings.model.path) as progress:
+
+        def report(fraction: float) -> bool:
+            progress.show(fraction)
+            return go_on()
+
+        load_with = partial(load, settings.model, report, announce, settings.drafts)
+        load_with = partial(load_with, keep_vocabulary=settings.engine.sleep_seconds >= 0, pool=settings.pool)
+        try:
+            loaded = load_with(settings.vision)
+        except ModelError as error:
+            if not (settings.vision.is_optional and settings.vision.mmproj_path):
+                raise
+            log.warning("no images: %s", error)
+            loaded = load_with()
+    backend = loaded.backend
+    if settings.engine.exact:
+        backend.check_restoring()
+        info = replace(loaded.info, n_ctx=backend.n_ctx, memory=backend.memory_text)
+        # Other servers write what they evaluated beside other sequences, too.
+        mixed = hashlib.blake2b(f"{info.fingerprint} exact".encode(), digest_size=16).hexdigest()
+        loaded = replace(loaded, info=replace(info, fingerprint=mixed))
+    level = logging.INFO if backend.places == ANYWHERE else logging.WARNING
+    log.log(level, "memory of the model: %s", loaded.info.memory)
+    return loaded
 
 
 def _speculation(settings: CommandSettings, loaded: Loaded, remembered: CacheDrafts | None) -> Speculation:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyctl.cache.cache_settings import DiskSettings
 from pyctl.errors import ConfigError
 from pyctl.setting import flags_of
-from pyctl.text import one_line
+from pyctl.text import one_line, plain
 
 if TYPE_CHECKING:
-    from pyctl.cache.disk.directory import CacheDirectory
+    from pyctl.cache.disk.directory import CacheDirectory, Entry
 
 __all__ = ["run_cache"]
 
@@ -67,7 +69,8 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         added.set_defaults(run=function)
         return added
 
-    command("ls", _list, "list the snapshots, the last used first")
+    listed = command("ls", _list, "list the snapshots, the last used first")
+    listed.add_argument("--json", action="store_true", help="everything that is known, as JSON")
     verify = command("verify", _verify, "read every byte and compare the files with the index")
     verify.add_argument("--fix", action="store_true", help="remove what is damaged or useless, adopt what is whole")
     prune = command("prune", _prune, "remove what is worth least until the directory has a size")
@@ -77,7 +80,7 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         ("unpin", _unpin, "let snapshots be evicted again"),
         ("rm", _remove, "remove snapshots, pinned or not"),
     ):
-        command(name, function, text).add_argument("id", nargs="+", help="as ls shows it")
+        command(name, function, text).add_argument("id", nargs="+", help="as ls shows it, or the beginning of one")
     return parser
 
 
@@ -86,36 +89,67 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; see {self.prog} --help")
 
 
-def _list(directory: CacheDirectory, _: argparse.Namespace) -> int:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table("id", "tokens", "MiB", "age", "last used", "hits", "", "text", box=None)
-    for column in table.columns:
-        column.no_wrap = True
-    for column in table.columns[1:6]:
-        column.justify = "right"
-    now = time.time()
+def _list(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
     entries = directory.entries()
-    models = {entry.fingerprint for entry in entries}
-    for entry in entries:
-        marks = " ".join(mark for mark, is_set in (("pinned", entry.pinned), ("inexact", not entry.exact)) if is_set)
-        table.add_row(
-            entry.name,
-            str(entry.n),
-            f"{entry.n_bytes / MIB:.1f}",
-            _span(now - entry.created),
-            _span(now - entry.used),
-            str(entry.hits),
-            marks,
-            escape(one_line(entry.label)),
+    if arguments.json:
+        fields = (
+            "fingerprint",
+            "name",
+            "n",
+            "n_bytes",
+            "created",
+            "used",
+            "hits",
+            "pinned",
+            "exact",
+            "is_older",
+            "label",
         )
-    console = Console(width=None if sys.stdout.isatty() else 160)
+        print(json.dumps([{field: getattr(entry, field) for field in fields} for entry in entries], indent=1))
+        return 0
     if entries:
-        console.print(table)
-    console.print(f"{len(entries)} snapshots of {len(models)} models, {directory.n_bytes / MIB:.1f} MiB")
+        _print_lines([_line(entry, time.time()) for entry in entries])
+    models = len({entry.fingerprint for entry in entries})
+    print(f"{_count(len(entries), 'snapshot')} of {_count(models, 'model')}, {directory.n_bytes / MIB:.1f} MiB")
     return 0
+
+
+HEAD = ("id", "tokens", "MiB", "age", "used", "hits", "marks", "text")
+LEAST_TEXT = 12
+
+
+def _line(entry: Entry, now: float) -> tuple[str, ...]:
+    marks = {"pinned": entry.pinned, "inexact": not entry.exact, "older": entry.is_older}
+    return (
+        entry.short,
+        str(entry.n),
+        f"{entry.n_bytes / MIB:.1f}",
+        _span(now - entry.created),
+        _span(now - entry.used),
+        str(entry.hits),
+        ",".join(mark for mark, is_set in marks.items() if is_set),
+        one_line(plain(entry.label)),
+    )
+
+
+def _print_lines(lines: list[tuple[str, ...]]) -> None:
+    """A table: whole lines into a pipe; on a terminal, the text gets what is left of its width."""
+    widths = [max(map(len, column)) for column in zip(HEAD, *lines, strict=True)]
+    room = shutil.get_terminal_size().columns - sum(widths[:-1]) - 2 * (len(HEAD) - 1)
+    for line in (HEAD, *lines):
+        cells = [_cell(*each) for each in zip(HEAD[:-1], line, widths, strict=False)]
+        text = line[-1]
+        if sys.stdout.isatty() and len(text) > max(room, LEAST_TEXT):
+            text = text[: max(room, LEAST_TEXT) - 1] + "…"
+        print("  ".join([*cells, text]).rstrip())
+
+
+def _cell(head: str, text: str, width: int) -> str:
+    return text.ljust(width) if head in ("id", "marks") else text.rjust(width)
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}{'' if n == 1 else 's'}"
 
 
 def _verify(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
@@ -124,6 +158,9 @@ def _verify(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
     with Console(stderr=True).status("reading every file"):
         report = directory.verify(fix=arguments.fix)
     print(f"{report.files} whole files, {report.n_bytes / MIB:.1f} MiB")
+    if older := sorted({entry.fingerprint for entry in directory.entries() if entry.is_older}):
+        models = _count(len(older), "model")
+        print(f"older rules: {models} whose files this version never reads; prune takes them first")
     for kind in ("broken", "missing", "unknown", "useless", "temps", "foreign"):
         for name in getattr(report, kind):
             print(f"{kind}: {one_line(name)}")
@@ -139,22 +176,36 @@ def _prune(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
 
 
 def _pin(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
-    return _each(arguments, lambda name: directory.pin(name, True))
+    return _each(directory, arguments, lambda name: directory.pin(name, True))
 
 
 def _unpin(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
-    return _each(arguments, lambda name: directory.pin(name, False))
+    return _each(directory, arguments, lambda name: directory.pin(name, False))
 
 
 def _remove(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
-    return _each(arguments, directory.remove)
+    return _each(directory, arguments, directory.remove)
 
 
-def _each(arguments: argparse.Namespace, function: Callable[[str], bool]) -> int:
-    missing = [name for name in arguments.id if not function(name)]
-    for name in missing:
-        print(f"no snapshot {one_line(name)}", file=sys.stderr)
+def _each(directory: CacheDirectory, arguments: argparse.Namespace, function: Callable[[str], bool]) -> int:
+    """Apply ``function`` to each snapshot that the ids name; nothing is done if one id names none, or several."""
+    known = {name for entry in directory.entries() for name in (entry.name, f"{entry.fingerprint}/{entry.name}")}
+    found = {text: [text] if text in known else _meant(text, known) for text in arguments.id}
+    for text, names in found.items():
+        if not names:
+            print(f"no snapshot {one_line(text)}", file=sys.stderr)
+        elif len(names) > 1:
+            print(f"{one_line(text)} may be any of {', '.join(names)}", file=sys.stderr)
+    if any(len(names) != 1 for names in found.values()):
+        return 1
+    missing = [names[0] for names in found.values() if not function(names[0])]
     return 1 if missing else 0
+
+
+def _meant(text: str, known: Collection[str]) -> list[str]:
+    """Names that begin with ``text``, or whose digest does; one name may belong to snapshots of several models."""
+    names = (name for name in known if "/" not in name)
+    return sorted(name for name in names if text and text in (name[: len(text)], name.partition("-")[2][: len(text)]))
 
 
 def _span(seconds: float) -> str:

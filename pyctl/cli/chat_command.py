@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.logs import start_log
@@ -14,10 +16,10 @@ __all__ = ["chat", "chat_backend"]
 
 
 def chat(settings: CommandSettings) -> int:
-    """Chat until the input ends; returns the exit code."""
+    """Chat until the input ends; returns the exit code. SIGTERM and SIGHUP end it with what the cache has to write."""
     start_log(settings.log, settings.warnings)
     terminal = settings.terminal
-    with chat_backend(settings) as backend:
+    with _ending_by_signal(), chat_backend(settings) as backend:
         return run_chat(backend, prompt=terminal.prompt, system=terminal.system_prompt, stats=terminal.stats)
 
 
@@ -43,3 +45,21 @@ def chat_backend(settings: CommandSettings) -> Iterator[ChatBackend]:
         yield LocalBackend(service)
     finally:
         service.worker.close()
+
+
+@contextmanager
+def _ending_by_signal() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP leave the block by SystemExit, once. What is ignored, as SIGHUP below nohup, stays so."""
+    numbers = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]
+
+    def end(number: int, _: FrameType | None) -> None:
+        for each in numbers:
+            signal.signal(each, signal.SIG_IGN)  # the block is about to end
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

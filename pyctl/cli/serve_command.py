@@ -72,7 +72,7 @@ class _Serving:
             log.warning("--open: there is no page, because of --no-ui or --path")
         service = self._service = assemble(self._settings, go_on=lambda: not self._closing.is_set())
         if self._closing.is_set():
-            service.worker.close()
+            service.worker.close(unload=False)
             return
         service.worker.prepare()
         self.gate.open(create_app(service))
@@ -91,4 +91,5 @@ class _Serving:
     def close(self) -> bool:
         """Stop loading, or end the engine; whether all is written that was to be kept. Idempotent."""
         self._closing.set()
-        return self._service is None or self._service.worker.close()
+        # Requests that clients have given up may be tokenised still: `leave` ends the process with the model in it.
+        return self._service is None or self._service.worker.close(unload=False)

@@ -114,9 +114,15 @@ class EngineAdmin:
         disk = self._engine.snapshotter.disk
         if disk is None:
             return False
-        if any(entry.name == name and entry.pinned for entry in disk.store.directory.entries()):
-            raise RequestError(f"{name} is pinned: unpin it first")
+        self.check_stored(name)
         return disk.remove(name)
+
+    def check_stored(self, name: str) -> None:
+        """RequestError if the snapshot of this id is pinned on disk, for this model. Waits for the disk."""
+        disk = self._engine.snapshotter.disk
+        named = [] if disk is None else [each for each in disk.store.directory.entries() if each.name == name]
+        if disk is not None and any(each.pinned and each.fingerprint == disk.store.fingerprint for each in named):
+            raise RequestError(f"{name} is pinned: unpin it first")
 
     def clear(self) -> Future[int]:
         """Drop every snapshot that is not pinned, and texts to draft from; how many went. Live sequences stay."""
@@ -240,7 +246,9 @@ class EngineAdmin:
     def _save(self, seq: LiveSequence, path: Path) -> SequenceFile:
         self._check_files()
         began = time.perf_counter()
-        n_bytes = self._engine.backend.save_file(seq.id, path, seq.tokens, seq.ends)
+        # Without --exact nobody knows which batches were evaluated while other sequences took cells.
+        is_known = self._engine.settings.exact or len(self._engine.sequences) == 1
+        n_bytes = self._engine.backend.save_file(seq.id, path, seq.tokens, seq.ends if is_known else ())
         return SequenceFile(seq.n, n_bytes, (time.perf_counter() - began) * 1e3)
 
     def _restore(self, seq: LiveSequence, path: Path) -> SequenceFile:
@@ -260,7 +268,14 @@ class EngineAdmin:
             engine.snapshotter.forget(seq)
             raise RequestError(f"Unable to restore slot: {error}") from error
         seq.reset(saved.tokens, ends=saved.ends)
-        seq.named, seq.asked, seq.n_header = True, engine.snapshotter.cache.turn, seq.n
+        engine.company.note_shared()
+        if seq.shares:
+            seq.ends = []  # its rows lie behind those of others
+        disk = engine.snapshotter.disk
+        for_disk = disk is not None and disk.policy.kind != "off"
+        turn = engine.snapshotter.cache.turn
+        seq.belong(cached=True, for_disk=for_disk, asked=turn, n_header=seq.n, n_opening=0)
+        seq.named = True
         return SequenceFile(seq.n, saved.n_bytes, (time.perf_counter() - began) * 1e3)
 
     def _check_files(self) -> None:

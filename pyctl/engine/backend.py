@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from pyctl.cache.places import ResumePlaces
 from pyctl.cache.snapshot import Block, BlockBytes, BlockSpan, Held, Span, State
 from pyctl.engine.pool.pool_plan import PoolPlan, StreamCounts
 from pyctl.engine.pool.selection import Pins
@@ -44,6 +45,7 @@ class EngineInfo:
     ``lora`` are adapters, (path, scale). ``model_alias`` is the name for clients, the first of ``model_aliases`` if
     there are any. A reranker is asked with ``rerank_template``, or without one with the tokens of ``rerank_marks``
     before, between and after query and document. ``pool`` is where rows lie that are not all on the device.
+    ``memory`` says which kind of memory the model has in llama.cpp, and where a sequence of it can be resumed.
     """
 
     model_path: str
@@ -73,6 +75,7 @@ class EngineInfo:
     draft_types: tuple[str, ...] = ()
     vision: bool = False
     pool: PoolPlan | None = None
+    memory: str = ""
 
 
 TopTokens = tuple[tuple[int, float], ...]
@@ -288,6 +291,10 @@ class SequenceMemory(Protocol):
     @property
     def kind(self) -> Literal["attention", "hybrid", "opaque"]:
         """Rows alone, rows and a state, or a state of the whole sequence that nobody can look into."""
+
+    @property
+    def places(self) -> ResumePlaces:
+        """At which token counts a sequence may be saved, because it comes back to the same bits from there."""
 
     def rows_size(self, first: int, last: int) -> int:
         """Bytes of the block that holds rows [first, last); 0 if empty or for kind ``opaque``.

@@ -79,7 +79,8 @@ class Prefill:
 
     def _ends(self, prompt: Prompt, batch_cost: int) -> list[int]:
         backend, min_batch = self._backend, self._snapshotter.settings.min_batch
-        return batch_ends(prompt, backend.n_ubatch, min_batch, batch_cost, backend.far_batch)
+        ends = batch_ends(prompt, backend.n_ubatch, min_batch, batch_cost, backend.far_batch)
+        return backend.places.added_to(ends)
 
     def run(
         self,

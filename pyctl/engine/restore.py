@@ -186,6 +186,8 @@ def from_snapshot(
     The live sequence holds the first ``same`` tokens as a cold run would, a batch end of both.
     """
     n = snapshot.n
+    if not memory.places.allow(n):
+        return None  # of a server whose ring had another size
     if exact and not (snapshot.exact and batches.reach(snapshot)):
         return None  # generated text, or batches of another prompt that end where this one's would not
     keep = 0 if memory.kind == "opaque" else last_end(batches.ends, min(same, n))

@@ -59,7 +59,7 @@ def sampler_named(text: str) -> str | None:
 
 
 class Range(NamedTuple):
-    """What a request may say; llama-server cuts other values to the nearer end, refuses them, or overhears them."""
+    """What a request may say; llama-server cuts other values to the nearer end, refuses them, or ignores them."""
 
     low: float
     high: float

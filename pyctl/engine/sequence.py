@@ -27,7 +27,8 @@ class LiveSequence:
     request, ``asked`` is the cache's turn of the last one. ``named`` says that a client called the sequence by its
     number, so that it may come back to it.
     A restore that is under way takes up to ``n_expected`` tokens. ``in_picture`` says that it ends inside an image,
-    where it can go on but where nothing else can resume.
+    where it can go on but where nothing else can resume. ``shares`` says that other sequences take cells, too, where
+    that counts (`Company.note_shared`): no batch is one of a cold run then, and loaded rows lie elsewhere.
     """
 
     id: int
@@ -47,6 +48,7 @@ class LiveSequence:
     named: bool = False
     n_expected: int = 0
     in_picture: bool = False
+    shares: bool = False
     used: int = 0
     asked: int = 0
     _buffer: Tokens = field(init=False, repr=False)
@@ -75,7 +77,7 @@ class LiveSequence:
 
     def append(self, tokens: Tokens, *, exact: bool) -> None:
         """Record that ``tokens`` of a prompt were evaluated at the end; ``exact`` if as a batch of a cold run."""
-        if exact and self.n_exact == self.n:
+        if exact and not self.shares and self.n_exact == self.n:
             self.ends.append(self.n + int(tokens.size))
         self._buffer[self.n : self.n + tokens.size] = tokens
         self.n += int(tokens.size)
@@ -85,6 +87,11 @@ class LiveSequence:
         """Record one generated token."""
         self._buffer[self.n] = token
         self.n += 1
+
+    def belong(self, *, cached: bool, for_disk: bool, asked: int, n_header: int, n_opening: int) -> None:
+        """Record of which request it is from now on, with all that the cache wants to know of that."""
+        self.cached, self.for_disk, self.asked = cached, for_disk, asked
+        self.n_header, self.n_opening = n_header, n_opening
 
     def truncate(self, n: int) -> None:
         """Record that nothing is evaluated from ``n`` on any more."""
@@ -106,7 +113,7 @@ class LiveSequence:
         self.in_picture = False
         self.n = int(tokens.size)
         self._compared = None, 0, 0
-        self.ends = list(ends)
+        self.ends = [] if self.shares else list(ends)
         self.n_prompt = self.n
         self.keep(segment, n_saved)
 

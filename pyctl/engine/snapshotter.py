@@ -40,7 +40,7 @@ from pyctl.engine.restore import (
 )
 from pyctl.engine.sequence import LiveSequence
 from pyctl.errors import OutOfCellsError, StateError
-from pyctl.prompt import as_tokens
+from pyctl.prompt import Prompt, as_tokens
 
 __all__ = ["Snapshotter"]
 
@@ -100,9 +100,8 @@ class Snapshotter:
         if lookup.request.background and (not ways or ways[0].keep < seq.n):
             shared, least = 0, 1
         self._park(seq, shared, lookup.snapshots, stats, least)
-        seq.cached, seq.for_disk, seq.asked = wanted, lookup.from_disk, self.cache.turn
-        seq.n_header = lookup.request.prompt.end
-        seq.n_opening = lookup.request.prompt.opening
+        prompt, turn = lookup.request.prompt, self.cache.turn
+        seq.belong(cached=wanted, for_disk=lookup.from_disk, asked=turn, n_header=prompt.end, n_opening=prompt.opening)
         stats.restore_ms += (time.perf_counter() - began) * 1e3
 
     def restore(
@@ -138,17 +137,24 @@ class Snapshotter:
             stats.miss = Divergence.at(common, stats.n_cached, nearest.recent.prompt.tokens, prompt.tokens)
         wanted = self.disk.select(recent, seq.n, lookup.request.disk_policy) if self.disk is not None else ()
         room = self.device.most_states(seq, len(prompt) if wanted else 0)
-        cuts = choose_cuts(prompt, ends, seq.n, self.settings.min_step, (common, *wanted), room)
+        places = self.places(prompt, ends)
+        cuts = choose_cuts(prompt, places, seq.n, self.settings.min_step, (common, *wanted), room)
         # What goes to disk has to be among the places where snapshots are taken.
-        *persist, turn = (last_end(inner_ends(prompt, ends), n) for n in (*wanted, next_turn(prompt, common)))
+        *persist, turn = (last_end(places, n) for n in (*wanted, next_turn(prompt, common)))
         self.device.expect(seq, max(persist, default=0), len(cuts))
         return CachePlan(lookup.match, tuple(cuts), tuple(persist), restored, turn)
+
+    def places(self, prompt: Prompt, ends: Sequence[int]) -> list[int]:
+        """The batch ends of ``prompt`` at which a snapshot is of use and comes back to the same bits."""
+        return self.memory.places.among(inner_ends(prompt, ends))
 
     def save(self, seq: LiveSequence, plan: CachePlan, stats: RequestStats) -> None:
         """Take a snapshot at the end of ``seq``, with whose tokens ``plan.match`` begins.
 
         It takes the rows since the last one, and the state; what the plan protects is no victim.
         """
+        if not self.memory.places.allow(seq.n) or (self.settings.exact and seq.n_exact != seq.n):
+            return
         began, memory = time.perf_counter(), self.memory
         parent, covered = saved_rows(seq, plan.match, self.cache)
         prefix = plan.match.prefix(seq.n)
@@ -183,8 +189,10 @@ class Snapshotter:
         """
         began, recent, n = time.perf_counter(), lookup.recent, seq.n
         before = lookup.ends[-2] if len(lookup.ends) > 1 else 0
-        exact = seq.n_exact in (before, n)
+        exact = seq.n_exact in (before, n) and not seq.shares
         if recent is None or not stats.n_evaluated or not self.cache.enabled or (self.settings.exact and not exact):
+            return
+        if not self.memory.places.allow(n):
             return
         is_wanted = n_alike > 0 or n - before >= END_MIN or recent.has_whole
         n_bytes = self.memory.state_size(seq.id) + self.memory.draft_state_size()
@@ -380,8 +388,7 @@ class Snapshotter:
         Fewer than ``least`` tokens that are in no snapshot are not worth it, nor is an end inside an image.
         """
         _, covered = seq.saved()
-        may = seq.cached and not seq.in_picture and (seq.n_exact == seq.n or not self.settings.exact)
-        if may and shared < seq.n_prompt and seq.n - covered >= least:
+        if seq.cached and not seq.in_picture and shared < seq.n_prompt and seq.n - covered >= least:
             self.save(seq, CachePlan(PromptMatch(seq.tokens), protected=tuple(protected)), stats)
 
     def _take(self, seq: LiveSequence, prefix: Prefix, parent: Segment | None, covered: int) -> Snapshot:

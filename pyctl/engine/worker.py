@@ -71,6 +71,7 @@ class Worker:
         self._open: set[RequestHandle] = set()
         self._current: _Call | None = None
         self._closing = False
+        self._unloads = True
         self._ended = False
         self._deadline = 0.0
         self._complete = False
@@ -184,11 +185,12 @@ class Worker:
             fail(self._trouble)
         return future
 
-    def close(self, timeout: float | None = None) -> bool:
+    def close(self, timeout: float | None = None, *, unload: bool = True) -> bool:
         """End all requests with UnavailableError and stop after the current step; a long one is interrupted.
 
         Waits ``timeout`` seconds at most, by default as long as the engine may take to close and a margin for the step.
-        Returns whether everything is written that was to be kept. Idempotent.
+        Returns whether everything is written that was to be kept. Without ``unload`` the model stays until the process
+        ends, since other threads may still use its vocabulary. Idempotent.
         """
         for function in self._before_close:
             function()
@@ -196,6 +198,7 @@ class Worker:
         with self._lock:
             first, self._closing = not self._closing, True
             if first:
+                self._unloads = unload
                 self._deadline = time.monotonic() + wait
         if first:
             self._fail_open(UnavailableError("the server is shutting down"))
@@ -234,7 +237,8 @@ class Worker:
             with self._lock:
                 self._ended = True
             self._fail_inbox(None)
-            self._engine.backend.unload()
+            if self._unloads:
+                self._engine.backend.unload()
             self._complete = complete
         except BaseException as error:
             log.critical("the engine's thread has ended", exc_info=error)

@@ -8,12 +8,15 @@ from pathlib import Path
 
 from pyctl.convert import printable, web_address
 from pyctl.errors import ConfigError
+from pyctl.limit import limit
 from pyctl.setting import HUB
 
 __all__ = ["SPLIT_NAME", "HubSettings", "builtin_model", "split_names"]
 
 SPLIT_NAME = re.compile(r"^(.+)-([0-9]{5})-of-([0-9]{5})\.gguf$", re.IGNORECASE)
 """A file of a model that is split: stem, number from 1, count."""
+
+MOST_PARTS = limit(512, "files of a split model", "the program ends", "process")
 
 
 def hub_name(text: str) -> str:
@@ -79,7 +82,12 @@ def builtin_model() -> Path:
 
 
 def split_names(name: str) -> list[str]:
-    """Names of all files of the model that ``name`` is a file of; itself alone if the model is not split."""
+    """Names of all files of the model that ``name`` is a file of; itself alone if the model is not split.
+
+    ConfigError for too many files.
+    """
     if (part := SPLIT_NAME.match(name)) is None:
         return [name]
+    if int(part[3]) > MOST_PARTS:
+        raise ConfigError(f"{name} is one of too many files: a model may have {MOST_PARTS}")
     return [f"{part[1]}-{index:05d}-of-{part[3]}.gguf" for index in range(1, int(part[3]) + 1)]

@@ -67,13 +67,13 @@ def fetch_url(address: str, offline: bool) -> Path:
     directory = (Path(base) if base else Path.home() / ".cache") / "pyctl" / "models"
     directory /= hashlib.blake2b(whole.encode(), digest_size=8).hexdigest()
     for part in split_names(name):
-        if (directory / part).exists():
-            continue
-        if offline:
-            raise ConfigError(f"{part} has not been fetched before, and --offline is given")
         path = f"{folder}/{last if part == name else quote(part)}".encode()
         source = url.copy_with(raw_path=path + (b"?" + url.query if url.query else b""))
         try:
+            if (directory / part).exists():  # OSError for a name that is too long
+                continue
+            if offline:
+                raise ConfigError(f"{part} has not been fetched before, and --offline is given")
             directory.mkdir(parents=True, exist_ok=True)
             download(source, directory / part)
         except OSError as error:

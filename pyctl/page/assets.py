@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-__all__ = ["POLICY", "Asset", "asset", "index"]
+__all__ = ["POLICY", "Asset", "asset", "index", "names"]
 
 _DIRECTORY = Path(__file__).parent / "static"
 _TYPES = {".css": "text/css", ".html": "text/html", ".js": "text/javascript"}
@@ -29,8 +29,13 @@ class Asset:
 @cache
 def asset(name: str) -> Asset | None:
     """The file ``name`` of the page, None if there is none."""
-    path = next((path for path in _DIRECTORY.iterdir() if path.name == name and path.suffix == ".js"), None)
-    return _made(_slim(path.read_text("utf-8")).encode(), ".js") if path is not None else None
+    return _made(_slim((_DIRECTORY / name).read_text("utf-8")).encode(), ".js") if name in names() else None
+
+
+@cache
+def names() -> frozenset[str]:
+    """The names that `asset` knows."""
+    return frozenset(path.name for path in _DIRECTORY.iterdir() if path.suffix == ".js")
 
 
 @cache

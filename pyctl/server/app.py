@@ -139,7 +139,7 @@ def create_app(service: Service) -> Starlette:
         routes=routes,
         middleware=[
             Middleware(CorsMiddleware, cors=settings.cors),
-            Middleware(KeyMiddleware, keys=settings.api_keys, prefix=settings.api_prefix),
+            Middleware(KeyMiddleware, keys=settings.api_keys, prefix=settings.api_prefix, files=page.files(settings)),
             Middleware(BodyLimitMiddleware, limit=MAX_IMAGES_BODY_BYTES if service.info.vision else MAX_BODY_BYTES),
         ],
         exception_handlers={HTTPException: http_exception},

@@ -76,7 +76,7 @@ def serve(
     meanwhile: Callable[[], None] | None = None,
     on_stop: Callable[[], object] | None = None,
 ) -> None:
-    """Serve ``app`` on ``sockets``, which are bound; return after SIGTERM or SIGINT.
+    """Serve ``app`` on ``sockets``, which are bound; return after SIGTERM, SIGINT, or SIGHUP unless it is ignored.
 
     ``on_ready`` gets the address as soon as requests are taken, on a thread of its own, where it may take its time;
     after it ``meanwhile`` is called there, which may last as long as the server. What they raise before a signal comes
@@ -179,7 +179,10 @@ class _Server(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as below nohup
+            numbers.append(signal.SIGHUP)
+        before = {number: signal.signal(number, self.handle_exit) for number in numbers}
         try:
             yield
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+from collections.abc import Collection
 from contextlib import suppress
 from urllib.parse import urlsplit
 
@@ -34,13 +35,13 @@ _PUBLIC = ("/health", "/v1/health", "/", "/index.html")
 class KeyMiddleware:
     """Lets requests pass that carry one of ``keys``, as bearer token or as ``x-api-key``; all if there are none.
 
-    Health is public; ``prefix`` stands before every path.
+    Health is public, and so are the ``files`` of the page; ``prefix`` stands before every path.
     """
 
-    def __init__(self, app: ASGIApp, keys: tuple[str, ...], prefix: str = "") -> None:
+    def __init__(self, app: ASGIApp, keys: tuple[str, ...], prefix: str = "", files: Collection[str] = ()) -> None:
         self._app = app
         self._public = frozenset(prefix + path for path in _PUBLIC)
-        self._page = prefix + "/page/"
+        self._files = frozenset(f"{prefix}/page/{name}" for name in files)
         self._keys = [key.encode() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -48,7 +49,7 @@ class KeyMiddleware:
             scope["type"] != "http"
             or not self._keys
             or scope["path"] in self._public
-            or (scope["method"] in ("GET", "HEAD") and scope["path"].startswith(self._page))
+            or (scope["method"] in ("GET", "HEAD") and scope["path"] in self._files)
             or self._known(Headers(scope=scope))
         ):
             await self._app(scope, receive, send)
@@ -151,10 +152,15 @@ _PASSED_ON = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forw
 def sees_texts(request: Request, settings: ServerSettings) -> bool:
     """Whether whoever asks may read what others have said: with a key, from this machine, or with --show-prompts.
 
-    What a proxy passes on is not from this machine, and a page under a name that may be rebound needs a key.
+    What a proxy passes on is not from this machine, and a page under a name that may be rebound needs a key. Pages of
+    other origins may generate, but see no words of others.
     """
     if settings.api_keys:
         return True
+    try:
+        check_origin(request.headers, settings)
+    except ForbiddenError:
+        return False
     host = request.headers.get("host", "")
     if may_be_rebound(host):
         return False

@@ -69,10 +69,10 @@ class RequestPool:
         ends: set[asyncio.Future[Any]] = {done, leaving}
         try:
             await asyncio.wait(ends, timeout=self._max_seconds, return_when=asyncio.FIRST_COMPLETED)
-            if done.done():
-                return done.result()
             if leaving.done():
                 raise ClientDisconnect
+            if done.done():
+                return done.result()
             raise UnavailableError(f"reading this request takes more than {self._max_seconds:g} seconds")
         finally:
             leaving.cancel()
@@ -112,14 +112,16 @@ class RequestPool:
 
     def _work(self) -> None:
         while (job := self._next()) is not None:
-            job.run()
+            tell = job.run()
             with self._changed:
                 was_abandoned, job.state = job.state == "abandoned", "over"
                 self._n_abandoned -= was_abandoned
-                if self._n_alive - self._n_abandoned > self._n_threads:
-                    self._n_alive -= 1
-                    return
-            del job
+                is_one_too_many = self._n_alive - self._n_abandoned > self._n_threads
+                self._n_alive -= is_one_too_many
+            job.tell(tell)  # only now: the loop forgets a job as soon as it has heard of its end
+            del job, tell
+            if is_one_too_many:
+                return
 
     def _next(self) -> _Job[object] | None:
         """The next job; None if this thread has to end, since there was none for some time."""
@@ -193,15 +195,16 @@ class _Job(Generic[R]):
         """None when nobody waits for it any more."""
         self._function, self._loop = function, loop
 
-    def run(self) -> None:
+    def run(self) -> Callable[[asyncio.Future[R]], None]:
+        """Call the function; what `tell` needs then."""
         try:
             result = self._function()
         except BaseException as error:
-            self._tell(lambda done, error=error: done.set_exception(error))  # type: ignore[misc]
-        else:
-            self._tell(lambda done: done.set_result(result))
+            return lambda done, error=error: done.set_exception(error)  # type: ignore[misc]
+        return lambda done: done.set_result(result)
 
-    def _tell(self, tell: Callable[[asyncio.Future[R]], None]) -> None:
+    def tell(self, tell: Callable[[asyncio.Future[R]], None]) -> None:
+        """Have the event loop end the job."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
             self._loop.call_soon_threadsafe(self._end, tell)
 

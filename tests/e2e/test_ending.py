@@ -97,6 +97,63 @@ def test_sigterm_in_a_long_batch_stops_it_and_keeps_the_other_conversations(star
     assert resumed["source"] == "disk"
 
 
+TELLING = """
+import sys
+from pyctl.engine.llama import llama_tokenizer
+tokenize = llama_tokenizer.LlamaTokenizer.tokenize
+
+def told(self, text, **flags):
+    if len(text) > 10**5:
+        print("a long text is tokenised", file=sys.stderr, flush=True)
+    return tokenize(self, text, **flags)
+
+llama_tokenizer.LlamaTokenizer.tokenize = told
+"""
+
+
+def test_sigterm_while_a_text_is_tokenised_is_an_end_like_any_other(start: Start) -> None:
+    """The client has left; its thread works on, in the vocabulary of a model that nothing must free."""
+    server = start("tiny-hybrid", before=TELLING)
+    with contextlib.suppress(httpx.ReadTimeout):
+        httpx.post(f"{server.url}/tokenize", json={"content": ["ab " * 300_000] * 40}, timeout=0.5)
+    until(lambda: "a long text is tokenised" in server.log())
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(60) == 0, server.log()
+    assert "Traceback" not in server.log()
+
+
+def test_a_closed_terminal_loses_nothing(start: Start, tmp_path: Path) -> None:
+    flags = ("--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "auto")
+    server = start("tiny-hybrid", *flags)
+    ask(server, "What is in chapter one?")
+    server.process.send_signal(signal.SIGHUP)
+    assert server.process.wait(60) == 0, server.log()
+    again = start("tiny-hybrid", *flags, before="import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)")
+    assert ask(again, "What is in chapter one?")["source"] == "disk"
+    again.process.send_signal(signal.SIGHUP)  # ignored, as below nohup
+    assert ask(again, "What is in chapter two?")["cache_n"] > 0
+    assert again.stop() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_a_chat_that_is_ended_writes_its_cache(tmp_path: Path, number: signal.Signals) -> None:
+    directory = tmp_path / "cache"
+    flags = ("-c", "2048", "--temp", "0", "--kv-cache-dir", str(directory), "--kv-cache-min-tokens", "16")
+    command = [sys.executable, "-m", "pyctl", "chat", *flags, "--disk-prefix-cache", "full"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, env=clean_environment()) as chat:
+        assert chat.stdin is not None
+        assert chat.stdout is not None
+        chat.stdin.write(b"My cat is called Miro, and my dog is called Bella.\n")
+        chat.stdin.flush()
+        assert chat.stdout.readline().strip()
+        chat.send_signal(number)
+        assert chat.wait(60) == 128 + number
+        assert chat.stderr is not None
+        assert b"Traceback" not in chat.stderr.read()
+    assert list(directory.glob("*/*.state")), "the end of the conversation"
+
+
 def takes_connections(server: Server) -> bool:
     try:
         httpx.get(f"{server.url}/health")

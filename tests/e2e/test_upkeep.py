@@ -34,8 +34,8 @@ def names(directory: Path) -> list[str]:
 def test_list_pin_and_remove(filled: Path) -> None:
     code, out, _ = cache(filled, "ls")
     assert code == 0
-    assert out.splitlines()[-1].startswith("3 snapshots of 1 models")
-    assert out.count("<|im_start|>system You") == 3, "how each prefix begins"
+    assert out.splitlines()[-1].startswith("3 snapshots of 1 model,")
+    assert out.count("System: You") == 3, "how each prefix begins"
     first, second, third = names(filled)
     assert cache(filled, "pin", first, second)[0] == 0
     assert cache(filled, "ls")[1].count("pinned") == 2

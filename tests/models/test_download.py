@@ -330,6 +330,16 @@ def test_names_that_no_model_has(name: str, tmp_path: Path, monkeypatch: pytest.
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("name", "said"), [("m" * 255 + ".gguf", "cannot keep"), ("m-00001-of-99999.gguf", "may have 512")]
+)
+def test_names_of_no_file(name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for _ in range(2):  # a folder that is there changes nothing
+        with pytest.raises(ConfigError, match=said):
+            fetch_url(f"http://127.0.0.1:9/{name}", offline=False)
+
+
 def test_a_refusal_keeps_secrets_of_the_address_to_itself(
     serve: Callable[..., httpx.URL], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -131,7 +131,9 @@ def test_the_tree_is_that_of_the_server(tab: Tab) -> None:
     totals = tab.server("cache")["totals"]
     share = 100 * (totals["prompt"] - totals["evaluated"]) / totals["prompt"]
     tab.until(lambda: f"{share:.1f}" in tab.page.locator("#cache .headline").inner_text())
-    assert "Disk" in tab.page.locator("#cache").inner_text()
+    told = tab.page.locator("#cache").inner_text()
+    assert "Disk" in told
+    assert "Memory of the model: hybrid: rows of tokens, and a state at each snapshot" in told
 
 
 def test_a_prefix_that_adds_a_line_end_is_shown_by_the_words_before_it(tab: Tab) -> None:

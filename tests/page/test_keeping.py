@@ -126,6 +126,19 @@ def test_a_hostile_export_is_text(tab: Tab) -> None:
     assert tab.texts()[-1] == "Yes."
 
 
+def test_a_branch_of_no_message_opens_the_last_one(tab: Tab) -> None:
+    message = {"parent": None, "role": "user", "content": "Am I here?", "created": 1}
+    tree = {"messages": {"m": message}, "leaf": "constructor", "pick": {"": "constructor", "m": "toString"}}
+    import_text(tab, json.dumps({"format": "pyctl-conversations", "version": 1, "conversations": [tree]}))
+    tab.until(tab.noticed)
+    tab.page.locator("#list").get_by_text("Am I here?").click()
+    tab.until(lambda: tab.texts() == ["Am I here?"])
+    named = json.dumps({"format": "pyctl-conversations", "conversations": [{"messages": {"constructor": message}}]})
+    tab.page.evaluate("document.querySelector('#live').textContent = ''")
+    import_text(tab, named)
+    tab.until(lambda: "Nothing was imported" in tab.noticed())
+
+
 def test_a_preset_is_kept_and_sent(tab: Tab) -> None:
     params = tab.server("props")["default_generation_settings"]["params"]
     tab.page.keyboard.press("Control+,")

@@ -16,6 +16,7 @@ import pytest
 from starlette.requests import ClientDisconnect, Request
 
 from pyctl.errors import BusyError, RequestError, UnavailableError
+from pyctl.server import request_pool
 from pyctl.server.request_pool import Afterwards, RequestPool
 from tests.server.fake import HI, Bench, play
 
@@ -69,6 +70,23 @@ async def test_work_that_takes_too_long_is_given_up_and_replaced() -> None:
     pool._max_seconds = 60.0
     assert await pool.run(request(), lambda: "served") == "served"
     end.set()
+
+
+@in_loop
+async def test_who_has_heard_of_the_end_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread stops between telling the loop and what it does next, and the client leaves just then."""
+    pool, told = RequestPool(1), threading.Event()
+    tell = request_pool._Job.tell
+
+    def slow(job: Any, end: Any) -> None:
+        tell(job, end)
+        told.wait(50)
+
+    monkeypatch.setattr(request_pool._Job, "tell", slow)
+    assert await pool.run(request(), lambda: 1) == 1
+    gc.collect()
+    assert pool._n_abandoned == 0
+    told.set()
 
 
 @in_loop
@@ -128,6 +146,7 @@ def test_the_process_ends_while_requests_are_read() -> None:
     code = """
 import asyncio, time
 from tests.server.test_request_pool import request
+from pyctl.server import request_pool
 from pyctl.server.request_pool import Afterwards, RequestPool
 async def main():
     pool = RequestPool()

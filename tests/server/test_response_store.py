@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import tracemalloc
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyctl.errors import NotFoundError
+from pyctl.errors import NotFoundError, RequestError
+from pyctl.server.byte_account import ByteAccount
 from pyctl.server.http import encode
 from pyctl.server.response_store import ResponseStore
+from pyctl.server.shared_store import SHARE
 
 ENTRY = 600
 """What a response costs beside its text."""
@@ -48,32 +51,65 @@ def test_a_conversation_is_everything_since_its_beginning() -> None:
     put(store, "b", "a")
     put(store, "c", "b")
     put(store, "x", "a")
-    assert store.conversation("c") == [f"{did} {name}" for name in "abc" for did in ("asked", "answered")]
-    assert store.conversation("x") == [f"{did} {name}" for name in "ax" for did in ("asked", "answered")]
+    assert said(store, "c") == [f"{did} {name}" for name in "abc" for did in ("asked", "answered")]
+    assert said(store, "x") == [f"{did} {name}" for name in "ax" for did in ("asked", "answered")]
     assert store.get("b") == {"id": "b", "text": ""}
+
+
+def said(store: ResponseStore, name: str) -> list[Any]:
+    return store.conversation(name, ByteAccount())
 
 
 def test_what_is_not_there_is_not_found() -> None:
     store = ResponseStore()
-    for ask in (store.get, store.conversation, store.delete):
+    for ask in (store.get, partial(said, store), store.delete):
         with pytest.raises(NotFoundError, match="'nothing'"):
             ask("nothing")
 
 
 def test_the_end_of_a_conversation_goes_before_its_beginning() -> None:
-    store = ResponseStore(2 * ENTRY + 380)
-    put(store, "a")
-    put(store, "b", "a")
-    put(store, "other", text="x" * 250)
+    limit = 4 * SHARE * ENTRY
+    store = ResponseStore(limit)
+    put(store, "a", text="x" * 3 * ENTRY)
+    put(store, "b", "a", text="x" * 3 * ENTRY)
+    others = 0
+    while store.n_bytes + 4 * ENTRY <= limit:
+        put(store, f"other{others}", text="x" * 3 * ENTRY)
+        others += 1
+    assert others == SHARE - 3
+    assert store.get("a")
+    put(store, "last", text="x" * 3 * ENTRY)
     assert store.get("a")
     with pytest.raises(NotFoundError):
         store.get("b")
 
 
-def test_a_response_that_is_too_long_alone_is_not_kept() -> None:
-    store = ResponseStore(ENTRY + 100)
-    put(store, "a", text="x" * 200)
-    assert (len(store), store.n_bytes) == (0, 0)
+def test_a_response_that_is_larger_than_its_share_is_not_kept_and_no_other_goes_for_it() -> None:
+    store = ResponseStore(SHARE * (ENTRY + 200))
+    put(store, "a")
+    before = store.n_bytes
+    put(store, "b", text="x" * 200)
+    assert (len(store), store.n_bytes) == (1, before)
+
+
+def test_a_client_that_writes_much_loses_its_own() -> None:
+    store = ResponseStore(SHARE * 3 * ENTRY)
+    for name in ("one", "two"):
+        store.put({"id": name}, [], None, owner="a")
+    for i in range(100):
+        store.put({"id": f"much {i}", "text": "x" * ENTRY}, [], "much 0" if i % 2 else None, owner="b")
+    assert store.get("one")
+    assert store.get("two")
+    assert len(store) > 6
+
+
+def test_what_is_read_of_a_conversation_is_charged() -> None:
+    store = ResponseStore()
+    put(store, "a", text="x")
+    store.put({"id": "b"}, ["y" * 1000], "a")
+    with pytest.raises(RequestError, match="unpacks to more than 1000 bytes"):
+        store.conversation("b", ByteAccount(1000))
+    assert len(store.conversation("b", ByteAccount(1050))) == 3
 
 
 def test_a_response_whose_parent_has_gone_is_not_kept() -> None:
@@ -89,7 +125,7 @@ def test_a_deleted_response_stays_for_those_that_continue_it() -> None:
     store.delete("a")
     with pytest.raises(NotFoundError):
         store.get("a")
-    assert store.conversation("b")[0] == "asked a"
+    assert said(store, "b")[0] == "asked a"
     store.delete("b")
     assert (len(store), store.n_bytes) == (0, 0)
 
@@ -105,7 +141,7 @@ ACTIONS = st.lists(
 )
 
 
-@given(ACTIONS, st.integers(0, 5 * ENTRY))
+@given(ACTIONS, st.integers(0, 5 * SHARE * ENTRY))
 def test_bytes_are_bounded_and_everything_known_can_be_continued(actions: list[Any], limit: int) -> None:
     store = ResponseStore(limit)
     told: dict[str, list[str]] = {}
@@ -121,13 +157,14 @@ def test_bytes_are_bounded_and_everything_known_can_be_continued(actions: list[A
             sizes[name] = len(encode({"id": name, "text": "x" * size})) + len(encode(messages)) + ENTRY
         elif names:
             try:
-                getattr(store, action)(names[target % len(names)])
+                ask = partial(said, store) if action == "conversation" else getattr(store, action)
+                ask(names[target % len(names)])
             except NotFoundError:
                 continue
         assert store.n_bytes <= limit
         for name in told:
             try:
-                assert store.conversation(name) == told[name]
+                assert said(store, name) == told[name]
             except NotFoundError:
                 continue
     assert store.n_bytes <= sum(sizes.values())

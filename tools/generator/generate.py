@@ -51,7 +51,7 @@ def write_model(
     with temp_path(target.parent) as temporary:
         writer = GGUFWriter(temporary, shape.arch)
         _add_shape(writer, shape, seed)
-        _add_tokenizer(writer, vocab, CHATML_TEMPLATE if template is None else template)
+        add_tokenizer(writer, vocab, CHATML_TEMPLATE if template is None else template)
         for tensor in listing:
             writer.add_tensor_info(
                 tensor.name, tensor.dims, np.dtype(np.float32), tensor.num_bytes, raw_dtype=tensor.type
@@ -103,7 +103,7 @@ def _add_shape(writer: GGUFWriter, shape: Shape, seed: int) -> None:
         writer.add_string("tokenizer.chat_template.rerank", RERANK_TEMPLATE)
 
 
-def _add_tokenizer(writer: GGUFWriter, vocab: Vocab, template: str) -> None:
+def add_tokenizer(writer: GGUFWriter, vocab: Vocab, template: str) -> None:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(vocab.pre)
     writer.add_token_list(vocab.tokens)
@@ -160,7 +160,7 @@ def cached_model(shape: Shape | VisionShape, directory: str | PathLike[str], *, 
     The file name carries a digest of the shape and of this package's source, so another generator makes another file.
     Any number of threads and processes may call this at once: each sees a whole file.
     """
-    digest = hashlib.blake2b(f"{_source_digest()} {shape!r}".encode(), digest_size=6).hexdigest()
+    digest = hashlib.blake2b(f"{source_digest()} {shape!r}".encode(), digest_size=6).hexdigest()
     path = Path(directory) / f"{shape.name}-{seed}-{digest}.gguf"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -169,7 +169,7 @@ def cached_model(shape: Shape | VisionShape, directory: str | PathLike[str], *, 
 
 
 @cache
-def _source_digest() -> str:
+def source_digest() -> str:
     digest = hashlib.blake2b()
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())

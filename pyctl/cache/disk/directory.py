@@ -13,14 +13,17 @@ from pathlib import Path
 from types import MappingProxyType
 
 from pyctl.atomic_file import make_private
-from pyctl.cache.disk.file_format import INDEX, OLDER, PROMPTS, REPLIES, StateName, is_fingerprint
+from pyctl.cache.disk.file_format import INDEX, OLDER, PROMPTS, REPLIES, RULES, StateName, is_fingerprint
 from pyctl.cache.disk.graph import FileGraph
 from pyctl.cache.disk.index import Index, Key, Record, Version
 from pyctl.cache.disk.readers import Readers
 from pyctl.cache.disk.segment_files import remove_file
 from pyctl.cache.disk.verify import VerifyReport, verify
+from pyctl.cache.plan import rules_id
 
-__all__ = ["THREADS", "CacheDirectory", "Contents", "Entry"]
+__all__ = ["THREADS", "CacheDirectory", "Contents", "Entry", "is_older"]
+
+SHORT_DIGITS = 10
 
 THREADS = min(16, os.cpu_count() or 1)
 
@@ -30,7 +33,7 @@ class Entry:
     """A snapshot on disk. ``n_bytes`` is its state and the segment it ends in; times are epoch seconds.
 
     ``name`` is that of the Prefix, ``parent`` the name of the deepest shallower snapshot on its chain, "" for none.
-    ``label`` says to people how it begins and ends.
+    ``label`` says to people how it begins and ends. ``is_older``: made under older rules of batch ends, of use to none.
     """
 
     fingerprint: str
@@ -44,6 +47,12 @@ class Entry:
     exact: bool
     parent: str
     label: str
+    is_older: bool = False
+
+    @property
+    def short(self) -> str:
+        """The beginning of the digest in ``name``, by which people call it."""
+        return self.name.partition("-")[2][:SHORT_DIGITS]
 
 
 @dataclass(frozen=True)
@@ -169,7 +178,7 @@ class CacheDirectory:
         """Every snapshot of the directory, the last used first."""
         self.restore_index()
         with self.reading() as connection:
-            graph, labels = FileGraph(Index.records(connection)), Index.labels(connection)
+            graph, labels = self._graph_from(connection), Index.labels(connection)
         states = sorted((r for r in graph.records.values() if r.is_state), key=lambda record: -record.used)
         return [_entry(record, graph, labels.get(record.key, "")) for record in states]
 
@@ -224,15 +233,20 @@ class CacheDirectory:
     def graph(self, connection: sqlite3.Connection) -> FileGraph:
         """All files, within a transaction; who changes it changes the index and the files alike, or calls `reread`."""
         if self._graph is None:
-            self._graph = FileGraph(Index.records(connection))
+            self._graph = self._graph_from(connection)
         return self._graph
+
+    def _graph_from(self, connection: sqlite3.Connection) -> FileGraph:
+        records = Index.records(connection)
+        homes = {record.fingerprint for record in records}
+        return FileGraph(records, frozenset(home for home in homes if is_older(self.path / home)))
 
     def look_ahead(self) -> None:
         """Read the index for the next transaction before it holds up others."""
         with _as_os_error(), self._index.between() as connection:
             version = self._index.version(connection)
             if self._graph is None or version != self._graph_of:
-                self._graph, self._graph_of = FileGraph(Index.records(connection)), version
+                self._graph, self._graph_of = self._graph_from(connection), version
                 self._graph.prepare()
 
     def reread(self) -> None:
@@ -325,11 +339,20 @@ class CacheDirectory:
         return [r for r in records if _short(r) == short and fingerprint in ("", r.fingerprint)]
 
 
+def is_older(home: Path) -> bool:
+    """Whether the files in ``home`` were made under other rules of batch ends than those of this program."""
+    try:
+        return (home / RULES).read_text(encoding="ascii") != rules_id()
+    except (OSError, ValueError):
+        return True
+
+
 def _entry(record: Record, graph: FileGraph, label: str) -> Entry:
     r, ancestor = record, graph.ancestor(record)
     n_bytes = r.n_bytes + (graph.records[r.parent_key].n_bytes if r.parent_key is not None else 0)
     parent = _short(ancestor) if ancestor is not None else ""
-    return Entry(r.fingerprint, _short(r), r.n, n_bytes, r.created, r.used, r.hits, r.pinned, r.exact, parent, label)
+    facts = r.created, r.used, r.hits, r.pinned, r.exact, parent, label, r.fingerprint in graph.older
+    return Entry(r.fingerprint, _short(r), r.n, n_bytes, *facts)
 
 
 def _short(record: Record) -> str:

@@ -23,6 +23,7 @@ __all__ = [
     "OLDER",
     "PROMPTS",
     "REPLIES",
+    "RULES",
     "SIZES",
     "TAG_BYTES",
     "CorruptFileError",
@@ -53,6 +54,9 @@ OLDER = ".older"
 TAG_BYTES = 8
 
 PROMPTS = "prompts"
+
+RULES = "rules"
+"""Under which rules of batch ends the files of a fingerprint were made: `pyctl.cache.plan.rules_id`."""
 
 SIZES = "sizes"
 """How large the parts of a fingerprint's files have to be."""

@@ -18,10 +18,12 @@ __all__ = ["FileGraph"]
 class FileGraph:
     """All files of a directory, every fingerprint. Removing here removes nothing on disk: the caller does.
 
-    A segment stays while a state needs it, directly or through a child.
+    A segment stays while a state needs it, directly or through a child. Files of the fingerprints ``older`` are of no
+    use any more.
     """
 
-    def __init__(self, records: Iterable[Record]) -> None:
+    def __init__(self, records: Iterable[Record], older: frozenset[str] = frozenset()) -> None:
+        self.older = older
         self.records = {record.key: record for record in records}
         self.n_bytes = sum(record.n_bytes for record in self.records.values())
         self._children: defaultdict[Key, set[Key]] = defaultdict(set)
@@ -104,7 +106,7 @@ class FileGraph:
             self._children.get(record.parent_key, set()).discard(record.key)
 
     def shrink(self, budget: int, protected: Collection[Key] = ()) -> list[Record]:
-        """Take out what costs least until ``budget`` bytes or only pinned and protected states are left.
+        """Take out older files and then what costs least, until there are ``budget`` bytes or nothing else may go.
 
         A segment in ``protected`` keeps no state from going.
         """
@@ -113,6 +115,9 @@ class FileGraph:
             return not self.records[key].pinned and key not in protected
 
         going: list[Record] = []
+        for older in [key for key, record in self.records.items() if key[0] in self.older and record.is_state]:
+            if self.n_bytes > budget and older in self.records and may_go(older):
+                going += self.remove(older)
         while self.n_bytes > budget and (key := self._policy.victim(may_go)) is not None:
             going += self.remove(key)
         return going

@@ -7,7 +7,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -273,8 +273,17 @@ class _Connection:
             for suffix in ("", "-wal", "-shm"):
                 Path(f"{self.path}{suffix}").unlink(missing_ok=True)
 
+    def _make_private(self) -> None:
+        """Make the file with the mode that SQLite gives its other files, too.
+
+        One that exists is never opened here: closing any descriptor of a file gives up all locks that the process has
+        on it by POSIX, those of SQLite included (https://www.sqlite.org/howtocorrupt.html, 2.2).
+        """
+        with suppress(FileExistsError):
+            os.close(open_private(self.path, os.O_RDWR | os.O_EXCL))
+
     def _connect(self) -> sqlite3.Connection:
-        os.close(open_private(self.path, os.O_RDONLY))  # SQLite's other files get the mode of this one
+        self._make_private()
         connection = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         try:
             version = connection.execute("PRAGMA user_version").fetchone()[0]

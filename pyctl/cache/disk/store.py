@@ -21,8 +21,9 @@ from pyctl.cache.disk.chain import (
     check_chain,
     open_chain,
 )
-from pyctl.cache.disk.directory import CacheDirectory
+from pyctl.cache.disk.directory import CacheDirectory, is_older
 from pyctl.cache.disk.file_format import (
+    RULES,
     SIZES,
     CorruptFileError,
     Name,
@@ -35,6 +36,7 @@ from pyctl.cache.disk.file_format import (
 )
 from pyctl.cache.disk.readers import RESTORE_SECONDS, Readers, Reading, Reads, StalledReadError, finish, finished
 from pyctl.cache.disk.writer import StoreWriter
+from pyctl.cache.plan import rules_id
 from pyctl.cache.snapshot import Block, Prefix, Segment, Snapshot
 from pyctl.errors import StateError
 from pyctl.prompt import Tokens, common_prefix
@@ -108,6 +110,9 @@ class DiskStore:
         self._lookups = Readers(2, "disk-look")  # which wait for readers
         self._hangs = False
         self._sizes = sizes
+        with suppress(OSError):  # then its files are taken for older ones, which only says who goes first
+            if is_older(self.home):
+                write_atomic(self.home / RULES, rules_id().encode(), sync=False)
         if sizes is not None:
             with suppress(OSError):  # for whoever verifies without the model
                 write_atomic(self.home / SIZES, str(sizes).encode(), sync=False)

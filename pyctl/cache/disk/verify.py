@@ -16,6 +16,7 @@ from pyctl.cache.disk.file_format import (
     OLDER,
     PROMPTS,
     REPLIES,
+    RULES,
     SIZES,
     CorruptFileError,
     Header,
@@ -160,7 +161,7 @@ def _ours(directory: Path, report: VerifyReport, fix: bool, deep: bool) -> Itera
             name = parse(path.name) if in_home else None
             if name is not None:
                 yield path, (home.name, name)
-            elif in_home and path.name in (PROMPTS, REPLIES, f"{REPLIES}{OLDER}", SIZES):
+            elif in_home and path.name in (PROMPTS, REPLIES, f"{REPLIES}{OLDER}", RULES, SIZES):
                 continue
             elif not in_home and PromptName.parse(path.name):
                 if deep and not _is_prompt(path):

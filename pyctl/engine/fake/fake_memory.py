@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 
+from pyctl.cache.places import ANYWHERE
 from pyctl.cache.snapshot import NOTHING, Block, BlockBytes, BlockSpan, Held, Span, State
 from pyctl.engine.backend import SavedSequence
 from pyctl.engine.fake.fake_cells import HEADER, ROW, FakeCells, FakeHeld
@@ -71,6 +72,7 @@ class FakeMemory:
         self.kind: Literal["attention", "hybrid", "opaque"] = kind
         self.n_seqs, self.draft_type = n_seqs, draft_type
         self.can_hold, self.is_pool = can_hold and kind != "opaque", is_pool
+        self.places = ANYWHERE
         self.fail_loads = 0
         self._used = self.n_expected = 0
         self._on_the_way: list[tuple[Block, bytes]] = []

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from pyctl.cache.places import NOWHERE, ResumePlaces
 from pyctl.cache.snapshot import NOTHING, Block, BlockBytes, BlockSpan, Held, Span, State
 from pyctl.engine.backend import SavedSequence
 from pyctl.engine.llama.draft.draft_model import Follower
@@ -36,6 +37,7 @@ class ContextMemory:
 
     tokenizer: LlamaTokenizer
     identity: str
+    places: ResumePlaces
     n_ctx: int
     n_cells: int
     n_seqs: int
@@ -208,6 +210,8 @@ class ContextMemory:
     def save_file(self, seq: int, path: Path, tokens: Tokens, ends: Sequence[int]) -> int:
         if tokens.size and int(tokens.min()) < 0:
             raise StateError("Unable to save slot: it holds an image")
+        if self.places == NOWHERE:
+            raise StateError("Unable to save slot: this model's memory does not come back to the same bits")
         self._reserve(0)
         return save_file(self._ctx, seq, path, tokens, ends, self.identity)
 
@@ -216,8 +220,9 @@ class ContextMemory:
         self._least.pop(seq, None)
         n_vocab = self.tokenizer.n_vocab
         saved = load_file(self._ctx, seq, path, self.n_ctx, n_vocab, self.identity, form, self._reserve)
-        self._check_positions(seq, int(saved.tokens.size))
-        return saved
+        n = int(saved.tokens.size)
+        self._check_positions(seq, n)
+        return saved if self.places.allow(n) else replace(saved, ends=())
 
     def _check_positions(self, seq: int, n: int) -> None:
         """StateError unless ``seq`` has a row at each position below ``n`` and its state stands there.

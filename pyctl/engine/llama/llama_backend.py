@@ -11,6 +11,7 @@ import numpy as np
 from llama_cpp import llama_cpp as api
 from numpy.typing import NDArray
 
+from pyctl.cache.places import NOWHERE, ResumePlaces
 from pyctl.cache.snapshot import Block
 from pyctl.engine.backend import SequenceTokens, TopTokens
 from pyctl.engine.llama.batch import Batch, Embedder, ImageBatch
@@ -19,6 +20,7 @@ from pyctl.engine.llama.draft.draft_model import Follower, MakeDraftModel
 from pyctl.engine.llama.grammar import GrammarCompiler
 from pyctl.engine.llama.library import KVState, Pulse, build_version, captured_log, checked
 from pyctl.engine.llama.llama_tokenizer import LlamaTokenizer
+from pyctl.engine.llama.memory_check import TRIAL_TOKENS, describe, is_tested, places_of, restores
 from pyctl.engine.llama.pool.row_pool import counts_of, open_pool
 from pyctl.engine.llama.pool.trial import same_bits, trial
 from pyctl.engine.llama.sampler import DrySamplers, IndexedSampler, LlamaSampler, top_logprobs
@@ -81,6 +83,7 @@ class LlamaBackend(ContextMemory):
         self.encoder, self.identity, self.batch_cost, self.far_batch = encoder, "", batch_cost, far_batch
         self._keeps_vocabulary = self._may_break = False
         self._streamed_before, self._pulse = StreamCounts(), Pulse()
+        self._places: ResumePlaces | None = None  # known from the first load on
         self._n_looks = 0  # how often the last evaluation could have been ended
         self._recalled: NDArray[np.float32] | None = None
         self.load()
@@ -102,7 +105,6 @@ class LlamaBackend(ContextMemory):
             self._grammars, self._dry = GrammarCompiler(self.tokenizer), DrySamplers(self.tokenizer)
         self.n_cells = self._pool.n_rows if self._pool is not None else int(api.llama_n_ctx(ctx))
         self._n_window = self._pool.n_rows if self._pool is not None else int(api.llama_n_ctx_seq(ctx))
-        self.n_ctx = self._most_tokens(self.n_cells)
         self.n_seqs = int(api.llama_n_seq_max(ctx))
         self.n_ubatch = int(api.llama_n_ubatch(ctx))
         self.n_outputs = max(self._n_outputs, self.n_seqs)
@@ -114,6 +116,7 @@ class LlamaBackend(ContextMemory):
         self._image_batch: ImageBatch | None = None
         self._end_tokens = self.tokenizer.end_tokens()
         self._open_memory(address)
+        self.n_ctx = self._most_context()
         self._pulse.watch(address if self._memory.is_async and self._pool is None else 0)
         if self._memory.is_async:
             self._prepare_device()
@@ -141,10 +144,33 @@ class LlamaBackend(ContextMemory):
         except (RuntimeError, ValueError) as error:
             raise ModelError(str(error) if self._pool is None else f"no --kv-pool here: {error}") from error
         self.clear(0)
+        self.places = self._places or places_of(self._memory, self.n_cells, on_gpu=self.batch_cost > 0)
+        if self._places is None and not is_tested(self._memory):
+            self.check_restoring()
+        self._places = self.places
         if expected is not None:
             if not same_bits(expected, self._trial()):
                 raise ModelError(f"llama.cpp {build_version()} computes something else with --kv-pool than without")
             self.clear(0)
+
+    def check_restoring(self) -> None:
+        """Save and restore a made-up text; if a bit of what follows differs, nothing is to be saved any more."""
+        if not self._memory.type:
+            return
+        n = min(self.places.window or TRIAL_TOKENS, TRIAL_TOKENS)
+        if not restores(self, n, self.tokenizer.n_vocab):
+            self._places = self.places = NOWHERE
+            self.n_ctx = self._most_context()
+
+    def _most_context(self) -> int:
+        """Tokens that one sequence may have. What cannot be saved has its share: no other may need its cells."""
+        n = self._most_tokens(self.n_cells)
+        return n if self.places != NOWHERE else min(n, self.n_cells // self.n_seqs)
+
+    @property
+    def memory_text(self) -> str:
+        """What kind of memory the model has and where it is resumed, for people."""
+        return describe(self._memory, self.places)
 
     def _trial(self) -> list[NDArray[np.float32]]:
         sizes = self.tokenizer.n_vocab, self.n_ubatch, self.n_cells

@@ -326,6 +326,7 @@ def _describe(path: Path, backend: LlamaBackend, settings: ModelSettings, pool: 
         pool=pool,
         vision=backend.encoder is not None,
         lora=settings.lora,
+        memory=backend.memory_text,
     )
 
 

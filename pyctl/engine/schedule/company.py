@@ -72,6 +72,7 @@ class Company:
                 self._go_on(found)
             else:
                 begin(found)
+            self.note_shared()
 
     def begin(self, active: ActiveRequest) -> LiveSequence:
         """Let a request run on the free sequence where that gains most."""
@@ -87,14 +88,29 @@ class Company:
         return seq
 
     def give_all_cells(self, lookup: CacheLookup) -> None:
-        """Who is served alone gets all cells: a request then costs and yields what it does alone."""
+        """A request that is served alone gets all cells: it then costs and yields what it does alone."""
         if len(self.running) == 1 and self._clears:
-            self.cells.clear_idle(lookup.snapshots, named=False)
+            self.cells.clear_idle(lookup.snapshots, named=self._is_exact)
+            for seq in self.sequences:
+                seq.shares = False
+
+    def note_shared(self) -> None:
+        """With --exact, note where several sequences take cells: from now on nothing of them is to be resumed.
+
+        Attention sums in the order of cells. So bits depend on which cells others take, even between two batches.
+        """
+        holding = [seq for seq in self.sequences if seq.n or seq.busy]
+        if self._is_exact and len(holding) > 1:
+            for seq in holding:
+                seq.shares = True
 
     @property
     def _clears(self) -> bool:
-        settings = self._snapshotter.settings
-        return settings.exact or (settings.clear_idle and self._snapshotter.cache.enabled)
+        return self._is_exact or (self._snapshotter.settings.clear_idle and self._snapshotter.cache.enabled)
+
+    @property
+    def _is_exact(self) -> bool:
+        return self._snapshotter.settings.exact
 
     # -- who makes way -----------------------------------------------------------------------------------------------
 
@@ -140,6 +156,8 @@ class Company:
             log.warning("request %d could not be suspended: %s", active.id, error)
             self.fail(active, OutOfCellsError())
             return
+        if seq.shares:
+            seq.ends = []  # it will come back to other cells
         self._counters.n_suspended += 1
         log.info("request %d waits with %d tokens, others need the cells", active.id, seq.n)
         self._detach(active, seq)

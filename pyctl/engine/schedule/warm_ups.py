@@ -11,7 +11,7 @@ from dataclasses import replace
 from weakref import ref
 
 from pyctl.cache.cache_stats import RequestStats
-from pyctl.cache.plan import MIN_BATCH, ends_within, inner_ends, last_end
+from pyctl.cache.plan import MIN_BATCH, ends_within, last_end
 from pyctl.cache.snapshot import Prefix, PromptMatch
 from pyctl.engine.engine_settings import MOST_WARM_UPS
 from pyctl.engine.handle import RequestHandle
@@ -154,7 +154,7 @@ class WarmUps:
         began = active.started = time.perf_counter()
         stats = active.stats = RequestStats(n_prompt=len(request.prompt))
         ends = self._prefill.ends(request.prompt)
-        last = last_end(inner_ends(request.prompt, ends), len(request.prompt))
+        last = last_end(snapshotter.places(request.prompt, ends), len(request.prompt))
         ends = list(ends_within(ends, 0, last))  # those inside of images, too
         seq.left_over = False
         lookup = snapshotter.lookup(request, ends, seq, stats)
@@ -193,7 +193,7 @@ class WarmUps:
         if request.after is None or self._snapshotter.settings.exact:
             return 0
         is_behind = next_message > _shared(request.after, request) and next_message - last >= MIN_BATCH
-        return next_message if is_behind else 0
+        return next_message if is_behind and self._snapshotter.memory.places.allow(next_message) else 0
 
     def _is_worth_it(self, lookup: CacheLookup, seq: LiveSequence, last: int, goal: int) -> bool:
         """Whether more is ready afterwards than now, without what only a small cache makes necessary."""

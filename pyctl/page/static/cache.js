@@ -289,7 +289,8 @@ function draw() {
         el("span", { class: "dim" }, sums))),
     bytes.device ? gauge("device", "Device", bytes.device, -1) : null,
     gauge("ram", "RAM", bytes.resident, bytes.budget),
-    disk ? gauge("disk", "Disk", disk.n_bytes, disk.budget) : null);
+    disk ? gauge("disk", "Disk", disk.n_bytes, disk.budget) : null,
+    el("p", { class: "dim" }, `Memory of the model: ${latest.model_memory}`));
   const roots = treeOf(latest);
   view.drawn.hidden = view.tree.hidden = !roots.length;
   if (!roots.length && !failed) view.note.textContent = "Nothing yet. Prompts leave what is worth it here.";

@@ -129,6 +129,7 @@ function statsOf(given) {
 }
 
 function messageOf(id, given, messages) {
+  if (id in Object.prototype) throw new Error("A message has an unknown id.");
   if (!["user", "assistant", "system", "tool"].includes(given?.role)) throw new Error("A message has an unknown role.");
   const parent = isText(given.parent) && Object.hasOwn(messages, given.parent) ? given.parent : null;
   const message = { id, parent, role: given.role, created: +given.created || 0, content: String(given.content ?? "") };
@@ -166,8 +167,9 @@ export function parse(text, known) {
       }
       way.forEach((id) => sound.add(id));
     }
-    for (const [id, child] of Object.entries(given.pick ?? {})) if (made.messages[child]) made.pick[id] = child;
-    const last = made.messages[given.leaf] ? given.leaf : Object.keys(made.messages).at(-1);
+    for (const [id, child] of Object.entries(given.pick ?? {}))
+      if (Object.hasOwn(made.messages, child)) made.pick[id] = child;
+    const last = Object.hasOwn(made.messages, given.leaf) ? given.leaf : Object.keys(made.messages).at(-1);
     if (last) show(made, last);
     return made;
   });

@@ -6,7 +6,7 @@ llama-server's, so that both render the same prompt, but for these:
 * Text that follows a tool result in one message stays behind it; llama-server moves it before the result.
 * The text blocks of an assistant turn are one text again, as the model wrote it, whatever the template makes of parts.
 * ``tool_choice`` none and a named tool, ``disable_parallel_tool_use`` and ``thinking`` disabled are obeyed;
-  llama-server overhears the wish or widens it.
+  llama-server ignores the wish or widens it.
 * ``output_config.format`` binds the reply to a schema; llama-server ignores it.
 * A document is read if it is plain text, and refused otherwise; llama-server drops it in silence.
 """

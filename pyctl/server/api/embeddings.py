@@ -13,8 +13,10 @@ from starlette.responses import Response
 
 from pyctl.chat.messages import unreadable
 from pyctl.errors import NotSupportedError, RequestError
+from pyctl.limit import limit
 from pyctl.prompt import Tokens, as_tokens
-from pyctl.server.body import EmbeddingsBody
+from pyctl.server.body import EmbeddingsBody, at_most
+from pyctl.server.byte_account import ByteAccount, check_letters
 from pyctl.server.generate.prompts import mixed
 from pyctl.server.http import JsonResponse
 from pyctl.server.service import Service
@@ -22,6 +24,9 @@ from pyctl.server.service import Service
 __all__ = ["native", "openai"]
 
 _INT16_RANGE = 32760.0
+
+_MOST_INPUTS = limit(2048, "texts to embed", "400", "request")
+_MOST_VECTOR_BYTES = limit(256 * 2**20, "vectors of one answer", "400", "reply", "bytes")
 
 
 async def native(service: Service, request: Request) -> Response:
@@ -48,11 +53,15 @@ async def _answer(service: Service, request: Request, *, oai: bool) -> Response:
     if encoding not in ("float", "base64"):
         raise RequestError("The format to return the embeddings in. Can be either float or base64")
     norm = service.settings.embd_normalize if body.embd_normalize is None else body.embd_normalize
-    texts = await service.pool.run(request, _texts, service, body.content if body.input is None else body.input)
-    vectors = [await _embed(service, tokens, norm if pooled else -1) for tokens in texts]
+    vectors, n_tokens, account = [], 0, ByteAccount(_MOST_VECTOR_BYTES)
+    for item in _items(body.content if body.input is None else body.input):
+        # One at a time, when its turn has come: nothing is read for a client that has left.
+        tokens = await service.pool.run(request, _tokens, service, item)
+        n_tokens += int(tokens.size)
+        vectors.append(await _embed(service, tokens, norm if pooled else -1))
+        account.charge(vectors[-1].nbytes)
     if not oai:
         return JsonResponse([{"index": i, "embedding": rows.tolist()} for i, rows in enumerate(vectors)])
-    n_tokens = sum(int(tokens.size) for tokens in texts)
     return JsonResponse(
         {
             "model": service.model if body.model is None else body.model,
@@ -89,16 +98,14 @@ def normalised(rows: NDArray[np.float32], norm: int) -> NDArray[np.float32]:
     return scaled
 
 
-def _texts(service: Service, value: Any) -> list[Tokens]:
-    """The tokens of each text: a text, token ids, both mixed, or a list of these."""
+def _items(value: Any) -> list[Any]:
+    """What is to be embedded: a text, token ids, both mixed, or a list of these."""
     many = isinstance(value, list) and not any(isinstance(item, int) for item in value)
     items = value if many else [value]
     if not items:
         raise RequestError('"input" must not be empty')
-    texts = [_tokens(service, item) for item in items]
-    if any(tokens.size == 0 for tokens in texts):
-        raise RequestError("Input content cannot be empty")
-    return texts
+    at_most(_MOST_INPUTS, len(items), "input", "texts")
+    return items
 
 
 def _tokens(service: Service, item: Any) -> Tokens:
@@ -107,9 +114,12 @@ def _tokens(service: Service, item: Any) -> Tokens:
     tokens: list[int] = []
     for index, part in enumerate(mixed(item, "input", service.info.n_vocab)):
         if isinstance(part, str):
+            check_letters(part, service.info.n_ctx)
             tokens += service.tokenizer.tokenize(part, add_special=index == 0, parse_special=True)
         else:
             tokens.append(part)
+    if not tokens:
+        raise RequestError("Input content cannot be empty")
     return as_tokens(tokens)
 
 

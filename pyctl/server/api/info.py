@@ -90,6 +90,7 @@ async def props(service: Service, request: Request) -> Response:
         "model_alias": service.model,
         "model_ftype": info.ftype_name,
         "model_path": info.model_path,
+        "model_memory": info.memory,
         "modalities": {"vision": info.vision, "video": False, "audio": False},
         "media_marker": MEDIA_MARKER,
         "endpoint_slots": settings.show_slots,

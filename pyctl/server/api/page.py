@@ -15,7 +15,7 @@ from pyctl.server.http import JsonResponse, error_response
 from pyctl.server.server_settings import ServerSettings
 from pyctl.server.service import Service
 
-__all__ = ["render", "routes"]
+__all__ = ["files", "render", "routes"]
 
 
 def routes(settings: ServerSettings) -> list[Route]:
@@ -24,6 +24,11 @@ def routes(settings: ServerSettings) -> list[Route]:
         return []
     paths = {"/": _index, "/index.html": _index, "/page/{name}": _file}
     return [Route(settings.api_prefix + path, endpoint) for path, endpoint in paths.items()]
+
+
+def files(settings: ServerSettings) -> frozenset[str]:
+    """Names of the page's files; none with --no-ui or --path."""
+    return assets.names() if settings.has_page else frozenset()
 
 
 async def _index(request: Request) -> Response:

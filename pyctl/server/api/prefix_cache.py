@@ -82,6 +82,7 @@ async def warm(service: Service, request: Request) -> Response:
 async def drop(service: Service, request: Request) -> Response:
     """DELETE /cache/{id}: drops one prefix that is not pinned, wherever it is."""
     name = request.path_params["id"]
+    await asyncio.to_thread(service.admin.check_stored, name)  # before anything goes
     in_memory = await asyncio.wrap_future(service.admin.drop(name))
     if not (await asyncio.to_thread(service.admin.drop_stored, name) or in_memory):
         raise NotFoundError(f"no prefix {name!r} in the cache")
@@ -122,6 +123,7 @@ def _tree(service: Service, view: CacheView, entries: list[Entry], *, with_text:
             "refused": view.n_refused,
             "prompt_ends": view.n_ends,
         },
+        "model_memory": service.info.memory,
         "bytes": {"resident": view.n_bytes, "budget": view.budget, "device": device_bytes},
         "totals": _totals(view.totals),
         "prefixes": roots,

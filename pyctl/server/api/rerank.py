@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from pyctl.errors import NotSupportedError, RequestError
 from pyctl.limit import limit
 from pyctl.prompt import Tokens, as_tokens
 from pyctl.server.body import RerankBody, at_most, parse_object
+from pyctl.server.byte_account import check_letters
 from pyctl.server.http import JsonResponse
 from pyctl.server.service import Service
 
@@ -36,12 +37,14 @@ async def rank(service: Service, request: Request) -> Response:
     if not isinstance(documents, list) or not documents or not all(isinstance(text, str) for text in documents):
         raise RequestError('"documents" must be a non-empty string array')
     at_most(_MOST_DOCUMENTS, len(documents), "documents", "documents")
-    prompts = await service.pool.run(request, _prompts, service, body.query, documents)
+    check_letters(body.query, service.info.n_ctx)
+    n_tokens = 0
     label = "score" if is_tei else "relevance_score"
     ranked: list[dict[str, Any]] = []
-    for index, tokens in enumerate(prompts):
-        if await request.is_disconnected():
-            raise ClientDisconnect
+    for index, document in enumerate(documents):
+        # One at a time, when its turn has come: nothing is read for a client that has left.
+        tokens = await service.pool.run(request, _prompt, service, body.query, document)
+        n_tokens += int(tokens.size)
         scores = await asyncio.wrap_future(service.admin.embed(tokens))
         text = {"text": documents[index]} if is_tei and body.return_text else {}
         ranked.append({"index": index, label: float(scores[0, 0]), **text})
@@ -49,7 +52,6 @@ async def rank(service: Service, request: Request) -> Response:
     results = ranked[: body.top_n]
     if is_tei:
         return JsonResponse(results)
-    n_tokens = sum(int(tokens.size) for tokens in prompts)
     return JsonResponse(
         {
             "model": service.model if body.model is None else body.model,
@@ -60,14 +62,15 @@ async def rank(service: Service, request: Request) -> Response:
     )
 
 
-def _prompts(service: Service, query: str, documents: Sequence[str]) -> list[Tokens]:
-    prompts = [as_tokens(list(_prompt(service, query, text))) for text in documents]
-    if any(tokens.size == 0 for tokens in prompts):
+def _prompt(service: Service, query: str, document: str) -> Tokens:
+    check_letters(document, service.info.n_ctx)
+    tokens = as_tokens(list(_pair(service, query, document)))
+    if not tokens.size:
         raise RequestError("Input content cannot be empty")
-    return prompts
+    return tokens
 
 
-def _prompt(service: Service, query: str, document: str) -> Iterator[int]:
+def _pair(service: Service, query: str, document: str) -> Iterator[int]:
     """The tokens of one pair, as the model's own template has them, or else its tokenizer's settings."""
     tokenize = service.tokenizer.tokenize
     if template := service.info.rerank_template:

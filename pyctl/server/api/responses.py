@@ -13,12 +13,14 @@ from pyctl.server.api.responses_reply import ResponseReply
 from pyctl.server.api.responses_request import ResponseRequest, messages_of
 from pyctl.server.api.token_counts import count, counted
 from pyctl.server.body import NewConversationBody, parse_object
+from pyctl.server.byte_account import ByteAccount
 from pyctl.server.generate.image_sources import Fetched, with_images
 from pyctl.server.generate.prepare import prepare
 from pyctl.server.generate.respond import log_error, respond
 from pyctl.server.generation_body import ChatBody, ConversationBody
 from pyctl.server.http import JsonResponse, error_response
 from pyctl.server.service import Service
+from pyctl.server.shared_store import owner_of
 
 __all__ = [
     "change_conversation",
@@ -36,7 +38,8 @@ async def create(service: Service, request: Request) -> ASGIApp:
     """POST /v1/responses"""
     values = parse_object(await request.body())
     try:
-        reply = await with_images(service, request, lambda fetched: _reply(service, values, fetched))
+        owner = owner_of(request)
+        reply = await with_images(service, request, lambda fetched: _reply(service, values, fetched, owner))
     except NotFoundError as error:
         log_error(request.url.path, error)
         return _not_found(values, error)
@@ -68,7 +71,7 @@ async def delete(service: Service, request: Request) -> Response:
 async def create_conversation(service: Service, request: Request) -> Response:
     """POST /v1/conversations {"items": [...], "metadata": {...}}; both may be absent."""
     raw = await request.body()
-    return JsonResponse(await service.pool.run(request, _conversation, service, raw))
+    return JsonResponse(await service.pool.run(request, _conversation, service, raw, owner_of(request)))
 
 
 async def retrieve_conversation(service: Service, request: Request) -> Response:
@@ -89,16 +92,16 @@ async def delete_conversation(service: Service, request: Request) -> Response:
     return JsonResponse({"id": name, "object": "conversation.deleted", "deleted": True})
 
 
-def _conversation(service: Service, raw: bytes) -> dict[str, Any]:
+def _conversation(service: Service, raw: bytes, owner: str) -> dict[str, Any]:
     body = NewConversationBody.parse(raw or b"{}")
-    messages = [] if body.items is None else messages_of(body.items, "items")
-    return service.conversations.create(messages, body.metadata)
+    messages = [] if body.items is None else messages_of(body.items, "items", ByteAccount())
+    return service.conversations.create(messages, body.metadata, owner)
 
 
-def _reply(service: Service, values: dict[str, Any], fetched: Fetched) -> ResponseReply:
+def _reply(service: Service, values: dict[str, Any], fetched: Fetched, owner: str) -> ResponseReply:
     asked = ResponseRequest.of(values, service.responses, service.conversations)
     (prepared,) = prepare(service, ChatBody.of(asked.chat), fetched)
-    return ResponseReply(service, prepared, asked)
+    return ResponseReply(service, prepared, asked, owner)
 
 
 def _count(service: Service, values: dict[str, Any], fetched: Fetched) -> int:

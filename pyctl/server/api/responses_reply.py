@@ -37,9 +37,10 @@ _SEALED = "reasoning.encrypted_content"
 class ResponseReply(EventReply):
     """A response: items of reasoning, message and function calls, in the order in which the model writes them."""
 
-    def __init__(self, service: Service, prepared: PreparedReply, asked: ResponseRequest) -> None:
+    def __init__(self, service: Service, prepared: PreparedReply, asked: ResponseRequest, owner: str = "") -> None:
         super().__init__(service, prepared)
         self._asked = asked
+        self._owner = owner
         self._seals = _SEALED in asked.body.include
         self._settings = _settings(asked.body, prepared.request.sampling, service)
         if asked.conversation is not None:
@@ -102,7 +103,7 @@ class ResponseReply(EventReply):
         body = self._body("incomplete" if cut else "completed", members)
         messages = [*self._asked.added, *map(_message, self._items)]
         if self._asked.body.store:
-            self.service.responses.put(body, [*self._asked.before, *messages], self._asked.previous)
+            self.service.responses.put(body, [*self._asked.before, *messages], self._asked.previous, self._owner)
         if self._asked.conversation is not None:
             self.service.conversations.add(self._asked.conversation, messages)
         return body

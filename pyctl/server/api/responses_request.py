@@ -3,7 +3,7 @@
 Fields that the API does not have (seed, min_p, cache_prompt, ...) are passed on. The conversion is llama-server's, so
 that both render the same prompt, but for these:
 
-* ``previous_response_id`` and ``conversation`` work; llama-server refuses the one and overhears the other.
+* ``previous_response_id`` and ``conversation`` work; llama-server refuses the one and ignores the other.
 * ``text.format`` binds the reply to a schema, and a function that ``tool_choice`` names is passed on; llama-server
   ignores both.
 * The functions of a tool of type namespace can be called, as ``NAMESPACE__NAME``; llama-server leaves them out.
@@ -31,6 +31,7 @@ from pyctl.chat.messages import unreadable
 from pyctl.errors import RequestError
 from pyctl.limit import limit
 from pyctl.server.body import Body, Nested, others
+from pyctl.server.byte_account import ByteAccount
 from pyctl.server.conversation_store import ConversationStore
 from pyctl.server.generate.image_sources import ImagePart
 from pyctl.server.response_store import ResponseStore
@@ -83,7 +84,6 @@ _IGNORED = frozenset({"model", "background", "prompt", "truncation", "service_ti
 _MAX_ITEMS = limit(20_000, "`input`, items of a response", "400", "request")
 
 _SEAL = "pyctl-reasoning-"
-_MAX_SEALED = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -111,16 +111,17 @@ class ResponseRequest:
         """
         body = ResponsesBody.of(values)
         previous, conversation = body.previous_response_id or None, _conversation(body.conversation)
-        added = messages_of(body.input, "input")
+        account = ByteAccount()
+        added = messages_of(body.input, "input", account)
         before: list[Any] = []
         messages = added
         if conversation is not None:
             if previous is not None:
                 raise RequestError("'previous_response_id' and 'conversation' cannot be used together")
-            before = (conversations or ConversationStore()).messages(conversation)
+            before = (conversations or ConversationStore()).messages(conversation, account)
             messages = [*before, *added]
         elif previous is not None:
-            messages = [*store.conversation(previous), *added]
+            messages = [*store.conversation(previous, account), *added]
         if body.instructions is not None:
             messages = [{"role": "system", "content": body.instructions}, *messages]
         functions = _functions(body.tools)
@@ -147,11 +148,10 @@ def seal(reasoning: str) -> str:
     return _SEAL + base64.b64encode(zlib.compress(reasoning.encode())).decode()
 
 
-def _unseal(text: str) -> str:
+def _unseal(text: str, account: ByteAccount) -> str:
     """What `seal` was given; empty if ``text`` is from somewhere else."""
     try:
-        packed = base64.b64decode(text.removeprefix(_SEAL), validate=True)
-        return zlib.decompressobj().decompress(packed, _MAX_SEALED).decode()
+        return account.inflate(base64.b64decode(text.removeprefix(_SEAL), validate=True)).decode()
     except (binascii.Error, zlib.error, ValueError):
         return ""
 
@@ -214,8 +214,9 @@ def _tool_choice(value: Any) -> Any:
     return "auto"
 
 
-def messages_of(value: Any, name: str) -> list[Any]:
-    """Messages of a chat completion for the items in the field ``name``, in order. Raises RequestError."""
+def messages_of(value: Any, name: str, account: ByteAccount) -> list[Any]:
+    """Messages of a chat completion for the items in the field ``name``, in order; ``account`` is charged for what they
+    unpack. Raises RequestError."""
     if value is None:
         raise RequestError(f"'{name}' is required")
     if isinstance(value, str):
@@ -228,11 +229,11 @@ def messages_of(value: Any, name: str) -> list[Any]:
     for index, item in enumerate(value):
         if not isinstance(item, dict):
             raise RequestError(f"{name}[{index}] must be an object")
-        messages.append(_message(_Item.of(item), f"{name}[{index}]"))
+        messages.append(_message(_Item.of(item), f"{name}[{index}]", account))
     return messages
 
 
-def _message(item: _Item, at: str) -> dict[str, Any]:
+def _message(item: _Item, at: str, account: ByteAccount) -> dict[str, Any]:
     kind, role = item.type, item.role
     if role is not None and kind in (None, "message"):
         content = _content(item.content, f"{at}.content")
@@ -252,7 +253,7 @@ def _message(item: _Item, at: str) -> dict[str, Any]:
         output = _content(item.output, f"{at}.output")
         return {"role": "tool", "tool_call_id": _required(item.call_id, f"{at}.call_id"), "content": output}
     if kind == "reasoning":
-        return {"role": "assistant", "reasoning_content": _reasoning(item, at)}
+        return {"role": "assistant", "reasoning_content": _reasoning(item, at, account)}
     raise RequestError(f"{at}: an item of type {str(kind)[:40]!r} cannot be read")
 
 
@@ -285,11 +286,11 @@ def _part(part: Any, at: str) -> dict[str, Any]:
     raise RequestError(f"{at}.type must be input_text, input_image or output_text")
 
 
-def _reasoning(item: _Item, at: str) -> str:
+def _reasoning(item: _Item, at: str, account: ByteAccount) -> str:
     text = _texts(item.content, f"{at}.content")
     sealed = item.encrypted_content
     if not text and isinstance(sealed, str) and sealed.startswith(_SEAL):
-        text = _unseal(sealed)
+        text = _unseal(sealed, account)
     return text or _texts(item.summary, f"{at}.summary")
 
 

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from pyctl.errors import RequestError
 from pyctl.server.body import DetokenizeBody, TokenizeBody
+from pyctl.server.byte_account import check_letters
 from pyctl.server.generate.image_sources import Fetched, with_images
 from pyctl.server.generate.prepare import prepare_chat
 from pyctl.server.generate.prompts import mixed
@@ -45,13 +46,15 @@ def _tokenize(service: Service, body: TokenizeBody) -> dict[str, Any]:
     tokens: list[int] = []
     for index, part in enumerate(parts):
         if isinstance(part, str):
+            check_letters(part, service.info.n_ctx)
             first = body.add_special and index == 0
             tokens += service.tokenizer.tokenize(part, add_special=first, parse_special=body.parse_special)
         else:
             tokens.append(part)
     if not body.with_pieces:
         return {"tokens": tokens}
-    return {"tokens": [{"id": token, "piece": _readable(service.tokenizer.piece(token))} for token in tokens]}
+    pieces = {token: {"id": token, "piece": _readable(service.tokenizer.piece(token))} for token in set(tokens)}
+    return {"tokens": [pieces[token] for token in tokens]}
 
 
 def _detokenize(service: Service, body: DetokenizeBody) -> dict[str, Any]:
@@ -80,7 +83,9 @@ async def chat_input_tokens(service: Service, request: Request) -> Response:
 
 def count(service: Service, body: ConversationBody, fetched: Fetched) -> int:
     """Tokens of the prompt that the conversation is rendered to."""
-    return prepare_chat(service, body, fetched=fetched).n_tokens
+    chat = prepare_chat(service, body, fetched=fetched)
+    check_letters(chat.text, service.info.n_ctx)
+    return chat.n_tokens
 
 
 def counted(n_tokens: int) -> Response:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import Any, get_args
 
 from pyctl.cache.persist import DiskPolicy
@@ -23,6 +24,7 @@ from pyctl.engine.stream import ReasoningLimit
 from pyctl.errors import ContextSizeError, NotSupportedError, RequestError
 from pyctl.prompt import Prompt
 from pyctl.server.body import INT32_MAX, at_most
+from pyctl.server.byte_account import LETTERS_PER_TOKEN
 from pyctl.server.generate.image_sources import NOTHING, Fetched, load_images
 from pyctl.server.generate.prompts import infill_prompt, prompts_of
 from pyctl.server.generation_body import (
@@ -50,9 +52,6 @@ __all__ = [
 ]
 
 log = logging.getLogger(__name__)
-
-LETTERS_PER_TOKEN = 8
-"""Texts of more letters than this times the context are looked at in part first: hardly one fits."""
 
 
 @dataclass(frozen=True)
@@ -329,7 +328,8 @@ def sampling_of(body: GenerationBody, defaults: Sampling, tokenizer: Tokenizer, 
     """``defaults`` with what ``body`` changes of them. Raises RequestError."""
     changes = dict(body.sampling)
     if "logit_bias" in changes:
-        biases = changes["logit_bias"] = tuple(_logit_bias(changes["logit_bias"], tokenizer, n_vocab))
+        found = _logit_bias(changes["logit_bias"], tokenizer, n_vocab)
+        biases = changes["logit_bias"] = tuple(islice(found, MOST_BIASES + 1))
         at_most(MOST_BIASES, len(biases), "logit_bias", "tokens")
     return replace(defaults, **changes)
 
@@ -350,6 +350,7 @@ def _logit_bias(value: Any, tokenizer: Tokenizer, n_vocab: int) -> Iterable[tupl
         elif isinstance(bias, bool) or not isinstance(bias, int | float):
             continue
         if isinstance(token, str):
+            at_most(LETTERS_PER_TOKEN * MOST_BIASES, len(token), "logit_bias", "letters in a text")
             for part in tokenizer.tokenize(token, add_special=False, parse_special=False):
                 yield part, float(bias)
         elif isinstance(token, int) and not isinstance(token, bool) and 0 <= token < n_vocab:

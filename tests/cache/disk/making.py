@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pyctl.cache.disk.file_format import SIZES
+from pyctl.cache.disk.file_format import RULES, SIZES
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.snapshot import NOTHING, Block, Prefix, PromptMatch, Segment, Snapshot, State
 from pyctl.prompt import Tokens, as_tokens
@@ -100,9 +100,9 @@ def check_read(store: DiskStore, expected: Snapshot) -> None:
 
 
 def on_disk(directory: Path) -> list[Path]:
-    """Every file of every fingerprint, but for the few bytes that say how large parts are."""
+    """Every file of every fingerprint, but for the few bytes that say under which rules and how large parts are."""
     homes = [home for home in directory.iterdir() if home.is_dir()]
-    return sorted(path for home in homes for path in home.iterdir() if path.name != SIZES)
+    return sorted(path for home in homes for path in home.iterdir() if path.name not in (RULES, SIZES))
 
 
 def check_directory(store: DiskStore) -> None:

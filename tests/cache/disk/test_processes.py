@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import multiprocessing
 import os
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from pyctl.cache.disk.file_format import PROMPTS
+from pyctl.cache.disk.file_format import PROMPTS, RULES
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
@@ -249,7 +250,11 @@ def test_a_killed_tier_leaves_nothing_that_stays(tmp_path: Path) -> None:
         assert not list(tmp_path.rglob("*.tmp"))
         n_bytes = store.directory.n_bytes
         assert n_bytes <= BUDGET, (n_bytes, store.directory.bytes_beside(), len(store.directory.entries()), report)
-        size = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file() and path.parent != tmp_path)
+        size = sum(
+            path.stat().st_size
+            for path in tmp_path.rglob("*")
+            if path.is_file() and path.parent != tmp_path and path.name != RULES
+        )
         assert size == store.directory.n_bytes, "prompts count, too"
         recent = RecentFiles(store.home / PROMPTS).load()
         assert all(len(one.prompt) % 40 == 0 for one in recent)
@@ -260,3 +265,63 @@ def test_a_killed_tier_leaves_nothing_that_stays(tmp_path: Path) -> None:
         store.close()
     assert max(n for n, _ in found) > 0
     assert max(n for _, n in found) > 0
+
+
+LOOK = """
+import sys
+from pathlib import Path
+from pyctl.cache.disk.directory import CacheDirectory
+
+directory = CacheDirectory(Path(sys.argv[1]))
+if sys.argv[2] == "verify":
+    print(directory.verify().sound)
+elif sys.argv[2] == "prune":
+    directory.prune(10**9)
+print(len(directory.entries()))
+directory.close()
+"""
+
+
+def look(directory: Path, what: str = "ls") -> list[str]:
+    command = [sys.executable, "-c", LOOK, str(directory), what]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=120).stdout.split()
+
+
+def lost_files() -> list[str]:
+    """Files that this process has open, and that are gone."""
+    found = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.append(os.readlink(descriptor))
+    return [name for name in found if "index.sqlite3" in name and name.endswith(" (deleted)")]
+
+
+@pytest.mark.parametrize("what", ["ls", "verify", "prune"])
+def test_a_look_from_another_process_leaves_the_index_alone(open_store: Opener, tmp_path: Path, what: str) -> None:
+    directory = tmp_path / "cache"
+    store, made = open_store(directory=directory), conversation(1, turns=6)
+    for n, each in enumerate(made, 1):
+        store.write(each)
+        assert look(directory, what)[-1] == str(n)
+        assert not lost_files()
+    assert look(directory, "verify") == ["True", "6"]
+    check_directory(store)
+
+
+def test_two_processes_hold_one_budget_whoever_is_killed_or_looks(open_store: Opener, tmp_path: Path) -> None:
+    directory = tmp_path / "cache"
+    store = open_store(directory=directory, budget=BUDGET)
+    for number in range(4):
+        written = SPAWN.RawValue(ctypes.c_int, -1)
+        child = start(write_for_ever, directory, number, written)
+        wait_until(written, 2)
+        for each in all_snapshots()[number::4]:
+            store.write(each)
+            assert store.directory.n_bytes <= BUDGET
+        look(directory)
+        wait_until(written, 4)
+        kill(child)
+    store.directory.recover()
+    assert not lost_files()
+    assert look(directory, "verify")[0] == "True"
+    assert sum(path.stat().st_size for path in on_disk(directory)) <= BUDGET

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from pyctl.server.api import embeddings
 from pyctl.server.api.embeddings import normalised
+from pyctl.server.byte_account import MOST_LETTERS
 from pyctl.server.server_settings import ServerSettings
 from tests.server.fake import Bench
 
@@ -67,6 +69,8 @@ def test_base64_and_norms(bench: Bench) -> None:
         ({"input": "a", "encoding_format": "zip"}, "float or base64"),
         ({"input": "a", "embd_normalize": -2}, "embd_normalize"),
         ({"input": "x" * 65}, "too many tokens"),
+        ({"input": ["x"] * 2049}, "at most 2048 texts"),
+        ({"input": ["x", "x" * (MOST_LETTERS + 1)]}, "too long"),
     ],
 )
 def test_bad_input(bench: Bench, body: Any, message: str) -> None:
@@ -74,6 +78,13 @@ def test_bad_input(bench: Bench, body: Any, message: str) -> None:
         response = bench.post(path, body)
         assert response.status_code == 400, response.text
         assert message in response.json()["error"]["message"]
+
+
+def test_vectors_of_one_answer_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embeddings, "_MOST_VECTOR_BYTES", 100)
+    assert bench.post("/v1/embeddings", {"input": ["a"] * 12}).status_code == 200
+    response = bench.post("/v1/embeddings", {"input": ["a"] * 13})
+    assert (response.status_code, "more than 100 bytes" in response.text) == (400, True)
 
 
 def test_without_pooling_only_the_native_form() -> None:

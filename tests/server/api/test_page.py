@@ -184,6 +184,8 @@ def test_a_directory_is_served_beside_the_api(tmp_path: Path) -> None:
     assert Bench(play("x"), settings=ServerSettings(show_page=False)).client.get("/").status_code == 404
     keyed = Bench(play("x"), settings=ServerSettings(static_path=str(site), api_keys=("k",))).client
     assert [keyed.get("/a.css", headers=h).status_code for h in ({}, {"X-Api-Key": "k"})] == [401, 200]
+    for path in ("/page/../a.css", "/page/%2e%2e/a.css", "/page/..%2fa.css", "/page/x/../../a.css", "/page/app.js"):
+        assert keyed.get(path).status_code == 401, path
 
 
 def test_the_page_is_small_public_and_held_to_its_policy() -> None:

@@ -127,6 +127,27 @@ def test_words_of_prompts_are_shown_here_and_to_whom_a_key_or_a_flag_allows_it(
     assert ("was" in cache["miss"]) is shown
 
 
+@pytest.mark.parametrize(
+    ("headers", "cors", "shown"),
+    [
+        ({}, Cors(), True),
+        ({"Origin": "http://localhost:8080"}, Cors(), True),
+        ({"Origin": "http://evil.example"}, Cors(), False),
+        ({"Origin": "null"}, Cors(), False),
+        ({"Origin": "https://ui.example"}, Cors("https://ui.example"), True),
+    ],
+)
+@pytest.mark.parametrize("show_prompts", [False, True])
+def test_pages_of_other_origins_see_no_words_of_others_in_a_reply(
+    headers: dict[str, str], cors: Cors, shown: bool, show_prompts: bool
+) -> None:
+    bench = filled(cors=cors, show_prompts=show_prompts)
+    body = {"prompt": HEAD[:100] + "z" * 300, "n_predict": 1, "return_cache": True}
+    answer = bench.post("/completion", body, headers={"Host": "localhost:8080", **headers})
+    assert answer.status_code == 200
+    assert ("was" in answer.json()["timings"]["cache"]["miss"]) is shown
+
+
 def test_a_reply_names_the_snapshots_it_resumed_from_and_took(bench: Bench) -> None:
     before = {each["id"] for each in nodes(bench)}
     body = {"prompt": HEAD + "y" * 200 + "z" * 200, "n_predict": 2, "ignore_eos": True, "return_cache": True}

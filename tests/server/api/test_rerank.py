@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from starlette.requests import ClientDisconnect
 
+from pyctl.server.byte_account import MOST_LETTERS
 from pyctl.server.server_settings import ServerSettings
 from tests.server.fake import Bench
+from tests.server.parts import Caller
 
 PATHS = ["/rerank", "/reranking", "/v1/rerank", "/v1/reranking"]
 DOCUMENTS = ["b", "d", "a", "c"]
@@ -61,12 +66,44 @@ def test_a_model_is_asked_in_its_own_words_or_with_its_marks() -> None:
         ({"query": "q", "documents": ["a"], "top_n": -1}, "'top_n' must be in"),
         ({"query": "", "documents": ["a", ""]}, "Input content cannot be empty"),
         ({"query": "q", "documents": ["x" * 64]}, "too many tokens"),
+        ({"query": "q" * (MOST_LETTERS + 1), "documents": ["a"]}, "too long"),
+        ({"query": "q", "documents": ["a", "x" * (MOST_LETTERS + 1)]}, "too long"),
     ],
 )
 def test_what_cannot_be_ranked(body: dict[str, Any], message: str) -> None:
     response = ranker().post("/rerank", body)
     assert response.status_code == 400
     assert message in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(("path", "name"), [("/rerank", "documents"), ("/v1/embeddings", "input")])
+def test_texts_are_read_one_at_a_time_and_no_more_once_the_client_has_left(path: str, name: str) -> None:
+    """Of a hundred texts, those are tokenised whose turn it was when the client left."""
+    bench = ranker() if name == "documents" else Bench(settings=ServerSettings(embeddings=True), pooling="mean")
+    caller = Caller(bench, path, {"query": "q", name: [f"{n}" for n in range(100)]})
+    embedded: list[int] = []
+    embed = bench.service.admin.embed
+
+    def leaving(tokens: Any) -> Any:
+        embedded.append(int(tokens.size))
+        if len(embedded) == 3:
+            caller.gone.set()
+        return embed(tokens)
+
+    bench.service.admin.embed = leaving  # type: ignore[method-assign]
+    tokenized: list[str] = []
+    tokenize = bench.tokenizer.tokenize
+
+    def noting(text: str, **flags: Any) -> Any:
+        tokenized.append(text)
+        return tokenize(text, **flags)
+
+    bench.tokenizer.tokenize = noting
+    with suppress(ClientDisconnect):
+        asyncio.run(caller.call())
+    assert 3 <= len(embedded) < 8
+    assert {text.lstrip("q") for text in tokenized} <= {"", *(f"{n}" for n in range(8))}
+    assert not any(message.get("body") for message in caller.sent)
 
 
 @pytest.mark.parametrize("path", PATHS)

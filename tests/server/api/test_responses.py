@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -9,8 +10,8 @@ import pytest
 
 from pyctl.engine.request import Request
 from pyctl.errors import EngineError
-from pyctl.server.api import responses
-from tests.server.fake import HI, Bench, Gate, Script, fail, play
+from pyctl.server.api import responses, responses_request
+from tests.server.fake import HI, Bench, Client, Gate, Script, fail, play
 from tests.server.parts import Caller, named_events, split_by_lines
 
 CALLS = ("r:h", "m\n", "c:I \n", "c:look\n", "k:0:t1:look\n", 'a:0:{"at":\n', "a:0:1}\n", "k:1:t2:wait\n", "a:1:{}\n")
@@ -153,6 +154,21 @@ def test_reasoning_comes_back_from_clients_that_store_nothing(monkeypatch: pytes
     assert asked[0].conversation.messages[1] == {"role": "assistant", "reasoning_content": "hm", "content": "yes"}
 
 
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/input_tokens", "/v1/conversations"])
+def test_what_sealed_items_unpack_to_is_counted_for_all_of_them(path: str) -> None:
+    sealed = responses_request.seal("x" * (3 << 20))
+    assert len(sealed) < 5000
+    items = [{"type": "reasoning", "summary": [], "encrypted_content": sealed}] * 12
+    bench = Bench(play("x"))
+    tracemalloc.start()
+    answer = bench.post(path, {"items" if path == "/v1/conversations" else "input": items})
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert answer.status_code == 400
+    assert "unpacks to more than" in answer.json()["error"]["message"]
+    assert peak < 128 << 20
+
+
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_response_is_continued(monkeypatch: pytest.MonkeyPatch, streamed: bool) -> None:
     split_by_lines(monkeypatch)
@@ -206,6 +222,21 @@ def test_responses_are_read_and_deleted() -> None:
     for response in (bench.client.get(path), bench.client.request("DELETE", path)):
         assert response.status_code == 404
         assert response.json()["error"]["type"] == "not_found_error"
+
+
+def test_clients_with_much_to_keep_push_out_nobody() -> None:
+    bench = Bench(play("x"))
+    store = bench.service.responses._stored
+    store.limit = 24_000
+    mine = ask(bench)["id"]
+    other = Client(bench.app, "192.168.1.20")
+    for _ in range(40):
+        assert other.post("/v1/responses", json={"input": "y" * 500}).status_code == 200
+    assert bench.client.get(f"/v1/responses/{mine}").status_code == 200
+    large = bench.post("/v1/responses", {"input": "z" * 3000})
+    assert large.status_code == 200
+    assert bench.client.get(f"/v1/responses/{large.json()['id']}").status_code == 404, "it exceeds its share"
+    assert bench.client.get(f"/v1/responses/{mine}").status_code == 200
 
 
 def test_what_is_not_to_be_stored_is_not() -> None:

@@ -11,7 +11,7 @@ from pyctl.errors import RequestError
 from pyctl.prompt import Prompt
 from pyctl.server.generate.payload import settings_json
 from pyctl.server.generate.prepare import sampling_of
-from pyctl.server.generation_body import GenerationBody, ReplyOptions
+from pyctl.server.generation_body import MOST_BIASES, GenerationBody, ReplyOptions
 from tests.chat.toy import chatml_tokenizer
 
 NEVER = -float("inf")
@@ -120,6 +120,26 @@ def test_samplers(given: Any, used: tuple[str, ...]) -> None:
 )
 def test_logit_bias(given: Any, used: tuple[tuple[int, float], ...]) -> None:
     assert read(logit_bias=given).logit_bias == used
+
+
+def test_what_a_bias_names_is_bounded_before_it_is_read() -> None:
+    tokenizer: Any = chatml_tokenizer()
+    tokenize, texts = tokenizer.tokenize, []
+
+    def noting(text: str, **flags: Any) -> Any:
+        texts.append(text)
+        return tokenize(text, **flags)
+
+    tokenizer.tokenize = noting
+
+    def refused(biases: Any, said: str) -> None:
+        with pytest.raises(RequestError, match=said):
+            sampling_of(GenerationBody.of({"logit_bias": biases}), Sampling(), tokenizer, tokenizer.n_vocab)
+
+    refused({"x" * (8 * MOST_BIASES + 1): 1}, "letters in a text")
+    assert not texts
+    refused([["x" * 1000, 1]] * 100, "at most 8192 tokens")
+    assert len(texts) == MOST_BIASES // 1000 + 1, "no more than it takes to be too many"
 
 
 @pytest.mark.parametrize(

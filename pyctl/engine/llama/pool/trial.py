@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from pyctl.prompt import Tokens, as_tokens
 
-__all__ = ["same_bits", "trial"]
+__all__ = ["made_up_text", "same_bits", "trial"]
 
 GPU_TOKENS, CPU_TOKENS = 600, 290
 """Beyond a multiple of 256, where the shapes of the graph change; and no more, since processors are slow."""
@@ -34,12 +34,17 @@ def trial(
     ``evaluate`` takes a sequence, tokens and a position, ``logits`` the number of an output.
     """
     n_tokens = min(GPU_TOKENS if on_gpu else CPU_TOKENS, n_rows - N_SINGLE)
-    tokens = as_tokens((np.arange(n_tokens + N_SINGLE) * 7919 + 13) % n_vocab)
+    tokens = made_up_text(n_tokens + N_SINGLE, n_vocab)
     found = []
     for start, end in pairwise([*range(0, n_tokens, n_ubatch), *range(n_tokens, tokens.size + 1)]):
         evaluate(0, tokens[start:end], start)
         found.append(logits(0))
     return found
+
+
+def made_up_text(n: int, n_vocab: int) -> Tokens:
+    """``n`` token ids, shape (n,), of a vocabulary with ``n_vocab``."""
+    return as_tokens((np.arange(n) * 7919 + 13) % n_vocab)
 
 
 def same_bits(one: list[NDArray[np.float32]], other: list[NDArray[np.float32]]) -> bool:

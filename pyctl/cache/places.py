@@ -1,0 +1,37 @@
+"""Where a saved sequence can be resumed without a bit of difference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["ANYWHERE", "NOWHERE", "ResumePlaces"]
+
+
+@dataclass(frozen=True)
+class ResumePlaces:
+    """Token counts at which a saved sequence comes back to the same bits: up to ``window``, then each ``step`` tokens.
+
+    A ``step`` of 0 adds none.
+    """
+
+    window: int = 0
+    step: int = 1
+
+    def allow(self, n: int) -> bool:
+        """Whether a sequence of ``n`` tokens may be saved and resumed."""
+        return n <= self.window or (self.step > 0 and (n - self.window) % self.step == 0)
+
+    def among(self, ends: Sequence[int]) -> list[int]:
+        """Those of the batch ``ends`` at which a sequence may be saved."""
+        return [end for end in ends if self.allow(end)]
+
+    def added_to(self, ends: list[int]) -> list[int]:
+        """Batch ``ends`` with one at each place behind the window, where there would seldom be one by chance."""
+        if self.step <= 1 or not ends:
+            return ends
+        return sorted({*ends, *range(self.window + self.step, ends[-1], self.step)})
+
+
+ANYWHERE = ResumePlaces()
+NOWHERE = ResumePlaces(0, 0)

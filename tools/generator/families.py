@@ -1,0 +1,447 @@
+"""Tiny models with random weights of other families than Qwen's: one or two for each memory that llama.cpp has.
+
+A family is metadata alone: llama.cpp says itself which tensors a model with this metadata has
+(`llama_model_init_from_user`). All weights are f32. The keys are those of llama.cpp's src/llama-arch.cpp.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import math
+import os
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from os import PathLike
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from gguf import GGUFValueType, GGUFWriter
+from llama_cpp import llama_cpp as api
+from numpy.typing import NDArray
+
+from pyctl.atomic_file import temp_path
+from pyctl.engine.llama.library import open_library
+from tools.generator.generate import add_tokenizer, source_digest
+from tools.generator.vocab import CHATML_TEMPLATE, byte_vocab
+
+__all__ = ["FAMILIES", "WINDOW", "Family", "cached_family", "write_family"]
+
+Value: TypeAlias = int | float | bool | Sequence[int] | Sequence[float]
+
+VOCAB_SIZE = 282
+N_LAYERS = 4
+WINDOW = 64
+"""Tokens of every sliding window and of every attention chunk."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """One model: llama.cpp's name of its architecture, the class of its memory, and its keys without the prefix.
+
+    ``sliding`` says that a part of its memory forgets what lies `WINDOW` tokens back.
+    """
+
+    name: str
+    arch: str
+    memory: str
+    keys: Mapping[str, Value] = field(default_factory=dict)
+    sliding: bool = False
+
+
+COMMON: Mapping[str, Value] = {
+    "vocab_size": VOCAB_SIZE,
+    "context_length": 16_384,
+    "embedding_length": 64,
+    "block_count": N_LAYERS,
+    "feed_forward_length": 96,
+    "attention.head_count": 2,
+    "attention.head_count_kv": 2,
+    "attention.layer_norm_epsilon": 1e-5,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+    "rope.freq_base": 10_000.0,
+}
+
+EXPERTS: Mapping[str, Value] = {
+    "expert_count": 4,
+    "expert_used_count": 2,
+    "expert_shared_count": 1,
+    "expert_feed_forward_length": 32,
+    "expert_shared_feed_forward_length": 32,
+    "expert_gating_func": 2,
+    "expert_weights_scale": 1.0,
+    "expert_weights_norm": True,
+    "leading_dense_block_count": 1,
+}
+
+LATENT: Mapping[str, Value] = {
+    "attention.head_count": 1,
+    "attention.head_count_kv": 1,
+    "attention.q_lora_rank": 32,
+    "attention.kv_lora_rank": 512,
+    "attention.key_length": 576,
+    "attention.value_length": 512,
+    "attention.key_length_mla": 192,
+    "attention.value_length_mla": 128,
+    "rope.dimension_count": 64,
+}
+"""Attention over a compressed latent, K and V in one row."""
+
+INDEXER: Mapping[str, Value] = {
+    "attention.indexer.head_count": 64,
+    "attention.indexer.key_length": 128,
+    "attention.indexer.top_k": 32,
+    "attention.indexer.block_size": 4,
+    "attention.indexer.local_blocks": 1,
+    "attention.indexer.kpool": 4,
+    "attention.indexer.kpool_select_tail": True,
+}
+
+MAMBA: Mapping[str, Value] = {
+    "ssm.conv_kernel": 4,
+    "ssm.inner_size": 128,
+    "ssm.state_size": 16,
+    "ssm.time_step_rank": 2,
+    "ssm.group_count": 2,
+}
+
+HYPER: Mapping[str, Value] = {
+    "hyper_connection.count": 4,
+    "hyper_connection.sinkhorn_iterations": 2,
+    "hyper_connection.epsilon": 1e-6,
+    "hyper_connection.low_rank": 8,
+}
+
+SLIDING: Mapping[str, Value] = {"attention.sliding_window": WINDOW, "rope.freq_base_swa": 10_000.0}
+
+FAMILIES = {
+    family.name: family
+    for family in (
+        Family("tiny-llama", "llama", "llama_kv_cache", {"rope.dimension_count": 32}),
+        Family("tiny-deepseek2", "deepseek2", "llama_kv_cache", {**EXPERTS, **LATENT}),
+        Family(
+            "tiny-nemotron-h",
+            "nemotron_h",
+            "llama_memory_hybrid",
+            {
+                **MAMBA,
+                "attention.head_count": 2,
+                "attention.head_count_kv": (0, 2, 0, 0),
+                "feed_forward_length": (0, 0, 0, 96),
+                "rope.dimension_count": 32,
+            },
+        ),
+        Family(
+            "tiny-lfm2",
+            "lfm2",
+            "llama_memory_hybrid",
+            {"attention.head_count_kv": (0, 2, 0, 2), "shortconv.l_cache": 3, "rope.dimension_count": 32},
+        ),
+        Family(
+            "tiny-lfm2-window",
+            "lfm2",
+            "llama_memory_hybrid_iswa",
+            {
+                **SLIDING,
+                "attention.head_count_kv": (0, 2, 0, 2),
+                "attention.sliding_window_pattern": 2,
+                "shortconv.l_cache": 3,
+                "rope.dimension_count": 32,
+            },
+            sliding=True,
+        ),
+        Family(
+            "tiny-qwen4exp",
+            "qwen4exp",
+            "llama_memory_hybrid_idx",
+            {
+                **EXPERTS,
+                **INDEXER,
+                **HYPER,
+                "attention.key_length": 32,
+                "attention.value_length": 32,
+                "attention.indexer.key_length": 32,
+                "attention.compress_ratios": (4, 4, 4, 4),
+                "full_attention_interval": 2,
+                "rope.dimension_count": 32,
+                "rope.dimension_sections": (8, 4, 4, 0),
+                "ssm.conv_kernel": 4,
+                "ssm.inner_size": 128,
+                "ssm.state_size": 64,
+                "ssm.time_step_rank": 2,
+                "ssm.group_count": 2,
+                "embedding_length_per_layer_input": 16,
+                "ple.layers": (0,),
+                "ple.ngram_size": 3,
+                "ple.heads_per_ngram": 2,
+                "ple.conv_kernel": 4,
+                "ple.eos_token_id": 0,
+                "ple.layer_multipliers": (1, 3, 5),
+                "ple.head_offsets": tuple(range(0, 4 * VOCAB_SIZE, VOCAB_SIZE)),
+                "ple.head_vocab_sizes": (VOCAB_SIZE,) * 4,
+            },
+        ),
+        Family(
+            "tiny-glm5-next",
+            "glm5-next",
+            "llama_memory_hybrid_idx",
+            {
+                **EXPERTS,
+                **LATENT,
+                **INDEXER,
+                **HYPER,
+                "attention.head_count_kv": (0, 1, 0, 1),
+                "attention.key_length": 512,
+                "rope.dimension_count": 0,
+                "ssm.conv_kernel": 4,
+                "kda.head_dim": 32,
+                "kda.safe_gate": True,
+                "kda.gate_lower_bound": -5.0,
+            },
+        ),
+        Family(
+            "tiny-gemma3",
+            "gemma3",
+            "llama_kv_cache_iswa",
+            {
+                **SLIDING,
+                "attention.key_length": 32,
+                "attention.value_length": 32,
+                "attention.sliding_window_pattern": 2,
+            },
+            sliding=True,
+        ),
+        Family(
+            "tiny-gpt-oss",
+            "gpt-oss",
+            "llama_kv_cache_iswa",
+            {
+                **SLIDING,
+                **EXPERTS,
+                "attention.key_length": 32,
+                "attention.value_length": 32,
+                "attention.sliding_window_pattern": 2,
+            },
+            sliding=True,
+        ),
+        Family(
+            "tiny-llama4",
+            "llama4",
+            "llama_kv_cache_iswa",
+            {
+                **SLIDING,
+                **EXPERTS,
+                "attention.chunk_size": WINDOW,
+                "interleave_moe_layer_step": 2,
+                "rope.dimension_count": 32,
+            },
+            sliding=True,
+        ),
+        Family(
+            "tiny-mamba2",
+            "mamba2",
+            "llama_memory_recurrent",
+            {**MAMBA, "attention.head_count": 0, "attention.head_count_kv": 0, "ssm.inner_size": 128},
+        ),
+        Family(
+            "tiny-rwkv7",
+            "rwkv7",
+            "llama_memory_recurrent",
+            {
+                "attention.head_count": 0,
+                "wkv.head_size": 32,
+                "attention.decay_lora_rank": 16,
+                "attention.iclr_lora_rank": 16,
+                "attention.value_residual_mix_lora_rank": 16,
+                "attention.gate_lora_rank": 16,
+                "token_shift_count": 2,
+            },
+        ),
+        Family(
+            "tiny-minimax-m3",
+            "minimax-m3",
+            "llama_kv_cache_msa",
+            {**EXPERTS, **INDEXER, "attention.indexer.head_count": 2, "rope.dimension_count": 32},
+        ),
+        Family("tiny-deepseek32", "deepseek32", "llama_kv_cache_dsa", {**EXPERTS, **LATENT, **INDEXER}),
+        Family(
+            "tiny-dots3note",
+            "dots3note",
+            "llama_kv_cache_dsa_iswa",
+            {
+                **EXPERTS,
+                **LATENT,
+                **INDEXER,
+                **SLIDING,
+                "attention.sliding_window_pattern": (0, 1, 0, 1),
+                "attention.indexer.types": (1, 0, 1, 0),
+                "attention.kv_lora_rank_swa": 512,
+                "attention.key_length_swa": 576,
+                "attention.value_length_swa": 512,
+                "attention.key_length_mla_swa": 192,
+                "attention.value_length_mla_swa": 128,
+            },
+            sliding=True,
+        ),
+        Family(
+            "tiny-deepseek4",
+            "deepseek4",
+            "llama_kv_cache_dsv4",
+            {
+                **EXPERTS,
+                **INDEXER,
+                **SLIDING,
+                **HYPER,
+                "embedding_length": 128,
+                "attention.head_count": 2,
+                "attention.head_count_kv": 1,
+                "attention.key_length": 64,
+                "attention.value_length": 64,
+                "attention.q_lora_rank": 32,
+                "attention.output_group_count": 2,
+                "attention.output_lora_rank": 32,
+                "attention.compress_ratios": (0, 0, 4, 128),
+                "attention.compress_rope_freq_base": 160_000.0,
+                "expert_gating_func": 4,
+                "hash_layer_count": 0,
+                "rope.dimension_count": 32,
+                "swiglu_clamp_exp": 10.0,
+            },
+            sliding=True,
+        ),
+    )
+}
+
+
+def cached_family(family: Family, directory: str | PathLike[str], *, seed: int = 0) -> Path:
+    """The model of ``family`` in ``directory``, written there if it is missing."""
+    digest = hashlib.blake2b(f"{source_digest()} {family!r}".encode(), digest_size=6).hexdigest()
+    path = Path(directory) / f"{family.name}-{seed}-{digest}.gguf"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_family(path, family, seed=seed)
+    return path
+
+
+def write_family(path: str | PathLike[str], family: Family, *, seed: int = 0) -> None:
+    """Write a model of ``family`` to ``path``, the same for the same seed; it appears whole or not at all.
+
+    Raises ValueError if llama.cpp finds the metadata incomplete.
+    """
+    target = Path(path)
+    with temp_path(target.parent) as metadata:
+        _write(metadata, family, {})
+        listing = _tensors(metadata)
+    with temp_path(target.parent) as temporary:
+        _write(temporary, family, {name: _values(name, shape, seed) for name, shape in listing.items()})
+        os.replace(temporary, target)
+
+
+def _write(path: Path, family: Family, weights: Mapping[str, NDArray[np.float32]]) -> None:
+    writer = GGUFWriter(path, family.arch)
+    for name, value in {**COMMON, **family.keys}.items():
+        _add(writer, f"{family.arch}.{name}", value)
+    add_tokenizer(writer, byte_vocab().fitted(VOCAB_SIZE), CHATML_TEMPLATE)
+    for name, values in weights.items():
+        writer.add_tensor(name, values)
+    try:
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+    finally:
+        writer.close()
+
+
+_WIDE = {"layer_multipliers", "head_offsets", "head_vocab_sizes"}
+"""Arrays of 64-bit numbers."""
+
+
+def _add(writer: GGUFWriter, name: str, value: Value) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(name, value)
+    elif isinstance(value, int):
+        writer.add_uint32(name, value)
+    elif isinstance(value, float):
+        writer.add_float32(name, value)
+    else:
+        wide = name.rpartition(".")[2] in _WIDE
+        kind = GGUFValueType.FLOAT32 if isinstance(value[0], float) else GGUFValueType.UINT64 if wide else None
+        writer.add_key_value(name, list(value), GGUFValueType.ARRAY, sub_type=kind or GGUFValueType.UINT32)
+
+
+# -- what tensors there are --------------------------------------------------------------------------------------------
+
+
+class _InitParams(ctypes.Structure):
+    """`gguf_init_params` of ggml's gguf.h."""
+
+    _fields_ = (("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p))
+
+
+class _TensorHead(ctypes.Structure):
+    """The first fields of `ggml_tensor`, ggml.h."""
+
+    _fields_ = (("type", ctypes.c_int), ("buffer", ctypes.c_void_p), ("ne", ctypes.c_int64 * 4))
+
+
+@cache
+def _ggml() -> ctypes.CDLL:
+    library = open_library("libggml-base.so")
+    library.gguf_init_from_file.restype = ctypes.c_void_p
+    library.gguf_init_from_file.argtypes = [ctypes.c_char_p, _InitParams]
+    library.gguf_free.argtypes = [ctypes.c_void_p]
+    library.ggml_get_name.restype = ctypes.c_char_p
+    library.ggml_get_name.argtypes = [ctypes.c_void_p]
+    return library
+
+
+def _tensors(metadata: Path) -> dict[str, tuple[int, ...]]:
+    """Names and shapes (slowest dimension first) of the tensors that llama.cpp wants for this metadata."""
+    ggml, found = _ggml(), {}
+
+    def note(tensor: int, _: Any) -> None:
+        head = _TensorHead.from_address(tensor)
+        dims = list(head.ne)
+        while len(dims) > 1 and dims[-1] == 1:
+            dims.pop()
+        found[ggml.ggml_get_name(tensor).decode()] = tuple(reversed(dims))
+
+    make = open_library("libllama.so").llama_model_init_from_user
+    kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+    make.restype = ctypes.c_void_p
+    make.argtypes = [ctypes.c_void_p, kind, ctypes.c_void_p, api.llama_model_params]
+    gguf = ggml.gguf_init_from_file(os.fsencode(metadata), _InitParams(True, None))
+    try:
+        model = make(gguf, kind(note), None, api.llama_model_default_params())
+        if not model:
+            raise ValueError("llama.cpp makes no model of this metadata")
+        api.llama_model_free(ctypes.cast(model, api.llama_model_p_ctypes))
+    finally:
+        ggml.gguf_free(gguf)
+    return found
+
+
+def _values(name: str, shape: tuple[int, ...], seed: int) -> NDArray[np.float32]:
+    """Random weights with which the next token depends on all of the text: layers drown the embedding that they add to,
+    attention is sharp, and states decay slowly. Factors of norms are one."""
+    random = np.random.default_rng([seed, zlib.crc32(name.encode())])
+    values: NDArray[np.float32] = random.standard_normal(shape, np.float32)
+    if re.search(r"ssm_a\b", name):
+        return np.multiply(np.abs(values), -0.02, dtype=np.float32)
+    mean, deviation = 0.0, 0.1
+    if re.search(r"norm[^.]*\.weight$", name):
+        mean = 1.0
+    elif "time_mix_w0" in name:
+        mean, deviation = -6.0, 1.0
+    elif name == "token_embd.weight":
+        deviation = 0.05
+    elif len(shape) > 1:
+        is_score = re.search(r"attn_(q|k|q_b|k_b|kv_a_mqa|qkv)\.weight$", name)
+        deviation = (4 if is_score else 1.5) / math.sqrt(shape[-1])
+    values *= deviation
+    values += mean
+    return values
