@@ -252,8 +252,9 @@ FAMILIES = {
             "rwkv7",
             "llama_memory_recurrent",
             {
+                "embedding_length": 128,
                 "attention.head_count": 0,
-                "wkv.head_size": 32,
+                "wkv.head_size": 64,  # with AVX-512, llama.cpp's kernel steps over 64 values at a time
                 "attention.decay_lora_rank": 16,
                 "attention.iclr_lora_rank": 16,
                 "attention.value_residual_mix_lora_rank": 16,
