@@ -303,10 +303,36 @@ def test_what_the_disk_has_is_listed_and_dropped_with_the_rest(tmp_path: Path) -
     assert store.directory.pin(deepest["id"], True)
     assert bench.client.request("DELETE", f"/cache/{deepest['id']}").status_code == 400
     store.directory.pin(deepest["id"], False)
+    # In memory again, and pinned on disk: nothing of it goes.
+    assert bench.post("/completion", {"prompt": HEAD + "y" * 400, "n_predict": 1}).status_code == 200
+    in_memory = {each["id"] for each in nodes(bench)}
+    assert deepest["id"] in in_memory
+    assert store.directory.pin(deepest["id"], True)
+    assert bench.client.request("DELETE", f"/cache/{deepest['id']}").status_code == 400
+    assert {each["id"] for each in nodes(bench)} == in_memory
+    store.directory.pin(deepest["id"], False)
     assert bench.client.request("DELETE", f"/cache/{deepest['id']}").json() == {"dropped": 1}
     body = bench.client.get("/cache", params={"since": body["revision"]}).json()
     assert deepest["id"] not in {each["id"] for each in body["stored"]}
     assert bench.client.request("DELETE", f"/cache/{deepest['id']}").status_code == 404
+
+
+def test_a_pin_counts_for_the_model_it_was_set_for(tmp_path: Path) -> None:
+    """Two models that tokenise alike have snapshots of one name."""
+    benches = []
+    for fingerprint in ("one", "two"):
+        tier = DiskTier(DiskStore(tmp_path, fingerprint, None, min_tokens=100), DiskPolicy.parse("full"), cold_max=4096)
+        bench = Bench(settings=ServerSettings(disk_policy="full"), disk=tier)
+        assert bench.post("/completion", {"prompt": HEAD + "y" * 400, "n_predict": 1}).status_code == 200
+        assert tier.flush(60)
+        benches.append(bench)
+    directory = benches[0].engine.snapshotter.disk.store.directory
+    ours, theirs = ({each.name for each in directory.entries() if each.fingerprint == f} for f in ("one", "two"))
+    name = max(ours & theirs, key=lambda each: int(each.partition("-")[0]))
+    assert directory.pin(f"one/{name}", True)
+    assert benches[0].client.request("DELETE", f"/cache/{name}").status_code == 400
+    assert benches[1].client.request("DELETE", f"/cache/{name}").status_code == 200
+    assert [each.fingerprint for each in directory.entries() if each.name == name] == ["one"]
 
 
 @pytest.mark.parametrize(
