@@ -5,8 +5,8 @@
 
 Clients hold conversations that together have three times the cells of the context, by all APIs, with tools, schemas
 and several choices; others vanish in the middle, send hostile bodies, or sit on connections; an operator saves,
-restores, pins and clears. The server lives twice for long, without and with a cache directory, and in between is
-stopped and killed.
+restores, pins and clears. The server lives three times for long, without a cache directory, with one, and with --exact
+as well, and in between is stopped and killed.
 
 Wrong is: a 500, a greedy reply that another server (one sequence, no cache, no company) does not give, a refusal that
 takes long, memory that has grown from one rest, when nobody asks, to the next, threads or files that grow after the
@@ -37,8 +37,8 @@ from bench.soak.upkeep import Operator
 from tools.server_process import PYCTL_SERVE, ServerProcess
 
 KINDS = ("grammars", "schemas", "counts", "json", "paths", "idle", "vanish", "operator", "kills")
-LONG = 0.4
-"""The part of all the time that each of the two long lives has."""
+LONG = 0.3
+"""The part of all the time that each of the three long lives has."""
 
 SHORT_SECONDS = (5.0, 40.0)
 """Of the lives in between."""
@@ -103,7 +103,7 @@ def _lives(target: Target, rng: random.Random, options: argparse.Namespace, cach
     seconds = options.minutes * 60
     disk = ["--kv-cache-dir", str(cache), "--kv-cache-budget", "256", "--kv-cache-min-tokens", "128"]
     target.live("long, memory only", seconds * LONG, "stop", [])
-    left = seconds * (1 - 2 * LONG)
+    left = seconds * (1 - 3 * LONG)
     while "kills" not in options.without and left > 0:
         lasts = min(left, rng.uniform(*SHORT_SECONDS))
         on_disk = rng.random() < 0.7
@@ -111,6 +111,7 @@ def _lives(target: Target, rng: random.Random, options: argparse.Namespace, cach
         target.live(name, lasts, rng.choice(("stop", "kill", "kill")), disk if on_disk else [])
         left -= lasts
     target.live("long, disk", seconds * LONG, "stop", disk)
+    target.live("long, disk, exact", seconds * LONG, "stop", [*disk, "--exact"])
 
 
 def _verify(options: argparse.Namespace, cache: Path, findings: Findings) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import bisect
-import hashlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
-from pyctl.prompt import FIRST_MESSAGES, NEAR_CURSOR, NEAR_SEAM, Prompt
+if TYPE_CHECKING:
+    from pyctl.prompt import Prompt
 
 __all__ = [
     "DEEP",
@@ -24,7 +25,6 @@ __all__ = [
     "last_common_end",
     "last_end",
     "next_turn",
-    "rules_id",
 ]
 
 LADDER = 256
@@ -78,11 +78,6 @@ LEAST_PART = 64
 
 RULES = (MIN_BATCH, DEEP, FAR, FIRST_RUNG, FINE_PART, FINE_LEAST, MOST_SEAMS, *UNMARKED_PARTS, FINE_STEP, LEAST_PART)
 """What batch ends follow from, besides the tokens and what is given to `batch_ends`."""
-
-
-def rules_id() -> str:
-    """A name for the rules of batch ends: what was saved under other rules is never resumed."""
-    return hashlib.blake2b(repr((RULES, FIRST_MESSAGES, NEAR_SEAM, NEAR_CURSOR)).encode(), digest_size=8).hexdigest()
 
 
 def batch_ends(

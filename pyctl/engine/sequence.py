@@ -51,11 +51,10 @@ class LiveSequence:
     shares: bool = False
     used: int = 0
     asked: int = 0
-    _buffer: Tokens = field(init=False, repr=False)
     _compared: tuple[Tokens | None, int, int] = field(default=(None, 0, 0), init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._buffer = np.empty(self.capacity, np.int32)
+        self._buffer: Tokens = np.empty(self.capacity, np.int32)
 
     @property
     def n_exact(self) -> int:

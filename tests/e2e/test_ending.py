@@ -115,7 +115,7 @@ def test_sigterm_while_a_text_is_tokenised_is_an_end_like_any_other(start: Start
     """The client has left; its thread works on, in the vocabulary of a model that nothing must free."""
     server = start("tiny-hybrid", before=TELLING)
     with contextlib.suppress(httpx.ReadTimeout):
-        httpx.post(f"{server.url}/tokenize", json={"content": ["ab " * 300_000] * 40}, timeout=0.5)
+        httpx.post(f"{server.url}/tokenize", json={"content": ["ab " * 300_000] * 20}, timeout=0.5)
     until(lambda: "a long text is tokenised" in server.log())
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(60) == 0, server.log()
@@ -144,9 +144,10 @@ def test_a_chat_that_is_ended_writes_its_cache(tmp_path: Path, number: signal.Si
     with subprocess.Popen(command, **pipes, env=clean_environment()) as chat:
         assert chat.stdin is not None
         assert chat.stdout is not None
-        chat.stdin.write(b"My cat is called Miro, and my dog is called Bella.\n")
-        chat.stdin.flush()
-        assert chat.stdout.readline().strip()
+        for line in (b"My cat is called Miro, and my dog is called Bella. " * 12, b"What is my cat called?"):
+            chat.stdin.write(line + b"\n")
+            chat.stdin.flush()
+            assert chat.stdout.readline().strip()
         chat.send_signal(number)
         assert chat.wait(60) == 128 + number
         assert chat.stderr is not None

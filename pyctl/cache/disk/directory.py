@@ -13,13 +13,12 @@ from pathlib import Path
 from types import MappingProxyType
 
 from pyctl.atomic_file import make_private
-from pyctl.cache.disk.file_format import INDEX, OLDER, PROMPTS, REPLIES, RULES, StateName, is_fingerprint
+from pyctl.cache.disk.file_format import INDEX, OLDER, PROMPTS, REPLIES, RULES, StateName, is_fingerprint, rules_id
 from pyctl.cache.disk.graph import FileGraph
 from pyctl.cache.disk.index import Index, Key, Record, Version
 from pyctl.cache.disk.readers import Readers
 from pyctl.cache.disk.segment_files import remove_file
 from pyctl.cache.disk.verify import VerifyReport, verify
-from pyctl.cache.plan import rules_id
 
 __all__ = ["THREADS", "CacheDirectory", "Contents", "Entry", "is_older"]
 

@@ -12,10 +12,12 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
+from pyctl.cache import plan
 from pyctl.cache.disk.codec import CHUNK, Codec, Coding
 from pyctl.cache.snapshot import Prefix
 from pyctl.errors import StateError
 from pyctl.limit import limit
+from pyctl.prompt import FIRST_MESSAGES, NEAR_CURSOR, NEAR_SEAM
 
 __all__ = [
     "INDEX",
@@ -41,6 +43,7 @@ __all__ = [
     "is_obsolete",
     "pack",
     "parse",
+    "rules_id",
     "unpack",
 ]
 
@@ -56,7 +59,7 @@ TAG_BYTES = 8
 PROMPTS = "prompts"
 
 RULES = "rules"
-"""Under which rules of batch ends the files of a fingerprint were made: `pyctl.cache.plan.rules_id`."""
+"""Under which rules of batch ends the files of a fingerprint were made: `rules_id`."""
 
 SIZES = "sizes"
 """How large the parts of a fingerprint's files have to be."""
@@ -183,6 +186,12 @@ _PART = struct.Struct("<BBBIQ")
 _CHUNK = struct.Struct("<II")
 
 _DIGEST_BYTES = 8
+
+
+def rules_id() -> str:
+    """A name for the rules of batch ends: what was saved under other rules is never resumed."""
+    rules = plan.RULES, FIRST_MESSAGES, NEAR_SEAM, NEAR_CURSOR
+    return hashlib.blake2b(repr(rules).encode(), digest_size=8).hexdigest()
 
 
 class CorruptFileError(StateError):

@@ -33,10 +33,10 @@ from pyctl.cache.disk.file_format import (
     StateName,
     check_fingerprint,
     parse,
+    rules_id,
 )
 from pyctl.cache.disk.readers import RESTORE_SECONDS, Readers, Reading, Reads, StalledReadError, finish, finished
 from pyctl.cache.disk.writer import StoreWriter
-from pyctl.cache.plan import rules_id
 from pyctl.cache.snapshot import Block, Prefix, Segment, Snapshot
 from pyctl.errors import StateError
 from pyctl.prompt import Tokens, common_prefix
