@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 from starlette.requests import ClientDisconnect, Request
@@ -73,20 +74,20 @@ async def test_work_that_takes_too_long_is_given_up_and_replaced() -> None:
 
 
 @in_loop
-async def test_who_has_heard_of_the_end_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_has_heard_of_the_end_leaves_nothing_behind() -> None:
     """The thread stops between telling the loop and what it does next, and the client leaves just then."""
-    pool, told = RequestPool(1), threading.Event()
+    pool, go_on = RequestPool(1), threading.Event()
     tell = request_pool._Job.tell
 
     def slow(job: Any, end: Any) -> None:
         tell(job, end)
-        told.wait(50)
+        go_on.wait(50)
 
-    monkeypatch.setattr(request_pool._Job, "tell", slow)
-    assert await pool.run(request(), lambda: 1) == 1
+    with mock.patch.object(request_pool._Job, "tell", slow):
+        assert await pool.run(request(), lambda: 1) == 1
     gc.collect()
     assert pool._n_abandoned == 0
-    told.set()
+    go_on.set()
 
 
 @in_loop
