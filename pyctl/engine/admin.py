@@ -246,7 +246,7 @@ class EngineAdmin:
     def _save(self, seq: LiveSequence, path: Path) -> SequenceFile:
         self._check_files()
         began = time.perf_counter()
-        # Without --exact nobody knows which batches were evaluated while other sequences took cells.
+        # Without --exact it is not recorded which batches were evaluated while other sequences had cells.
         is_known = self._engine.settings.exact or len(self._engine.sequences) == 1
         n_bytes = self._engine.backend.save_file(seq.id, path, seq.tokens, seq.ends if is_known else ())
         return SequenceFile(seq.n, n_bytes, (time.perf_counter() - began) * 1e3)

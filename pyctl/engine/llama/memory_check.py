@@ -6,7 +6,7 @@ from pyctl.cache.places import ANYWHERE, NOWHERE, ResumePlaces
 from pyctl.cache.snapshot import Block
 from pyctl.engine.backend import Backend
 from pyctl.engine.llama.library import KVState
-from pyctl.engine.llama.pool.trial import made_up_text
+from pyctl.engine.llama.pool.trial import made_up_text, same_bits
 from pyctl.errors import StateError
 from pyctl.prompt import Tokens
 
@@ -95,11 +95,11 @@ def restores(backend: Backend, n: int, n_vocab: int) -> bool:
             backend.load_rows(0, 0, [(rows, 0, n)])
         if state.parts:
             backend.load_state(0, n, state)
+        return same_bits(expected, _evaluate(backend, tokens[n:], n))
     except StateError:
         return False
-    found = _evaluate(backend, tokens[n:], n)
-    backend.clear(0)
-    return all(one.tobytes() == other.tobytes() for one, other in zip(expected, found, strict=True))
+    finally:
+        backend.clear(0)
 
 
 def _evaluate(backend: Backend, tokens: Tokens, start: int) -> list[Block]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +48,6 @@ def made_up_text(n: int, n_vocab: int) -> Tokens:
     return as_tokens((np.arange(n) * 7919 + 13) % n_vocab)
 
 
-def same_bits(one: list[NDArray[np.float32]], other: list[NDArray[np.float32]]) -> bool:
+def same_bits(one: Sequence[NDArray[Any]], other: Sequence[NDArray[Any]]) -> bool:
     """Whether both trials gave the same bits."""
     return all(a.tobytes() == b.tobytes() for a, b in zip(one, other, strict=True))
