@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from bench.common import answered
 from bench.sessions import PLAIN, Message, Reply, text
 from pyctl.cache.cache_stats import RequestStats
+from pyctl.cache.places import ANYWHERE
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import NOTHING, Block, BlockBytes, Held, Span, State
 from pyctl.chat.boundaries import LineEnds, boundaries, headers, last_turn, lines_before
@@ -126,6 +127,7 @@ class SizedBackend:
     can_break = False
     streamed = None
     far_batch = 0
+    places = ANYWHERE
 
     def __init__(
         self,
