@@ -183,7 +183,7 @@ def build_libraries(place: Path, source: Path | None, options: argparse.Namespac
     extra = cuda.options if own and cuda is not None else ()
     log = log_of(place, "libraries")
     run(["cmake", "-S", tree, "-B", place / "build", *generator(), *defined, *extra], log, environment)
-    targets = ["llama", "ggml"] * own + ["llama-server"] * (not options.no_server)
+    targets = ["llama", "ggml", "mtmd"] * own + ["llama-server"] * (not options.no_server)
     run(["cmake", "--build", place / "build", "-j", str(options.jobs), "--target", *targets], log, environment)
     # Libraries that were given are never replaced by the ones that the server was linked with.
     patterns = SERVER_FILES if not own else (*SERVER_FILES, "lib*.so*")
