@@ -46,7 +46,8 @@ def places_of(memory: KVState, n_cells: int, *, on_gpu: bool) -> ResumePlaces:
     Layers with a sliding window keep their rows in a ring. llama.cpp saves the rows of the window alone and restores
     them to the first cells, and attention sums in the order of cells. So the sums are the same within the window, and
     where a window begins at the first cell anyway: a whole ring behind it. A ring that never wraps may be shifted by
-    tiles. On a GPU, the sums depend on how many cells are in use, too.
+    tiles, but not on a GPU, where the sums depend on how many cells are in use, too
+    (bench/results/gpu-windows.md).
     """
     window, ring, is_chunked = memory.window
     if memory.kind != "opaque" or not window:
@@ -55,9 +56,9 @@ def places_of(memory: KVState, n_cells: int, *, on_gpu: bool) -> ResumePlaces:
         return (
             ANYWHERE if ring and ring % window == 0 and window % TILE == 0 and not on_gpu else ResumePlaces(window, 0)
         )
-    if on_gpu or not ring:
-        return ResumePlaces(window, 0)
-    return ResumePlaces(window, ring if ring < n_cells else TILE)
+    if 0 < ring < n_cells:
+        return ResumePlaces(window, ring)
+    return ResumePlaces(window, TILE if ring and not on_gpu else 0)
 
 
 def describe(memory: KVState, places: ResumePlaces) -> str:
@@ -77,12 +78,12 @@ def describe(memory: KVState, places: ResumePlaces) -> str:
     return line
 
 
-def restores(backend: Backend, n: int, n_vocab: int) -> bool:
+def restores(backend: Backend, n: int, n_vocab: int, n_rest: int = TRIAL_REST) -> bool:
     """Whether ``n`` tokens of a made-up text, saved and loaded in sequence 0, go on with the same outputs to the bit.
 
-    The sequence is empty before and afterwards.
+    ``n_rest`` tokens follow. The sequence is empty before and afterwards.
     """
-    tokens = made_up_text(n + TRIAL_REST, n_vocab)
+    tokens = made_up_text(n + n_rest, n_vocab)
     _evaluate(backend, tokens[:n], 0)
     rows, state = backend.save_rows(0, 0, n), backend.save_state(0, n)
     backend.synchronize()
