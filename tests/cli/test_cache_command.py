@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -54,7 +53,7 @@ def test_a_terminal_of_80_columns_shows_everything_and_a_part_of_the_text(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((80, 24)))
+    monkeypatch.setenv("COLUMNS", "80")
     lines = run("ls")[1].splitlines()[1:-1]
     assert all(len(line) <= 80 and line.endswith("…") and "System: You" in line for line in lines)
 
