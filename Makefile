@@ -6,19 +6,21 @@
 PYTHON ?= python3
 EXTRAS ?= test
 BIN := .venv/bin
+COMMA := ,
+INSTALLED := .venv/installed-$(subst $(COMMA),-,$(EXTRAS))
 
 .PHONY: demo install test lint bench contract build clean
 
 demo: install
 	$(BIN)/python -m tools.demo
 
-install: .venv/installed
+install: $(INSTALLED)
 
 .venv/bin/pip:
 	$(PYTHON) -m venv .venv
 
 # The editable install follows changes in pyctl/ by itself; csrc/ and the pin need a new build.
-.venv/installed: .venv/bin/pip pyproject.toml CMakeLists.txt vendor/llama.cpp/pin.txt $(wildcard csrc/*)
+$(INSTALLED): .venv/bin/pip pyproject.toml CMakeLists.txt vendor/llama.cpp/pin.txt $(wildcard csrc/*)
 	@echo "installing; llama.cpp is compiled unless pip's cache has it (about 5 minutes on 2 cores, longer with CUDA)"
 	$(BIN)/pip install --disable-pip-version-check --editable '.[$(EXTRAS)]'
 	@touch $@
