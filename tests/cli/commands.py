@@ -22,6 +22,7 @@ from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.draft.draft_settings import MODEL_TYPES, DraftSettings
 from pyctl.engine.fake import FakeBackend
 from pyctl.engine.handle import RequestHandle
+from pyctl.engine.llama import Loaded
 from pyctl.engine.llama.params import ModelParams, context_params
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.pool.pool_settings import PoolSettings
@@ -113,6 +114,15 @@ class Seen:
         return self.requests[-1]
 
 
+class _Backend(FakeBackend):
+    """What `load` gives a command: its memory restores to the same bits."""
+
+    memory_text = "rows of tokens"
+
+    def check_restoring(self) -> None:
+        """Nothing to try."""
+
+
 @contextlib.contextmanager
 def _nothing(seen: Seen, hosts: tuple[str, ...], port: int) -> Iterator[None]:
     seen.address = (hosts, port)
@@ -132,8 +142,8 @@ def look(monkeypatch: pytest.MonkeyPatch, argv: list[str], at: Callable[[Seen], 
         info = replace(INFO, chat_template=TEMPLATE, n_vocab=300, pooling=pooling, vision=True)
         tokenizer = ByteTokenizer(TOKENIZER_SPECIALS, eos="<|im_end|>")
         by_model = [name for name in seen.drafts.ordered_types if name in MODEL_TYPES]
-        backend = FakeBackend(draft_type=by_model[0] if by_model else "")
-        return SimpleNamespace(backend=backend, tokenizer=tokenizer, info=info, images=seen.images)
+        backend = _Backend(draft_type=by_model[0] if by_model else "")
+        return Loaded(backend, tokenizer, info, seen.images)  # type: ignore[arg-type]
 
     def submit(_: Worker, request: Request) -> RequestHandle:
         seen.requests.append(request)
