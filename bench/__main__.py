@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from bench.common import parser_of
 
 SCRIPTS = (
-    "exact", "kv", "held", "ttft", "batch", "batch_ends", "decode", "speculative", "agent_edits", "controller",
+    "exact", "kv", "held", "ttft", "batch", "decode", "speculative", "agent_edits", "controller",
     "policy", "codec", "disk", "recent", "warm", "frontend", "recall", "selection", "budgets", "spill", "replay",
     "grammar", "request_path", "threads", "soak", "page",
 )  # fmt: skip

@@ -1,12 +1,13 @@
-"""What budgets of RAM cost: tokens evaluated against what no request before had, in a simulation without a model.
+"""What budgets of RAM cost: tokens evaluated against those that were new, and seconds on a GPU, without a model.
 
     python -m bench.budgets                              # every workload, a few minutes
     python -m bench.budgets --only three_agents --turns  # and each turn that evaluated much more than its floor
 
-Engine and cache are the real ones; rows and states have the bytes of the 27B, at a scale of 1 to 256. The floor of a
-request is its tokens less those that any request before it, or its reply, had in the same places. For each budget:
-tokens evaluated per token of the floor, turns that evaluated more than twice their floor and 64 tokens, and the bound
-that no policy can pass with these bytes, though it knew the future.
+Engine and cache are the real ones, with batches as on a GPU; rows and states have the bytes of the 27B, at a scale of
+1 to 256. The floor of a request is its tokens less those that any request before it, or its reply, had in the same
+places. For each budget: tokens evaluated per token of the floor; the bound that no policy can pass with these bytes,
+though it knew the future; turns that evaluated more than twice their floor and 64 tokens; and what prompts, restores
+and saved states take together, and at most, on each device of bench/gpu_seconds.py.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.common import parse, parser_of, show
+from bench.gpu_seconds import DEVICES
 from bench.oracle import least_evaluated
 from bench.sessions import AGENTS, BUDGETED, WORKLOADS
 from bench.simulated import Simulation, SizedBackend, Turn
@@ -41,18 +43,16 @@ def is_late(turn: Turn) -> bool:
     return turn.n_evaluated > 2 * turn.floor + 64
 
 
-def simulated(
-    name: str, gib: float | None, n_slots: int = 0, *, gpu: bool = False, likelihoods: Likelihoods | None = None
-) -> Simulation:
-    """After a workload with so many GiB for ``n_slots`` snapshots, None and 0 for no limit; batches as on a ``gpu``.
+def simulated(name: str, gib: float | None, n_slots: int = 0, *, likelihoods: Likelihoods | None = None) -> Simulation:
+    """After a workload with so many GiB for ``n_slots`` snapshots, None and 0 for no limit.
 
     The policy has other ``likelihoods`` than its own, if they are given.
     """
     groups = {**WORKLOADS, **BUDGETED, **AGENTS}
     plain = name in WORKLOADS or not TEMPLATE.is_file()
     template = Template(CHATML if plain else TEMPLATE.read_text(encoding="utf-8"), eos_token="<|im_end|>")
-    batches = {"n_ubatch": 1024, "batch_cost": GPU_BATCH_COST} if gpu else {}
-    backend = SizedBackend(N_CELLS, N_SEQS, ROW_BYTES, STATE_BYTES, **batches)
+    sizes = N_CELLS, N_SEQS, ROW_BYTES, STATE_BYTES
+    backend = SizedBackend(*sizes, n_ubatch=1024, batch_cost=GPU_BATCH_COST, scale=SCALE)
     budget = None if gib is None else int(gib * 2**30 / SCALE)
     simulation = Simulation(template, backend, budget, n_slots)
     if likelihoods is not None:
@@ -74,30 +74,27 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", nargs="+", default=names, choices=names, metavar="WORKLOAD")
     parser.add_argument("--gib", nargs="+", type=float, default=[4.0, 8.0, 16.0], help="budgets to compare")
     parser.add_argument("--slots", type=int, default=0, help="snapshots at most, 0 = no limit")
-    parser.add_argument("--gpu", action="store_true", help="larger batches, as by default on a GPU")
     parser.add_argument("--turns", action="store_true", help="print the turns that are 40 tokens above their floor")
     arguments = parse(parser, argv, only=["regenerate", "short_requests"], gib=[8.0])
-    budgets = [*arguments.gib, None]
     rows: list[list[object]] = []
     for name in arguments.only:
-        cells: list[object] = []
-        for gib in budgets:
-            simulation = simulated(name, gib, arguments.slots, gpu=arguments.gpu)
+        for gib in arguments.gib:
+            simulation = simulated(name, gib, arguments.slots)
             turns = simulation.turns
             evaluated, floor = sum(turn.n_evaluated for turn in turns), sum(turn.floor for turn in turns)
-            worst = max(turns, key=lambda turn: turn.n_evaluated - 2 * turn.floor)
-            cells += [f"{evaluated / floor:.2f}", sum(map(is_late, turns)), f"{worst.n_evaluated}/{worst.floor}"]
-            if gib is not None:
-                cells.append(f"{least(simulation, gib) / floor:.2f}")
+            cells: list[object] = [f"{evaluated / floor:.2f}", f"{least(simulation, gib) / floor:.2f}"]
+            cells.append(sum(map(is_late, turns)))
+            for device in DEVICES:
+                seconds = [turn.seconds[device.name] for turn in turns]
+                cells.append(f"{sum(seconds):.1f} ({max(seconds):.1f})")
+            rows.append([name.replace("_", " "), len(turns), floor, f"{gib:g}", *cells])
             if arguments.turns:
                 for i, turn in enumerate(turns):
                     if turn.n_evaluated > turn.floor + 40:
                         print(f"{name} {gib}: {i}: {turn.n_evaluated} of {turn.n} for {turn.floor} ({turn.source})")
-        rows.append([name.replace("_", " "), len(turns), floor, *cells])
-    columns = ["workload", "turns", "floor"]
-    for gib in budgets:
-        columns += ["no limit" if gib is None else f"{gib:g} GiB", "late", "worst", *["bound"] * (gib is not None)]
-    title = "Prompt tokens evaluated per token that was new, by what snapshots may take"
+    columns = ["workload", "turns", "floor", "GiB", "per new token", "bound", "late"]
+    columns += [f"s, {device.name}" for device in DEVICES]
+    title = "Prompt tokens evaluated per token that was new, and seconds on a GPU, by what snapshots may take"
     show(title, columns, rows, keep="budgets" if arguments.keep else "")
 
 

@@ -7,49 +7,37 @@ depends on the request alone.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bench.common import answered
+from bench.gpu_seconds import DEVICES, Device
 from bench.sessions import PLAIN, Message, Reply, text
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.places import ANYWHERE
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import NOTHING, Block, BlockBytes, Held, Span, State
-from pyctl.chat.boundaries import LineEnds, boundaries, headers, last_turn, lines_before
-from pyctl.chat.cached_tokenizer import Tokenizer
+from pyctl.chat.boundaries import headers, last_turn
 from pyctl.chat.template import Template
 from pyctl.engine.backend import Backend, SequenceTokens
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.request import Request
 from pyctl.errors import OutOfCellsError, StateError
-from pyctl.prompt import FIRST_MESSAGES, Prompt, Tokens, as_tokens, common_prefix
+from pyctl.prompt import Prompt, Tokens, as_tokens, common_prefix
 from tools.generator.vocab import SPECIAL_TOKENS
 
 Cells: TypeAlias = NDArray[np.int64]
 
 _IDS = {name: 256 + i for i, name in enumerate(SPECIAL_TOKENS)}
-_NAMES = tuple(SPECIAL_TOKENS)
 _START, _END = _IDS["<|im_start|>"], _IDS["<|im_end|>"]
 _ASSISTANT = (_START, *b"assistant")
 _RESULT = "<|im_start|>user\n<tool_response>"
-_PARTS = tuple(_IDS[f"<|{name}|>"] for name in ("fim_prefix", "fim_suffix", "repo_name", "file_sep"))
 _SPECIAL = re.compile("|".join(map(re.escape, _IDS)))
-
-
-class _Pieces:
-    """What a tokenizer would say of these tokens."""
-
-    def piece(self, token: int) -> bytes:
-        return bytes([token]) if token < 256 else _NAMES[token - 256].encode()
-
-
-_LINES = LineEnds(cast(Tokenizer, _Pieces()))
 
 
 def tokens_of(plain: str) -> Tokens:
@@ -68,26 +56,11 @@ def prompt_of(plain: str) -> Prompt:
     """With boundaries and line ends where the server finds them."""
     tokens = tokens_of(plain)
     starts = np.flatnonzero(tokens == _START)
-    n_unmarked = int(starts[0]) if starts.size else int(tokens.size)
     inner = tuple(int(at) for at in starts if at)
-    later = inner[FIRST_MESSAGES - (n_unmarked == 0) :]
-    lines, seams, leads = _LINES.within(tokens[: later[0] if later else None])
     replies = headers(tokens, inner, _ASSISTANT) or ()
     turn = last_turn(tokens, inner, replies, tokens_of(_RESULT).tolist())
-    parts = boundaries(tokens[:n_unmarked], _PARTS)
-    return Prompt(
-        tokens,
-        inner,
-        n_unmarked,
-        lines,
-        replies,
-        turn,
-        (),
-        seams,
-        parts,
-        leads,
-        lines_before(boundaries(tokens[:n_unmarked], _PARTS[1:2]), lines),
-    )
+    raw = tokens[: starts[0] if starts.size else None]
+    return Prompt(tokens, inner, replies, turn, (), tuple((np.flatnonzero(raw == ord("\n")) + 1).tolist()))
 
 
 @dataclass(eq=False)
@@ -116,7 +89,11 @@ class _HeldRows:
 
 
 class SizedBackend:
-    """Sequences without content; each row has ``row_bytes``, each state ``state_bytes``. Says what it is told."""
+    """Sequences without content; each row has ``row_bytes``, each state ``state_bytes``. Says what it is told.
+
+    ``seconds`` are what all prompts, restores and saved states would have taken on each of DEVICES, where ``scale``
+    times as many bytes are copied.
+    """
 
     kind: Literal["attention", "hybrid", "opaque"] = "hybrid"
     is_async = False
@@ -138,12 +115,15 @@ class SizedBackend:
         *,
         n_ubatch: int = 512,
         batch_cost: int = 0,
+        scale: int = 1,
     ) -> None:
         self.n_ctx = self.n_cells = n_cells
+        self._scale = scale
         self.n_seqs, self.n_ubatch, self.n_outputs = n_seqs, n_ubatch, max(n_ubatch, n_seqs)
         self.row_bytes, self.state_bytes, self.batch_cost = row_bytes, state_bytes, batch_cost
         self.reply: Iterator[int] = iter(())
         self.n_evaluated = 0
+        self.seconds = dict.fromkeys((device.name for device in DEVICES), 0.0)
         self._taken = np.zeros(n_cells, bool)  # by a sequence; where it lies changes nothing here
         self._n_held = np.zeros(n_cells, np.int32)
         self._held: set[_HeldRows] = set()
@@ -151,6 +131,7 @@ class SizedBackend:
 
     def evaluate(self, seq: int, tokens: Tokens, start: int, *, output: bool = True) -> None:
         self._append(seq, int(tokens.size), start)
+        self._spend(lambda device: device.batch(int(tokens.size), start))
 
     def decode(self, items: Sequence[SequenceTokens]) -> None:
         for item in items:
@@ -163,6 +144,13 @@ class SizedBackend:
         held.cells = np.concatenate([held.cells, self._take(n)])
         held.at = start + n
         self.n_evaluated += n
+
+    def _spend(self, seconds: Callable[[Device], float]) -> None:
+        for device in DEVICES:
+            self.seconds[device.name] += seconds(device)
+
+    def _copy(self, n_bytes: int) -> None:
+        self._spend(lambda device: device.copy(n_bytes * self._scale))
 
     def _take(self, n: int) -> Cells:
         free = np.flatnonzero(~self._taken & (self._n_held == 0))[:n]
@@ -221,6 +209,7 @@ class SizedBackend:
     def save_state(self, seq: int, n: int) -> State:
         if self._seqs[seq].at != n:
             raise StateError(f"the state stands at {self._seqs[seq].at}, not {n}")
+        self._copy(self.state_bytes)
         return State.of(_block(self.state_bytes))
 
     def save_draft_rows(self, seq: int, first: int, last: int) -> Block:
@@ -292,6 +281,7 @@ class SizedBackend:
         except OutOfCellsError:
             self._taken[cells[~copied]] = False
             raise
+        self._copy(self.row_bytes * int(np.count_nonzero(copied)))
         at.cells = np.concatenate([at.cells, cells])
 
     def load_draft_rows(self, seq: int, first: int, spans: object) -> None:
@@ -300,6 +290,7 @@ class SizedBackend:
     def load_state(self, seq: int, n: int, state: State) -> None:
         if self._seqs[seq].cells.size != n or state.recurrent.nbytes != self.state_bytes:
             raise StateError("a state of another position")
+        self._copy(self.state_bytes)
         self._seqs[seq].at = n
 
     def load_prefix(
@@ -326,12 +317,14 @@ def _block(n_bytes: int) -> Block:
 
 @dataclass(frozen=True)
 class Turn:
-    """One request: its length, where others before it had parted from it, and what was evaluated."""
+    """One request: its length, where others before it had parted from it, what was evaluated, and the ``seconds`` of
+    that, of what was restored and of the states saved, on each device."""
 
     n: int
     shared: int
     n_evaluated: int
     source: str = ""
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def floor(self) -> int:
@@ -393,9 +386,11 @@ class Simulation:
     def _ask(self, rendered: str, out: str) -> None:
         prompt, reply = prompt_of(rendered), tokens_of(out)
         self._backend.reply = iter([*reply.tolist(), _END])
+        before = dict(self._backend.seconds)
         done = answered(self._engine, Request(prompt, max_tokens=reply.size + 1))
         stats: RequestStats = done.stats
         shared = self.known.shared(prompt.tokens)
-        self.turns.append(Turn(len(prompt), shared, stats.n_evaluated, stats.source))
+        seconds = {name: after - before[name] for name, after in self._backend.seconds.items()}
+        self.turns.append(Turn(len(prompt), shared, stats.n_evaluated, stats.source, seconds))
         whole = as_tokens(np.concatenate([prompt.tokens, reply]))
         self.known.add(whole)

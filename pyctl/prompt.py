@@ -7,7 +7,6 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -15,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pyctl.image_file import ImageFile
 
-__all__ = ["FIRST_MESSAGES", "NEAR_CURSOR", "NEAR_SEAM", "Picture", "Prompt", "Tokens", "as_tokens", "common_prefix"]
+__all__ = ["Picture", "Prompt", "Tokens", "as_tokens", "common_prefix"]
 
 Tokens: TypeAlias = NDArray[np.int32]
 """Token ids, shape (n,), read-only once they are part of a Prompt. Those of an image are negative."""
@@ -29,15 +28,6 @@ def as_tokens(values: ArrayLike) -> Tokens:
     tokens.flags.writeable = False
     return tokens
 
-
-FIRST_MESSAGES = 4
-"""Prompts of several conversations part within so many messages; what comes later is one conversation's own."""
-
-NEAR_SEAM = 16
-"""A line end fewer tokens before a seam is no place to end a batch: behind it, none would end at the seam."""
-
-NEAR_CURSOR = (16, 128)
-"""The last line end so many tokens before a cursor is a place to end a batch."""
 
 BLOCK = 4096
 """Tokens compared at a time, so that prompts that part early cost little."""
@@ -95,31 +85,21 @@ class Picture:
 
 @dataclass(frozen=True, eq=False)
 class Prompt:
-    """Token ids of one request plus its boundaries.
+    """Token ids of one request, and the places in it at which prompts may part.
 
-    ``boundaries`` are token counts at which a message begins, ascending, each in (0, len(tokens)); the
-    generation header, where there is one, is the last. Wrong boundaries raise ValueError. The first ``n_unmarked``
-    tokens are text before any message; ``line_ends`` are token counts within them, and within the FIRST_MESSAGES that
-    follow, at which a line ends, ascending; ``seams`` are those of them at which parts of a text are put together, and
-    ``leads`` those others that are fewer than NEAR_SEAM tokens before one.
-    ``parts`` are token counts within them at which a token of the model's own begins another part, such as the text
-    behind a cursor; ``typed`` are line ends shortly before a cursor, from which on what was typed may be written anew.
-    ``headers`` are the boundaries at which the assistant begins, as the tokens right behind them say; None where
-    nobody can tell. ``turn`` is that of the reply to the user's last message, whatever tools said since; 0 where
-    nobody can tell.
+    ``boundaries`` are token counts at which a message begins, ascending, each in (0, len(tokens)); the generation
+    header, where there is one, is the last. Wrong boundaries raise ValueError. ``headers`` are those at which the
+    assistant begins; None if the template does not show them. ``turn`` is the header of the reply to the user's last
+    message, whatever tools said since; 0 if unknown. ``line_ends`` are token counts at which a line ends, ascending, in
+    raw text: before the first message.
     """
 
     tokens: Tokens
     boundaries: tuple[int, ...] = ()
-    n_unmarked: int = 0
-    line_ends: tuple[int, ...] = ()
     headers: tuple[int, ...] | None = None
     turn: int = 0
     pictures: tuple[Picture, ...] = ()
-    seams: tuple[int, ...] = ()
-    parts: tuple[int, ...] = ()
-    leads: tuple[int, ...] = ()
-    typed: tuple[int, ...] = ()
+    line_ends: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         previous = 0
@@ -152,36 +132,16 @@ class Prompt:
         """
         return self.headers[0] if self.headers and self.headers[0] > self.boundaries[0] else 0
 
-    @property
-    def first_messages(self) -> list[tuple[int, int]]:
-        """Where the first messages begin and end, in which it is known where lines end."""
-        begins = self.boundaries if self.n_unmarked else (0, *self.boundaries)
-        return list(pairwise((*begins[: FIRST_MESSAGES + 1], len(self))))[:FIRST_MESSAGES]
-
-    @cached_property
-    def line_stops(self) -> tuple[int, ...]:
-        """The line ends at which a batch may end."""
-        leads = frozenset(self.leads)
-        return tuple(end for end in self.line_ends if end not in leads) if leads else self.line_ends
-
     def first(self, n: int) -> Prompt:
         """The first ``n`` tokens of it, with what lies within them; no image that does not end there."""
         n = next((picture.start for picture in self.pictures if picture.start < n < picture.end), n)
-        inner = tuple(boundary for boundary in self.boundaries if boundary < n)
-        lines = tuple(end for end in self.line_ends if end <= n)
-        headers = None if self.headers is None else tuple(header for header in self.headers if header < n)
         return Prompt(
             as_tokens(self.tokens[:n]),
-            inner,
-            min(self.n_unmarked, n),
-            lines,
-            headers,
+            tuple(boundary for boundary in self.boundaries if boundary < n),
+            None if self.headers is None else tuple(header for header in self.headers if header < n),
             self.turn if self.turn < n else 0,
             tuple(picture for picture in self.pictures if picture.end <= n),
-            tuple(seam for seam in self.seams if seam <= n),
-            tuple(part for part in self.parts if part < n),
-            tuple(lead for lead in self.leads if lead <= n),
-            tuple(end for end in self.typed if end <= n),
+            tuple(end for end in self.line_ends if end <= n),
         )
 
     def picture_at(self, n: int) -> Picture | None:

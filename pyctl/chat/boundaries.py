@@ -2,7 +2,7 @@
 
 Every occurrence of such a token, from index 1 on, is a boundary. So boundaries depend on the tokens before them and on
 nothing else, also in raw text, without a system message, and when a user pastes a marker (one more boundary then).
-In text before the first of them, lines are all there is to go by.
+In raw text, before the first of them, lines are all there is to go by.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ from pyctl.chat.cached_tokenizer import Tokenizer
 from pyctl.chat.samples import SAMPLE_CALL_ID, SAMPLE_TOOL, sample_call, sample_message
 from pyctl.chat.template import Template, TemplateCapabilities
 from pyctl.errors import RequestError
-from pyctl.prompt import NEAR_CURSOR, NEAR_SEAM, Tokens
+from pyctl.prompt import Tokens
 
 __all__ = [
-    "LineEnds",
     "assistant_start",
     "boundaries",
     "headers",
     "last_turn",
-    "lines_before",
+    "line_ends",
     "message_starts",
     "result_start",
 ]
@@ -69,74 +68,10 @@ def last_turn(tokens: Tokens, boundaries: Sequence[int], headers: Sequence[int],
     return 0
 
 
-def lines_before(cursors: Sequence[int], line_ends: Sequence[int]) -> tuple[int, ...]:
-    """The last of ``line_ends`` from 128 to 16 tokens before each of ``cursors``, where there is one; all ascend."""
-    found = (bisect.bisect_right(line_ends, cursor - NEAR_CURSOR[0]) for cursor in cursors)
-    last = ((cursor, line_ends[at - 1] if at else 0) for cursor, at in zip(cursors, found, strict=True))
-    return tuple(sorted({end for cursor, end in last if end and cursor - end <= NEAR_CURSOR[1]}))
-
-
-class LineEnds:
-    """Where lines end in tokens, and where parts of a text do, told by the pieces of tokens alone. Thread-safe."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._known = np.full(1024, _UNKNOWN, np.int16)
-
-    def within(self, tokens: Tokens) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """Token counts at which a line ends, the seams among them, and those shortly before a seam; all ascend.
-
-        A seam is where texts are put together by programs: behind a heading (the last of several lines that begin with
-        a number sign or a tag), before a closing tag, and before a line that begins with somebody's name and a colon.
-        No line ends at what is no token, such as an image's.
-        """
-        plain = np.where((tokens >= 0) & (tokens < _MOST_TOKENS), tokens, 0)
-        known, most = self._known, int(plain.max(initial=0))
-        if most >= known.size:
-            known = np.full(2 * most, _UNKNOWN, np.int16)
-            known[: self._known.size] = self._known
-            self._known = known
-        for token in np.unique(plain[known[plain] == _UNKNOWN]).tolist():
-            known[token] = _kind(self._tokenizer.piece(token))
-        kinds = np.append(np.where(plain == tokens, known[plain], 0), np.zeros(_NAME_TOKENS + 2, np.int16))
-        ends = np.flatnonzero(kinds & _ENDS) + 1
-        marked = kinds[np.append([0], ends)] & _MARK > 0  # of each line, and of what follows the last
-        is_seam = marked[:-1] & ~marked[1:]
-        is_seam |= kinds[ends] & _CLOSES > 0
-        is_seam |= (kinds[ends] & _LESS > 0) & (kinds[ends + 1] & _SLASH > 0)
-        is_name = kinds[ends] & _CAPITAL > 0
-        for i in range(1, _NAME_TOKENS + 1):
-            is_name &= kinds[ends + i - 1] & _NAME > 0
-            is_seam |= is_name & (kinds[ends + i] & _COLON > 0)
-        seams = ends[is_seam]
-        following = np.append(seams, tokens.size + NEAR_SEAM)[np.searchsorted(seams, ends, side="right")]
-        leads = ends[~is_seam & (following - ends < NEAR_SEAM)]
-        return tuple(ends.tolist()), tuple(seams.tolist()), tuple(leads.tolist())
-
-
-_ENDS, _MARK, _CLOSES, _LESS, _SLASH, _CAPITAL, _NAME, _COLON, _UNKNOWN = (1 << i for i in range(9))
-
-_NAME_TOKENS = 16
-"""Somebody's name has no more."""
-
-
-def _kind(piece: bytes) -> int:
-    """What `LineEnds` has to know of a token's piece. Whatever is not ASCII is taken for a letter."""
-    is_name = bool(piece) and all(byte >= 0x80 or chr(byte).isalnum() or byte == ord("_") for byte in piece)
-    return (
-        _ENDS * piece.endswith(b"\n")
-        | _MARK * piece.startswith((b"<", b"#"))
-        | _CLOSES * piece.startswith(b"</")
-        | _LESS * (piece == b"<")
-        | _SLASH * piece.startswith(b"/")
-        | _CAPITAL * (is_name and (piece[0] >= 0x80 or piece[:1].isupper()))
-        | _NAME * is_name
-        | _COLON * piece.startswith(b":")
-    )
-
-
-_MOST_TOKENS = 1 << 22
-"""More than any vocabulary has."""
+def line_ends(tokens: Tokens, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Token counts at which a line ends, ascending; no line ends at a token of an image."""
+    ends = [token for token in np.unique(tokens[tokens >= 0]).tolist() if tokenizer.piece(token).endswith(b"\n")]
+    return tuple((np.flatnonzero(np.isin(tokens, ends)) + 1).tolist())
 
 
 def message_starts(

@@ -11,12 +11,11 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from pyctl.chat.boundaries import (
-    LineEnds,
     assistant_start,
     boundaries,
     headers,
     last_turn,
-    lines_before,
+    line_ends,
     message_starts,
     result_start,
 )
@@ -34,7 +33,7 @@ from pyctl.chat.template import Template, TemplateCapabilities
 from pyctl.chat.tools import Tools, callable_tools, template_tools
 from pyctl.errors import RequestError
 from pyctl.image_file import ImageFile
-from pyctl.prompt import FIRST_MESSAGES, Picture, Prompt, Tokens, as_tokens, common_prefix
+from pyctl.prompt import Picture, Prompt, Tokens, as_tokens, common_prefix
 
 __all__ = ["ChatFormat", "ChatRequest", "PreparedChat", "ReasoningFormat"]
 
@@ -101,10 +100,6 @@ class ChatFormat:
         marks = (*self.call_format.control_tokens, self.tags.open, self.tags.close)
         self.control_texts = {self.controls[mark]: mark.encode() for mark in marks if mark in self.controls}
         self.bound_calls = BoundCalls(self.call_format, self.tags, self.controls)
-        self._line_ends = LineEnds(tokenizer)
-        fim = tokenizer.fim_tokens()
-        self._parts = tuple({fim[name] for name in ("pre", "suf", "rep", "sep") if name in fim}.difference(self.starts))
-        self._cursors = tuple({fim["suf"]}.difference(self.starts) if "suf" in fim else ())
         self._memo = CachedTokenizer(tokenizer, specials)
         self._renderer = Renderer(
             template,
@@ -209,15 +204,11 @@ class ChatFormat:
             n += runs[-1].size
         tokens = as_tokens(np.concatenate(runs)) if runs else as_tokens([])
         begins = boundaries(tokens, self.starts)
-        whole = int(tokens.size)
-        n_unmarked = 0 if whole and int(tokens[0]) in self.starts else next(iter(begins), whole)
-        later = begins[FIRST_MESSAGES - (n_unmarked == 0) :]
-        lines, seams, leads = self._line_ends.within(tokens[: later[0] if later else whole])
         replies = headers(tokens, begins, self._assistant)
         turn = last_turn(tokens, begins, replies or (), self._result)
-        gaps = boundaries(tokens[:n_unmarked], self._parts)
-        typed = lines_before(boundaries(tokens[:n_unmarked], self._cursors), lines)
-        return Prompt(tokens, begins, n_unmarked, lines, replies, turn, tuple(pictures), seams, gaps, leads, typed)
+        is_chat = tokens.size and int(tokens[0]) in self.starts
+        lines = () if is_chat else line_ends(tokens[: begins[0] if begins else None], self.tokenizer)
+        return Prompt(tokens, begins, replies, turn, tuple(pictures), lines)
 
     def _bos(self) -> Tokens:
         return as_tokens([self.tokenizer.bos] if self.tokenizer.add_bos else [])

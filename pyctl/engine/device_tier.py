@@ -40,13 +40,6 @@ PIECE_BYTES = limit(
     2**28, "rows that leave the device at once", "a segment of more is two or more segments", "memory", "bytes"
 )
 
-STATES_PART = 3
-"""One prompt may take this part of RAM for snapshots that are only perhaps of use; with more, several conversations
-cost each other more than these save (bench/budgets.py)."""
-
-MOST_STATES = 2**20
-"""As many as there may be where RAM has no bound."""
-
 
 def block_sizes(memory: SequenceMemory) -> Sizes:
     """What the blocks of ``memory`` measure."""
@@ -262,15 +255,6 @@ class DeviceTier:
         """Whether more bytes than may wait for the disk are neither counted by the cache nor on their way."""
         blocks, most = self._memory.block_bytes(), most_behind(self._cache.budget)
         return blocks.used - blocks.in_flight - self._cache.n_bytes + n_more > most
-
-    def most_states(self, seq: LiveSequence, n: int) -> int:
-        """How many states like that of ``seq`` a part of RAM has room for beside its rows up to ``n``."""
-        size, budget = self._memory.state_size(seq.id), self._cache.budget
-        if not size:
-            return 0
-        return (
-            max(budget - self._memory.rows_size(0, n), 0) // STATES_PART // size if budget is not None else MOST_STATES
-        )
 
     def expect(self, seq: LiveSequence, n: int, n_states: int) -> None:
         """The disk will want the rows of ``seq`` up to ``n``, and so many states come: what the cache has no room for

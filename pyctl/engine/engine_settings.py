@@ -35,7 +35,7 @@ class EngineSettings:
     min_step: int = CACHE.flag(
         DEFAULT_STEP,
         "-cms --checkpoint-min-step",
-        "tokens between snapshots within a long stretch; unless set, half as many where --cache-ram has room",
+        "tokens between snapshots within a long stretch, 0 = none there",
         integer(0),
         "LLAMA_ARG_CHECKPOINT_MIN_SPACING_NT",
     )

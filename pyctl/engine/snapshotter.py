@@ -136,9 +136,8 @@ class Snapshotter:
         if nearest is not None and not nearest.is_continued and branch > stats.n_cached:
             stats.miss = Divergence.at(common, stats.n_cached, nearest.recent.prompt.tokens, prompt.tokens)
         wanted = self.disk.select(recent, seq.n, lookup.request.disk_policy) if self.disk is not None else ()
-        room = self.device.most_states(seq, len(prompt) if wanted else 0)
         places = self.places(prompt, ends)
-        cuts = choose_cuts(prompt, places, seq.n, self.settings.min_step, (common, *wanted), room)
+        cuts = choose_cuts(prompt, places, seq.n, self.settings.min_step, (common, *wanted))
         # What goes to disk has to be among the places where snapshots are taken.
         *persist, turn = (last_end(places, n) for n in (*wanted, next_turn(prompt, common)))
         self.device.expect(seq, max(persist, default=0), len(cuts))

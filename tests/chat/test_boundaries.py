@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyctl.cache.plan import batch_ends
 from pyctl.chat.boundaries import boundaries, message_starts
 from pyctl.chat.cached_tokenizer import Tokenizer
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.template import Template, TemplateCapabilities
-from pyctl.prompt import NEAR_SEAM, as_tokens, common_prefix
+from pyctl.prompt import as_tokens, common_prefix
 from tests.chat import toy
 from tests.chat.toy import ByteTokenizer, prepare
 
@@ -165,44 +164,14 @@ def test_the_real_template_and_vocabulary(qwen_template: str, qwen_tokenizer: To
     ]
 
 
-def test_lines_end_in_text_without_marks_and_in_the_first_four_messages() -> None:
+def test_lines_end_in_raw_text() -> None:
     chat = ChatFormat(Template(toy.CHATML), toy.chatml_tokenizer())
     prompt = chat.prompt_from_text("ab\nc\n\nd<|im_start|>user\nx\n")
-    assert (prompt.n_unmarked, prompt.line_ends) == (7, (3, 5, 6, 13, 15))
+    assert prompt.line_ends == (3, 5, 6)
     assert prompt.boundaries == (7,)
     assert chat.prompt_from_mixed(prompt.tokens.tolist()).line_ends == prompt.line_ends, "ids are read as their pieces"
-    marked = chat.prompt_from_text("<|im_start|>user\nx\n")
-    assert (marked.n_unmarked, marked.line_ends) == (0, (6, 8))
-    for begin, n in (("", 4), ("a\n", 5)):
-        many = chat.prompt_from_text(begin + 6 * "<|im_start|>\n")
-        assert len(many.line_ends) == n
+    assert chat.prompt_from_text("<|im_start|>user\nx\n").line_ends == ()
     assert chat.prompt_from_text("").line_ends == ()
-
-
-def test_what_was_typed_begins_at_a_line_shortly_before_the_cursor() -> None:
-    specials = [*toy.CHATML_SPECIALS, "<|fim_pre|>", "<|fim_suf|>", "<|fim_mid|>"]
-    chat = ChatFormat(Template(toy.CHATML), toy.ByteTokenizer(specials, eos="<|im_end|>"))
-
-    def typed(line: int) -> tuple[int, ...]:
-        text = f"<|fim_pre|>one\ntwo\n{line * 'x'}<|fim_suf|>{100 * 'y'}\n<|fim_mid|>"
-        prompt = chat.prompt_from_text(text)
-        assert prompt.first(9).typed == prompt.typed
-        assert prompt.first(4).typed == ()
-        return prompt.typed
-
-    assert [typed(line) for line in (11, 12, 15, 16, 128, 129)] == [(), (5,), (5,), (9,), (9,), ()]
-    assert chat.prompt_from_text("<|im_start|>user\none\nand some more of it<|fim_suf|>d").typed == ()
-
-
-def test_parts_of_raw_text_begin_at_tokens_for_gaps() -> None:
-    specials = [*toy.CHATML_SPECIALS, "<|fim_pre|>", "<|fim_suf|>", "<|fim_mid|>"]
-    chat = ChatFormat(Template(toy.CHATML), toy.ByteTokenizer(specials, eos="<|im_end|>"))
-    prompt = chat.prompt_from_text("ab<|fim_pre|>c<|fim_suf|>d<|fim_mid|>")
-    assert prompt.parts == (2, 4), "only the reply follows behind the last"
-    assert prompt.first(4).parts == (2,)
-    assert chat.prompt_from_text("<|fim_pre|>c<|fim_suf|>").parts == (2,)
-    assert chat.prompt_from_text("<|im_start|>user\nc<|fim_suf|>d").parts == (), "a message is no raw text"
-    assert ChatFormat(Template(toy.CHATML), toy.chatml_tokenizer()).prompt_from_text("ab").parts == ()
 
 
 @settings(deadline=None)
@@ -213,66 +182,7 @@ def test_line_ends_depend_on_the_tokens_before_them_alone(words: list[str]) -> N
     whole = chat.prompt_from_mixed(tokens)
     for n in range(len(tokens)):
         part = chat.prompt_from_mixed(tokens[:n])
-        assert part.n_unmarked == min(n, whole.n_unmarked)
         assert part.line_ends == tuple(end for end in whole.line_ends if end <= n)
-
-
-def test_ids_that_are_no_tokens_end_no_line() -> None:
-    chat = ChatFormat(Template(toy.CHATML), toy.chatml_tokenizer())
-    for wrong in (-1, 2**31 - 1):
-        assert chat.prompt_from_mixed([10, wrong]).line_ends == (1,), "10 is a newline"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Do this.\n### Chat:\n|So it is.\n",
-        "#!\n# two\n<chat>\n|one\ntwo\n|</chat>\n|all\n",
-        "what\n|Anna: hello\nyou\n|B_2: and\nnot so: no\nnone:no\n|Ωmega: yes\n|Some:\n",
-        "Averylongnameindeed: is none\nNone at all: neither\nA\n:\n",
-        "< /a\n<\n|/b\n- # one\n",
-    ],
-)
-@pytest.mark.parametrize("real", [False, True])
-def test_seams_are_behind_headings_and_before_closing_tags_and_names(
-    text: str, real: bool, qwen_tokenizer: Tokenizer
-) -> None:
-    chat = ChatFormat(Template(toy.CHATML), qwen_tokenizer if real else toy.chatml_tokenizer())
-    prompt = chat.prompt_from_text(text.replace("|", ""))
-    at, expected = 0, set()
-    for part in text.split("|")[:-1]:
-        at += len(part.encode())
-        expected.add(at)
-    pieces = [chat.tokenizer.piece(token) for token in prompt.tokens.tolist()]
-    assert {len(b"".join(pieces[:seam])) for seam in prompt.seams} == expected
-    assert set(prompt.seams) <= set(prompt.line_ends)
-
-
-@settings(deadline=None)
-@given(st.lists(st.sampled_from(["a\n", "\n", "A:", "# ", "<b>", "</b>", "c"]), max_size=40))
-def test_seams_depend_on_few_tokens_behind_them(words: list[str]) -> None:
-    chat = ChatFormat(Template(toy.CHATML), toy.chatml_tokenizer())
-    whole = chat.prompt_from_text("".join(words))
-    for n in range(len(whole)):
-        part = chat.prompt_from_mixed(whole.tokens[:n].tolist())
-        near = n - 18
-        assert [seam for seam in part.seams if seam < near] == [seam for seam in whole.seams if seam < near]
-        near -= NEAR_SEAM
-        assert [lead for lead in part.leads if lead < near] == [lead for lead in whole.leads if lead < near]
-        assert whole.first(n).leads == tuple(lead for lead in whole.leads if lead <= n)
-
-
-@pytest.mark.parametrize("n_between", [NEAR_SEAM - 1, NEAR_SEAM])
-def test_a_batch_ends_at_a_seam_and_not_at_a_line_end_shortly_before(n_between: int) -> None:
-    chat = ChatFormat(Template(toy.CHATML), toy.chatml_tokenizer())
-    task = f"<|im_start|>user\n{'Do it so.':63}\n"
-    line = len(chat.prompt_from_text(task))
-    prompt = chat.prompt_from_text(f"{task}{'### Chat:':{n_between - 1}}\n{200 * 'what was said '}")
-    assert line + n_between in prompt.seams
-    assert (line in prompt.leads) == (n_between < NEAR_SEAM)
-    ends = batch_ends(prompt, 512)
-    assert line + n_between in ends, "alone, or as the end of the second of two batches that are large enough"
-    assert (line in ends) == (n_between == NEAR_SEAM)
 
 
 def test_the_reply_to_what_the_user_said_last_is_known(qwen_template: str, qwen_tokenizer: Tokenizer) -> None:

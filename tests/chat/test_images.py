@@ -123,7 +123,6 @@ def test_prompts_of_text_have_images_at_the_marker() -> None:
 
 def test_lines_end_around_an_image_as_elsewhere() -> None:
     prompt = chat_format().prompt_from_text(f"a\n{MEDIA_MARKER}\nb\n", [ONE])
-    assert prompt.n_unmarked == len(prompt)
     assert [int(prompt.tokens[end - 1]) for end in prompt.line_ends] == [10, 10, 10]
 
 

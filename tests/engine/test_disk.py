@@ -300,15 +300,3 @@ def test_memory_for_what_will_wait_for_the_disk_beyond_the_budget_is_made_ready_
         assert ask(engine, chat((n, n))).error is None
         assert engine.backend.n_expected == expected
         engine.snapshotter.close()
-
-
-def test_a_part_of_ram_beside_the_rows_is_for_states_of_one_prompt() -> None:
-    for kind in ("hybrid", "attention"):
-        backend = FakeBackend(kind)
-        engine = Engine(backend, RamCache(0, None), EngineSettings())
-        device, (seq,) = engine.snapshotter.device, engine.sequences
-        size, rows = backend.state_size(0), backend.rows_size(0, 100)
-        assert (device.most_states(seq, 0) > 10_000) == (kind == "hybrid")  # no limit; without states none is of use
-        engine.snapshotter.cache.budget = rows + 3 * 7 * max(size, 1)
-        assert device.most_states(seq, 100) == (7 if size else 0)
-        assert device.most_states(seq, 10_000) == 0

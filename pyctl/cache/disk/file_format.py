@@ -17,7 +17,6 @@ from pyctl.cache.disk.codec import CHUNK, Codec, Coding
 from pyctl.cache.snapshot import Prefix
 from pyctl.errors import StateError
 from pyctl.limit import limit
-from pyctl.prompt import FIRST_MESSAGES, NEAR_CURSOR, NEAR_SEAM
 
 __all__ = [
     "INDEX",
@@ -190,7 +189,7 @@ _DIGEST_BYTES = 8
 
 def rules_id() -> str:
     """A name for the rules of batch ends: what was saved under other rules is never resumed."""
-    rules = plan.RULES, FIRST_MESSAGES, NEAR_SEAM, NEAR_CURSOR
+    rules = plan.RULES
     return hashlib.blake2b(repr(rules).encode(), digest_size=8).hexdigest()
 
 
