@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parents[1] / "pyctl"
+from tools.house import module_graph, modules
 
 LAYERS = {
     "errors": set(),
@@ -41,29 +41,7 @@ CONCRETE = {"DiskStore", "DiskTier", "Engine", "EngineAdmin", "FakeBackend", "Ll
 """Classes whose objects only `cli` builds."""
 
 
-def modules() -> dict[str, Path]:
-    names = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        parts = ["pyctl", *path.relative_to(PACKAGE).with_suffix("").parts]
-        names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return names
-
-
-def imports_of(path: Path) -> set[str]:
-    """Names of pyctl's modules that ``path`` imports, at the top or inside functions."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path} imports relatively"
-            base = node.module or ""
-            found |= {f"{base}.{alias.name}" if f"{base}.{alias.name}" in MODULES else base for alias in node.names}
-    return found
-
-
-MODULES = modules()
-GRAPH = {name: imports_of(path) for name, path in MODULES.items()}
+MODULES, GRAPH = modules(), module_graph()
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if name.count(".")])

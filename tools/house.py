@@ -1,0 +1,141 @@
+"""What the house measures: files, lines, the arrows between its rooms. tests/tools/test_house.py holds what is a rule.
+
+python -m tools.house
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+__all__ = ["measure", "module_graph", "modules"]
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "pyctl"
+PORTS = ("Evaluator", "SequenceMemory", "Lifecycle")
+
+
+def modules() -> dict[str, Path]:
+    """All modules of the package by their full names."""
+    names = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = ["pyctl", *path.relative_to(PACKAGE).with_suffix("").parts]
+        names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return names
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def module_graph() -> dict[str, set[str]]:
+    """What each module imports, at its top or inside functions; the package's own modules by their full names."""
+    known = modules()
+    graph: dict[str, set[str]] = {}
+    for name, path in known.items():
+        found: set[str] = set()
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                base = node.module or ""
+                found |= {f"{base}.{alias.name}" if f"{base}.{alias.name}" in known else base for alias in node.names}
+        graph[name] = found - {name}
+    return graph
+
+
+def n_lines(paths: Iterable[Path]) -> int:
+    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
+
+
+def longest_chain(graph: dict[str, set[str]]) -> int:
+    """Modules in the longest chain of imports."""
+
+    @cache
+    def depth(name: str) -> int:
+        return 1 + max((depth(target) for target in graph[name] & graph.keys()), default=0)
+
+    return max(map(depth, graph))
+
+
+def n_arrows(graph: dict[str, set[str]], room: str, of: str) -> int:
+    """Imports of modules of ``room`` by modules of another one; each pair of modules is one."""
+    inside = f"pyctl.{room}"
+    importers = (targets for name, targets in graph.items() if f"{name}.".startswith(f"pyctl.{of}."))
+    return sum(f"{target}.".startswith(f"{inside}.") for targets in importers for target in targets)
+
+
+def n_fields(name: str) -> int:
+    """Annotated fields of the class, and attributes that its constructor sets."""
+    for path in modules().values():
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.ClassDef) and node.name == name:
+                return sum(isinstance(item, ast.AnnAssign) for item in node.body)
+    raise KeyError(name)
+
+
+def n_port_methods() -> int:
+    found = 0
+    for path in modules().values():
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.ClassDef) and node.name in PORTS:
+                found += sum(isinstance(item, ast.FunctionDef) for item in node.body)
+    return found
+
+
+def n_callables(*rooms: str) -> int:
+    """Parameters and fields that are functions, by their annotations."""
+    found = 0
+    for name, path in modules().items():
+        if not name.startswith(tuple(f"pyctl.{room}" for room in rooms)):
+            continue
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, (ast.arg, ast.AnnAssign)) and node.annotation is not None:
+                found += "Callable[" in ast.unparse(node.annotation)
+    return found
+
+
+def n_glossary() -> int:
+    """Rows of the first table of the glossary."""
+    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    rows = re.search(r"\| word \| meaning \|\n\|[-|]+\|\n((?:\|.*\n)+)", text)
+    return rows[1].count("\n") if rows is not None else 0
+
+
+def measure() -> dict[str, int]:
+    """Every figure by its name."""
+    known, graph = modules(), module_graph()
+    csrc = [path for path in (ROOT / "csrc").rglob("*") if path.is_file()]
+    rooms: defaultdict[str, int] = defaultdict(int)
+    for name, targets in graph.items():
+        for target in targets & graph.keys():
+            ours, theirs = (each.split(".")[1] if "." in each else each for each in (name, target))
+            rooms["imports between rooms"] += ours != theirs
+    return {
+        "files": len(known),
+        "lines": n_lines(known.values()),
+        "lines of csrc": n_lines(csrc),
+        "lines of tests": n_lines((ROOT / "tests").rglob("*.py")),
+        "methods of the ports": n_port_methods(),
+        **rooms,
+        "imports of cache by engine": n_arrows(graph, "cache", "engine"),
+        "callables handed on in cache and engine": n_callables("cache", "engine"),
+        "fields of LiveSequence": n_fields("LiveSequence"),
+        "fields of Prompt": n_fields("Prompt"),
+        "longest chain of imports": longest_chain(graph),
+        "words of the glossary": n_glossary(),
+    }
+
+
+def main() -> None:
+    for name, number in measure().items():
+        print(f"{number:7,}  {name}")
+
+
+if __name__ == "__main__":
+    main()
