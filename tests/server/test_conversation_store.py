@@ -70,9 +70,10 @@ def test_metadata_have_a_bound_however_they_come() -> None:
 
 def test_metadata_that_are_changed_hold_the_limit() -> None:
     store = ConversationStore(SHARE * 20_000)
-    names = [store.create([], {})["id"] for _ in range(2 * SHARE)]
-    for name in names:
-        store.change(name, {"k": "x" * 16_000})
+    names = []
+    for _ in range(2 * SHARE):
+        names.append(store.create([], {})["id"])
+        store.change(names[-1], {"k": "x" * 16_000})
         assert store.n_bytes <= SHARE * 20_000
     assert store.get(names[-1])
     with pytest.raises(NotFoundError):
