@@ -9,13 +9,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.engine.single_precision import F32_ROWS, in_f32
+from tests.engine.single_precision import F32_ROWS
 
 F32_FLAGS = ("-ctk", F32_ROWS["type_k"], "-ctv", F32_ROWS["type_v"], "-fa", F32_ROWS["flash_attn"])
 
@@ -88,13 +87,12 @@ def start(
     ``before`` is run in its process first. With ``is_f32`` replies do not depend on what was evaluated together.
     """
     started: list[Server] = []
-    f32_path = cache(lambda name: in_f32(model_path(name), tmp_path_factory.mktemp("f32") / f"{name}.gguf"))
 
     def run(name: str, *flags: str, before: str = "", is_f32: bool = False) -> Server:
         directory = tmp_path_factory.mktemp("server")
         log_path = directory / "log"
         program = ["-c", f"{before}\nimport runpy; runpy.run_module('pyctl')"] if before else ["-m", "pyctl"]
-        path = f32_path(name) if is_f32 else model_path(name) if name else None
+        path = model_path(name) if name else None
         command = [sys.executable, *program, "serve", *(["-m", str(path)] if path else [])]
         command += ["--port", "0", "-c", "8192", "-t", "1", "-ub", "128", *(F32_FLAGS if is_f32 else ()), *flags]
         with log_path.open("wb") as log:

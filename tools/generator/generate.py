@@ -17,7 +17,7 @@ import numpy as np
 from gguf import GGML_QUANT_VERSION, GGUFWriter, LlamaFileType, PoolingType
 
 from pyctl.atomic_file import temp_path
-from tools.generator.shapes import F16, F32, Shape, Tensor, tensors
+from tools.generator.shapes import F32, Shape, Tensor, tensors
 from tools.generator.vision import VisionShape, write_encoder
 from tools.generator.vocab import CHATML_TEMPLATE, Vocab, byte_vocab
 from tools.generator.weights import Tiles, deviation, fill
@@ -68,7 +68,7 @@ def write_model(
 
 def _add_shape(writer: GGUFWriter, shape: Shape, seed: int) -> None:
     writer.add_name(f"{shape.name} (random weights, seed {seed})")
-    writer.add_file_type(LlamaFileType.MOSTLY_Q4_K_M if shape.quantised else LlamaFileType.MOSTLY_F16)
+    writer.add_file_type(LlamaFileType.MOSTLY_Q4_K_M if shape.quantised else LlamaFileType.ALL_F32)
     writer.add_quantization_version(GGML_QUANT_VERSION)
     writer.add_block_count(shape.num_layers + shape.num_nextn)
     if shape.num_nextn:
@@ -119,9 +119,8 @@ def _content(shape: Shape, vocab: Vocab, seed: int) -> Callable[[Tensor], Iterat
     tiles = Tiles(seed)
 
     def pieces(tensor: Tensor) -> Iterator[memoryview]:
-        if tensor.type in (F32, F16):
-            values = fill(shape, tensor, vocab, seed)
-            yield values.astype("<f2" if tensor.type is F16 else "<f4").reshape(-1).view(np.uint8).data
+        if tensor.type is F32:
+            yield fill(shape, tensor, vocab, seed).astype("<f4").reshape(-1).view(np.uint8).data
         else:
             yield from tiles.fill(tensor, deviation(shape, tensor))
 

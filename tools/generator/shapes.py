@@ -15,8 +15,8 @@ from typing import Literal
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 __all__ = [
-    "F16",
     "F32",
+    "F32_MATRICES",
     "Q4_K",
     "Q6_K",
     "Q8_0",
@@ -45,7 +45,7 @@ class Shape:
 
     `feed_forward` is the width of one expert if there are experts. `attention_interval` is 4 when three recurrent
     layers precede each full-attention layer, and 1 when every layer is full attention. `quantised` chooses Q4_K with
-    some Q6_K instead of f16 for the matrices. With `num_classes` it is a reranker.
+    some Q6_K instead of f32 for the matrices. With `num_classes` it is a reranker.
 
     `num_nextn` (0 or 1) is the number of blocks after the last layer that predict one more token each (a head for
     drafts); `has_trunk` is False for a file of its own with nothing but that head. `habit` is by how much (in logits)
@@ -268,13 +268,13 @@ SHAPES = {shape.name: shape for shape in (*_HYBRIDS, TINY_DENSE, *_HEADS, *_DRAF
 # -- tensors -----------------------------------------------------------------------------------------------------------
 
 F32 = GGMLQuantizationType.F32
-F16 = GGMLQuantizationType.F16
 Q4_K = GGMLQuantizationType.Q4_K
 Q6_K = GGMLQuantizationType.Q6_K
 Q8_0 = GGMLQuantizationType.Q8_0
 
-# Read by operators that take f32 only.
-_F32_MATRICES = {"ssm_conv1d", "ffn_gate_inp"}
+F32_MATRICES = {"ssm_conv1d", "ffn_gate_inp"}
+"""Read by operators that take f32 only."""
+
 # A few columns of 32 or 48, too narrow a matrix to be worth four bits, and what all of a head rests on.
 _Q8_MATRICES = {"ssm_alpha", "ssm_beta", "eh_proj"}
 # More sensitive to rounding; six bits in every second group of four layers, much as the usual four-bit mixes do.
@@ -303,15 +303,15 @@ class Tensor:
 
 def tensors(shape: Shape) -> list[Tensor]:
     """All tensors of a model of this shape."""
-    last = Q6_K if shape.quantised else F16
-    first = Q4_K if shape.quantised else F16
+    last = Q6_K if shape.quantised else F32
+    first = Q4_K if shape.quantised else F32
     listing = [
         Tensor("token_embd.weight", "token_embd", (shape.vocab_size, shape.embedding), first),
         Tensor("output_norm.weight", "output_norm", (shape.embedding,), F32),
         Tensor("output.weight", "output", (shape.vocab_size, shape.embedding), last),
     ]
     if shape.num_classes:
-        listing.append(Tensor("cls.output.weight", "cls", (shape.num_classes, shape.embedding), F16))
+        listing.append(Tensor("cls.output.weight", "cls", (shape.num_classes, shape.embedding), F32))
     for layer in range(0 if shape.has_trunk else shape.num_layers, shape.num_layers + shape.num_nextn):
         for suffixed, dims in _layer(shape, layer):
             role = suffixed.removeprefix("nextn.").split(".")[0]
@@ -320,10 +320,8 @@ def tensors(shape: Shape) -> list[Tensor]:
 
 
 def _type(shape: Shape, role: str, dims: tuple[int, ...], layer: int) -> GGMLQuantizationType:
-    if len(dims) == 1 or role in _F32_MATRICES:
+    if len(dims) == 1 or role in F32_MATRICES or not shape.quantised:
         return F32
-    if not shape.quantised:
-        return F16
     if role in _Q8_MATRICES:
         return Q8_0
     return Q6_K if role in _Q6_MATRICES and layer // 4 % 2 == 0 else Q4_K

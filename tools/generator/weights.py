@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType, TokenType
 
-from tools.generator.shapes import F16, Q4_K, Q6_K, Q8_0, Shape, Tensor, tensors
+from tools.generator.shapes import F32_MATRICES, Q4_K, Q6_K, Q8_0, Shape, Tensor, tensors
 from tools.generator.vocab import Vocab, token_bytes
 
 __all__ = ["CONSTANT", "NUM_RESERVED", "Tiles", "bias", "deviation", "embed", "fill", "predict"]
@@ -65,7 +65,7 @@ def deviation(shape: Shape, tensor: Tensor) -> float:
 
 
 def fill(shape: Shape, tensor: Tensor, vocab: Vocab, seed: int) -> FloatArray:
-    """Values of an f16 or f32 tensor, the same for the same shape, vocabulary and seed."""
+    """Values of an f32 tensor, the same for the same shape, vocabulary and seed."""
     if tensor.role.endswith("norm"):
         # Sharp attention: a flat average over thousands of rows would drown each of them.
         return np.full(tensor.dims, 2.0 if tensor.role in ("attn_q_norm", "attn_k_norm") else 1.0, np.float32)
@@ -76,7 +76,7 @@ def fill(shape: Shape, tensor: Tensor, vocab: Vocab, seed: int) -> FloatArray:
     random = np.random.default_rng([seed, zlib.crc32(tensor.name.encode())])
     values = random.standard_normal(tensor.dims, np.float32)
     values *= deviation(shape, tensor)
-    if tensor.type is F16:
+    if len(tensor.dims) > 1 and tensor.role not in F32_MATRICES and not shape.quantised:
         _reserve(values, tensor, vocab)
     if tensor.role == "output" and shape.habit:
         values += _habits(shape, vocab, seed)

@@ -23,7 +23,7 @@ from pyctl.engine.stream import ReasoningLimit
 from pyctl.prompt import Prompt
 from tests.engine.draft.guesses import Guesses
 from tests.engine.drive import request
-from tests.engine.single_precision import F32_ROWS, in_f32
+from tests.engine.single_precision import F32_ROWS
 from tests.engine.test_company import run
 
 N_MAX = 3
@@ -68,7 +68,7 @@ def drafting(
         if key not in backends:
             chosen, path = {"n_ctx": 1024, "n_ubatch": 64, "n_threads": 1, **fields}, model_path(name)
             if is_f32:
-                chosen, path = {**chosen, **F32_ROWS}, in_f32(path, tmp_path_factory.mktemp("f32") / path.name)
+                chosen = {**chosen, **F32_ROWS}
             settings = ModelSettings(path=str(path), **chosen)
             drafts = DraftSettings(draft_types=("draft-mtp",), n_draft=N_MAX)
             backends[key] = load(settings, drafts=drafts).backend

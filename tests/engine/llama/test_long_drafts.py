@@ -24,7 +24,7 @@ from pyctl.errors import StateError
 from pyctl.prompt import Prompt, as_tokens
 from tests.engine.draft.guesses import Guesses
 from tests.engine.drive import ask
-from tests.engine.single_precision import F32_ROWS, in_f32
+from tests.engine.single_precision import F32_ROWS
 
 N = 90
 Q8_0 = {"type_k": "q8_0", "type_v": "q8_0", "flash_attn": "on"}
@@ -48,7 +48,7 @@ def opened(model_path: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             shape, types, options = MODELS[name]
             path = model_path(shape)
             if is_f32:
-                path, options = in_f32(path, tmp_path_factory.mktemp("f32") / path.name), F32_ROWS
+                options = F32_ROWS
             settings = ModelSettings(
                 path=str(path), n_ctx=2048, n_ubatch=128, n_batch=128, n_seqs=2, n_threads=1, **options
             )
@@ -330,7 +330,7 @@ def test_whatever_happens_a_sequence_holds_what_it_should(
 ) -> None:
     path, options, is_f32 = model_path(MODELS[name][0]), {}, "moe" in name
     if is_f32:
-        path, options = in_f32(path, tmp_path / "f32.gguf"), F32_ROWS
+        options = F32_ROWS
     other = load(ModelSettings(path=str(path), n_ctx=2048, n_ubatch=128, n_threads=1, **options)).backend
     conversations = Conversations(opened(name, is_f32=is_f32), seed)
     for i in range(60):
