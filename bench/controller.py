@@ -29,13 +29,13 @@ from pyctl.chat.chat_format import ChatFormat, ChatRequest
 from pyctl.chat.template import Template
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.fake import FakeBackend
 from pyctl.engine.llama import LlamaTokenizer
 from pyctl.engine.llama.library import redirect_log
 from pyctl.engine.request import Request
 from pyctl.engine.sampling import Sampling
 from pyctl.models import builtin_model
 from pyctl.prompt import Tokens
+from tests.fake import FakeBackend
 
 VENDOR = Path(__file__).resolve().parent.parent / "vendor/llama.cpp"
 VOCABULARY = VENDOR / "models/ggml-vocab-qwen35.gguf"

@@ -15,12 +15,12 @@ from typing import Any
 
 from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
-from pyctl.engine.fake import FakeBackend
-from pyctl.engine.fake.fake_memory import FakeMemory
 from pyctl.engine.llama import LlamaBackend
 from pyctl.engine.sequence import LiveSequence
 from pyctl.engine.snapshotter import Snapshotter
 from pyctl.engine.worker import Worker
+from tests.fake import FakeBackend
+from tests.fake.fake_memory import FakeMemory
 
 OWNED: tuple[type, ...] = (Engine, Snapshotter, RamCache, LiveSequence, FakeMemory, FakeBackend, LlamaBackend)
 

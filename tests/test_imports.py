@@ -37,7 +37,7 @@ for _layer in ("models", "cache", "chat", "engine", "page", "server", "terminal"
 REQUEST_PATH = ("pyctl.server.generate.", "pyctl.server.generation_body", "pyctl.server.service")
 """What `terminal` may import of `server`, besides what is listed above: both ask the engine in one way."""
 
-CONCRETE = {"DiskStore", "DiskTier", "Engine", "EngineAdmin", "FakeBackend", "LlamaBackend", "RamCache", "Worker"}
+CONCRETE = {"DiskStore", "DiskTier", "Engine", "EngineAdmin", "LlamaBackend", "RamCache", "Worker"}
 """Classes whose objects only `cli` builds."""
 
 
@@ -86,7 +86,7 @@ def test_only_the_command_builds_concrete_objects() -> None:
     for name, path in MODULES.items():
         if name.startswith(("pyctl.server", "pyctl.terminal", "pyctl.chat")):
             assert not calls(path) & CONCRETE, name
-            assert not any(target.startswith(("pyctl.engine.llama", "pyctl.engine.fake")) for target in GRAPH[name])
+            assert not any(target.startswith("pyctl.engine.llama") for target in GRAPH[name])
 
 
 def calls(path: Path) -> set[str]:

@@ -15,10 +15,10 @@ from bench.compare import MeasurementError, compare, measured
 from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.fake import FakeBackend
 from pyctl.engine.request import Request
 from pyctl.errors import EngineError
 from pyctl.prompt import Prompt, Tokens
+from tests.fake import FakeBackend
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -20,7 +20,6 @@ from pyctl.cli import assemble, chat_command, main, serve_command
 from pyctl.engine import model_settings
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.draft.draft_settings import MODEL_TYPES, DraftSettings
-from pyctl.engine.fake import FakeBackend
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.llama import Loaded
 from pyctl.engine.llama.params import ModelParams, context_params
@@ -34,6 +33,7 @@ from pyctl.server.generate import respond
 from pyctl.server.lifecycle import LoadingApp
 from pyctl.server.request_pool import Afterwards
 from tests.chat.toy import CHATML_SPECIALS, ByteTokenizer
+from tests.fake import FakeBackend
 from tests.pictures import GridReader
 from tests.server.fake import INFO, Client
 

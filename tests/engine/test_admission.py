@@ -10,13 +10,13 @@ from pyctl.cache.plan import batch_ends
 from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.fake import FakeBackend
 from pyctl.engine.request import Failed, Piece, Progress
 from pyctl.engine.schedule import company
 from pyctl.engine.worker import Worker
 from pyctl.errors import BusyError, RequestError
 from tests.engine.drive import ask, collect, request
 from tests.engine.test_company import ENDLESS, engine_of, prompt_of, run, submit
+from tests.fake import FakeBackend
 from tests.server.fake import INFO
 
 

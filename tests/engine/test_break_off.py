@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.fake import FakeBackend
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.llama import LlamaBackend, Loaded
 from pyctl.engine.llama.library import Pulse, api
@@ -23,6 +22,7 @@ from pyctl.errors import BrokenOffError
 from pyctl.prompt import Prompt
 from tests.cache.checks import check_invariants
 from tests.engine.drive import ask, cold, collect, request
+from tests.fake import FakeBackend
 from tests.server.fake import INFO
 
 N = 64

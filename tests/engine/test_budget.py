@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.fake import FakeBackend
 from pyctl.engine.stream import ReasoningBudget, ReasoningLimit
 from pyctl.prompt import Prompt
 from tests.engine.drive import ask, cold
+from tests.fake import FakeBackend
 
 OPEN, CLOSE, NEWLINE = 101, 102, 10
 

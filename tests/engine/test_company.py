@@ -16,7 +16,6 @@ from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.draft.speculation import Speculation
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.fake import FakeBackend
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Failed
 from pyctl.engine.restore import CacheLookup
@@ -28,6 +27,7 @@ from pyctl.prompt import Prompt
 from tests.cache.checks import check_invariants
 from tests.engine.drive import Reply, ask, cold, collect, request
 from tests.engine.test_decode import Foresight
+from tests.fake import FakeBackend
 from tests.server.fake import INFO
 
 ENDLESS = Sampling(temperature=0.0, ignore_eos=True)

@@ -7,10 +7,10 @@ from functools import cache
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pyctl.engine.fake import FakeBackend
 from pyctl.engine.handle import RequestHandle
 from tests.engine.drive import collect
 from tests.engine.test_company import ENDLESS, KINDS, alone, check_at_rest, engine_of, prompt_of, run, submit
+from tests.fake import FakeBackend
 
 N_CTX = 512
 CONVERSATIONS = [prompt_of(seed, 60 + 40 * seed, head=50 * (seed % 2)) for seed in range(8)]

@@ -15,13 +15,13 @@ from pyctl.engine.draft.source import DraftJob
 from pyctl.engine.draft.speculation import Speculation
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.fake import FakeBackend
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Piece
 from pyctl.engine.sampling import Sampling
 from pyctl.prompt import Prompt, Tokens
 from tests.cache.checks import check_invariants
 from tests.engine.drive import Reply, ask, cold, collect, request
+from tests.fake import FakeBackend
 
 PROMPT = Prompt.of(np.random.default_rng(5).integers(1, 60, 150), [100, 146])
 

@@ -20,12 +20,12 @@ from pyctl.cache.snapshot import Snapshot
 from pyctl.engine import device_tier
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.fake import FakeBackend
 from pyctl.engine.worker import Worker
 from pyctl.prompt import Prompt
 from tests.cache.checks import check_invariants
 from tests.engine.drive import ask, cold
 from tests.engine.test_engine import KINDS, chat
+from tests.fake import FakeBackend
 from tests.server.fake import INFO
 
 

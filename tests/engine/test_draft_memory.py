@@ -15,12 +15,12 @@ from pyctl.engine.draft.source import DraftJob
 from pyctl.engine.draft.speculation import Speculation
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.fake import FakeBackend
 from pyctl.engine.handle import RequestHandle
 from pyctl.prompt import Prompt
 from tests.engine.draft_server import ENDLESS, WAYS, DraftServer, ModelDrafts, Turn
 from tests.engine.drive import collect, request
 from tests.engine.test_engine import KINDS, chat
+from tests.fake import FakeBackend
 
 OTHER = chat((7777, 200))
 

@@ -8,7 +8,6 @@ import pytest
 from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.fake import FakeBackend
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Progress
 from pyctl.engine.sequence import LiveSequence
@@ -16,6 +15,7 @@ from pyctl.errors import EngineError, UnavailableError
 from pyctl.prompt import Prompt, Tokens, as_tokens
 from tests.cache.checks import check_invariants
 from tests.engine.drive import ask, cold, collect, request
+from tests.fake import FakeBackend
 
 KINDS = ("hybrid", "attention", "opaque")
 

@@ -20,7 +20,6 @@ from pyctl.cache.snapshot import Prefix
 from pyctl.chat.boundaries import boundaries, headers
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.fake import FakeBackend
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.pool.pool_plan import PoolPlan
 from pyctl.engine.pool.selection import SelectSettings
@@ -31,6 +30,7 @@ from pyctl.prompt import Picture, Prompt, Tokens, as_tokens, common_prefix
 from tests.cache.checks import tokens_of
 from tests.engine.drive import ask, cold, collect, request
 from tests.engine.test_company import check_held
+from tests.fake import FakeBackend
 
 N_CTX = 4096
 

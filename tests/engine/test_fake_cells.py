@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyctl.cache.snapshot import Block, Held
-from pyctl.engine.fake import FakeBackend
 from pyctl.errors import OutOfCellsError, StateError
 from pyctl.prompt import as_tokens
+from tests.fake import FakeBackend
 
 N_CELLS = 96
 ACTIONS = st.lists(

@@ -13,7 +13,6 @@ from pyctl.cache.ram import RamCache
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.fake import FakeBackend
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Failed, Piece
 from pyctl.engine.worker import Worker
@@ -21,6 +20,7 @@ from pyctl.errors import EngineError, UnavailableError
 from pyctl.prompt import Prompt
 from tests.engine.drive import request
 from tests.engine.test_worker import ENDLESS, PROMPT, result
+from tests.fake import FakeBackend
 from tests.server.fake import INFO
 
 

@@ -11,11 +11,11 @@ from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import PromptMatch
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.fake import FakeBackend
 from pyctl.engine.request import Done
 from pyctl.prompt import Prompt
 from tests.engine.drive import Reply, ask, chat, collect
 from tests.engine.test_company import ENDLESS, KINDS, alone, check_at_rest, run, submit
+from tests.fake import FakeBackend
 
 HEAD = (1, 224)
 

@@ -15,10 +15,10 @@ from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Snapshot
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.fake import FakeBackend
 from pyctl.prompt import Prompt
 from tests.cache.checks import check_invariants
 from tests.engine.drive import ask, cold
+from tests.fake import FakeBackend
 
 N_UBATCH = 64
 

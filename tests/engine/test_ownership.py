@@ -10,9 +10,9 @@ import pytest
 from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.fake import FakeBackend
 from pyctl.engine.worker import Worker
 from tests import ownership
+from tests.fake import FakeBackend
 from tests.server.fake import INFO
 
 FOREIGN: dict[str, Callable[[Engine], Any]] = {

@@ -22,12 +22,12 @@ from pyctl.cache.disk.writer import OpenWrite, StoreWriter
 from pyctl.cache.snapshot import Block, BlockBytes, Held, Segment, State
 from pyctl.engine import device_tier
 from pyctl.engine.engine import Engine
-from pyctl.engine.fake import FakeBackend
 from pyctl.engine.pool.pool_plan import PoolPlan
 from pyctl.errors import StateError
 from tests.cache.checks import check_invariants
 from tests.engine.drive import ask, chat, cold
 from tests.engine.test_spill import engine_on, tier_of
+from tests.fake import FakeBackend
 
 RAM, BEHIND, PIECE = 24_000, 12_000, 3_000
 """Bytes of the cache, of what may wait beside it, and of a segment; a row has 16."""

@@ -19,7 +19,6 @@ from pyctl.engine import device_tier
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.fake import FakeBackend
 from pyctl.engine.pool.pool_plan import PoolPlan, StreamCounts
 from pyctl.engine.pool.selection import SelectSettings
 from pyctl.engine.snapshotter import PARK_MIN
@@ -30,6 +29,7 @@ from tests.engine.drive import ask, cold, request
 from tests.engine.test_company import check_held
 from tests.engine.test_engine import chat
 from tests.engine.test_worker import INFO
+from tests.fake import FakeBackend
 
 LONG = 32_768
 POOL = PoolPlan.of(11, LONG + 8192, 16, 1_000_000)

@@ -8,9 +8,9 @@ from pyctl.cache.ram import RamCache
 from pyctl.engine import engine_stats as progress
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.fake import FakeBackend
 from pyctl.prompt import Prompt
 from tests.engine.drive import ask
+from tests.fake import FakeBackend
 
 
 def lines_of(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -14,13 +14,13 @@ from pyctl.cache.snapshot import PromptMatch
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.fake import FakeBackend
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.llama import Loaded
 from pyctl.engine.sampling import Sampling
 from pyctl.prompt import Prompt
 from tests.cache.checks import tokens_of
 from tests.engine.drive import Reply, ask, cold, collect, request
+from tests.fake import FakeBackend
 
 
 def prompt_of(seed: int, n: int, boundaries: tuple[int, ...] = ()) -> Prompt:

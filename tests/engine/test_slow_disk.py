@@ -17,11 +17,11 @@ from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.fake import FakeBackend
 from pyctl.engine.handle import RequestHandle
 from tests.cache.checks import check_invariants
 from tests.engine.drive import Reply, ask, cold, collect, request
 from tests.engine.test_engine import KINDS, chat
+from tests.fake import FakeBackend
 
 STORED = chat((1, 300), (2, 240))
 OTHER = chat((3, 200))

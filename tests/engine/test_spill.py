@@ -22,13 +22,13 @@ from pyctl.cache.snapshot import Block, Held, Snapshot
 from pyctl.engine import device_tier
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.fake import FakeBackend
 from pyctl.engine.pool.pool_plan import PoolPlan
 from pyctl.errors import StateError
 from pyctl.prompt import Prompt
 from tests.cache.checks import check_invariants
 from tests.engine.drive import ask, cold
 from tests.engine.test_engine import KINDS, chat
+from tests.fake import FakeBackend
 
 
 class Steady(Costs):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.fake import FakeBackend
 from pyctl.engine.handle import MOST_UNREAD, RequestHandle
 from pyctl.engine.llama.library import LibraryLog
 from pyctl.engine.request import Failed, Piece
 from pyctl.engine.sampling import Sampling
 from pyctl.prompt import Prompt
 from tests.engine.drive import request
+from tests.fake import FakeBackend
 
 PROBS = tuple((token, -1.0) for token in range(21))
 

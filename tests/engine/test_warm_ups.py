@@ -14,7 +14,6 @@ from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.fake import FakeBackend
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Failed, Request
 from pyctl.engine.sampling import Sampling
@@ -26,6 +25,7 @@ from tests.cache.checks import check_invariants
 from tests.engine.drive import ask, collect, request
 from tests.engine.drive import cold as run_cold
 from tests.engine.test_disk import engine_on
+from tests.fake import FakeBackend
 from tests.server.fake import INFO
 
 KINDS = ("hybrid", "attention", "opaque")

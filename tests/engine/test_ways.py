@@ -15,11 +15,11 @@ from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import NOTHING, Prefix, PromptMatch, Segment, Snapshot, State
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.fake import FakeBackend
 from pyctl.engine.restore import CommonBatches, candidates
 from pyctl.engine.sequence import LiveSequence
 from pyctl.prompt import Tokens, as_tokens
 from tests.engine.drive import ask, chat
+from tests.fake import FakeBackend
 
 N = 300
 

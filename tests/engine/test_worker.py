@@ -20,7 +20,6 @@ from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.backend import SequenceTokens
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.fake import FakeBackend
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Failed, Piece, Request
 from pyctl.engine.sampling import Sampling
@@ -28,6 +27,7 @@ from pyctl.engine.worker import Worker
 from pyctl.errors import ModelError, RequestError, UnavailableError
 from pyctl.prompt import Prompt, as_tokens
 from tests.engine.drive import request
+from tests.fake import FakeBackend
 from tests.server.fake import INFO
 
 PROMPT = Prompt.of([1 + i % 60 for i in range(300)], [100, 290])

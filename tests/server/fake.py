@@ -25,7 +25,6 @@ from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.backend import EngineInfo
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.fake import FakeBackend
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Event, Failed, Piece, Progress, Request, StopType, Timings
 from pyctl.engine.worker import Worker
@@ -33,6 +32,7 @@ from pyctl.server.app import create_app
 from pyctl.server.server_settings import ServerSettings
 from pyctl.server.service import Service
 from tests.chat.toy import CHATML, chatml_tokenizer
+from tests.fake import FakeBackend
 
 N_CTX = 4096
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from pyctl.engine.backend import TopTokens
 from pyctl.engine.draft.source import DraftJob
-from pyctl.engine.fake import FakeBackend
 from pyctl.engine.sampling import Sampling
 from pyctl.prompt import Prompt, Tokens
+from tests.fake import FakeBackend
 
 
 class Guesses:

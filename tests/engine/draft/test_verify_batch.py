@@ -16,7 +16,6 @@ from pyctl.engine.draft.speculation import ModelDrafts, Speculation
 from pyctl.engine.draft.verify_batch import BatchItem, verify_batches
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.fake import FakeBackend
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.sampling import Sampling
 from pyctl.engine.schedule.admission import ActiveRequest
@@ -26,6 +25,7 @@ from pyctl.prompt import Tokens, as_tokens
 from tests.engine.draft.guesses import Guesses
 from tests.engine.drive import ask, request
 from tests.engine.test_company import alone, prompt_of, run, submit
+from tests.fake import FakeBackend
 
 ENDLESS = Sampling(temperature=0.0, ignore_eos=True)
 

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from pyctl.cache.snapshot import Block
 from pyctl.engine.backend import SequenceTokens, TopTokens
-from pyctl.engine.fake.fake_memory import FakeMemory, FakeSequence, hash_of
 from pyctl.engine.pool.pool_plan import PoolPlan, StreamCounts
 from pyctl.engine.pool.selection import CHUNK, Pins, SelectSettings
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import BrokenOffError, EngineError, RequestError, StateError
 from pyctl.prompt import Picture, Tokens
+from tests.fake.fake_memory import FakeMemory, FakeSequence, hash_of
 
 __all__ = ["FakeBackend"]
 

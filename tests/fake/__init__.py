@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from pyctl.engine.fake.fake_backend import FakeBackend
+from tests.fake.fake_backend import FakeBackend
 
 __all__ = ["FakeBackend"]

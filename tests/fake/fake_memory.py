@@ -15,9 +15,9 @@ import numpy as np
 from pyctl.cache.places import ANYWHERE
 from pyctl.cache.snapshot import NOTHING, Block, BlockBytes, BlockSpan, Held, Span, State
 from pyctl.engine.backend import SavedSequence
-from pyctl.engine.fake.fake_cells import HEADER, ROW, FakeCells, FakeHeld
 from pyctl.errors import OutOfCellsError, StateError
 from pyctl.prompt import Tokens
+from tests.fake.fake_cells import HEADER, ROW, FakeCells, FakeHeld
 
 __all__ = ["FakeMemory", "FakeSequence", "hash_of"]
 
