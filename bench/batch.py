@@ -15,8 +15,8 @@ from dataclasses import replace
 import numpy as np
 
 from bench.common import add_model, median_seconds, parse, parser_of, show
-from pyctl.engine.llama import load
 from pyctl.engine.model_settings import ModelSettings
+from pyctl.llama import load
 from pyctl.models import builtin_model
 from pyctl.prompt import as_tokens
 

@@ -14,8 +14,8 @@ import numpy as np
 from bench.common import median_seconds, parse, parser_of, show
 from pyctl.cache.disk.codec import CHUNK, Codec, Coding, choose, chunks, decode, encode, phase_of_blocks
 from pyctl.cache.snapshot import Block
-from pyctl.engine.llama import load
 from pyctl.engine.model_settings import ModelSettings
+from pyctl.llama import load
 from pyctl.prompt import as_tokens
 from tools.generator import TINY_DENSE, TINY_HYBRID, write_model
 

@@ -20,8 +20,8 @@ from rich.table import Table
 import pyctl
 from pyctl.engine.engine import Engine
 from pyctl.engine.handle import RequestHandle
-from pyctl.engine.llama.library import build_version
 from pyctl.engine.request import Done, Event, Failed, Request
+from pyctl.llama.library import build_version
 from tools.generator import TINY_DENSE
 
 RESULTS = Path(__file__).parent / "results"

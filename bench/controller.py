@@ -29,10 +29,10 @@ from pyctl.chat.chat_format import ChatFormat, ChatRequest
 from pyctl.chat.template import Template
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.llama import LlamaTokenizer
-from pyctl.engine.llama.library import redirect_log
 from pyctl.engine.request import Request
 from pyctl.engine.sampling import Sampling
+from pyctl.llama import LlamaTokenizer
+from pyctl.llama.library import redirect_log
 from pyctl.models import builtin_model
 from pyctl.prompt import Tokens
 from tests.fake import FakeBackend

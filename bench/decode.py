@@ -24,12 +24,12 @@ from bench.compare import add_comparison, compare
 from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.llama import load
-from pyctl.engine.llama.params import context_params
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.request import Request
 from pyctl.engine.sampling import Sampling
 from pyctl.engine.worker import Worker
+from pyctl.llama import load
+from pyctl.llama.params import context_params
 from pyctl.models import builtin_model
 from pyctl.prompt import Prompt, as_tokens
 

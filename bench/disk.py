@@ -26,8 +26,8 @@ from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import PromptMatch
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.llama import Loaded, allocate, load, reserve_pinned
 from pyctl.engine.model_settings import ModelSettings
+from pyctl.llama import Loaded, allocate, load, reserve_pinned
 from tools.generator import write_model
 
 MIB = 2**20

@@ -21,8 +21,8 @@ from bench.common import add_model, parse, parser_of, show, tell
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.plan import batch_ends
 from pyctl.cache.snapshot import PromptMatch, Segment, Snapshot
-from pyctl.engine.llama import LlamaBackend, Loaded, load, reserve_pinned
 from pyctl.engine.model_settings import ModelSettings
+from pyctl.llama import LlamaBackend, Loaded, load, reserve_pinned
 from pyctl.models import builtin_model
 from pyctl.prompt import Prompt, Tokens
 

@@ -28,9 +28,9 @@ from pyctl.chat.call_formats.qwen import QwenFormat
 from pyctl.chat.constraint import Constraint, json_constraint
 from pyctl.chat.reasoning import THINK
 from pyctl.chat.tools import Tools
-from pyctl.engine.llama.grammar import GrammarCompiler
-from pyctl.engine.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.errors import RequestError
+from pyctl.llama.grammar import GrammarCompiler
+from pyctl.llama.llama_tokenizer import LlamaTokenizer
 
 VOCABULARY = Path(__file__).parents[1] / "vendor" / "llama.cpp" / "models" / "ggml-vocab-qwen35.gguf"
 N_VOCAB = 248_320

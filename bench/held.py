@@ -20,8 +20,8 @@ import numpy as np
 
 from bench.common import add_model, parse, parser_of, show, tell
 from pyctl.cache.snapshot import Block, Held, State
-from pyctl.engine.llama import LlamaBackend, load, reserve_pinned
 from pyctl.engine.model_settings import ModelSettings
+from pyctl.llama import LlamaBackend, load, reserve_pinned
 from pyctl.prompt import Tokens, as_tokens
 from tools.generator import TINY_HYBRID, write_model
 

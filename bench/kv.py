@@ -19,8 +19,8 @@ import numpy as np
 from bench.common import WIDE_DENSE, add_model, median_seconds, parse, parser_of, show, tell
 from bench.cuda import open_device
 from pyctl.cache.snapshot import State
-from pyctl.engine.llama import LlamaBackend, load, reserve_pinned
 from pyctl.engine.model_settings import ModelSettings
+from pyctl.llama import LlamaBackend, load, reserve_pinned
 from pyctl.prompt import as_tokens
 from tools.generator import TINY_HYBRID, write_model
 

@@ -20,10 +20,10 @@ from bench.common import parse, parser_of, show
 from pyctl.cache.snapshot import Block, State
 from pyctl.chat.template import Template
 from pyctl.engine.backend import SequenceTokens
-from pyctl.engine.llama import Loaded, load
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.pool.pool_settings import PoolSettings
 from pyctl.engine.pool.selection import CHUNK, SelectSettings
+from pyctl.llama import Loaded, load
 from pyctl.models import builtin_model
 from pyctl.prompt import as_tokens
 from tools.training.needles import needles

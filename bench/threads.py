@@ -34,8 +34,8 @@ def child(path: str, threads: int, n_prompt: int, n_predict: int) -> None:
     import numpy as np
 
     from pyctl.engine.backend import SequenceTokens
-    from pyctl.engine.llama import load
     from pyctl.engine.model_settings import ModelSettings
+    from pyctl.llama import load
 
     with contextlib.redirect_stderr(None):
         backend = load(ModelSettings(path=path, n_ctx=n_prompt + n_predict, n_threads=threads)).backend

@@ -18,10 +18,10 @@ from bench.common import add_model, answered, parse, parser_of, show
 from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.llama import load, reserve_pinned
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.request import Done, Request
 from pyctl.engine.sampling import Sampling
+from pyctl.llama import load, reserve_pinned
 from pyctl.models import builtin_model
 from pyctl.prompt import Prompt
 

@@ -1,6 +1,6 @@
 """The compiled extension: moves rows and state of one sequence in and out of a llama_context.
 
-Import it through `pyctl.engine.llama.library`, which loads the library first and checks that both belong together.
+Import it through `pyctl.llama.library`, which loads the library first and checks that both belong together.
 Tokens of a sequence, and their rows, are counted from 0; sizes are bytes. Every call checks its ranges and sizes before llama.cpp sees them and raises
 ValueError with the reason; the sequence is unchanged then. Copies release the GIL. None of this is thread-safe: the
 thread that owns the context makes the calls.

@@ -11,8 +11,8 @@ import hypothesis
 import pytest
 from httpx._config import DEFAULT_TIMEOUT_CONFIG
 
-from pyctl.engine.llama import Loaded, load
 from pyctl.engine.model_settings import ModelSettings
+from pyctl.llama import Loaded, load
 from tests import ownership
 from tools.generator import SHAPES, VISION_SHAPES, cached_model
 

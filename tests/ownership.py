@@ -15,10 +15,10 @@ from typing import Any
 
 from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
-from pyctl.engine.llama import LlamaBackend
 from pyctl.engine.sequence import LiveSequence
 from pyctl.engine.snapshotter import Snapshotter
 from pyctl.engine.worker import Worker
+from pyctl.llama import LlamaBackend
 from tests.fake import FakeBackend
 from tests.fake.fake_memory import FakeMemory
 

@@ -22,10 +22,10 @@ from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
-from pyctl.engine.llama import LlamaBackend, load, reserve_pinned
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.request import Request
 from pyctl.engine.sampling import Sampling
+from pyctl.llama import LlamaBackend, load, reserve_pinned
 from pyctl.prompt import Prompt, as_tokens
 
 MOST_BREAKS = 20

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from bench.gpu.machine import describe
 from pyctl.cache.snapshot import State
-from pyctl.engine.llama import LlamaBackend, load, reserve_pinned
 from pyctl.engine.model_settings import ModelSettings
+from pyctl.llama import LlamaBackend, load, reserve_pinned
 from pyctl.prompt import Tokens, as_tokens
 from tools.generator import SHAPES, cached_model
 

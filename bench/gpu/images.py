@@ -26,11 +26,11 @@ from numpy.typing import NDArray
 
 from bench.gpu.machine import describe, vram_mib
 from bench.gpu.servers import Server, llama_server, pyctl
-from pyctl.engine.llama import LlamaBackend, MemoryPlan, load
-from pyctl.engine.llama.devices import devices
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.vision.vision_settings import VisionSettings
 from pyctl.image_file import ImageFile
+from pyctl.llama import LlamaBackend, MemoryPlan, load
+from pyctl.llama.devices import devices
 from pyctl.prompt import Picture, Tokens, as_tokens
 from tools.generator import VISION_SHAPES, write_encoder
 

@@ -37,7 +37,7 @@ def _output(*command: str) -> str:
 
 def describe() -> dict[str, str]:
     """Devices, driver, versions and build, as the tables show them."""
-    from pyctl.engine.llama.library import build_version
+    from pyctl.llama.library import build_version
 
     gpus = _gpus("name,driver_version,memory.total,pcie.link.gen.max,pcie.link.width.max")
     gpu = gpus[0] if gpus else []

@@ -42,7 +42,6 @@ from pyctl.engine.device_tier import block_sizes
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
-from pyctl.engine.llama import LlamaBackend, load, reserve_pinned
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.placements import experts_on_cpu
 from pyctl.engine.pool.pool_plan import StreamCounts
@@ -51,6 +50,7 @@ from pyctl.engine.pool.selection import SelectSettings
 from pyctl.engine.request import Done, Request
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import EngineError, ModelError, PyctlError
+from pyctl.llama import LlamaBackend, load, reserve_pinned
 from pyctl.prompt import Prompt, Tokens, as_tokens
 from tools.generator import SHAPES, cached_model
 

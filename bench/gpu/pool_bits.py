@@ -23,11 +23,11 @@ from bench.gpu.machine import describe
 from bench.gpu.pool import model_file, tokens_of
 from pyctl.cache.snapshot import Block, State
 from pyctl.engine.backend import SequenceTokens
-from pyctl.engine.llama import LlamaBackend, load
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.pool.pool_settings import PoolSettings
 from pyctl.engine.pool.selection import SelectSettings
 from pyctl.errors import PyctlError
+from pyctl.llama import LlamaBackend, load
 from tools.generator import SHAPES
 
 HEAD = "| shape | KV | tokens | layers on the GPU | logits equal | resumed equal | blocks equal | s | GB read |"

@@ -253,7 +253,7 @@ def environment_of(place: Path, cuda: Cuda | None) -> dict[str, str]:
 def finish(place: Path, variables: dict[str, str], models: dict[str, Path], *, server: bool, gpu: bool) -> None:
     """Check that both programs start, and write `python` and prepared.json."""
     environment = {**os.environ, **variables}
-    check = "import pyctl.cli; from pyctl.engine.llama.library import HostBuffer, build_version"
+    check = "import pyctl.cli; from pyctl.llama.library import HostBuffer, build_version"
     check += "; print(build_version(), 'pinned', HostBuffer.open(2**28, 2**26)); HostBuffer.stop()"
     command = [sys.executable, "-c", check]
     shown = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=REPOSITORY, check=False)

@@ -15,10 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench.gpu.machine import describe
-from pyctl.engine.llama import load
-from pyctl.engine.llama.memory_check import restores
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.errors import StateError
+from pyctl.llama import load
+from pyctl.llama.memory_check import restores
 from tools.generator.families import FAMILIES, Family, write_family
 
 N_CTX, N_UBATCH, N_REST = 4096, 512, 600

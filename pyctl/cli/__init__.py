@@ -84,7 +84,7 @@ def _answer(action: str) -> int:
         for name in cached_models():
             print(one_line(name))
         return 0
-    from pyctl.engine.llama import devices
+    from pyctl.llama import devices
 
     for device in devices():
         memory = f" ({device.total // 2**20} MiB, {(device.free or 0) // 2**20} MiB free)" if device.total else ""

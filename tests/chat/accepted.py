@@ -15,8 +15,8 @@ from tests.chat.conftest import unpacked
 def engine_parts() -> tuple[Any, Any, Any]:
     """The vocabulary as llama.cpp has it, its tokenizer, and the compiler of grammars."""
     api = pytest.importorskip("llama_cpp.llama_cpp")
-    from pyctl.engine.llama.grammar import GrammarCompiler
-    from pyctl.engine.llama.llama_tokenizer import LlamaTokenizer
+    from pyctl.llama.grammar import GrammarCompiler
+    from pyctl.llama.llama_tokenizer import LlamaTokenizer
 
     params = api.llama_model_default_params()
     params.vocab_only = True
@@ -28,8 +28,8 @@ def engine_parts() -> tuple[Any, Any, Any]:
 def accepts(constraint: Constraint, text: str) -> bool:
     """Whether a reply may be ``text`` and end there; special tokens in it are tokens."""
     vocab, tokenizer, compiler = engine_parts()
-    from pyctl.engine.llama.grammar import Grammar
     from pyctl.engine.sampling import Sampling
+    from pyctl.llama.grammar import Grammar
 
     bound = Grammar(vocab, Sampling(grammar=constraint.grammar, grammar_kind=constraint.kind), compiler)
     for token in [*tokenizer.tokenize(text), tokenizer.eos]:

@@ -27,7 +27,7 @@ def qwen_template() -> str:
 def qwen_tokenizer() -> Tokenizer:
     path = unpacked("ggml-vocab-qwen35.gguf")
     api = pytest.importorskip("llama_cpp.llama_cpp")
-    from pyctl.engine.llama.llama_tokenizer import LlamaTokenizer
+    from pyctl.llama.llama_tokenizer import LlamaTokenizer
 
     params = api.llama_model_default_params()
     params.vocab_only = True

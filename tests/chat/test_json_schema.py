@@ -1,4 +1,4 @@
-"""JSON schemas as grammars: the text of the rules. What a model does under them is in engine/llama/test_grammar.py."""
+"""JSON schemas as grammars: the text of the rules. What a model does under them is in llama/test_grammar.py."""
 
 from __future__ import annotations
 

@@ -21,14 +21,14 @@ from pyctl.engine import model_settings
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.draft.draft_settings import MODEL_TYPES, DraftSettings
 from pyctl.engine.handle import RequestHandle
-from pyctl.engine.llama import Loaded
-from pyctl.engine.llama.params import ModelParams, context_params
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.pool.pool_settings import PoolSettings
 from pyctl.engine.request import Done, Piece, Request, Timings
 from pyctl.engine.vision.vision_settings import VisionSettings
 from pyctl.engine.worker import Worker
 from pyctl.errors import ModelError
+from pyctl.llama import Loaded
+from pyctl.llama.params import ModelParams, context_params
 from pyctl.server.generate import respond
 from pyctl.server.lifecycle import LoadingApp
 from pyctl.server.request_pool import Afterwards

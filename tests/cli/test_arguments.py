@@ -13,10 +13,10 @@ from pyctl.cli.arguments import FLAGS, OWNERS, parse_chat, parse_serve
 from pyctl.cli.logs import LogSettings
 from pyctl.cli.without_effect import IGNORED, NO_OP, REJECTED, REMOVED
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.llama.params import with_ubatch
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.sampling import RANDOM_SEED, Sampling
 from pyctl.errors import ConfigError, RequestError
+from pyctl.llama.params import with_ubatch
 from pyctl.models import HubSettings
 from pyctl.server.server_settings import ListenSettings, ServerSettings
 from pyctl.setting import GENERAL

@@ -20,16 +20,16 @@ from pyctl.cache.cache_stats import CacheStats, CacheView, SnapshotView
 from pyctl.cli.arguments import FLAGS
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.draft.source import DraftJob
-from pyctl.engine.llama import fit, load, loader
-from pyctl.engine.llama.library import redirect_log
-from pyctl.engine.llama.pool.pool_fit import fit_pool
-from pyctl.engine.llama.vision.make_encoder import make_encoder
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.sequence import LiveSequence
 from pyctl.errors import ModelError
+from pyctl.llama import fit, load, loader
+from pyctl.llama.library import redirect_log
+from pyctl.llama.pool.pool_fit import fit_pool
+from pyctl.llama.vision.make_encoder import make_encoder
 from pyctl.setting import CHAT, GENERAL, SAMPLING, SERVER, Flag, Section
 from tests.cli.commands import HI, Seen, look
-from tests.engine.llama.test_memory_plan import Run
+from tests.llama.test_memory_plan import Run
 from tools.generator import VISION_SHAPES, cached_model
 
 Look = Callable[[Seen], Any]

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pyctl.engine.llama.library import build_version
+from pyctl.llama.library import build_version
 from tests.contract.fields import TEMPLATE
 from tests.contract.probes import GROUPS, MARKER, OWN, WITH_HEAD, Probe, probes
 from tests.contract.reasons import Verdict, document, judge, summary

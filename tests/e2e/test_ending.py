@@ -28,7 +28,7 @@ LONG |= {"stream": True, "return_progress": True}
 
 ENDLESS = """
 import sys, time
-from pyctl.engine.llama import LlamaBackend, llama_backend
+from pyctl.llama import LlamaBackend, llama_backend
 
 decode = LlamaBackend._decode
 
@@ -99,7 +99,7 @@ def test_sigterm_in_a_long_batch_stops_it_and_keeps_the_other_conversations(star
 
 TELLING = """
 import sys
-from pyctl.engine.llama import llama_tokenizer
+from pyctl.llama import llama_tokenizer
 tokenize = llama_tokenizer.LlamaTokenizer.tokenize
 
 def told(self, text, **flags):
@@ -179,7 +179,7 @@ def test_a_second_signal_ends_at_once(start: Start) -> None:
 
 FAULTY = """
 import sys, time
-from pyctl.engine.llama import LlamaBackend
+from pyctl.llama import LlamaBackend
 from pyctl.cli import main
 
 def fault(self, items):

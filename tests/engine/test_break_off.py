@@ -14,11 +14,11 @@ from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
-from pyctl.engine.llama import LlamaBackend, Loaded
-from pyctl.engine.llama.library import Pulse, api
 from pyctl.engine.request import Done, Request
 from pyctl.engine.worker import Worker
 from pyctl.errors import BrokenOffError
+from pyctl.llama import LlamaBackend, Loaded
+from pyctl.llama.library import Pulse, api
 from pyctl.prompt import Prompt
 from tests.cache.checks import check_invariants
 from tests.engine.drive import ask, cold, collect, request

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.llama import Loaded
+from pyctl.llama import Loaded
 from tests.cache.checks import check_invariants, tokens_of
 from tests.engine.drive import ask, chat
 

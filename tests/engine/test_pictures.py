@@ -19,13 +19,13 @@ from pyctl.engine.draft.speculation import ModelDrafts, Speculation
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
-from pyctl.engine.llama import Loaded, load
-from pyctl.engine.llama.vision.image_encoder import ImageEncoder
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.sampling import Sampling
 from pyctl.engine.vision.vision_settings import VisionSettings
 from pyctl.errors import EngineError, RequestError
 from pyctl.image_file import ImageFile
+from pyctl.llama import Loaded, load
+from pyctl.llama.vision.image_encoder import ImageEncoder
 from pyctl.prompt import Picture, Prompt, as_tokens
 from tests.engine.drive import Reply, ask, cold, collect, request
 from tests.pictures import image_bytes

@@ -15,8 +15,8 @@ from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
-from pyctl.engine.llama import Loaded
 from pyctl.engine.sampling import Sampling
+from pyctl.llama import Loaded
 from pyctl.prompt import Prompt
 from tests.cache.checks import tokens_of
 from tests.engine.drive import Reply, ask, cold, collect, request

@@ -16,7 +16,7 @@ from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import PromptMatch
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.llama import LlamaBackend, Loaded
+from pyctl.llama import LlamaBackend, Loaded
 from pyctl.prompt import Prompt
 from tests.cache.checks import check_invariants, tokens_of
 from tests.engine.drive import START, ask, chat, cold

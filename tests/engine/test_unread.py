@@ -6,9 +6,9 @@ from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import MOST_UNREAD, RequestHandle
-from pyctl.engine.llama.library import LibraryLog
 from pyctl.engine.request import Failed, Piece
 from pyctl.engine.sampling import Sampling
+from pyctl.llama.library import LibraryLog
 from pyctl.prompt import Prompt
 from tests.engine.drive import request
 from tests.fake import FakeBackend

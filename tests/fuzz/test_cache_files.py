@@ -29,8 +29,8 @@ from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.draft.speculation import Speculation
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.llama import Loaded, load
 from pyctl.engine.model_settings import ModelSettings
+from pyctl.llama import Loaded, load
 from pyctl.prompt import Prompt, as_tokens
 from tests.cache.disk.lies import RawFile
 from tests.engine.draft_server import ModelDrafts

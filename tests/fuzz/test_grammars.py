@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyctl.engine.llama import Loaded
-from pyctl.engine.llama.grammar import GrammarCompiler
 from pyctl.errors import RequestError
-from tests.engine.llama.test_gbnf import allowed_by, compare
+from pyctl.llama import Loaded
+from pyctl.llama.grammar import GrammarCompiler
 from tests.fuzz.cases import fuzzed
 from tests.fuzz.grammars import any_grammars, safe_grammars
+from tests.llama.test_gbnf import allowed_by, compare
 
 MOST_SECONDS = 4.0
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pyctl.engine.llama import load
-from pyctl.engine.llama.vision.image_encoder import ImageEncoder
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.vision.vision_settings import VisionSettings
 from pyctl.errors import RequestError
 from pyctl.image_file import ImageFile
+from pyctl.llama import load
+from pyctl.llama.vision.image_encoder import ImageEncoder
 from tests.pictures import image_bytes
 
 FILES = [

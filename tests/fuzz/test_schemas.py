@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyctl.chat.constraint import json_constraint
-from pyctl.engine.llama import Loaded
-from pyctl.engine.llama.grammar import GrammarCompiler
 from pyctl.errors import RequestError
-from tests.engine.llama.test_gbnf import allowed_by
+from pyctl.llama import Loaded
+from pyctl.llama.grammar import GrammarCompiler
 from tests.fuzz.cases import fuzzed
+from tests.llama.test_gbnf import allowed_by
 
 MOST_SECONDS = 4.0
 

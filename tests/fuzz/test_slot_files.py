@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.llama import Loaded
-from pyctl.engine.llama.sequence_file import DIGEST_SIZE, END
 from pyctl.errors import StateError
+from pyctl.llama import Loaded
+from pyctl.llama.sequence_file import DIGEST_SIZE, END
 from pyctl.prompt import Prompt, as_tokens
 from tests.engine.drive import ask
 

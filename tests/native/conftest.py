@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from pyctl.engine.llama import LlamaBackend, Loaded, load
-from pyctl.engine.llama.library import RowStore
 from pyctl.engine.model_settings import ModelSettings
+from pyctl.llama import LlamaBackend, Loaded, load
+from pyctl.llama.library import RowStore
 from pyctl.prompt import as_tokens
 from tests.native.stores import UBATCH, Store
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from pyctl.cache.snapshot import Block
-from pyctl.engine.llama import LlamaBackend
-from pyctl.engine.llama.library import RowStore, checked
+from pyctl.llama import LlamaBackend
+from pyctl.llama.library import RowStore, checked
 from pyctl.prompt import Tokens, as_tokens
 
 UBATCH = 96

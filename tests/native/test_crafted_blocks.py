@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from llama_cpp import llama_cpp as api
 
 from pyctl.cache.snapshot import Block, State
-from pyctl.engine.llama import LlamaBackend, Loaded, load
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.pool.pool_settings import PoolSettings
 from pyctl.errors import OutOfCellsError, StateError
+from pyctl.llama import LlamaBackend, Loaded, load
 from pyctl.prompt import as_tokens
 
 N = 48

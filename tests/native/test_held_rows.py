@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from pyctl.cache.snapshot import Block, State
 from pyctl.engine.backend import SequenceTokens
-from pyctl.engine.llama import LlamaBackend, Loaded
-from pyctl.engine.llama.context_memory import HeldRows
 from pyctl.errors import OutOfCellsError, StateError, UnavailableError
+from pyctl.llama import LlamaBackend, Loaded
+from pyctl.llama.context_memory import HeldRows
 from pyctl.prompt import Tokens, as_tokens
 from tests.native.test_kv_state import library_state
 

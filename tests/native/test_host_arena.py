@@ -11,7 +11,7 @@ LIMIT = 512 * MIB
 
 BEGIN = f"""
 import random, time
-from pyctl.engine.llama.library import HostBuffer
+from pyctl.llama.library import HostBuffer
 from pyctl.server.memory_use import resident_bytes
 
 MIB, SLAB, LIMIT = {MIB}, 64 * {MIB}, {LIMIT}

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from pyctl.engine.backend import SequenceTokens
 from pyctl.engine.draft.draft_settings import DraftSettings
-from pyctl.engine.llama import LlamaBackend, Loaded, load
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.errors import StateError
+from pyctl.llama import LlamaBackend, Loaded, load
 from pyctl.prompt import as_tokens
 from tests.native.test_kv_state import library_state, put_state
 

@@ -18,9 +18,9 @@ from pyctl import _core
 from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.llama import LlamaBackend, llama_backend, load
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.errors import StateError
+from pyctl.llama import LlamaBackend, llama_backend, load
 from pyctl.prompt import Prompt, as_tokens
 from tests.cache.checks import check_invariants
 from tests.engine.drive import ask

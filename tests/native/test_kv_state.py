@@ -16,11 +16,11 @@ from llama_cpp import llama_cpp as api
 
 from pyctl._core import KVState
 from pyctl.cache.snapshot import State
-from pyctl.engine.llama import LlamaBackend, Loaded
-from pyctl.engine.llama.devices import devices
-from pyctl.engine.llama.library import captured_log
 from pyctl.engine.model_settings import SPLIT_MODES
 from pyctl.errors import OutOfCellsError, StateError
+from pyctl.llama import LlamaBackend, Loaded
+from pyctl.llama.devices import devices
+from pyctl.llama.library import captured_log
 from pyctl.prompt import Tokens, as_tokens
 
 LAYOUTS = [

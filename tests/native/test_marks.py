@@ -10,8 +10,8 @@ import pytest
 
 from pyctl.engine.backend import SequenceTokens
 from pyctl.engine.draft.draft_settings import DraftSettings
-from pyctl.engine.llama import LlamaBackend, Loaded, load
 from pyctl.engine.model_settings import ModelSettings
+from pyctl.llama import LlamaBackend, Loaded, load
 from pyctl.prompt import as_tokens
 
 N = 150

@@ -12,8 +12,8 @@ import pytest
 from gguf import GGUFReader
 from llama_cpp import llama_cpp as api
 
-from pyctl.engine.llama import LlamaBackend
 from pyctl.errors import StateError
+from pyctl.llama import LlamaBackend
 from pyctl.prompt import Tokens
 from tests.native.stores import Store, assert_same, evaluate_on, run, tokens_of
 from tools.generator import TINY_DENSE, cached_model

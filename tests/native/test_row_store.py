@@ -11,9 +11,9 @@ from llama_cpp import llama_cpp as api
 
 from pyctl.cache.snapshot import Block
 from pyctl.engine.backend import SequenceTokens
-from pyctl.engine.llama import LlamaBackend
-from pyctl.engine.llama.library import KVState, RowStore, checked
 from pyctl.errors import OutOfCellsError, StateError
+from pyctl.llama import LlamaBackend
+from pyctl.llama.library import KVState, RowStore, checked
 from pyctl.prompt import Tokens, as_tokens
 from tests.native.stores import ENDS, UBATCH, N, Store, assert_same, evaluate_on, run, tokens_of
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pyctl import __version__, _core
-from pyctl.engine.llama import library
 from pyctl.errors import LibraryMismatchError
+from pyctl.llama import library
 
 ROOT = Path(__file__).resolve().parents[2]
 

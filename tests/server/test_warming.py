@@ -18,10 +18,10 @@ from pyctl.chat.template import Template
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.llama import load
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.schedule import warm_ups
 from pyctl.engine.worker import Worker
+from pyctl.llama import load
 from pyctl.server.app import create_app
 from pyctl.server.server_settings import ServerSettings
 from pyctl.server.service import Service

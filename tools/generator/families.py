@@ -25,7 +25,7 @@ from llama_cpp import llama_cpp as api
 from numpy.typing import NDArray
 
 from pyctl.atomic_file import temp_path
-from pyctl.engine.llama.library import open_library
+from pyctl.llama.library import open_library
 from tools.generator.generate import add_tokenizer, source_digest
 from tools.generator.vocab import CHATML_TEMPLATE, byte_vocab
 

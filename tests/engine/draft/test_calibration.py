@@ -13,10 +13,10 @@ from pyctl.engine.draft import calibration
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.draft.pace import Pace
 from pyctl.engine.draft.speculation import ModelDrafts, Speculation
-from pyctl.engine.llama import load
-from pyctl.engine.llama.llama_backend import LlamaBackend
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.errors import EngineError
+from pyctl.llama import load
+from pyctl.llama.llama_backend import LlamaBackend
 from pyctl.prompt import as_tokens
 
 

@@ -15,11 +15,11 @@ from pyctl.engine.draft.speculation import ModelDrafts, Speculation
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
-from pyctl.engine.llama import LlamaBackend, load
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.request import Done, Failed, Piece
 from pyctl.engine.sampling import Sampling
 from pyctl.engine.stream import ReasoningLimit
+from pyctl.llama import LlamaBackend, load
 from pyctl.prompt import Prompt
 from tests.engine.draft.guesses import Guesses
 from tests.engine.drive import request

@@ -1,0 +1,28 @@
+"""The one place of the package that talks to llama.cpp, through llama-cpp-python and the extension."""
+
+from __future__ import annotations
+
+import os
+
+from pyctl.engine.model_settings import SPIN, ModelSettings, limit_spinning
+
+if SPIN not in os.environ:  # the command line may have said it already; later nobody would look
+    limit_spinning(ModelSettings.poll)
+
+from pyctl.llama.devices import devices
+from pyctl.llama.library import allocate, reserve_pinned
+from pyctl.llama.llama_backend import LlamaBackend
+from pyctl.llama.llama_tokenizer import LlamaTokenizer
+from pyctl.llama.loader import Loaded, load
+from pyctl.llama.memory import MemoryPlan
+
+__all__ = [
+    "LlamaBackend",
+    "LlamaTokenizer",
+    "Loaded",
+    "MemoryPlan",
+    "allocate",
+    "devices",
+    "load",
+    "reserve_pinned",
+]

@@ -1,0 +1,179 @@
+"""Devices and their memory, and the sizes of the tensors in a GGUF file, both asked of ggml."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from llama_cpp import llama_cpp as api
+
+from pyctl.errors import ModelError
+from pyctl.llama.library import forget_log_errors, last_log_error, open_library
+from pyctl.models import split_names
+
+__all__ = [
+    "Device",
+    "FileTensor",
+    "check_gguf",
+    "devices",
+    "file_tensors",
+    "host_available",
+    "host_total",
+    "model_files",
+    "tensor_bytes",
+]
+
+CPU, GPU, IGPU = 0, 1, 2
+
+"""ggml_backend_dev_type; what comes after them (accelerators) holds no weights."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """``free`` and ``total`` are bytes, None where the device does not say; ``handle`` is a ggml_backend_dev_t."""
+
+    name: str
+    description: str
+    is_gpu: bool
+    handle: int
+    buffer_name: str
+    buffer_type: int
+    free: int | None
+    total: int | None
+
+
+def devices() -> tuple[Device, ...]:
+    """All devices, GPUs in llama.cpp's order."""
+    api.llama_backend_init()
+    ggml = _ggml()
+    found = []
+    for index in range(ggml.ggml_backend_dev_count()):
+        handle = ggml.ggml_backend_dev_get(index)
+        kind = ggml.ggml_backend_dev_type(handle)
+        if kind not in (CPU, GPU, IGPU):
+            continue
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        ggml.ggml_backend_dev_memory(handle, ctypes.byref(free), ctypes.byref(total))
+        if kind == CPU:
+            free.value, total.value = host_available() or 0, host_total() or 0
+        buffer_type = ggml.ggml_backend_dev_buffer_type(handle)
+        found.append(
+            Device(
+                ggml.ggml_backend_dev_name(handle).decode(),
+                ggml.ggml_backend_dev_description(handle).decode("utf-8", "replace"),
+                kind != CPU,
+                handle,
+                ggml.ggml_backend_buft_name(buffer_type).decode(),
+                buffer_type,
+                free.value or None,
+                total.value or None,
+            )
+        )
+    return tuple(found)
+
+
+def host_available() -> int | None:
+    """Memory that can be had without swapping, in bytes; None where the system does not say."""
+    return _meminfo("MemAvailable:")
+
+
+def host_total() -> int | None:
+    """Memory of the machine in bytes."""
+    return _meminfo("MemTotal:")
+
+
+def _meminfo(name: str) -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), None)
+
+
+class _Params(ctypes.Structure):
+    """gguf_init_params: without a context to fill, no tensor is made."""
+
+    _fields_ = (("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p))
+
+
+@cache
+def _ggml() -> Any:
+    """The ggml that llama.cpp uses, with the types of what is called here."""
+    library = open_library("libggml.so")
+    pointer, size = ctypes.c_void_p, ctypes.c_size_t
+    signatures: dict[str, tuple[Any, list[Any]]] = {
+        "ggml_backend_dev_count": (size, []),
+        "ggml_backend_dev_get": (pointer, [size]),
+        "ggml_backend_dev_type": (ctypes.c_int, [pointer]),
+        "ggml_backend_dev_name": (ctypes.c_char_p, [pointer]),
+        "ggml_backend_dev_description": (ctypes.c_char_p, [pointer]),
+        "ggml_backend_dev_memory": (None, [pointer, ctypes.POINTER(size), ctypes.POINTER(size)]),
+        "ggml_backend_dev_buffer_type": (pointer, [pointer]),
+        "ggml_backend_buft_name": (ctypes.c_char_p, [pointer]),
+        "gguf_init_from_file": (pointer, [ctypes.c_char_p, _Params]),
+        "gguf_free": (None, [pointer]),
+        "gguf_get_n_tensors": (ctypes.c_int64, [pointer]),
+        "gguf_get_tensor_name": (ctypes.c_char_p, [pointer, ctypes.c_int64]),
+        "gguf_get_tensor_size": (ctypes.c_size_t, [pointer, ctypes.c_int64]),
+        "gguf_get_tensor_offset": (ctypes.c_size_t, [pointer, ctypes.c_int64]),
+        "gguf_get_data_offset": (ctypes.c_size_t, [pointer]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+@dataclass(frozen=True)
+class FileTensor:
+    """A tensor in a GGUF file: ``n_bytes`` from byte ``first`` of the file on."""
+
+    name: str
+    first: int
+    n_bytes: int
+
+
+def model_files(path: Path) -> list[Path]:
+    """All files of the model that ``path`` is, or is a part of."""
+    return [path.with_name(name) for name in split_names(path.name)]
+
+
+def check_gguf(path: Path, what: str = "model") -> None:
+    """Raise ModelError, a line that says why, if ``path`` cannot be read or is no GGUF file."""
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise ModelError(f"cannot read the {what} {path}: {error.strerror}") from error
+    if magic != b"GGUF":
+        raise ModelError(f"{path} is not a GGUF file")
+
+
+def file_tensors(file: Path) -> list[FileTensor]:
+    """The tensors of one GGUF file, in its order. Raises ModelError."""
+    ggml = _ggml()
+    forget_log_errors()
+    head = ggml.gguf_init_from_file(str(file).encode(), _Params(True, None))
+    if not head:
+        raise ModelError(f"cannot read the head of {file}: {last_log_error('ggml gave no reason')}")
+    try:
+        data = ggml.gguf_get_data_offset(head)
+        return [
+            FileTensor(
+                ggml.gguf_get_tensor_name(head, index).decode("utf-8", "replace"),
+                data + ggml.gguf_get_tensor_offset(head, index),
+                ggml.gguf_get_tensor_size(head, index),
+            )
+            for index in range(ggml.gguf_get_n_tensors(head))
+        ]
+    finally:
+        ggml.gguf_free(head)
+
+
+def tensor_bytes(path: Path) -> Mapping[str, int]:
+    """Bytes of each tensor, over all files of a split model. Raises ModelError."""
+    return {tensor.name: tensor.n_bytes for file in model_files(path) for tensor in file_tensors(file)}

@@ -1,0 +1,397 @@
+"""A small model of its own that follows the large one in every sequence, and guesses how it goes on."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from llama_cpp import llama_cpp as api
+from numpy.typing import NDArray
+
+from pyctl.cache.snapshot import NOTHING, Block, BlockSpan
+from pyctl.engine.backend import SequenceTokens
+from pyctl.errors import ModelError
+from pyctl.llama.batch import Batch
+from pyctl.llama.draft.draft_model import SIGNATURE_BYTES, is_signed, signature
+from pyctl.llama.library import KVState, allocate
+
+__all__ = ["SeparateModel"]
+
+log = logging.getLogger(__name__)
+
+NO_CELLS = 1
+"""What llama_decode returns without room, and then nothing has changed."""
+
+SMALL = 32
+"""Fewer tokens than these are not evaluated on their own: they wait for the next draft, whose first batch they join."""
+
+N_BEST = 10
+"""Tokens over which the probability of a drafted one is counted, as in llama-server."""
+
+
+@dataclass
+class _Followed:
+    """What is known of a sequence, which the trunk holds up to ``end``.
+
+    The context holds [first, held) of what the trunk evaluated, and behind it ``ahead``: what was drafted from, of
+    which nobody knows yet whether it stays, to get to ``draft``. ``owed`` were evaluated by the trunk alone, from
+    ``held`` on. A recurrent state cannot be cut, so there is a copy of the one at ``mark``; if it is not the one of the
+    last row that is held, it is stale.
+    """
+
+    first: int = 0
+    held: int = 0
+    owed: list[list[int]] = field(default_factory=list)
+    ahead: list[int] = field(default_factory=list)
+    draft: tuple[int, ...] = ()
+    mark: int = -1
+    is_stale: bool = False
+
+    @property
+    def end(self) -> int:
+        return self.held + sum(map(len, self.owed))
+
+
+class SeparateModel:
+    """Drafts on ``ctx``, a context of ``model`` with the trunk's number of sequences; once made, it owns both.
+
+    ``n_vocab`` is the trunk's: no other token is drafted, and with ``p_min`` none that is less likely than that among
+    the ten best. ``identity`` tells the file from others. ``attach`` lets `Pulse` take part in the context at an
+    address. Raises ModelError for a model that cannot draft.
+    """
+
+    type = "draft-simple"
+    needs_hidden = False
+
+    def __init__(
+        self,
+        model: Any,
+        ctx: Any,
+        n_vocab: int,
+        *,
+        p_min: float = 0.0,
+        identity: str = "",
+        attach: Callable[[int], None] = lambda address: None,
+    ) -> None:
+        self._model, self._ctx, self._n_vocab, self._p_min = model, ctx, n_vocab, p_min
+        self._n_logits = int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(model)))
+        self._n_batch, n_seqs = int(api.llama_n_ubatch(ctx)), int(api.llama_n_seq_max(ctx))
+        self._batch = Batch(max(self._n_batch, n_seqs))
+        self._seqs = [_Followed() for _ in range(n_seqs)]
+        self._samplers: list[Any] = []
+        try:
+            address = ctypes.cast(ctx, ctypes.c_void_p).value or 0
+            attach(address)
+            if self._decode(self._put(0, 0, [0], 0)) != 0:
+                raise ModelError("the draft model cannot be evaluated")
+            self._memory = KVState(address, 0, marks=True)
+            self._memory.clear(0)
+            if self._memory.kind == "opaque":
+                raise ModelError("the draft model cannot take back what it has evaluated")
+            self._is_hybrid = self._memory.kind == "hybrid"
+            self._signature = signature(self.type, identity, self._memory.layout)
+            if not p_min:
+                self._sample_on_device(n_seqs)
+        except BaseException:
+            self._let_go()
+            raise
+
+    def _sample_on_device(self, n_seqs: int) -> None:
+        """Where the device can, it tells the best token alone, and not the logits of all."""
+        for seq in range(n_seqs):
+            sampler = api.llama_sampler_chain_init(api.llama_sampler_chain_default_params())
+            api.llama_sampler_chain_add(sampler, api.llama_sampler_init_greedy())
+            self._samplers.append(sampler)
+            api.llama_set_sampler(self._ctx, seq, sampler)
+
+    # -- following ---------------------------------------------------------------------------------------------------
+
+    def follow(self, seq: int, tokens: Sequence[int], start: int, hidden: NDArray[np.float32] | None) -> None:
+        at = self._seqs[seq]
+        if start > at.end:
+            self._lose(seq, start)
+        new = [int(token) for token in tokens[at.end - start :]]
+        if not new:
+            return
+        joined = at.owed and len(at.owed[-1]) + len(new) < 2 * SMALL
+        if at.owed and not joined:
+            self._pay(seq)
+        if joined:
+            at.owed[-1] += new
+        else:
+            at.owed.append(new)
+
+    def keep(self, seq: int, n: int) -> None:
+        at = self._seqs[seq]
+        if n < at.first:
+            self._lose(seq, n)
+        elif n < at.held:
+            self._cut(seq, n)
+            at.owed = []
+        elif n < at.end:
+            at.owed = [list(itertools.chain(*at.owed))[: n - at.held]] if n > at.held else []
+
+    def rewind(self, seq: int, n: int) -> None:
+        self.keep(seq, n)
+
+    def clear(self, seq: int) -> None:
+        self._memory.clear(seq)
+        at = self._seqs[seq]
+        at.first = at.held = 0
+        at.owed, at.ahead, at.mark, at.is_stale = [], [], -1, False
+
+    def _lose(self, seq: int, n: int) -> None:
+        """Go on at ``n`` with nothing of what was before."""
+        self.clear(seq)
+        self._seqs[seq].first = self._seqs[seq].held = n
+
+    def _cut(self, seq: int, n: int) -> None:
+        """Let the context hold [first, n)."""
+        at = self._seqs[seq]
+        if self._is_hybrid and at.mark == n:
+            self._memory.reset(seq)
+        else:
+            self._memory.rewind(seq, n)
+            at.is_stale = self._is_hybrid
+        at.held, at.ahead, at.mark = n, [], -1
+
+    def _confirm(self, seq: int) -> None:
+        """Compare what the context is ahead with what the trunk evaluated, and leave there what is the same."""
+        at = self._seqs[seq]
+        owed = list(itertools.chain(*at.owed))
+        if at.ahead:
+            pairs = enumerate(zip(at.ahead, owed, strict=False))
+            n_same = next((i for i, (mine, true) in pairs if mine != true), min(len(at.ahead), len(owed)))
+            held = at.held + n_same
+            if n_same == len(at.ahead):
+                at.held, at.ahead, at.mark = held, [], -1
+            else:
+                if self._is_hybrid and at.held <= at.mark <= held:
+                    held = at.mark
+                n_same = held - at.held
+                self._cut(seq, held)
+            at.owed = [owed[n_same:]] if n_same < len(owed) else []
+        if at.is_stale:
+            batches = at.owed
+            self._lose(seq, at.held)
+            at.owed = batches
+
+    def _pay(self, seq: int) -> None:
+        """Evaluate what is owed, by the batches that it came in; what fails is lost."""
+        self._confirm(seq)
+        at = self._seqs[seq]
+        end, n = at.end, self._n_batch
+        parts = [tokens[first : first + n] for tokens in at.owed for first in range(0, len(tokens), n)]
+        at.owed = []
+        for part in parts:
+            code = self._decode(self._put(0, seq, part, at.held, output=False))
+            if code != 0:
+                self._lose(seq, end)
+                return self._note(code)
+            at.held += len(part)
+
+    # -- drafting ----------------------------------------------------------------------------------------------------
+
+    def draft(self, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
+        group: list[tuple[SequenceTokens, list[int]]] = []
+        n_tokens = 0
+        for item in items:
+            if self._has_drafted(item, n):
+                continue
+            tokens = self._prepare(item)
+            if n_tokens + len(tokens) > self._n_batch:
+                self._draft(group, n)
+                group, n_tokens = [], 0
+            group.append((item, tokens))
+            n_tokens += len(tokens)
+        if group:
+            self._draft(group, n)
+        return [self._seqs[item.seq].draft[:n] for item in items]
+
+    def _has_drafted(self, item: SequenceTokens, n: int) -> bool:
+        """Whether the same was asked before and nothing came of it, such as for want of room."""
+        at = self._seqs[item.seq]
+        is_same = at.end == at.held == item.position and tuple(at.ahead[: len(item.tokens)]) == item.tokens
+        return is_same and len(at.draft) >= n
+
+    def _prepare(self, item: SequenceTokens) -> list[int]:
+        """Evaluate all before the end of ``item`` that does not fit into one batch with it; returns that batch."""
+        at = self._seqs[item.seq]
+        if at.end < item.position:
+            self._lose(item.seq, item.position)
+        else:
+            self.keep(item.seq, item.position)
+        self._confirm(item.seq)
+        last = at.owed.pop() if at.owed and len(at.owed[-1]) < SMALL else []
+        self._pay(item.seq)
+        tokens = [*last, *item.tokens]
+        n_early = max(len(tokens) - self._n_batch, 0)
+        if n_early:
+            at.owed = [tokens[:n_early]]
+            self._pay(item.seq)
+        return tokens[n_early:]
+
+    def _draft(self, group: Sequence[tuple[SequenceTokens, list[int]]], n: int) -> None:
+        """Draft behind the tokens of each, which are one batch together."""
+        outputs, n_tokens = [], 0
+        for item, tokens in group:
+            n_tokens = self._put(n_tokens, item.seq, tokens, item.position + len(item.tokens) - len(tokens))
+            outputs.append(n_tokens - 1)
+        code = self._decode(n_tokens)
+        for item, tokens in group:
+            at = self._seqs[item.seq]
+            at.draft = ()
+            if code == 0:
+                at.held, at.ahead = item.position, list(item.tokens)
+                if self._is_hybrid and n > 1:
+                    at.mark = item.position + len(item.tokens)
+                    self._memory.mark(item.seq, at.mark)
+            elif code == NO_CELLS:
+                at.owed = [early] if (early := tokens[: -len(item.tokens)]) else []
+            else:
+                self._lose(item.seq, item.position)
+        self._note(code)
+        going = list(zip((item for item, _ in group), outputs, strict=True)) if code == 0 else []
+        while going:
+            chosen = [(item, self._choose(output)) for item, output in going]
+            going, n_tokens = [], 0
+            for item, token in chosen:
+                at = self._seqs[item.seq]
+                if token < 0:
+                    continue
+                at.draft += (token,)
+                if len(at.draft) < n:
+                    going.append((item, n_tokens))
+                    n_tokens = self._put(n_tokens, item.seq, [token], item.position + len(at.ahead))
+            if going and (code := self._decode(n_tokens)) != 0:
+                for item, _ in going if code != NO_CELLS else ():
+                    self._lose(item.seq, item.position)
+                return self._note(code)
+            for item, _ in going:
+                at = self._seqs[item.seq]
+                at.ahead.append(at.draft[-1])
+
+    def _choose(self, output: int) -> int:
+        """The most likely token at ``output``; -1 if it is no token of the trunk's, or not likely enough."""
+        token = api.LLAMA_TOKEN_NULL
+        if self._samplers:
+            token = int(api.llama_get_sampled_token_ith(self._ctx, output))
+        if token == api.LLAMA_TOKEN_NULL:
+            pointer = api.llama_get_logits_ith(self._ctx, output)
+            logits = np.ctypeslib.as_array(pointer, (self._n_logits,))
+            token = int(logits.argmax())
+            if self._p_min:
+                best = np.partition(logits, -N_BEST)[-N_BEST:].astype(np.float64)
+                if 1 / np.exp(best - logits[token]).sum() < self._p_min:
+                    return -1
+        return token if token < self._n_vocab else -1
+
+    def _put(self, n: int, seq: int, tokens: Sequence[int], start: int, *, output: bool = True) -> int:
+        """Put ``tokens`` into the batch behind the first ``n``, with one output; returns how many there are now."""
+        batch, end = self._batch, n + len(tokens)
+        batch.tokens[n:end] = tokens
+        batch.positions[n:end] = np.arange(start, start + len(tokens))
+        batch.seqs[n:end] = seq
+        batch.outputs[n:end] = 0
+        batch.outputs[end - 1] = output
+        return end
+
+    def _decode(self, n: int) -> int:
+        self._batch.struct.n_tokens = n
+        return int(api.llama_decode(self._ctx, self._batch.struct))
+
+    @staticmethod
+    def _note(code: int) -> None:
+        """What ends an evaluation here costs drafts; if it is the end of everything, the trunk's says so."""
+        if code != 0:
+            log.debug("the draft model gave up: llama_decode returned %d", code)
+
+    # -- rows and state ----------------------------------------------------------------------------------------------
+
+    def rows_size(self, first: int, last: int) -> int:
+        return SIGNATURE_BYTES + self._memory.rows_size(first, last) if first < last else 0
+
+    def save_rows(self, seq: int, first: int, last: int, out: Block | None = None) -> Block:
+        at = self._seqs[seq]
+        self._pay(seq)
+        if not at.first <= first < last <= at.held:
+            return NOTHING
+        block = self._signed(self.rows_size(first, last), out)
+        self._memory.save_rows(seq, first, last, block[SIGNATURE_BYTES:])
+        return block
+
+    def load_rows(self, seq: int, first: int, spans: Sequence[BlockSpan]) -> None:
+        at = self._seqs[seq]
+        last = spans[-1][2] if spans else first
+        self.keep(seq, first)
+        if at.end == first and all(is_signed(block, self._signature) for block, _, _ in spans):
+            if at.owed:  # else a stale state may well stay so: the rows after a hybrid's come before its state
+                self._pay(seq)
+            if at.ahead:
+                self._cut(seq, first)
+            with suppress(ValueError, RuntimeError):
+                self._memory.load_rows(seq, first, [(block[SIGNATURE_BYTES:], p0, p1) for block, p0, p1 in spans])
+                at.held, at.is_stale, at.mark = last, self._is_hybrid and last > 0, -1
+                return
+        self._lose(seq, last)
+
+    def state_size(self, seq: int) -> int:
+        return SIGNATURE_BYTES + self._memory.state_size(seq) if self._is_hybrid else 0
+
+    def save_state(self, seq: int, n: int, out: Block | None = None) -> Block:
+        at = self._seqs[seq]
+        if not self._is_hybrid or at.end != n or n == 0:
+            return NOTHING
+        self._pay(seq)
+        if at.ahead:
+            self._cut(seq, n)
+        if at.first > 0 or at.held != n or at.is_stale:
+            return NOTHING
+        block = self._signed(self.state_size(seq), out)
+        self._memory.save_state(seq, n, block[SIGNATURE_BYTES:])
+        return block
+
+    def load_state(self, seq: int, n: int, block: Block) -> None:
+        at = self._seqs[seq]
+        if (
+            not at.is_stale
+            or at.end != n
+            or block.size != self.state_size(seq)
+            or not is_signed(block, self._signature)
+        ):
+            return
+        with suppress(ValueError, RuntimeError):
+            self._memory.load_state(seq, n, block[SIGNATURE_BYTES:])
+            at.is_stale = False
+
+    def _signed(self, size: int, out: Block | None) -> Block:
+        block = allocate(size) if out is None else out
+        block[:SIGNATURE_BYTES] = np.frombuffer(self._signature, np.uint8)
+        return block
+
+    @property
+    def in_flight_bytes(self) -> int:
+        return int(self._memory.in_flight_bytes)
+
+    def synchronize(self) -> None:
+        self._memory.finish()
+
+    def close(self) -> None:
+        self._let_go()
+        api.llama_free(self._ctx)
+        api.llama_model_free(self._model)
+
+    def _let_go(self) -> None:
+        """Free what was made on the context, which goes next."""
+        if hasattr(self, "_memory"):
+            self._memory.finish()
+            del self._memory
+        for seq, sampler in enumerate(self._samplers):
+            api.llama_set_sampler(self._ctx, seq, None)
+            api.llama_sampler_free(sampler)

@@ -1,0 +1,262 @@
+"""What a model will take on each device, by a dry run of llama.cpp."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from llama_cpp import llama_cpp as api
+
+from pyctl.engine.draft.draft_settings import DraftSettings
+from pyctl.engine.model_settings import LOAD_MODES, ModelSettings
+from pyctl.errors import ModelError
+from pyctl.llama.devices import devices, host_available, tensor_bytes
+from pyctl.llama.fingerprint import metadata_text
+from pyctl.llama.library import captured_log, forget_log_errors, last_log_error
+from pyctl.llama.memory import MIB, MemoryPlan, Place, Usage
+from pyctl.llama.params import (
+    ModelParams,
+    check_head,
+    context_params,
+    draft_cells,
+    finds,
+    head_params,
+    uses_own_head,
+)
+
+__all__ = ["NO_DRAFTS", "DryRun", "dry_run"]
+
+HOST = "host"
+
+ALL_GPUS = "Meta"
+"""How llama.cpp calls what --split-mode tensor makes of them; their names follow in parentheses."""
+
+LAYER = re.compile(r"load_tensors: layer +(\d+) assigned to device ([^ ,]+)")
+
+UNUSED = re.compile(r"model has unused tensor (\S+) ")
+
+KV_LAYER = re.compile(r"llama_kv_cache\w*: layer +\d+: dev = (\S+)")
+
+KV_SIZE = re.compile(r"llama_kv_cache\w*: size = +([\d.]+) MiB \( *(\d+) cells")
+
+STATES = re.compile(r"(\S+) RS buffer size = +([\d.]+) MiB")
+
+SAMPLE_CELLS = 16_384
+"""Of a context that is asked for the size of a row, which llama.cpp tells in hundredths of a MiB of all of them."""
+
+COMPUTE = re.compile(r"(\S+) compute buffer size = +([\d.]+) MiB")
+
+
+class DryRun:
+    """A model without weights; ``n_layers`` and ``n_ctx_train`` are the file's, ``tensors`` bytes by name.
+
+    ``drafts`` say what it shall take back; with ``is_head`` its head drafts. ``draft_file`` is another such model that
+    drafts for this one. ``vision`` is where an encoder of images is, empty for the CPU, and its bytes.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        settings: ModelSettings,
+        log: list[str],
+        drafts: DraftSettings,
+        draft_file: DryRun | None = None,
+        *,
+        is_head: bool = False,
+        vision: tuple[str, int] | None = None,
+    ) -> None:
+        self._model = model
+        self._vision = {} if vision is None else {vision[0] or HOST: vision[1]}
+        self._settings, self._drafts = settings, drafts
+        self._draft_file, self._is_head = draft_file, is_head
+        self._gpus = tuple(device for device in devices() if device.is_gpu)
+        self.n_ctx_train = int(api.llama_model_n_ctx_train(model))
+        self.n_layers = int(api.llama_model_n_layer(model)) + int(api.llama_model_n_layer_nextn(model))
+        ignored = {match[1] for line in log if (match := UNUSED.search(line))}
+        sizes = tensor_bytes(Path(settings.path))
+        self.tensors: Mapping[str, int] = {name: size for name, size in sizes.items() if name not in ignored}
+        layers = {int(m[1]): m[2] for line in log if (m := LAYER.search(line))}
+        self.layers = tuple(layers[index] for index in sorted(layers))
+        self._weights = self._weights_by_place(layers)
+
+    def pooled_layers(self) -> tuple[tuple[str, ...], float]:
+        """The places of the layers that have K and V, in their order, and bytes of both of one token in all of them.
+
+        ModelError says why a pool cannot hold them.
+        """
+        if any("rope_factors_long" in name for name in self.tensors):
+            raise ModelError("this model's positions depend on the size of the context")
+        forget_log_errors()
+        with captured_log() as log:
+            ctx = api.llama_init_from_model(self._model, context_params(self._settings, SAMPLE_CELLS))
+        if not ctx:
+            raise ModelError(f"cannot make the context: {last_log_error('llama.cpp gave no reason')}")
+        api.llama_free(ctx)
+        places = tuple(self._place_of(match[1]) for line in log if (match := KV_LAYER.search(line)))
+        sizes = [(float(match[1]) * MIB, int(match[2])) for line in log if (match := KV_SIZE.search(line))]
+        if not places or len(sizes) != 1:
+            raise ModelError("this model has not one cache of K and V")
+        if len(set(places)) > 1:
+            raise ModelError(f"K and V are on several devices: {', '.join(sorted(set(places)))}")
+        return places, sizes[0][0] / sizes[0][1]
+
+    def metadata(self, key: str) -> str:
+        """The value of ``key`` in the model's file, as text; empty if there is none."""
+        return metadata_text(self._model, key)
+
+    def plan(self, n_ctx: int, n_rows: int = 0) -> MemoryPlan:
+        """The memory for a context of ``n_ctx`` tokens, and for what drafts for one of ``n_rows``, by default as many.
+
+        Raises ModelError if no such context can be made.
+        """
+        n_seqs = self._settings.n_seqs
+        ctx, kv, states, compute = self._context(context_params(self._settings, n_ctx, drafts=self._drafts))
+        try:
+            n_cells, n_states = int(api.llama_n_ctx(ctx)), int(api.llama_n_rs_seq(ctx)) + 1
+            drafts = self._draft_model(ctx, n_rows or n_cells)
+        finally:
+            api.llama_free(ctx)
+        states = {place: size // n_states for place, size in states.items()}
+        # A mark is a state as a plane is, one for each sequence.
+        n_earlier = n_states - 1 + finds(self._drafts) if states else 0
+        planes = {place: size * n_earlier for place, size in states.items()}
+        state_bytes = sum(states.values()) // n_seqs
+        if not {HOST, ALL_GPUS} & {*kv, *states}:
+            # The extension copies a state within each GPU before it copies it to the host.
+            states = {place: size + size // n_seqs for place, size in states.items()}
+        free = {device.name: device.free for device in self._gpus}
+        places = []
+        parts = [self._spread(part) for part in (self._weights, kv, states, compute, planes, drafts, self._vision)]
+        for name in (*free, HOST):
+            usage = Usage(*(part.get(name, 0) for part in parts))
+            if usage.total or name == HOST:
+                places.append(Place(name, name != HOST, usage, free[name] if name != HOST else host_available()))
+        row_bytes = sum(kv.values()) / n_cells
+        return MemoryPlan(n_cells, n_seqs, row_bytes, state_bytes, tuple(places), self.layers, n_earlier)
+
+    def _context(self, params: Any) -> tuple[Any, dict[str, int], dict[str, int], dict[str, int]]:
+        """A context without memory, and the bytes of K and V, states and computing that it would take by place."""
+        forget_log_errors()
+        with captured_log() as log:
+            ctx = api.llama_init_from_model(self._model, params)
+        if not ctx:
+            raise ModelError(f"cannot make the context: {last_log_error('llama.cpp gave no reason')}")
+        return ctx, self._kv_by_place(log), self._sum_by_place(STATES, log), self._sum_by_place(COMPUTE, log)
+
+    def _draft_model(self, trunk: Any, n_ctx: int) -> dict[str, int]:
+        """Bytes by place of what drafts for the context ``trunk``."""
+        if self._draft_file is not None and not self._draft_file._is_head:
+            plan = self._draft_file.plan(draft_cells(self._settings, self._drafts, n_ctx))
+            # It marks the state that it drafts from: one more for each sequence.
+            return {place.name: place.usage.total + place.usage.states for place in plan.places}
+        drafter = self._draft_file or self
+        if not drafter._is_head:
+            return {}
+        ctx, *parts = drafter._context(head_params(self._settings, self._drafts, trunk, n_ctx))
+        api.llama_free(ctx)
+        if drafter is not self:
+            parts.append(drafter._weights)
+        return {place: sum(part.get(place, 0) for part in parts) for place in {*chain(*parts)}}
+
+    def _place_of(self, name: str) -> str:
+        """Where something is that llama.cpp says to be on a device or in a buffer type called ``name``."""
+        if name.startswith(f"{ALL_GPUS}("):
+            return ALL_GPUS
+        return next((gpu.name for gpu in self._gpus if name in (gpu.name, gpu.buffer_name)), HOST)
+
+    def _spread(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """The bytes by place, those that all GPUs share as --tensor-split says, or evenly."""
+        shared = sizes.get(ALL_GPUS, 0)
+        found = {place: size for place, size in sizes.items() if place != ALL_GPUS}
+        gpus = [gpu.name for gpu in self._gpus if not self._settings.devices or gpu.name in self._settings.devices]
+        split = (*self._settings.tensor_split, *(0.0,) * len(gpus))[: len(gpus)]
+        if not any(split):
+            split = (1.0,) * len(gpus)
+        for name, share in zip(gpus, split, strict=True):
+            found[name] = found.get(name, 0) + int(shared * share / sum(split))
+        return found
+
+    def _weights_by_place(self, layers: Mapping[int, str]) -> dict[str, int]:
+        """Bytes of weights by place. The last of ``layers`` is the output; what is in no layer is on the host."""
+        output = self._place_of(layers[max(layers)]) if layers else HOST
+        sums: dict[str, int] = {}
+        for name, size in self.tensors.items():
+            layer = re.match(r"blk\.(\d+)\.", name)
+            if layer is not None:
+                place = self._place_of(layers.get(int(layer[1]), HOST))
+            else:
+                place = output if name.startswith(("output", "cls")) else HOST
+            for pattern, buffer in self._settings.placements:
+                if re.search(pattern, name):
+                    place = self._place_of(buffer)
+                    break
+            sums[place] = sums.get(place, 0) + size
+        if "output.weight" not in self.tensors and output != HOST:
+            # The embeddings serve as output, too, and are there twice.
+            sums[output] = sums.get(output, 0) + self.tensors.get("token_embd.weight", 0)
+        return sums
+
+    def _kv_by_place(self, log: list[str]) -> dict[str, int]:
+        """Bytes of K and V by place: each cache is spread evenly over its layers."""
+        sums: dict[str, int] = {}
+        layers: list[str] = []
+        for line in log:
+            if match := KV_LAYER.search(line):
+                layers.append(self._place_of(match[1]))
+            elif match := KV_SIZE.search(line):
+                for place in layers:
+                    sums[place] = sums.get(place, 0) + int(float(match[1]) * MIB / len(layers))
+                layers = []
+        return sums
+
+    def _sum_by_place(self, pattern: re.Pattern[str], log: list[str]) -> dict[str, int]:
+        sums: dict[str, int] = {}
+        for line in log:
+            if match := pattern.search(line):
+                place = self._place_of(match[1])
+                sums[place] = sums.get(place, 0) + int(float(match[2]) * MIB)
+        return sums
+
+
+NO_DRAFTS = DraftSettings()
+
+
+@contextmanager
+def dry_run(
+    settings: ModelSettings, drafts: DraftSettings = NO_DRAFTS, vision: tuple[str, int] | None = None
+) -> Iterator[DryRun]:
+    """The model of ``settings``, and what drafts for it, without weights. Raises ModelError as loading them would."""
+    with ExitStack() as stack:
+        draft_file = None
+        if drafts.draft_path and drafts.n_draft > 0:
+            is_head = drafts.has("draft-mtp")
+            of_file = drafts.of_file(settings)
+            model, log = stack.enter_context(_without_weights(of_file, with_head=is_head))
+            draft_file = DryRun(model, of_file, log, NO_DRAFTS, is_head=is_head)
+        is_head = uses_own_head(drafts)
+        model, log = stack.enter_context(_without_weights(settings, with_head=is_head))
+        yield DryRun(model, settings, log, drafts, draft_file, is_head=is_head, vision=vision)
+
+
+@contextmanager
+def _without_weights(settings: ModelSettings, *, with_head: bool) -> Iterator[tuple[Any, list[str]]]:
+    """A llama_model, and what llama.cpp said when it made it."""
+    params = ModelParams(settings, with_head=with_head)
+    params.struct.no_alloc = True
+    params.struct.load_mode = LOAD_MODES["none"]
+    forget_log_errors()
+    with captured_log() as log:
+        model = api.llama_model_load_from_file(settings.path.encode(), params.struct)
+    if not model:
+        raise ModelError(f"cannot load the model {settings.path}: {last_log_error('llama.cpp gave no reason')}")
+    try:
+        if with_head:
+            check_head(model, settings.path)
+        yield model, log
+    finally:
+        with captured_log():
+            api.llama_model_free(model)

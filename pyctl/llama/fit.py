@@ -1,0 +1,155 @@
+"""Settings made to fit into the memory that is free."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pyctl.engine.draft.draft_settings import DraftSettings
+from pyctl.engine.model_settings import ModelSettings
+from pyctl.engine.placements import CPU_EXPERTS, experts_on_cpu
+from pyctl.errors import ModelError
+from pyctl.llama.devices import devices
+from pyctl.llama.dry_runs import NO_DRAFTS, DryRun, dry_run
+from pyctl.llama.memory import MIB, MemoryPlan, Place
+
+__all__ = ["CTX_STEP", "fit_settings", "gpu_shortage", "refusal", "shortage"]
+
+log = logging.getLogger(__name__)
+
+CTX_STEP = 256
+"""llama.cpp rounds contexts up to this."""
+
+EXPERTS = re.compile(CPU_EXPERTS)
+
+ATTEMPTS = 4
+
+
+def fit_settings(
+    settings: ModelSettings, drafts: DraftSettings = NO_DRAFTS, vision: tuple[str, int] | None = None
+) -> tuple[ModelSettings, MemoryPlan]:
+    """The settings with what was left open filled in, and the memory that they will take with ``drafts``.
+
+    ``vision`` is the device of an encoder of images, empty for the CPU, and its bytes.
+
+    Raises ModelError when the context cannot fit at all.
+    """
+    movable = settings.fit and settings.n_gpu_layers == -1 and not settings.tensor_split
+    movable = movable and settings.split_mode != "tensor"  # all layers are on all GPUs
+    placed = bool(settings.placements)
+    for _ in range(ATTEMPTS):
+        with dry_run(settings, drafts, vision) as run:
+            plan = _fit_context(run, settings)
+            missing = gpu_shortage(settings, plan)
+            if not (missing and movable):
+                break
+            settings = _move_to_cpu(run, settings, plan, missing, experts=not placed)
+    if plan.n_ctx < (settings.n_ctx or run.n_ctx_train):
+        log.warning("the context is cut from %d to %d tokens to fit into memory (-c)", run.n_ctx_train, plan.n_ctx)
+    if not placed and settings.placements:
+        log.warning("the experts of %d layers stay on the CPU (--n-cpu-moe)", len(settings.placements))
+    if movable and settings.n_gpu_layers >= 0:
+        log.warning("%d of %d layers go to the GPU (-ngl)", max(settings.n_gpu_layers - 1, 0), run.n_layers)
+    needed = plan.host.usage.total - (plan.host.usage.weights if _is_mapped(settings) else 0)
+    if shortage(settings, plan.host):
+        raise ModelError(refusal(plan.n_ctx, needed, plan.host.free or 0))
+    split = settings.tensor_split or _split_of(plan.layers, settings)
+    return replace(settings, n_ctx=plan.n_ctx, tensor_split=split), plan
+
+
+def _split_of(layers: Sequence[str], settings: ModelSettings) -> tuple[float, ...]:
+    """Shares that put each layer where it was in the dry run. Left open, the split would follow what is free at the
+    moment, and what is saved would mean another thing after each start. Empty where nothing is split by layers.
+    """
+    names = settings.devices or tuple(device.name for device in devices() if device.is_gpu)
+    counts = tuple(float(sum(layer == name for layer in layers)) for name in names)
+    return counts if settings.split_mode == "layer" and len(counts) > 1 and all(counts) else ()
+
+
+def _fit_context(run: DryRun, settings: ModelSettings) -> MemoryPlan:
+    """With the context that was asked for, else with the largest up to the model's own that fits."""
+    most = settings.n_ctx or run.n_ctx_train
+    if most > run.n_ctx_train:
+        # Even a dry run keeps books about every cell, so what is out of all reason is not tried.
+        low = run.plan(min(settings.fit_ctx, most))
+        free = sum(place.free or 0 for place in low.places)
+        if None not in (place.free for place in low.places) and low.row_bytes * most > free:
+            raise ModelError(refusal(most, int(low.row_bytes * most), free))
+    plan = run.plan(most)
+    least = min(settings.fit_ctx, most)
+    fits = not (gpu_shortage(settings, plan) or shortage(settings, plan.host))
+    if fits or settings.n_ctx or not settings.fit or least == most:
+        return plan
+    # Every part of it grows in a straight line with the context.
+    low = run.plan(least)
+    n_ctx = most
+    for index, (before, after) in enumerate(zip(low.places, plan.places, strict=True)):
+        per_token = (after.usage.total - before.usage.total) / (most - least)
+        if excess := shortage(settings, after, index):
+            n_ctx = min(n_ctx, most - int(excess / per_token) - 1 if per_token > 0 else least)
+    return run.plan(max(n_ctx // CTX_STEP * CTX_STEP, least))
+
+
+def _move_to_cpu(
+    run: DryRun, settings: ModelSettings, plan: MemoryPlan, missing: int, *, experts: bool
+) -> ModelSettings:
+    """With more weights on the CPU, so that ``missing`` bytes of GPU memory become free: experts if there are any."""
+    if experts:
+        found = _by_layer(run, EXPERTS)
+        n = len(settings.placements)
+        if sum(found[n:]) >= missing:
+            n += _count_to_free(found[n:], missing)
+            return replace(settings, placements=experts_on_cpu(n))
+    kept = sum(place.usage.kv + place.usage.states + place.usage.planes for place in plan.gpus)
+    share = kept // run.n_layers
+    # The last of N layers on the GPU is the output.
+    n = 0 if settings.n_gpu_layers < 0 else run.n_layers + 1 - settings.n_gpu_layers
+    n += _count_to_free([size + share for size in _by_layer(run, re.compile("^blk"))[n:]], missing)
+    return replace(settings, n_gpu_layers=run.n_layers + 1 - n)
+
+
+def refusal(n_ctx: int, needed: int, free: int) -> str:
+    """What is said of a context that does not fit."""
+    return (
+        f"cannot make the context: {n_ctx} tokens need about {needed // MIB:,} MiB of memory and "
+        f"{free // MIB:,} MiB are free; try a smaller --ctx-size"
+    )
+
+
+def _by_layer(run: DryRun, wanted: re.Pattern[str]) -> list[int]:
+    """Bytes of the tensors in each layer whose names match ``wanted``."""
+    sums = [0] * run.n_layers
+    for name, size in run.tensors.items():
+        layer = re.match(r"blk\.(\d+)\.", name)
+        if layer is not None and int(layer[1]) < run.n_layers and wanted.search(name):
+            sums[int(layer[1])] += size
+    return sums
+
+
+def _count_to_free(sizes: Sequence[int], missing: int) -> int:
+    """How many of ``sizes``, from the first on, make up for ``missing``; all of them if none do."""
+    total = 0
+    for count, size in enumerate(sizes, 1):
+        total += size
+        if total >= missing:
+            return count
+    return len(sizes)
+
+
+def gpu_shortage(settings: ModelSettings, plan: MemoryPlan) -> int:
+    """Bytes that the GPUs lack."""
+    return sum(shortage(settings, place, index) for index, place in enumerate(plan.gpus))
+
+
+def shortage(settings: ModelSettings, place: Place, index: int = 0) -> int:
+    """Bytes that ``place`` lacks; GPU number ``index`` keeps its margin."""
+    if not place.is_gpu:
+        return place.shortage(mapped=_is_mapped(settings))
+    margins = settings.fit_target
+    return place.shortage(margins[min(index, len(margins) - 1)] * MIB)
+
+
+def _is_mapped(settings: ModelSettings) -> bool:
+    return settings.load_mode in ("auto", "mmap")

@@ -1,0 +1,379 @@
+"""Grammars that bind a reply, and the array of tokens that they and llama.cpp's samplers work on."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import random
+import threading
+import time
+from collections import OrderedDict
+from typing import Any, TypeVar
+
+import llguidance
+import numpy as np
+from llama_cpp import llama_cpp as api
+from numpy.typing import NDArray
+
+from pyctl.engine.sampling import GrammarKind, Sampling
+from pyctl.errors import RequestError, UnavailableError
+from pyctl.limit import limit
+from pyctl.llama.gbnf import Markers, read_gbnf
+from pyctl.llama.gbnf_translator import translated
+from pyctl.llama.llama_tokenizer import LlamaTokenizer, read_piece
+from pyctl.llama.trigger import TriggerWatch
+from pyctl.prompt import Tokens
+
+__all__ = ["Candidates", "Grammar", "GrammarCompiler"]
+
+R = TypeVar("R")
+
+log = logging.getLogger(__name__)
+
+_ENTRY = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+
+_GROUP = 64
+"""Tokens of which only the largest logit is looked at when the most likely ones are searched."""
+
+
+class Candidates:
+    """One entry per token that is left, at first all ``n_vocab``."""
+
+    def __init__(self, n_vocab: int) -> None:
+        self._ids = np.arange(n_vocab, dtype=np.int32)
+        self._entries = np.zeros(n_vocab, _ENTRY)
+        self._data: Any = ctypes.cast(self._entries.ctypes.data, api.llama_token_data_p)
+        self.array = api.llama_token_data_array(self._data, n_vocab, -1, False)
+
+    @property
+    def left(self) -> NDArray[Any]:
+        """The entries that are left, as (id, logit, p). A sampler that drops the first ones (XTC) moves the pointer."""
+        at = ctypes.cast(self.array.data, ctypes.c_void_p).value or 0
+        first = (at - self._entries.ctypes.data) // _ENTRY.itemsize
+        return self._entries[first : first + self.array.size]
+
+    def fill(self, logits: Any) -> None:
+        """Begin with all tokens; ``logits`` is a pointer to one float per token."""
+        self._entries["id"] = self._ids
+        self._entries["logit"] = np.ctypeslib.as_array(logits, self._ids.shape)
+        self._entries["p"] = 0.0
+        self.array.data, self.array.size, self.array.selected, self.array.sorted = self._data, self._ids.size, -1, False
+
+    def fill_best(self, logits: Any, n: int, also: Tokens) -> None:
+        """Begin with the ``n`` most likely tokens and perhaps some more, ``also`` these, by id; see `fill`.
+
+        Writing down every token costs more than all that is done with a few of them afterwards. The vocabulary is
+        dealt out to groups: the n-th largest of their maxima is exceeded or met by n tokens at least.
+        """
+        values = np.ctypeslib.as_array(logits, self._ids.shape)
+        n_groups = values.size // _GROUP
+        if n >= n_groups:
+            return self.fill(logits)
+        most = values[: n_groups * _GROUP].reshape(_GROUP, n_groups).max(axis=0)
+        bound = np.partition(most, n_groups - n)[n_groups - n]
+        ids = np.flatnonzero(values >= bound)
+        if ids.size < n:  # something is not a number
+            return self.fill(logits)
+        if also.size:
+            ids = np.union1d(ids, also)
+        entries = self._entries[: ids.size]
+        entries["id"], entries["logit"], entries["p"] = ids, values[ids], 0.0
+        self.array.data, self.array.size, self.array.selected, self.array.sorted = self._data, ids.size, -1, False
+
+    def keep_only(self, token: int) -> None:
+        """Make every token but ``token`` impossible."""
+        self.left["logit"][self.left["id"] != token] = -np.inf
+
+    def forbid(self, forbidden: NDArray[np.bool_]) -> None:
+        """Make every token impossible whose entry in ``forbidden``, shape (n_vocab,), is true."""
+        self.left["logit"][forbidden[self.left["id"]]] = -np.inf
+
+    def apply(self, sampler: Any) -> None:
+        """Let ``sampler`` change, sort or shorten the array, or select an entry."""
+        api.llama_sampler_apply(sampler, ctypes.byref(self.array))
+
+    def choose(self, chain: Any) -> int | None:
+        """The token that ``chain`` selects; None if all that were left are impossible."""
+        self.apply(chain)
+        if self.array.selected < 0:
+            return None
+        chosen = self.left[self.array.selected]
+        return int(chosen["id"]) if chosen["logit"] > -np.inf else None
+
+    def top(self, token: int, n: int) -> tuple[tuple[int, float], ...]:
+        """(id, probability) of ``token``, then of the ``n`` most likely ones that are left, without zeros."""
+        left = self.left
+        order = np.argsort(-left["p"], kind="stable")[:n]
+        own = left["p"][left["id"] == token]
+        best = [(int(left["id"][i]), float(left["p"][i])) for i in order if left["p"][i] > 0.0]
+        return ((token, float(own[0]) if own.size else 1.0), *best)
+
+
+class GrammarCompiler:
+    """Makes the matchers of grammars for llguidance, on the vocabulary of ``tokenizer``, which is read until `close`.
+
+    The vocabulary is prepared for it when the first one is asked for, which takes about two seconds for one of 250,000
+    tokens, and a grammar may take one: ask on a thread that has the time, and the engine's finds it ready. Thread-safe.
+    """
+
+    def __init__(self, tokenizer: LlamaTokenizer) -> None:
+        self._tokenizer: LlamaTokenizer | None = tokenizer
+        self._vocabulary: llguidance.LLTokenizer | None = None
+        self._preparing, self._remembering = threading.Lock(), threading.Lock()
+        self._markers: Markers | None = None
+        self._end_tokens: frozenset[int] = frozenset()
+        self._known: OrderedDict[tuple[str, GrammarKind], llguidance.LLMatcher | RequestError] = OrderedDict()
+
+    def matcher(self, grammar: str, kind: GrammarKind = "llguidance") -> llguidance.LLMatcher:
+        """One that has read nothing yet; RequestError if it cannot be made, or if it allows no reply."""
+        with self._remembering:
+            found = self._known.get((grammar, kind))
+            if found is not None:
+                self._known.move_to_end((grammar, kind))
+        if found is None:
+            try:
+                found = self._compile(grammar, kind)
+            except RequestError as error:
+                found = error
+            with self._remembering:
+                self._known[grammar, kind] = found
+                while len(self._known) > _MOST_KNOWN:
+                    self._known.popitem(last=False)
+        if isinstance(found, RequestError):
+            raise RequestError(str(found))
+        return found.deep_copy()
+
+    def prepare(self) -> None:
+        """Prepare the vocabulary now; nothing happens if that is done, or if the model has no end of a reply."""
+        with contextlib.suppress(RequestError, UnavailableError):
+            self._prepared()
+
+    def close(self) -> None:
+        """Let go of the tokenizer, once nobody reads it any more."""
+        with self._preparing:
+            self._tokenizer = None
+
+    def _prepared(self) -> llguidance.LLTokenizer:
+        with self._preparing:
+            if self._vocabulary is None:
+                if self._tokenizer is None:
+                    raise UnavailableError("the model is not loaded")
+                self._markers, self._end_tokens = _markers_of(self._tokenizer), self._tokenizer.end_tokens()
+                self._vocabulary = _vocabulary_of(self._tokenizer)
+            return self._vocabulary
+
+    def _compile(self, grammar: str, kind: GrammarKind) -> llguidance.LLMatcher:
+        vocabulary = self._prepared()
+        if kind == "llguidance":
+            return _tried(llguidance.LLMatcher(vocabulary, grammar, log_level=0, limits=_LIMITS[kind]))
+        assert self._markers is not None
+        rules = read_gbnf(grammar, self._markers)
+        error: RequestError | None = None
+        for text in translated(rules, self._end_tokens, self._markers.n_vocab):
+            try:
+                return _tried(llguidance.LLMatcher(vocabulary, _HEADER + text, log_level=0, limits=_LIMITS[kind]))
+            except RequestError as refused:
+                error = refused
+        raise RequestError(f"the grammar is too complex: {error}")
+
+
+_MOST_KNOWN = 16
+
+_HEADER = '%llguidance {"no_forcing": true}\n'
+
+
+def _limits(n_items: int, n_step_items: int) -> llguidance.LLParserLimits:
+    return llguidance.LLParserLimits(
+        max_items_in_row=n_items,
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=100_000,
+        step_max_items=n_step_items,
+        max_lexer_states=50_000,
+        max_grammar_size=200_000,
+        precompute_large_lexemes=False,
+        verbose_errors=False,
+    )
+
+
+_LIMITS: dict[GrammarKind, llguidance.LLParserLimits] = {
+    "gbnf": _limits(
+        limit(2_000, "ways in which a client's grammar can go on at one place", "400", "reply"),
+        limit(300_000, "ways of a client's grammar that are looked at for one token", "400", "reply"),
+    ),
+    "llguidance": _limits(10_000, 1_000_000),
+}
+"""So that no grammar takes much more than a second, nor a token more than a fraction of one."""
+
+_TRIAL_MASKS, _TRIAL_SECONDS = 12, 0.3
+_SLOW_SECONDS = 0.15
+
+
+def _tried(matcher: llguidance.LLMatcher) -> llguidance.LLMatcher:
+    """``matcher``, if it can begin and what it takes for some first tokens is bearable; else RequestError."""
+    trial = matcher.deep_copy() if not matcher.is_error() else matcher
+    rng, spent = random.Random(0), 0.0
+    for _ in range(_TRIAL_MASKS):
+        if trial.is_error() or trial.is_stopped() or spent > _TRIAL_SECONDS:
+            break
+        began = time.thread_time()
+        mask = trial.compute_bitmask()
+        seconds = time.thread_time() - began
+        if seconds > _SLOW_SECONDS:
+            raise RequestError("it takes too long to find out what may come next")
+        spent += seconds
+        allowed = np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little"))
+        if not allowed.size:
+            break
+        trial.consume_token(int(allowed[rng.randrange(allowed.size)]))
+    if not trial.is_error():
+        return matcher
+    error = _first_line(trial.get_error())
+    if error.startswith("NoExtension"):
+        raise RequestError("the grammar allows no reply")
+    raise RequestError(f"failed to parse grammar: {error}")
+
+
+_SLICE = r'[^"\\\x00-\x1F\x7F]{1,30}'
+"""Tokens whose text is so are allowed or not all at once, within strings. Each further such set makes preparing slower,
+and this one makes masks as fast as the library's four."""
+
+
+class _Pieces:
+    """A vocabulary as llguidance wants it. It is never asked for the tokens of a text: no grammar here forces any."""
+
+    bos_token_id = None
+    special_token_ids = ()
+
+    def __init__(self, tokens: list[bytes], end: int) -> None:
+        self.tokens, self.eos_token_id = tokens, end
+
+    def __call__(self, text: str) -> list[int]:
+        raise NotImplementedError
+
+
+def _vocabulary_of(tokenizer: LlamaTokenizer) -> llguidance.LLTokenizer:
+    ends = sorted(tokenizer.end_tokens())
+    if not ends:
+        raise RequestError("the model has no token that ends a reply, so that no schema can bind one")
+    # What begins with this byte is no text: a control token comes only where the grammar names it.
+    marked = tokenizer.control_tokens() | set(ends)
+    pieces = tokenizer.all_pieces()
+    tokens = [b"\xff" + piece if token in marked else piece for token, piece in enumerate(pieces)]
+    wrapper = llguidance.TokenizerWrapper(_Pieces(tokens, ends[0]))
+    return llguidance.LLTokenizer(wrapper, eos_token=ends, slices=[_SLICE])
+
+
+def _markers_of(tokenizer: LlamaTokenizer) -> Markers:
+    def token_of(text: str) -> int | None:
+        tokens = tokenizer.tokenize(text)
+        return tokens[0] if len(tokens) == 1 else None
+
+    controls = tokenizer.control_tokens() - tokenizer.end_tokens()
+    names = {tokenizer.piece(token).decode("utf-8", "replace"): token for token in controls}
+    return Markers(names, tokenizer.n_vocab, token_of)
+
+
+def _first_line(text: str) -> str:
+    return text.split("\n", 1)[0][:300]
+
+
+class Grammar:
+    """What binds one reply, at once or from a trigger on.
+
+    A lazy one that refuses what a trigger found sleeps on, and one that becomes too complex binds no longer: a reply
+    does not fail because of calls that nobody asked for. RequestError if the grammar does not parse.
+    """
+
+    def __init__(self, vocab: Any, sampling: Sampling, compiler: GrammarCompiler) -> None:
+        self._vocab = vocab
+        self._watch: TriggerWatch | None = None
+        if sampling.grammar_lazy:
+            self._watch = TriggerWatch(sampling.grammar_triggers, sampling.grammar_hidden)
+        self.is_asleep = sampling.grammar_lazy
+        self._matcher = _Matcher(compiler.matcher(sampling.grammar, sampling.grammar_kind), vocab)
+        if sampling.grammar_prefill and not self.is_asleep and not self._read(sampling.grammar_prefill.encode()):
+            raise RequestError("the grammar does not allow what the prompt holds of the reply")
+
+    def allows(self, token: int) -> bool:
+        """Whether ``token`` may come next."""
+        if self.is_asleep:
+            return True
+        try:
+            return self._matcher.allows(token)
+        except RequestError as error:
+            self._give_up(error)
+            return True
+
+    def restrict(self, candidates: Candidates) -> None:
+        """Set the logits of all tokens that may not come next to minus infinity."""
+        if self.is_asleep:
+            return
+        try:
+            self._matcher.restrict(candidates)
+        except RequestError as error:
+            self._give_up(error)
+
+    def accept(self, token: int) -> None:
+        """``token`` comes next; one that is not allowed, since it was forced, is passed over."""
+        if not self.is_asleep:
+            if self.allows(token) and not self.is_asleep:
+                self._matcher.read(token)
+        elif self._watch is not None and (text := self._watch.feed(read_piece(self._vocab, token))) is not None:
+            self._wake(text)
+
+    def _wake(self, text: bytes) -> None:
+        """Bind from here on, unless the grammar does not allow ``text``, with which it has to begin."""
+        before = self._matcher.copy()
+        try:
+            self.is_asleep = not self._read(text)
+        except RequestError as error:
+            self._give_up(error)
+        if self.is_asleep:
+            self._matcher = before
+
+    def _give_up(self, error: RequestError) -> None:
+        if self._watch is None:
+            raise error
+        log.warning("the calls of a reply are bound no longer: %s", error)
+        self._watch, self.is_asleep = None, True
+
+    def _read(self, text: bytes) -> bool:
+        tokens = (api.llama_token * (len(text) + 1))()
+        n = api.llama_tokenize(self._vocab, text, len(text), tokens, len(tokens), False, True)
+        for token in tokens[: max(n, 0)]:
+            if not self._matcher.allows(token):
+                return False
+            self._matcher.read(token)
+        return True
+
+
+class _Matcher:
+    """A matcher of llguidance. It is never told to read a token that it does not allow."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, vocab: Any) -> None:
+        self._matcher = matcher
+        self._vocab = vocab
+        self._n_vocab = int(api.llama_vocab_n_tokens(vocab))
+
+    def allows(self, token: int) -> bool:
+        if api.llama_vocab_is_eog(self._vocab, token):
+            return self._checked(self._matcher.is_accepting())
+        return self._checked(self._matcher.validate_tokens([token]) == 1)
+
+    def restrict(self, candidates: Candidates) -> None:
+        mask = np.frombuffer(self._checked(self._matcher.compute_bitmask()), np.uint8)
+        candidates.forbid(np.unpackbits(mask, count=self._n_vocab, bitorder="little") == 0)
+
+    def read(self, token: int) -> None:
+        if not api.llama_vocab_is_eog(self._vocab, token):
+            self._checked(self._matcher.consume_token(token))
+
+    def copy(self) -> _Matcher:
+        """Another one that has read the same."""
+        return _Matcher(self._matcher.deep_copy(), self._vocab)
+
+    def _checked(self, result: R) -> R:
+        if self._matcher.is_error():
+            raise RequestError(f"the grammar is too complex: {_first_line(self._matcher.get_error())}")
+        return result

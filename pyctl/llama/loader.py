@@ -1,0 +1,343 @@
+"""Opens a GGUF file and makes a context for it, or says in one line why not."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from llama_cpp import llama_cpp as api
+
+from pyctl.engine.backend import EngineInfo
+from pyctl.engine.draft.draft_settings import DraftSettings
+from pyctl.engine.model_settings import NUMA, POOLING, ModelSettings
+from pyctl.engine.pool.pool_plan import PoolPlan
+from pyctl.engine.pool.pool_settings import PoolSettings
+from pyctl.engine.vision.vision_settings import VisionSettings
+from pyctl.errors import ModelError, UnavailableError
+from pyctl.limit import limit
+from pyctl.llama.batch import Embedder
+from pyctl.llama.devices import check_gguf
+from pyctl.llama.draft.draft_file import vocabulary_difference, with_inferred_type
+from pyctl.llama.draft.draft_model import DraftModel, MakeDraftModel
+from pyctl.llama.draft.mtp import MtpHead
+from pyctl.llama.draft.separate_model import SeparateModel
+from pyctl.llama.fingerprint import file_digest, fingerprint, metadata_text
+from pyctl.llama.fit import fit_settings
+from pyctl.llama.library import build_version, forget_log_errors, last_log_error, redirect_log
+from pyctl.llama.llama_backend import LlamaBackend
+from pyctl.llama.llama_tokenizer import LlamaTokenizer
+from pyctl.llama.memory import MemoryPlan
+from pyctl.llama.params import (
+    ModelParams,
+    batch_cost,
+    check_head,
+    context_params,
+    draft_cells,
+    far_batch,
+    finds,
+    head_params,
+    layer_bytes,
+    most_outputs,
+    most_tokens,
+    pool_cells,
+    uses_own_head,
+    with_ubatch,
+)
+from pyctl.llama.pool.pool_fit import fit_pool
+from pyctl.llama.vision.image_encoder import ImageEncoder
+from pyctl.llama.vision.make_encoder import make_encoder
+
+__all__ = ["Loaded", "load"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model that is ready to evaluate."""
+
+    backend: LlamaBackend
+    tokenizer: LlamaTokenizer
+    info: EngineInfo
+    images: ImageEncoder | None = None  # of any thread, for what its `picture` is asked
+
+
+def load(
+    settings: ModelSettings,
+    progress: Callable[[float], bool] | None = None,
+    announce: Callable[[MemoryPlan], None] | None = None,
+    drafts: DraftSettings | None = None,
+    vision: VisionSettings | None = None,
+    *,
+    keep_vocabulary: bool = False,
+    pool: PoolSettings | None = None,
+) -> Loaded:
+    """Load the model and make its context.
+
+    ``drafts`` say which draft model there is to be, too, and ``vision`` which encoder of images. ``announce`` hears
+    where memory will go before any of it is taken, ``progress`` hears fractions from 0 to 1 and says whether to go on.
+    With ``keep_vocabulary`` the tokenizer has a copy of its own and stays usable while the backend is closed. ``pool``
+    says how much of K and V may lie on the device, by default all, and how much of it a token attends to. Raises
+    ModelError when a file is missing, damaged or unsupported, or when it does not fit into memory, and UnavailableError
+    when ``progress`` said no.
+    """
+    path = Path(settings.path)
+    redirect_log()
+    api.llama_backend_init()
+    if settings.numa:
+        api.llama_numa_init(NUMA[settings.numa])
+    check_gguf(path)
+    drafts = with_inferred_type(drafts or DraftSettings())
+    settings = with_ubatch(settings)
+    encoder = make_encoder(settings, vision) if vision is not None and vision.mmproj_path else None
+    pooled = fit_pool(settings, drafts, pool) if pool is not None and pool.is_wanted else None
+    if pooled is not None and encoder is not None:
+        raise ModelError("--kv-pool and --mmproj do not go together: a pool has no rows of images")
+    settings, plan = pooled or fit_settings(settings, drafts, encoder.usage if encoder is not None else None)
+    if announce is not None:
+        announce(plan)
+    backend = LlamaBackend(
+        _Source(path, settings, progress, drafts, pool_cells(settings) if pooled else settings.n_ctx),
+        lambda backend: fingerprint(backend, settings, plan.layers),
+        (lambda model: _make_embedder(model, settings)) if settings.embeddings else None,
+        lambda n_cells: most_tokens(settings, n_cells),
+        most_outputs(settings, drafts),
+        _draft_maker(settings, drafts),
+        marks=finds(drafts),
+        pool=plan.pool,
+        batch_cost=batch_cost(settings),
+        far_batch=far_batch(settings, streams=plan.pool is not None),
+        encoder=encoder,
+    )
+    if plan.pool is not None and plan.gpus and (rate := backend.copy_rate()):
+        log.info("%s", " ".join(plan.pool.lines(rate)))
+    if not backend.is_async:
+        _note_blocking_copies(plan)
+    if not drafts.draft_types and api.llama_model_n_layer_nextn(backend.model) > 0:
+        log.info("this model has a head that drafts, which is off: --spec-type draft-mtp makes replies come faster")
+    tokenizer = LlamaTokenizer(_load_vocabulary(path)) if keep_vocabulary else backend.tokenizer
+    if keep_vocabulary:
+        backend.use_vocabulary(tokenizer)
+    return Loaded(backend, tokenizer, _describe(path, backend, settings, plan.pool), encoder)
+
+
+def _note_blocking_copies(plan: MemoryPlan) -> None:
+    """Say once that copies of rows and states hold up the evaluation, where a GPU would make that unexpected."""
+    holders = [place.name for place in plan.places if place.usage.kv or place.usage.states]
+    if any(place.usage.kv or place.usage.states for place in plan.gpus):
+        log.warning("saving and restoring hold up evaluation: K, V and states lie on %s", " and ".join(holders))
+
+
+class _Source:
+    """Makes the model and its context, again and again the same."""
+
+    def __init__(
+        self,
+        path: Path,
+        settings: ModelSettings,
+        progress: Callable[[float], bool] | None,
+        drafts: DraftSettings,
+        n_cells: int,
+    ) -> None:
+        self._path, self._settings, self._progress, self._drafts = path, settings, progress, drafts
+        self._n_cells = n_cells
+
+    def __call__(self) -> tuple[Any, Any]:
+        check_gguf(self._path)
+        with_head = uses_own_head(self._drafts)
+        model = _load_model(self._path, self._settings, self._progress, with_head=with_head)
+        try:
+            params = context_params(self._settings, self._n_cells, layer_bytes(model), self._drafts)
+            return model, _make_context(model, self._settings, params)
+        except BaseException:
+            api.llama_model_free(model)
+            raise
+
+
+def _draft_maker(settings: ModelSettings, drafts: DraftSettings) -> MakeDraftModel | None:
+    """What makes the draft model that ``drafts`` ask for."""
+    if drafts.draft_path and drafts.n_draft > 0:
+        return lambda model, ctx, attach: _open_draft_file(settings, drafts, model, ctx, attach)
+    if not uses_own_head(drafts):
+        return None
+
+    def make(model: Any, ctx: Any, attach: Callable[[int], None]) -> DraftModel:
+        params = head_params(settings, drafts, ctx, settings.n_ctx, layer_bytes(model))
+        head = _make_context(model, drafts.of_context(settings), params)
+        try:
+            return MtpHead(head, drafts.n_draft, p_min=drafts.draft_p_min, attach=attach)
+        except BaseException:
+            api.llama_free(head)
+            raise
+
+    return make
+
+
+def _open_draft_file(
+    settings: ModelSettings, drafts: DraftSettings, trunk: Any, trunk_ctx: Any, attach: Callable[[int], None]
+) -> DraftModel | None:
+    """The draft model or the head in the file of ``drafts``; none, with a word in the log, if its tokens are others."""
+    path, is_head, of_file = Path(drafts.draft_path), drafts.has("draft-mtp"), drafts.of_file(settings)
+    check_gguf(path)
+    model, ctx = _load_model(path, of_file, None, with_head=is_head), None
+    try:
+        if is_head:
+            check_head(model, drafts.draft_path)
+        if difference := vocabulary_difference(trunk, model):
+            log.error("no drafts from %s: %s", path, difference)
+            api.llama_model_free(model)
+            return None
+        if is_head and (widths := [int(api.llama_model_n_embd(one)) for one in (trunk, model)]) != widths[::-1]:
+            raise ModelError(f"{path} has no head for this model: it is {widths[1]} wide, not {widths[0]}")
+        n_bytes = layer_bytes(model)
+        if is_head:
+            params = head_params(of_file, drafts, trunk_ctx, settings.n_ctx, n_bytes)
+        else:
+            params = context_params(of_file, draft_cells(settings, drafts, settings.n_ctx), n_bytes)
+        ctx = _make_context(model, of_file, params)
+        identity, p_min = file_digest(path), drafts.draft_p_min
+        if is_head:
+            return MtpHead(ctx, drafts.n_draft, model=model, p_min=p_min, identity=identity, attach=attach)
+        n_vocab = int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(trunk)))
+        return SeparateModel(model, ctx, n_vocab, p_min=p_min, identity=identity, attach=attach)
+    except BaseException:
+        if ctx is not None:
+            api.llama_free(ctx)
+        api.llama_model_free(model)
+        raise
+
+
+def _load_model(
+    path: Path,
+    settings: ModelSettings,
+    progress: Callable[[float], bool] | None,
+    *,
+    with_head: bool = False,
+) -> Any:
+    params = ModelParams(settings, with_head=with_head)
+    if progress is not None:
+        params.report(progress)
+    forget_log_errors()
+    model = api.llama_model_load_from_file(str(path).encode(), params.struct)
+    if params.stopped:
+        if model:
+            api.llama_model_free(model)
+        raise UnavailableError("loading was stopped")
+    if not model:
+        raise ModelError(f"cannot load the model {path}: {last_log_error('llama.cpp gave no reason')}")
+    return model
+
+
+def _load_vocabulary(path: Path) -> Any:
+    params = api.llama_model_default_params()
+    params.vocab_only = True
+    forget_log_errors()
+    model = api.llama_model_load_from_file(str(path).encode(), params)
+    if not model:
+        raise ModelError(f"cannot load the vocabulary of {path}: {last_log_error('llama.cpp gave no reason')}")
+    return model
+
+
+MOST_EMBEDDED = limit(8192, "tokens of a text that is ranked, or embedded by its end", "400", "request", "tokens")
+
+
+def _own_pooling(model: Any) -> int:
+    value = metadata_text(model, f"{metadata_text(model, 'general.architecture')}.pooling_type")
+    return int(value) if value.isdecimal() else -1
+
+
+def _make_embedder(model: Any, settings: ModelSettings) -> Embedder:
+    """A context for one text at a time. One of which only the end counts may be longer than a batch."""
+    n_ctx = max(min(settings.n_ctx or MOST_EMBEDDED, MOST_EMBEDDED), settings.n_ubatch)
+    kind = POOLING.get(settings.pooling, _own_pooling(model))
+    if kind not in (POOLING["last"], POOLING["rank"]):
+        n_ctx = settings.n_ubatch
+    params = context_params(replace(settings, n_seqs=1, n_batch=settings.n_ubatch), n_ctx)
+    params.n_outputs_max = params.n_outputs_max_per_seq = settings.n_ubatch  # without pooling every token has one
+    params.embeddings = True
+    params.pooling_type = POOLING.get(settings.pooling, -1)
+    return Embedder(model, _make_context(model, settings, params))
+
+
+def _make_context(model: Any, settings: ModelSettings, params: Any) -> Any:
+    forget_log_errors()
+    ctx = api.llama_init_from_model(model, params)
+    if not ctx:
+        reason = last_log_error("it does not fit into memory")
+        raise ModelError(f"cannot make the context of {params.n_ctx} tokens: {reason}; try a smaller --ctx-size")
+    try:
+        _apply_adapters(model, ctx, settings)
+    except BaseException:
+        api.llama_free(ctx)
+        raise
+    return ctx
+
+
+def _apply_adapters(model: Any, ctx: Any, settings: ModelSettings) -> None:
+    """Load LoRA adapters, which belong to the model from then on, and use them in ``ctx``."""
+    if not settings.lora:
+        return
+    forget_log_errors()
+    handles = []
+    for path, _ in settings.lora:
+        handle = api.llama_adapter_lora_init(model, str(Path(path).expanduser()).encode())
+        if not handle:
+            raise ModelError(f"cannot load the adapter {path}: {last_log_error('llama.cpp gave no reason')}")
+        handles.append(ctypes.cast(handle, ctypes.c_void_p).value)
+    array = (ctypes.c_void_p * len(handles))(*handles)
+    scales = (ctypes.c_float * len(handles))(*(scale for _, scale in settings.lora))
+    pointer = ctypes.cast(array, ctypes.POINTER(api.llama_adapter_lora_p_ctypes))
+    if api.llama_set_adapters_lora(ctx, pointer, len(handles), scales) != 0:
+        raise ModelError(f"cannot use the adapters: {last_log_error('llama.cpp gave no reason')}")
+
+
+def _describe(path: Path, backend: LlamaBackend, settings: ModelSettings, pool: PoolPlan | None) -> EngineInfo:
+    model, tokenizer = backend.model, backend.tokenizer
+    template, rerank = (api.llama_model_chat_template(model, name) for name in (None, b"rerank"))
+    name = metadata_text(model, "general.name") or path.stem
+    return EngineInfo(
+        model_path=str(path),
+        model_name=name,
+        model_alias=min(settings.alias, default=path.name),  # llama-server keeps them in order
+        model_aliases=tuple(sorted(set(settings.alias))) or (path.name,),
+        model_tags=tuple(sorted(set(settings.tags))),
+        arch=metadata_text(model, "general.architecture"),
+        ftype_name=api.llama_ftype_name(api.llama_model_ftype(model)).decode(),
+        n_ctx=backend.n_ctx,
+        n_ctx_train=int(api.llama_model_n_ctx_train(model)),
+        n_seqs=backend.n_seqs,
+        n_vocab=tokenizer.n_vocab,
+        n_embd=int(api.llama_model_n_embd(model)),
+        n_params=int(api.llama_model_n_params(model)),
+        model_size=int(api.llama_model_size(model)),
+        chat_template=template.decode("utf-8", "replace") if template else "",
+        bos_token=_special(model, tokenizer, "bos", tokenizer.bos),
+        eos_token=_special(model, tokenizer, "eos", tokenizer.eos),
+        build=build_version(),
+        vocab_type=int(api.llama_vocab_type(api.llama_model_get_vocab(model))),
+        pooling=backend.embedder.pooling if backend.embedder is not None else "",
+        rerank_template=rerank.decode("utf-8", "replace") if rerank else "",
+        rerank_marks=_rerank_marks(tokenizer),
+        fingerprint=backend.identity,
+        pool=pool,
+        vision=backend.encoder is not None,
+        lora=settings.lora,
+        memory=backend.memory_text,
+    )
+
+
+def _rerank_marks(tokenizer: LlamaTokenizer) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    eos = tokenizer.eos if tokenizer.eos >= 0 else tokenizer.sep
+    end = (eos,) if tokenizer.add_eos else ()
+    return (tokenizer.bos,) if tokenizer.add_bos else (), (*end, *((tokenizer.sep,) if tokenizer.add_sep else ())), end
+
+
+def _special(model: Any, tokenizer: LlamaTokenizer, name: str, token: int) -> str:
+    """The text of a special token that the file names; llama.cpp makes one up where it does not."""
+    if not metadata_text(model, f"tokenizer.ggml.{name}_token_id"):
+        return ""
+    return tokenizer.piece(token).decode("utf-8", "replace")

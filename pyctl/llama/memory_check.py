@@ -1,0 +1,112 @@
+"""What kind of memory a model has in llama.cpp, and where a sequence of it comes back to the same bits."""
+
+from __future__ import annotations
+
+from pyctl.cache.places import ANYWHERE, NOWHERE, ResumePlaces
+from pyctl.cache.snapshot import Block
+from pyctl.engine.backend import Backend
+from pyctl.errors import StateError
+from pyctl.llama.library import KVState
+from pyctl.llama.pool.trial import made_up_text, same_bits
+from pyctl.prompt import Tokens
+
+__all__ = ["TESTED", "TRIAL_TOKENS", "describe", "is_tested", "places_of", "restores"]
+
+TESTED = frozenset(
+    {
+        "llama_kv_cache",
+        "llama_kv_cache_dsa",
+        "llama_kv_cache_dsa_iswa",
+        "llama_kv_cache_dsv4",
+        "llama_kv_cache_iswa",
+        "llama_kv_cache_msa",
+        "llama_memory_hybrid",
+        "llama_memory_hybrid_idx",
+        "llama_memory_hybrid_iswa",
+        "llama_memory_recurrent",
+    }
+)
+"""Classes of which a test restores sequences (tests/llama/test_families.py); others are tried at the start."""
+
+TILE = 64
+"""Cells that attention on a CPU sums up together: GGML_FA_TILE_KV of ggml's ggml-cpu/common.h."""
+
+TRIAL_TOKENS, TRIAL_REST = 96, 40
+"""Tokens that a trial saves, and that it evaluates after that; they fit into the smallest context."""
+
+
+def is_tested(memory: KVState) -> bool:
+    """Whether tests cover memories of this class. A model without a memory has nothing to restore."""
+    return not memory.type or memory.type in TESTED
+
+
+def places_of(memory: KVState, n_cells: int, *, on_gpu: bool) -> ResumePlaces:
+    """Where a sequence of ``memory`` may be saved, if llama.cpp restores it at all.
+
+    Layers with a sliding window keep their rows in a ring. llama.cpp saves the rows of the window alone and restores
+    them to the first cells, and attention sums in the order of cells. So the sums are the same within the window, and
+    where a window begins at the first cell anyway: a whole ring behind it. A ring that never wraps may be shifted by
+    tiles, but not on a GPU, where the sums depend on how many cells are in use, too
+    (bench/results/gpu-windows.md).
+    """
+    window, ring, is_chunked = memory.window
+    if memory.kind != "opaque" or not window:
+        return ANYWHERE
+    if is_chunked:
+        return (
+            ANYWHERE if ring and ring % window == 0 and window % TILE == 0 and not on_gpu else ResumePlaces(window, 0)
+        )
+    if 0 < ring < n_cells:
+        return ResumePlaces(window, ring)
+    return ResumePlaces(window, TILE if ring and not on_gpu else 0)
+
+
+def describe(memory: KVState, places: ResumePlaces) -> str:
+    """One line for people."""
+    if not memory.type:
+        return "none: each text is evaluated in one batch"
+    if places == NOWHERE:
+        return f"not cached: {memory.type} does not come back to the same bits"
+    if memory.kind == "attention":
+        return "attention: rows of tokens"
+    if memory.kind == "hybrid":
+        return "hybrid: rows of tokens, and a state at each snapshot"
+    line = f"whole sequences of {memory.type}"
+    if places != ANYWHERE:
+        behind = f", then every {places.step}" if places.step else ""
+        line += f" with a sliding window: resumed within {places.window} tokens{behind}"
+    return line
+
+
+def restores(backend: Backend, n: int, n_vocab: int, n_rest: int = TRIAL_REST) -> bool:
+    """Whether ``n`` tokens of a made-up text, saved and loaded in sequence 0, go on with the same outputs to the bit.
+
+    ``n_rest`` tokens follow. The sequence is empty before and afterwards.
+    """
+    tokens = made_up_text(n + n_rest, n_vocab)
+    _evaluate(backend, tokens[:n], 0)
+    rows, state = backend.save_rows(0, 0, n), backend.save_state(0, n)
+    backend.synchronize()
+    expected = _evaluate(backend, tokens[n:], n)
+    backend.clear(0)
+    _evaluate(backend, tokens[::-1], 0)
+    backend.clear(0)
+    try:
+        if rows.size:
+            backend.load_rows(0, 0, [(rows, 0, n)])
+        if state.parts:
+            backend.load_state(0, n, state)
+        return same_bits(expected, _evaluate(backend, tokens[n:], n))
+    except StateError:
+        return False
+    finally:
+        backend.clear(0)
+
+
+def _evaluate(backend: Backend, tokens: Tokens, start: int) -> list[Block]:
+    """The output of each batch."""
+    found = []
+    for first in range(0, len(tokens), backend.n_ubatch):
+        backend.evaluate(0, tokens[first : first + backend.n_ubatch], start + first)
+        found.append(backend.output())
+    return found

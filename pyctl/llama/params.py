@@ -1,0 +1,305 @@
+"""llama.cpp's parameters for a model and a context, from the settings."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+from llama_cpp import llama_cpp as api
+
+from pyctl.cache.plan import GPU_BATCH_COST, GPU_FAR_BATCH
+from pyctl.engine.draft.draft_settings import DraftSettings
+from pyctl.engine.model_settings import (
+    FLASH_MODES,
+    KV_TYPES,
+    LAZY_MODES,
+    LOAD_MODES,
+    ROPE_SCALING,
+    SPLIT_MODES,
+    ModelSettings,
+)
+from pyctl.errors import ModelError
+from pyctl.limit import limit
+from pyctl.llama.devices import Device, devices, tensor_bytes
+
+__all__ = [
+    "ModelParams",
+    "batch_cost",
+    "context_params",
+    "far_batch",
+    "gpus",
+    "most_outputs",
+    "most_selecting",
+    "most_tokens",
+    "n_planes",
+    "pool_cells",
+    "with_ubatch",
+]
+
+TYPES = {name: int(gguf.GGMLQuantizationType[name.upper()]) for name in KV_TYPES}
+
+
+class _Placement(ctypes.Structure):
+    """llama_model_tensor_buft_override."""
+
+    _fields_ = (("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p))
+
+
+class ModelParams:
+    """``struct`` is a llama_model_params. What it points to lives as long as this object, which must outlive the load.
+
+    ``stopped`` says whether what `report` was given ended the load. ``with_head``: load what drafts tokens, too.
+
+    Raises ModelError for devices and buffer types that are not there.
+    """
+
+    def __init__(self, settings: ModelSettings, *, with_head: bool = False) -> None:
+        self._kept: list[object] = []
+        self.stopped = False
+        self.struct = params = api.llama_model_default_params()
+        params.n_gpu_layers = settings.n_gpu_layers
+        params.load_mtp = with_head
+        params.split_mode = SPLIT_MODES[settings.split_mode]
+        params.main_gpu = settings.main_gpu
+        params.load_mode = LOAD_MODES[settings.load_mode]
+        params.lazy_mode = LAZY_MODES[settings.lazy_mode]
+        params.check_tensors = settings.check_tensors
+        params.use_extra_bufts = settings.repack
+        params.no_host = settings.no_host
+        if settings.tensor_split:
+            params.tensor_split = self._tensor_split(settings)
+        if settings.devices:
+            params.devices = self._devices(settings.devices)
+        if settings.placements:
+            params.tensor_buft_overrides = self._placements(settings)
+        if settings.metadata:
+            params.kv_overrides = self._metadata(settings)
+
+    def report(self, progress: Callable[[float], bool]) -> None:
+        """Tell ``progress`` fractions from 0 to 1; it says whether to go on."""
+
+        def tell(fraction: float, _: ctypes.c_void_p) -> bool:
+            self.stopped = not progress(fraction)
+            return not self.stopped
+
+        callback = api.llama_progress_callback(tell)
+        self._kept.append(callback)
+        self.struct.progress_callback = callback
+
+    def _tensor_split(self, settings: ModelSettings) -> Any:
+        n_devices = api.llama_max_devices()
+        if len(settings.tensor_split) > n_devices:
+            raise ModelError(f"--tensor-split names {len(settings.tensor_split)} devices, {n_devices} are possible")
+        return (ctypes.c_float * n_devices)(*settings.tensor_split)
+
+    def _devices(self, names: tuple[str, ...]) -> Any:
+        if names == ("none",):
+            return self._pointer((ctypes.c_void_p * 1)(None))
+        gpus = {device.name: device.handle for device in devices() if device.is_gpu}
+        if unknown := [name for name in names if name not in gpus]:
+            raise ModelError(f"--device: no {unknown[0]} here; there are {', '.join(gpus) or 'none but the CPU'}")
+        return self._pointer((ctypes.c_void_p * (len(names) + 1))(*(gpus[name] for name in names), None))
+
+    def _placements(self, settings: ModelSettings) -> Any:
+        buffers = {device.buffer_name: device.buffer_type for device in devices()}
+        if unknown := [name for _, name in settings.placements if name not in buffers]:
+            raise ModelError(f"--override-tensor: no buffer type {unknown[0]} here; there are {', '.join(buffers)}")
+        most = int(api.llama_max_tensor_buft_overrides())
+        if len(settings.placements) >= most:
+            raise ModelError(f"{len(settings.placements)} tensor placements are more than llama.cpp's {most - 1}")
+        rows = [_Placement(pattern.encode(), buffers[name]) for pattern, name in settings.placements]
+        return self._pointer((_Placement * (len(rows) + 1))(*rows, _Placement(None, None)))
+
+    def _metadata(self, settings: ModelSettings) -> Any:
+        rows = (api.llama_model_kv_override * (len(settings.metadata) + 1))()
+        for row, (key, value) in zip(rows, settings.metadata, strict=False):
+            row.key = key.encode()
+            # A bool is an int, too, so it comes first.
+            for tag, kind, field in (
+                (api.LLAMA_KV_OVERRIDE_TYPE_BOOL, bool, "val_bool"),
+                (api.LLAMA_KV_OVERRIDE_TYPE_INT, int, "val_i64"),
+                (api.LLAMA_KV_OVERRIDE_TYPE_FLOAT, float, "val_f64"),
+                (api.LLAMA_KV_OVERRIDE_TYPE_STR, str, "val_str"),
+            ):
+                if isinstance(value, kind):
+                    row.tag = tag
+                    setattr(row.value, field, value.encode() if isinstance(value, str) else value)
+                    break
+        return ctypes.cast(self._pointer(rows), ctypes.POINTER(api.llama_model_kv_override))
+
+    def _pointer(self, array: Any) -> ctypes.c_void_p:
+        self._kept.append(array)
+        return ctypes.cast(array, ctypes.c_void_p)
+
+
+BYTES_PER_THREAD = 2**20
+"""Weights of a layer that are worth a thread: with fewer, waiting for each other takes longer than the work.
+
+bench/results/threads.md has the figures. Prompts are evaluated by hundreds of tokens, so there every core is worth it.
+"""
+
+
+CPU_UBATCH, GPU_UBATCH = 512, 1024
+"""Tokens of one evaluation where nobody said how many: llama.cpp's own number, and what pays on a GPU."""
+
+
+def gpus(settings: ModelSettings) -> list[Device]:
+    """What may compute besides the processor; even without a layer of its own it may take large batches."""
+    found = [device for device in devices() if device.is_gpu]
+    return [gpu for gpu in found if not settings.devices or gpu.name in settings.devices]
+
+
+def with_ubatch(settings: ModelSettings) -> ModelSettings:
+    """``settings`` with a number of tokens of one evaluation."""
+    if settings.n_ubatch:
+        return settings
+    return replace(settings, n_ubatch=min(GPU_UBATCH if gpus(settings) else CPU_UBATCH, settings.n_batch))
+
+
+def batch_cost(settings: ModelSettings) -> int:
+    """How many tokens a batch should have on average; see `Backend.batch_cost`."""
+    return GPU_BATCH_COST if gpus(settings) else 0
+
+
+def far_batch(settings: ModelSettings, *, streams: bool) -> int:
+    """The most tokens of a batch behind very many; see `Backend.far_batch`. 0 where each batch reads experts, or
+    ``streams`` rows of a pool, which costs more than small ones save.
+    """
+    if streams or not gpus(settings) or any("_exps." in name for name in tensor_bytes(Path(settings.path))):
+        return 0
+    return GPU_FAR_BATCH
+
+
+def layer_bytes(model: Any) -> int:
+    """Bytes of weights per layer of a loaded model, on average."""
+    return int(api.llama_model_size(model)) // max(int(api.llama_model_n_layer(model)), 1)
+
+
+MOST_SELECTING = limit(
+    16, "tokens of an evaluation with --kv-select, drafts included", "fewer drafts", "process", "tokens"
+)
+
+LONG_DRAFT = limit(64, "tokens of a draft from n-grams or from the cache", "cut", "request")
+"""llama-server's longest by default; each costs room for the logits of one more token."""
+
+
+def n_planes(settings: ModelSettings, drafts: DraftSettings) -> int:
+    """How many states of the tokens before the last one a recurrent cell keeps, so that drafts can be taken back."""
+    by_model = drafts.has("draft-mtp") or drafts.has("draft-simple")
+    # llama.cpp keeps the tokens whose states these are in one batch, and ends the process where that has no room.
+    return max(min(drafts.n_draft, with_ubatch(settings).n_ubatch - 2), 0) if by_model else 0
+
+
+def finds(drafts: DraftSettings) -> bool:
+    """Whether there may be drafts that are found, and longer than what planes take back."""
+    return any(name.startswith("ngram-") or name == "cache" for name in drafts.draft_types)
+
+
+def uses_own_head(drafts: DraftSettings) -> bool:
+    """Whether the head in the model's own file is to draft."""
+    return drafts.has("draft-mtp") and not drafts.draft_path and drafts.n_draft > 0
+
+
+def check_head(model: Any, path: str) -> None:
+    """ModelError unless the model from the file ``path`` has a head for drafts."""
+    if api.llama_model_n_layer_nextn(model) != 1:
+        raise ModelError(f"{path} has no head for --spec-type draft-mtp: it needs one nextn block")
+
+
+def most_outputs(settings: ModelSettings, drafts: DraftSettings) -> int:
+    """Outputs that one evaluation may need; room for a whole batch's would cost half a GB with a large vocabulary."""
+    return max(settings.n_seqs * (1 + n_planes(settings, drafts)), 1 + LONG_DRAFT if finds(drafts) else 0)
+
+
+def most_selecting(settings: ModelSettings, drafts: DraftSettings) -> int:
+    """Tokens of the largest evaluation that selects rows: sure ones, which a mark may make as many as drafts, and
+    drafts. Scores take room for each."""
+    return min(2 * most_outputs(settings, drafts), MOST_SELECTING, with_ubatch(settings).n_ubatch)
+
+
+def context_params(
+    settings: ModelSettings,
+    n_ctx: int,
+    n_layer_bytes: int | None = None,
+    drafts: DraftSettings | None = None,
+) -> Any:
+    """A llama_context_params for ``n_ctx`` tokens, or a few more if each sequence has its share of them.
+
+    ``n_layer_bytes``: see `layer_bytes`, None for many. ``drafts`` are those that it shall evaluate and take back.
+    """
+    params = api.llama_context_default_params()
+    params.n_ctx = n_ctx if settings.kv_unified else _padded(n_ctx // settings.n_seqs) * settings.n_seqs
+    params.n_batch = settings.n_batch
+    params.n_ubatch = with_ubatch(settings).n_ubatch
+    params.n_seq_max = settings.n_seqs
+    params.n_outputs_max, params.n_outputs_max_per_seq = settings.n_seqs, 1
+    if drafts is not None:
+        params.n_outputs_max = params.n_outputs_max_per_seq = most_outputs(settings, drafts)
+        params.n_rs_seq = n_planes(settings, drafts)
+    cores = _physical_cores()
+    worth = cores if n_layer_bytes is None else min(cores, max(n_layer_bytes // BYTES_PER_THREAD, 1))
+    params.n_threads = settings.n_threads if settings.n_threads > 0 else worth
+    for_prompts = settings.n_threads if settings.n_threads > 0 else cores
+    params.n_threads_batch = settings.n_threads_batch if settings.n_threads_batch > 0 else for_prompts
+    params.flash_attn_type = FLASH_MODES[settings.flash_attn]
+    params.type_k, params.type_v = TYPES[settings.type_k], TYPES[settings.type_v]
+    params.offload_kqv = settings.offload_kqv
+    params.op_offload = settings.op_offload
+    params.swa_full = settings.swa_full
+    params.rope_scaling_type = ROPE_SCALING.get(settings.rope_scaling, -1)
+    params.rope_freq_base, params.rope_freq_scale = settings.rope_freq_base, settings.rope_freq_scale
+    params.yarn_orig_ctx = settings.yarn_orig_ctx
+    params.yarn_ext_factor, params.yarn_attn_factor = settings.yarn_ext_factor, settings.yarn_attn_factor
+    params.yarn_beta_fast, params.yarn_beta_slow = settings.yarn_beta_fast, settings.yarn_beta_slow
+    # Rows move between sequences only within one stream of cells; shares are counted by the engine (`most_tokens`).
+    params.kv_unified = True
+    params.no_perf = True
+    return params
+
+
+def head_params(
+    settings: ModelSettings, drafts: DraftSettings, trunk: Any, n_ctx: int, n_layer_bytes: int | None = None
+) -> Any:
+    """A llama_context_params for a head that follows the context ``trunk`` for ``n_ctx`` tokens; ``settings`` are those
+    of the trunk."""
+    params = context_params(drafts.of_context(settings), n_ctx, n_layer_bytes)
+    params.ctx_type, params.ctx_other = api.LLAMA_CONTEXT_TYPE_MTP, trunk
+    return params
+
+
+def pool_cells(settings: ModelSettings) -> int:
+    """Cells of a context whose rows lie in a pool: for a batch, the row before it, and the trial at the start."""
+    return max(_padded(with_ubatch(settings).n_ubatch + 256), 1024)
+
+
+def draft_cells(settings: ModelSettings, drafts: DraftSettings, n_cells: int) -> int:
+    """Cells of a draft model of its own: room for what each sequence was drafted last, beside the trunk's tokens."""
+    return n_cells + settings.n_seqs * drafts.n_draft
+
+
+def most_tokens(settings: ModelSettings, n_cells: int) -> int:
+    """How many tokens one sequence may have in a context of ``n_cells``."""
+    share = n_cells if settings.kv_unified else n_cells // settings.n_seqs
+    return min(share, settings.n_ctx_per_seq) if settings.n_ctx_per_seq else share
+
+
+def _padded(n: int) -> int:
+    return max(-(-n // 256), 1) * 256
+
+
+def _physical_cores() -> int:
+    """Cores this process may use; two threads of one core count once, since they share its arithmetic units."""
+    siblings = set()
+    for cpu in os.sched_getaffinity(0):
+        try:
+            siblings.add(
+                Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text(encoding="ascii")
+            )
+        except OSError:
+            siblings.add(str(cpu))
+    return max(len(siblings), 1)

@@ -1,0 +1,172 @@
+"""How many layers of a pool stay on the device, and the memory that everything takes then."""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import replace
+
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from pyctl.engine.draft.draft_settings import DraftSettings
+from pyctl.engine.model_settings import ModelSettings
+from pyctl.engine.pool.pool_plan import PoolPlan
+from pyctl.engine.pool.pool_settings import PoolSettings
+from pyctl.engine.pool.selection import BLOCK, CHUNK, SelectSettings
+from pyctl.errors import ModelError
+from pyctl.llama.dry_runs import DryRun, dry_run
+from pyctl.llama.fit import CTX_STEP, gpu_shortage, refusal, shortage
+from pyctl.llama.memory import MemoryPlan, Place, Usage
+from pyctl.llama.params import TYPES, most_selecting, pool_cells, with_ubatch
+
+__all__ = ["fit_pool"]
+
+ROWS_AT_ONCE = 4096
+"""Rows of a layer whose means are made together."""
+
+log = logging.getLogger(__name__)
+
+
+def fit_pool(
+    settings: ModelSettings, drafts: DraftSettings, pooled: PoolSettings
+) -> tuple[ModelSettings, MemoryPlan] | None:
+    """As `fit_settings`, with a pool as ``pooled`` says; None if there is to be none.
+
+    Then the log says why: a pool cannot hold this model's rows, or there is room for all of them. ModelError where
+    there are to be too few on the device, or where the host has no room for what is streamed.
+    """
+    select = pooled.select if pooled.select.n_selected else None
+    n_tokens = pooled.n_pooled or -1
+    with dry_run(settings, drafts) as run:
+        try:
+            rows = _PooledRows(run, settings, select, most_selecting(settings, drafts))
+        except ModelError as error:
+            log.warning("no %s: %s", "--kv-pool" if select is None else "--kv-select", error)
+            return None
+        most = _padded(settings.n_ctx or run.n_ctx_train)
+        if n_tokens < 0 and select is None and rows.need_no_pool(most):
+            log.info("no --kv-pool: %s", "there is room for all of K and V" if rows.is_on_gpu else "there is no GPU")
+            return None
+        plan = rows.plan(most, n_tokens)
+        if shortage(settings, plan.host) and not settings.n_ctx and settings.fit:
+            least, first = _padded(settings.fit_ctx), most
+            while most - least > CTX_STEP:
+                middle = (least + most) // 2 // CTX_STEP * CTX_STEP
+                fits = not shortage(settings, rows.plan(middle, n_tokens).host)
+                least, most = (middle, most) if fits else (least, middle)
+            plan = rows.plan(least, n_tokens)
+            log.warning("the context is cut from %d to %d tokens to fit into memory (-c)", first, plan.n_ctx)
+    if shortage(settings, plan.host):
+        raise ModelError(refusal(plan.n_ctx, plan.host.usage.total, plan.host.free or 0))
+    return replace(settings, n_ctx=plan.n_ctx), plan
+
+
+class _PooledRows:
+    """Where the rows of ``run`` can lie; ModelError says why there can be no pool."""
+
+    def __init__(self, run: DryRun, settings: ModelSettings, select: SelectSettings | None, n_selecting: int) -> None:
+        self._run, self._settings = run, settings
+        self._select, self._n_selecting = select, n_selecting
+        places, row_bytes = run.pooled_layers()
+        self._place, self._n_layers = places[0], len(places)
+        self._layer_row = round(row_bytes / self._n_layers)
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """Whether the device that attends is not the host."""
+        return self._place != self._run.plan(CTX_STEP).host.name
+
+    def need_no_pool(self, n_rows: int) -> bool:
+        """Whether nothing is gained by one: all fits, or attention reads what lies in RAM anyway."""
+        if not self.is_on_gpu:
+            return True
+        base = self._run.plan(CTX_STEP)
+        free = sum(place.free or 0 for place in base.places)
+        if n_rows * self._layer_row * self._n_layers > free:
+            return False  # out of all reason, perhaps: llama.cpp is not asked
+        return not gpu_shortage(self._settings, self._run.plan(n_rows))
+
+    def plan(self, n_rows: int, n_tokens: int) -> MemoryPlan:
+        """The memory for ``n_rows``, with as many layers on the device as ``n_tokens`` pay for, or as fit."""
+        settings, n_layers, layer_bytes = self._settings, self._n_layers, n_rows * self._layer_row
+        if 0 <= n_tokens * n_layers < n_rows:
+            least = -(-n_rows // n_layers)
+            raise ModelError(f"--kv-pool {n_tokens} is too small for {n_rows} tokens of context: the least is {least}")
+        base = self._run.plan(pool_cells(settings), n_rows)
+        index, place = next((i, each) for i, each in enumerate(base.places) if each.name == self._place)
+        place = _with(place, compute=self._compute(n_rows, is_gpu=place.is_gpu))
+        n_fitting = n_tokens * n_layers // n_rows
+        if n_tokens < 0:
+            missing = 0
+            for n_streamed in (0, n_layers):  # what is chosen of streamed layers takes room of its own
+                whole = _with(place, kv=layer_bytes * n_layers, selection=self._selection(n_rows, n_streamed))
+                missing = shortage(settings, whole, index)
+                if not missing:
+                    break
+            n_fitting = n_layers - -(-missing // layer_bytes)
+        pool = PoolPlan.of(n_fitting, n_rows, n_layers, layer_bytes)
+        select_bytes = self._selection(n_rows, pool.n_streamed)
+        pool = replace(pool, select=self._select, n_selecting=self._n_selecting, select_bytes=select_bytes)
+        places = [*base.places]
+        places[index] = _with(place, kv=pool.device_bytes, selection=select_bytes)
+        places[-1] = _with(places[-1], kv=pool.host_bytes)
+        row_bytes = float(self._layer_row * n_layers)
+        return replace(base, n_ctx=n_rows, row_bytes=row_bytes, places=tuple(places), pool=pool)
+
+    def _compute(self, n_rows: int, *, is_gpu: bool) -> int:
+        """Bytes that attention needs for so many rows and llama.cpp does not know of: a mask, and on a GPU, where rows
+        are quantised, one layer's in f16 behind attention's output."""
+        n_ubatch = -(-with_ubatch(self._settings).n_ubatch // 64) * 64
+        n_bytes = 2 * n_ubatch * n_rows
+        converted = sum(2 * self._n_elements for width in self._widths if width < 2)
+        if is_gpu and converted:
+            n_heads, width = self._heads
+            n_bytes += int(converted) * n_rows + 4 * n_heads * width * with_ubatch(self._settings).n_ubatch
+        return n_bytes
+
+    def _selection(self, n_rows: int, n_streamed: int) -> int:
+        """Bytes of what choosing rows needs (`RowStore.select_bytes`)."""
+        select, n = self._select, self._n_selecting
+        if select is None:
+            return 0
+        n_heads, _ = self._heads
+        n_blocks, n_keys = n_rows // BLOCK, round(self._n_elements)
+        # Means of keys; rows in the order of their positions; chunks of streamed layers; scores.
+        means = self._n_layers * int(n_blocks * n_keys * _element_bytes("q8_0"))
+        n_tail = CHUNK * ((select.n_tail + n + CHUNK - 2) // CHUNK + 1)
+        n_attended = select.n_rows - select.n_tail + n_tail
+        chosen = (_padded(n_attended) + n_streamed * n_attended) * self._layer_row
+        landing = int(ROWS_AT_ONCE * n_keys * self._widths[0]) if n_streamed else 0
+        scores = int(n_blocks * n_heads * n * 4 * (1 + 2 * BLOCK / CHUNK))
+        return means + chosen + landing + max(scores, int(min(ROWS_AT_ONCE, n_rows) * n_keys * 4 * (1 + 1 / BLOCK)))
+
+    @property
+    def _heads(self) -> tuple[int, int]:
+        """How many heads queries have in the layer with most of them, and how wide values are."""
+        arch = self._run.metadata("general.architecture")
+        n_heads = max(map(int, re.findall(r"\d+", self._run.metadata(f"{arch}.attention.head_count"))), default=1)
+        width = self._run.metadata(f"{arch}.attention.value_length")
+        return n_heads, int(width or int(self._run.metadata(f"{arch}.embedding_length")) // n_heads)
+
+    @property
+    def _widths(self) -> tuple[float, float]:
+        """Bytes of an element of K and of V."""
+        return _element_bytes(self._settings.type_k), _element_bytes(self._settings.type_v)
+
+    @property
+    def _n_elements(self) -> float:
+        """Elements of K, or of V, of one token in a layer."""
+        return self._layer_row / sum(self._widths)
+
+
+def _with(place: Place, **more: int) -> Place:
+    return replace(place, usage=place.usage + Usage(**more))
+
+
+def _element_bytes(name: str) -> float:
+    n_elements, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(TYPES[name])]
+    return float(n_bytes / n_elements)
+
+
+def _padded(n: int) -> int:
+    return -(-n // CTX_STEP) * CTX_STEP

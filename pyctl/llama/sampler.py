@@ -1,0 +1,350 @@
+"""A chain of llama.cpp's samplers for one request, without the links that would change nothing."""
+
+from __future__ import annotations
+
+import ctypes
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llama_cpp import llama_cpp as api
+from numpy.typing import NDArray
+
+from pyctl.engine.backend import TopTokens
+from pyctl.engine.sampling import RANDOM_SEED, Sampling
+from pyctl.errors import RequestError
+from pyctl.llama.grammar import Candidates, Grammar, GrammarCompiler
+from pyctl.llama.llama_tokenizer import LlamaTokenizer
+from pyctl.prompt import Tokens, as_tokens
+
+__all__ = ["DrySamplers", "IndexedSampler", "LlamaSampler", "top_logprobs"]
+
+MIROSTAT_M = 100
+"""Tokens that mirostat 1 looks at to estimate the distribution; llama.cpp's own tools use the same."""
+
+
+class DrySamplers:
+    """Samplers against repetition (DRY), made once for each set of breakers and then copied.
+
+    To make one, llama.cpp looks through the vocabulary of ``tokenizer`` for each breaker, which takes as long as many
+    tokens of a reply. Thread-safe; the vocabulary is read until `close`.
+    """
+
+    def __init__(self, tokenizer: LlamaTokenizer) -> None:
+        self._vocab: Any = tokenizer.vocab
+        self._lock = threading.Lock()
+        self._known: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+
+    def __del__(self) -> None:
+        for made in self._known.values():
+            api.llama_sampler_free(made)
+
+    def copy(self, s: Sampling, n_last: int) -> Any:
+        """One for ``s`` that looks at the last ``n_last`` tokens; whoever gets it frees it. None after `close`."""
+        key = (s.dry_multiplier, s.dry_base, s.dry_allowed_length, n_last, s.dry_sequence_breakers)
+        with self._lock:
+            if key not in self._known:
+                if self._vocab is None:
+                    return None
+                words = [word.encode("utf-8", "replace") for word in s.dry_sequence_breakers]
+                breakers = (ctypes.c_char_p * len(words))(*words)
+                self._known[key] = api.llama_sampler_init_dry(self._vocab, *key[:4], breakers, len(words))
+                while len(self._known) > _MOST_KNOWN:
+                    api.llama_sampler_free(self._known.popitem(last=False)[1])
+            self._known.move_to_end(key)
+            return api.llama_sampler_clone(self._known[key])
+
+    def prepare(self, s: Sampling, n_ctx: int) -> None:
+        """Make the one that ``s`` needs in a context of ``n_ctx`` tokens, if it needs one."""
+        if s.dry_multiplier != 0.0 and (made := self.copy(s, _last(s.dry_penalty_last_n, n_ctx))):
+            api.llama_sampler_free(made)
+
+    def close(self) -> None:
+        """Let go of the vocabulary."""
+        with self._lock:
+            self._vocab = None
+
+
+_MOST_KNOWN = 8
+
+
+def _last(n: int, n_ctx: int) -> int:
+    """``n`` tokens, or all that the context holds for -1; the library takes memory for them right away."""
+    return n_ctx if n < 0 else min(n, n_ctx)
+
+
+class LlamaSampler:
+    """Samples from the context's outputs; penalties have seen the end of ``prompt``.
+
+    ``end_tokens`` are forbidden when the request ignores the end of the reply. A grammar that does not parse raises
+    RequestError; ``compiler`` has the others.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        ctx: Any,
+        sampling: Sampling,
+        prompt: Tokens,
+        end_tokens: frozenset[int],
+        compiler: GrammarCompiler,
+        dry: DrySamplers,
+    ) -> None:
+        self._dry_samplers = dry
+        self._ctx = ctx
+        self._vocab = api.llama_model_get_vocab(model)
+        self._n_vocab = int(api.llama_vocab_n_tokens(self._vocab))
+        self._eos = int(api.llama_vocab_eos(self._vocab))
+        self._seed = secrets.randbits(32) if sampling.seed == RANDOM_SEED else sampling.seed
+        self._n_ctx = int(api.llama_n_ctx_seq(ctx))
+        self._chain: Any = api.llama_sampler_chain_init(api.llama_sampler_chain_default_params())
+        self._grammar: Grammar | None = None
+        self._candidates: Candidates | None = None
+        self._asks_probs = sampling.post_sampling_probs
+        self._n_best = 0  # of how many of the most likely tokens the chain chooses in any case; 0: unknown
+        self._biased = as_tokens([])  # beside these, ascending
+        self._lowered: frozenset[int] = frozenset()  # instead of these, where one is enough
+        try:
+            if sampling.grammar:
+                self._grammar = Grammar(self._vocab, sampling, compiler)
+            self._build(sampling, end_tokens)
+            if self._grammar is not None or self._asks_probs or self._n_best > 1:
+                self._candidates = Candidates(self._n_vocab)
+        except BaseException:
+            self.close()
+            raise
+        window = max(self._last(sampling.repeat_last_n), self._last(sampling.dry_penalty_last_n))
+        if window and (_penalises(sampling) or sampling.dry_multiplier != 0.0):
+            for token in prompt[-window:].tolist():
+                api.llama_sampler_accept(self._chain, token)
+
+    def sample(self, index: int, recalled: NDArray[np.float32] | None = None) -> int:
+        """A token from output ``index`` of the last evaluation, or from ``recalled`` logits; the chain and the grammar
+        remember it.
+
+        A grammar is asked about one token, and about all of them only if it refuses that, since a question about all
+        takes longer than everything else here (common/sampling.cpp does the same). If it allows none, the reply ends.
+        """
+        grammar, candidates = self._grammar, self._candidates
+        is_bound = grammar is not None and not grammar.is_asleep
+        if not (is_bound or self._asks_probs or self._n_best or recalled is not None):
+            sampled = int(api.llama_sampler_sample(self._chain, self._ctx, index))
+            if grammar is not None:
+                grammar.accept(sampled)
+            return sampled
+        logits = self._logits(index, recalled)
+        token: int | None
+        if self._n_best == 1:
+            token = int(np.ctypeslib.as_array(logits, (self._n_vocab,)).argmax())
+            if token in self._lowered:
+                candidates = self._candidates = candidates or Candidates(self._n_vocab)
+                candidates.fill(logits)
+                token = candidates.choose(self._chain)
+        else:
+            candidates = self._candidates = candidates or Candidates(self._n_vocab)
+            if self._n_best:
+                candidates.fill_best(logits, self._n_best, self._biased)
+            else:
+                candidates.fill(logits)
+            token = candidates.choose(self._chain)
+        if is_bound:
+            assert grammar is not None
+            assert candidates is not None
+            if token is None or not grammar.allows(token):
+                candidates.fill(logits)
+                grammar.restrict(candidates)
+                token = candidates.choose(self._chain)
+        if token is None:
+            return self._eos
+        self._accept(token)
+        return token
+
+    def _logits(self, index: int, recalled: NDArray[np.float32] | None) -> Any:
+        """A pointer to those of output ``index``, or to ``recalled`` ones."""
+        if recalled is not None:
+            return recalled.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        return api.llama_get_logits_ith(self._ctx, index)
+
+    def force(self, index: int, token: int, recalled: NDArray[np.float32] | None = None) -> None:
+        """Sample from that output as if only ``token`` were possible: the next random numbers are the same."""
+        candidates = self._candidates = self._candidates or Candidates(self._n_vocab)
+        candidates.fill(self._logits(index, recalled))
+        candidates.keep_only(token)
+        candidates.apply(self._chain)
+        self._accept(token)
+
+    def _accept(self, token: int) -> None:
+        if self._grammar is not None:
+            self._grammar.accept(token)
+        api.llama_sampler_accept(self._chain, token)
+
+    def top_tokens(self, token: int, n: int) -> TopTokens:
+        """The probability of ``token`` and of the ``n`` most likely ones, as the last sampling left them."""
+        return self._candidates.top(token, n) if self._candidates is not None else ()
+
+    def close(self) -> None:
+        """Free the chain."""
+        if self._chain is not None:
+            api.llama_sampler_free(self._chain)
+            self._chain = None
+
+    def _add(self, sampler: Any) -> None:
+        api.llama_sampler_chain_add(self._chain, sampler)
+
+    def _build(self, sampling: Sampling, end_tokens: frozenset[int]) -> None:
+        bias = {**dict(sampling.logit_bias), **dict.fromkeys(self._suppressed(), float("-inf"))}
+        if sampling.ignore_eos:
+            bias.update(dict.fromkeys(end_tokens, float("-inf")))
+        if any(not 0 <= token < self._n_vocab for token in bias):
+            raise RequestError(f"logit_bias names a token outside [0, {self._n_vocab})")
+        if not (sampling.mirostat or sampling.post_sampling_probs):
+            self._n_best = _n_best(sampling)
+        if self._n_best == 1 and all(value <= 0.0 for value in bias.values()):
+            self._lowered = frozenset(bias)
+        elif self._n_best and bias:  # so many of the others may have been in front of those that are wanted
+            self._n_best += len(bias)
+            self._biased = as_tokens(sorted(bias))
+        if bias:
+            entries = (api.llama_logit_bias * len(bias))(*(api.llama_logit_bias(*item) for item in bias.items()))
+            self._add(api.llama_sampler_init_logit_bias(self._n_vocab, len(bias), entries))
+        if sampling.mirostat:
+            self._add(api.llama_sampler_init_temp(sampling.temperature))
+            self._add(self._mirostat(sampling))
+            return
+        links = self._links(sampling)
+        # Without a temperature, the most likely token is chosen right away, unless somebody asks how likely it is.
+        greedy = sampling.temperature <= 0.0 and "temperature" in sampling.samplers and not sampling.post_sampling_probs
+        for name in sampling.samplers:
+            if name not in ("temperature", "adaptive_p") or not greedy:
+                links[name]()
+        if greedy:
+            self._add(api.llama_sampler_init_greedy())
+        elif "adaptive_p" in sampling.samplers:
+            self._add(api.llama_sampler_init_adaptive_p(sampling.adaptive_target, sampling.adaptive_decay, self._seed))
+        else:
+            self._add(api.llama_sampler_init_dist(self._seed))
+
+    def _suppressed(self) -> list[int]:
+        """Tokens that the model's file forbids."""
+        n = ctypes.c_int32()
+        tokens = api.llama_vocab_get_suppress_tokens(self._vocab, ctypes.byref(n))
+        return [int(token) for token in tokens[: n.value]] if tokens else []
+
+    def _mirostat(self, sampling: Sampling) -> Any:
+        tau, eta = sampling.mirostat_tau, sampling.mirostat_eta
+        if sampling.mirostat == 1:
+            return api.llama_sampler_init_mirostat(self._n_vocab, self._seed, tau, eta, MIROSTAT_M)
+        return api.llama_sampler_init_mirostat_v2(self._seed, tau, eta)
+
+    def _links(self, s: Sampling) -> dict[str, Callable[[], None]]:
+        """For each sampler by name, what adds it to the chain unless its values turn it off."""
+
+        def when(active: bool, make: Callable[[], Any]) -> Callable[[], None]:
+            return lambda: self._add(make()) if active else None
+
+        keep = s.min_keep
+        return {
+            "penalties": when(
+                _penalises(s),
+                lambda: api.llama_sampler_init_penalties(
+                    self._n_vocab,
+                    self._last(s.repeat_last_n),
+                    s.repeat_penalty,
+                    s.frequency_penalty,
+                    s.presence_penalty,
+                ),
+            ),
+            "dry": when(s.dry_multiplier != 0.0, lambda: self._dry_samplers.copy(s, self._last(s.dry_penalty_last_n))),
+            "top_n_sigma": when(s.top_n_sigma > 0.0, lambda: api.llama_sampler_init_top_n_sigma(s.top_n_sigma)),
+            "top_k": when(s.top_k > 0, lambda: api.llama_sampler_init_top_k(s.top_k)),
+            "typ_p": when(s.typical_p < 1.0, lambda: api.llama_sampler_init_typical(s.typical_p, keep)),
+            "top_p": when(s.top_p < 1.0, lambda: api.llama_sampler_init_top_p(s.top_p, keep)),
+            "min_p": when(s.min_p > 0.0, lambda: api.llama_sampler_init_min_p(s.min_p, keep)),
+            "xtc": when(
+                s.xtc_probability > 0.0,
+                lambda: api.llama_sampler_init_xtc(s.xtc_probability, s.xtc_threshold, keep, self._seed),
+            ),
+            "infill": when(True, lambda: api.llama_sampler_init_infill(self._vocab)),
+            "adaptive_p": when(False, lambda: None),
+            "temperature": when(
+                True, lambda: api.llama_sampler_init_temp_ext(s.temperature, s.dynatemp_range, s.dynatemp_exponent)
+            ),
+        }
+
+    def _last(self, n: int) -> int:
+        return _last(n, self._n_ctx)
+
+
+class IndexedSampler:
+    """``sampler`` by numbers of outputs, for each of which ``place`` is where it stands in the last batch.
+
+    ``recalled`` are logits that are there instead of the only output.
+    """
+
+    def __init__(
+        self, sampler: LlamaSampler, place: Callable[[int], int], recalled: Callable[[], NDArray[np.float32] | None]
+    ) -> None:
+        self._sampler, self._place, self._recalled = sampler, place, recalled
+
+    def sample(self, index: int) -> int:
+        recalled = self._recalled()
+        return self._sampler.sample(self._place(index) if recalled is None else 0, recalled)
+
+    def force(self, index: int, token: int) -> None:
+        recalled = self._recalled()
+        self._sampler.force(self._place(index) if recalled is None else 0, token, recalled)
+
+    def top_tokens(self, token: int, n: int) -> TopTokens:
+        return self._sampler.top_tokens(token, n)
+
+    def close(self) -> None:
+        self._sampler.close()
+
+
+def top_logprobs(logits: NDArray[np.float32], token: int, n: int) -> TopTokens:
+    """The log-probability of ``token`` and of the ``n`` most likely ones, from ``logits`` of shape (n_vocab,)."""
+    logprobs = logits.astype(np.float64)
+    logprobs -= logprobs.max()
+    logprobs -= np.log(np.exp(logprobs).sum())
+    n = min(n, logprobs.size)
+    best = np.argpartition(-logprobs, n - 1)[:n]
+    best = best[np.argsort(-logprobs[best], kind="stable")]
+    return ((token, float(logprobs[token])), *((int(i), float(logprobs[i])) for i in best))
+
+
+def _n_best(s: Sampling) -> int:
+    """How many of the most likely tokens are enough to choose one of, 0 for an unknown number.
+
+    Without a temperature it is the first, which none of the links that cut loses. With top-k at the head of the chain
+    it is k, and as many more as penalties before it may push down.
+    """
+    penalised = s.repeat_last_n if "penalties" in s.samplers and _penalises(s) else 0
+    only_lowers = s.repeat_penalty >= 1.0 and s.frequency_penalty >= 0.0 and s.presence_penalty >= 0.0
+    if penalised < 0 or (penalised and not only_lowers) or ("dry" in s.samplers and s.dry_multiplier != 0.0):
+        return 0
+    changes = {
+        "typ_p": s.typical_p < 1.0,
+        "xtc": s.xtc_probability > 0.0,
+        "infill": True,
+        "top_n_sigma": s.top_n_sigma > 0.0,
+        "top_p": s.top_p < 1.0,
+        "min_p": s.min_p > 0.0,
+        "temperature": True,
+        "adaptive_p": True,
+    }
+    is_greedy = s.temperature <= 0.0 and "temperature" in s.samplers and not penalised
+    if is_greedy and not any(changes[name] for name in ("typ_p", "xtc", "infill") if name in s.samplers):
+        return 1
+    for name in s.samplers:
+        if name == "top_k" and s.top_k > 0:
+            return s.top_k + penalised
+        if changes.get(name, False):
+            return 0
+    return 0
+
+
+def _penalises(s: Sampling) -> bool:
+    return s.repeat_last_n != 0 and (s.repeat_penalty, s.frequency_penalty, s.presence_penalty) != (1.0, 0.0, 0.0)

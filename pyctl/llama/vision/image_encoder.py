@@ -1,0 +1,353 @@
+"""The encoder of images beside a model: what a file becomes in a prompt, and the rows that the model reads of it."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import io
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from llama_cpp import llama_cpp as api
+from llama_cpp import mtmd_cpp as mtmd
+from numpy.typing import NDArray
+
+from pyctl.engine.vision.image_rows import ImageRows
+from pyctl.errors import EngineError, ModelError, RequestError
+from pyctl.image_file import ImageFile
+from pyctl.limit import limit
+from pyctl.llama.devices import Device, tensor_bytes
+from pyctl.llama.library import build_version, forget_log_errors, last_log_error, log_callback
+from pyctl.llama.vision.image_grid import ImageGrid
+from pyctl.prompt import Picture, Tokens, as_tokens
+
+__all__ = ["ImageEncoder"]
+
+MOST_READY_BYTES = limit(
+    256 * 2**20,
+    "pixels of images that are decoded and wait for the encoder",
+    "the oldest are decoded again",
+    "memory",
+    "bytes",
+)
+
+MOST_KNOWN = limit(4096, "image files that are known to be readable", "the oldest are decoded again", "memory", "files")
+
+CUBLAS_BYTES = 32 * 2**20
+"""What llama.cpp gives cuBLAS to work in, the most there is."""
+
+MARKER = b"<__media__>"
+
+PROBES = ((1, 1), (32, 32), (33, 47), (640, 480), (1023, 767), (1920, 1080), (4000, 3000), (8000, 20), (31, 9000))
+"""Sizes by which the encoder is asked whether it cuts images as is thought here."""
+
+
+class _Ready:
+    """A decoded and resized image, as the encoder takes it; frees what libmtmd holds."""
+
+    def __init__(self, chunks: Any, chunk: Any, n_bytes: int) -> None:
+        self._chunks, self.chunk, self.n_bytes = chunks, chunk, n_bytes
+
+    def chunks(self) -> list[Any]:
+        """The texts around the image, and the image."""
+        return [mtmd.mtmd_input_chunks_get(self._chunks, i) for i in range(mtmd.mtmd_input_chunks_size(self._chunks))]
+
+    def __del__(self) -> None:
+        mtmd.mtmd_input_chunks_free(self._chunks)
+
+
+SMALL = ((1, 1), (1, 400), (400, 1))
+"""Sizes of which the encoder makes few tokens."""
+
+Grid = tuple[int, int]
+
+
+class _Graphs:
+    """Knows when a CUDA graph of the encoder would be replaced by one of another size, as llama.cpp does it.
+
+    It captures what is computed twice in a row and launches that until something else comes. What it captures next is
+    put into the graph that it has, and with cuBLAS 13.1 a kernel then ends the process ("an illegal instruction").
+    """
+
+    def __init__(self) -> None:
+        self._last: Grid = (0, 0)
+        self._is_captured = self._is_launched = False
+
+    def would_replace(self, grid: Grid) -> bool:
+        """Whether to encode an image of ``grid`` now would do that."""
+        return self._is_captured and not self._is_launched and grid == self._last
+
+    def encoded(self, grid: Grid) -> None:
+        """An image of ``grid`` was encoded."""
+        self._is_launched = grid == self._last
+        self._is_captured = self._is_captured or self._is_launched
+        self._last = grid
+
+
+class ImageEncoder:
+    """The encoder in the file ``path`` for ``model``, a llama_model, of which it has to be let go before.
+
+    ``grid`` says what sizes become, ``identity`` names the file, ``around`` are the tokens before and behind images.
+    It computes on ``device``, None for the CPU. ModelError for a file that cannot be used.
+
+    `picture` may be called by any thread at any time; everything else belongs to the thread that owns the model.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        grid: ImageGrid,
+        identity: str,
+        device: Device | None = None,
+        *,
+        n_threads: int = 1,
+        flash_attn: int = -1,
+    ) -> None:
+        self.grid, self.rows = grid, ImageRows()
+        self.n_encoded = 0
+        self._path, self._device = path, device
+        self._n_threads, self._flash_attn = n_threads, flash_attn
+        # Rows that another kind of device made differ by a rounding, and must never meet these.
+        place = device.description if device is not None else "CPU"
+        self._prefix = "\0".join([identity, build_version(), place, *map(str, grid.limits)]).encode()
+        self._ctx: Any = None
+        self._graphs = _Graphs()
+        self.around: tuple[Tokens, Tokens] = as_tokens([]), as_tokens([])
+        self._books = threading.Lock()  # over what is known and ready: held for moments
+        self._decoding = threading.Lock()  # over the encoder's life, while others than its thread decode
+        self._known: OrderedDict[bytes, None] = OrderedDict()
+        self._ready: OrderedDict[bytes, _Ready] = OrderedDict()
+
+    @property
+    def usage(self) -> tuple[str, int]:
+        """Where it is, empty for the CPU, and about how many bytes it takes there."""
+        n_bytes = sum(tensor_bytes(self._path).values()) + self.grid.compute_bytes(flash_attn=self._flash_attn != 0)
+        if self._device is None:
+            return "", n_bytes
+        return self._device.name, n_bytes + (CUBLAS_BYTES if self._device.is_gpu else 0)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of rows that were made, and of pixels that wait."""
+        with self._books:
+            return self.rows.n_bytes + sum(each.n_bytes for each in self._ready.values())
+
+    # -- opening and closing -----------------------------------------------------------------------------------------
+
+    def open(self, model: Any) -> None:
+        """Load the encoder, and on a GPU let it take all the memory that it will need."""
+        mtmd.mtmd_log_set(log_callback, ctypes.c_void_p(0))
+        mtmd.mtmd_helper_log_set(log_callback, ctypes.c_void_p(0))
+        params = mtmd.mtmd_context_params_default()
+        params.use_gpu, params.print_timings = self._device is not None, False
+        params.n_threads, params.flash_attn_type = self._n_threads, self._flash_attn
+        params.image_min_tokens, params.image_max_tokens = self.grid.given_limits
+        params.media_marker, params.warmup = MARKER, True
+        if self._device is not None:
+            params.device = self._device.handle
+        forget_log_errors()
+        ctx = mtmd.mtmd_init_from_file(str(self._path).encode(), model, params)
+        if not ctx:
+            raise ModelError(f"cannot load the vision encoder {self._path}: {last_log_error('it does not fit')}")
+        self._ctx, self._width, self._graphs = ctx, int(api.llama_model_n_embd_inp(model)), _Graphs()
+        before, behind = self._texts_around()
+        self.around = as_tokens(before), as_tokens(behind)
+        try:
+            self._check()
+            if self._device is not None:
+                self._encode_largest()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Free what it holds in llama.cpp; rows that were made stay."""
+        with self._decoding, self._books:
+            self._ready.clear()
+            if self._ctx is not None:
+                mtmd.mtmd_free(self._ctx)
+            self._ctx = None
+
+    def _check(self) -> None:
+        if not mtmd.mtmd_support_vision(self._ctx):
+            raise ModelError(f"{self._path} is no vision encoder")
+        if not mtmd.mtmd_decode_use_mrope(self._ctx) or mtmd.mtmd_decode_use_non_causal(self._ctx, None):
+            raise ModelError(f"images as {self._path} makes them are not supported; those of Qwen are")
+        for width, height in PROBES:
+            if self._grid_of(self._tokenized(width, height, None)) != self.grid.of(width, height):
+                raise ModelError(f"{self._path} cuts images in a way that is not known here")
+
+    def _encode_largest(self) -> None:
+        side = self.grid.largest
+        forget_log_errors()
+        try:
+            self._encode(self._tokenized(*side, np.zeros((side[1], side[0], 3), np.uint8)), *self.grid.of(*side))
+        except EngineError as error:
+            why = last_log_error(str(error))
+            most = f"an image of {self.grid.limits[1]} tokens does not fit beside the model: {why}"
+            raise ModelError(f"{most}; what would help: a smaller --image-max-tokens, --no-mmproj-offload") from error
+
+    def _texts_around(self) -> tuple[list[int], list[int]]:
+        """What libmtmd puts before and behind an image."""
+        ready, n_images = self._tokenized(64, 64, None), 0
+        texts: tuple[list[int], list[int]] = ([], [])
+        for chunk in ready.chunks():
+            if _is_image(chunk):
+                n_images += 1
+                continue
+            n = ctypes.c_size_t()
+            tokens = mtmd.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(n))
+            texts[n_images].extend(tokens[: n.value])
+        return texts
+
+    # -- a file becomes a picture ------------------------------------------------------------------------------------
+
+    def n_tokens(self, file: ImageFile) -> int:
+        """How many tokens stand for ``file`` in a prompt, by what it says of its size."""
+        columns, lines = self.grid.of(file.width, file.height)
+        return columns * lines
+
+    def picture(self, file: ImageFile) -> Picture:
+        """What stands for ``file`` in a prompt, at its beginning.
+
+        RequestError if it cannot be decoded, which is tried the first time, unless the model is freed just now.
+        """
+        columns, lines = self.grid.of(file.width, file.height)
+        key = hashlib.blake2b(self._prefix + b"\0" + file.digest, digest_size=32).digest()
+        picture = Picture(key, columns, lines, file)
+        with self._books:
+            if key in self._known:
+                self._known.move_to_end(key)
+                return picture
+        with self._decoding:  # one at a time, for what it takes of memory
+            if self._ctx is not None:
+                ready = self._decoded(picture)
+                with self._books:
+                    self._keep(key, ready)
+        return picture
+
+    def _keep(self, key: bytes, ready: _Ready) -> None:
+        self._known[key], self._ready[key] = None, ready
+        while len(self._known) > MOST_KNOWN:
+            self._known.popitem(last=False)
+        while len(self._ready) > 1 and sum(each.n_bytes for each in self._ready.values()) > MOST_READY_BYTES:
+            self._ready.popitem(last=False)
+
+    def _decoded(self, picture: Picture) -> _Ready:
+        """The pixels of its file, resized. RequestError if that cannot be read."""
+        file = picture.source
+        file.check_inflated()
+        if file.kind == "webp":
+            ready = self._tokenized(file.width, file.height, _webp_pixels(file), picture.n_tokens)
+        else:
+            ready = self._opened(file, picture.n_tokens)
+        if self._grid_of(ready) != (picture.columns, picture.lines):
+            raise EngineError("the image was cut in a way that is not known here")
+        return ready
+
+    def _opened(self, file: ImageFile, n_tokens: int) -> _Ready:
+        """What libmtmd makes of a file that it knows."""
+        options = mtmd.mtmd_helper_init_opt_default()
+        # What is no image would be given to a program that reads videos.
+        options.video_params.ffmpeg_bin_dir = b"/nonexistent"
+        data = (ctypes.c_uint8 * len(file.data)).from_buffer_copy(file.data)
+        found = mtmd.mtmd_helper_bitmap_init_from_buf_wrapper(self._ctx, data, len(file.data), False, options)
+        if not found.bitmap or found.video_ctx:
+            if found.video_ctx:
+                mtmd.mtmd_helper_video_free(found.video_ctx)
+            forget_log_errors()
+            raise RequestError(f"the {file.kind.upper()} image is broken")
+        try:
+            size = mtmd.mtmd_bitmap_get_nx(found.bitmap), mtmd.mtmd_bitmap_get_ny(found.bitmap)
+            if size != (file.width, file.height):
+                raise RequestError(f"the {file.kind.upper()} image has another size than it says")
+            return self._chunk_of(found.bitmap, n_tokens)
+        finally:
+            mtmd.mtmd_bitmap_free(found.bitmap)
+
+    def _tokenized(self, width: int, height: int, pixels: NDArray[np.uint8] | None, n_tokens: int = 0) -> _Ready:
+        pointer = None if pixels is None else pixels.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        bitmap = mtmd.mtmd_bitmap_init(width, height, pointer)
+        try:
+            return self._chunk_of(bitmap, n_tokens)
+        finally:
+            mtmd.mtmd_bitmap_free(bitmap)
+
+    def _chunk_of(self, bitmap: Any, n_tokens: int) -> _Ready:
+        chunks = mtmd.mtmd_input_chunks_init()
+        text = mtmd.mtmd_input_text(MARKER, len(MARKER), False, True)
+        bitmaps = (ctypes.c_void_p * 1)(bitmap)
+        code = mtmd.mtmd_tokenize(self._ctx, chunks, ctypes.byref(text), bitmaps, 1)
+        ready = _Ready(chunks, None, n_tokens * self.grid.token_bytes)
+        if code != 0:
+            raise EngineError(f"the image could not be cut: mtmd_tokenize returned {code}")
+        images = [chunk for chunk in ready.chunks() if _is_image(chunk)]
+        if len(images) != 1:
+            raise EngineError(f"the image became {len(images)} parts")
+        ready.chunk = images[0]
+        return ready
+
+    @staticmethod
+    def _grid_of(ready: _Ready) -> tuple[int, int]:
+        image = mtmd.mtmd_input_chunk_get_tokens_image(ready.chunk)
+        return mtmd.mtmd_image_tokens_get_nx(image), mtmd.mtmd_image_tokens_get_ny(image)
+
+    # -- a picture becomes rows --------------------------------------------------------------------------------------
+
+    def encode(self, picture: Picture) -> bool:
+        """Make the rows of ``picture`` ready; False if they were. RequestError or EngineError if that fails."""
+        if picture.key in self.rows:
+            return False
+        with self._books:
+            ready = self._ready.pop(picture.key, None)
+        if ready is None:
+            ready = self._decoded(picture)
+        self.rows.put(picture.key, self._encode(ready, picture.columns, picture.lines))
+        self.n_encoded += 1
+        return True
+
+    def rows_of(self, picture: Picture, first: int, last: int) -> NDArray[np.float32]:
+        """Rows [first, last) of ``picture``, shape (last - first, n_embd)."""
+        self.encode(picture)
+        return self.rows.get(picture.key)[first:last]
+
+    def _encode(self, ready: _Ready, columns: int, lines: int) -> NDArray[np.float32]:
+        grid = columns, lines
+        if self._device is not None and self._graphs.would_replace(grid):
+            # Behind an image of another size the graph is neither launched nor replaced.
+            small = next((size for size in SMALL if self.grid.of(*size) != grid), SMALL[0])
+            other = self._tokenized(*small, np.zeros((small[1], small[0], 3), np.uint8))
+            self._graphs.encoded(self.grid.of(*small))
+            if (code := mtmd.mtmd_encode_chunk(self._ctx, other.chunk)) != 0:
+                raise EngineError(f"a small image could not be encoded: mtmd_encode_chunk returned {code}")
+        self._graphs.encoded(grid)
+        code = mtmd.mtmd_encode_chunk(self._ctx, ready.chunk)
+        pointer = mtmd.mtmd_get_output_embd(self._ctx) if code == 0 else None
+        if not pointer:
+            raise EngineError(f"the image could not be encoded: mtmd_encode_chunk returned {code}")
+        n_floats = columns * lines * self._width
+        values = np.ctypeslib.as_array(ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float)), (n_floats,))
+        return np.array(values.reshape(columns * lines, self._width), np.float32)
+
+
+def _is_image(chunk: Any) -> bool:
+    return bool(mtmd.mtmd_input_chunk_get_type(chunk) == mtmd.MTMD_INPUT_CHUNK_TYPE_IMAGE)
+
+
+def _webp_pixels(file: ImageFile) -> NDArray[np.uint8]:
+    """The pixels of a WebP file, of its first frame, shape (height, width, 3); libmtmd does not know the format."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise RequestError("WebP images need the Python package Pillow, which is not installed here") from None
+    try:
+        with Image.open(io.BytesIO(file.data), formats=("WEBP",)) as image:
+            pixels = np.asarray(image.convert("RGB"))
+    except (OSError, ValueError, RuntimeError, SyntaxError, EOFError, KeyError):
+        raise RequestError("the WEBP image is broken") from None
+    if pixels.shape != (file.height, file.width, 3):
+        raise RequestError("the WEBP image has another size than it says")
+    return np.ascontiguousarray(pixels)

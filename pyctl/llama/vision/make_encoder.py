@@ -1,0 +1,51 @@
+"""The encoder of images that the settings ask for."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from pyctl.engine.model_settings import FLASH_MODES, ModelSettings
+from pyctl.engine.vision.vision_settings import VisionSettings
+from pyctl.errors import ModelError
+from pyctl.llama.devices import Device, check_gguf, devices
+from pyctl.llama.fingerprint import file_digest
+from pyctl.llama.params import context_params, gpus
+from pyctl.llama.vision.image_encoder import ImageEncoder
+from pyctl.llama.vision.image_grid import ImageGrid
+
+__all__ = ["make_encoder"]
+
+log = logging.getLogger(__name__)
+
+
+def make_encoder(settings: ModelSettings, vision: VisionSettings) -> ImageEncoder:
+    """The one of ``vision`` for the model of ``settings``, on its device; it is opened with the model.
+
+    ModelError if the file or the device is not there, or the file has no encoder.
+    """
+    path = Path(vision.mmproj_path)
+    check_gguf(path, "vision encoder")
+    grid = ImageGrid.read(path, vision.image_min_tokens, vision.image_max_tokens)
+    n_threads, flash_attn = context_params(settings, 256).n_threads_batch, FLASH_MODES[settings.flash_attn]
+    device = _device_of(settings, vision)
+    if device is not None and settings.flash_attn == "off":
+        extra = grid.compute_bytes(flash_attn=False) - grid.compute_bytes(flash_attn=True)
+        log.warning(
+            "without flash attention (-fa off) images of up to %d tokens take %d MiB more of %s (--image-max-tokens)",
+            *(grid.limits[1], extra >> 20, device.name),
+        )
+    return ImageEncoder(path, grid, file_digest(path), device, n_threads=n_threads, flash_attn=flash_attn)
+
+
+def _device_of(settings: ModelSettings, vision: VisionSettings) -> Device | None:
+    """The GPU of the encoder, None for the CPU."""
+    name = vision.mmproj_device
+    if not vision.mmproj_offload or name == "none":
+        return None
+    if not name:
+        return next(iter(gpus(settings)), None)
+    found = next((device for device in devices() if device.is_gpu and device.name == name), None)
+    if found is None:
+        raise ModelError(f"--mmproj-device: no {name} here")
+    return found

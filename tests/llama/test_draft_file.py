@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pyctl.engine.backend import SequenceTokens
+from pyctl.engine.draft.draft_settings import DraftSettings
+from pyctl.engine.model_settings import ModelSettings
+from pyctl.errors import ModelError
+from pyctl.llama import LlamaBackend, load
+from pyctl.llama.draft.draft_file import with_inferred_type
+from pyctl.llama.library import log_callback, redirect_log
+from pyctl.prompt import as_tokens
+from tools.generator import TINY_DENSE, TINY_HYBRID, Shape, Vocab, byte_vocab, write_model
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [("tiny-dense", "draft-simple"), ("tiny-hybrid-nextn", "draft-mtp"), ("tiny-hybrid-head", "draft-mtp")],
+)
+def test_a_draft_file_says_what_it_is_for(model_path: Callable[[str], Path], shape: str, expected: str) -> None:
+    path = str(model_path(shape))
+    assert with_inferred_type(DraftSettings(draft_path=path)).draft_types == (expected,)
+    told = DraftSettings(("ngram-mod", "draft-simple", "ngram-mod"), draft_path=path)
+    assert with_inferred_type(told).draft_types == ("ngram-mod", "draft-simple")
+
+
+def test_without_a_file_nothing_is_inferred() -> None:
+    assert with_inferred_type(DraftSettings()) == DraftSettings()
+    assert with_inferred_type(DraftSettings(("draft-mtp",))).draft_types == ("draft-mtp",)
+
+
+def test_a_draft_model_without_a_file_is_an_error_in_the_log_as_in_llama_server(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert with_inferred_type(DraftSettings(("draft-simple", "cache"))).draft_types == ("cache",)
+    assert [(record.levelno, record.message) for record in caplog.records] == [
+        (logging.ERROR, "--spec-type draft-simple needs a draft model: give --model-draft")
+    ]
+
+
+def test_a_draft_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    redirect_log()
+    (tmp_path / "a.gguf").write_text("no")
+    (tmp_path / "b.gguf").write_bytes(b"GGUF\xff\xff\x00\x00")
+    for name, reason in (
+        ("a.gguf", "a.gguf is not a GGUF file"),
+        ("b.gguf", "cannot read the head of .*b.gguf: .*version"),
+        ("missing.gguf", "cannot read the draft model .*missing.gguf: No such file or directory"),
+    ):
+        log_callback(4, b"what failed before is not the cause", None)
+        with pytest.raises(ModelError, match=reason):
+            with_inferred_type(DraftSettings(draft_path=str(tmp_path / name)))
+
+
+Open = Callable[..., LlamaBackend]
+
+
+@pytest.fixture
+def opened(model_path: Callable[[str], Path]) -> Iterator[Open]:
+    """opened("tiny-hybrid-nextn", "tiny-draft", ("draft-simple",)) -> a backend that drafts with the second file."""
+    backends: list[LlamaBackend] = []
+
+    def get(name: str, draft: str | Path, types: tuple[str, ...] = (), **fields: object) -> LlamaBackend:
+        path = str(model_path(draft) if isinstance(draft, str) else draft)
+        settings = ModelSettings(path=str(model_path(name)), n_ctx=1024, n_ubatch=64, n_threads=1, n_seqs=2)
+        backends.append(load(settings, drafts=DraftSettings(types, draft_path=path, **fields)).backend)
+        return backends[-1]
+
+    yield get
+    for backend in backends:
+        backend.unload()
+
+
+TEXT = [ord(char) - 33 for char in "onceuponatimetherewasasea" * 6]
+
+
+def drafts_along(backend: LlamaBackend, n: int = 20) -> list[tuple[int, ...]]:
+    """Drafts at each step of a greedy reply, of which every other one is verified; checks that they change no token."""
+    backend.clear(0)
+    for first in range(0, len(TEXT), 50):
+        backend.evaluate(0, as_tokens(TEXT[first : first + 50]), first)
+    token, position, found = int(backend.logits(0).argmax()), len(TEXT), []
+    for step in range(n):
+        draft = backend.draft([SequenceTokens(0, (token,), position)], 3)[0]
+        found.append(draft)
+        verified = draft if step % 2 else ()
+        backend.decode([SequenceTokens(0, (token, *verified), position)])
+        for output in range(len(verified) + 1):
+            token, position = int(backend.logits(output).argmax()), position + 1
+            if output < len(verified) and token != verified[output]:
+                break
+        assert backend.keep(0, position) == position
+    return found
+
+
+@pytest.mark.parametrize(
+    ("draft", "type", "n_most"),
+    [("tiny-draft", "draft-simple", 3), ("tiny-hybrid-draft", "draft-simple", 3), ("tiny-hybrid-head", "draft-mtp", 3)],
+)
+def test_a_file_of_its_own_drafts(opened: Open, draft: str, type: str, n_most: int) -> None:
+    backend = opened("tiny-hybrid-nextn", draft)
+    assert backend.draft_type == type
+    found = drafts_along(backend)
+    assert {len(each) for each in found} == {n_most}
+    assert len(set(found)) > 10
+    backend.unload()
+    backend.load()
+    assert drafts_along(backend) == found, "and again after the model has slept"
+
+
+def test_a_head_in_a_file_of_its_own_drafts_as_the_one_inside(opened: Open, model_path: Callable[[str], Path]) -> None:
+    settings = ModelSettings(path=str(model_path("tiny-hybrid-nextn")), n_ctx=1024, n_ubatch=64, n_threads=1, n_seqs=2)
+    inside = load(settings, drafts=DraftSettings(("draft-mtp",))).backend
+    expected = drafts_along(inside)
+    inside.unload()
+    for draft in ("tiny-hybrid-head", "tiny-hybrid-nextn"):
+        assert drafts_along(opened("tiny-hybrid-nextn", draft, ("draft-mtp",))) == expected
+
+
+def test_drafts_are_shorter_where_they_are_unsure(opened: Open) -> None:
+    for draft in ("tiny-draft", "tiny-hybrid-head"):
+        lengths = {len(each) for each in drafts_along(opened("tiny-hybrid-nextn", draft, draft_p_min=0.7))}
+        assert lengths == {0, 1, 2, 3}
+
+
+def test_rows_of_another_file_are_nothing(opened: Open) -> None:
+    first, same, other = (
+        opened("tiny-hybrid-nextn", name) for name in ("tiny-hybrid-draft", "tiny-hybrid-draft", "tiny-draft")
+    )
+    tokens = as_tokens(TEXT[:60])
+    first.evaluate(0, tokens, 0)
+    first.synchronize()
+    rows, drafts, state = first.save_rows(0, 0, 60), first.save_draft_rows(0, 0, 60), first.save_state(0, 60)
+    first.synchronize()
+    assert drafts.size == first.draft_rows_size(0, 60) > 0
+    assert state.draft.size == first.draft_state_size() > 0
+    for backend, is_known in ((same, True), (other, False)):
+        backend.load_rows(0, 0, [(rows, 0, 60)])
+        backend.load_draft_rows(0, 0, [(drafts, 0, 60)])
+        backend.load_state(0, 60, state)
+        items = [SequenceTokens(0, (80,), 60)]
+        assert (backend.draft(items, 3) == first.draft(items, 3)) == is_known
+
+
+def test_another_vocabulary_is_an_error_in_the_log_and_no_drafts(
+    opened: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    vocab = byte_vocab()
+    shapes: list[tuple[Shape, Vocab, str]] = [
+        (
+            TINY_DENSE,
+            replace(vocab, tokens=(*vocab.tokens[:70], "zz", *vocab.tokens[71:])),
+            "its token 70 is 'zz', not",
+        ),
+        (replace(TINY_DENSE, vocab_size=282 + 129), vocab, "it has 411 tokens, not 282"),
+    ]
+    for i, (shape, other, reason) in enumerate(shapes):
+        write_model(tmp_path / f"{i}.gguf", shape, vocab=other)
+        caplog.clear()
+        backend = opened("tiny-hybrid-nextn", tmp_path / f"{i}.gguf")
+        assert backend.draft_type == ""
+        (error,) = [record.message for record in caplog.records if record.levelno == logging.ERROR]
+        assert error.startswith(f"no drafts from {tmp_path / f'{i}.gguf'}: {reason}")
+        assert backend.draft([SequenceTokens(0, (80,), 0)], 3) == [()]
+    # A few tokens more are none that it could draft.
+    write_model(tmp_path / "more.gguf", replace(TINY_DENSE, vocab_size=282 + 128))
+    assert opened("tiny-hybrid-nextn", tmp_path / "more.gguf").draft_type == "draft-simple"
+    write_model(tmp_path / "begin.gguf", TINY_DENSE, vocab=replace(vocab, tokens=("zz", *vocab.tokens[1:])))
+    assert opened("tiny-hybrid-nextn", tmp_path / "begin.gguf").draft_type == "draft-simple"
+
+
+def test_a_file_that_is_no_head_for_this_model_is_refused(opened: Open, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="has no head for --spec-type draft-mtp"):
+        opened("tiny-hybrid-nextn", "tiny-draft", ("draft-mtp",))
+    write_model(tmp_path / "wide.gguf", replace(TINY_HYBRID, embedding=128).only_nextn())
+    with pytest.raises(ModelError, match="128 wide, not 64"):
+        opened("tiny-hybrid-nextn", tmp_path / "wide.gguf")
+
+
+def test_of_two_draft_models_the_one_of_the_file_is_left(
+    model_path: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    both = ("draft-mtp", "draft-simple", "cache")
+    for shape, expected in (("tiny-draft", "draft-simple"), ("tiny-hybrid-head", "draft-mtp")):
+        settings = DraftSettings(both, draft_path=str(model_path(shape)))
+        assert with_inferred_type(settings).draft_types == ("cache", expected)
+    assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2

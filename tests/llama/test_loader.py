@@ -1,0 +1,122 @@
+"""Flags of the model that reach llama.cpp, told from what it then does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGUFWriter
+from numpy.typing import NDArray
+
+from pyctl.cache.plan import GPU_FAR_BATCH
+from pyctl.engine.model_settings import ModelSettings
+from pyctl.errors import ModelError
+from pyctl.llama import Loaded, MemoryPlan, load, loader, params
+from pyctl.llama.dry_runs import dry_run
+from pyctl.llama.memory import Place, Usage
+from pyctl.prompt import as_tokens
+from tools.generator import SHAPES
+
+
+@pytest.fixture(scope="module")
+def opened(model_path: Callable[[str], Path]) -> Callable[..., Loaded]:
+    def get(name: str = "tiny-dense", **fields: Any) -> Loaded:
+        chosen = {"n_ctx": 512, "n_ubatch": 64, "n_threads": 1, **fields}
+        return load(ModelSettings(path=str(model_path(name)), **chosen))
+
+    return get
+
+
+def logits(loaded: Loaded) -> NDArray[np.float32]:
+    loaded.backend.evaluate(0, as_tokens([1, 2, 3, 4]), 0)
+    found = loaded.backend.logits(0)
+    loaded.backend.unload()
+    return found
+
+
+def adapter(path: Path, *, seed: int = 0) -> Path:
+    """A LoRA of rank 2 on the first layer's queries of tiny-dense."""
+    shape, random = SHAPES["tiny-dense"], np.random.default_rng(seed)
+    writer = GGUFWriter(path, "qwen3")
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", 2.0)
+    width = shape.num_heads * shape.head_size
+    writer.add_tensor("blk.0.attn_q.weight.lora_a", random.normal(size=(2, shape.embedding)).astype(np.float32))
+    writer.add_tensor("blk.0.attn_q.weight.lora_b", random.normal(size=(width, 2)).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_only_dense_models_whose_rows_are_on_a_gpu_have_smaller_batches_far_in_a_prompt(
+    model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dense, experts = (ModelSettings(path=str(model_path(name))) for name in ("tiny-hybrid", "tiny-moe"))
+    assert params.far_batch(dense, streams=False) == 0, "there is no GPU"
+    monkeypatch.setattr(params, "gpus", lambda settings: ["a GPU"])
+    assert params.far_batch(dense, streams=False) == GPU_FAR_BATCH
+    assert params.far_batch(dense, streams=True) == params.far_batch(experts, streams=False) == 0
+
+
+def test_adapters_change_the_model_and_its_fingerprint(opened: Callable[..., Loaded], tmp_path: Path) -> None:
+    path = str(adapter(tmp_path / "a.gguf"))
+    plain, full, half, idle = (opened(lora=lora) for lora in ((), ((path, 1.0),), ((path, 0.5),), ((path, 0.0),)))
+    assert len({loaded.info.fingerprint for loaded in (plain, full, half, idle)}) == 4
+    first, *others = (logits(loaded) for loaded in (plain, full, half, idle))
+    assert [bool(np.array_equal(first, other)) for other in others] == [False, False, True]
+    assert not np.array_equal(others[0], others[1])
+
+
+def test_an_adapter_that_cannot_be_loaded(opened: Callable[..., Loaded], tmp_path: Path) -> None:
+    (tmp_path / "b.gguf").write_bytes(b"GGUF")
+    for name in ("b.gguf", "missing.gguf"):
+        with pytest.raises(ModelError, match=f"cannot load the adapter .*{name}"):
+            opened(lora=((str(tmp_path / name), 1.0),))
+
+
+def test_metadata_in_place_of_the_file_s(opened: Callable[..., Loaded]) -> None:
+    changed = opened(metadata=(("qwen3.context_length", 1024), ("qwen3.rope.freq_base", 5e4), ("x.y", "text")))
+    plain = opened()
+    assert changed.info.n_ctx_train == 1024
+    assert changed.info.fingerprint != plain.info.fingerprint
+    assert not np.array_equal(logits(changed), logits(plain))
+
+
+def test_placements_and_devices_that_are_not_there(opened: Callable[..., Loaded]) -> None:
+    opened(placements=((r"blk\.0\.", "CPU"),), devices=("none",)).backend.unload()
+    with pytest.raises(ModelError, match="--override-tensor: no buffer type CUDA7 here; there are CPU"):
+        opened(placements=((r"blk\.0\.", "CUDA7"),))
+    with pytest.raises(ModelError, match="--device: no CUDA7 here; there are "):
+        opened(devices=("CUDA7",))
+
+
+def test_ways_of_loading(opened: Callable[..., Loaded]) -> None:
+    plain = logits(opened())
+    ways: tuple[dict[str, Any], ...] = (
+        {"load_mode": "none", "check_tensors": True, "lazy_mode": "off"},
+        {"repack": False, "no_host": True, "op_offload": False, "swa_full": True},
+    )
+    for way in ways:
+        assert np.array_equal(logits(opened(**way)), plain)
+
+
+def test_a_dry_run_holds_no_weights(model_path: Callable[[str], Path]) -> None:
+    path = model_path("tiny-hybrid")
+    with dry_run(ModelSettings(path=str(path))) as run:
+        assert sum(run.tensors.values()) == pytest.approx(path.stat().st_size, rel=0.05)
+        assert run.n_layers == SHAPES["tiny-hybrid"].num_layers
+
+
+def test_copies_that_hold_up_evaluation_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    gpus = [Place(f"CUDA{i}", True, Usage(weights=5, kv=3, states=1), 100) for i in range(2)]
+    host = Place("host", False, Usage(weights=5), 100)
+    for places, expected in (((*gpus, host), ["CUDA0 and CUDA1"]), ((host,), [])):
+        caplog.clear()
+        loader._note_blocking_copies(MemoryPlan(512, 1, 1.0, 1, places))
+        assert [message.split(" lie on ")[1] for message in caplog.messages] == expected

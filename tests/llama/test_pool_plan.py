@@ -1,0 +1,263 @@
+"""What a pool takes of the device and of the host, before anything is loaded."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyctl.engine.draft.draft_settings import DraftSettings
+from pyctl.engine.model_settings import ModelSettings
+from pyctl.engine.pool.pool_plan import PoolPlan
+from pyctl.engine.pool.pool_settings import PoolSettings
+from pyctl.engine.pool.selection import SelectSettings
+from pyctl.errors import ModelError
+from pyctl.llama import MemoryPlan, dry_runs
+from pyctl.llama.devices import Device
+from pyctl.llama.library import redirect_log
+from pyctl.llama.memory import MIB
+from pyctl.llama.pool.pool_fit import fit_pool
+from tools.generator import SHAPES
+
+N_CTX = 65_536
+
+ALL = SelectSettings()
+
+redirect_log()  # sizes are read in what llama.cpp says
+
+
+@pytest.mark.parametrize(
+    ("n", "resident", "n_stages"),
+    [
+        (16, 16, 0),
+        (99, 16, 0),
+        (15, 13, 2),  # one streamed layer would need as much room as if it were resident
+        (11, 9, 2),
+        (3, 1, 2),
+        (2, 0, 2),
+        (1, 0, 1),
+        (0, 0, 1),
+    ],
+)
+def test_what_does_not_fit_passes_through_stages(n: int, resident: int, n_stages: int) -> None:
+    plan = PoolPlan.of(n, 1024, 16, 100)
+    assert (plan.n_resident, plan.n_stages, plan.n_streamed) == (resident, n_stages, 16 - resident)
+    assert len(plan.resident) == resident
+    assert plan.device_bytes == min(max(n, 1), 16) * 100
+    assert plan.host_bytes == (16 - resident) * 100
+    assert plan.pass_bytes(512) == plan.host_bytes // 2
+    assert PoolPlan.of(1, 1024, 1, 100).resident == (0,)
+
+
+@pytest.mark.parametrize("n_layers", [2, 4, 10, 16])
+def test_streamed_layers_are_far_apart(n_layers: int) -> None:
+    for n in range(1, n_layers):
+        plan = PoolPlan.of(n, 1024, n_layers, 100)
+        streamed = sorted(set(range(n_layers)) - set(plan.resident))
+        assert len(streamed) == plan.n_streamed
+        gaps = [b - a for a, b in pairwise(streamed)]
+        assert not gaps or max(gaps) - min(gaps) <= 1
+
+
+def test_speed_is_told_before_anybody_waits_for_it() -> None:
+    """27B with q8_0: 544 MiB in each of 16 layers."""
+    (line,) = PoolPlan.of(11, 262_144, 16, 544 * MIB).lines()
+    assert line.startswith("K and V of 7 of 16 layers lie in RAM and are read for each token: at 20 GB/s at most ")
+    assert line.endswith("40 at 32,768 tokens, 10 at 131,072 tokens, 5.0 at 262,144 tokens (tokens/s)")
+    (measured,) = PoolPlan.of(11, 262_144, 16, 544 * MIB).lines(50e9)
+    assert "at 50 GB/s at most 100 at 32,768 tokens, 25 at 131,072 tokens, 13 at 262,144 tokens" in measured
+    assert list(PoolPlan.of(16, 262_144, 16, 544 * MIB).lines()) == []
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """on_gpu(n): as if all layers went to a GPU with ``n`` free bytes. Only names in llama.cpp's log are changed."""
+    captured = dry_runs.captured_log
+
+    @contextmanager
+    def renamed() -> Iterator[list[str]]:
+        with captured() as lines:
+            yield lines
+        lines[:] = [
+            re.sub(r"(layer +\d+(?: assigned to device|: dev =) )CPU", r"\1CUDA0", line)
+            .replace("CPU RS buffer", "CUDA0 RS buffer")
+            .replace("CPU compute", "CUDA0 compute")
+            for line in lines
+        ]
+
+    def use(free: int) -> None:
+        gpu = Device("CUDA0", "a GPU", True, 0, "CUDA0", 0, free, free)
+        monkeypatch.setattr(dry_runs, "devices", lambda: (gpu,))
+        monkeypatch.setattr(dry_runs, "captured_log", renamed)
+
+    return use
+
+
+def planned(path: Path, n_tokens: int, select: SelectSettings = ALL, **fields: Any) -> MemoryPlan:
+    settings = ModelSettings(path=str(path), **{"n_ctx": N_CTX, "n_ubatch": 64, **fields})
+    found = fit_pool(settings, DraftSettings(), PoolSettings(n_tokens, select))
+    assert found is not None
+    assert found[0].n_ctx == found[1].n_ctx
+    return found[1]
+
+
+@pytest.mark.parametrize(("name", "types"), [("tiny-dense", "f16"), ("tiny-hybrid", "q8_0"), ("tiny-moe", "q4_0")])
+def test_tokens_become_layers(
+    model_path: Callable[[str], Path], on_gpu: Callable[[int], None], name: str, types: str
+) -> None:
+    on_gpu(10_000 * MIB)
+    shape, path, fields = SHAPES[name], model_path(name), {"type_k": types, "type_v": types}
+    row = round(shape.row_bytes(types, types))
+    plans = {n: planned(path, n, **fields) for n in (N_CTX // 2, N_CTX, 10 * N_CTX)}
+    whole, half = plans[N_CTX], plans[N_CTX // 2]
+    assert plans[10 * N_CTX].pool == whole.pool
+    assert whole.pool is not None
+    assert half.pool is not None
+    n_layers = whole.pool.n_layers
+    assert (whole.pool.n_resident, whole.pool.n_stages, whole.pool.host_bytes) == (n_layers, 0, 0)
+    assert whole.pool.device_bytes == N_CTX * row
+    assert half.pool.n_resident == max(n_layers // 2 - 2, 0)
+    (gpu,), (other,) = whole.gpus, half.gpus
+    assert gpu.usage.kv - other.usage.kv == whole.pool.device_bytes - half.pool.device_bytes == N_CTX * row // 2
+    assert (
+        half.host.usage.kv - whole.host.usage.kv
+        == half.pool.host_bytes
+        == N_CTX * row * half.pool.n_streamed // n_layers
+    )
+    # A mask for 64 tokens, and beside quantised rows those of one layer in f16, behind attention's output for a batch.
+    values = 0 if types == "f16" else round(row / {"q8_0": 34 / 32, "q4_0": 18 / 32}[types] / n_layers)
+    output = 64 * 4 * shape.num_heads * shape.head_size if values else 0
+    with dry_runs.dry_run(ModelSettings(path=str(path), n_ubatch=64, **fields)) as run:
+        small = run.plan(1024)
+    assert gpu.usage.compute - small.gpus[0].usage.compute == N_CTX * (2 * 64 + 2 * values) + output
+    table = "\n".join(half.lines(0))
+    assert f"KV of {half.pool.n_streamed} of {n_layers} layers, streamed" in table
+    assert "are read for each token" in table
+    assert "streamed" not in "\n".join(whole.lines(0))
+
+
+@pytest.mark.parametrize("types", ["f16", "q8_0"])
+def test_selecting_takes_a_pool_even_where_all_fits(
+    model_path: Callable[[str], Path], on_gpu: Callable[[int], None], types: str
+) -> None:
+    on_gpu(10_000 * MIB)
+    shape, fields = SHAPES["tiny-dense"], {"type_k": types, "type_v": types}
+    path, select = model_path("tiny-dense"), SelectSettings(2000, 10, 256)
+    plan, none = planned(path, 0, select, **fields), planned(path, N_CTX, **fields)
+    assert plan.pool is not None
+    assert none.pool is not None
+    assert (plan.pool.n_resident, plan.pool.select, plan.pool.n_selecting) == (4, select, 2)
+    assert none.pool.select_bytes == 0
+    row, n_keys = round(shape.row_bytes(types, types) / 4), shape.num_kv_heads * shape.head_size
+    # A mean of four keys in each layer; a chunk of sinks, 32 that are chosen, 6 of the tail, padded; scores.
+    means = 4 * N_CTX // 4 * n_keys * 34 / 32
+    scores = max(N_CTX // 4 * shape.num_heads * 2 * 4 * 1.125, 4096 * n_keys * 4 * 1.25)
+    assert plan.pool.select_bytes == means + 2560 * row + scores
+    (gpu,), (other,) = plan.gpus, none.gpus
+    assert gpu.usage.total - other.usage.total == plan.pool.select_bytes == gpu.usage.selection
+    assert "means of keys, and rows that are chosen" in "\n".join(plan.lines(0))
+    less = planned(path, N_CTX // 2, select, **fields)
+    assert less.pool is not None
+    n_streamed = less.pool.n_streamed
+    more = n_streamed * 39 * 64 * row + 4096 * n_keys * (2 if types == "f16" else 34 / 32)
+    assert less.pool.select_bytes == plan.pool.select_bytes + more
+    on_gpu(gpu.usage.total + 100 * MIB - 1)  # a byte too little: all of it counts
+    tight = planned(path, 0, select, fit_target=(100,), **fields)
+    assert tight.pool is not None
+    assert tight.pool.n_streamed > 0
+    assert tight.gpus[0].shortage(100 * MIB) == 0
+
+
+def test_a_pool_takes_what_fitting_leaves(
+    model_path: Callable[[str], Path], on_gpu: Callable[[int], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    path, margin = model_path("tiny-dense"), {"fit_target": (100,)}
+    on_gpu(10_000 * MIB)
+    least = planned(path, N_CTX // 4, **margin)
+    assert least.pool is not None
+    total, layer = least.gpus[0].usage.total + 100 * MIB, least.pool.layer_bytes
+    assert (least.pool.n_layers, least.pool.n_stages) == (4, 1)
+    for free, n_resident, n_stages in (
+        (total, 0, 1),
+        (total + 2 * layer - 1, 0, 2),
+        (total + 2 * layer, 1, 2),
+        (total - MIB, 0, 1),  # which is too little, and the table says so
+    ):
+        on_gpu(free)
+        pool = planned(path, -1, **margin).pool
+        assert pool is not None
+        assert (pool.n_resident, pool.n_stages) == (n_resident, n_stages)
+    on_gpu(10_000 * MIB)
+    settings = ModelSettings(path=str(path), n_ctx=N_CTX)
+    assert fit_pool(settings, DraftSettings(), PoolSettings(-1)) is None
+    assert caplog.messages[-1] == "no --kv-pool: there is room for all of K and V"
+
+
+def test_the_context_is_cut_to_what_ram_has_room_for(
+    model_path: Callable[[str], Path], on_gpu: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = model_path("tiny-dense")
+    on_gpu(10_000 * MIB)
+    most = planned(path, 262_144 // 2, n_ctx=0)
+    assert most.pool is not None
+    assert most.n_ctx == 262_144
+    monkeypatch.setattr(dry_runs, "host_available", lambda: most.host.usage.total - 50 * MIB)
+    less = planned(path, 262_144 // 2, n_ctx=0, load_mode="none")
+    assert less.pool is not None
+    assert 131_072 < less.n_ctx < 262_144
+    assert less.host.shortage() == 0
+    monkeypatch.setattr(dry_runs, "host_available", lambda: 20 * MIB)
+    with pytest.raises(ModelError, match=r"cannot make the context: 65536 tokens need about"):
+        planned(path, N_CTX // 2)
+
+
+def test_what_cannot_be_pooled_runs_as_before(
+    model_path: Callable[[str], Path], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO)
+    settings, drafts = ModelSettings(path=str(model_path("tiny-hybrid")), n_ctx=4096), DraftSettings()
+    assert fit_pool(settings, drafts, PoolSettings(-1)) is None
+    assert caplog.messages[-1] == "no --kv-pool: there is no GPU"
+    with pytest.raises(ModelError, match="--kv-pool 2047 is too small for 4096 tokens of context: the least is 2048"):
+        fit_pool(settings, drafts, PoolSettings(2047))
+
+    def refused(reason: str) -> None:
+        assert fit_pool(settings, drafts, PoolSettings(4096)) is None
+        assert caplog.messages[-1].startswith(f"no --kv-pool: {reason}")
+
+    whole = dry_runs.tensor_bytes(Path(settings.path))
+    with monkeypatch.context() as patch:
+        patch.setattr(dry_runs, "tensor_bytes", lambda _: {**whole, "rope_factors_long.weight": 64})
+        refused("this model's positions depend on the size of the context")
+        assert fit_pool(settings, drafts, PoolSettings(select=SelectSettings(64))) is None
+        assert caplog.messages[-1].startswith("no --kv-select: this model's positions")
+    captured = dry_runs.captured_log
+
+    def changed(change: Callable[[list[str]], list[str]]) -> Any:
+        @contextmanager
+        def log() -> Iterator[list[str]]:
+            with captured() as lines:
+                yield lines
+            lines[:] = change(lines)
+
+        return log
+
+    with monkeypatch.context() as patch:
+        patch.setattr(dry_runs, "captured_log", changed(lambda lines: [x for line in lines for x in [line] * 2]))
+        refused("this model has not one cache of K and V")
+    gpu = Device("CUDA0", "a GPU", True, 0, "CUDA0", 0, MIB, MIB)
+    with monkeypatch.context() as patch:
+        patch.setattr(dry_runs, "devices", lambda: (gpu,))
+        patch.setattr(
+            dry_runs,
+            "captured_log",
+            changed(lambda x: [re.sub(r"layer +3: dev = CPU", "layer 3: dev = CUDA0", y) for y in x]),
+        )
+        refused("K and V are on several devices: CUDA0, host")

@@ -1,0 +1,54 @@
+"""A model with a classifier ranks texts of any length that the context takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyctl.engine.model_settings import ModelSettings
+from pyctl.errors import ContextSizeError, RequestError
+from pyctl.llama import load
+from pyctl.prompt import as_tokens
+from tests.contract.tiny_bert import write_tiny_bert
+from tools.generator import TINY_RERANK, cached_model
+
+
+def test_a_text_is_ranked_alike_in_one_batch_and_in_many(tmp_path_factory: pytest.TempPathFactory) -> None:
+    path: Path = cached_model(TINY_RERANK, tmp_path_factory.mktemp("models"))
+    tokens = as_tokens(np.random.default_rng(3).integers(0, 256, 300).tolist())
+    scores = []
+    for n_ubatch in (64, 512):
+        settings = ModelSettings(str(path), n_ctx=1024, n_ubatch=n_ubatch, n_threads=1, embeddings=True, pooling="rank")
+        loaded = load(settings)
+        try:
+            assert loaded.info.pooling == "rank"
+            assert "{query}" in loaded.info.rerank_template
+            scores.append(loaded.backend.embed(tokens))
+            assert scores[-1].shape == (1, TINY_RERANK.num_classes)
+            assert float(scores[-1].sum()) == pytest.approx(1.0, abs=1e-5)
+            other = loaded.backend.embed(tokens[:100])
+            assert not np.allclose(other, scores[-1], atol=1e-4)
+            with pytest.raises(ContextSizeError):
+                loaded.backend.embed(as_tokens([1] * 1025))
+            assert np.array_equal(loaded.backend.embed(tokens), scores[-1])
+        finally:
+            loaded.backend.unload()
+    assert scores[0] == pytest.approx(scores[1], abs=1e-3)
+
+
+def test_a_model_without_a_memory_ranks_what_fits_into_a_batch(tmp_path: Path) -> None:
+    write_tiny_bert(tmp_path / "bert.gguf")
+    settings = ModelSettings(str(tmp_path / "bert.gguf"), n_ubatch=64, n_threads=1, embeddings=True, pooling="rank")
+    loaded = load(settings)
+    try:
+        cls, sep = 2, 3
+        assert loaded.info.rerank_marks == ((cls,), (sep,), ())
+        assert not loaded.info.rerank_template
+        scores = [float(loaded.backend.embed(as_tokens([cls, 9, sep, n]))[0, 0]) for n in range(10, 30)]
+        assert len({round(score, 4) for score in scores}) > 10
+        with pytest.raises(RequestError, match="too large to process"):
+            loaded.backend.embed(as_tokens([9] * 65))
+    finally:
+        loaded.backend.unload()

@@ -1,0 +1,97 @@
+"""Looking at a few of the most likely tokens chooses what looking at all of them chooses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from pyctl.engine.model_settings import ModelSettings
+from pyctl.engine.sampling import Sampling
+from pyctl.llama import load, sampler
+from pyctl.llama.llama_backend import LlamaBackend
+from pyctl.prompt import as_tokens
+from tools.generator import TINY_HYBRID, cached_model
+
+
+@pytest.fixture(scope="module")
+def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaBackend]:
+    """A model with so many tokens that a few of them are fewer."""
+    shape = replace(TINY_HYBRID, name="tiny-hybrid-20k", vocab_size=20_000)
+    path = cached_model(shape, tmp_path_factory.mktemp("models"))
+    loaded = load(ModelSettings(path=str(path), n_ctx=1024, n_threads=1))
+    yield loaded.backend
+    loaded.backend.unload()
+
+
+def tokens(backend: LlamaBackend, sampling: Sampling, n: int = 60) -> list[int]:
+    prompt = as_tokens(list(range(100, 160)))
+    backend.clear(0)
+    backend.evaluate(0, prompt, 0)
+    chooser, found = backend.sampler(sampling, prompt), []
+    for position in range(prompt.size, prompt.size + n):
+        found.append(chooser.sample(0))
+        backend.evaluate(0, as_tokens(found[-1:]), position)
+    chooser.close()
+    return found
+
+
+BASE = Sampling(seed=7, ignore_eos=False)
+EVEN = tuple((token, -math.inf) for token in range(0, 20_000, 2))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "n_best"),
+    [
+        (replace(BASE, temperature=0.0), 1),
+        (replace(BASE, temperature=0.0, top_k=5, top_p=0.5, min_p=0.2), 1),
+        (replace(BASE, temperature=0.0, presence_penalty=2.0, top_k=20), 84),
+        (replace(BASE, temperature=3.0), 40),
+        (replace(BASE, temperature=3.0, top_k=20, top_p=0.8, min_p=0.0), 20),
+        (replace(BASE, temperature=3.0, top_k=300), 300),
+        (replace(BASE, temperature=3.0, top_k=8, repeat_penalty=1.5, repeat_last_n=32), 40),
+        (replace(BASE, temperature=3.0, xtc_probability=0.5, typical_p=0.9), 40),
+        (replace(BASE, temperature=3.0, grammar="root ::= [a-z]+", grammar_kind="gbnf"), 40),
+        (replace(BASE, temperature=0.0, grammar="root ::= [a-z]+", grammar_kind="gbnf"), 1),
+        (replace(BASE, temperature=0.0, ignore_eos=True, logit_bias=EVEN), 1),
+        (replace(BASE, temperature=0.0, logit_bias=tuple((token, 1.0 + token % 5) for token in range(200))), 1),
+        (replace(BASE, temperature=3.0, ignore_eos=True, logit_bias=((5, 3.0), (7, -2.0))), 40),
+        (replace(BASE, temperature=3.0, logit_bias=EVEN[:150]), 40),
+        (replace(BASE, temperature=3.0, repeat_penalty=1.5, repeat_last_n=32, logit_bias=EVEN), 72),
+    ],
+)
+def test_the_same_tokens_are_chosen(
+    backend: LlamaBackend, monkeypatch: pytest.MonkeyPatch, sampling: Sampling, n_best: int
+) -> None:
+    assert sampler._n_best(sampling) == n_best
+    found = tokens(backend, sampling)
+    monkeypatch.setattr(sampler, "_n_best", lambda _: 0)
+    assert found == tokens(backend, sampling)
+    assert len(set(found)) > 5
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        replace(BASE, temperature=1.0, repeat_penalty=0.5),
+        replace(BASE, temperature=1.0, presence_penalty=-1.0),
+        replace(BASE, temperature=0.0, top_k=0, xtc_probability=0.5),
+        replace(BASE, temperature=0.0, repeat_penalty=1.1, repeat_last_n=-1),
+        replace(BASE, temperature=0.0, dry_multiplier=1.0),
+        replace(BASE, temperature=1.0, samplers=("top_p", "top_k")),
+        replace(BASE, temperature=1.0, top_k=0),
+    ],
+)
+def test_where_any_token_may_win_all_are_looked_at(sampling: Sampling) -> None:
+    assert sampler._n_best(sampling) == 0
+
+
+def test_a_bias_leaves_all_but_a_few_tokens_unread(backend: LlamaBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[object] = []
+    monkeypatch.setattr(sampler.Candidates, "fill", lambda *_: read.append(0))
+    for temperature, n_distinct in ((0.0, 1), (3.0, 5)):
+        found = tokens(backend, replace(BASE, temperature=temperature, ignore_eos=True, logit_bias=((7, 1.0),)), 30)
+        assert len(set(found)) >= n_distinct
+    assert not read

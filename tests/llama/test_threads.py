@@ -1,0 +1,67 @@
+"""How many threads evaluate, and that they do not spin for long: other processes want the cores, too."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from llama_cpp import llama_cpp as api
+
+from pyctl.engine.model_settings import ModelSettings
+from pyctl.llama import load, params
+from pyctl.llama.params import context_params
+from pyctl.models import builtin_model
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("given", "n_layer_bytes", "expected"),
+    [
+        pytest.param({}, MIB - 1, (1, 16), id="tiny layers"),
+        pytest.param({}, 6 * MIB, (6, 16), id="small layers"),
+        pytest.param({}, 400 * MIB, (16, 16), id="large layers"),
+        pytest.param({}, None, (16, 16), id="nobody knows"),
+        pytest.param({"n_threads": 3}, 1, (3, 3), id="the user knows"),
+        pytest.param({"n_threads_batch": 5}, 1, (1, 5), id="of prompts"),
+    ],
+)
+def test_threads_are_as_many_as_the_layers_are_worth(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, int], n_layer_bytes: int | None, expected: tuple[int, int]
+) -> None:
+    monkeypatch.setattr(params, "_physical_cores", lambda: 16)
+    made = context_params(ModelSettings(**given), 512, n_layer_bytes)
+    assert (made.n_threads, made.n_threads_batch) == expected
+
+
+def test_the_built_in_model_decodes_with_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(params, "_physical_cores", lambda: 4)
+    backend = load(ModelSettings(path=str(builtin_model()), n_ctx=512)).backend
+    try:
+        assert api.llama_n_threads(backend._ctx) == 1
+        assert api.llama_n_threads_batch(backend._ctx) == 4
+    finally:
+        backend.unload()
+
+
+def openmp_says(code: str, **environ: str) -> str:
+    """How long libgomp lets threads spin, as it says itself when it is loaded."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
+    command = [sys.executable, "-c", code]
+    environ = {**kept, "OMP_DISPLAY_ENV": "verbose", **environ}
+    text = subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stderr
+    if "OPENMP DISPLAY ENVIRONMENT" not in text:
+        pytest.skip("this llama.cpp was built without OpenMP")
+    return text.partition("GOMP_SPINCOUNT = '")[2].partition("'")[0]
+
+
+def test_threads_spin_briefly_unless_somebody_says_otherwise() -> None:
+    load_it = "import pyctl.llama"
+    assert openmp_says(load_it) == "2000"
+    assert openmp_says(load_it, GOMP_SPINCOUNT="77") == "77"
+    polled = "import sys; from pyctl.cli import main; main(['serve', '--poll', '10', '--list-devices'])"
+    assert openmp_says(polled) == "400"
+    assert openmp_says(polled.replace("'--poll', '10'", "'--cpu-moe'")) == "300000"
+    assert openmp_says(load_it, OMP_WAIT_POLICY="passive") == "0"
