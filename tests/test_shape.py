@@ -20,7 +20,7 @@ OVER = {
     "ChatRequest fields": 14,
     "ContextMemory fields": 13,
     "ContextMemory public": 30,
-    "DeviceTier public": 26,
+    "DeviceTier public": 25,
     "DiskStore.__init__ parameters": 7,
     "DiskTier public": 21,
     "DryRun.__init__ parameters": 7,
