@@ -48,7 +48,8 @@ IGNORED: Mapping[str, int] = _names(
 --cpu-strict-draft --spec-draft-prio --prio-draft --spec-draft-poll --poll-draft --spec-draft-cpu-mask-batch -Cbd
 --cpu-mask-batch-draft --spec-draft-cpu-strict-batch --cpu-strict-batch-draft --spec-draft-prio-batch
 --prio-batch-draft --spec-draft-poll-batch --poll-batch-draft --spec-draft-p-split --draft-p-split
---spec-ngram-simple-min-hits --spec-ngram-map-k-min-hits
+--spec-ngram-simple-min-hits --spec-ngram-map-k-min-hits --spec-ngram-map-k4v-min-hits
+--spec-ngram-mod-n-min
 """,
     """
 --control-vector-layer-range
@@ -70,7 +71,7 @@ REJECTED: Mapping[str, int] = _names(
 
 REMOVED: Mapping[str, str] = {
     **dict.fromkeys(("--draft", "--draft-n", "--draft-max"), "--spec-draft-n-max or --spec-ngram-mod-n-max"),
-    **dict.fromkeys(("--draft-min", "--draft-n-min"), "--spec-draft-n-min or --spec-ngram-mod-n-min"),
+    **dict.fromkeys(("--draft-min", "--draft-n-min"), "--spec-draft-n-min"),
     "--spec-ngram-size-n": "the respective --spec-ngram-*-size-n",
     "--spec-ngram-size-m": "the respective --spec-ngram-*-size-m",
     "--spec-ngram-min-hits": "the respective --spec-ngram-*-min-hits",

@@ -83,8 +83,6 @@ def ngram_drafts(seen: Seen, name: str) -> list[tuple[int, ...]]:
     (source,) = (source for source in speculation.sources if source.name == name)
     text = np.tile(np.arange(100, dtype=np.int32), 6)
     text[::70] = 7
-    # And at last of a part that is too short to draft much from.
-    text = np.concatenate([text, np.arange(1000, 1090), np.arange(1050, 1090)]).astype(np.int32)
     seq = LiveSequence(0, 4096)
     seq.append(text[:150], exact=True)
     source.begin(1, text[:150])
@@ -410,10 +408,8 @@ EFFECTS: dict[str, Effect] = {
     "--spec-ngram-map-k-size-m": Effect("3", ngrams("ngram-map-k"), ("--spec-type", "ngram-map-k")),
     "--spec-ngram-map-k4v-size-n": Effect("3", ngrams("ngram-map-k4v"), ("--spec-type", "ngram-map-k4v")),
     "--spec-ngram-map-k4v-size-m": Effect("3", ngrams("ngram-map-k4v"), ("--spec-type", "ngram-map-k4v")),
-    "--spec-ngram-map-k4v-min-hits": Effect("3", ngrams("ngram-map-k4v"), ("--spec-type", "ngram-map-k4v")),
     "--spec-ngram-mod-n-match": Effect("16", ngrams("ngram-mod"), ("--spec-type", "ngram-mod")),
     "--spec-ngram-mod-n-max": Effect("52", ngrams("ngram-mod"), ("--spec-type", "ngram-mod")),
-    "--spec-ngram-mod-n-min": Effect("9", ngrams("ngram-mod"), ("--spec-type", "ngram-mod")),
     "--spec-synth-len": Effect("4", taken, ("--spec-type", "ngram-simple")),
     "--spec-synth-rates": Effect("1,1,0.5", taken, ("--spec-type", "ngram-simple", "--spec-ngram-simple-size-m", "3")),
     # -- chat format

@@ -263,7 +263,7 @@ def test_what_stands_for_an_image_is_no_draft(opened: Open, kind: str) -> None:
     begin = loaded.tokenizer.special_tokens()["<|vision_start|>"]
     said = Sampling(temperature=0.0, logit_bias=((begin, 1e4),))
     prompt = prompt_of(loaded, HEAD + USER, A, f"What is it?{END}{REPLY}")
-    small = NgramSettings(1, 2, 1, 2, mod_match=1, mod_max=4, mod_min=1)
+    small = NgramSettings(1, 2, 1, 2, mod_match=1, mod_max=4)
     sources = ngram_sources((kind,), small)
     proposed: list[tuple[int, ...]] = []
     find = sources[0].propose

@@ -240,7 +240,7 @@ def test_a_text_that_repeats_takes_fewer_steps(opened: Opened, kind: str) -> Non
     line = "the quick brown fox jumps over the lazy dog, and then it sleeps until the next morning comes again. "
     text = backend.tokenizer.tokenize(line * 3)
     forced = Sampling(temperature=0.0, grammar=f'root ::= "{line * 3}"', grammar_kind="gbnf")
-    settings = NgramSettings(mod_min=8)
+    settings = NgramSettings()
     speculation = Counting(ngram_sources([kind], settings), n_free=backend.n_rollback)
     engine = Engine(backend, RamCache(4, 2**26), EngineSettings(), speculation=speculation)
     reply = ask(engine, Prompt.of(text), 250, sampling=forced)

@@ -175,10 +175,7 @@ _SIZE, _LENGTH = integer(1, 1024), integer(0, 1024)
 
 @dataclass(frozen=True)
 class NgramSettings:
-    """``size_n``, ``n_match``: tokens that must have stood there before. ``size_m``, ``mod_max``: tokens of a draft.
-
-    ``mod_min``: fewer are no draft. ``min_hits``: how often the tokens must have been looked up.
-    """
+    """``size_n``, ``n_match``: tokens that must have stood there before. ``size_m``, ``mod_max``: tokens of a draft."""
 
     simple_size_n: int = SPECULATION.flag(12, "--spec-ngram-simple-size-n", "ngram-simple: tokens looked up", _SIZE)
     simple_size_m: int = SPECULATION.flag(48, "--spec-ngram-simple-size-m", "ngram-simple: tokens of a draft", _SIZE)
@@ -186,12 +183,8 @@ class NgramSettings:
     map_k_size_m: int = SPECULATION.flag(48, "--spec-ngram-map-k-size-m", "ngram-map-k: tokens of a draft", _SIZE)
     map_k4v_size_n: int = SPECULATION.flag(12, "--spec-ngram-map-k4v-size-n", "ngram-map-k4v: tokens looked up", _SIZE)
     map_k4v_size_m: int = SPECULATION.flag(48, "--spec-ngram-map-k4v-size-m", "ngram-map-k4v: tokens of a draft", _SIZE)
-    map_k4v_min_hits: int = SPECULATION.flag(
-        1, "--spec-ngram-map-k4v-min-hits", "ngram-map-k4v: look-ups of the same tokens before they draft", integer(1)
-    )
     mod_match: int = SPECULATION.flag(24, "--spec-ngram-mod-n-match", "ngram-mod: tokens looked up", _SIZE)
     mod_max: int = SPECULATION.flag(64, "--spec-ngram-mod-n-max", "ngram-mod: most tokens of a draft", _LENGTH)
-    mod_min: int = SPECULATION.flag(48, "--spec-ngram-mod-n-min", "ngram-mod: fewest tokens of a draft", _LENGTH)
 
 
 def rates(text: str) -> tuple[float, ...]:

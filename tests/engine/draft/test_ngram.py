@@ -1,10 +1,8 @@
-"""Drafts from n-grams: llama-server's, for prompts and replies that it was recorded with, and each request's own."""
+"""Drafts from n-grams: what followed before in the same request, and in no other."""
 
 from __future__ import annotations
 
-import json
 import random
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,25 +13,8 @@ from pyctl.engine.draft.ngram import NgramSource, ngram_sources
 from pyctl.engine.draft.source import DraftJob
 from pyctl.engine.sequence import LiveSequence
 from pyctl.prompt import as_tokens
-from pyctl.setting import fill, flags_of
-from tests.engine.draft.record_ngrams import CASES, RECORDED
 
-RECORDS: list[dict[str, Any]] = json.loads(RECORDED.read_text(encoding="utf-8"))
 NAMES = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod")
-
-
-def sources_of(flags: str) -> list[NgramSource]:
-    """What llama-server's flags ask for."""
-    words = flags.replace("--spec-default", "--spec-type ngram-mod").split()
-    given = dict(zip(words[::2], words[1::2], strict=True))
-    types = given.pop("--spec-type").split(",")
-    known = {flag.names: flag for _, flag in flags_of(NgramSettings)}
-    values = {}
-    for name, text in given.items():
-        convert = known[name].convert
-        assert convert is not None
-        values[known[name].dest] = convert(text)
-    return ngram_sources(types, fill(NgramSettings, values))
 
 
 class Request:
@@ -75,48 +56,26 @@ class Request:
         return right
 
 
-@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record["flags"])
-def test_the_drafts_are_those_of_llama_server(record: dict[str, Any]) -> None:
-    flags, prompt, reply, n = record["flags"], record["prompt"], record["reply"], record["n"]
-    text = [*prompt, *reply]
-    request = Request(sources_of(flags), prompt, reply)
-    theirs = {n_before: rest for n_before, *rest in record["steps"]}
-    n_equal = 0
-    while request.n_sampled < len(reply):
-        n_before = request.seq.n
-        draft = request.propose(n - request.n_sampled - 1)  # llama-server shortens drafts near the end
-        n_drafted, n_accepted, source, place = theirs.pop(n_before, (0, 0, "", -1))
-        if draft and not n_drafted and shares_a_bucket(text, n_before + 1, size_of(flags, "ngram-map-k")):
-            draft = ()
-        assert len(draft) == n_drafted, n_before
-        if draft and place >= 0:
-            place += size_of(flags, source)
-            assert list(draft) == text[place : place + n_drafted], n_before
-        assert request.accept(draft) == n_accepted, n_before
-        n_equal += n_drafted > 0
-    assert not theirs
-    assert n_equal >= 4
+def test_what_followed_last_time_is_drafted() -> None:
+    said = list(range(3, 60))
+    source = ngram_sources(["ngram-simple"], NgramSettings(simple_size_n=4, simple_size_m=5))[0]
+    assert Request([source], [*said, 70, 4, 6], [8]).propose(9) == (), "70 4 6 8 never stood there"
+    assert Request([source], [*said, *said[:9]], [12, 13]).propose(9) == (13, 14, 15, 16, 17)
+    again = Request([source], [*said, 4, 5, 6, 7, 90, 4, 5, 6], [7, 8])
+    assert again.propose(9)[:1] == (90,), "not what followed the time before"
 
 
-def size_of(flags: str, source: str) -> int:
-    """How many tokens ``source`` looks up; 0 if that is not what ``flags`` ask for."""
-    if source not in flags.split()[1].split(","):
-        return 0
-    words, name = flags.split(), f"--spec-{source}-size-n"
-    return int(words[words.index(name) + 1]) if name in words else 12
+def test_a_text_that_repeats_itself_is_drafted_as_long_as_may_be() -> None:
+    source = ngram_sources(["ngram-mod"], NgramSettings(mod_match=3, mod_max=20))[0]
+    request = Request([source], [1, 2] * 4, [1, 2] * 20)
+    assert request.propose(30) == (2, 1) * 10
 
 
-def shares_a_bucket(text: list[int], end: int, n: int) -> bool:
-    """Whether llama-server's map of 2**18 buckets loses the ``n`` tokens before ``end`` to others."""
-
-    def bucket(tokens: list[int]) -> int:
-        value = 0
-        for token in tokens:
-            value = (value * 2654435761 + token) % 2**32
-        return value % 2**18
-
-    keys = [text[i : i + n] for i in range(end - n)]
-    return n > 0 and any(bucket(key) == bucket(text[end - n : end]) and key != text[end - n : end] for key in keys)
+def test_a_draft_that_reaches_the_end_of_the_text_goes_on_where_it_began() -> None:
+    source = ngram_sources(["ngram-mod"], NgramSettings(mod_match=3, mod_max=7))[0]
+    assert Request([source], [1, 2, 3, 4, 5, 1, 2], [3]).propose(30) == (4, 5, 1, 2, 3, 4, 5)
+    assert Request([source], [1, 2, 3, 4, 5, 1, 2], [3]).propose(2) == (4, 5)
+    assert Request([source], [1, 2, 3, 4, 5], [6]).propose(30) == ()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -164,19 +123,18 @@ def test_hashes_are_those_of_the_tokens_however_they_came() -> None:
         assert text.part(first, n) == tuple(tokens[first : first + n].tolist())
 
 
-@pytest.mark.parametrize("keeps", [False, True])
-def test_places_are_the_last_or_the_first_that_were_put(keeps: bool) -> None:
+def test_places_are_the_last_that_were_put() -> None:
     rng = np.random.default_rng(1)
     tokens = rng.integers(0, 6, 40_000).astype(np.int32)
     text, n = ngram._Text(as_tokens(tokens)), 5
-    places = ngram._Places(n, keeps=keeps)
+    places = ngram._Places(n)
     expected: dict[bytes, int] = {}
     first = 0
     while first < 30_000:
         last = first + int(rng.choice([1, 3, 100, 3_000, 9_000]))
-        places.put(text, first, last)
+        places.put(text, last)
         now: dict[bytes, int] = {tokens[i : i + n].tobytes(): i for i in range(first, last)}
-        expected = {**now, **expected} if keeps else {**expected, **now}
+        expected = {**expected, **now}
         first = last
     assert len(places._latest) <= ngram._STEP + 1
     for i in rng.integers(0, 39_990, 300).tolist():
@@ -184,22 +142,10 @@ def test_places_are_the_last_or_the_first_that_were_put(keeps: bool) -> None:
         assert found == expected.get(tokens[i : i + n].tobytes(), -1)
 
 
-def test_a_map_forgets_when_it_remembers_too_many_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ngram, "MAX_KEYS", 5)
-    source = ngram_sources(["ngram-map-k"], NgramSettings(map_k_size_n=2, map_k_size_m=4))[0]
-    request = Request([source], list(range(3, 103)) * 2, list(range(3, 103)))
-    for _ in range(40):
-        request.propose(4)
-        request.accept(())
-        drafting = source._running[request.key][1]
-        assert isinstance(drafting, ngram._Map)
-        assert 0 < len(drafting._keys) <= 5
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_step_costs_the_same_after_a_long_text(name: str) -> None:
     """Counted in tokens that are hashed one by one or looked at, not in time."""
-    settings = NgramSettings(simple_size_m=12, map_k_size_m=12, map_k4v_size_m=12, mod_max=12, mod_min=0)
+    settings = NgramSettings(simple_size_m=12, map_k_size_m=12, map_k4v_size_m=12, mod_max=12)
 
     def most_put(n_prompt: int) -> int:
         source = ngram_sources([name], settings)[0]
@@ -210,9 +156,9 @@ def test_a_step_costs_the_same_after_a_long_text(name: str) -> None:
         seen: list[int] = []
         put = ngram._Places.put
 
-        def counting(self: ngram._Places, text: ngram._Text, first: int, last: int) -> None:
-            seen.append(max(last - first, 0))
-            put(self, text, first, last)
+        def counting(self: ngram._Places, text: ngram._Text, last: int) -> None:
+            seen.append(last - self._n_put)
+            put(self, text, last)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ngram._Places, "put", counting)
@@ -229,7 +175,3 @@ def test_sources_come_in_the_order_of_llama_server() -> None:
         "ngram-mod",
     ]
     assert not ngram_sources(["draft-mtp"], NgramSettings())
-
-
-def test_recordings_are_of_all_cases() -> None:
-    assert [record["flags"] for record in RECORDS] == [flags for flags, _ in CASES]

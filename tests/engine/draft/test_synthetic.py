@@ -10,7 +10,7 @@ from pyctl.engine.draft.draft_settings import SyntheticSettings, rates
 from pyctl.engine.draft.synthetic import SyntheticAcceptance, acceptance_rates
 from pyctl.engine.sampling import RANDOM_SEED
 from pyctl.errors import ConfigError
-from tests.engine.draft.record_ngrams import SYNTHETIC
+from tests.engine.draft.record_synthetic import SYNTHETIC
 
 LENGTHS = [(1.0, 3), (1.5, 3), (2.0, 3), (2.5, 3), (3.0, 3), (4.0, 3), (2.0, 1), (7.3, 64), (65.0, 64)]
 
