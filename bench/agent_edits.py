@@ -22,11 +22,11 @@ from pathlib import Path
 from llama_cpp import llama_cpp as api
 
 from bench.common import parse, parser_of, show
+from pyctl.cache.sequence import LiveSequence
 from pyctl.engine.draft.cache_drafts import CacheDrafts
 from pyctl.engine.draft.draft_settings import NgramSettings
 from pyctl.engine.draft.ngram import ngram_sources
 from pyctl.engine.draft.source import DraftJob, DraftSource
-from pyctl.engine.sequence import LiveSequence
 from pyctl.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.models import builtin_model
 from pyctl.prompt import Tokens, as_tokens

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
+from pyctl.cache.prefix_cache import Snapshotter
 from pyctl.cache.ram import RamCache
+from pyctl.cache.sequence import LiveSequence
 from pyctl.engine.engine import Engine
-from pyctl.engine.sequence import LiveSequence
-from pyctl.engine.snapshotter import Snapshotter
 from pyctl.engine.worker import Worker
 from pyctl.llama import LlamaBackend
 from tests.fake import FakeBackend

@@ -32,13 +32,13 @@ from llama_cpp import llama_cpp as api
 from numpy.typing import NDArray
 
 from bench.gpu.machine import describe, evict, vram_mib
+from pyctl.cache.device_tier import block_sizes
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import State
 from pyctl.engine.backend import SequenceTokens
-from pyctl.engine.device_tier import block_sizes
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from pyctl.cache.cache_settings import DiskSettings
+from pyctl.cache.device_tier import block_sizes, most_behind
 from pyctl.cache.disk.directory import CacheDirectory
 from pyctl.cache.disk.file_format import REPLIES
 from pyctl.cache.disk.store import DiskStore
@@ -29,7 +30,6 @@ from pyctl.chat.template import Template
 from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.logs import LoadProgress
 from pyctl.engine.admin import EngineAdmin
-from pyctl.engine.device_tier import block_sizes, most_behind
 from pyctl.engine.draft.cache_drafts import BESIDE_MODEL, CacheDrafts
 from pyctl.engine.draft.ngram import ngram_sources
 from pyctl.engine.draft.pace import Pace

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from pyctl.cache.cache_stats import SHOWN, CacheView, KnownParts, LiveView, view_of
 from pyctl.cache.disk.directory import Contents, Entry
+from pyctl.cache.sequence import LiveSequence
 from pyctl.cache.snapshot import PromptMatch
 from pyctl.engine.engine import Engine, IdleTask
 from pyctl.engine.engine_stats import EngineCounters, EngineMemory, EngineStats, SequenceFile, SequenceView
 from pyctl.engine.request import Timings
-from pyctl.engine.sequence import LiveSequence
 from pyctl.engine.worker import Worker
 from pyctl.errors import NotSupportedError, OutOfCellsError, PyctlError, RequestError, StateError
 from pyctl.prompt import Tokens

@@ -12,10 +12,10 @@ from types import TracebackType
 from typing import NamedTuple
 
 from pyctl.cache.cache_stats import RequestStats
+from pyctl.cache.sequence import LiveSequence
 from pyctl.engine.backend import Evaluator, Sampler, TopTokens
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import DraftCounts, Piece, StopType, Timings
-from pyctl.engine.sequence import LiveSequence
 from pyctl.engine.stream import LineLimits, ReasoningBudget, TextStream
 
 __all__ = ["Generation", "PendingTokens", "Verify"]

@@ -8,7 +8,9 @@ import time
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.disk.readers import Reads
 from pyctl.cache.disk_tier import DiskTier
+from pyctl.cache.prefix_cache import Snapshotter
 from pyctl.cache.ram import RamCache
+from pyctl.cache.sequence import LiveSequence
 from pyctl.engine.backend import Backend
 from pyctl.engine.decode import Generation, Verify
 from pyctl.engine.draft.speculation import Speculation
@@ -21,8 +23,6 @@ from pyctl.engine.request import Done
 from pyctl.engine.schedule.admission import ActiveRequest, IdleTask, Steps
 from pyctl.engine.schedule.company import Company
 from pyctl.engine.schedule.warm_ups import WarmUps
-from pyctl.engine.sequence import LiveSequence
-from pyctl.engine.snapshotter import Snapshotter
 from pyctl.errors import OutOfCellsError, PyctlError
 
 __all__ = ["Engine", "EngineSettings", "IdleTask"]
@@ -52,7 +52,7 @@ class Engine:
         self.snapshotter = Snapshotter(backend, cache, settings, disk)
         self.counters = EngineCounters()
         self.replies = RecentReplies()
-        self.company = Company(backend, self.snapshotter, self.counters)
+        self.company = Company(backend, settings, self.snapshotter, self.counters)
         self.cells = self.company.cells
         self.sequences = self.company.sequences
         self.running = self.company.running

@@ -9,15 +9,15 @@ from dataclasses import replace
 
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.plan import batch_ends, full_batch
+from pyctl.cache.prefix_cache import Snapshotter
+from pyctl.cache.restore import CacheLookup, CachePlan
+from pyctl.cache.sequence import LiveSequence
 from pyctl.cache.snapshot import State
 from pyctl.engine.backend import Backend
 from pyctl.engine.engine_stats import EngineCounters, PrefillLog
 from pyctl.engine.request import Progress
-from pyctl.engine.restore import CacheLookup, CachePlan
 from pyctl.engine.schedule.admission import ActiveRequest, Steps
 from pyctl.engine.schedule.cells import CellPool
-from pyctl.engine.sequence import LiveSequence
-from pyctl.engine.snapshotter import Snapshotter
 from pyctl.errors import BrokenOffError, OutOfCellsError, StateError
 from pyctl.prompt import Prompt
 

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import numpy as np
 
 from pyctl.cache.places import NOWHERE, ResumePlaces
+from pyctl.cache.ports import SavedSequence
 from pyctl.cache.snapshot import NOTHING, Block, BlockBytes, BlockSpan, Held, Span, State
-from pyctl.engine.backend import SavedSequence
 from pyctl.engine.pool.pool_plan import PoolPlan
 from pyctl.errors import OutOfCellsError, StateError
 from pyctl.llama.draft.draft_model import Follower

@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 
 from pyctl.cache.cache_stats import CacheStats, CacheView, SnapshotView
+from pyctl.cache.sequence import LiveSequence
 from pyctl.cli.arguments import FLAGS
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.draft.source import DraftJob
 from pyctl.engine.model_settings import ModelSettings
-from pyctl.engine.sequence import LiveSequence
 from pyctl.errors import ModelError
 from pyctl.llama import fit, load, loader
 from pyctl.llama.library import redirect_log

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from pyctl.cache.device_tier import block_sizes
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
 from pyctl.engine.backend import Backend, SequenceTokens
-from pyctl.engine.device_tier import block_sizes
 from pyctl.engine.draft.source import DraftJob
 from pyctl.engine.draft.speculation import Speculation
 from pyctl.engine.engine import Engine

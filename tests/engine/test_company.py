@@ -12,15 +12,15 @@ import pytest
 from pyctl.cache.costs import Costs
 from pyctl.cache.disk.readers import Readers, Reading, Reads, finished
 from pyctl.cache.ram import RamCache
+from pyctl.cache.restore import CacheLookup
+from pyctl.cache.sequence import LiveSequence
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.draft.speculation import Speculation
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Failed
-from pyctl.engine.restore import CacheLookup
 from pyctl.engine.sampling import Sampling
-from pyctl.engine.sequence import LiveSequence
 from pyctl.engine.worker import Worker
 from pyctl.errors import OutOfCellsError, RequestError, StateError
 from pyctl.prompt import Prompt

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pyctl.cache import device_tier
 from pyctl.cache.disk.index import Index
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Snapshot
-from pyctl.engine import device_tier
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.worker import Worker

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from pyctl.cache.ram import RamCache
+from pyctl.cache.sequence import LiveSequence
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Progress
-from pyctl.engine.sequence import LiveSequence
 from pyctl.errors import EngineError, UnavailableError
 from pyctl.prompt import Prompt, Tokens, as_tokens
 from tests.cache.checks import check_invariants

@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pyctl.cache import device_tier
 from pyctl.cache.disk.index import Index
 from pyctl.cache.disk.writer import OpenWrite, StoreWriter
 from pyctl.cache.snapshot import Block, BlockBytes, Held, Segment, State
-from pyctl.engine import device_tier
 from pyctl.engine.engine import Engine
 from pyctl.engine.pool.pool_plan import PoolPlan
 from pyctl.errors import StateError

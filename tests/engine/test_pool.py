@@ -10,18 +10,18 @@ from typing import Literal
 import numpy as np
 import pytest
 
+from pyctl.cache import device_tier
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
+from pyctl.cache.prefix_cache import PARK_MIN
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Span
-from pyctl.engine import device_tier
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.pool.pool_plan import PoolPlan, StreamCounts
 from pyctl.engine.pool.selection import SelectSettings
-from pyctl.engine.snapshotter import PARK_MIN
 from pyctl.engine.worker import Worker
 from pyctl.errors import NotSupportedError, RequestError
 from pyctl.prompt import Prompt

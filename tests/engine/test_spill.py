@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pyctl.cache import device_tier
 from pyctl.cache.costs import Costs
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Block, Held, Snapshot
-from pyctl.engine import device_tier
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.pool.pool_plan import PoolPlan

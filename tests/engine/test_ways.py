@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from pyctl.cache.plan import last_common_end
 from pyctl.cache.ram import RamCache
+from pyctl.cache.restore import CommonBatches, candidates
+from pyctl.cache.sequence import LiveSequence
 from pyctl.cache.snapshot import NOTHING, Prefix, PromptMatch, Segment, Snapshot, State
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.restore import CommonBatches, candidates
-from pyctl.engine.sequence import LiveSequence
 from pyctl.prompt import Tokens, as_tokens
 from tests.engine.drive import ask, chat
 from tests.fake import FakeBackend

@@ -13,8 +13,8 @@ from typing import Literal
 import numpy as np
 
 from pyctl.cache.places import ANYWHERE
+from pyctl.cache.ports import SavedSequence
 from pyctl.cache.snapshot import NOTHING, Block, BlockBytes, BlockSpan, Held, Span, State
-from pyctl.engine.backend import SavedSequence
 from pyctl.errors import OutOfCellsError, StateError
 from pyctl.prompt import Tokens
 from tests.fake.fake_cells import HEADER, ROW, FakeCells, FakeHeld

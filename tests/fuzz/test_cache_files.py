@@ -19,12 +19,12 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
+from pyctl.cache.device_tier import block_sizes
 from pyctl.cache.disk.file_format import INDEX, parse
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
-from pyctl.engine.device_tier import block_sizes
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.draft.speculation import Speculation
 from pyctl.engine.engine import Engine

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from llama_cpp import llama_cpp as api
 
+from pyctl.cache.ports import SavedSequence
 from pyctl.cache.ram import RamCache
-from pyctl.engine.backend import SavedSequence, SequenceTokens
+from pyctl.engine.backend import SequenceTokens
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.model_settings import ModelSettings

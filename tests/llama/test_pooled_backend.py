@@ -11,13 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pyctl.cache import device_tier
+from pyctl.cache.device_tier import block_sizes
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
-from pyctl.engine import device_tier
 from pyctl.engine.backend import SequenceTokens
-from pyctl.engine.device_tier import block_sizes
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings

@@ -8,7 +8,8 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from pyctl.engine.backend import Evaluator, SequenceMemory, SequenceTokens
+from pyctl.cache.ports import SequenceMemory
+from pyctl.engine.backend import Evaluator, SequenceTokens
 from pyctl.engine.draft.pace import LENGTHS, Pace
 from pyctl.errors import EngineError
 from pyctl.prompt import as_tokens

@@ -13,10 +13,10 @@ from typing import TypeAlias
 
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.disk.readers import Reads
+from pyctl.cache.sequence import LiveSequence
 from pyctl.cache.snapshot import Snapshot
 from pyctl.engine.decode import PendingTokens, Verify
 from pyctl.engine.handle import RequestHandle
-from pyctl.engine.sequence import LiveSequence
 from pyctl.errors import PyctlError
 from pyctl.limit import limit
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
+from pyctl.cache.ports import SequenceMemory
+from pyctl.cache.prefix_cache import Snapshotter
 from pyctl.cache.ram import RamCache
+from pyctl.cache.sequence import LiveSequence
 from pyctl.cache.snapshot import Snapshot
-from pyctl.engine.backend import SequenceMemory
-from pyctl.engine.sequence import LiveSequence
-from pyctl.engine.snapshotter import Snapshotter
 from pyctl.prompt import Prompt
 
 __all__ = ["CellPool", "SequenceWorth"]

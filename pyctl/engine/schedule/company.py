@@ -7,15 +7,16 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+from pyctl.cache.prefix_cache import Snapshotter
+from pyctl.cache.restore import CacheLookup
+from pyctl.cache.sequence import LiveSequence
 from pyctl.engine.backend import Backend
+from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.engine_stats import EngineCounters
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Failed, told
-from pyctl.engine.restore import CacheLookup
 from pyctl.engine.schedule.admission import ActiveRequest, Admission
 from pyctl.engine.schedule.cells import CellPool
-from pyctl.engine.sequence import LiveSequence
-from pyctl.engine.snapshotter import Snapshotter
 from pyctl.errors import EngineError, OutOfCellsError, PyctlError
 
 __all__ = ["Company"]
@@ -34,14 +35,16 @@ class Company:
     request is over, to be set by who needs it.
     """
 
-    def __init__(self, backend: Backend, snapshotter: Snapshotter, counters: EngineCounters) -> None:
+    def __init__(
+        self, backend: Backend, settings: EngineSettings, snapshotter: Snapshotter, counters: EngineCounters
+    ) -> None:
         self.sequences = [LiveSequence(i, backend.n_ctx) for i in range(backend.n_seqs)]
         self.cells = CellPool(self.sequences, backend.n_cells, snapshotter)
         self.waiting = Admission(backend.n_cells, backend.n_ctx)
         self.running: list[ActiveRequest] = []
         self.last: dict[int, ActiveRequest] = {}
         self.on_end: Callable[[], None] = lambda: None
-        self._backend = backend
+        self._backend, self._settings = backend, settings
         self._snapshotter = snapshotter
         self._counters = counters
         self._n_arrived = 0
@@ -106,11 +109,11 @@ class Company:
 
     @property
     def _clears(self) -> bool:
-        return self._is_exact or (self._snapshotter.settings.clear_idle and self._snapshotter.cache.enabled)
+        return self._is_exact or (self._settings.clear_idle and self._snapshotter.cache.enabled)
 
     @property
     def _is_exact(self) -> bool:
-        return self._snapshotter.settings.exact
+        return self._settings.exact
 
     # -- who makes way -----------------------------------------------------------------------------------------------
 

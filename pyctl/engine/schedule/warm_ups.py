@@ -12,15 +12,16 @@ from weakref import ref
 
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.plan import MIN_BATCH, ends_within, last_end
+from pyctl.cache.ports import CacheRequest
+from pyctl.cache.prefix_cache import Snapshotter
+from pyctl.cache.restore import CacheLookup, CachePlan, MakeRoom
+from pyctl.cache.sequence import LiveSequence
 from pyctl.cache.snapshot import Prefix, PromptMatch
 from pyctl.engine.engine_settings import MOST_WARM_UPS
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.prefill import Prefill
 from pyctl.engine.request import Done, Failed, Request, Timings
-from pyctl.engine.restore import CacheLookup, CachePlan, MakeRoom
 from pyctl.engine.schedule.admission import ActiveRequest, Steps
-from pyctl.engine.sequence import LiveSequence
-from pyctl.engine.snapshotter import Snapshotter
 from pyctl.errors import BusyError
 from pyctl.prompt import Tokens, common_prefix
 
@@ -233,7 +234,7 @@ class WarmUps:
             self._snapshotter.cache.drop(snapshot)
 
 
-def _shared(one: Request, other: Request) -> int:
+def _shared(one: CacheRequest, other: CacheRequest) -> int:
     return common_prefix(one.prompt.tokens, other.prompt.tokens)
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from pyctl.cache.recent import RecentPrompts
+from pyctl.cache.sequence import LiveSequence
 from pyctl.engine.draft.cache_drafts import BLOCK, OVERLAP, CacheDrafts
 from pyctl.engine.draft.source import DraftJob
-from pyctl.engine.sequence import LiveSequence
 from pyctl.prompt import Prompt, Tokens, as_tokens
 
 FILE = as_tokens(np.random.default_rng(1).permutation(5000)[:700])

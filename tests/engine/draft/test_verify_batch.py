@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from pyctl.cache.ram import RamCache
+from pyctl.cache.sequence import LiveSequence
 from pyctl.engine.backend import SequenceTokens
 from pyctl.engine.decode import PendingTokens
 from pyctl.engine.draft.pace import Pace
@@ -19,7 +20,6 @@ from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.sampling import Sampling
 from pyctl.engine.schedule.admission import ActiveRequest
-from pyctl.engine.sequence import LiveSequence
 from pyctl.errors import EngineError, StateError
 from pyctl.prompt import Tokens, as_tokens
 from tests.engine.draft.guesses import Guesses

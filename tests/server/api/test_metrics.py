@@ -3,8 +3,8 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from pyctl.cache.cache_stats import CacheStats, CacheView, SnapshotView
+from pyctl.cache.device_tier import DeviceCounts
 from pyctl.cache.snapshot import BlockBytes
-from pyctl.engine.device_tier import DeviceCounts
 from pyctl.engine.engine_stats import EngineCounters, EngineMemory, EngineStats
 from pyctl.server.api.metrics import prometheus_text
 from pyctl.server.server_settings import ServerSettings

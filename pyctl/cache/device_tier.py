@@ -15,10 +15,10 @@ from pyctl.cache.disk.file_format import Sizes
 from pyctl.cache.disk.write_behind import MOST_BEHIND_BYTES
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.plan import ends_within, last_end
+from pyctl.cache.ports import SequenceMemory
 from pyctl.cache.ram import RamCache
+from pyctl.cache.sequence import LiveSequence
 from pyctl.cache.snapshot import NOTHING, Block, Segment, Snapshot, needed_by
-from pyctl.engine.backend import SequenceMemory
-from pyctl.engine.sequence import LiveSequence
 from pyctl.errors import StateError
 from pyctl.limit import limit
 from pyctl.prompt import as_tokens

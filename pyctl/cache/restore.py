@@ -9,17 +9,16 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from pyctl.cache.cache_stats import Source
+from pyctl.cache.device_tier import DeviceTier
 from pyctl.cache.disk.chain import PendingSnapshot
 from pyctl.cache.disk.readers import Reading
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.plan import ends_within, last_common_end, last_end
+from pyctl.cache.ports import CacheRequest, SequenceMemory
 from pyctl.cache.ram import RamCache
 from pyctl.cache.recent import RecentMatches
+from pyctl.cache.sequence import LiveSequence
 from pyctl.cache.snapshot import Prefix, PromptMatch, Segment, Snapshot, State
-from pyctl.engine.backend import SequenceMemory
-from pyctl.engine.device_tier import DeviceTier
-from pyctl.engine.request import Request
-from pyctl.engine.sequence import LiveSequence
 from pyctl.errors import StateError
 from pyctl.prompt import Tokens
 
@@ -77,7 +76,7 @@ class CacheLookup:
     want the cache has no ways.
     """
 
-    request: Request
+    request: CacheRequest
     match: PromptMatch
     ends: Sequence[int]
     ways: Sequence[Candidate] = ()

@@ -12,17 +12,14 @@ from dataclasses import replace
 from functools import partial
 
 from pyctl.cache.cache_stats import CacheStats, Divergence, RequestStats
+from pyctl.cache.device_tier import DeviceTier
 from pyctl.cache.disk.readers import Reading
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.plan import choose_cuts, inner_ends, last_common_end, last_end, next_turn
+from pyctl.cache.ports import CacheOptions, CacheRequest, SequenceMemory
 from pyctl.cache.ram import RamCache
 from pyctl.cache.recent import RecentPrompts
-from pyctl.cache.snapshot import Block, Prefix, PromptMatch, Segment, Snapshot
-from pyctl.engine.backend import SequenceMemory
-from pyctl.engine.device_tier import DeviceTier
-from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.request import Request
-from pyctl.engine.restore import (
+from pyctl.cache.restore import (
     CacheLookup,
     CachePlan,
     Candidate,
@@ -38,7 +35,8 @@ from pyctl.engine.restore import (
     rows_in_memory,
     saved_rows,
 )
-from pyctl.engine.sequence import LiveSequence
+from pyctl.cache.sequence import LiveSequence
+from pyctl.cache.snapshot import Block, Prefix, PromptMatch, Segment, Snapshot
 from pyctl.errors import OutOfCellsError, StateError
 from pyctl.prompt import Prompt, as_tokens
 
@@ -61,9 +59,7 @@ class Snapshotter:
     passes `suspend` and `resume` in between.
     """
 
-    def __init__(
-        self, memory: SequenceMemory, cache: RamCache, settings: EngineSettings, disk: DiskTier | None
-    ) -> None:
+    def __init__(self, memory: SequenceMemory, cache: RamCache, settings: CacheOptions, disk: DiskTier | None) -> None:
         self.memory = memory
         self.cache = cache
         self.device = DeviceTier(memory, cache)
@@ -75,7 +71,7 @@ class Snapshotter:
             disk.costs = cache.costs
             cache.on_evict = partial(disk.spill, rows_of=self.device.rows_of)
 
-    def lookup(self, request: Request, ends: Sequence[int], seq: LiveSequence, stats: RequestStats) -> CacheLookup:
+    def lookup(self, request: CacheRequest, ends: Sequence[int], seq: LiveSequence, stats: RequestStats) -> CacheLookup:
         """What can be restored of a prompt with these batch ends into ``seq``; remembers it, if somebody sent it."""
         began, match = time.perf_counter(), PromptMatch(request.prompt.tokens)
         if not request.cache_prompt:
@@ -363,7 +359,7 @@ class Snapshotter:
             self.cache.touch(used)
         return (snapshot,)
 
-    def _is_exact(self, request: Request) -> bool:
+    def _is_exact(self, request: CacheRequest) -> bool:
         """Whether a prompt may resume only where a cold run would have come by."""
         return self.settings.exact or request.background
 
