@@ -45,7 +45,7 @@ def engine_on(loaded: Loaded, directory: Path | None) -> Iterator[Engine]:
     try:
         yield engine
     finally:
-        engine.snapshotter.close()
+        engine.prefix_cache.close()
 
 
 def delay(loaded: Loaded, n: int, turns: int, conversations: int) -> list[list[object]]:
@@ -106,8 +106,8 @@ def written(loaded: Loaded, n: int) -> list[list[object]]:
         for turn in range(4):
             prompt = prompt_of([1, *range(100, 100 + turn)], n)
             ask(engine, prompt)
-            assert engine.snapshotter.disk is not None
-            engine.snapshotter.disk.flush(60)
+            assert engine.prefix_cache.disk is not None
+            engine.prefix_cache.disk.flush(60)
             total = sum(path.stat().st_size for path in Path(name).rglob("*") if path.suffix in (".rows", ".state"))
             backend = loaded.backend
             theory = backend.rows_size(before, prompt.end) + backend.state_size(0)

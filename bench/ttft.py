@@ -51,7 +51,7 @@ def measure(engine: Engine, n: int, repeat: int) -> list[list[object]]:
         ask(engine, prompt_of([b], n))
         times["ram"].append(ask(engine, prompt_of([a, a + 3], n)))
         times["cold"].append(ask(engine, prompt_of([a, a + 4], n), cached=False))
-        engine.snapshotter.cache.clear()
+        engine.prefix_cache.cache.clear()
     medians = {way: statistics.median(d.timings.first_token_ms for d in done) for way, done in times.items()}
     rows: list[list[object]] = []
     for way, done in times.items():

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
-from pyctl.cache.prefix_cache import Snapshotter
+from pyctl.cache.prefix_cache import PrefixCache
 from pyctl.cache.ram import RamCache
 from pyctl.cache.sequence import LiveSequence
 from pyctl.engine.engine import Engine
@@ -22,7 +22,7 @@ from pyctl.llama import LlamaBackend
 from tests.fake import FakeBackend
 from tests.fake.fake_memory import FakeMemory
 
-OWNED: tuple[type, ...] = (Engine, Snapshotter, RamCache, LiveSequence, FakeMemory, FakeBackend, LlamaBackend)
+OWNED: tuple[type, ...] = (Engine, PrefixCache, RamCache, LiveSequence, FakeMemory, FakeBackend, LlamaBackend)
 
 ANY_THREAD = frozenset({"break_off", "check", "interrupt", "prepare", "_freed"})
 """Methods that any thread may call; who lets go of a block last frees it."""
@@ -44,7 +44,7 @@ def install() -> None:
     @functools.wraps(run)
     def owning(self: Worker) -> None:
         engine = self._engine
-        parts = [engine, engine.snapshotter, engine.snapshotter.cache, engine.backend, *engine.sequences]
+        parts = [engine, engine.prefix_cache, engine.prefix_cache.cache, engine.backend, *engine.sequences]
         for part in parts:
             _owners[part] = threading.current_thread()
         try:

@@ -46,8 +46,8 @@ def last_logits(engine: Engine, backend: LlamaBackend, prompt: Prompt) -> np.nda
 
 def forget(engine: Engine, backend: LlamaBackend) -> None:
     for seq in engine.sequences:
-        engine.snapshotter.forget(seq)
-    engine.snapshotter.cache.clear()
+        engine.prefix_cache.forget(seq)
+    engine.prefix_cache.cache.clear()
     backend.synchronize()
 
 

@@ -178,7 +178,7 @@ class Bench:
                 if way == "RAM":
                     ask(engine, prompt)
                     ask(engine, other)
-                    engine.snapshotter.device.leave_all()  # else only what that overwrote comes from RAM
+                    engine.prefix_cache.device.leave_all()  # else only what that overwrote comes from RAM
                 done = ask(engine, prompt)
                 stats, n_bytes = done.stats, done.stats.n_loaded * self._row_bytes()
                 print(
@@ -188,8 +188,8 @@ class Bench:
                     flush=True,
                 )
                 began = time.perf_counter()
-                assert engine.snapshotter.disk is not None
-                engine.snapshotter.disk.flush(120)  # which a server that ends does not wait for
+                assert engine.prefix_cache.disk is not None
+                engine.prefix_cache.disk.flush(120)  # which a server that ends does not wait for
                 engine.close(EngineError("the end"))
                 self.backend.clear(0)
                 if way == "RAM":

@@ -40,7 +40,7 @@ from pyctl.cache.snapshot import Block, Prefix, PromptMatch, Segment, Snapshot
 from pyctl.errors import OutOfCellsError, StateError
 from pyctl.prompt import Prompt, as_tokens
 
-__all__ = ["Snapshotter"]
+__all__ = ["PrefixCache"]
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ PARK_MIN = 64
 """Fewer new tokens than this are not worth a snapshot when a live sequence is given away."""
 
 
-class Snapshotter:
+class PrefixCache:
     """Restores from and saves to ``cache`` and ``disk`` for all sequences of ``memory``.
 
     A request passes `lookup`, `leave`, `restore`, `plan`, then `save` at each cut, and `persist`. A failure of the

@@ -129,7 +129,7 @@ def assemble(settings: CommandSettings, go_on: Callable[[], bool] = lambda: True
         budget -= loaded.images.rows.limit
     engine = Engine(loaded.backend, RamCache(settings.cache.n_slots, budget), settings.engine, tier, speculation)
     if remembered is not None:
-        remembered.follow(engine.snapshotter.recent)
+        remembered.follow(engine.prefix_cache.recent)
     # What is loaded stays until the end; the collector need not look at it again.
     gc.collect()
     gc.freeze()

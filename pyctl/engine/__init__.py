@@ -1,7 +1,7 @@
 """From a prompt to tokens: restores, evaluates, samples and saves, on one thread that owns the model.
 
 **Who owns what.** One thread, ``pyctl-engine``, is started by a `Worker` and runs the `Engine`. From then on it alone
-touches the engine, its live sequences, the `Snapshotter`, the cache in RAM with every snapshot and segment in it, and
+touches the engine, its live sequences, the `PrefixCache`, the cache in RAM with every snapshot and segment in it, and
 the backend with its samplers: none of these has a lock. Before that, and after the worker is closed, they belong to
 whoever made them. Everybody else hands something over:
 

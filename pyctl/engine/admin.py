@@ -78,7 +78,7 @@ class EngineAdmin:
 
         def run() -> bool:
             self._n_changes += 1
-            cache = self._engine.snapshotter.cache
+            cache = self._engine.prefix_cache.cache
             if cache.pin(name, pinned):
                 return True
             if any(snapshot.prefix.name == name for snapshot in cache.snapshots()):
@@ -96,7 +96,7 @@ class EngineAdmin:
 
         Hits and ages are those of when something came or went.
         """
-        disk = self._engine.snapshotter.disk
+        disk = self._engine.prefix_cache.disk
         if disk is None:
             return []
         directory, (contents, entries) = disk.store.directory, self._stored
@@ -111,7 +111,7 @@ class EngineAdmin:
 
         RequestError if it is pinned. Waits for the disk, on the caller's thread.
         """
-        disk = self._engine.snapshotter.disk
+        disk = self._engine.prefix_cache.disk
         if disk is None:
             return False
         self.check_stored(name)
@@ -119,7 +119,7 @@ class EngineAdmin:
 
     def check_stored(self, name: str) -> None:
         """RequestError if the snapshot of this id is pinned on disk, for this model. Waits for the disk."""
-        disk = self._engine.snapshotter.disk
+        disk = self._engine.prefix_cache.disk
         named = [] if disk is None else [each for each in disk.store.directory.entries() if each.name == name]
         if disk is not None and any(each.pinned and each.fingerprint == disk.store.fingerprint for each in named):
             raise RequestError(f"{name} is pinned: unpin it first")
@@ -131,7 +131,7 @@ class EngineAdmin:
             self._n_changes += 1
             self._engine.speculation.forget()
             self._engine.warm_ups.forget()
-            return self._engine.snapshotter.cache.clear()
+            return self._engine.prefix_cache.cache.clear()
 
         return self._worker.call(run)
 
@@ -156,20 +156,20 @@ class EngineAdmin:
     # -- on the engine's thread --------------------------------------------------------------------------------------
 
     def _view(self) -> CacheView:
-        snapshotter = self._engine.snapshotter
-        view = view_of(snapshotter.cache, snapshotter.totals, self._parts, snapshotter.disk)
+        prefix_cache = self._engine.prefix_cache
+        view = view_of(prefix_cache.cache, prefix_cache.totals, self._parts, prefix_cache.disk)
         live = tuple(self._live(seq) for seq in self._engine.sequences)
         return replace(view, live=live, revision=self._revise())
 
     def _live(self, seq: LiveSequence) -> LiveView:
-        found = self._engine.snapshotter.cache.lookup(PromptMatch(seq.tokens), seq.n)
+        found = self._engine.prefix_cache.cache.lookup(PromptMatch(seq.tokens), seq.n)
         at = found[0].prefix.name if found else ""
         return LiveView(seq.id, seq.n, seq.busy, at, tuple(seq.tokens[-SHOWN:].tolist()))
 
     def _revise(self) -> int:
         """Count up if anything has changed since the last call."""
-        engine, cache, disk = self._engine, self._engine.snapshotter.cache, self._engine.snapshotter.disk
-        totals = engine.snapshotter.totals
+        engine, cache, disk = self._engine, self._engine.prefix_cache.cache, self._engine.prefix_cache.disk
+        totals = engine.prefix_cache.totals
         seen = [
             *(self._n_changes, cache.turn, cache.n_bytes, cache.n_evicted, cache.n_shed, cache.n_lost),
             *(totals.requests, totals.n_saved, engine.counters.n_calls, len(engine.running)),
@@ -181,7 +181,7 @@ class EngineAdmin:
         return self._revision
 
     def _drop(self, name: str) -> bool:
-        cache = self._engine.snapshotter.cache
+        cache = self._engine.prefix_cache.cache
         for place, snapshot in cache.occupied():
             if snapshot.prefix.name == name:
                 if place.pinned:
@@ -207,8 +207,8 @@ class EngineAdmin:
             suspended_bytes=sum(kept.n_bytes for kept in suspended if kept is not None),
             n_cells=engine.cells.n_cells,
             n_cells_used=engine.cells.n_used,
-            n_cells_held=0 if engine.asleep else engine.snapshotter.device.n_cells,
-            device=replace(engine.snapshotter.device.counts),
+            n_cells_held=0 if engine.asleep else engine.prefix_cache.device.n_cells,
+            device=replace(engine.prefix_cache.device.counts),
             cache=self._view(),
             memory=self._memory(),
             streamed=engine.backend.streamed,
@@ -221,9 +221,9 @@ class EngineAdmin:
         return rows
 
     def _memory(self) -> EngineMemory:
-        snapshotter, backend = self._engine.snapshotter, self._engine.backend
+        prefix_cache, backend = self._engine.prefix_cache, self._engine.backend
         remembered = self._engine.speculation.n_bytes, backend.image_bytes
-        return EngineMemory(snapshotter.cache.n_bytes, backend.block_bytes(), snapshotter.recent.n_bytes, *remembered)
+        return EngineMemory(prefix_cache.cache.n_bytes, backend.block_bytes(), prefix_cache.recent.n_bytes, *remembered)
 
     def _sequence(self, seq: LiveSequence) -> SequenceView:
         active = self._engine.company.last.get(seq.id)
@@ -255,25 +255,25 @@ class EngineAdmin:
         self._check_files()
         began = time.perf_counter()
         engine = self._engine
-        engine.snapshotter.park(seq)
+        engine.prefix_cache.park(seq)
         try:
             try:
                 saved = engine.backend.load_file(seq.id, path)
             except (StateError, OutOfCellsError):  # how many cells it needs only the file knows
-                engine.snapshotter.forget(seq)
+                engine.prefix_cache.forget(seq)
                 if not engine.cells.empty():
                     raise
                 saved = engine.backend.load_file(seq.id, path)
         except (StateError, OutOfCellsError) as error:
-            engine.snapshotter.forget(seq)
+            engine.prefix_cache.forget(seq)
             raise RequestError(f"Unable to restore slot: {error}") from error
         seq.reset(saved.tokens, ends=saved.ends)
         engine.company.note_shared()
         if seq.shares:
             seq.ends = []  # its rows lie behind those of others
-        disk = engine.snapshotter.disk
+        disk = engine.prefix_cache.disk
         for_disk = disk is not None and disk.policy.kind != "off"
-        turn = engine.snapshotter.cache.turn
+        turn = engine.prefix_cache.cache.turn
         seq.belong(cached=True, for_disk=for_disk, asked=turn, n_header=seq.n, n_opening=0)
         seq.named = True
         return SequenceFile(seq.n, saved.n_bytes, (time.perf_counter() - began) * 1e3)
@@ -287,7 +287,7 @@ class EngineAdmin:
 
     def _erase(self, seq: LiveSequence) -> int:
         n = seq.n
-        self._engine.snapshotter.forget(seq)
+        self._engine.prefix_cache.forget(seq)
         return n
 
     def _when_idle(self, seq: int, function: Callable[[LiveSequence], R]) -> Future[R]:

@@ -8,7 +8,7 @@ import time
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.disk.readers import Reads
 from pyctl.cache.disk_tier import DiskTier
-from pyctl.cache.prefix_cache import Snapshotter
+from pyctl.cache.prefix_cache import PrefixCache
 from pyctl.cache.ram import RamCache
 from pyctl.cache.sequence import LiveSequence
 from pyctl.engine.backend import Backend
@@ -49,10 +49,10 @@ class Engine:
     ) -> None:
         self.backend = backend
         self.settings = settings
-        self.snapshotter = Snapshotter(backend, cache, settings, disk)
+        self.prefix_cache = PrefixCache(backend, cache, settings, disk)
         self.counters = EngineCounters()
         self.replies = RecentReplies()
-        self.company = Company(backend, settings, self.snapshotter, self.counters)
+        self.company = Company(backend, settings, self.prefix_cache, self.counters)
         self.cells = self.company.cells
         self.sequences = self.company.sequences
         self.running = self.company.running
@@ -60,8 +60,8 @@ class Engine:
         self.idle_tasks: list[IdleTask] = []
         self.asleep = False
         self._turns = PrefillTurns(backend.n_ubatch)
-        self._prefill = Prefill(backend, self.cells, self.snapshotter, self.counters, self.running)
-        self.warm_ups = WarmUps(self.snapshotter, self._prefill, backend.n_ubatch)
+        self._prefill = Prefill(backend, self.cells, self.prefix_cache, self.counters, self.running)
+        self.warm_ups = WarmUps(self.prefix_cache, self._prefill, backend.n_ubatch)
         self.company.on_end = self.warm_ups.ended
         self.speculation = speculation or Speculation()
 
@@ -143,19 +143,19 @@ class Engine:
         self._prefill.is_short = False
         for seq in self.sequences:
             seq.busy = seq.left_over = False
-            self.snapshotter.forget(seq)
+            self.prefix_cache.forget(seq)
 
     def sleep(self) -> None:
         """Free the model, after the ends of all conversations went to the cache; nothing may be running."""
         self.warm_ups.clear()
         for seq in self.sequences:
             try:
-                self.snapshotter.park(seq)
+                self.prefix_cache.park(seq)
             except Exception:
                 log.exception("the end of a conversation could not be saved")
-                self.snapshotter.forget(seq)
-        self.snapshotter.device.leave_all()
-        self.snapshotter.settle()
+                self.prefix_cache.forget(seq)
+        self.prefix_cache.device.leave_all()
+        self.prefix_cache.settle()
         self.backend.unload()
         self.asleep = True
         log.info("idle: the model is freed until the next request")
@@ -171,7 +171,7 @@ class Engine:
     @property
     def close_seconds(self) -> float:
         """How long `close` may take: what the disk is given to write the rest."""
-        disk = self.snapshotter.disk
+        disk = self.prefix_cache.disk
         return disk.close_seconds if disk is not None else 0.0
 
     def close(self, reason: PyctlError) -> bool:
@@ -179,7 +179,7 @@ class Engine:
         self.company.end_all(self.warm_ups.clear(), reason)
         for task in self.idle_tasks:
             task.fail(reason)
-        return self.snapshotter.close()
+        return self.prefix_cache.close()
 
     def _run_idle_tasks(self) -> None:
         ready = [task for task in self.idle_tasks if not self.sequences[task.seq].busy]
@@ -248,27 +248,27 @@ class Engine:
 
     def _serve(self, active: ActiveRequest, seq: LiveSequence) -> Steps:
         """The whole way of a request."""
-        snapshotter, request, handle = self.snapshotter, active.handle.request, active.handle
+        prefix_cache, request, handle = self.prefix_cache, active.handle.request, active.handle
         started = active.started = time.perf_counter()
         with Generation(self.backend, handle, seq) as reply:
             stats = active.stats = RequestStats(n_prompt=len(request.prompt))
             seq.left_over = False
-            lookup = snapshotter.lookup(request, self._prefill.ends(request.prompt), seq, stats)
-            snapshotter.leave(seq, lookup, stats)
+            lookup = prefix_cache.lookup(request, self._prefill.ends(request.prompt), seq, stats)
+            prefix_cache.leave(seq, lookup, stats)
             self.company.give_all_cells(lookup)
-            restored = yield from snapshotter.restore(lookup, seq, stats, self.cells.make_room)
+            restored = yield from prefix_cache.restore(lookup, seq, stats, self.cells.make_room)
             stats.n_warmed = self.warm_ups.used(lookup.match, stats.n_cached)
             lookup = self._prefill.behind(seq, lookup)
-            plan = snapshotter.plan(lookup, restored, seq, stats)
+            plan = prefix_cache.plan(lookup, restored, seq, stats)
             yield from self._prefill.run(active, seq, lookup.ends, plan, stats)
             reply.first()
-            snapshotter.save_end(seq, lookup, stats, self.backend.output, self.waiting.n_alike(active, self.running))
-            snapshotter.persist(plan)
+            prefix_cache.save_end(seq, lookup, stats, self.backend.output, self.waiting.n_alike(active, self.running))
+            prefix_cache.persist(plan)
             with self.speculation.following(active.id, request.prompt.tokens, request.sampling.seed) as learn:
                 yield from reply.rest(learn)
 
         timings = reply.timings(stats, active.submitted, started)
-        snapshotter.totals.add(stats, reply.n_predicted)
+        prefix_cache.totals.add(stats, reply.n_predicted)
         self.counters.count_reply(timings)
         self.replies.add(timings)
         handle.put(Done(reply.stop_type, reply.stopping_word, timings, stats, seq.id))

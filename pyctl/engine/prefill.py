@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.plan import batch_ends, full_batch
-from pyctl.cache.prefix_cache import Snapshotter
+from pyctl.cache.prefix_cache import PrefixCache
 from pyctl.cache.restore import CacheLookup, CachePlan
 from pyctl.cache.sequence import LiveSequence
 from pyctl.cache.snapshot import State
@@ -52,14 +52,14 @@ class Prefill:
         self,
         backend: Backend,
         cells: CellPool,
-        snapshotter: Snapshotter,
+        prefix_cache: PrefixCache,
         counters: EngineCounters,
         running: Collection[ActiveRequest],
     ) -> None:
         self.is_short = False
         self._backend = backend
         self._cells = cells
-        self._snapshotter = snapshotter
+        self._prefix_cache = prefix_cache
         self._counters = counters
         self._running = running
 
@@ -78,7 +78,7 @@ class Prefill:
         return replace(lookup, ends=self._ends(lookup.request.prompt, 0))
 
     def _ends(self, prompt: Prompt, batch_cost: int) -> list[int]:
-        backend, min_batch = self._backend, self._snapshotter.settings.min_batch
+        backend, min_batch = self._backend, self._prefix_cache.settings.min_batch
         ends = batch_ends(prompt, backend.n_ubatch, min_batch, batch_cost, backend.far_batch)
         return backend.places.added_to(ends)
 
@@ -117,7 +117,7 @@ class Prefill:
             seq.in_picture = picture is not None and end < picture.end
             shown.reached(end)
             if end in plan.cuts:
-                self._snapshotter.save(seq, plan, stats)
+                self._prefix_cache.save(seq, plan, stats)
             _tell_progress(active, seq, stats)
             is_alone = is_alone and len(self._running) <= 1
             if end < len(prompt):
@@ -127,7 +127,7 @@ class Prefill:
             self._backend.recall(plan.protected[0].state.output)
         stats.prefill_ms = (time.perf_counter() - began) * 1e3 - (stats.save_ms - save_before)
         if is_alone:  # else others had their share of this time
-            self._snapshotter.cache.costs.note_evaluated(first, last, stats.prefill_ms / 1e3)
+            self._prefix_cache.cache.costs.note_evaluated(first, last, stats.prefill_ms / 1e3)
 
     def _evaluate(self, prompt: Prompt, seq: LiveSequence, end: int, plan: CachePlan, *, may_break: bool) -> bool:
         """False if there is no room until somebody else waits, or if it was broken off for somebody who does."""

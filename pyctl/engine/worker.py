@@ -251,7 +251,7 @@ class Worker:
     def _save_rest(self) -> None:
         """After a failure: what the cache holds is still good, and goes to disk if it can."""
         try:
-            self._engine.snapshotter.close()
+            self._engine.prefix_cache.close()
         except Exception:
             log.exception("the cache could not be written")
 
@@ -276,7 +276,7 @@ class Worker:
                 if not may_go_ahead and self._until_sleep() == 0:
                     self._engine.sleep()
                 elif self._until_copy() == 0:
-                    seconds = self._engine.snapshotter.device.copy_next(self._engine.snapshotter.disk)
+                    seconds = self._engine.prefix_cache.device.copy_next(self._engine.prefix_cache.disk)
                     self._copy_at = time.monotonic() + seconds if seconds is not None else None
                 else:
                     busy = self._is_ahead = may_go_ahead
@@ -354,7 +354,7 @@ class Worker:
         """Seconds until the model is freed, None for not."""
         if self._sleep_seconds < 0 or self._engine.asleep:
             return None
-        disk, seconds = self._engine.snapshotter.disk, self._last_work + self._sleep_seconds - time.monotonic()
+        disk, seconds = self._engine.prefix_cache.disk, self._last_work + self._sleep_seconds - time.monotonic()
         return max(seconds, AGAIN_SECONDS if disk is not None and disk.is_moving else 0.0)
 
     # -- from any thread ---------------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ class DraftServer:
         assert reply.error is None
         assert reply.done is not None
         self.restored, self.n_cached = reply.done.stats.source, reply.done.stats.n_cached
-        check_invariants(self.engine.snapshotter.cache)
+        check_invariants(self.engine.prefix_cache.cache)
         return Turn(reply.tokens, self.source.drafts[max(self.source.drafts)] if self.source.drafts else {})
 
     def go_on(self) -> None:

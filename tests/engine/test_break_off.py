@@ -64,7 +64,7 @@ def test_a_batch_that_is_broken_off_is_evaluated_later(kind: str) -> None:
     assert reply.tokens == expected
     assert reply.done is not None
     assert reply.done.stats.n_evaluated <= N
-    check_invariants(engine.snapshotter.cache)
+    check_invariants(engine.prefix_cache.cache)
 
 
 def test_what_somebody_waits_for_is_not_broken_off() -> None:
@@ -138,7 +138,7 @@ def test_logits_are_those_of_a_cold_run(
     assert (last(engine) == expected).all()
     for each in engine.sequences:
         backend.clear(each.id)
-    engine.snapshotter.cache.clear()
+    engine.prefix_cache.cache.clear()
 
 
 @pytest.mark.parametrize("shape", ["tiny-hybrid", "tiny-dense", "tiny-moe"])
@@ -178,7 +178,7 @@ def test_a_device_that_asks_nobody_is_looked_at_between_its_layers(
     assert pulse.count == seen, "nobody else's evaluation is stopped at"
     assert (backend.logits(0) == expected).all()
     backend.clear(seq.id)
-    engine.snapshotter.cache.clear()
+    engine.prefix_cache.cache.clear()
 
 
 def test_a_request_breaks_off_what_runs(open_model: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ def run(engine: Engine, most: int = 20_000) -> int:
 
 def check_at_rest(engine: Engine, backend: FakeBackend) -> None:
     """Nobody is left, and nobody's bytes."""
-    cache = engine.snapshotter.cache
+    cache = engine.prefix_cache.cache
     assert not engine.running
     assert not engine.waiting
     assert cache.kept == []
@@ -73,7 +73,7 @@ def check_at_rest(engine: Engine, backend: FakeBackend) -> None:
 
 def check_held(engine: Engine, backend: FakeBackend) -> None:
     """The cache's bytes and rows are counted, and what the device holds is what the cache has."""
-    cache = engine.snapshotter.cache
+    cache = engine.prefix_cache.cache
     check_invariants(cache)
     held = [segment.held for segment in cache.segments() if segment.held is not None]
     assert set(held) == set(backend._cells._held), "rows are held for the cache alone"
@@ -194,7 +194,7 @@ def test_no_room_is_no_bad_snapshot() -> None:
     first, second = prompt_of(1, 500), prompt_of(2, 500)
     ask(engine, first)
     ask(engine, second)
-    kept = engine.snapshotter.cache.snapshots()
+    kept = engine.prefix_cache.cache.snapshots()
     load_rows, refused = backend.load_rows, []
 
     def full(*args: object) -> None:
@@ -205,8 +205,8 @@ def test_no_room_is_no_bad_snapshot() -> None:
     reply = ask(engine, first)
     assert refused
     assert reply.tokens == alone(first, 8).tokens
-    assert set(kept) <= set(engine.snapshotter.cache.snapshots())
-    assert engine.snapshotter.totals.failed_restores == 0
+    assert set(kept) <= set(engine.prefix_cache.cache.snapshots())
+    assert engine.prefix_cache.totals.failed_restores == 0
     backend.load_rows = load_rows
     check_at_rest(engine, backend)
 
@@ -232,7 +232,7 @@ def test_a_suspended_reply_that_is_cancelled_frees_everything() -> None:
     handles = [submit(engine, prompt_of(seed, 100), -1, sampling=ENDLESS) for seed in (1, 2)]
     while not engine.waiting.suspended:
         assert engine.step()
-    cache = engine.snapshotter.cache
+    cache = engine.prefix_cache.cache
     check_invariants(cache)
     assert cache.kept
     closed: list[object] = []
@@ -255,7 +255,7 @@ def test_closing_ends_suspended_replies_too() -> None:
         engine.step()
     engine.close(RequestError("bye"))
     assert [str(collect(handle).error) for handle in handles] == ["bye", "bye"]
-    assert engine.snapshotter.cache.kept == []
+    assert engine.prefix_cache.cache.kept == []
     assert not engine.step()
 
 
@@ -265,8 +265,8 @@ def test_a_suspended_reply_keeps_its_rows_whatever_the_cache_evicts() -> None:
     handles = [submit(engine, prompt_of(seed, 120), -1, sampling=ENDLESS) for seed in (1, 2)]
     while not engine.waiting.suspended:
         engine.step()
-    engine.snapshotter.cache.clear()
-    check_invariants(engine.snapshotter.cache)
+    engine.prefix_cache.cache.clear()
+    check_invariants(engine.prefix_cache.cache)
     run(engine)
     for seed, handle in enumerate(handles, 1):
         assert collect(handle).tokens == alone(prompt_of(seed, 120), -1, sampling=ENDLESS).tokens
@@ -371,7 +371,7 @@ def test_saving_a_sequence_after_its_request_was_moved(monkeypatch: pytest.Monke
         assert stats.total.n_suspended > 0
         assert (stats.n_suspended, stats.suspended_bytes) == (0, 0)
         assert (stats.n_cells, stats.n_cells_used) == (1024, sum(seq.n for seq in engine.sequences))
-        assert (stats.n_cells_held, stats.device) == (backend.n_held, engine.snapshotter.device.counts)
+        assert (stats.n_cells_held, stats.device) == (backend.n_held, engine.prefix_cache.device.counts)
         assert stats.device.kept > 0
     finally:
         worker.close()
@@ -384,24 +384,24 @@ def test_a_restore_that_waits_for_the_disk_gives_way_and_begins_again(begun: boo
     engine = engine_of(backend, exact=True)
     old = submit(engine, prompt_of(1, 300), 500, sampling=ENDLESS)
     engine.step()
-    restore, readers = engine.snapshotter.restore, Readers(1, "test")
+    restore, readers = engine.prefix_cache.restore, Readers(1, "test")
     disk: Future[None] = Future()
 
     def slow(lookup: CacheLookup, seq: LiveSequence, *args: Any) -> Reading[Any]:
         if not disk.done():
             try:
                 if begun:
-                    engine.snapshotter.forget(seq)
+                    engine.prefix_cache.forget(seq)
                     backend.evaluate(seq.id, lookup.match.tokens[:60], 0)
                     seq.n_expected = 400
                 yield from finished(Reads([disk], readers, float("inf")))
             except GeneratorExit:
                 seq.n_expected = 0
-                engine.snapshotter.forget(seq)
+                engine.prefix_cache.forget(seq)
                 raise
         return (yield from restore(lookup, seq, *args))
 
-    engine.snapshotter.restore = slow  # type: ignore[assignment]
+    engine.prefix_cache.restore = slow  # type: ignore[assignment]
     young = submit(engine, prompt_of(2, 400), 30)
     while not engine.waiting.queue or len(engine.running) == 2:
         assert engine.step()
@@ -429,7 +429,7 @@ def test_only_prompts_that_are_evaluated_alone_say_what_tokens_cost(is_async: bo
     backend = FakeBackend(n_ctx=4096, n_seqs=2, n_ubatch=64)
     backend.is_async = is_async
     engine = engine_of(backend)
-    costs = engine.snapshotter.cache.costs = NotedCosts()
+    costs = engine.prefix_cache.cache.costs = NotedCosts()
     first, *others = (prompt_of(seed, 300) for seed in (1, 2, 3))
     ask(engine, first)
     assert [0 < last <= 300 for _, last in costs.noted] == [True]

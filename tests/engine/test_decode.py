@@ -99,7 +99,7 @@ def test_drafts_change_nothing_but_the_number_of_steps(
     assert not source.replies
     if kind == "attention" or width <= backend.n_rollback:
         assert backend.digest(0) == one_by_one.digest(0)
-    check_invariants(engine.snapshotter.cache)
+    check_invariants(engine.prefix_cache.cache)
 
     engine.speculation = Speculation()
     follow = Prompt.of([*PROMPT.tokens, *reply.tokens, 7, 8, 9], [100, 146])

@@ -54,9 +54,9 @@ def test_each_turn_after_a_restart_goes_on_where_the_last_ended(tmp_path: Path, 
         assert reply.tokens == cold(FakeBackend(kind), prompt).tokens
         assert stats.n_cached == deepest
         assert stats.source == ("disk" if turn else "none")
-        check_invariants(engine.snapshotter.cache)
+        check_invariants(engine.prefix_cache.cache)
         deepest = prompt.end
-        engine.snapshotter.close()
+        engine.prefix_cache.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -64,52 +64,52 @@ def test_policy_full_writes_a_prompt_without_messages_while_the_server_runs(tmp_
     prompt = Prompt.of(np.random.default_rng(7).integers(1, 60, 900))
     killed = engine_on(tmp_path, kind, "full")
     expected = ask(killed, prompt).tokens
-    assert killed.snapshotter.disk.flush(60)
+    assert killed.prefix_cache.disk.flush(60)
     engine = engine_on(tmp_path, kind, "full")
     reply = ask(engine, prompt)
     assert reply.tokens == expected
     assert (reply.done.stats.source, reply.done.stats.n_cached) == ("disk", 896)
     for each in (engine, killed):
-        each.snapshotter.close()
+        each.prefix_cache.close()
 
 
 def test_the_deeper_tier_wins_and_ram_wins_a_tie(tmp_path: Path) -> None:
     engine = engine_on(tmp_path, "hybrid")
     long = chat((1, 300), (2, 240), (3, 240))
     ask(engine, long)
-    assert engine.snapshotter.disk.flush(60)
+    assert engine.prefix_cache.disk.flush(60)
     ask(engine, chat((9, 300)))
     assert ask(engine, long).done.stats.source == "ram"
-    engine.snapshotter.cache.clear()
+    engine.prefix_cache.cache.clear()
     ask(engine, chat((8, 300)))
     stats = ask(engine, long).done.stats
     assert (stats.source, stats.n_cached) == ("disk", 780)
     ask(engine, chat((7, 300)))
     assert ask(engine, long).done.stats.source == "ram", "what came from disk is in RAM now"
-    check_invariants(engine.snapshotter.cache)
-    engine.snapshotter.close()
+    check_invariants(engine.prefix_cache.cache)
+    engine.prefix_cache.close()
 
 
 def test_files_that_vanish_are_a_miss(tmp_path: Path) -> None:
     prompt = chat((1, 300), (2, 240))
     engine = engine_on(tmp_path, "hybrid")
     expected = ask(engine, prompt).tokens
-    engine.snapshotter.close()
+    engine.prefix_cache.close()
     for path in tmp_path.rglob("*.rows"):
         path.unlink()
     engine = engine_on(tmp_path, "hybrid")
     reply = ask(engine, prompt)
     assert reply.tokens == expected
     assert reply.done.stats.n_cached == 0
-    assert engine.snapshotter.disk.flush(60)  # what was found to be gone is forgotten, too
-    engine.snapshotter.close()
+    assert engine.prefix_cache.disk.flush(60)  # what was found to be gone is forgotten, too
+    engine.prefix_cache.close()
     engine = engine_on(tmp_path, "hybrid")
     assert ask(engine, prompt).done.stats.source == "disk", "it was written again"
-    engine.snapshotter.close()
+    engine.prefix_cache.close()
     shutil.rmtree(tmp_path / "fake")
     engine = engine_on(tmp_path, "hybrid")
     assert ask(engine, prompt).tokens == expected
-    engine.snapshotter.close()
+    engine.prefix_cache.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -117,35 +117,35 @@ def test_a_snapshot_that_reads_but_does_not_load_is_a_miss(tmp_path: Path, kind:
     prompt = chat((1, 300), (2, 240))
     engine = engine_on(tmp_path, kind)
     expected = ask(engine, prompt).tokens
-    engine.snapshotter.close()
+    engine.prefix_cache.close()
     engine = engine_on(tmp_path, kind)
     engine.backend.fail_loads = 1
     reply = ask(engine, prompt)
     assert reply.tokens == expected
     assert reply.error is None
-    check_invariants(engine.snapshotter.cache)
-    engine.snapshotter.close()
+    check_invariants(engine.prefix_cache.cache)
+    engine.prefix_cache.close()
 
 
 def test_a_request_can_stay_off_the_disk(tmp_path: Path) -> None:
     engine = engine_on(tmp_path, "hybrid")
     ask(engine, chat((1, 300)), disk_policy=DiskPolicy("off"))
-    assert engine.snapshotter.disk.flush(60)
-    assert engine.snapshotter.disk.store.lengths() == set()
-    engine.snapshotter.close()
+    assert engine.prefix_cache.disk.flush(60)
+    assert engine.prefix_cache.disk.store.lengths() == set()
+    engine.prefix_cache.close()
 
 
 def test_off_reads_nothing_either(tmp_path: Path) -> None:
     prompt = chat((1, 300), (2, 240))
     engine = engine_on(tmp_path, "hybrid")
     ask(engine, prompt)
-    engine.snapshotter.close()
+    engine.prefix_cache.close()
     engine = engine_on(tmp_path, "hybrid")
     assert ask(engine, prompt, disk_policy=DiskPolicy("off")).done.stats.source == "none"
-    engine.snapshotter.close()
+    engine.prefix_cache.close()
     engine = engine_on(tmp_path, "hybrid", "off")
     assert ask(engine, prompt).done.stats.source == "none"
-    engine.snapshotter.close()
+    engine.prefix_cache.close()
 
 
 def test_random_branches_over_many_restarts(tmp_path: Path) -> None:
@@ -160,8 +160,8 @@ def test_random_branches_over_many_restarts(tmp_path: Path) -> None:
             conversation.append((int(rng.integers(1000)), int(rng.choice([40, 100, 170]))))
             prompt = chat(*conversation)
             assert ask(engine, prompt, 4).tokens == cold(FakeBackend("hybrid"), prompt, 4).tokens
-            check_invariants(engine.snapshotter.cache)
-        engine.snapshotter.close()
+            check_invariants(engine.prefix_cache.cache)
+        engine.prefix_cache.close()
 
 
 def test_the_engine_asks_neither_the_index_nor_a_thread_that_waits(
@@ -169,7 +169,7 @@ def test_the_engine_asks_neither_the_index_nor_a_thread_that_waits(
 ) -> None:
     """The index is only touched by other threads, and turns go on while the one that writes is stuck."""
     engine = engine_on(tmp_path, "hybrid", "auto")
-    tier, stuck = engine.snapshotter.disk, threading.Event()
+    tier, stuck = engine.prefix_cache.disk, threading.Event()
     tier._recovery.join(60)
     me, touched = threading.get_ident(), []
 
@@ -191,7 +191,7 @@ def test_the_engine_asks_neither_the_index_nor_a_thread_that_waits(
         ask(engine, prompt)
     assert tier.flush(60)
     head = min(tmp_path.rglob("*.rows"), key=lambda path: int(path.name.split("-")[0]))
-    engine.snapshotter.cache.clear()
+    engine.prefix_cache.cache.clear()
     ask(engine, chat((99, 300)))
     assert ask(engine, prompts[0]).done.stats.source == "disk"
 
@@ -204,7 +204,7 @@ def test_the_engine_asks_neither_the_index_nor_a_thread_that_waits(
     for prompt in prompts[1:]:
         ask(engine, prompt)
     head.write_bytes(b"")
-    engine.snapshotter.cache.clear()
+    engine.prefix_cache.cache.clear()
     ask(engine, chat((98, 300)))
     for prompt in prompts:
         ask(engine, prompt)
@@ -215,17 +215,17 @@ def test_the_engine_asks_neither_the_index_nor_a_thread_that_waits(
     stuck.set()
     assert tier.flush(60)
     assert tier.view().damaged == 1
-    engine.snapshotter.close()
+    engine.prefix_cache.close()
 
 
 def test_closing_waits_as_long_as_the_disk_may_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyctl.engine.worker.STEP_SECONDS", 0.1)
     engine = engine_on(tmp_path, "hybrid")
-    engine.snapshotter.disk.close_seconds = 60.0
+    engine.prefix_cache.disk.close_seconds = 60.0
     ask(engine, chat((1, 300), (2, 240)))
-    assert engine.snapshotter.disk.flush(60)
+    assert engine.prefix_cache.disk.flush(60)
     gate = threading.Event()
-    engine.snapshotter.disk._behind.run_soon(lambda: gate.wait(60))
+    engine.prefix_cache.disk._behind.run_soon(lambda: gate.wait(60))
     ask(engine, chat((3, 300), (4, 240)))
     worker = Worker(engine, INFO)
     threading.Timer(0.6, gate.set).start()
@@ -237,10 +237,10 @@ def test_closing_waits_as_long_as_the_disk_may_take(tmp_path: Path, monkeypatch:
 
 def test_a_disk_that_hangs_holds_up_nobody_for_ever(tmp_path: Path) -> None:
     engine = engine_on(tmp_path, "hybrid")
-    engine.snapshotter.disk.close_seconds = 0.2
+    engine.prefix_cache.disk.close_seconds = 0.2
     gate = threading.Event()
-    engine.snapshotter.disk._behind.run_soon(lambda: gate.wait(60))
-    engine.snapshotter.close()
+    engine.prefix_cache.disk._behind.run_soon(lambda: gate.wait(60))
+    engine.prefix_cache.close()
     assert not gate.is_set()
     gate.set()
 
@@ -252,12 +252,12 @@ def test_the_last_used_conversations_are_written_when_there_are_too_many(tmp_pat
         ask(engine, prompt)
     ask(engine, chat((98, 300)))  # which parks the last of them
     gate = threading.Event()
-    engine.snapshotter.disk._behind.run_soon(lambda: gate.wait(60))
+    engine.prefix_cache.disk._behind.run_soon(lambda: gate.wait(60))
     threading.Timer(0.3, gate.set).start()
-    engine.snapshotter.close()
+    engine.prefix_cache.close()
     engine = engine_on(tmp_path, "hybrid", "600")
     assert ask(engine, prompts[11]).done.stats.source == "disk"
-    engine.snapshotter.close()
+    engine.prefix_cache.close()
 
 
 def test_a_slow_disk_does_not_hold_the_memory_of_what_was_evicted(
@@ -266,7 +266,7 @@ def test_a_slow_disk_does_not_hold_the_memory_of_what_was_evicted(
     most, budget = 8_000, 15_000
     monkeypatch.setattr(device_tier, "MOST_BEHIND_BYTES", most)
     engine = engine_on(tmp_path, "hybrid")
-    engine.snapshotter.cache.budget = budget
+    engine.prefix_cache.cache.budget = budget
     writing, go_on = threading.Event(), threading.Event()
 
     def write(snapshot: Snapshot, spilled: bool) -> int:
@@ -274,18 +274,18 @@ def test_a_slow_disk_does_not_hold_the_memory_of_what_was_evicted(
         assert go_on.wait(60)
         return 0
 
-    engine.snapshotter.disk._behind._write_one = write
+    engine.prefix_cache.disk._behind._write_one = write
     backend, largest = engine.backend, 0
     for seed in range(30):
         assert ask(engine, chat((seed, 300))).error is None
         assert writing.wait(60)
-        sizes = (s.n_bytes + backend.rows_size(0, s.n) for s in engine.snapshotter.cache.snapshots())
+        sizes = (s.n_bytes + backend.rows_size(0, s.n) for s in engine.prefix_cache.cache.snapshots())
         largest = max(largest, *sizes)
         held = backend.block_bytes()
-        assert held.used - held.in_flight - engine.snapshotter.cache.n_bytes <= most + largest
-    assert engine.snapshotter.disk.view().waiting > 0, "what there is room for waits on"
+        assert held.used - held.in_flight - engine.prefix_cache.cache.n_bytes <= most + largest
+    assert engine.prefix_cache.disk.view().waiting > 0, "what there is room for waits on"
     go_on.set()
-    engine.snapshotter.close()
+    engine.prefix_cache.close()
 
 
 def test_memory_for_what_will_wait_for_the_disk_beyond_the_budget_is_made_ready_in_time(
@@ -296,7 +296,7 @@ def test_memory_for_what_will_wait_for_the_disk_beyond_the_budget_is_made_ready_
     monkeypatch.setattr(device_tier, "BEHIND_PART", budget)
     for kept, n, expected in ((True, 100, 0), (True, 3000, most), (False, 3000, 0)):
         engine = engine_on(tmp_path / f"{kept} {n}", "hybrid", "full" if kept else "off")
-        engine.snapshotter.cache.budget = budget
+        engine.prefix_cache.cache.budget = budget
         assert ask(engine, chat((n, n))).error is None
         assert engine.backend.n_expected == expected
-        engine.snapshotter.close()
+        engine.prefix_cache.close()

@@ -135,7 +135,7 @@ def test_a_suspended_reply_drafts_as_one_alone(kind: str) -> None:
 def check_plain(server: DraftServer, kind: str, prompt: Prompt, directory: Path) -> bool:
     """The reply is right, whatever the drafts were; whether what the draft model has is that of a cold run."""
     turn = server.ask(prompt)
-    assert server.engine.snapshotter.totals.failed_restores == 0
+    assert server.engine.prefix_cache.totals.failed_restores == 0
     assert server.tier.store.damaged == 0
     expected, at_end = cold(kind, prompt, directory)
     assert turn.tokens == expected.tokens

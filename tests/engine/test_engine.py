@@ -47,7 +47,7 @@ def test_a_growing_conversation_evaluates_only_what_is_new(kind: str) -> None:
         assert stats.n_cached == boundary, f"turn {turn} must resume at the last generation header"
         assert stats.n_cached + stats.n_evaluated == stats.n_prompt == len(prompt)
         boundary = len(prompt) - 4
-        check_invariants(engine.snapshotter.cache)
+        check_invariants(engine.prefix_cache.cache)
 
 
 def test_generated_text_is_reused_unless_exact() -> None:
@@ -73,7 +73,7 @@ def test_alternating_conversations_on_one_head(kind: str) -> None:
             assert reply.tokens == cold(FakeBackend(kind), prompt).tokens
             new = 4 + 40 if turn or conversation > 10 else len(prompt)
             assert reply.done.stats.n_evaluated == new, (turn, conversation)
-    check_invariants(engine.snapshotter.cache)
+    check_invariants(engine.prefix_cache.cache)
 
 
 def test_a_rewind_moves_no_rows_and_an_extension_only_what_is_missing() -> None:
@@ -106,7 +106,7 @@ def test_a_snapshot_that_cannot_be_restored_is_a_miss(kind: str, fail: int) -> N
     assert reply.error is None
     backend.fail_loads = 0
     assert ask(engine, second).tokens == cold(FakeBackend(kind), second).tokens
-    check_invariants(engine.snapshotter.cache)
+    check_invariants(engine.prefix_cache.cache)
 
 
 @pytest.mark.parametrize("step", range(1, 14))
@@ -124,7 +124,7 @@ def test_a_cancelled_prefill_is_continued_by_the_retry(step: int) -> None:
         # One batch at most is evaluated again: the live sequence was parked where it stood.
         done = min(step, 11) * 64 - 64
         assert backend.n_evaluated - before <= max(len(prompt) - done + 64, 4 + 8 + 64)
-        check_invariants(engine.snapshotter.cache)
+        check_invariants(engine.prefix_cache.cache)
 
 
 def test_an_evaluation_that_fails_ends_the_request_and_nothing_else() -> None:
@@ -138,7 +138,7 @@ def test_an_evaluation_that_fails_ends_the_request_and_nothing_else() -> None:
     assert str(reply.error) == "boom"
     backend.evaluate = original
     assert ask(engine, good).tokens == expected
-    check_invariants(engine.snapshotter.cache)
+    check_invariants(engine.prefix_cache.cache)
 
 
 @pytest.mark.parametrize(("n_slots", "budget", "most"), [(0, 20_000, 124), (8, None, 2 * 124)])
@@ -188,7 +188,7 @@ def test_two_sequences_decode_side_by_side() -> None:
         assert len(engine.running) <= 2
     for prompt, handle in zip(prompts, handles, strict=True):
         assert collect(handle).tokens == cold(FakeBackend(), prompt, 20).tokens
-    check_invariants(engine.snapshotter.cache)
+    check_invariants(engine.prefix_cache.cache)
 
 
 def test_closing_ends_every_request() -> None:
@@ -279,8 +279,8 @@ def test_what_leaves_the_device_for_a_restore_is_no_row_that_it_counts_on(
         if sum(length for _, length in messages) > 700:
             del messages[1:]
         n_loaded += ask(engine, chat(*messages)).done.stats.n_loaded
-        while engine.snapshotter.device.copy_one():
+        while engine.prefix_cache.device.copy_one():
             pass
     assert n_loaded > 1000
     assert not [record for record in caplog.records if "no room for the snapshot" in record.message]
-    check_invariants(engine.snapshotter.cache)
+    check_invariants(engine.prefix_cache.cache)

@@ -195,24 +195,24 @@ class Conversations(RuleBasedStateMachine):
         self.backend.fail_loads = count
 
     @rule(data=st.data(), pinned=st.booleans())
-    @precondition(lambda self: self.engine.snapshotter.cache.snapshots())
+    @precondition(lambda self: self.engine.prefix_cache.cache.snapshots())
     def pin(self, data: st.DataObject, pinned: bool) -> None:
-        occupied = self.engine.snapshotter.cache.occupied()
+        occupied = self.engine.prefix_cache.cache.occupied()
         _, snapshot = data.draw(st.sampled_from(occupied))
         if not pinned or not any(other.pinned for other, _ in occupied):
-            self.engine.snapshotter.cache.pin(snapshot.prefix.name, pinned)
+            self.engine.prefix_cache.cache.pin(snapshot.prefix.name, pinned)
         self.pinned = {slot.snapshot.prefix for slot, _ in occupied if slot.pinned}
 
     @rule()
     def clear(self) -> None:
-        self.engine.snapshotter.cache.clear()
+        self.engine.prefix_cache.cache.clear()
 
     @rule()
     def sleep(self) -> None:
         """What only the device has goes to RAM, as far as there is room."""
-        cache = self.engine.snapshotter.cache
+        cache = self.engine.prefix_cache.cache
         for seq in self.engine.sequences:
-            self.engine.snapshotter.park(seq)  # which may take the slot of another snapshot, if there are few
+            self.engine.prefix_cache.park(seq)  # which may take the slot of another snapshot, if there are few
         before = {snapshot.prefix for snapshot in cache.snapshots()}
         self.engine.sleep()
         assert all(segment.held is None for segment in cache.segments())
@@ -222,9 +222,9 @@ class Conversations(RuleBasedStateMachine):
     @rule()
     def copy(self) -> None:
         """What an idle moment does."""
-        cache = self.engine.snapshotter.cache
+        cache = self.engine.prefix_cache.cache
         before = cache.snapshots()
-        while self.engine.snapshotter.device.copy_one():
+        while self.engine.prefix_cache.device.copy_one():
             pass
         assert cache.snapshots() == before
 
@@ -249,7 +249,7 @@ class Conversations(RuleBasedStateMachine):
         """What a plain search over everything that is stored says can be restored."""
         ends = batch_ends(prompt, self.backend.n_ubatch, batch_cost=self.backend.batch_cost)
         best = 0
-        for snapshot in self.engine.snapshotter.cache.snapshots():
+        for snapshot in self.engine.prefix_cache.cache.snapshots():
             stored = tokens_of(snapshot)
             n = common_prefix(stored, prompt.tokens)
             if n == snapshot.n < len(prompt) and (not self.exact or n in ends):
@@ -262,11 +262,11 @@ class Conversations(RuleBasedStateMachine):
     @invariant()
     def holds(self) -> None:
         if hasattr(self, "engine"):
-            cache = self.engine.snapshotter.cache
+            cache = self.engine.prefix_cache.cache
             check_held(self.engine, self.backend)
-            if self.engine.snapshotter.totals.failed_restores == self.n_failed:  # what does not load is given up
+            if self.engine.prefix_cache.totals.failed_restores == self.n_failed:  # what does not load is given up
                 assert self.pinned == {slot.snapshot.prefix for slot in cache.slots if slot.pinned}
-            self.n_failed = self.engine.snapshotter.totals.failed_restores
+            self.n_failed = self.engine.prefix_cache.totals.failed_restores
             self.pinned = {slot.snapshot.prefix for slot in cache.slots if slot.pinned}
             assert not self.engine.running
             assert not any(slot.reserved for slot in cache.slots)

@@ -55,15 +55,15 @@ def engine_of(kind: str = "hybrid", n_seqs: int = 4, n_ctx: int = 16384, **optio
 @pytest.mark.parametrize("budget", [None, 0])
 def test_a_title_takes_the_sequence_that_is_empty(kind: str, budget: int | None) -> None:
     engine = engine_of(kind)
-    engine.snapshotter.cache.budget = budget
+    engine.prefix_cache.cache.budget = budget
     clients = Clients(engine)
     for who in (1, 2, 3):
         clients.turn(who, 1000)
-    n_kept = len(engine.snapshotter.cache.snapshots())
+    n_kept = len(engine.prefix_cache.cache.snapshots())
     for seed in range(6):
         clients.title(seed)
     assert [clients.live(who) for who in (1, 2, 3)] == [True] * 3
-    assert len(engine.snapshotter.cache.snapshots()) == n_kept, "nothing had to be parked"
+    assert len(engine.prefix_cache.cache.snapshots()) == n_kept, "nothing had to be parked"
     check_at_rest(engine, engine.backend)
 
 
@@ -119,11 +119,11 @@ def test_beside_a_long_reply_titles_leave_conversations_where_they_are() -> None
 
     beside(clients.prompt(1, 1000))
     beside(clients.prompt(2, 600))
-    n_kept = len(engine.snapshotter.cache.snapshots())
+    n_kept = len(engine.prefix_cache.cache.snapshots())
     for seed in range(8):
         beside(chat((1000 + seed, 6)))
     assert (clients.live(1), clients.live(2)) == (True, True)
-    assert len(engine.snapshotter.cache.snapshots()) == n_kept
+    assert len(engine.prefix_cache.cache.snapshots()) == n_kept
     for who in (1, 2):
         stats = beside(clients.prompt(who, 40))
         assert (stats.source, stats.n_loaded) == ("live", 0)
@@ -135,7 +135,7 @@ def test_beside_a_long_reply_titles_leave_conversations_where_they_are() -> None
 def held_of(engine: Engine, prompt: Prompt) -> set[bool]:
     """Whether the device still holds the rows of the snapshots of a prompt."""
     match = PromptMatch(prompt.tokens)
-    found = engine.snapshotter.cache.lookup(match, len(prompt))
+    found = engine.prefix_cache.cache.lookup(match, len(prompt))
     return {segment.held is not None for snapshot in found for segment in snapshot.chain}
 
 
@@ -147,7 +147,7 @@ def test_what_nobody_asked_for_long_makes_way_before_rows_that_were_of_use_just_
     for _ in range(12):
         ask(engine, new, 1, seq=1)
     ask(engine, chat((3, 40)), 1, seq=1)
-    assert engine.snapshotter.device.n_cells >= 600, "the conversation was left and is held"
+    assert engine.prefix_cache.device.n_cells >= 600, "the conversation was left and is held"
     ask(engine, chat((4, 900)), 1, seq=1)
     assert held_of(engine, new) == {True}
     assert engine.sequences[0].n == 0
@@ -180,7 +180,7 @@ def test_a_small_one_makes_way_where_that_is_enough() -> None:
 
 def test_a_conversation_that_makes_way_late_is_no_younger_for_it() -> None:
     engine = engine_of(n_seqs=2)
-    cache, prompt = engine.snapshotter.cache, chat((1, 600))
+    cache, prompt = engine.prefix_cache.cache, chat((1, 600))
     said = ask(engine, prompt, 80, seq=0, sampling=ENDLESS).tokens
     turn = cache.turn
     for seed in range(10):

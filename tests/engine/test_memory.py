@@ -24,26 +24,26 @@ def test_fifty_turns_in_four_branches(open_model: Callable[..., Loaded]) -> None
         conversation = branches[turn % len(branches)]
         conversation += [(100 + turn, 130 + turn % 7), (500 + turn, 90 + turn % 11)]
         ask(engine, chat(*conversation), 2)
-    while engine.snapshotter.device.copy_one():
+    while engine.prefix_cache.device.copy_one():
         pass
-    check_invariants(engine.snapshotter.cache)
-    engine.snapshotter.cache.ends.clear()
-    check_invariants(engine.snapshotter.cache)
+    check_invariants(engine.prefix_cache.cache)
+    engine.prefix_cache.cache.ends.clear()
+    check_invariants(engine.prefix_cache.cache)
 
     positions = set()
-    for snapshot in engine.snapshotter.cache.snapshots():
+    for snapshot in engine.prefix_cache.cache.snapshots():
         tokens = tokens_of(snapshot)
         digest = 0
         for token in tokens.tolist():
             digest = hash((digest, token))
             positions.add(digest)
-    n_snapshots = len(engine.snapshotter.cache.snapshots())
+    n_snapshots = len(engine.prefix_cache.cache.snapshots())
     row_bytes = backend.rows_size(0, 2) - backend.rows_size(0, 1)
     state_bytes = backend.state_size(0)
     assert n_snapshots > 50
     theoretical = len(positions) * row_bytes + n_snapshots * state_bytes
-    assert engine.snapshotter.cache.n_bytes <= 1.05 * theoretical
-    assert engine.snapshotter.cache.n_bytes >= theoretical
-    rows_only = engine.snapshotter.cache.n_bytes - n_snapshots * state_bytes
+    assert engine.prefix_cache.cache.n_bytes <= 1.05 * theoretical
+    assert engine.prefix_cache.cache.n_bytes >= theoretical
+    rows_only = engine.prefix_cache.cache.n_bytes - n_snapshots * state_bytes
     assert rows_only <= 1.05 * len(positions) * row_bytes, "also without the states, which are most of it here"
     backend.clear(0)

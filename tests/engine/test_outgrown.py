@@ -92,7 +92,7 @@ def grown(engine: Engine, seed: int, n_messages: int) -> tuple[list[int], list[i
         lengths.append(100)
         prompt = conversation(seed, lengths)
         assert ask(engine, prompt, 2).error is None
-        held = [s.n for s in engine.snapshotter.cache.snapshots() if (prompt.tokens[: s.n] == tokens(s)).all()]
+        held = [s.n for s in engine.prefix_cache.cache.snapshots() if (prompt.tokens[: s.n] == tokens(s)).all()]
         resumable.append(max(held, default=0))
     return resumable, batch_ends(prompt, N_UBATCH, 32)
 
@@ -140,4 +140,4 @@ def test_the_log_says_once_that_a_conversation_is_too_large(
         grown(engine, 1, 20)
     said = [record.getMessage() for record in caplog.records if "no snapshot at" in record.getMessage()]
     assert len(said) == 1
-    assert engine.snapshotter.cache.n_refused > 5
+    assert engine.prefix_cache.cache.n_refused > 5

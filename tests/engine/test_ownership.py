@@ -17,8 +17,8 @@ from tests.server.fake import INFO
 
 FOREIGN: dict[str, Callable[[Engine], Any]] = {
     "Engine": lambda engine: engine.step(),
-    "Snapshotter": lambda engine: engine.snapshotter.park(engine.sequences[0]),
-    "RamCache": lambda engine: engine.snapshotter.cache.clear(),
+    "PrefixCache": lambda engine: engine.prefix_cache.park(engine.sequences[0]),
+    "RamCache": lambda engine: engine.prefix_cache.cache.clear(),
     "LiveSequence": lambda engine: engine.sequences[0].truncate(0),
     "FakeMemory": lambda engine: engine.backend.synchronize(),
 }

@@ -130,7 +130,7 @@ def test_what_is_restored_is_what_a_cold_run_says(opened: Open, tmp_path: Path, 
             assert (loaded.backend.logits(0) == expected[title][1]).all(), title
             assert reply.done is not None
             found[title] = reply.done.stats.n_cached, encoder_of(loaded).n_encoded - before
-        assert engine.snapshotter.close()
+        assert engine.prefix_cache.close()
         return found
 
     found = run(opened(name, kv))
@@ -176,7 +176,7 @@ def test_a_cancelled_prefill_goes_on_and_leaves_no_half_image(opened: Open) -> N
             backend.clear(seq)
         engine = Engine(backend, RamCache(32, None), EXACT)
         ask(engine, first, 8, cancel_after=n_steps)
-        assert not any(first.is_inside(snapshot.n) for snapshot in engine.snapshotter.cache.snapshots())
+        assert not any(first.is_inside(snapshot.n) for snapshot in engine.prefix_cache.cache.snapshots())
         assert_same(ask(engine, first, 8), expected[0])
         ask(engine, second, 8, cancel_after=n_steps)
         assert_same(ask(engine, first, 8), expected[0])
@@ -188,7 +188,7 @@ def test_a_failing_encoder_leaves_the_cache_as_it_was(opened: Open, monkeypatch:
     engine = Engine(loaded.backend, RamCache(32, None), EXACT)
     text = prompt_of(loaded, HEAD + USER + f"Hello{END}{REPLY}")
     ask(engine, text)
-    before = {snapshot.prefix for snapshot in engine.snapshotter.cache.snapshots()}
+    before = {snapshot.prefix for snapshot in engine.prefix_cache.cache.snapshots()}
 
     def fail(*_: object) -> None:
         raise EngineError("the encoder fails")
@@ -198,7 +198,7 @@ def test_a_failing_encoder_leaves_the_cache_as_it_was(opened: Open, monkeypatch:
         patch.setattr(encoder_of(loaded), "_encode", fail)
         reply = ask(engine, prompt)
     assert isinstance(reply.error, EngineError)
-    assert before <= {snapshot.prefix for snapshot in engine.snapshotter.cache.snapshots()}
+    assert before <= {snapshot.prefix for snapshot in engine.prefix_cache.cache.snapshots()}
     assert_same(ask(engine, prompt, 8), cold(loaded.backend, prompt, 8, EXACT))
 
 

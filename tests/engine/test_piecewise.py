@@ -55,7 +55,7 @@ def engine_of(directory: Path, policy: str = "full", kind: str = "hybrid", budge
 def idle(engine: Engine, n: int = 10_000) -> int:
     """Let it be idle for ``n`` looks, or until it does nothing any more; how many there were. Each is as late as what
     the one before had written."""
-    device, tier = engine.snapshotter.device, tier_of(engine)
+    device, tier = engine.prefix_cache.device, tier_of(engine)
     for looked in range(n):
         if (seconds := device.copy_next(tier)) is None:
             return looked
@@ -114,7 +114,7 @@ def test_it_survives_a_restart_and_no_more_than_a_part_is_in_ram(
 ) -> None:
     """Also where the policy chose nothing of it, since it would be written in the end."""
     engine = engine_of(tmp_path, policy, kind)
-    memory, cache = engine.backend, engine.snapshotter.cache
+    memory, cache = engine.backend, engine.prefix_cache.cache
     assert isinstance(memory, FakeBackend)
     beside: list[int] = []
     real = StoreWriter.add
@@ -141,9 +141,9 @@ def test_it_survives_a_restart_and_no_more_than_a_part_is_in_ram(
     assert read.total > 40_000
     assert read.peak <= BEHIND + PIECE
     assert (again.done.stats.source, again.done.stats.n_cached) == ("disk", LONG.end)
-    check_invariants(restarted.snapshotter.cache)
+    check_invariants(restarted.prefix_cache.cache)
     for each in (engine, restarted):
-        assert each.snapshotter.close()
+        assert each.prefix_cache.close()
     assert not temps(tmp_path)
 
 
@@ -151,19 +151,19 @@ def test_what_was_not_written_while_idle_is_written_in_the_end(tmp_path: Path) -
     engine = engine_of(tmp_path)
     expected = ask(engine, LONG).tokens
     assert tier_of(engine).view().waiting == 1
-    assert engine.snapshotter.close()
+    assert engine.prefix_cache.close()
     restarted = engine_of(tmp_path)
     again = ask(restarted, LONG)
     assert again.tokens == expected
     assert again.done.stats.source == "disk"
-    restarted.snapshotter.close()
+    restarted.prefix_cache.close()
 
 
 def test_if_there_is_no_time_the_end_says_so_and_leaves_nothing(tmp_path: Path) -> None:
     engine = engine_of(tmp_path)
     ask(engine, LONG)
     tier_of(engine).close_seconds = 1.0  # all of which is kept for the rest
-    assert not engine.snapshotter.close()
+    assert not engine.prefix_cache.close()
     assert not temps(tmp_path)
     assert not list(tmp_path.rglob("*.rows"))
 
@@ -187,7 +187,7 @@ def test_the_next_turn_writes_only_what_is_new(tmp_path: Path, monkeypatch: pyte
     assert tier_of(engine).flush(60)
     assert 0 < tier_of(engine).view().written - before < 4_000
     assert sum(fetched) < 400
-    engine.snapshotter.close()
+    engine.prefix_cache.close()
 
 
 def test_others_come_between_two_parts_and_who_takes_its_cells_ends_it(tmp_path: Path) -> None:
@@ -208,9 +208,9 @@ def test_others_come_between_two_parts_and_who_takes_its_cells_ends_it(tmp_path:
     directory = tier_of(engine).store.directory
     with directory.reading() as connection:
         assert Index.written_today(connection) > directory.n_bytes, "what was given up counts, too"
-    assert tier_of(engine).store.contains(engine.snapshotter.cache.conversation_ends()[0].prefix)
+    assert tier_of(engine).store.contains(engine.prefix_cache.cache.conversation_ends()[0].prefix)
     assert tier_of(engine).store.directory.verify().sound
-    engine.snapshotter.close()
+    engine.prefix_cache.close()
     assert not temps(tmp_path)
 
 
@@ -219,7 +219,7 @@ def test_a_full_disk_or_a_small_budget_ends_it(tmp_path: Path, monkeypatch: pyte
     ask(engine, LONG)
     assert idle(engine) < 10_000
     assert tier_of(engine).view().given_up == 1
-    assert engine.snapshotter.close(), "that would not help"
+    assert engine.prefix_cache.close(), "that would not help"
     assert not list(tmp_path.rglob("*.rows"))
     engine = engine_of(tmp_path / "full")
     refuse_the_fourth_part(monkeypatch)
@@ -231,7 +231,7 @@ def test_a_full_disk_or_a_small_budget_ends_it(tmp_path: Path, monkeypatch: pyte
     tier_of(engine).flush(60)
     assert not temps(tmp_path)
     assert ask(engine, LONG).error is None
-    engine.snapshotter.close()
+    engine.prefix_cache.close()
 
 
 def test_nothing_of_a_part_that_the_disk_refused_stays_in_ram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,12 +250,12 @@ def test_nothing_of_a_part_that_the_disk_refused_stays_in_ram(tmp_path: Path, mo
         idle(engine)
         tier_of(engine)._behind.retry()
         assert tier_of(engine).flush(60), "the thread that writes waits again"
-        counted = [id(segment.rows) for segment in engine.snapshotter.cache.segments()]
+        counted = [id(segment.rows) for segment in engine.prefix_cache.cache.segments()]
         assert len(parts) == 1
         assert all(part() is None or id(part()) in counted for part in parts)
     finally:
         gc.enable()
-    engine.snapshotter.close()
+    engine.prefix_cache.close()
 
 
 def test_after_a_full_disk_the_end_tries_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,7 +265,7 @@ def test_after_a_full_disk_the_end_tries_once_more(tmp_path: Path, monkeypatch: 
     ask(engine, LONG)
     idle(engine)
     assert tier_of(engine).view().given_up == 1
-    assert engine.snapshotter.close()
+    assert engine.prefix_cache.close()
     assert LONG.end in tier_of(engine).store.lengths()
 
 
@@ -273,25 +273,25 @@ def test_what_does_not_fit_beside_others_that_wait_goes_a_part_at_a_time(tmp_pat
     engine = engine_on(tmp_path, "hybrid", "auto", ram=RAM, n_cells=8192)
     for prompt in (LONG, *(chat((seed, 480)) for seed in range(20, 26))):
         ask(engine, prompt)  # the first one fills RAM
-    device, tier, ends = engine.snapshotter.device, tier_of(engine), engine.snapshotter.cache.conversation_ends()[:6]
+    device, tier, ends = engine.prefix_cache.device, tier_of(engine), engine.prefix_cache.cache.conversation_ends()[:6]
     assert tier.flush(60)
     assert all(device.may_copy(end) for end in ends), "each alone"
     is_over = threading.Event()
     tier.run_soon(partial(waits, is_over))
-    engine.snapshotter.settle(ends)
+    engine.prefix_cache.settle(ends)
     assert not all(device.may_copy(end) for end in ends), "copies of others wait for the disk"
     assert tier.view().waiting == len(ends) == 6
     is_over.set()
     idle(engine)
     assert tier.flush(60)
     assert all(tier.store.contains(end.prefix) for end in ends)
-    engine.snapshotter.close()
+    engine.prefix_cache.close()
 
 
 def test_rows_that_wait_leave_room_for_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of(tmp_path)
     ask(engine, LONG)
-    backend, cache, device = engine.backend, engine.snapshotter.cache, engine.snapshotter.device
+    backend, cache, device = engine.backend, engine.prefix_cache.cache, engine.prefix_cache.device
     segment = next(each for each in cache.segments() if each.only_held_bytes)
     for state_bytes, spare in ((100, 400), (2_000, BEHIND // 4)):
         monkeypatch.setattr(backend, "state_size", lambda seq, n=state_bytes: n)
@@ -300,26 +300,26 @@ def test_rows_that_wait_leave_room_for_states(tmp_path: Path, monkeypatch: pytes
             monkeypatch.setattr(backend, "block_bytes", lambda n=beside: BlockBytes(cache.n_bytes + n, 0, 0))
             assert (device.piece_of(segment) is not None) == has_room
     monkeypatch.undo()
-    engine.snapshotter.close()
+    engine.prefix_cache.close()
 
 
 def test_what_is_removed_meanwhile_is_not_published(tmp_path: Path) -> None:
     engine = engine_of(tmp_path)
     ask(engine, LONG)
     idle(engine, 4)
-    (end,) = engine.snapshotter.cache.conversation_ends()[:1]
+    (end,) = engine.prefix_cache.cache.conversation_ends()[:1]
     assert tier_of(engine).remove(end.prefix.name)
     idle(engine)
     assert not tier_of(engine).store.contains(end.prefix)
-    engine.snapshotter.cache.clear()
-    engine.snapshotter.close()
+    engine.prefix_cache.cache.clear()
+    engine.prefix_cache.close()
     assert not temps(tmp_path)
 
 
 def test_little_is_read_of_what_the_live_sequence_has(tmp_path: Path) -> None:
     engine = engine_of(tmp_path)
     expected = ask(engine, LONG).tokens
-    assert engine.snapshotter.close()
+    assert engine.prefix_cache.close()
     engine = engine_of(tmp_path)
     ask(engine, chat(*((seed, 300) for seed in range(6)), (99, 40)), cache_prompt=False)
     read = Space(engine)
@@ -327,15 +327,15 @@ def test_little_is_read_of_what_the_live_sequence_has(tmp_path: Path) -> None:
     assert (again.tokens, again.done.stats.source) == (expected, "disk")
     assert 16 * 1_200 < read.total < 16 * 2_400, "what began to be read at once, and what the sequence had not got"
     assert read.peak <= BEHIND + PIECE
-    check_invariants(engine.snapshotter.cache)
-    engine.snapshotter.close()
+    check_invariants(engine.prefix_cache.cache)
+    engine.prefix_cache.close()
 
 
 @pytest.mark.parametrize("how", ["cancelled", "damaged", "refused"])
 def test_a_large_restore_that_fails_leaves_no_cells_held(tmp_path: Path, how: str) -> None:
     engine = engine_of(tmp_path)
     expected = ask(engine, LONG).tokens
-    assert engine.snapshotter.close()
+    assert engine.prefix_cache.close()
     if how == "damaged":
         path = sorted(tmp_path.rglob("*.rows"), key=lambda path: int(path.name.split("-")[0]))[-2]
         path.write_bytes(path.read_bytes()[:-1] + b"\0\1")
@@ -353,17 +353,17 @@ def test_a_large_restore_that_fails_leaves_no_cells_held(tmp_path: Path, how: st
         backend.load_state = load_state
     if how != "cancelled":
         assert ask(engine, LONG).tokens == expected
-    check_invariants(engine.snapshotter.cache)
-    engine.snapshotter.cache.clear()
+    check_invariants(engine.prefix_cache.cache)
+    engine.prefix_cache.cache.clear()
     assert backend.n_held == 0
     assert ask(engine, LONG).tokens == expected
-    engine.snapshotter.close()
+    engine.prefix_cache.close()
 
 
 def test_a_large_restore_for_which_memory_ends_is_a_miss(tmp_path: Path) -> None:
     engine = engine_of(tmp_path)
     expected = ask(engine, LONG).tokens
-    assert engine.snapshotter.close()
+    assert engine.prefix_cache.close()
     engine = engine_of(tmp_path)
     calls: list[int] = []
 
@@ -379,10 +379,10 @@ def test_a_large_restore_for_which_memory_ends_is_a_miss(tmp_path: Path) -> None
     assert (again.tokens, again.done.stats.n_cached) == (expected, 0)
     assert len(calls) == 12
     assert tier_of(engine).store.damaged == 0
-    check_invariants(engine.snapshotter.cache)
-    engine.snapshotter.cache.clear()
+    check_invariants(engine.prefix_cache.cache)
+    engine.prefix_cache.cache.clear()
     assert engine.backend.n_held == 0
-    engine.snapshotter.close()
+    engine.prefix_cache.close()
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -402,9 +402,9 @@ def test_any_order_with_more_than_ram_has_room_for(tmp_path: Path, seed: int) ->
             reply = ask(engine, prompt, 4)
             assert reply.tokens == cold(FakeBackend(), prompt, 4).tokens
             from_disk += reply.done.stats.source == "disk"
-            check_invariants(engine.snapshotter.cache)
+            check_invariants(engine.prefix_cache.cache)
             idle(engine, choice.choice([0, 2, 7, 10_000]))
-        engine.snapshotter.close()
+        engine.prefix_cache.close()
         assert not temps(tmp_path)
         assert sum(path.stat().st_size for path in tmp_path.rglob("fake/*.*")) <= budget
     assert from_disk

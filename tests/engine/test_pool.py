@@ -74,7 +74,7 @@ def test_files_do_not_depend_on_it(tmp_path: Path, kind: str, pools: Sequence[Po
         tier = DiskTier(store, DiskPolicy.parse("full"), cold_max=10240, close_seconds=60)
         engine = Engine(backend, RamCache(32, None), EngineSettings(exact=True), tier)
         replies.append(ask(engine, prompt))
-        engine.snapshotter.close()
+        engine.prefix_cache.close()
     written, read = replies
     assert read.tokens == written.tokens == cold(FakeBackend(kind), prompt).tokens
     assert (read.done.stats.source, read.done.stats.n_cached) == ("disk", prompt.end)
@@ -99,12 +99,12 @@ def test_a_slot_is_no_file_and_stays_as_it_is(tmp_path: Path) -> None:
     admin, prompt = EngineAdmin(worker, engine), turns(300, 2 * PARK_MIN)
     try:
         list(worker.submit(request(prompt, 1)))
-        before = worker.call(engine.snapshotter.cache.snapshots).result(60)
+        before = worker.call(engine.prefix_cache.cache.snapshots).result(60)
         for call in (admin.save, admin.restore):
             with pytest.raises(NotSupportedError, match="with --kv-pool a slot cannot be saved or restored as a file"):
                 call(0, tmp_path / "file").result(60)
         assert worker.call(lambda: engine.sequences[0].n).result(60) == len(prompt), "it was not put away for this"
-        assert worker.call(engine.snapshotter.cache.snapshots).result(60) == before
+        assert worker.call(engine.prefix_cache.cache.snapshots).result(60) == before
         assert not list(tmp_path.iterdir())
     finally:
         worker.close()
@@ -115,7 +115,7 @@ def test_a_conversation_that_is_left_has_gone_to_ram_before() -> None:
     engine = Engine(backend, RamCache(32, None), EngineSettings(exact=True))
     ask(engine, turns(300, 2 * PARK_MIN))
     ask(engine, chat((9, 400)))
-    snapshots = engine.snapshotter.cache.snapshots()
+    snapshots = engine.prefix_cache.cache.snapshots()
     assert len(snapshots) > 3
     assert all(segment.rows.size for snapshot in snapshots for segment in snapshot.chain)
 
@@ -141,7 +141,7 @@ def test_a_short_request_leaves_the_rest_of_a_long_conversation_where_it_is(
     for turn in range(3):
         short = chat((50 + turn, 100))
         assert ask(engine, short).tokens == cold(FakeBackend(kind), short).tokens
-        assert engine.snapshotter.device.n_cells > 2_500
+        assert engine.prefix_cache.device.n_cells > 2_500
         end = chat(*messages).end
         messages.append((70 + turn, 40))
         reply = ask(engine, chat(*messages))
@@ -174,7 +174,7 @@ def test_generated_tokens_select_and_prompts_do_not() -> None:
     assert ask(engine, longer).tokens == cold(selecting(128), longer).tokens, (
         "nothing that was generated is resumed from"
     )
-    ends = {snapshot.n: snapshot.exact for snapshot in engine.snapshotter.cache.snapshots()}
+    ends = {snapshot.n: snapshot.exact for snapshot in engine.prefix_cache.cache.snapshots()}
     assert ends
     assert all(ends.values())
 
@@ -183,7 +183,7 @@ def test_a_snapshot_of_generated_rows_is_none_of_exact_ones() -> None:
     engine = Engine(selecting(128), RamCache(32, None), EngineSettings())
     ask(engine, turns(100, 228), 2 * PARK_MIN)
     ask(engine, chat((9, 400)))
-    exact = {each.n: each.exact for each in engine.snapshotter.cache.snapshots()}
+    exact = {each.n: each.exact for each in engine.prefix_cache.cache.snapshots()}
     assert exact[328] is True
     assert exact[max(exact)] is False
     assert max(exact) > len(turns(100, 228)) + PARK_MIN

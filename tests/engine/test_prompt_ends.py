@@ -146,7 +146,7 @@ class AtOnce:
 def test_a_snapshot_that_is_dropped_takes_the_ends_behind_it_along() -> None:
     engine = Engine(FakeBackend(), RamCache(0, None), EngineSettings(min_step=0))
     admin = EngineAdmin(AtOnce(), engine)  # type: ignore[arg-type]
-    cache = engine.snapshotter.cache
+    cache = engine.prefix_cache.cache
     for seed in (30, 31):
         ask(engine, prompt_of(seed, 300, (100, 290)))
     assert admin.view().result().n_ends == 2

@@ -40,8 +40,8 @@ def check(engine: Engine, prompt: Prompt, n: int = 6) -> int:
     reply = ask(engine, prompt, n)
     assert reply.error is None
     assert reply.done is not None
-    check_invariants(engine.snapshotter.cache)
-    for snapshot in engine.snapshotter.cache.snapshots():
+    check_invariants(engine.prefix_cache.cache)
+    for snapshot in engine.prefix_cache.cache.snapshots():
         assert PromptMatch(tokens_of(snapshot)).prefix(snapshot.n) == snapshot.prefix
     key = (prompt.tokens.tobytes(), n)
     assert key in _expected, "call expect() first: a cold run would disturb the live sequence"
@@ -91,7 +91,7 @@ def test_a_wrap_onto_a_live_slot(backend: LlamaBackend, victim: str) -> None:
         for name in ("big", "shortened", "longer"):
             if name == victim:
                 ask(engine, prompts[name], cancel_after=moment)
-                check_invariants(engine.snapshotter.cache)
+                check_invariants(engine.prefix_cache.cache)
             else:
                 check(engine, prompts[name])
         again = check(engine, prompts["longer"])

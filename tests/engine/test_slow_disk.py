@@ -71,8 +71,8 @@ def stored(directory: Path, kind: str = "hybrid") -> Engine:
     """An engine after a restart, whose cache directory has STORED."""
     engine = engine_on(directory, kind)
     ask(engine, STORED)
-    assert engine.snapshotter.disk.flush(60)
-    engine.snapshotter.close()
+    assert engine.prefix_cache.disk.flush(60)
+    engine.prefix_cache.close()
     return engine_on(directory, kind)
 
 
@@ -108,13 +108,13 @@ def test_others_are_served_while_one_waits_for_the_disk(tmp_path: Path, drive: D
     reply = within(60, lambda: step_until(engine, quick))
     assert reply.tokens == cold(FakeBackend(kind), OTHER).tokens
     assert not drive.gate.is_set()
-    drive.answer(engine.snapshotter.disk)
+    drive.answer(engine.prefix_cache.disk)
     reply = within(60, lambda: step_until(engine, slow))
     assert reply.tokens == cold(FakeBackend(kind), STORED).tokens
     assert reply.done is not None
     assert reply.done.stats.source == "disk"
-    check_invariants(engine.snapshotter.cache)
-    engine.snapshotter.close()
+    check_invariants(engine.prefix_cache.cache)
+    engine.prefix_cache.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -123,26 +123,26 @@ def test_a_read_that_never_returns_is_a_miss_and_the_disk_rests_until_it_does(
     tmp_path: Path, drive: Drive, monkeypatch: pytest.MonkeyPatch, kind: str, call: str
 ) -> None:
     engine = stored(tmp_path, kind)
-    tier, expected = engine.snapshotter.disk, cold(FakeBackend(kind), STORED).tokens
+    tier, expected = engine.prefix_cache.disk, cold(FakeBackend(kind), STORED).tokens
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pyctl.cache.disk.readers.STALL_SECONDS", 0.2)
         drive.hang(call)
         reply = within(60, lambda: ask(engine, STORED))
         assert (reply.tokens, reply.done.stats.source) == (expected, "none")
     assert tier.store.hangs
-    engine.snapshotter.cache.clear()
+    engine.prefix_cache.cache.clear()
     within(60, lambda: ask(engine, OTHER))
     assert within(60, lambda: ask(engine, STORED)).tokens == expected, "nobody waits a second time"
     assert tier.store.damaged == 0
     drive.answer(tier)
     assert not tier.store.hangs
-    engine.snapshotter.cache.clear()
+    engine.prefix_cache.cache.clear()
     for seed in (4, 5):
         ask(engine, chat((seed, 200)))
     reply = ask(engine, STORED)
     assert (reply.tokens, reply.done.stats.source) == (expected, "disk")
-    check_invariants(engine.snapshotter.cache)
-    engine.snapshotter.close()
+    check_invariants(engine.prefix_cache.cache)
+    engine.prefix_cache.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -157,11 +157,11 @@ def test_a_request_that_is_cancelled_while_it_waits_leaves_an_empty_sequence(
     assert drive.waiting.wait(60)
     handle.cancel()
     assert within(60, engine.step) is False
-    drive.answer(engine.snapshotter.disk)
+    drive.answer(engine.prefix_cache.disk)
     assert all(seq.n == 0 for seq in engine.sequences)
     reply = ask(engine, STORED)
     assert reply.tokens == cold(FakeBackend(kind), STORED).tokens
-    engine.snapshotter.close()
+    engine.prefix_cache.close()
 
 
 def test_closing_does_not_wait_for_a_read_that_hangs(tmp_path: Path, drive: Drive) -> None:
@@ -170,7 +170,7 @@ def test_closing_does_not_wait_for_a_read_that_hangs(tmp_path: Path, drive: Driv
     engine.submit(RequestHandle(request(STORED)))
     within(60, engine.step)
     assert drive.waiting.wait(60)
-    within(60, engine.snapshotter.close)
+    within(60, engine.prefix_cache.close)
     assert not drive.gate.is_set()
 
 
@@ -178,6 +178,6 @@ def test_a_state_that_the_model_refuses_is_no_longer_on_disk(tmp_path: Path) -> 
     engine = stored(tmp_path)
     engine.backend.fail_loads = 1
     assert ask(engine, STORED).tokens == cold(FakeBackend("hybrid"), STORED).tokens
-    assert engine.snapshotter.disk.flush(60)
-    assert engine.snapshotter.disk.store.damaged == 1
-    engine.snapshotter.close()
+    assert engine.prefix_cache.disk.flush(60)
+    assert engine.prefix_cache.disk.store.damaged == 1
+    engine.prefix_cache.close()

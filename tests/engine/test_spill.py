@@ -61,14 +61,14 @@ def engine_on(
 
 
 def tier_of(engine: Engine) -> DiskTier:
-    assert engine.snapshotter.disk is not None
-    return engine.snapshotter.disk
+    assert engine.prefix_cache.disk is not None
+    return engine.prefix_cache.disk
 
 
 def flushed(engine: Engine) -> DiskTier:
     """The disk tier once everything that left RAM is written."""
     tier = tier_of(engine)
-    engine.snapshotter.memory.synchronize()
+    engine.prefix_cache.memory.synchronize()
     tier.settle()
     assert tier.flush(60)
     return tier
@@ -88,17 +88,17 @@ CONVERSATIONS = [chat((seed, 300), (seed + 50, 240)) for seed in range(1, 9)]
 def test_what_left_ram_comes_back_from_disk_also_after_a_restart(tmp_path: Path, kind: str, n_cells: int) -> None:
     engine = engine_on(tmp_path, kind, n_cells=n_cells)
     expected = [ask(engine, prompt).tokens for prompt in CONVERSATIONS]
-    assert engine.snapshotter.cache.n_evicted > 0
+    assert engine.prefix_cache.cache.n_evicted > 0
     view = flushed(engine).view()
     assert view.spilled > 0
     assert view.spilled_bytes == view.written
     gone = [n for n, prompt in enumerate(CONVERSATIONS) if ask_source(engine, prompt, expected[n]) == "disk"]
     assert gone, "nothing came back from disk"
-    check_invariants(engine.snapshotter.cache)
+    check_invariants(engine.prefix_cache.cache)
     tier_of(engine).close()
     again = engine_on(tmp_path, kind)
     assert any(ask_source(again, CONVERSATIONS[n], expected[n]) == "disk" for n in gone)
-    again.snapshotter.close()
+    again.prefix_cache.close()
 
 
 def ask_source(engine: Engine, prompt: Prompt, expected: list[int]) -> str:
@@ -112,9 +112,9 @@ def test_without_the_word_nothing_is_spilled(tmp_path: Path) -> None:
     engine = engine_on(tmp_path, policy="auto")
     for prompt in CONVERSATIONS:
         ask(engine, prompt)
-    assert engine.snapshotter.cache.n_evicted > 0
+    assert engine.prefix_cache.cache.n_evicted > 0
     assert flushed(engine).view().spilled == 0
-    engine.snapshotter.close()
+    engine.prefix_cache.close()
 
 
 def test_a_request_that_wants_nothing_on_disk_leaves_nothing_there(tmp_path: Path) -> None:
@@ -122,10 +122,10 @@ def test_a_request_that_wants_nothing_on_disk_leaves_nothing_there(tmp_path: Pat
     engine = engine_on(tmp_path)
     for prompt in CONVERSATIONS:
         ask(engine, prompt, disk_policy=DiskPolicy("off"))
-    assert engine.snapshotter.cache.n_evicted > 0
+    assert engine.prefix_cache.cache.n_evicted > 0
     ask(engine, chat((99, 300), (98, 200)), disk_policy=DiskPolicy("off"))
     assert flushed(engine).store.lengths() == set()
-    engine.snapshotter.close()
+    engine.prefix_cache.close()
     assert not list(tmp_path.rglob("*.state"))
     assert not list(tmp_path.rglob("*.rows"))
 
@@ -135,11 +135,11 @@ def test_what_another_request_wants_on_disk_goes_there(tmp_path: Path) -> None:
     ask(engine, CONVERSATIONS[0], disk_policy=DiskPolicy("off"))
     ask(engine, CONVERSATIONS[0])
     ask(engine, CONVERSATIONS[1], disk_policy=DiskPolicy("off"))
-    engine.snapshotter.close()
+    engine.prefix_cache.close()
     engine = engine_on(tmp_path)
     assert ask(engine, CONVERSATIONS[1]).done.stats.source == "none"
     assert ask(engine, CONVERSATIONS[0]).done.stats.source == "disk"
-    engine.snapshotter.close()
+    engine.prefix_cache.close()
 
 
 def test_what_takes_longer_to_read_than_it_saves_is_not_written(tmp_path: Path) -> None:
@@ -148,9 +148,9 @@ def test_what_takes_longer_to_read_than_it_saves_is_not_written(tmp_path: Path) 
     engine = engine_on(tmp_path, costs=costs)
     for prompt in CONVERSATIONS:
         ask(engine, prompt)
-    assert engine.snapshotter.cache.n_evicted > 0
+    assert engine.prefix_cache.cache.n_evicted > 0
     assert flushed(engine).view().spilled == 0
-    engine.snapshotter.close()
+    engine.prefix_cache.close()
 
 
 @pytest.mark.parametrize(("seconds", "source"), [(0.01, "disk"), (0.1, "disk"), (5.0, "live")])
@@ -159,7 +159,7 @@ def test_a_prompt_resumes_from_where_it_is_ready_first(tmp_path: Path, seconds: 
     prompt = CONVERSATIONS[0]
     engine = engine_on(tmp_path, policy="full", ram=None)
     expected = ask(engine, prompt).tokens
-    engine.snapshotter.close()
+    engine.prefix_cache.close()
     costs = Steady()
     engine = engine_on(tmp_path, policy="full", ram=None, costs=costs)
     ask(engine, chat((1, 300)), disk_policy=DiskPolicy("off"))
@@ -168,7 +168,7 @@ def test_a_prompt_resumes_from_where_it_is_ready_first(tmp_path: Path, seconds: 
     assert stats.source in (source, "ram" if source == "live" else source)
     assert stats.n_cached == (540 if source == "disk" else 300)
     assert ask(engine, prompt).tokens == expected
-    engine.snapshotter.close()
+    engine.prefix_cache.close()
 
 
 @pytest.mark.parametrize("kind", ["hybrid", "attention"])
@@ -176,10 +176,10 @@ def test_of_a_snapshot_whose_rows_are_in_memory_only_the_state_is_read(tmp_path:
     inner, prompt = chat((1, 300), (2, 240)), chat((1, 300), (2, 240), (3, 100), (4, 40))
     engine = engine_on(tmp_path, kind, policy="full", ram=None)
     expected = ask(engine, prompt).tokens, ask(engine, inner).tokens
-    engine.snapshotter.close()
+    engine.prefix_cache.close()
     engine = engine_on(tmp_path, kind, policy="full", ram=None)
     assert ask(engine, prompt, disk_policy=DiskPolicy("off")).tokens == expected[0]
-    cache, read = engine.snapshotter.cache, []
+    cache, read = engine.prefix_cache.cache, []
     for snapshot in cache.snapshots():
         if snapshot.n < prompt.end:
             cache.drop(snapshot)
@@ -191,7 +191,7 @@ def test_of_a_snapshot_whose_rows_are_in_memory_only_the_state_is_read(tmp_path:
         assert (reply.done.stats.source, reply.done.stats.n_cached) == ("disk", 540)
         assert read == [engine.backend.state_size(0)]
     check_invariants(cache)
-    engine.snapshotter.close()
+    engine.prefix_cache.close()
 
 
 class Drive:
@@ -255,13 +255,13 @@ def test_any_order_on_any_disk_gives_right_replies_within_all_budgets(
                 reply = ask(engine, prompt, 4)
             assert reply.error is None
             assert reply.tokens == expected[key]
-            check_invariants(engine.snapshotter.cache)
+            check_invariants(engine.prefix_cache.cache)
             if choice.random() < 0.2:
                 for path in [*sorted(tmp_path.rglob("*.rows")), *sorted(tmp_path.rglob("*.state"))][:1]:
                     path.unlink(missing_ok=True)  # the thread that writes may have been first
             assert tier.store.directory.n_bytes <= budget
         drive.share = 0.0
-        engine.snapshotter.close()
+        engine.prefix_cache.close()
         assert tier.view().waiting == 0
         written += tier.view().written
         assert sum(path.stat().st_size for path in tmp_path.rglob("fake/*.*")) <= budget
@@ -270,7 +270,7 @@ def test_any_order_on_any_disk_gives_right_replies_within_all_budgets(
     report = tier_of(fresh).store.directory.verify(fix=True)
     assert all(np.isfinite(entry.used) for entry in tier_of(fresh).store.directory.entries())
     assert report.n_bytes <= budget
-    fresh.snapshotter.close()
+    fresh.prefix_cache.close()
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -295,9 +295,9 @@ def test_rows_that_only_the_device_has_are_fetched_before_they_go(
     assert (view.spilled > 0) is not fails
     sources = [ask_source(engine, prompt, tokens) for prompt, tokens in zip(CONVERSATIONS, expected, strict=True)]
     assert ("disk" in sources) is not fails
-    check_invariants(engine.snapshotter.cache)
+    check_invariants(engine.prefix_cache.cache)
     assert flushed(engine).store.directory.verify().sound
-    engine.snapshotter.close()
+    engine.prefix_cache.close()
 
 
 @pytest.mark.parametrize("ram", [None, 60_000], ids=["no limit", "room for some rows"])
@@ -316,8 +316,8 @@ def test_a_conversation_larger_than_what_may_wait_survives_a_restart(
     assert again.stats.source == "disk"
     assert again.stats.n_cached > len(prompt) - 400
     for each in (engine, restarted):
-        check_invariants(each.snapshotter.cache)
-        each.snapshotter.close()
+        check_invariants(each.prefix_cache.cache)
+        each.prefix_cache.close()
 
 
 def test_rows_for_which_there_is_no_room_are_not_copied_for_the_disk_all_at_once(
@@ -338,8 +338,8 @@ def test_rows_for_which_there_is_no_room_are_not_copied_for_the_disk_all_at_once
     for _ in range(3):
         assert ask(engine, prompt).error is None
     assert tier_of(engine).view().waiting == 1
-    assert engine.snapshotter.cache.snapshots()
+    assert engine.prefix_cache.cache.snapshots()
     assert sum(held.n_bytes for held in fetched) < 24_000
     assert not flushed(engine).view().written
-    assert engine.snapshotter.close()
+    assert engine.prefix_cache.close()
     assert tier_of(engine).view().written > 30_000

@@ -111,12 +111,12 @@ def test_the_next_turn_evaluates_only_the_new_message_and_is_exact(kind: str, st
         if turn:
             assert stats.n_evaluated == MESSAGE + len(HEADER)
             assert stats.n_warmed >= 50
-        before = talk.engine.snapshotter.totals.n_evaluated
+        before = talk.engine.prefix_cache.totals.n_evaluated
         warm = collect_done(talk.next_turn(asked), talk.engine)
         assert warm.stats.n_evaluated >= 50
-        assert talk.engine.snapshotter.totals.n_evaluated == before, "counted apart"
-        check_invariants(talk.engine.snapshotter.cache)
-    totals = talk.engine.snapshotter.totals
+        assert talk.engine.prefix_cache.totals.n_evaluated == before, "counted apart"
+        check_invariants(talk.engine.prefix_cache.cache)
+    totals = talk.engine.prefix_cache.totals
     assert totals.n_warm_ups == 4
     assert totals.n_warmed_used >= totals.n_warmed * 3 / 4
     assert totals.requests == 4
@@ -162,7 +162,7 @@ def test_a_request_stops_it_within_one_batch_and_finds_its_own_live_end(
     stats = collect(handle).done.stats
     if strips or after_steps < 3:
         assert stats.n_evaluated <= 41, "the end of what was live, and no less"
-    check_invariants(talk.engine.snapshotter.cache)
+    check_invariants(talk.engine.prefix_cache.cache)
 
 
 def test_who_stops_it_with_another_conversation_lets_it_go_on_later_and_nothing_is_done_twice() -> None:
@@ -175,7 +175,7 @@ def test_who_stops_it_with_another_conversation_lets_it_go_on_later_and_nothing_
     assert ask(talk.engine, Prompt.of(said(77, 90), [80]), 3).error is None
     settle(talk.engine)
     stats = collect(handle).done.stats
-    totals = talk.engine.snapshotter.totals
+    totals = talk.engine.prefix_cache.totals
     assert totals.n_warmed == stats.n_evaluated == len(handle.request.prompt) - 1 - len(asked.prompt) + len(HEADER)
     assert talk.turn(2)[1].done.stats.n_evaluated == MESSAGE + len(HEADER)
 
@@ -192,9 +192,9 @@ def test_it_is_given_up_when_its_conversation_goes_on() -> None:
         if handle is None:
             handle = RequestHandle(Request(obsolete, max_tokens=0, background=True, after=asked))
             talk.engine.submit(handle)
-        before = talk.engine.snapshotter.totals.n_warmed
+        before = talk.engine.prefix_cache.totals.n_warmed
         assert settle(talk.engine) <= 1
-        assert talk.engine.snapshotter.totals.n_warmed == before
+        assert talk.engine.prefix_cache.totals.n_warmed == before
         assert collect(handle).done is None
 
 
@@ -231,7 +231,7 @@ def test_nothing_where_the_live_end_is_as_good() -> None:
         asked, _ = talk.turn(1)
         talk.next_turn(asked)
         settle(talk.engine)
-        assert talk.engine.snapshotter.totals.n_warmed == n_warmed
+        assert talk.engine.prefix_cache.totals.n_warmed == n_warmed
 
 
 def test_what_is_forgotten_is_not_made_ready() -> None:
@@ -275,7 +275,7 @@ def test_a_live_end_that_is_all_in_the_prompt_is_not_kept_twice() -> None:
         asked, _ = talk.turn(1)
         talk.next_turn(asked)
         settle(talk.engine)
-        kept = talk.engine.snapshotter.cache.snapshots()
+        kept = talk.engine.prefix_cache.cache.snapshots()
         assert sum(not snapshot.exact for snapshot in kept) == n_inexact
 
 
@@ -299,7 +299,7 @@ def test_what_a_client_wants_to_be_ready_is_evaluated_with_all_it_takes() -> Non
     reply = ask(engine, prompt)
     assert (reply.done.stats.n_cached, reply.done.stats.n_warmed) == (490, 490)
     assert reply.tokens == run_cold(FakeBackend(), prompt).tokens
-    assert len(engine.snapshotter.recent) == 1
+    assert len(engine.prefix_cache.recent) == 1
 
 
 def test_what_was_made_ready_survives_a_restart_unless_its_request_wants_nothing_on_disk(tmp_path: Path) -> None:
@@ -309,14 +309,14 @@ def test_what_was_made_ready_survives_a_restart_unless_its_request_wants_nothing
         asked, _ = talk.turn(1, disk_policy=DiskPolicy.parse(policy))
         talk.next_turn(asked)
         settle(talk.engine)
-        assert talk.engine.snapshotter.close()
+        assert talk.engine.prefix_cache.close()
         talk.engine = engine_on(directory, "hybrid")
         _, reply = talk.turn(2)
         if policy == "off":
             assert reply.done.stats.n_cached == 0
         else:
             assert (reply.done.stats.n_evaluated, reply.done.stats.source) == (MESSAGE + len(HEADER), "disk")
-        talk.engine.snapshotter.close()
+        talk.engine.prefix_cache.close()
 
 
 def test_with_several_sequences_it_waits_until_all_are_served() -> None:
@@ -330,14 +330,14 @@ def test_with_several_sequences_it_waits_until_all_are_served() -> None:
     warm = [talk.next_turn(each) for talk, each in zip(talks, asked, strict=True)]
     while not all(handle.is_over for handle in handles):
         engine.step()
-        assert engine.snapshotter.totals.n_warmed == 0
+        assert engine.prefix_cache.totals.n_warmed == 0
     settle(engine)
     assert all(collect(handle).done is not None for handle in warm)
     for i, talk in enumerate(talks):
         asked_next, reply = talk.turn(90 + i)
         assert reply.done.stats.n_evaluated == MESSAGE + len(HEADER)
         assert reply.tokens == cold(FakeBackend(n_ctx=8192), asked_next.prompt, 100).tokens
-    check_invariants(engine.snapshotter.cache)
+    check_invariants(engine.prefix_cache.cache)
 
 
 def test_the_line_is_bounded() -> None:
@@ -383,7 +383,7 @@ def test_it_is_quiet_when_nobody_asks_whoever_asked_last(monkeypatch: pytest.Mon
     asked, _ = stripped.turn(2)
     stripped.next_turn(asked)
     assert engine.warm_ups.seconds == pytest.approx(0.05), "a client may ask again at once"
-    totals = engine.snapshotter.totals
+    totals = engine.prefix_cache.totals
     settle(engine)
     assert totals.n_warm_ups == 0
     now = 1.5
@@ -429,8 +429,8 @@ def test_the_thread_begins_when_its_time_has_come(monkeypatch: pytest.MonkeyPatc
         tokens = reply_to(worker, asked)
         follow = Prompt.of([*asked.prompt.tokens, *tokens, 60, 61], [240, 244 + len(tokens) + 1])
         worker.warm(Request(follow, background=True, after=asked))
-        until(lambda: engine.snapshotter.totals.n_warm_ups)
-        assert engine.snapshotter.totals.n_warmed == len(tokens) + 5
+        until(lambda: engine.prefix_cache.totals.n_warm_ups)
+        assert engine.prefix_cache.totals.n_warmed == len(tokens) + 5
     finally:
         assert worker.close()
 
@@ -443,7 +443,7 @@ def test_it_ends_with_the_server_and_sleeps_with_it() -> None:
     worker.warm(Request(prompt, background=True))
     worker.call(lambda: None).result(60)
     assert worker.is_sleeping, "nobody waits for it, so it wakes nobody"
-    assert engine.snapshotter.totals.n_warmed == 0
+    assert engine.prefix_cache.totals.n_warmed == 0
     waited_for = worker.submit(Request(prompt, background=True))
     assert isinstance(list(waited_for)[-1], Done), "a client that asks wakes the engine"
 

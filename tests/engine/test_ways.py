@@ -117,7 +117,7 @@ def test_many_rows_that_leave_the_device_are_ranked_once(monkeypatch: pytest.Mon
     engine = Engine(backend, RamCache(0, None), EngineSettings())
     ask(engine, chat(*((seed, 100) for seed in range(30))), 1)
     ask(engine, chat((99, 40)), 1)
-    n_segments = sum(each.held is not None for each in engine.snapshotter.cache.segments())
+    n_segments = sum(each.held is not None for each in engine.prefix_cache.cache.segments())
     assert n_segments >= 8
 
     def counted(*arguments: Any) -> Iterator[Segment]:
@@ -125,8 +125,8 @@ def test_many_rows_that_leave_the_device_are_ranked_once(monkeypatch: pytest.Mon
         return real(*arguments)
 
     monkeypatch.setattr(RamCache, "leaving_device", counted)
-    assert engine.snapshotter.device.shrink(0)
-    assert engine.snapshotter.device.counts.to_ram > 2500
+    assert engine.prefix_cache.device.shrink(0)
+    assert engine.prefix_cache.device.counts.to_ram > 2500
     assert ranked[0] == 1
 
 

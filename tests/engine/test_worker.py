@@ -250,7 +250,7 @@ def test_an_idle_moment_copies_what_only_the_device_has(monkeypatch: pytest.Monk
     """As far as there is room, so that it costs nothing to give its cells to others."""
     monkeypatch.setattr(worker, "IDLE_SECONDS", 0.01)
     bench = Bench()
-    cache = bench.engine.snapshotter.cache
+    cache = bench.engine.prefix_cache.cache
 
     def rows() -> list[int]:
         return bench.worker.call(lambda: [segment.rows.nbytes for segment in cache.segments()]).result(60)
@@ -274,7 +274,7 @@ def test_going_ahead_does_not_keep_rows_from_being_copied(monkeypatch: pytest.Mo
     """As long as one prompt after the other is made ready, there is no moment without work."""
     monkeypatch.setattr(worker, "IDLE_SECONDS", 1.0)
     bench = Bench()
-    device, copied = bench.engine.snapshotter.device, threading.Event()
+    device, copied = bench.engine.prefix_cache.device, threading.Event()
     copy_next = device.copy_next
 
     def note(disk: DiskTier | None) -> float | None:

@@ -160,7 +160,7 @@ def bench(request: pytest.FixtureRequest, model_path: Any, tmp_path_factory: pyt
         patch.setattr(os, "fsync", lambda descriptor: None)
         engine = bench.engine()
         bench.expected = ask(engine, PROMPT, 4).tokens
-        engine.snapshotter.close()
+        engine.prefix_cache.close()
         os.rename(bench.directory, bench.pristine)
         assert len(bench.files) >= 2
         parts = {part.what for path in bench.files for part in RawFile.read(path).parts}
@@ -172,16 +172,16 @@ def bench(request: pytest.FixtureRequest, model_path: Any, tmp_path_factory: pyt
 def refused(bench: Bench, is_lost: bool, recovers: bool) -> None:
     """Ask with what lies in the directory; a miss must be one that verify knows of, unless the model refused."""
     engine = bench.engine(recovers)
-    store = engine.snapshotter.disk.store
+    store = engine.prefix_cache.disk.store
     sound = store.directory.verify().sound
     reply = ask(engine, PROMPT, 4)
     assert reply.error is None
     assert reply.tokens == bench.expected
-    assert engine.snapshotter.disk.flush(60)
+    assert engine.prefix_cache.disk.flush(60)
     event(f"{reply.done.stats.source} {reply.done.stats.n_cached}, damaged {store.damaged}")
     if store.damaged:
         assert not sound or is_lost, "verify has not found what the read refused"
-    engine.snapshotter.close()
+    engine.prefix_cache.close()
 
 
 @given(data=st.data())

@@ -78,12 +78,12 @@ def test_the_next_request_is_served(
         data[place : None if new is None else place + len(new)] = new or b""
     path.write_bytes(data)
     (seq,) = engine.sequences
-    engine.snapshotter.forget(seq)
+    engine.prefix_cache.forget(seq)
     try:
         saved = engine.backend.load_file(seq.id, path)
     except StateError:
         event("refused")
-        engine.snapshotter.forget(seq)
+        engine.prefix_cache.forget(seq)
     else:
         event("loaded")
         seq.reset(saved.tokens, ends=saved.ends)
@@ -105,12 +105,12 @@ def test_positions_that_are_not_the_tokens_are_refused(engine: Engine, whole: Wh
             continue
         for other in (TOKENS.size - 40, TOKENS.size + 40, 2**31 - 1):
             path.write_bytes(good[:at] + other.to_bytes(4, "little") + good[at + 4 :])
-            engine.snapshotter.forget(seq)
+            engine.prefix_cache.forget(seq)
             try:
                 engine.backend.load_file(seq.id, path)
             except StateError:
                 refused += 1
-                engine.snapshotter.forget(seq)
+                engine.prefix_cache.forget(seq)
                 assert ask(engine, Prompt(as_tokens([5, 6, 7])), 1).error is None
-    engine.snapshotter.forget(seq)
+    engine.prefix_cache.forget(seq)
     assert refused >= (6 if is_hybrid else 3)

@@ -217,7 +217,7 @@ def test_a_reply_that_is_suspended_after_every_step_drafts_as_the_cold_run(
                 engine.company.suspend(active)
     assert engine.counters.n_suspended > 10
     assert Turn(collect(handle).tokens, server.source.drafts[1]) == expected
-    check_invariants(engine.snapshotter.cache)
+    check_invariants(engine.prefix_cache.cache)
     server.close()
 
 
@@ -230,7 +230,7 @@ def test_a_cache_goes_on_with_and_without_a_head(open_drafting: Opener, tmp_path
         server = DraftServer(backend, tmp_path / "cache", OTHER)
         found = server.ask(prompts[turn], 40)
         assert server.restored == ("disk" if turn else "none")
-        assert server.engine.snapshotter.totals.failed_restores == 0
+        assert server.engine.prefix_cache.totals.failed_restores == 0
         assert server.tier.store.damaged == 0
         if backend is with_head:
             assert found.tokens == expected[turn].tokens
@@ -247,7 +247,7 @@ def test_blocks_of_another_head_are_not_used(open_drafting: Opener, tmp_path: Pa
     for turn, each in enumerate((backend, other)):
         server = DraftServer(each, tmp_path / "cache", OTHER)
         found = server.ask(prompts[turn], 40)
-        assert server.tier.store.damaged == server.engine.snapshotter.totals.failed_restores == 0
+        assert server.tier.store.damaged == server.engine.prefix_cache.totals.failed_restores == 0
         server.close()
     assert server.restored == "disk"
     assert found.tokens == expected.tokens

@@ -110,7 +110,7 @@ def test_a_prompt_that_was_evaluated_beside_a_reply(
     leave(engine, other)
     assert together != asked(engine, FIRST, cache_prompt=False)[0], "company changes bits, or this tests nothing"
     check_alone(engine, FIRST, NEXT, EDITED)
-    assert engine.snapshotter.close()
+    assert engine.prefix_cache.close()
     engine = engine_on(backend, tmp_path)
     assert min(check_alone(engine, EDITED, NEXT)) > 0, "what was evaluated alone is on disk"
 

@@ -87,7 +87,7 @@ def cold_replies(backend: LlamaBackend) -> dict[str, list[object]]:
     replies = {}
     for name, prompt in PROMPTS.items():
         backend.clear(0)
-        engine.snapshotter.forget(engine.sequences[0])
+        engine.prefix_cache.forget(engine.sequences[0])
         replies[name], cached = probabilities(engine, prompt, cache_prompt=False)
         assert cached == 0
     backend.clear(0)
@@ -117,7 +117,7 @@ def test_replies_are_those_of_a_cold_run(name: str, open_family: Callable[..., L
             reply, cached = probabilities(engine, PROMPTS[each])
             assert reply == expected[each], f"{each}, {cached} tokens cached"
             shares.append(cached)
-        assert engine.snapshotter.close()
+        assert engine.prefix_cache.close()
     assert sum(share > 0 for share in shares[: len(PROMPTS)]) >= (4 if family.sliding else 6), "from RAM or live"
     assert sum(share > 0 for share in shares[len(PROMPTS) :]) >= (2 if family.sliding else 5), "from disk"
 
@@ -163,10 +163,10 @@ def test_a_memory_that_does_not_come_back_is_not_cached(
         for each in ("first", "another"):
             reply, cached = probabilities(engine, PROMPTS[each])
             assert each != "first" or reply == expected[0]
-            assert cached == 0 or engine.snapshotter.totals.n_cached["live"]
-    assert not engine.snapshotter.cache.snapshots()
-    assert engine.snapshotter.close()
-    assert not engine.snapshotter.disk.store.lengths()
+            assert cached == 0 or engine.prefix_cache.totals.n_cached["live"]
+    assert not engine.prefix_cache.cache.snapshots()
+    assert engine.prefix_cache.close()
+    assert not engine.prefix_cache.disk.store.lengths()
 
 
 def losing_a_bit(save: Callable[..., Any]) -> Callable[..., Any]:

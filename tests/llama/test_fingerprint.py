@@ -112,7 +112,7 @@ def asked(directory: Path, path: Path, **fields: Any) -> tuple[Reply, Reply]:
     engine = Engine(loaded.backend, RamCache(8, None), EngineSettings(), tier)
     reply = ask(engine, PROMPT, 24)
     plain = ask(engine, PROMPT, 24, cache_prompt=False)
-    engine.snapshotter.close()
+    engine.prefix_cache.close()
     loaded.backend.unload()
     assert reply.error is None
     assert plain.error is None

@@ -121,8 +121,8 @@ def test_conversations_that_take_turns(
         reply = ask(engine, prompt, 4)
         assert reply.error is None
         assert reply.tokens == cold(plain, prompt, 4).tokens
-        check_invariants(engine.snapshotter.cache)
-        assert engine.cells.n_used + engine.snapshotter.device.n_cells <= pooled.n_cells
+        check_invariants(engine.prefix_cache.cache)
+        assert engine.cells.n_used + engine.prefix_cache.device.n_cells <= pooled.n_cells
 
 
 @pytest.mark.parametrize("sizes", [(0, N_CTX // 2), (N_CTX // 2, 0), (N_CTX, N_CTX // 2)])
@@ -193,8 +193,8 @@ def test_no_prompt_resumes_from_what_was_chosen(opened: Opened, name: str) -> No
         assert reply.error is None
         assert reply.tokens == cold(other, chat(*talk), 6, pins=pins).tokens
         assert reply.done.timings.streamed.n_selected > 0
-        check_invariants(engine.snapshotter.cache)
-    assert engine.snapshotter.totals.hits["ram"] > 0
+        check_invariants(engine.prefix_cache.cache)
+    assert engine.prefix_cache.totals.hits["ram"] > 0
 
 
 def test_pins_are_among_what_is_chosen(opened: Opened) -> None:

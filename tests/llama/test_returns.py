@@ -34,7 +34,7 @@ def bits(backend: LlamaBackend, engine: Engine | None, prompt: Prompt) -> NDArra
 
 
 def check(engine: Engine, backend: LlamaBackend) -> None:
-    cache = engine.snapshotter.cache
+    cache = engine.prefix_cache.cache
     check_invariants(cache)
     held = [segment.held for segment in cache.segments() if segment.held is not None]
     assert {each.handle for each in held} == backend._handles, "rows are held for the cache alone"
@@ -56,11 +56,11 @@ def test_a_return_moves_no_byte_to_or_from_ram(
     for number in (0, 1, 2, 0, 1, 2):
         assert (bits(backend, engine, prompts[number]) == expected[number]).all()
         check(engine, backend)
-    counts, cache = engine.snapshotter.device.counts, engine.snapshotter.cache
+    counts, cache = engine.prefix_cache.device.counts, engine.prefix_cache.cache
     assert (counts.to_ram, counts.lost) == (0, 0)
     assert counts.returned > 3 * 100, "all but those of the head, which stay, came from the device"
     assert not any(segment.rows.size for segment in cache.segments())
-    assert engine.snapshotter.totals.n_cached["ram"] + engine.snapshotter.totals.n_cached["live"] > 3 * 200
+    assert engine.prefix_cache.totals.n_cached["ram"] + engine.prefix_cache.totals.n_cached["live"] > 3 * 200
     backend.clear(0)
 
 
@@ -87,14 +87,14 @@ def test_bits_are_those_of_a_cold_run_when_device_and_ram_are_full(
         check(engine, backend)
         if choice.random() < 0.1:
             engine.sleep()
-            assert not any(segment.held for segment in engine.snapshotter.cache.segments())
+            assert not any(segment.held for segment in engine.prefix_cache.cache.segments())
             engine.wake()
-    counts, totals = engine.snapshotter.device.counts, engine.snapshotter.totals
+    counts, totals = engine.prefix_cache.device.counts, engine.prefix_cache.totals
     assert counts.returned > 0
     assert counts.to_ram > 0
     assert totals.n_cached["ram"] > 0
     assert totals.failed_restores == 0
-    assert (counts.lost > 0 or engine.snapshotter.cache.n_evicted > 0) == (budget is not None)
+    assert (counts.lost > 0 or engine.prefix_cache.cache.n_evicted > 0) == (budget is not None)
     backend.release_all()
     for prompt, found in asked:
         assert (bits(backend, None, prompt) == found).all()

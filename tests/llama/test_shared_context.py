@@ -48,7 +48,7 @@ def test_prompts_one_after_the_other_never_run_out_of_room(open_model: Callable[
             assert reply.done is not None
             sources.append(reply.done.stats.source)
         assert sources == ["none", "none", "ram", "ram", "ram", "ram"]
-        assert engine.snapshotter.totals.failed_restores == 0
+        assert engine.prefix_cache.totals.failed_restores == 0
 
 
 @pytest.mark.parametrize("shape", ["tiny-hybrid", "tiny-dense"])
@@ -66,8 +66,8 @@ def test_replies_that_outgrow_the_context_go_on_later(open_model: Callable[..., 
     assert engine.counters.n_suspended > 0
     assert [reply.error for reply in replies] == [None, None]
     assert [len(reply.tokens) for reply in replies] == [1024 - 300] * 2
-    check_invariants(engine.snapshotter.cache)
-    assert engine.snapshotter.cache.kept == []
+    check_invariants(engine.prefix_cache.cache)
+    assert engine.prefix_cache.cache.kept == []
 
 
 def test_a_suspended_sequence_comes_back_to_the_byte(open_model: Callable[..., Loaded]) -> None:

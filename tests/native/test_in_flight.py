@@ -65,7 +65,7 @@ def test_what_was_evicted_is_freed_while_copies_run_beside_the_computation(open_
     before = live_bytes()
     budget = 3 * 2**20
     engine = Engine(backend, RamCache(32, budget), EngineSettings())
-    cache = engine.snapshotter.cache
+    cache = engine.prefix_cache.cache
     largest = 0
     for seed in range(40):
         assert ask(engine, prompt(seed), 2).error is None

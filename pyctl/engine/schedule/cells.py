@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from pyctl.cache.ports import SequenceMemory
-from pyctl.cache.prefix_cache import Snapshotter
+from pyctl.cache.prefix_cache import PrefixCache
 from pyctl.cache.ram import RamCache
 from pyctl.cache.sequence import LiveSequence
 from pyctl.cache.snapshot import Snapshot
@@ -93,10 +93,10 @@ class CellPool:
     Who makes way is parked: in the cache is what is worth it, at the cost of none of the snapshots that are protected.
     """
 
-    def __init__(self, sequences: Sequence[LiveSequence], n_cells: int, snapshotter: Snapshotter) -> None:
+    def __init__(self, sequences: Sequence[LiveSequence], n_cells: int, prefix_cache: PrefixCache) -> None:
         self.n_cells = n_cells
-        self.worth = SequenceWorth(snapshotter.memory, snapshotter.cache)
-        self._sequences, self._park, self._device = sequences, snapshotter.park, snapshotter.device
+        self.worth = SequenceWorth(prefix_cache.memory, prefix_cache.cache)
+        self._sequences, self._park, self._device = sequences, prefix_cache.park, prefix_cache.device
 
     @property
     def n_used(self) -> int:

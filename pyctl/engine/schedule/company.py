@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from pyctl.cache.prefix_cache import Snapshotter
+from pyctl.cache.prefix_cache import PrefixCache
 from pyctl.cache.restore import CacheLookup
 from pyctl.cache.sequence import LiveSequence
 from pyctl.engine.backend import Backend
@@ -36,16 +36,16 @@ class Company:
     """
 
     def __init__(
-        self, backend: Backend, settings: EngineSettings, snapshotter: Snapshotter, counters: EngineCounters
+        self, backend: Backend, settings: EngineSettings, prefix_cache: PrefixCache, counters: EngineCounters
     ) -> None:
         self.sequences = [LiveSequence(i, backend.n_ctx) for i in range(backend.n_seqs)]
-        self.cells = CellPool(self.sequences, backend.n_cells, snapshotter)
+        self.cells = CellPool(self.sequences, backend.n_cells, prefix_cache)
         self.waiting = Admission(backend.n_cells, backend.n_ctx)
         self.running: list[ActiveRequest] = []
         self.last: dict[int, ActiveRequest] = {}
         self.on_end: Callable[[], None] = lambda: None
         self._backend, self._settings = backend, settings
-        self._snapshotter = snapshotter
+        self._prefix_cache = prefix_cache
         self._counters = counters
         self._n_arrived = 0
         self._n_begun = 0
@@ -109,7 +109,7 @@ class Company:
 
     @property
     def _clears(self) -> bool:
-        return self._is_exact or (self._settings.clear_idle and self._snapshotter.cache.enabled)
+        return self._is_exact or (self._settings.clear_idle and self._prefix_cache.cache.enabled)
 
     @property
     def _is_exact(self) -> bool:
@@ -154,7 +154,7 @@ class Company:
             self.waiting.put_back(active)
             return
         try:
-            active.kept = self._snapshotter.suspend(seq)
+            active.kept = self._prefix_cache.suspend(seq)
         except (EngineError, MemoryError) as error:
             log.warning("request %d could not be suspended: %s", active.id, error)
             self.fail(active, OutOfCellsError())
@@ -179,12 +179,12 @@ class Company:
         assert kept is not None
         idle = filter(active.may_use, self.sequences)
         free = min(idle, key=lambda seq: (self.cells.worth.left(seq), seq.used))
-        self._snapshotter.park(free)
+        self._prefix_cache.park(free)
         self.cells.make_room(seq.n)
         seq.id, self.sequences[free.id], self.last[free.id] = free.id, seq, active
         self.running.append(active)
         try:
-            self._snapshotter.resume(seq, kept)
+            self._prefix_cache.resume(seq, kept)
         except OutOfCellsError as error:
             self._backend.clear(seq.id)
             if self.cells.empty():
@@ -210,7 +210,7 @@ class Company:
         if active.steps is not None:
             active.steps.close()
         if active.kept is not None:
-            self._snapshotter.release(active.kept)
+            self._prefix_cache.release(active.kept)
             active.kept = None
         if active.seq is not None:
             active.seq.busy = active.seq.left_over = False
@@ -224,7 +224,7 @@ class Company:
     def fail(self, active: ActiveRequest, error: Exception) -> None:
         """End a request with ``error``, and forget what its sequence holds, which nobody knows."""
         if active.stats is not None and active.seq is not None:
-            self._snapshotter.forget(active.seq)
+            self._prefix_cache.forget(active.seq)
         self.end(active)
         active.handle.put(Failed(told(error)))
 

@@ -13,7 +13,7 @@ from weakref import ref
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.plan import MIN_BATCH, ends_within, last_end
 from pyctl.cache.ports import CacheRequest
-from pyctl.cache.prefix_cache import Snapshotter
+from pyctl.cache.prefix_cache import PrefixCache
 from pyctl.cache.restore import CacheLookup, CachePlan, MakeRoom
 from pyctl.cache.sequence import LiveSequence
 from pyctl.cache.snapshot import Prefix, PromptMatch
@@ -58,8 +58,8 @@ class WarmUps:
     one: unless everything has to be exact, what is left up to there is evaluated as well.
     """
 
-    def __init__(self, snapshotter: Snapshotter, prefill: Prefill, n_ubatch: int) -> None:
-        self._snapshotter, self._prefill, self._n_ubatch = snapshotter, prefill, n_ubatch
+    def __init__(self, prefix_cache: PrefixCache, prefill: Prefill, n_ubatch: int) -> None:
+        self._prefix_cache, self._prefill, self._n_ubatch = prefix_cache, prefill, n_ubatch
         self._queue: list[ActiveRequest] = []
         # Those of clients, as they came: their tokens, and none of their images' files, which are large.
         self._lately: deque[tuple[ref[Request], Tokens]] = deque(maxlen=MOST_WARM_UPS)
@@ -75,20 +75,20 @@ class WarmUps:
         request = handle.request
         active = ActiveRequest(handle)
         if request.after is not None:
-            if not self._snapshotter.cache.enabled:  # there would be no way back to the live end
+            if not self._prefix_cache.cache.enabled:  # there would be no way back to the live end
                 return
             came = list(self._lately)
             at = next((i for i, (each, _) in enumerate(came) if each() is request.after), -1)
             if any(_goes_on(tokens, request) for _, tokens in came[at + 1 :]):
                 return
-            tokens, exact = request.prompt.tokens, self._snapshotter.settings.exact
+            tokens, exact = request.prompt.tokens, self._prefix_cache.settings.exact
             active.quiet = AT_ONCE_SECONDS
             # The next turn goes on from there just as well, only not in the batches of a cold run.
             is_near = not exact and (
                 any(0 < seq.n == seq.shared(tokens) for seq in sequences) or self._is_kept(request)
             )
             if is_near or self._n_unused >= MOST_UNUSED:
-                batch = self._snapshotter.cache.costs.evaluate(max(len(tokens) - self._n_ubatch, 0), len(tokens))
+                batch = self._prefix_cache.cache.costs.evaluate(max(len(tokens) - self._n_ubatch, 0), len(tokens))
                 active.quiet = max(QUIET_SECONDS, QUIET_BATCHES * batch)
         self._queue.append(active)
         if len(self._queue) > MOST_WARM_UPS:
@@ -97,7 +97,7 @@ class WarmUps:
     def _is_kept(self, request: Request) -> bool:
         """Whether some snapshot, exact or not, has all but a little of the prompt: somebody else's came in between."""
         match, least = PromptMatch(request.prompt.tokens), len(request.prompt) - MIN_BATCH
-        return any(each.n >= least for each in self._snapshotter.cache.lookup(match, len(request.prompt)))
+        return any(each.n >= least for each in self._prefix_cache.cache.lookup(match, len(request.prompt)))
 
     def arrived(self, request: Request) -> None:
         """A client asks: what its request evaluates by itself is given up."""
@@ -150,24 +150,24 @@ class WarmUps:
         self, active: ActiveRequest, seq: LiveSequence, alone: Callable[[CacheLookup], None], make_room: MakeRoom
     ) -> Steps:
         """The whole way of a background request; ``alone`` gives it all cells, as whoever is served alone gets them."""
-        request, snapshotter = active.handle.request, self._snapshotter
+        request, prefix_cache = active.handle.request, self._prefix_cache
         tokens = request.prompt.tokens
         began = active.started = time.perf_counter()
         stats = active.stats = RequestStats(n_prompt=len(request.prompt))
         ends = self._prefill.ends(request.prompt)
-        last = last_end(snapshotter.places(request.prompt, ends), len(request.prompt))
+        last = last_end(prefix_cache.places(request.prompt, ends), len(request.prompt))
         ends = list(ends_within(ends, 0, last))  # those inside of images, too
         seq.left_over = False
-        lookup = snapshotter.lookup(request, ends, seq, stats)
+        lookup = prefix_cache.lookup(request, ends, seq, stats)
         goal = max(last, self._rest(request, last))
         if self._is_worth_it(lookup, seq, last, goal):
             generated = lookup.match.prefix(seq.n) if 0 < seq.n == seq.shared(tokens) < last else None
-            snapshotter.leave(seq, lookup, stats)
+            prefix_cache.leave(seq, lookup, stats)
             alone(lookup)
-            restored = yield from snapshotter.restore(lookup, seq, stats, make_room)
+            restored = yield from prefix_cache.restore(lookup, seq, stats, make_room)
             plan = CachePlan(lookup.match, protected=restored)
             if request.after is None:
-                plan = snapshotter.plan(lookup, restored, seq, stats)
+                plan = prefix_cache.plan(lookup, restored, seq, stats)
             plan = replace(plan, cuts=(*plan.cuts, last, goal))
             try:
                 yield from self._prefill.run(active, seq, ends, plan, stats)
@@ -175,14 +175,14 @@ class WarmUps:
             finally:
                 self._note(lookup.match, stats.n_cached, seq.n)
                 active.n_warmed += seq.n - stats.n_cached
-            snapshotter.persist(plan)
+            prefix_cache.persist(plan)
             if generated is not None:
                 self._forget(generated)
             self._n_unused += request.after is not None
         ms = (time.perf_counter() - began) * 1e3
         stats.n_prompt, stats.n_cached, stats.n_evaluated = goal, max(goal - active.n_warmed, 0), active.n_warmed
         if active.n_warmed:
-            snapshotter.totals.n_warm_ups += 1
+            prefix_cache.totals.n_warm_ups += 1
             log.info("made ready: a prompt of %d tokens, %d evaluated in %.0f ms", goal, active.n_warmed, ms)
         waited = (began - active.submitted) * 1e3
         timings = Timings(stats.n_cached, stats.n_evaluated, ms, 0, 0.0, waited + ms)
@@ -191,20 +191,20 @@ class WarmUps:
     def _rest(self, request: Request, last: int) -> int:
         """Up to where the prompt is evaluated behind its ``last`` batch end: to the message after the reply, or 0."""
         next_message = request.prompt.boundaries[-1] if request.prompt.boundaries else 0
-        if request.after is None or self._snapshotter.settings.exact:
+        if request.after is None or self._prefix_cache.settings.exact:
             return 0
         is_behind = next_message > _shared(request.after, request) and next_message - last >= MIN_BATCH
-        return next_message if is_behind and self._snapshotter.memory.places.allow(next_message) else 0
+        return next_message if is_behind and self._prefix_cache.memory.places.allow(next_message) else 0
 
     def _is_worth_it(self, lookup: CacheLookup, seq: LiveSequence, last: int, goal: int) -> bool:
         """Whether more is ready afterwards than now, without what only a small cache makes necessary."""
         request, nearest = lookup.request, lookup.ways[0].n if lookup.ways else 0
-        if nearest >= last and (goal == last or lookup.match.prefix(goal) in self._snapshotter.cache):
+        if nearest >= last and (goal == last or lookup.match.prefix(goal) in self._prefix_cache.cache):
             return False
         if request.after is None:
             return True
         # The live end is as good, unless every batch has to be one of a cold run.
-        is_live = last <= seq.n == seq.shared(request.prompt.tokens) and not self._snapshotter.settings.exact
+        is_live = last <= seq.n == seq.shared(request.prompt.tokens) and not self._prefix_cache.settings.exact
         return not is_live and nearest >= _shared(request.after, request) - MOST_AGAIN
 
     def used(self, match: PromptMatch, n: int) -> int:
@@ -214,7 +214,7 @@ class WarmUps:
         found = self._ready.pop(match.prefix(n), 0) if n and self._ready else 0
         if found:
             self._n_unused = 0
-            self._snapshotter.totals.n_warmed_used += found
+            self._prefix_cache.totals.n_warmed_used += found
         return found
 
     def _note(self, match: PromptMatch, first: int, n: int) -> None:
@@ -225,13 +225,13 @@ class WarmUps:
         self._ready[match.prefix(n)] = before + n - first
         if len(self._ready) > MOST_READY:
             self._ready.popitem(last=False)
-        self._snapshotter.totals.n_warmed += n - first
+        self._prefix_cache.totals.n_warmed += n - first
 
     def _forget(self, prefix: Prefix) -> None:
         """Give up a live end that was parked before: its tokens are all evaluated in the batches of a cold run now."""
-        snapshot = self._snapshotter.cache.get(prefix)
+        snapshot = self._prefix_cache.cache.get(prefix)
         if snapshot is not None and not snapshot.exact and not snapshot.hits:
-            self._snapshotter.cache.drop(snapshot)
+            self._prefix_cache.cache.drop(snapshot)
 
 
 def _shared(one: CacheRequest, other: CacheRequest) -> int:

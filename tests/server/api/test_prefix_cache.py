@@ -79,7 +79,7 @@ def test_what_cannot_be_pinned(bench: Bench) -> None:
 def test_what_ram_could_not_hold_is_not_pinned(bench: Bench) -> None:
     """Its rows may lie on the device, which others need some time."""
     name = bench.client.get("/cache").json()["prefixes"][0]["id"]
-    bench.engine.snapshotter.cache.budget = 1
+    bench.engine.prefix_cache.cache.budget = 1
     response = bench.client.post("/cache/pin", json={"id": name})
     assert response.status_code == 400
     assert "more memory" in response.json()["error"]["message"]
@@ -196,7 +196,7 @@ def test_where_branches_part_without_a_snapshot_is_told() -> None:
     bench = Bench(n_slots=64)
     for tail in ("z" * 200, "y" * 100 + "v" * 100, "y" * 100 + "w" * 100, "v" * 40):
         bench.post("/completion", {"prompt": HEAD + tail, "n_predict": 2, "ignore_eos": True})
-    held = bench.worker.call(lambda: {s.prefix.name: s for s in bench.engine.snapshotter.cache.snapshots()}).result()
+    held = bench.worker.call(lambda: {s.prefix.name: s for s in bench.engine.prefix_cache.cache.snapshots()}).result()
     for name in held:
         if int(name.partition("-")[0]) <= 300:
             assert bench.client.request("DELETE", f"/cache/{name}").status_code == 200
@@ -212,7 +212,9 @@ def test_where_branches_part_without_a_snapshot_is_told() -> None:
 
 def test_a_view_keeps_nothing_alive_and_follows_changes(bench: Bench) -> None:
     """What was found out for one view serves the next, unless a parent has come or gone; it holds no state."""
-    snapshots = bench.worker.call(lambda: [weakref.ref(s) for s in bench.engine.snapshotter.cache.snapshots()]).result()
+    snapshots = bench.worker.call(
+        lambda: [weakref.ref(s) for s in bench.engine.prefix_cache.cache.snapshots()]
+    ).result()
     before = nodes(bench)
     assert nodes(bench)[0]["head"] == before[0]["head"]
     (root,) = bench.client.get("/cache").json()["prefixes"]
@@ -326,7 +328,7 @@ def test_a_pin_counts_for_the_model_it_was_set_for(tmp_path: Path) -> None:
         assert bench.post("/completion", {"prompt": HEAD + "y" * 400, "n_predict": 1}).status_code == 200
         assert tier.flush(60)
         benches.append(bench)
-    directory = benches[0].engine.snapshotter.disk.store.directory
+    directory = benches[0].engine.prefix_cache.disk.store.directory
     ours, theirs = ({each.name for each in directory.entries() if each.fingerprint == f} for f in ("one", "two"))
     name = max(ours & theirs, key=lambda each: int(each.partition("-")[0]))
     assert directory.pin(f"one/{name}", True)
