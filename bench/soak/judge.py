@@ -8,6 +8,9 @@ from typing import Any
 
 import httpx
 
+N_SHOWN = 20
+"""Likeliest tokens that are told, constraint or not: of those that a schema allows, the first may be far behind."""
+
 TIE = 0.1
 """Difference of two log probabilities below which rounding may choose either token."""
 
@@ -22,7 +25,7 @@ class Judge:
 
     def choice(self, body: dict[str, Any]) -> dict[str, Any]:
         """The first choice of /v1/chat/completions for ``body``, with the likeliest tokens."""
-        asked = {**body, "stream": False, "n": 1, "cache_prompt": False, "logprobs": True, "top_logprobs": 2}
+        asked = {**body, "stream": False, "n": 1, "cache_prompt": False, "logprobs": True, "top_logprobs": N_SHOWN}
         key = json.dumps(asked, sort_keys=True)
         with self._lock:
             if key not in self._known:
@@ -39,22 +42,25 @@ class Judge:
 
 
 def is_tie(choice: dict[str, Any], text: str, *, whole: bool) -> bool:
-    """Whether the token at which ``text`` leaves the right reply was nearly as likely as another one.
+    """Whether the token at which ``text`` leaves the right reply was nearly as likely as the one that it goes on with.
 
     With reasoning or calls, when ``text`` is not the ``whole`` reply, whether there is such a token at all.
     """
     tokens = choice["logprobs"]["content"]
     if not whole or choice["message"].get("reasoning_content"):
-        return any(_near(token) for token in tokens)
+        return any(_is_near(token) for token in tokens)
     said = ""
     for token in tokens:
+        if not text.startswith(said + token["token"]):
+            return _is_near(token, text[len(said) :])
         said += token["token"]
-        if not text.startswith(said):
-            return _near(token)
     # The text goes on where the right reply ends.
-    return bool(tokens) and _near(tokens[-1])
+    return bool(tokens) and _is_near(tokens[-1])
 
 
-def _near(token: dict[str, Any]) -> bool:
-    likeliest = [other["logprob"] for other in token["top_logprobs"]]
-    return len(likeliest) > 1 and bool(likeliest[0] - likeliest[1] < TIE)
+def _is_near(token: dict[str, Any], rest: str = "") -> bool:
+    """Whether another token with which ``rest`` begins, which may be the end of a reply, is nearly as likely."""
+    others = [other for other in token["top_logprobs"] if other["token"] != token["token"]]
+    if rest:
+        others = [other for other in others if other["token"] and rest.startswith(other["token"])]
+    return any(abs(token["logprob"] - other["logprob"]) < TIE for other in others)
