@@ -5,14 +5,14 @@ from __future__ import annotations
 from tools.house import measure
 
 CEILINGS = {
-    "files": 218,
-    "lines": 38_300,
+    "files": 215,
+    "lines": 37_420,
     "lines of csrc": 7_075,
-    "lines of tests": 46_700,
+    "lines of tests": 47_200,
     "methods of the ports": 64,
-    "imports between rooms": 491,
-    "imports of cache by engine": 67,
-    "callables handed on in cache and engine": 83,
+    "imports between rooms": 524,
+    "imports of cache by engine": 50,
+    "callables handed on in cache and engine": 60,
     "fields of LiveSequence": 21,
     "fields of Prompt": 6,
     "longest chain of imports": 35,
