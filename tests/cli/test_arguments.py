@@ -25,10 +25,11 @@ from tests.cli.given import PRESERVED, SERVE_FLAGS, WITHOUT_USE, chat, refused, 
 
 
 def test_defaults_are_those_of_llama_server() -> None:
+    """But for a snapshot every 4,096 tokens instead of 8,192 (docs/decisions/001-batch-ends.md)."""
     settings = parse_serve(["-m", "model.gguf"], {})
     assert settings.model == ModelSettings(path="model.gguf", n_seqs=4)
     assert settings.cache == CacheSettings(n_slots=0, ram_mib=8192)
-    assert settings.engine == EngineSettings(min_step=8192, exact=False, sleep_seconds=-1)
+    assert settings.engine == EngineSettings(min_step=4096, exact=False, sleep_seconds=-1)
     assert settings.disk == DiskSettings("", 16384, 512, 10240, "auto:30,spill", 131_072)
     assert settings.server == ServerSettings(sampling=Sampling(), n_predict=-1, cache_prompt=True)
     assert settings.request_fields == {}
