@@ -189,8 +189,7 @@ _DIGEST_BYTES = 8
 
 def rules_id() -> str:
     """A name for the rules of batch ends: what was saved under other rules is never resumed."""
-    rules = plan.RULES
-    return hashlib.blake2b(repr(rules).encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(repr(plan.RULES).encode(), digest_size=8).hexdigest()
 
 
 class CorruptFileError(StateError):
