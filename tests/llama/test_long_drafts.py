@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,7 +39,7 @@ Opened = Callable[..., LlamaBackend]
 
 
 @pytest.fixture(scope="module")
-def opened(model_path: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
+def opened(model_path: Any) -> Iterator[Opened]:
     backends: dict[tuple[str, bool], LlamaBackend] = {}
 
     def get(name: str, *, is_f32: bool = False) -> LlamaBackend:
@@ -326,7 +325,7 @@ class Conversations:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", ["hybrid", "planes", "planes-moe"])
 def test_whatever_happens_a_sequence_holds_what_it_should(
-    opened: Opened, model_path: Any, tmp_path: Path, name: str, seed: int
+    opened: Opened, model_path: Any, name: str, seed: int
 ) -> None:
     path, options, is_f32 = model_path(MODELS[name][0]), {}, "moe" in name
     if is_f32:

@@ -57,9 +57,7 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def drafting(
-    model_path: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[..., LlamaBackend]]:
+def drafting(model_path: Callable[[str], Path]) -> Iterator[Callable[..., LlamaBackend]]:
     """drafting("tiny-hybrid-nextn", n_seqs=4) -> a backend with a head, all sequences empty."""
     backends: dict[object, LlamaBackend] = {}
 
