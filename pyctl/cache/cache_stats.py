@@ -266,11 +266,11 @@ def view_of(cache: RamCache, totals: CacheStats, known: KnownParts, disk: DiskTi
         own = known.get(snapshot)
         if own is None or own.n_parent != n_parent:
             own = known[snapshot] = OwnPart.of(snapshot, n_parent)
-        held.append((n_parent, place, own.steps, own, slot, snapshot))
-    held.sort(key=lambda each: each[:3])
+        held.append((n_parent, place, own.steps, slot.index, own, snapshot))
+    held.sort(key=lambda each: each[:4])
     views = []
     place_before, before = -2, None
-    for _, place, _, own, slot, snapshot in held:
+    for _, place, _, _, own, snapshot in held:
         shared = own.shared(before) if before is not None and place == place_before else own.n_parent
         place_before, before = place, own
         parent = cache.slots[place].snapshot if place >= 0 else None
@@ -289,7 +289,7 @@ def view_of(cache: RamCache, totals: CacheStats, known: KnownParts, disk: DiskTi
                 hits=snapshot.hits,
                 age=now - snapshot.made,
                 idle=now - snapshot.used,
-                pinned=slot.pinned,
+                pinned=snapshot in cache.pinned,
                 tail=own.tail,
                 head=own.head,
                 device_bytes=device_bytes,

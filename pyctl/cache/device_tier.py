@@ -76,6 +76,7 @@ class DeviceTier:
     def __init__(self, memory: SequenceMemory, cache: RamCache) -> None:
         self._memory, self._cache = memory, cache
         self.counts = DeviceCounts()
+        self.locked = cache.locked
         self._n_ahead = 0  # behind how many requests one last looked for what is too large to be written in the end
         self._fetched: weakref.WeakKeyDictionary[Segment, weakref.ref[Block]] = weakref.WeakKeyDictionary()
         cache.on_drop = self.release
@@ -171,27 +172,25 @@ class DeviceTier:
 
     # -- giving up ---------------------------------------------------------------------------------------------------
 
-    def shrink(self, most: int, protected: Collection[Snapshot] = ()) -> bool:
+    def shrink(self, most: int) -> bool:
         """Have these rows take ``most`` cells at most; what is worth least goes to RAM, or away.
 
-        False if that would take rows that only the device has of what is ``protected``.
+        False if that would take rows that only the device has of what is locked.
         """
         while (n_before := self.n_cells) > most:
-            for segment in self._cache.leaving_device(self._n_freed, protected):
-                self._leave(segment, protected)
+            for segment in self._cache.leaving_device(self._n_freed):
+                self._leave(segment)
                 if self.n_cells <= most:
                     return True
             if self.n_cells == n_before:
                 return False
         return True
 
-    def vacate(
-        self, first: int, last: int, protected: Collection[Snapshot] = (), coming: Snapshot | None = None
-    ) -> None:
+    def vacate(self, first: int, last: int, coming: Snapshot | None = None) -> None:
         """In a pool, have nothing held where rows [first, last) go but those that are ``coming`` and lie there already.
 
-        What is in the way goes to RAM, or away where that has no room for it that is worth less; ``protected`` makes no
-        room.
+        What is in the way goes to RAM, or away where that has no room for it that is worth less; what is locked makes
+        no room.
         """
         if not self.n_cells:
             return
@@ -200,14 +199,14 @@ class DeviceTier:
             if segment.start >= last or segment.end <= first or wanted.get(segment, 0) >= min(segment.end, last):
                 continue
             if segment.held is not None:  # else it has gone with one before
-                self._leave(segment, protected)
+                self._leave(segment)
 
-    def can_shrink(self, most: int, likely: float, protected: Collection[Snapshot] = ()) -> bool:
+    def can_shrink(self, most: int, likely: float) -> bool:
         """Whether `shrink` takes only what RAM has, too, or what fewer prompts than ``likely`` are expected to need."""
         n_over = self.n_cells - most
         if n_over <= 0:
             return True
-        staying = needed_by(protected)
+        staying = needed_by(self._cache.locks)
         weights = self._cache.segment_weights()
         for segment in self._cache.segments():
             if segment.held is None or not (segment.rows.size or weights.get(segment, math.inf) < likely):
@@ -217,10 +216,10 @@ class DeviceTier:
         return n_over <= 0
 
     def to_ram(self, snapshot: Snapshot) -> None:
-        """Have all rows of a kept ``snapshot`` in RAM and nowhere else; StateError or MemoryError if that fails."""
+        """Have all rows of a retained ``snapshot`` in RAM and nowhere else; StateError or MemoryError if that fails."""
         for segment in snapshot.chain:
             if segment.only_held_bytes:
-                self._copy(segment, ())
+                self._copy(segment)
             self.release(segment)
 
     def copy_spare(self, *segments: Segment) -> None:
@@ -322,17 +321,17 @@ class DeviceTier:
                 self.release(segment)
         for segment in self._cache.held_by_value():
             if not segment.dropped:
-                self._leave(segment, ())
+                self._leave(segment)
 
     def _n_freed(self, segment: Segment) -> int:
         assert segment.held is not None
         return self._memory.n_own(segment.held, segment.start, segment.end)
 
-    def _leave(self, segment: Segment, protected: Collection[Snapshot]) -> None:
+    def _leave(self, segment: Segment) -> None:
         """Take a segment from the device: to RAM, or away with whatever needs it."""
         if not segment.rows.size:
             try:
-                kept = self._copy(segment, protected)
+                kept = self._copy(segment)
             except (StateError, MemoryError) as error:
                 log.warning("rows were lost on their way to RAM: %s", error)
                 kept = False
@@ -344,16 +343,16 @@ class DeviceTier:
         """Begin to copy rows to RAM; False if it has no room to spare for them."""
         if not self._cache.may_add_rows(segment, segment.only_held_bytes, spare=True):
             return False
-        self._cache.add_rows(segment, self._fetch(segment))
+        self._cache.pool.add_rows(segment, self._fetch(segment))
         return True
 
-    def _copy(self, segment: Segment, protected: Collection[Snapshot]) -> bool:
+    def _copy(self, segment: Segment) -> bool:
         """Copy rows to RAM; False if there is no room for them."""
         assert segment.held is not None
-        if not self._cache.may_add_rows(segment, segment.held.n_bytes, protected):
+        if not self._cache.may_add_rows(segment, segment.held.n_bytes):
             return False
         self.counts.to_ram += segment.held.n_cells
-        self._cache.add_rows(segment, self._fetch(segment))
+        self._cache.pool.add_rows(segment, self._fetch(segment))
         return True
 
     def _fetch(self, segment: Segment) -> Block:

@@ -118,9 +118,10 @@ class LeastValue(Generic[K]):
             seconds += node.likely * self._costs.evaluate(first, node.n)
         return seconds
 
-    def likely_within(self, used: float) -> float:
-        """How many prompts to expect that resume anywhere in a conversation that was used last at ``used``."""
-        return (1 + self.likelihoods.head) * self._decay(used, self._clock())
+    def likely_within(self, used: float | None) -> float:
+        """Expected prompts that resume anywhere in a conversation last used at ``used``, None for now."""
+        now = self._clock()
+        return (1 + self.likelihoods.head) * self._decay(now if used is None else used, now)
 
     def segment_weights(self) -> dict[Any, float]:
         """For each segment of the tree, how many prompts to expect that resume on its rows."""

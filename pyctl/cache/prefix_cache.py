@@ -36,7 +36,7 @@ from pyctl.cache.restore import (
     saved_rows,
 )
 from pyctl.cache.sequence import LiveSequence
-from pyctl.cache.snapshot import Block, Prefix, PromptMatch, Segment, Snapshot
+from pyctl.cache.snapshot import Block, Prefix, PromptFacts, PromptMatch, Segment, Snapshot
 from pyctl.errors import OutOfCellsError, StateError
 from pyctl.prompt import Prompt, as_tokens
 
@@ -95,9 +95,10 @@ class PrefixCache:
         shared, least = seq.shared(lookup.match.tokens) if wanted else 0, PARK_MIN
         if lookup.request.background and (not ways or ways[0].keep < seq.n):
             shared, least = 0, 1
-        self._park(seq, shared, lookup.snapshots, stats, least)
+        with self.cache.locked(*lookup.snapshots):
+            self._park(seq, shared, stats, least)
         prompt, turn = lookup.request.prompt, self.cache.turn
-        seq.belong(cached=wanted, for_disk=lookup.from_disk, asked=turn, n_header=prompt.end, n_opening=prompt.opening)
+        seq.facts = PromptFacts(turn, wanted, lookup.from_disk, prompt.end, prompt.opening)
         stats.restore_ms += (time.perf_counter() - began) * 1e3
 
     def restore(
@@ -105,7 +106,7 @@ class PrefixCache:
         lookup: CacheLookup,
         seq: LiveSequence,
         stats: RequestStats,
-        make_room: MakeRoom = lambda n, protected, n_ready: True,
+        make_room: MakeRoom = lambda n, n_ready: True,
     ) -> Reading[tuple[Snapshot, ...]]:
         """Bring ``seq`` to the deepest restorable position of the prompt; the snapshot that it came from, if any.
 
@@ -146,16 +147,19 @@ class PrefixCache:
     def save(self, seq: LiveSequence, plan: CachePlan, stats: RequestStats) -> None:
         """Take a snapshot at the end of ``seq``, with whose tokens ``plan.match`` begins.
 
-        It takes the rows since the last one, and the state; what the plan protects is no victim.
+        It takes the rows since the last one, and the state.
         """
-        if not self.memory.places.allow(seq.n) or (self.settings.exact and seq.n_exact != seq.n):
-            return
+        if self.memory.places.allow(seq.n) and (seq.n_exact == seq.n or not self.settings.exact):
+            with self.cache.locked(*plan.restored):
+                self._save(seq, plan, stats)
+
+    def _save(self, seq: LiveSequence, plan: CachePlan, stats: RequestStats) -> None:
         began, memory = time.perf_counter(), self.memory
         parent, covered = saved_rows(seq, plan.match, self.cache)
         prefix = plan.match.prefix(seq.n)
         n_bytes = self.device.rows_size(covered, seq.n) + seq.tokens[covered:].nbytes + memory.state_size(seq.id)
         n_bytes += memory.draft_rows_size(covered, seq.n) + memory.draft_state_size()
-        reservation = self.cache.prepare(prefix, n_bytes, plan.protected, parent)
+        reservation = self.cache.prepare(prefix, n_bytes, parent)
         if reservation is None:
             return
         try:
@@ -165,7 +169,7 @@ class PrefixCache:
                 if reservation.confirm(snapshot):
                     seq.keep(snapshot.segment, seq.n)
                     stats.count_saved(prefix.name)
-                    if memory.is_pool or (self.disk is not None and seq.for_disk):
+                    if memory.is_pool or (self.disk is not None and seq.facts.for_disk):
                         # Beside the next batch, not all of it at the end, or when the next prompt goes there.
                         self.device.copy_spare(*(each for each in snapshot.chain if each.start >= covered))
                 self.device.give_back(snapshot)
@@ -197,8 +201,9 @@ class PrefixCache:
             logits = output()
             end = self._take(seq, lookup.match.prefix(n), *saved_rows(seq, lookup.match, self.cache))
             end.state, end.exact = end.state.with_output(logits), exact
-            if self.cache.ends.add(end, lookup.snapshots, is_wanted=is_wanted):
-                seq.keep(end.segment, n)
+            with self.cache.locked(end, *lookup.snapshots):
+                if self.cache.ends.add(end, is_wanted=is_wanted):
+                    seq.keep(end.segment, n)
             self.device.give_back(end)
         except (StateError, MemoryError) as error:
             log.warning("the end of a prompt was not kept: %s", error)
@@ -220,9 +225,9 @@ class PrefixCache:
             self.device.offer(wanted, self.disk)
             self._hold_less()
 
-    def park(self, seq: LiveSequence, protected: Collection[Snapshot] = ()) -> None:
-        """Empty ``seq`` after a snapshot of its end if that is worth it; ``protected`` is no victim."""
-        self._park(seq, 0, protected, RequestStats(n_prompt=0))
+    def park(self, seq: LiveSequence) -> None:
+        """Empty ``seq`` after a snapshot of its end if that is worth it."""
+        self._park(seq, 0, RequestStats(n_prompt=0))
         self.forget(seq)
 
     def suspend(self, seq: LiveSequence) -> Snapshot:
@@ -231,7 +236,7 @@ class PrefixCache:
         The snapshot is no entry of the cache, which only counts its bytes, and shares rows with it.
         """
         kept = self._take(seq, PromptMatch(seq.tokens).prefix(seq.n), *seq.saved())
-        self.cache.keep(kept)
+        self.cache.retain(kept)
         try:
             self.device.to_ram(kept)  # its cells are what others need
         except (StateError, MemoryError):
@@ -248,11 +253,11 @@ class PrefixCache:
         if self.memory.kind != "attention" or kept.state.parts:
             self.memory.load_state(seq.id, kept.n, kept.state)
         seq.keep(kept.segment, kept.n)
-        self.cache.unkeep(kept)
+        self.cache.release(kept)
 
     def release(self, kept: Snapshot) -> None:
         """Give up what `suspend` took: nobody will `resume` it."""
-        self.cache.unkeep(kept)
+        self.cache.release(kept)
 
     def forget(self, seq: LiveSequence) -> None:
         """Empty ``seq``."""
@@ -278,7 +283,7 @@ class PrefixCache:
         found = self.disk.find(match, int(match.tokens.size) - 1)
         base = rows_in_memory(match, ends, self.cache) if found else None
         if base is not None:
-            self.cache.keep(base)
+            self.cache.retain(base)
         try:
             while (prefix := quickest(found, lookup.ways, match, base, self.disk)) is not None:
                 found.remove(prefix)
@@ -296,7 +301,7 @@ class PrefixCache:
                     self.device.give_back(arrival.snapshot)
         finally:
             if base is not None:
-                self.cache.unkeep(base)
+                self.cache.release(base)
         return None
 
     def _from_memory(
@@ -370,25 +375,18 @@ class PrefixCache:
         while self.disk is not None and self.device.is_behind() and self.disk.give_up_least():
             continue
 
-    def _park(
-        self,
-        seq: LiveSequence,
-        shared: int,
-        protected: Collection[Snapshot],
-        stats: RequestStats,
-        least: int = PARK_MIN,
-    ) -> None:
+    def _park(self, seq: LiveSequence, shared: int, stats: RequestStats, least: int = PARK_MIN) -> None:
         """Park the end of a live sequence when its conversation is left: less than its prompt is ``shared``.
 
         Fewer than ``least`` tokens that are in no snapshot are not worth it, nor is an end inside an image.
         """
         _, covered = seq.saved()
-        if seq.cached and not seq.in_picture and shared < seq.n_prompt and seq.n - covered >= least:
-            self.save(seq, CachePlan(PromptMatch(seq.tokens), protected=tuple(protected)), stats)
+        if seq.facts.cached and not seq.in_picture and shared < seq.n_prompt and seq.n - covered >= least:
+            self.save(seq, CachePlan(PromptMatch(seq.tokens)), stats)
 
     def _take(self, seq: LiveSequence, prefix: Prefix, parent: Segment | None, covered: int) -> Snapshot:
         """A snapshot of all that ``seq`` holds: the rows behind those ``covered`` by ``parent``, and the state."""
         state, exact, segment = self.memory.save_state(seq.id, seq.n), seq.n_exact == seq.n, parent
         if segment is None or covered < seq.n:
             segment = self.device.segment(seq, covered, parent)
-        return Snapshot(prefix, segment, state, exact, asked=seq.asked, for_disk=seq.for_disk, opening=seq.n_opening)
+        return Snapshot(prefix, segment, state, exact, facts=seq.facts, for_disk=seq.facts.for_disk)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Container, Iterator
 
 from pyctl.cache.segment_pool import SegmentPool
 from pyctl.cache.snapshot import Prefix, Segment, Snapshot
@@ -18,18 +18,19 @@ class PromptEnds:
     """Snapshots at the very ends of prompts, whose states have the outputs there, for equal prompts alone.
 
     Conversations go on elsewhere, so these are the first to leave, the least recently used before others. ``pool``
-    counts their bytes. ``room`` says how many bytes are free with so many more, negative if they are not, ``n_places``
-    how many prompt ends there may be, and ``shrink`` has others leave than those that it is given.
+    counts their bytes, and none of ``locked`` leaves. ``room`` says how many bytes are free with so many more, negative
+    if they are not, ``n_places`` how many prompt ends there may be, and ``shrink`` has other snapshots leave.
     """
 
     def __init__(
         self,
         pool: SegmentPool,
+        locked: Container[Snapshot],
         room: Callable[[int], float],
-        shrink: Callable[[Collection[Snapshot]], None],
+        shrink: Callable[[], None],
         n_places: Callable[[], float],
     ) -> None:
-        self._pool, self._room, self._shrink = pool, room, shrink
+        self._pool, self._locked, self._room, self._shrink = pool, locked, room, shrink
         self._n_places: Callable[[], float] = lambda: min(n_places(), MOST_ENDS)
         self._ends: OrderedDict[Prefix, Snapshot] = OrderedDict()
 
@@ -58,8 +59,8 @@ class PromptEnds:
         """Whether one that adds ``n_bytes`` can stay. Unless it ``is_wanted``, only others of its kind leave for it."""
         return self._n_places() > 0 and (is_wanted or self._room(n_bytes) + self.n_bytes >= 0)
 
-    def add(self, snapshot: Snapshot, protected: Collection[Snapshot] = (), *, is_wanted: bool) -> bool:
-        """Keep one, in the place of an older one of the same prompt; False if there is no room for it.
+    def add(self, snapshot: Snapshot, *, is_wanted: bool) -> bool:
+        """Keep one, locked by the caller, instead of an older one of its prompt; False if there is no room for it.
 
         ValueError if it builds on rows that were given up.
         """
@@ -69,10 +70,9 @@ class PromptEnds:
         if (older := self._ends.get(snapshot.prefix)) is not None:
             self.drop(older)
         self._ends[snapshot.prefix] = snapshot
-        staying = [snapshot, *protected]
-        self.fit(staying)
+        self.fit()
         if is_wanted:
-            self._shrink(staying)
+            self._shrink()
         if self._room(0) < 0 or len(self) > self._n_places():
             self.drop(snapshot)
             return False
@@ -84,12 +84,12 @@ class PromptEnds:
             del self._ends[snapshot.prefix]
             self._pool.release(snapshot)
 
-    def fit(self, protected: Collection[Snapshot] = (), n_bytes: int = 0) -> None:
-        """Have as many leave, none that is ``protected``, as places and ``n_bytes`` more make necessary."""
+    def fit(self, n_bytes: int = 0) -> None:
+        """Have as many leave, none that is locked, as places and ``n_bytes`` more make necessary."""
         for end in list(self):
             if self._room(n_bytes) >= 0 and len(self) <= self._n_places():
                 return
-            if end not in protected:
+            if end not in self._locked:
                 self.drop(end)
 
     def lose(self, segment: Segment) -> None:

@@ -6,7 +6,9 @@ import heapq
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from pyctl.cache.costs import Costs
 from pyctl.cache.eviction import LeastValue
@@ -14,7 +16,7 @@ from pyctl.cache.prefix_tree import PrefixTree
 from pyctl.cache.prompt_ends import PromptEnds
 from pyctl.cache.reservation import Reservation, Slot, Slots
 from pyctl.cache.segment_pool import SegmentPool
-from pyctl.cache.snapshot import Block, Prefix, PromptMatch, Segment, Snapshot, needed_by
+from pyctl.cache.snapshot import Prefix, PromptMatch, Segment, Snapshot, needed_by
 
 __all__ = ["RamCache"]
 
@@ -31,10 +33,10 @@ class RamCache:
     """Up to ``n_slots`` snapshots (0: as many as there is room for) within ``budget`` bytes (None: no limit).
 
     A published prefix always equals what its snapshot holds, a slot holds one snapshot, and a prefix is in at most one
-    slot. What is pinned, reserved, or protected by the caller (the restore source) is never evicted; what else goes is
-    the policy's choice. What would not fit beside these, with all rows that it builds on, is refused before anything
-    goes. Rows that the device holds take no bytes here, but those of what has to stay count as if they did, so that
-    they can come. Not thread-safe: the engine's thread owns it.
+    slot. A snapshot that is `locked` or pinned, and one in a reserved slot, is never evicted; the policy chooses among
+    the others. What would not fit beside these, with all rows that it builds on, is refused before anything goes.
+    Rows that the device holds take no bytes here, but those of what has to stay count as if they did, so that they can
+    come. Not thread-safe: the engine's thread owns it.
 
     Callbacks, to be set by who needs them; none may change the cache. ``on_drop`` is told of a segment just before its
     rows are given up, ``on_evict`` of a snapshot that leaves for want of room, with all its rows still there, and the
@@ -54,8 +56,10 @@ class RamCache:
         self.policy: LeastValue[int] = LeastValue(
             self.tree, self._freed, lambda: self.turn, self.costs, half=HALF_TURNS
         )
-        self.kept: list[Snapshot] = []
-        self.ends = PromptEnds(self.pool, self._room, self._shrink, lambda: self.slots.n_empty)
+        self.pinned: set[Snapshot] = set()
+        self.retained: list[Snapshot] = []
+        self.locks: Counter[Snapshot] = Counter()
+        self.ends = PromptEnds(self.pool, self.locks, self._room, self._shrink, lambda: self.slots.n_empty)
         self._weights: tuple[int, dict[Segment, float]] = -1, {}  # and the turn that they are of
         self._quiet_until = 0.0
 
@@ -125,24 +129,34 @@ class RamCache:
 
     # -- change ------------------------------------------------------------------------------------------------------
 
-    def prepare(
-        self, prefix: Prefix, n_bytes: int, protected: Collection[Snapshot] = (), parent: Segment | None = None
-    ) -> Reservation | None:
+    @contextmanager
+    def locked(self, *snapshots: Snapshot) -> Iterator[None]:
+        """Evict none of ``snapshots`` meanwhile; one may be locked several times, also where it is no entry."""
+        self.locks.update(snapshots)
+        try:
+            yield
+        finally:
+            self.locks.subtract(snapshots)
+            for snapshot in snapshots:
+                if not self.locks[snapshot]:
+                    del self.locks[snapshot]
+
+    def prepare(self, prefix: Prefix, n_bytes: int, parent: Segment | None = None) -> Reservation | None:
         """Reserve a slot for a snapshot of ``prefix`` that will add ``n_bytes`` of RAM to the rows of ``parent``.
 
         Nothing leaves before `confirm`. None when the prefix is here already, the budget could not hold it beside what
-        has to stay, or every slot is protected, pinned or reserved.
+        has to stay, or every slot is locked, pinned or reserved.
         """
-        if not self.enabled or prefix in self or not self._fits(prefix, n_bytes, parent, protected):
+        if not self.enabled or prefix in self or not self._fits(prefix, n_bytes, parent):
             return None
         slot = self.slots.empty()
         if slot is None:
-            index = self.policy.victim(self._may_go(protected), per_byte=False)
+            index = self.policy.victim(self._may_go, per_byte=False)
             if index is None:
                 return None
             slot = self.slots[index]
         slot.reserved = True
-        return Reservation(prefix, slot, lambda reservation, snapshot: self._publish(reservation, snapshot, protected))
+        return Reservation(prefix, slot, self._publish)
 
     def drop(self, snapshot: Snapshot) -> None:
         """Remove a snapshot, such as one that failed to restore."""
@@ -151,73 +165,66 @@ class RamCache:
             self._empty(slot)
         self.ends.drop(snapshot)
 
-    def keep(self, snapshot: Snapshot) -> None:
-        """Keep the bytes of ``snapshot``, which no lookup finds, until `unkeep`.
+    def retain(self, snapshot: Snapshot) -> None:
+        """Have the bytes of ``snapshot``, which no lookup finds, stay until `release`.
 
         They count, and others leave for them; when nothing is left that may go, they go beyond the budget.
         """
         self.pool.retain(snapshot)
-        self.kept.append(snapshot)
-        self._shrink(())
+        self.retained.append(snapshot)
+        self._shrink()
 
-    def unkeep(self, snapshot: Snapshot) -> None:
-        """Give up what `keep` kept."""
-        self.kept.remove(snapshot)
+    def release(self, snapshot: Snapshot) -> None:
+        """Take back `retain`."""
+        self.retained.remove(snapshot)
         self.pool.release(snapshot)
 
     def clear(self) -> int:
         """Drop everything that is not pinned or reserved; returns how many snapshots went."""
         self.ends.clear()
-        going = [slot for slot, _ in self.occupied() if not slot.pinned and not slot.reserved]
+        going = [slot for slot, each in self.occupied() if each not in self.pinned and not slot.reserved]
         for slot in going:
             self._empty(slot)
         return len(going)
 
     def pin(self, name: str, pinned: bool) -> bool:
-        """Protect the snapshot of the prefix called ``name`` from eviction, or stop to.
+        """Lock the snapshot of the prefix called ``name`` until it is unpinned, or unpin it.
 
         False if there is none, or if the budget has no room for all of it beside what else has to stay.
         """
-        for slot, snapshot in self.occupied():
+        for snapshot in self.snapshots():
             if snapshot.prefix.name == name:
                 needed = self.pool.n_needed([snapshot, *self._fixed()])
                 if pinned and self.budget is not None and needed > self.budget:
                     return False
-                slot.pinned = pinned
+                (self.pinned.add if pinned else self.pinned.discard)(snapshot)
                 return True
         return False
 
     # -- rows that the device holds ----------------------------------------------------------------------------------
 
-    def may_add_rows(
-        self, segment: Segment, n_bytes: int, protected: Collection[Snapshot] = (), *, spare: bool = False
-    ) -> bool:
+    def may_add_rows(self, segment: Segment, n_bytes: int, *, spare: bool = False) -> bool:
         """Make room for ``n_bytes``, the rows of ``segment``, which only the device has; what is worth less leaves.
 
         False when what would have to go is worth more than all that is lost without these rows; nothing has left then.
-        With ``spare`` nothing leaves at all. What is pinned or kept gets its rows, if need be beyond the budget.
+        With ``spare`` nothing leaves at all. What is pinned or retained gets its rows, if need be beyond the budget.
         """
         if segment not in self.pool:
             return False
-        protected = [*protected, *self.ends.through(segment)]
-        self.ends.fit(protected, n_bytes)
-        room = self._room(n_bytes)
-        if room >= 0 or spare:
-            return room >= 0
-        if not any(segment in snapshot.chain for snapshot in self._fixed()):
-            copies = sum(int(each.rows.nbytes) for each in self.pool.copies())
-            if room + copies < 0 and not self._deserves(segment, -room - copies, protected):
-                return False
-        best = max(self.tree.through(segment), key=lambda node: self.policy.worth(node.key), default=None)
-        needing = self.slots[best.key].snapshot if best is not None else None
-        if needing is not None:
-            protected.append(needing)
-        self._shrink(protected, n_bytes)
-        return True
-
-    def add_rows(self, segment: Segment, rows: Block) -> None:
-        """Let ``segment`` have its rows in RAM, too; `may_add_rows` has said that there is room."""
-        self.pool.add_rows(segment, rows)
+        with self.locked(*self.ends.through(segment)):
+            self.ends.fit(n_bytes)
+            room = self._room(n_bytes)
+            if room >= 0 or spare:
+                return room >= 0
+            if not any(segment in snapshot.chain for snapshot in self._fixed()):
+                copies = sum(int(each.rows.nbytes) for each in self.pool.copies())
+                if room + copies < 0 and not self._deserves(segment, -room - copies):
+                    return False
+            best = max(self.tree.through(segment), key=lambda node: self.policy.worth(node.key), default=None)
+            needing = self.slots[best.key].snapshot if best is not None else None
+            with self.locked(*([needing] if needing is not None else [])):
+                self._shrink(n_bytes)
+            return True
 
     def shed(self, segment: Segment) -> None:
         """Give up the copy in RAM of rows that the device holds."""
@@ -236,15 +243,13 @@ class RamCache:
             self._evict(self.slots[node.key])
         self.n_lost += 1
 
-    def leaving_device(
-        self, n_freed: Callable[[Segment], int], protected: Collection[Snapshot] = ()
-    ) -> Iterator[Segment]:
+    def leaving_device(self, n_freed: Callable[[Segment], int]) -> Iterator[Segment]:
         """The segments that the device holds and that may leave it, what is worth least there first.
 
         Those that RAM has, too, come first: they lose least. ``n_freed`` says how many cells become free now; none of 0
-        comes. What ``protected`` snapshots need leaves only if RAM has it, and after what others need.
+        comes. What locked snapshots need leaves only if RAM has it, and after what others need.
         """
-        staying, weights = needed_by(protected), self.segment_weights()
+        staying, weights = needed_by(self.locks), self.segment_weights()
         ranked = [
             (not each.rows.size, each in staying, weights.get(each, math.inf), number, each)
             for number, each in enumerate(self.pool)
@@ -264,20 +269,15 @@ class RamCache:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _may_go(self, protected: Collection[Snapshot]) -> Callable[[int], bool]:
-        slots, kept = self.slots, set(protected)
+    def _may_go(self, index: int) -> bool:
+        slot = self.slots[index]
+        return not (slot.reserved or slot.snapshot in self.pinned or slot.snapshot in self.locks)
 
-        def may_go(index: int) -> bool:
-            slot = slots[index]
-            return not (slot.pinned or slot.reserved or slot.snapshot in kept)
-
-        return may_go
-
-    def _publish(self, reservation: Reservation, snapshot: Snapshot, protected: Collection[Snapshot]) -> bool:
+    def _publish(self, reservation: Reservation, snapshot: Snapshot) -> bool:
         if not self.pool.is_whole(snapshot):
             raise ValueError("the snapshot builds on rows that were given up")
         slot = reservation.slot
-        if slot.pinned or not self._fits(snapshot.prefix, snapshot.state.n_bytes, snapshot.segment, protected):
+        if not (self._may_go(slot.index) and self._fits(snapshot.prefix, snapshot.state.n_bytes, snapshot.segment)):
             return False
         self.pool.retain(snapshot)
         if slot.snapshot is not None:
@@ -286,28 +286,29 @@ class RamCache:
         if twin is not None:
             self._empty(twin)
         self.slots.fill(slot, snapshot)
-        used = self.turn if snapshot.asked is None or snapshot.asked + 1 >= self.turn else snapshot.asked
+        asked = snapshot.facts.asked
+        used = self.turn if asked is None or asked + 1 >= self.turn else asked
         node = self.tree.add(slot.index, snapshot.n, snapshot.links(), used, snapshot.hits)
         node.is_turn = snapshot.is_turn
-        node.opening = node.begun = snapshot.opening
+        node.opening = node.begun = snapshot.facts.n_opening
         if used < self.turn:  # a conversation that makes way, for others of this turn
             self._weights = -1, {}
-        self._shrink({snapshot, *protected})
+        with self.locked(snapshot):
+            self._shrink()
         return True
 
     def _fixed(self) -> list[Snapshot]:
-        """What stays until somebody says otherwise."""
-        return [each for slot, each in self.occupied() if slot.pinned] + self.kept
+        """What gets its rows in RAM, if need be beyond the budget."""
+        return [*self.pinned, *self.retained]
 
-    def _fits(self, prefix: Prefix, n_bytes: int, segment: Segment | None, protected: Collection[Snapshot]) -> bool:
+    def _fits(self, prefix: Prefix, n_bytes: int, segment: Segment | None) -> bool:
         """Whether ``n_bytes`` fit into the budget with ``segment``, those before it, and all that has to stay."""
         if self.budget is None:
             return True
         fixed = self._fixed()
-        if not fixed and self._frees(n_bytes + self.pool.n_new(segment), protected):
+        if not fixed and self._frees(n_bytes + self.pool.n_new(segment)):
             return True
-        kept = set(protected)
-        staying = [each for slot, each in self.occupied() if slot.reserved or each in kept]
+        staying = [each for slot, each in self.occupied() if slot.reserved or each in self.locks]
         n_bytes += self.pool.n_needed(fixed, staying, segment)
         if n_bytes <= self.budget:
             return True
@@ -321,11 +322,10 @@ class RamCache:
             )
         return False
 
-    def _frees(self, n_bytes: int, protected: Collection[Snapshot]) -> bool:
+    def _frees(self, n_bytes: int) -> bool:
         """Whether the states alone that may go give enough: mostly one look is all that it takes to know."""
         room = self._room(n_bytes) + self.ends.n_bytes
-        kept = set(protected) if room < 0 else ()
-        others = (slot for slot in self.slots if slot.snapshot not in kept and not slot.reserved)
+        others = (slot for slot in self.slots if slot.snapshot not in self.locks and not slot.reserved)
         while room < 0 and (slot := next(others, None)) is not None:
             room += slot.snapshot.state.n_bytes if slot.snapshot is not None else 0
         return room >= 0
@@ -334,9 +334,9 @@ class RamCache:
         """Bytes that would be left of the budget, less than none if it is exceeded."""
         return math.inf if self.budget is None else self.budget - self.n_bytes - n_bytes
 
-    def _shrink(self, protected: Collection[Snapshot], n_bytes: int = 0) -> None:
+    def _shrink(self, n_bytes: int = 0) -> None:
         """Have room for ``n_bytes``, as far as anything may go: first prompt ends and copies of what the device has."""
-        self.ends.fit(protected, n_bytes)
+        self.ends.fit(n_bytes)
         if self._room(n_bytes) >= 0:
             return
         copies = self.pool.copies()
@@ -345,14 +345,13 @@ class RamCache:
             self.shed(segment)
             if self._room(n_bytes) >= 0:
                 return
-        may_go = self._may_go(protected)
         while self._room(n_bytes) < 0:
-            index = self.policy.victim(may_go)
+            index = self.policy.victim(self._may_go)
             if index is None:
                 return
             self._evict(self.slots[index])
 
-    def _deserves(self, segment: Segment, n_bytes: float, protected: Collection[Snapshot]) -> bool:
+    def _deserves(self, segment: Segment, n_bytes: float) -> bool:
         """Whether what would leave for ``n_bytes`` of ``segment`` is worth less than all that needs these rows.
 
         All copies have been shed by then.
@@ -360,11 +359,10 @@ class RamCache:
         needing = {node.key for node in self.tree.through(segment)}
         lost = self.policy.worth_together(needing)
         best = max(needing, key=self.policy.worth, default=None)
-        may_go = self._may_go(protected)
         for key in self.policy.ranked():
             if n_bytes <= 0:
                 break
-            if key != best and may_go(key):
+            if key != best and self._may_go(key):
                 lost -= self.policy.worth(key)
                 n_bytes -= self._freed(key, without_copies=True)
         return n_bytes <= 0 and lost > 0
@@ -388,4 +386,6 @@ class RamCache:
 
     def _empty(self, slot: Slot) -> None:
         self.tree.remove(slot.index)
-        self.pool.release(self.slots.clear(slot))
+        snapshot = self.slots.clear(slot)
+        self.pinned.discard(snapshot)
+        self.pool.release(snapshot)

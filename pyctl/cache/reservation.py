@@ -19,7 +19,6 @@ class Slot:
 
     index: int
     snapshot: Snapshot | None = None
-    pinned: bool = False
     reserved: bool = False
 
 
@@ -72,7 +71,6 @@ class Slots:
         assert snapshot is not None
         del self._by_prefix[snapshot.prefix]
         slot.snapshot = None
-        slot.pinned = False
         self._empty[slot] = None
         return snapshot
 
@@ -92,7 +90,7 @@ class Reservation:
     status: Literal["open", "confirmed", "aborted"] = "open"
 
     def confirm(self, snapshot: Snapshot) -> bool:
-        """Publish ``snapshot``; False when the budget has no room for it or what the slot holds was pinned meanwhile.
+        """Publish ``snapshot``; False when the budget has no room for it or what the slot holds was locked meanwhile.
 
         Raises ValueError when the snapshot is not of the reserved prefix or the reservation has ended.
         """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -41,8 +41,8 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-MakeRoom: TypeAlias = Callable[[int, Collection[Snapshot], int], bool]
-"""Frees that many cells, at the cost of no snapshot of those; so many of them may be where held rows lie already."""
+MakeRoom: TypeAlias = Callable[[int, int], bool]
+"""Frees that many cells; so many of them may be where held rows lie already."""
 
 SAME_SECONDS = 0.05
 """Ways to resume whose times differ by less are told apart by what they leave to evaluate."""
@@ -93,14 +93,14 @@ class CacheLookup:
 class CachePlan:
     """What to do with a prompt: take snapshots at ``cuts``, send those at ``persist`` to disk.
 
-    ``protected`` stays in RAM meanwhile: what the prompt was restored from. Where the user speaks again, ``turn``
-    is where that one resumes.
+    The prompt was ``restored`` from these, to be locked meanwhile. Where the user speaks again, ``turn`` is where that
+    one resumes.
     """
 
     match: PromptMatch
     cuts: tuple[int, ...] = ()
     persist: tuple[int, ...] = ()
-    protected: tuple[Snapshot, ...] = ()
+    restored: tuple[Snapshot, ...] = ()
     turn: int = 0
 
 
@@ -316,13 +316,15 @@ def make_room_for(
     ways to resume may be given up.
     """
     if device.is_pool:
-        device.vacate(live.n, candidate.n, lookup.snapshots, snapshot)
+        with device.locked(*lookup.snapshots):
+            device.vacate(live.n, candidate.n, snapshot)
         return device.n_ready(snapshot, live.n, candidate.n)
     n_ready = 0
-    for protected in (lookup.snapshots, (snapshot,)):
+    for staying in (lookup.snapshots, (snapshot,)):
         n_before, is_enough = candidate.n + 1, True
-        while is_enough and (n_ready := device.n_ready(snapshot, live.n, candidate.n)) < n_before:
-            n_before, is_enough = n_ready, make_room(candidate.n - live.n, protected, n_ready)
+        with device.locked(*staying):
+            while is_enough and (n_ready := device.n_ready(snapshot, live.n, candidate.n)) < n_before:
+                n_before, is_enough = n_ready, make_room(candidate.n - live.n, n_ready)
         if is_enough:
             break
     return n_ready

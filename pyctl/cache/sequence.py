@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pyctl.cache.plan import ends_within
-from pyctl.cache.snapshot import Segment
+from pyctl.cache.snapshot import PromptFacts, Segment
 from pyctl.prompt import Tokens, common_prefix
 
 __all__ = ["LiveSequence"]
+
+UNASKED = PromptFacts(asked=0)
 
 
 @dataclass(eq=False)
@@ -19,13 +21,10 @@ class LiveSequence:
     """Tokens [0, n) of sequence ``id`` are evaluated; the state stands at n.
 
     ``ends`` are the batch ends of the exact part: batches that a cold run would evaluate. ``n_prompt`` is how many
-    arrived as a prompt, up to whose header at ``n_header`` a conversation that goes on is the same; the rest was
-    generated. ``n_opening`` is the `Prompt.opening` of that prompt. ``segment`` holds rows up to ``n_saved``; up to
-    ``n_overlap`` some other snapshot may. ``cached`` says that its request let the cache have it, ``for_disk`` the
-    disk. ``busy`` says that a request owns the sequence,
-    ``left_over`` that it has not begun, so that the tokens are those of the one before; ``used`` counts up with each
-    request, ``asked`` is the cache's turn of the last one. ``named`` says that a client called the sequence by its
-    number, so that it may come back to it.
+    arrived as a prompt, with these ``facts``; the rest was generated. ``segment`` holds rows up to ``n_saved``; up to
+    ``n_overlap`` some other snapshot may. ``busy`` says that a request owns the sequence, ``left_over`` that it has not
+    begun, so that the tokens are those of the one before; ``used`` counts up with each request. ``named`` says that a
+    client called the sequence by its number, so that it may come back to it.
     A restore that is under way takes up to ``n_expected`` tokens. ``in_picture`` says that it ends inside an image,
     where it can go on but where nothing else can resume. ``shares`` says that other sequences take cells, too, where
     that counts (`Company.note_shared`): no batch is one of a cold run then, and loaded rows lie elsewhere.
@@ -36,13 +35,10 @@ class LiveSequence:
     n: int = 0
     ends: list[int] = field(default_factory=list)
     n_prompt: int = 0
-    n_header: int = 0
-    n_opening: int = 0
+    facts: PromptFacts = UNASKED
     segment: Segment | None = None
     n_saved: int = 0
     n_overlap: int = 0
-    cached: bool = True
-    for_disk: bool = True
     busy: bool = False
     left_over: bool = False
     named: bool = False
@@ -50,7 +46,6 @@ class LiveSequence:
     in_picture: bool = False
     shares: bool = False
     used: int = 0
-    asked: int = 0
     _compared: tuple[Tokens | None, int, int] = field(default=(None, 0, 0), init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -86,11 +81,6 @@ class LiveSequence:
         """Record one generated token."""
         self._buffer[self.n] = token
         self.n += 1
-
-    def belong(self, *, cached: bool, for_disk: bool, asked: int, n_header: int, n_opening: int) -> None:
-        """Record of which request it is from now on, with all that the cache wants to know of that."""
-        self.cached, self.for_disk, self.asked = cached, for_disk, asked
-        self.n_header, self.n_opening = n_header, n_opening
 
     def truncate(self, n: int) -> None:
         """Record that nothing is evaluated from ``n`` on any more."""

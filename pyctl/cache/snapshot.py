@@ -26,6 +26,7 @@ __all__ = [
     "FileMark",
     "Held",
     "Prefix",
+    "PromptFacts",
     "PromptMatch",
     "Segment",
     "Snapshot",
@@ -199,16 +200,30 @@ class State:
         return sum(int(part.nbytes) for part in self.parts.values())
 
 
+@dataclass(frozen=True)
+class PromptFacts:
+    """What policies know of the prompt that brought tokens here.
+
+    ``asked`` is the turn of the cache (`RamCache.turn`) at which it came, None for now. ``cached`` says that its
+    request let the cache have it, ``for_disk`` the disk. A conversation that goes on is the same up to the header at
+    ``n_header``; ``n_opening`` tokens come before its first reply (`Prompt.opening`), 0 if unknown.
+    """
+
+    asked: int | None = None
+    cached: bool = True
+    for_disk: bool = True
+    n_header: int = 0
+    n_opening: int = 0
+
+
 @dataclass(eq=False)
 class Snapshot:
     """Everything needed to resume at ``prefix.n`` tokens: a chain of segments over [0, n) and the state at n.
 
     ``is_turn`` says that a conversation is likely to go on from here when the user speaks again (`Prompt.turn`).
-    ``opening`` is how many tokens its conversation has before the first reply, 0 where nobody can tell.
-    ``state`` has no parts for models that need only rows. ``exact`` says that every row and the state came from batches
-    that a cold run would have evaluated. ``made`` and ``used`` are monotonic seconds, ``asked`` the turn of the cache
-    (`RamCache.turn`) at which somebody sent these tokens last, None for now. Without ``for_disk`` it is never written:
-    whoever asked for it wanted nothing on disk.
+    ``facts`` are those of its prompt. ``state`` has no parts for models that need only rows. ``exact`` says that every
+    row and the state came from batches that a cold run would have evaluated. ``made`` and ``used`` are monotonic
+    seconds. Without ``for_disk`` it is never written: no request that used it wanted it on disk.
     """
 
     prefix: Prefix
@@ -217,10 +232,9 @@ class Snapshot:
     exact: bool = True
     hits: int = 0
     is_turn: bool = False
-    opening: int = 0
+    facts: PromptFacts = PromptFacts()
     made: float = field(default_factory=time.monotonic)
     used: float = field(default_factory=time.monotonic)
-    asked: int | None = None
     for_disk: bool = True
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pyctl.cache.cache_stats import SHOWN, CacheView, KnownParts, LiveView, view_of
 from pyctl.cache.disk.directory import Contents, Entry
 from pyctl.cache.sequence import LiveSequence
-from pyctl.cache.snapshot import PromptMatch
+from pyctl.cache.snapshot import PromptFacts, PromptMatch
 from pyctl.engine.engine import Engine, IdleTask
 from pyctl.engine.engine_stats import EngineCounters, EngineMemory, EngineStats, SequenceFile, SequenceView
 from pyctl.engine.request import Timings
@@ -182,9 +182,9 @@ class EngineAdmin:
 
     def _drop(self, name: str) -> bool:
         cache = self._engine.prefix_cache.cache
-        for place, snapshot in cache.occupied():
+        for snapshot in cache.snapshots():
             if snapshot.prefix.name == name:
-                if place.pinned:
+                if snapshot in cache.pinned:
                     raise RequestError(f"{name} is pinned: unpin it first")
                 self._n_changes += 1
                 cache.ends.lose_from(snapshot)
@@ -274,7 +274,7 @@ class EngineAdmin:
         disk = engine.prefix_cache.disk
         for_disk = disk is not None and disk.policy.kind != "off"
         turn = engine.prefix_cache.cache.turn
-        seq.belong(cached=True, for_disk=for_disk, asked=turn, n_header=seq.n, n_opening=0)
+        seq.facts = PromptFacts(turn, for_disk=for_disk, n_header=seq.n)
         seq.named = True
         return SequenceFile(seq.n, saved.n_bytes, (time.perf_counter() - began) * 1e3)
 

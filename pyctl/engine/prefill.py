@@ -123,15 +123,17 @@ class Prefill:
             if end < len(prompt):
                 yield None
         stats.n_evaluated = seq.n - stats.n_cached
-        if plan.protected and plan.protected[0].state.output.size and not stats.n_evaluated:
-            self._backend.recall(plan.protected[0].state.output)
+        if plan.restored and plan.restored[0].state.output.size and not stats.n_evaluated:
+            self._backend.recall(plan.restored[0].state.output)
         stats.prefill_ms = (time.perf_counter() - began) * 1e3 - (stats.save_ms - save_before)
         if is_alone:  # else others had their share of this time
             self._prefix_cache.cache.costs.note_evaluated(first, last, stats.prefill_ms / 1e3)
 
     def _evaluate(self, prompt: Prompt, seq: LiveSequence, end: int, plan: CachePlan, *, may_break: bool) -> bool:
         """False if there is no room until somebody else waits, or if it was broken off for somebody who does."""
-        if not self._cells.make_room(end - seq.n, plan.protected):
+        with self._prefix_cache.cache.locked(*plan.restored):
+            has_room = self._cells.make_room(end - seq.n)
+        if not has_room:
             self._cells.make_room(end - seq.n)  # its rows are in the sequence already
         before = self._before(seq) if may_break and self._backend.can_break else None
         self._backend.allow_break(before is not None)
@@ -147,7 +149,7 @@ class Prefill:
             self._take_back(seq, before)
             return False
         except OutOfCellsError:
-            if not self._cells.empty(plan.protected):
+            if not self._empty(plan):
                 if len(self._running) == 1:
                     raise
                 self.is_short = True
@@ -156,6 +158,13 @@ class Prefill:
             self._backend.allow_break(False)
         self._counters.count_call(1, end)
         return True
+
+    def _empty(self, plan: CachePlan) -> bool:
+        """Take out of the context whatever is not in use, what the prompt was restored from last."""
+        with self._prefix_cache.cache.locked(*plan.restored):
+            if self._cells.empty():
+                return True
+        return self._cells.empty()
 
     def _before(self, seq: LiveSequence) -> State | None:
         """What the sequence needs to be where it is again, beside its rows; None where that is not all."""

@@ -22,7 +22,6 @@ def check_invariants(cache: RamCache) -> None:
     published = {}
     for slot in cache.slots:
         if slot.snapshot is None:
-            assert not slot.pinned
             continue
         snapshot = slot.snapshot
         assert snapshot.prefix not in published, "two slots hold one prefix"
@@ -45,7 +44,7 @@ def check_invariants(cache: RamCache) -> None:
 
     references: Counter[int] = Counter()
     segments: dict[int, Segment] = {}
-    for snapshot in [*cache.snapshots(), *cache.kept, *cache.ends]:
+    for snapshot in [*cache.snapshots(), *cache.retained, *cache.ends]:
         references[id(snapshot.segment)] += 1
         for segment, _ in snapshot.chain.items():
             segments[id(segment)] = segment
@@ -57,7 +56,8 @@ def check_invariants(cache: RamCache) -> None:
     for key, segment in segments.items():
         assert segment.references == references[key]
     n_bytes = sum(segment.n_bytes for segment in segments.values())
-    n_bytes += sum(snapshot.state.n_bytes for snapshot in [*cache.snapshots(), *cache.kept, *cache.ends])
+    n_bytes += sum(snapshot.state.n_bytes for snapshot in [*cache.snapshots(), *cache.retained, *cache.ends])
     assert cache.n_bytes == n_bytes
-    fixed = cache.kept or any(slot.pinned for slot in cache.slots)
+    assert cache.pinned <= set(cache.snapshots())
+    fixed = cache.retained or cache.pinned
     assert cache.budget is None or cache.n_bytes <= cache.budget or fixed

@@ -220,7 +220,7 @@ class OnDevice:
 
 
 class RamHistories(RuleBasedStateMachine):
-    """What is protected, pinned, reserved or kept never leaves, the budget holds, rows are always somewhere, and the
+    """What is locked, pinned, reserved or retained never leaves, the budget holds, rows are always somewhere, and the
     books agree with what is there."""
 
     @initialize(n_slots=st.integers(0, 8), budget=st.sampled_from([None, 700, 2000]))
@@ -251,7 +251,7 @@ class RamHistories(RuleBasedStateMachine):
         return self.cache.snapshots()
 
     def fixed(self) -> set[Snapshot]:
-        return {one for slot, one in self.pairs() if slot.pinned or slot.reserved}
+        return self.cache.pinned | {one for slot, one in self.pairs() if slot.reserved}
 
     def made(self, stem: Snapshot | None, size: int, middle: bool, on_device: bool) -> Snapshot:
         self.seed += 1
@@ -274,7 +274,8 @@ class RamHistories(RuleBasedStateMachine):
         if stem is not None:
             protected.add(stem)
         snapshot = self.made(stem, size, middle, on_device)
-        reservation = self.cache.prepare(snapshot.prefix, 0, protected)
+        with self.cache.locked(*protected):
+            reservation = self.cache.prepare(snapshot.prefix, 0)
         assert self.held() == held, "nothing leaves before confirm"
         if reservation is not None:
             self.open.append((reservation, snapshot, protected))
@@ -294,7 +295,7 @@ class RamHistories(RuleBasedStateMachine):
     def end(self, at: int, confirm: bool) -> None:
         reservation, snapshot, protected = self.open.pop(at)
         before = self.held()
-        kept = {one for one in before if one in protected} | {one for slot, one in self.pairs() if slot.pinned}
+        kept = {one for one in before if one in protected} | self.cache.pinned
         kept |= {one for slot, one in self.pairs() if slot.reserved and slot is not reservation.slot}
         if not confirm:
             reservation.abort()
@@ -303,7 +304,8 @@ class RamHistories(RuleBasedStateMachine):
         if any(segment.dropped for segment in snapshot.chain):
             reservation.abort()  # the stem went while this reservation was open
             return
-        published = reservation.confirm(snapshot)
+        with self.cache.locked(*protected):
+            published = reservation.confirm(snapshot)
         assert published == (snapshot in self.held())
         assert kept <= set(self.held())
 
@@ -332,15 +334,15 @@ class RamHistories(RuleBasedStateMachine):
         assert self.n_evicted == n_evicted, "nobody writes what was dropped"
 
     @rule(data=st.data(), on_device=st.booleans())
-    def keep(self, data: st.DataObject, on_device: bool) -> None:
+    def retain(self, data: st.DataObject, on_device: bool) -> None:
         stem, before = data.draw(st.sampled_from([None, *self.held()])), self.fixed()
-        self.cache.keep(self.made(stem, 10, False, on_device))
+        self.cache.retain(self.made(stem, 10, False, on_device))
         assert before <= set(self.held())
 
     @rule(data=st.data())
-    @precondition(lambda self: self.cache.kept)
-    def unkeep(self, data: st.DataObject) -> None:
-        self.cache.unkeep(data.draw(st.sampled_from(self.cache.kept)))
+    @precondition(lambda self: self.cache.retained)
+    def release_one(self, data: st.DataObject) -> None:
+        self.cache.release(data.draw(st.sampled_from(self.cache.retained)))
 
     @rule(data=st.data())
     def copy_to_ram(self, data: st.DataObject) -> None:
@@ -350,7 +352,7 @@ class RamHistories(RuleBasedStateMachine):
         if only:
             segment, before = data.draw(st.sampled_from(only)), self.held()
             if self.cache.may_add_rows(segment, segment.held.n_bytes, spare=True):
-                self.cache.add_rows(segment, np.zeros(segment.held.n_bytes, np.uint8))
+                self.cache.pool.add_rows(segment, np.zeros(segment.held.n_bytes, np.uint8))
             assert self.held() == before
 
     @rule(data=st.data())
@@ -365,12 +367,15 @@ class RamHistories(RuleBasedStateMachine):
     @rule(data=st.data())
     def leave_device(self, data: st.DataObject) -> None:
         """As the engine does when cells run short."""
-        held, fixed = self.held(), self.fixed()
+        held = self.held()
         protected = data.draw(st.sets(st.sampled_from(held))) if held else set()
         blocked = {link for each in self.cache.segments() if each.held and data.draw(st.booleans()) for link in [each]}
-        segment = next(
-            self.cache.leaving_device(lambda each: 0 if each in blocked else each.held.n_cells, protected), None
-        )
+        with self.cache.locked(*protected):
+            self.leave_one(blocked, protected)
+
+    def leave_one(self, blocked: set[Segment], protected: set[Snapshot]) -> None:
+        held, fixed = self.held(), self.fixed()
+        segment = next(self.cache.leaving_device(lambda each: 0 if each in blocked else each.held.n_cells), None)
         if segment is None:
             needed = {link for each in protected for link in each.chain}
             may = [each for each in self.cache.segments() if each.held and each not in blocked]
@@ -380,22 +385,22 @@ class RamHistories(RuleBasedStateMachine):
         assert segment not in blocked
         if not segment.rows.size:
             n_bytes = segment.held.n_bytes
-            if not self.cache.may_add_rows(segment, n_bytes, protected):
+            if not self.cache.may_add_rows(segment, n_bytes):
                 assert self.held() == held, "nothing left for what found no room"
                 self.cache.lose(segment)
                 assert segment.dropped
                 assert fixed | protected <= set(self.held())
                 return
             assert not segment.dropped
-            self.cache.add_rows(segment, np.zeros(n_bytes, np.uint8))
+            self.cache.pool.add_rows(segment, np.zeros(n_bytes, np.uint8))
         self.release(segment)
         segment.held = None
         assert fixed | protected <= set(self.held())
 
     @rule(data=st.data())
-    @precondition(lambda self: self.fixed() or self.cache.kept)
+    @precondition(lambda self: self.fixed() or self.cache.retained)
     def what_has_to_stay_is_not_lost(self, data: st.DataObject) -> None:
-        pinned = {one for slot, one in self.pairs() if slot.pinned} | set(self.cache.kept)
+        pinned = self.cache.pinned | set(self.cache.retained)
         if pinned:
             before = self.held()
             with pytest.raises(ValueError, match="has to stay"):
@@ -436,7 +441,7 @@ def test_a_copy_that_is_shed_makes_room_once(budget: int, fits: bool) -> None:
     if not fits:
         assert (cache.snapshots(), cache.n_bytes) == (before, 2000 + 4 * (20 + 40))
         return
-    cache.add_rows(segment, np.zeros(4000, np.uint8))
+    cache.pool.add_rows(segment, np.zeros(4000, np.uint8))
     assert cache.snapshots() == before[1:]
     check_invariants(cache)
 

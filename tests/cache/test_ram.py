@@ -27,11 +27,12 @@ def make(tokens: Tokens, n: int, parent: Segment | None = None) -> Snapshot:
 
 
 def put(cache: RamCache, snapshot: Snapshot, *protected: Snapshot) -> bool:
-    reservation = cache.prepare(snapshot.prefix, 0, protected)
-    if reservation is None:
-        return False
-    with reservation:
-        return reservation.confirm(snapshot)
+    with cache.locked(*protected):
+        reservation = cache.prepare(snapshot.prefix, 0)
+        if reservation is None:
+            return False
+        with reservation:
+            return reservation.confirm(snapshot)
 
 
 def found(cache: RamCache, tokens: Tokens) -> list[int]:
@@ -141,12 +142,12 @@ def test_what_was_used_of_late_stays(n_slots: int) -> None:
     assert snapshots[0] not in cache.snapshots(), "one hit does not last for ever"
 
 
-def test_protected_and_pinned_snapshots_stay() -> None:
+def test_locked_and_pinned_snapshots_stay() -> None:
     cache = RamCache(2, None)
     first, second = make(prompt(1), 100), make(prompt(2), 100)
     put(cache, first)
     put(cache, second)
-    cache.slots[0].pinned = True
+    assert cache.pin(first.prefix.name, True)
     for seed in range(5, 9):
         assert not put(cache, make(prompt(seed), 100), second)
     assert cache.snapshots() == [first, second]
@@ -215,7 +216,7 @@ def test_the_budget_holds_after_every_confirm() -> None:
     assert len(cache.snapshots()) == 3
     assert cache.prepare(PromptMatch(prompt(99)).prefix(100), budget + 1) is None
     protected = cache.snapshots()
-    assert not put(cache, make(prompt(50), 100), *protected), "no room without the protected ones"
+    assert not put(cache, make(prompt(50), 100), *protected), "no room without the locked ones"
     assert cache.snapshots() == protected
     check_invariants(cache)
 

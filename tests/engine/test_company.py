@@ -64,7 +64,7 @@ def check_at_rest(engine: Engine, backend: FakeBackend) -> None:
     cache = engine.prefix_cache.cache
     assert not engine.running
     assert not engine.waiting
-    assert cache.kept == []
+    assert cache.retained == []
     assert not any(seq.busy or seq.left_over for seq in engine.sequences)
     assert [seq.id for seq in engine.sequences] == list(range(backend.n_seqs))
     assert [len(held.rows) for held in backend._seqs] == [seq.n for seq in engine.sequences]
@@ -234,14 +234,14 @@ def test_a_suspended_reply_that_is_cancelled_frees_everything() -> None:
         assert engine.step()
     cache = engine.prefix_cache.cache
     check_invariants(cache)
-    assert cache.kept
+    assert cache.retained
     closed: list[object] = []
     sampler = engine.waiting.suspended[0].steps.gi_frame.f_locals["reply"]._sampler
     sampler.close = lambda: closed.append(sampler)
     handles[1].cancel()
     engine.company._look_again = 0.0
     engine.step()
-    assert (cache.kept, engine.waiting.suspended, closed) == ([], [], [sampler])
+    assert (cache.retained, engine.waiting.suspended, closed) == ([], [], [sampler])
     handles[0].cancel()
     run(engine)
     check_at_rest(engine, backend)
@@ -255,7 +255,7 @@ def test_closing_ends_suspended_replies_too() -> None:
         engine.step()
     engine.close(RequestError("bye"))
     assert [str(collect(handle).error) for handle in handles] == ["bye", "bye"]
-    assert engine.prefix_cache.cache.kept == []
+    assert engine.prefix_cache.cache.retained == []
     assert not engine.step()
 
 

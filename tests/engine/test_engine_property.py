@@ -199,9 +199,9 @@ class Conversations(RuleBasedStateMachine):
     def pin(self, data: st.DataObject, pinned: bool) -> None:
         occupied = self.engine.prefix_cache.cache.occupied()
         _, snapshot = data.draw(st.sampled_from(occupied))
-        if not pinned or not any(other.pinned for other, _ in occupied):
+        if not pinned or not self.engine.prefix_cache.cache.pinned:
             self.engine.prefix_cache.cache.pin(snapshot.prefix.name, pinned)
-        self.pinned = {slot.snapshot.prefix for slot, _ in occupied if slot.pinned}
+        self.pinned = {each.prefix for each in self.engine.prefix_cache.cache.pinned}
 
     @rule()
     def clear(self) -> None:
@@ -265,9 +265,9 @@ class Conversations(RuleBasedStateMachine):
             cache = self.engine.prefix_cache.cache
             check_held(self.engine, self.backend)
             if self.engine.prefix_cache.totals.failed_restores == self.n_failed:  # what does not load is given up
-                assert self.pinned == {slot.snapshot.prefix for slot in cache.slots if slot.pinned}
+                assert self.pinned == {snapshot.prefix for snapshot in cache.pinned}
             self.n_failed = self.engine.prefix_cache.totals.failed_restores
-            self.pinned = {slot.snapshot.prefix for slot in cache.slots if slot.pinned}
+            self.pinned = {snapshot.prefix for snapshot in cache.pinned}
             assert not self.engine.running
             assert not any(slot.reserved for slot in cache.slots)
             for seq in self.engine.sequences:

@@ -38,9 +38,9 @@ class WatchedCache(RamCache):
         super().__init__(n_slots, budget)
         self.lost: list[Snapshot] = []
 
-    def prepare(self, prefix, n_bytes, protected=(), parent=None):  # type: ignore[no-untyped-def]
+    def prepare(self, prefix, n_bytes, parent=None):  # type: ignore[no-untyped-def]
         before = self.snapshots()
-        reservation = super().prepare(prefix, n_bytes, protected, parent)
+        reservation = super().prepare(prefix, n_bytes, parent)
         if reservation is None:
             self.lost += [snapshot for snapshot in before if snapshot not in self.snapshots()]
             return None

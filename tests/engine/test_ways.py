@@ -74,7 +74,8 @@ def test_many_snapshots_of_one_conversation_cost_no_chain_each(exact: bool, monk
     assert len(match._hashed) == 1, "what is compared need not be hashed"
     for snapshot in found:
         snapshot.segment.held = FakeHeld()
-    leaving = next(cache.leaving_device(lambda segment: 1, found), None)
+    with cache.locked(*found):
+        leaving = next(cache.leaving_device(lambda segment: 1), None)
     assert leaving is not None, "RAM has it, too"
     assert all("chain" not in vars(snapshot) for snapshot in found)
     assert links[0] <= 4 * len(ends)
@@ -89,9 +90,10 @@ def test_rows_that_a_restore_needs_leave_the_device_after_others_of_which_ram_ha
     for segment in cache.segments():
         segment.held = FakeHeld()
     left = []
-    while (segment := next(cache.leaving_device(lambda segment: 1, wanted), None)) is not None:
-        segment.held = None
-        left.append(segment in {link for snapshot in wanted for link in snapshot.chain})
+    with cache.locked(*wanted):
+        while (segment := next(cache.leaving_device(lambda segment: 1), None)) is not None:
+            segment.held = None
+            left.append(segment in {link for snapshot in wanted for link in snapshot.chain})
     assert left == sorted(left)
     assert len(left) == 2 * N // 10
 

@@ -301,7 +301,7 @@ class CacheDrafts:
         return [expected.token for expected in draft]
 
     def _index_for(self, job: DraftJob, prompt: Tokens) -> TokenIndex:
-        if job.seq.cached:
+        if job.seq.facts.cached:
             return self.index
         private = TokenIndex(1 << max(2 * prompt.size, 2**15).bit_length())
         self._queue.put(_Text(prompt, 0, prompt, private))

@@ -8,7 +8,6 @@ from pyctl.cache.ports import SequenceMemory
 from pyctl.cache.prefix_cache import PrefixCache
 from pyctl.cache.ram import RamCache
 from pyctl.cache.sequence import LiveSequence
-from pyctl.cache.snapshot import Snapshot
 from pyctl.prompt import Prompt
 
 __all__ = ["CellPool", "SequenceWorth"]
@@ -30,14 +29,14 @@ class SequenceWorth:
 
     def likely(self, seq: LiveSequence) -> float:
         """How many prompts to expect that resume in ``seq``."""
-        return self._cache.policy.likely_within(seq.asked)
+        return self._cache.policy.likely_within(seq.facts.asked)
 
     def left(self, seq: LiveSequence, n: int = 0) -> float:
         """What is lost when it makes way and only its first ``n`` tokens stay."""
         if n >= seq.n:
             return 0.0
         seconds = self._cache.costs.evaluate(n if self._memory.kind == "attention" else 0, seq.n)
-        if self._cache.enabled and seq.cached:
+        if self._cache.enabled and seq.facts.cached:
             seconds = min(seconds, self._load(seq, n, seq.n))
         return self.likely(seq) * seconds
 
@@ -51,7 +50,7 @@ class SequenceWorth:
 
         def rank(seq: LiveSequence) -> tuple[float, int, int]:
             shared = seq.shared(prompt.tokens)
-            is_lost = shared < seq.n_header and (seq.named or not clears)
+            is_lost = shared < seq.facts.n_header and (seq.named or not clears)
             return self._gained(seq, prompt, shared) - is_lost * self.left(seq, shared), shared, -seq.used
 
         return max(idle, key=rank)
@@ -90,7 +89,7 @@ class SequenceWorth:
 class CellPool:
     """``n_cells`` cells, of which each token of each of ``sequences`` takes one, and held rows some of the others.
 
-    Who makes way is parked: in the cache is what is worth it, at the cost of none of the snapshots that are protected.
+    Who makes way is parked: in the cache is what is worth it.
     """
 
     def __init__(self, sequences: Sequence[LiveSequence], n_cells: int, prefix_cache: PrefixCache) -> None:
@@ -103,15 +102,15 @@ class CellPool:
         """Cells that sequences take, or are taking by a restore."""
         return sum(max(seq.n, seq.n_expected) for seq in self._sequences)
 
-    def make_room(self, n: int, protected: Collection[Snapshot] = (), n_ready: int = 0) -> bool:
+    def make_room(self, n: int, n_ready: int = 0) -> bool:
         """Have ``n`` cells free for a sequence, or held for it in ``n_ready`` of them already.
 
         Held rows leave the device for it, and sequences that nobody uses are parked where those are not enough, or
-        likelier to be of use. False if those that are in use, and what only the device has of ``protected``, leave too
-        few; ``protected`` stay in the cache.
+        likelier to be of use. False if those that are in use, and what only the device has of locked snapshots, leave
+        too few.
         """
         if self._device.is_pool:
-            self._device.vacate(self.n_used, self.n_used + n, protected)
+            self._device.vacate(self.n_used, self.n_used + n)
             return self.n_used + n <= self.n_cells
         # A batch of several sequences may be taken apart, and each part looks for its cells anew.
         beside = min(n, LEAST_FREE) if len(self._sequences) > 1 else 0
@@ -120,32 +119,28 @@ class CellPool:
             if most < 0:
                 if not idle:
                     return False
-                self._park(self.worth.leaving(idle, -most), protected)
+                self._park(self.worth.leaving(idle, -most))
                 continue
             most = max(most + n_ready - beside, 0)
             least = min((seq for seq in idle if not seq.busy), key=self.worth.likely, default=None)
-            if least is None or self._device.can_shrink(most, self.worth.likely(least), protected):
-                return self._device.shrink(most, protected)
-            self._park(least, protected)
+            if least is None or self._device.can_shrink(most, self.worth.likely(least)):
+                return self._device.shrink(most)
+            self._park(least)
 
-    def empty(self, protected: Collection[Snapshot] = ()) -> bool:
-        """Take out of the context whatever is not in use; returns whether that gave cells.
-
-        Of ``protected``, what only the device has goes last.
-        """
-        n_held, parked = self._device.n_cells, self.clear_idle(protected)
-        if not self._device.shrink(0, protected) and not parked and self._device.n_cells == n_held:
-            self._device.shrink(0)
+    def empty(self) -> bool:
+        """Take out of the context whatever is not in use; returns whether that gave cells."""
+        n_held, parked = self._device.n_cells, self.clear_idle()
+        self._device.shrink(0)
         return parked or self._device.n_cells < n_held
 
-    def clear_idle(self, protected: Collection[Snapshot] = (), *, named: bool = True) -> bool:
+    def clear_idle(self, *, named: bool = True) -> bool:
         """Park all sequences that nobody uses, those that clients call by number only with ``named``.
 
         Returns whether one of them held anything.
         """
         idle = [seq for seq in self._idle() if named or not seq.named]
         for seq in idle:
-            self._park(seq, protected)
+            self._park(seq)
         return bool(idle)
 
     def _idle(self) -> list[LiveSequence]:

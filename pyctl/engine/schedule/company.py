@@ -93,7 +93,8 @@ class Company:
     def give_all_cells(self, lookup: CacheLookup) -> None:
         """A request that is served alone gets all cells: it then costs and yields what it does alone."""
         if len(self.running) == 1 and self._clears:
-            self.cells.clear_idle(lookup.snapshots, named=self._is_exact)
+            with self._prefix_cache.cache.locked(*lookup.snapshots):
+                self.cells.clear_idle(named=self._is_exact)
             for seq in self.sequences:
                 seq.shares = False
 

@@ -165,7 +165,7 @@ class WarmUps:
             prefix_cache.leave(seq, lookup, stats)
             alone(lookup)
             restored = yield from prefix_cache.restore(lookup, seq, stats, make_room)
-            plan = CachePlan(lookup.match, protected=restored)
+            plan = CachePlan(lookup.match, restored=restored)
             if request.after is None:
                 plan = prefix_cache.plan(lookup, restored, seq, stats)
             plan = replace(plan, cuts=(*plan.cuts, last, goal))

@@ -11,6 +11,7 @@ import pytest
 
 from pyctl.cache.recent import RecentPrompts
 from pyctl.cache.sequence import LiveSequence
+from pyctl.cache.snapshot import PromptFacts
 from pyctl.engine.draft.cache_drafts import BLOCK, OVERLAP, CacheDrafts
 from pyctl.engine.draft.source import DraftJob
 from pyctl.prompt import Prompt, Tokens, as_tokens
@@ -24,7 +25,7 @@ class Talk:
 
     def __init__(self, source: CacheDrafts, key: int, prompt: Tokens, *, cached: bool = True) -> None:
         self.source, self.key = source, key
-        self.seq = LiveSequence(0, 10_000, cached=cached)
+        self.seq = LiveSequence(0, 10_000, facts=PromptFacts(cached=cached))
         self.seq.reset(prompt)
         if cached:
             source.remember(prompt)
