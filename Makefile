@@ -20,7 +20,7 @@ install: $(INSTALLED)
 	$(PYTHON) -m venv .venv
 
 # The editable install follows changes in pyctl/ by itself; csrc/ and the pin need a new build.
-$(INSTALLED): .venv/bin/pip pyproject.toml CMakeLists.txt vendor/llama.cpp/pin.txt $(wildcard csrc/*)
+$(INSTALLED): .venv/bin/pip pyproject.toml CMakeLists.txt vendor/llama.cpp/pin.txt $(wildcard csrc/* csrc/*/*)
 	@echo "installing; llama.cpp is compiled unless pip's cache has it (about 5 minutes on 2 cores, longer with CUDA)"
 	$(BIN)/pip install --disable-pip-version-check --editable '.[$(EXTRAS)]'
 	@touch $@

@@ -1,4 +1,6 @@
 // The extension module `_core`: this file only lists what exists.
+#include "compat.h"
+
 #include <pybind11/pybind11.h>
 
 namespace py = pybind11;
@@ -9,6 +11,7 @@ void register_nextn(py::module_ & m);
 void register_pulse(py::module_ & m);
 
 PYBIND11_MODULE(_core, m) {
+    compat::check_library();
     m.attr("LLAMA_VERSION")    = PYCTL_LLAMA_VERSION;
     m.attr("GGML_VERSION")     = PYCTL_GGML_VERSION;
     m.attr("BINDINGS_VERSION") = PYCTL_BINDINGS_VERSION;

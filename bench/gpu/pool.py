@@ -55,7 +55,7 @@ from pyctl.prompt import Prompt, Tokens, as_tokens
 from tools.generator import SHAPES, cached_model
 
 HEADER_BYTES, FIRST, LAST = 64, slice(16, 24), slice(24, 32)
-"""Of a saved block, and where its positions are (csrc/block.h)."""
+"""Of a saved block, and where its positions are (csrc/core/block.h)."""
 
 CELL_BYTES = 12
 

@@ -64,7 +64,7 @@ class StateForm:
 
     @classmethod
     def of(cls, layout: str) -> StateForm:
-        """From the layout's text (csrc/layout.cpp)."""
+        """From the layout's text (csrc/core/layout.cpp)."""
         kind, ext, *_ = layout.split()
         parts = [re.fullmatch(r"\d+:(\d+)x(\d+)", part) for part in re.split("[ =,]", layout)]
         rows = [int(part[1]) * int(part[2]) for part in parts if part is not None]

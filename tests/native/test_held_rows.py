@@ -381,7 +381,7 @@ class Machine:
 
 
 def block_of(backend: LlamaBackend, first: int, last: int, seed: int) -> Block:
-    """A block of these rows of sequence 0, which has one at least, with any bytes (csrc/block.h)."""
+    """A block of these rows of sequence 0, which has one at least, with any bytes (csrc/core/block.h)."""
     header = saved_block(backend, 0, 0, 1)[:HEADER].copy()
     header[16:32].view(np.int64)[:] = first, last
     rest = np.random.default_rng(seed).integers(0, 256, backend.rows_size(first, last) - HEADER, np.uint8)

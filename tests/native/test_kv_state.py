@@ -161,7 +161,7 @@ def fnv1a(text: str) -> int:
 
 @each_layout
 def test_blocks_have_the_bytes_that_files_hold(backend: LlamaBackend) -> None:
-    """csrc/block.h: files of earlier releases stay readable only as long as this does not change."""
+    """csrc/core/block.h: files of earlier releases stay readable only as long as this does not change."""
     run(backend, tokens_of(6), [40])
     layout = re.fullmatch(
         r"(attention|hybrid) ext=([01]) transposed=([01]) k=(\S+) v=(\S+) state=(\S*)", backend.layout

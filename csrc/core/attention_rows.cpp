@@ -1,0 +1,439 @@
+#include "core/attention_rows.h"
+
+#include "core/block.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+
+namespace {
+
+// How many rows of blocks take their cells at a time.
+constexpr int64_t rows_per_step = 8192;
+
+llama_kv_cell_ext ext_at(const uint8_t * exts, int64_t i) {
+    llama_kv_cell_ext ext;
+    std::memcpy(&ext, exts + i * sizeof(ext), sizeof(ext));
+    return ext;
+}
+
+std::vector<std::vector<row_span>> in_steps(const std::vector<row_span> & spans) {
+    std::vector<std::vector<row_span>> steps;
+    int64_t                            room = 0;
+    for (row_span span : spans) {
+        const int64_t end = span.last;
+        while (span.first < end) {
+            if (steps.empty() || room == 0) {
+                steps.emplace_back();
+                room = rows_per_step;
+            }
+            // What is held is copied on the device, so fast that there is nothing to overlap.
+            span.last = span.held != 0 ? end : std::min(end, span.first + room);
+            steps.back().push_back(span);
+            room -= span.held != 0 ? 0 : span.last - span.first;
+            span.first = span.last;
+        }
+    }
+    return steps;
+}
+
+}  // namespace
+
+attention_rows::attention_rows(llama_kv_cache & cache, const row_layout & layout, uint64_t hash, transfer & copies,
+                               bool defers)
+    : cache(cache), books(compat::cells_of(cache)), layout(layout), row_bytes(layout.row_bytes()),
+      hash(hash), copies(copies), held(cache.get_size()), positions(LLAMA_MAX_SEQ), defers(defers) {
+    join_planes(layout.k);
+    join_planes(layout.v);
+}
+
+// Joins tensors of one shape that lie at equal distances in one buffer.
+void attention_rows::join_planes(const std::vector<row_tensor> & tensors) {
+    const size_t n_cells = cache.get_size();
+    for (size_t i = 0; i < tensors.size();) {
+        const row_tensor & first  = tensors[i];
+        const auto         at     = [&](size_t j) { return static_cast<const uint8_t *>(tensors[j].tensor->data); };
+        const auto         stride = i + 1 < tensors.size() ? at(i + 1) - at(i) : 0;
+        size_t             n      = 1;
+        while (first.n_embd == 1 && stride > 0 && i + n < tensors.size() && tensors[i + n].row == first.row &&
+               buffer_of(tensors[i + n].tensor) == buffer_of(first.tensor) && at(i + n) - at(i + n - 1) == stride) {
+            ++n;
+        }
+        // Copies are checked against the size of the tensor, so this one has to reach to the end of the last.
+        const size_t size = at(i + n - 1) - at(i) + ggml_nbytes(tensors[i + n - 1].tensor);
+        plane        joined{ bytes_of(first.tensor, 0, size), first.row, n, n > 1 ? static_cast<size_t>(stride) : 0 };
+        if (first.n_embd > 1) {
+            joined.count  = first.n_embd;
+            joined.stride = n_cells * first.row;
+        }
+        planes.push_back(joined);
+        i += n;
+    }
+}
+
+int64_t attention_rows::end_of(llama_seq_id seq) const {
+    return seq == cut_seq ? cut_at : positions_of(seq).end_of(cache.seq_pos_max(seq));
+}
+
+void attention_rows::add_image(llama_seq_id seq, int64_t columns, int64_t count) {
+    const auto n_cells = static_cast<int64_t>(cells().seq_pos_get(seq).size());
+    if (!layout.is_2d || columns <= 0 || count <= 0 || seq == cut_seq) {
+        throw std::invalid_argument("sequence " + std::to_string(seq) + " has no image there");
+    }
+    positions[static_cast<size_t>(seq)].add_image(cache.seq_pos_max(seq), columns, count);
+    if (end_of(seq) != n_cells) {
+        throw std::runtime_error("sequence " + std::to_string(seq) + " has " + std::to_string(n_cells) + " cells for " +
+                                 std::to_string(end_of(seq)) + " rows");
+    }
+}
+
+size_t attention_rows::size(int64_t p0, int64_t p1) const {
+    if (p0 < 0 || p1 <= p0 || p1 > last_position) {
+        throw std::invalid_argument("rows " + range_text(p0, p1) + " are not a range");
+    }
+    return sizeof(block_header) + static_cast<size_t>(p1 - p0) * row_bytes;
+}
+
+std::vector<cell_run> attention_rows::runs_of(llama_seq_id seq, const row_positions & positions, int64_t p0, int64_t p1) const {
+    const llama_kv_cells & cells = cache.get_cells(seq);
+    std::vector<cell_run>  runs;
+    const bool             has_images = positions.has_images();
+    const auto             first = static_cast<llama_pos>(positions.position(p0));
+    const auto             end   = static_cast<llama_pos>(positions.position(p1 - 1) + 1);
+    int64_t                found = 0;
+    for (uint32_t cell = 0; cell < cells.size() && found < p1 - p0; ++cell) {
+        if (cells.is_empty(cell) || !cells.pos_in(cell, first, end) || !cells.seq_has(cell, seq)) {
+            continue;
+        }
+        int64_t row = cells.pos_get(cell);
+        if (has_images) {
+            row = positions.row_of(row, cells.ext_get(cell));
+            if (row < p0 || row >= p1) {
+                continue;  // of the same image
+            }
+        }
+        ++found;
+        append_run(runs, { cell, row, 1 });
+    }
+    if (found != p1 - p0) {
+        throw std::invalid_argument("sequence " + std::to_string(seq) + " holds " + std::to_string(found) + " of the " +
+                                    std::to_string(p1 - p0) + " rows " + range_text(p0, p1));
+    }
+    return runs;
+}
+
+// Calls `move(region, offset in a block of rows [p0, p1))` for rows [first, last) of every plane.
+template <typename F>
+void attention_rows::each_region(const std::vector<cell_run> & runs, int64_t p0, int64_t p1, int64_t first, int64_t last,
+                                 const F & move) {
+    const size_t n  = static_cast<size_t>(p1 - p0);
+    size_t       at = sizeof(block_header) + n * layout.ext_bytes();
+    for (plane & plane : planes) {
+        for (const cell_run & r : runs) {
+            const int64_t from = std::max(r.row, first);
+            const int64_t to   = std::min(r.row + r.count, last);
+            if (from < to) {
+                const copy_region region{ &plane.tensor, (r.cell + (from - r.row)) * plane.row, (to - from) * plane.row,
+                                          plane.count,   plane.stride,                          n * plane.row };
+                move(region, at + (from - p0) * plane.row);
+            }
+        }
+        at += plane.count * n * plane.row;
+    }
+}
+
+void attention_rows::check_save(int64_t p0, int64_t p1, size_t size) const {
+    const size_t needed = this->size(p0, p1);
+    if (size != needed) {
+        throw std::invalid_argument("rows " + range_text(p0, p1) + " need a buffer of " + std::to_string(needed) +
+                                    " bytes, not " + std::to_string(size));
+    }
+}
+
+void attention_rows::save(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size) {
+    check_save(p0, p1, size);
+    settle();
+    const auto runs = runs_of(seq, positions_of(seq), p0, p1);
+    is_reading      = true;
+    write_header(out, block_kind::rows, hash, p0, p1);
+    if (layout.has_ext) {
+        const auto & cells = cache.get_cells(seq);
+        uint8_t *    dst   = out + sizeof(block_header);
+        for (const cell_run & r : runs) {
+            for (int64_t i = 0; i < r.count; ++i) {
+                const llama_kv_cell_ext ext = cells.ext_get(r.cell + i);
+                std::memcpy(dst + (r.row + i - p0) * sizeof(ext), &ext, sizeof(ext));
+            }
+        }
+    }
+    copies.save_begin();
+    each_region(runs, p0, p1, p0, p1, [&](const copy_region & region, size_t at) { copies.save(region, out + at); });
+}
+
+void attention_rows::fetch(held_rows::handle rows, int64_t p0, int64_t p1, uint8_t * out, size_t size) {
+    const auto runs = held.runs_of(rows, p0, p1);
+    check_save(p0, p1, size);
+    write_header(out, block_kind::rows, hash, p0, p1);
+    if (layout.has_ext) {
+        std::memcpy(out + sizeof(block_header), held.exts_of(rows, p0), static_cast<size_t>(p1 - p0) * layout.ext_bytes());
+    }
+    is_reading = true;
+    copies.save_begin();
+    each_region(runs, p0, p1, p0, p1, [&](const copy_region & region, size_t at) { copies.save(region, out + at); });
+}
+
+void attention_rows::check_spans(int64_t p0, const std::vector<row_span> & spans) const {
+    int64_t at = p0;
+    for (const row_span & span : spans) {
+        block_header header{};
+        if (span.held == 0) {
+            header = read_header(span.data, span.size, block_kind::rows, hash);
+            if (span.size != size(header.p0, header.p1)) {
+                throw std::invalid_argument("a block of rows " + range_text(header.p0, header.p1) + " has " +
+                                            std::to_string(span.size) + " bytes, not " +
+                                            std::to_string(size(header.p0, header.p1)));
+            }
+        }
+        if (span.first != at || span.last <= span.first) {
+            throw std::invalid_argument("rows " + range_text(span.first, span.last) + " do not follow row " +
+                                        std::to_string(at));
+        }
+        at = span.last;
+        if (span.held != 0) {
+            held.runs_of(span.held, span.first, span.last);  // throws if it does not have them
+        } else if (span.first < header.p0 || span.last > header.p1) {
+            throw std::invalid_argument("rows " + range_text(span.first, span.last) + " are not inside the block " +
+                                        range_text(header.p0, header.p1));
+        }
+    }
+}
+
+int64_t attention_rows::check_load(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) const {
+    check_spans(p0, spans);
+    if (!spans.empty() && end_of(seq) != p0) {
+        throw std::invalid_argument("sequence " + std::to_string(seq) + " ends at " + std::to_string(end_of(seq)) +
+                                    ", rows from " + std::to_string(p0) + " on cannot be appended");
+    }
+    return appended(positions_of(seq), spans).position(spans.empty() ? p0 : spans.back().last);
+}
+
+void attention_rows::load_checked(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) {
+    if (spans.empty()) {
+        return;
+    }
+    row_positions next = appended(positions_of(seq), spans);
+    if (seq != cut_seq) {
+        settle();
+    }
+    check_free(n_needed(spans));
+    changed();
+    positions[static_cast<size_t>(seq)] = std::move(next);
+    // Taking cells costs the host some time per row: in steps, so that one step is copied while the next takes its cells.
+    try {
+        // The first rows get the cells of those that were dropped, where the library would give them these.
+        const std::vector<cell_run> taken     = take_over(seq, p0, spans.back().last);
+        const int64_t               first_new = taken.empty() ? p0 : taken.back().row + taken.back().count;
+        std::vector<row_span>       before, after;
+        for (const row_span & span : spans) {
+            row_span part = span;
+            part.last     = std::min(span.last, first_new);
+            if (part.first < part.last) {
+                before.push_back(part);
+            }
+            part = { span.data, span.size, std::max(span.first, first_new), span.last, span.held };
+            if (part.first < part.last) {
+                after.push_back(part);
+            }
+        }
+        // Those have theirs at once: a part of them would find no use for cells of the others that what is held leaves.
+        if (!before.empty()) {
+            append(taken, before);
+        }
+        for (const std::vector<row_span> & step : in_steps(after)) {
+            append(claim_cells(seq, step.front().first, step.back().last), step);
+        }
+    } catch (...) {
+        copies.finish();
+        settle();
+        cache.seq_rm(seq, static_cast<llama_pos>(position(seq, p0)), -1);  // the image, too, where p0 is inside of one
+        positions[static_cast<size_t>(seq)].truncate(positions_of(seq).end_of(cache.seq_pos_max(seq)));
+        fence();
+        changed();
+        throw;
+    }
+    copies.load_end();
+}
+
+void attention_rows::truncate(llama_seq_id seq, int64_t n) {
+    if (n >= end_of(seq)) {
+        positions[static_cast<size_t>(seq)].truncate(n);  // whatever else has emptied it
+        return;
+    }
+    if (positions_of(seq).is_inside(n)) {
+        throw std::invalid_argument("row " + std::to_string(n) + " is inside an image");
+    }
+    if (seq != cut_seq) {
+        settle();
+    }
+    cut_seq = seq;
+    cut_at  = n;
+    cut_pos = position(seq, n);
+    cut_alone.reset().set(static_cast<size_t>(seq));
+    positions[static_cast<size_t>(seq)].truncate(n);
+    if (!defers) {
+        settle();
+    }
+    fence();
+    changed();
+}
+
+void attention_rows::settle() {
+    if (cut_seq >= 0) {
+        cache.seq_rm(cut_seq, static_cast<llama_pos>(cut_pos), -1);
+        cut_seq = -1;
+        changed();
+    }
+}
+
+llama_pos attention_rows::cut(llama_seq_id seq, int64_t n) {
+    if (positions_of(seq).is_inside(n)) {
+        return -1;
+    }
+    const int64_t pos = position(seq, n);
+    settle();
+    changed();
+    positions[static_cast<size_t>(seq)].truncate(n);
+    return static_cast<llama_pos>(pos);
+}
+
+// What is computed or moved next may overwrite cells that were given up.
+void attention_rows::fence() {
+    if (is_reading) {
+        copies.load_end();
+        is_reading = false;
+    }
+}
+
+// Gives rows [p0, last) of `seq`, which were dropped but are not settled, to those that are loaded: as many as lie in
+// the lowest vacant cells one after the other, which are what the library would choose, and are text before and after.
+// The rest is settled. Returns where the rows from p0 on lie that need no other cell.
+std::vector<cell_run> attention_rows::take_over(llama_seq_id seq, int64_t p0, int64_t last) {
+    std::vector<cell_run> taken;
+    if (cut_seq != seq) {
+        return taken;
+    }
+    // One row of them is dropped at least: then the library looks for the next cells from its on.
+    const int64_t shift = p0 - cut_pos;
+    const int64_t end   = std::min({ last, cache.seq_pos_max(seq) + shift, positions_of(seq).next_image(p0) });
+    int64_t       next  = p0;
+    for (uint32_t cell = 0; cell < books.size() && next < end; ++cell) {
+        if (is_vacant(cell)) {
+            if (books.is_empty(cell) || books.pos_get(cell) + shift != next) {
+                settle();
+                return {};
+            }
+            if (layout.is_2d && books.ext_get(cell).tok < 0) {
+                break;  // an image was there
+            }
+            append_run(taken, { cell, next++, 1 });
+        }
+    }
+    cut_at  = next;
+    cut_pos = next - shift;
+    settle();
+    return taken;
+}
+
+// What the library knows of the rows of `span`, one llama_kv_cell_ext after the other, unless there is no such thing.
+const uint8_t * attention_rows::exts_of(const row_span & span) const {
+    if (!layout.has_ext) {
+        return nullptr;
+    }
+    if (span.held != 0) {
+        return reinterpret_cast<const uint8_t *>(held.exts_of(span.held, span.first));
+    }
+    const block_header header = read_header(span.data, span.size, block_kind::rows, hash);
+    return span.data + sizeof(block_header) + static_cast<size_t>(span.first - header.p0) * layout.ext_bytes();
+}
+
+// Where the rows are when those of `spans` follow them.
+row_positions attention_rows::appended(const row_positions & before, const std::vector<row_span> & spans) const {
+    row_positions after = before;
+    for (const row_span & span : spans) {
+        const uint8_t * exts = layout.is_2d ? exts_of(span) : nullptr;
+        for (int64_t row = span.first; exts != nullptr && row < span.last; ++row) {
+            if (!after.append(row, ext_at(exts, row - span.first))) {
+                throw std::invalid_argument("row " + std::to_string(row) + " of the block cannot follow the one before it");
+            }
+        }
+    }
+    return after;
+}
+
+// Cells have their positions; what else the library knows of a row is that of the new one. Both are in the order of rows.
+void attention_rows::write_exts(const std::vector<cell_run> & runs, const std::vector<row_span> & spans) {
+    if (!layout.has_ext) {
+        return;
+    }
+    auto first = runs.begin();
+    for (const row_span & span : spans) {
+        const uint8_t * exts = exts_of(span);
+        while (first != runs.end() && first->row + first->count <= span.first) {
+            ++first;
+        }
+        for (auto run = first; run != runs.end() && run->row < span.last; ++run) {
+            for (int64_t row = std::max(span.first, run->row); row < std::min(span.last, run->row + run->count); ++row) {
+                books.ext_set(static_cast<uint32_t>(run->cell + (row - run->row)), ext_at(exts, row - span.first));
+            }
+        }
+    }
+}
+
+// Brings the rows of `spans` to their cells, `runs`.
+void attention_rows::append(const std::vector<cell_run> & runs, const std::vector<row_span> & spans) {
+    write_exts(runs, spans);
+    fill(runs, spans);
+    if (std::any_of(spans.begin(), spans.end(), [](const row_span & span) { return span.held == 0; })) {
+        copies.load_begin();
+    }
+    for (const row_span & span : spans) {
+        if (span.held != 0) {
+            continue;
+        }
+        const block_header header = read_header(span.data, span.size, block_kind::rows, hash);
+        each_region(runs, header.p0, header.p1, span.first, span.last,
+                    [&](const copy_region & region, size_t at) { copies.load(region, span.data + at); });
+    }
+}
+
+// Lets the library find cells for rows [p0, last) of `seq`, which ends at p0. Reading a state would do the same, but only
+// for a whole sequence, and handing rows over from one to another takes longer than finding their cells.
+std::vector<cell_run> attention_rows::claim_cells(llama_seq_id seq, int64_t p0, int64_t last) {
+    const auto                  n = static_cast<size_t>(last - p0);
+    std::vector<llama_pos>      pos(n);
+    std::vector<llama_token>    tokens(n);
+    std::vector<int32_t>        n_seqs(n, 1);
+    std::vector<llama_seq_id *> seqs(n, &seq);
+    for (size_t i = 0; i < n; ++i) {
+        pos[i] = static_cast<llama_pos>(position(seq, p0 + static_cast<int64_t>(i)));
+    }
+    llama_ubatch batch{};
+    batch.n_tokens = batch.n_seq_tokens = static_cast<uint32_t>(n);
+    batch.n_seqs = batch.n_seqs_unq = batch.n_pos = 1;
+    batch.token                                   = tokens.data();
+    batch.pos                                     = pos.data();
+    batch.n_seq_id                                = n_seqs.data();
+    batch.seq_id                                  = seqs.data();
+    batch.seq_id_unq                              = &seq;
+    const auto found                              = cache.find_slot(batch, false);
+    if (found.empty()) {
+        throw out_of_cells("llama.cpp finds no cells for " + std::to_string(n) + " rows");
+    }
+    cache.apply_ubatch(found, batch);
+    std::vector<cell_run> runs;
+    for (size_t i = 0; i < n; ++i) {
+        append_run(runs, { found.idxs[0][i], p0 + static_cast<int64_t>(i), 1 });
+    }
+    return runs;
+}

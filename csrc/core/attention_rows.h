@@ -1,0 +1,118 @@
+// Rows of one attention cache: out of a sequence into a block, and from blocks to the end of a sequence.
+//
+// A sequence's rows are numbered 0, 1, 2 ... in the order of its tokens; which positions the library has them at, where
+// there are images, `row_positions` knows. Where the bytes lie on the device is known by `planes` alone.
+//
+// Rows can also be held: they stay on the device when their sequence has gone. The library takes their cells for free
+// ones, so that they cost its computation nothing, and before it gets such a cell its row is copied to another one.
+#pragma once
+
+#include "core/layout.h"
+#include "core/row_memory.h"
+#include "core/row_positions.h"
+#include "core/transfer.h"
+#include "device/held_rows.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <vector>
+
+// Checks positions and sizes before it touches the cache and throws std::invalid_argument; the sequence is unchanged
+// then. Copies may be on their way when a function returns, see transfer.h. Sequence ids are the caller's to check.
+class attention_rows : public row_memory {
+public:
+    // `cache` and `copies` must outlive this; `hash` is that of the whole memory's layout, which blocks carry. With
+    // `defers`, the library learns of dropped rows in `reserve`, without which nothing may be evaluated then: so those
+    // that are loaded next take over their cells, and the library's books, which are slow, stay as they are.
+    attention_rows(llama_kv_cache & cache, const row_layout & layout, uint64_t hash, transfer & copies, bool defers);
+
+    int64_t end_of(llama_seq_id seq) const override;
+    int64_t position(llama_seq_id seq, int64_t n) const override { return positions_of(seq).position(n); }
+    void    add_image(llama_seq_id seq, int64_t columns, int64_t count) override;
+    size_t  size(int64_t p0, int64_t p1) const override;
+    void    save(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size) override;
+    int64_t check_load(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) const override;
+    void    load_checked(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) override;
+    void    truncate(llama_seq_id seq, int64_t n) override;
+
+    held_rows::handle hold(llama_seq_id seq, int64_t p0, int64_t p1) override;
+    void              release(held_rows::handle rows) override;
+    void              fetch(held_rows::handle rows, int64_t p0, int64_t p1, uint8_t * out, size_t size) override;
+    int64_t           n_own(held_rows::handle rows, int64_t p0, int64_t p1) const override;
+    int64_t           n_free() const override;  // counted once between two changes
+    int64_t           n_held() const override;
+    void              reserve(int64_t n, bool in_parts) override;
+    void              settle() override;
+    llama_pos         cut(llama_seq_id seq, int64_t n) override;
+
+private:
+    using sequence_set = llama_kv_cells::seq_set_t;
+
+    // `count` pieces of one token's `row` bytes each, a `stride` apart on the device: tensors of the same kind that lie
+    // at equal distances, such as K of all layers, are one of these, and rows of all move in one copy.
+    struct plane {
+        ggml_tensor tensor;  // from the first piece to the end of the last
+        size_t      row;
+        size_t      count;
+        size_t      stride;
+    };
+
+    // Room for some rows of one plane, for those that change places.
+    struct stage {
+        buffer_handle buffer;
+        ggml_tensor   tensor;
+    };
+
+    const llama_kv_cells & cells() const { return books; }
+
+    void                  join_planes(const std::vector<row_tensor> & tensors);
+    std::vector<cell_run> runs_of(llama_seq_id seq, const row_positions & positions, int64_t p0, int64_t p1) const;
+    void                  check_save(int64_t p0, int64_t p1, size_t size) const;
+    void                  check_spans(int64_t p0, const std::vector<row_span> & spans) const;
+    row_positions         appended(const row_positions & positions, const std::vector<row_span> & spans) const;
+    void                  append(const std::vector<cell_run> & runs, const std::vector<row_span> & spans);
+    std::vector<cell_run> take_over(llama_seq_id seq, int64_t p0, int64_t last);
+    void                  write_exts(const std::vector<cell_run> & runs, const std::vector<row_span> & spans);
+    const uint8_t *       exts_of(const row_span & span) const;
+    const row_positions & positions_of(llama_seq_id seq) const { return positions[static_cast<size_t>(seq)]; }
+    void                  changed() { n_only_held = -1; }
+    bool                  is_vacant(int64_t cell) const;
+    void                  count() const;
+    void                  fence();
+    std::vector<cell_run> claim_cells(llama_seq_id seq, int64_t p0, int64_t last);
+    void                  check_free(int64_t n) const;
+    int64_t               n_needed(const std::vector<row_span> & spans) const;
+    void                  fill(const std::vector<cell_run> & runs, const std::vector<row_span> & spans);
+
+    std::vector<int64_t> next_cells(int64_t n, bool in_parts) const;
+    void                 add_left_cells(std::vector<int64_t> & to, const std::vector<int64_t> & from,
+                                        const std::vector<cell_move> & moves, const std::vector<int64_t> & filled) const;
+    void                 relocate(const std::vector<cell_move> & all);
+    void                 exchange(const std::vector<cell_move> & moves);
+    void                 open_stages();
+    void                 copy_cells(std::vector<cell_move> moves);
+
+    template <typename F>
+    void each_region(const std::vector<cell_run> & runs, int64_t p0, int64_t p1, int64_t first, int64_t last, const F & move);
+
+    llama_kv_cache &   cache;
+    llama_kv_cells &   books;  // the library's, of the one stream that there is
+    row_layout         layout;
+    size_t             row_bytes;
+    uint64_t           hash;
+    transfer &         copies;
+    std::vector<plane> planes;  // in the order of a block's bytes
+    std::vector<stage> stages;  // one for each plane, once they were needed
+    held_rows          held;
+
+    std::vector<row_positions> positions;  // of each sequence
+    bool               defers;
+    bool               is_reading  = false;  // copies may be on their way from cells that somebody gives up
+    llama_seq_id       cut_seq     = -1;     // what was dropped and is not settled: its rows from cut_at on
+    int64_t            cut_at      = 0;
+    int64_t            cut_pos     = 0;      // the position of that row
+    sequence_set       cut_alone;            // that sequence and no other
+    mutable int64_t    n_only_held = 0;  // cells that no sequence has; -1 when they have to be counted
+    mutable int64_t    n_cut       = 0;  // cells of what is not settled, counted with them
+};

@@ -1,0 +1,108 @@
+// Rows and state of the sequences inside a llama_context, as blocks of bytes (block.h). This is what Python sees: it
+// checks sequence ids, token counts and headers, and leaves the moving to the parts that the memory consists of.
+//
+// Wrong arguments throw std::invalid_argument before the sequence changes; what the library does wrong throws
+// std::runtime_error. Where `is_async`, what is saved and loaded may still be on its way when a function returns: the
+// buffers must live until `progress` says that it is complete. One thread at a time: the one that owns the context.
+#pragma once
+
+#include "core/attention_rows.h"
+#include "core/block.h"
+#include "core/layout.h"
+#include "core/sequence_state.h"
+#include "core/transfer.h"
+#include "host/host_arena.h"
+#include "pool/row_store.h"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+class kv_state {
+public:
+    // `seq` must hold at least one token: the layout is read from what the library writes for it. The context must
+    // outlive this, and so must `pinned`, where buffers may come from. `lag` is for tests, see transfer.h. With `marks`
+    // there is room on the device for a state of each sequence, where the memory has states that can be moved. For
+    // `defers` see attention_rows.h. With `own_rows` these are not in the context, see row_store.h.
+    kv_state(llama_context * ctx, llama_seq_id seq, const host_arena & pinned, size_t lag = 0, bool marks = false,
+             bool defers = false, const store_settings * own_rows = nullptr);
+
+    memory_kind           kind() const { return parts.kind; }
+    const std::string &   type() const { return parts.type; }
+    const sliding_window & window() const { return parts.window; }
+    const std::string & layout_text() const { return layout.text; }
+
+    // How many tokens `seq` has, and the position of the n-th of these, or of the one that follows them.
+    int64_t n_tokens(llama_seq_id seq) const;
+    int64_t position(llama_seq_id seq, int64_t n) const;
+
+    // The `count` rows that were evaluated last in `seq` belong to an image with so many columns, and follow each other.
+    void add_image(llama_seq_id seq, int64_t columns, int64_t count);
+
+    size_t rows_size(int64_t p0, int64_t p1) const;
+    void   save_rows(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size);
+    void   load_rows(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans);
+
+    // Rows that stay on the device, see row_memory.h.
+    bool              can_hold() const { return rows != nullptr; }
+    held_rows::handle hold(llama_seq_id seq, int64_t p0, int64_t p1);
+    void              release(held_rows::handle held);
+    void              fetch(held_rows::handle held, int64_t p0, int64_t p1, uint8_t * out, size_t size);
+    int64_t           n_own(held_rows::handle held, int64_t p0, int64_t p1) const;
+    int64_t           n_free() const;
+    int64_t           n_held() const;
+    void              reserve(int64_t n, bool in_parts);
+
+    size_t state_size(llama_seq_id seq) const;  // 0 for kind attention
+    void   save_state(llama_seq_id seq, int64_t n, uint8_t * out, size_t size);
+    void   load_state(llama_seq_id seq, int64_t n, const uint8_t * data, size_t size);
+
+    // As `load_rows` and then `load_state` at the last of them, n. The state is on its way first, so that its copy runs while
+    // the rows find their cells; if they find none, `seq` is empty.
+    void load_prefix(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans, int64_t n, const uint8_t * data,
+                     size_t size);
+
+    bool has_marks() const { return state != nullptr && state->has_marks(); }
+
+    // Keep the state of `seq`, which ends at n, on the device, until the next call. What is evaluated in `seq` after this
+    // can be taken back by `reset`, which returns n; not if it was rewound, cleared or loaded meanwhile.
+    void    mark(llama_seq_id seq, int64_t n);
+    int64_t reset(llama_seq_id seq);
+
+    void rewind(llama_seq_id seq, int64_t n);
+
+    // Lets the library take back the tokens from n on, its recurrent states included; false if it cannot.
+    bool cut(llama_seq_id seq, int64_t n);
+    void clear(llama_seq_id seq);
+
+    bool is_async() const { return copies->is_async(); }
+    void finish() { copies->finish(); }
+
+    // The rows that are not in the context; there have to be such.
+    row_store &       store() { return *pool; }
+    const row_store & store() const { return *pool; }
+
+    // How far the copies have come that were started so far.
+    copy_progress & progress() { return copies->progress(); }
+
+private:
+    void             check_seq(llama_seq_id seq) const;
+    int64_t          end_of(llama_seq_id seq) const;
+    int64_t          position_after(llama_seq_id seq, int64_t n) const;
+    void             check_state(int64_t n, const uint8_t * data, size_t size) const;
+    void             wipe(llama_seq_id seq);
+    row_memory &     movable_rows() const;
+    sequence_state & own_state() const;
+    int64_t &        mark_of(llama_seq_id seq);
+
+    llama_context *                 ctx;
+    memory_parts                    parts;
+    memory_layout                   layout;
+    llama_memory_recurrent *        recurrent;  // also where it is no part of its own
+    std::unique_ptr<transfer>       copies;
+    std::unique_ptr<row_memory>     rows;   // null for kind opaque
+    row_store *                     pool = nullptr;  // the rows, if they are not in the context
+    std::unique_ptr<sequence_state> state;  // null for kind attention
+    std::vector<int64_t>            marks;  // of each sequence, -1 for none
+};

@@ -1,0 +1,93 @@
+// What a sequence holds besides its state, wherever it lies: in the cells of the library's cache (attention_rows.h), or
+// in buffers of our own (row_store.h).
+#pragma once
+
+#include "device/held_rows.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <vector>
+
+// There are too few free cells for what was asked; nothing has changed.
+struct out_of_cells : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+// Rows [first, last) out of the saved block of `size` bytes at `data`; or out of held rows, if `held` is not 0.
+struct row_span {
+    const uint8_t *   data;
+    size_t            size;
+    int64_t           first;
+    int64_t           last;
+    held_rows::handle held = 0;
+};
+
+// Throws std::invalid_argument for wrong positions and sizes; the sequence is unchanged then. Sequence ids are the
+// caller's to check. Copies may be on their way when a function returns, see transfer.h.
+class row_memory {
+public:
+    virtual ~row_memory() = default;
+
+    // How many rows `seq` has.
+    virtual int64_t end_of(llama_seq_id seq) const = 0;
+
+    // The position of row n of `seq`, or of what comes after the last one.
+    virtual int64_t position(llama_seq_id, int64_t n) const { return n; }
+
+    // The last `count` rows of `seq`, which the library evaluated at one position, belong to an image with so many columns.
+    virtual void add_image(llama_seq_id, int64_t, int64_t) { refuse("images cannot be in this memory"); }
+
+    // Bytes of the block that holds rows [p0, p1), which no file can have if p1 is beyond `last_position`: that throws.
+    virtual size_t size(int64_t p0, int64_t p1) const = 0;
+
+    // Rows [p0, p1) of `seq` into a block of exactly `size(p0, p1)` bytes.
+    virtual void save(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size) = 0;
+
+    // Throws what `load` would throw for these arguments. The position of what comes after the last row of `spans`.
+    virtual int64_t check_load(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) const = 0;
+
+    // Appends the rows of `spans`, which follow each other from p0 on, to `seq`, which ends at p0. What was held is
+    // held where the sequence has it then. Or out_of_cells.
+    void load(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) {
+        check_load(seq, p0, spans);
+        load_checked(seq, p0, spans);
+    }
+
+    // The same of what `check_load` has just found right.
+    virtual void load_checked(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) = 0;
+
+    // Drops the rows from n on; std::invalid_argument inside an image.
+    virtual void truncate(llama_seq_id seq, int64_t n) = 0;
+
+    // Rows [p0, p1) of `seq` stay until they are released, also when no sequence has them; no byte is moved for that.
+    virtual held_rows::handle hold(llama_seq_id seq, int64_t p0, int64_t p1) = 0;
+    virtual void              release(held_rows::handle rows) = 0;
+
+    // As `save`, from rows that are held.
+    virtual void fetch(held_rows::handle rows, int64_t p0, int64_t p1, uint8_t * out, size_t size) = 0;
+
+    // How many of these cells no sequence has, and nothing else that is held; 0 of what was released.
+    virtual int64_t n_own(held_rows::handle rows, int64_t p0, int64_t p1) const = 0;
+
+    // Cells that held rows have and no sequence.
+    virtual int64_t n_held() const = 0;
+
+    // Cells that neither a sequence nor held rows have.
+    virtual int64_t n_free() const = 0;
+
+    // Makes sure that the next evaluation, of n tokens, finds no held row in the cells that it takes; `in_parts` if the
+    // library may divide it. What was dropped is settled. Else out_of_cells: for one in parts possibly with up to 2 n free ones.
+    virtual void reserve(int64_t n, bool in_parts) = 0;
+
+    // Lets the library know what was dropped. Whoever asks it for anything of a sequence calls this before.
+    virtual void settle() {}
+
+    // Somebody else drops the rows of `seq` from n on: tells from which position, -1 inside an image.
+    virtual llama_pos cut(llama_seq_id seq, int64_t n) = 0;
+
+protected:
+    [[noreturn]] static void refuse(const char * why) {
+        throw std::invalid_argument(why);
+    }
+};

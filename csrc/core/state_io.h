@@ -1,0 +1,82 @@
+// The streams in which the library's memory modules write and read themselves: plain bytes and tensor data, in an order
+// that only the library decides. Knows nothing of rows, positions or policy.
+#pragma once
+
+#include "core/transfer.h"
+
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+// One step of such a stream: plain bytes (tensor == nullptr), or `size` bytes of a tensor from `offset` on.
+struct io_step {
+    ggml_tensor *        tensor = nullptr;
+    size_t               offset = 0;
+    size_t               size   = 0;
+    std::vector<uint8_t> bytes;
+};
+
+// The plain bytes of `step` as a value; std::runtime_error if they are no T.
+template <typename T> T value_of(const io_step & step) {
+    if (step.tensor != nullptr || step.bytes.size() != sizeof(T)) {
+        throw std::runtime_error("llama.cpp wrote its state in an order this extension does not know");
+    }
+    T value;
+    std::memcpy(&value, step.bytes.data(), sizeof(T));
+    return value;
+}
+
+// Where the tensor data among `steps` lies.
+std::vector<copy_region> regions_of(const std::vector<io_step> & steps);
+
+// Records what a memory module writes without moving any tensor data.
+class recorder : public llama_io_write_i {
+public:
+    std::vector<io_step> steps;
+
+    void   write(const void * src, size_t size) override;
+    void   write_tensor(ggml_tensor * tensor, size_t offset, size_t size) override;
+    size_t n_bytes() override { return total; }
+
+private:
+    size_t total = 0;
+};
+
+// Puts plain bytes together for a memory module to read.
+class byte_writer {
+public:
+    void reserve(size_t size) { bytes.reserve(size); }
+
+    template <typename T> void put(const T & value) {
+        const auto * p = reinterpret_cast<const uint8_t *>(&value);
+        bytes.insert(bytes.end(), p, p + sizeof(T));
+    }
+    void put_all(const std::vector<uint8_t> & values) { bytes.insert(bytes.end(), values.begin(), values.end()); }
+
+    std::vector<uint8_t> take() { return std::move(bytes); }
+
+private:
+    std::vector<uint8_t> bytes;
+};
+
+// Feeds a memory module with plain bytes, and has each region of its tensors filled by `fill`.
+class stream_reader : public llama_io_read_i {
+public:
+    using filler = std::function<void(const copy_region &)>;
+
+    // The module finds its cells; without `fill` no tensor data is moved.
+    explicit stream_reader(std::vector<uint8_t> plain, filler fill = nullptr)
+        : plain(std::move(plain)), fill(std::move(fill)) {}
+
+    void   read(void * dst, size_t size) override;
+    void   read_tensor(ggml_tensor * tensor, size_t offset, size_t size) override;
+    size_t n_bytes() override { return at; }
+
+private:
+    std::vector<uint8_t> plain;
+    size_t               at = 0;
+    filler               fill;
+};

@@ -1,0 +1,427 @@
+#include "core/transfer.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace {
+
+// The device whose own memory holds `tensor`, or null.
+ggml_backend_dev_t device_of(const ggml_tensor * tensor) {
+    ggml_backend_buffer_t      buffer = buffer_of(tensor);
+    ggml_backend_buffer_type_t type   = ggml_backend_buffer_get_type(buffer);
+    ggml_backend_dev_t         owner  = ggml_backend_buft_get_device(type);
+    if (owner == nullptr || ggml_backend_buffer_is_host(buffer) || type != ggml_backend_dev_buffer_type(owner)) {
+        return nullptr;
+    }
+    return owner;
+}
+
+ggml_backend_t backend_of(ggml_backend_sched_t scheduler, ggml_backend_dev_t device) {
+    for (int i = 0; i < ggml_backend_sched_get_n_backends(scheduler); ++i) {
+        ggml_backend_t backend = ggml_backend_sched_get_backend(scheduler, i);
+        if (ggml_backend_get_device(backend) == device) {
+            return backend;
+        }
+    }
+    return nullptr;
+}
+
+}  // namespace
+
+// Devices copy pieces in one call only if they lie less than this apart (CUDA: its largest pitch).
+constexpr size_t most_apart = size_t(INT32_MAX);
+
+ggml_backend_buffer_t buffer_of(const ggml_tensor * tensor) {
+    return tensor->view_src != nullptr ? tensor->view_src->buffer : tensor->buffer;
+}
+
+ggml_tensor bytes_of(const ggml_tensor * tensor, size_t offset, size_t size) {
+    ggml_tensor bytes{};
+    bytes.type   = GGML_TYPE_I8;
+    bytes.buffer = buffer_of(tensor);
+    bytes.data   = static_cast<uint8_t *>(tensor->data) + offset;
+    bytes.ne[0]  = static_cast<int64_t>(size);
+    bytes.nb[0]  = 1;
+    for (int i = 1; i < GGML_MAX_DIMS; ++i) {
+        bytes.ne[i] = 1;
+        bytes.nb[i] = size;
+    }
+    return bytes;
+}
+
+transfer::transfer(llama_context * context, const std::vector<ggml_tensor *> & tensors,
+                   const std::vector<copy_region> & staged, const host_arena & pinned, size_t lag)
+    : ctx(context), pinned(pinned), pretends(lag > 0), done(lag) {
+    if (!open_lanes(tensors)) {
+        lanes.clear();
+        return;
+    }
+    std::vector<ggml_backend_t> streams;
+    for (const lane & lane : lanes) {
+        streams.push_back(lane.copies.get());
+        streams.push_back(lane.leaves.get());
+    }
+    done = copy_progress(std::move(streams));
+    open_stages(staged);
+}
+
+// False unless all tensors lie on devices that copy beside what they compute.
+bool transfer::open_lanes(const std::vector<ggml_tensor *> & tensors) {
+    for (const ggml_tensor * tensor : tensors) {
+        ggml_backend_dev_t device = device_of(tensor);
+        if (device == nullptr) {
+            return false;
+        }
+        if (std::any_of(lanes.begin(), lanes.end(), [&](const lane & lane) { return lane.device == device; })) {
+            continue;
+        }
+        ggml_backend_dev_props props{};
+        ggml_backend_dev_get_props(device, &props);
+        ggml_backend_t compute = backend_of(ctx->get_sched(), device);
+        if (compute == nullptr || !props.caps.async || !props.caps.events) {
+            return false;
+        }
+        lane opened{};
+        opened.device  = device;
+        opened.compute = compute;
+        opened.computed.reset(ggml_backend_event_new(device));
+        opened.copied.reset(ggml_backend_event_new(device));
+        opened.left.reset(ggml_backend_event_new(device));
+        if (opened.computed == nullptr || opened.copied == nullptr || opened.left == nullptr) {
+            return false;
+        }
+        opened.copies.reset(ggml_backend_dev_init(device, nullptr));
+        opened.leaves.reset(ggml_backend_dev_init(device, nullptr));
+        if (opened.copies == nullptr || opened.leaves == nullptr) {
+            return false;
+        }
+        lanes.push_back(std::move(opened));
+    }
+    return !lanes.empty();
+}
+
+void transfer::open_stages(const std::vector<copy_region> & staged) {
+    for (const copy_region & region : staged) {
+        lane & lane  = lane_of(region.tensor);
+        lane.n_zeros = std::max(lane.n_zeros, region.size);
+        lane.staged += region.size;
+    }
+    has_stages = !staged.empty();
+    for (lane & lane : lanes) {
+        if (lane.staged > 0) {
+            lane.stage_buffer.reset(
+                ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(lane.device), lane.staged));
+            has_stages = has_stages && lane.stage_buffer != nullptr;
+            open_zeros(lane);
+        }
+    }
+}
+
+void transfer::open_zeros(lane & lane) {
+    lane.zeros.reset(ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(lane.device), lane.n_zeros));
+    if (lane.zeros != nullptr) {
+        ggml_backend_buffer_clear(lane.zeros.get(), 0);
+    }
+}
+
+bool transfer::has_zeros() const {
+    return !lanes.empty() && std::all_of(lanes.begin(), lanes.end(), [](const lane & lane) {
+        return lane.staged == 0 || lane.zeros != nullptr;
+    });
+}
+
+transfer::lane & transfer::lane_of(const ggml_tensor * tensor) {
+    ggml_backend_dev_t device = ggml_backend_buft_get_device(ggml_backend_buffer_get_type(buffer_of(tensor)));
+    return *std::find_if(lanes.begin(), lanes.end(), [&](const lane & lane) { return lane.device == device; });
+}
+
+transfer::~transfer() {
+    finish();
+}
+
+// Calls `copy(index of the first piece, how many, offset in a piece, bytes)` so that no call crosses from one registered
+// range of host memory into the next, with as many whole pieces in one call as possible.
+template <typename F>
+void transfer::each_contiguous(const copy_region & region, const uint8_t * host, const F & copy) const {
+    for (size_t i = 0; i < region.count;) {
+        const uint8_t * at   = host + i * region.pitch;
+        const size_t    room = pinned.contiguous(at, (region.count - i - 1) * region.pitch + region.size);
+        if (room >= region.size) {
+            const bool   joins = region.pitch > 0 && region.pitch <= most_apart && region.stride <= most_apart;
+            const size_t whole = joins ? std::min(region.count - i, (room - region.size) / region.pitch + 1) : 1;
+            copy(i, whole, size_t(0), region.size);
+            i += whole;
+            continue;
+        }
+        for (size_t done = 0; done < region.size;) {
+            const size_t part = pinned.contiguous(at + done, region.size - done);
+            copy(i, size_t(1), done, part);
+            done += part;
+        }
+        ++i;
+    }
+}
+
+void transfer::save_begin() {
+    if (lanes.empty()) {
+        llama_synchronize(ctx);
+    }
+    for (lane & lane : lanes) {
+        ggml_backend_event_record(lane.computed.get(), lane.compute);
+        ggml_backend_event_wait(lane.copies.get(), lane.computed.get());
+    }
+}
+
+void transfer::save(const copy_region & from, uint8_t * dst) {
+    save_by(lanes.empty() ? nullptr : lane_of(from.tensor).copies.get(), from, dst);
+}
+
+void transfer::save_by(ggml_backend_t stream, const copy_region & from, uint8_t * dst) {
+    each_contiguous(from, dst, [&](size_t i, size_t count, size_t skip, size_t size) {
+        const size_t offset = from.offset + i * from.stride + skip;
+        uint8_t *    out    = dst + i * from.pitch + skip;
+        if (stream != nullptr) {
+            ggml_backend_tensor_get_2d_async(stream, from.tensor, out, offset, size, count, from.stride, from.pitch);
+            return;
+        }
+        for (size_t j = 0; j < count; ++j) {
+            ggml_backend_tensor_get(from.tensor, out + j * from.pitch, offset + j * from.stride, size);
+        }
+    });
+}
+
+void transfer::save_staged(const std::vector<copy_region> & from, uint8_t * dst) {
+    if (!has_stages) {
+        save_begin();
+        for (const copy_region & region : from) {
+            save(region, dst);
+            dst += region.size;
+        }
+        load_end();  // what comes next may overwrite the tensors
+        return;
+    }
+    // A part of the stage of one device that leaves in one piece.
+    struct part {
+        lane * place;
+        size_t offset, size;
+    };
+    std::vector<part>   parts;
+    std::vector<size_t> used(lanes.size());
+    for (lane & lane : lanes) {
+        ggml_backend_event_wait(lane.compute, lane.left.get());  // the stage is free when its last content has left it
+    }
+    const auto staged = [](lane & place, size_t offset, size_t size) {
+        ggml_tensor stage{};
+        stage.buffer = place.stage_buffer.get();
+        stage.data   = ggml_backend_buffer_get_base(place.stage_buffer.get());
+        return bytes_of(&stage, offset, size);
+    };
+    for (const copy_region & region : from) {
+        lane &            place  = lane_of(region.tensor);
+        size_t &          at     = used[static_cast<size_t>(&place - lanes.data())];
+        const ggml_tensor source = bytes_of(region.tensor, region.offset, region.size);
+        ggml_tensor       target = staged(place, at, region.size);
+        ggml_backend_tensor_copy_async(place.compute, place.compute, &source, &target);
+        if (!parts.empty() && parts.back().place == &place) {
+            parts.back().size += region.size;
+        } else {
+            parts.push_back({ &place, at, region.size });
+        }
+        at += region.size;
+    }
+    for (lane & lane : lanes) {
+        ggml_backend_event_record(lane.computed.get(), lane.compute);
+        ggml_backend_event_wait(lane.leaves.get(), lane.computed.get());
+    }
+    const uint8_t * first = dst;
+    for (const part & part : parts) {
+        ggml_tensor stage = staged(*part.place, part.offset, part.size);
+        save_by(part.place->leaves.get(), { &stage, 0, part.size }, dst);
+        dst += part.size;
+    }
+    for (lane & lane : lanes) {
+        ggml_backend_event_record(lane.left.get(), lane.leaves.get());
+    }
+    forget_left();
+    leaving.push_back({ first, dst, done.take() });
+}
+
+void transfer::forget_left() {
+    while (!leaving.empty() && done.is_complete(leaving.front().ticket)) {
+        leaving.pop_front();
+    }
+}
+
+// What is still on its way to the host has to be there before it goes back from there.
+void transfer::wait_for_left(lane & lane, const uint8_t * first, const uint8_t * last) {
+    forget_left();
+    if (std::any_of(leaving.begin(), leaving.end(), [&](const range & each) { return each.first < last && first < each.last; })) {
+        for (const struct lane & each : lanes) {
+            ggml_backend_event_wait(lane.copies.get(), each.left.get());
+        }
+    }
+}
+
+void transfer::reserve(const std::vector<copy_region> & regions, size_t count) {
+    std::vector<ggml_backend_buffer_type_t> types;
+    for (const copy_region & region : regions) {
+        ggml_backend_buffer_type_t type  = ggml_backend_buffer_get_type(buffer_of(region.tensor));
+        const size_t               index = std::find(types.begin(), types.end(), type) - types.begin();
+        if (index == types.size()) {
+            types.push_back(type);
+            kept.push_back({ nullptr, 0 });
+        }
+        pieces.push_back({ index, kept[index].stride, region.size });
+        kept[index].stride += region.size;
+    }
+    for (size_t i = 0; i < types.size(); ++i) {
+        const size_t size = kept[i].stride * count;
+        kept[i].buffer.reset(ggml_backend_buft_alloc_buffer(types[i], size));
+        if (kept[i].buffer == nullptr) {
+            throw std::runtime_error("no room for " + std::to_string(size) + " bytes of states to go back to in " +
+                                     ggml_backend_buft_name(types[i]));
+        }
+    }
+}
+
+ggml_tensor transfer::kept_bytes(size_t index, size_t i) const {
+    const kept_piece &    piece  = pieces.at(i);
+    ggml_backend_buffer_t buffer = kept[piece.buffer].buffer.get();
+    ggml_tensor           whole{};
+    whole.buffer = buffer;
+    whole.data   = ggml_backend_buffer_get_base(buffer);
+    return bytes_of(&whole, index * kept[piece.buffer].stride + piece.offset, piece.size);
+}
+
+// On the device's own stream where there is one, after what it was given so far and before what it is given next.
+void transfer::copy(const ggml_tensor & from, ggml_tensor & to) {
+    if (!lanes.empty()) {
+        ggml_backend_t compute = lane_of(&from).compute;
+        ggml_backend_tensor_copy_async(compute, compute, &from, &to);
+    } else {
+        llama_synchronize(ctx);
+        ggml_backend_tensor_copy(&from, &to);
+    }
+}
+
+void transfer::keep(const std::vector<copy_region> & from, size_t index) {
+    if (from.size() != pieces.size()) {
+        throw std::runtime_error("llama.cpp wrote a state in another way than before");
+    }
+    for (size_t i = 0; i < from.size(); ++i) {
+        if (from[i].size != pieces[i].size) {
+            throw std::runtime_error("llama.cpp wrote a state in another way than before");
+        }
+        ggml_tensor target = kept_bytes(index, i);
+        copy(bytes_of(from[i].tensor, from[i].offset, from[i].size), target);
+    }
+}
+
+void transfer::put_back(size_t index, size_t i, const copy_region & to) {
+    if (i >= pieces.size() || to.size != pieces[i].size) {
+        throw std::runtime_error("llama.cpp reads a state in another way than it was written");
+    }
+    ggml_tensor target = bytes_of(to.tensor, to.offset, to.size);
+    copy(kept_bytes(index, i), target);
+}
+
+// A device's own way to set memory waits for it, for each tensor; copying zeros on the stream that computes does not.
+void transfer::wipe(const std::vector<copy_region> & regions) {
+    if (!has_zeros()) {
+        if (!has_stages) {
+            finish();
+        }
+        llama_synchronize(ctx);
+        for (const copy_region & region : regions) {
+            if (buffer_of(region.tensor)->iface.memset_tensor != nullptr) {
+                ggml_backend_tensor_memset(region.tensor, 0, region.offset, region.size);
+            }
+        }
+        return;
+    }
+    for (const copy_region & region : regions) {
+        const lane & lane = lane_of(region.tensor);
+        ggml_tensor  whole{};
+        whole.buffer = lane.zeros.get();
+        whole.data   = ggml_backend_buffer_get_base(lane.zeros.get());
+        for (size_t done = 0, n; done < region.size; done += n) {
+            n                        = std::min(lane.n_zeros, region.size - done);
+            const ggml_tensor zeros  = bytes_of(&whole, 0, n);
+            ggml_tensor       target = bytes_of(region.tensor, region.offset + done, n);
+            ggml_backend_tensor_copy_async(lane.compute, lane.compute, &zeros, &target);
+        }
+    }
+}
+
+void transfer::load_begin() {
+    save_begin();
+}
+
+void transfer::load(const copy_region & to, const uint8_t * src) {
+    ggml_backend_t copies = lanes.empty() ? nullptr : lane_of(to.tensor).copies.get();
+    if (copies != nullptr && !leaving.empty()) {
+        wait_for_left(lane_of(to.tensor), src, src + (to.count - 1) * to.pitch + to.size);
+    }
+    each_contiguous(to, src, [&](size_t i, size_t count, size_t skip, size_t size) {
+        const size_t    offset = to.offset + i * to.stride + skip;
+        const uint8_t * in     = src + i * to.pitch + skip;
+        if (copies != nullptr) {
+            ggml_backend_tensor_set_2d_async(copies, to.tensor, in, offset, size, count, to.stride, to.pitch);
+            return;
+        }
+        for (size_t j = 0; j < count; ++j) {
+            ggml_backend_tensor_set(to.tensor, in + j * to.pitch, offset + j * to.stride, size);
+        }
+    });
+}
+
+void transfer::put(const copy_region & to, const uint8_t * src) {
+    if (!lanes.empty()) {
+        ggml_backend_tensor_set_2d_async(lane_of(to.tensor).compute, to.tensor, src, to.offset, to.size, to.count, to.stride, to.pitch);
+        return;
+    }
+    for (size_t i = 0; i < to.count; ++i) {
+        ggml_backend_tensor_set(to.tensor, src + i * to.pitch, to.offset + i * to.stride, to.size);
+    }
+}
+
+void transfer::load_end() {
+    for (lane & lane : lanes) {
+        ggml_backend_event_record(lane.copied.get(), lane.copies.get());
+        ggml_backend_event_wait(lane.compute, lane.copied.get());
+    }
+}
+
+void transfer::move_begin() {
+    if (lanes.empty()) {
+        llama_synchronize(ctx);
+    }
+}
+
+void transfer::move(const copy_region & from, const copy_region & to) {
+    ggml_backend_t compute = lanes.empty() ? nullptr : lane_of(from.tensor).compute;
+    const bool     on_host = ggml_backend_buffer_is_host(buffer_of(from.tensor));
+    for (size_t i = 0; i < from.count; ++i) {
+        const ggml_tensor source = bytes_of(from.tensor, from.offset + i * from.stride, from.size);
+        ggml_tensor       target = bytes_of(to.tensor, to.offset + i * to.stride, to.size);
+        if (compute != nullptr) {
+            ggml_backend_tensor_copy_async(compute, compute, &source, &target);
+        } else if (on_host) {
+            std::memcpy(target.data, source.data, from.size);
+        } else {
+            ggml_backend_tensor_copy(&source, &target);
+        }
+    }
+}
+
+void transfer::finish() {
+    for (lane & lane : lanes) {
+        ggml_backend_synchronize(lane.copies.get());
+        ggml_backend_synchronize(lane.leaves.get());
+    }
+    leaving.clear();
+    done.all_complete();
+}

@@ -1,0 +1,69 @@
+// Which cells hold rows that somebody wants to have again, whatever the library does with its sequences. Bookkeeping
+// alone: whoever lets a cell be overwritten copies its bytes before and says where they are.
+#pragma once
+
+#include "compat.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <utility>
+#include <vector>
+
+// Cells [cell, cell + count) hold rows [row, row + count).
+struct cell_run {
+    int64_t cell, row, count;
+};
+
+// The row in cell `from` goes to cell `to`.
+struct cell_move {
+    int64_t from, to;
+};
+
+// Joins a run to the last one where it goes on there.
+void append_run(std::vector<cell_run> & runs, const cell_run & run);
+
+class held_rows {
+public:
+    using handle = uint64_t;  // never given twice in a process
+
+    explicit held_rows(size_t n_cells) : holders(n_cells, 0), target(n_cells, -1) {}
+
+    // Remembers rows [p0, p1), which `runs` say where to find; `exts` are those of each row, or empty.
+    handle add(int64_t p0, int64_t p1, std::vector<cell_run> runs, std::vector<llama_kv_cell_ext> exts);
+
+    // False if it was never there, or is not there any more.
+    bool release(handle held);
+
+    bool has(handle held) const { return entries.count(held) > 0; }
+    bool empty() const { return entries.empty(); }
+    bool holds(int64_t cell) const { return holders[cell] > 0; }
+
+    // How many handles have the row in `cell`.
+    uint32_t count(int64_t cell) const { return holders[cell]; }
+
+    // What was held: rows [first, second); std::invalid_argument after its release.
+    std::pair<int64_t, int64_t> range_of(handle held) const;
+
+    // Where rows [first, last) of `held` lie, in order; std::invalid_argument if it does not have them.
+    std::vector<cell_run> runs_of(handle held, int64_t first, int64_t last) const;
+
+    // What the library knows of `held` from row `first` on, which it has.
+    const llama_kv_cell_ext * exts_of(handle held, int64_t first) const;
+
+    // The bytes were copied, as if all at once: whoever had the row in `from` has it in `to`.
+    void moved(const std::vector<cell_move> & moves);
+
+private:
+    struct entry {
+        int64_t                        p0, p1;
+        std::vector<cell_run>          runs;  // in the order of rows
+        std::vector<llama_kv_cell_ext> exts;
+    };
+
+    const entry & at(handle held) const;
+
+    std::map<handle, entry> entries;
+    std::vector<uint32_t>   holders;  // of each cell
+    std::vector<int64_t>    target;   // of each cell, while rows move; -1 for none
+};

@@ -1,0 +1,20 @@
+// Memory where a backend wants it, as one tensor of bytes.
+#pragma once
+
+#include "compat.h"
+
+#include <cstddef>
+
+struct tensor_buffer {
+    buffer_handle buffer;
+    ggml_tensor   bytes{};
+
+    uint8_t * data() const { return static_cast<uint8_t *>(bytes.data); }
+    size_t    size() const { return buffer != nullptr ? ggml_backend_buffer_get_size(buffer.get()) : 0; }
+};
+
+// `size` bytes of zeros, for kernels may read what is masked; std::runtime_error without memory.
+tensor_buffer allocate_zeros(ggml_backend_buffer_type_t type, size_t size);
+
+// The host memory that is copied fastest to and from where `type` is.
+ggml_backend_buffer_type_t host_type_beside(ggml_backend_buffer_type_t type);

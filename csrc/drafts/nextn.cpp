@@ -1,0 +1,387 @@
+// Registers HiddenRows and NextnHead: the rows that a model makes of its tokens, and the head (its "nextn" block, in a
+// context of its own) that guesses further tokens from them. They evaluate and copy, and decide nothing.
+#include "compat.h"
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <vector>
+
+namespace py = pybind11;
+
+namespace {
+
+using float_rows = py::array_t<float, py::array::c_style | py::array::forcecast>;
+using token_list = std::vector<llama_token>;
+
+size_t row_width(llama_context * ctx) {
+    return static_cast<size_t>(llama_model_n_embd_out(llama_get_model(ctx)));
+}
+
+// The hidden rows of the tokens of the last evaluation of a model, which has to outlive this.
+class hidden_rows {
+public:
+    explicit hidden_rows(uintptr_t address) : ctx(reinterpret_cast<llama_context *>(address)), width(row_width(ctx)) {
+        llama_set_embeddings_nextn(ctx, true, /*masked*/ false);
+    }
+
+    // Rows of the n tokens evaluated last, in the order of the batch; the memory is the library's until the next one.
+    py::array rows(py::ssize_t n) {
+        const float * data = nullptr;
+        if (n < 0 || n > static_cast<py::ssize_t>(llama_n_batch(ctx))) {
+            throw py::value_error("no batch has so many tokens");
+        }
+        {
+            const py::gil_scoped_release release;
+            data = llama_get_embeddings_nextn(ctx);
+        }
+        return view(data, n);
+    }
+
+    // Starts to copy them into memory of this object's own, so that the next evaluation may begin. False where nothing
+    // would be gained, since the evaluation is complete on return.
+    bool start(py::ssize_t n) {
+        llm_graph_result * result  = compat::result_of(ctx);
+        ggml_tensor *      tensor  = result != nullptr ? result->get_h_nextn() : nullptr;
+        ggml_backend_t     backend = tensor != nullptr ? ggml_backend_sched_get_tensor_backend(ctx->get_sched(), tensor) : nullptr;
+        const size_t       n_bytes = static_cast<size_t>(n) * width * sizeof(float);
+        if (backend == nullptr || ggml_nbytes(tensor) != n_bytes || !prepare(ggml_backend_get_device(backend))) {
+            return false;
+        }
+        at        = 1 - at;
+        slot & to = slots[at];
+        to.n      = n;
+        ggml_backend_tensor_get_async(backend, tensor, ggml_backend_buffer_get_base(to.buffer.get()), 0, n_bytes);
+        ggml_backend_event_record(to.copied.get(), backend);
+        return true;
+    }
+
+    // What `start` copied, the last time or, where `before`, the time before that; it stays for one more `start`.
+    py::array finish(bool before) {
+        slot & from = slots[before ? 1 - at : at];
+        if (from.buffer == nullptr) {
+            throw py::value_error("no rows were copied");
+        }
+        {
+            const py::gil_scoped_release release;
+            ggml_backend_event_synchronize(from.copied.get());
+        }
+        return view(static_cast<const float *>(ggml_backend_buffer_get_base(from.buffer.get())), from.n);
+    }
+
+private:
+    struct slot {
+        buffer_handle buffer;  // pinned
+        event_handle  copied;
+        py::ssize_t   n = 0;
+    };
+
+    py::array view(const float * data, py::ssize_t n) const {
+        if (data == nullptr) {
+            throw std::runtime_error("llama.cpp made no hidden rows");
+        }
+        return py::array_t<float>({ n, static_cast<py::ssize_t>(width) }, data, py::capsule(data, [](void *) {}));
+    }
+
+    // Memory and events of `device`, or false where it works in step with the host.
+    bool prepare(ggml_backend_dev_t device) {
+        if (slots[1].copied != nullptr) {
+            return true;
+        }
+        ggml_backend_dev_props props{};
+        ggml_backend_dev_get_props(device, &props);
+        ggml_backend_buffer_type_t host = ggml_backend_dev_host_buffer_type(device);
+        if (!props.caps.async || !props.caps.events || host == nullptr) {
+            return false;
+        }
+        for (slot & each : slots) {
+            each.buffer.reset(ggml_backend_buft_alloc_buffer(host, size_t(llama_n_ubatch(ctx)) * width * sizeof(float)));
+            each.copied.reset(ggml_backend_event_new(device));
+            if (each.buffer == nullptr || each.copied == nullptr) {
+                slots = {};
+                return false;
+            }
+        }
+        return true;
+    }
+
+    llama_context *     ctx;
+    size_t              width;
+    std::array<slot, 2> slots;
+    size_t              at = 0;
+};
+
+// A sampler that runs on the device: the most likely token. The library's own would have the logits copied to the host.
+void best_apply(llama_sampler *, llama_token_data_array * candidates) {
+    candidates->selected = 0;
+    for (size_t i = 1; i < candidates->size; ++i) {
+        if (candidates->data[i].logit > candidates->data[candidates->selected].logit) {
+            candidates->selected = static_cast<int64_t>(i);
+        }
+    }
+}
+
+bool best_backend_init(llama_sampler *, ggml_backend_buffer_type_t, uint32_t) {
+    return true;
+}
+
+void best_backend_apply(llama_sampler *, ggml_context * ctx, ggml_cgraph *, llama_sampler_data * data) {
+    data->sampled = ggml_argmax(ctx, ggml_reshape_1d(ctx, data->logits, ggml_nelements(data->logits)));
+    data->logits  = nullptr;
+}
+
+llama_sampler_i best_interface = {
+    [](const llama_sampler *) { return "best"; }, nullptr,           best_apply, nullptr, nullptr, nullptr,
+    best_backend_init,                            nullptr, best_backend_apply, nullptr, nullptr, nullptr,
+};
+
+// The candidates beside which --spec-draft-p-min measures how likely the best one is, as in llama-server.
+constexpr int n_compared = 10;
+
+// A context of type MTP: row p of its cache belongs to the token at p and the hidden row before it.
+class nextn_head {
+public:
+    // It must be closed before the context is freed.
+    nextn_head(uintptr_t address, float p_min)
+        : ctx(reinterpret_cast<llama_context *>(address)), width(row_width(ctx)), p_min(p_min) {
+        const size_t n_seqs   = llama_n_seq_max(ctx);
+        const size_t capacity = std::max<size_t>(llama_n_ubatch(ctx), n_seqs);
+        tokens.resize(capacity);
+        positions.resize(capacity);
+        seqs.resize(capacity);
+        outputs.resize(capacity);
+        embd.resize(capacity * width);
+        n_seq_ids.assign(capacity, 1);
+        for (llama_seq_id & seq : seqs) {
+            seq_ids.push_back(&seq);
+        }
+        for (size_t seq = 0; seq < n_seqs; ++seq) {
+            llama_sampler * chain = llama_sampler_chain_init(llama_sampler_chain_default_params());
+            llama_sampler_chain_add(chain, p_min > 0 ? llama_sampler_init_top_k(n_compared)
+                                                     : llama_sampler_init(&best_interface, nullptr));
+            chains.push_back(chain);
+            llama_set_sampler(ctx, static_cast<llama_seq_id>(seq), chain);
+        }
+    }
+
+    ~nextn_head() { close(); }
+
+    nextn_head(const nextn_head &)             = delete;
+    nextn_head & operator=(const nextn_head &) = delete;
+
+    void close() {
+        for (size_t seq = 0; seq < chains.size(); ++seq) {
+            llama_set_sampler(ctx, static_cast<llama_seq_id>(seq), nullptr);
+            llama_sampler_free(chains[seq]);
+        }
+        chains.clear();
+    }
+
+    // Rows [start, start + n) of `seq` from n tokens and the n hidden rows before them; llama_decode's result. No logits
+    // are computed, and where a device computes, it has only begun on return.
+    int evaluate(llama_seq_id seq, llama_pos start, const token_list & given, const float_rows & hidden) {
+        check(seq, given.size(), hidden);
+        if (given.size() > tokens.size() || rows_of(hidden) != given.size()) {
+            throw py::value_error("a batch needs one hidden row for each token, and room");
+        }
+        const float *                source = hidden.data();
+        const py::gil_scoped_release release;
+        n_used = 0;
+        for (size_t i = 0; i < given.size(); ++i) {
+            add(seq, start + static_cast<llama_pos>(i), given[i], source + i * width, false);
+        }
+        llama_set_embeddings_nextn(ctx, false, false);
+        return run();
+    }
+
+    // `n` tokens after each job's, or fewer where they are not likely enough, or where the head has no room. `window` rows
+    // of each are evaluated in every call but the first: as many as there, and one graph serves all. Rows stay as far as
+    // the given hidden rows reach. The second value is llama_decode's result, 0 if all went well.
+    std::tuple<std::vector<token_list>, int> draft(const std::vector<std::tuple<llama_seq_id, llama_pos, token_list, float_rows>> & items,
+                                                   size_t n, size_t window) {
+        std::vector<run_state> states;
+        window = std::max<size_t>(window, 1);
+        for (const auto & [seq, start, given, hidden] : items) {
+            check(seq, given.size(), hidden);
+            const size_t n_known = rows_of(hidden);
+            if (n_known == 0 || n_known > given.size() || items.size() * std::max(n_known, window) > tokens.size()) {
+                throw py::value_error("a draft needs one to window hidden rows, and no more than tokens");
+            }
+            run_state state{ seq, start, given, {}, n_known, n_known, given.size() };
+            state.hidden.resize((given.size() + n) * width);
+            std::memcpy(state.hidden.data(), hidden.data(), n_known * width * sizeof(float));
+            states.push_back(std::move(state));
+        }
+        const py::gil_scoped_release release;
+        llama_set_embeddings_nextn(ctx, true, false);
+        int result = 0;
+        while (result == 0 && n > 0 && step(states, n, window, result)) {
+        }
+        std::vector<token_list> drafts;
+        for (const run_state & state : states) {
+            llama_memory_seq_rm(llama_get_memory(ctx), state.seq, state.start + static_cast<llama_pos>(state.n_known), -1);
+            drafts.emplace_back(state.tokens.begin() + static_cast<std::ptrdiff_t>(state.n_given), state.tokens.end());
+        }
+        return { std::move(drafts), result };
+    }
+
+private:
+    struct run_state {
+        llama_seq_id       seq;
+        llama_pos          start;
+        token_list         tokens;   // given, then drafted
+        std::vector<float> hidden;   // of the token before each, as far as `n_hidden`
+        size_t             n_known;  // of the model's own
+        size_t             n_hidden;
+        size_t             n_given;
+        bool               done = false;
+        int32_t            last = 0;  // of its last token in the batch
+    };
+
+    static size_t rows_of(const float_rows & hidden) { return static_cast<size_t>(hidden.shape(0)); }
+
+    void check(llama_seq_id seq, size_t n, const float_rows & hidden) const {
+        if (seq < 0 || static_cast<uint32_t>(seq) >= llama_n_seq_max(ctx)) {
+            throw py::value_error("no such sequence: " + std::to_string(seq));
+        }
+        if (n == 0 || hidden.ndim() != 2 || static_cast<size_t>(hidden.shape(1)) != width || chains.empty()) {
+            throw py::value_error("hidden rows need the shape (n, " + std::to_string(width) + ")");
+        }
+    }
+
+    void add(llama_seq_id seq, llama_pos position, llama_token token, const float * hidden, bool output) {
+        tokens[n_used]    = token;
+        positions[n_used] = position;
+        seqs[n_used]      = seq;
+        outputs[n_used]   = output;
+        std::memcpy(embd.data() + n_used * width, hidden, width * sizeof(float));
+        ++n_used;
+    }
+
+    int run() {
+        llama_batch batch{};
+        batch.n_tokens = static_cast<int32_t>(n_used);
+        batch.token    = tokens.data();
+        batch.embd     = embd.data();
+        batch.pos      = positions.data();
+        batch.n_seq_id = n_seq_ids.data();
+        batch.seq_id   = seq_ids.data();
+        batch.logits   = outputs.data();
+        return llama_decode(ctx, batch);
+    }
+
+    // One call of the head for all that are not done; false if there are none.
+    bool step(std::vector<run_state> & states, size_t n, size_t window, int & result) {
+        n_used = 0;
+        for (run_state & state : states) {
+            if (state.done) {
+                continue;
+            }
+            // What the first call does not cover is there already; rows that are there are evaluated again to the same.
+            const bool   is_first = state.n_hidden == state.n_known;
+            const size_t first    = is_first ? 0 : state.n_hidden - std::min(window, state.n_hidden);
+            llama_memory_seq_rm(llama_get_memory(ctx), state.seq, state.start + static_cast<llama_pos>(first), -1);
+            for (size_t i = first; i < state.n_hidden; ++i) {
+                add(state.seq, state.start + static_cast<llama_pos>(i), state.tokens[i], state.hidden.data() + i * width,
+                    i + 1 == state.n_hidden);
+            }
+            state.last = static_cast<int32_t>(n_used) - 1;
+        }
+        if (n_used == 0) {
+            return false;
+        }
+        result = run();
+        if (result != 0) {
+            return false;
+        }
+        for (run_state & state : states) {
+            if (state.done) {
+                continue;
+            }
+            if (state.n_hidden == state.tokens.size()) {
+                const llama_token token = choose(state.last);
+                if (token == LLAMA_TOKEN_NULL) {
+                    state.done = true;
+                    continue;
+                }
+                state.tokens.push_back(token);
+            }
+            if (state.tokens.size() == state.n_given + n) {
+                state.done = true;
+                continue;
+            }
+            const float * hidden = llama_get_embeddings_nextn_ith(ctx, state.last);
+            std::memcpy(state.hidden.data() + state.n_hidden * width, hidden, width * sizeof(float));
+            ++state.n_hidden;
+        }
+        return true;
+    }
+
+    // The most likely token after output i, or none if it is not likely enough.
+    llama_token choose(int32_t i) {
+        const llama_token sampled = llama_get_sampled_token_ith(ctx, i);
+        if (sampled != LLAMA_TOKEN_NULL) {
+            return sampled;
+        }
+        const bool          has_few    = llama_get_sampled_candidates_count_ith(ctx, i) > 0;
+        const llama_token * candidates = has_few ? llama_get_sampled_candidates_ith(ctx, i) : nullptr;
+        const float *       logits     = has_few ? llama_get_sampled_logits_ith(ctx, i) : llama_get_logits_ith(ctx, i);
+        size_t              n_logits   = has_few ? llama_get_sampled_logits_count_ith(ctx, i)
+                                                 : static_cast<size_t>(llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx))));
+        if (logits == nullptr || n_logits == 0) {
+            return LLAMA_TOKEN_NULL;
+        }
+        const size_t best = static_cast<size_t>(std::max_element(logits, logits + n_logits) - logits);
+        if (p_min > 0) {
+            std::vector<float> top(logits, logits + n_logits);
+            const size_t       n_top = std::min<size_t>(n_compared, n_logits);
+            std::partial_sort(top.begin(), top.begin() + static_cast<std::ptrdiff_t>(n_top), top.end(), std::greater<float>());
+            float sum = 0;
+            for (size_t k = 0; k < n_top; ++k) {
+                sum += std::exp(top[k] - top[0]);
+            }
+            if (1 / sum < p_min) {
+                return LLAMA_TOKEN_NULL;
+            }
+        }
+        return candidates != nullptr ? candidates[best] : static_cast<llama_token>(best);
+    }
+
+    llama_context *              ctx;
+    size_t                       width;
+    float                        p_min;
+    std::vector<llama_sampler *> chains;  // by sequence
+    size_t                       n_used = 0;
+    token_list                   tokens;
+    std::vector<llama_pos>       positions;
+    std::vector<llama_seq_id>    seqs;
+    std::vector<llama_seq_id *>  seq_ids;
+    std::vector<int32_t>         n_seq_ids;
+    std::vector<int8_t>          outputs;
+    std::vector<float>           embd;
+};
+
+}  // namespace
+
+void register_nextn(py::module_ & m) {
+    py::class_<hidden_rows>(m, "HiddenRows")
+        .def(py::init<uintptr_t>(), py::arg("ctx"))
+        .def("rows", &hidden_rows::rows, py::arg("n"))
+        .def("start", &hidden_rows::start, py::arg("n"))
+        .def("finish", &hidden_rows::finish, py::arg("before") = false);
+    py::class_<nextn_head>(m, "NextnHead")
+        .def(py::init<uintptr_t, float>(), py::arg("ctx"), py::arg("p_min") = 0.0f)
+        .def("close", &nextn_head::close)
+        .def("evaluate", &nextn_head::evaluate, py::arg("seq"), py::arg("start"), py::arg("tokens"), py::arg("hidden"))
+        .def("draft", &nextn_head::draft, py::arg("items"), py::arg("n"), py::arg("window") = 1);
+}

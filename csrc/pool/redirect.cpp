@@ -1,0 +1,411 @@
+#include "pool/redirect.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <stdexcept>
+#include <tuple>
+#include <utility>
+
+namespace {
+
+constexpr size_t   mask_element   = 2;       // f16
+constexpr int64_t  mask_tile      = 64;      // kernels may read so many rows at a time, also behind the last one
+constexpr uint16_t hidden         = 0xfc00;  // minus infinity; what is visible is zero
+constexpr size_t   pattern_bytes  = size_t(1) << 20;
+constexpr int64_t  pattern_column = 1024;  // columns that are filled at a time
+
+const ggml_tensor * root_of(const ggml_tensor * tensor) {
+    return tensor->view_src != nullptr ? tensor->view_src : tensor;
+}
+
+// Whether there is nothing to compute.
+bool is_view(const ggml_tensor * node) {
+    return node->op == GGML_OP_NONE || node->op == GGML_OP_VIEW || node->op == GGML_OP_RESHAPE || node->op == GGML_OP_PERMUTE ||
+           node->op == GGML_OP_TRANSPOSE;
+}
+
+}  // namespace
+
+redirect::redirect(llama_context * ctx, const row_layout & rows, transfer & copies, int64_t n_rows, int64_t n_tokens,
+                   std::function<void(size_t)> after)
+    : ctx(ctx), copies(copies), n_rows(n_rows), n_tokens(n_tokens), after(std::move(after)), n_layers(rows.k.size()),
+      positions(static_cast<size_t>(n_tokens)), mask_at(static_cast<size_t>(n_tokens), 0), views(rows.k.size()) {
+    for (size_t i = 0; i < n_layers; ++i) {
+        k_of[root_of(rows.k[i].tensor)] = i;
+        v_of[root_of(rows.v[i].tensor)] = i;
+    }
+    ggml_backend_buffer_type_t type = ggml_backend_buffer_get_type(buffer_of(rows.k[0].tensor));
+    const int64_t n_mask = (n_tokens + mask_tile - 1) / mask_tile * mask_tile;
+    mask_buffer    = allocate_zeros(type, static_cast<size_t>(n_rows * n_mask) * mask_element);
+    index_buffer   = allocate_zeros(type, static_cast<size_t>(n_tokens) * sizeof(int64_t));
+    pattern_buffer = allocate_zeros(host_type_beside(type), 2 * pattern_bytes);
+    open_mask();
+    open_output(rows, type);
+    compat::set_eval_callback(ctx, called, this);
+}
+
+redirect::~redirect() {
+    compat::set_eval_callback(ctx, nullptr, nullptr);
+    if (is_left) {
+        for (const auto & item : left) {
+            undo(item.second.node);
+        }
+    }
+}
+
+size_t redirect::device_bytes() const {
+    return mask_buffer.size() + index_buffer.size() + output_buffer.size();
+}
+
+// A device that converts quantised rows puts them behind the output of attention, which the library has made as large
+// as its own few rows need: then the output of all layers, one after the other, goes to a place with room for all rows.
+void redirect::open_output(const row_layout & rows, ggml_backend_buffer_type_t type) {
+    if (ggml_backend_buft_is_host(type) && !copies.is_async()) {
+        return;
+    }
+    const llama_hparams & hparams = compat::hparams_of(ctx);
+    size_t                k_layer = 0, v_layer = 0, output = 0;
+    for (size_t i = 0; i < n_layers; ++i) {
+        const auto as_f16 = [&](const row_tensor & part) {
+            const auto kind = static_cast<ggml_type>(part.type);
+            return ggml_is_quantized(kind) ? part.row / ggml_type_size(kind) * ggml_blck_size(kind) * 2 * n_rows : 0;
+        };
+        k_layer = std::max<size_t>(k_layer, as_f16(rows.k[i]));
+        v_layer = std::max<size_t>(v_layer, as_f16(rows.v[i]));
+    }
+    for (uint32_t il = 0; il < hparams.n_layer_all; ++il) {
+        output = std::max<size_t>(output, sizeof(float) * hparams.n_head(il) * hparams.n_embd_head_v(il) * n_tokens);
+    }
+    if (k_layer + v_layer > 0) {
+        output_buffer = allocate_zeros(type, output + k_layer + v_layer + 4096);
+    }
+}
+
+// -- the mask --------------------------------------------------------------------------------------------------------
+
+// Row i is that of token i of a batch: from column mask_at[i] + i + 1 on, everything is hidden.
+void redirect::open_mask() {
+    uint8_t * patterns = pattern_buffer.data();
+    auto * dark     = reinterpret_cast<uint16_t *>(patterns + pattern_bytes);
+    std::fill(dark, dark + pattern_bytes / mask_element, hidden);
+
+    mask.type   = GGML_TYPE_F16;
+    mask.buffer = mask_buffer.buffer.get();
+    mask.data   = mask_buffer.data();
+    for (int64_t column = 0; column < n_rows; column += pattern_column) {
+        const int64_t width = std::min(pattern_column, n_rows - column);
+        for (int64_t row = 0; row < n_tokens;) {
+            const auto    fitting = static_cast<int64_t>(pattern_bytes / (static_cast<size_t>(width) * mask_element));
+            const int64_t n       = std::min(fitting, n_tokens - row);
+            const size_t  pitch   = static_cast<size_t>(width) * mask_element;
+            copies.put({ &mask_buffer.bytes, static_cast<size_t>(row * n_rows + column) * mask_element, pitch, static_cast<size_t>(n),
+                         static_cast<size_t>(n_rows) * mask_element, pitch },
+                       patterns + pattern_bytes);
+            row += n;
+        }
+    }
+    for (int64_t row = 0; row < n_tokens; ++row) {
+        const auto size = static_cast<size_t>(std::min(row + 1, n_rows)) * mask_element;
+        for (size_t at = 0; at < size; at += pattern_bytes) {
+            copies.put({ &mask_buffer.bytes, static_cast<size_t>(row * n_rows) * mask_element + at, std::min(size - at, pattern_bytes) },
+                       patterns);
+        }
+    }
+}
+
+// Columns [column + i, column + i + width) of rows [row, row + n), where i counts the rows from `row` on.
+void redirect::fill_mask(bool visible, int64_t row, int64_t n, int64_t column, int64_t width) {
+    const uint8_t * patterns = pattern_buffer.data();
+    const size_t    stride   = static_cast<size_t>(n_rows + 1) * mask_element;
+    for (int64_t done = 0; done < width; done += pattern_column) {
+        const size_t size = static_cast<size_t>(std::min(pattern_column, width - done)) * mask_element;
+        for (int64_t i = 0; i < n;) {
+            const int64_t count = std::min(static_cast<int64_t>(pattern_bytes / size), n - i);
+            const auto    from  = static_cast<size_t>((row + i) * n_rows + column + i + done) * mask_element;
+            copies.put({ &mask_buffer.bytes, from, size, static_cast<size_t>(count), stride, size },
+                       patterns + (visible ? 0 : pattern_bytes));
+            i += count;
+        }
+    }
+}
+
+// Makes the first n rows those of the tokens from position `to` on. Only what changes is written: between two batches
+// that is as many columns as the first one has tokens.
+void redirect::move_mask(int64_t to, int64_t n) {
+    for (int64_t row = 0; row < n;) {
+        const int64_t at  = mask_at[row];
+        int64_t       end = row;
+        while (end < n && mask_at[end] == at) {
+            mask_at[end++] = to;
+        }
+        if (at != to) {
+            fill_mask(at < to, row, end - row, std::min(at, to) + row + 1, std::abs(to - at));
+        }
+        row = end;
+    }
+    const int64_t n_read = std::min(n_rows, std::max(padding, (to + n + padding - 1) / padding * padding));
+    mask.ne[0]           = n_read;
+    mask.ne[1]           = n;
+    mask.ne[2] = mask.ne[3] = 1;
+    mask.nb[0]              = mask_element;
+    mask.nb[1]              = static_cast<size_t>(n_rows) * mask_element;
+    mask.nb[2] = mask.nb[3] = mask.nb[1] * static_cast<size_t>(n);
+}
+
+// -- one evaluation --------------------------------------------------------------------------------------------------
+
+void redirect::begin(int64_t from, int64_t to, const std::vector<place> & where) {
+    gather = nullptr;
+    start(from, to, where, from);
+}
+
+void redirect::begin(int64_t from, int64_t to, const std::vector<place> & where, const gathered & rows, gather_function function) {
+    gather = std::move(function);
+    target = rows;
+    start(from, to, where, rows.column);
+}
+
+// `column` is the one of the mask that belongs to the first token.
+void redirect::start(int64_t from, int64_t to, const std::vector<place> & where, int64_t column) {
+    const bool same = repeats(to - from, where);
+    first       = from;
+    last        = to;
+    places      = where;
+    has_stopped = was_asked = false;
+    failure.clear();
+    changed.clear();
+    stop_at.clear();
+    moved = nullptr;
+    for (view & view : views) {
+        view.n_written = view.n_read = 0;
+    }
+    const int64_t n = last - first;
+    for (int64_t i = 0; i < n; ++i) {
+        positions[i] = first + i;
+    }
+    copies.put({ &index_buffer.bytes, 0, static_cast<size_t>(n) * sizeof(int64_t) },
+               reinterpret_cast<const uint8_t *>(positions.data()));
+    move_mask(column, n);
+    active    = true;
+    behind    = true;
+    repeating = same && mask.ne[0] == n_left_rows;
+    if (repeating) {
+        // The library sets it again with a graph of another kind, or of other memory, whose nodes are its own.
+        n_reused = llama_perf_context(ctx).n_reused;
+        ggml_backend_sched_set_eval_callback(ctx->get_sched(), nullptr, nullptr);
+    }
+}
+
+// Whether nothing would be changed in the graph of the last evaluation for one of n tokens with these places.
+bool redirect::repeats(int64_t n, const std::vector<place> & where) const {
+    return is_left && gather == nullptr && n == n_left &&
+           std::equal(where.begin(), where.end(), places.begin(), places.end(), [](const place & a, const place & b) {
+               return a.k == b.k && a.v == b.v && a.targets == b.targets && !a.stops && !b.stops;
+           });
+}
+
+std::string redirect::end() {
+    active = false;
+    if (repeating) {
+        repeating = false;
+        ggml_backend_sched_set_eval_callback(ctx->get_sched(), called, this);
+        if (!was_asked) {
+            is_left = llama_perf_context(ctx).n_reused == n_reused + 1;
+            if (!is_left) {
+                fail("a graph was used again without being the same");
+            }
+            n_repeated += is_left;
+            return failure;
+        }
+    }
+    return settle();
+}
+
+// After an evaluation that was asked about.
+std::string redirect::settle() {
+    for (size_t i = 0; i < n_layers && failure.empty(); ++i) {
+        if (views[i].n_written != 2 || views[i].n_read != 1) {
+            fail("the attention of layer " + std::to_string(i) + " was not found");
+        }
+    }
+    if (failure.empty()) {
+        left.clear();  // all nodes were asked about, and have their own sources or are in `changed`
+    }
+    for (const changed_node & entry : changed) {
+        left[entry.node] = entry;
+    }
+    is_left     = failure.empty() && !has_stopped;
+    n_left      = last - first;
+    n_left_rows = mask.ne[0];
+    for (const changed_node & entry : changed) {
+        if (!is_left) {
+            undo(entry.node);
+            left.erase(entry.node);
+        }
+    }
+    changed.clear();
+    return failure;
+}
+
+// Gives `node` its own sources back. If the library has made another graph in the same memory, it has them.
+void redirect::undo(ggml_tensor * node) {
+    const auto found = left.find(node);
+    if (found != left.end() && node->data == found->second.data && node->src[1] == found->second.source) {
+        *node = found->second.before;
+    }
+}
+
+bool redirect::fail(const std::string & what) {
+    if (failure.empty()) {
+        failure = "this llama.cpp evaluates attention in a way that is not known: " + what;
+    }
+    return false;
+}
+
+bool redirect::called(ggml_tensor * node, bool ask, void * self) {
+    auto & redirect = *static_cast<class redirect *>(self);
+    if (ask) {
+        redirect.was_asked = true;
+        redirect.is_left   = false;
+        redirect.undo(node);
+    }
+    if (!redirect.active || !redirect.failure.empty()) {
+        return !ask;
+    }
+    // Nothing may be thrown through the library.
+    try {
+        if (ask) {
+            const bool stops = redirect.before(node);
+            redirect.has_stopped |= stops;
+            return stops;
+        }
+        redirect.behind  = false;
+        const auto found = redirect.stop_at.find(node);
+        if (found != redirect.stop_at.end()) {
+            redirect.after(found->second);
+        }
+        return true;
+    } catch (const std::exception & error) {
+        return redirect.fail(error.what());
+    }
+}
+
+// Returns whether the computation has to stop after `node`.
+bool redirect::before(ggml_tensor * node) {
+    bool stops = false;
+    if (node->op == GGML_OP_SET_ROWS) {
+        stops = write(node);
+    } else if (node->op == GGML_OP_FLASH_ATTN_EXT) {
+        stops = read(node);
+    } else if (moved != nullptr && node->view_src == moved) {
+        follow(node);
+    }
+    behind = behind || !is_view(node);
+    return stops;
+}
+
+// What is a view of an output that was moved.
+void redirect::follow(ggml_tensor * node) {
+    const ggml_tensor before = *node;
+    node->buffer             = moved->buffer;
+    node->data               = static_cast<uint8_t *>(moved->data) + node->view_offs;
+    remember(node, before);
+}
+
+// Sees to it that the output of attention, with all that a device puts behind it, has room where it goes.
+bool redirect::give_room(ggml_tensor * node, const ggml_tensor & before) {
+    moved = nullptr;
+    ggml_backend_buffer_type_t type   = ggml_backend_buffer_get_type(mask_buffer.buffer.get());
+    const size_t               needed = ggml_backend_buft_get_alloc_size(type, node);
+    if (output_buffer.buffer == nullptr) {
+        return needed <= ggml_backend_buft_get_alloc_size(type, &before);
+    }
+    node->buffer = output_buffer.buffer.get();
+    node->data   = output_buffer.data();
+    moved        = node;
+    return needed <= output_buffer.size();
+}
+
+void redirect::remember(ggml_tensor * node, const ggml_tensor & before) {
+    changed.push_back({ node, before, node->data, node->src[1] });
+}
+
+// Returns whether rows are to be gathered now.
+bool redirect::write(ggml_tensor * node) {
+    const auto k = k_of.find(node->view_src), v = v_of.find(node->view_src);
+    if (k == k_of.end() && v == v_of.end()) {
+        return false;
+    }
+    const size_t        layer = k != k_of.end() ? k->second : v->second;
+    const ggml_tensor * to    = k != k_of.end() ? places[layer].k : places[layer].v;
+    const ggml_tensor * rows   = node->src[1];
+    const int64_t       n      = last - first;
+    if (rows == nullptr || rows->type != GGML_TYPE_I64 || ggml_nelements(rows) != n || node->src[0]->ne[1] != n ||
+        node->ne[2] != 1 || node->ne[3] != 1) {
+        return fail("rows of layer " + std::to_string(layer) + " are written in another shape");
+    }
+    const ggml_tensor   before  = *node;
+    const ggml_tensor * numbers = places[layer].targets != nullptr ? places[layer].targets : &index_buffer.bytes;
+    ggml_tensor &       which   = places[layer].targets != nullptr ? target_index : index;
+    which          = *rows;
+    which.buffer   = numbers->buffer;
+    which.data     = numbers->data;
+    which.view_src = nullptr;
+    node->buffer   = to->buffer;
+    node->data     = to->data;
+    node->ne[1]  = n_rows;
+    node->nb[2] = node->nb[3] = node->nb[1] * static_cast<size_t>(n_rows);
+    node->src[1]              = &which;
+    ++views[layer].n_written;
+    remember(node, before);
+    return gather != nullptr && views[layer].n_written == 2;
+}
+
+bool redirect::read(ggml_tensor * node) {
+    const auto k = k_of.find(node->src[1]->view_src), v = v_of.find(node->src[2]->view_src);
+    if (k == k_of.end() || v == v_of.end() || k->second != v->second) {
+        return false;
+    }
+    const size_t  layer = k->second;
+    view &        view  = views[layer];
+    const int64_t n     = last - first;
+    float         bias  = 0.0f;
+    std::memcpy(&bias, node->op_params + 1, sizeof(bias));
+    const ggml_tensor * hidden_part = node->src[3];
+    if (hidden_part == nullptr || hidden_part->type != GGML_TYPE_F16 || hidden_part->ne[1] != n || hidden_part->ne[2] != 1 ||
+        hidden_part->ne[3] != 1 || node->src[0]->ne[1] != n || node->src[1]->ne[3] != 1 || bias != 0.0f) {
+        return fail("attention of layer " + std::to_string(layer) + " reads in another shape");
+    }
+    if (gather != nullptr) {
+        if (behind) {
+            return fail("queries of layer " + std::to_string(layer) + " come too late");
+        }
+        gather(layer, *node);
+    }
+    const ggml_tensor before = *node;
+    for (auto [own, source, from] : { std::tuple(&view.k, node->src[1], gather != nullptr ? target.k : places[layer].k),
+                                      std::tuple(&view.v, node->src[2], gather != nullptr ? target.v : places[layer].v) }) {
+        *own          = *source;
+        own->buffer   = from->buffer;
+        own->data     = from->data;
+        own->view_src = nullptr;
+        own->ne[1]    = mask.ne[0];
+        own->nb[3]    = own->nb[1] * static_cast<size_t>(n_rows);
+    }
+    node->src[1]   = &view.k;
+    node->src[2]   = &view.v;
+    node->src[3]   = &mask;
+    if (!give_room(node, before)) {
+        *node = before;
+        moved = nullptr;
+        return fail("attention of layer " + std::to_string(layer) + " needs more memory");
+    }
+    ++view.n_read;
+    remember(node, before);
+    if (places[layer].stops) {
+        stop_at[node] = layer;
+    }
+    return places[layer].stops;
+}

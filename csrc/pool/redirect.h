@@ -1,0 +1,137 @@
+// Lets the attention of unmodified llama.cpp read and write rows that lie elsewhere than in its cache.
+//
+// The library asks its evaluation callback about each node before it is computed. What writes new rows into the cache gets
+// the place of ours and the rows' positions; what reads the cache gets ours, as long as they are, and a causal mask. Nodes
+// are found by the cache's tensors that they are views of, and have their own sources back after the evaluation, since
+// the library uses graphs again. Where nothing would be changed in the next one either they keep ours, and it is not
+// asked about: a device then knows that the graph is the same. Nothing is decided here: whoever owns the rows says where
+// each layer's lie.
+#pragma once
+
+#include "core/layout.h"
+#include "core/transfer.h"
+#include "device/tensor_buffer.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+class redirect {
+public:
+    // Where the rows of one layer lie, from position 0 on; `stops` if `after` is to be called when its attention is done.
+    // With `targets`, numbers of 64 bits, these say where new rows go, else their positions.
+    struct place {
+        ggml_tensor * k;
+        ggml_tensor * v;
+        bool          stops;
+        ggml_tensor * targets = nullptr;
+    };
+
+    // What attention of each layer reads instead, if some rows are left out: new ones come from row `column` on.
+    struct gathered {
+        ggml_tensor * k;
+        ggml_tensor * v;
+        int64_t       column;
+    };
+
+    // Makes rows ready that the attention of a layer is to read, see `begin`.
+    using gather_function = std::function<void(size_t layer, const ggml_tensor & attention)>;
+
+    // Installs itself in `ctx`, whose cache `rows` describes, for at most `n_rows` rows, a multiple of `padding`, and
+    // batches of `n_tokens`. `after` gets the number of a layer. All must outlive this, and the context's evaluations
+    // with it. std::runtime_error without memory.
+    redirect(llama_context * ctx, const row_layout & rows, transfer & copies, int64_t n_rows, int64_t n_tokens,
+             std::function<void(size_t)> after);
+    ~redirect();
+
+    redirect(const redirect &)             = delete;
+    redirect & operator=(const redirect &) = delete;
+
+    // The library computes attention over so many rows at a time.
+    static constexpr int64_t padding = 256;
+
+    // The next evaluation is that of positions [first, last), with the rows of each layer at `places`.
+    void begin(int64_t first, int64_t last, const std::vector<place> & places);
+
+    // The same, if attention reads `target`, whose rows are in the order of positions and end with the new ones: before
+    // a layer's attention is computed, `gather` is called to fill it. New rows have been written then, queries computed.
+    void begin(int64_t first, int64_t last, const std::vector<place> & places, const gathered & target,
+               gather_function gather);
+
+    // It is over. Returns what was wrong: empty if each layer has read and written its rows once.
+    std::string end();
+
+    // Bytes on the device.
+    size_t device_bytes() const;
+
+    // How many evaluations were not asked about, so far.
+    uint64_t repeated() const { return n_repeated; }
+
+private:
+    // A node that was changed, and what it had before.
+    struct changed_node {
+        ggml_tensor * node;
+        ggml_tensor   before;
+        void *        data;  // now
+        ggml_tensor * source;
+    };
+
+    // What one layer's attention reads in this evaluation.
+    struct view {
+        ggml_tensor k{}, v{};
+        int         n_written = 0;  // of K and V together
+        int         n_read    = 0;
+    };
+
+    static bool called(ggml_tensor * node, bool ask, void * self);
+
+    void start(int64_t from, int64_t to, const std::vector<place> & where, int64_t column);
+    bool repeats(int64_t n, const std::vector<place> & where) const;
+    void undo(ggml_tensor * node);
+    std::string settle();
+    bool before(ggml_tensor * node);
+    bool write(ggml_tensor * node);
+    bool read(ggml_tensor * node);
+    bool fail(const std::string & what);
+    void follow(ggml_tensor * node);
+    bool give_room(ggml_tensor * node, const ggml_tensor & before);
+    void remember(ggml_tensor * node, const ggml_tensor & before);
+    void open_output(const row_layout & rows, ggml_backend_buffer_type_t type);
+    void open_mask();
+    void fill_mask(bool visible, int64_t row, int64_t n_rows, int64_t column, int64_t width);
+    void move_mask(int64_t first, int64_t n);
+
+    llama_context *                                   ctx;
+    transfer &                                        copies;
+    int64_t                                           n_rows, n_tokens;
+    std::function<void(size_t)>                       after;
+    size_t                                            n_layers;
+    std::unordered_map<const ggml_tensor *, size_t>   k_of, v_of;  // the library's tensor -> layer
+    std::unordered_map<const ggml_tensor *, size_t>   stop_at;     // node -> layer
+    const ggml_tensor *                               moved = nullptr;  // the last attention whose output is ours
+    tensor_buffer                                     mask_buffer, index_buffer, pattern_buffer, output_buffer;
+    ggml_tensor                                       mask{}, index{}, target_index{};  // what nodes get, once for all
+    std::vector<int64_t>                              positions;        // of the tokens of the batch
+    std::vector<int64_t>                              mask_at;          // of each row of the mask: see move_mask
+    std::vector<view>                                 views;
+    std::vector<place>                                places;
+    std::vector<changed_node>                         changed;
+    gathered                                          target{};
+    gather_function                                   gather;  // empty if all rows are read where they lie
+
+    // Nodes that were changed by an earlier evaluation and may still be so. While `is_left`, these are all that it takes:
+    // the last evaluation was asked about, without a stop, and had so many tokens and so many rows to read.
+    std::unordered_map<const ggml_tensor *, changed_node> left;
+    bool                                              is_left = false, has_stopped = false, was_asked = false;
+    bool                                              repeating = false;  // the one that runs is not to be asked about
+    int64_t                                           n_left = 0, n_left_rows = 0;
+    int32_t                                           n_reused   = 0;  // graphs that the library had used again before
+    uint64_t                                          n_repeated = 0;
+    int64_t                                           first = 0, last = 0;
+    bool                                              active = false;
+    bool                                              behind = false;  // something was asked for since the last stop
+    std::string                                       failure;
+};

@@ -1,0 +1,480 @@
+#include "pool/row_store.h"
+
+#include "core/block.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+namespace {
+
+constexpr llama_seq_id only_seq = 0;
+
+}  // namespace
+
+row_store::row_store(llama_context * ctx, llama_kv_cache & cache, const row_layout & layout, uint64_t hash,
+                     transfer & copies, const store_settings & settings)
+    : ctx(ctx), cache(cache), layout(layout), row_bytes(layout.row_bytes()), hash(hash), copies(copies),
+      n_ctx(settings.n_ctx), capacity((n_ctx + redirect::padding - 1) / redirect::padding * redirect::padding),
+      held(n_ctx > 0 ? static_cast<size_t>(n_ctx) : 0) {
+    check_context();
+    if (n_ctx < 1 || n_ctx > last_position || settings.n_stages < 1) {
+        throw std::invalid_argument("a store of " + std::to_string(n_ctx) + " rows and " + std::to_string(settings.n_stages) +
+                                    " stages cannot be made");
+    }
+    for (const size_t i : settings.resident) {
+        if (i >= layout.k.size()) {
+            throw std::invalid_argument("there is no attention layer " + std::to_string(i) + " of " +
+                                        std::to_string(layout.k.size()));
+        }
+    }
+    open(settings);
+    attention = std::make_unique<redirect>(ctx, layout, copies, capacity, llama_n_ubatch(ctx),
+                                           [this](size_t index) { stages->layer_done(index, n_rows, n_next); });
+    if (settings.selection.rows != 0) {
+        selection = std::make_unique<row_selection>(ctx, copies, layers, capacity, settings.selection,
+                                                    ggml_backend_buffer_get_type(buffer_of(layout.k[0].tensor)));
+    }
+    truncate(only_seq, 0);
+}
+
+row_store::~row_store() {
+    copies.finish();
+}
+
+void row_store::check_context() const {
+    const auto refuse = [](const std::string & why) {
+        throw std::runtime_error("attention of this model cannot read rows that lie elsewhere: " + why);
+    };
+    const llama_hparams & hparams = compat::hparams_of(ctx);
+    if (llama_n_seq_max(ctx) != 1) {
+        refuse("there is more than one sequence");
+    }
+    if (layout.k.empty() || layout.k.size() != layout.v.size()) {
+        refuse("keys and values are not kept apart");
+    }
+    if (layout.v_transposed) {
+        refuse("it needs flash attention");
+    }
+    if (!ctx->get_cparams().causal_attn || hparams.use_alibi || hparams.swa_type != LLAMA_SWA_TYPE_NONE) {
+        refuse("tokens do not just see all that came before");
+    }
+    const auto & blocks = ctx->get_model().layers;
+    if (std::any_of(blocks.begin(), blocks.end(), [](const llama_layer & block) { return block.rope_long != nullptr; })) {
+        refuse("its positions are computed differently in a long context");
+    }
+    for (const auto * tensors : { &layout.k, &layout.v }) {
+        for (const row_tensor & part : *tensors) {
+            if (part.type == GGML_TYPE_F32) {
+                refuse("keys or values have type f32");
+            }
+            if (ggml_backend_buffer_get_type(buffer_of(part.tensor)) !=
+                ggml_backend_buffer_get_type(buffer_of(layout.k[0].tensor))) {
+                refuse("its layers lie on several devices");
+            }
+        }
+    }
+}
+
+void row_store::open(const store_settings & settings) {
+    const auto                 rows   = static_cast<size_t>(capacity);
+    ggml_backend_buffer_type_t device = ggml_backend_buffer_get_type(buffer_of(layout.k[0].tensor));
+    for (size_t i = 0; i < layout.k.size(); ++i) {
+        const bool resident = std::count(settings.resident.begin(), settings.resident.end(), i) > 0;
+        const auto type     = resident ? device : host_type_beside(device);
+        layers.push_back({ layout.k[i], layout.v[i], resident, allocate_zeros(type, rows * layout.k[i].row + row_slack),
+                           allocate_zeros(type, rows * layout.v[i].row + row_slack) });
+    }
+    stages = std::make_unique<row_stages>(copies, layers, capacity, settings.n_stages, device);
+    for (size_t i = 0; i < layers.size(); ++i) {
+        const bool resident = layers[i].resident;
+        places.push_back({ resident ? &layers[i].k.bytes : &stages->k_of(i).bytes,
+                           resident ? &layers[i].v.bytes : &stages->v_of(i).bytes, !resident });
+    }
+}
+
+std::vector<row_store::layer_info> row_store::info() const {
+    std::vector<layer_info> found;
+    for (const stored_layer & layer : layers) {
+        const ggml_tensor * tensor = layer.k_of_cache.tensor;
+        found.push_back({ (tensor->view_src != nullptr ? tensor->view_src : tensor)->name, layer.k_of_cache.row,
+                          layer.v_of_cache.row, layer.resident });
+    }
+    return found;
+}
+
+size_t row_store::device_bytes() const {
+    size_t sum = stages->bytes() + attention->device_bytes() + (selection != nullptr ? selection->bytes() : 0);
+    for (const stored_layer & layer : layers) {
+        sum += layer.resident ? layer.k.size() + layer.v.size() : 0;
+    }
+    return sum;
+}
+
+size_t row_store::host_bytes() const {
+    size_t sum = 0;
+    for (const stored_layer & layer : layers) {
+        sum += layer.resident ? 0 : layer.k.size() + layer.v.size();
+    }
+    return sum;
+}
+
+// -- evaluation --------------------------------------------------------------------------------------------------------
+
+void row_store::check_batch(const llama_batch & batch, bool selects) const {
+    bool is_next = batch.n_tokens > 0 && batch.n_tokens <= static_cast<int32_t>(llama_n_ubatch(ctx)) &&
+                   batch.token != nullptr && batch.pos != nullptr && batch.n_seq_id != nullptr && batch.seq_id != nullptr;
+    for (int32_t i = 0; is_next && i < batch.n_tokens; ++i) {
+        is_next = batch.pos[i] == n_rows + i && batch.n_seq_id[i] == 1 && batch.seq_id[i][0] == only_seq;
+    }
+    if (!is_next) {
+        throw std::invalid_argument("these are not up to " + std::to_string(llama_n_ubatch(ctx)) +
+                                    " tokens of sequence 0 from position " + std::to_string(n_rows) + " on");
+    }
+    if (selects && (selection == nullptr || batch.n_tokens > selection->n_batch())) {
+        throw std::invalid_argument("rows cannot be chosen for " + std::to_string(batch.n_tokens) + " tokens");
+    }
+}
+
+void row_store::reserve(int64_t n, bool) {
+    check_room(n_rows, n_rows + n);
+}
+
+// Whether rows [p0, p1) can be written.
+void row_store::check_room(int64_t p0, int64_t p1) const {
+    if (p1 > n_ctx) {
+        throw out_of_cells("rows " + range_text(p0, p1) + " are not all among " + std::to_string(n_ctx));
+    }
+    for (int64_t row = p0; row < p1; ++row) {
+        if (held.holds(row)) {
+            throw out_of_cells("row " + std::to_string(row) + " of something else is held");
+        }
+    }
+}
+
+// Returns whether some rows are left out.
+bool row_store::begin(bool selects) {
+    if (!selects || !selection->leaves_out(n_rows)) {
+        stages->prepare(n_rows);
+        attention->begin(n_rows, n_next, places);
+        return false;
+    }
+    stages->wait_home();
+    const auto & where = selection->begin(n_rows, n_next);
+    attention->begin(n_rows, n_next, where, selection->target(), [this](size_t index, const ggml_tensor & node) {
+        selection->gather(index, node);
+    });
+    return true;
+}
+
+int row_store::decode(const llama_batch & batch, bool selects) {
+    check_batch(batch, selects);
+    reserve(batch.n_tokens, false);
+    n_next = n_rows + batch.n_tokens;
+    if (n_rows > 1) {
+        cache.seq_rm(only_seq, 0, static_cast<llama_pos>(n_rows - 1));
+    }
+    const bool leaves_out = begin(selects);
+    int        code       = -1;
+    try {
+        code = llama_decode(ctx, batch);
+    } catch (...) {
+        attention->end();
+        failed();
+        throw;
+    }
+    const std::string failure = attention->end();
+    if (code != 0 || !failure.empty()) {
+        failed();
+        if (code == 0) {
+            throw std::runtime_error(failure);
+        }
+        return code;
+    }
+    if (leaves_out) {
+        selection->end();
+        stages->sent_home();
+    }
+    remember_exts(n_rows, n_next);
+    move_end(n_next);
+    return code;
+}
+
+// What was written is not counted.
+void row_store::failed() {
+    copies.finish();
+    truncate(only_seq, n_rows);
+}
+
+void row_store::remember_exts(int64_t p0, int64_t p1) {
+    if (!layout.has_ext) {
+        return;
+    }
+    exts.resize(static_cast<size_t>(p1));
+    const llama_kv_cells & cells = compat::cells_of(cache);
+    for (uint32_t cell = 0; cell < cells.size(); ++cell) {
+        if (!cells.is_empty(cell) && cells.pos_in(cell, static_cast<llama_pos>(p0), static_cast<llama_pos>(p1))) {
+            exts[static_cast<size_t>(cells.pos_get(cell))] = cells.ext_get(cell);
+        }
+    }
+}
+
+// Of a sequence whose end is elsewhere the library gets one row, the last; its bytes are nobody's.
+void row_store::place_last() {
+    cache.seq_rm(only_seq, static_cast<llama_pos>(n_rows), -1);
+    if (cache.seq_pos_max(only_seq) + 1 == n_rows) {
+        return;
+    }
+    byte_writer plain;
+    plain.put(uint32_t(1));  // streams
+    plain.put(uint32_t(1));  // cells
+    plain.put(static_cast<llama_pos>(n_rows - 1));
+    plain.put(uint32_t(1));  // sequences of this cell
+    if (layout.has_ext) {
+        plain.put(exts[static_cast<size_t>(n_rows - 1)]);
+    }
+    plain.put(only_seq);
+    plain.put(uint32_t(0));  // V is not transposed
+    plain.put(static_cast<uint32_t>(layout.k.size()));
+    for (const auto * tensors : { &layout.k, &layout.v }) {
+        for (const row_tensor & part : *tensors) {
+            plain.put(part.type);
+            plain.put(uint64_t(part.row));
+        }
+    }
+    stream_reader reader(plain.take());
+    cache.state_read(reader, only_seq);
+}
+
+// -- out and in --------------------------------------------------------------------------------------------------------
+
+size_t row_store::size(int64_t p0, int64_t p1) const {
+    if (p0 < 0 || p1 <= p0 || p1 > last_position) {
+        throw std::invalid_argument("rows " + range_text(p0, p1) + " are not a range");
+    }
+    return sizeof(block_header) + static_cast<size_t>(p1 - p0) * row_bytes;
+}
+
+// Calls `function(bytes of a row, all rows, whether they are on the device)` in the order of a block.
+template <typename F> void row_store::each_plane(const F & function) {
+    for (stored_layer & layer : layers) {
+        function(layer.k_of_cache.row, layer.k, layer.resident);
+    }
+    for (stored_layer & layer : layers) {
+        function(layer.v_of_cache.row, layer.v, layer.resident);
+    }
+}
+
+void row_store::save(llama_seq_id, int64_t p0, int64_t p1, uint8_t * out, size_t n_bytes) {
+    const size_t needed = size(p0, p1);
+    if (n_bytes == needed && p1 > n_rows) {
+        throw std::invalid_argument("sequence 0 holds " + std::to_string(n_rows) + " rows, not all of " + range_text(p0, p1));
+    }
+    copy_out(p0, p1, layout.has_ext ? exts.data() + p0 : nullptr, out, n_bytes);
+}
+
+void row_store::fetch(held_rows::handle rows, int64_t p0, int64_t p1, uint8_t * out, size_t n_bytes) {
+    held.runs_of(rows, p0, p1);
+    copy_out(p0, p1, layout.has_ext ? held.exts_of(rows, p0) : nullptr, out, n_bytes);
+}
+
+// Rows [p0, p1), which are there, as a block, with what the library knows of them.
+void row_store::copy_out(int64_t p0, int64_t p1, const llama_kv_cell_ext * their_exts, uint8_t * out, size_t n_bytes) {
+    const size_t needed = size(p0, p1);
+    if (n_bytes != needed) {
+        throw std::invalid_argument("rows " + range_text(p0, p1) + " need a buffer of " + std::to_string(needed) +
+                                    " bytes, not " + std::to_string(n_bytes));
+    }
+    write_header(out, block_kind::rows, hash, p0, p1);
+    const auto n  = static_cast<size_t>(p1 - p0);
+    uint8_t *  at = out + sizeof(block_header);
+    if (layout.has_ext) {
+        std::memcpy(at, their_exts, n * sizeof(llama_kv_cell_ext));
+        at += n * sizeof(llama_kv_cell_ext);
+    }
+    copies.save_begin();
+    is_reading = true;
+    std::vector<host_copy> on_host;
+    each_plane([&](size_t row, tensor_buffer & rows, bool on_device) {
+        const size_t from = static_cast<size_t>(p0) * row;
+        if (on_device) {
+            copies.save({ &rows.bytes, from, n * row }, at);
+        } else {
+            on_host.push_back({ at, rows.data() + from, n * row });
+        }
+        at += n * row;
+    });
+    stages->wait_home();
+    copy_on_host(on_host);
+}
+
+void row_store::check_block(const row_span & span) const {
+    const block_header header = read_header(span.data, span.size, block_kind::rows, hash);
+    if (span.size != size(header.p0, header.p1)) {
+        throw std::invalid_argument("a block of rows " + range_text(header.p0, header.p1) + " has " +
+                                    std::to_string(span.size) + " bytes, not " + std::to_string(size(header.p0, header.p1)));
+    }
+    if (span.first < header.p0 || span.last > header.p1) {
+        throw std::invalid_argument("rows " + range_text(span.first, span.last) + " are not inside the block " +
+                                    range_text(header.p0, header.p1));
+    }
+    const auto * their_exts = span.data + sizeof(block_header);
+    for (int64_t row = span.first; layout.is_2d && row < span.last; ++row) {
+        llama_kv_cell_ext ext;
+        std::memcpy(&ext, their_exts + static_cast<size_t>(row - header.p0) * sizeof(ext), sizeof(ext));
+        if (ext.tok < 0 || ext.x != row || ext.y != row) {
+            refuse("images cannot be in this memory");
+        }
+    }
+}
+
+void row_store::check_spans(int64_t p0, const std::vector<row_span> & spans) const {
+    int64_t at = p0;
+    for (const row_span & span : spans) {
+        if (span.first != at || span.last <= span.first) {
+            throw std::invalid_argument("rows " + range_text(span.first, span.last) + " do not follow position " +
+                                        std::to_string(at));
+        }
+        at = span.last;
+        if (span.held != 0) {
+            held.runs_of(span.held, span.first, span.last);
+        } else {
+            check_block(span);
+        }
+    }
+}
+
+// The rows of a block go to their places.
+void row_store::copy_in(const row_span & span, std::vector<host_copy> & on_host) {
+    const block_header header = read_header(span.data, span.size, block_kind::rows, hash);
+    const auto         n      = static_cast<size_t>(span.last - span.first);
+    const auto         whole  = static_cast<size_t>(header.p1 - header.p0);
+    const auto         skip   = static_cast<size_t>(span.first - header.p0);
+    const auto         to     = static_cast<size_t>(span.first);
+    const uint8_t *    at     = span.data + sizeof(block_header);
+    if (layout.has_ext) {
+        std::memcpy(exts.data() + to, at + skip * sizeof(llama_kv_cell_ext), n * sizeof(llama_kv_cell_ext));
+        at += whole * sizeof(llama_kv_cell_ext);
+    }
+    each_plane([&](size_t row, tensor_buffer & rows, bool on_device) {
+        if (on_device) {
+            copies.load({ &rows.bytes, to * row, n * row }, at + skip * row);
+        } else {
+            on_host.push_back({ rows.data() + to * row, at + skip * row, n * row });
+        }
+        at += whole * row;
+    });
+}
+
+int64_t row_store::check_load(llama_seq_id, int64_t p0, const std::vector<row_span> & spans) const {
+    check_spans(p0, spans);
+    if (!spans.empty() && p0 != n_rows) {
+        throw std::invalid_argument("sequence 0 ends at " + std::to_string(n_rows) + ", rows from " + std::to_string(p0) +
+                                    " on cannot be appended");
+    }
+    for (const row_span & span : spans) {
+        if (span.held == 0) {
+            check_room(span.first, span.last);
+        }
+    }
+    return spans.empty() ? p0 : spans.back().last;
+}
+
+// What is held lies where it belongs.
+void row_store::load_checked(llama_seq_id, int64_t p0, const std::vector<row_span> & spans) {
+    if (spans.empty()) {
+        return;
+    }
+    stages->wait_home();
+    copies.load_begin();
+    std::vector<host_copy> on_host;
+    if (layout.has_ext) {
+        exts.resize(static_cast<size_t>(spans.back().last));
+    }
+    for (const row_span & span : spans) {
+        if (span.held == 0) {
+            copy_in(span, on_host);
+        } else if (layout.has_ext) {
+            const auto n = static_cast<size_t>(span.last - span.first);
+            std::memcpy(exts.data() + span.first, held.exts_of(span.held, span.first), n * sizeof(llama_kv_cell_ext));
+        }
+    }
+    copies.load_end();
+    is_reading = false;
+    copy_on_host(on_host);
+    move_end(spans.back().last);
+    place_last();
+}
+
+// -- rows that stay ----------------------------------------------------------------------------------------------------
+
+held_rows::handle row_store::hold(llama_seq_id, int64_t p0, int64_t p1) {
+    size(p0, p1);
+    if (p1 > n_rows) {
+        throw std::invalid_argument("sequence 0 holds " + std::to_string(n_rows) + " rows, not all of " + range_text(p0, p1));
+    }
+    std::vector<llama_kv_cell_ext> their_exts;
+    if (layout.has_ext) {
+        their_exts.assign(exts.begin() + p0, exts.begin() + p1);
+    }
+    return held.add(p0, p1, { { p0, p0, p1 - p0 } }, std::move(their_exts));
+}
+
+void row_store::release(held_rows::handle rows) {
+    if (held.has(rows)) {
+        const auto [p0, p1] = held.range_of(rows);
+        n_only_held -= n_own(rows, p0, p1);
+        held.release(rows);
+        fence();
+    }
+}
+
+int64_t row_store::n_own(held_rows::handle rows, int64_t p0, int64_t p1) const {
+    if (!held.has(rows)) {
+        return 0;
+    }
+    held.runs_of(rows, p0, p1);
+    int64_t n = 0;
+    for (int64_t row = std::max(p0, n_rows); row < p1; ++row) {
+        n += held.count(row) == 1 ? 1 : 0;
+    }
+    return n;
+}
+
+// The sequence has n rows now.
+void row_store::move_end(int64_t n) {
+    for (; n_rows < n; ++n_rows) {
+        n_only_held -= held.holds(n_rows) ? 1 : 0;
+    }
+    for (; n_rows > n; --n_rows) {
+        n_only_held += held.holds(n_rows - 1) ? 1 : 0;
+    }
+}
+
+// What is computed next may overwrite rows that were given up.
+void row_store::fence() {
+    if (is_reading) {
+        copies.load_end();
+        is_reading = false;
+    }
+}
+
+void row_store::truncate(llama_seq_id, int64_t n) {
+    if (n < n_rows) {
+        fence();
+    }
+    move_end(std::min(n_rows, n));
+    stages->truncate(n_rows);
+    if (selection != nullptr) {
+        selection->truncate(n_rows);
+    }
+    place_last();
+}
+
+// The library's own rows from n on are dropped by whoever asks; the one before is there since the last evaluation.
+llama_pos row_store::cut(llama_seq_id seq, int64_t n) {
+    if (n < n_rows) {
+        truncate(seq, n);
+    }
+    return static_cast<llama_pos>(n);
+}

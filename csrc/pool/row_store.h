@@ -1,0 +1,116 @@
+// Rows of one sequence in buffers of our own, for contexts that are longer than the library's cache or than the device has
+// room for. The library keeps the last row and those of its last batch, to know where the sequence ends; its attention
+// reads and writes here (redirect.h). The rows of a *resident* layer lie on the device; those of the others lie in host
+// memory and pass through a stage on the device in each evaluation (row_stages.h).
+//
+// The row of a position has one place. What is held there stays when the sequence is cut, and is in the way of any other
+// row of that position: whoever wants it written has to release what is held before.
+#pragma once
+
+#include "core/layout.h"
+#include "core/row_memory.h"
+#include "core/transfer.h"
+#include "device/held_rows.h"
+#include "host/host_copy.h"
+#include "pool/redirect.h"
+#include "pool/row_stages.h"
+#include "selection/row_selection.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+struct store_settings {
+    int64_t             n_ctx;     // the most rows
+    std::vector<size_t> resident;  // layers, counted as blocks have them
+    size_t              n_stages;  // at least 1; layers that share one wait for each other
+    selection_settings  selection;
+};
+
+class row_store : public row_memory {
+public:
+    // `cache` and `copies` must outlive this; `hash` is that of the whole memory's layout. There is one sequence in the
+    // context, and nothing of it is kept. std::runtime_error where attention cannot be redirected, or without memory.
+    row_store(llama_context * ctx, llama_kv_cache & cache, const row_layout & layout, uint64_t hash, transfer & copies,
+              const store_settings & settings);
+    ~row_store() override;
+
+    // As llama_decode, for tokens that follow the rows, which may not be evaluated otherwise. With `selects`, attention
+    // leaves out what it is expected to look at least, see row_selection.h. std::invalid_argument or out_of_cells before
+    // anything is changed; std::runtime_error if the rows were not written, or not here.
+    int decode(const llama_batch & batch, bool selects = false);
+
+    // What chooses rows; null if attention is to everything.
+    row_selection * choosing() const { return selection.get(); }
+
+    int64_t end_of(llama_seq_id) const override { return n_rows; }
+    size_t  size(int64_t p0, int64_t p1) const override;
+    void    save(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size) override;
+    int64_t check_load(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) const override;
+    void    load_checked(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) override;
+    void    truncate(llama_seq_id seq, int64_t n) override;
+    int64_t n_free() const override { return n_ctx - n_rows - n_held(); }
+    void    reserve(int64_t n, bool in_parts) override;
+
+    held_rows::handle hold(llama_seq_id seq, int64_t p0, int64_t p1) override;
+    void              release(held_rows::handle rows) override;
+    void              fetch(held_rows::handle rows, int64_t p0, int64_t p1, uint8_t * out, size_t size) override;
+    int64_t           n_own(held_rows::handle rows, int64_t p0, int64_t p1) const override;
+    int64_t           n_held() const override { return n_only_held; }
+
+    llama_pos cut(llama_seq_id seq, int64_t n) override;
+
+    struct layer_info {
+        std::string name;  // of the library's tensor of its keys
+        size_t      k_row, v_row;
+        bool        resident;
+    };
+    std::vector<layer_info> info() const;
+
+    size_t device_bytes() const;  // of resident layers, stages and the mask, and what chooses
+    size_t host_bytes() const;
+
+    // Evaluations, so far, that took a graph as the one before had left it.
+    uint64_t repeated() const { return attention->repeated(); }
+
+    row_stages &       streaming() { return *stages; }
+    const row_stages & streaming() const { return *stages; }
+
+private:
+    void check_context() const;
+    void check_batch(const llama_batch & batch, bool selects) const;
+    bool begin(bool selects);
+    void check_spans(int64_t p0, const std::vector<row_span> & spans) const;
+    void check_block(const row_span & span) const;
+    void check_room(int64_t p0, int64_t p1) const;
+    void copy_out(int64_t p0, int64_t p1, const llama_kv_cell_ext * their_exts, uint8_t * out, size_t size);
+    void copy_in(const row_span & span, std::vector<host_copy> & on_host);
+    void open(const store_settings & settings);
+    void fence();
+    void move_end(int64_t n);
+    void place_last();
+    void remember_exts(int64_t p0, int64_t p1);
+    void failed();
+
+    template <typename F> void each_plane(const F & function);
+
+    llama_context *                ctx;
+    llama_kv_cache &               cache;
+    row_layout                     layout;
+    size_t                         row_bytes;
+    uint64_t                       hash;
+    transfer &                     copies;
+    int64_t                        n_ctx, capacity;  // the latter as attention pads it
+    std::vector<stored_layer>      layers;
+    std::unique_ptr<row_stages>    stages;
+    std::vector<redirect::place>   places;
+    std::vector<llama_kv_cell_ext> exts;  // of each position, where the model has them
+    held_rows                      held;  // the cell of a row is its position
+    int64_t                        n_only_held = 0;  // from the end of the sequence on
+    bool                           is_reading = false;  // copies out of rows may be on their way
+    std::unique_ptr<row_selection> selection;  // null if attention is to everything
+    std::unique_ptr<redirect>      attention;
+    int64_t                        n_rows = 0, n_next = 0;  // now; when the evaluation that runs has succeeded
+};
