@@ -42,8 +42,8 @@ std::vector<std::vector<row_span>> in_steps(const std::vector<row_span> & spans)
 
 attention_rows::attention_rows(llama_kv_cache & cache, const row_layout & layout, uint64_t hash, transfer & copies,
                                bool defers)
-    : cache(cache), books(compat::cells_of(cache)), layout(layout), row_bytes(layout.row_bytes()),
-      hash(hash), copies(copies), held(cache.get_size()), positions(LLAMA_MAX_SEQ), defers(defers) {
+    : row_memory(layout, hash, copies, cache.get_size()), cache(cache), books(compat::cells_of(cache)),
+      positions(LLAMA_MAX_SEQ), defers(defers) {
     join_planes(layout.k);
     join_planes(layout.v);
 }
@@ -88,15 +88,8 @@ void attention_rows::add_image(llama_seq_id seq, int64_t columns, int64_t count)
     }
 }
 
-size_t attention_rows::size(int64_t p0, int64_t p1) const {
-    if (p0 < 0 || p1 <= p0 || p1 > last_position) {
-        throw std::invalid_argument("rows " + range_text(p0, p1) + " are not a range");
-    }
-    return sizeof(block_header) + static_cast<size_t>(p1 - p0) * row_bytes;
-}
-
 std::vector<cell_run> attention_rows::runs_of(llama_seq_id seq, const row_positions & positions, int64_t p0, int64_t p1) const {
-    const llama_kv_cells & cells = cache.get_cells(seq);
+    const llama_kv_cells & cells = this->cells();
     std::vector<cell_run>  runs;
     const bool             has_images = positions.has_images();
     const auto             first = static_cast<llama_pos>(positions.position(p0));
@@ -143,70 +136,37 @@ void attention_rows::each_region(const std::vector<cell_run> & runs, int64_t p0,
     }
 }
 
-void attention_rows::check_save(int64_t p0, int64_t p1, size_t size) const {
-    const size_t needed = this->size(p0, p1);
-    if (size != needed) {
-        throw std::invalid_argument("rows " + range_text(p0, p1) + " need a buffer of " + std::to_string(needed) +
-                                    " bytes, not " + std::to_string(size));
-    }
-}
-
-void attention_rows::save(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size) {
-    check_save(p0, p1, size);
-    settle();
-    const auto runs = runs_of(seq, positions_of(seq), p0, p1);
-    is_reading      = true;
-    write_header(out, block_kind::rows, hash, p0, p1);
-    if (layout.has_ext) {
-        const auto & cells = cache.get_cells(seq);
-        uint8_t *    dst   = out + sizeof(block_header);
-        for (const cell_run & r : runs) {
-            for (int64_t i = 0; i < r.count; ++i) {
-                const llama_kv_cell_ext ext = cells.ext_get(r.cell + i);
-                std::memcpy(dst + (r.row + i - p0) * sizeof(ext), &ext, sizeof(ext));
-            }
-        }
-    }
-    copies.save_begin();
-    each_region(runs, p0, p1, p0, p1, [&](const copy_region & region, size_t at) { copies.save(region, out + at); });
-}
-
-void attention_rows::fetch(held_rows::handle rows, int64_t p0, int64_t p1, uint8_t * out, size_t size) {
-    const auto runs = held.runs_of(rows, p0, p1);
-    check_save(p0, p1, size);
-    write_header(out, block_kind::rows, hash, p0, p1);
-    if (layout.has_ext) {
-        std::memcpy(out + sizeof(block_header), held.exts_of(rows, p0), static_cast<size_t>(p1 - p0) * layout.ext_bytes());
-    }
+// Rows [p0, p1), which lie in `runs`, as a block.
+void attention_rows::copy_out(const std::vector<cell_run> & runs, int64_t p0, int64_t p1, const llama_kv_cell_ext * exts,
+                              uint8_t * out) {
+    begin_block(p0, p1, exts, out);
     is_reading = true;
     copies.save_begin();
     each_region(runs, p0, p1, p0, p1, [&](const copy_region & region, size_t at) { copies.save(region, out + at); });
 }
 
-void attention_rows::check_spans(int64_t p0, const std::vector<row_span> & spans) const {
-    int64_t at = p0;
-    for (const row_span & span : spans) {
-        block_header header{};
-        if (span.held == 0) {
-            header = read_header(span.data, span.size, block_kind::rows, hash);
-            if (span.size != size(header.p0, header.p1)) {
-                throw std::invalid_argument("a block of rows " + range_text(header.p0, header.p1) + " has " +
-                                            std::to_string(span.size) + " bytes, not " +
-                                            std::to_string(size(header.p0, header.p1)));
-            }
-        }
-        if (span.first != at || span.last <= span.first) {
-            throw std::invalid_argument("rows " + range_text(span.first, span.last) + " do not follow row " +
-                                        std::to_string(at));
-        }
-        at = span.last;
-        if (span.held != 0) {
-            held.runs_of(span.held, span.first, span.last);  // throws if it does not have them
-        } else if (span.first < header.p0 || span.last > header.p1) {
-            throw std::invalid_argument("rows " + range_text(span.first, span.last) + " are not inside the block " +
-                                        range_text(header.p0, header.p1));
+// What the library knows of rows [p0, p1), which lie in `runs`; empty where that is nothing.
+std::vector<llama_kv_cell_ext> attention_rows::exts_in(const std::vector<cell_run> & runs, int64_t p0, int64_t p1) const {
+    std::vector<llama_kv_cell_ext> exts(layout.has_ext ? static_cast<size_t>(p1 - p0) : 0);
+    for (const cell_run & run : runs) {
+        for (int64_t i = 0; i < run.count && layout.has_ext; ++i) {
+            exts[run.row + i - p0] = cells().ext_get(static_cast<uint32_t>(run.cell + i));
         }
     }
+    return exts;
+}
+
+void attention_rows::save(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size) {
+    check_size(p0, p1, size);
+    settle();
+    const auto runs = runs_of(seq, positions_of(seq), p0, p1);
+    copy_out(runs, p0, p1, exts_in(runs, p0, p1).data(), out);
+}
+
+void attention_rows::fetch(held_rows::handle rows, int64_t p0, int64_t p1, uint8_t * out, size_t size) {
+    const auto runs = held.runs_of(rows, p0, p1);
+    check_size(p0, p1, size);
+    copy_out(runs, p0, p1, layout.has_ext ? held.exts_of(rows, p0) : nullptr, out);
 }
 
 int64_t attention_rows::check_load(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) const {
@@ -307,14 +267,6 @@ llama_pos attention_rows::cut(llama_seq_id seq, int64_t n) {
     return static_cast<llama_pos>(pos);
 }
 
-// What is computed or moved next may overwrite cells that were given up.
-void attention_rows::fence() {
-    if (is_reading) {
-        copies.load_end();
-        is_reading = false;
-    }
-}
-
 // Gives rows [p0, last) of `seq`, which were dropped but are not settled, to those that are loaded: as many as lie in
 // the lowest vacant cells one after the other, which are what the library would choose, and are text before and after.
 // The rest is settled. Returns where the rows from p0 on lie that need no other cell.
@@ -343,18 +295,6 @@ std::vector<cell_run> attention_rows::take_over(llama_seq_id seq, int64_t p0, in
     cut_pos = next - shift;
     settle();
     return taken;
-}
-
-// What the library knows of the rows of `span`, one llama_kv_cell_ext after the other, unless there is no such thing.
-const uint8_t * attention_rows::exts_of(const row_span & span) const {
-    if (!layout.has_ext) {
-        return nullptr;
-    }
-    if (span.held != 0) {
-        return reinterpret_cast<const uint8_t *>(held.exts_of(span.held, span.first));
-    }
-    const block_header header = read_header(span.data, span.size, block_kind::rows, hash);
-    return span.data + sizeof(block_header) + static_cast<size_t>(span.first - header.p0) * layout.ext_bytes();
 }
 
 // Where the rows are when those of `spans` follow them.

@@ -30,7 +30,6 @@ public:
     int64_t end_of(llama_seq_id seq) const override;
     int64_t position(llama_seq_id seq, int64_t n) const override { return positions_of(seq).position(n); }
     void    add_image(llama_seq_id seq, int64_t columns, int64_t count) override;
-    size_t  size(int64_t p0, int64_t p1) const override;
     void    save(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size) override;
     int64_t check_load(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) const override;
     void    load_checked(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) override;
@@ -68,18 +67,19 @@ private:
 
     void                  join_planes(const std::vector<row_tensor> & tensors);
     std::vector<cell_run> runs_of(llama_seq_id seq, const row_positions & positions, int64_t p0, int64_t p1) const;
-    void                  check_save(int64_t p0, int64_t p1, size_t size) const;
-    void                  check_spans(int64_t p0, const std::vector<row_span> & spans) const;
+    void                  copy_out(const std::vector<cell_run> & runs, int64_t p0, int64_t p1,
+                                   const llama_kv_cell_ext * exts, uint8_t * out);
+
+    std::vector<llama_kv_cell_ext> exts_in(const std::vector<cell_run> & runs, int64_t p0, int64_t p1) const;
+
     row_positions         appended(const row_positions & positions, const std::vector<row_span> & spans) const;
     void                  append(const std::vector<cell_run> & runs, const std::vector<row_span> & spans);
     std::vector<cell_run> take_over(llama_seq_id seq, int64_t p0, int64_t last);
     void                  write_exts(const std::vector<cell_run> & runs, const std::vector<row_span> & spans);
-    const uint8_t *       exts_of(const row_span & span) const;
     const row_positions & positions_of(llama_seq_id seq) const { return positions[static_cast<size_t>(seq)]; }
-    void                  changed() { n_only_held = -1; }
+    void                  changed() { is_counted = false; }
     bool                  is_vacant(int64_t cell) const;
     void                  count() const;
-    void                  fence();
     std::vector<cell_run> claim_cells(llama_seq_id seq, int64_t p0, int64_t last);
     void                  check_free(int64_t n) const;
     int64_t               n_needed(const std::vector<row_span> & spans) const;
@@ -98,21 +98,15 @@ private:
 
     llama_kv_cache &   cache;
     llama_kv_cells &   books;  // the library's, of the one stream that there is
-    row_layout         layout;
-    size_t             row_bytes;
-    uint64_t           hash;
-    transfer &         copies;
     std::vector<plane> planes;  // in the order of a block's bytes
     std::vector<stage> stages;  // one for each plane, once they were needed
-    held_rows          held;
 
     std::vector<row_positions> positions;  // of each sequence
     bool               defers;
-    bool               is_reading  = false;  // copies may be on their way from cells that somebody gives up
     llama_seq_id       cut_seq     = -1;     // what was dropped and is not settled: its rows from cut_at on
     int64_t            cut_at      = 0;
     int64_t            cut_pos     = 0;      // the position of that row
     sequence_set       cut_alone;            // that sequence and no other
-    mutable int64_t    n_only_held = 0;  // cells that no sequence has; -1 when they have to be counted
+    mutable bool       is_counted  = true;  // whether n_only_held and n_cut are as of now
     mutable int64_t    n_cut       = 0;  // cells of what is not settled, counted with them
 };

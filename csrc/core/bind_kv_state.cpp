@@ -43,62 +43,46 @@ constexpr size_t most_in_flight = 16, most_unseen = 2;
 
 // A kv_state and the buffers that its copies have yet to read or fill. They are let go when the copies are complete: at
 // the next call, for there may never be one to `finish`.
-class bound_state {
+class bound_state : public kv_state {
 public:
     bound_state(uintptr_t ctx, llama_seq_id seq, size_t lag, bool marks, bool defers, const store_settings * own_rows = nullptr)
-        : state(reinterpret_cast<llama_context *>(ctx), seq, host_arena::instance(), lag, marks, defers, own_rows) {}
+        : kv_state(reinterpret_cast<llama_context *>(ctx), seq, host_arena::instance(), lag, marks, defers, own_rows) {}
 
-    ~bound_state() { state.finish(); }
+    ~bound_state() { kv_state::finish(); }
 
-    const char * kind() const {
-        switch (state.kind()) {
+    const char * kind_name() const {
+        switch (kind()) {
             case memory_kind::attention: return "attention";
             case memory_kind::hybrid:    return "hybrid";
             default:                     return "opaque";
         }
     }
-    const std::string & type() const { return state.type(); }
-    const std::string & layout() const { return state.layout_text(); }
 
-    std::tuple<int64_t, int64_t, bool> window() const {
-        const sliding_window & found = state.window();
-        return { found.size, found.ring, found.is_chunked };
-    }
-
-    bool                is_async() const { return state.is_async(); }
-    size_t              rows_size(int64_t p0, int64_t p1) const { return state.rows_size(p0, p1); }
-    size_t              state_size(llama_seq_id seq) const { return state.state_size(seq); }
-
-    int64_t n_tokens(llama_seq_id seq) const { return state.n_tokens(seq); }
-    int64_t position(llama_seq_id seq, int64_t n) const { return state.position(seq, n); }
-    void    add_image(llama_seq_id seq, int64_t columns, int64_t count) { state.add_image(seq, columns, count); }
-
-    bool has_marks() const { return state.has_marks(); }
+    std::tuple<int64_t, int64_t, bool> window_values() const { return { window().size, window().ring, window().is_chunked }; }
 
     void mark(llama_seq_id seq, int64_t n) {
-        without_gil([&] { state.mark(seq, n); });
+        without_gil([&] { kv_state::mark(seq, n); });
     }
 
     int64_t reset(llama_seq_id seq) {
         int64_t n = 0;
-        without_gil([&] { n = state.reset(seq); });
-        release();
+        without_gil([&] { n = kv_state::reset(seq); });
+        let_go();
         return n;
     }
 
     void rewind(llama_seq_id seq, int64_t n) {
-        state.rewind(seq, n);
-        release();
+        kv_state::rewind(seq, n);
+        let_go();
     }
 
     void clear(llama_seq_id seq) {
-        state.clear(seq);
-        release();
+        kv_state::clear(seq);
+        let_go();
     }
 
     void save_rows(llama_seq_id seq, int64_t p0, int64_t p1, const py::buffer & out) {
-        copy(contiguous_bytes(out, true),
-             [&](uint8_t * data, size_t size) { state.save_rows(seq, p0, p1, data, size); });
+        copy(out, true, [&](uint8_t * data, size_t size) { kv_state::save_rows(seq, p0, p1, data, size); });
     }
 
     // Held rows or a block, and which rows of it.
@@ -107,7 +91,7 @@ public:
     void load_rows(llama_seq_id seq, int64_t p0, const sources & spans) {
         std::vector<py::buffer_info> infos;
         const std::vector<row_span>  parts = spans_of(spans, infos);
-        started(std::move(infos), [&] { state.load_rows(seq, p0, parts); });
+        started(std::move(infos), [&] { kv_state::load_rows(seq, p0, parts); });
     }
 
     void load_prefix(llama_seq_id seq, int64_t p0, const sources & spans, int64_t n, const py::buffer & saved) {
@@ -116,41 +100,28 @@ public:
         infos.push_back(contiguous_bytes(saved, false));
         const uint8_t * const data = data_of(infos.back());
         const size_t          size = size_of(infos.back());
-        started(std::move(infos), [&] { state.load_prefix(seq, p0, parts, n, data, size); });
+        started(std::move(infos), [&] { kv_state::load_prefix(seq, p0, parts, n, data, size); });
     }
-
-    bool              can_hold() const { return state.can_hold(); }
-    held_rows::handle hold(llama_seq_id seq, int64_t p0, int64_t p1) { return state.hold(seq, p0, p1); }
-    void              release_rows(held_rows::handle held) { state.release(held); }
-    int64_t n_own(held_rows::handle held, int64_t p0, int64_t p1) const { return state.n_own(held, p0, p1); }
-    int64_t n_free() const { return state.n_free(); }
-    int64_t n_held() const { return state.n_held(); }
 
     void fetch(held_rows::handle held, int64_t p0, int64_t p1, const py::buffer & out) {
-        copy(contiguous_bytes(out, true),
-             [&](uint8_t * data, size_t size) { state.fetch(held, p0, p1, data, size); });
+        copy(out, true, [&](uint8_t * data, size_t size) { kv_state::fetch(held, p0, p1, data, size); });
     }
 
-    void reserve(int64_t n, bool in_parts) { state.reserve(n, in_parts); }
-
-    bool cut(llama_seq_id seq, int64_t n) { return state.cut(seq, n); }
-
     void save_state(llama_seq_id seq, int64_t n, const py::buffer & out) {
-        copy(contiguous_bytes(out, true), [&](uint8_t * data, size_t size) { state.save_state(seq, n, data, size); });
+        copy(out, true, [&](uint8_t * data, size_t size) { kv_state::save_state(seq, n, data, size); });
     }
 
     void load_state(llama_seq_id seq, int64_t n, const py::buffer & saved) {
-        copy(contiguous_bytes(saved, false),
-             [&](const uint8_t * data, size_t size) { state.load_state(seq, n, data, size); });
+        copy(saved, false, [&](const uint8_t * data, size_t size) { kv_state::load_state(seq, n, data, size); });
     }
 
     void finish() {
-        without_gil([&] { state.finish(); });
-        release();
+        without_gil([&] { kv_state::finish(); });
+        let_go();
     }
 
     size_t in_flight_bytes() {
-        release();
+        let_go();
         size_t sum = 0;
         for (const flight & copies : in_flight) {
             for (const py::buffer_info & info : copies.buffers) {
@@ -161,20 +132,18 @@ public:
     }
 
 protected:
-    // The copies touch no Python object; whoever calls keeps the buffers alive.
+    // The copies touch no Python object; the caller keeps the buffers alive.
     template <typename F> static void without_gil(const F & function) {
         const py::gil_scoped_release release;
         function();
     }
 
     // Lets go of what has been copied.
-    void release() {
-        while (!in_flight.empty() && state.progress().is_complete(in_flight.front().ticket)) {
+    void let_go() {
+        while (!in_flight.empty() && progress().is_complete(in_flight.front().ticket)) {
             in_flight.pop_front();
         }
     }
-
-    kv_state state;
 
 private:
     struct flight {
@@ -196,30 +165,29 @@ private:
         return parts;
     }
 
-    template <typename F> void copy(py::buffer_info && info, const F & function) {
-        uint8_t * const              data = data_of(info);
-        const size_t                 size = size_of(info);
+    template <typename F> void copy(const py::buffer & buffer, bool writable, const F & function) {
         std::vector<py::buffer_info> infos;
-        infos.push_back(std::move(info));
+        infos.push_back(contiguous_bytes(buffer, writable));
+        uint8_t * const data = data_of(infos.front());
+        const size_t    size = size_of(infos.front());
         started(std::move(infos), [&] { function(data, size); });
     }
 
     // Calls `function`, which starts copies of `infos`, and keeps these until the copies are complete.
     template <typename F> void started(std::vector<py::buffer_info> && infos, const F & function) {
-        release();
+        let_go();
         try {
             without_gil(function);
         } catch (...) {
             finish();  // some copies may have begun
             throw;
         }
-        if (!state.is_async()) {
+        if (!is_async()) {
             return;
         }
-        in_flight.push_back({ state.progress().take(), std::move(infos) });
-        copy_progress & progress = state.progress();
-        if (in_flight.size() > (progress.can_ask() ? most_in_flight : most_unseen)) {
-            without_gil([&] { progress.wait(in_flight.front().ticket); });
+        in_flight.push_back({ progress().take(), std::move(infos) });
+        if (in_flight.size() > (progress().can_ask() ? most_in_flight : most_unseen)) {
+            without_gil([&] { progress().wait(in_flight.front().ticket); });
             in_flight.pop_front();
         }
     }
@@ -237,39 +205,35 @@ public:
 
     int decode(uintptr_t batch, bool select) {
         int code = 0;
-        without_gil([&] { code = state.store().decode(*reinterpret_cast<const llama_batch *>(batch), select); });
-        release();
+        without_gil([&] { code = store().decode(*reinterpret_cast<const llama_batch *>(batch), select); });
+        let_go();
         return code;
     }
 
     std::vector<std::tuple<std::string, size_t, size_t, bool>> layers() const {
         std::vector<std::tuple<std::string, size_t, size_t, bool>> found;
-        for (const auto & layer : state.store().info()) {
+        for (const auto & layer : store().info()) {
             found.emplace_back(layer.name, layer.k_row, layer.v_row, layer.resident);
         }
         return found;
     }
 
-    int64_t  n_rows() const { return state.store().end_of(0); }
-    size_t   device_bytes() const { return state.store().device_bytes(); }
-    size_t   stage_bytes() const { return state.store().streaming().bytes(); }
-    size_t   host_bytes() const { return state.store().host_bytes(); }
-    uint64_t streamed_bytes() const { return state.store().streaming().streamed_bytes(); }
-    uint64_t repeated() const { return state.store().repeated(); }
-    double   wait_ms() const { return state.store().streaming().waited_ms(); }
+    row_selection & choosing() {
+        if (store().choosing() == nullptr) {
+            throw py::value_error("this store attends to all of its rows");
+        }
+        return *store().choosing();
+    }
 
-    void pin(const std::vector<std::pair<int64_t, int64_t>> & ranges) { choosing().pin(ranges); }
-
-    const std::vector<int32_t> & chosen(size_t layer) { return choosing().chosen(layer); }
-
-    int64_t  pinned_chunks() const { return of_choice(&row_selection::n_pinned); }
-    uint64_t selected_chunks() const { return of_choice(&row_selection::selected); }
-    uint64_t fetched_chunks() const { return of_choice(&row_selection::fetched); }
-    size_t   select_bytes() const { return of_choice(&row_selection::bytes); }
+    // What `function` says of what chooses; 0 if nothing does.
+    template <auto function> auto of_choice() const {
+        const row_selection * choice = store().choosing();
+        return choice != nullptr ? (choice->*function)() : 0;
+    }
 
     double copy_rate() {
         double rate = 0.0;
-        without_gil([&] { rate = state.store().streaming().copy_rate(); });
+        without_gil([&] { rate = store().streaming().copy_rate(); });
         return rate;
     }
 
@@ -277,18 +241,6 @@ private:
     bound_store(uintptr_t ctx, const store_settings & settings, llama_seq_id seq, bool marks, size_t lag)
         : bound_state(ctx, seq, lag, marks, false, &settings) {}
 
-    row_selection & choosing() {
-        if (state.store().choosing() == nullptr) {
-            throw py::value_error("this store attends to all of its rows");
-        }
-        return *state.store().choosing();
-    }
-
-    // What `function` says of what chooses; 0 if nothing does.
-    template <typename T> T of_choice(T (row_selection::*function)() const) const {
-        const row_selection * choice = state.store().choosing();
-        return choice != nullptr ? (choice->*function)() : T(0);
-    }
 };
 
 }  // namespace
@@ -298,35 +250,35 @@ void register_kv_state(py::module_ & m) {
     py::class_<bound_state>(m, "KVState")
         .def(py::init<uintptr_t, llama_seq_id, size_t, bool, bool>(), py::arg("ctx"), py::arg("seq") = 0, py::arg("lag") = 0,
              py::arg("marks") = false, py::arg("defers") = false)
-        .def_property_readonly("kind", &bound_state::kind)
-        .def_property_readonly("type", &bound_state::type)
-        .def_property_readonly("window", &bound_state::window)
-        .def_property_readonly("layout", &bound_state::layout)
-        .def_property_readonly("is_async", &bound_state::is_async)
+        .def_property_readonly("kind", &bound_state::kind_name)
+        .def_property_readonly("type", &kv_state::type)
+        .def_property_readonly("window", &bound_state::window_values)
+        .def_property_readonly("layout", &kv_state::layout_text)
+        .def_property_readonly("is_async", &kv_state::is_async)
         .def_property_readonly("in_flight_bytes", &bound_state::in_flight_bytes)
-        .def("n_tokens", &bound_state::n_tokens, py::arg("seq"))
-        .def("position", &bound_state::position, py::arg("seq"), py::arg("n"))
-        .def("add_image", &bound_state::add_image, py::arg("seq"), py::arg("columns"), py::arg("count"))
-        .def("rows_size", &bound_state::rows_size, py::arg("p0"), py::arg("p1"))
+        .def("n_tokens", &kv_state::n_tokens, py::arg("seq"))
+        .def("position", &kv_state::position, py::arg("seq"), py::arg("n"))
+        .def("add_image", &kv_state::add_image, py::arg("seq"), py::arg("columns"), py::arg("count"))
+        .def("rows_size", &kv_state::rows_size, py::arg("p0"), py::arg("p1"))
         .def("save_rows", &bound_state::save_rows, py::arg("seq"), py::arg("p0"), py::arg("p1"), py::arg("out"))
         .def("load_rows", &bound_state::load_rows, py::arg("seq"), py::arg("p0"), py::arg("spans"))
-        .def("state_size", &bound_state::state_size, py::arg("seq"))
+        .def("state_size", &kv_state::state_size, py::arg("seq"))
         .def("save_state", &bound_state::save_state, py::arg("seq"), py::arg("n"), py::arg("out"))
         .def("load_state", &bound_state::load_state, py::arg("seq"), py::arg("n"), py::arg("data"))
         .def("load_prefix", &bound_state::load_prefix, py::arg("seq"), py::arg("p0"), py::arg("spans"), py::arg("n"), py::arg("data"))
-        .def_property_readonly("has_marks", &bound_state::has_marks)
+        .def_property_readonly("has_marks", &kv_state::has_marks)
         .def("mark", &bound_state::mark, py::arg("seq"), py::arg("n"))
         .def("reset", &bound_state::reset, py::arg("seq"))
         .def("rewind", &bound_state::rewind, py::arg("seq"), py::arg("n"))
-        .def_property_readonly("can_hold", &bound_state::can_hold)
-        .def_property_readonly("n_free", &bound_state::n_free)
-        .def_property_readonly("n_held", &bound_state::n_held)
-        .def("hold", &bound_state::hold, py::arg("seq"), py::arg("p0"), py::arg("p1"))
-        .def("release", &bound_state::release_rows, py::arg("held"))
+        .def_property_readonly("can_hold", &kv_state::can_hold)
+        .def_property_readonly("n_free", &kv_state::n_free)
+        .def_property_readonly("n_held", &kv_state::n_held)
+        .def("hold", &kv_state::hold, py::arg("seq"), py::arg("p0"), py::arg("p1"))
+        .def("release", &kv_state::release, py::arg("held"))
         .def("fetch", &bound_state::fetch, py::arg("held"), py::arg("p0"), py::arg("p1"), py::arg("out"))
-        .def("n_own", &bound_state::n_own, py::arg("held"), py::arg("p0"), py::arg("p1"))
-        .def("reserve", &bound_state::reserve, py::arg("n"), py::arg("in_parts") = false)
-        .def("cut", &bound_state::cut, py::arg("seq"), py::arg("n"))
+        .def("n_own", &kv_state::n_own, py::arg("held"), py::arg("p0"), py::arg("p1"))
+        .def("reserve", &kv_state::reserve, py::arg("n"), py::arg("in_parts") = false)
+        .def("cut", &kv_state::cut, py::arg("seq"), py::arg("n"))
         .def("clear", &bound_state::clear, py::arg("seq"))
         .def("finish", &bound_state::finish);
     py::class_<bound_store, bound_state>(m, "RowStore")
@@ -336,19 +288,20 @@ void register_kv_state(py::module_ & m) {
              py::arg("lag") = 0, py::arg("stages") = 2, py::arg("select_rows") = 0, py::arg("sinks") = 64, py::arg("tail") = 256,
              py::arg("block") = 4, py::arg("select_batch") = 8)
         .def("decode", &bound_store::decode, py::arg("batch"), py::arg("select") = false)
-        .def("pin", &bound_store::pin, py::arg("ranges"))
-        .def("chosen", &bound_store::chosen, py::arg("layer"))
-        .def_property_readonly("pinned_chunks", &bound_store::pinned_chunks)
-        .def_property_readonly("selected_chunks", &bound_store::selected_chunks)
-        .def_property_readonly("fetched_chunks", &bound_store::fetched_chunks)
-        .def_property_readonly("select_bytes", &bound_store::select_bytes)
+        .def("pin", [](bound_store & s, const std::vector<std::pair<int64_t, int64_t>> & ranges) { s.choosing().pin(ranges); },
+             py::arg("ranges"))
+        .def("chosen", [](bound_store & s, size_t layer) { return s.choosing().chosen(layer); }, py::arg("layer"))
+        .def_property_readonly("pinned_chunks", &bound_store::of_choice<&row_selection::n_pinned>)
+        .def_property_readonly("selected_chunks", &bound_store::of_choice<&row_selection::selected>)
+        .def_property_readonly("fetched_chunks", &bound_store::of_choice<&row_selection::fetched>)
+        .def_property_readonly("select_bytes", &bound_store::of_choice<&row_selection::bytes>)
         .def("copy_rate", &bound_store::copy_rate)
         .def_property_readonly("layers", &bound_store::layers)
-        .def_property_readonly("n_rows", &bound_store::n_rows)
-        .def_property_readonly("device_bytes", &bound_store::device_bytes)
-        .def_property_readonly("stage_bytes", &bound_store::stage_bytes)
-        .def_property_readonly("host_bytes", &bound_store::host_bytes)
-        .def_property_readonly("streamed_bytes", &bound_store::streamed_bytes)
-        .def_property_readonly("repeated", &bound_store::repeated)
-        .def_property_readonly("wait_ms", &bound_store::wait_ms);
+        .def_property_readonly("n_rows", [](const bound_store & s) { return s.store().end_of(0); })
+        .def_property_readonly("device_bytes", [](const bound_store & s) { return s.store().device_bytes(); })
+        .def_property_readonly("stage_bytes", [](const bound_store & s) { return s.store().streaming().bytes(); })
+        .def_property_readonly("host_bytes", [](const bound_store & s) { return s.store().host_bytes(); })
+        .def_property_readonly("streamed_bytes", [](const bound_store & s) { return s.store().streaming().streamed_bytes(); })
+        .def_property_readonly("repeated", [](const bound_store & s) { return s.store().repeated(); })
+        .def_property_readonly("wait_ms", [](const bound_store & s) { return s.store().streaming().waited_ms(); });
 }

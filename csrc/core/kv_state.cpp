@@ -39,11 +39,6 @@ void kv_state::check_seq(llama_seq_id seq) const {
     }
 }
 
-// How many tokens `seq` has.
-int64_t kv_state::end_of(llama_seq_id seq) const {
-    return rows != nullptr ? rows->end_of(seq) : state->position(seq);
-}
-
 // The position after that of the last of n tokens.
 int64_t kv_state::position_after(llama_seq_id seq, int64_t n) const {
     return rows != nullptr && n > 0 ? rows->position(seq, n - 1) + 1 : n;
@@ -51,7 +46,7 @@ int64_t kv_state::position_after(llama_seq_id seq, int64_t n) const {
 
 int64_t kv_state::n_tokens(llama_seq_id seq) const {
     check_seq(seq);
-    return end_of(seq);
+    return rows != nullptr ? rows->end_of(seq) : state->position(seq);
 }
 
 int64_t kv_state::position(llama_seq_id seq, int64_t n) const {
@@ -78,10 +73,6 @@ sequence_state & kv_state::own_state() const {
     return *state;
 }
 
-size_t kv_state::rows_size(int64_t p0, int64_t p1) const {
-    return movable_rows().size(p0, p1);
-}
-
 void kv_state::save_rows(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size) {
     check_seq(seq);
     movable_rows().save(seq, p0, p1, out, size);
@@ -97,26 +88,6 @@ held_rows::handle kv_state::hold(llama_seq_id seq, int64_t p0, int64_t p1) {
     return movable_rows().hold(seq, p0, p1);
 }
 
-void kv_state::release(held_rows::handle held) {
-    movable_rows().release(held);
-}
-
-void kv_state::fetch(held_rows::handle held, int64_t p0, int64_t p1, uint8_t * out, size_t size) {
-    movable_rows().fetch(held, p0, p1, out, size);
-}
-
-int64_t kv_state::n_own(held_rows::handle held, int64_t p0, int64_t p1) const {
-    return movable_rows().n_own(held, p0, p1);
-}
-
-int64_t kv_state::n_free() const {
-    return movable_rows().n_free();
-}
-
-int64_t kv_state::n_held() const {
-    return movable_rows().n_held();
-}
-
 void kv_state::reserve(int64_t n, bool in_parts) {
     if (rows != nullptr) {
         rows->reserve(n, in_parts);
@@ -128,13 +99,18 @@ size_t kv_state::state_size(llama_seq_id seq) const {
     return state != nullptr ? sizeof(block_header) + state->size(seq) : 0;
 }
 
-void kv_state::save_state(llama_seq_id seq, int64_t n, uint8_t * out, size_t size) {
+// Throws unless `seq` stands at n, where something is to be `done`.
+void kv_state::check_end(llama_seq_id seq, int64_t n, const char * done) const {
     check_seq(seq);
     const int64_t at = own_state().position(seq);
-    if (n <= 0 || end_of(seq) != n || at != position_after(seq, n)) {
-        throw std::invalid_argument("sequence " + std::to_string(seq) + " stands at " + std::to_string(at) +
-                                    ", its state at " + std::to_string(n) + " cannot be saved");
+    if (n <= 0 || n_tokens(seq) != n || at != position_after(seq, n)) {
+        throw std::invalid_argument("sequence " + std::to_string(seq) + " stands at " + std::to_string(at) + ", it cannot be " +
+                                    done + " at " + std::to_string(n));
     }
+}
+
+void kv_state::save_state(llama_seq_id seq, int64_t n, uint8_t * out, size_t size) {
+    check_end(seq, n, "saved");
     const size_t needed = state_size(seq);
     if (size != needed) {
         throw std::invalid_argument("the state needs a buffer of " + std::to_string(needed) + " bytes, not " +
@@ -155,8 +131,8 @@ void kv_state::load_state(llama_seq_id seq, int64_t n, const uint8_t * data, siz
     check_seq(seq);
     sequence_state & state = own_state();
     check_state(n, data, size);
-    if (rows != nullptr && end_of(seq) != n) {
-        throw std::invalid_argument("sequence " + std::to_string(seq) + " holds " + std::to_string(end_of(seq)) +
+    if (rows != nullptr && n_tokens(seq) != n) {
+        throw std::invalid_argument("sequence " + std::to_string(seq) + " holds " + std::to_string(n_tokens(seq)) +
                                     " rows, a state at " + std::to_string(n) + " does not belong there");
     }
     mark_of(seq) = -1;
@@ -196,11 +172,7 @@ void kv_state::mark(llama_seq_id seq, int64_t n) {
     if (!has_marks()) {
         throw std::invalid_argument("there is no room for marks");
     }
-    const int64_t at = state->position(seq);
-    if (n <= 0 || end_of(seq) != n || at != position_after(seq, n)) {
-        throw std::invalid_argument("sequence " + std::to_string(seq) + " stands at " + std::to_string(at) +
-                                    ", it cannot be marked at " + std::to_string(n));
-    }
+    check_end(seq, n, "marked");
     mark = -1;
     state->mark(seq);
     mark = n;
@@ -208,7 +180,7 @@ void kv_state::mark(llama_seq_id seq, int64_t n) {
 
 int64_t kv_state::reset(llama_seq_id seq) {
     const int64_t n = mark_of(seq);
-    if (n < 0 || end_of(seq) < n) {
+    if (n < 0 || n_tokens(seq) < n) {
         throw std::invalid_argument("sequence " + std::to_string(seq) + " has no mark to go back to");
     }
     rows->truncate(seq, n);
@@ -218,8 +190,8 @@ int64_t kv_state::reset(llama_seq_id seq) {
 
 void kv_state::rewind(llama_seq_id seq, int64_t n) {
     check_seq(seq);
-    if (n < 0 || n > end_of(seq)) {
-        throw std::invalid_argument("sequence " + std::to_string(seq) + " ends at " + std::to_string(end_of(seq)) +
+    if (n < 0 || n > n_tokens(seq)) {
+        throw std::invalid_argument("sequence " + std::to_string(seq) + " ends at " + std::to_string(n_tokens(seq)) +
                                     ", it cannot be rewound to " + std::to_string(n));
     }
     if (n == 0) {

@@ -40,19 +40,21 @@ public:
     // The `count` rows that were evaluated last in `seq` belong to an image with so many columns, and follow each other.
     void add_image(llama_seq_id seq, int64_t columns, int64_t count);
 
-    size_t rows_size(int64_t p0, int64_t p1) const;
+    size_t rows_size(int64_t p0, int64_t p1) const { return movable_rows().size(p0, p1); }
     void   save_rows(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size);
     void   load_rows(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans);
 
     // Rows that stay on the device, see row_memory.h.
     bool              can_hold() const { return rows != nullptr; }
     held_rows::handle hold(llama_seq_id seq, int64_t p0, int64_t p1);
-    void              release(held_rows::handle held);
-    void              fetch(held_rows::handle held, int64_t p0, int64_t p1, uint8_t * out, size_t size);
-    int64_t           n_own(held_rows::handle held, int64_t p0, int64_t p1) const;
-    int64_t           n_free() const;
-    int64_t           n_held() const;
-    void              reserve(int64_t n, bool in_parts);
+    void    release(held_rows::handle held) { movable_rows().release(held); }
+    void    fetch(held_rows::handle held, int64_t p0, int64_t p1, uint8_t * out, size_t size) {
+        movable_rows().fetch(held, p0, p1, out, size);
+    }
+    int64_t n_own(held_rows::handle held, int64_t p0, int64_t p1) const { return movable_rows().n_own(held, p0, p1); }
+    int64_t n_free() const { return movable_rows().n_free(); }
+    int64_t n_held() const { return movable_rows().n_held(); }
+    void    reserve(int64_t n, bool in_parts);
 
     size_t state_size(llama_seq_id seq) const;  // 0 for kind attention
     void   save_state(llama_seq_id seq, int64_t n, uint8_t * out, size_t size);
@@ -88,7 +90,7 @@ public:
 
 private:
     void             check_seq(llama_seq_id seq) const;
-    int64_t          end_of(llama_seq_id seq) const;
+    void             check_end(llama_seq_id seq, int64_t n, const char * done) const;
     int64_t          position_after(llama_seq_id seq, int64_t n) const;
     void             check_state(int64_t n, const uint8_t * data, size_t size) const;
     void             wipe(llama_seq_id seq);

@@ -2,11 +2,15 @@
 // in buffers of our own (row_store.h).
 #pragma once
 
+#include "core/block.h"
+#include "core/layout.h"
+#include "core/transfer.h"
 #include "device/held_rows.h"
 
 #include <cstddef>
 #include <cstdint>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 // There are too few free cells for what was asked; nothing has changed.
@@ -27,6 +31,9 @@ struct row_span {
 // caller's to check. Copies may be on their way when a function returns, see transfer.h.
 class row_memory {
 public:
+    // `copies` must outlive this; `hash` is that of the whole memory's layout, which blocks carry.
+    row_memory(const row_layout & layout, uint64_t hash, transfer & copies, size_t n_cells)
+        : layout(layout), row_bytes(layout.row_bytes()), hash(hash), copies(copies), held(n_cells) {}
     virtual ~row_memory() = default;
 
     // How many rows `seq` has.
@@ -39,7 +46,7 @@ public:
     virtual void add_image(llama_seq_id, int64_t, int64_t) { refuse("images cannot be in this memory"); }
 
     // Bytes of the block that holds rows [p0, p1), which no file can have if p1 is beyond `last_position`: that throws.
-    virtual size_t size(int64_t p0, int64_t p1) const = 0;
+    size_t size(int64_t p0, int64_t p1) const;
 
     // Rows [p0, p1) of `seq` into a block of exactly `size(p0, p1)` bytes.
     virtual void save(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size) = 0;
@@ -62,7 +69,7 @@ public:
 
     // Rows [p0, p1) of `seq` stay until they are released, also when no sequence has them; no byte is moved for that.
     virtual held_rows::handle hold(llama_seq_id seq, int64_t p0, int64_t p1) = 0;
-    virtual void              release(held_rows::handle rows) = 0;
+    virtual void              release(held_rows::handle rows);
 
     // As `save`, from rows that are held.
     virtual void fetch(held_rows::handle rows, int64_t p0, int64_t p1, uint8_t * out, size_t size) = 0;
@@ -87,7 +94,30 @@ public:
     virtual llama_pos cut(llama_seq_id seq, int64_t n) = 0;
 
 protected:
-    [[noreturn]] static void refuse(const char * why) {
+    [[noreturn]] static void refuse(const std::string & why) {
         throw std::invalid_argument(why);
     }
+
+    // Throws unless `n_bytes` are what rows [p0, p1) need.
+    void check_size(int64_t p0, int64_t p1, size_t n_bytes) const;
+
+    // Throws unless `spans` follow each other from p0 on, and blocks and held rows have them.
+    void check_spans(int64_t p0, const std::vector<row_span> & spans) const;
+
+    // What the library knows of the rows of `span`, one llama_kv_cell_ext after the other, unless there is no such thing.
+    const uint8_t * exts_of(const row_span & span) const;
+
+    // Header and further positions, `exts`, of the block of rows [p0, p1). Returns where the rows come.
+    uint8_t * begin_block(int64_t p0, int64_t p1, const llama_kv_cell_ext * exts, uint8_t * out) const;
+
+    // What is computed or moved next may overwrite rows that were given up.
+    void fence();
+
+    row_layout layout;
+    size_t     row_bytes;
+    uint64_t   hash;
+    transfer & copies;
+    held_rows  held;
+    mutable int64_t n_only_held = 0;  // cells that held rows have and no sequence
+    bool            is_reading  = false;  // copies may be on their way from cells that are given up
 };

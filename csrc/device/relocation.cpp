@@ -59,26 +59,13 @@ held_rows::handle attention_rows::hold(llama_seq_id seq, int64_t p0, int64_t p1)
     size(p0, p1);
     settle();
     std::vector<cell_run>          runs = runs_of(seq, positions_of(seq), p0, p1);
-    std::vector<llama_kv_cell_ext> exts;
-    if (layout.has_ext) {
-        exts.resize(static_cast<size_t>(p1 - p0));
-        for (const cell_run & run : runs) {
-            for (int64_t i = 0; i < run.count; ++i) {
-                exts[run.row + i - p0] = cells().ext_get(static_cast<uint32_t>(run.cell + i));
-            }
-        }
-    }
+    std::vector<llama_kv_cell_ext> exts = exts_in(runs, p0, p1);
     return held.add(p0, p1, std::move(runs), std::move(exts));
 }
 
 void attention_rows::release(held_rows::handle rows) {
-    if (held.has(rows)) {
-        count();
-        const auto [p0, p1] = held.range_of(rows);
-        n_only_held -= n_own(rows, p0, p1);
-        held.release(rows);
-        fence();
-    }
+    count();
+    row_memory::release(rows);
 }
 
 int64_t attention_rows::n_own(held_rows::handle rows, int64_t p0, int64_t p1) const {
@@ -102,7 +89,8 @@ bool attention_rows::is_vacant(int64_t at) const {
 }
 
 void attention_rows::count() const {
-    if (n_only_held < 0) {
+    if (!is_counted) {
+        is_counted  = true;
         n_only_held = n_cut = 0;
         for (uint32_t cell = 0; cell < cells().size(); ++cell) {
             const bool vacant = is_vacant(cell);

@@ -14,9 +14,8 @@ constexpr llama_seq_id only_seq = 0;
 
 row_store::row_store(llama_context * ctx, llama_kv_cache & cache, const row_layout & layout, uint64_t hash,
                      transfer & copies, const store_settings & settings)
-    : ctx(ctx), cache(cache), layout(layout), row_bytes(layout.row_bytes()), hash(hash), copies(copies),
-      n_ctx(settings.n_ctx), capacity((n_ctx + redirect::padding - 1) / redirect::padding * redirect::padding),
-      held(n_ctx > 0 ? static_cast<size_t>(n_ctx) : 0) {
+    : row_memory(layout, hash, copies, static_cast<size_t>(std::max(settings.n_ctx, int64_t(0)))), ctx(ctx), cache(cache),
+      n_ctx(settings.n_ctx), capacity((n_ctx + redirect::padding - 1) / redirect::padding * redirect::padding) {
     check_context();
     if (n_ctx < 1 || n_ctx > last_position || settings.n_stages < 1) {
         throw std::invalid_argument("a store of " + std::to_string(n_ctx) + " rows and " + std::to_string(settings.n_stages) +
@@ -248,13 +247,6 @@ void row_store::place_last() {
 
 // -- out and in --------------------------------------------------------------------------------------------------------
 
-size_t row_store::size(int64_t p0, int64_t p1) const {
-    if (p0 < 0 || p1 <= p0 || p1 > last_position) {
-        throw std::invalid_argument("rows " + range_text(p0, p1) + " are not a range");
-    }
-    return sizeof(block_header) + static_cast<size_t>(p1 - p0) * row_bytes;
-}
-
 // Calls `function(bytes of a row, all rows, whether they are on the device)` in the order of a block.
 template <typename F> void row_store::each_plane(const F & function) {
     for (stored_layer & layer : layers) {
@@ -266,32 +258,21 @@ template <typename F> void row_store::each_plane(const F & function) {
 }
 
 void row_store::save(llama_seq_id, int64_t p0, int64_t p1, uint8_t * out, size_t n_bytes) {
-    const size_t needed = size(p0, p1);
-    if (n_bytes == needed && p1 > n_rows) {
-        throw std::invalid_argument("sequence 0 holds " + std::to_string(n_rows) + " rows, not all of " + range_text(p0, p1));
-    }
-    copy_out(p0, p1, layout.has_ext ? exts.data() + p0 : nullptr, out, n_bytes);
+    check_size(p0, p1, n_bytes);
+    check_end(p0, p1);
+    copy_out(p0, p1, exts.data() + (layout.has_ext ? p0 : 0), out);
 }
 
 void row_store::fetch(held_rows::handle rows, int64_t p0, int64_t p1, uint8_t * out, size_t n_bytes) {
     held.runs_of(rows, p0, p1);
-    copy_out(p0, p1, layout.has_ext ? held.exts_of(rows, p0) : nullptr, out, n_bytes);
+    check_size(p0, p1, n_bytes);
+    copy_out(p0, p1, layout.has_ext ? held.exts_of(rows, p0) : nullptr, out);
 }
 
 // Rows [p0, p1), which are there, as a block, with what the library knows of them.
-void row_store::copy_out(int64_t p0, int64_t p1, const llama_kv_cell_ext * their_exts, uint8_t * out, size_t n_bytes) {
-    const size_t needed = size(p0, p1);
-    if (n_bytes != needed) {
-        throw std::invalid_argument("rows " + range_text(p0, p1) + " need a buffer of " + std::to_string(needed) +
-                                    " bytes, not " + std::to_string(n_bytes));
-    }
-    write_header(out, block_kind::rows, hash, p0, p1);
+void row_store::copy_out(int64_t p0, int64_t p1, const llama_kv_cell_ext * their_exts, uint8_t * out) {
     const auto n  = static_cast<size_t>(p1 - p0);
-    uint8_t *  at = out + sizeof(block_header);
-    if (layout.has_ext) {
-        std::memcpy(at, their_exts, n * sizeof(llama_kv_cell_ext));
-        at += n * sizeof(llama_kv_cell_ext);
-    }
+    uint8_t *  at = begin_block(p0, p1, their_exts, out);
     copies.save_begin();
     is_reading = true;
     std::vector<host_copy> on_host;
@@ -308,38 +289,20 @@ void row_store::copy_out(int64_t p0, int64_t p1, const llama_kv_cell_ext * their
     copy_on_host(on_host);
 }
 
-void row_store::check_block(const row_span & span) const {
-    const block_header header = read_header(span.data, span.size, block_kind::rows, hash);
-    if (span.size != size(header.p0, header.p1)) {
-        throw std::invalid_argument("a block of rows " + range_text(header.p0, header.p1) + " has " +
-                                    std::to_string(span.size) + " bytes, not " + std::to_string(size(header.p0, header.p1)));
-    }
-    if (span.first < header.p0 || span.last > header.p1) {
-        throw std::invalid_argument("rows " + range_text(span.first, span.last) + " are not inside the block " +
-                                    range_text(header.p0, header.p1));
-    }
-    const auto * their_exts = span.data + sizeof(block_header);
-    for (int64_t row = span.first; layout.is_2d && row < span.last; ++row) {
-        llama_kv_cell_ext ext;
-        std::memcpy(&ext, their_exts + static_cast<size_t>(row - header.p0) * sizeof(ext), sizeof(ext));
-        if (ext.tok < 0 || ext.x != row || ext.y != row) {
-            refuse("images cannot be in this memory");
-        }
+// Throws unless the sequence has these rows.
+void row_store::check_end(int64_t p0, int64_t p1) const {
+    if (p1 > n_rows) {
+        refuse("sequence 0 holds " + std::to_string(n_rows) + " rows, not all of " + range_text(p0, p1));
     }
 }
 
-void row_store::check_spans(int64_t p0, const std::vector<row_span> & spans) const {
-    int64_t at = p0;
-    for (const row_span & span : spans) {
-        if (span.first != at || span.last <= span.first) {
-            throw std::invalid_argument("rows " + range_text(span.first, span.last) + " do not follow position " +
-                                        std::to_string(at));
-        }
-        at = span.last;
-        if (span.held != 0) {
-            held.runs_of(span.held, span.first, span.last);
-        } else {
-            check_block(span);
+void row_store::check_text(const row_span & span) const {
+    const uint8_t * their_exts = exts_of(span);
+    for (int64_t row = span.first; layout.is_2d && row < span.last; ++row) {
+        llama_kv_cell_ext ext;
+        std::memcpy(&ext, their_exts + static_cast<size_t>(row - span.first) * sizeof(ext), sizeof(ext));
+        if (ext.tok < 0 || ext.x != row || ext.y != row) {
+            refuse("images cannot be in this memory");
         }
     }
 }
@@ -351,11 +314,7 @@ void row_store::copy_in(const row_span & span, std::vector<host_copy> & on_host)
     const auto         whole  = static_cast<size_t>(header.p1 - header.p0);
     const auto         skip   = static_cast<size_t>(span.first - header.p0);
     const auto         to     = static_cast<size_t>(span.first);
-    const uint8_t *    at     = span.data + sizeof(block_header);
-    if (layout.has_ext) {
-        std::memcpy(exts.data() + to, at + skip * sizeof(llama_kv_cell_ext), n * sizeof(llama_kv_cell_ext));
-        at += whole * sizeof(llama_kv_cell_ext);
-    }
+    const uint8_t *    at     = span.data + sizeof(block_header) + whole * layout.ext_bytes();
     each_plane([&](size_t row, tensor_buffer & rows, bool on_device) {
         if (on_device) {
             copies.load({ &rows.bytes, to * row, n * row }, at + skip * row);
@@ -374,6 +333,7 @@ int64_t row_store::check_load(llama_seq_id, int64_t p0, const std::vector<row_sp
     }
     for (const row_span & span : spans) {
         if (span.held == 0) {
+            check_text(span);
             check_room(span.first, span.last);
         }
     }
@@ -394,9 +354,10 @@ void row_store::load_checked(llama_seq_id, int64_t p0, const std::vector<row_spa
     for (const row_span & span : spans) {
         if (span.held == 0) {
             copy_in(span, on_host);
-        } else if (layout.has_ext) {
+        }
+        if (layout.has_ext) {
             const auto n = static_cast<size_t>(span.last - span.first);
-            std::memcpy(exts.data() + span.first, held.exts_of(span.held, span.first), n * sizeof(llama_kv_cell_ext));
+            std::memcpy(exts.data() + span.first, exts_of(span), n * sizeof(llama_kv_cell_ext));
         }
     }
     copies.load_end();
@@ -410,23 +371,12 @@ void row_store::load_checked(llama_seq_id, int64_t p0, const std::vector<row_spa
 
 held_rows::handle row_store::hold(llama_seq_id, int64_t p0, int64_t p1) {
     size(p0, p1);
-    if (p1 > n_rows) {
-        throw std::invalid_argument("sequence 0 holds " + std::to_string(n_rows) + " rows, not all of " + range_text(p0, p1));
-    }
+    check_end(p0, p1);
     std::vector<llama_kv_cell_ext> their_exts;
     if (layout.has_ext) {
         their_exts.assign(exts.begin() + p0, exts.begin() + p1);
     }
     return held.add(p0, p1, { { p0, p0, p1 - p0 } }, std::move(their_exts));
-}
-
-void row_store::release(held_rows::handle rows) {
-    if (held.has(rows)) {
-        const auto [p0, p1] = held.range_of(rows);
-        n_only_held -= n_own(rows, p0, p1);
-        held.release(rows);
-        fence();
-    }
 }
 
 int64_t row_store::n_own(held_rows::handle rows, int64_t p0, int64_t p1) const {
@@ -448,14 +398,6 @@ void row_store::move_end(int64_t n) {
     }
     for (; n_rows > n; --n_rows) {
         n_only_held += held.holds(n_rows - 1) ? 1 : 0;
-    }
-}
-
-// What is computed next may overwrite rows that were given up.
-void row_store::fence() {
-    if (is_reading) {
-        copies.load_end();
-        is_reading = false;
     }
 }
 

@@ -46,7 +46,6 @@ public:
     row_selection * choosing() const { return selection.get(); }
 
     int64_t end_of(llama_seq_id) const override { return n_rows; }
-    size_t  size(int64_t p0, int64_t p1) const override;
     void    save(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size) override;
     int64_t check_load(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) const override;
     void    load_checked(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) override;
@@ -55,7 +54,6 @@ public:
     void    reserve(int64_t n, bool in_parts) override;
 
     held_rows::handle hold(llama_seq_id seq, int64_t p0, int64_t p1) override;
-    void              release(held_rows::handle rows) override;
     void              fetch(held_rows::handle rows, int64_t p0, int64_t p1, uint8_t * out, size_t size) override;
     int64_t           n_own(held_rows::handle rows, int64_t p0, int64_t p1) const override;
     int64_t           n_held() const override { return n_only_held; }
@@ -82,13 +80,12 @@ private:
     void check_context() const;
     void check_batch(const llama_batch & batch, bool selects) const;
     bool begin(bool selects);
-    void check_spans(int64_t p0, const std::vector<row_span> & spans) const;
-    void check_block(const row_span & span) const;
+    void check_end(int64_t p0, int64_t p1) const;
+    void check_text(const row_span & span) const;
     void check_room(int64_t p0, int64_t p1) const;
-    void copy_out(int64_t p0, int64_t p1, const llama_kv_cell_ext * their_exts, uint8_t * out, size_t size);
+    void copy_out(int64_t p0, int64_t p1, const llama_kv_cell_ext * their_exts, uint8_t * out);
     void copy_in(const row_span & span, std::vector<host_copy> & on_host);
     void open(const store_settings & settings);
-    void fence();
     void move_end(int64_t n);
     void place_last();
     void remember_exts(int64_t p0, int64_t p1);
@@ -98,18 +95,11 @@ private:
 
     llama_context *                ctx;
     llama_kv_cache &               cache;
-    row_layout                     layout;
-    size_t                         row_bytes;
-    uint64_t                       hash;
-    transfer &                     copies;
     int64_t                        n_ctx, capacity;  // the latter as attention pads it
     std::vector<stored_layer>      layers;
     std::unique_ptr<row_stages>    stages;
     std::vector<redirect::place>   places;
     std::vector<llama_kv_cell_ext> exts;  // of each position, where the model has them
-    held_rows                      held;  // the cell of a row is its position
-    int64_t                        n_only_held = 0;  // from the end of the sequence on
-    bool                           is_reading = false;  // copies out of rows may be on their way
     std::unique_ptr<row_selection> selection;  // null if attention is to everything
     std::unique_ptr<redirect>      attention;
     int64_t                        n_rows = 0, n_next = 0;  // now; when the evaluation that runs has succeeded
