@@ -18,21 +18,41 @@ from pyctl.chat.cached_tokenizer import Tokenizer
 from pyctl.chat.samples import SAMPLE_CALL_ID, SAMPLE_TOOL, sample_call, sample_message
 from pyctl.chat.template import Template, TemplateCapabilities
 from pyctl.errors import RequestError
-from pyctl.prompt import Tokens
+from pyctl.prompt import Picture, Prompt, Tokens
 
-__all__ = [
-    "assistant_start",
-    "boundaries",
-    "headers",
-    "last_turn",
-    "line_ends",
-    "message_starts",
-    "result_start",
-]
+__all__ = ["MessageStarts", "boundaries", "headers", "last_turn", "message_starts"]
 
 log = logging.getLogger(__name__)
 
 _MARKS = tuple(f"pyctlsample{letter}" for letter in "abcd")
+
+
+class MessageStarts:
+    """The tokens with which ``template`` begins messages, and where they stand in a prompt; ``ids`` begin any message.
+
+    ``specials`` are the tokenizer's special tokens.
+    """
+
+    def __init__(
+        self,
+        template: Template,
+        tokenizer: Tokenizer,
+        specials: Mapping[str, int],
+        capabilities: TemplateCapabilities,
+    ) -> None:
+        self.ids = message_starts(template, tokenizer, specials, capabilities)
+        self._tokenizer = tokenizer
+        self._assistant = _assistant_start(template, tokenizer, self.ids, capabilities)
+        self._result = _result_start(template, tokenizer, self.ids, capabilities)
+
+    def prompt(self, tokens: Tokens, pictures: Sequence[Picture]) -> Prompt:
+        """The prompt of ``tokens``, with every place at which something begins or ends."""
+        begins = boundaries(tokens, self.ids)
+        replies = headers(tokens, begins, self._assistant)
+        turn = last_turn(tokens, begins, replies or (), self._result)
+        is_chat = tokens.size and int(tokens[0]) in self.ids
+        lines = () if is_chat else _line_ends(tokens[: begins[0] if begins else None], self._tokenizer)
+        return Prompt(tokens, begins, replies, turn, tuple(pictures), lines)
 
 
 def boundaries(tokens: Tokens, starts: Sequence[int]) -> tuple[int, ...]:
@@ -68,7 +88,7 @@ def last_turn(tokens: Tokens, boundaries: Sequence[int], headers: Sequence[int],
     return 0
 
 
-def line_ends(tokens: Tokens, tokenizer: Tokenizer) -> tuple[int, ...]:
+def _line_ends(tokens: Tokens, tokenizer: Tokenizer) -> tuple[int, ...]:
     """Token counts at which a line ends, ascending; no line ends at a token of an image."""
     ends = [token for token in np.unique(tokens[tokens >= 0]).tolist() if tokenizer.piece(token).endswith(b"\n")]
     return tuple((np.flatnonzero(np.isin(tokens, ends)) + 1).tolist())
@@ -89,7 +109,7 @@ def message_starts(
     return tuple(sorted(starts))
 
 
-def assistant_start(
+def _assistant_start(
     template: Template, tokenizer: Tokenizer, starts: Sequence[int], capabilities: TemplateCapabilities
 ) -> tuple[int, ...]:
     """The tokens with which both a generation header and a message of the assistant begin, and no other message does.
@@ -110,7 +130,7 @@ def assistant_start(
     return common if all(other[:n] != common for other in (user, first)) else ()
 
 
-def result_start(
+def _result_start(
     template: Template, tokenizer: Tokenizer, starts: Sequence[int], capabilities: TemplateCapabilities
 ) -> tuple[int, ...]:
     """The tokens with which a message with the result of a tool begins, and no message of the user does; else empty."""

@@ -10,27 +10,19 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from pyctl.chat.boundaries import (
-    assistant_start,
-    boundaries,
-    headers,
-    last_turn,
-    line_ends,
-    message_starts,
-    result_start,
-)
+from pyctl.chat.boundaries import MessageStarts
 from pyctl.chat.cached_tokenizer import CachedTokenizer, Tokenizer
 from pyctl.chat.call_formats.bound_calls import BoundCalls
 from pyctl.chat.call_formats.registry import find_call_format
 from pyctl.chat.constraint import Constraint, reply_constraint
-from pyctl.chat.images import ImageReader, split_marked, split_marker
+from pyctl.chat.images import ImageReader, shown, split_marked, split_marker
 from pyctl.chat.messages import unreadable
 from pyctl.chat.reasoning import ReasoningSplitter, ReasoningTokens, ReplyDelta, ReplyPart
-from pyctl.chat.rendering import Continue, RenderedChat, Renderer, part_text
-from pyctl.chat.replay import Replay, SampledReply
+from pyctl.chat.rendering import Continue, RenderedChat, Renderer
+from pyctl.chat.replay import Replay
 from pyctl.chat.reply_splitter import ParsedReply, ReplySplitter
 from pyctl.chat.template import Template, TemplateCapabilities
-from pyctl.chat.tools import Tools, callable_tools, template_tools
+from pyctl.chat.tools import Tools, read_tools, template_tools
 from pyctl.errors import RequestError
 from pyctl.image_file import ImageFile
 from pyctl.prompt import Picture, Prompt, Tokens, as_tokens, common_prefix
@@ -91,9 +83,8 @@ class ChatFormat:
         self.images = images
         self.capabilities = TemplateCapabilities.of(template)
         specials = tokenizer.special_tokens()
-        self.starts = message_starts(template, tokenizer, specials, self.capabilities)
-        self._assistant = assistant_start(template, tokenizer, self.starts, self.capabilities)
-        self._result = result_start(template, tokenizer, self.starts, self.capabilities)
+        self._starts = MessageStarts(template, tokenizer, specials, self.capabilities)
+        self.starts = self._starts.ids
         self.call_format = find_call_format(template, self.capabilities)
         self.tags = self.call_format.tags(template.source)
         self.controls = {text: id for text, id in specials.items() if not tokenizer.piece(id, special=False)}
@@ -112,6 +103,10 @@ class ChatFormat:
         )
         self.marks = self._renderer.marks
 
+    @cached_property
+    def _bos(self) -> Tokens:
+        return as_tokens([self.tokenizer.bos] if self.tokenizer.add_bos else [])
+
     @property
     def n_bytes(self) -> Mapping[str, int]:
         """Bytes that are remembered between requests: of tokens by their text, and of replies."""
@@ -119,8 +114,7 @@ class ChatFormat:
 
     def prepare(self, request: ChatRequest) -> PreparedChat:
         """Check and render ``request``. What else is wrong with it shows when that part of the answer is asked for."""
-        tools = template_tools(request.tools)
-        callables = callable_tools(
+        tools, callables = read_tools(
             request.tools,
             request.tool_choice,
             parallel=request.parallel_tool_calls,
@@ -160,11 +154,11 @@ class ChatFormat:
     def prompt_from_text(self, text: str, images: Sequence[ImageFile] = ()) -> Prompt:
         """Tokens of ``text``, special tokens included, after BOS where the model wants it; with ``images`` in the
         places of the marker for them."""
-        return self._prompt([self._bos(), *self._pieces(split_marker(text, images) if images else [text])])
+        return self._prompt([self._bos, *self._pieces(split_marker(text, images) if images else [text])])
 
     def prompt_from_mixed(self, parts: Sequence[str | int]) -> Prompt:
         """Tokens of strings and token ids in a row; BOS comes first only if a string does."""
-        runs = [self._bos()] if parts and isinstance(parts[0], str) else []
+        runs = [self._bos] if parts and isinstance(parts[0], str) else []
         for is_text, run in groupby(parts, key=lambda part: isinstance(part, str)):
             items = list(run)
             runs += [self._memo.tokenize(str(text)) for text in items] if is_text else [_ids(items)]
@@ -172,12 +166,13 @@ class ChatFormat:
 
     def prompt_of(self, rendered: RenderedChat) -> Prompt:
         """The tokens of ``rendered``, those of replayed replies as they were sampled."""
-        parts: list[Tokens | Picture] = [self._bos()]
+        parts: list[Tokens | Picture] = [self._bos]
         for part in rendered.parts or (rendered.text,):
-            if isinstance(part, SampledReply) and part.tokens is not None:
+            text = part if isinstance(part, str) else part.text
+            if not isinstance(part, str) and part.tokens is not None:
                 parts.append(part.tokens)
             else:
-                parts += self._pieces(split_marked(part_text(part), rendered.images))
+                parts += self._pieces(split_marked(text, rendered.images) if rendered.images else [text])
         return self._prompt(parts)
 
     def _pieces(self, pieces: Sequence[str | ImageFile]) -> Iterator[Tokens | Picture]:
@@ -202,16 +197,7 @@ class ChatFormat:
                 pictures.append(replace(part, start=n))
             runs.append(part.tokens if isinstance(part, Picture) else part)
             n += runs[-1].size
-        tokens = as_tokens(np.concatenate(runs)) if runs else as_tokens([])
-        begins = boundaries(tokens, self.starts)
-        replies = headers(tokens, begins, self._assistant)
-        turn = last_turn(tokens, begins, replies or (), self._result)
-        is_chat = tokens.size and int(tokens[0]) in self.starts
-        lines = () if is_chat else line_ends(tokens[: begins[0] if begins else None], self.tokenizer)
-        return Prompt(tokens, begins, replies, turn, tuple(pictures), lines)
-
-    def _bos(self) -> Tokens:
-        return as_tokens([self.tokenizer.bos] if self.tokenizer.add_bos else [])
+        return self._starts.prompt(as_tokens(np.concatenate(runs)) if runs else as_tokens([]), pictures)
 
 
 class PreparedChat:
@@ -227,7 +213,7 @@ class PreparedChat:
         self._request = request
         self.rendered = rendered
         self._tools = tools
-        self.text = rendered.shown
+        self.text = shown(rendered.text, rendered.images) if rendered.images else rendered.text
         self.is_continued = request.continue_final_message is not None
         self.control_texts = chat.control_texts
         self.open_reasoning = rendered.open_reasoning if request.reasoning_format == "none" else ""
@@ -272,6 +258,8 @@ class PreparedChat:
     @cached_property
     def echo(self) -> ReplyDelta:
         """What the prompt holds of the reply already, as it would have been read."""
+        if not self.rendered.begun:
+            return ReplyDelta()
         if self._request.reasoning_format == "none":
             return ReplyDelta(content=self.rendered.begun)
         content = self.rendered.prefill if self.rendered.reply_part == "content" else ""

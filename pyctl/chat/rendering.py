@@ -6,15 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
-from pyctl.chat.images import shown
 from pyctl.chat.messages import check_messages, fit_messages
 from pyctl.chat.reasoning import ReasoningTags, ReplyPart
-from pyctl.chat.replay import Part, Replay, ReplayMarks, SampledReply
+from pyctl.chat.replay import Part, Replay, ReplayMarks
 from pyctl.chat.template import Template, TemplateCapabilities
 from pyctl.errors import RequestError
 from pyctl.image_file import ImageFile
 
-__all__ = ["Continue", "RenderedChat", "Renderer", "part_text"]
+__all__ = ["Continue", "RenderedChat", "Renderer"]
 
 Continue: TypeAlias = Literal["auto", "content", "reasoning_content"]
 """What of a last assistant message the reply continues; ``auto``: the content, or the reasoning if that is all."""
@@ -43,11 +42,6 @@ class RenderedChat:
     parts: tuple[Part, ...] = ()
     place: bytes = b""
     images: Mapping[str, ImageFile] = field(default_factory=dict)
-
-    @property
-    def shown(self) -> str:
-        """The text as others may see it."""
-        return shown(self.text, self.images)
 
 
 class Renderer:
@@ -99,9 +93,7 @@ class Renderer:
             if len(checked) > 1 and checked[-2]["role"] == "assistant":
                 raise RequestError("'messages' must not end in two assistant messages")
             continues = continues or "auto"
-        places = self.marks.places(checked, tools)
-        place = places[len(checked) - (continues is not None)] if places else b""
-        marked, replayed = self.marks.mark(checked, places, keep_last=continues is not None)
+        place, marked, replayed = self.marks.mark(checked, tools, is_continued=continues is not None)
         if replayed:
             try:
                 rendered = self._render(marked, continues, tools, given, add_generation_prompt)
@@ -109,7 +101,7 @@ class Renderer:
                 rendered = None
             parts = self.marks.parts(rendered.text, replayed) if rendered is not None else None
             if rendered is not None and parts is not None:
-                text = "".join(map(part_text, parts))
+                text = "".join(part if isinstance(part, str) else part.text for part in parts)
                 return replace(rendered, text=text, parts=parts, place=place, images=images)
         rendered = self._render(checked, continues, tools, given, add_generation_prompt)
         if missing := sum(mark not in rendered.text for mark in images):
@@ -191,11 +183,6 @@ class Renderer:
     def _header(self, text: str) -> str:
         """The last message of ``text``, as far as it goes; all of it where no token begins a message."""
         return text[max((text.rfind(start) for start in self._start_texts), default=-1) + 1 :]
-
-
-def part_text(part: Part) -> str:
-    """The text of a part of a prompt."""
-    return part.text if isinstance(part, SampledReply) else part
 
 
 def _said(role: str) -> dict[str, Any]:

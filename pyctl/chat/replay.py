@@ -211,23 +211,23 @@ class ReplayMarks:
         self.replay = replay
         self._starts = starts
 
-    def places(self, messages: Sequence[dict[str, Any]], tools: object) -> list[bytes]:
-        """Their `places`; nothing where no reply is remembered."""
-        return places(messages, tools) if self.replay.mode != "off" and self._starts else []
-
     def mark(
-        self, messages: Sequence[dict[str, Any]], places: Sequence[bytes], keep_last: bool = False
-    ) -> tuple[list[dict[str, Any]], Mapping[str, SampledReply]]:
-        """Checked messages with a mark for each that can be replaced, and what belongs in the place of each mark."""
-        if not places:
-            return list(messages), {}
+        self, messages: Sequence[dict[str, Any]], tools: object, *, is_continued: bool
+    ) -> tuple[bytes, list[dict[str, Any]], Mapping[str, SampledReply]]:
+        """The place of the reply, checked messages with a mark for each that can be replaced, and the replies by mark.
+
+        With ``is_continued`` the last message is the beginning of the reply. No place where no reply is remembered.
+        """
+        if self.replay.mode == "off" or not self._starts:
+            return b"", list(messages), {}
+        found, n_before = places(messages, tools), len(messages) - is_continued
         marked, replayed = list(messages), {}
-        for index, message in enumerate(messages[: len(messages) - keep_last]):
-            reply = self.replay.find(message, places[index]) if message["role"] == "assistant" else None
+        for index, message in enumerate(messages[:n_before]):
+            reply = self.replay.find(message, found[index]) if message["role"] == "assistant" else None
             if reply is not None:
                 mark = f"{_MARK}{index};"
                 marked[index], replayed[mark] = {"role": "assistant", "content": mark}, reply
-        return marked, replayed
+        return found[n_before], marked, replayed
 
     def parts(self, text: str, replayed: Mapping[str, SampledReply]) -> tuple[Part, ...] | None:
         """``text`` with each mark, and the header before it, replaced; None if a mark is not where it should be."""

@@ -10,7 +10,7 @@ from pyctl.chat.json_schema import resolve
 from pyctl.errors import RequestError
 from pyctl.limit import limit
 
-__all__ = ["ALL_TYPES", "Tool", "Tools", "callable_tools", "template_tools", "types_of"]
+__all__ = ["ALL_TYPES", "Tool", "Tools", "read_tools", "template_tools", "types_of"]
 
 _DEPTH = 64
 """Of schemas within schemas; what lies deeper is not looked at."""
@@ -100,15 +100,19 @@ def _template_tool(tool: Mapping[str, Any], at: str) -> dict[str, Any]:
     }
 
 
-def callable_tools(
-    tools: Any, choice: object, *, parallel: bool = True, parse: bool = True, has_grammar: bool = False
-) -> Tools | None:
-    """What of ``tools``, which `template_tools` takes, the reply may call, and whether it must; None for nothing.
+def read_tools(
+    tools: object, choice: object, *, parallel: bool = True, parse: bool = True, has_grammar: bool = False
+) -> tuple[list[dict[str, Any]] | None, Tools | None]:
+    """The tools for the template (`template_tools`), and what of them the reply may call; None for nothing.
 
     ``choice`` is a client's ``tool_choice``; without ``parse`` nothing is looked for in the reply. RequestError for a
     choice that cannot be made, or that goes with a grammar.
     """
-    choice = choice or "auto"
+    known = template_tools(tools)
+    return known, _callable_tools(tools, choice or "auto", parallel, parse, has_grammar)
+
+
+def _callable_tools(tools: Any, choice: object, parallel: bool, parse: bool, has_grammar: bool) -> Tools | None:
     if not isinstance(choice, dict) and choice not in ("auto", "none", "required"):
         raise RequestError("'tool_choice' must be auto, none, required or an object")
     if not tools:

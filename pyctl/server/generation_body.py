@@ -155,6 +155,9 @@ class ReplyOptions(Body, frozen=True):
     backend_sampling: bool = False
 
 
+_RANGES = {item.name: range_of(item) for item in fields(Sampling)}
+
+
 def sampling_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """The members of `Sampling` that a body sets, by the ranges declared there; ``logit_bias`` as it came.
 
@@ -165,7 +168,7 @@ def sampling_values(values: Mapping[str, Any]) -> dict[str, Any]:
         name, value = item.name, values.get(item.name)
         if value is None or name.startswith("grammar"):  # what binds a reply comes by more than one field
             continue
-        limits = range_of(item)
+        limits = _RANGES[name]
         if limits is not None:
             whole = isinstance(item.default, int)
             read = number(value, name) if not whole or limits.beyond == "cut" else Integer()(value, name)

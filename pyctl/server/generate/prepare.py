@@ -108,7 +108,7 @@ def prepare(service: Service, body: AnyBody, fetched: Fetched = NOTHING) -> list
             stop=tuple(word for word in body.stop if word),
             n_probs=max(body.n_probs, 0),
             cache_prompt=settings.cache_prompt if body.cache_prompt is None else body.cache_prompt,
-            disk_policy=DiskPolicy.of_request(body.prefix_cache, DiskPolicy.of_server(settings.disk_policy)),
+            disk_policy=DiskPolicy.of_request(body.prefix_cache, service.disk_policy),
             return_progress=body.options.stream,  # what a stream's headers wait for is the first of these
             reasoning=_limit(asked.reasoning),
             seq=body.seq % info.n_seqs if body.seq >= 0 else -1,
@@ -140,7 +140,7 @@ def prepare_warm_up(service: Service, body: ChatBody, fetched: Fetched = NOTHING
     prompt = service.chat.beginning(_chat_request(service, body.conversation, fetched))
     if len(prompt) >= service.info.n_ctx:
         raise ContextSizeError(len(prompt), service.info.n_ctx)
-    policy = DiskPolicy.of_request(body.prefix_cache, DiskPolicy.of_server(service.settings.disk_policy))
+    policy = DiskPolicy.of_request(body.prefix_cache, service.disk_policy)
     return Request(prompt, max_tokens=0, disk_policy=policy, background=True)
 
 
