@@ -20,7 +20,6 @@ from pyctl.server.api import (
     completions,
     embeddings,
     info,
-    lora,
     metrics,
     page,
     prefix_cache,
@@ -56,7 +55,7 @@ _GET: dict[str, Handler] = {
     "/props": info.props,
     "/metrics": metrics.show,
     "/slots": sequences.show,
-    "/lora-adapters": lora.show,
+    "/lora-adapters": info.adapters,
     "/v1/stream": unsupported.resume_stream,
     "/tools": unsupported.disabled,
     "/cors-proxy": unsupported.disabled,
@@ -77,7 +76,7 @@ _POST: dict[str, Handler] = {
     "/apply-template": token_counts.apply_template,
     "/props": info.change_props,
     "/slots/{id}": sequences.act,
-    "/lora-adapters": lora.change,
+    "/lora-adapters": info.change_adapters,
     "/embedding": embeddings.native,
     "/embeddings": embeddings.native,
     "/v1/embeddings": embeddings.openai,
@@ -119,7 +118,7 @@ _OWN_PAGES: frozenset[Handler] = frozenset(
         prefix_cache.clear,
         info.change_props,
         sequences.act,
-        lora.change,
+        info.change_adapters,
     )
 )
 """What pages of other origins may not ask for, though they may generate: it shows or changes what belongs to all."""

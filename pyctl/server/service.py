@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from pyctl.cache.persist import DiskPolicy
 from pyctl.chat.cached_tokenizer import Tokenizer, readable
@@ -27,7 +28,7 @@ class Service:
     """What the endpoints, and a chat in this process, share; whoever made the worker closes it.
 
     ``running`` are the handles of replies that are being sent, by their id, without those that may not be controlled.
-    The event loop's own. ``info`` and ``tokenizer`` are those of the model, ``model`` is its name for clients.
+    The event loop's own.
     """
 
     worker: Worker
@@ -42,22 +43,29 @@ class Service:
     rendering: RequestPool = field(default_factory=lambda: RequestPool(1, max_waiting=16))
     markdown: MarkdownProcess = field(default_factory=MarkdownProcess)
     afterwards: Afterwards = field(default_factory=Afterwards)
-    info: EngineInfo = field(init=False)
-    tokenizer: Tokenizer = field(init=False)
-    model: str = field(init=False)
-    disk_policy: DiskPolicy = field(init=False)
 
     def __post_init__(self) -> None:
         self.worker.before_close(self.afterwards.close)
-        info = self.worker.info
-        found = {
-            "info": info,
-            "tokenizer": self.chat.tokenizer,
-            "model": info.model_alias or info.model_name,
-            "disk_policy": DiskPolicy.of_server(self.settings.disk_policy),
-        }
-        for name, value in found.items():
-            object.__setattr__(self, name, value)
+
+    @cached_property
+    def info(self) -> EngineInfo:
+        """Facts about the model and the context."""
+        return self.worker.info
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The model's own."""
+        return self.chat.tokenizer
+
+    @cached_property
+    def model(self) -> str:
+        """The name under which clients know the model."""
+        return self.info.model_alias or self.info.model_name
+
+    @cached_property
+    def disk_policy(self) -> DiskPolicy:
+        """What goes to disk where a request does not say."""
+        return DiskPolicy.of_server(self.settings.disk_policy)
 
     def text_of(self, tokens: Sequence[int]) -> str:
         """The text of ``tokens`` for people."""

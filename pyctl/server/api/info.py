@@ -1,4 +1,4 @@
-"""The endpoints that only say what there is: health, models, properties."""
+"""The endpoints that only say what there is: health, models, properties, LoRA adapters."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from pyctl.chat.images import MEDIA_MARKER
 from pyctl.engine.pool.pool_plan import PoolPlan
 from pyctl.engine.pool.selection import CHUNK, SelectSettings
 from pyctl.engine.request import Request as EngineRequest
-from pyctl.errors import NotSupportedError, UnavailableError
+from pyctl.errors import NotSupportedError, RequestError, UnavailableError
 from pyctl.prompt import Prompt
+from pyctl.server.body import parse_json
 from pyctl.server.generate.payload import settings_json, without_long
-from pyctl.server.generation_body import ReplyOptions
+from pyctl.server.generate.prepare import keep_scales
+from pyctl.server.generation_body import ReplyOptions, scales_of
 from pyctl.server.http import JsonResponse, error_response
 from pyctl.server.service import Service
 
-__all__ = ["change_props", "health", "models", "props"]
+__all__ = ["adapters", "change_adapters", "change_props", "health", "models", "props"]
 
 
 async def health(service: Service, request: Request) -> Response:
@@ -164,4 +166,24 @@ async def change_props(service: Service, request: Request) -> Response:
     """POST /props: as in llama-server, nothing can be changed yet, and with --props that is a success."""
     if not service.settings.change_props:
         raise NotSupportedError("This server does not support changing global properties. Start it with `--props`")
+    return JsonResponse({"success": True})
+
+
+async def adapters(service: Service, request: Request) -> Response:
+    """GET /lora-adapters"""
+    return JsonResponse(
+        [
+            {"id": number, "path": path, "scale": scale, "task_name": "", "prompt_prefix": ""}
+            for number, (path, scale) in enumerate(service.info.lora)
+        ]
+    )
+
+
+async def change_adapters(service: Service, request: Request) -> Response:
+    """POST /lora-adapters [{"id": ..., "scale": ...}]; ids that do not exist are ignored, as llama-server does."""
+    entries = parse_json(await request.body())
+    if not isinstance(entries, list):
+        raise RequestError("Request body must be an array")
+    if service.info.lora:
+        keep_scales(service.info, scales_of(entries))
     return JsonResponse({"success": True})
