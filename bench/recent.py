@@ -62,7 +62,7 @@ class Calls:
         self._timed("find", lambda: tier.find(match, len(prompt) - 1))
         self._timed("select", lambda: tier.select(found, 0))
         snapshot = snapshot_of(prompt, 64)
-        self._timed("offer", lambda: tier.offer([snapshot]))
+        self._timed("offer", lambda: tier.write(snapshot))
         self._timed("count_hit", lambda: tier.count_hit(snapshot))
         self._timed("view", tier.view)
 
@@ -104,10 +104,10 @@ def measured(tier: DiskTier, calls: Calls, seconds: float, busy: bool) -> dict[s
     def keep_writing() -> None:
         if not stop.is_set():
             tier._writer.save_recent()
-            tier._behind.run_soon(keep_writing)
+            tier.queue.run_soon(keep_writing)
 
     if busy:
-        tier._behind.run_soon(keep_writing)
+        tier.queue.run_soon(keep_writing)
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         calls.request()

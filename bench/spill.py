@@ -99,7 +99,7 @@ class Spilling(Simulation):
 
     def _ask(self, rendered: str, out: str) -> None:
         super()._ask(rendered, out)
-        self.tier.settle()
+        self.tier.queue.settle()
         self.tier.flush(60)
 
 

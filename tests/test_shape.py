@@ -22,7 +22,6 @@ OVER = {
     "ContextMemory public": 30,
     "DeviceTier public": 25,
     "DiskStore.__init__ parameters": 7,
-    "DiskTier public": 21,
     "DryRun.__init__ parameters": 7,
     "EngineInfo fields": 28,
     "EngineStats fields": 13,

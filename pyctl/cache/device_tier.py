@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pyctl.cache.disk.file_format import Sizes
-from pyctl.cache.disk.write_behind import MOST_BEHIND_BYTES
+from pyctl.cache.disk.write_queue import MOST_BEHIND_BYTES, Reason
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.plan import ends_within, last_end
 from pyctl.cache.ports import SequenceMemory
@@ -279,30 +279,25 @@ class DeviceTier:
         """In an idle moment: have some of what only the device has copied, to ``disk``, where that wants it now or in
         the end, when there would be no time for so much, or to RAM. After how many seconds to go on, None for not.
         """
-        seconds = disk.write_piece(self.piece_of) if disk is not None else None
+        seconds = disk.queue.write_piece(self.piece_of) if disk is not None else None
         if self.copy_one():
             return 0.0
         if seconds is None and disk is not None and disk.policy.kind != "off" and self._n_ahead != self._cache.turn:
             self._n_ahead = self._cache.turn
-            disk.offer_large(end for end in self._cache.conversation_ends()[::-1] if not self.may_copy(end))
+            for end in self._cache.conversation_ends()[::-1]:
+                if not self.may_copy(end):
+                    disk.write(end, reason=Reason.LARGE)
             return 0.0
         return seconds
 
     def offer(self, snapshots: Collection[Snapshot], disk: DiskTier) -> None:
         """Have ``disk`` write them: what RAM has no room for, beside the cache, a segment at a time (`copy_next`)."""
-        large: list[Snapshot] = []
-
-        def small() -> Iterator[Snapshot]:
-            for each in snapshots:  # each one's copy takes room of the next one's
-                if self.may_copy(each):
-                    yield each
-                else:
-                    large.append(each)
-
-        disk.offer(small(), self.copy_of)
-        if large:
-            self._n_ahead = self._cache.turn
-            disk.offer_large(large)
+        for each in snapshots:  # each one's copy takes room of the next one's
+            if self.may_copy(each):
+                disk.write(each, rows_of=self.copy_of)
+            else:
+                self._n_ahead = self._cache.turn
+                disk.write(each, reason=Reason.LARGE)
 
     def rows_of(self, segment: Segment) -> Block:
         """A copy of its rows for somebody who needs bytes, there after `synchronize`."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -18,10 +18,10 @@ from typing import TypeAlias
 from pyctl.cache.costs import Costs
 from pyctl.cache.disk.chain import PendingSnapshot
 from pyctl.cache.disk.file_format import PROMPTS
-from pyctl.cache.disk.piecewise import PieceOf, Piecewise
 from pyctl.cache.disk.readers import Reading
 from pyctl.cache.disk.store import DiskStore
-from pyctl.cache.disk.write_behind import RowsOf, WriteBehind
+from pyctl.cache.disk.write_queue import PieceOf, Reason, WriteQueue
+from pyctl.cache.disk.writer import RowsOf
 from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.recent import DEFAULT_FILE_BYTES, RecentFiles, RecentMatches, RecentPrompts
 from pyctl.cache.snapshot import Prefix, PromptMatch, Segment, Snapshot
@@ -35,9 +35,6 @@ TextOf: TypeAlias = Callable[[Sequence[int]], str]
 
 FLUSH_SECONDS = 10.0
 """How long closing may take."""
-
-LAST_SECONDS = 1.0
-"""Of that, what is left when no more parts are written of what has not much room in RAM."""
 
 REFRESH_SECONDS = 1.0
 """How often to look for what other processes have written, while there are requests."""
@@ -92,8 +89,9 @@ class _SnapshotWriter:
     ) -> None:
         self._store, self._recent, self._files, self._text_of = store, recent, files, text_of
 
-    def write(self, snapshot: Snapshot, spilled: bool) -> int:
-        n_bytes = self._store.write(snapshot, self.label(snapshot), spilled=spilled)
+    def write(self, snapshot: Snapshot, reason: Reason, rows_of: RowsOf | None) -> int:
+        spilled = reason == Reason.EVICTED
+        n_bytes = self._store.files.write(snapshot, self.label(snapshot), spilled=spilled, rows_of=rows_of)
         self.save_recent()
         return n_bytes
 
@@ -135,9 +133,8 @@ class DiskTier:
         files = RecentFiles(store.home / PROMPTS, store.limit_beside(DEFAULT_FILE_BYTES), store.spend)
         self.recent.load(files.load())
         self._writer = _SnapshotWriter(store, self.recent, files, text_of)
-        self._behind = WriteBehind(self._writer.write)
-        self._pieces = Piecewise(store.files, self._behind, self._writer.label)
-        store.run_soon = self._behind.run_soon
+        self.queue = WriteQueue(self._writer.write)
+        store.run_soon = self.queue.run_soon
         store.note_read = self._note_read
         self.costs = Costs()
         self.n_hits = 0
@@ -175,7 +172,7 @@ class DiskTier:
     def count_hit(self, snapshot: Snapshot) -> None:
         """Note that a snapshot from here was of use."""
         self.n_hits += 1
-        self._behind.run_soon(partial(self.store.touch, snapshot.prefix))
+        self.queue.run_soon(partial(self.store.touch, snapshot.prefix))
 
     def select(self, matches: RecentMatches, start: int, policy: DiskPolicy | None = None) -> tuple[int, ...]:
         """The prefix lengths past ``start`` that belong on disk, of a prompt that was compared with `recent`."""
@@ -194,80 +191,47 @@ class DiskTier:
             )
         return chosen.positions
 
-    def run_soon(self, function: Callable[[], None]) -> None:
-        """Have ``function``, which may wait for the disk, called by the thread that writes."""
-        self._behind.run_soon(function)
-
     def remove(self, name: str) -> bool:
         """Remove the snapshot called ``name``, also where it waits to be written; False if there is none.
 
         Waits for the disk; any thread may call it.
         """
-        waited = self._behind.drop(name) | self._pieces.drop(name)
+        waited = self.queue.drop(name)
         return self.store.directory.remove(f"{self.store.fingerprint}/{name}") or waited
 
     def wants(self, snapshot: Snapshot) -> bool:
-        """Whether `offer` would write it: it is not there, and may be."""
+        """Whether the disk may have it and has not got it."""
         return snapshot.for_disk and self.store.wants(snapshot)
 
-    def offer(self, snapshots: Iterable[Snapshot], rows_of: RowsOf | None = None) -> None:
-        """Write ``snapshots`` behind, the last first, unless they are there or not for the disk.
+    def write(
+        self,
+        snapshot: Snapshot,
+        worth: float = 0.0,
+        *,
+        reason: Reason = Reason.CHOSEN,
+        rows_of: RowsOf | None = None,
+    ) -> None:
+        """Queue ``snapshot``, if it is wanted, as `WriteQueue.write` says. ``rows_of`` gives rows that only the device
+        has.
 
-        ``rows_of`` gives rows that only the device has.
+        ``worth`` is how many seconds it is expected to save where it was EVICTED: that is for policies that spill, and
+        less than a tenth of what reading it takes is not enough (bench/results/spill.md).
         """
-        for snapshot in snapshots:
-            if self.wants(snapshot):
-                try:
-                    self._behind.offer(snapshot, rows_of)
-                except (StateError, MemoryError) as error:
-                    log.warning("the snapshot at %d is not written: %s", snapshot.n, error)
-
-    def spill(self, snapshot: Snapshot, worth: float, rows_of: RowsOf | None = None) -> None:
-        """Write ``snapshot``, which leaves RAM, behind all that was offered, if it is for the disk and worth it.
-
-        ``worth`` is how many seconds it is expected to save; less than a tenth of what reading it takes is not enough
-        (bench/results/spill.md). Its bytes, and those of ``rows_of``, may still be on their way until `settle`.
-        """
-        if not (self.policy.spill and snapshot.for_disk and self.store.wants(snapshot)):
+        if not self.wants(snapshot):
             return
-        n_bytes = snapshot.state.n_bytes + sum(map(_missing, snapshot.chain))
-        if worth >= WORTH_WRITING * self.costs.read(n_bytes):
-            try:
-                self._behind.spill(snapshot, worth, n_bytes, rows_of)
-            except (StateError, MemoryError) as error:
-                log.warning("the snapshot at %d is not written: %s", snapshot.n, error)
-
-    def offer_large(self, snapshots: Iterable[Snapshot]) -> None:
-        """The same for those whose rows have no room in RAM all at once: they wait for `write_piece`."""
-        for snapshot in filter(self.wants, snapshots):
-            self._pieces.offer(snapshot)
-
-    def write_piece(self, piece_of: PieceOf) -> float | None:
-        """Hand over a part of what was too large to be copied all at once; after how many seconds to call again, None
-        if nothing of it is left."""
-        return self._pieces.step(piece_of)
-
-    @property
-    def is_moving(self) -> bool:
-        """Whether parts are being written, and the disk takes them."""
-        return self._pieces.is_moving
-
-    @property
-    def is_unsettled(self) -> bool:
-        """Whether `settle` is waited for."""
-        return self._behind.is_unsettled
-
-    def settle(self) -> None:
-        """All bytes of what was spilled are there."""
-        self._behind.settle()
-
-    def give_up_least(self) -> bool:
-        """Do not write what is worth least of what waits, so that its memory is free; False if nothing waits."""
-        return self._behind.give_up_least()
+        n_bytes = 0
+        if reason == Reason.EVICTED:
+            n_bytes = snapshot.state.n_bytes + sum(map(_missing, snapshot.chain))
+            if not self.policy.spill or worth < WORTH_WRITING * self.costs.read(n_bytes):
+                return
+        try:
+            self.queue.write(snapshot, reason, worth=worth, n_bytes=n_bytes, rows_of=rows_of)
+        except (StateError, MemoryError) as error:
+            log.warning("the snapshot at %d is not written: %s", snapshot.n, error)
 
     def flush(self, timeout: float) -> bool:
-        """Wait until what was offered is written, ``timeout`` seconds at most; False if something is left."""
-        return self._behind.flush(timeout)
+        """Wait until what was queued is written, ``timeout`` seconds at most; False if something is left."""
+        return self.queue.flush(timeout)
 
     def view(self) -> DiskView:
         """What the tier holds and did."""
@@ -279,29 +243,27 @@ class DiskTier:
             directory.contents.n_bytes,
             directory.budget or -1,
             self.n_hits,
-            self._behind.n_bytes,
+            self.queue.n_bytes,
             self.store.damaged,
-            self._behind.n_waiting + self._pieces.n_waiting,
-            self._behind.n_failed,
-            self._behind.n_spilled,
-            self._behind.spilled_bytes,
-            self._behind.n_given_up + self._pieces.n_given_up,
+            self.queue.n_waiting,
+            self.queue.n_failed,
+            self.queue.n_spilled,
+            self.queue.spilled_bytes,
+            self.queue.n_given_up,
         )
 
     def close(self, piece_of: PieceOf | None = None) -> bool:
         """Write what is waiting and close the store, within ``close_seconds``; False if something is not written."""
-        n_failed = self._behind.n_failed
+        n_failed = self.queue.n_failed
         deadline = time.monotonic() + self.close_seconds
-        self._behind.run_soon(self._writer.save_recent)
-        self._behind.hurry()
-        whole = piece_of is None or self._pieces.run(piece_of, deadline - LAST_SECONDS)
-        done = self._behind.close(max(deadline - time.monotonic(), 0.0)) and whole
+        self.queue.run_soon(self._writer.save_recent)
+        done = self.queue.close(self.close_seconds, piece_of)
         if not done:
             log.warning("the prefix cache could not be written completely within %.0f s", self.close_seconds)
         self._recovery.join(max(deadline - time.monotonic(), 0.1))
         if done and not self._recovery.is_alive():
             self.store.close()  # which would wait for whoever still uses it
-        return done and self._behind.n_failed == n_failed
+        return done and self.queue.n_failed == n_failed
 
     def _note_read(self, n_bytes: int, seconds: float) -> None:
         if n_bytes >= MEASURED_BYTES:
@@ -311,7 +273,7 @@ class DiskTier:
         now = time.monotonic()
         if now - self._refreshed >= REFRESH_SECONDS:
             self._refreshed = now
-            self._behind.run_soon(self.store.directory.refresh)
+            self.queue.run_soon(self.store.directory.refresh)
 
     def _recover(self) -> None:
         try:

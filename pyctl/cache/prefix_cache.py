@@ -14,6 +14,7 @@ from functools import partial
 from pyctl.cache.cache_stats import CacheStats, Divergence, RequestStats
 from pyctl.cache.device_tier import DeviceTier
 from pyctl.cache.disk.readers import Reading
+from pyctl.cache.disk.write_queue import Reason
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.plan import choose_cuts, inner_ends, last_common_end, last_end, next_turn
 from pyctl.cache.ports import CacheOptions, CacheRequest, SequenceMemory
@@ -69,7 +70,7 @@ class PrefixCache:
         self.totals = CacheStats()
         if disk is not None:
             disk.costs = cache.costs
-            cache.on_evict = partial(disk.spill, rows_of=self.device.rows_of)
+            cache.on_evict = partial(disk.write, reason=Reason.EVICTED, rows_of=self.device.rows_of)
 
     def lookup(self, request: CacheRequest, ends: Sequence[int], seq: LiveSequence, stats: RequestStats) -> CacheLookup:
         """What can be restored of a prompt with these batch ends into ``seq``; remembers it, if somebody sent it."""
@@ -211,7 +212,7 @@ class PrefixCache:
 
     def persist(self, plan: CachePlan) -> None:
         """Send to disk what the policy chose of the prompt, as far as there are snapshots of it, and what left RAM."""
-        if self.disk is not None and (plan.persist or self.disk.is_unsettled):
+        if self.disk is not None and (plan.persist or self.disk.queue.is_unsettled):
             found = (self.cache.get(plan.match.prefix(n)) for n in plan.persist if n)
             self.settle([each for each in found if each is not None])
 
@@ -221,7 +222,7 @@ class PrefixCache:
         self.device.copy_spare(*(segment for snapshot in wanted for segment in snapshot.chain))
         self.memory.synchronize()
         if self.disk is not None:
-            self.disk.settle()
+            self.disk.queue.settle()
             self.device.offer(wanted, self.disk)
             self._hold_less()
 
@@ -372,7 +373,7 @@ class PrefixCache:
 
     def _hold_less(self) -> None:
         """Give up writing what was evicted long ago, if a slow disk makes that much."""
-        while self.disk is not None and self.device.is_behind() and self.disk.give_up_least():
+        while self.disk is not None and self.device.is_behind() and self.disk.queue.give_up_least():
             continue
 
     def _park(self, seq: LiveSequence, shared: int, stats: RequestStats, least: int = PARK_MIN) -> None:

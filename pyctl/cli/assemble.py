@@ -113,7 +113,7 @@ def assemble(settings: CommandSettings, go_on: Callable[[], bool] = lambda: True
                 chat.prompt_replay,
                 path=tier.store.home / REPLIES,
                 max_file_bytes=limit,
-                run_soon=tier.run_soon,
+                run_soon=tier.queue.run_soon,
                 spend=tier.store.spend,
             )
         chat_format = ChatFormat(template, loaded.tokenizer, chat.template_kwargs, replay, loaded.images)

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import NamedTuple, TypeVar
 
 from pyctl.cache.cache_stats import RequestStats
-from pyctl.cache.disk.piecewise import AGAIN_SECONDS
+from pyctl.cache.disk.write_queue import AGAIN_SECONDS
 from pyctl.engine.backend import EngineInfo
 from pyctl.engine.engine import Engine
 from pyctl.engine.handle import RequestHandle
@@ -355,7 +355,7 @@ class Worker:
         if self._sleep_seconds < 0 or self._engine.asleep:
             return None
         disk, seconds = self._engine.prefix_cache.disk, self._last_work + self._sleep_seconds - time.monotonic()
-        return max(seconds, AGAIN_SECONDS if disk is not None and disk.is_moving else 0.0)
+        return max(seconds, AGAIN_SECONDS if disk is not None and disk.queue.is_moving else 0.0)
 
     # -- from any thread ---------------------------------------------------------------------------------------------
 

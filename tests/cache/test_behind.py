@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from pyctl.cache.disk.write_behind import MAX_CALLS, WriteBehind
+from pyctl.cache.disk.write_queue import MAX_CALLS, Reason, RowsOf, WriteQueue
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import NOTHING, Block, PromptMatch, Segment, Snapshot, State
 from pyctl.prompt import as_tokens
@@ -24,7 +24,7 @@ class SlowWriter:
         self.written: list[tuple[int, bytes]] = []
         self.error: Exception | None = None
 
-    def write(self, snapshot: Snapshot, spilled: bool) -> int:
+    def write(self, snapshot: Snapshot, reason: Reason, rows_of: RowsOf | None) -> int:
         self.begun.set()
         assert self.gate.wait(60)
         if self.error is not None:
@@ -40,8 +40,8 @@ def writer() -> SlowWriter:
 
 
 @pytest.fixture
-def behind(writer: SlowWriter) -> Iterator[WriteBehind]:
-    behind = WriteBehind(writer.write, limit=3)
+def behind(writer: SlowWriter) -> Iterator[WriteQueue]:
+    behind = WriteQueue(writer.write, limit=3)
     yield behind
     writer.gate.set()
     behind.close(60)
@@ -53,12 +53,12 @@ def snapshot(seed: int, n: int = 50) -> Snapshot:
     return Snapshot(PromptMatch(tokens).prefix(n), Segment(0, tokens, rows, None), State.of(np.zeros(4, np.uint8)))
 
 
-def test_offering_never_waits_and_a_full_queue_gives_up_its_oldest(writer: SlowWriter, behind: WriteBehind) -> None:
-    behind.offer(snapshot(0))
+def test_offering_never_waits_and_a_full_queue_gives_up_its_oldest(writer: SlowWriter, behind: WriteQueue) -> None:
+    behind.write(snapshot(0))
     assert writer.begun.wait(60)  # the thread holds it, at the closed gate
     for seed in range(1, 6):
-        behind.offer(snapshot(seed))
-        behind.offer(snapshot(seed))
+        behind.write(snapshot(seed))
+        behind.write(snapshot(seed))
     assert writer.written == [], "nothing waited for the gate"
     assert not behind.flush(0.05)
     writer.gate.set()
@@ -67,14 +67,14 @@ def test_offering_never_waits_and_a_full_queue_gives_up_its_oldest(writer: SlowW
     assert behind.n_bytes == 200
 
 
-def test_rows_are_held_although_the_cache_drops_them(writer: SlowWriter, behind: WriteBehind) -> None:
+def test_rows_are_held_although_the_cache_drops_them(writer: SlowWriter, behind: WriteQueue) -> None:
     cache = RamCache(1, None)
     kept = snapshot(7)
     kept.segment.draft_rows = np.full(9, 8, np.uint8)
     reservation = cache.prepare(kept.prefix, 0)
     assert reservation is not None
     reservation.confirm(kept)
-    behind.offer(kept)
+    behind.write(kept)
     cache.drop(kept)
     assert kept.segment.rows.nbytes == 0
     writer.gate.set()
@@ -84,27 +84,27 @@ def test_rows_are_held_although_the_cache_drops_them(writer: SlowWriter, behind:
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), PermissionError("read-only"), ZeroDivisionError()])
 def test_a_disk_that_refuses_is_left_alone_for_a_while(
-    writer: SlowWriter, behind: WriteBehind, error: Exception
+    writer: SlowWriter, behind: WriteQueue, error: Exception
 ) -> None:
     writer.gate.set()
     writer.error = error
     is_full = isinstance(error, OSError)
-    behind.offer(snapshot(1))
+    behind.write(snapshot(1))
     assert behind.flush(60) == (not is_full)
     assert behind.n_failed == 1
     writer.error = None
-    behind.offer(snapshot(2))
+    behind.write(snapshot(2))
     assert behind.flush(60) == (not is_full)
     assert bool(writer.written) == (not is_full)
 
 
-def test_what_a_full_disk_did_not_take_is_kept_and_written_later(writer: SlowWriter, behind: WriteBehind) -> None:
+def test_what_a_full_disk_did_not_take_is_kept_and_written_later(writer: SlowWriter, behind: WriteQueue) -> None:
     writer.gate.set()
     writer.error = OSError(errno.ENOSPC, "full")
-    behind.offer(snapshot(1))
+    behind.write(snapshot(1))
     assert not behind.flush(60)
     for seed in (2, 3, 4):
-        behind.offer(snapshot(seed))
+        behind.write(snapshot(seed))
     assert behind.n_waiting == 3, "no more than the queue holds"
     behind.retry()
     assert not behind.flush(60)
@@ -113,7 +113,7 @@ def test_what_a_full_disk_did_not_take_is_kept_and_written_later(writer: SlowWri
     assert behind.flush(60)
     assert sorted(rows[0] for _, rows in writer.written) == [2, 3, 4]
     writer.error = OSError(errno.ENOSPC, "full")
-    behind.offer(snapshot(5))
+    behind.write(snapshot(5))
     assert not behind.flush(60)
     writer.error = None
     assert behind.close(60), "and tried once more in the end"
@@ -121,12 +121,12 @@ def test_what_a_full_disk_did_not_take_is_kept_and_written_later(writer: SlowWri
 
 
 def test_closing_gives_up_what_a_full_disk_does_not_take(
-    writer: SlowWriter, behind: WriteBehind, caplog: pytest.LogCaptureFixture
+    writer: SlowWriter, behind: WriteQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
     writer.gate.set()
     writer.error = OSError(errno.ENOSPC, "full")
     for seed in (1, 2, 3):
-        behind.offer(snapshot(seed))
+        behind.write(snapshot(seed))
     behind.close(60)
     assert not behind._thread.is_alive()
     assert behind.n_waiting == 0
@@ -134,7 +134,7 @@ def test_closing_gives_up_what_a_full_disk_does_not_take(
     assert len([record for record in caplog.records if "cannot be written" in record.message]) == 1, "it is said once"
 
 
-def test_calls_are_made_by_the_thread_that_writes(writer: SlowWriter, behind: WriteBehind) -> None:
+def test_calls_are_made_by_the_thread_that_writes(writer: SlowWriter, behind: WriteQueue) -> None:
     seen: list[str] = []
     behind.run_soon(lambda: seen.append(threading.current_thread().name))
     behind.run_soon(lambda: [][0])
@@ -143,28 +143,28 @@ def test_calls_are_made_by_the_thread_that_writes(writer: SlowWriter, behind: Wr
     assert seen == ["pyctl-disk", "after a failure"]
 
 
-def test_closing_gives_up_after_its_time(writer: SlowWriter, behind: WriteBehind) -> None:
-    behind.offer(snapshot(1))
+def test_closing_gives_up_after_its_time(writer: SlowWriter, behind: WriteQueue) -> None:
+    behind.write(snapshot(1))
     assert writer.begun.wait(60)
-    behind.offer(snapshot(2))
+    behind.write(snapshot(2))
     assert not behind.close(0.2)
     assert writer.written == [], "it did not wait for the gate"
     assert behind.n_waiting == 0
-    behind.offer(snapshot(3))
+    behind.write(snapshot(3))
     assert behind.n_waiting == 0
     writer.gate.set()
 
 
-def test_closing_waits_for_what_is_being_written(writer: SlowWriter, behind: WriteBehind) -> None:
-    behind.offer(snapshot(1))
+def test_closing_waits_for_what_is_being_written(writer: SlowWriter, behind: WriteQueue) -> None:
+    behind.write(snapshot(1))
     assert writer.begun.wait(60)
     threading.Timer(0.3, writer.gate.set).start()
     assert behind.close(60)
     assert [n for n, _ in writer.written] == [50]
 
 
-def test_errands_of_a_disk_that_hangs_do_not_pile_up(writer: SlowWriter, behind: WriteBehind) -> None:
-    behind.offer(snapshot(1))
+def test_errands_of_a_disk_that_hangs_do_not_pile_up(writer: SlowWriter, behind: WriteQueue) -> None:
+    behind.write(snapshot(1))
     assert writer.begun.wait(60)
     done: list[int] = []
     for number in range(MAX_CALLS + 100):
@@ -174,11 +174,11 @@ def test_errands_of_a_disk_that_hangs_do_not_pile_up(writer: SlowWriter, behind:
     assert done == list(range(100, MAX_CALLS + 100)), "the newest are done, in order"
 
 
-def test_what_waits_for_longest_can_be_given_up(writer: SlowWriter, behind: WriteBehind) -> None:
-    behind.offer(snapshot(1))
+def test_what_waits_for_longest_can_be_given_up(writer: SlowWriter, behind: WriteQueue) -> None:
+    behind.write(snapshot(1))
     assert writer.begun.wait(60)
     for seed in (2, 3):
-        behind.offer(snapshot(seed))
+        behind.write(snapshot(seed))
     assert behind.give_up_least()
     writer.gate.set()
     assert behind.flush(60)
@@ -186,10 +186,10 @@ def test_what_waits_for_longest_can_be_given_up(writer: SlowWriter, behind: Writ
     assert not behind.give_up_least()
 
 
-def test_what_is_dropped_by_name_is_not_written_from_wherever_it_waits(writer: SlowWriter, behind: WriteBehind) -> None:
+def test_what_is_dropped_by_name_is_not_written_from_wherever_it_waits(writer: SlowWriter, behind: WriteQueue) -> None:
     writer.error = OSError(errno.ENOSPC, "full")
     for seed in range(3):
-        behind.offer(snapshot(seed))
+        behind.write(snapshot(seed))
         assert writer.begun.wait(60)  # the first is being written, at the closed gate
     spilled(3, 1.0, behind)
     spilled(4, 1.0, behind)
@@ -206,14 +206,14 @@ def test_what_is_dropped_by_name_is_not_written_from_wherever_it_waits(writer: S
     assert [rows[0] for _, rows in writer.written] == [2, 4], "nor is what was refused tried again"
 
 
-def spilled(seed: int, worth: float, behind: WriteBehind, n_bytes: int = 100) -> None:
-    behind.spill(snapshot(seed), worth, n_bytes)
+def spilled(seed: int, worth: float, behind: WriteQueue, n_bytes: int = 100) -> None:
+    behind.write(snapshot(seed), Reason.EVICTED, worth=worth, n_bytes=n_bytes)
 
 
 def test_what_was_spilled_waits_until_its_bytes_are_there_and_comes_after_what_was_offered(
-    writer: SlowWriter, behind: WriteBehind
+    writer: SlowWriter, behind: WriteQueue
 ) -> None:
-    behind.offer(snapshot(0))
+    behind.write(snapshot(0))
     assert writer.begun.wait(60)  # the thread holds it, at the closed gate
     spilled(1, 1.0, behind)
     spilled(2, 3.0, behind)
@@ -222,7 +222,7 @@ def test_what_was_spilled_waits_until_its_bytes_are_there_and_comes_after_what_w
     behind.settle()
     assert not behind.is_unsettled
     spilled(3, 2.0, behind)
-    behind.offer(snapshot(4))
+    behind.write(snapshot(4))
     writer.gate.set()
     assert not behind.flush(60), "one is not settled"
     assert [rows[0] for _, rows in writer.written] == [0, 4, 2, 1], "the most worth first"
@@ -233,7 +233,7 @@ def test_what_was_spilled_waits_until_its_bytes_are_there_and_comes_after_what_w
 
 
 def test_what_was_spilled_has_so_many_bytes_at_most_and_the_least_worth_is_given_up(writer: SlowWriter) -> None:
-    behind = WriteBehind(writer.write, most_bytes=300)
+    behind = WriteQueue(writer.write, most_bytes=300)
     try:
         for seed, worth in enumerate((5.0, 1.0, 3.0, 2.0)):
             spilled(seed, worth, behind)
@@ -253,7 +253,7 @@ def test_what_was_spilled_has_so_many_bytes_at_most_and_the_least_worth_is_given
         behind.close(60)
 
 
-def test_a_disk_that_refuses_gets_what_was_spilled_later(writer: SlowWriter, behind: WriteBehind) -> None:
+def test_a_disk_that_refuses_gets_what_was_spilled_later(writer: SlowWriter, behind: WriteQueue) -> None:
     writer.gate.set()
     writer.error = OSError(errno.ENOSPC, "full")
     spilled(1, 1.0, behind)
@@ -269,7 +269,7 @@ def test_a_disk_that_refuses_gets_what_was_spilled_later(writer: SlowWriter, beh
 
 
 def test_rows_of_the_device_are_asked_for_once_and_those_on_disk_not_at_all(
-    writer: SlowWriter, behind: WriteBehind
+    writer: SlowWriter, behind: WriteQueue
 ) -> None:
     asked: list[Segment] = []
 
@@ -284,7 +284,7 @@ def test_rows_of_the_device_are_asked_for_once_and_those_on_disk_not_at_all(
     written.segment.file.is_there = True
     for each in (written, held):
         each.segment.rows, each.segment.held = NOTHING, Cells()
-        behind.spill(each, 1.0, 10, rows_of)
+        behind.write(each, Reason.EVICTED, worth=1.0, n_bytes=10, rows_of=rows_of)
     assert asked == [held.segment]
     behind.settle()
     writer.gate.set()

@@ -14,6 +14,7 @@ import pytest
 from pyctl.cache import device_tier
 from pyctl.cache.disk.index import Index
 from pyctl.cache.disk.store import DiskStore
+from pyctl.cache.disk.write_queue import Reason, RowsOf
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
@@ -199,7 +200,7 @@ def test_the_engine_asks_neither_the_index_nor_a_thread_that_waits(
         with tier.store.directory._looking:
             stuck.wait(60)
 
-    tier._behind.run_soon(hang)
+    tier.queue.run_soon(hang)
     tier._refreshed = 0.0
     for prompt in prompts[1:]:
         ask(engine, prompt)
@@ -225,7 +226,7 @@ def test_closing_waits_as_long_as_the_disk_may_take(tmp_path: Path, monkeypatch:
     ask(engine, chat((1, 300), (2, 240)))
     assert engine.prefix_cache.disk.flush(60)
     gate = threading.Event()
-    engine.prefix_cache.disk._behind.run_soon(lambda: gate.wait(60))
+    engine.prefix_cache.disk.queue.run_soon(lambda: gate.wait(60))
     ask(engine, chat((3, 300), (4, 240)))
     worker = Worker(engine, INFO)
     threading.Timer(0.6, gate.set).start()
@@ -239,7 +240,7 @@ def test_a_disk_that_hangs_holds_up_nobody_for_ever(tmp_path: Path) -> None:
     engine = engine_on(tmp_path, "hybrid")
     engine.prefix_cache.disk.close_seconds = 0.2
     gate = threading.Event()
-    engine.prefix_cache.disk._behind.run_soon(lambda: gate.wait(60))
+    engine.prefix_cache.disk.queue.run_soon(lambda: gate.wait(60))
     engine.prefix_cache.close()
     assert not gate.is_set()
     gate.set()
@@ -252,7 +253,7 @@ def test_the_last_used_conversations_are_written_when_there_are_too_many(tmp_pat
         ask(engine, prompt)
     ask(engine, chat((98, 300)))  # which parks the last of them
     gate = threading.Event()
-    engine.prefix_cache.disk._behind.run_soon(lambda: gate.wait(60))
+    engine.prefix_cache.disk.queue.run_soon(lambda: gate.wait(60))
     threading.Timer(0.3, gate.set).start()
     engine.prefix_cache.close()
     engine = engine_on(tmp_path, "hybrid", "600")
@@ -269,12 +270,12 @@ def test_a_slow_disk_does_not_hold_the_memory_of_what_was_evicted(
     engine.prefix_cache.cache.budget = budget
     writing, go_on = threading.Event(), threading.Event()
 
-    def write(snapshot: Snapshot, spilled: bool) -> int:
+    def write(snapshot: Snapshot, reason: Reason, rows_of: RowsOf | None) -> int:
         writing.set()
         assert go_on.wait(60)
         return 0
 
-    engine.prefix_cache.disk._behind._write_one = write
+    engine.prefix_cache.disk.queue._write_one = write
     backend, largest = engine.backend, 0
     for seed in range(30):
         assert ask(engine, chat((seed, 300))).error is None

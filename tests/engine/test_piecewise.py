@@ -8,9 +8,7 @@ import os
 import random
 import sys
 import threading
-import time
 import weakref
-from concurrent.futures import wait
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +18,7 @@ import pytest
 from pyctl.cache import device_tier
 from pyctl.cache.disk.index import Index
 from pyctl.cache.disk.writer import OpenWrite, StoreWriter
+from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.snapshot import Block, BlockBytes, Held, Segment, State
 from pyctl.engine.engine import Engine
 from pyctl.engine.pool.pool_plan import PoolPlan
@@ -52,17 +51,21 @@ def engine_of(directory: Path, policy: str = "full", kind: str = "hybrid", budge
     return engine_on(directory, kind, policy, ram=RAM, n_cells=4096, budget=budget, pool=POOL)
 
 
+def is_asking(tier: DiskTier) -> bool:
+    """Whether the thread that writes waits for rows."""
+    piece = tier.queue._piece
+    return piece is not None and piece.rows is None and piece.error is None
+
+
 def idle(engine: Engine, n: int = 10_000) -> int:
     """Let it be idle for ``n`` looks, or until it does nothing any more; how many there were. Each is as late as what
     the one before had written."""
     device, tier = engine.prefix_cache.device, tier_of(engine)
     for looked in range(n):
-        if (seconds := device.copy_next(tier)) is None:
+        if device.copy_next(tier) is None:
             return looked
-        if (job := tier._pieces._job) is not None:
-            wait([job], 60)
-        else:
-            time.sleep(min(seconds, 0.001))
+        with tier.queue._changed:
+            tier.queue._changed.wait_for(lambda: is_asking(tier) or not tier.queue._n_busy, 60)
     return n
 
 
@@ -197,7 +200,7 @@ def test_others_come_between_two_parts_and_who_takes_its_cells_ends_it(tmp_path:
         idle(engine, 2)
         other = chat((50 + looks, 120))
         assert ask(engine, other).tokens == cold(FakeBackend(), other).tokens
-    assert tier_of(engine)._pieces.n_waiting == 1, "none of these took so many cells"
+    assert tier_of(engine).queue._n_large == 1, "none of these took so many cells"
     assert temps(tmp_path)
     large = chat(*((seed, 300) for seed in range(90, 102)))
     assert ask(engine, large).tokens == cold(FakeBackend(), large).tokens
@@ -227,7 +230,7 @@ def test_a_full_disk_or_a_small_budget_ends_it(tmp_path: Path, monkeypatch: pyte
     idle(engine)
     view = tier_of(engine).view()
     assert (view.failed, view.written) == (1, 0)
-    tier_of(engine)._behind.retry()
+    tier_of(engine).queue.retry()
     tier_of(engine).flush(60)
     assert not temps(tmp_path)
     assert ask(engine, LONG).error is None
@@ -248,7 +251,7 @@ def test_nothing_of_a_part_that_the_disk_refused_stays_in_ram(tmp_path: Path, mo
     gc.disable()
     try:
         idle(engine)
-        tier_of(engine)._behind.retry()
+        tier_of(engine).queue.retry()
         assert tier_of(engine).flush(60), "the thread that writes waits again"
         counted = [id(segment.rows) for segment in engine.prefix_cache.cache.segments()]
         assert len(parts) == 1
@@ -277,7 +280,7 @@ def test_what_does_not_fit_beside_others_that_wait_goes_a_part_at_a_time(tmp_pat
     assert tier.flush(60)
     assert all(device.may_copy(end) for end in ends), "each alone"
     is_over = threading.Event()
-    tier.run_soon(partial(waits, is_over))
+    tier.queue.run_soon(partial(waits, is_over))
     engine.prefix_cache.settle(ends)
     assert not all(device.may_copy(end) for end in ends), "copies of others wait for the disk"
     assert tier.view().waiting == len(ends) == 6

@@ -69,7 +69,7 @@ def flushed(engine: Engine) -> DiskTier:
     """The disk tier once everything that left RAM is written."""
     tier = tier_of(engine)
     engine.prefix_cache.memory.synchronize()
-    tier.settle()
+    tier.queue.settle()
     assert tier.flush(60)
     return tier
 
@@ -207,18 +207,18 @@ class Drive:
             return real(store, snapshot, label, spilled=spilled)
 
         patch.setattr(DiskStore, "write", write)
-        patch.setattr("pyctl.cache.disk.write_behind.RETRY_SECONDS", 0.02)
+        patch.setattr("pyctl.cache.disk.write_queue.RETRY_SECONDS", 0.02)
 
 
 @contextmanager
 def stalled(tier: DiskTier) -> Iterator[None]:
     """A drive that takes nothing meanwhile."""
-    with tier._behind._changed:
-        tier._behind._resume_at = time.monotonic() + 3600
+    with tier.queue._changed:
+        tier.queue._resume_at = time.monotonic() + 3600
     try:
         yield
     finally:
-        tier._behind.retry()
+        tier.queue.retry()
 
 
 @pytest.mark.parametrize("kind", KINDS)

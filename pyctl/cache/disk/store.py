@@ -273,8 +273,10 @@ class DiskStore:
     # -- change ------------------------------------------------------------------------------------------------------
 
     def write(self, snapshot: Snapshot, label: str = "", *, spilled: bool = False) -> int:
-        """Store ``snapshot``, as `StoreWriter.write` says."""
-        return self.files.write(snapshot, label, spilled=spilled)
+        """Store ``snapshot``, as `StoreWriter.write` says; 0 also if there is no room for it."""
+        with suppress(LookupError):
+            return self.files.write(snapshot, label, spilled=spilled)
+        return 0
 
     def touch(self, prefix: Prefix) -> None:
         """Count a hit, now; may wait for other writers."""

@@ -6,6 +6,7 @@ import logging
 import os
 import sqlite3
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -23,9 +24,12 @@ from pyctl.cache.disk.segment_files import parts_of, remove_file, write_file
 from pyctl.cache.snapshot import DRAFT, NOTHING, RECURRENT, Block, Segment, Snapshot
 from pyctl.limit import limit
 
-__all__ = ["OpenWrite", "StoreWriter"]
+__all__ = ["OpenWrite", "RowsOf", "StoreWriter"]
 
 log = logging.getLogger(__name__)
+
+RowsOf = Callable[[Segment], Block]
+"""Copies to RAM the rows of a segment that only the device has."""
 
 SPILLED_PER_DAY = limit(
     4, "what leaves RAM and is written within a day, by one process", "no more of it is written", "disk", "budgets"
@@ -43,6 +47,7 @@ class OpenWrite:
     snapshot: Snapshot
     label: str
     names: ChainNames
+    is_spilled: bool = False
     links: list[SegmentFile] = field(default_factory=list)
     records: dict[Path, Record] = field(default_factory=dict)
     temps: ExitStack = field(default_factory=ExitStack)
@@ -71,67 +76,32 @@ class StoreWriter:
         """Wait for what is running; nothing works afterwards."""
         self._writers.shutdown()
 
-    def write(self, snapshot: Snapshot, label: str = "", *, spilled: bool = False) -> int:
-        """Store ``snapshot`` and return how many bytes that took; for one writing thread per store.
+    def write(
+        self, snapshot: Snapshot, label: str = "", *, spilled: bool = False, rows_of: RowsOf | None = None
+    ) -> int:
+        """Store ``snapshot`` a segment at a time and return how many bytes that took; for one writing thread per store.
 
-        ``label`` says to people what it holds. What is ``spilled`` may take part of the bytes of a day only, and does
-        not come in the place of what is worth more. 0 when it is too short, here already, was given up by the cache
-        in RAM before this began, or does not fit the budget of the directory or of the day. OSError when the disk does
-        not take it; nothing is left behind then.
+        ``label`` says to people what it holds. ``rows_of`` gives the rows of a segment that is missing, where they are
+        not in RAM. What is ``spilled`` may take part of the bytes of a day only, and does not come in the place of what
+        is worth more. 0 when it is too short, here already, or does not fit the bytes of the day. LookupError when its
+        rows were given up, or the directory has no room for it. OSError when the disk does not take it; nothing stays
+        behind then, and nothing can be found before all is there.
         """
-        if not self._begin(snapshot):
-            return 0
-        for _ in range(3):
-            try:
-                written = self._write(snapshot, label, spilled)
-            except LookupError:
+        for _ in range(3):  # segments that were there when it began may be gone at the end
+            if (writing := self._open(snapshot, label, spilled)) is None:
                 return 0
+            try:
+                for segment in writing.missing:
+                    self.add(writing, segment, segment.rows if rows_of is None else rows_of(segment))
+                written = self._finish(writing)
+            finally:
+                self._end(writing)
             if written is not None:
                 return written
-        return 0
+        raise LookupError("others remove what it hangs on")
 
-    def _write(self, snapshot: Snapshot, label: str, spilled: bool) -> int | None:
-        """As `write`; None if segments that were there when it began are gone at the end."""
-        state = StateName.of(snapshot.prefix)
-        with self.directory.reading() as connection:
-            names = ChainNames(snapshot, partial(self._is_whole, connection))
-            links = [names.name(segment, segment.rows) for segment in names.missing]
-            present = {link.name for link in links if Index.record(connection, self.key(link.name))}
-            twin = Index.record(connection, self.key(state))
-            today = Index.written_today(connection)
-        if self._satisfies(twin, snapshot.exact):
-            return 0
-        missing = [link for link in links if link.name not in present or not self.has(link.name)]
-        raw = snapshot.state.n_bytes + sum(int(b.nbytes) for link in missing for b in link.blocks.values())
-        if not (self._may_spill if spilled else self._has_day)(raw, today):
-            if not spilled:
-                self._tell(today)
-            return 0
-        chain = [*((names.stem,) if names.stem is not None else ()), *(link.name for link in links)]
-        if spilled and not self._would_stay(snapshot, missing, chain[-1]):
-            return 0
-        temps: dict[Path, Record] = {}
-        with ExitStack() as held:
-            for link in missing:
-                path = held.enter_context(temp_path(self.home))
-                temps[path] = self._write_temp(path, link.name, link.parent, False, link.blocks)
-            path = held.enter_context(temp_path(self.home))
-            temps[path] = self._write_state(path, snapshot, chain[-1])
-            if spilled:
-                temps[path] = replace(temps[path], used=_epoch(snapshot.used), hits=snapshot.hits)
-            done = self._publish(snapshot, temps, [self.key(name) for name in chain], label)
-        if done:
-            self._published(links)
-            if spilled:
-                self._spilled[1] += done
-        return done
-
-    def open(self, snapshot: Snapshot, label: str = "") -> OpenWrite | None:
-        """Begin to store ``snapshot`` a segment at a time, so that its rows need not be in RAM all at once.
-
-        Each of `OpenWrite.missing` is to be handed to `add`, then comes `finish`; before that nothing can be found.
-        None where `write` would write nothing, LookupError if it is too large for the directory. `end` comes last.
-        """
+    def _open(self, snapshot: Snapshot, label: str, spilled: bool) -> OpenWrite | None:
+        """What is to be written of ``snapshot``; None where `write` writes nothing."""
         if not self._begin(snapshot):
             return None
         with self.directory.reading() as connection:
@@ -143,10 +113,11 @@ class StoreWriter:
         raw = snapshot.state.n_bytes + sum(each.n_bytes + each.only_held_bytes for each in names.missing)
         if self.directory.budget is not None and raw > self.directory.budget:
             raise LookupError(f"it may need {raw / 2**20:,.0f} MiB, more than --kv-cache-budget")
-        if not self._has_day(raw, today):
+        if spilled:
+            may = self._may_spill(raw, today) and self._would_stay(snapshot)
+        elif not (may := self._has_day(raw, today)):
             self._tell(today)
-            return None
-        return OpenWrite(snapshot, label, names)
+        return OpenWrite(snapshot, label, names, spilled) if may else None
 
     def add(self, writing: OpenWrite, segment: Segment, rows: Block) -> None:
         """Write ``segment``, the next of those missing, whose bytes are ``rows``, under a temp name.
@@ -162,22 +133,33 @@ class StoreWriter:
             writing.records[path] = self._write_temp(path, link.name, link.parent, False, link.blocks)
         writing.links[-1] = replace(link, rows=NOTHING, draft_rows=NOTHING)
 
-    def finish(self, writing: OpenWrite) -> int:
-        """Write the state and publish everything; how many bytes that took, 0 where `write` has it."""
+    def _finish(self, writing: OpenWrite) -> int | None:
+        """Write the state and publish everything; how many bytes that took, None if segments that were there are gone.
+
+        LookupError if the directory has no room for it, or does not want it any more.
+        """
         names, snapshot = writing.names, writing.snapshot
         assert names.last is not None
         path = writing.temps.enter_context(temp_path(self.home))
-        writing.records[path] = self._write_state(path, snapshot, names.last)
+        record = self._write_state(path, snapshot, names.last)
+        if writing.is_spilled:
+            record = replace(record, used=_epoch(snapshot.used), hits=snapshot.hits)
+        writing.records[path] = record
         stem = [names.stem] if names.stem is not None else []
         chain = [self.key(name) for name in (*stem, *(link.name for link in writing.links))]
-        done = self._publish(snapshot, writing.records, chain, writing.label) or 0
-        if done:
-            self._published(writing.links)
+        done = self._publish(snapshot, writing.records, chain, writing.label)
+        if done == 0:
+            raise LookupError("the directory has no room for it, or does not want it any more")
+        if done is not None:
+            sync_directory(self.home)
+            for link in writing.links:
+                link.segment.file.is_there = True
             writing.is_published = True
+            self._spilled[1] += done * writing.is_spilled
         return done
 
-    def end(self, writing: OpenWrite) -> None:
-        """Remove what was not published; the day has it all the same."""
+    def _end(self, writing: OpenWrite) -> None:
+        """Remove the files that were not published; they count for the day all the same."""
         with writing.temps:
             if not writing.is_published and (written := sum(record.n_bytes for record in writing.records.values())):
                 with self.directory.changing(look=False) as connection:
@@ -190,11 +172,6 @@ class StoreWriter:
         self.directory.restore_index()
         self.directory.look_ahead()
         return not snapshot.state.parts.keys() - {RECURRENT, DRAFT}
-
-    def _published(self, links: list[SegmentFile]) -> None:
-        sync_directory(self.home)
-        for link in links:
-            link.segment.file.is_there = True
 
     def _has_day(self, n_bytes: int, written: int) -> bool:
         """Whether a day in which so much was ``written`` has room for more."""
@@ -219,14 +196,18 @@ class StoreWriter:
             return False
         return self._has_day(SPILL_SHARE * n_bytes, SPILL_SHARE * written)
 
-    def _would_stay(self, snapshot: Snapshot, missing: list[SegmentFile], parent: SegmentName) -> bool:
+    def _would_stay(self, snapshot: Snapshot) -> bool:
         """Whether something worth less would leave for ``snapshot``, as far as something has to leave."""
         budget = self.directory.budget
         if budget is None:
             return True
+        with self.directory.reading() as connection:
+            names = ChainNames(snapshot, partial(self._is_whole, connection))
+            links = [names.name(segment, segment.rows) for segment in names.missing]
+            missing = [link for link in links if not self._is_whole(connection, link.name)]
         home, now, used = self.fingerprint, time.time(), _epoch(snapshot.used)
         name, n_bytes, exact = StateName.of(snapshot.prefix), snapshot.state.n_bytes, snapshot.exact
-        state = Record(home, name, n_bytes, parent, exact, now, used, snapshot.hits)
+        state = Record(home, name, n_bytes, names.last, exact, now, used, snapshot.hits)
         fresh = [Record(home, each.name, each.segment.n_bytes, each.parent, False, now, now) for each in missing]
         with self.directory.changing(look=False) as connection:
             graph, room = self.directory.graph(connection), budget - self.directory.bytes_beside()

@@ -228,7 +228,7 @@ def serve_for_ever(directory: str, first: int, served: ctypes.c_int) -> None:
         for made in all_snapshots(first):
             prompt = Prompt.of(tokens_of(made))
             tier.recent.add(prompt)
-            tier.offer([made])
+            tier.write(made)
             tier.flush(30)
             tier.find(PromptMatch(prompt.tokens), made.n)
             served.value += 1

@@ -11,7 +11,7 @@ import pytest
 from pyctl.cache.disk.file_format import SegmentName, Sizes
 from pyctl.cache.disk.readers import finish
 from pyctl.cache.disk.store import DiskStore
-from pyctl.cache.disk.write_behind import copy_of
+from pyctl.cache.disk.write_queue import copy_of
 from pyctl.cache.disk.writer import SPILLED_PER_DAY
 from pyctl.cache.snapshot import NOTHING, Snapshot, State
 from pyctl.prompt import as_tokens

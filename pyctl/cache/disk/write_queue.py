@@ -1,0 +1,461 @@
+"""The queue of snapshots that are to be written, and the thread that writes them."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from functools import partial
+from typing import Protocol, TypeAlias
+
+from pyctl.cache.disk.readers import STALL_SECONDS
+from pyctl.cache.disk.writer import RowsOf
+from pyctl.cache.snapshot import NOTHING, Block, Prefix, Segment, Snapshot
+from pyctl.errors import StateError
+from pyctl.limit import limit
+
+__all__ = ["AGAIN_SECONDS", "MOST_BEHIND_BYTES", "PieceOf", "Reason", "RowsOf", "WriteQueue", "copy_of"]
+
+log = logging.getLogger(__name__)
+
+PieceOf: TypeAlias = "Callable[[Segment], Block | None]"
+"""The same; None if RAM has no room for them now."""
+
+AGAIN_SECONDS = 0.02
+"""How soon to look again whether a segment is written."""
+
+RETRY_SECONDS = 60.0
+"""After the disk refused, it is left alone so long."""
+
+LAST_SECONDS = 1.0
+"""How long before the end of closing no more segments are fetched from the device."""
+
+MAX_WAITING = limit(8, "snapshots that wait to be written", "the oldest is not written", "memory")
+
+MAX_SPILLED = limit(256, "snapshots that have left RAM and wait to be written", "the least worth are not", "memory")
+
+MOST_BEHIND_BYTES = limit(
+    2**29, "snapshots that have left RAM and wait to be written", "the least worth are not", "memory", "bytes"
+)
+
+MAX_CALLS = limit(4096, "errands of a disk that hangs, such as noting a hit", "the oldest are not done", "memory")
+
+
+class Reason(IntEnum):
+    """Why a snapshot is written, in the order in which the queue is worked off.
+
+    CHOSEN by the policy; LARGE: also chosen, but RAM has no room for a copy of all its rows; EVICTED from RAM.
+    """
+
+    CHOSEN = 0
+    LARGE = 1
+    EVICTED = 2
+
+
+@dataclass(eq=False)
+class WriteJob:
+    """A snapshot that waits, and the ``n_bytes`` of RAM that its waiting costs.
+
+    ``worth`` is in seconds for what was EVICTED; otherwise what comes later is worth more. ``source`` is None once the
+    cache has given up a LARGE snapshot. A job that is not ``is_ready`` waits for `WriteQueue.settle` or `write_piece`.
+    """
+
+    prefix: Prefix
+    source: Callable[[], Snapshot | None]
+    reason: Reason
+    worth: float
+    n_bytes: int = 0
+    is_ready: bool = False
+
+    @property
+    def density(self) -> float:
+        """Worth per byte."""
+        return self.worth / max(self.n_bytes, 1)
+
+
+@dataclass(eq=False)
+class _Piece:
+    """A segment of which the writing thread needs the rows: the engine's thread sets ``rows`` or ``error``."""
+
+    snapshot: Snapshot
+    segment: Segment
+    rows: Block | None = None
+    error: Exception | None = None
+
+
+class _Write(Protocol):
+    """Writes a snapshot and returns the bytes that took; LookupError if it was given up or has no room."""
+
+    def __call__(self, snapshot: Snapshot, reason: Reason, rows_of: RowsOf | None) -> int: ...
+
+
+class WriteQueue:
+    """Jobs by prefix, and the thread that hands them to ``write``: by reason, then those of the most worth.
+
+    Of a reason there are at most so many (``limit``, MAX_SPILLED), those EVICTED have at most ``most_bytes``, and the
+    least worth for its bytes is given up. The rows of a LARGE snapshot come from `write_piece` one segment at a time;
+    the thread takes other jobs until they are there. OSError, of a disk that is full or read-only, is a warning once a
+    minute; what waits stays for the next attempt, and the server goes on from RAM.
+    """
+
+    def __init__(self, write: _Write, limit: int = MAX_WAITING, most_bytes: int = MOST_BEHIND_BYTES) -> None:
+        self._write_one = write
+        self._limit = limit
+        self._most_bytes = most_bytes
+        self._jobs: dict[Prefix, WriteJob] = {}
+        self._calls: deque[Callable[[], None]] = deque(maxlen=MAX_CALLS)
+        self._order = itertools.count(1)
+        self._changed = threading.Condition()
+        self._n_busy = 0
+        self._writing: list[tuple[Snapshot, Reason]] = []  # other jobs run while a large one waits for rows
+        self._piece: _Piece | None = None
+        self._moved = 0.0
+        self._closing = False
+        self._last_chance = False
+        self._resume_at = 0.0
+        self._failure = ""
+        self.n_bytes = 0
+        self.n_spilled = 0
+        self.spilled_bytes = 0
+        self.n_failed = 0
+        self.n_given_up = 0
+        self._thread = threading.Thread(target=self._run, name="pyctl-disk", daemon=True)
+        self._thread.start()
+
+    def write(
+        self,
+        snapshot: Snapshot,
+        reason: Reason = Reason.CHOSEN,
+        *,
+        worth: float = 0.0,
+        n_bytes: int = 0,
+        rows_of: RowsOf | None = None,
+    ) -> None:
+        """Queue ``snapshot``, unless all that waits for this reason is worth more and has no room for it.
+
+        Its rows are held until they are written, also if the cache drops them, but those of a LARGE one: the cache may
+        give it up. The bytes of what is EVICTED may be on their way until `settle`.
+        """
+        if reason != Reason.EVICTED:
+            worth, n_bytes = next(self._order), 0
+        job = WriteJob(snapshot.prefix, weakref.ref(snapshot), reason, worth, n_bytes, reason == Reason.CHOSEN)
+        with self._changed:
+            if not self._may_join(job):
+                return
+        if reason != Reason.LARGE:
+            copy = copy_of(snapshot, rows_of, lean=reason == Reason.EVICTED)
+            job.source = lambda: copy
+        with self._changed:
+            if not self._closing:
+                self._jobs[job.prefix] = job
+                self._moved = time.monotonic() if reason == Reason.LARGE else self._moved
+                self._changed.notify_all()
+
+    def settle(self) -> None:
+        """All bytes of what was evicted are there."""
+        self._make_ready(Reason.EVICTED)
+
+    @property
+    def is_unsettled(self) -> bool:
+        """Whether something waits for `settle`; for the thread that calls `write` and `settle`."""
+        return any(job.reason == Reason.EVICTED and not job.is_ready for job in self._jobs.copy().values())
+
+    def write_piece(self, piece_of: PieceOf) -> float | None:
+        """Hand over the rows of a segment of a LARGE snapshot, from the thread that owns the device; after how many
+        seconds to call again, None if nothing of these is left."""
+        self._make_ready(Reason.LARGE)
+        with self._changed:
+            piece = self._piece
+            if piece is None or piece.rows is not None or piece.error is not None:
+                return (AGAIN_SECONDS if self.is_moving else STALL_SECONDS) if self._n_large else None
+        try:
+            if not piece.snapshot.for_disk or any(
+                each.dropped and not each.file.is_there for each in piece.snapshot.chain
+            ):
+                raise LookupError("others needed the cells of its rows, or it was dropped")
+            if (rows := piece_of(piece.segment)) is None and not self.is_moving:
+                raise LookupError("RAM has no room for a part of it")
+        except (LookupError, StateError, MemoryError) as error:
+            piece.error = error
+        else:
+            if rows is None:
+                return AGAIN_SECONDS
+            piece.rows = rows
+        with self._changed:
+            self._moved = time.monotonic()
+            self._changed.notify_all()
+        return AGAIN_SECONDS
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether a LARGE snapshot is being written, and the disk takes it."""
+        return self._n_large > 0 and time.monotonic() - self._moved < STALL_SECONDS
+
+    def give_up_least(self) -> bool:
+        """Take the evicted job that is worth least, or else the oldest chosen one, out of the queue; False if there is
+        none."""
+        with self._changed:
+            jobs = [job for job in self._jobs.values() if job.reason != Reason.LARGE]
+            if jobs:
+                self._give_up(min(jobs, key=lambda job: (-job.reason, job.density)))
+            return bool(jobs)
+
+    def drop(self, name: str) -> bool:
+        """Write no snapshot of the prefix called ``name`` of those that wait; False if there is none.
+
+        One that is being written is not published any more, unless it has been already.
+        """
+        with self._changed:
+            found = [prefix for prefix in self._jobs if prefix.name == name]
+            for prefix in found:
+                del self._jobs[prefix]
+            now = [snapshot for snapshot, _ in self._writing if snapshot.prefix.name == name]
+            for snapshot in now:
+                snapshot.for_disk = False  # a copy of its own
+            return bool(found or now)
+
+    @property
+    def n_waiting(self) -> int:
+        """Snapshots in the queue, with a LARGE one that is being written."""
+        with self._changed:
+            return len(self._jobs) + sum(reason == Reason.LARGE for _, reason in self._writing)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of those evicted."""
+        return sum(job.n_bytes for job in self._jobs.copy().values())
+
+    def run_soon(self, function: Callable[[], None]) -> None:
+        """Have ``function``, which may wait for the disk, called by the thread that writes."""
+        with self._changed:
+            self._calls.append(function)
+            self._changed.notify_all()
+
+    def flush(self, timeout: float) -> bool:
+        """Wait until everything queued is written, ``timeout`` seconds at most; False if something is left.
+
+        What a disk that refused will be asked to take later is not waited for, nor what waits for `write_piece`.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: not (self._calls or self._n_busy or self._may_write()), timeout)
+            small = any(job.reason != Reason.LARGE for job in self._jobs.values())
+            return not (small or self._calls or self._n_busy)
+
+    def retry(self) -> None:
+        """Do not wait any longer after the disk refused."""
+        with self._changed:
+            self._resume_at = 0.0
+            self._changed.notify_all()
+
+    def close(self, timeout: float, piece_of: PieceOf | None = None) -> bool:
+        """Flush, then stop the thread; False if something is left or it is still at work after ``timeout`` seconds.
+
+        What waits is tried once more, and given up then. A write under way goes on, and is cut off when the process
+        ends: a temp file. What was evicted is written as far as there is time.
+        """
+        deadline = time.monotonic() + timeout
+        self._last_chance = True
+        self.retry()
+        done = self._write_large(piece_of, deadline - LAST_SECONDS) if piece_of is not None else True
+        self.flush(max(deadline - time.monotonic(), 0.0))
+        with self._changed:
+            self._closing = True
+            done &= not self._calls and all(job.reason != Reason.CHOSEN for job in self._jobs.values())
+            self._jobs.clear()
+            self._calls.clear()
+            self._changed.notify_all()
+        self._thread.join(max(deadline - time.monotonic(), 0.1))
+        return done and not self._thread.is_alive()
+
+    def _write_large(self, piece_of: PieceOf, deadline: float) -> bool:
+        """Write what is LARGE, until ``deadline`` (monotonic seconds); False if that was not time enough for all."""
+        while (left := deadline - time.monotonic()) > 0 and (seconds := self.write_piece(piece_of)) is not None:
+            with self._changed:
+                self._changed.wait(min(seconds, left))
+        with self._changed:
+            left_over = [job for job in self._jobs.values() if job.reason == Reason.LARGE and job.source() is not None]
+            for job in left_over:
+                self._give_up(job)
+            if self._piece is not None:
+                self._piece.error = LookupError("there is no time")
+            self._changed.notify_all()
+            return not left_over and not self._n_large
+
+    @property
+    def _n_large(self) -> int:
+        with self._changed:
+            waiting = [job.prefix for job in self._jobs.values() if job.reason == Reason.LARGE and job.source() is None]
+            for prefix in waiting:  # which the cache has given up
+                del self._jobs[prefix]
+            large = [job for job in self._jobs.values() if job.reason == Reason.LARGE]
+            return len(large) + sum(reason == Reason.LARGE for _, reason in self._writing)
+
+    def _may_join(self, job: WriteJob) -> bool:
+        """Whether ``job`` is new and has room, what is worth less of the same reason given up for it."""
+        known = self._jobs.get(job.prefix)
+        if self._closing or (known is not None and (known.reason < job.reason or known.reason == Reason.CHOSEN)):
+            return False
+        if known is not None and known.reason == job.reason == Reason.EVICTED:
+            return False
+        if job.reason == Reason.LARGE and any(
+            reason == Reason.LARGE and snapshot.prefix == job.prefix for snapshot, reason in self._writing
+        ):
+            return False
+        if known is not None:
+            del self._jobs[job.prefix]
+        if self._make_room(job):
+            return True
+        self.n_given_up += 1
+        return False
+
+    def _make_room(self, job: WriteJob) -> bool:
+        """Give up what is worth less than ``job``, if that makes room for it."""
+        others = [other for other in self._jobs.values() if other.reason == job.reason]
+        most = MAX_SPILLED if job.reason == Reason.EVICTED else self._limit
+        room = self._most_bytes - sum(other.n_bytes for other in others) - job.n_bytes
+        least: list[WriteJob] = []
+        for other in sorted(others, key=lambda other: other.density):
+            if room >= 0 and len(others) - len(least) < most:
+                break
+            if other.density >= job.density:
+                return False
+            least.append(other)
+            room += other.n_bytes
+        if room < 0:
+            return False
+        for other in least:
+            self._give_up(other)
+        return True
+
+    def _give_up(self, job: WriteJob) -> None:
+        del self._jobs[job.prefix]
+        self.n_given_up += 1
+
+    def _make_ready(self, reason: Reason) -> None:
+        with self._changed:
+            for job in self._jobs.values():
+                job.is_ready |= job.reason == reason
+            self._changed.notify_all()
+
+    def _run(self, until: Callable[[], bool] = lambda: False) -> None:
+        """Run what waits, the thread's life long or ``until`` a large snapshot can go on."""
+        while True:
+            with self._changed:
+                while not (self._closing or until() or self._calls or self._may_write()):
+                    left = self._resume_at - time.monotonic()
+                    self._changed.wait(max(left, 0.0) if left > 0 and self._next() is not None else None)
+                if self._closing or until():
+                    return
+                step = self._calls.popleft() if self._calls else self._begin()
+                self._n_busy += 1
+            try:
+                step()
+            except Exception:
+                log.exception("the prefix cache on disk")
+            finally:
+                del step  # which may hold memory while this thread waits
+                with self._changed:
+                    self._n_busy -= 1
+                    self._changed.notify_all()
+
+    def _next(self) -> WriteJob | None:
+        """The job to be written next: by reason, then by worth; no second LARGE one."""
+        is_large = any(reason == Reason.LARGE for _, reason in self._writing)
+        ready = [job for job in self._jobs.values() if job.is_ready and not (is_large and job.reason == Reason.LARGE)]
+        return max(ready, key=lambda job: (-job.reason, job.worth), default=None)
+
+    def _may_write(self) -> bool:
+        return time.monotonic() >= self._resume_at and self._next() is not None
+
+    def _begin(self) -> Callable[[], None]:
+        job = self._next()
+        assert job is not None
+        del self._jobs[job.prefix]
+        snapshot = job.source()
+        if snapshot is None:
+            return lambda: None
+        if job.reason == Reason.LARGE:
+            snapshot = replace(snapshot)  # but not its bytes
+        self._writing.append((snapshot, job.reason))
+        return partial(self._write, job, snapshot)
+
+    def _write(self, job: WriteJob, snapshot: Snapshot) -> None:
+        is_large = job.reason == Reason.LARGE
+        try:
+            n_bytes = self._write_one(snapshot, job.reason, partial(self._fetch, snapshot) if is_large else None)
+            self.n_bytes += n_bytes
+            self._failure = ""
+            if job.reason == Reason.EVICTED and n_bytes:
+                self.n_spilled += 1
+                self.spilled_bytes += n_bytes
+        except OSError as error:
+            self._refused(error)
+            with self._changed:
+                if is_large:
+                    self.n_given_up += 1
+                elif snapshot.for_disk and not self._last_chance and job.prefix not in self._jobs:
+                    self._jobs |= {job.prefix: job} if self._make_room(job) else {}
+        except Exception as error:
+            if is_large and isinstance(error, (LookupError, StateError, MemoryError)):
+                log.warning("the prefix of %d tokens is not written: %s", snapshot.n, error)
+            elif not isinstance(error, LookupError):
+                self.n_failed += 1
+                log.exception("a snapshot at %d could not be written", snapshot.n)
+            self.n_given_up += is_large
+        finally:
+            with self._changed:
+                self._writing.pop()
+
+    def _fetch(self, snapshot: Snapshot, segment: Segment) -> Block:
+        """The rows of ``segment``, from `write_piece`; other jobs are run meanwhile."""
+        piece = _Piece(snapshot, segment)
+        with self._changed:
+            self._piece = piece
+            self._n_busy -= 1
+            self._moved = time.monotonic()
+            self._changed.notify_all()
+        try:
+            self._run(lambda: piece.error is not None or piece.rows is not None)
+        finally:
+            with self._changed:
+                self._piece = None
+                self._n_busy += 1
+        if piece.rows is None:
+            raise piece.error or LookupError("there is no time")
+        return piece.rows
+
+    def _refused(self, error: OSError) -> None:
+        """The disk takes nothing: leave it alone for a while."""
+        self.n_failed += 1
+        reason = error.strerror or str(error)
+        if reason != self._failure:  # else each snapshot would say so
+            log.warning("the prefix cache cannot be written, serving goes on from RAM: %s", reason)
+        self._failure = reason
+        with self._changed:
+            if not self._last_chance:
+                self._resume_at = time.monotonic() + RETRY_SECONDS
+
+
+def copy_of(snapshot: Snapshot, rows_of: RowsOf | None = None, *, lean: bool = False) -> Snapshot:
+    """A copy with segments of its own that share the bytes, so that nobody can take them away.
+
+    ``rows_of`` gives rows that only the device has, if the disk has none. A ``lean`` copy has no rows that are there.
+    """
+    parent: Segment | None = None
+    for segment in reversed(snapshot.chain):
+        copy = replace(segment, parent=parent, references=0, held=None)
+        is_held = segment.only_held_bytes > 0
+        if segment.file.is_there and (lean or is_held):
+            copy.drop()
+        elif is_held:
+            copy.rows = rows_of(segment) if rows_of is not None else NOTHING
+            copy.dropped = rows_of is None
+        parent = copy
+    assert parent is not None
+    return Snapshot(snapshot.prefix, parent, snapshot.state, snapshot.exact, snapshot.hits, used=snapshot.used)
