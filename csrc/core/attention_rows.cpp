@@ -1,11 +1,6 @@
 #include "core/attention_rows.h"
 
-#include "core/block.h"
-
 #include <algorithm>
-#include <cstring>
-#include <string>
-#include <utility>
 
 namespace {
 

@@ -7,16 +7,8 @@
 // ones, so that they cost its computation nothing, and before it gets such a cell its row is copied to another one.
 #pragma once
 
-#include "core/layout.h"
 #include "core/row_memory.h"
 #include "core/row_positions.h"
-#include "core/transfer.h"
-#include "device/held_rows.h"
-
-#include <cstddef>
-#include <cstdint>
-#include <stdexcept>
-#include <vector>
 
 // Checks positions and sizes before it touches the cache and throws std::invalid_argument; the sequence is unchanged
 // then. Copies may be on their way when a function returns, see transfer.h. Sequence ids are the caller's to check.

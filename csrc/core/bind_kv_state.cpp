@@ -1,17 +1,11 @@
 // Registers KVState: unpacks Python objects, checks buffers, releases the GIL around the copies.
 #include "core/kv_state.h"
-#include "host/host_arena.h"
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <cstddef>
-#include <deque>
-#include <string>
 #include <tuple>
-#include <utility>
 #include <variant>
-#include <vector>
 
 namespace py = pybind11;
 

@@ -1,8 +1,5 @@
 #include "core/kv_state.h"
 
-#include <stdexcept>
-#include <utility>
-
 kv_state::kv_state(llama_context * context, llama_seq_id seq, const host_arena & pinned, size_t lag, bool has_marks,
                    bool defers, const store_settings * own_rows)
     : ctx(context) {

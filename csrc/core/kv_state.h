@@ -4,20 +4,12 @@
 // Wrong arguments throw std::invalid_argument before the sequence changes; what the library does wrong throws
 // std::runtime_error. Where `is_async`, what is saved and loaded may still be on its way when a function returns: the
 // buffers must live until `progress` says that it is complete. One thread at a time: the one that owns the context.
+// pyctl/_core.pyi has the contract of each call.
 #pragma once
 
 #include "core/attention_rows.h"
-#include "core/block.h"
-#include "core/layout.h"
 #include "core/sequence_state.h"
-#include "core/transfer.h"
-#include "host/host_arena.h"
 #include "pool/row_store.h"
-
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <vector>
 
 class kv_state {
 public:
@@ -33,18 +25,15 @@ public:
     const sliding_window & window() const { return parts.window; }
     const std::string & layout_text() const { return layout.text; }
 
-    // How many tokens `seq` has, and the position of the n-th of these, or of the one that follows them.
     int64_t n_tokens(llama_seq_id seq) const;
     int64_t position(llama_seq_id seq, int64_t n) const;
 
-    // The `count` rows that were evaluated last in `seq` belong to an image with so many columns, and follow each other.
     void add_image(llama_seq_id seq, int64_t columns, int64_t count);
 
     size_t rows_size(int64_t p0, int64_t p1) const { return movable_rows().size(p0, p1); }
     void   save_rows(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size);
     void   load_rows(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans);
 
-    // Rows that stay on the device, see row_memory.h.
     bool              can_hold() const { return rows != nullptr; }
     held_rows::handle hold(llama_seq_id seq, int64_t p0, int64_t p1);
     void    release(held_rows::handle held) { movable_rows().release(held); }
@@ -67,14 +56,11 @@ public:
 
     bool has_marks() const { return state != nullptr && state->has_marks(); }
 
-    // Keep the state of `seq`, which ends at n, on the device, until the next call. What is evaluated in `seq` after this
-    // can be taken back by `reset`, which returns n; not if it was rewound, cleared or loaded meanwhile.
     void    mark(llama_seq_id seq, int64_t n);
     int64_t reset(llama_seq_id seq);
 
     void rewind(llama_seq_id seq, int64_t n);
 
-    // Lets the library take back the tokens from n on, its recurrent states included; false if it cannot.
     bool cut(llama_seq_id seq, int64_t n);
     void clear(llama_seq_id seq);
 
@@ -85,7 +71,6 @@ public:
     row_store &       store() { return *pool; }
     const row_store & store() const { return *pool; }
 
-    // How far the copies have come that were started so far.
     copy_progress & progress() { return copies->progress(); }
 
 private:

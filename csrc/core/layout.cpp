@@ -3,9 +3,7 @@
 #include <cxxabi.h>
 
 #include <cstdlib>
-#include <stdexcept>
 #include <typeinfo>
-#include <utility>
 
 namespace {
 

@@ -4,11 +4,6 @@
 
 #include "core/state_io.h"
 
-#include <cstddef>
-#include <cstdint>
-#include <string>
-#include <vector>
-
 // attention: rows only. hybrid: rows and a recurrent state. opaque: anything else; only the library can save it.
 enum class memory_kind { attention, hybrid, opaque };
 

@@ -4,14 +4,7 @@
 
 #include "core/block.h"
 #include "core/layout.h"
-#include "core/transfer.h"
 #include "device/held_rows.h"
-
-#include <cstddef>
-#include <cstdint>
-#include <stdexcept>
-#include <string>
-#include <vector>
 
 // There are too few free cells for what was asked; nothing has changed.
 struct out_of_cells : std::runtime_error {

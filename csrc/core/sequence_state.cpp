@@ -1,10 +1,5 @@
 #include "core/sequence_state.h"
 
-#include <stdexcept>
-#include <string>
-#include <utility>
-#include <vector>
-
 namespace {
 
 class recurrent_state : public sequence_state {

@@ -3,11 +3,6 @@
 #pragma once
 
 #include "core/layout.h"
-#include "core/transfer.h"
-
-#include <cstddef>
-#include <cstdint>
-#include <memory>
 
 // Sizes are bytes without the header. Sequence ids and block headers are the caller's to check.
 class sequence_state {

@@ -4,12 +4,9 @@
 
 #include "core/transfer.h"
 
-#include <cstdint>
 #include <cstring>
 #include <functional>
-#include <stdexcept>
 #include <utility>
-#include <vector>
 
 // One step of such a stream: plain bytes (tensor == nullptr), or `size` bytes of a tensor from `offset` on.
 struct io_step {

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <stdexcept>
-#include <string>
 #include <utility>
 
 namespace {
@@ -29,6 +27,31 @@ ggml_backend_t backend_of(ggml_backend_sched_t scheduler, ggml_backend_dev_t dev
     return nullptr;
 }
 
+ggml_tensor bytes_at(ggml_backend_buffer_t buffer, void * base, size_t offset, size_t size) {
+    ggml_tensor bytes{};
+    bytes.type   = GGML_TYPE_I8;
+    bytes.buffer = buffer;
+    bytes.data   = static_cast<uint8_t *>(base) + offset;
+    bytes.ne[0]  = static_cast<int64_t>(size);
+    bytes.nb[0]  = 1;
+    for (int i = 1; i < GGML_MAX_DIMS; ++i) {
+        bytes.ne[i] = 1;
+        bytes.nb[i] = size;
+    }
+    return bytes;
+}
+
+// On `stream`, or at once without one.
+void set_pieces(ggml_backend_t stream, const copy_region & to, const uint8_t * src) {
+    if (stream != nullptr) {
+        ggml_backend_tensor_set_2d_async(stream, to.tensor, src, to.offset, to.size, to.count, to.stride, to.pitch);
+        return;
+    }
+    for (size_t i = 0; i < to.count; ++i) {
+        ggml_backend_tensor_set(to.tensor, src + i * to.pitch, to.offset + i * to.stride, to.size);
+    }
+}
+
 }  // namespace
 
 // Devices copy pieces in one call only if they lie less than this apart (CUDA: its largest pitch).
@@ -39,17 +62,11 @@ ggml_backend_buffer_t buffer_of(const ggml_tensor * tensor) {
 }
 
 ggml_tensor bytes_of(const ggml_tensor * tensor, size_t offset, size_t size) {
-    ggml_tensor bytes{};
-    bytes.type   = GGML_TYPE_I8;
-    bytes.buffer = buffer_of(tensor);
-    bytes.data   = static_cast<uint8_t *>(tensor->data) + offset;
-    bytes.ne[0]  = static_cast<int64_t>(size);
-    bytes.nb[0]  = 1;
-    for (int i = 1; i < GGML_MAX_DIMS; ++i) {
-        bytes.ne[i] = 1;
-        bytes.nb[i] = size;
-    }
-    return bytes;
+    return bytes_at(buffer_of(tensor), tensor->data, offset, size);
+}
+
+ggml_tensor bytes_of(ggml_backend_buffer_t buffer, size_t offset, size_t size) {
+    return bytes_at(buffer, ggml_backend_buffer_get_base(buffer), offset, size);
 }
 
 transfer::transfer(llama_context * context, const std::vector<ggml_tensor *> & tensors,
@@ -213,17 +230,11 @@ void transfer::save_staged(const std::vector<copy_region> & from, uint8_t * dst)
     for (lane & lane : lanes) {
         ggml_backend_event_wait(lane.compute, lane.left.get());  // the stage is free when its last content has left it
     }
-    const auto staged = [](lane & place, size_t offset, size_t size) {
-        ggml_tensor stage{};
-        stage.buffer = place.stage_buffer.get();
-        stage.data   = ggml_backend_buffer_get_base(place.stage_buffer.get());
-        return bytes_of(&stage, offset, size);
-    };
     for (const copy_region & region : from) {
         lane &            place  = lane_of(region.tensor);
         size_t &          at     = used[static_cast<size_t>(&place - lanes.data())];
         const ggml_tensor source = bytes_of(region.tensor, region.offset, region.size);
-        ggml_tensor       target = staged(place, at, region.size);
+        ggml_tensor       target = bytes_of(place.stage_buffer.get(), at, region.size);
         ggml_backend_tensor_copy_async(place.compute, place.compute, &source, &target);
         if (!parts.empty() && parts.back().place == &place) {
             parts.back().size += region.size;
@@ -238,7 +249,7 @@ void transfer::save_staged(const std::vector<copy_region> & from, uint8_t * dst)
     }
     const uint8_t * first = dst;
     for (const part & part : parts) {
-        ggml_tensor stage = staged(*part.place, part.offset, part.size);
+        ggml_tensor stage = bytes_of(part.place->stage_buffer.get(), part.offset, part.size);
         save_by(part.place->leaves.get(), { &stage, 0, part.size }, dst);
         dst += part.size;
     }
@@ -288,12 +299,9 @@ void transfer::reserve(const std::vector<copy_region> & regions, size_t count) {
 }
 
 ggml_tensor transfer::kept_bytes(size_t index, size_t i) const {
-    const kept_piece &    piece  = pieces.at(i);
-    ggml_backend_buffer_t buffer = kept[piece.buffer].buffer.get();
-    ggml_tensor           whole{};
-    whole.buffer = buffer;
-    whole.data   = ggml_backend_buffer_get_base(buffer);
-    return bytes_of(&whole, index * kept[piece.buffer].stride + piece.offset, piece.size);
+    const kept_piece &  piece = pieces.at(i);
+    const kept_buffer & place = kept[piece.buffer];
+    return bytes_of(place.buffer.get(), index * place.stride + piece.offset, piece.size);
 }
 
 // On the device's own stream where there is one, after what it was given so far and before what it is given next.
@@ -344,12 +352,9 @@ void transfer::wipe(const std::vector<copy_region> & regions) {
     }
     for (const copy_region & region : regions) {
         const lane & lane = lane_of(region.tensor);
-        ggml_tensor  whole{};
-        whole.buffer = lane.zeros.get();
-        whole.data   = ggml_backend_buffer_get_base(lane.zeros.get());
         for (size_t done = 0, n; done < region.size; done += n) {
             n                        = std::min(lane.n_zeros, region.size - done);
-            const ggml_tensor zeros  = bytes_of(&whole, 0, n);
+            const ggml_tensor zeros  = bytes_of(lane.zeros.get(), 0, n);
             ggml_tensor       target = bytes_of(region.tensor, region.offset + done, n);
             ggml_backend_tensor_copy_async(lane.compute, lane.compute, &zeros, &target);
         }
@@ -366,26 +371,13 @@ void transfer::load(const copy_region & to, const uint8_t * src) {
         wait_for_left(lane_of(to.tensor), src, src + (to.count - 1) * to.pitch + to.size);
     }
     each_contiguous(to, src, [&](size_t i, size_t count, size_t skip, size_t size) {
-        const size_t    offset = to.offset + i * to.stride + skip;
-        const uint8_t * in     = src + i * to.pitch + skip;
-        if (copies != nullptr) {
-            ggml_backend_tensor_set_2d_async(copies, to.tensor, in, offset, size, count, to.stride, to.pitch);
-            return;
-        }
-        for (size_t j = 0; j < count; ++j) {
-            ggml_backend_tensor_set(to.tensor, in + j * to.pitch, offset + j * to.stride, size);
-        }
+        set_pieces(copies, { to.tensor, to.offset + i * to.stride + skip, size, count, to.stride, to.pitch },
+                   src + i * to.pitch + skip);
     });
 }
 
 void transfer::put(const copy_region & to, const uint8_t * src) {
-    if (!lanes.empty()) {
-        ggml_backend_tensor_set_2d_async(lane_of(to.tensor).compute, to.tensor, src, to.offset, to.size, to.count, to.stride, to.pitch);
-        return;
-    }
-    for (size_t i = 0; i < to.count; ++i) {
-        ggml_backend_tensor_set(to.tensor, src + i * to.pitch, to.offset + i * to.stride, to.size);
-    }
+    set_pieces(lanes.empty() ? nullptr : lane_of(to.tensor).compute, to, src);
 }
 
 void transfer::load_end() {

@@ -9,11 +9,6 @@
 #include "device/copy_progress.h"
 #include "host/host_arena.h"
 
-#include <cstddef>
-#include <cstdint>
-#include <deque>
-#include <vector>
-
 // `count` pieces of `size` bytes: in the tensor from `offset` on, `stride` apart; in host memory `pitch` apart.
 struct copy_region {
     ggml_tensor * tensor;
@@ -29,6 +24,7 @@ ggml_backend_buffer_t buffer_of(const ggml_tensor * tensor);
 
 // `size` bytes of `tensor` from `offset` on, as a tensor of bytes.
 ggml_tensor bytes_of(const ggml_tensor * tensor, size_t offset, size_t size);
+ggml_tensor bytes_of(ggml_backend_buffer_t buffer, size_t offset, size_t size);
 
 class transfer {
 public:

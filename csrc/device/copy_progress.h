@@ -3,7 +3,6 @@
 
 #include "compat.h"
 
-#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <vector>

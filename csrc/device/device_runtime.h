@@ -4,8 +4,6 @@
 
 #include "compat.h"
 
-#include <cstddef>
-
 class device_runtime {
 public:
     static const device_runtime & instance();

@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <stdexcept>
-#include <string>
 
 namespace {
 

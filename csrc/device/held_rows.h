@@ -4,7 +4,6 @@
 
 #include "compat.h"
 
-#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <utility>

@@ -2,11 +2,8 @@
 #include "core/attention_rows.h"
 
 #include <algorithm>
-#include <stdexcept>
-#include <string>
 #include <unordered_map>
 #include <unordered_set>
-#include <utility>
 
 namespace {
 
@@ -382,10 +379,7 @@ void attention_rows::open_stages() {
         if (room.buffer == nullptr) {
             throw std::runtime_error("no room for " + std::to_string(size) + " bytes in which rows change places");
         }
-        ggml_tensor whole{};
-        whole.buffer = room.buffer.get();
-        whole.data   = ggml_backend_buffer_get_base(room.buffer.get());
-        room.tensor  = bytes_of(&whole, 0, size);
+        room.tensor = bytes_of(room.buffer.get(), 0, size);
         opened.push_back(std::move(room));
     }
     stages = std::move(opened);

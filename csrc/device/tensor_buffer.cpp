@@ -2,19 +2,13 @@
 
 #include "core/transfer.h"
 
-#include <stdexcept>
-#include <string>
-
 tensor_buffer allocate_zeros(ggml_backend_buffer_type_t type, size_t size) {
     tensor_buffer made{ buffer_handle(ggml_backend_buft_alloc_buffer(type, size)) };
     if (made.buffer == nullptr) {
         throw std::runtime_error("no room for " + std::to_string(size) + " bytes in " + ggml_backend_buft_name(type));
     }
     ggml_backend_buffer_clear(made.buffer.get(), 0);
-    ggml_tensor all{};
-    all.buffer = made.buffer.get();
-    all.data   = ggml_backend_buffer_get_base(made.buffer.get());
-    made.bytes = bytes_of(&all, 0, made.size());
+    made.bytes = bytes_of(made.buffer.get(), 0, made.size());
     return made;
 }
 

@@ -3,8 +3,6 @@
 
 #include "compat.h"
 
-#include <cstddef>
-
 struct tensor_buffer {
     buffer_handle buffer;
     ggml_tensor   bytes{};

@@ -12,8 +12,6 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
-#include <stdexcept>
-#include <string>
 #include <tuple>
 #include <vector>
 

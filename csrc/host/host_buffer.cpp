@@ -4,7 +4,6 @@
 #include <pybind11/pybind11.h>
 #include <sys/mman.h>
 
-#include <cstddef>
 #include <cstdlib>
 #include <new>
 #include <stdexcept>

@@ -2,11 +2,8 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
 #include <exception>
-#include <stdexcept>
 #include <tuple>
-#include <utility>
 
 namespace {
 

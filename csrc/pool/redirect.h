@@ -9,15 +9,9 @@
 #pragma once
 
 #include "core/layout.h"
-#include "core/transfer.h"
 #include "device/tensor_buffer.h"
 
-#include <cstddef>
-#include <cstdint>
-#include <functional>
-#include <string>
 #include <unordered_map>
-#include <vector>
 
 class redirect {
 public:

@@ -1,7 +1,6 @@
 #include "pool/row_stages.h"
 
 #include <algorithm>
-#include <chrono>
 #include <tuple>
 
 namespace {

@@ -5,13 +5,7 @@
 #pragma once
 
 #include "core/layout.h"
-#include "core/transfer.h"
-#include "device/copy_progress.h"
 #include "device/tensor_buffer.h"
-
-#include <cstddef>
-#include <cstdint>
-#include <vector>
 
 // Kernels may read a little behind the last quantised row.
 constexpr size_t row_slack = 4096;

@@ -1,10 +1,6 @@
 #include "pool/row_store.h"
 
-#include "core/block.h"
-
 #include <algorithm>
-#include <cstring>
-#include <stdexcept>
 
 namespace {
 

@@ -7,20 +7,9 @@
 // row of that position: whoever wants it written has to release what is held before.
 #pragma once
 
-#include "core/layout.h"
 #include "core/row_memory.h"
-#include "core/transfer.h"
-#include "device/held_rows.h"
 #include "host/host_copy.h"
-#include "pool/redirect.h"
-#include "pool/row_stages.h"
 #include "selection/row_selection.h"
-
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <vector>
 
 struct store_settings {
     int64_t             n_ctx;     // the most rows

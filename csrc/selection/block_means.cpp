@@ -1,9 +1,6 @@
 #include "selection/block_means.h"
 
 #include <algorithm>
-#include <cstring>
-#include <stdexcept>
-#include <string>
 
 namespace {
 

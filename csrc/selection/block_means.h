@@ -2,14 +2,8 @@
 // chunks of positions a layer would look at most. Means are computed when they are first needed, a chunk at a time.
 #pragma once
 
-#include "core/transfer.h"
-#include "device/tensor_buffer.h"
 #include "pool/row_stages.h"
 #include "selection/device_graph.h"
-
-#include <cstddef>
-#include <cstdint>
-#include <vector>
 
 // Positions that are chosen together.
 constexpr int64_t chunk_rows = 64;

@@ -1,8 +1,5 @@
 #include "selection/device_graph.h"
 
-#include <stdexcept>
-#include <string>
-
 namespace {
 
 constexpr size_t most_nodes = 32;

@@ -4,10 +4,8 @@
 
 #include "compat.h"
 
-#include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <vector>
 
 class device_graph {

@@ -4,8 +4,6 @@
 #include <iterator>
 #include <numeric>
 #include <set>
-#include <stdexcept>
-#include <string>
 #include <tuple>
 
 namespace {

@@ -4,17 +4,8 @@
 // device in slots until others need these.
 #pragma once
 
-#include "core/transfer.h"
-#include "device/tensor_buffer.h"
 #include "pool/redirect.h"
-#include "pool/row_stages.h"
 #include "selection/block_means.h"
-
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <utility>
-#include <vector>
 
 struct selection_settings {
     int64_t rows  = 0;    // that each layer chooses or that are pinned; 0 for attention to everything
