@@ -17,6 +17,7 @@ from typing import TypeAlias
 
 from pyctl.cache.costs import Costs
 from pyctl.cache.disk.chain import PendingSnapshot
+from pyctl.cache.disk.directory import Contents, Entry
 from pyctl.cache.disk.file_format import PROMPTS
 from pyctl.cache.disk.readers import Reading
 from pyctl.cache.disk.store import DiskStore
@@ -160,6 +161,19 @@ class DiskTier:
     def seconds(self, n: int, covered: int) -> float:
         """What reading a state at ``n`` takes, with the rows that are not ``covered``."""
         return self.costs.read(self.store.read_bytes(n, covered))
+
+    def load_seconds(self, n: int, covered: int) -> float:
+        """What loading such a state takes once it is in RAM."""
+        return self.costs.load(self.store.read_bytes(n, covered))
+
+    @property
+    def contents(self) -> Contents:
+        """What the directory holds: another object after each change."""
+        return self.store.directory.contents
+
+    def entries(self) -> list[Entry]:
+        """The snapshots of this model, the last used first; waits for the disk, on any thread."""
+        return [each for each in self.store.directory.entries() if each.fingerprint == self.store.fingerprint]
 
     def stored(self, snapshot: Snapshot) -> bool:
         """Whether the state of ``snapshot`` is on disk; waits for nobody."""

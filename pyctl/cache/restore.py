@@ -283,7 +283,7 @@ def quickest(
     costs, n_prompt, covered = disk.costs, int(prompt.tokens.size), base.n if base is not None else 0
 
     def seconds(n: int, keep: int) -> float:
-        return costs.load(disk.store.read_bytes(n, keep)) + costs.evaluate(n, n_prompt)
+        return disk.load_seconds(n, keep) + costs.evaluate(n, n_prompt)
 
     memory = {way.n: seconds(way.n, way.keep) for way in ways}
     times = {prefix: disk.seconds(prefix.n, covered) + seconds(prefix.n, 0) for prefix in stored}

@@ -99,10 +99,10 @@ class EngineAdmin:
         disk = self._engine.prefix_cache.disk
         if disk is None:
             return []
-        directory, (contents, entries) = disk.store.directory, self._stored
-        if contents is not directory.contents:
-            contents = directory.contents
-            entries = [entry for entry in directory.entries() if entry.fingerprint == disk.store.fingerprint]
+        contents, entries = self._stored
+        if contents is not disk.contents:
+            contents = disk.contents
+            entries = disk.entries()
             self._stored = contents, entries
         return entries
 
@@ -120,8 +120,7 @@ class EngineAdmin:
     def check_stored(self, name: str) -> None:
         """RequestError if the snapshot of this id is pinned on disk, for this model. Waits for the disk."""
         disk = self._engine.prefix_cache.disk
-        named = [] if disk is None else [each for each in disk.store.directory.entries() if each.name == name]
-        if disk is not None and any(each.pinned and each.fingerprint == disk.store.fingerprint for each in named):
+        if disk is not None and any(each.pinned and each.name == name for each in disk.entries()):
             raise RequestError(f"{name} is pinned: unpin it first")
 
     def clear(self) -> Future[int]:
@@ -175,7 +174,7 @@ class EngineAdmin:
             *(totals.requests, totals.n_saved, engine.counters.n_calls, len(engine.running)),
             *((seq.n, seq.busy) for seq in engine.sequences),
         ]
-        contents = disk.store.directory.contents if disk is not None else None  # another object after each change
+        contents = disk.contents if disk is not None else None  # another object after each change
         if seen != self._seen or contents is not self._contents:
             self._seen, self._contents, self._revision = seen, contents, self._revision + 1
         return self._revision
