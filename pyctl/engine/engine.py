@@ -15,7 +15,7 @@ from pyctl.engine.backend import Backend
 from pyctl.engine.decode import Generation, Verify
 from pyctl.engine.draft.speculation import Speculation
 from pyctl.engine.draft.verify_batch import BatchItem, verify_batches
-from pyctl.engine.engine_settings import EngineSettings
+from pyctl.engine.engine_settings import Clock, EngineSettings
 from pyctl.engine.engine_stats import EngineCounters, RecentReplies
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.prefill import Prefill, PrefillTurns
@@ -46,7 +46,9 @@ class Engine:
         settings: EngineSettings,
         disk: DiskTier | None = None,
         speculation: Speculation | None = None,
+        clock: Clock = time.monotonic,
     ) -> None:
+        self.clock = clock
         self.backend = backend
         self.settings = settings
         self.prefix_cache = PrefixCache(backend, cache, settings, disk)
@@ -61,7 +63,7 @@ class Engine:
         self.asleep = False
         self._turns = PrefillTurns(backend.n_ubatch)
         self._prefill = Prefill(backend, self.cells, self.prefix_cache, self.counters, self.running)
-        self.warm_ups = WarmUps(self.prefix_cache, self._prefill, backend.n_ubatch)
+        self.warm_ups = WarmUps(self.prefix_cache, self._prefill, backend.n_ubatch, clock)
         self.company.on_end = self.warm_ups.ended
         self.speculation = speculation or Speculation()
 
@@ -97,13 +99,11 @@ class Engine:
         """
         if self.waiting or self.idle_tasks:
             self._stop_warm_up()
-        if self.idle_tasks:
-            self._run_idle_tasks()
+        self._run_idle_tasks()
         self.company.admit(self._begin)
-        if not (self.running or self.waiting or self.idle_tasks):
-            warm_up = self.warm_ups.take()
-            if warm_up is not None:
-                self._begin(warm_up)
+        has_work = self.running or self.waiting or self.idle_tasks
+        if not has_work and (warm_up := self.warm_ups.take()) is not None:
+            self._begin(warm_up)
         ready: list[ActiveRequest] = []
         decoding: list[ActiveRequest] = []
         for active in tuple(self.running):
@@ -127,9 +127,8 @@ class Engine:
             self._decode(decoding, is_timed=prefilling is None)
         elif prefilling is None:
             self.tell()
-            waiting = [active.reads for active in self.running if active.reads is not None]
-            if waiting:
-                waiting[0].wait(WAIT_SECONDS)
+            if reads := [active.reads for active in self.running if active.reads is not None]:
+                reads[0].wait(WAIT_SECONDS)
         return bool(self.running or self.waiting or self.idle_tasks) or self.warm_ups.seconds == 0
 
     def tell(self) -> None:

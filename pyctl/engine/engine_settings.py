@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from pyctl.cache.plan import DEFAULT_STEP, MIN_BATCH
 from pyctl.convert import integer
 from pyctl.limit import SetLimit, limit
 from pyctl.setting import CACHE, SERVER
 
-__all__ = ["MOST_WARM_UPS", "EngineSettings"]
+__all__ = ["MOST_WARM_UPS", "Clock", "EngineSettings"]
+
+Clock: TypeAlias = Callable[[], float]
+"""Seconds that only grow: `time.monotonic`, or in tests a clock that they move."""
 
 MOST_WARM_UPS = limit(
     16, "prompts that wait to be evaluated before anybody asks for them", "the oldest are given up", "process"

@@ -156,7 +156,6 @@ class SequenceFile:
 
 
 LINE_SECONDS = 5.0
-
 """Between two lines; a prefill that is shorter gets none."""
 
 log = logging.getLogger(__name__)

@@ -36,10 +36,9 @@ class PrefillTurns:
 
     def next(self, ready: Sequence[ActiveRequest]) -> ActiveRequest | None:
         """One of ``ready``, which are in order; None if there is none."""
-        short = (active for active in ready[1:] if active.n_missing <= self._n_batch and not self._passed)
-        found = next(short, None)
-        self._passed = found is not None
-        return found or next(iter(ready), None)
+        short = [active for active in ready[1:] if active.n_missing <= self._n_batch and not self._passed]
+        self._passed = bool(short)
+        return next(iter(short or ready), None)
 
 
 class Prefill:
@@ -63,9 +62,11 @@ class Prefill:
         self._counters = counters
         self._running = running
 
-    def ends(self, prompt: Prompt) -> list[int]:
-        """Where batches of ``prompt`` end."""
-        return self._ends(prompt, self._backend.batch_cost)
+    def ends(self, prompt: Prompt, *, free: bool = False) -> list[int]:
+        """Where batches of ``prompt`` end; ``free``: as if a batch cost nothing."""
+        backend, min_batch = self._backend, self._prefix_cache.settings.min_batch
+        ends = batch_ends(prompt, backend.n_ubatch, min_batch, 0 if free else backend.batch_cost, backend.far_batch)
+        return backend.places.added_to(ends)
 
     def behind(self, seq: LiveSequence, lookup: CacheLookup) -> CacheLookup:
         """``lookup`` with the batch ends for what is to follow in ``seq``.
@@ -75,12 +76,7 @@ class Prefill:
         """
         if seq.n_exact == seq.n or not self._backend.batch_cost:
             return lookup
-        return replace(lookup, ends=self._ends(lookup.request.prompt, 0))
-
-    def _ends(self, prompt: Prompt, batch_cost: int) -> list[int]:
-        backend, min_batch = self._backend, self._prefix_cache.settings.min_batch
-        ends = batch_ends(prompt, backend.n_ubatch, min_batch, batch_cost, backend.far_batch)
-        return backend.places.added_to(ends)
+        return replace(lookup, ends=self.ends(lookup.request.prompt, free=True))
 
     def run(
         self,
@@ -162,9 +158,8 @@ class Prefill:
     def _empty(self, plan: CachePlan) -> bool:
         """Take out of the context whatever is not in use, what the prompt was restored from last."""
         with self._prefix_cache.cache.locked(*plan.restored):
-            if self._cells.empty():
-                return True
-        return self._cells.empty()
+            gave = self._cells.empty()
+        return gave or self._cells.empty()
 
     def _before(self, seq: LiveSequence) -> State | None:
         """What the sequence needs to be where it is again, beside its rows; None where that is not all."""

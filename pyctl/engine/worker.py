@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import queue
 import threading
 import time
@@ -50,6 +51,57 @@ class _Call(NamedTuple):
     needs_model: bool
 
 
+class IdleJobs:
+    """One list of jobs, each with the time at which it is due: evaluate ahead, free the model, copy rows.
+
+    ``is_ahead`` says that no client waits for the work that the engine does.
+    """
+
+    def __init__(self, engine: Engine, sleep_seconds: float) -> None:
+        self.is_ahead = False
+        self._engine, self._clock, self._sleep_seconds = engine, engine.clock, sleep_seconds
+        self._last_work = self._last_asked = self._clock()
+        self._copy_at = math.inf
+
+    def worked(self) -> None:
+        """Count idle time from now on: the engine has ended its work."""
+        self._last_work = self._clock()
+        if not self.is_ahead:
+            self._last_asked = self._last_work
+        self._copy_at = max(self._last_asked + IDLE_SECONDS, self._last_work)
+
+    @property
+    def seconds(self) -> float | None:
+        """How long until the next job is due; None if there is none."""
+        due = min(at for at, _ in self._jobs())
+        return max(due - self._clock(), 0.0) if due < math.inf else None
+
+    def run(self) -> bool:
+        """Do the first job that is due; returns whether the engine has steps to make then."""
+        now = self._clock()
+        due = [job for at, job in self._jobs() if at <= now]
+        if due and due[0] is not None:
+            due[0]()
+            return False
+        self.is_ahead = bool(due)
+        return self.is_ahead
+
+    def _jobs(self) -> list[tuple[float, Callable[[], None] | None]]:
+        """Each job with its due time, the more urgent before others; None for steps of the engine."""
+        engine, now = self._engine, self._clock()
+        copy_at = math.inf if engine.asleep else self._copy_at
+        ahead = engine.warm_ups.seconds if copy_at > now + AGAIN_SECONDS else None
+        sleep_at = self._last_work + self._sleep_seconds if self._sleep_seconds >= 0 and not engine.asleep else math.inf
+        if (disk := engine.prefix_cache.disk) is not None and disk.queue.is_moving:
+            sleep_at = max(sleep_at, now + AGAIN_SECONDS)
+        ahead_at = now + ahead if ahead is not None else math.inf
+        return [(ahead_at, None), (sleep_at, engine.sleep), (copy_at, self._copy)]
+
+    def _copy(self) -> None:
+        seconds = self._engine.prefix_cache.device.copy_next(self._engine.prefix_cache.disk)
+        self._copy_at = self._clock() + seconds if seconds is not None else math.inf
+
+
 class Worker:
     """Runs ``engine`` on a thread of its own.
 
@@ -61,11 +113,8 @@ class Worker:
     def __init__(self, engine: Engine, info: EngineInfo, sleep_seconds: float = -1, stall_seconds: float = 0) -> None:
         self._engine = engine
         self._info = info
-        self._sleep_seconds = sleep_seconds
         self._stall_seconds = stall_seconds
-        self._last_work = self._last_asked = time.monotonic()
-        self._is_ahead = False  # what is evaluated has nobody who waits for it
-        self._copy_at: float | None = None
+        self._idle = IdleJobs(engine, sleep_seconds)
         self._inbox: queue.SimpleQueue[RequestHandle | _Call | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards what is open, and whether more may come
         self._open: set[RequestHandle] = set()
@@ -260,26 +309,16 @@ class Worker:
         while True:
             if busy and self._inbox.empty():
                 busy = self._step()
-                if self._is_ahead and not self._engine.running:
+                if self._idle.is_ahead and not self._engine.running:
                     busy = False  # the next one may have to wait for rows that are to be copied
                 if not busy:
-                    self._last_work = time.monotonic()
-                    if not self._is_ahead:
-                        self._last_asked = self._last_work
-                    self._copy_at = max(self._last_asked + IDLE_SECONDS, self._last_work)
+                    self._idle.worked()
                 continue
             self._working = busy
             try:
-                item = self._inbox.get(timeout=None if busy else self._until_due())
+                item = self._inbox.get(timeout=None if busy else self._idle.seconds)
             except queue.Empty:
-                may_go_ahead = self._until_ahead() == 0
-                if not may_go_ahead and self._until_sleep() == 0:
-                    self._engine.sleep()
-                elif self._until_copy() == 0:
-                    seconds = self._engine.prefix_cache.device.copy_next(self._engine.prefix_cache.disk)
-                    self._copy_at = time.monotonic() + seconds if seconds is not None else None
-                else:
-                    busy = self._is_ahead = may_go_ahead
+                busy = self._idle.run()
                 continue
             if item is None:
                 return
@@ -316,12 +355,11 @@ class Worker:
             else:
                 item.fail(reason)
             return False
-        self._last_work = time.monotonic()
         if isinstance(item, _Call):
-            self._is_ahead = False
+            self._idle.is_ahead = False
             self._do(item)
             return True
-        self._is_ahead = item.request.background and (self._is_ahead or not self._working)
+        self._idle.is_ahead = item.request.background and (self._idle.is_ahead or not self._working)
         try:
             self._engine.submit(item)
         except Exception as error:
@@ -333,29 +371,6 @@ class Worker:
         self._engine.tell()  # it may take long
         item.run()
         self._current = None
-
-    def _until_due(self) -> float | None:
-        """Seconds until there is something to do although nobody asks, None for never."""
-        times = (self._until_sleep(), self._until_copy(), self._until_ahead())
-        return min((seconds for seconds in times if seconds is not None), default=None)
-
-    def _until_copy(self) -> float | None:
-        """Seconds until more rows are copied from the device for want of other work, None for not."""
-        if self._copy_at is None or self._engine.asleep:
-            return None
-        return max(self._copy_at - time.monotonic(), 0.0)
-
-    def _until_ahead(self) -> float | None:
-        """Seconds until something is evaluated that nobody asked for; None for not, or not before rows are copied."""
-        copy = self._until_copy()
-        return None if copy is not None and copy <= AGAIN_SECONDS else self._engine.warm_ups.seconds
-
-    def _until_sleep(self) -> float | None:
-        """Seconds until the model is freed, None for not."""
-        if self._sleep_seconds < 0 or self._engine.asleep:
-            return None
-        disk, seconds = self._engine.prefix_cache.disk, self._last_work + self._sleep_seconds - time.monotonic()
-        return max(seconds, AGAIN_SECONDS if disk is not None and disk.queue.is_moving else 0.0)
 
     # -- from any thread ---------------------------------------------------------------------------------------------
 

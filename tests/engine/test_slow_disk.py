@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
 from tests.cache.checks import check_invariants
-from tests.engine.drive import Reply, ask, cold, collect, request
+from tests.engine.drive import Reply, ask, cold, collect, request, until
 from tests.engine.test_engine import KINDS, chat
 from tests.fake import FakeBackend
 
@@ -48,10 +47,7 @@ class Drive:
         """Answer everything from now on."""
         self._patch.undo()
         self.gate.set()
-        deadline = time.monotonic() + 60
-        while tier.store.directory.readers.is_busy or tier.store._lookups.is_busy:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: not (tier.store.directory.readers.is_busy or tier.store._lookups.is_busy))
 
 
 @pytest.fixture

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +20,7 @@ from pyctl.engine.worker import Worker
 from pyctl.errors import UnavailableError
 from pyctl.prompt import Prompt, as_tokens
 from tests.cache.checks import check_invariants
-from tests.engine.drive import ask, collect, request
+from tests.engine.drive import ManualClock, ask, collect, request, until
 from tests.engine.drive import cold as run_cold
 from tests.engine.test_disk import engine_on
 from tests.fake import FakeBackend
@@ -365,20 +363,19 @@ def test_a_failure_in_it_is_nobody_elses() -> None:
 # -- on the engine's thread --------------------------------------------------------------------------------------------
 
 
-def served(sleep_seconds: float = -1, **options: object) -> tuple[Worker, Engine]:
-    engine = engine_of(FakeBackend(), **options)
-    return Worker(engine, INFO, sleep_seconds), engine
+def served(sleep_seconds: float = -1) -> tuple[Worker, Engine, ManualClock]:
+    engine = Engine(FakeBackend(), RamCache(64, None), EngineSettings(), clock=ManualClock())
+    return Worker(engine, INFO, sleep_seconds), engine, engine.clock
 
 
 def test_it_is_quiet_when_nobody_asks_whoever_asked_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-    monkeypatch.setattr(warm_ups, "time", SimpleNamespace(monotonic=lambda: now, perf_counter=time.perf_counter))
     monkeypatch.setattr(warm_ups, "AT_ONCE_SECONDS", 0.05)
     monkeypatch.setattr(warm_ups, "QUIET_SECONDS", 1.0)
-    engine = engine_of(FakeBackend())
+    clock = ManualClock()
+    engine = Engine(FakeBackend(), RamCache(64, None), EngineSettings(), clock=clock)
     kept, stripped = Talk(engine, strips=False), Talk(engine, head=260)
     kept.next_turn(kept.turn(1)[0])
-    now = 0.9
+    clock.advance(0.9)
     assert engine.warm_ups.seconds == pytest.approx(0.1)
     asked, _ = stripped.turn(2)
     stripped.next_turn(asked)
@@ -386,11 +383,11 @@ def test_it_is_quiet_when_nobody_asks_whoever_asked_last(monkeypatch: pytest.Mon
     totals = engine.prefix_cache.totals
     settle(engine)
     assert totals.n_warm_ups == 0
-    now = 1.5
+    clock.advance(0.6)
     settle(engine)
     assert totals.n_warm_ups == 1
     assert engine.warm_ups.seconds == pytest.approx(0.4), "since the other one was asked, too"
-    now = 1.9
+    clock.advance(0.4)
     settle(engine)
     assert totals.n_warm_ups == 2
 
@@ -410,25 +407,20 @@ def test_what_only_makes_the_next_turn_exact_waits_longer_though_somebody_else_c
     assert engine.warm_ups.seconds == pytest.approx(50_000.0 if exact else 1_000_000.0, rel=0.2)
 
 
-def until(condition: Any) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-
-
 def reply_to(worker: Worker, asked: Request) -> list[int]:
     return [token for event in worker.submit(asked) if hasattr(event, "tokens") for token in event.tokens]
 
 
 def test_the_thread_begins_when_its_time_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm_ups, "QUIET_SECONDS", 0.05)
-    worker, engine = served()
+    monkeypatch.setattr(warm_ups, "QUIET_SECONDS", 50.0)
+    worker, engine, clock = served()
     try:
         asked = request(Prompt.of(said(1, 244), [240]), 100, sampling=ENDLESS)
         tokens = reply_to(worker, asked)
         follow = Prompt.of([*asked.prompt.tokens, *tokens, 60, 61], [240, 244 + len(tokens) + 1])
         worker.warm(Request(follow, background=True, after=asked))
+        assert worker.call(lambda: engine.warm_ups.seconds).result(60) == 50.0
+        worker.call(lambda: clock.advance(50.0)).result(60)
         until(lambda: engine.prefix_cache.totals.n_warm_ups)
         assert engine.prefix_cache.totals.n_warmed == len(tokens) + 5
     finally:
@@ -436,9 +428,10 @@ def test_the_thread_begins_when_its_time_has_come(monkeypatch: pytest.MonkeyPatc
 
 
 def test_it_ends_with_the_server_and_sleeps_with_it() -> None:
-    worker, engine = served(sleep_seconds=0.05)
+    worker, engine, clock = served(sleep_seconds=60.0)
     prompt = Prompt.of(said(1, 3000), [2990])
     assert reply_to(worker, request(Prompt.of(said(2, 100), [90]), 3))
+    worker.call(lambda: clock.advance(60.0)).result(60)
     until(lambda: worker.is_sleeping)
     worker.warm(Request(prompt, background=True))
     worker.call(lambda: None).result(60)

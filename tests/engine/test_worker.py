@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,6 @@ import pytest
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.ram import RamCache
-from pyctl.engine import worker
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.backend import SequenceTokens
 from pyctl.engine.engine import Engine
@@ -23,14 +22,16 @@ from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Failed, Piece, Request
 from pyctl.engine.sampling import Sampling
-from pyctl.engine.worker import Worker
+from pyctl.engine.worker import IDLE_SECONDS, Worker
 from pyctl.errors import ModelError, RequestError, UnavailableError
 from pyctl.prompt import Prompt, as_tokens
-from tests.engine.drive import request
+from tests.engine.drive import ManualClock, request, until
 from tests.fake import FakeBackend
 from tests.server.fake import INFO
 
 PROMPT = Prompt.of([1 + i % 60 for i in range(300)], [100, 290])
+
+SLEEP_SECONDS = 60.0
 
 ENDLESS = Sampling(temperature=0.0, ignore_eos=True)
 
@@ -46,7 +47,8 @@ class Bench:
 
     def __init__(self, sleep_seconds: float = -1, n_seqs: int = 1, exact: bool = False) -> None:
         self.backend = FakeBackend("hybrid", n_seqs=n_seqs)
-        self.engine = Engine(self.backend, RamCache(8, None), EngineSettings(exact=exact))
+        self.clock = ManualClock()
+        self.engine = Engine(self.backend, RamCache(8, None), EngineSettings(exact=exact), clock=self.clock)
         self.worker = Worker(self.engine, INFO, sleep_seconds)
         self.admin = EngineAdmin(self.worker, self.engine)
 
@@ -74,11 +76,13 @@ class Bench:
         self.backend.decode = when_looked_at
         return self.worker.submit(request(PROMPT, n, sampling=ENDLESS))
 
-    def wait_until(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 60
-        while not condition():
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+    def advance(self, seconds: float) -> None:
+        """Let time pass behind all that the worker has done."""
+        result(self.worker.call(lambda: self.clock.advance(seconds)))
+
+    def fall_asleep(self) -> None:
+        self.advance(SLEEP_SECONDS)
+        until(lambda: self.worker.is_sleeping)
 
 
 @pytest.fixture
@@ -99,9 +103,9 @@ def result(future: Future[Any]) -> Any:
 
 
 def test_an_idle_engine_sleeps_and_resumes_from_the_cache(make: Any) -> None:
-    awake, bench = make(exact=True), make(0.05, exact=True)
+    awake, bench = make(exact=True), make(SLEEP_SECONDS, exact=True)
     first = bench.ask(PROMPT)
-    bench.wait_until(lambda: bench.worker.is_sleeping)
+    bench.fall_asleep()
     assert bench.backend.closed
     longer = Prompt.of([*PROMPT.tokens, *first.tokens[:-1], 7, 8, 9], [100, 290, 305])
     closed, decode = [], bench.backend.decode
@@ -111,12 +115,12 @@ def test_an_idle_engine_sleeps_and_resumes_from_the_cache(make: Any) -> None:
     assert set(closed) == {False}
     assert awake.ask(PROMPT).tokens == first.tokens
     assert awake.ask(longer).tokens == warm.tokens
-    bench.wait_until(lambda: bench.worker.is_sleeping)  # and again
+    bench.fall_asleep()  # and again
 
 
 def test_only_work_wakes_it(make: Any) -> None:
-    bench = make(0.02)
-    bench.wait_until(lambda: bench.worker.is_sleeping)
+    bench = make(SLEEP_SECONDS)
+    bench.fall_asleep()
     result(bench.admin.stats())
     result(bench.admin.sequences())
     result(bench.admin.view())
@@ -125,18 +129,18 @@ def test_only_work_wakes_it(make: Any) -> None:
 
 
 def test_looking_does_not_keep_it_awake(make: Any) -> None:
-    bench = make(0.1)
-
-    def looked() -> bool:
+    bench = make(SLEEP_SECONDS)
+    for _ in range(3):
+        bench.advance(SLEEP_SECONDS / 4)
         result(bench.admin.stats())
-        return bool(bench.worker.is_sleeping)
-
-    bench.wait_until(looked)
+        assert not bench.worker.is_sleeping
+    bench.advance(SLEEP_SECONDS / 4)
+    until(lambda: bench.worker.is_sleeping)
 
 
 def test_it_sleeps_on_when_it_cannot_be_woken(make: Any) -> None:
-    bench = make(0.02)
-    bench.wait_until(lambda: bench.worker.is_sleeping)
+    bench = make(SLEEP_SECONDS)
+    bench.fall_asleep()
     works = bench.backend.load
 
     def fails() -> None:
@@ -155,8 +159,8 @@ def test_it_sleeps_on_when_it_cannot_be_woken(make: Any) -> None:
 
 
 def test_a_sleeping_engine_closes(make: Any) -> None:
-    bench = make(0.02)
-    bench.wait_until(lambda: bench.worker.is_sleeping)
+    bench = make(SLEEP_SECONDS)
+    bench.fall_asleep()
     bench.worker.close()
     assert not bench.worker._thread.is_alive()
     with pytest.raises(UnavailableError):
@@ -167,7 +171,7 @@ def test_slots_show_the_request_that_they_serve(make: Any) -> None:
     bench = make(n_seqs=2)
     assert [view.task for view in result(bench.admin.sequences())] == [-1, -1]
     handle = bench.begin()
-    bench.wait_until(lambda: any(view.n_predicted > 5 for view in result(bench.admin.sequences())))
+    until(lambda: any(view.n_predicted > 5 for view in result(bench.admin.sequences())))
     (view,) = [view for view in result(bench.admin.sequences()) if view.busy]
     assert view.prompt == tuple(PROMPT.tokens.tolist())
     assert view.n_evaluated == 300
@@ -176,7 +180,7 @@ def test_slots_show_the_request_that_they_serve(make: Any) -> None:
     stats = result(bench.admin.stats())
     assert (stats.n_processing, stats.n_waiting) == (1, 0)
     handle.cancel()
-    bench.wait_until(lambda: not any(view.busy for view in result(bench.admin.sequences())))
+    until(lambda: not any(view.busy for view in result(bench.admin.sequences())))
 
 
 def test_the_counters_count_what_was_served(make: Any) -> None:
@@ -222,7 +226,7 @@ def test_a_file_that_is_no_slot(make: Any, tmp_path: Path) -> None:
 def test_a_busy_slot_is_saved_when_it_is_free(make: Any, tmp_path: Path) -> None:
     bench = make()
     handle = bench.begin()
-    bench.wait_until(lambda: result(bench.admin.sequences())[0].n_predicted > 0)
+    until(lambda: result(bench.admin.sequences())[0].n_predicted > 0)
     future = bench.admin.save(0, tmp_path / "a.bin")
     result(bench.admin.sequences())
     assert not future.done()
@@ -233,7 +237,7 @@ def test_a_busy_slot_is_saved_when_it_is_free(make: Any, tmp_path: Path) -> None
 def test_closing_ends_what_waits_for_a_slot(make: Any, tmp_path: Path) -> None:
     bench = make()
     bench.begin()
-    bench.wait_until(lambda: result(bench.admin.sequences())[0].n_predicted > 0)
+    until(lambda: result(bench.admin.sequences())[0].n_predicted > 0)
     future = bench.admin.save(0, tmp_path / "a.bin")
     result(bench.admin.sequences())
     bench.worker.close()
@@ -246,34 +250,30 @@ def test_an_empty_prompt_gets_an_empty_reply(make: Any) -> None:
     assert (served.tokens, served.stats.n_prompt) == ([], 0)
 
 
-def test_an_idle_moment_copies_what_only_the_device_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_moment_copies_what_only_the_device_has(make: Any) -> None:
     """As far as there is room, so that it costs nothing to give its cells to others."""
-    monkeypatch.setattr(worker, "IDLE_SECONDS", 0.01)
-    bench = Bench()
+    bench = make()
     cache = bench.engine.prefix_cache.cache
 
     def rows() -> list[int]:
-        return bench.worker.call(lambda: [segment.rows.nbytes for segment in cache.segments()]).result(60)
+        return result(bench.worker.call(lambda: [segment.rows.nbytes for segment in cache.segments()]))
 
-    try:
-        bench.ask(PROMPT)
-        bench.wait_until(lambda: all(rows()))
-        assert len(rows()) > 0
-        full = bench.admin.stats().result(60)
-        assert full.device.kept > 0
-        cache.budget = full.cache.n_bytes  # nothing is free from now on
-        bench.ask(Prompt.of([1 + i % 59 for i in range(300)], [100, 290]))
-        after = bench.admin.stats().result(60)
-        assert after.n_cells_held > 0
-        assert after.cache.n_bytes <= cache.budget
-    finally:
-        bench.worker.close()
+    bench.ask(PROMPT)
+    assert not all(rows())
+    until(lambda: bench.advance(IDLE_SECONDS) or all(rows()))
+    full = result(bench.admin.stats())
+    assert full.device.kept > 0
+    cache.budget = full.cache.n_bytes  # nothing is free from now on
+    bench.ask(Prompt.of([1 + i % 59 for i in range(300)], [100, 290]))
+    bench.advance(IDLE_SECONDS)
+    after = result(bench.admin.stats())
+    assert after.n_cells_held > 0
+    assert after.cache.n_bytes <= cache.budget
 
 
-def test_going_ahead_does_not_keep_rows_from_being_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_going_ahead_does_not_keep_rows_from_being_copied(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as one prompt after the other is made ready, there is no moment without work."""
-    monkeypatch.setattr(worker, "IDLE_SECONDS", 1.0)
-    bench = Bench()
+    bench = make()
     device, copied = bench.engine.prefix_cache.device, threading.Event()
     copy_next = device.copy_next
 
@@ -282,13 +282,11 @@ def test_going_ahead_does_not_keep_rows_from_being_copied(monkeypatch: pytest.Mo
         return copy_next(disk)
 
     monkeypatch.setattr(device, "copy_next", note)
-    try:
-        bench.ask(PROMPT)
-        n_ready = 0
-        while not copied.is_set():
-            tokens = as_tokens([1 + (i + n_ready) % 59 for i in range(100)])
-            made = bench.worker.submit(Request(Prompt.of(tokens, [40]), max_tokens=0, background=True))
-            n_ready += sum(isinstance(event, Done) for event in made)
-        assert n_ready > 1
-    finally:
-        bench.worker.close()
+    bench.ask(PROMPT)
+    n_ready = 0
+    while not copied.is_set():
+        tokens = as_tokens([1 + (i + n_ready) % 59 for i in range(100)])
+        made = bench.worker.submit(Request(Prompt.of(tokens, [40]), max_tokens=0, background=True))
+        n_ready += sum(isinstance(event, Done) for event in made)
+        bench.advance(IDLE_SECONDS / 4)
+    assert n_ready > 1

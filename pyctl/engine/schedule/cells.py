@@ -12,7 +12,6 @@ from pyctl.prompt import Prompt
 
 __all__ = ["CellPool", "SequenceWorth"]
 
-
 LEAST_FREE = 256
 """Cells that held rows leave free beside those that are needed, at most, for batches that are taken apart."""
 

@@ -94,7 +94,7 @@ class Company:
         """A request that is served alone gets all cells: it then costs and yields what it does alone."""
         if len(self.running) == 1 and self._clears:
             with self._prefix_cache.cache.locked(*lookup.snapshots):
-                self.cells.clear_idle(named=self._is_exact)
+                self.cells.clear_idle(named=self._settings.exact)
             for seq in self.sequences:
                 seq.shares = False
 
@@ -104,17 +104,13 @@ class Company:
         Attention sums in the order of cells. So bits depend on which cells others take, even between two batches.
         """
         holding = [seq for seq in self.sequences if seq.n or seq.busy]
-        if self._is_exact and len(holding) > 1:
+        if self._settings.exact and len(holding) > 1:
             for seq in holding:
                 seq.shares = True
 
     @property
     def _clears(self) -> bool:
-        return self._is_exact or (self._settings.clear_idle and self._prefix_cache.cache.enabled)
-
-    @property
-    def _is_exact(self) -> bool:
-        return self._settings.exact
+        return self._settings.exact or (self._settings.clear_idle and self._prefix_cache.cache.enabled)
 
     # -- who makes way -----------------------------------------------------------------------------------------------
 
@@ -137,8 +133,7 @@ class Company:
     def suspend_youngest(self) -> ActiveRequest:
         """There were fewer cells than were counted: let the youngest wait, and nobody begin until somebody ends."""
         self._overrun = True
-        youngest = self._youngest()
-        self.suspend(youngest)
+        self.suspend(youngest := self._youngest())
         return youngest
 
     def suspend(self, active: ActiveRequest) -> None:

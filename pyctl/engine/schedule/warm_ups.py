@@ -17,7 +17,7 @@ from pyctl.cache.prefix_cache import PrefixCache
 from pyctl.cache.restore import CacheLookup, CachePlan, MakeRoom
 from pyctl.cache.sequence import LiveSequence
 from pyctl.cache.snapshot import Prefix, PromptMatch
-from pyctl.engine.engine_settings import MOST_WARM_UPS
+from pyctl.engine.engine_settings import MOST_WARM_UPS, Clock
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.prefill import Prefill
 from pyctl.engine.request import Done, Failed, Request, Timings
@@ -58,7 +58,8 @@ class WarmUps:
     one: unless everything has to be exact, what is left up to there is evaluated as well.
     """
 
-    def __init__(self, prefix_cache: PrefixCache, prefill: Prefill, n_ubatch: int) -> None:
+    def __init__(self, prefix_cache: PrefixCache, prefill: Prefill, n_ubatch: int, clock: Clock) -> None:
+        self._clock = clock
         self._prefix_cache, self._prefill, self._n_ubatch = prefix_cache, prefill, n_ubatch
         self._queue: list[ActiveRequest] = []
         # Those of clients, as they came: their tokens, and none of their images' files, which are large.
@@ -109,12 +110,12 @@ class WarmUps:
 
     def ended(self) -> None:
         """A client's request is over."""
-        self._quiet_since = time.monotonic()
+        self._quiet_since = self._clock()
 
     def take(self) -> ActiveRequest | None:
         """The next one whose time has come, out of the line then. Nobody else is to be served now."""
         self._queue = [each for each in self._queue if not each.handle.cancelled]
-        now = time.monotonic()
+        now = self._clock()
         self._now = next((each for each in self._queue if self._quiet_since + each.quiet <= now), None)
         if self._now is not None:
             self._queue.remove(self._now)
@@ -130,7 +131,7 @@ class WarmUps:
     def seconds(self) -> float | None:
         """How long until the next one may begin; None if there is none."""
         quiet = min((each.quiet for each in self._queue), default=None)
-        return max(self._quiet_since + quiet - time.monotonic(), 0.0) if quiet is not None else None
+        return max(self._quiet_since + quiet - self._clock(), 0.0) if quiet is not None else None
 
     def clear(self) -> list[ActiveRequest]:
         """Give up all that wait; returns them."""
