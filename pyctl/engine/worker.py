@@ -73,22 +73,23 @@ class IdleJobs:
     @property
     def seconds(self) -> float | None:
         """How long until the next job is due; None if there is none."""
-        due = min(at for at, _ in self._jobs())
-        return max(due - self._clock(), 0.0) if due < math.inf else None
+        now = self._clock()
+        due = min(at for at, _ in self._jobs(now))
+        return max(due - now, 0.0) if due < math.inf else None
 
     def run(self) -> bool:
         """Do the first job that is due; returns whether the engine has steps to make then."""
         now = self._clock()
-        due = [job for at, job in self._jobs() if at <= now]
+        due = [job for at, job in self._jobs(now) if at <= now]
         if due and due[0] is not None:
             due[0]()
             return False
         self.is_ahead = bool(due)
         return self.is_ahead
 
-    def _jobs(self) -> list[tuple[float, Callable[[], None] | None]]:
+    def _jobs(self, now: float) -> list[tuple[float, Callable[[], None] | None]]:
         """Each job with its due time, the more urgent before others; None for steps of the engine."""
-        engine, now = self._engine, self._clock()
+        engine = self._engine
         copy_at = math.inf if engine.asleep else self._copy_at
         ahead = engine.warm_ups.seconds if copy_at > now + AGAIN_SECONDS else None
         sleep_at = self._last_work + self._sleep_seconds if self._sleep_seconds >= 0 and not engine.asleep else math.inf
