@@ -1,3 +1,151 @@
-"""What is kept and what is given up: snapshots in RAM and on disk. Knows bytes and tokens, no model and no text."""
+"""The prefix cache: what prompts are resumed from, on the device, in RAM and on disk. Knows bytes and tokens only.
+
+Other rooms import from here alone. A name is loaded when it is first used, so that settings load without NumPy.
+"""
 
 from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyctl.cache.cache_settings import CacheSettings, DiskSettings
+    from pyctl.cache.cache_stats import (
+        SHOWN,
+        CacheStats,
+        CacheView,
+        KnownParts,
+        LiveView,
+        RequestStats,
+        view_of,
+    )
+    from pyctl.cache.device_tier import DeviceCounts, block_sizes, most_behind
+    from pyctl.cache.disk.directory import CacheDirectory, Contents, Entry
+    from pyctl.cache.disk.file_format import INDEX, REPLIES
+    from pyctl.cache.disk.readers import Reads
+    from pyctl.cache.disk.store import DiskStore
+    from pyctl.cache.disk.write_queue import AGAIN_SECONDS
+    from pyctl.cache.disk_tier import DiskTier
+    from pyctl.cache.persist import DiskPolicy
+    from pyctl.cache.places import ANYWHERE, NOWHERE, ResumePlaces
+    from pyctl.cache.plan import (
+        DEFAULT_STEP,
+        GPU_BATCH_COST,
+        GPU_FAR_BATCH,
+        MIN_BATCH,
+        RULES,
+        batch_ends,
+        ends_within,
+        full_batch,
+        last_end,
+    )
+    from pyctl.cache.ports import CacheRequest, SavedSequence, SequenceMemory
+    from pyctl.cache.prefix_cache import PrefixCache
+    from pyctl.cache.ram import RamCache
+    from pyctl.cache.recent import RecentPrompts
+    from pyctl.cache.restore import CacheLookup, CachePlan, MakeRoom
+    from pyctl.cache.sequence import LiveSequence
+    from pyctl.cache.snapshot import (
+        NOTHING,
+        Block,
+        BlockBytes,
+        BlockSpan,
+        Held,
+        Prefix,
+        PromptFacts,
+        PromptMatch,
+        Snapshot,
+        Source,
+        Span,
+        State,
+    )
+
+_MODULES = (
+    "cache_settings",
+    "plan",
+    "persist",
+    "places",
+    "snapshot",
+    "sequence",
+    "cache_stats",
+    "ports",
+    "recent",
+    "ram",
+    "device_tier",
+    "restore",
+    "prefix_cache",
+    "disk_tier",
+    "disk.directory",
+    "disk.file_format",
+    "disk.readers",
+    "disk.store",
+    "disk.write_queue",
+)
+"""Where a name is looked for, in this order."""
+
+__all__ = [
+    "AGAIN_SECONDS",
+    "ANYWHERE",
+    "DEFAULT_STEP",
+    "GPU_BATCH_COST",
+    "GPU_FAR_BATCH",
+    "INDEX",
+    "MIN_BATCH",
+    "NOTHING",
+    "NOWHERE",
+    "REPLIES",
+    "RULES",
+    "SHOWN",
+    "Block",
+    "BlockBytes",
+    "BlockSpan",
+    "CacheDirectory",
+    "CacheLookup",
+    "CachePlan",
+    "CacheRequest",
+    "CacheSettings",
+    "CacheStats",
+    "CacheView",
+    "Contents",
+    "DeviceCounts",
+    "DiskPolicy",
+    "DiskSettings",
+    "DiskStore",
+    "DiskTier",
+    "Entry",
+    "Held",
+    "KnownParts",
+    "LiveSequence",
+    "LiveView",
+    "MakeRoom",
+    "Prefix",
+    "PrefixCache",
+    "PromptFacts",
+    "PromptMatch",
+    "RamCache",
+    "Reads",
+    "RecentPrompts",
+    "RequestStats",
+    "ResumePlaces",
+    "SavedSequence",
+    "SequenceMemory",
+    "Snapshot",
+    "Source",
+    "Span",
+    "State",
+    "batch_ends",
+    "block_sizes",
+    "ends_within",
+    "full_batch",
+    "last_end",
+    "most_behind",
+    "view_of",
+]
+
+
+def __getattr__(name: str) -> object:
+    for module in _MODULES if name in __all__ else ():
+        home = importlib.import_module(f"{__name__}.{module}")
+        if hasattr(home, name):
+            return getattr(home, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

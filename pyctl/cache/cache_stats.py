@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from pyctl.cache.disk_tier import DiskTier, DiskView
 from pyctl.cache.ram import RamCache
-from pyctl.cache.snapshot import Segment, Snapshot
+from pyctl.cache.snapshot import Segment, Snapshot, Source
 from pyctl.prompt import Tokens
 
 __all__ = [
@@ -21,17 +21,11 @@ __all__ = [
     "LiveView",
     "RequestStats",
     "SnapshotView",
-    "Source",
     "view_of",
 ]
 
 CONTEXT = 12
-
 """Tokens shown on each side of a difference."""
-
-Source: TypeAlias = Literal["none", "live", "ram", "disk"]
-
-"""Where the restored prefix came from; ``live`` is the sequence inside llama.cpp."""
 
 
 @dataclass(frozen=True)

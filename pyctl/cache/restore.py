@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from pyctl.cache.cache_stats import Source
 from pyctl.cache.device_tier import DeviceTier
 from pyctl.cache.disk.chain import PendingSnapshot
 from pyctl.cache.disk.readers import Reading
@@ -18,7 +17,7 @@ from pyctl.cache.ports import CacheRequest, SequenceMemory
 from pyctl.cache.ram import RamCache
 from pyctl.cache.recent import RecentMatches
 from pyctl.cache.sequence import LiveSequence
-from pyctl.cache.snapshot import Prefix, PromptMatch, Segment, Snapshot, State
+from pyctl.cache.snapshot import Prefix, PromptMatch, Segment, Snapshot, Source, State
 from pyctl.errors import StateError
 from pyctl.prompt import Tokens
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,12 +30,16 @@ __all__ = [
     "PromptMatch",
     "Segment",
     "Snapshot",
+    "Source",
     "Span",
     "State",
     "needed_by",
 ]
 
 DIGEST_BYTES = 16
+
+Source: TypeAlias = Literal["none", "live", "ram", "disk"]
+"""Where a restored prefix came from; ``live`` is the sequence inside llama.cpp."""
 
 
 @dataclass(frozen=True)

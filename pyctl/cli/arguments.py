@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeAlias
 
 from pyctl import __version__
-from pyctl.cache.cache_settings import CacheSettings, DiskSettings
+from pyctl.cache import CacheSettings, DiskSettings
 from pyctl.chat.format_settings import FormatSettings, keep_reasoning
 from pyctl.cli.flags import Given, help_text, read_flags
 from pyctl.cli.logs import VERBOSE, LogSettings

@@ -13,15 +13,18 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from pyctl.cache.cache_settings import DiskSettings
-from pyctl.cache.device_tier import block_sizes, most_behind
-from pyctl.cache.disk.directory import CacheDirectory
-from pyctl.cache.disk.file_format import REPLIES
-from pyctl.cache.disk.store import DiskStore
-from pyctl.cache.disk_tier import DiskTier
-from pyctl.cache.persist import DiskPolicy
-from pyctl.cache.places import ANYWHERE
-from pyctl.cache.ram import RamCache
+from pyctl.cache import (
+    ANYWHERE,
+    REPLIES,
+    CacheDirectory,
+    DiskPolicy,
+    DiskSettings,
+    DiskStore,
+    DiskTier,
+    RamCache,
+    block_sizes,
+    most_behind,
+)
 from pyctl.chat.cached_tokenizer import readable
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.constraint import json_constraint

@@ -12,13 +12,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyctl.cache.cache_settings import DiskSettings
+from pyctl.cache import DiskSettings
 from pyctl.errors import ConfigError
 from pyctl.setting import flags_of
 from pyctl.text import one_line, plain
 
 if TYPE_CHECKING:
-    from pyctl.cache.disk.directory import CacheDirectory, Entry
+    from pyctl.cache import CacheDirectory, Entry
 
 __all__ = ["run_cache"]
 
@@ -42,8 +42,7 @@ def run_cache(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     if not path.is_dir():
         raise ConfigError(f"{path} is not a directory")
     # Only now: --help needs none of it.
-    from pyctl.cache.disk.directory import CacheDirectory
-    from pyctl.cache.disk.file_format import INDEX
+    from pyctl.cache import INDEX, CacheDirectory
 
     if arguments.run is not _verify and not (path / INDEX).exists():
         raise ConfigError(f"no prefix cache in {path}")

@@ -12,10 +12,18 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pyctl.cache.cache_stats import SHOWN, CacheView, KnownParts, LiveView, view_of
-from pyctl.cache.disk.directory import Contents, Entry
-from pyctl.cache.sequence import LiveSequence
-from pyctl.cache.snapshot import PromptFacts, PromptMatch
+from pyctl.cache import (
+    SHOWN,
+    CacheView,
+    Contents,
+    Entry,
+    KnownParts,
+    LiveSequence,
+    LiveView,
+    PromptFacts,
+    PromptMatch,
+    view_of,
+)
 from pyctl.engine.engine import Engine, IdleTask
 from pyctl.engine.engine_stats import EngineCounters, EngineMemory, EngineStats, SequenceFile, SequenceView
 from pyctl.engine.request import Timings

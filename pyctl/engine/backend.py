@@ -12,8 +12,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pyctl.cache.ports import SequenceMemory
-from pyctl.cache.snapshot import Block
+from pyctl.cache import Block, SequenceMemory
 from pyctl.engine.pool.pool_plan import PoolPlan, StreamCounts
 from pyctl.engine.pool.selection import Pins
 from pyctl.engine.sampling import Sampling

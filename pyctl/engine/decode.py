@@ -11,8 +11,7 @@ from collections.abc import Callable, Generator
 from types import TracebackType
 from typing import NamedTuple
 
-from pyctl.cache.cache_stats import RequestStats
-from pyctl.cache.sequence import LiveSequence
+from pyctl.cache import LiveSequence, RequestStats
 from pyctl.engine.backend import Evaluator, Sampler, TopTokens
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import DraftCounts, Piece, StopType, Timings

@@ -5,12 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-from pyctl.cache.cache_stats import RequestStats
-from pyctl.cache.disk.readers import Reads
-from pyctl.cache.disk_tier import DiskTier
-from pyctl.cache.prefix_cache import PrefixCache
-from pyctl.cache.ram import RamCache
-from pyctl.cache.sequence import LiveSequence
+from pyctl.cache import DiskTier, LiveSequence, PrefixCache, RamCache, Reads, RequestStats
 from pyctl.engine.backend import Backend
 from pyctl.engine.decode import Generation, Verify
 from pyctl.engine.draft.speculation import Speculation

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from pyctl.cache.plan import DEFAULT_STEP, MIN_BATCH
+from pyctl.cache import DEFAULT_STEP, MIN_BATCH
 from pyctl.convert import integer
 from pyctl.limit import SetLimit, limit
 from pyctl.setting import CACHE, SERVER

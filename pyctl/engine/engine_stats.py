@@ -7,9 +7,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
-from pyctl.cache.cache_stats import CacheView
-from pyctl.cache.device_tier import DeviceCounts
-from pyctl.cache.snapshot import BlockBytes
+from pyctl.cache import BlockBytes, CacheView, DeviceCounts
 from pyctl.engine.pool.pool_plan import StreamCounts
 from pyctl.engine.request import DraftCounts, Request, Timings
 from pyctl.limit import limit

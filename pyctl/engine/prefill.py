@@ -7,12 +7,7 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from pyctl.cache.cache_stats import RequestStats
-from pyctl.cache.plan import batch_ends, full_batch
-from pyctl.cache.prefix_cache import PrefixCache
-from pyctl.cache.restore import CacheLookup, CachePlan
-from pyctl.cache.sequence import LiveSequence
-from pyctl.cache.snapshot import State
+from pyctl.cache import CacheLookup, CachePlan, LiveSequence, PrefixCache, RequestStats, State, batch_ends, full_batch
 from pyctl.engine.backend import Backend
 from pyctl.engine.engine_stats import EngineCounters, PrefillLog
 from pyctl.engine.request import Progress

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Literal, NamedTuple, TypeAlias
 
-from pyctl.cache.cache_stats import RequestStats, Source
-from pyctl.cache.persist import DiskPolicy
+from pyctl.cache import DiskPolicy, RequestStats, Source
 from pyctl.engine.pool.pool_plan import StreamCounts
 from pyctl.engine.pool.selection import Pins
 from pyctl.engine.sampling import Sampling

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import NamedTuple, TypeVar
 
-from pyctl.cache.cache_stats import RequestStats
-from pyctl.cache.disk.write_queue import AGAIN_SECONDS
+from pyctl.cache import AGAIN_SECONDS, RequestStats
 from pyctl.engine.backend import EngineInfo
 from pyctl.engine.engine import Engine
 from pyctl.engine.handle import RequestHandle

@@ -9,9 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pyctl.cache.places import NOWHERE, ResumePlaces
-from pyctl.cache.ports import SavedSequence
-from pyctl.cache.snapshot import NOTHING, Block, BlockBytes, BlockSpan, Held, Span, State
+from pyctl.cache import NOTHING, NOWHERE, Block, BlockBytes, BlockSpan, Held, ResumePlaces, SavedSequence, Span, State
 from pyctl.engine.pool.pool_plan import PoolPlan
 from pyctl.errors import OutOfCellsError, StateError
 from pyctl.llama.draft.draft_model import Follower

@@ -11,7 +11,7 @@ from typing import Any
 
 from llama_cpp import llama_cpp as api
 
-from pyctl.cache.plan import RULES
+from pyctl.cache import RULES
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.errors import ModelError
 from pyctl.llama.devices import FileTensor, file_tensors, model_files

@@ -22,7 +22,7 @@ import llama_cpp
 import numpy as np
 from llama_cpp import llama_cpp as api
 
-from pyctl.cache.snapshot import Block
+from pyctl.cache import Block
 from pyctl.errors import LibraryMismatchError, OutOfCellsError, StateError
 from pyctl.limit import limit
 

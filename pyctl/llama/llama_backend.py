@@ -11,8 +11,7 @@ import numpy as np
 from llama_cpp import llama_cpp as api
 from numpy.typing import NDArray
 
-from pyctl.cache.places import NOWHERE, ResumePlaces
-from pyctl.cache.snapshot import Block
+from pyctl.cache import NOWHERE, Block, ResumePlaces
 from pyctl.engine.backend import SequenceTokens, TopTokens
 from pyctl.engine.pool.pool_plan import PoolPlan, StreamCounts
 from pyctl.engine.pool.selection import Pins

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pyctl.cache.places import ANYWHERE, NOWHERE, ResumePlaces
-from pyctl.cache.snapshot import Block
+from pyctl.cache import ANYWHERE, NOWHERE, Block, ResumePlaces
 from pyctl.engine.backend import Backend
 from pyctl.errors import StateError
 from pyctl.llama.library import KVState

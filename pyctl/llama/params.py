@@ -12,7 +12,7 @@ from typing import Any
 import gguf
 from llama_cpp import llama_cpp as api
 
-from pyctl.cache.plan import GPU_BATCH_COST, GPU_FAR_BATCH
+from pyctl.cache import GPU_BATCH_COST, GPU_FAR_BATCH
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.model_settings import (
     FLASH_MODES,

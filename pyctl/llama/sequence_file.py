@@ -25,7 +25,7 @@ from llama_cpp import llama_cpp as api
 from numpy.typing import NDArray
 
 from pyctl.atomic_file import make_private, temp_path
-from pyctl.cache.ports import SavedSequence
+from pyctl.cache import SavedSequence
 from pyctl.errors import RequestError, StateError
 from pyctl.llama.library import forget_log_errors, last_log_error
 from pyctl.prompt import Tokens, as_tokens

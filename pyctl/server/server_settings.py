@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from pyctl.cache.cache_settings import DiskSettings
+from pyctl.cache import DiskSettings
 from pyctl.convert import choice, directory, file_text, integer, words
 from pyctl.engine.engine_settings import MOST_WARM_UPS
 from pyctl.engine.model_settings import ModelSettings

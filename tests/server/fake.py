@@ -13,9 +13,10 @@ import httpx
 import msgspec
 from starlette.types import ASGIApp
 
-from pyctl.cache.cache_stats import RequestStats, Source
+from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.ram import RamCache
+from pyctl.cache.snapshot import Source
 from pyctl.chat.cached_tokenizer import Tokenizer
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.images import ImageReader

@@ -16,7 +16,7 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from pyctl.cache.snapshot import Block
+Bytes: TypeAlias = NDArray[np.uint8]
 
 __all__ = ["CHUNK", "RAW", "Codec", "Coding", "choose", "chunks", "decode", "encode", "phase_of_blocks"]
 
@@ -81,14 +81,14 @@ def chunks(size: int, length: int = CHUNK) -> Iterator[tuple[int, int]]:
         yield first, min(first + length, size)
 
 
-def encode(coding: Coding, chunk: Block) -> Data:
+def encode(coding: Coding, chunk: Bytes) -> Data:
     """The stored form of one contiguous chunk."""
     if coding.codec == Codec.RAW:
         return chunk.data
     return zstandard.ZstdCompressor(level=LEVEL).compress(_shuffle(coding, chunk).data)
 
 
-def decode(coding: Coding, data: Data, out: Block) -> None:
+def decode(coding: Coding, data: Data, out: Bytes) -> None:
     """Fill ``out`` from the stored form; ValueError if ``data`` is not that of a chunk of this size."""
     if coding.codec == Codec.RAW:
         if len(data) != out.size:
@@ -104,7 +104,7 @@ def decode(coding: Coding, data: Data, out: Block) -> None:
     _unshuffle(coding, np.frombuffer(plain, np.uint8), out)
 
 
-def choose(part: Block) -> Coding:
+def choose(part: Bytes) -> Coding:
     """The coding that stores a sample of ``part`` smallest, among those that decode fast enough; raw if none pays."""
     if part.size < SMALLEST:
         return RAW
@@ -123,27 +123,27 @@ def choose(part: Block) -> Coding:
     return best
 
 
-def phase_of_blocks(sample: Block) -> int:
+def phase_of_blocks(sample: Bytes) -> int:
     """Where q8_0 blocks would begin modulo 34: the high byte of a scale varies least."""
     columns = sample[: sample.size // Q8_BLOCK * Q8_BLOCK][: 2048 * Q8_BLOCK].reshape(-1, Q8_BLOCK)
     kinds = [np.count_nonzero(np.bincount(column, minlength=256)) for column in columns.T]
     return (int(np.argmin(kinds)) - 1) % Q8_BLOCK
 
 
-def _seconds(coding: Coding, stored: Data, out: Block) -> float:
+def _seconds(coding: Coding, stored: Data, out: Bytes) -> float:
     began = time.perf_counter()
     decode(coding, stored, out)
     return time.perf_counter() - began
 
 
-def _sample(part: Block) -> Block:
+def _sample(part: Bytes) -> Bytes:
     if part.size <= SLICE * N_SLICES:
         return np.ascontiguousarray(part)
     step = (part.size - SLICE) // (N_SLICES - 1) // (Q8_BLOCK * 4) * (Q8_BLOCK * 4)
     return np.concatenate([part[i * step : i * step + SLICE] for i in range(N_SLICES)])
 
 
-def _shuffle(coding: Coding, chunk: Block) -> Block:
+def _shuffle(coding: Coding, chunk: Bytes) -> Bytes:
     """The bytes of ``chunk`` in the order that compresses best, shape unchanged."""
     if coding.codec == Codec.ZSTD:
         return chunk
@@ -165,7 +165,7 @@ def _shuffle(coding: Coding, chunk: Block) -> Block:
     return out
 
 
-def _unshuffle(coding: Coding, plain: Block, out: Block) -> None:
+def _unshuffle(coding: Coding, plain: Bytes, out: Bytes) -> None:
     """The inverse of `_shuffle`."""
     if coding.codec == Codec.ZSTD:
         out[:] = plain
@@ -186,7 +186,7 @@ def _unshuffle(coding: Coding, plain: Block, out: Block) -> None:
     out[m * width :] = plain[m * width :]
 
 
-def _push(elements: NDArray[np.unsignedinteger], low: Block) -> None:
+def _push(elements: NDArray[np.unsignedinteger], low: Bytes) -> None:
     np.left_shift(elements, 8, out=elements)
     np.bitwise_or(elements, low, out=elements)
 

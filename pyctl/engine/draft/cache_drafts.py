@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from threading import Event, Thread
 from typing import NamedTuple
 
-from pyctl.cache.recent import RecentPrompts
+from pyctl.cache import RecentPrompts
 from pyctl.engine.draft.source import DraftJob
 from pyctl.engine.draft.token_index import CONTEXT, MAX_TOKENS, TokenIndex
 from pyctl.prompt import Tokens, as_tokens

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from pyctl.cache.ports import SequenceMemory
+from pyctl.cache import SequenceMemory
 from pyctl.engine.backend import Evaluator, SequenceTokens
 from pyctl.engine.draft.pace import LENGTHS, Pace
 from pyctl.errors import EngineError

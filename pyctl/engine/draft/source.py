@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from pyctl.cache.sequence import LiveSequence
+from pyctl.cache import LiveSequence
 from pyctl.prompt import Tokens
 
 __all__ = ["DraftJob", "DraftSource", "RememberingSource"]

@@ -11,10 +11,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TypeAlias
 
-from pyctl.cache.cache_stats import RequestStats
-from pyctl.cache.disk.readers import Reads
-from pyctl.cache.sequence import LiveSequence
-from pyctl.cache.snapshot import Snapshot
+from pyctl.cache import LiveSequence, Reads, RequestStats, Snapshot
 from pyctl.engine.decode import PendingTokens, Verify
 from pyctl.engine.handle import RequestHandle
 from pyctl.errors import PyctlError

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from pyctl.cache.ports import SequenceMemory
-from pyctl.cache.prefix_cache import PrefixCache
-from pyctl.cache.ram import RamCache
-from pyctl.cache.sequence import LiveSequence
+from pyctl.cache import LiveSequence, PrefixCache, RamCache, SequenceMemory
 from pyctl.prompt import Prompt
 
 __all__ = ["CellPool", "SequenceWorth"]

@@ -7,9 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from pyctl.cache.prefix_cache import PrefixCache
-from pyctl.cache.restore import CacheLookup
-from pyctl.cache.sequence import LiveSequence
+from pyctl.cache import CacheLookup, LiveSequence, PrefixCache
 from pyctl.engine.backend import Backend
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.engine_stats import EngineCounters

@@ -10,13 +10,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from weakref import ref
 
-from pyctl.cache.cache_stats import RequestStats
-from pyctl.cache.plan import MIN_BATCH, ends_within, last_end
-from pyctl.cache.ports import CacheRequest
-from pyctl.cache.prefix_cache import PrefixCache
-from pyctl.cache.restore import CacheLookup, CachePlan, MakeRoom
-from pyctl.cache.sequence import LiveSequence
-from pyctl.cache.snapshot import Prefix, PromptMatch
+from pyctl.cache import (
+    MIN_BATCH,
+    CacheLookup,
+    CachePlan,
+    CacheRequest,
+    LiveSequence,
+    MakeRoom,
+    Prefix,
+    PrefixCache,
+    PromptMatch,
+    RequestStats,
+    ends_within,
+    last_end,
+)
 from pyctl.engine.engine_settings import MOST_WARM_UPS, Clock
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.prefill import Prefill

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pyctl.cache.snapshot import NOTHING, Block, BlockSpan
+from pyctl.cache import NOTHING, Block, BlockSpan
 from pyctl.engine.backend import SequenceTokens
 from pyctl.llama.library import HiddenRows, allocate
 

@@ -12,7 +12,7 @@ import numpy as np
 from llama_cpp import llama_cpp as api
 from numpy.typing import NDArray
 
-from pyctl.cache.snapshot import NOTHING, Block, BlockSpan
+from pyctl.cache import NOTHING, Block, BlockSpan
 from pyctl.engine.backend import SequenceTokens
 from pyctl.errors import ModelError
 from pyctl.limit import limit

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pyctl.cache.cache_stats import CacheView
+from pyctl.cache import CacheView
 from pyctl.engine.engine_stats import EngineStats
 from pyctl.errors import NotSupportedError
 from pyctl.server.memory_use import counted_bytes, resident_bytes

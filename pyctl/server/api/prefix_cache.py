@@ -10,8 +10,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pyctl.cache.cache_stats import CacheStats, CacheView, LiveView
-from pyctl.cache.disk.directory import Entry
+from pyctl.cache import CacheStats, CacheView, Entry, LiveView
 from pyctl.engine.request import Done, Failed, Timings
 from pyctl.errors import EngineError, NotFoundError, RequestError
 from pyctl.limit import limit
