@@ -1,4 +1,5 @@
 # make demo    from a fresh checkout to a conversation that resumes from the cache
+# make check   lint, types, unit tests, and two smoke tests on real models: 90 seconds on 2 cores
 # make test    everything that is tested
 # make contract LLAMA_SERVER=/path/to/llama-server    the same 1,400 requests to both (docs/contract.md)
 # make lint | bench | build | clean
@@ -9,7 +10,7 @@ BIN := .venv/bin
 COMMA := ,
 INSTALLED := .venv/installed-$(subst $(COMMA),-,$(EXTRAS))
 
-.PHONY: demo install test lint bench contract build clean
+.PHONY: demo install check test lint bench contract build clean
 
 demo: install
 	$(BIN)/python -m tools.demo
@@ -27,6 +28,9 @@ $(INSTALLED): .venv/bin/pip pyproject.toml CMakeLists.txt vendor/llama.cpp/pin.t
 
 test: install lint
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+
+check: install lint
+	PYCTL_QUICK=1 $(BIN)/python -m pytest -q -n auto -m "unit or smoke" --max-worker-restart 0
 
 lint: install
 	$(BIN)/ruff check .

@@ -14,7 +14,10 @@ from httpx._config import DEFAULT_TIMEOUT_CONFIG
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.llama import Loaded, load
 from tests import ownership
+from tests.effort import examples
 from tools.generator import SHAPES, VISION_SHAPES, cached_model
+
+TESTS = Path(__file__).resolve().parent
 
 # A runner that was started in the background may have left SIGINT ignored, for us and for every child.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -23,7 +26,11 @@ ownership.install()
 
 # How long an example takes says how busy the machine is.
 hypothesis.settings.register_profile(
-    "calm", hypothesis.settings.default, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "calm",
+    hypothesis.settings.default,
+    deadline=None,
+    max_examples=examples(hypothesis.settings.default.max_examples),
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("calm")
 
@@ -41,8 +48,10 @@ def pytest_runtest_call() -> Generator[None, None, None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whole servers first: the longest tests are among these, and none of them should be the last one that runs."""
-    items.sort(key=lambda item: "e2e" not in item.path.parts)
+    """A test has the marker of its folder. Whole servers come first, so that none of them is the last one that runs."""
+    for item in items:
+        item.add_marker(item.path.relative_to(TESTS).parts[0])
+    items.sort(key=lambda item: item.get_closest_marker("process") is None)
 
 
 @pytest.fixture(scope="session")

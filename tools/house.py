@@ -1,4 +1,4 @@
-"""What the house measures: files, lines, the arrows between its rooms. tests/tools/test_house.py holds what is a rule.
+"""What the house measures: files, lines, the arrows between its rooms. tests/unit/test_house.py holds what is a rule.
 
 python -m tools.house
 """

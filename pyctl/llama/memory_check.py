@@ -25,7 +25,7 @@ TESTED = frozenset(
         "llama_memory_recurrent",
     }
 )
-"""Classes of which a test restores sequences (tests/llama/test_families.py); others are tried at the start."""
+"""Classes of which a test restores sequences (tests/model/llama/test_families.py); others are tried at the start."""
 
 TILE = 64
 """Cells that attention on a CPU sums up together: GGML_FA_TILE_KV of ggml's ggml-cpu/common.h."""

@@ -8,7 +8,7 @@ import pytest
 
 from tests.page.browser import Tab, saying
 from tests.page.conftest import SERVE, OpenTab
-from tests.server.api.test_page import HOSTILE
+from tests.unit.server.api.test_page import HOSTILE
 from tools.server_process import ServerProcess
 
 REPLIES = ("\n\n".join(HOSTILE[: len(HOSTILE) // 2]), "\n\n".join(HOSTILE[len(HOSTILE) // 2 :]))

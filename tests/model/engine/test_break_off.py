@@ -1,0 +1,216 @@
+"""Who asks waits for no batch that nobody asked for: it is broken off, and the sequence is where it was before it."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from pyctl.cache.ram import RamCache
+from pyctl.engine.engine import Engine
+from pyctl.engine.engine_settings import EngineSettings
+from pyctl.engine.handle import RequestHandle
+from pyctl.engine.request import Done, Request
+from pyctl.engine.worker import Worker
+from pyctl.errors import BrokenOffError
+from pyctl.llama import LlamaBackend, Loaded
+from pyctl.llama.library import Pulse, api
+from pyctl.prompt import Prompt
+from tests.fake import FakeBackend
+from tests.unit.cache.checks import check_invariants
+from tests.unit.engine.drive import ask, cold, collect, request
+from tests.unit.server.fake import INFO
+
+N = 64
+"""Tokens of a batch."""
+
+
+def prompt_of(n: int, *, n_ids: int = 60) -> Prompt:
+    return Prompt.of(np.random.default_rng(3).integers(1, n_ids, n), [40])
+
+
+def warm_up(engine: Engine, prompt: Prompt) -> RequestHandle:
+    handle = RequestHandle(Request(prompt, max_tokens=0, background=True))
+    engine.submit(handle)
+    return handle
+
+
+@pytest.mark.parametrize("kind", ["hybrid", "attention", "opaque"])
+def test_a_batch_that_is_broken_off_is_evaluated_later(kind: str) -> None:
+    backend, prompt = FakeBackend(kind), prompt_of(500)  # type: ignore[arg-type]
+    expected = cold(FakeBackend(kind), prompt, 5).tokens  # type: ignore[arg-type]
+    engine = Engine(backend, RamCache(0, None), EngineSettings(exact=True))
+    handle, (seq,) = warm_up(engine, prompt), engine.sequences
+    for _ in range(3):
+        before = seq.n
+        backend.break_off()
+        engine.step()
+        if kind == "opaque":  # it has nothing to go back to but what takes as long
+            assert seq.n == before + (N if before else 40)
+        else:
+            assert (seq.n, backend.is_break_wanted) == (before, False)
+            assert engine.step()
+            assert seq.n > before
+    other = ask(engine, Prompt.of(np.full(30, 7)), 3)
+    assert other.error is None
+    while engine.step():
+        pass
+    assert collect(handle).done is not None
+    reply = ask(engine, prompt, 5)
+    assert reply.tokens == expected
+    assert reply.done is not None
+    assert reply.done.stats.n_evaluated <= N
+    check_invariants(engine.prefix_cache.cache)
+
+
+def test_what_somebody_waits_for_is_not_broken_off() -> None:
+    backend, prompt = FakeBackend(), prompt_of(300)
+    engine = Engine(backend, RamCache(0, None), EngineSettings())
+    handle = RequestHandle(request(prompt, 3))
+    engine.submit(handle)
+    while not handle.is_over:
+        backend.break_off()
+        engine.step()
+    assert collect(handle).tokens == cold(FakeBackend(), prompt, 3).tokens
+
+
+class PulseThatBreaks:
+    """A `Pulse` by which an evaluation is broken off at the very node that it ``breaks_at``, 0 for none."""
+
+    is_stopped = is_watching = False
+    code = 0
+
+    def __init__(self) -> None:
+        self.count = self.breaks_at = 0
+        self._is_allowed = False
+        self.callback = api.ggml_abort_callback(self._beat)
+
+    def _beat(self, _: object) -> bool:
+        self.count += 1
+        return self._is_allowed and 0 < self.breaks_at <= self.count
+
+    def allow(self, is_so: bool) -> None:
+        self._is_allowed = is_so
+
+    def ask(self, is_wanted: bool) -> None:
+        assert not is_wanted
+        self.breaks_at = 0
+
+
+@pytest.mark.parametrize("shape", ["tiny-hybrid", "tiny-dense", "tiny-moe"])
+def test_logits_are_those_of_a_cold_run(
+    shape: str, open_model: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken off in the middle of its graph."""
+    backend = open_model(shape, n_ubatch=N).backend
+    assert isinstance(backend, LlamaBackend)
+    prompt = prompt_of(400, n_ids=250)
+
+    def last(engine: Engine) -> NDArray[np.float32]:
+        assert ask(engine, prompt, 1).error is None
+        return backend.logits(0)
+
+    cold(backend, prompt, 1)
+    expected = backend.logits(0)
+    pulse, real, ctx = PulseThatBreaks(), backend._pulse, ctypes.cast(backend._ctx, ctypes.c_void_p).value or 0
+    monkeypatch.setattr(backend, "_pulse", pulse)
+    api.llama_set_abort_callback(backend._ctx, pulse.callback, None)
+    try:
+        engine = Engine(backend, RamCache(0, None), EngineSettings(exact=True))
+        handle, (seq,) = warm_up(engine, prompt), engine.sequences
+        assert engine.step()
+        before = seq.n
+        assert before > 0
+        for part in range(1, 6):
+            pulse.breaks_at = pulse.count + backend._n_looks * part // 6
+            engine.step()
+            assert (seq.n, pulse.breaks_at) == (before, 0), "broken off, and said so"
+        while engine.step():
+            pass
+    finally:
+        real.attach(ctx)
+        monkeypatch.undo()
+    assert collect(handle).done is not None
+    assert (last(engine) == expected).all()
+    for each in engine.sequences:
+        backend.clear(each.id)
+    engine.prefix_cache.cache.clear()
+
+
+@pytest.mark.parametrize("shape", ["tiny-hybrid", "tiny-dense", "tiny-moe"])
+def test_a_device_that_asks_nobody_is_looked_at_between_its_layers(
+    shape: str, open_model: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a GPU holds everything; and it goes on as if it had not been."""
+    backend = open_model(shape, n_ubatch=N, flash_attn="on").backend
+    assert isinstance(backend, LlamaBackend)
+    prompt, before, pulse = prompt_of(400, n_ids=250), backend._pulse, Pulse()
+    assert ask(Engine(backend, RamCache(0, None), EngineSettings()), prompt, 1).error is None
+    expected = backend.logits(0)
+    backend.clear(0)
+    assert not before.is_watching, "the CPU asks by itself"
+    pulse.watch(ctypes.cast(backend._ctx, ctypes.c_void_p).value or 0)
+    monkeypatch.setattr(backend, "_pulse", pulse)
+    monkeypatch.setattr(backend, "_n_looks", 0)
+    assert backend.can_break
+    engine = Engine(backend, RamCache(0, None), EngineSettings(exact=True))
+    handle, (seq,) = warm_up(engine, prompt), engine.sequences
+    for _ in range(3):
+        held = seq.n
+        backend.break_off()
+        engine.step()
+        assert seq.n == held
+        backend.break_off(False)
+        assert engine.step()
+        assert seq.n > held
+    while engine.step():
+        pass
+    assert collect(handle).done is not None
+    seen = pulse.count
+    assert seen >= len(prompt) // N + 3
+    reply = ask(engine, prompt, 1)
+    assert reply.done is not None
+    assert reply.done.stats.n_evaluated <= N
+    assert pulse.count == seen, "nobody else's evaluation is stopped at"
+    assert (backend.logits(0) == expected).all()
+    backend.clear(seq.id)
+    engine.prefix_cache.cache.clear()
+
+
+def test_a_request_breaks_off_what_runs(open_model: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = open_model("tiny-hybrid", n_ubatch=N).backend
+    backend.evaluate(0, prompt_of(N).tokens, 0)  # as any start does
+    backend.clear(0)
+    assert backend.can_break
+    heard: list[int] = []
+    begun, asked, real = threading.Event(), threading.Event(), backend.evaluate
+
+    def evaluate(*args: object, **more: object) -> None:
+        begun.set()
+        assert asked.wait(60)
+        try:
+            real(*args, **more)  # type: ignore[arg-type]
+        except BrokenOffError:
+            heard.append(1)
+            raise
+
+    monkeypatch.setattr(backend, "evaluate", evaluate)
+    worker = Worker(Engine(backend, RamCache(0, None), EngineSettings()), INFO)
+    try:
+        worker.warm(Request(prompt_of(300), max_tokens=0, background=True))
+        assert begun.wait(60)
+        handle = worker.submit(request(prompt_of(50), 2))
+        asked.set()
+        assert [type(event) for event in handle][-1] is Done
+        assert heard == [1]
+    finally:
+        asked.set()
+        monkeypatch.undo()
+        worker.call(lambda: backend.clear(0)).result(60)
+        worker.call(lambda: setattr(backend, "unload", lambda: None)).result(60)
+        worker.close()
+        del backend.unload  # type: ignore[attr-defined]

@@ -1,0 +1,248 @@
+"""A prompt that is asked again as it was evaluates nothing, and what follows is the same to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+
+from pyctl.cache.prompt_ends import MOST_ENDS
+from pyctl.cache.ram import RamCache
+from pyctl.cache.snapshot import PromptMatch
+from pyctl.engine.admin import EngineAdmin
+from pyctl.engine.engine import Engine
+from pyctl.engine.engine_settings import EngineSettings
+from pyctl.engine.handle import RequestHandle
+from pyctl.engine.sampling import Sampling
+from pyctl.llama import Loaded
+from pyctl.prompt import Prompt
+from tests.fake import FakeBackend
+from tests.unit.cache.checks import tokens_of
+from tests.unit.engine.drive import Reply, ask, cold, collect, request
+
+
+def prompt_of(seed: int, n: int, boundaries: tuple[int, ...] = ()) -> Prompt:
+    return Prompt.of(np.random.default_rng(seed).integers(1, 60, n), boundaries)
+
+
+def n_evaluated(reply: Reply) -> int:
+    assert reply.done is not None, reply.error
+    assert reply.done.timings.n_evaluated == reply.done.stats.n_evaluated
+    assert reply.done.timings.n_cached == reply.done.stats.n_prompt - reply.done.stats.n_evaluated
+    return reply.done.stats.n_evaluated
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("kind", ["hybrid", "opaque", "attention"])
+@pytest.mark.parametrize("can_hold", [False, True])
+def test_an_equal_prompt_evaluates_nothing(kind: str, exact: bool, can_hold: bool) -> None:
+    backend = FakeBackend(kind, can_hold=can_hold and kind != "opaque")
+    settings = EngineSettings(exact=exact)
+    prompt, other = prompt_of(1, 300, (120, 290)), prompt_of(2, 200)
+    expected = cold(backend, prompt, 20).tokens
+    engine = Engine(backend, RamCache(0, None), settings)
+    assert ask(engine, prompt, 20).tokens == expected
+    again = ask(engine, prompt, 20)
+    assert (n_evaluated(again), again.tokens) == (0, expected)
+    ask(engine, other)
+    back = ask(engine, prompt, 20)
+    assert (n_evaluated(back), back.tokens) == (0, expected)
+    assert ask(engine, prompt, 0).tokens == []
+    longer = Prompt.of([*prompt.tokens.tolist(), 5, 6, 7], (120, 290))
+    exactly = cold(backend, longer, 12).tokens if exact else None
+    engine = Engine(backend, RamCache(0, None), settings)
+    ask(engine, prompt, 20)
+    found = ask(engine, longer, 12)
+    assert n_evaluated(found) >= 3, "another prompt has an end of its own"
+    assert exactly is None or found.tokens == exactly
+
+
+def test_another_prompt_of_the_same_tokens_has_other_batches() -> None:
+    """With boundaries elsewhere a cold run evaluates other batches, so nothing of the end is taken for exact."""
+    backend = FakeBackend()
+    plain, marked = prompt_of(3, 200), prompt_of(3, 200, (50, 110))
+    expected = cold(backend, marked, 12).tokens
+    engine = Engine(backend, RamCache(0, None), EngineSettings(exact=True))
+    ask(engine, plain, 12)
+    found = ask(engine, marked, 12)
+    assert n_evaluated(found) > 0
+    assert found.tokens == expected
+
+
+def test_choices_of_one_prompt_evaluate_it_once() -> None:
+    """Though the cache is full of what is worth more."""
+    backend = FakeBackend(n_ctx=4096, n_seqs=3)
+    prompt = prompt_of(4, 300, (100, 290))
+    cache = RamCache(0, None)
+    engine = Engine(backend, cache, EngineSettings())
+    ask(engine, prompt_of(5, 900))
+    cache.budget = cache.n_bytes
+    handles = [RequestHandle(request(prompt, 6)) for _ in range(5)]
+    for handle in handles:
+        engine.submit(handle)
+    while engine.step():
+        pass
+    replies = [collect(handle) for handle in handles]
+    assert len({tuple(reply.tokens) for reply in replies}) == 1
+    assert [n_evaluated(reply) for reply in replies] == [300, 0, 0, 0, 0]
+    assert cache.n_bytes <= cache.budget
+
+
+def test_a_full_cache_gives_up_nothing_for_an_end_that_nobody_may_want() -> None:
+    backend = FakeBackend(n_ctx=4096)
+    cache = RamCache(0, None)
+    engine = Engine(backend, cache, EngineSettings())
+    first = prompt_of(6, 300, (100, 290))
+    ask(engine, first)
+    assert len(cache.ends) == 1
+    names = {snapshot.prefix.name for snapshot in cache.snapshots()}
+    cache.budget = cache.n_bytes
+    ask(engine, prompt_of(7, 300, (100, 290)))
+    assert PromptMatch(first.tokens).prefix(300) not in {end.prefix for end in cache.ends}, "it is the first to leave"
+    assert cache.n_bytes <= cache.budget
+    cache.budget = 0
+    assert names
+
+
+def test_an_end_far_behind_the_last_batch_takes_room_that_others_have() -> None:
+    """As those of raw prompts are, which are asked again for another reply."""
+    backend = FakeBackend(n_ctx=4096, n_ubatch=256, batch_cost=480)
+    cache = RamCache(0, None)
+    engine = Engine(backend, cache, EngineSettings(min_step=0))
+    for seed in range(8, 12):
+        ask(engine, prompt_of(seed, 400, (200,)))
+    cache.ends.clear()
+    cache.budget = cache.n_bytes
+    raw = prompt_of(12, 400, (200,))
+    ask(engine, raw)
+    assert cache.n_bytes <= cache.budget
+    assert n_evaluated(ask(engine, raw)) == 0
+
+
+def test_what_a_client_wants_forgotten_is() -> None:
+    backend = FakeBackend()
+    cache = RamCache(0, None)
+    engine = Engine(backend, cache, EngineSettings())
+    prompt = prompt_of(13, 300)
+    ask(engine, prompt, cache_prompt=False)
+    assert not len(cache.ends)
+    ask(engine, prompt)
+    assert len(cache.ends) == 1
+    cache.clear()
+    assert (len(cache.ends), cache.n_bytes) == (0, 0)
+
+
+class AtOnce:
+    """A worker that does on the spot what it is asked."""
+
+    def call(self, run: Callable[[], object], *, needs_model: bool = False) -> Future[object]:
+        done: Future[object] = Future()
+        done.set_result(run())
+        return done
+
+
+def test_a_snapshot_that_is_dropped_takes_the_ends_behind_it_along() -> None:
+    engine = Engine(FakeBackend(), RamCache(0, None), EngineSettings(min_step=0))
+    admin = EngineAdmin(AtOnce(), engine)  # type: ignore[arg-type]
+    cache = engine.prefix_cache.cache
+    for seed in (30, 31):
+        ask(engine, prompt_of(seed, 300, (100, 290)))
+    assert admin.view().result().n_ends == 2
+    one, other = list(cache.ends)
+    assert admin.drop(one.prefix.name).result(), "by the name that timings gave it"
+    assert list(cache.ends) == [other]
+    stem = next(each for each in cache.snapshots() if PromptMatch(tokens_of(other)).shared(each) == each.n)
+    assert admin.drop(stem.prefix.name).result()
+    assert admin.view().result().n_ends == 0
+    assert not admin.drop(one.prefix.name).result()
+
+
+def test_no_more_than_the_ends_of_the_last_prompts_are_kept() -> None:
+    cache = RamCache(0, None)
+    engine = Engine(FakeBackend(), cache, EngineSettings())
+    for seed in range(40, 52):
+        ask(engine, prompt_of(seed, 150, (100, 140)))
+    assert len(cache.ends) == MOST_ENDS
+    assert n_evaluated(ask(engine, prompt_of(51, 150, (100, 140)))) == 0
+    assert n_evaluated(ask(engine, prompt_of(40, 150, (100, 140)))) > 0
+
+
+def test_as_many_snapshots_as_slots() -> None:
+    backend = FakeBackend(n_ctx=4096)
+    cache = RamCache(3, None)
+    engine = Engine(backend, cache, EngineSettings(min_step=0))
+    for seed in range(14, 24):
+        ask(engine, prompt_of(seed, 300, (100, 290)))
+        assert len(cache.occupied()) + len(cache.ends) <= 3
+
+
+def test_rows_that_leave_the_device_take_the_ends_with_them() -> None:
+    """No budget for copies: what needs the cells of a conversation loses it, and all that builds on its rows."""
+    backend = FakeBackend(n_ctx=700, can_hold=True)
+    cache = RamCache(0, 40_000)
+    engine = Engine(backend, cache, EngineSettings())
+    prompts = [prompt_of(seed, 300, (100, 290)) for seed in range(24, 28)]
+    expected = [cold(FakeBackend(n_ctx=700), prompt, 10).tokens for prompt in prompts]
+    for _ in range(2):
+        for prompt, tokens in zip(prompts, expected, strict=True):
+            assert ask(engine, prompt, 10).tokens == tokens
+            for end in list(cache.ends):
+                assert all(each.held is not None or each.rows.size for each in end.chain)
+            assert cache.n_bytes <= 40_000
+
+
+@pytest.mark.parametrize("name", ["tiny-hybrid", "tiny-dense"])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(temperature=0.0),
+        Sampling(seed=7, temperature=1.5),
+        Sampling(seed=7, temperature=1.5, samplers=("temperature",)),
+        Sampling(seed=7, temperature=1.2, post_sampling_probs=True),
+        Sampling(seed=3, temperature=1.0, grammar='root ::= ("a" | "b" | "c")+', grammar_kind="gbnf"),
+        Sampling(seed=5, mirostat=2),
+    ],
+    ids=["greedy", "top-k", "all", "probabilities", "grammar", "mirostat"],
+)
+def test_a_model_samples_as_it_did(name: str, sampling: Sampling, open_model: Callable[..., Loaded]) -> None:
+    """From the outputs that were kept, by the same random numbers, with the same probabilities."""
+    loaded = open_model(name)
+    backend = loaded.backend
+    prompt = Prompt(np.array(loaded.tokenizer.tokenize("One two three four. " * 12), np.int32), (60,))
+    engine = Engine(backend, RamCache(0, None), EngineSettings(exact=True))
+    fields = {"sampling": sampling, "n_probs": 4}
+    handles = [RequestHandle(request(prompt, 12, **fields)) for _ in range(3)]
+    seen = []
+    for handle in handles:
+        engine.submit(handle)
+        while engine.step():
+            pass
+        events = handle.drain()
+        seen.append([(e.tokens, e.probs) for e in events if hasattr(e, "probs")])
+        handle.stats = next(e.stats for e in events if hasattr(e, "stats"))  # type: ignore[attr-defined]
+        ask(engine, Prompt(prompt.tokens[::-1].copy()), 3)
+    assert [handle.stats.n_evaluated for handle in handles] == [len(prompt), 0, 0]  # type: ignore[attr-defined]
+    assert seen[0]
+    assert seen[1] == seen[0]
+    assert seen[2] == seen[0]
+    for seq in range(backend.n_seqs):
+        backend.clear(seq)
+
+
+def test_an_end_that_cannot_be_kept_leaves_nothing_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = FakeBackend(can_hold=True)
+    cache = RamCache(0, None)
+    engine = Engine(backend, cache, EngineSettings())
+
+    def no_memory() -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(backend, "output", no_memory)
+    assert ask(engine, prompt_of(20, 300), 4).done is not None
+    assert not len(cache.ends)
+    ask(engine, prompt_of(21, 50), 4)
+    assert backend.n_held >= 256, "no sequence has the cells of its snapshots now"
+    cache.clear()
+    assert backend.n_held == 0

@@ -1,0 +1,165 @@
+"""Histories that broke other prefix caches, replayed on a real tiny model, with a disconnect at every possible moment.
+
+Each reply must equal, token for token, that of an engine without any cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+
+import numpy as np
+import pytest
+
+from pyctl.cache.plan import batch_ends, last_end
+from pyctl.cache.ram import RamCache
+from pyctl.cache.snapshot import PromptMatch
+from pyctl.engine.engine import Engine
+from pyctl.engine.engine_settings import EngineSettings
+from pyctl.llama import LlamaBackend, Loaded
+from pyctl.prompt import Prompt
+from tests.unit.cache.checks import check_invariants, tokens_of
+from tests.unit.engine.drive import START, ask, chat, cold
+
+"""Stands for <|im_start|>: every boundary is where one of these is."""
+
+
+@pytest.fixture
+def backend(open_model: Callable[..., Loaded]) -> Iterator[LlamaBackend]:
+    backend = open_model("tiny-hybrid").backend
+    backend.clear(0)
+    yield backend
+    backend.clear(0)
+
+
+_expected: dict[tuple[bytes, int], list[int]] = {}
+
+
+def check(engine: Engine, prompt: Prompt, n: int = 6) -> int:
+    """Ask, compare with the uncached reply; returns the position that was restored."""
+    reply = ask(engine, prompt, n)
+    assert reply.error is None
+    assert reply.done is not None
+    check_invariants(engine.prefix_cache.cache)
+    for snapshot in engine.prefix_cache.cache.snapshots():
+        assert PromptMatch(tokens_of(snapshot)).prefix(snapshot.n) == snapshot.prefix
+    key = (prompt.tokens.tobytes(), n)
+    assert key in _expected, "call expect() first: a cold run would disturb the live sequence"
+    assert reply.tokens == _expected[key]
+    return reply.done.stats.n_cached
+
+
+def expect(backend: LlamaBackend, *prompts: Prompt, n: int = 6) -> None:
+    for prompt in prompts:
+        key = (prompt.tokens.tobytes(), n)
+        if key not in _expected:
+            _expected[key] = cold(backend, prompt, n).tokens
+
+
+def engine_of(backend: LlamaBackend, n_slots: int) -> Engine:
+    return Engine(backend, RamCache(n_slots, None), EngineSettings(exact=True))
+
+
+@cache
+def wrapped() -> dict[str, Prompt]:
+    """A short conversation, a tiny one, a big one, and follow-ups of the first, shorter and longer than it was."""
+    short = [(1, 360), (2, 300)]
+    return {
+        "short": chat(*short),
+        "tiny": chat((3, 40)),
+        "big": chat((4, 700), (5, 500)),
+        "shortened": chat((1, 360), (6, 50)),
+        "longer": chat(*short, (7, 80), (8, 90)),
+    }
+
+
+def steps_of(prompt: Prompt, n: int = 6) -> int:
+    return len(prompt) // 64 + n + 4
+
+
+@pytest.mark.parametrize("victim", ["none", "tiny", "big", "shortened"])
+def test_a_wrap_onto_a_live_slot(backend: LlamaBackend, victim: str) -> None:
+    """Short conversation, aborted tiny one, big one wrapping onto its slot, shortened follow-up, longer follow-up."""
+    prompts = wrapped()
+    expect(backend, *prompts.values())
+    moments = range(steps_of(prompts[victim])) if victim != "none" else [None]
+    for moment in moments:
+        backend.clear(0)
+        engine = engine_of(backend, 2)
+        check(engine, prompts["short"])
+        ask(engine, prompts["tiny"], cancel_after=1 if victim != "tiny" else moment)
+        for name in ("big", "shortened", "longer"):
+            if name == victim:
+                ask(engine, prompts[name], cancel_after=moment)
+                check_invariants(engine.prefix_cache.cache)
+            else:
+                check(engine, prompts[name])
+        again = check(engine, prompts["longer"])
+        assert again >= 360, "the follow-up must hit again once it was served"
+
+
+@pytest.mark.parametrize("moment", [None, *range(steps_of(chat((1, 360), (2, 300))))])
+def test_a_history_that_became_shorter_than_its_snapshot(backend: LlamaBackend, moment: int | None) -> None:
+    """The prompt ends before the deepest snapshot of its conversation: the next shallower one is used."""
+    long, short = chat((1, 360), (2, 300), (3, 240)), chat((1, 360), (2, 300))
+    shorter = Prompt.of(long.tokens[:400], [b for b in long.boundaries if b < 400])
+    expect(backend, long, short, shorter)
+    backend.clear(0)
+    engine = engine_of(backend, 8)
+    check(engine, long)
+    asked = moment is not None and ask(engine, short, cancel_after=moment).tokens
+    assert check(engine, short) == (663 if asked else 660)
+    assert check(engine, shorter) == 360
+    assert check(engine, long) == 903, "what was asked before, to its very end"
+
+
+@pytest.mark.parametrize("moment", [None, *range(9)])
+def test_twenty_turns_advance_every_turn(backend: LlamaBackend, moment: int | None) -> None:
+    """Each turn resumes deeper than the one before, by however little it grew; keys name exactly what they hold."""
+    messages = [(1, 300)]
+    prompts = []
+    for turn in range(20):
+        messages += [(100 + turn, 40 + 7 * (turn % 5)), (200 + turn, 33 + turn)]
+        prompts.append(chat(*messages))
+    expect(backend, *prompts, n=2)
+    backend.clear(0)
+    engine = engine_of(backend, 4)
+    restored = 0
+    for turn, prompt in enumerate(prompts):
+        if moment is not None:
+            ask(engine, prompt, 2, cancel_after=moment)
+        position = check(engine, prompt, 2)
+        if turn:
+            assert position > restored, f"turn {turn} did not advance"
+            assert len(prompt) - position < 64 + 64 + 64, "only the new messages are evaluated"
+        restored = position
+
+
+def test_markers_inside_content_hide_nothing(backend: LlamaBackend) -> None:
+    """A message full of start markers only adds boundaries; the ones after it are found all the same."""
+    pasted = [START, *([START, 98, 99] * 20), 100]
+    head = chat((1, 300)).tokens[:300]
+    tail = chat((2, 200)).tokens
+    tokens = np.concatenate([head, pasted, tail])
+    prompt = Prompt.of(tokens, np.flatnonzero(tokens == START))
+    longer = np.concatenate([tokens, chat((3, 120)).tokens])
+    follow = Prompt.of(longer, np.flatnonzero(longer == START))
+    expect(backend, prompt, follow)
+    backend.clear(0)
+    engine = engine_of(backend, 8)
+    check(engine, prompt)
+    assert check(engine, follow) >= len(tokens) - 3 - 64
+
+
+def test_no_system_message_and_no_boundaries(backend: LlamaBackend) -> None:
+    first = chat((1, 200))
+    plain = Prompt.of(np.random.default_rng(5).integers(0, 250, 300))
+    longer = Prompt.of([*plain.tokens, *np.random.default_rng(6).integers(0, 250, 200)])
+    expect(backend, first, plain, longer)
+    backend.clear(0)
+    engine = engine_of(backend, 8)
+    check(engine, first)
+    assert check(engine, first) >= 192
+    check(engine, plain)
+    shared = last_end(batch_ends(longer, backend.n_ubatch), len(plain))
+    assert check(engine, longer) == shared > len(plain) - 64, "text without messages resumes at the last batch end"

@@ -1,0 +1,29 @@
+"""How many cases the fuzzers try, and from which seed: PYCTL_FUZZ=10000 PYCTL_FUZZ_SEED=7 pytest -s tests/model/fuzz"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import HealthCheck, seed, settings
+
+__all__ = ["N_CASES", "fuzzed"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+N_CASES = int(os.environ.get("PYCTL_FUZZ", "40"))
+
+_SEED = int(os.environ.get("PYCTL_FUZZ_SEED") or secrets.randbits(32))
+
+
+def fuzzed(test: F) -> F:
+    """As many cases as wished, and the seed in the output."""
+    print(f"PYCTL_FUZZ_SEED={_SEED} for {test.__module__}.{test.__name__}, {N_CASES} cases")
+    chosen = settings(
+        max_examples=N_CASES, deadline=None, database=None, suppress_health_check=list(HealthCheck), print_blob=True
+    )
+    found: F = pytest.mark.timeout(max(300, N_CASES))(seed(_SEED)(chosen(test)))
+    return found

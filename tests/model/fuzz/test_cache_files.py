@@ -1,0 +1,205 @@
+"""Cache files with right checksums and wrong numbers: whatever they say, a miss, and the reply is the same.
+
+PYCTL_FUZZ is the number of cases.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+from pyctl.cache.device_tier import block_sizes
+from pyctl.cache.disk.file_format import INDEX, parse
+from pyctl.cache.disk.store import DiskStore
+from pyctl.cache.disk_tier import DiskTier
+from pyctl.cache.persist import DiskPolicy
+from pyctl.cache.ram import RamCache
+from pyctl.engine.draft.draft_settings import DraftSettings
+from pyctl.engine.draft.speculation import Speculation
+from pyctl.engine.engine import Engine
+from pyctl.engine.engine_settings import EngineSettings
+from pyctl.engine.model_settings import ModelSettings
+from pyctl.llama import Loaded, load
+from pyctl.prompt import Prompt, as_tokens
+from tests.unit.cache.disk.lies import RawFile
+from tests.unit.engine.draft_server import ModelDrafts
+from tests.unit.engine.drive import ask
+
+N_CASES = int(os.environ.get("PYCTL_FUZZ", "40"))
+
+PROMPT = Prompt(as_tokens(np.random.default_rng(5).integers(0, 250, 200)), (70, 140, 190))
+
+ODD = st.sampled_from(
+    [
+        0,
+        1,
+        2,
+        7,
+        63,
+        64,
+        69,
+        71,
+        127,
+        128,
+        2**31 - 1,
+        2**31,
+        2**32 - 1,
+        2**32,
+        2**64 - 1,
+        *(2**k for k in range(44, 64)),
+    ]
+)
+"""Numbers at which something may wrap, and some near those that are right."""
+
+
+@st.composite
+def changes(draw: st.DrawFn, n_files: int) -> list[tuple[Any, ...]]:
+    """What to do to which file; half of the time one thing."""
+    count = draw(st.sampled_from([1, 1, 1, 2, 3]))
+    made: list[tuple[Any, ...]] = []
+    for _ in range(count):
+        at = draw(st.integers(0, n_files - 1))
+        what = draw(
+            st.sampled_from(
+                ["number", "created", "parent", "part", "size", "content", "head", "ends", "parts", "stored", "kind"]
+            )
+        )
+        made.append((at, what, draw(st.integers(0, 2)), draw(ODD), draw(st.binary(max_size=12)), draw(st.floats())))
+    return made
+
+
+def change(file: RawFile, names: list[str], what: str, which: int, number: int, data: bytes, real: float) -> None:
+    part = file.parts[which % len(file.parts)]
+    if what == "number":
+        setattr(file, ("start", "end")[which % 2], number)
+    elif what == "created":
+        file.created = real
+    elif what == "parent":
+        file.parent = (b"", names[number % len(names)].encode(), data)[which]
+    elif what == "part":
+        name, most = (("what", 256), ("codec", 256), ("phase", 256))[which]
+        setattr(part, name, number % most if number < 2**31 else number % 5)
+    elif what == "size":
+        if which == 0:
+            part.size = number
+        elif which == 1:
+            part.chunk = number % 2**32
+        else:
+            part.size = max(len(part.pieces[0]) + number % 9 - 4, 0)
+            part.pieces = [part.pieces[0][: part.size].ljust(part.size, b"\0")]
+    elif what == "content":
+        part.pieces = [part.pieces[0] + data] if which else [part.pieces[0][: number % (part.size + 1)]]
+        part.size = len(part.pieces[0])
+    elif what == "head" and part.what >= 3 and len(part.pieces[0]) >= 64:
+        # The fields of a block's own header: magic, version, layout, both positions. What comes after are K and V.
+        # A draft model's say first who wrote them.
+        blob, at = bytearray(part.pieces[0]), (0, 16, 24)[which] + (64 if part.what >= 5 and number % 4 else 0)
+        if at + 8 > len(blob):
+            return
+        old = struct.unpack_from("<Q", blob, at)[0]
+        # Added to a position, a power of two can leave the product with the bytes of a row as it was.
+        blob[at : at + 8] = struct.pack("<Q", (old + number) % 2**64 if number.bit_count() == 1 else number)
+        part.pieces = [bytes(blob)]
+    elif what == "ends" and len(file.parts) > 1:
+        file.parts[1].pieces, file.parts[1].size = [data], len(data)
+    elif what == "parts":
+        file.parts = (file.parts[::-1], file.parts[:1], file.parts * 2)[which]
+        file.n_parts = number % 2**16 if number > 2**32 else None
+    elif what == "stored":
+        part.stored = [number]
+    elif what == "kind":
+        file.kind, file.flags = (number % 4, number % 256) if which else (3 - file.kind, file.flags ^ 1)
+
+
+@dataclass
+class Bench:
+    loaded: Loaded
+    directory: Path
+    pristine: Path
+    expected: list[int]
+
+    def engine(self, recovers: bool = True) -> Engine:
+        """As after a restart. The thread that looks through the directory may come late, so that lies are read."""
+        store = DiskStore(
+            self.directory, self.loaded.info.fingerprint, None, min_tokens=16, sizes=block_sizes(self.loaded.backend)
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            if not recovers:
+                patch.setattr(DiskTier, "_recover", lambda tier: None)
+            tier = DiskTier(store, DiskPolicy("full"), cold_max=80)
+        tier._recovery.join(60)
+        self.loaded.backend.clear(0)
+        backend = self.loaded.backend
+        speculation = Speculation([ModelDrafts(backend)] if backend.draft_type else [])
+        return Engine(backend, RamCache(8, None), EngineSettings(exact=True), tier, speculation)
+
+    @property
+    def files(self) -> list[Path]:
+        return sorted(path for path in self.pristine.rglob("*") if parse(path.name) is not None)
+
+
+@pytest.fixture(scope="module", params=["tiny-hybrid", "tiny-dense", "tiny-hybrid-nextn"])
+def bench(request: pytest.FixtureRequest, model_path: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    directory = tmp_path_factory.mktemp("fuzzed")
+    path = str(model_path(request.param))
+    drafts = DraftSettings(draft_types=("draft-mtp",) if request.param.endswith("-nextn") else ())
+    loaded = load(ModelSettings(path=path, n_ctx=512, n_ubatch=32, n_threads=1), drafts=drafts)
+    bench = Bench(loaded, directory / "cache", directory / "pristine", [])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        engine = bench.engine()
+        bench.expected = ask(engine, PROMPT, 4).tokens
+        engine.prefix_cache.close()
+        os.rename(bench.directory, bench.pristine)
+        assert len(bench.files) >= 2
+        parts = {part.what for path in bench.files for part in RawFile.read(path).parts}
+        assert ({5, 6} <= parts) == bool(drafts.draft_types)
+        yield bench
+    loaded.backend.unload()
+
+
+def refused(bench: Bench, is_lost: bool, recovers: bool) -> None:
+    """Ask with what lies in the directory; a miss must be one that verify knows of, unless the model refused."""
+    engine = bench.engine(recovers)
+    store = engine.prefix_cache.disk.store
+    sound = store.directory.verify().sound
+    reply = ask(engine, PROMPT, 4)
+    assert reply.error is None
+    assert reply.tokens == bench.expected
+    assert engine.prefix_cache.disk.flush(60)
+    event(f"{reply.done.stats.source} {reply.done.stats.n_cached}, damaged {store.damaged}")
+    if store.damaged:
+        assert not sound or is_lost, "verify has not found what the read refused"
+    engine.prefix_cache.close()
+
+
+@given(data=st.data())
+@settings(max_examples=N_CASES, deadline=None, suppress_health_check=list(HealthCheck))
+def test_a_file_that_lies_is_a_miss_and_never_another_reply(bench: Bench, data: st.DataObject) -> None:
+    shutil.rmtree(bench.directory, ignore_errors=True)
+    shutil.copytree(bench.pristine, bench.directory)
+    files = [bench.directory / path.relative_to(bench.pristine) for path in bench.files]
+    raw = [RawFile.read(path) for path in files]
+    made = data.draw(changes(len(files)))
+    touched = set()
+    for at, what, *values in made:
+        change(raw[at], [path.name for path in files], what, *values)
+        touched.add(at)
+    for at in touched:
+        with suppress(struct.error):
+            files[at].write_bytes(raw[at].pack())
+    if data.draw(st.booleans()):
+        for suffix in ("", "-wal", "-shm"):
+            (bench.directory / f"{INDEX}{suffix}").unlink(missing_ok=True)
+    refused(bench, recovers=data.draw(st.booleans()), is_lost=any(what == "head" for _, what, *_ in made))

@@ -1,0 +1,59 @@
+"""Any text as a grammar: it is refused or binds a reply, soon, and what llama.cpp takes means what it means there."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyctl.errors import RequestError
+from pyctl.llama import Loaded
+from pyctl.llama.grammar import GrammarCompiler
+from tests.model.fuzz.cases import fuzzed
+from tests.model.fuzz.grammars import any_grammars, safe_grammars
+from tests.model.llama.test_gbnf import allowed_by, compare
+
+MOST_SECONDS = 4.0
+
+
+@pytest.fixture
+def model(open_model: Callable[..., Loaded]) -> Loaded:
+    return open_model("tiny-hybrid")
+
+
+_COMPILERS: dict[int, GrammarCompiler] = {}
+
+
+def compiler_of(model: Loaded) -> GrammarCompiler:
+    return _COMPILERS.setdefault(id(model), GrammarCompiler(model.tokenizer))
+
+
+@fuzzed
+@given(any_grammars(), st.integers(0, 1 << 30))
+def test_any_text_is_refused_or_binds(model: Loaded, grammar: str, seed: int) -> None:
+    began, rng = time.thread_time(), random.Random(seed)
+    try:
+        matcher = compiler_of(model).matcher(grammar, "gbnf")
+        for _ in range(8):
+            if matcher.is_stopped():
+                break
+            allowed = np.flatnonzero(allowed_by(matcher, model))
+            if not allowed.size:
+                break
+            token = int(rng.choice(allowed))
+            assert matcher.validate_tokens([token]) == 1 or token in model.tokenizer.end_tokens()
+            matcher.consume_token(token)
+    except RequestError as error:
+        assert str(error)  # noqa: PT017
+    assert time.thread_time() - began < MOST_SECONDS
+
+
+@fuzzed
+@given(safe_grammars(), st.integers(0, 1 << 30))
+def test_what_llama_cpp_takes_means_the_same(model: Loaded, grammar: str, seed: int) -> None:
+    compare(model, compiler_of(model), grammar, seed)

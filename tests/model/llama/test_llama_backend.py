@@ -1,0 +1,294 @@
+"""The backend on llama.cpp: vocabulary, samplers, batches, and memories that have no rows to move."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from llama_cpp import llama_cpp as api
+
+from pyctl.cache.ports import SavedSequence
+from pyctl.cache.ram import RamCache
+from pyctl.engine.backend import SequenceTokens
+from pyctl.engine.engine import Engine
+from pyctl.engine.engine_settings import EngineSettings
+from pyctl.engine.model_settings import ModelSettings
+from pyctl.engine.sampling import Sampling
+from pyctl.errors import EngineError, ModelError, OutOfCellsError, RequestError, StateError, UnavailableError
+from pyctl.llama import LlamaBackend, Loaded, load
+from pyctl.llama.sequence_file import DIGEST_SIZE, END, END_MAGIC
+from pyctl.prompt import Prompt, as_tokens
+from tests.unit.engine.drive import ask, cold
+
+
+@pytest.fixture
+def hybrid(open_model: Callable[..., Loaded]) -> Iterator[Loaded]:
+    loaded = open_model("tiny-hybrid")
+    loaded.backend.clear(0)
+    yield loaded
+    loaded.backend.clear(0)
+
+
+def test_text_survives_the_vocabulary(hybrid: Loaded) -> None:
+    tokenizer = hybrid.tokenizer
+    for text in ("hello", "Äpfel & 🍏", "<|im_start|>user\nhi<|im_end|>\n", "\x00\n\t", ""):
+        assert tokenizer.detokenize(tokenizer.tokenize(text)).decode() == text
+    special = tokenizer.special_tokens()
+    assert tokenizer.tokenize("<|im_end|>") == [special["<|im_end|>"]]
+    assert special["<|im_end|>"] in tokenizer.end_tokens()
+    assert tokenizer.piece(special["<|im_end|>"], special=False) == b""
+    assert len(tokenizer.tokenize("<|im_end|>", parse_special=False)) > 1
+    assert tokenizer.piece(10**6) == b""
+
+
+def sampled(loaded: Loaded, sampling: Sampling, n: int = 24) -> list[int]:
+    prompt = Prompt(as_tokens(loaded.tokenizer.tokenize("The quick brown fox")))
+    return ask(Engine(loaded.backend, RamCache(0, 0), EngineSettings()), prompt, n, sampling=sampling).tokens
+
+
+def test_seeds_repeat_and_differ(hybrid: Loaded) -> None:
+    first = sampled(hybrid, Sampling(seed=1, temperature=1.5, ignore_eos=True))
+    assert first == sampled(hybrid, Sampling(seed=1, temperature=1.5, ignore_eos=True))
+    assert first != sampled(hybrid, Sampling(seed=2, temperature=1.5, ignore_eos=True))
+
+
+def test_each_sampler_changes_what_it_should(hybrid: Loaded) -> None:
+    greedy = sampled(hybrid, Sampling(temperature=0.0, ignore_eos=True))
+    assert sampled(hybrid, Sampling(top_k=1, seed=3, ignore_eos=True)) == greedy
+    assert sampled(hybrid, Sampling(top_p=1e-6, seed=3, ignore_eos=True)) == greedy
+    assert sampled(hybrid, Sampling(min_p=1.0, seed=3, ignore_eos=True)) == greedy
+    forbidden = sampled(hybrid, Sampling(temperature=0.0, logit_bias=((greedy[0], float("-inf")),), ignore_eos=True))
+    assert greedy[0] not in forbidden
+    wanted = sampled(hybrid, Sampling(temperature=0.0, logit_bias=((65, 1000.0),), ignore_eos=True))
+    assert set(wanted) == {65}
+    penalised = sampled(hybrid, Sampling(temperature=0.0, frequency_penalty=100.0, ignore_eos=True))
+    assert len(set(penalised)) == len(penalised), "a token that was used once is out"
+    digits = sampled(hybrid, Sampling(temperature=0.0, grammar="root ::= [0-9]+", ignore_eos=True))
+    assert hybrid.tokenizer.detokenize(digits).decode().isdigit()
+    for extra in (
+        {"mirostat": 1},
+        {"mirostat": 2},
+        {"dry_multiplier": 0.8},
+        {"xtc_probability": 0.9},
+        {"typical_p": 0.5},
+        {"top_n_sigma": 1.0},
+        {"repeat_penalty": 1.3},
+        {"dynatemp_range": 0.4},
+        {"samplers": ("top_k", "temperature")},
+    ):
+        assert len(sampled(hybrid, Sampling(seed=1, ignore_eos=True, **extra))) == 24, extra
+
+
+def test_bad_sampling_is_the_clients_fault(hybrid: Loaded) -> None:
+    prompt = Prompt(as_tokens([65, 66]))
+    engine = Engine(hybrid.backend, RamCache(0, 0), EngineSettings())
+    for sampling in (Sampling(grammar="root ::= ["), Sampling(logit_bias=((10**6, 1.0),))):
+        assert isinstance(ask(engine, prompt, sampling=sampling).error, RequestError)
+    assert ask(engine, prompt).error is None
+    with pytest.raises(RequestError, match="unknown sampler"):
+        Sampling(samplers=("top_k", "nonsense"))
+    with pytest.raises(RequestError, match="repeat_penalty"):
+        Sampling(repeat_penalty=0.0)
+
+
+def test_probabilities_sum_to_one_and_name_the_best(hybrid: Loaded) -> None:
+    backend = hybrid.backend
+    backend.evaluate(0, as_tokens([65, 66, 67]), 0)
+    logits = backend.logits(0)
+    top = backend.top_tokens(0, 70, backend.tokenizer.n_vocab)
+    assert top[0][0] == 70
+    assert abs(sum(np.exp(logprob) for _, logprob in top[1:]) - 1.0) < 1e-6
+    assert [token for token, _ in top[1:4]] == np.argsort(-logits, kind="stable")[:3].tolist()
+
+
+def test_batches_that_do_not_fit_are_refused(open_model: Callable[..., Loaded]) -> None:
+    backend = open_model("tiny-hybrid", n_ctx=256).backend
+    with pytest.raises(EngineError, match="larger than 64"):
+        backend.evaluate(0, as_tokens(range(65)), 0)
+    for start in range(0, 256, 64):
+        backend.evaluate(0, as_tokens(range(64)), start)
+    with pytest.raises(OutOfCellsError):
+        backend.decode([SequenceTokens(0, (1,), 256)])
+    backend.clear(0)
+    backend.evaluate(0, as_tokens(range(64)), 0)
+    backend.clear(0)
+
+
+def test_a_memory_without_movable_rows_is_saved_whole(model_path: Callable[[str], Path]) -> None:
+    model = api.llama_model_load_from_file(str(model_path("tiny-hybrid")).encode(), api.llama_model_default_params())
+    params = api.llama_context_default_params()
+    params.n_ctx, params.n_seq_max, params.n_ubatch, params.n_threads = 2048, 2, 64, 1
+    params.kv_unified = False  # one stream of cells per sequence, which the extension does not take apart
+    backend = LlamaBackend(lambda: (model, api.llama_init_from_model(model, params)))
+    assert backend.kind == "opaque"
+    assert backend.rows_size(0, 10) == 0
+    with pytest.raises(ValueError, match="no rows that could be moved"):
+        backend._memory.rows_size(0, 10)
+    rng = np.random.default_rng(0)
+    first, second = (Prompt.of(rng.integers(0, 250, 500), [200, 300, 480]) for _ in range(2))
+    expected = [cold(backend, prompt, 12).tokens for prompt in (first, second)]
+    engine = Engine(backend, RamCache(8, None), EngineSettings(exact=True))
+    for _ in range(2):
+        assert [ask(engine, prompt, 12).tokens for prompt in (first, second)] == expected
+    assert ask(engine, first, 12).done.stats.n_cached == 500
+    longer = Prompt.of([*first.tokens, *rng.integers(0, 250, 100)], [200, 300, 480])
+    reply = ask(engine, longer, 12)
+    assert reply.done.stats.n_cached == 480
+    assert reply.tokens == cold(backend, longer, 12).tokens
+    backend.unload()
+
+
+def test_the_fingerprint_tells_what_may_be_mixed(
+    open_model: Callable[..., Loaded], model_path: Callable[[str], Path], tmp_path: Path
+) -> None:
+    base = open_model("tiny-hybrid").info.fingerprint
+    moved = tmp_path / "renamed.gguf"
+    shutil.copy(model_path("tiny-hybrid"), moved)
+
+    def fingerprint(path: Path, **settings: object) -> str:
+        loaded = load(ModelSettings(path=str(path), **{"n_ctx": 512, "n_ubatch": 64, "n_threads": 1, **settings}))
+        loaded.backend.unload()
+        return loaded.info.fingerprint
+
+    assert fingerprint(moved) == base, "a name, a date and the context size mean nothing"
+    data = bytearray(moved.read_bytes())
+    data[-100] ^= 1
+    moved.write_bytes(data)
+    others = [
+        fingerprint(moved),
+        fingerprint(model_path("tiny-moe")),
+        fingerprint(model_path("tiny-hybrid"), type_k="q8_0", type_v="q8_0"),
+        fingerprint(model_path("tiny-hybrid"), n_ubatch=32),
+        fingerprint(model_path("tiny-hybrid"), rope_freq_base=5e6),
+    ]
+    assert len({base, *others}) == 6
+
+
+def test_penalties_over_all_tokens_take_no_more_memory_than_the_context(hybrid: Loaded) -> None:
+    fields = {"seed": 1, "ignore_eos": True, "repeat_penalty": 1.3, "dry_multiplier": 0.8}
+    replies = [
+        sampled(hybrid, Sampling(repeat_last_n=n, dry_penalty_last_n=n, **fields)) for n in (-1, 4096, 2**31 - 1, 0)
+    ]
+    assert replies[0] == replies[1] == replies[2] != replies[3]
+
+
+@pytest.mark.parametrize("shape", ["tiny-hybrid", "tiny-dense"])
+def test_a_damaged_sequence_file_is_refused(open_model: Callable[..., Loaded], tmp_path: Path, shape: str) -> None:
+    backend = open_model(shape).backend
+    tokens = as_tokens(range(40))
+    backend.clear(0)
+    backend.evaluate(0, tokens, 0)
+    expected = backend.logits(0)
+    path = tmp_path / "a.bin"
+    assert backend.save_file(0, path, tokens, [40]) == path.stat().st_size
+    whole = path.read_bytes()
+    rng = np.random.default_rng(0)
+
+    def load_bytes(data: bytes) -> SavedSequence:
+        path.write_bytes(data)
+        backend.clear(0)
+        return backend.load_file(0, path)
+
+    for cut in rng.integers(0, len(whole), 20).tolist():
+        with pytest.raises(StateError):
+            load_bytes(whole[:cut])
+    for at in rng.integers(0, len(whole) - len(END_MAGIC), 40).tolist():
+        with pytest.raises(StateError):
+            load_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+    # llama-server's files have no end of ours, and older ones the plain tokens.
+    n_end = END.size + DIGEST_SIZE + 4
+    for data in (whole, whole[:-n_end], whole[:8] + b"\x28\0\0\0" + tokens.tobytes() + whole[12 + 44 * 4 : -n_end]):
+        saved = load_bytes(data)
+        assert (saved.tokens == tokens).all()
+        assert saved.ends == ((40,) if data == whole else ())
+        assert saved.n_bytes == len(data)
+    backend.decode([SequenceTokens(0, (5,), 40)])
+    assert np.isfinite(backend.logits(0)).all()
+    assert backend.logits(0).shape == expected.shape
+    backend.clear(0)
+    path.write_bytes(whole)
+    other = open_model(shape, n_ubatch=32).backend
+    with pytest.raises(StateError, match="another model"):
+        other.load_file(0, path)
+
+
+def test_closed_and_opened_again_it_is_the_same(model_path: Callable[[str], Path], tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    shutil.copy(model_path("tiny-hybrid"), path)
+    settings = ModelSettings(path=str(path), n_ctx=512, n_ubatch=64, n_threads=1, embeddings=True, pooling="mean")
+    loaded = load(settings, keep_vocabulary=True)
+    backend, prompt = loaded.backend, Prompt.of(range(120), [100])
+    engine = Engine(backend, RamCache(8, None), EngineSettings(exact=True))
+    first = ask(engine, prompt)
+    vector = backend.embed(as_tokens([1, 2, 3]))
+    engine.sleep()
+    assert loaded.tokenizer.tokenize("hi")
+    assert loaded.tokenizer.special_tokens()
+    engine.wake()
+    warm = ask(engine, prompt)
+    assert (warm.done.stats.source, warm.done.stats.n_cached) == ("ram", 120)
+    assert warm.tokens == first.tokens
+    assert (backend.embed(as_tokens([1, 2, 3])) == vector).all()
+    engine.sleep()
+    data = bytearray(path.read_bytes())
+    data[-100] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ModelError, match="not the one"):
+        engine.wake()
+    assert engine.asleep
+    path.unlink()
+    with pytest.raises(ModelError, match="cannot read"):
+        engine.wake()
+
+
+def test_loading_can_be_stopped(model_path: Callable[[str], Path]) -> None:
+    with pytest.raises(UnavailableError):
+        load(ModelSettings(path=str(model_path("tiny-hybrid")), n_ctx=512), lambda fraction: False)
+
+
+def test_an_evaluation_is_interrupted_and_counts_its_progress(model_path: Callable[[str], Path]) -> None:
+    settings = ModelSettings(path=str(model_path("tiny-hybrid")), n_ctx=4096, n_ubatch=2048, n_threads=1)
+    backend = load(settings).backend
+    try:
+        before = backend.n_beats
+        backend.evaluate(0, as_tokens([5] * 2048), 0)
+        n_nodes = backend.n_beats - before
+        assert n_nodes > 20
+        first, began = backend.n_beats, [0]
+
+        def evaluate() -> None:
+            backend.clear(0)
+            began[0] = backend.n_beats
+            backend.evaluate(0, as_tokens([5] * 2048), 0)
+
+        # On another thread: the evaluation holds this one, but not the interpreter.
+        stopper = threading.Thread(target=lambda: (_until(lambda: backend.n_beats > first), backend.interrupt()))
+        stopper.start()
+        with pytest.raises(UnavailableError, match="stopped"):
+            [evaluate() for _ in range(1000)]  # until it comes in time
+        stopper.join()
+        assert backend.n_beats - began[0] < n_nodes
+        backend.clear(0)
+        with pytest.raises(UnavailableError, match="stopped"):
+            backend.evaluate(0, as_tokens([5]), 0)
+    finally:
+        backend.unload()
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        pass
+
+
+def test_names_of_saved_sequences_may_have_255_bytes_and_no_more(hybrid: Loaded, tmp_path: Path) -> None:
+    hybrid.backend.evaluate(0, as_tokens([1, 2, 3]), 0)
+    for name in ("a" * 255, "ä" * 127 + "b"):
+        assert (
+            hybrid.backend.save_file(0, tmp_path / name, as_tokens([1, 2, 3]), ()) == (tmp_path / name).stat().st_size
+        )
+    with pytest.raises(RequestError, match="Invalid filename"):
+        hybrid.backend.save_file(0, tmp_path / ("a" * 256), as_tokens([1, 2, 3]), ())

@@ -1,0 +1,309 @@
+"""A backend whose rows lie in a pool, against one whose rows lie in llama.cpp's context: the same bits, always."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pyctl.cache import device_tier
+from pyctl.cache.device_tier import block_sizes
+from pyctl.cache.disk.store import DiskStore
+from pyctl.cache.disk_tier import DiskTier
+from pyctl.cache.persist import DiskPolicy
+from pyctl.cache.ram import RamCache
+from pyctl.engine.backend import SequenceTokens
+from pyctl.engine.draft.draft_settings import DraftSettings
+from pyctl.engine.engine import Engine
+from pyctl.engine.engine_settings import EngineSettings
+from pyctl.engine.model_settings import ModelSettings
+from pyctl.engine.pool.pool_settings import PoolSettings
+from pyctl.engine.pool.selection import SelectSettings
+from pyctl.errors import BrokenOffError, ModelError, StateError
+from pyctl.llama import LlamaBackend, Loaded, llama_backend, load
+from pyctl.prompt import as_tokens
+from tests.effort import examples
+from tests.unit.cache.checks import check_invariants
+from tests.unit.engine.drive import ask, chat, cold
+
+N_CTX = 2048
+"""Stands for <|im_start|>: every boundary is where one of these is."""
+
+ALL, FEW = SelectSettings(), SelectSettings(128, 64, 64)
+"""Generated tokens attend to all rows, and to a few."""
+
+Opened = Callable[..., Loaded]
+
+
+@pytest.fixture(scope="module")
+def opened(model_path: Callable[[str], Path]) -> Iterator[Opened]:
+    """opened("tiny-hybrid", 1024) -> the model with a pool of so many tokens, 0 for none; drafts by name."""
+    found: dict[object, Loaded] = {}
+
+    def get(name: str, n_tokens: int, *draft_types: str, type_kv: str = "f16", select: SelectSettings = ALL) -> Loaded:
+        key = name, n_tokens, draft_types, type_kv, select
+        if key not in found:
+            given = {"n_ctx": N_CTX, "n_ubatch": 64, "n_threads": 1, "type_k": type_kv, "type_v": type_kv}
+            model = ModelSettings(path=str(model_path(name)), **given)
+            found[key] = load(model, drafts=DraftSettings(draft_types=draft_types), pool=PoolSettings(n_tokens, select))
+        found[key].backend.clear(0)
+        found[key].backend.release_all()
+        return found[key]
+
+    yield get
+    for loaded in found.values():
+        loaded.backend.unload()
+
+
+def engine_of(backend: LlamaBackend, budget: int | None = None, **fields: object) -> Engine:
+    return Engine(backend, RamCache(32, budget), EngineSettings(exact=True, **fields))
+
+
+@pytest.mark.parametrize("type_kv", ["f16", "q8_0"])
+@pytest.mark.parametrize(("name", "n_layers"), [("tiny-hybrid", 2), ("tiny-moe", 2), ("tiny-dense", 4)])
+def test_every_number_of_layers_on_the_device_gives_the_same_bits(
+    opened: Opened, name: str, n_layers: int, type_kv: str
+) -> None:
+    tokens = as_tokens(np.random.default_rng(1).integers(0, 250, 600))
+
+    def logits(backend: LlamaBackend) -> list[bytes]:
+        found = []
+        for first, last in ((0, 64), (64, 128), (128, 150), *((i, i + 1) for i in range(150, 180))):
+            backend.evaluate(0, tokens[first:last], first)
+            found.append(backend.logits(0).tobytes())
+        backend.rewind(0, 0)
+        return found
+
+    plain = opened(name, 0, type_kv=type_kv)
+    expected = logits(plain.backend)
+    for n in range(1, n_layers + 1):
+        pooled = opened(name, n * N_CTX // n_layers, type_kv=type_kv)
+        pool, backend = pooled.info.pool, pooled.backend
+        assert pool is not None
+        assert pool.n_resident == (n_layers if n == n_layers else max(n - 2, 0))
+        assert logits(backend) == expected
+        assert (backend.streamed.n_bytes > 0) == (pool.n_streamed > 0)
+        assert (backend.n_ctx, backend.n_cells, backend.layout) == (N_CTX, N_CTX, plain.backend.layout)
+        assert pooled.info.fingerprint == plain.info.fingerprint
+
+
+messages = st.tuples(st.integers(0, 9), st.sampled_from([3, 40, 70, 130, 300]))
+asked = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["extend", "edit", "again"]), messages), max_size=7)
+
+
+@pytest.mark.parametrize("name", ["tiny-hybrid", "tiny-dense"])
+@settings(max_examples=examples(8), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(asked=asked, n_tokens=st.sampled_from([N_CTX // 2, N_CTX]), budget=st.sampled_from([None, 400_000, 800_000]))
+def test_conversations_that_take_turns(
+    monkeypatch: pytest.MonkeyPatch,
+    opened: Opened,
+    name: str,
+    asked: list[tuple[int, str, tuple[int, int]]],
+    n_tokens: int,
+    budget: int | None,
+) -> None:
+    """Also where RAM has room for a part of them, and the pool has the rest."""
+    monkeypatch.setattr(device_tier, "PIECE_BYTES", 2**16)
+    plain, pooled = opened(name, 0).backend, opened(name, n_tokens).backend
+    engine = engine_of(pooled, budget)
+    talks = [[(10, 200), (i, 50)] for i in range(4)]
+    for number, how, message in asked:
+        talk = talks[number]
+        if how == "extend" and sum(length for _, length in talk) < 1200:
+            talk.append(message)
+        elif how == "edit":
+            talk[-1] = message
+        prompt = chat(*talk)
+        reply = ask(engine, prompt, 4)
+        assert reply.error is None
+        assert reply.tokens == cold(plain, prompt, 4).tokens
+        check_invariants(engine.prefix_cache.cache)
+        assert engine.cells.n_used + engine.prefix_cache.device.n_cells <= pooled.n_cells
+
+
+@pytest.mark.parametrize("sizes", [(0, N_CTX // 2), (N_CTX // 2, 0), (N_CTX, N_CTX // 2)])
+def test_files_go_from_one_kind_of_server_to_the_other(opened: Opened, tmp_path: Path, sizes: tuple[int, int]) -> None:
+    prompt, longer, replies = chat((1, 300), (2, 240)), chat((1, 300), (2, 240), (3, 90)), []
+    expected = [cold(opened("tiny-hybrid", 0).backend, each).tokens for each in (prompt, longer)]
+    for n_tokens, asked in zip(sizes, (prompt, longer), strict=True):
+        loaded = opened("tiny-hybrid", n_tokens)
+        store = DiskStore(tmp_path, loaded.info.fingerprint, None, min_tokens=100, sizes=block_sizes(loaded.backend))
+        tier = DiskTier(store, DiskPolicy.parse("full"), cold_max=10240)
+        engine = Engine(loaded.backend, RamCache(32, None), EngineSettings(exact=True), tier)
+        replies.append(ask(engine, asked))
+        assert engine.close(StateError("the end"))
+    assert [reply.tokens for reply in replies] == expected
+    assert (replies[1].done.stats.source, replies[1].done.stats.n_cached) == ("disk", prompt.end)
+
+
+@pytest.mark.parametrize("types", [("draft-mtp",), ("cache",), ("draft-mtp", "cache")])
+def test_drafts_are_taken_back_as_without(opened: Opened, types: tuple[str, ...]) -> None:
+    """Short ones by planes, long ones by going back to a mark."""
+    tokens, found = as_tokens(np.random.default_rng(1).integers(0, 250, 100)), []
+    for n_tokens in (0, N_CTX // 2, N_CTX):
+        backend, n, seen = opened("tiny-hybrid-nextn", n_tokens, *types).backend, 100, []
+        backend.evaluate(0, tokens[:64], 0)
+        backend.evaluate(0, tokens[64:], 64)
+        for n_drafts, n_right in ((3, 0), (3, 2), (20, 5), (20, 19), (3, 3)):
+            if n_drafts <= backend.most_drafts:
+                item = SequenceTokens(0, tuple(range(30, 31 + n_drafts)), n)
+                seen.append(backend.draft([item], 3))
+                backend.decode([item])
+                seen.append([backend.logits(i).tobytes() for i in range(n_drafts + 1)])
+                n = backend.keep(0, n + 1 + n_right)
+        found.append((seen, n, backend.most_drafts, backend.n_rollback))
+    assert found[0] == found[1] == found[2]
+    assert len(found[0][0]) >= 2 * 3
+
+
+@pytest.mark.parametrize("type_kv", ["f16", "q8_0"])
+@pytest.mark.parametrize(("name", "n_tokens"), [("tiny-hybrid", 0), ("tiny-dense", N_CTX // 2)])
+def test_the_plan_has_room_for_what_is_chosen(opened: Opened, name: str, n_tokens: int, type_kv: str) -> None:
+    loaded = opened(name, n_tokens, type_kv=type_kv, select=SelectSettings(500, 10, 100))
+    pool, memory = loaded.info.pool, loaded.backend._memory
+    assert pool is not None
+    slack = 4096 * 2 * (pool.n_layers + 4)  # of each buffer
+    assert memory.select_bytes - slack <= pool.select_bytes <= memory.select_bytes
+
+
+def test_generated_tokens_attend_to_what_is_chosen_and_prompts_to_everything(opened: Opened) -> None:
+    prompt = chat((1, 500), (2, 600))
+    expected = cold(opened("tiny-hybrid", 0).backend, prompt, 12)
+    many = cold(opened("tiny-hybrid", N_CTX, select=SelectSettings(1024)).backend, prompt, 12)
+    assert many.tokens == expected.tokens, "all of them are chosen"
+    for n_tokens in (0, N_CTX // 2):
+        few = cold(opened("tiny-hybrid", n_tokens, select=FEW).backend, prompt, 12)
+        assert few.tokens[0] == expected.tokens[0]
+        assert few.done.timings.streamed.n_selected == 2 * 2 * (few.done.timings.n_predicted - 1), "layers and chunks"
+        assert (few.done.timings.streamed.n_fetched > 0) == (n_tokens > 0)
+
+
+@pytest.mark.parametrize("name", ["tiny-hybrid", "tiny-dense"])
+def test_no_prompt_resumes_from_what_was_chosen(opened: Opened, name: str) -> None:
+    """Conversations in turn, pinned and not, extended with their own replies: each reply is that of a cold run."""
+    backend = opened(name, N_CTX // 2, select=FEW).backend
+    engine, other = engine_of(backend), opened(name, N_CTX, select=FEW).backend
+    for i, talk in enumerate(([(1, 500)], [(2, 700)], [(1, 500), (3, 90)], [(2, 700), (4, 60)], [(1, 500), (3, 90)])):
+        pins = ((64, 128),) if i % 2 else ()
+        reply = ask(engine, chat(*talk), 6, pins=pins)
+        assert reply.error is None
+        assert reply.tokens == cold(other, chat(*talk), 6, pins=pins).tokens
+        assert reply.done.timings.streamed.n_selected > 0
+        check_invariants(engine.prefix_cache.cache)
+    assert engine.prefix_cache.totals.hits["ram"] > 0
+
+
+def test_pins_are_among_what_is_chosen(opened: Opened) -> None:
+    backend, prompt = opened("tiny-hybrid", 0, select=FEW).backend, chat((1, 500), (2, 600))
+    found = []
+    for pins in ((), ((128, 192),), ((896, 960),)):
+        ask(engine_of(backend), prompt, 4, pins=pins)
+        chosen = [backend._memory.chosen(layer) for layer in range(2)]
+        assert all(pins[0][0] // 64 in chunks for chunks in chosen) if pins else True
+        found.append(chosen)
+    assert len({str(chosen) for chosen in found}) > 1
+
+
+def test_drafts_are_fewer_where_rows_are_chosen(opened: Opened) -> None:
+    """What is verified together, sure tokens behind a mark and drafts, is within what can be evaluated so."""
+    backend = opened("tiny-hybrid-nextn", N_CTX, "draft-mtp", "cache", select=FEW).backend
+    pool = opened("tiny-hybrid-nextn", N_CTX, "draft-mtp", "cache", select=FEW).info.pool
+    assert pool is not None
+    assert backend.most_drafts == pool.n_selecting - 1 - backend.n_rollback == 12
+    tokens, n = as_tokens(np.random.default_rng(1).integers(0, 250, 500)), 500
+    for start in range(0, n, 64):
+        backend.evaluate(0, tokens[start : min(start + 64, n)], start)
+    for n_drafts, n_right in ((3, 1), (12, 5), (12, 12)):
+        backend.decode([SequenceTokens(0, tuple(range(30, 31 + n_drafts)), n)])
+        held = backend.keep(0, n + 1 + n_right)
+        if held < n + 1 + n_right:  # back at a mark
+            backend.decode([SequenceTokens(0, tuple(range(30, 31 + n_right + 3)), held, 1 + n_right)])
+            held = backend.keep(0, held + 1 + n_right)
+        n = held
+    with pytest.raises(StateError, match="17 tokens"):
+        backend.decode([SequenceTokens(0, tuple(range(30, 47)), n, 17)])
+
+
+def test_sleep_wakes_up_to_an_empty_pool(opened: Opened) -> None:
+    backend, prompt = opened("tiny-hybrid", N_CTX // 2).backend, chat((1, 300))
+    engine = engine_of(backend)
+    first = ask(engine, prompt)
+    streamed = backend.streamed
+    engine.sleep()
+    assert backend.streamed == streamed, "counters go on"
+    engine.wake()
+    again = ask(engine, prompt)
+    assert again.tokens == first.tokens
+    assert (again.done.stats.source, again.done.stats.n_cached) == ("ram", len(prompt))
+    assert backend.streamed.n_bytes > streamed.n_bytes
+
+
+@pytest.mark.parametrize("n_beats", [0, 20, 60])
+def test_a_batch_that_is_broken_off_leaves_nothing(opened: Opened, n_beats: int) -> None:
+    """Before it begins, and in the middle of its graph."""
+    tokens = as_tokens(np.random.default_rng(5).integers(0, 250, 128))
+    backend = opened("tiny-hybrid", N_CTX // 2).backend
+    backend.evaluate(0, tokens[:64], 0)
+    state = backend.save_state(0, 64)
+
+    def again() -> bytes:
+        backend.rewind(0, 64)
+        backend.load_state(0, 64, state)
+        backend.evaluate(0, tokens[64:], 64)
+        return backend.logits(0).tobytes()
+
+    def break_off() -> None:
+        while backend.n_beats < wanted:
+            pass
+        backend.break_off()
+
+    expected = again()
+    assert backend.can_break
+    backend.allow_break(True)
+    wanted = backend.n_beats + n_beats
+    other = threading.Thread(target=break_off)
+    other.start()
+    try:
+        with pytest.raises(BrokenOffError):
+            [again() for _ in range(1000)]  # until it comes in time
+    finally:
+        other.join()
+        backend.break_off(False)
+        backend.allow_break(False)
+    assert again() == expected
+
+
+def test_a_context_may_be_smaller_than_the_trial(model_path: Callable[[str], Path]) -> None:
+    model = ModelSettings(path=str(model_path("tiny-hybrid")), n_ctx=100, n_threads=1)
+    loaded = load(model, pool=PoolSettings(128))
+    assert (loaded.info.n_ctx, loaded.info.pool.n_resident) == (256, 0)
+    assert loaded.backend.n_ubatch == 512
+    loaded.backend._prepare_device()  # as where a device computes on its own: no more than there is room for
+    assert loaded.backend._n_held(0) == 0
+    loaded.backend.unload()
+
+
+def test_another_release_of_llama_cpp_is_found_out(
+    model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One bit of one logit is enough."""
+    trial = llama_backend.trial
+    n_trials = 0
+
+    def changed(*given: object, **named: object) -> list[np.ndarray]:
+        nonlocal n_trials
+        n_trials += 1
+        found = trial(*given, **named)
+        if n_trials == 2:
+            found[-1].view(np.uint32)[0] ^= 1
+        return found
+
+    monkeypatch.setattr(llama_backend, "trial", changed)
+    model = ModelSettings(path=str(model_path("tiny-hybrid")), n_ctx=N_CTX, n_threads=1)
+    with pytest.raises(ModelError, match=r"llama.cpp .* computes something else with --kv-pool than without"):
+        load(model, pool=PoolSettings(N_CTX))

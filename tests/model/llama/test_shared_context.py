@@ -1,0 +1,133 @@
+"""Several sequences of a real model in one context: idle ones make room, replies that outgrow it give way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyctl.cache.ram import RamCache
+from pyctl.engine.engine import Engine
+from pyctl.engine.engine_settings import EngineSettings
+from pyctl.engine.model_settings import ModelSettings
+from pyctl.engine.sampling import Sampling
+from pyctl.errors import OutOfCellsError
+from pyctl.llama import LlamaBackend, Loaded, load
+from pyctl.prompt import Prompt, as_tokens
+from tests.unit.cache.checks import check_invariants
+from tests.unit.engine.drive import Reply, ask, cold, collect
+from tests.unit.engine.test_company import run, submit
+
+ENDLESS = Sampling(temperature=0.0, ignore_eos=True)
+
+
+def prompt_of(seed: int, n: int) -> Prompt:
+    return Prompt.of(np.random.default_rng(seed).integers(1, 250, n), [n // 2, n - 4])
+
+
+def fresh(backend: LlamaBackend, **options: object) -> Engine:
+    for seq in range(backend.n_seqs):
+        backend.clear(seq)
+    return Engine(backend, RamCache(32, None), EngineSettings(**options))
+
+
+@pytest.mark.parametrize("shape", ["tiny-hybrid", "tiny-dense"])
+def test_prompts_one_after_the_other_never_run_out_of_room(open_model: Callable[..., Loaded], shape: str) -> None:
+    backend = open_model(shape, n_ctx=1024, n_seqs=2).backend
+    prompts = [prompt_of(seed, 600) for seed in (1, 2)]
+    expected = [cold(backend, prompt, 20).tokens for prompt in prompts]
+    for clear_idle in (True, False):
+        engine = fresh(backend, clear_idle=clear_idle)
+        sources = []
+        for number in (0, 1, 0, 1, 0, 1):
+            reply = ask(engine, prompts[number], 20)
+            assert reply.error is None
+            assert reply.tokens == expected[number]
+            assert reply.done is not None
+            sources.append(reply.done.stats.source)
+        assert sources == ["none", "none", "ram", "ram", "ram", "ram"]
+        assert engine.prefix_cache.totals.failed_restores == 0
+
+
+@pytest.mark.parametrize("shape", ["tiny-hybrid", "tiny-dense"])
+def test_replies_that_outgrow_the_context_go_on_later(open_model: Callable[..., Loaded], shape: str) -> None:
+    """Rows that were moved yield the same bytes; only the company in a batch may change a reply, and it may not here.
+
+    Two replies that differ from those alone would show that one was resumed from what it was not.
+    """
+    backend = open_model(shape, n_ctx=1024, n_seqs=2).backend
+    prompts = [prompt_of(seed, 300) for seed in (1, 2)]
+    engine = fresh(backend)
+    handles = [submit(engine, prompt, -1, sampling=ENDLESS) for prompt in prompts]
+    run(engine)
+    replies: list[Reply] = [collect(handle) for handle in handles]
+    assert engine.counters.n_suspended > 0
+    assert [reply.error for reply in replies] == [None, None]
+    assert [len(reply.tokens) for reply in replies] == [1024 - 300] * 2
+    check_invariants(engine.prefix_cache.cache)
+    assert engine.prefix_cache.cache.retained == []
+
+
+def test_a_suspended_sequence_comes_back_to_the_byte(open_model: Callable[..., Loaded]) -> None:
+    backend = open_model("tiny-hybrid", n_ctx=1024, n_seqs=2).backend
+    engine = fresh(backend)
+    prompt = prompt_of(3, 300)
+    handle = submit(engine, prompt, 60, sampling=ENDLESS)
+    for _ in range(20):
+        engine.step()
+    (active,) = engine.running
+    assert active.seq is not None
+    n = active.seq.n
+    before = (backend.save_rows(0, 0, n).tobytes(), backend.save_state(0, n).recurrent.tobytes())
+    engine.company.suspend(active)
+    assert engine.sequences[0].n == 0
+    engine.company.admit(engine._begin)
+    assert (engine.running, active.kept) == ([active], None)
+    seq = active.seq.id
+    assert (backend.save_rows(seq, 0, n).tobytes(), backend.save_state(seq, n).recurrent.tobytes()) == before
+    run(engine)
+    assert collect(handle).tokens == cold(backend, prompt, 60, sampling=ENDLESS).tokens
+
+
+def test_no_room_has_an_error_of_its_own_and_changes_nothing(open_model: Callable[..., Loaded]) -> None:
+    backend = open_model("tiny-hybrid", n_ctx=512, n_seqs=2).backend
+    for seq in range(2):
+        backend.clear(seq)
+    tokens = as_tokens(np.random.default_rng(4).integers(1, 250, 320))
+    for seq, n in ((0, 320), (1, 128)):
+        for start in range(0, n, 64):
+            backend.evaluate(seq, tokens[start : start + 64], start)
+    rows, state = backend.save_rows(0, 0, 320), backend.save_state(0, 320)
+    backend.evaluate(1, tokens[128:192], 128)
+    with pytest.raises(OutOfCellsError):
+        backend.evaluate(1, tokens[192:256], 192)
+    backend.clear(0)
+    backend.evaluate(1, tokens[192:256], 192)
+    with pytest.raises(OutOfCellsError):
+        backend.load_rows(0, 0, [(rows, 0, 320)])
+    backend.load_rows(0, 0, [(rows, 0, 256)])
+    backend.clear(1)
+    backend.clear(0)
+    backend.load_rows(0, 0, [(rows, 0, 320)])
+    backend.load_state(0, 320, state)
+    backend.clear(0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "n_ctx", "n_cells"),
+    [
+        ({}, 2048, 2048),
+        ({"kv_unified": False}, 512, 2048),
+        ({"kv_unified": False, "n_ctx": 1000}, 256, 1024),
+        ({"n_ctx_per_seq": 700}, 700, 2048),
+    ],
+)
+def test_what_one_client_may_send(
+    model_path: Callable[[str], Path], settings: dict[str, object], n_ctx: int, n_cells: int
+) -> None:
+    chosen = {"n_ctx": 2048, "n_seqs": 4, "n_threads": 1, "n_ubatch": 64, **settings}
+    loaded = load(ModelSettings(path=str(model_path("tiny-hybrid")), **chosen))  # type: ignore[arg-type]
+    assert (loaded.info.n_ctx, loaded.backend.n_ctx, loaded.backend.n_cells) == (n_ctx, n_ctx, n_cells)
+    loaded.backend.unload()

@@ -1,0 +1,480 @@
+"""Rows that stay on the device: they keep their bytes whatever is evaluated and loaded, and cost nobody else a bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pyctl.cache.snapshot import Block, State
+from pyctl.engine.backend import SequenceTokens
+from pyctl.errors import OutOfCellsError, StateError, UnavailableError
+from pyctl.llama import LlamaBackend, Loaded
+from pyctl.llama.context_memory import HeldRows
+from pyctl.prompt import Tokens, as_tokens
+from tests.effort import examples
+from tests.model.native.test_kv_state import library_state
+
+LAYOUTS = [
+    pytest.param((name, {"type_k": kv, "type_v": kv, "flash_attn": flash}), id=f"{name}-{kv}-flash-{flash}")
+    for name in ("tiny-hybrid", "tiny-dense")
+    for kv, flash in (("f16", "on"), ("q8_0", "on"), ("f16", "off"))
+]
+N_CELLS, N_SEQS, BATCH = 1024, 3, 64
+
+
+@pytest.fixture
+def backend(open_model: Callable[..., Loaded], request: pytest.FixtureRequest) -> Iterator[LlamaBackend]:
+    name, options = request.param
+    backend = open_model(name, n_ctx=N_CELLS, n_seqs=N_SEQS, n_ubatch=BATCH, **options).backend
+    assert backend.n_cells == N_CELLS
+    yield backend
+    for seq in range(N_SEQS):
+        backend.clear(seq)
+
+
+each_layout = pytest.mark.parametrize("backend", LAYOUTS, indirect=True)
+one_hybrid = pytest.mark.parametrize("backend", LAYOUTS[:1], indirect=True)
+
+
+def tokens_of(seed: int, n: int) -> Tokens:
+    return as_tokens(np.random.default_rng(seed).integers(0, 250, n))
+
+
+def run(backend: LlamaBackend, tokens: Tokens, start: int = 0, seq: int = 0) -> list[np.ndarray]:
+    """Evaluate from ``start`` on, in batches of BATCH from 0 on; the logits of each."""
+    found = []
+    for first in range(start, int(tokens.size), BATCH):
+        backend.evaluate(seq, tokens[first : first + BATCH], first)
+        found.append(backend.logits(0))
+    return found
+
+
+def held_block(backend: LlamaBackend, held: HeldRows, first: int, last: int) -> Block:
+    block = backend.fetch(held, first, last)
+    backend.synchronize()
+    return block
+
+
+def saved_block(backend: LlamaBackend, seq: int, first: int, last: int) -> Block:
+    block = backend.save_rows(seq, first, last)
+    backend.synchronize()
+    return block
+
+
+def put_state(backend: LlamaBackend, seq: int, n: int, state: State) -> None:
+    if backend.kind == "hybrid":
+        backend.load_state(seq, n, state)
+
+
+@each_layout
+def test_two_conversations_in_turn_equal_cold_runs(backend: LlamaBackend) -> None:
+    """Each takes the cells of the other, which is held, comes back without a copy in RAM, and goes on to the bit."""
+    n, rest = 5 * BATCH, 2 * BATCH
+    prompts = [tokens_of(seed, n + rest) for seed in (1, 2)]
+    cold, held, states = [], [], []
+    for tokens in prompts:
+        cold.append(run(backend, tokens)[-2:])
+        backend.clear(0)
+    for tokens in prompts:
+        run(backend, tokens[:n])
+        held.append(backend.hold(0, 0, n))
+        states.append(backend.save_state(0, n))
+        backend.clear(0)
+    assert backend.n_free == N_CELLS - 2 * n
+    for turn in (0, 1, 1, 0):
+        backend.load_rows(0, 0, [(held[turn], 0, n)])
+        put_state(backend, 0, n, states[turn])
+        assert backend.n_free == N_CELLS - 2 * n
+        warm = run(backend, prompts[turn], n)
+        assert all((a == b).all() for a, b in zip(warm, cold[turn], strict=True))
+        assert backend.n_free == N_CELLS - 2 * n - rest
+        backend.clear(0)
+    for rows in held:
+        backend.release(rows)
+        backend.release(rows)
+    assert backend.n_free == N_CELLS
+    with pytest.raises(StateError, match="not held any more"):
+        backend.fetch(held[0], 0, n)
+
+
+@pytest.mark.parametrize("short", [64, 323, 512])
+@each_layout
+def test_places_change_where_no_cell_is_free(backend: LlamaBackend, short: int) -> None:
+    """Two conversations fill the context: whichever is loaded gets the low cells, where the other may lie.
+
+    That takes rings of 16 rows, one ring of all, and pairs.
+    """
+    sizes = [short, N_CELLS - short]
+    held, blocks = [], []
+    for seq, n in enumerate(sizes):
+        run(backend, tokens_of(seq, n), seq=seq)
+        held.append(backend.hold(seq, 0, n))
+        blocks.append(saved_block(backend, seq, 0, n))
+    for seq in (0, 1):
+        backend.clear(seq)
+    assert backend.n_free == 0
+    for turn in (1, 0, 1, 0, 0):
+        n = sizes[turn]
+        backend.load_rows(0, 0, [(held[turn], 0, n)])
+        assert (saved_block(backend, 0, 0, n) == blocks[turn]).all()
+        for rows, block, size in zip(held, blocks, sizes, strict=True):
+            assert (held_block(backend, rows, 0, size) == block).all()
+        with pytest.raises(OutOfCellsError):
+            backend.evaluate(1, tokens_of(3, 1), 0)
+        backend.clear(0)
+    for rows in held:
+        backend.release(rows)
+
+
+@each_layout
+def test_a_conversation_takes_over_the_cells_of_another(backend: LlamaBackend) -> None:
+    """What is dropped gives its cells to what is loaded next: the same cells, and bits, as if they had been freed."""
+    tokens, other = tokens_of(1, 400), tokens_of(2, 300)
+    for fork, end, n_other in (
+        (0, 400, 300),
+        (0, 200, 300),
+        (128, 300, 250),
+        (256, 400, 300),
+        (0, 300, 300),
+        (64, 65, 300),
+    ):
+        cold = run(backend, tokens[:end]) and saved_block(backend, 0, 0, end), library_state(backend)
+        rows, state, held = cold[0], backend.save_state(0, end), backend.hold(0, 0, end)
+        backend.clear(0)
+        backend.evaluate(0, tokens_of(9, 1), 0)  # elsewhere for a while
+        for source in (held, rows):
+            backend.clear(0)
+            run(backend, tokens[:fork])
+            run(backend, other[:n_other], fork)
+            before = backend.n_free
+            backend.rewind(0, fork)
+            assert backend.n_free == before + n_other - fork
+            backend.load_rows(0, fork, [(source, fork, end)])
+            put_state(backend, 0, end, state)
+            assert (saved_block(backend, 0, 0, end) == rows).all()
+            assert (library_state(backend) == cold[1]).all(), "the cells differ from those of a cold run"
+            assert (held_block(backend, held, 0, end) == rows).all()
+        backend.release(held)
+        backend.clear(0)
+    assert backend.n_free == N_CELLS
+
+
+@one_hybrid
+def test_a_few_free_cells_are_enough(backend: LlamaBackend) -> None:
+    """What is loaded from RAM takes the low cells of held rows, for which there are just so many others."""
+    n = 24
+    run(backend, tokens_of(1, n))
+    small = saved_block(backend, 0, 0, n)
+    backend.clear(0)
+    run(backend, tokens_of(2, N_CELLS - n))
+    block, held = saved_block(backend, 0, 0, N_CELLS - n), backend.hold(0, 0, N_CELLS - n)
+    backend.clear(0)
+    backend.load_rows(0, 0, [(small, 0, n)])
+    assert backend.n_free == 0
+    assert (saved_block(backend, 0, 0, n) == small).all()
+    assert (held_block(backend, held, 0, N_CELLS - n) == block).all()
+    backend.clear(0)
+    # Some from RAM and some that are held: there are free cells, and cells that are left.
+    backend.load_rows(0, 0, [(small, 0, n), (held, n, 2 * n)])
+    assert backend.n_free == 0
+    assert (held_block(backend, held, 0, N_CELLS - n) == block).all()
+    backend.release(held)
+
+
+@one_hybrid
+def test_what_is_evaluated_finds_its_cells_ready(backend: LlamaBackend) -> None:
+    """One relocation serves many steps: the held rows lie above all that is evaluated until the cells run out."""
+    n = 300
+    run(backend, tokens_of(1, n))
+    held, block = backend.hold(0, 0, n), saved_block(backend, 0, 0, n)
+    backend.clear(0)
+    backend.evaluate(0, tokens_of(2, 1), 0)
+    assert (held_block(backend, held, 0, n) == block).all()
+    for position in range(1, N_CELLS - n):
+        backend.decode([SequenceTokens(0, (position % 250,), position)])
+    assert backend.n_free == 0
+    assert (held_block(backend, held, 0, n) == block).all()
+    with pytest.raises(OutOfCellsError):
+        backend.decode([SequenceTokens(0, (1,), N_CELLS - n)])
+    backend.release(held)
+    backend.decode([SequenceTokens(0, (1,), N_CELLS - n)])
+
+
+def test_an_evaluation_that_is_stopped_leaves_held_rows(open_model: Callable[..., Loaded]) -> None:
+    backend = open_model("tiny-hybrid", n_ctx=N_CELLS, n_ubatch=BATCH).backend
+    n = 2 * BATCH
+    run(backend, tokens_of(1, n))
+    held, block = backend.hold(0, 0, n), saved_block(backend, 0, 0, n)
+    backend.clear(0)
+    backend.interrupt()
+    with pytest.raises(UnavailableError):
+        backend.evaluate(0, tokens_of(2, BATCH), 0)
+    assert (held_block(backend, held, 0, n) == block).all()
+    assert backend.n_free == N_CELLS - n
+
+
+@one_hybrid
+def test_rows_that_are_not_there_cannot_be_held(backend: LlamaBackend) -> None:
+    run(backend, tokens_of(1, BATCH))
+    for first, last in ((0, BATCH + 1), (BATCH, BATCH + 1), (5, 5), (6, 5), (-1, 3)):
+        with pytest.raises(StateError):
+            backend.hold(0, first, last)
+    held = backend.hold(0, 10, 20)
+    for first, last in ((9, 12), (12, 21), (15, 15)):
+        with pytest.raises(StateError):
+            backend.fetch(held, first, last)
+        with pytest.raises(StateError):
+            backend.load_rows(1, first, [(held, first, last)])
+    backend.release(held)
+    assert backend.n_own(held, 10, 20) == 0
+
+
+@dataclass
+class Model:
+    """What should be where: a row is a number, and its bytes are those of the first time it was saved."""
+
+    rows: int = 0
+    seqs: list[list[int]] = field(default_factory=lambda: [[] for _ in range(N_SEQS)])
+    held: dict[HeldRows, tuple[int, list[int]]] = field(default_factory=dict)
+    bytes: dict[int, bytes] = field(default_factory=dict)
+
+    def new(self, n: int) -> list[int]:
+        self.rows += n
+        return list(range(self.rows - n, self.rows))
+
+    @property
+    def live(self) -> set[int]:
+        return {row for rows in self.seqs for row in rows}
+
+    @property
+    def kept(self) -> set[int]:
+        return {row for _, rows in self.held.values() for row in rows}
+
+    @property
+    def n_free(self) -> int:
+        return N_CELLS - len(self.live | self.kept)
+
+    def load(self, seq: int, rows: list[int]) -> None:
+        """Rows that another sequence has become new ones, and whoever held them holds these."""
+        copies = {row: self.new(1)[0] for row in rows if row in self.live}
+        for row, copy in copies.items():
+            self.bytes[copy] = self.bytes[row]
+        self.held = {held: (p0, [copies.get(row, row) for row in was]) for held, (p0, was) in self.held.items()}
+        self.seqs[seq] += [copies.get(row, row) for row in rows]
+
+
+HEADER = 64
+
+
+def each_row(backend: LlamaBackend, block: Block, n: int) -> list[bytes]:
+    """The bytes of each of the ``n`` rows of a block: a slice of each plane."""
+    parts = [np.frombuffer(b"", np.uint8).reshape(n, 0)] if n == 0 else []
+    at = HEADER
+    layout = backend.layout
+    if "ext=1" in layout:
+        parts.append(block[at : at + 12 * n].reshape(n, 12))
+        at += 12 * n
+    for plane in layout.partition(" k=")[2].partition(" state=")[0].replace(" v=", "").split(","):
+        if plane:
+            row, count = (int(value) for value in plane.partition(":")[2].split("x"))
+            for _ in range(count):
+                parts.append(block[at : at + row * n].reshape(n, row))
+                at += row * n
+    assert at == block.size
+    return [row.tobytes() for row in np.concatenate(parts, axis=1)]
+
+
+class Machine:
+    """Random calls to a backend, each checked against `Model`."""
+
+    def __init__(self, backend: LlamaBackend) -> None:
+        self.backend, self.model = backend, Model()
+
+    def remember(self, seq: int, first: int) -> None:
+        """Note the bytes of rows that were just evaluated."""
+        rows = self.model.seqs[seq][first:]
+        if rows:
+            block = saved_block(self.backend, seq, first, first + len(rows))
+            for row, data in zip(rows, each_row(self.backend, block, len(rows)), strict=True):
+                self.model.bytes[row] = data
+
+    def evaluate(self, seq: int, n: int, seed: int) -> None:
+        held = self.model.seqs[seq]
+        if self.model.n_free < n:
+            with pytest.raises(OutOfCellsError):
+                self.backend.evaluate(seq, tokens_of(seed, n), len(held))
+            return
+        self.backend.evaluate(seq, tokens_of(seed, n), len(held))
+        first = len(held)
+        held += self.model.new(n)
+        self.remember(seq, first)
+
+    def decode(self, sizes: dict[int, int], seed: int) -> None:
+        items = [
+            SequenceTokens(seq, tuple(tokens_of(seed + seq, n).tolist()), len(self.model.seqs[seq]), n)
+            for seq, n in sizes.items()
+        ]
+        n = sum(sizes.values())
+        try:
+            self.backend.decode(items)
+        except OutOfCellsError:
+            assert self.model.n_free < 2 * n
+            return
+        for seq, count in sizes.items():
+            first = len(self.model.seqs[seq])
+            self.model.seqs[seq] += self.model.new(count)
+            self.remember(seq, first)
+
+    def hold(self, seq: int, first: int, last: int) -> None:
+        if first < last:
+            held = self.backend.hold(seq, first, last)
+            self.model.held[held] = (first, self.model.seqs[seq][first:last])
+
+    def release(self, held: HeldRows) -> None:
+        first, rows = self.model.held.pop(held)
+        others = self.model.kept | self.model.live
+        assert self.backend.n_own(held, first, first + len(rows)) == sum(row not in others for row in rows)
+        self.backend.release(held)
+
+    def load(self, seq: int, held: HeldRows, last: int, from_ram: bool) -> None:
+        """Append what ``held`` has, up to ``last``, where ``seq`` ends within it or at its beginning."""
+        first, rows = self.model.held[held]
+        start = len(self.model.seqs[seq])
+        if not first <= start < last:
+            return
+        wanted = rows[start - first : last - first]
+        if from_ram:
+            source: Block | HeldRows = held_block(self.backend, held, start, last)
+            n_needed = len(wanted)
+        else:
+            source, n_needed = held, sum(row in self.model.live for row in wanted)
+        if n_needed > self.model.n_free:
+            with pytest.raises(OutOfCellsError):
+                self.backend.load_rows(seq, start, [(source, start, last)])
+            return
+        self.backend.load_rows(seq, start, [(source, start, last)])
+        if from_ram:
+            copies = self.model.new(len(wanted))
+            self.model.bytes.update(zip(copies, (self.model.bytes[row] for row in wanted), strict=True))
+            self.model.seqs[seq] += copies
+        else:
+            self.model.load(seq, wanted)
+
+    def rewind(self, seq: int, n: int) -> None:
+        self.backend.rewind(seq, n)
+        del self.model.seqs[seq][n:]
+
+    def check(self) -> None:
+        backend, model = self.backend, self.model
+        assert backend.n_free == model.n_free
+        for held, (first, rows) in model.held.items():
+            block = held_block(backend, held, first, first + len(rows))
+            assert each_row(backend, block, len(rows)) == [model.bytes[row] for row in rows]
+        for seq, rows in enumerate(model.seqs):
+            if rows:
+                block = saved_block(backend, seq, 0, len(rows))
+                assert each_row(backend, block, len(rows)) == [model.bytes[row] for row in rows]
+
+
+def block_of(backend: LlamaBackend, first: int, last: int, seed: int) -> Block:
+    """A block of these rows of sequence 0, which has one at least, with any bytes (csrc/core/block.h)."""
+    header = saved_block(backend, 0, 0, 1)[:HEADER].copy()
+    header[16:32].view(np.int64)[:] = first, last
+    rest = np.random.default_rng(seed).integers(0, 256, backend.rows_size(first, last) - HEADER, np.uint8)
+    return np.concatenate([header, rest])
+
+
+def test_rows_from_ram_find_the_cells_that_later_rows_leave(open_model: Callable[..., Loaded]) -> None:
+    """So many rows that their cells are taken in several steps. Those of the first ones have rows that are held, for
+    which there is only the place of the rest, which is on the device, and leaves it.
+    """
+    n = 8192
+    backend = open_model("tiny-dense", n_ctx=3 * n, n_seqs=1, n_ubatch=BATCH, flash_attn="on").backend
+    backend.evaluate(0, tokens_of(1, 1), 0)
+    others, rest, between, wanted = (
+        block_of(backend, first, first + n, seed) for seed, first in enumerate((0, n, n, 0))
+    )
+    backend.clear(0)
+    backend.load_rows(0, 0, [(others, 0, n), (rest, n, 2 * n)])
+    held_rest = backend.hold(0, n, 2 * n)
+    backend.rewind(0, n)
+    backend.load_rows(0, n, [(between, n, 2 * n)])  # in the cells of what is held, which moves up
+    held_others = backend.hold(0, 0, n)
+    backend.rewind(0, 0)
+    assert backend.n_free == n
+    backend.load_rows(0, 0, [(wanted, 0, n), (held_rest, n, 2 * n)])
+    assert backend.n_free == 0
+    assert (saved_block(backend, 0, 0, n) == wanted).all()
+    assert (saved_block(backend, 0, n, 2 * n) == rest).all()
+    assert (held_block(backend, held_others, 0, n) == others).all()
+    for held in (held_others, held_rest):
+        backend.release(held)
+
+
+@pytest.mark.parametrize("backend", [LAYOUTS[0], LAYOUTS[4], LAYOUTS[5]], indirect=True)
+@settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_order_of_calls_keeps_all_rows(backend: LlamaBackend, data: st.DataObject) -> None:
+    machine = Machine(backend)
+    model = machine.model
+    seqs = st.integers(0, N_SEQS - 1)
+    for seq in range(N_SEQS):
+        backend.clear(seq)
+    try:
+        for step in range(data.draw(st.integers(5, 40), label="steps")):
+            seq = data.draw(seqs, label="seq")
+            n = len(model.seqs[seq])
+            # A hybrid's rows can be cut anywhere, but what is evaluated after them needs a state; bytes are all we ask.
+            what = data.draw(
+                st.sampled_from(
+                    [
+                        "evaluate",
+                        "evaluate",
+                        "fill",
+                        "decode",
+                        "hold",
+                        "hold",
+                        "load",
+                        "load",
+                        "release",
+                        "rewind",
+                        "clear",
+                    ]
+                ),
+                label="what",
+            )
+            if what == "evaluate":
+                machine.evaluate(seq, data.draw(st.integers(1, BATCH)), step)
+            elif what == "fill":
+                for i in range(data.draw(st.integers(1, 5))):
+                    machine.evaluate(seq, BATCH, step + 100 * i)
+            elif what == "decode":
+                machine.decode(data.draw(st.dictionaries(seqs, st.integers(1, 4), min_size=1)), step)
+            elif what == "hold":
+                first = data.draw(st.integers(0, n))
+                machine.hold(seq, first, data.draw(st.integers(first, n)))
+            elif what == "load" and model.held:
+                held = data.draw(st.sampled_from(list(model.held)))
+                first, rows = model.held[held]
+                if n > first + len(rows) or n < first:
+                    backend.clear(seq)
+                    model.seqs[seq].clear()
+                machine.load(seq, held, first + data.draw(st.integers(0, len(rows))), data.draw(st.booleans()))
+            elif what == "release" and model.held:
+                machine.release(data.draw(st.sampled_from(list(model.held))))
+            elif what == "rewind" and n:
+                machine.rewind(seq, data.draw(st.integers(0, n)))
+            elif what == "clear":
+                machine.rewind(seq, 0)
+            machine.check()
+    finally:
+        for held in model.held:
+            backend.release(held)
+        for seq in range(N_SEQS):
+            backend.clear(seq)
+        assert backend.n_free == N_CELLS

@@ -1,0 +1,420 @@
+"""The extension on real tiny models: what is saved and loaded leaves the logits as they were, to the bit."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from llama_cpp import llama_cpp as api
+
+from pyctl._core import KVState
+from pyctl.cache.snapshot import State
+from pyctl.engine.model_settings import SPLIT_MODES
+from pyctl.errors import OutOfCellsError, StateError
+from pyctl.llama import LlamaBackend, Loaded
+from pyctl.llama.devices import devices
+from pyctl.llama.library import captured_log
+from pyctl.prompt import Tokens, as_tokens
+from tests.effort import examples
+
+LAYOUTS = [
+    pytest.param((name, {"type_k": kv, "type_v": kv, "flash_attn": flash}), id=f"{name}-{kv}-flash-{flash}")
+    for name in ("tiny-hybrid", "tiny-moe", "tiny-dense")
+    for kv, flash in (("f16", "on"), ("q8_0", "on"), ("f16", "off"))
+]
+N = 700
+STEP = 64
+
+
+@pytest.fixture
+def backend(open_model: Callable[..., Loaded], request: pytest.FixtureRequest) -> Iterator[LlamaBackend]:
+    name, options = request.param
+    backend = open_model(name, **options).backend
+    backend.clear(0)
+    yield backend
+    backend.clear(0)
+
+
+Ready = tuple[LlamaBackend, Tokens, dict[int, np.ndarray]]
+"""A backend that stands at 300, the prompt, and the logits of a cold run."""
+
+each_layout = pytest.mark.parametrize("backend", LAYOUTS, indirect=True)
+one_hybrid = pytest.mark.parametrize("backend", LAYOUTS[:1], indirect=True)
+
+
+def tokens_of(seed: int, n: int = N) -> Tokens:
+    return as_tokens(np.random.default_rng(seed).integers(0, 256, n))
+
+
+def ends_of(cuts: list[int], n: int = N) -> list[int]:
+    """Batch ends that hit every cut: a grid, and the cuts."""
+    ends, last = [], 0
+    for stop in [*sorted(set(cuts)), n]:
+        while last + STEP < stop:
+            last += STEP
+            ends.append(last)
+        if stop > last:
+            last = stop
+            ends.append(last)
+    return ends
+
+
+def run(backend: LlamaBackend, tokens: Tokens, ends: list[int], start: int = 0) -> dict[int, np.ndarray]:
+    """Evaluate from ``start`` on; the logits at every batch end."""
+    found = {}
+    for end in ends:
+        if end > start:
+            backend.evaluate(0, tokens[start:end], start)
+            found[end] = backend.logits(0)
+            start = end
+    return found
+
+
+def assert_same(warm: dict[int, np.ndarray], cold: dict[int, np.ndarray]) -> None:
+    assert warm, "nothing was compared"
+    for end, logits in warm.items():
+        assert np.isfinite(logits).all()
+        assert np.abs(logits - cold[end]).max() == 0.0, f"logits at {end} differ"
+
+
+def library_state(backend: LlamaBackend) -> np.ndarray:
+    """llama.cpp's own copy of sequence 0: positions and rows in the order of their cells, and the recurrent state."""
+    backend._memory.reserve(0)  # llama.cpp learns of what was dropped when it is to take cells
+    found = np.empty(api.llama_state_seq_get_size(backend._ctx, 0), np.uint8)
+    pointer = found.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+    assert api.llama_state_seq_get_data(backend._ctx, pointer, found.size, 0) == found.size
+    return found
+
+
+def put_state(backend: LlamaBackend, n: int, states: dict[int, np.ndarray]) -> None:
+    if backend.kind == "hybrid":
+        backend.load_state(0, n, State.of(states[n]))
+
+
+@each_layout
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_continued_rewound_and_restored_equal_cold(backend: LlamaBackend, data: st.DataObject) -> None:
+    tokens = tokens_of(data.draw(st.integers(0, 99), label="prompt"))
+    cuts = sorted(data.draw(st.sets(st.integers(1, N - 1), min_size=1, max_size=6), label="cuts"))
+    ends = ends_of(cuts)
+    backend.clear(0)
+    cold = run(backend, tokens, ends)
+
+    # Again, saving at the cuts: taking snapshots must not change a thing.
+    backend.clear(0)
+    chain, states, whole, start = [], {}, {}, 0
+    for cut in cuts:
+        before = [end for end in ends if start < end <= cut]
+        assert_same(run(backend, tokens, before, start), cold)
+        chain.append((backend.save_rows(0, start, cut), start, cut))
+        states[cut] = backend.save_state(0, cut).recurrent
+        whole[cut] = library_state(backend)
+        start = cut
+    assert_same(run(backend, tokens, ends, start), cold)
+
+    # Rewound in place: rows stay, only the state comes back.
+    n = data.draw(st.sampled_from(cuts), label="rewound to")
+    backend.rewind(0, n)
+    put_state(backend, n, states)
+    assert_same(run(backend, tokens, ends, n), cold)
+
+    # Restored: some live rows are kept, the rest comes from the chain, cut wherever that falls.
+    n = data.draw(st.sampled_from(cuts), label="restored to")
+    keep = data.draw(st.integers(0, n), label="kept")
+    backend.rewind(0, keep)
+    backend.load_rows(0, keep, [(rows, max(a, keep), b) for rows, a, b in chain if keep < b <= n])
+    put_state(backend, n, states)
+    assert (library_state(backend) == whole[n]).all()
+    assert_same(run(backend, tokens, ends, n), cold)
+
+
+@each_layout
+def test_a_chain_of_many_segments_equals_one_whole(backend: LlamaBackend) -> None:
+    tokens = tokens_of(1)
+    run(backend, tokens, ends_of([]))
+    whole = backend.save_rows(0, 0, N)
+    pieces = [(backend.save_rows(0, a, min(a + 7, N)), a, min(a + 7, N)) for a in range(0, N, 7)]
+    backend.rewind(0, 0)
+    backend.load_rows(0, 0, pieces)
+    assert (backend.save_rows(0, 0, N) == whole).all()
+    backend.rewind(0, 0)
+    backend.load_rows(0, 0, [(whole, 0, 300), (whole, 300, N)])
+    assert (backend.save_rows(0, 0, N) == whole).all()
+
+
+HEADER = struct.Struct("<4sIQqq32s")
+
+
+def fnv1a(text: str) -> int:
+    value = 0xCBF29CE484222325
+    for byte in text.encode():
+        value = (value ^ byte) * 0x100000001B3 % 2**64
+    return value
+
+
+@each_layout
+def test_blocks_have_the_bytes_that_files_hold(backend: LlamaBackend) -> None:
+    """csrc/core/block.h: files of earlier releases stay readable only as long as this does not change."""
+    run(backend, tokens_of(6), [40])
+    layout = re.fullmatch(
+        r"(attention|hybrid) ext=([01]) transposed=([01]) k=(\S+) v=(\S+) state=(\S*)", backend.layout
+    )
+    assert layout is not None
+    tensors = [tuple(map(int, part)) for part in re.findall(r"\d+:(\d+)x(\d+),", layout[4] + layout[5])]
+    assert layout[3] == ("1" if any(n_runs > 1 for _, n_runs in tensors) else "0")
+
+    first, last = 10, 30
+    n, block = last - first, backend.save_rows(0, first, last)
+    assert HEADER.unpack(block[:64].tobytes()) == (b"ROWS", 1, fnv1a(backend.layout), first, last, bytes(32))
+    single, at = backend.save_rows(0, 13, 14)[64:], 64
+    further_positions = [(12, 1)] if layout[2] == "1" else []
+    for row, n_runs in further_positions + tensors:
+        runs = block[at : at + n_runs * n * row].reshape(n_runs, n, row)
+        assert (runs[:, 3] == single[: n_runs * row].reshape(n_runs, row)).all()
+        single, at = single[n_runs * row :], at + runs.size
+    assert at == block.size
+    assert single.size == 0
+
+    if backend.kind == "hybrid":
+        state = backend.save_state(0, 40).recurrent
+        assert HEADER.unpack(state[:64].tobytes()) == (b"STAT", 1, fnv1a(backend.layout), 0, 40, bytes(32))
+        assert state.size == 64 + sum(map(int, layout[6].split(",")[:-1]))
+
+
+@one_hybrid
+def test_two_prompts_do_not_mix(backend: LlamaBackend) -> None:
+    first, second = tokens_of(2), tokens_of(3)
+    ends = ends_of([350])
+    cold = {}
+    for tokens in (first, second):
+        backend.clear(0)
+        cold[tokens.tobytes()] = run(backend, tokens, ends)
+    backend.clear(0)
+    run(backend, first, [end for end in ends if end <= 350])
+    rows, state = backend.save_rows(0, 0, 350), backend.save_state(0, 350)
+    backend.clear(0)
+    run(backend, second, ends)
+    backend.rewind(0, 0)
+    backend.load_rows(0, 0, [(rows, 0, 350)])
+    backend.load_state(0, 350, state)
+    assert_same(run(backend, first, ends, 350), cold[first.tobytes()])
+
+
+@pytest.mark.parametrize("keep", [0, 100])
+@each_layout
+def test_a_prefix_is_its_rows_and_its_state(backend: LlamaBackend, keep: int) -> None:
+    tokens, ends = tokens_of(8), ends_of([100, 350])
+    cold = run(backend, tokens, ends)
+    backend.clear(0)
+    run(backend, tokens, [end for end in ends if end <= 350])
+    rows, state, cells = backend.save_rows(0, 0, 350), backend.save_state(0, 350), library_state(backend)
+    if not keep:
+        backend.clear(0)
+        run(backend, tokens_of(9), ends)
+    backend.rewind(0, keep)
+    backend.load_prefix(0, keep, 350, [(rows, keep, 350)], [], state)
+    assert (library_state(backend) == cells).all()
+    assert_same(run(backend, tokens, ends, 350), cold)
+
+
+def test_a_prefix_without_cells_leaves_nothing(open_model: Callable[..., Loaded]) -> None:
+    large = open_model("tiny-hybrid").backend
+    tokens = tokens_of(5, 200)
+    large.clear(0)
+    cold = run(large, tokens, ends_of([], 200))
+    rows, state = large.save_rows(0, 0, 200), large.save_state(0, 200)
+    small = open_model("tiny-hybrid", n_ctx=256, n_seqs=2).backend
+    run(small, tokens, [64])
+    for start in (0, 64):
+        small.evaluate(1, tokens[start : start + 64], start)
+    with pytest.raises(OutOfCellsError):
+        small.load_prefix(0, 64, 200, [(rows, 64, 200)], [], state)
+    assert (small._n_held(0), small._n_held(1)) == (0, 128)
+    small.clear(1)
+    small.load_prefix(0, 0, 200, [(rows, 0, 200)], [], state)
+    small.clear(0)
+    assert_same(run(small, tokens, ends_of([], 200)), cold)
+
+
+class TestRefusals:
+    """Bad calls raise before anything changes: afterwards the sequence goes on as if they had not been made."""
+
+    @pytest.fixture
+    def ready(self, open_model: Callable[..., Loaded]) -> Iterator[Ready]:
+        backend = open_model("tiny-hybrid").backend
+        tokens = tokens_of(4)
+        backend.clear(0)
+        cold = run(backend, tokens, ends_of([300]))
+        backend.clear(0)
+        run(backend, tokens, [end for end in ends_of([300]) if end <= 300])
+        yield backend, tokens, cold
+        assert_same(run(backend, tokens, ends_of([300]), 300), cold)
+
+    def test_short_buffers(self, ready: Ready) -> None:
+        memory = ready[0]._memory
+        with pytest.raises(ValueError, match="need a buffer of"):
+            memory.save_rows(0, 0, 300, bytearray(memory.rows_size(0, 300) - 1))
+        with pytest.raises(ValueError, match="the state needs a buffer of"):
+            memory.save_state(0, 300, bytearray(5))
+        with pytest.raises(StateError, match="shorter than its header"):
+            ready[0].load_rows(0, 300, [(np.zeros(8, np.uint8), 300, 301)])
+        with pytest.raises(StateError, match=r"has \d+ bytes, not"):
+            ready[0].load_rows(0, 300, [(ready[0].save_rows(0, 0, 300)[:-1], 0, 300)])
+        with pytest.raises(StateError, match=r"a state has \d+ bytes"):
+            ready[0].load_state(0, 300, State.of(ready[0].save_state(0, 300).recurrent[:-4]))
+
+    def test_readonly_and_strided_buffers(self, ready: Ready) -> None:
+        memory = ready[0]._memory
+        size = memory.rows_size(0, 10)
+        with pytest.raises((ValueError, BufferError)):
+            memory.save_rows(0, 0, 10, bytes(size))
+        with pytest.raises(ValueError, match="not contiguous"):
+            memory.save_rows(0, 0, 10, np.zeros(2 * size, np.uint8)[::2])
+
+    @pytest.mark.parametrize(("first", "last"), [(-1, 10), (10, 10), (200, 100), (290, 301), (5000, 5010)])
+    def test_ranges(self, ready: Ready, first: int, last: int) -> None:
+        with pytest.raises((ValueError, StateError)):
+            ready[0].save_rows(0, first, last)
+
+    def test_wrong_positions(self, ready: Ready) -> None:
+        backend = ready[0]
+        rows, state = backend.save_rows(0, 100, 300), backend.save_state(0, 300)
+        with pytest.raises(StateError, match="cannot be saved"):
+            backend.save_state(0, 299)
+        with pytest.raises(StateError, match="belongs to position 300"):
+            backend.load_state(0, 200, state)
+        with pytest.raises(StateError, match="ends at 300"):
+            backend.load_rows(0, 100, [(rows, 100, 300)])
+        with pytest.raises(StateError, match="do not follow"):
+            backend.load_rows(0, 300, [(rows, 301, 302)])
+        with pytest.raises(StateError, match="not inside the block"):
+            backend.load_rows(0, 300, [(rows, 300, 310)])
+        with pytest.raises(StateError, match="cannot be rewound"):
+            backend.rewind(0, 301)
+        with pytest.raises(StateError, match="sequence 1 is not in"):
+            backend.save_rows(1, 0, 10)
+
+    def test_prefixes(self, ready: Ready) -> None:
+        backend = ready[0]
+        rows, state = backend.save_rows(0, 0, 300), backend.save_state(0, 300)
+        with pytest.raises(StateError, match="belongs to position 300"):
+            backend.load_prefix(0, 300, 200, [(rows, 0, 200)], [], state)
+        for spans in ([], [(rows, 0, 200)]):
+            with pytest.raises(StateError, match="does not belong behind these rows"):
+                backend.load_prefix(0, 0, 300, spans, [], state)
+        with pytest.raises(StateError, match="ends at 300"):
+            backend.load_prefix(0, 100, 300, [(rows, 100, 300)], [], state)
+        with pytest.raises(StateError, match="not a block of kind"):
+            backend.load_prefix(0, 300, 300, [(rows, 300, 300)], [], State.of(rows))
+
+    def test_states_for_rows_and_noise(self, ready: Ready) -> None:
+        backend = ready[0]
+        with pytest.raises(StateError, match="not a block of kind"):
+            backend.load_state(0, 300, State.of(backend.save_rows(0, 0, 300)))
+        noise = np.random.default_rng(0).integers(0, 256, 4096).astype(np.uint8)
+        with pytest.raises(StateError, match="not a block of kind"):
+            backend.load_rows(0, 300, [(noise, 300, 310)])
+
+    def test_foreign_layout(self, ready: Ready, open_model: Callable[..., Loaded]) -> None:
+        for name, options in (("tiny-hybrid", {"type_k": "q8_0", "type_v": "q8_0"}), ("tiny-dense", {})):
+            other = open_model(name, **options).backend
+            other.clear(0)
+            run(other, ready[1], [64])
+            with pytest.raises(StateError, match="another layout"):
+                ready[0].load_rows(0, 300, [(other.save_rows(0, 0, 64), 300, 310)])
+            assert other.layout != ready[0].layout
+
+
+def test_rows_that_do_not_fit_the_context(open_model: Callable[..., Loaded]) -> None:
+    small = open_model("tiny-hybrid", n_ctx=256).backend
+    large = open_model("tiny-hybrid").backend
+    tokens = tokens_of(5)
+    large.clear(0)
+    run(large, tokens, ends_of([]))
+    rows = large.save_rows(0, 0, N)
+    with pytest.raises(OutOfCellsError):
+        small.load_rows(0, 0, [(rows, 0, N)])
+
+
+def test_more_rows_than_take_their_cells_at_a_time(open_model: Callable[..., Loaded]) -> None:
+    n, cut = 9000, 5000
+    backend = open_model("tiny-hybrid", n_ctx=n + 100).backend
+    tokens = tokens_of(7, n)
+    backend.clear(0)
+    for start in range(0, n, backend.n_ubatch):
+        backend.evaluate(0, tokens[start : start + backend.n_ubatch], start, output=False)
+    parts = [(backend.save_rows(0, 0, cut), 0, cut), (backend.save_rows(0, cut, n), cut, n)]
+    whole, state, cells = backend.save_rows(0, 0, n), backend.save_state(0, n), library_state(backend)
+    backend.evaluate(0, tokens[:64], n)
+    cold = backend.logits(0)
+    for keep in (0, 100):
+        backend.rewind(0, keep)
+        spans = [(block, max(first, keep), last) for block, first, last in parts]
+        backend.load_rows(0, keep, spans)
+        backend.load_state(0, n, state)
+        assert (library_state(backend) == cells).all()
+        assert (backend.save_rows(0, 0, n) == whole).all()
+        backend.evaluate(0, tokens[:64], n)
+        assert (backend.logits(0) == cold).all()
+    backend.clear(0)
+
+
+def test_sequences_of_a_unified_cache_move_rows_independently(open_model: Callable[..., Loaded]) -> None:
+    backend = open_model("tiny-hybrid", n_seqs=3).backend
+    prompts = [tokens_of(10 + i, 200) for i in range(3)]
+    saved = []
+    for seq, tokens in enumerate(prompts):
+        for start in range(0, 200, 50):
+            backend.evaluate(seq, tokens[start : start + 50], start)
+        saved.append((backend.save_rows(seq, 0, 200), backend.save_state(seq, 200)))
+    for seq in (2, 0, 1):
+        rows, state = saved[seq]
+        backend.rewind(seq, 60)
+        backend.load_rows(seq, 60, [(rows, 60, 200)])
+        backend.load_state(seq, 200, state)
+        assert (backend.save_rows(seq, 0, 200) == rows).all()
+        assert (backend.save_state(seq, 200).recurrent == state.recurrent).all()
+    for seq in range(3):
+        backend.clear(seq)
+
+
+def test_different_prompts_give_different_logits(open_model: Callable[..., Loaded]) -> None:
+    for name in ("tiny-hybrid", "tiny-moe", "tiny-dense"):
+        backend = open_model(name).backend
+        seen = []
+        for seed in range(4):
+            backend.clear(0)
+            seen.append(run(backend, tokens_of(seed, 200), [64, 128, 192, 200])[200])
+        assert all(np.isfinite(logits).all() and logits.std() > 1e-3 for logits in seen)
+        assert all(np.abs(a - b).max() > 1e-3 for i, a in enumerate(seen) for b in seen[:i])
+
+
+@pytest.mark.parametrize("name", ["tiny-hybrid", "tiny-dense"])
+def test_what_lies_in_parts_on_several_devices_is_left_to_the_library(
+    name: str, model_path: Callable[[str], Path]
+) -> None:
+    """With --split-mode tensor; here the only device is the CPU, on which nothing could be evaluated that way."""
+    (cpu,) = (device.handle for device in devices() if not device.is_gpu)
+    handles = (ctypes.c_void_p * 2)(cpu, None)
+    params, context = api.llama_model_default_params(), api.llama_context_default_params()
+    params.devices, params.split_mode = ctypes.addressof(handles), SPLIT_MODES["tensor"]
+    context.n_ctx, context.n_ubatch, context.flash_attn_type = 512, 64, 1
+    with captured_log():
+        model = api.llama_model_load_from_file(str(model_path(name)).encode(), params)
+        ctx = api.llama_init_from_model(model, context)
+    try:
+        state = KVState(ctypes.cast(ctx, ctypes.c_void_p).value or 0, 0, marks=False, defers=True)
+        assert (state.kind, state.can_hold, state.is_async) == ("opaque", False, False)
+        state.clear(0)
+        del state
+    finally:
+        api.llama_free(ctx)
+        api.llama_model_free(model)

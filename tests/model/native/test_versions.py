@@ -1,0 +1,49 @@
+"""The check that library, headers and extension belong together."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from pyctl import __version__, _core
+from pyctl.errors import LibraryMismatchError
+from pyctl.llama import library
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_versions_are_stated_alike_everywhere() -> None:
+    project = (ROOT / "pyproject.toml").read_text()
+    assert f'\nversion = "{__version__}"\n' in project
+    assert version("pyctl") == __version__
+    pin = (ROOT / "vendor/llama.cpp/pin.txt").read_text()
+    assert f"\nllama-cpp-python=={_core.BINDINGS_VERSION} --hash=sha256:" in pin
+    assert f"llama-cpp-python=={_core.BINDINGS_VERSION}" in project
+    assert library.library_versions()["llama.cpp"] == _core.LLAMA_VERSION
+
+
+def test_a_mismatch_names_both_versions_and_the_remedy() -> None:
+    loaded = {"llama-cpp-python": "0.3.36", "llama.cpp": "0.6.0", "ggml": "0.25.3"}
+    built = {"llama-cpp-python": "0.3.36", "llama.cpp": "0.5.0", "ggml": "0.25.3"}
+    with pytest.raises(LibraryMismatchError, match=r"built for llama.cpp 0\.5\.0.*0\.6\.0 is loaded.*pip install"):
+        library.check_versions(built, loaded)
+
+
+def test_host_buffers_are_writable_memory() -> None:
+    buffer = library.HostBuffer(1000)
+    view = memoryview(buffer)
+    assert len(buffer) == view.nbytes == 1000
+    view[:] = bytes(range(250)) * 4
+    assert bytes(view[:250]) == bytes(range(250))
+    assert not buffer.pinned
+    with pytest.raises(ValueError, match="at least one byte"):
+        library.HostBuffer(0)
+
+
+def test_one_header_includes_all_of_llama_cpp() -> None:
+    sources = {path.name: path.read_text() for path in (ROOT / "csrc").rglob("*.*")}
+    assert [name for name, text in sources.items() if '#include "llama' in text or '#include "ggml' in text] == [
+        "compat.h"
+    ]

@@ -1,0 +1,7 @@
+"""Stores, as in tests of the disk in one process."""
+
+from __future__ import annotations
+
+from tests.unit.cache.disk.conftest import no_waiting_for_the_disk, open_store
+
+__all__ = ["no_waiting_for_the_disk", "open_store"]

@@ -1,0 +1,110 @@
+"""Real server processes on tiny models."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.unit.engine.single_precision import F32_ROWS
+
+F32_FLAGS = ("-ctk", F32_ROWS["type_k"], "-ctv", F32_ROWS["type_v"], "-fa", F32_ROWS["flash_attn"])
+
+
+@dataclass
+class Server:
+    """A running `pyctl serve`."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+    log_path: Path
+
+    def log(self) -> str:
+        return self.log_path.read_text(encoding="utf-8")
+
+    def stop(self) -> int:
+        """SIGTERM; the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(60)
+
+
+def until(found: Callable[[], object], every: float = 0.02) -> None:
+    """Wait until ``found`` returns something true, asked again after so many seconds."""
+    deadline = time.monotonic() + 60
+    while not found():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(every)
+
+
+def until_replying(server: Server, key: str = "none") -> None:
+    """Wait until a client gets a reply; a prompt that is made ready behind one makes a sequence busy, too."""
+
+    def replies() -> bool:
+        slots = httpx.get(f"{server.url}/slots", headers={"authorization": f"Bearer {key}"}).json()
+        return any(slot["is_processing"] and slot["next_token"][0]["n_decoded"] > 1 for slot in slots)
+
+    until(replies)
+
+
+def lengths_on_disk(server: Server) -> list[int]:
+    """Of the snapshots that the index has, also after a kill; their files were there a moment before."""
+    body = httpx.get(f"{server.url}/cache").json()
+    found, nodes = [entry["n"] for entry in body["stored"]], body["prefixes"]
+    while nodes:
+        found += [node["n"] for node in nodes if "disk" in node["tiers"]]
+        nodes = [child for node in nodes for child in node["children"]]
+    return found
+
+
+def n_on_disk(server: Server) -> int:
+    return len(lengths_on_disk(server))
+
+
+def source_of(response: httpx.Response) -> str:
+    """Where the prompt of a reply was restored from."""
+    return response.headers["x-pyctl-cache"].partition(";")[0].removeprefix("source=")
+
+
+def clean_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(("LLAMA_ARG_", "PYCTL_"))}
+
+
+@pytest.fixture(scope="module")
+def start(
+    model_path: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Server]]:
+    """start("tiny-hybrid", "--exact", ...) -> a server that answers /health; "" is the built-in model, without `-m`.
+
+    ``before`` is run in its process first. With ``is_f32`` replies do not depend on what was evaluated together.
+    """
+    started: list[Server] = []
+
+    def run(name: str, *flags: str, before: str = "", is_f32: bool = False) -> Server:
+        directory = tmp_path_factory.mktemp("server")
+        log_path = directory / "log"
+        program = ["-c", f"{before}\nimport runpy; runpy.run_module('pyctl')"] if before else ["-m", "pyctl"]
+        path = model_path(name) if name else None
+        command = [sys.executable, *program, "serve", *(["-m", str(path)] if path else [])]
+        command += ["--port", "0", "-c", "8192", "-t", "1", "-ub", "128", *(F32_FLAGS if is_f32 else ()), *flags]
+        with log_path.open("wb") as log:
+            process = subprocess.Popen(command, stderr=log, env=clean_environment())
+        server = Server(process, "", log_path)
+        started.append(server)
+        until(lambda: " on http://" in server.log() or process.poll() is not None)
+        assert process.poll() is None, server.log()
+        server.url = "http://" + server.log().rpartition(" on http://")[2].split()[0]
+        assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
+        return server
+
+    yield run
+    for server in started:
+        server.stop()

@@ -1,0 +1,295 @@
+"""Clients that connect and say nothing, or too slowly, take nothing from the others; and where a server listens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+import uvicorn
+from uvicorn.server import ServerState
+
+from pyctl.errors import ConfigError
+from pyctl.server import connections
+from pyctl.server.app import create_loading_app
+from pyctl.server.connections import KEPT_SECONDS, ConnectionGuard, GuardedProtocol, bind
+from pyctl.server.server_settings import ServerSettings
+from tests.process.server.test_lifecycle import line, server
+
+BODY = b'{"prompt": "a", "n_predict": 1}'
+
+
+def connect(address: str) -> socket.socket:
+    parts = urlsplit(address)
+    assert parts.hostname is not None
+    return socket.create_connection((parts.hostname, parts.port or 0), timeout=60)
+
+
+@contextlib.contextmanager
+def silent(address: str, count: int) -> Iterator[list[socket.socket]]:
+    """So many connections that say nothing."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(connect(address)) for _ in range(count)]
+
+
+def is_healthy(address: str) -> bool:
+    return httpx.get(f"{address}/health", timeout=60).status_code == 200
+
+
+def complaints(process: subprocess.Popen[str]) -> str:
+    process.terminate()
+    assert process.wait(60) == 0
+    assert process.stderr is not None
+    return process.stderr.read()
+
+
+@pytest.mark.parametrize("hard", [1024, 4096], ids=["no more files", "more files if it asks"])
+def test_1100_silent_connections_lock_nobody_out(hard: int) -> None:
+    with server(files=(1024, hard)) as process:
+        address = line(process)
+        with silent(address, 1100):
+            for _ in range(5):
+                assert is_healthy(address)
+        text = complaints(process)
+    assert len(text) < 5000, text[:5000]
+
+
+def test_more_connections_than_files_are_few_lines_of_log() -> None:
+    # The limit of connections is never reached: the guard, too, has to do without files.
+    with server(files=(150, 150), constants=["OWN_FILES=-1000000"], most=1000) as process:
+        address = line(process)
+        with contextlib.ExitStack() as stack:
+            for _ in range(300):
+                client = stack.enter_context(socket.socket())
+                client.setblocking(False)  # most will never be taken
+                client.connect_ex((urlsplit(address).hostname, urlsplit(address).port))
+            assert process.stderr is not None
+            text = process.stderr.readline()
+            while text and "a connection cannot be taken: " not in text:
+                text += process.stderr.readline()
+            time.sleep(1.5)  # asyncio tries again after a second; more tries must not be more lines
+        text += complaints(process)
+    assert 0 < len(text) < 2000, text[:5000]
+
+
+def test_beyond_the_limit_silent_ones_make_room_and_busy_ones_do_not() -> None:
+    head = b"POST /completion HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\ncontent-length: 400\r\n\r\n"
+    with server(most=8) as process:
+        address = line(process)
+        with silent(address, 20) as all_silent:
+            assert is_healthy(address)
+            assert all_silent[0].recv(10) == b"", "the oldest was closed"
+        with silent(address, 8) as busy:
+            for each in busy:
+                each.sendall(head)
+                assert each.recv(1000).startswith(b"HTTP/1.1 100 "), "it was read"
+            with connect(address) as one_more:
+                answer = closed_after(one_more)
+            assert answer.startswith(b"HTTP/1.1 503 ")
+            assert b"retry-after" in answer
+            assert b"unavailable_error" in answer
+        complaints(process)
+
+
+def closed_after(connection: socket.socket, drip: bytes = b"") -> bytes:
+    """What comes until the connection is closed, while ``drip`` is sent again and again."""
+    received, end = b"", time.monotonic() + 60
+    connection.settimeout(0.1)
+    while time.monotonic() < end:
+        with contextlib.suppress(ConnectionError, TimeoutError):  # what came before the end is still to be read
+            connection.sendall(drip)
+        with contextlib.suppress(TimeoutError):
+            try:
+                if not (data := connection.recv(1000)):
+                    return received
+                received += data
+            except ConnectionError:
+                return received
+    raise AssertionError("it is still open")
+
+
+SLOW_BODY = b"POST /completion HTTP/1.1\r\nhost: a\r\ncontent-length: 100000\r\n\r\n"
+
+
+def test_what_is_not_said_in_time_ends_the_connection() -> None:
+    # Each has some seconds for the first thing it says: this process may have to wait for its turn.
+    constants = ["HEAD_SECONDS=4", "BODY_SECONDS=4", "BODY_RATE=1000"]
+    with server(constants=constants) as process, ThreadPoolExecutor() as side_by_side:
+        address = line(process)
+
+        def received(said: bytes, drip: bytes = b"") -> bytes:
+            with connect(address) as connection:
+                connection.sendall(said)
+                return closed_after(connection, drip)
+
+        nothing = side_by_side.submit(received, b"")
+        part_of_a_head = side_by_side.submit(received, b"GET /health HTTP/1.1\r\nx-", b"a")
+        slow_body = side_by_side.submit(received, SLOW_BODY, b" ")
+        after_a_reply = side_by_side.submit(received, b"GET /health HTTP/1.1\r\nhost: a\r\n\r\nG")
+        assert nothing.result() == b""
+        assert part_of_a_head.result().startswith(b"HTTP/1.1 408 ")
+        assert b"HTTP/1.1 408 " in slow_body.result()
+        assert after_a_reply.result().startswith(b"HTTP/1.1 200 ")
+        assert is_healthy(address)
+        assert "Traceback" not in complaints(process)
+
+
+def test_who_was_answered_may_take_longer_to_ask_again() -> None:
+    request = b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"
+
+    def answer(connection: socket.socket) -> bytes:
+        received = b""
+        while not received.endswith(b"}"):
+            part = connection.recv(1000)
+            assert part, "closed"
+            received += part
+        return received
+
+    def answered(address: str) -> socket.socket:
+        connection = connect(address)
+        connection.sendall(request)
+        assert answer(connection).startswith(b"HTTP/1.1 200 ")
+        return connection
+
+    with server(constants=["HEAD_SECONDS=3", "KEPT_SECONDS=90"]) as process:
+        address = line(process)
+        with answered(address) as kept, answered(address) as late, connect(address) as silent_one:
+            assert closed_after(silent_one) == b"", "longer than a head may take"
+            kept.sendall(request)
+            assert answer(kept).startswith(b"HTTP/1.1 200 ")
+            late.sendall(request[:9])
+            assert closed_after(late).startswith(b"HTTP/1.1 408 "), "of a head that has begun, the rest is due"
+        complaints(process)
+    with server(constants=["HEAD_SECONDS=90", "KEPT_SECONDS=1"]) as process:
+        with answered(line(process)) as left:
+            assert closed_after(left) == b""
+        complaints(process)
+
+
+def test_a_new_connection_has_all_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What passed between two looks began before it, and a process that was held up still has to read what it says."""
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 4.0)
+
+    async def look() -> bool:
+        guard, config = ConnectionGuard(8), uvicorn.Config(create_loading_app(ServerSettings()), log_config=None)
+        config.load()
+        here, there = socket.socketpair()
+        with there:
+            transport, protocol = await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: GuardedProtocol(guard, config, ServerState()), here
+            )
+            guard._last_look -= 60.0
+            guard.look({protocol})
+            is_closed = transport.is_closing()
+            transport.abort()
+        return is_closed
+
+    assert not asyncio.run(look())
+
+
+def test_clients_give_up_kept_connections_before_the_server_does() -> None:
+    # Else a request that was just sent meets a closed connection, and the client cannot know whether to repeat it.
+    assert KEPT_SECONDS > 60 > (httpx.Limits().keepalive_expiry or 0) > 0, "nginx keeps one for 60 s"
+
+
+def test_long_replies_and_fast_bodies_are_left_alone() -> None:
+    constants = ["HEAD_SECONDS=3", "BODY_SECONDS=3", "BODY_RATE=1000"]
+    with server(constants=constants) as process:
+        address = line(process)
+        body = {"messages": [{"role": "user", "content": "x" * 8_000_000}], "stream": True}
+        assert httpx.post(f"{address}/v1/chat/completions", json=body, timeout=60).status_code == 400
+        body["messages"] = [{"role": "user", "content": "hi"}]
+        with httpx.stream("POST", f"{address}/v1/chat/completions", json=body, timeout=60) as response:
+            chunks = response.iter_bytes()
+            next(chunks)
+            with connect(address) as silent_one, connect(address) as slow:
+                slow.sendall(SLOW_BODY)
+                assert closed_after(silent_one) == b""
+                assert b"HTTP/1.1 408 " in closed_after(slow)
+            process.terminate()
+            assert b"unavailable_error" in b"".join(chunks), "the stream was open for longer than any limit"
+
+
+def test_a_client_that_takes_nothing_of_its_reply_is_left() -> None:
+    with server(constants=["WRITE_SECONDS=2"]) as process:
+        address = line(process)
+        parts = urlsplit(address)
+        with socket.socket() as greedy:
+            greedy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            greedy.connect((parts.hostname, parts.port))
+            greedy.settimeout(90)
+            request = b"GET /props HTTP/1.1\r\nhost: a\r\n\r\n"
+
+            def ask_for_ever() -> None:  # soon the server takes no more, since nobody takes its answers
+                while True:
+                    greedy.sendall(request * 100)
+
+            with pytest.raises(ConnectionError):
+                ask_for_ever()
+        assert is_healthy(address)
+        assert "a client took nothing of its reply" in complaints(process)
+
+
+# -- where it listens --------------------------------------------------------------------------------------------------
+
+
+def test_several_addresses_have_the_same_port() -> None:
+    with server("127.0.0.1,127.0.0.2") as process:
+        first, second = line(process).split(", ")
+        assert first.startswith("http://127.0.0.1:")
+        assert second.startswith("http://127.0.0.2:")
+        assert urlsplit(first).port == urlsplit(second).port
+        assert is_healthy(first)
+        assert is_healthy(second)
+
+
+def test_both_families_at_once() -> None:
+    try:
+        with bind(["::1"], 0):
+            pass
+    except ConfigError:
+        pytest.skip("no IPv6 here")
+    with bind(["0.0.0.0", "::"], 0) as (four, six):
+        assert four.getsockname()[1] == six.getsockname()[1]
+
+
+def test_a_second_server_leaves_the_socket_of_the_first(tmp_path: Path) -> None:
+    path = str(tmp_path / "s.sock")
+    with server(path) as first:
+        assert line(first) == f"unix://{path}"
+        with server(path) as second:
+            assert "another server listens there" in line(second)
+            assert second.wait(60) == 2
+        with httpx.Client(transport=httpx.HTTPTransport(uds=path)) as client:
+            assert client.get("http://server/health").status_code == 200
+        complaints(first)
+    assert not os.path.exists(path)
+
+
+def test_a_socket_that_is_taken_but_not_served_yet_is_no_leftover(tmp_path: Path) -> None:
+    path = str(tmp_path / "s.sock")
+    with bind([path]), pytest.raises(ConfigError, match="another server"), bind([path]):
+        pass
+    assert not os.path.exists(path)
+
+
+def test_only_its_own_socket_is_removed(tmp_path: Path) -> None:
+    path = str(tmp_path / "s.sock")
+    with bind([path]):
+        os.unlink(path)
+        with socket.socket(socket.AF_UNIX) as other:
+            other.bind(path)
+    assert os.path.exists(path)
+    (tmp_path / "file.sock").write_text("mine")
+    with pytest.raises(ConfigError, match="a file of that name"), bind([str(tmp_path / "file.sock")]):
+        pass
+    assert (tmp_path / "file.sock").read_text() == "mine"

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from pyctl.errors import ConfigError
+from pyctl.server.app import create_loading_app
+from pyctl.server.lifecycle import LoadingApp, serve
+from pyctl.server.server_settings import ServerSettings
+from tests.unit.server.fake import HI, Bench, Client, events, play
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@contextmanager
+def server(
+    host: str = "127.0.0.1",
+    port: int = 0,
+    grace: float = 0.1,
+    loading: str = "at once",
+    most: int = 512,
+    constants: Sequence[str] = (),
+    files: tuple[int, int] | None = None,
+) -> Iterator[subprocess.Popen[str]]:
+    """A process that serves; ``files`` are its limits of open files, soft and hard."""
+    command = [
+        sys.executable,
+        "-m",
+        "tests.unit.server.child",
+        host,
+        str(port),
+        str(grace),
+        loading,
+        str(most),
+        *constants,
+    ]
+    if files is not None:
+        command = ["prlimit", f"--nofile={files[0]}:{files[1]}", *command]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        _, complaints = process.communicate()
+    assert "Traceback" not in complaints
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def test_a_signal_ends_streams_and_lets_the_program_go_on() -> None:
+    with server() as process:
+        address = line(process)
+        assert httpx.get(f"{address}/health").json() == {"status": "ok"}
+        body = {"messages": HI, "stream": True}
+        with httpx.stream("POST", f"{address}/v1/chat/completions", json=body, timeout=60) as response:
+            chunks = response.iter_bytes()
+            received = next(chunks)
+            process.terminate()
+            for chunk in chunks:
+                received += chunk
+        assert events(received)[-1]["error"]["type"] == "unavailable_error"
+        assert line(process) == "ended in good order"
+        assert process.wait(60) == 0
+
+
+def test_an_idle_server_ends_at_once() -> None:
+    with server(grace=300) as process:
+        address = line(process)
+        httpx.get(f"{address}/health")
+        process.terminate()
+        assert line(process) == "ended in good order"
+        assert process.wait(60) == 0
+
+
+def test_a_signal_while_loading() -> None:
+    with server(grace=300, loading="slowly") as process:
+        address = line(process)
+        response = httpx.get(f"{address}/health")
+        assert (response.status_code, response.json()["error"]["message"]) == (503, "Loading model")
+        process.terminate()
+        assert line(process) == "ended in good order"
+        assert process.wait(60) == 0
+
+
+def test_a_failure_while_loading() -> None:
+    with server(loading="failing") as process:
+        assert line(process).startswith("http://")
+        assert line(process) == "the model is broken"
+        assert process.wait(60) == 2
+
+
+def test_an_address_in_use_is_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with server(port=port) as process:
+            said = line(process)
+            assert f"127.0.0.1:{port}" in said
+            assert "in use" in said
+            assert process.wait(60) == 2
+
+
+def test_a_certificate_that_is_none_is_one_line_with_its_file(tmp_path: Path) -> None:
+    (tmp_path / "cert").write_text("no")
+    for key, words in (("cert", "no certificate in PEM with its key"), ("missing", "No such file or directory")):
+        files = {"ssl_cert_file": str(tmp_path / "cert"), "ssl_key_file": str(tmp_path / key)}
+        with pytest.raises(ConfigError, match=f"{key}: {words}"):
+            serve(create_loading_app(ServerSettings()), [], **files)
+
+
+@pytest.mark.parametrize("leftover", [False, True])
+def test_a_unix_socket(tmp_path: Path, leftover: bool) -> None:
+    path = tmp_path / "s.sock"
+    if leftover:
+        with socket.socket(socket.AF_UNIX) as old:
+            old.bind(str(path))
+    with server(str(path)) as process:
+        assert line(process) == f"unix://{path}"
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path))) as client:
+            assert client.get("http://server/health").json() == {"status": "ok"}
+        process.terminate()
+        assert line(process) == "ended in good order"
+    assert not path.exists()
+
+
+LOADING = {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}
+
+
+def test_everything_waits_for_the_model() -> None:
+    bench = Bench(play("x"))
+    gate = LoadingApp(create_loading_app(ServerSettings()))
+    client = Client(gate)
+    for method, path in (("GET", "/health"), ("POST", "/completion"), ("GET", "/nowhere"), ("DELETE", "/cache")):
+        response = client.request(method, path, headers={"Origin": "http://page"})
+        assert (response.status_code, response.json()) == (503, LOADING)
+        assert response.headers["access-control-allow-origin"] == "http://page"
+    assert client.options("/completion").status_code == 200
+    page = client.get("/")
+    assert (page.status_code, page.text) == (200, client.get("/index.html").text)
+    assert client.get("/page/app.js").status_code == 200
+    gate.open(bench.app)
+    assert client.get("/health").json() == {"status": "ok"}
+    assert client.get("/").text == page.text
+    assert client.get("/nowhere").status_code == 404
+    for settings in (ServerSettings(show_page=False), ServerSettings(static_path="/tmp")):
+        without = Client(LoadingApp(create_loading_app(settings)))
+        assert [without.get(path).status_code for path in ("/", "/page/app.js")] == [503, 503]

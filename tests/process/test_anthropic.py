@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import anthropic
+import pytest
+
+from tests.process.conftest import Server, until, until_replying
+
+SYSTEM = "You answer at length. " * 12
+
+
+@pytest.fixture(scope="module")
+def server(start: Callable[..., Server]) -> Server:
+    return start("tiny-hybrid", "-c", "65536", "--alias", "tiny", "--api-key", "secret", is_f32=True)
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=server.url, api_key="secret", max_retries=0) as client:
+        yield client
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def asked(*messages: Any, **fields: Any) -> dict[str, Any]:
+    return {
+        "model": "tiny",
+        "system": [{"type": "text", "text": SYSTEM, "cache_control": {"type": "ephemeral"}}],
+        "messages": list(messages) or [user("Tell me more")],
+        "max_tokens": 12,
+        "extra_body": {"temperature": 0},
+        **fields,
+    }
+
+
+def test_create(client: anthropic.Anthropic) -> None:
+    message = client.messages.create(**asked(metadata={"user_id": "me"}))
+    assert (message.type, message.role, message.model) == ("message", "assistant", "tiny")
+    assert message.stop_reason == "max_tokens"
+    assert message.content[0].type == "text"
+    assert message.usage.output_tokens == 12
+
+
+def test_stream(client: anthropic.Anthropic) -> None:
+    whole = client.messages.create(**asked())
+    with client.messages.stream(**asked()) as stream:
+        text = "".join(stream.text_stream)
+        final = stream.get_final_message()
+    assert text == whole.content[0].text == final.content[0].text
+    assert final.stop_reason == whole.stop_reason
+    assert final.usage.cache_read_input_tokens > 0
+    assert final.usage.input_tokens + final.usage.cache_read_input_tokens == counted(client)
+
+
+def counted(client: anthropic.Anthropic) -> int:
+    fields = asked()
+    del fields["max_tokens"], fields["extra_body"]
+    return client.messages.count_tokens(**fields).input_tokens
+
+
+def test_count_tokens(client: anthropic.Anthropic) -> None:
+    usage = client.messages.create(**asked()).usage
+    assert counted(client) == usage.input_tokens + (usage.cache_read_input_tokens or 0)
+
+
+def test_every_turn_of_a_conversation_is_cached(client: anthropic.Anthropic) -> None:
+    messages: list[Any] = []
+    seen = 0
+    for turn in range(4):
+        messages.append(user(f"question {turn}, at some length so that it is worth a batch of its own"))
+        if turn == 2:
+            messages.append({"role": "system", "content": "From now on, be brief."})
+        cold = client.messages.create(**asked(*messages, extra_body={"temperature": 0, "cache_prompt": False}))
+        warm = client.messages.create(**asked(*messages))
+        assert warm.content[0].text == cold.content[0].text
+        assert (warm.usage.cache_read_input_tokens or 0) > seen - 20, "all but the header of the reply"
+        seen = warm.usage.input_tokens + (warm.usage.cache_read_input_tokens or 0)
+        messages.append({"role": "assistant", "content": warm.content})
+
+
+def test_a_stop_sequence(client: anthropic.Anthropic) -> None:
+    text = client.messages.create(**asked()).content[0].text
+    message = client.messages.create(**asked(stop_sequences=[text[4:6]]))
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", text[4:6])
+    assert message.content[0].text == text[: text.index(text[4:6])]
+
+
+def test_errors(client: anthropic.Anthropic) -> None:
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+    with pytest.raises(anthropic.BadRequestError, match="image"):
+        client.messages.create(**asked({"role": "user", "content": [image]}))
+    with pytest.raises(anthropic.BadRequestError), client.messages.stream(**asked(user("x" * 70_000))) as stream:
+        stream.until_done()
+    with pytest.raises(anthropic.AuthenticationError):
+        client.with_options(api_key="wrong").messages.create(**asked())
+    with anthropic.Anthropic(base_url=client.base_url, auth_token="secret", api_key=None) as other:
+        assert other.messages.create(**asked()).content
+
+
+def test_a_client_that_leaves_stops_the_work(server: Server) -> None:
+    async def leave() -> None:
+        # Without a timeout of its own it refuses to wait for what may be so long.
+        async with anthropic.AsyncAnthropic(
+            base_url=server.url, api_key="secret", max_retries=0, timeout=120
+        ) as client:
+            fields = asked(max_tokens=60_000, extra_body={"ignore_eos": True})
+            task = asyncio.ensure_future(client.messages.create(**fields))
+            await asyncio.to_thread(until_replying, server, "secret")
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            async with client.messages.stream(**fields) as stream:
+                async for _ in stream.text_stream:
+                    break
+            assert (await client.messages.create(**asked())).content
+
+    asyncio.run(leave())
+    until(lambda: server.log().count("/v1/messages: cancelled, the client left") == 2)

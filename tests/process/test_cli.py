@@ -1,0 +1,140 @@
+"""The command as a user types it: exit codes, one-line errors, chat through pipes."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.process.conftest import Server, clean_environment
+
+
+def pyctl(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pyctl", *arguments]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60, env=clean_environment())
+
+
+def only_line(stderr: str) -> str:
+    """What is said besides where the page is, which is served while the model loads."""
+    (line,) = (line for line in stderr.splitlines() if " the page: http://" not in line)
+    return line
+
+
+@pytest.fixture
+def damaged(tmp_path: Path, model_path: Callable[[str], Path]) -> dict[str, Path]:
+    whole = model_path("tiny-hybrid").read_bytes()
+    contents = {
+        "noise": b"\x00\x01" * 500,
+        "header only": b"GGUF" + bytes(40),
+        "cut": whole[: len(whole) // 2],
+        "empty": b"",
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    return {**{name: tmp_path / name for name in contents}, "folder": tmp_path, "missing": tmp_path / "nothing.gguf"}
+
+
+@pytest.mark.parametrize("command", ["serve", "chat"])
+@pytest.mark.parametrize("kind", ["noise", "header only", "cut", "empty", "folder", "missing"])
+def test_a_model_that_cannot_be_loaded(damaged: dict[str, Path], command: str, kind: str) -> None:
+    result = pyctl(command, "-m", str(damaged[kind]))
+    assert result.returncode == 2
+    error = only_line(result.stderr)
+    assert error.startswith("pyctl: error: ")
+    assert str(damaged[kind]) in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["serve", "--no-such-flag"], "unknown flag --no-such-flag"),
+        (["serve", "-ctv", "q8_0", "-fa", "off"], "needs flash attention"),
+        (["serve", "-c", "-5"], "-c: -5 is too small"),
+        (["dance"], "unknown command: 'dance'; commands are"),
+        (["-m", "x.gguf"], "flags come behind a command, not before it: '-m'"),
+        (["cache", "ls", "x"], "unexpected argument 'x'; a directory is named by --kv-cache-dir"),
+        (["chat", "--url", "http://127.0.0.1:1", "-m", "x.gguf"], "exclude each other"),
+    ],
+)
+def test_flags_that_make_no_sense(arguments: list[str], message: str) -> None:
+    result = pyctl(*arguments)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert "Traceback" not in result.stderr
+
+
+def test_a_context_larger_than_memory(model_path: Callable[[str], Path]) -> None:
+    result = pyctl("serve", "-m", str(model_path("tiny-dense")), "-c", "2000000000")
+    assert result.returncode == 2
+    assert "try a smaller --ctx-size" in only_line(result.stderr)
+
+
+def test_a_port_in_use(model_path: Callable[[str], Path]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        result = pyctl("serve", "-m", str(model_path("tiny-hybrid")), "--port", str(port), "-c", "1024")
+    assert result.returncode == 2
+    assert f"cannot listen on 127.0.0.1:{port}" in result.stderr
+
+
+def test_help_and_version() -> None:
+    assert pyctl("--help").stdout.startswith("usage: pyctl")
+    assert pyctl("--version").stdout.startswith("pyctl ")
+    assert pyctl().returncode == 2
+    for command in ("serve", "chat"):
+        result = pyctl(command, "--help")
+        assert result.returncode == 0
+        assert "--ctx-size" in result.stdout
+
+
+def test_chat_through_a_pipe_in_process(model_path: Callable[[str], Path]) -> None:
+    flags = ["chat", "-m", str(model_path("tiny-hybrid")), "-c", "4096", "-n", "12", "--temp", "0", "-t", "1"]
+    result = pyctl(*flags, stdin="hello there\nand again\n")
+    assert result.returncode == 0
+    assert len(result.stdout.splitlines()) >= 2
+    assert "\x1b" not in result.stdout + result.stderr
+    stats = [line for line in result.stderr.splitlines() if "evaluated" in line]
+    assert len(stats) == 2
+    assert stats[0].startswith("0 cached")
+    assert not stats[1].startswith("0 cached")
+    assert pyctl(*flags, "-p", "hello there").stdout.strip() == result.stdout.splitlines()[0]
+
+
+def test_chat_with_a_running_server_says_the_same(
+    start: Callable[..., Server], model_path: Callable[[str], Path]
+) -> None:
+    server = start("tiny-hybrid")
+    local = pyctl("chat", "-m", str(model_path("tiny-hybrid")), "-c", "8192", "-n", "16", "--temp", "0", "-p", "hello")
+    remote = pyctl("chat", "--url", server.url, "-n", "16", "--temp", "0", "-p", "hello")
+    assert remote.returncode == 0
+    assert remote.stdout == local.stdout
+
+
+def test_without_a_model_the_builtin_one_runs_and_says_so() -> None:
+    result = pyctl("chat", "--temp", "0", "-c", "2048", stdin="My cat is called Miro.\nWhat is my cat called?\n")
+    assert result.returncode == 0
+    assert result.stdout.splitlines()[-1] == "Your cat is called Miro."
+    said = [line for line in result.stderr.splitlines() if "built-in" in line]
+    assert said == ["no -m given: running the built-in model, which is tiny but remembers what you tell it"]
+
+
+def test_ctrl_c_ends_a_download() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/m.gguf"
+        command = [sys.executable, "-m", "pyctl", "serve", "-mu", url, "--port", "0"]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, env=clean_environment()) as process:
+            silent.settimeout(60)
+            connection, _ = silent.accept()
+            with connection:
+                process.send_signal(signal.SIGINT)
+                assert process.wait(60) == 130

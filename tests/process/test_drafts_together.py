@@ -1,0 +1,151 @@
+"""All sources of drafts at once, behind a real server: many clients, grammars, stops, probabilities, and a restart."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.process.conftest import Server, until
+
+ALL = "ngram-simple,ngram-map-k,ngram-mod,cache,draft-mtp"
+LIST = 'root ::= "[" [a-z]+ ("," [a-z]+)* "]"'
+TEXT = "def area(x):\n    return width(x) * height(x)\n\n"
+
+
+def ask(server: Server, prompt: str, n: int = 60, **fields: Any) -> dict[str, Any]:
+    body = {"prompt": prompt, "n_predict": n, "temperature": 0, "ignore_eos": True, "return_tokens": True, **fields}
+    response = httpx.post(f"{server.url}/completion", json=body, timeout=120)
+    assert response.status_code == 200, response.text
+    return dict(response.json())
+
+
+def drafts_of(reply: dict[str, Any]) -> tuple[int, int]:
+    timings = reply["timings"]
+    return timings.get("draft_n", 0), timings.get("draft_n_accepted", 0)
+
+
+@pytest.mark.parametrize("name", ["tiny-hybrid-nextn", "tiny-moe-nextn"])
+def test_what_is_cached_changes_neither_reply_nor_drafts_of_the_head(
+    start: Callable[..., Server], tmp_path: Path, name: str
+) -> None:
+    """Cold, from the live sequence, from RAM, and from disk after a restart."""
+    flags = ["--spec-type", "draft-mtp", "--exact", "-np", "2", "--kv-cache-dir", str(tmp_path)]
+    flags += ["--disk-prefix-cache", "full"]
+    server = start(name, *flags)
+    prompts = [f"# file {i}\n" + TEXT * 12 for i in range(3)]
+    cold = [ask(server, prompt, cache_prompt=False, n_probs=2) for prompt in prompts]
+    for _ in range(2):
+        for prompt, first in zip(prompts, cold, strict=True):
+            again = ask(server, prompt, n_probs=2)
+            assert again["tokens"] == first["tokens"]
+            assert again["completion_probabilities"] == first["completion_probabilities"]
+            assert drafts_of(again) == drafts_of(first)
+    assert again["timings"]["cache_n"] > 0
+    assert sum(drafts_of(each)[1] for each in cold) > 0
+    assert server.stop() == 0
+    server = start(name, *flags)
+    for prompt, first in zip(prompts, cold, strict=True):
+        again = ask(server, prompt, n_probs=2)
+        assert again["timings"]["cache_n"] > 0
+        assert again["tokens"] == first["tokens"]
+        assert drafts_of(again) == drafts_of(first), "the first reply after a restart drafts as before it"
+
+
+def test_with_exact_no_source_changes_a_reply(start: Callable[..., Server]) -> None:
+    """What anybody remembers decides how fast a reply comes, never what it is."""
+    prompts = [TEXT * 8, "{" + TEXT * 6, TEXT * 9 + "x"]
+    fields: dict[str, Any] = {"temperature": 0.8, "seed": 5, "n_probs": 1}
+    replies: dict[str, list[list[int]]] = {}
+    accepted: dict[str, int] = {}
+    for types in ("draft-mtp", ALL):
+        server = start("tiny-hybrid-nextn", "--exact", "--spec-type", types, "--spec-ngram-simple-size-n", "2")
+        found = [ask(server, prompt, 120, **fields) for prompt in prompts * 3]
+        replies[types] = [each["tokens"] for each in found]
+        accepted[types] = sum(drafts_of(each)[1] for each in found)
+        assert replies[types][:3] == replies[types][3:6] == replies[types][6:]
+    assert replies["draft-mtp"] == replies[ALL]
+    assert accepted[ALL] > accepted["draft-mtp"], "replies that were given before are drafted"
+
+
+@pytest.mark.parametrize("flags", [["--exact"], []])
+@pytest.mark.parametrize("name", ["tiny-hybrid-nextn", "tiny-moe-nextn"])
+def test_clients_side_by_side_get_what_they_asked_for(
+    start: Callable[..., Server], name: str, flags: list[str]
+) -> None:
+    """Four sequences and too few cells, each reply with limits of its own."""
+    server = start(name, "--spec-type", ALL, "--spec-ngram-simple-size-n", "2", "-np", "4", "-c", "2048", *flags)
+    whole = ask(server, TEXT * 4, 90)["content"]
+    word = whole[30:33]
+
+    def one(i: int) -> tuple[int, dict[str, Any]]:
+        prompt = TEXT * (3 + i % 5) + str(i % 3)
+        kinds: list[dict[str, Any]] = [
+            {"n": 200 + i},
+            {"grammar": LIST, "n": 50, "ignore_eos": False},
+            {"n_probs": 3, "temperature": 0.7, "seed": i},
+            {"stop": [word], "n": 300},
+            {"repeat_penalty": 1.3, "logit_bias": [[70, -100.0]]},
+            {"post_sampling_probs": True, "n_probs": 2, "temperature": 0.6},
+        ]
+        return i, ask(server, prompt, **kinds[i % 6])
+
+    with ThreadPoolExecutor(12) as pool:
+        replies = dict(pool.map(one, range(36)))
+    for i, reply in replies.items():
+        tokens, drafted = reply["tokens"], drafts_of(reply)
+        assert drafted[1] <= min(drafted[0], reply["tokens_predicted"])
+        if i % 6 == 0:
+            assert len(tokens) == 200 + i
+        elif i % 6 == 1:
+            assert re.fullmatch(r"\[[a-z]*(,[a-z]+)*,?\]?", reply["content"]), reply["content"]
+        elif i % 6 == 2:
+            probs = reply["completion_probabilities"]
+            assert [each["id"] for each in probs] == tokens
+            assert all(each["logprob"] < 0 and len(each["top_logprobs"]) == 3 for each in probs)
+        elif i % 6 == 3:
+            assert word not in reply["content"]
+        elif i % 6 == 4:
+            assert 70 not in tokens
+        else:
+            probs = reply["completion_probabilities"]
+            assert [each["id"] for each in probs] == tokens
+            assert all(0 < each["prob"] <= 1 for each in probs)
+    if flags:
+        assert sum(drafts_of(reply)[1] for reply in replies.values()) > 100
+    assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
+    assert not re.search(r"Traceback|internal error|no drafts of", server.log()), server.log()
+    assert server.stop() == 0
+
+
+def test_a_model_that_was_freed_meanwhile_drafts_as_before(start: Callable[..., Server]) -> None:
+    server = start("tiny-hybrid-nextn", "--spec-type", "draft-mtp", "--exact", "--sleep-idle-seconds", "1")
+    first = ask(server, TEXT * 12)
+    until(lambda: httpx.get(f"{server.url}/props").json()["is_sleeping"])
+    again = ask(server, TEXT * 12)
+    assert again["timings"]["cache_n"] > 0
+    assert again["tokens"] == first["tokens"]
+    assert drafts_of(again) == drafts_of(first)
+    assert drafts_of(again)[1] > 0
+
+
+@pytest.mark.parametrize("small", ["tiny-dense", "tiny-hybrid"])
+def test_a_small_model_drafts_beside_the_others(
+    start: Callable[..., Server], model_path: Callable[[str], Path], small: str
+) -> None:
+    """For four at once, with too few cells for all."""
+    flags = ["--spec-type", "ngram-simple,cache,draft-simple", "-md", str(model_path(small)), "--exact", "-np", "4"]
+    server = start("tiny-hybrid", *flags, "-c", "2048")
+    alone = ask(server, TEXT * 8, 150, cache_prompt=False)
+    with ThreadPoolExecutor(8) as pool:
+        replies = list(pool.map(lambda i: ask(server, TEXT * (3 + i % 5) + str(i % 3), 250), range(16)))
+    assert all(len(reply["tokens"]) == 250 for reply in replies)
+    again = ask(server, TEXT * 8, 150, cache_prompt=False)
+    assert again["tokens"] == alone["tokens"]
+    assert all(drafts_of(reply)[0] > 0 for reply in replies)
+    assert not re.search(r"Traceback|internal error|no drafts of", server.log()), server.log()

@@ -1,0 +1,255 @@
+"""How a real process ends: in the middle of a long batch, by a second signal, and when its engine fails or hangs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.process.conftest import Server, clean_environment, source_of, until
+
+Start = Callable[..., Server]
+
+SYSTEM = {"role": "system", "content": "You keep the manual. " * 40}
+MESSAGES = "<|im_start|>user\nx<|im_end|>\n" * 5 + "<|im_start|>user\n"
+LONG = {"prompt": [MESSAGES, *[5] * 12000], "n_predict": 4000, "ignore_eos": True}
+LONG |= {"stream": True, "return_progress": True}
+"""A batch of 12,000 tokens, since it ends nowhere within a later message, and a reply."""
+
+ENDLESS = """
+import sys, time
+from pyctl.llama import LlamaBackend, llama_backend
+
+decode = LlamaBackend._decode
+
+def until_stopped(self, batch, selects):
+    if batch.n_tokens < 10000:
+        return decode(self, batch, selects)
+    print("a long batch begins", file=sys.stderr, flush=True)
+    code = decode(self, batch, selects)
+    while code == 0 and not self._pulse.is_stopped:
+        time.sleep(0.01)
+    return code or llama_backend.ABORTED
+
+LlamaBackend._decode = until_stopped
+"""
+"""Has a long batch last until somebody stops it, so that no machine is too fast or too slow for a test."""
+
+DEAF = ENDLESS + "LlamaBackend.interrupt = lambda self: None"
+"""Nobody can stop it."""
+
+
+def ask(server: Server, *questions: str) -> Any:
+    messages = [SYSTEM, *({"role": "user", "content": question} for question in questions)]
+    body = {"messages": messages, "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+    response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+    return {**response.json()["timings"], "source": source_of(response)}
+
+
+@contextlib.contextmanager
+def in_a_long_batch(server: Server) -> Iterator[list[str]]:
+    """The lines of a stream whose prompt is being evaluated, on a server that is `ENDLESS`."""
+    lines: list[str] = []
+
+    def read() -> None:
+        with (
+            contextlib.suppress(httpx.HTTPError),
+            httpx.stream("POST", f"{server.url}/completion", json=LONG, timeout=120) as response,
+        ):
+            lines.extend(response.iter_lines())
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    until(lambda: "a long batch begins" in server.log())
+    yield lines
+    reader.join(60)
+
+
+LARGE = ("-c", "16384", "-ub", "12288", "-b", "12288")
+
+
+def test_sigterm_in_a_long_batch_stops_it_and_keeps_the_other_conversations(start: Start, tmp_path: Path) -> None:
+    flags = (*LARGE, "--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "auto")
+    server = start("tiny-hybrid", *flags, before=ENDLESS)
+    first = ask(server, "What is in chapter one?")
+    with in_a_long_batch(server) as lines:
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(60) == 0, server.log()
+    log = server.log()
+    assert "Traceback" not in log
+    assert len(log.splitlines()) < 30
+    last = [line for line in lines if line.startswith(("data:", "error:"))][-1]
+    assert "error" in json.loads(last.split(":", 1)[1])
+    again = start("tiny-hybrid", *flags)
+    resumed = ask(again, "What is in chapter one?")
+    assert first["cache_n"] == 0
+    assert resumed["cache_n"] > 0.9 * first["prompt_n"]
+    assert resumed["source"] == "disk"
+
+
+TELLING = """
+import sys
+from pyctl.llama import llama_tokenizer
+tokenize = llama_tokenizer.LlamaTokenizer.tokenize
+
+def told(self, text, **flags):
+    if len(text) > 10**5:
+        print("a long text is tokenised", file=sys.stderr, flush=True)
+    return tokenize(self, text, **flags)
+
+llama_tokenizer.LlamaTokenizer.tokenize = told
+"""
+
+
+def test_sigterm_while_a_text_is_tokenised_is_an_end_like_any_other(start: Start) -> None:
+    """The client has left; its thread works on, in the vocabulary of a model that nothing must free."""
+    server = start("tiny-hybrid", before=TELLING)
+    with contextlib.suppress(httpx.ReadTimeout):
+        httpx.post(f"{server.url}/tokenize", json={"content": ["ab " * 300_000] * 20}, timeout=0.5)
+    until(lambda: "a long text is tokenised" in server.log())
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(60) == 0, server.log()
+    assert "Traceback" not in server.log()
+
+
+def test_a_closed_terminal_loses_nothing(start: Start, tmp_path: Path) -> None:
+    flags = ("--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "auto")
+    server = start("tiny-hybrid", *flags)
+    ask(server, "What is in chapter one?")
+    server.process.send_signal(signal.SIGHUP)
+    assert server.process.wait(60) == 0, server.log()
+    again = start("tiny-hybrid", *flags, before="import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)")
+    assert ask(again, "What is in chapter one?")["source"] == "disk"
+    again.process.send_signal(signal.SIGHUP)  # ignored, as below nohup
+    assert ask(again, "What is in chapter two?")["cache_n"] > 0
+    assert again.stop() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_a_chat_that_is_ended_writes_its_cache(tmp_path: Path, number: signal.Signals) -> None:
+    directory = tmp_path / "cache"
+    flags = ("-c", "2048", "--temp", "0", "--kv-cache-dir", str(directory), "--kv-cache-min-tokens", "16")
+    command = [sys.executable, "-m", "pyctl", "chat", *flags, "--disk-prefix-cache", "full"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, env=clean_environment()) as chat:
+        assert chat.stdin is not None
+        assert chat.stdout is not None
+        for line in (b"My cat is called Miro, and my dog is called Bella. " * 12, b"What is my cat called?"):
+            chat.stdin.write(line + b"\n")
+            chat.stdin.flush()
+            assert chat.stdout.readline().strip()
+        chat.send_signal(number)
+        assert chat.wait(60) == 128 + number
+        assert chat.stderr is not None
+        assert b"Traceback" not in chat.stderr.read()
+    assert list(directory.glob("*/*.state")), "the end of the conversation"
+
+
+def takes_connections(server: Server) -> bool:
+    try:
+        httpx.get(f"{server.url}/health")
+    except httpx.ConnectError:
+        return False
+    except httpx.TransportError:  # it was taken, and given up
+        pass
+    return True
+
+
+def test_a_second_signal_ends_at_once(start: Start) -> None:
+    server = start("tiny-hybrid", *LARGE, before=DEAF)
+    with in_a_long_batch(server):
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: not takes_connections(server))  # the first signal has come
+        time.sleep(1)  # one that comes sooner is taken for the same
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(60) == 1
+    assert "second signal" in server.log()
+    assert "Traceback" not in server.log()
+
+
+FAULTY = """
+import sys, time
+from pyctl.llama import LlamaBackend
+from pyctl.cli import main
+
+def fault(self, items):
+    {fault}
+
+LlamaBackend.decode = fault
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def faulty(model_path: Callable[[str], Path], tmp_path: Path) -> Iterator[Callable[[str], Server]]:
+    """faulty(statement) -> a server on which the statement comes in place of decoding."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def run(fault: str, *flags: str) -> Server:
+        command = [sys.executable, "-c", FAULTY.format(fault=fault), "serve", "-m", str(model_path("tiny-hybrid"))]
+        command += ["--port", "0", "-c", "4096", "-t", "1", *flags]
+        with (tmp_path / "log").open("wb") as log:
+            process = subprocess.Popen(command, stderr=log, env=clean_environment())
+        started.append(process)
+        server = Server(process, "", tmp_path / "log")
+        deadline = time.monotonic() + 60
+        while " on http://" not in server.log():
+            assert process.poll() is None, server.log()
+            assert time.monotonic() < deadline, server.log()
+            time.sleep(0.05)
+        server.url = "http://" + server.log().rpartition(" on http://")[2].split()[0]
+        return server
+
+    yield run
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def stream(server: Server) -> str:
+    body = {"prompt": "Once upon a time", "n_predict": 9, "stream": True, "ignore_eos": True}
+    return httpx.post(f"{server.url}/completion", json=body, timeout=60).text
+
+
+@pytest.mark.parametrize("fault", ["raise SystemExit('lost')", "time.sleep(3600)"], ids=["its thread ends", "it hangs"])
+def test_an_engine_that_is_lost_ends_streams_with_an_error_and_the_process_with_1(
+    faulty: Callable[..., Server], fault: str
+) -> None:
+    server = faulty(fault, "--stall-timeout", "3")
+    text = stream(server)
+    assert '"error"' in text
+    with contextlib.suppress(httpx.TransportError):  # it may be gone already
+        assert httpx.get(f"{server.url}/health").status_code == 503
+    assert server.process.wait(60) == 1, server.log()
+    assert "the server ends" in server.log()
+
+
+def test_running_out_of_memory_is_the_end_of_one_reply_only(faulty: Callable[..., Server]) -> None:
+    server = faulty("raise MemoryError")
+    assert '"error"' in stream(server)
+    assert httpx.get(f"{server.url}/health").status_code == 200
+    body = {"prompt": "Once upon a time", "n_predict": 1}
+    assert httpx.post(f"{server.url}/completion", json=body, timeout=60).status_code == 200
+    assert server.stop() == 0
+
+
+def test_what_cannot_be_written_is_told_by_the_exit_code(start: Start, tmp_path: Path) -> None:
+    server = start("tiny-hybrid", "--kv-cache-dir", str(tmp_path / "cache"), "--disk-prefix-cache", "auto")
+    ask(server, "What is in chapter one?")
+    # The directory goes away, and a file takes its place: nothing can be written there.
+    for path in (tmp_path / "cache").iterdir():
+        if path.is_dir():
+            path.rename(tmp_path / path.name)
+            path.write_text("")
+    assert server.stop() == 1, server.log()
+    assert "cannot be written" in server.log() or "could not be written" in server.log()

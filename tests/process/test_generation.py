@@ -1,0 +1,147 @@
+"""Bound replies, several replies, probabilities and reasoning budgets, over the network from a real model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+
+from tests.process.conftest import Server
+
+TEMPLATE = """\
+{%- for m in messages -%}
+{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n<think>\\n' -}}{%- endif -%}
+"""
+USER = {"role": "user", "content": "Hi"}
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 6}, "sunny": {"type": "boolean"}},
+    "required": ["city", "sunny"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def server(start: Callable[..., Server], tmp_path_factory: pytest.TempPathFactory) -> Server:
+    path: Path = tmp_path_factory.mktemp("template") / "thinking.jinja"
+    path.write_text(TEMPLATE, encoding="utf-8")
+    return start("tiny-hybrid", "--chat-template-file", str(path), is_f32=True)
+
+
+def post(server: Server, path: str, **fields: Any) -> Any:
+    response = httpx.post(server.url + path, json=fields, timeout=60)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def chat(server: Server, **fields: Any) -> Any:
+    messages = [{"role": "user", "content": "Where is it sunny? " * 20}]
+    return post(server, "/v1/chat/completions", messages=messages, **fields)
+
+
+def test_structured_output_behind_reasoning(server: Server) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "weather", "schema": SCHEMA, "strict": True}}
+    (choice,) = chat(server, response_format=form, reasoning_budget_tokens=8, max_tokens=200, seed=1)["choices"]
+    assert choice["finish_reason"] == "stop"
+    assert choice["message"]["reasoning_content"]
+    jsonschema.validate(json.loads(choice["message"]["content"]), SCHEMA)
+    body = post(server, "/completion", prompt="Weather:", json_schema=SCHEMA, n_predict=200, seed=1)
+    jsonschema.validate(json.loads(body["content"]), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"json_schema": {"type": "wizard"}}, "Field 'json_schema': JSON schema conversion failed: unknown type"),
+        ({"json_schema": {"$ref": "#"}}, "leads to itself"),
+        ({"json_schema": {"const": "x" * 5000}}, "more than 4096 characters"),
+        ({"grammar": '%llguidance {}\nstart: "a"'}, "failed to parse grammar"),
+    ],
+)
+def test_what_can_bind_nothing_is_refused(server: Server, fields: dict[str, Any], why: str) -> None:
+    for path, asked in (("/completion", {"prompt": "x"}), ("/v1/chat/completions", {"messages": [USER]})):
+        response = httpx.post(server.url + path, json={**asked, **fields, "max_tokens": 4}, timeout=60)
+        assert response.status_code == 400
+        assert why in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("budget", [0, 5])
+def test_a_budget_ends_the_reasoning(server: Server, budget: int) -> None:
+    fields = {"max_tokens": 30, "seed": 2, "ignore_eos": True, "cache_prompt": False}
+    free = chat(server, **fields)["choices"][0]["message"]
+    bound = chat(server, **fields, reasoning_budget_tokens=budget, reasoning_budget_message="Now:")["choices"][0]
+    assert free["content"] == "", "it never stops to think"
+    assert bound["message"]["content"]
+    thought = bound["message"]["reasoning_content"].rstrip()
+    assert thought.endswith("Now:")
+    assert free["reasoning_content"].startswith(thought.removesuffix("Now:"))
+
+
+def test_several_replies_share_the_prompt(server: Server) -> None:
+    body = chat(server, n=3, seed=5, max_tokens=8)
+    texts = [choice["message"]["reasoning_content"] for choice in body["choices"]]
+    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
+    assert len(set(texts)) == 3
+    alone = [chat(server, seed=5 + number, max_tokens=8) for number in range(3)]
+    assert texts == [one["choices"][0]["message"]["reasoning_content"] for one in alone]
+    assert alone[2]["timings"]["cache_n"] > 0
+
+
+def test_probabilities_of_reasoning_in_a_stream(server: Server) -> None:
+    fields = {
+        "messages": [{"role": "user", "content": "x"}],
+        "max_tokens": 6,
+        "ignore_eos": True,
+        "logprobs": True,
+        "top_logprobs": 2,
+        "stream": True,
+    }
+    seen = []
+    with httpx.stream("POST", server.url + "/v1/chat/completions", json=fields, timeout=60) as response:
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                for choice in json.loads(line[6:])["choices"]:
+                    seen += (choice.get("logprobs") or {}).get("content", [])
+    assert len(seen) == 6
+    assert all(len(entry["top_logprobs"]) == 2 for entry in seen)
+
+
+def test_filling_a_gap(server: Server) -> None:
+    body = post(server, "/infill", input_prefix="def f(", input_suffix="):", n_predict=4, ignore_eos=True)
+    assert body["tokens_predicted"] == 4
+    assert body["prompt"].endswith("<|fim_prefix|>def f(<|fim_suffix|>):<|fim_middle|>")
+
+
+def test_a_wanted_sequence(server: Server) -> None:
+    body = post(server, "/completion", prompt="x", n_predict=1, id_slot=5)
+    assert body["id_slot"] == 5 % httpx.get(server.url + "/props").json()["total_slots"]
+
+
+def test_the_reasoning_of_a_running_reply_can_be_ended(start: Callable[..., Server]) -> None:
+    server = start("tiny-hybrid", "-c", "65536", "--chat-template", TEMPLATE)
+    body = {"messages": [{"role": "user", "content": "Hi"}], "stream": True, "ignore_eos": True, "max_tokens": 60_000}
+    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json={**body, "reasoning_control": True}) as reply:
+        thoughts, content = 0, 0
+        for line in reply.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            chunk = json.loads(line[6:])
+            delta = chunk["choices"][0]["delta"]
+            thoughts += bool(delta.get("reasoning_content"))
+            content += bool(delta.get("content"))
+            if thoughts == 5:
+                thoughts += 1
+                order = {"id": chunk["id"], "action": "reasoning_end"}
+                answer = httpx.post(f"{server.url}/v1/chat/completions/control", json=order, timeout=60)
+                assert answer.json() == {"success": True}
+            if content > 5:
+                break
+    assert 0 < thoughts < 59_000
+    assert content > 5

@@ -1,0 +1,220 @@
+"""Images in requests to a real server, with an encoder of random weights."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+
+from tests.pictures import image_bytes
+from tests.process.conftest import Server, clean_environment, source_of
+
+PNG, JPEG = image_bytes(320, 240, seed=1), image_bytes(160, 128, "jpeg", seed=2)
+TEXT = "You are shown pictures, and say what is in them, at some length and with care. " * 4
+
+Start = Callable[..., Server]
+
+
+def url(data: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(data).decode()}"
+
+
+def shown(text: str, *images: bytes) -> dict[str, Any]:
+    parts = [{"type": "image_url", "image_url": {"url": url(data)}} for data in images]
+    return {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
+
+
+def asked(*messages: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    system = {"role": "system", "content": TEXT}
+    return {
+        "messages": [system, *messages],
+        "max_tokens": 8,
+        "temperature": 0,
+        "chat_template_kwargs": {"enable_thinking": False},
+        **fields,
+    }
+
+
+@pytest.fixture(scope="module")
+def flags(tiny_mmproj: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    media = tmp_path_factory.mktemp("media")
+    (media / "a.png").write_bytes(PNG)
+    return ["--mmproj", str(tiny_mmproj), "--media-path", str(media), "--exact", "--slots", "--metrics"]
+
+
+@pytest.fixture(scope="module")
+def server(start: Start, flags: list[str]) -> Server:
+    return start("tiny-hybrid", *flags, "--alias", "tiny")
+
+
+def ask(server: Server, *messages: dict[str, Any], **fields: Any) -> httpx.Response:
+    response = httpx.post(f"{server.url}/v1/chat/completions", json=asked(*messages, **fields), timeout=60)
+    assert response.status_code == 200, response.text
+    return response
+
+
+def said(response: httpx.Response) -> str:
+    return str(response.json()["choices"][0]["message"]["content"])
+
+
+def evaluated(response: httpx.Response) -> int:
+    return int(response.json()["timings"]["prompt_n"])
+
+
+def test_a_second_question_about_an_image_does_not_see_it_again(server: Server) -> None:
+    """What llama-server evaluates anew each time (its issue 26994)."""
+    first = ask(server, shown("What is this?", PNG))
+    n_image = 10 * 8
+    assert evaluated(first) > n_image
+    second = ask(server, shown("And what colour does it have?", PNG))
+    assert evaluated(second) < n_image
+    other = ask(server, shown("What is this?", JPEG, PNG), cache_prompt=False)
+    again = ask(server, shown("What is this?", JPEG, PNG))
+    assert said(again) == said(other)
+    cold = ask(server, shown("And what colour does it have?", PNG), cache_prompt=False)
+    assert said(cold) == said(second)
+
+
+def test_an_image_is_remembered_across_a_restart(start: Start, flags: list[str], tmp_path: Path) -> None:
+    kept = [*flags, "--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "full", "--kv-cache-min-tokens", "64"]
+    before = start("tiny-hybrid", *kept)
+    conversation = [shown("What is this?", PNG)]
+    answer = said(ask(before, *conversation))
+    assert before.stop() == 0
+    after = start("tiny-hybrid", *kept)
+    conversation += [{"role": "assistant", "content": answer}, {"role": "user", "content": "And behind it?"}]
+    response = ask(after, *conversation)
+    assert source_of(response) == "disk"
+    assert evaluated(response) < 80
+    cold = ask(after, *conversation, cache_prompt=False)
+    assert said(response) == said(cold)
+
+
+def test_a_file_below_the_media_path_is_the_same_image(server: Server) -> None:
+    ask(server, shown("What is this?", PNG))
+    message = shown("What is this?", PNG)
+    message["content"][0]["image_url"]["url"] = "file://a.png"
+    assert evaluated(ask(server, message)) < 80
+
+
+def test_the_sdk_of_openai(server: Server) -> None:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        chunks = client.chat.completions.create(
+            model="tiny", stream=True, stream_options={"include_usage": True}, **plain(asked(shown("x", JPEG)))
+        )  # type: ignore[call-overload]
+        usage = [chunk.usage for chunk in chunks if chunk.usage][-1]
+        counted = httpx.post(
+            f"{server.url}/v1/chat/completions/input_tokens", json=plain(asked(shown("x", JPEG)))
+        ).json()
+        assert usage.prompt_tokens == counted["input_tokens"] > 20
+        part: Any = {"type": "input_image", "image_url": url(JPEG), "detail": "auto"}
+        text: Any = {"type": "input_text", "text": "What is this?"}
+        first = client.responses.create(
+            model="tiny", input=[{"role": "user", "content": [part, text]}], max_output_tokens=6
+        )
+        follow = client.responses.create(model="tiny", input="And?", previous_response_id=first.id, max_output_tokens=6)
+        assert follow.usage is not None
+        assert first.usage is not None
+        assert follow.usage.input_tokens > first.usage.input_tokens
+
+
+def plain(body: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in body.items() if name != "chat_template_kwargs"}
+
+
+def test_the_sdk_of_anthropic(server: Server) -> None:
+    source: Any = {"type": "base64", "media_type": "image/jpeg", "data": base64.b64encode(JPEG).decode()}
+    tool: Any = {"name": "look", "input_schema": {"type": "object", "properties": {}}}
+    use: Any = {"type": "tool_use", "id": "c", "name": "look", "input": {}}
+    result: Any = {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "image", "source": source}]}
+    messages: Any = [
+        {"role": "user", "content": [{"type": "text", "text": "Look!"}, {"type": "image", "source": source}]},
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [result]},
+    ]
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
+        counted = client.messages.count_tokens(model="tiny", messages=messages, tools=[tool])
+        message = client.messages.create(model="tiny", max_tokens=8, messages=messages, tools=[tool])
+        read = message.usage.cache_read_input_tokens or 0
+        assert message.usage.input_tokens + read == counted.input_tokens > 2 * 20
+        source["data"] = "aGVsbG8="
+        with pytest.raises(anthropic.BadRequestError, match=r"messages\[0\]\.content\[1\]: only PNG"):
+            client.messages.create(model="tiny", max_tokens=8, messages=messages, tools=[tool])
+
+
+def test_a_broken_image_is_refused_before_a_stream_begins(server: Server) -> None:
+    """Also one whose head is good, and harm comes to nobody beside it."""
+    broken = bytearray(JPEG)
+    at = broken.index(b"\xff\xda")
+    broken[at + 12 : -2] = b"\xff\xc4" * ((len(broken) - at - 14) // 2)
+    before = said(ask(server, shown("What is this?", PNG)))
+    for data in (JPEG[:400], bytes(broken), b"\x89PNG\r\n\x1a\n" + b"\0" * 100):
+        body = asked(shown("x", PNG, data), stream=True)
+        response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+        assert response.status_code == 400, response.text[:300]
+        assert response.json()["error"]["message"].startswith("messages[1].content[1]: the "), response.text
+    assert said(ask(server, shown("What is this?", PNG))) == before
+    assert "ERROR" not in server.log()
+
+
+def test_more_images_than_the_context_holds(server: Server) -> None:
+    large = image_bytes(1800, 1800, "jpeg", quality=20)
+    images = [large[:-2] + bytes([0, i]) + b"\xff\xd9" for i in range(3)]
+    body = asked(shown("x", *images))
+    response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+    assert response.status_code == 400
+    assert response.json()["error"]["type"] == "exceed_context_size_error"
+
+
+def test_many_at_once_with_images_and_without(start: Start, flags: list[str]) -> None:
+    server = start("tiny-hybrid", *[flag for flag in flags if flag != "--exact"], "-np", "3")
+    questions = [[shown(f"What is {i}?", *((PNG, JPEG)[: i % 3]))] for i in range(9)]
+    found: dict[int, int] = {}
+
+    def one(i: int) -> None:
+        found[i] = ask(server, *questions[i], ignore_eos=True).json()["usage"]["completion_tokens"]
+
+    threads = [threading.Thread(target=one, args=(i,)) for i in range(9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == dict.fromkeys(range(9), 8)
+
+
+def test_the_cache_names_images(server: Server) -> None:
+    ask(server, shown("", PNG))
+    assert re.search(r"\[image: [0-9]+ tokens\]", httpx.get(f"{server.url}/cache").text)
+    assert httpx.get(f"{server.url}/props").json()["modalities"]["vision"] is True
+
+
+def test_a_chat_at_the_terminal(tiny_mmproj: Path, model_path: Callable[[str], Path], tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(PNG)
+    saved = tmp_path / "chat.json"
+    command = [
+        sys.executable,
+        "-m",
+        "pyctl",
+        "chat",
+        "-m",
+        str(model_path("tiny-hybrid")),
+        "--mmproj",
+        str(tiny_mmproj),
+    ]
+    command += ["-t", "1", "-c", "2048", "-n", "6"]
+    lines = f"/image {tmp_path / 'a.png'}\nWhat is this?\nAnd?\n/save {saved}\n"
+    done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=60, env=clean_environment())
+    assert done.returncode == 0, done.stderr
+    messages = json.loads(saved.read_text())["messages"]
+    assert [len(each["content"]) if isinstance(each["content"], list) else 0 for each in messages] == [2, 0, 0, 0]

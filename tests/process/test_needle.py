@@ -1,0 +1,255 @@
+"""The built-in model finds what it was told, however the conversation came back; a wrong restore is a wrong answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.process.conftest import Server, source_of
+from tests.process.needles import Messages, Question, told
+from tools.training.phrases import UNKNOWN
+
+FLAGS = ["-c", "81920", "-t", "1", "-ub", "512"]
+POOL = ["--kv-pool", "40960"]
+"""The least that there can be for that context: room for one of two layers, through which both pass."""
+
+LONG = 65_536
+"""The longest conversation; it is evaluated cold once only."""
+
+TOLD = ((1, 1024, 8), (1, 4096, 8), (2, 16_384, 4))
+"""Conversations of the plain model, as arguments of `told`; of the longest the first question is asked."""
+
+
+def questions_of(seed: int, tokens: int, count: int) -> list[tuple[Messages, Question]]:
+    conversation = told(seed, tokens, count)
+    asked = conversation.questions[: 1 if tokens >= 16_384 else count]
+    return [(conversation.ask(number), question) for number, question in enumerate(asked)]
+
+
+def ask(server: Server, messages: Messages, **fields: Any) -> tuple[str, dict[str, Any]]:
+    """The greedy reply and its timings."""
+    body = {"messages": messages, "max_tokens": 48, "temperature": 0, **fields}
+    response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=900)
+    assert response.status_code == 200, response.text
+    reply = response.json()
+    return reply["choices"][0]["message"]["content"], {**reply["timings"], "source": source_of(response)}
+
+
+def _manual(rules: int) -> str:
+    return " ".join(f"Rule {n}: valve {n * 7 % 97} opens at noon." for n in range(1, rules))
+
+
+def after(messages: Messages, reply: str, question: Question) -> Messages:
+    return [*messages, {"role": "assistant", "content": reply}, {"role": "user", "content": question.text}]
+
+
+@pytest.fixture(scope="module")
+def server(start: Callable[..., Server]) -> Server:
+    return start("", *FLAGS)
+
+
+@pytest.mark.parametrize(("seed", "tokens", "count"), TOLD)
+def test_the_plain_model_recalls(server: Server, seed: int, tokens: int, count: int) -> None:
+    for prompt, question in questions_of(seed, tokens, count):
+        reply, timings = ask(server, prompt, cache_prompt=False)
+        assert timings["source"] == "none"
+        assert timings["prompt_n"] > 0.8 * tokens
+        assert reply == question.answer
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(("tokens", "more"), [(1024, []), (4096, []), (16_384, []), (LONG, []), (1024, POOL)])
+def test_every_way_of_restoring_gives_the_cold_reply(
+    start: Callable[..., Server], tmp_path: Path, tokens: int, more: list[str]
+) -> None:
+    # What is made ready while nobody asks would be live where RAM and disk are meant.
+    flags = [*FLAGS, *more, "--no-warm-next", "--kv-cache-dir", str(tmp_path)]
+    flags += ["-ub", "2048" if tokens == LONG else "512"]
+    server = start("", *flags)
+    conversation, other = told(2, tokens, 4), told(3, 1024, 4)
+    prompt, (first, second, third, _) = conversation.ask(0), conversation.questions
+
+    cold, timings = ask(server, prompt)
+    assert (cold, timings["source"]) == (first.answer, "none")
+    if tokens < 16_384:  # of which the plain model evaluates the same prompt cold, above
+        assert ask(server, prompt, cache_prompt=False)[0] == cold
+
+    continued, timings = ask(server, after(prompt, cold, second))
+    assert (continued, timings["source"]) == (second.answer, "live")
+
+    branch, timings = ask(server, conversation.ask(2))
+    assert branch == third.answer
+    assert timings["cache_n"] > 0.8 * tokens
+
+    ask(server, other.ask(0))
+    restored, timings = ask(server, prompt)
+    assert (restored, timings["source"]) == (cold, "ram")
+    assert timings["cache_n"] > 0.8 * tokens
+
+    assert server.stop() == 0
+    restarted = start("", *flags)
+    restored, timings = ask(restarted, prompt)
+    assert (restored, timings["source"]) == (cold, "disk")
+    assert timings["cache_n"] > 0.8 * tokens
+    assert ask(restarted, after(prompt, cold, second))[0] == continued
+    assert ask(restarted, conversation.ask(2))[0] == branch
+    assert restarted.stop() == 0
+
+
+@pytest.mark.timeout(600)
+def test_a_pool_changes_no_reply(server: Server, start: Callable[..., Server]) -> None:
+    pooled = start("", *FLAGS, *POOL)
+    for seed, tokens, count in TOLD:
+        for prompt, question in questions_of(seed, tokens, count):
+            reply, timings = ask(pooled, prompt)
+            assert reply == question.answer, "as the plain model says"
+            assert timings["streamed_bytes"] > 0
+    edited, answer = told(4, 1024, 4).edited(0)
+    assert ask(pooled, edited)[0] == answer
+    stranger = [*told(6, 1024, 4).messages, {"role": "user", "content": "What is the password of the frozen volcano?"}]
+    assert ask(pooled, stranger)[0] == ask(server, stranger)[0] == UNKNOWN
+
+
+@pytest.mark.timeout(600)
+def test_replies_that_select_find_what_they_are_asked_for(start: Callable[..., Server]) -> None:
+    """Through everything a server does: the head is pinned, drafts are verified, conversations are restored."""
+    selecting = start("", *FLAGS, "--kv-select", "1024", "--no-warm-next")
+    right, conversation = 0, told(1, 4096, 8)
+    for number, question in enumerate(conversation.questions):
+        reply, timings = ask(selecting, conversation.ask(number))
+        right += reply == question.answer
+        assert timings["selected_chunks"] > 0
+        assert timings["streamed_bytes"] == 0
+    assert right >= 7, f"{right} of 8"
+    props = httpx.get(f"{selecting.url}/props").json()["kv_pool"]
+    assert (props["mode"], props["select"], props["sinks"], props["tail"]) == ("selected", 1024, 64, 256)
+
+
+@pytest.mark.timeout(600)
+def test_a_reply_that_selects_does_not_depend_on_the_cache(start: Callable[..., Server], tmp_path: Path) -> None:
+    """Nor on where rows lie. So few chunks that it shows; drafts, which make batches wider, are off."""
+    flags = ["--kv-select", "64", "--kv-pin", "none", "--spec-type", "none", "--no-warm-next"]
+    conversation, other = told(2, 2048, 8), told(3, 1024, 4)
+    replies = []
+    for more in ([], POOL):
+        server = start("", *FLAGS, *flags, *more, "--kv-cache-dir", str(tmp_path))
+        for number in range(8):
+            replies.append(ask(server, conversation.ask(number))[0])
+        ask(server, other.ask(0))
+        again, timings = ask(server, conversation.ask(3))
+        assert (again, timings["source"]) == (replies[3], "ram")
+        assert server.stop() == 0
+    assert replies[:8] == replies[8:], "the second server had read its prompts from disk"
+    assert replies[:8] != [question.answer for question in conversation.questions], "one chunk is too little for all"
+    pinned = start("", *FLAGS, *flags[2:], "--kv-select", "512")
+    request = {"messages": conversation.ask(0), "kv_pin": [[1000, 1500]]}
+    response = httpx.post(f"{pinned.url}/v1/chat/completions", json=request, timeout=60)
+    assert response.status_code == 400
+    assert "'kv_pin' has 576 tokens" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_an_edited_fact_changes_the_answer(server: Server, number: int) -> None:
+    conversation = told(4, 4096, 4)
+    prompt, answer = conversation.ask(number), conversation.questions[number].answer
+    edited, other_answer = conversation.edited(number)
+    assert ask(server, prompt)[0] == answer
+    reply, timings = ask(server, edited)
+    assert reply == other_answer != answer
+    assert timings["prompt_n"] > 32, "what comes after the edit is evaluated again"
+    assert ask(server, edited, cache_prompt=False)[0] == reply
+    assert ask(server, prompt)[0] == answer
+
+
+def test_conversations_under_one_head_do_not_leak(server: Server) -> None:
+    """Three users tell the same things with other values and take turns; each hears their own."""
+    head = {"role": "system", "content": "You are the keeper of a long manual. " + _manual(60)}
+    values = (("4071", "Marvoth", "brown trunk"), ("9563", "Zelkin", "iron sack"), ("2208", "Trozam", "quiet jar"))
+    owners = ("The code of the north door is {}.", "My cat is called {}.", "The old map is in the {}.")
+    questions = ("What is the code of the north door?", "What is my cat called?", "Where is the old map?")
+    talks: list[Messages] = [[head] for _ in values]
+    for owner, column in zip(owners, zip(*values, strict=True), strict=True):
+        for talk, value in zip(talks, column, strict=True):
+            talk.append({"role": "user", "content": owner.format(value)})
+            talk.append({"role": "assistant", "content": ask(server, talk)[0]})
+    for index, question in enumerate(questions):
+        for number, talk in enumerate(talks):
+            talk.append({"role": "user", "content": question})
+            reply, timings = ask(server, talk)
+            assert timings["cache_n"] > 0
+            assert [own[index] in reply for own in values] == [i == number for i in range(3)], reply
+            assert ask(server, talk, cache_prompt=False)[0] == reply
+            talk.append({"role": "assistant", "content": reply})
+
+
+def test_what_was_not_told_is_not_known(server: Server) -> None:
+    conversation = told(6, 1024, 4)
+    question = {"role": "user", "content": "What is the password of the frozen volcano?"}
+    reply, _ = ask(server, [*conversation.messages, question])
+    assert reply == UNKNOWN
+
+
+def test_other_words_than_those_of_the_training_are_understood(server: Server) -> None:
+    """The conversations are held with the model's own replies, as they would be."""
+    right = asked = 0
+    for seed in range(4):
+        conversation = told(seed, 1024, 8, paraphrased=True)
+        spoken: Messages = []
+        for message in conversation.messages:
+            own = message["role"] == "assistant"
+            spoken.append({"role": "assistant", "content": ask(server, spoken)[0]} if own else message)
+        for question in conversation.questions:
+            asked += 1
+            right += ask(server, [*spoken, {"role": "user", "content": question.text}])[0] == question.answer
+    assert right >= 0.9 * asked, f"{right} of {asked}"
+
+
+def test_what_is_told_in_passing_is_remembered(server: Server) -> None:
+    turns = (
+        ("my name is Ada and the code of the door is 4711", ("Ada", "4711")),
+        ("what's my name?", ("Ada",)),
+        ("and the code?", ("4711",)),
+        ("Thanks! It is raining here.", ()),
+        ("by the way, my sister is called Nora", ("Nora",)),
+        ("can you tell me how to open the door?", ("4711",)),
+        ("again, please", ("4711",)),
+        ("who am I?", ("Ada",)),
+        ("what is my sister's name?", ("Nora",)),
+        ("no, the code of the door is 9024", ("9024",)),
+        ("which code opens the door?", ("9024",)),
+    )
+    messages: Messages = []
+    for text, wanted in turns:
+        messages.append({"role": "user", "content": text})
+        reply, _ = ask(server, messages)
+        assert all(value in reply for value in wanted), (text, reply)
+        messages.append({"role": "assistant", "content": reply})
+
+
+@pytest.mark.parametrize(
+    "question",
+    ["what is my name?", "What is the capital of Spain?", "where did I put the red lamp?", "who owns the boat?"],
+)
+def test_nothing_is_known_at_first(server: Server, question: str) -> None:
+    assert ask(server, [{"role": "user", "content": question}])[0] == UNKNOWN
+
+
+def test_its_head_drafts_unless_told_otherwise(start: Callable[..., Server]) -> None:
+    """With --exact, which drafts whether it pays on a busy machine or not."""
+    prompt = [{"role": "user", "content": "What is a prefix cache?"}]
+    reply, timings = ask(start("", *FLAGS, "--exact"), prompt)
+    assert 0 < timings["draft_n_accepted"] <= timings["draft_n"]
+    plain = start("", *FLAGS, "--exact", "--spec-type", "none")
+    other, without = ask(plain, prompt)
+    assert "draft_n" not in without
+    assert other == reply
+
+
+def test_a_told_conversation_holds_each_value_once() -> None:
+    conversation = told(7, 1024, 8)
+    for question in conversation.questions:
+        assert sum(question.fact.value in message["content"] for message in conversation.messages) == 1

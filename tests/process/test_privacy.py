@@ -1,0 +1,183 @@
+"""What clients said stays with whoever runs the server: on the disk, in answers to others, on the operator's screen."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import re
+import stat
+import subprocess
+import sys
+import unicodedata
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import httpx
+import pytest
+
+from tests.process.conftest import Server, clean_environment, n_on_disk, until
+from tests.process.test_cli import pyctl
+
+Start = Callable[..., Server]
+
+
+def ask(server: Server, text: str, n: int = 4) -> httpx.Response:
+    body = {"messages": [{"role": "user", "content": text}], "max_tokens": n, "temperature": 0, "ignore_eos": True}
+    return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+
+
+def test_all_files_and_directories_are_for_their_owner_alone(start: Start, tmp_path: Path) -> None:
+    cache, slots, log = tmp_path / "new" / "cache", tmp_path / "slots", tmp_path / "log"
+    umask = os.umask(0)
+    try:
+        flags = ("--kv-cache-dir", str(cache), "--disk-prefix-cache", "full", "--kv-cache-min-tokens", "0")
+        server = start("tiny-hybrid", *flags, "--slot-save-path", str(slots), "--log-file", str(log))
+        ask(server, "What I tell you is nobody else's business. " * 40)
+        ask(server, "Neither is this. " * 60)
+        saved = httpx.post(f"{server.url}/slots/0?action=save", json={"filename": "a"}, timeout=60)
+        assert saved.status_code == 200, saved.text
+        until(lambda: n_on_disk(server) >= 2)
+        while_running = modes(cache)
+        assert server.stop() == 0
+    finally:
+        os.umask(umask)
+    found = modes(tmp_path)
+    names = {path.name for path in [*while_running, *found]}
+    assert {"index.sqlite3", "index.sqlite3-wal", "prompts", "replies", "a", "log", "new"} <= names, names
+    odd = {path: mode for path, mode in [*while_running.items(), *found.items()] if mode not in PRIVATE_MODES}
+    assert not odd
+
+
+PRIVATE_MODES = ("drwx------", "-rw-------")
+
+
+def modes(top: Path) -> dict[Path, str]:
+    found = {}
+    for path in sorted(top.rglob("*")):
+        with contextlib.suppress(FileNotFoundError):  # it was written, and has another name now
+            found[path] = stat.filemode(path.stat().st_mode)
+    return found
+
+
+EVIL = "\x1b]0;owned\x07 \x1b[2J \x9b31m \x7f \r12:34:56 forged \u202egnp\u2066 \u2028 12:34:56 forged"
+"""Sets a title, clears the screen, colours, goes back to the start of the line, turns letters round."""
+
+
+def evil(text: str) -> set[str]:
+    """Characters that do more than stand there."""
+    return {c for c in text if c not in "\n\t" and unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp")}
+
+
+def test_clients_write_no_control_characters_and_no_lines_into_the_log(start: Start, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    server = start("tiny-hybrid", "--log-file", str(log), "--no-warm-next")  # which would be back in an empty cache
+    message = {"role": "user", "content": EVIL}
+    with httpx.Client(base_url=server.url, headers={"User-Agent": "a\tb", "X-Name": "c"}, timeout=60) as client:
+        client.get("/v1/responses/%1b%5d0;owned%07%0a12:34:56%20forged%0d%c2%9b%e2%80%ae")
+        for body in (
+            {"messages": [{**message, "content": "so " * 200 + EVIL}], "model": EVIL, "max_tokens": 1},
+            {"messages": [{**message, "content": "so " * 200 + EVIL[::-1]}], "max_tokens": 1},
+            {"messages": [{"role": EVIL + "\n12:34:56 forged", "content": ""}]},
+            {"messages": [message], "response_format": {"type": EVIL + "\n12:34:56 forged"}},
+            {"messages": [message], "reasoning_format": EVIL + "\n12:34:56 forged"},
+            {"messages": [message], "grammar": "root ::= \x1b]0;owned\x07\n12:34:56 forged"},
+        ):
+            client.post("/v1/chat/completions", json=body)
+            client.delete("/cache")  # so that the second one misses what the first had
+        client.post("/cache/pin", json={"id": EVIL + "\n12:34:56 forged"})
+        client.post("/v1/responses", json={"input": "x", "max_output_tokens": 1, "tools": [{"type": EVIL}]})
+    assert server.stop() == 0
+    for text in (log.read_text(encoding="utf-8"), server.log()):
+        assert "owned" in text
+        assert "differs from a recent prompt" in text
+        assert not evil(text), evil(text)
+        assert not re.search(r"^[\d:]* *forged", text, re.MULTILINE)
+
+
+def test_listed_prompts_leave_the_terminal_alone(start: Start, tmp_path: Path) -> None:
+    server = start("tiny-hybrid", "--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "full")
+    for name in ("one", "two"):
+        ask(server, f"{EVIL} {name} [bold]" + "and so on " * 400 + EVIL)
+    assert server.stop() == 0
+    listed = pyctl("cache", "ls", "--kv-cache-dir", str(tmp_path))
+    assert (listed.returncode, evil(listed.stdout)) == (0, set())
+    assert "\\x1b]0;ow" in listed.stdout
+    (next(tmp_path.glob("*/")) / "x\x1b]0;owned\x07").touch()
+    verified = pyctl("cache", "verify", "--kv-cache-dir", str(tmp_path))
+    assert "owned" in verified.stdout
+    assert not evil(verified.stdout)
+
+
+class Hostile(BaseHTTPRequestHandler):
+    """A server that answers any chat with what a terminal obeys; the question "fail" with an error of that kind."""
+
+    def do_GET(self) -> None:
+        self._send("application/json", json.dumps({"data": [{"id": f"model {EVIL}"}]}))
+
+    def do_POST(self) -> None:
+        asked = self.rfile.read(int(self.headers["Content-Length"]))
+        if b"fail" in asked:
+            return self._send("application/json", json.dumps({"error": {"message": EVIL, "code": 400}}), 400)
+        call = {"index": 0, "id": EVIL, "function": {"name": EVIL, "arguments": EVIL}}
+        chunks = [
+            {"choices": [{"delta": {"reasoning_content": EVIL, "content": EVIL, "tool_calls": [call]}}]},
+            {"choices": [{"delta": {}, "finish_reason": "stop"}], "timings": {"cache_n": 1, "source": EVIL}},
+        ]
+        self._send("text/event-stream", "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks))
+
+    def _send(self, kind: str, text: str, status: int = 200) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(text)))
+        self.send_header("X-Pyctl-Cache", "source=\x9b31m; cached=1")
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def hostile() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hostile)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize("question", ["hello", "fail"])
+def test_a_hostile_server_does_not_reach_the_terminal_of_a_chat(hostile: str, question: str) -> None:
+    command = [sys.executable, "-m", "pyctl", "chat", "--url", hostile, "-p", question]
+    piped = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=clean_environment())
+    assert "owned" in piped.stderr
+    assert not evil(piped.stderr if question == "fail" else "")
+    for stdin_is_terminal in (True, False):
+        shown = on_terminal(command, stdin_is_terminal)
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", shown.replace("\r\n", "\n"))
+        assert "owned" in plain
+        assert not evil(plain), evil(plain)
+
+
+def on_terminal(command: list[str], stdin_is_terminal: bool) -> str:
+    """What ``command`` shows on a terminal of its own."""
+    ours, theirs = pty.openpty()
+    stdin = theirs if stdin_is_terminal else subprocess.DEVNULL
+    child = subprocess.Popen(command, stdin=stdin, stdout=theirs, stderr=theirs, env=clean_environment())
+    os.close(theirs)
+    shown = b""
+    try:
+        while data := os.read(ours, 65536):
+            shown += data
+    except OSError:  # what Linux says when nobody holds the other end any more
+        pass
+    finally:
+        os.close(ours)
+        child.wait(60)
+    return shown.decode("utf-8", "replace")

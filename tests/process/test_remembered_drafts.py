@@ -1,0 +1,93 @@
+"""The source `cache` behind a real server: who drafts from what, before and after a restart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from pyctl.engine.draft.token_index import TokenIndex
+from tests.process.conftest import Server, until
+
+Start = Callable[..., Server]
+
+TEXTS = 'pyctl:memory_bytes{part="draft_texts"} '
+
+FLAGS = ("--spec-type", "cache", "--exact", "--metrics", "-np", "1", "--kv-cache-min-tokens", "16")
+"""With --exact neither length nor pauses depend on how long steps take."""
+
+
+def reply(server: Server, prompt: list[int], n: int = 60, **more: Any) -> tuple[list[int], int]:
+    """The greedy reply's tokens, and how many of them were drafted."""
+    body = {"prompt": prompt, "n_predict": n, "temperature": 0, "ignore_eos": True, "return_tokens": True, **more}
+    found = httpx.post(f"{server.url}/completion", json=body, timeout=60).json()
+    return found["tokens"], found["timings"].get("draft_n_accepted", 0)
+
+
+def prompt_of(server: Server, text: str) -> list[int]:
+    found: list[int] = httpx.post(f"{server.url}/tokenize", json={"content": text}).json()["tokens"]
+    return found
+
+
+def n_bytes(server: Server) -> int:
+    """What the texts take that drafts are copied from."""
+    lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+    (found,) = (line.removeprefix(TEXTS) for line in lines if line.startswith(TEXTS))
+    return int(float(found))
+
+
+def until_taken_in(server: Server, n_tokens: int) -> None:
+    """Wait for the thread that takes in texts."""
+    index = TokenIndex()
+    index.n_added = n_tokens
+    until(lambda: n_bytes(server) >= index.n_bytes)
+
+
+@pytest.mark.parametrize("model", ["tiny-dense", "tiny-hybrid-nextn"])
+def test_a_file_that_was_seen_is_drafted_before_and_after_a_restart(start: Start, model: str, tmp_path: Path) -> None:
+    flags = (*FLAGS, "--kv-cache-dir", str(tmp_path), "--spec-draft-n-max", "3")
+    if model == "tiny-hybrid-nextn":
+        flags = (*flags, "--spec-type", "draft-mtp,cache")
+    server = start(model, *flags)
+    told, other = (prompt_of(server, f"{text} in the garden behind the house " * 12) for text in ("Ada", "Bob"))
+    without = start(model, "--exact", "-np", "1") if model == "tiny-dense" else None
+    said, _ = reply(server, told)
+    # The conversation goes on, so that the reply is among what the cache remembers; then somebody asks the same.
+    reply(server, [*told, *said, *other])
+    until_taken_in(server, len([*told, *told, *said, *other]))
+    again, n_again = reply(server, told)
+    assert again == said
+    assert n_again > 20
+    if without is not None:
+        assert reply(without, told) == (said, 0)
+    assert server.stop() == 0
+    server = start(model, *flags)
+    until_taken_in(server, len([*told, *said, *other]))
+    after, n_after = reply(server, told, cache_prompt=True)
+    assert after == said
+    assert n_after > 20
+
+
+def test_who_does_not_share_is_not_drafted_from(start: Start) -> None:
+    server = start("tiny-dense", *FLAGS)
+    told = prompt_of(server, "Ada in the garden behind the house " * 12)
+    # What it repeats of itself is drafted, how much of it depends on when that was taken in.
+    said, alone = reply(server, told, cache_prompt=False)
+    assert alone < 30
+    hidden = [*told[-20:], *said, *told[:20]]
+    reply(server, hidden, 1, cache_prompt=False)
+    assert n_bytes(server) == 0
+    secret, n_secret = reply(server, told, cache_prompt=False)
+    assert secret == said
+    assert n_secret < 30
+    # Shared, it is drafted from, but not for those who do not share.
+    reply(server, hidden, 1)
+    until_taken_in(server, len(hidden))
+    assert reply(server, told, cache_prompt=False)[1] < 30
+    assert reply(server, told)[1] > 35
+    assert n_bytes(server) > 0
+    assert httpx.delete(f"{server.url}/cache").status_code == 200
+    until(lambda: n_bytes(server) == 0)

@@ -1,0 +1,238 @@
+"""A conversation goes on after the server was stopped, and after it was killed, as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.process.conftest import Server, lengths_on_disk, n_on_disk, source_of, until
+
+KILL_ROUNDS = int(os.environ.get("PYCTL_KILL_ROUNDS", "20"))
+"""How often the server is killed; 200 make a stress test of it."""
+
+HEADER = 1 + len("assistant\n")
+"""Tokens of the generation header: one marker, and a token per byte."""
+
+SYSTEM = {"role": "system", "content": "You keep the manual of the north gate. " * 25}
+
+
+def user(seed: object, n: int = 200) -> dict[str, str]:
+    return {"role": "user", "content": "".join(random.Random(str(seed)).choices("abcdefghij klmno", k=n))}
+
+
+def ask(server: Server, messages: list[dict[str, str]], **fields: Any) -> dict[str, Any]:
+    body = {"messages": messages, "max_tokens": 12, "temperature": 0, **fields}
+    response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+    assert response.status_code == 200, response.text
+    reply = dict(response.json())
+    reply["timings"]["source"] = source_of(response)
+    return reply
+
+
+def text_of(reply: dict[str, Any]) -> str:
+    return str(reply["choices"][0]["message"]["content"])
+
+
+def check_directory(directory: Path, budget_mib: int = 64) -> None:
+    files = [path for path in directory.rglob("*") if path.is_file()]
+    assert not [path for path in files if ".tmp" in path.name], files
+    assert sum(path.stat().st_size for path in files) <= (budget_mib + 1) * 2**20
+
+
+def drafted(reply: dict[str, Any]) -> tuple[str, int, int]:
+    return text_of(reply), reply["timings"]["draft_n"], reply["timings"]["draft_n_accepted"]
+
+
+def test_a_head_drafts_after_each_restart_as_if_it_had_been_there(start: Callable[..., Server], tmp_path: Path) -> None:
+    flags = ["--exact", "--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "full"]
+    messages: list[dict[str, str]] = [SYSTEM]
+    for turn in range(3):
+        messages.append(user(turn))
+        server = start("tiny-hybrid-nextn", *flags, "--spec-type", "draft-mtp")
+        reply = ask(server, messages, max_tokens=40)
+        assert reply["timings"]["source"] == ("disk" if turn else "none")
+        assert reply["timings"]["draft_n_accepted"] > 0
+        assert drafted(reply) == drafted(ask(server, messages, max_tokens=40, cache_prompt=False))
+        messages.append({"role": "assistant", "content": text_of(reply)})
+        assert server.stop() == 0
+    server = start("tiny-hybrid-nextn", *flags)
+    reply = ask(server, [*messages, user("end")])
+    assert reply["timings"]["source"] == "disk", "the same files, without a head"
+    assert "draft_n" not in reply["timings"]
+
+
+@pytest.mark.parametrize("policy", ["full", "auto", "auto:2", "600"])
+def test_stop_start_and_go_on(start: Callable[..., Server], tmp_path: Path, policy: str) -> None:
+    flags = ["--exact", "--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", policy, "--kv-cache-budget", "64"]
+    messages: list[dict[str, str]] = [SYSTEM]
+    server = start("tiny-hybrid", *flags)
+    cacheable = restored = known = 0
+    for turn in range(6):
+        messages.append(user(turn))
+        reply = ask(server, messages)
+        timings = reply["timings"]
+        assert text_of(reply) == text_of(ask(server, messages, cache_prompt=False))
+        n_prompt = timings["cache_n"] + timings["prompt_n"]
+        if turn:
+            # Everything up to the generation header of the turn before was a prompt already.
+            cacheable += known
+            restored += timings["cache_n"]
+            assert timings["source"] == "disk"
+        known = n_prompt - HEADER
+        messages.append({"role": "assistant", "content": text_of(reply)})
+        assert server.stop() == 0
+        check_directory(tmp_path)
+        server = start("tiny-hybrid", *flags)
+    server.stop()
+    if policy != "600":
+        assert restored >= 0.98 * cacheable, f"{restored} of {cacheable} tokens came back"
+    else:
+        assert restored >= 5 * 500
+
+
+def test_raw_prompts_survive_a_kill(start: Callable[..., Server], tmp_path: Path) -> None:
+    flags = ["--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "full", "--kv-cache-min-tokens", "100"]
+    server = start("tiny-hybrid", *flags)
+    bodies = [{"prompt": user(seed, 900)["content"], "n_predict": 4, "temperature": 0} for seed in range(4)]
+    for body in bodies:
+        httpx.post(f"{server.url}/completion", json=body, timeout=60).raise_for_status()
+    until(lambda: n_on_disk(server) == 4)
+    server.process.send_signal(signal.SIGKILL)
+    server.process.wait(60)
+    server = start("tiny-hybrid", *flags)
+    for body in bodies:
+        response = httpx.post(f"{server.url}/completion", json=body, timeout=60)
+        assert source_of(response) == "disk"
+        assert response.json()["timings"]["cache_n"] >= 512
+    assert server.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("where", "n"), [(["-ctk", "f32", "-ctv", "f32", "-fa", "off"], 700), (["--kv-pool", "4096"], 1900)]
+)
+def test_more_rows_than_ram_has_room_for_survive_a_kill(
+    start: Callable[..., Server], tmp_path: Path, where: list[str], n: int
+) -> None:
+    """The rows are more than 2 MiB, RAM has room for one, and beside it half of one may wait."""
+    flags = ["--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "full", "--cache-ram", "1", "--exact", *where]
+    small = (
+        "from pyctl.cache import device_tier; device_tier.MOST_BEHIND_BYTES = 2**19; device_tier.PIECE_BYTES = 2**18"
+    )
+    messages = [SYSTEM, user(1, n), {"role": "assistant", "content": "Yes."}, user(2, n)]
+    server = start("tiny-hybrid", *flags, before=small)
+    text = text_of(ask(server, messages))
+    until(lambda: max(lengths_on_disk(server), default=0) > 800 + 2 * n)
+    server.process.send_signal(signal.SIGKILL)
+    server.process.wait(60)
+    server = start("tiny-hybrid", *flags, before=small)
+    reply = ask(server, messages)
+    assert (text_of(reply), reply["timings"]["source"]) == (text, "disk")
+    assert reply["timings"]["cache_n"] > 800 + 2 * n
+    assert len(list(tmp_path.rglob("*.rows"))) > 8
+    # Killed while it is being written, nothing of it can be found, and the next start removes what there is.
+    messages += [{"role": "assistant", "content": text}, user(3, 600)]
+    n_states = len(list(tmp_path.rglob("*.state")))
+    text = text_of(ask(server, messages))
+    until(lambda: list(tmp_path.rglob("*.tmp")) or len(list(tmp_path.rglob("*.state"))) != n_states, every=0.001)
+    server.process.send_signal(signal.SIGKILL)
+    server.process.wait(60)
+    server = start("tiny-hybrid", *flags, before=small)
+    reply = ask(server, messages)
+    assert (text_of(reply), reply["timings"]["source"]) == (text, "disk")
+    assert server.stop() == 0
+    check_directory(tmp_path)
+
+
+def test_off_writes_nothing(start: Callable[..., Server], tmp_path: Path) -> None:
+    server = start("tiny-hybrid", "--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "off")
+    for turn in range(3):
+        ask(server, [SYSTEM, user(turn)])
+    assert server.stop() == 0
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size > 2**20]
+    server = start("tiny-hybrid", "--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "off")
+    assert ask(server, [SYSTEM, user(0)])["timings"]["source"] == "none"
+
+
+@pytest.mark.timeout(300 + 10 * KILL_ROUNDS)
+def test_kill_at_random_moments(start: Callable[..., Server], tmp_path: Path) -> None:
+    """Never a wrong reply, never a failed start, no temporary files left, the directory within its budget."""
+    flags = ["--exact", "--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "full", "--kv-cache-budget", "64"]
+    rng = random.Random(4)
+    conversations = [[SYSTEM, user((i, 0), 300)] for i in range(3)]
+    expected: dict[str, str] = {}
+    from_disk = 0
+    for round_ in range(KILL_ROUNDS):
+        server = start("tiny-hybrid", *flags)
+        deadline = time.monotonic() + rng.uniform(0.05, 0.6)
+        turn = 0
+        while not turn or time.monotonic() < deadline:
+            conversation = rng.choice(conversations)
+            reply = ask(server, conversation)
+            from_disk += reply["timings"]["source"] == "disk"
+            key = str(conversation)
+            if key not in expected:
+                expected[key] = text_of(ask(server, conversation, cache_prompt=False))
+            assert text_of(reply) == expected[key], f"round {round_}"
+            if len(conversation) < 12:
+                conversation += [{"role": "assistant", "content": text_of(reply)}, user((round_, turn), 120)]
+            turn += 1
+        if round_ % 2:  # in the others it may be too early for anything to be there
+            until(lambda: n_on_disk(server))  # noqa: B023
+        server.process.send_signal(signal.SIGKILL)
+        server.process.wait(60)
+    assert from_disk
+    server = start("tiny-hybrid", *flags)
+    assert server.stop() == 0
+    check_directory(tmp_path)
+
+
+def test_a_damaged_directory_is_no_reason_to_fail(start: Callable[..., Server], tmp_path: Path) -> None:
+    flags = ["--exact", "--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "full"]
+    server = start("tiny-hybrid", *flags)
+    expected = text_of(ask(server, [SYSTEM, user(1)]))
+    assert server.stop() == 0
+    for path in tmp_path.rglob("*"):
+        if path.is_file():
+            data = bytearray(path.read_bytes())
+            for at in range(0, len(data), 97):
+                data[at] ^= 0xFF
+            path.write_bytes(data)
+    server = start("tiny-hybrid", *flags)
+    reply = ask(server, [SYSTEM, user(1)])
+    assert text_of(reply) == expected
+    assert reply["timings"]["cache_n"] == 0
+
+
+def test_a_directory_that_cannot_be_written(start: Callable[..., Server], tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a directory")
+    server = start("tiny-hybrid")
+    assert text_of(ask(server, [SYSTEM, user(1)]))
+    command = ["--kv-cache-dir", str(blocked / "below")]
+    with pytest.raises(AssertionError, match="error: "):
+        start("tiny-hybrid", *command)
+
+
+@pytest.mark.parametrize(
+    ("value", "status"),
+    [({"scope": "off"}, 200), ({"scope": "auto:4", "window": 2}, 200), ({"scope": "core"}, 400), ({"window": 0}, 400)],
+)
+def test_a_request_may_choose_its_own_policy(
+    start: Callable[..., Server], tmp_path: Path, value: dict[str, Any], status: int
+) -> None:
+    server = start("tiny-hybrid", "--kv-cache-dir", str(tmp_path))
+    body = {"messages": [SYSTEM, user(1)], "max_tokens": 1, "prefix_cache": value}
+    response = httpx.post(f"{server.url}/v1/chat/completions", json=body)
+    assert response.status_code == status
+    if status == 400:
+        assert response.json()["error"]["message"].startswith("prefix_cache.")
+    full_cache = httpx.get(f"{server.url}/props").json()["full_cache"]
+    assert full_cache["disk_policy"]

@@ -1,0 +1,181 @@
+"""The openai package against a live server: what its users call, blocking and async."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import httpx
+import openai
+import pytest
+from pydantic import BaseModel
+
+from tests.process.conftest import Server, until_replying
+
+MESSAGES: list[Any] = [{"role": "user", "content": "What is the weather?"}]
+TOOL: Any = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"tomorrow": {"type": "boolean"}},
+            "required": ["tomorrow"],
+            "additionalProperties": False,
+        },
+        "strict": True,
+    },
+}
+
+
+class Colour(BaseModel):
+    """What a structured reply holds."""
+
+    name: Literal["red", "green"]
+    bright: bool
+
+
+@pytest.fixture(scope="module")
+def server(start: Callable[..., Server]) -> Server:
+    return start("tiny-hybrid", "-c", "65536", "--exact", "--alias", "tiny", "--api-key", "secret", "--temp", "0")
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="secret", max_retries=0) as client:
+        yield client
+
+
+def async_client(server: Server) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="secret", max_retries=0)
+
+
+def test_a_chat_streamed_with_its_helper(client: openai.OpenAI) -> None:
+    fields: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "max_tokens": 20}
+    fields["extra_body"] = {"grammar": 'root ::= "It " [a-z]{5} "."'}  # the helper wants a reply that ends by itself
+    whole = client.chat.completions.create(**fields)
+    with client.chat.completions.stream(**fields, stream_options={"include_usage": True}) as stream:
+        kinds = {event.type for event in stream}
+        final = stream.get_final_completion()
+    assert {"chunk", "content.delta", "content.done"} <= kinds
+    assert final.choices[0].message.content == whole.choices[0].message.content
+    assert final.choices[0].finish_reason == whole.choices[0].finish_reason
+    assert final.usage is not None
+    assert whole.usage is not None
+    assert final.usage.completion_tokens == whole.usage.completion_tokens
+
+
+def test_a_structured_reply_is_parsed(client: openai.OpenAI) -> None:
+    reply = client.chat.completions.parse(model="tiny", messages=MESSAGES, max_tokens=200, response_format=Colour)
+    parsed = reply.choices[0].message.parsed
+    assert isinstance(parsed, Colour)
+    assert json.loads(reply.choices[0].message.content or "") == parsed.model_dump()
+
+
+def test_a_tool_is_called_and_its_result_taken(client: openai.OpenAI) -> None:
+    fields: dict[str, Any] = {"model": "tiny", "tools": [TOOL], "max_tokens": 400}
+    reply = client.chat.completions.create(messages=MESSAGES, tool_choice="required", **fields)
+    message = reply.choices[0].message
+    assert message.tool_calls
+    call = message.tool_calls[0]
+    assert call.type == "function"
+    assert call.function.name == "weather"
+    assert isinstance(json.loads(call.function.arguments)["tomorrow"], bool)
+    results = [{"role": "tool", "tool_call_id": each.id, "content": "rain"} for each in message.tool_calls]
+    history = [*MESSAGES, message.model_dump(exclude_none=True), *results]
+    after = client.chat.completions.create(messages=history, tool_choice="none", **{**fields, "max_tokens": 8})
+    assert after.usage is not None
+    assert after.usage.prompt_tokens_details is not None
+    assert (after.usage.prompt_tokens_details.cached_tokens or 0) > 300, "the tools are not evaluated again"
+
+
+def test_probabilities_and_several_choices(client: openai.OpenAI) -> None:
+    reply = client.chat.completions.create(
+        model="tiny", messages=MESSAGES, max_tokens=5, logprobs=True, top_logprobs=3, n=2, temperature=1.5, seed=3
+    )
+    assert [choice.index for choice in reply.choices] == [0, 1]
+    for choice in reply.choices:
+        assert choice.logprobs is not None
+        assert choice.logprobs.content is not None
+        assert all(len(each.top_logprobs) == 3 and each.logprob <= 0 for each in choice.logprobs.content)
+
+
+def test_text_completions(client: openai.OpenAI) -> None:
+    whole = client.completions.create(model="tiny", prompt=["Once", "Twice"], max_tokens=8)
+    assert [choice.index for choice in whole.choices] == [0, 1]
+    chunks = client.completions.create(model="tiny", prompt="Once", max_tokens=8, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == whole.choices[0].text
+
+
+def test_models(client: openai.OpenAI) -> None:
+    models = client.models.list()
+    assert [model.id for model in models] == ["tiny"]
+    assert models.data[0].object == "model"
+
+
+def test_errors_are_those_that_the_package_knows(client: openai.OpenAI, server: Server) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x" * 70_000}])
+    assert refused.value.type == "exceed_context_size_error"
+    with pytest.raises(openai.NotFoundError):
+        client.post("/nowhere", cast_to=object)
+    with pytest.raises(openai.APIStatusError) as unsupported:
+        client.embeddings.create(model="tiny", input="text")
+    assert unsupported.value.status_code == 501
+    assert unsupported.value.type == "not_supported_error"
+    with (
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="wrong", max_retries=0) as stranger,
+        pytest.raises(openai.AuthenticationError),
+    ):
+        stranger.chat.completions.create(model="tiny", messages=MESSAGES)
+
+
+def test_async_streams_side_by_side(server: Server) -> None:
+    async def ask() -> list[str]:
+        async with async_client(server) as client:
+
+            async def one() -> str:
+                stream = await client.chat.completions.create(
+                    model="tiny", messages=MESSAGES, max_tokens=16, stream=True
+                )
+                return "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
+
+            return await asyncio.gather(*(one() for _ in range(6)))
+
+    assert len(set(asyncio.run(ask()))) == 1
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["in the stream", "before the answer"])
+def test_an_async_request_that_is_cancelled_stops_the_work(server: Server, stream: bool) -> None:
+    """60,000 tokens would keep the only sequence busy for longer than the next request may take."""
+
+    async def cancel() -> None:
+        async with async_client(server) as client:
+            fields: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "max_tokens": 60_000, "stream": stream}
+            request = client.chat.completions.create(**fields, extra_body={"ignore_eos": True})
+            if stream:
+                async with await request as chunks:
+                    async for _ in chunks:
+                        break
+                return
+            task = asyncio.ensure_future(request)
+            await asyncio.to_thread(until_replying, server, "secret")
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    before = predicted(server)
+    asyncio.run(cancel())
+    body = {"messages": MESSAGES, "max_tokens": 1}
+    headers = {"authorization": "Bearer secret"}
+    reply = httpx.post(f"{server.url}/v1/chat/completions", json=body, headers=headers, timeout=60)
+    assert reply.status_code == 200
+    assert predicted(server) - before < 60_000
+
+
+def predicted(server: Server) -> int:
+    """Tokens of all finished replies."""
+    found = httpx.get(f"{server.url}/cache", headers={"authorization": "Bearer secret"}).json()
+    return int(found["totals"]["predicted"])

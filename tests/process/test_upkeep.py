@@ -1,0 +1,88 @@
+"""`pyctl cache` on a directory that a server has filled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.process.conftest import Server
+from tests.process.test_cli import pyctl
+from tests.process.test_restart import SYSTEM, ask, text_of, user
+
+
+@pytest.fixture
+def filled(start: Callable[..., Server], tmp_path: Path) -> Path:
+    server = start("tiny-hybrid", "--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "full")
+    messages = [SYSTEM, user(1)]
+    for turn in range(3):
+        messages += [{"role": "assistant", "content": text_of(ask(server, messages))}, user(("next", turn))]
+    assert server.stop() == 0
+    return tmp_path
+
+
+def cache(directory: Path, *arguments: str) -> tuple[int, str, str]:
+    result = pyctl("cache", *arguments, "--kv-cache-dir", str(directory))
+    return result.returncode, result.stdout, result.stderr
+
+
+def names(directory: Path) -> list[str]:
+    return [line.split()[0] for line in cache(directory, "ls")[1].splitlines()[1:-1]]
+
+
+def test_list_pin_and_remove(filled: Path) -> None:
+    code, out, _ = cache(filled, "ls")
+    assert code == 0
+    assert out.splitlines()[-1].startswith("3 snapshots of 1 model,")
+    assert out.count("System: You") == 3, "how each prefix begins"
+    first, second, third = names(filled)
+    assert cache(filled, "pin", first, second)[0] == 0
+    assert cache(filled, "ls")[1].count("pinned") == 2
+    assert cache(filled, "unpin", second)[0] == 0
+    assert cache(filled, "rm", third)[0] == 0
+    assert set(names(filled)) == {first, second}
+    code, _, err = cache(filled, "rm", third)
+    assert code == 1
+    assert f"no snapshot {third}" in err
+
+
+def test_prune_to_a_size_spares_what_is_pinned(filled: Path) -> None:
+    first = names(filled)[0]
+    cache(filled, "pin", first)
+    code, out, _ = cache(filled, "prune", "--kv-cache-budget", "0")
+    assert code == 0
+    assert "freed" in out
+    assert names(filled) == [first]
+
+
+def test_verify_finds_and_fixes_damage(filled: Path) -> None:
+    assert cache(filled, "verify")[0] == 0
+    victim = min(filled.rglob("*.state"))
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 1
+    victim.write_bytes(data)
+    code, out, _ = cache(filled, "verify")
+    assert code == 1
+    assert f"broken: {victim.parent.name}/{victim.name}" in out
+    assert cache(filled, "verify", "--fix")[0] == 0
+    assert cache(filled, "verify")[0] == 0
+    assert not victim.exists()
+    assert len(names(filled)) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["cache", "ls"], "no directory"),
+        (["cache", "ls", "--kv-cache-dir", "/nowhere/at/all"], "is not a directory"),
+        (["cache", "ls", "--kv-cache-dir", "/"], "no prefix cache in /"),
+        (["cache", "dance"], "invalid choice"),
+        (["cache", "prune", "--kv-cache-dir", "."], "--kv-cache-budget"),
+    ],
+)
+def test_what_cannot_be_done(arguments: list[str], message: str) -> None:
+    result = pyctl(*arguments)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr

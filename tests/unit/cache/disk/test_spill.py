@@ -1,0 +1,175 @@
+"""What leaves RAM and is written: only what is missing, nor in the place of better; and read as sparingly."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pyctl.cache.disk.file_format import SegmentName, Sizes
+from pyctl.cache.disk.readers import finish
+from pyctl.cache.disk.store import DiskStore
+from pyctl.cache.disk.write_queue import copy_of
+from pyctl.cache.disk.writer import SPILLED_PER_DAY
+from pyctl.cache.snapshot import NOTHING, Snapshot, State
+from pyctl.prompt import as_tokens
+from tests.unit.cache.disk.making import (
+    ROW,
+    check_directory,
+    check_equal,
+    check_read,
+    conversation,
+    segment,
+    snapshot,
+    tokens_of,
+)
+
+Opener = Callable[..., DiskStore]
+
+
+def test_a_state_whose_rows_are_on_disk_is_written_without_them(open_store: Opener, tmp_path: Path) -> None:
+    store, (first, second, third) = open_store(), conversation(1)
+    store.write(third)
+    inner = snapshot(second.segment, 30)
+    for made in (first, second, inner):
+        lean = copy_of(made, lean=True)
+        assert all(not link.rows.size for link in lean.chain)
+        before = set(tmp_path.rglob("*.rows"))
+        assert 0 < store.write(lean, spilled=True) < 2 * made.state.n_bytes
+        assert set(tmp_path.rglob("*.rows")) == before
+        check_read(store, made)
+    check_directory(store)
+
+
+def test_rows_that_have_gone_from_disk_meanwhile_are_a_loss_and_no_damage(open_store: Opener) -> None:
+    store, (first, second, _) = open_store(), conversation(1)
+    store.write(first)
+    lean = copy_of(second, lean=True)
+    assert [bool(link.rows.size) for link in lean.chain] == [True, False]
+    store.directory.remove(first.prefix.name)
+    assert store.write(lean, spilled=True) == 0
+    assert not first.segment.file.is_there, "now it is known"
+    assert store.write(copy_of(second, lean=True), spilled=True) > 0
+    check_read(store, second)
+    check_directory(store)
+
+
+def test_names_are_those_of_a_process_that_knows_nothing(open_store: Opener, tmp_path: Path) -> None:
+    store, other = open_store(), open_store(directory=tmp_path / "other")
+    made = conversation(2, turns=4)
+    for each in made:
+        store.write(each)
+    other.write(conversation(2, turns=4)[-1])
+    names = [sorted(path.name for path in at.rglob("*.rows")) for at in (tmp_path / "cache", tmp_path / "other")]
+    assert names[0] == names[1]
+    assert all(link.file.is_there and isinstance(link.file.name, SegmentName) for link in made[-1].chain)
+
+
+def opened(store: DiskStore, expected: Snapshot, base: Snapshot | None) -> Snapshot:
+    pending = finish(store.open(expected.prefix, as_tokens([*tokens_of(expected), 5, 6]), base))
+    assert pending is not None
+    return finish(pending.complete())
+
+
+def test_rows_in_memory_are_not_read(open_store: Opener, tmp_path: Path) -> None:
+    made = conversation(3, turns=4)
+    open_store().write(made[3])
+    store = open_store()
+    read: list[tuple[int, float]] = []
+    store.note_read = lambda n_bytes, seconds: read.append((n_bytes, seconds))
+    again = conversation(3, turns=4)  # evaluated anew in this process
+    for n_turns in (1, 3, 4):
+        base = again[n_turns - 1]
+        found = opened(store, made[3], Snapshot(base.prefix, base.segment, State()))
+        check_equal(found, made[3])
+        assert list(found.chain)[4 - n_turns :] == list(base.chain)
+        store._handed.clear()
+    fresh = [500 + n * (20 * ROW + 20 * 4) for n in (3, 1, 0)]
+    assert [n_bytes for n_bytes, _ in read] == fresh, "the state, and the rows behind those in memory"
+    assert all(seconds > 0 for _, seconds in read)
+
+
+def test_rows_of_another_way_to_the_same_tokens_stay_apart(open_store: Opener) -> None:
+    """A reply's rows were evaluated token by token: a state hangs on them and not on those of a prompt."""
+    first = segment(range(20))
+    reply = segment(range(100, 120), first)
+    reply.ends = ()
+    made = snapshot(reply, exact=False)
+    store = open_store()
+    store.write(made)
+    prompt = segment(range(100, 120), segment(range(20)))
+    base = Snapshot(made.prefix, prompt, State())
+    found = opened(open_store(), made, base)
+    check_equal(found, made)
+    links = list(found.chain)
+    assert links[0] is not prompt
+    assert links[1] is prompt.parent, "but what both began with is shared"
+
+
+def test_what_was_read_hangs_on_its_file_when_it_is_written_again(open_store: Opener, tmp_path: Path) -> None:
+    made = conversation(4, turns=3)
+    store = open_store()
+    store.write(made[2])
+    base = conversation(4, turns=1)[0]
+    found = opened(open_store(), made[2], base)
+    deeper = snapshot(segment(range(7), found.segment))
+    before = set(tmp_path.rglob("*.rows"))
+    store.write(deeper)
+    assert len(set(tmp_path.rglob("*.rows")) - before) == 1
+    check_read(store, deeper)
+    check_directory(store)
+
+
+def test_what_leaves_ram_takes_no_place_from_what_is_worth_more(open_store: Opener) -> None:
+    store = open_store()
+    valuable, (cheap,) = conversation(1, turns=1)[0], conversation(2, turns=1)
+    store.write(valuable)
+    for _ in range(5):
+        store.touch(valuable.prefix)
+    store.directory.budget = store.directory.n_bytes + 100
+    cheap.used -= 1e6
+    assert store.write(cheap, spilled=True) == 0
+    assert store.contains(valuable.prefix)
+    assert store.write(cheap) > 0, "as what was chosen does"
+    assert not store.contains(valuable.prefix)
+    store.directory.remove(cheap.prefix.name)
+    store.write(valuable)
+    with store.directory.changing() as connection:
+        connection.execute("UPDATE files SET used = used - 1e7, hits = 0")
+        store.directory.reread()
+    cheap.used += 1e6
+    assert store.write(cheap, spilled=True) > 0, "what was used lately is worth more than what was not for long"
+    assert not store.contains(valuable.prefix)
+    check_directory(store)
+
+
+@pytest.mark.parametrize("daily", [None, 6000])
+def test_a_day_has_room_for_some_only(open_store: Opener, monkeypatch: pytest.MonkeyPatch, daily: int | None) -> None:
+    real = time.time
+    to_noon = 43_200 - real() % 86_400  # no other day begins meanwhile
+    monkeypatch.setattr(time, "time", lambda: real() + to_noon)
+    store, budget = open_store(budget=None, daily_bytes=daily), 4_000
+    store.directory.budget = budget
+    written = 0
+    for seed in range(200):
+        made = conversation(seed, turns=1)[0]
+        written += store.write(made, spilled=True)
+        check_directory(store)
+    most = SPILLED_PER_DAY * budget if daily is None else daily // 2
+    assert most - 3000 < written <= most + 200, "raw and stored bytes differ a little"
+    assert store.write(conversation(999, turns=1)[0]) > 0, "what was chosen is still written"
+
+
+def test_reading_is_estimated_from_sizes(open_store: Opener) -> None:
+    assert open_store().read_bytes(100, 40) == 0, "unknown"
+    assert open_store(sizes=Sizes(64, 10, 500)).read_bytes(100, 40) == 1100
+    assert open_store(sizes=Sizes(0, 0, -1)).read_bytes(100, 40) == 0, "a state of no certain size"
+
+
+def test_a_dropped_segment_is_not_written_as_empty(open_store: Opener) -> None:
+    store, made = open_store(), conversation(5)
+    made[1].segment.rows, made[1].segment.dropped = NOTHING, True
+    assert store.write(made[2], spilled=True) == 0
+    assert store.lengths() == set()

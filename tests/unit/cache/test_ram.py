@@ -1,0 +1,239 @@
+"""Slots, reservations, eviction and bytes of the cache in RAM, on made-up rows."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from pyctl.cache.ram import RamCache
+from pyctl.cache.snapshot import DRAFT, RECURRENT, PromptMatch, Segment, Snapshot, State
+from pyctl.prompt import Tokens, as_tokens
+from tests.unit.cache.checks import check_invariants
+
+STATE = 1000
+ROW = 10
+
+
+def prompt(seed: int, n: int = 400) -> Tokens:
+    return as_tokens(np.random.default_rng(seed).integers(0, 1000, n))
+
+
+def make(tokens: Tokens, n: int, parent: Segment | None = None) -> Snapshot:
+    start = parent.end if parent else 0
+    segment = Segment(start, as_tokens(tokens[start:n]), np.zeros((n - start) * ROW, np.uint8), parent)
+    return Snapshot(PromptMatch(tokens).prefix(n), segment, State.of(np.zeros(STATE, np.uint8)))
+
+
+def put(cache: RamCache, snapshot: Snapshot, *protected: Snapshot) -> bool:
+    with cache.locked(*protected):
+        reservation = cache.prepare(snapshot.prefix, 0)
+        if reservation is None:
+            return False
+        with reservation:
+            return reservation.confirm(snapshot)
+
+
+def found(cache: RamCache, tokens: Tokens) -> list[int]:
+    check_invariants(cache)
+    return [snapshot.n for snapshot in cache.lookup(PromptMatch(tokens), tokens.size - 1)]
+
+
+def test_lookup_returns_every_stored_length_deepest_first() -> None:
+    cache, tokens = RamCache(8, None), prompt(1)
+    parent = None
+    for n in (50, 120, 399):
+        snapshot = make(tokens, n, parent)
+        assert put(cache, snapshot)
+        parent = snapshot.segment
+    assert found(cache, tokens) == [399, 120, 50]
+    assert found(cache, as_tokens(tokens[:399])) == [120, 50]
+    assert found(cache, prompt(2)) == []
+    other = tokens.copy()
+    other[200] += 1
+    assert found(cache, as_tokens(other)) == [120, 50]
+    assert cache.overlap(PromptMatch(as_tokens(other)))[1] == 200
+
+
+def test_a_digest_is_no_proof() -> None:
+    cache, tokens = RamCache(4, None), prompt(1)
+    snapshot = make(prompt(2), 100)
+    liar = Snapshot(PromptMatch(tokens).prefix(100), snapshot.segment, snapshot.state)
+    assert put(cache, liar)
+    assert cache.lookup(PromptMatch(tokens), 399) == []
+
+
+def test_nothing_changes_until_confirm() -> None:
+    cache, tokens = RamCache(1, None), prompt(1)
+    put(cache, make(tokens, 100))
+    before = cache.n_bytes
+    for leave in ("abort", "exception", "fall through"):
+        reservation = cache.prepare(PromptMatch(prompt(2)).prefix(100), 10)
+        assert reservation is not None
+        assert found(cache, tokens) == [100]
+        if leave == "exception":
+            with pytest.raises(KeyError), reservation:
+                raise KeyError
+        elif leave == "abort":
+            reservation.abort()
+        else:
+            with reservation:
+                pass
+        assert found(cache, tokens) == [100]
+        assert cache.n_bytes == before
+        with pytest.raises(ValueError, match="aborted"):
+            reservation.confirm(make(prompt(2), 100))
+
+
+def test_confirm_refuses_another_prefix_and_a_second_call() -> None:
+    cache = RamCache(2, None)
+    reservation = cache.prepare(PromptMatch(prompt(1)).prefix(100), 10)
+    assert reservation is not None
+    with pytest.raises(ValueError, match="reserved for"):
+        reservation.confirm(make(prompt(1), 99))
+    assert reservation.confirm(make(prompt(1), 100))
+    with pytest.raises(ValueError, match="is confirmed"):
+        reservation.confirm(make(prompt(1), 100))
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(["confirm a", "abort a", "confirm b", "abort b"], 2)))
+def test_two_open_reservations_are_independent(order: tuple[str, str]) -> None:
+    cache = RamCache(2, None)
+    old = [make(prompt(seed), 100) for seed in (8, 9)]
+    for snapshot in old:
+        put(cache, snapshot)
+    new = {"a": make(prompt(1), 50), "b": make(prompt(2), 60)}
+    reservations = {name: cache.prepare(snapshot.prefix, 10) for name, snapshot in new.items()}
+    assert reservations["a"].slot is not reservations["b"].slot
+    assert cache.prepare(PromptMatch(prompt(3)).prefix(10), 10) is None, "both slots are taken"
+    done = {}
+    for step in order:
+        verb, name = step.split()
+        if name in done:
+            continue
+        done[name] = verb
+        if verb == "confirm":
+            assert reservations[name].confirm(new[name])
+        else:
+            reservations[name].abort()
+        check_invariants(cache)
+    for name, snapshot in new.items():
+        assert (snapshot in cache.snapshots()) == (done.get(name) == "confirm")
+    n_left = sum(snapshot in cache.snapshots() for snapshot in old)
+    assert n_left == 2 - sum(verb == "confirm" for verb in done.values())
+
+
+@pytest.mark.parametrize("n_slots", [0, 3])
+def test_what_was_used_of_late_stays(n_slots: int) -> None:
+    cache = RamCache(n_slots, 3 * (100 * (ROW + 4) + STATE))
+    snapshots = [make(prompt(seed), 100) for seed in range(3)]
+    for snapshot in snapshots:
+        cache.next_turn()
+        put(cache, snapshot)
+    cache.next_turn()
+    cache.touch(snapshots[0])
+    put(cache, make(prompt(7), 100))
+    assert snapshots[0] in cache.snapshots()
+    assert snapshots[1] not in cache.snapshots()
+    for seed in range(8, 12):
+        cache.next_turn()
+        put(cache, make(prompt(seed), 100))
+    assert snapshots[0] not in cache.snapshots(), "one hit does not last for ever"
+
+
+def test_locked_and_pinned_snapshots_stay() -> None:
+    cache = RamCache(2, None)
+    first, second = make(prompt(1), 100), make(prompt(2), 100)
+    put(cache, first)
+    put(cache, second)
+    assert cache.pin(first.prefix.name, True)
+    for seed in range(5, 9):
+        assert not put(cache, make(prompt(seed), 100), second)
+    assert cache.snapshots() == [first, second]
+
+
+def test_what_is_pinned_after_its_slot_was_promised_stays() -> None:
+    cache, snapshot = RamCache(1, None), make(prompt(1), 100)
+    put(cache, snapshot)
+    reservation = cache.prepare(PromptMatch(prompt(2)).prefix(100), 10)
+    assert reservation is not None
+    assert cache.pin(snapshot.prefix.name, True)
+    assert not reservation.confirm(make(prompt(2), 100))
+    assert found(cache, prompt(1)) == [100]
+
+
+@pytest.mark.parametrize("n_slots", [0, 4])
+def test_the_middle_of_a_conversation_goes_first(n_slots: int) -> None:
+    cache, tokens = RamCache(n_slots, 4 * STATE + 340 * (ROW + 4)), prompt(1)
+    chained = []
+    for n in (50, 100, 150, 200):
+        chained.append(make(tokens, n, chained[-1].segment if chained else None))
+        put(cache, chained[-1])
+    put(cache, make(prompt(2), 70))
+    assert found(cache, tokens) in ([200, 150, 50], [200, 100, 50])
+    put(cache, make(prompt(3), 70))
+    assert found(cache, tokens) == [200, 50]
+
+
+def test_rows_are_counted_once_and_freed_with_their_last_snapshot() -> None:
+    cache, tokens = RamCache(8, None), prompt(1)
+    stem = make(tokens, 200)
+    put(cache, stem)
+    left, right = make(tokens, 300, stem.segment), make(tokens, 350, stem.segment)
+    put(cache, left)
+    put(cache, right)
+    check_invariants(cache)
+    assert cache.n_bytes == (200 + 100 + 150) * (ROW + 4) + 3 * STATE
+    cache.drop(stem)
+    check_invariants(cache)
+    assert cache.n_bytes == (200 + 100 + 150) * (ROW + 4) + 2 * STATE
+    cache.drop(left)
+    cache.drop(right)
+    check_invariants(cache)
+    assert cache.n_bytes == 0
+    assert stem.segment.rows.nbytes == 0, "the memory must go, not only its bytes"
+
+
+def test_all_blocks_are_counted_and_go_together() -> None:
+    cache, plain = RamCache(2, None), make(prompt(1), 100)
+    parts = {RECURRENT: np.zeros(STATE, np.uint8), DRAFT: np.zeros(70, np.uint8)}
+    plain.segment.draft_rows = np.zeros(300, np.uint8)
+    snapshot = Snapshot(plain.prefix, plain.segment, State(parts))
+    assert put(cache, snapshot)
+    check_invariants(cache)
+    assert cache.n_bytes == 100 * (ROW + 4) + STATE + 300 + 70
+    cache.drop(snapshot)
+    assert cache.n_bytes == plain.segment.draft_rows.nbytes == plain.segment.rows.nbytes == 0
+
+
+def test_the_budget_holds_after_every_confirm() -> None:
+    budget = 3 * (100 * (ROW + 4) + STATE)
+    cache = RamCache(16, budget)
+    for seed in range(10):
+        assert put(cache, make(prompt(seed), 100))
+        check_invariants(cache)
+    assert len(cache.snapshots()) == 3
+    assert cache.prepare(PromptMatch(prompt(99)).prefix(100), budget + 1) is None
+    protected = cache.snapshots()
+    assert not put(cache, make(prompt(50), 100), *protected), "no room without the locked ones"
+    assert cache.snapshots() == protected
+    check_invariants(cache)
+
+
+@pytest.mark.parametrize(("n_slots", "budget"), [(0, 0), (4, 0)])
+def test_a_cache_that_is_off_takes_nothing(n_slots: int, budget: int) -> None:
+    cache = RamCache(n_slots, budget)
+    assert not cache.enabled
+    assert not put(cache, make(prompt(1), 100))
+    assert found(cache, prompt(1)) == []
+
+
+def test_a_snapshot_on_rows_that_were_given_up_is_refused() -> None:
+    cache, tokens = RamCache(2, None), prompt(1)
+    stem = make(tokens, 100)
+    put(cache, stem)
+    cache.drop(stem)
+    with pytest.raises(ValueError, match="given up"):
+        put(cache, make(tokens, 200, stem.segment))
+    check_invariants(cache)

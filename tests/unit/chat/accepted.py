@@ -1,0 +1,39 @@
+"""What a constraint lets through, asked of the engine on the real vocabulary of the Qwen3.5 family."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+from pyctl.chat.constraint import Constraint
+from tests.unit.chat.conftest import unpacked
+
+
+@cache
+def engine_parts() -> tuple[Any, Any, Any]:
+    """The vocabulary as llama.cpp has it, its tokenizer, and the compiler of grammars."""
+    api = pytest.importorskip("llama_cpp.llama_cpp")
+    from pyctl.llama.grammar import GrammarCompiler
+    from pyctl.llama.llama_tokenizer import LlamaTokenizer
+
+    params = api.llama_model_default_params()
+    params.vocab_only = True
+    model = api.llama_model_load_from_file(str(unpacked("ggml-vocab-qwen35.gguf")).encode(), params)
+    tokenizer = LlamaTokenizer(model)
+    return api.llama_model_get_vocab(model), tokenizer, GrammarCompiler(tokenizer)
+
+
+def accepts(constraint: Constraint, text: str) -> bool:
+    """Whether a reply may be ``text`` and end there; special tokens in it are tokens."""
+    vocab, tokenizer, compiler = engine_parts()
+    from pyctl.engine.sampling import Sampling
+    from pyctl.llama.grammar import Grammar
+
+    bound = Grammar(vocab, Sampling(grammar=constraint.grammar, grammar_kind=constraint.kind), compiler)
+    for token in [*tokenizer.tokenize(text), tokenizer.eos]:
+        if not bound.allows(token):
+            return False
+        bound.accept(token)
+    return True

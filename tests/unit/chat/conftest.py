@@ -1,0 +1,36 @@
+"""The real vocabulary and chat template of the Qwen3.5 family, from the unpacked sources of llama.cpp."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pyctl.chat.cached_tokenizer import Tokenizer
+
+MODELS = Path(__file__).resolve().parents[3] / "vendor" / "llama.cpp" / "models"
+
+
+def unpacked(name: str) -> Path:
+    path = MODELS / name
+    if not path.is_file():
+        pytest.skip(f"{path} is missing: the build unpacks it")
+    return path
+
+
+@pytest.fixture(scope="session")
+def qwen_template() -> str:
+    return unpacked("templates/Qwen3.5-4B.jinja").read_text()
+
+
+@pytest.fixture(scope="session")
+def qwen_tokenizer() -> Tokenizer:
+    path = unpacked("ggml-vocab-qwen35.gguf")
+    api = pytest.importorskip("llama_cpp.llama_cpp")
+    from pyctl.llama.llama_tokenizer import LlamaTokenizer
+
+    params = api.llama_model_default_params()
+    params.vocab_only = True
+    model = api.llama_model_load_from_file(str(path).encode(), params)
+    assert model
+    return LlamaTokenizer(model)

@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import itertools
+import logging
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyctl.chat.boundaries import boundaries, message_starts
+from pyctl.chat.cached_tokenizer import Tokenizer
+from pyctl.chat.chat_format import ChatFormat
+from pyctl.chat.template import Template, TemplateCapabilities
+from pyctl.prompt import as_tokens, common_prefix
+from tests.effort import examples
+from tests.unit.chat import toy
+from tests.unit.chat.toy import ByteTokenizer, prepare
+
+LLAMA3 = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
+
+
+def starts(source: str, specials: tuple[str, ...], bos: str = "", eos: str = "") -> list[str]:
+    tokenizer = ByteTokenizer(specials, bos=bos, eos=eos)
+    template = Template(source, bos, eos)
+    found = message_starts(template, tokenizer, tokenizer.special_tokens(), TemplateCapabilities.of(template))
+    return [tokenizer.piece(token).decode() for token in found]
+
+
+@pytest.mark.parametrize(
+    ("source", "specials", "bos", "expected"),
+    [
+        (toy.CHATML, toy.CHATML_SPECIALS, "", ["<|im_start|>"]),
+        (toy.THINKING, toy.CHATML_SPECIALS, "", ["<|im_start|>"]),
+        (toy.THINKING, toy.CHATML_SPECIALS, "<|im_start|>", ["<|im_start|>"]),
+        (toy.PARTS_ONLY, toy.CHATML_SPECIALS, "", ["<|im_start|>"]),
+        (toy.LLAMA3, LLAMA3, "<|begin_of_text|>", ["<|start_header_id|>"]),
+        (toy.GEMMA, ("<bos>", "<start_of_turn>", "<end_of_turn>", "\n", "\n\n"), "<bos>", ["<start_of_turn>"]),
+        (toy.MISTRAL, ("<s>", "</s>", "[INST]", "[/INST]"), "<s>", ["[INST]"]),
+        (
+            toy.ROLE_TOKENS,
+            ("<|user|>", "<|assistant|>", "<|system|>", "<|end|>", "<eos>"),
+            "",
+            ["<|user|>", "<|assistant|>"],
+        ),
+    ],
+)
+def test_start_tokens_are_found_by_rendering(
+    source: str, specials: tuple[str, ...], bos: str, expected: list[str]
+) -> None:
+    eos = {"[INST]": "</s>", "<|user|>": "<eos>"}.get(expected[0], "")
+    assert starts(source, specials, bos, eos) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "specials", "bos", "expected"),
+    [
+        (toy.CHATML, toy.CHATML_SPECIALS, "", b"<|im_start|>assistant"),
+        (toy.THINKING, toy.CHATML_SPECIALS, "", b"<|im_start|>assistant"),
+        (toy.LLAMA3, LLAMA3, "<|begin_of_text|>", b"<|start_header_id|>assistant<|end_header_id|>"),
+        (
+            toy.GEMMA,
+            ("<bos>", "<start_of_turn>", "<end_of_turn>", "\n", "\n\n"),
+            "<bos>",
+            b"<start_of_turn>model",
+        ),
+        (toy.MISTRAL, ("<s>", "</s>", "[INST]", "[/INST]"), "<s>", b""),
+        (toy.ROLE_TOKENS, ("<|user|>", "<|assistant|>", "<|system|>", "<|end|>", "<eos>"), "", b"<|assistant|>"),
+        (toy.PLAIN, ("<s>", "</s>"), "<s>", b""),
+    ],
+)
+def test_the_header_of_a_reply_is_known(source: str, specials: tuple[str, ...], bos: str, expected: bytes) -> None:
+    eos = "<eos>" if "<eos>" in specials else ""
+    chat = ChatFormat(Template(source, bos, eos), ByteTokenizer(specials, bos=bos, eos=eos))
+    said = [{"role": role, "content": role.upper()} for role in ("user", "assistant", "user")]
+    prompt = prepare(chat, said).prompt
+    if not expected:
+        assert prompt.headers is None
+        return
+    assert prompt.headers is not None
+    begins = [chat.tokenizer.detokenize(prompt.tokens[at:].tolist()).startswith(expected) for at in prompt.boundaries]
+    assert prompt.headers == tuple(itertools.compress(prompt.boundaries, begins))
+    assert begins.count(True) == 2
+
+
+@pytest.mark.parametrize("source", [toy.PLAIN, "{{ raise_exception('never') }}"])
+def test_no_special_start_token_means_no_boundaries(source: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert starts(source, ("<s>", "</s>"), "<s>", "</s>") == []
+    assert "no message boundaries" in caplog.text
+    assert boundaries(as_tokens([1, 2, 3]), ()) == ()
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(st.lists(st.integers(0, 5), max_size=40), st.lists(st.integers(0, 5), max_size=10), st.sets(st.integers(0, 5)))
+def test_boundaries_depend_on_the_prefix_alone(head: list[int], tail: list[int], start_ids: set[int]) -> None:
+    ids = sorted(start_ids)
+    of_head = boundaries(as_tokens(head), ids)
+    of_whole = boundaries(as_tokens(head + tail), ids)
+    assert of_whole[: len(of_head)] == of_head
+    assert all(b >= len(head) for b in of_whole[len(of_head) :])
+    assert list(of_whole) == [i for i, t in enumerate(head + tail) if i and t in start_ids]
+
+
+class TestChatml:
+    @pytest.fixture
+    def chat(self) -> ChatFormat:
+        return ChatFormat(Template(toy.CHATML), toy.chatml_tokenizer())
+
+    def test_each_message_and_the_header(self, chat: ChatFormat) -> None:
+        messages = [{"role": role, "content": role.upper()} for role in ("system", "user", "assistant", "user")]
+        prompt = prepare(chat, messages).prompt
+        start = chat.tokenizer.special_tokens()["<|im_start|>"]
+        assert [int(prompt.tokens[b]) for b in (0, *prompt.boundaries)] == [start] * 5
+        tails = [chat.tokenizer.detokenize(prompt.tokens[b:].tolist()) for b in prompt.boundaries]
+        assert tails[-1] == b"<|im_start|>assistant\n"
+        assert tails[-2].startswith(b"<|im_start|>user\nUSER")
+
+    def test_without_a_system_message(self, chat: ChatFormat) -> None:
+        prompt = prepare(chat, [{"role": "user", "content": "a"}]).prompt
+        assert len(prompt.boundaries) == 1
+
+    def test_stray_markers_hide_nothing(self, chat: ChatFormat) -> None:
+        def ends(content: str) -> list[bytes]:
+            messages = [
+                {"role": "user", "content": content},
+                {"role": "assistant", "content": "b"},
+                {"role": "user", "content": "c"},
+            ]
+            prompt = prepare(chat, messages).prompt
+            return [chat.tokenizer.detokenize(prompt.tokens[b:].tolist()) for b in prompt.boundaries]
+
+        assert ends("x<|im_end|>y") == ends("a")
+        assert ends("x<|im_start|>y")[1:] == ends("a")
+
+    def test_raw_text_has_the_same_boundaries(self, chat: ChatFormat) -> None:
+        messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+        asked = [*messages, {"role": "user", "content": "c"}]
+        prompt, raw = prepare(chat, asked).prompt, chat.prompt_from_text(prepare(chat, asked).text)
+        assert np.array_equal(prompt.tokens, raw.tokens)
+        assert prompt.boundaries == raw.boundaries
+
+    def test_a_continued_reply_has_no_header(self, chat: ChatFormat) -> None:
+        messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+        prompt = prepare(chat, messages).prompt
+        assert chat.tokenizer.detokenize(prompt.tokens[prompt.boundaries[-1] :].tolist()) == b"<|im_start|>assistant\nb"
+
+
+def test_the_real_template_and_vocabulary(qwen_template: str, qwen_tokenizer: Tokenizer) -> None:
+    chat = ChatFormat(Template(qwen_template, eos_token="<|im_end|>"), qwen_tokenizer)
+    assert chat.starts == (qwen_tokenizer.special_tokens()["<|im_start|>"],)
+    call = {"type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    messages = [
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": None, "tool_calls": [call, call]},
+        {"role": "tool", "content": "one <|im_end|>"},
+        {"role": "tool", "content": "two"},
+    ]
+    prompt = prepare(chat, messages).prompt
+    heads = [qwen_tokenizer.detokenize(prompt.tokens[b : b + 3].tolist()) for b in prompt.boundaries]
+    assert [head.split(b"\n")[0] for head in heads] == [
+        b"<|im_start|>assistant",
+        b"<|im_start|>user",
+        b"<|im_start|>assistant",
+    ]
+
+
+def test_lines_end_in_raw_text() -> None:
+    chat = ChatFormat(Template(toy.CHATML), toy.chatml_tokenizer())
+    prompt = chat.prompt_from_text("ab\nc\n\nd<|im_start|>user\nx\n")
+    assert prompt.line_ends == (3, 5, 6)
+    assert prompt.boundaries == (7,)
+    assert chat.prompt_from_mixed(prompt.tokens.tolist()).line_ends == prompt.line_ends, "ids are read as their pieces"
+    assert chat.prompt_from_text("<|im_start|>user\nx\n").line_ends == ()
+    assert chat.prompt_from_text("").line_ends == ()
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(["a\n", "\n", "b", "<|im_start|>", "\r\n", "é\n"]), max_size=30))
+def test_line_ends_depend_on_the_tokens_before_them_alone(words: list[str]) -> None:
+    chat = ChatFormat(Template(toy.CHATML), toy.chatml_tokenizer())
+    tokens = chat.prompt_from_text("".join(words)).tokens.tolist()
+    whole = chat.prompt_from_mixed(tokens)
+    for n in range(len(tokens)):
+        part = chat.prompt_from_mixed(tokens[:n])
+        assert part.line_ends == tuple(end for end in whole.line_ends if end <= n)
+
+
+def test_the_reply_to_what_the_user_said_last_is_known(qwen_template: str, qwen_tokenizer: Tokenizer) -> None:
+    chat = ChatFormat(Template(qwen_template, eos_token="<|im_end|>"), qwen_tokenizer)
+    call = {"type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    calls = {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [call]}
+    result = {"role": "tool", "content": "<tool_response>"}
+    said = [{"role": "user", "content": "go"}, calls, result, calls, result]
+    headers = prepare(chat, said).prompt.headers
+    assert headers is not None
+    assert [prepare(chat, said[:n]).prompt.turn for n in (1, 3, 5)] == [headers[0]] * 3
+    again = prepare(chat, [*said, {"role": "user", "content": "and <tool_response>"}]).prompt
+    assert again.headers is not None
+    assert again.turn == again.headers[-1] > headers[0]
+    assert common_prefix(again.tokens, prepare(chat, said).prompt.tokens) >= headers[0]
+    assert again.first(again.turn).turn == 0
+    assert again.first(again.turn + 1).turn == again.turn
+
+
+def test_without_tools_the_last_header_is_the_turn() -> None:
+    chat = ChatFormat(Template(toy.CHATML), ByteTokenizer(toy.CHATML_SPECIALS))
+    prompt = prepare(chat, [{"role": role, "content": "a"} for role in ("user", "assistant", "user")]).prompt
+    assert prompt.turn == prompt.boundaries[-1]
+    plain = ChatFormat(Template(toy.PLAIN), ByteTokenizer(("<s>", "</s>")))
+    assert prepare(plain, [{"role": "user", "content": "a"}]).prompt.turn == 0

@@ -1,0 +1,227 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from pyctl.chat.call_formats.bound_calls import BoundCalls
+from pyctl.chat.call_formats.call_format import CallFormat
+from pyctl.chat.call_formats.hermes import HermesFormat
+from pyctl.chat.call_formats.qwen import QwenFormat
+from pyctl.chat.call_formats.registry import FALLBACK, find_call_format
+from pyctl.chat.chat_format import ChatFormat, ChatRequest
+from pyctl.chat.constraint import Constraint
+from pyctl.chat.reasoning import BRACKETS, THINK, ReplyPart
+from pyctl.chat.replay import Replay
+from pyctl.chat.template import Template, TemplateCapabilities
+from pyctl.chat.tools import Tools
+from pyctl.errors import RequestError
+from tests.unit.chat import toy
+from tests.unit.chat.accepted import accepts
+from tests.unit.chat.conftest import unpacked
+
+DAYS = {"type": "integer"}
+CITY = {"type": "string"}
+PARAMETERS = {"type": "object", "properties": {"city": CITY, "days": DAYS, "how": {"enum": ["a", "b"]}}}
+
+
+def tools(parallel: bool = True, forced: bool = True, **parameters: Any) -> Tools:
+    function = {"name": "look_up", "parameters": {**PARAMETERS, **parameters}}
+    return Tools.of([{"type": "function", "function": function}], parallel, forced)
+
+
+def bound(form: CallFormat, tools: Tools, part: ReplyPart = "content") -> Constraint:
+    return form.constraint(tools, THINK, part)
+
+
+def xml(*arguments: str) -> str:
+    return f"<tool_call>\n<function=look_up>\n{''.join(arguments)}</function>\n</tool_call>"
+
+
+PARIS = "<parameter=city>\nParis <3\n</para>\n</parameter>\n"
+THREE = "<parameter=days>\n3\n</parameter>\n"
+HOW = "<parameter=how>\na\n</parameter>\n"
+
+
+@pytest.mark.parametrize(
+    ("required", "text", "accepted"),
+    [
+        ([], xml(), True),
+        ([], xml(THREE, PARIS), True),
+        (["city", "days"], xml(THREE, PARIS), True),
+        (["city", "days"], xml(PARIS, HOW, THREE, HOW), True),
+        (["city", "days"], xml(PARIS), False),
+        (["city", "days"], xml(), False),
+        ([], xml(THREE.replace("3", "three")), False),
+        ([], xml(HOW.replace("\na", "\nc")), False),
+        ([], xml().replace("look_up", "other"), False),
+        ([], "Well. " + xml(), False),
+        ([], "", False),
+        ([], "\n" + xml() + "\n" + xml(), True),
+    ],
+)
+def test_calls_between_tags(required: list[str], text: str, accepted: bool) -> None:
+    assert accepts(bound(QwenFormat(), tools(required=required)), text) is accepted
+
+
+@pytest.mark.parametrize(
+    ("arguments", "accepted"),
+    [({"city": "P", "days": 3}, True), ({"days": 3}, False), ({"city": "P", "days": "x"}, False)],
+)
+def test_calls_as_json(arguments: Any, accepted: bool) -> None:
+    grammar = bound(HermesFormat(), tools(required=["city"]))
+    call = json.dumps({"name": "look_up", "arguments": arguments})
+    assert accepts(grammar, f"<tool_call>\n{call}\n</tool_call>") is accepted
+
+
+def test_one_call_and_no_more() -> None:
+    grammar = bound(QwenFormat(), tools(parallel=False))
+    assert accepts(grammar, xml())
+    assert not accepts(grammar, xml() + "\n" + xml())
+
+
+def test_reasoning_first() -> None:
+    always = bound(QwenFormat(), tools(), "reasoning")
+    assert accepts(always, f"So </thin\n</think>\n\n{xml()}")
+    assert not accepts(always, xml())
+    maybe = bound(QwenFormat(), tools(), "start")
+    assert accepts(maybe, f"<think>So</think>\n\n{xml()}")
+    assert accepts(maybe, xml())
+
+
+def test_many_required_arguments_come_in_the_order_of_the_schema() -> None:
+    many = {f"a{i}": DAYS for i in range(7)}
+    grammar = bound(QwenFormat(), tools(properties=many, required=list(many)))
+    values = [f"<parameter={key}>\n1\n</parameter>\n" for key in many]
+    assert accepts(grammar, xml(*values))
+    assert not accepts(grammar, xml(*reversed(values)))
+
+
+def test_a_tool_without_a_schema_takes_what_it_says() -> None:
+    none = Tools.of([{"type": "function", "function": {"name": "look_up"}}])
+    assert accepts(bound(QwenFormat(), none), xml())
+    assert not accepts(bound(QwenFormat(), none), xml(THREE))
+    assert accepts(bound(QwenFormat(), tools(properties={}, additionalProperties=True)), xml(THREE, PARIS))
+    assert accepts(bound(HermesFormat(), none), '<tool_call>\n{"name": "look_up", "arguments": {"a": 1}}\n</tool_call>')
+
+
+def test_a_schema_that_cannot_be_converted_is_refused() -> None:
+    with pytest.raises(RequestError):
+        bound(HermesFormat(), tools(properties={"a": {"$ref": "https://example.org"}}, required=["a"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("Qwen3.5-4B", QwenFormat),
+        ("Qwen3-Coder", QwenFormat),
+        ("Qwen-Qwen3-0.6B", HermesFormat),
+        ("NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use", HermesFormat),
+    ],
+)
+def test_the_form_is_found_by_rendering(name: str, form: type[CallFormat]) -> None:
+    template = Template(unpacked(f"templates/{name}.jinja").read_text())
+    assert type(find_call_format(template, TemplateCapabilities.of(template))) is form
+    plain = Template(toy.LLAMA3)
+    assert find_call_format(plain, TemplateCapabilities.of(plain)) is FALLBACK
+
+
+def test_calls_are_bound_whenever_tools_can_be_called(qwen_template: str) -> None:
+    chat = ChatFormat(Template(qwen_template), toy.chatml_tokenizer(), replay=Replay("off"))
+    hi = [{"role": "user", "content": "Hi"}]
+
+    def bound_by(tools: list[dict[str, Any]] | None, **fields: Any) -> Constraint | None:
+        return chat.prepare(ChatRequest(hi, tools=tools, **fields)).constraint
+
+    tool = {"type": "function", "function": {"name": "f"}}
+    assert bound_by(None) is bound_by([tool], tool_choice="none") is bound_by([tool], parse_tool_calls=False) is None
+    forced = bound_by([tool], tool_choice="required")
+    assert forced is not None
+    assert "/(?s:.*)/" in forced.grammar  # reasoning comes first
+    plain = bound_by([tool], tool_choice="required", template_kwargs={"enable_thinking": False})
+    assert plain is not None
+    assert "/(?s:.*)/" not in plain.grammar
+    lazy = bound_by([tool])
+    assert lazy is not None
+    assert lazy.triggers == ("(<tool_call>)",)
+    assert "/(?s:.*)/" not in lazy.grammar
+    assert lazy.hidden is None  # a call interrupts the reasoning
+    assert bound_by([tool]) is lazy, "made once for the same tools"
+    assert bound_by([tool], parallel_tool_calls=False) != lazy
+
+
+WRONG = [
+    {"type": "any"},
+    {"$ref": "https://example.org"},
+    {"$ref": "#/nowhere"},
+    {"type": "string", "pattern": "("},
+    {"type": "integer", "minimum": "x"},
+    {"enum": []},
+    7,
+]
+
+
+def offered(*properties: Mapping[str, Any], required: Sequence[str] = (), **function: Any) -> list[dict[str, Any]]:
+    functions = [
+        {"name": f"f{n}", "parameters": {"type": "object", "properties": each, "required": [*required]}, **function}
+        for n, each in enumerate(properties)
+    ]
+    return [{"type": "function", "function": function} for function in functions]
+
+
+@pytest.mark.parametrize("forced", [False, True])
+@pytest.mark.parametrize("wrong", WRONG, ids=json.dumps)
+def test_an_argument_whose_schema_cannot_be_converted_is_any_json(wrong: Any, forced: bool) -> None:
+    tools = Tools.of(offered({"a": wrong, "n": DAYS}, {"n": DAYS}, required=["n"]), parallel=True, forced=forced)
+    made = BoundCalls(HermesFormat(), THINK, {}).constraint(tools, "content")
+    assert made is not None
+
+    def takes(name: str, arguments: Any) -> bool:
+        call = json.dumps({"name": name, "arguments": arguments})
+        return accepts(made, f"<tool_call>\n{call}\n</tool_call>")
+
+    assert takes("f0", {"n": 1, "a": {"x": [1, "y"]}})
+    assert takes("f0", {"n": 1, "a": "z"})
+    assert not takes("f0", {"n": "one"})
+    assert takes("f1", {"n": 1})
+    assert not takes("f1", {"n": 1, "a": 1})
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=json.dumps)
+def test_a_strict_tool_is_not_loosened(wrong: Any) -> None:
+    tools = Tools.of(offered({"a": wrong}, strict=True))
+    with pytest.raises(RequestError):
+        BoundCalls(HermesFormat(), THINK, {}).constraint(tools, "content")
+
+
+def test_parameters_that_are_no_schema_of_an_object_are_any_object() -> None:
+    for form, text in (
+        (HermesFormat(), '<tool_call>\n{"name": "f", "arguments": {"a": [1]}}\n</tool_call>'),
+        (QwenFormat(), xml(THREE).replace("look_up", "f")),
+    ):
+        tools = Tools.of([{"type": "function", "function": {"name": "f", "parameters": {"type": "any"}}}])
+        made = BoundCalls(form, THINK, {}).constraint(tools, "content")
+        assert made is not None
+        assert accepts(made, text)
+
+
+def test_tools_too_large_to_bind_are_served_unbound() -> None:
+    deep: dict[str, Any] = {"type": "string"}
+    for _ in range(40):
+        deep = {"type": "object", "properties": {"a" * 4000: deep}}
+    tools = Tools.of(offered(*[deep] * 20))
+    binder = BoundCalls(HermesFormat(), THINK, {})
+    made = binder.constraint(tools, "content")
+    assert made is None or "aaa" not in made.grammar
+    huge = [{"type": "function", "function": {"name": "n" * 3000 + str(n)}} for n in range(400)]
+    assert binder.constraint(Tools.of(huge), "content") is None
+    with pytest.raises(RequestError):
+        binder.constraint(Tools.of(huge, forced=True), "content")
+
+
+def test_a_call_within_reasoning_is_none_where_the_parser_takes_it_for_none() -> None:
+    assert HermesFormat().constraint(tools(forced=False), HermesFormat.reasoning[0], "start").hidden is None
+    for part, hidden in (("start", ("[THINK]", "[/THINK]")), ("reasoning", ("", "[/THINK]")), ("content", None)):
+        assert HermesFormat().constraint(tools(forced=False), BRACKETS, part).hidden == hidden

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from pyctl.chat.cached_tokenizer import Tokenizer
+from pyctl.chat.chat_format import ChatFormat
+from pyctl.chat.reasoning import ReplyDelta
+from pyctl.chat.template import Template
+from pyctl.errors import RequestError
+from tests.unit.chat import toy
+from tests.unit.chat.toy import ByteTokenizer, prepare
+
+HI = [{"role": "user", "content": "Hi"}]
+HEAD = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.fixture
+def chatml() -> ChatFormat:
+    return ChatFormat(Template(toy.CHATML), toy.chatml_tokenizer())
+
+
+@pytest.fixture
+def thinking() -> ChatFormat:
+    return ChatFormat(Template(toy.THINKING), toy.chatml_tokenizer())
+
+
+def assistant(content: Any, **fields: Any) -> list[dict[str, Any]]:
+    return [*HI, {"role": "assistant", "content": content, **fields}]
+
+
+def render(chat: ChatFormat, messages: Any, **fields: Any) -> str:
+    return prepare(chat, messages, **fields).text
+
+
+def test_a_plain_turn(chatml: ChatFormat) -> None:
+    turn = prepare(chatml, HI)
+    assert (turn.text, turn.rendered.prefill, turn.rendered.reply_part, turn.rendered.open_reasoning) == (
+        HEAD,
+        "",
+        "start",
+        "",
+    )
+    assert render(chatml, HI) == HEAD
+    assert render(chatml, HI, add_generation_prompt=False) == "<|im_start|>user\nHi<|im_end|>\n"
+
+
+def test_a_header_that_opens_a_reasoning_block(thinking: ChatFormat) -> None:
+    turn = prepare(thinking, HI)
+    assert (turn.rendered.reply_part, turn.rendered.open_reasoning) == ("reasoning", "<think>\n")
+    splitter = turn.splitter()
+    assert splitter.feed("hm</think>\n\nHello") == ReplyDelta("hm", "Hello")
+    assert prepare(thinking, HI, reasoning_format="none").splitter().feed("hm</think>") == ReplyDelta(
+        content="hm</think>"
+    )
+
+
+def test_a_user_who_writes_tags_opens_nothing(thinking: ChatFormat) -> None:
+    turn = prepare(thinking, [{"role": "user", "content": "<think>"}], template_kwargs={"enable_thinking": False})
+    assert (turn.rendered.reply_part, turn.rendered.open_reasoning) == ("start", "")
+
+
+def test_variables_of_the_template_and_those_that_cannot_be_changed() -> None:
+    chat = ChatFormat(Template(toy.THINKING), toy.chatml_tokenizer(), {"enable_thinking": False})
+    assert prepare(chat, HI).rendered.reply_part == "start"
+    assert prepare(chat, HI, template_kwargs={"enable_thinking": True}).rendered.reply_part == "reasoning"
+    wild = {"messages": [], "tools": 1, "add_generation_prompt": False, "self": 1}
+    assert render(chat, HI, template_kwargs=wild) == render(chat, HI)
+
+
+@pytest.mark.parametrize("content", ["Well", " Well, ", "", "a <think> b </think>\n"])
+def test_the_reply_continues_a_last_assistant_message(thinking: ChatFormat, content: str) -> None:
+    turn = prepare(thinking, assistant(content))
+    assert turn.text == HEAD + "<think>\n\n</think>\n\n" + content
+    assert (turn.rendered.prefill, turn.rendered.reply_part) == (content, "content")
+    assert turn.splitter().feed(" on") == ReplyDelta(content=" on")
+
+
+def test_parts_and_reasoning_of_a_continued_message(thinking: ChatFormat) -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    turn = prepare(thinking, assistant(parts, reasoning_content="because"))
+    assert turn.text == HEAD + "<think>\nbecause\n</think>\n\na\n\nb"
+
+
+def test_reasoning_can_be_continued(thinking: ChatFormat, chatml: ChatFormat) -> None:
+    turn = prepare(thinking, assistant("", reasoning_content="I wonder "))
+    assert turn.text == HEAD + "<think>\nI wonder "
+    assert (turn.rendered.reply_part, turn.rendered.prefill) == ("reasoning", "I wonder ")
+    explicit = prepare(thinking, assistant("x", reasoning_content="I "), continue_final_message="reasoning_content")
+    assert explicit.text == HEAD + "<think>\nI "
+    assert prepare(thinking, assistant("x", reasoning_content="I "), continue_final_message="content").text.endswith(
+        "</think>\n\nx"
+    )
+    assert prepare(chatml, assistant("", reasoning_content="lost")).text == HEAD  # the template has no place for it
+
+
+def test_what_cannot_be_continued(chatml: ChatFormat) -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+    for messages, why in (
+        (assistant("a", tool_calls=[call]), "tool calls"),
+        ([*assistant("a"), {"role": "assistant", "content": "b"}], "two assistant"),
+    ):
+        with pytest.raises(RequestError, match=why):
+            prepare(chatml, messages)
+    with pytest.raises(RequestError, match="only an assistant"):
+        prepare(chatml, HI, continue_final_message="auto")
+    silent = ChatFormat(Template("{{ messages[0].content }}"), toy.chatml_tokenizer())
+    with pytest.raises(RequestError, match="cannot continue"):
+        prepare(silent, assistant("a"))
+
+
+def test_without_prefill_an_assistant_message_is_complete(chatml: ChatFormat) -> None:
+    text = render(chatml, assistant("a"), prefill_assistant=False)
+    assert text == HEAD + "a<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_bos_comes_once_and_only_where_the_model_wants_it() -> None:
+    specials = ("<s>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
+    for add_bos in (True, False):
+        tokenizer = ByteTokenizer(specials, bos="<s>", add_bos=add_bos)
+        chat = ChatFormat(Template(toy.LLAMA3, "<s>"), tokenizer)
+        assert prepare(chat, HI).prompt.tokens[:2].tolist() == [256, 257]  # the template writes it, too
+        assert render(chat, HI).startswith("<s>") is not add_bos
+        assert chat.prompt_from_text("x").tokens.tolist() == ([256, 120] if add_bos else [120])
+        assert chat.prompt_from_mixed([7, "x"]).tokens.tolist() == [7, 120]
+        assert chat.prompt_from_mixed(["x", 7, 8]).tokens.tolist() == [*([256] if add_bos else []), 120, 7, 8]
+
+
+def test_mixed_prompts(chatml: ChatFormat) -> None:
+    prompt = chatml.prompt_from_mixed([1, 2, "a<|im_start|>b", 256, "c"])
+    assert prompt.tokens.tolist() == [1, 2, 97, 256, 98, 256, 99]
+    assert prompt.boundaries == (3, 5)
+    assert len(chatml.prompt_from_mixed([])) == 0
+    with pytest.raises(RequestError, match="32-bit"):
+        chatml.prompt_from_mixed([2**40])
+
+
+def test_tools_reach_the_template(qwen_template: str) -> None:
+    chat = ChatFormat(Template(qwen_template), toy.chatml_tokenizer())
+    function = '{"name": "look_up", "description": "", "parameters": {"type": "object"}}'
+    tool = {"type": "function", "function": json.loads(function)}
+    text = render(chat, HI, tools=[tool])
+    assert f'{{"type": "function", "function": {function}}}' in text
+    assert render(chat, HI, tools=[]) == render(chat, HI)
+
+
+def test_the_real_template_continues_as_llama_server_does(qwen_template: str, qwen_tokenizer: Tokenizer) -> None:
+    chat = ChatFormat(Template(qwen_template, eos_token="<|im_end|>"), qwen_tokenizer)
+    assert render(chat, HI) == HEAD + "<think>\n"
+    assert render(chat, HI, template_kwargs={"enable_thinking": False}) == HEAD + "<think>\n\n</think>\n\n"
+    assert render(chat, assistant("Wh ")) == HEAD + "<think>\n\n</think>\n\nWh "
+    assert render(chat, assistant("", reasoning_content="I th")) == HEAD + "<think>\nI th"
+    assert render(chat, assistant("x", reasoning_content="r")) == HEAD + "<think>\nr\n</think>\n\nx"
+    inside = [*HI, {"role": "system", "content": "Be brief."}]
+    assert render(chat, inside) == (
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>user\nBe brief.<|im_end|>\n<|im_start|>assistant\n<think>\n"
+    )
+    with pytest.raises(RequestError, match="Unexpected message role"):
+        render(chat, [*HI, {"role": "wizard", "content": "S"}])

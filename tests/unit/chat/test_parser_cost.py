@@ -1,0 +1,127 @@
+"""What a reply or a conversation costs grows with its length, whatever stands in it: no text stops the server."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from pyctl.chat.cached_tokenizer import CachedTokenizer
+from pyctl.chat.call_formats.scan import coerce_argument, from_python, whole_call
+from pyctl.chat.json_schema import ready_schema
+from pyctl.chat.messages import check_messages
+from pyctl.engine.stream import LineLimits, TextStream
+from pyctl.errors import RequestError
+from pyctl.text import clean, one_line
+from tests.effort import IS_QUICK
+from tests.unit.chat.parsing import TOOLS
+from tests.unit.chat.test_call_formats import FAMILIES, Family
+from tests.unit.chat.toy import chatml_tokenizer
+
+SIZE = 1 << 14
+"""Work that grows with the square of this takes seconds."""
+
+SIGNS = ('"', '\\"', "'", "\\'", "\\", " ", "\n", "{", "[", "}", "a", '{"a":', "<", "x=", '"name"', "True", "_", "é")
+
+
+def seconds(function: Callable[[], object]) -> float:
+    began = time.thread_time()
+    function()
+    return time.thread_time() - began
+
+
+def beginnings(family: Family) -> Iterator[str]:
+    """The marks of a family after each other, and the beginning of a call up to each place where a sign ends."""
+    yield ""
+    for first in family.marks[:4]:
+        yield first
+        for second in family.marks[:6]:
+            yield first + second
+    for at, letter in enumerate(family.call):
+        if not letter.isalnum():
+            yield family.call[: at + 1]
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_a_reply_is_read_in_linear_time(family: Family) -> None:
+    slow = []
+    for begun in [*dict.fromkeys(beginnings(family))][:: 60 if IS_QUICK else 4]:
+        for sign in dict.fromkeys((*SIGNS, *family.marks, family.call, begun)):
+            if not sign:
+                continue
+            text = begun + sign * (SIZE // max(len(sign), 1))
+
+            def read(text: str = text) -> None:
+                parser = family.form.parser(TOOLS, family.form.tags(""), "content")
+                for at in range(0, len(text), 8):
+                    parser.feed(text[at : at + 8])
+                parser.finish()
+
+            if (taken := seconds(read)) > 3.0:
+                slow.append((begun, sign, round(taken, 1)))
+    assert not slow
+
+
+MEGABYTE = 1 << 20
+
+TEXTS = (
+    *SIGNS,
+    "x-anthropic-billing-header:",
+    "x-anthropic-billing-header: cch=",
+    "cch=",
+    "<|im_start|>",
+    "<|im_",
+    "<|",
+    "(?",
+    "[a",
+    "\\1",
+    "\x1b[",
+    "\u202e",
+)
+
+
+def billed(text: str) -> object:
+    return check_messages([{"role": "system", "content": "x-anthropic-billing-header:" + text}])
+
+
+def read_stream(text: str) -> None:
+    stream, lines = TextStream(("abc", "\n\n\n", "<|im_end|>")), LineLimits(4)
+    for at in range(0, len(text), 128):
+        lines.feed(stream.feed(text[at : at + 128].encode()), False)
+
+
+def patterns(text: str) -> object:
+    part = {"type": "string", "pattern": text[:4000]}
+    return ready_schema({"type": "array", "prefixItems": [part] * 400})
+
+
+READERS: dict[str, Callable[[str], Any]] = {
+    "a message": lambda text: check_messages([{"role": "user", "content": text}]),
+    "a billing header": billed,
+    "an argument": lambda text: coerce_argument(text, {"object", "string"}),
+    "Python's literals": from_python,
+    "a whole call": whole_call,
+    "a stream": read_stream,
+    "tokens": lambda text: CachedTokenizer(chatml_tokenizer(), chatml_tokenizer().special_tokens()).tokenize(text),
+    "patterns of a schema": patterns,
+    "a line of the log": one_line,
+    "text for a terminal": clean,
+}
+
+
+@pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
+def test_a_megabyte_of_anything_is_read_in_linear_time(reader: Callable[[str], Any]) -> None:
+    slow = []
+    for piece in TEXTS:
+        text = piece * (MEGABYTE // len(piece))
+
+        def read(text: str = text) -> None:
+            with contextlib.suppress(RequestError):
+                reader(text)
+
+        if (taken := seconds(read)) > 8.0:
+            slow.append((piece, round(taken, 1)))
+    assert not slow

@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyctl.chat.call_formats.qwen import QwenFormat
+from pyctl.chat.chat_format import ChatFormat
+from pyctl.chat.reasoning import ReplyPart
+from pyctl.chat.template import Template
+from pyctl.chat.tools import Tools
+from pyctl.text import random_id
+from tests.effort import examples
+from tests.unit.chat.conftest import unpacked
+from tests.unit.chat.parsing import STOP_TOOL, TOOLS, Parsed, parse_reply
+from tests.unit.chat.toy import chatml_tokenizer, prepare
+
+FORM = QwenFormat()
+
+
+def parse(pieces: list[str], tools: Tools = TOOLS, reply_part: ReplyPart = "content") -> Parsed:
+    return parse_reply(FORM, pieces, tools, reply_part)
+
+
+def xml(name: str, **arguments: str) -> str:
+    inner = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items())
+    return f"<tool_call>\n<function={name}>\n{inner}</function>\n</tool_call>"
+
+
+def look_up(arguments: str) -> list[tuple[str, str]]:
+    return [("look_up", arguments)]
+
+
+STOP = "<tool_call>\n<function=stop>\n</function>\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        (xml("look_up", text="a\nb"), "", look_up('{"text":"a\\nb"}')),
+        ("Let me see.\n\n" + STOP + "\n", "Let me see.\n\n", [("stop", "{}")]),
+        ("\n\n" + STOP + "\n" + STOP, "", [("stop", "{}"), ("stop", "{}")]),
+        (STOP + "\nAnd so on.", "\nAnd so on.", [("stop", "{}")]),
+        (xml("look_up", count="3", ratio=" 1.5 ", deep="True"), "", look_up('{"count":3,"ratio":1.5,"deep":true}')),
+        (xml("look_up", count="three"), "", look_up('{"count":"three"}')),
+        (xml("look_up", count="NaN"), "", look_up('{"count":"NaN"}')),
+        (xml("look_up", text="3", free="3", maybe="3"), "", look_up('{"text":"3","free":3,"maybe":"3"}')),
+        (xml("look_up", maybe="null", text="null"), "", look_up('{"maybe":null,"text":"null"}')),
+        (xml("look_up", where="{'a': \"it's\", 'b': None}"), "", look_up('{"where":{"a": "it\'s", "b": null}}')),
+        (xml("look_up", tags='["a",\n 1]'), "", look_up('{"tags":["a",\n 1]}')),
+        (xml("look_up", unknown="x"), "", look_up('{"unknown":"x"}')),
+        (xml("other", a="x"), "", [("other", '{"a":"x"}')]),
+        (xml("look_up", text=""), "", look_up('{"text":""}')),
+        (xml("look_up", text="\n x \n"), "", look_up('{"text":"\\n x \\n"}')),
+        (
+            xml("look_up", text="a\n</parameter>\nb </function>"),
+            "",
+            look_up('{"text":"a\\n</parameter>\\nb </function>"}'),
+        ),
+        (xml("look_up", text="</parameter>"), "", look_up('{"text":"</parameter>"}')),
+        (
+            "<tool_call><function=look_up><parameter=text>a</parameter></function></tool_call>",
+            "",
+            look_up('{"text":"a"}'),
+        ),
+        ("<function=look_up>\n<parameter=text>\n</parameter>\n</function>", "", look_up('{"text":""}')),
+        ("<function=look_up>\n<parameter=text>\na\n</parameter>\n</tool_call>", "", look_up('{"text":"a"}')),
+        # no head: content, byte for byte
+        ("#include <functional>\n<function=other>", "#include <functional>\n<function=other>", []),
+        ("<tool_call>\nno\n</tool_call>", "<tool_call>\nno\n</tool_call>", []),
+        ("<tool_call>\n<function=look up>", "<tool_call>\n<function=look up>", []),
+        (" \n<tool_call>\n<funct", " \n<tool_call>\n<funct", []),
+        ('<tool_call>{"name": 3}</tool_call>', '<tool_call>{"name": 3}</tool_call>', []),
+        ('<tool_call>{"name": "a", "arg', '<tool_call>{"name": "a", "arg', []),
+        ("<tool_call>" + STOP, "<tool_call>", [("stop", "{}")]),
+        # what ends within, or goes astray
+        ("<tool_call>\n<function=look_up>\n<parameter=text>\nab", "", look_up('{"text":"ab')),
+        ("<tool_call>\n<function=look_up>\n<parameter=count>\n12", "", look_up('{"count":12')),
+        ("<tool_call>\n<function=look_up>\n<parameter=text>\nab\n</parameter>\n", "", look_up('{"text":"ab"')),
+        ("<tool_call>\n<function=look_up>\n<param", "", [("look_up", "")]),
+        ("<tool_call>\n<function=look_up>\nhm", "\nhm", [("look_up", "{}")]),
+        # JSON
+        (
+            '<tool_call>\n{"name": "look_up", "arguments": {"text": "}\\"</tool_call>"}}\n</tool_call>',
+            "",
+            look_up('{"text": "}\\"</tool_call>"}'),
+        ),
+        ('<tool_call>{"name":"stop","arguments":{}}</tool_call>' * 2, "", [("stop", "{}"), ("stop", "{}")]),
+        ('<tool_call>{"arguments": {"a": [1]}, "name": "stop"}</tool_call>', "", [("stop", '{"a": [1]}')]),
+        ('<tool_call>{"name": "stop", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("stop", '{"a": 1}')]),
+        ('<tool_call>{"name": "stop"}</tool_call>', "", [("stop", "{}")]),
+        ('<tool_call>{"name": "stop", "arguments": {"a": "b', "", [("stop", '{"a": "b')]),
+        ('<tool_call>{"name": "stop", "arguments": {}}', "", [("stop", "{}")]),
+        ('<tool_call>["stop"]</tool_call>', '<tool_call>["stop"]</tool_call>', []),
+    ],
+)
+def test_whole_and_letter_by_letter(text: str, content: str, calls: list[tuple[str, str]]) -> None:
+    assert parse([text]) == ("", content, calls)
+    assert parse(list(text)) == ("", content, calls)
+
+
+def test_reasoning_comes_first_and_holds_no_calls() -> None:
+    text = f"I could {STOP[1:]}\n</think>\n\nWell\n{STOP}"
+    assert parse([text], reply_part="reasoning") == (f"I could {STOP[1:]}\n", "Well\n", [("stop", "{}")])
+    assert parse([f"hm\n{STOP}"], reply_part="reasoning") == ("hm\n", "", [("stop", "{}")])
+
+
+def test_without_parallel_calls_only_the_first_is_one() -> None:
+    one = Tools(TOOLS.tools, parallel=False)
+    assert parse([STOP + "\n" + STOP], one) == ("", "\n" + STOP, [("stop", "{}")])
+
+
+def test_arguments_come_out_as_soon_as_they_are_certain() -> None:
+    parser = FORM.call_parser(TOOLS)
+    parser.feed("<tool_call>\n<function=look_up>\n<parameter=text>\n")
+    assert [call.arguments for call in parser.feed("Hello ").calls] == ['"Hello ']
+    assert parser.feed("\n</para").calls == ()
+    assert [call.arguments for call in parser.feed("graph>").calls] == ["\\n</paragraph>"]
+
+
+def test_ids_are_as_llama_server_makes_them() -> None:
+    ids = {random_id() for _ in range(10)}
+    assert len(ids) == 10
+    assert all(len(text) == 32 and text.isalnum() for text in ids)
+
+
+PARTS = [
+    *("<tool_call>", "</tool_call>", "<function=", "look_up", "stop", ">", "</function>", "<parameter="),
+    *(
+        "text",
+        "count",
+        "</parameter>",
+        "\n",
+        " ",
+        "<",
+        "</",
+        "{",
+        "}",
+        '"',
+        "\\",
+        "[",
+        "]",
+        '{"name": "stop", "arguments": ',
+        ":",
+        ",",
+    ),
+    *("<think>", "</think>", "é", "7", "null", "x"),
+]
+
+
+@settings(max_examples=examples(400), deadline=None)
+@given(st.data())
+def test_any_cutting_gives_the_same(data: st.DataObject) -> None:
+    noise = st.lists(st.sampled_from(PARTS) | st.text(max_size=3), max_size=14).map("".join)
+    call = st.builds(lambda text, end: f"<tool_call>\n<function=look_up>\n<parameter=text>\n{text}{end}", noise, noise)
+    text = "".join(data.draw(st.lists(noise | call | st.just(STOP), max_size=3)))
+    reply_part: ReplyPart = data.draw(st.sampled_from(("start", "reasoning", "content")))
+    tools = Tools(TOOLS.tools, data.draw(st.booleans()))
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=8)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    whole = parse([text], tools, reply_part)
+    assert parse(pieces, tools, reply_part) == whole
+    assert parse(list(text), tools, reply_part) == whole
+    if not whole[2] and reply_part == "content":
+        assert whole[1] == text
+
+
+TEMPLATES = (
+    "Qwen3.5-4B",
+    "Qwen3-Coder",
+    "Qwen-Qwen3-0.6B",
+    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use",
+)
+VALUES = {
+    "text": st.text(max_size=30).filter(lambda text: "</" not in text),
+    "count": st.integers(-(10**12), 10**12),
+    "ratio": st.floats(allow_nan=False, allow_infinity=False),
+    "deep": st.booleans(),
+    "where": st.dictionaries(st.text(max_size=4), st.integers() | st.text(max_size=5), max_size=3),
+    "tags": st.lists(st.none() | st.booleans() | st.text(max_size=5), max_size=4),
+}
+# Between tags, only the declared type tells "0" from 0: tools that declare nothing get nothing.
+CALLS = st.lists(
+    st.tuples(st.just("look_up"), st.fixed_dictionaries({}, optional=VALUES))
+    | st.tuples(st.sampled_from(("stop", "other-1.x")), st.just({})),
+    min_size=1,
+    max_size=3,
+)
+
+
+@pytest.fixture(scope="module", params=TEMPLATES)  # one for all examples
+def chat(request: pytest.FixtureRequest) -> ChatFormat:
+    source = unpacked(f"templates/{request.param}.jinja").read_text()
+    return ChatFormat(Template(source, eos_token="<|im_end|>"), chatml_tokenizer())
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(calls=CALLS, said=st.sampled_from(("", "Well.", "a < b")), ascii_only=st.booleans())
+def test_every_rendered_call_parses_back(chat: ChatFormat, calls: list[Any], said: str, ascii_only: bool) -> None:
+    sent = [
+        {"type": "function", "function": {"name": name, "arguments": json.dumps(arguments, ensure_ascii=ascii_only)}}
+        for name, arguments in calls
+    ]
+    hi = [{"role": "user", "content": "Hi"}]
+    message = {"role": "assistant", "content": said, "tool_calls": sent}
+    options: dict[str, Any] = {"tools": [{"type": "function", "function": STOP_TOOL}]}
+    head = prepare(chat, hi, **options).text.rpartition("assistant")[0] + "assistant"
+    text = prepare(chat, [*hi, message], prefill_assistant=False, add_generation_prompt=False, **options).text
+    assert text.startswith(head)
+    reply = text[len(head) :].removesuffix("\n").removesuffix("<|im_end|>").lstrip("\n")
+    _, content, found = parse([reply], reply_part="start")
+    assert [(name, json.loads(arguments)) for name, arguments in found] == [(name, a) for name, a in calls]
+    assert content.strip() in (said, "")

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyctl.chat.call_formats.qwen import QwenFormat
+from pyctl.chat.reasoning import ReasoningSplitter, ReplyDelta, ReplyPart
+from tests.effort import examples
+
+
+def split(pieces: list[str], reply_part: ReplyPart = "start") -> tuple[str, str]:
+    splitter = ReasoningSplitter(QwenFormat.reasoning[0], reply_part)
+    deltas = [*map(splitter.feed, pieces), splitter.finish()]
+    return "".join(d.reasoning for d in deltas), "".join(d.content for d in deltas)
+
+
+@pytest.mark.parametrize(
+    ("reply_part", "text", "reasoning", "content"),
+    [
+        ("start", "Hello", "", "Hello"),
+        ("start", "  Hello ", "", "Hello "),
+        ("start", "\n\nHello", "", "Hello"),
+        ("start", " \n", "", ""),
+        ("start", "<think>\nhm\n</think>\n\nHello ", "hm\n", "Hello "),
+        ("start", " \n<think>hm</think>Hello", "hm", "Hello"),
+        ("start", "<thinking>Hello", "", "<thinking>Hello"),
+        ("start", "<thin", "", "<thin"),
+        ("start", "Hello <think>no</think>", "", "Hello <think>no</think>"),
+        ("start", "", "", ""),
+        ("reasoning", "\nhm\n</think>\n\nHello", "hm\n", "Hello"),
+        ("reasoning", "never ends </thin", "never ends </thin", ""),
+        ("reasoning", "\n\n</think>\n\nHello", "", "Hello"),
+        ("reasoning", "a < b and <i>", "a < b and <i>", ""),
+        ("reasoning", "hm</think>a</think>b", "hm", "a</think>b"),
+        ("reasoning", "hm\n<tool_call>\n{}", "hm\n", "<tool_call>\n{}"),
+        ("reasoning", "hm</think>\n<tool_call>\n{}", "hm", "<tool_call>\n{}"),
+        ("content", " and <think>so</think> on", "", " and <think>so</think> on"),
+    ],
+)
+def test_whole_and_letter_by_letter(reply_part: ReplyPart, text: str, reasoning: str, content: str) -> None:
+    assert split([text], reply_part) == (reasoning, content)
+    assert split(list(text), reply_part) == (reasoning, content)
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(st.data())
+def test_any_cutting_gives_the_same(data: st.DataObject) -> None:
+    parts = ["<think>", "</think>", "<tool_call>", "<", "</", "th", "x", " ", "\n", ">"]
+    text = "".join(data.draw(st.lists(st.sampled_from(parts), max_size=12)))
+    reply_part: ReplyPart = data.draw(st.sampled_from(("start", "reasoning", "content")))
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=6)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert split(pieces, reply_part) == split([text], reply_part)
+
+
+def test_text_comes_out_as_soon_as_it_is_certain() -> None:
+    splitter = ReasoningSplitter(QwenFormat.reasoning[0], "reasoning")
+    assert splitter.feed("I think <") == ReplyDelta("I think ")
+    assert splitter.feed("b") == ReplyDelta("<b")
+    assert splitter.feed("</think> ") == ReplyDelta()
+    assert splitter.feed("\nYes") == ReplyDelta(content="Yes")
+    assert splitter.feed(" ") == ReplyDelta(content=" ")
+
+
+def test_blanks_stay_where_the_template_knows_no_reasoning() -> None:
+    splitter = ReasoningSplitter(QwenFormat().tags("a template"), "start")
+    assert splitter.feed("\n\nHello") == ReplyDelta(content="\n\nHello")
+    known = ReasoningSplitter(QwenFormat().tags("<think>"), "start")
+    assert known.feed("\n\nHello") == ReplyDelta(content="Hello")
+
+
+def test_without_tags_everything_is_content() -> None:
+    splitter = ReasoningSplitter()
+    assert splitter.feed(" <think>a</think>") == ReplyDelta(content=" <think>a</think>")
+    assert splitter.finish() == ReplyDelta()

@@ -1,0 +1,443 @@
+from __future__ import annotations
+
+import itertools
+import json
+import multiprocessing
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyctl.chat.cached_tokenizer import Tokenizer
+from pyctl.chat.chat_format import ChatFormat
+from pyctl.chat.replay import Replay
+from pyctl.chat.reply_splitter import ParsedReply
+from pyctl.chat.template import Template
+from pyctl.prompt import as_tokens
+from tests.effort import examples
+from tests.unit.chat import toy
+from tests.unit.chat.conftest import unpacked
+from tests.unit.chat.toy import prepare
+
+Message = dict[str, Any]
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
+    },
+}
+AT = b"a place"
+HI: Message = {"role": "user", "content": "Hi"}
+RESULT: Message = {"role": "tool", "tool_call_id": "x", "content": "rain"}
+XML = "<tool_call>\n<function=look_up>\n<parameter=days>\n 3\n</parameter>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call>"  # noqa: E501
+JSON = '<tool_call>\n{"name":"look_up",  "arguments":{ "days":3,"city":"Par\\u0069s"}}\n</tool_call>'
+
+
+class Dialogue:
+    """A client and a server that remembers; replies are sampled one byte a token, as no tokenizer would."""
+
+    def __init__(self, template: str, mode: str = "equal", tokenizer: Tokenizer | None = None) -> None:
+        self.replay = Replay(mode)
+        self.chat = ChatFormat(
+            Template(template, eos_token="<|im_end|>"), tokenizer or toy.chatml_tokenizer(), replay=self.replay
+        )
+        self.messages: list[Message] = []
+        self.tokens: list[int] = []
+        self.unbroken: list[bool] = []
+
+    def turn(self, *messages: Message, reply: str, tokens: list[int] | None = None, **kwargs: Any) -> Message:
+        """Send ``messages`` and get ``reply``, which is returned as a message; notes whether the prompt goes on where
+        the last reply ended.
+        """
+        self.messages += messages
+        turn = prepare(self.chat, self.messages, tools=[TOOL], template_kwargs=kwargs)
+        prompt = turn.prompt.tokens.tolist()
+        self.unbroken.append(prompt[: len(self.tokens)] == self.tokens)
+        tokens = list(reply.encode()) if tokens is None else tokens
+        self.tokens = prompt + tokens
+        parsed: list[Any] = []
+        splitter = turn.splitter()
+        for at, letter in enumerate(reply):
+            parsed.append(splitter.feed(letter, tokens if at == 0 else ()))
+        parsed.append(splitter.finish())
+        whole = ParsedReply()
+        for delta in parsed:
+            whole.add(delta)
+        return whole.message()
+
+
+def rewritten(message: Message, **changes: Any) -> Message:
+    """The message as a client may send it back: without ids, arguments written in another way."""
+    calls = []
+    for call in message.get("tool_calls", ()):
+        arguments = json.loads(call["function"]["arguments"])
+        text = json.dumps(dict(sorted(arguments.items())), indent=2)
+        calls.append({"type": "function", "function": {"name": call["function"]["name"], "arguments": text}})
+    return {**message, **({"tool_calls": calls} if calls else {}), **changes}
+
+
+def qwen() -> str:
+    return unpacked("templates/Qwen3.5-4B.jinja").read_text()
+
+
+@pytest.mark.parametrize(
+    ("template", "reply"),
+    [
+        (qwen, f"hm\n\n</think>\n\nI look.\n{XML}\n"),
+        (qwen, f" so{XML}"),
+        (lambda: unpacked("templates/Qwen3-Coder.jinja").read_text(), f"I look.\n{XML}"),
+        (lambda: unpacked("templates/Qwen-Qwen3-0.6B.jinja").read_text(), f"<think>hm</think>{JSON}"),
+    ],
+)
+def test_a_round_trip_of_a_tool_is_unbroken(template: Callable[[], str], reply: str) -> None:
+    for mode in ("equal", "off"):
+        dialogue = Dialogue(template(), mode)
+        said = dialogue.turn(HI, reply=reply)
+        assert json.loads(said["tool_calls"][0]["function"]["arguments"]) == {"city": "Paris", "days": 3}
+        dialogue.turn(rewritten(said), RESULT, reply="It rains.")
+        assert dialogue.unbroken == [True, mode == "equal"]
+
+
+def test_the_thinking_of_a_whole_chain_stays_after_the_next_question() -> None:
+    dialogue = Dialogue(qwen())
+    said = dialogue.turn(HI, reply=f"hm\n</think>\n\n{XML}")
+    said = dialogue.turn(said, RESULT, reply="fine\n</think>\n\nIt rains.")
+    dialogue.turn(said, HI, reply="bye</think>Bye")
+    assert dialogue.unbroken == [True, True, True]
+    assert "hm\n</think>" in prepare(dialogue.chat, dialogue.messages, tools=[TOOL]).text
+    without = ChatFormat(dialogue.chat.template, toy.chatml_tokenizer())
+    assert "hm" not in prepare(without, dialogue.messages, tools=[TOOL]).text
+
+
+@pytest.mark.parametrize(("mode", "unbroken"), [("equal", False), ("full", True)])
+def test_reasoning_that_the_client_dropped_comes_back_only_if_asked_for(mode: str, unbroken: bool) -> None:
+    dialogue = Dialogue(qwen(), mode)
+    said = dialogue.turn(HI, reply=f"hm\n</think>\n\n{XML}")
+    del said["reasoning_content"]
+    dialogue.turn(said, RESULT, reply="</think>It rains.")
+    assert dialogue.unbroken == [True, unbroken]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"content": "other"}, {"reasoning_content": "other"}, {"tool_calls": []}],
+)
+def test_a_message_that_means_something_else_is_not_replaced(changes: Message) -> None:
+    for mode in ("equal", "full"):
+        dialogue = Dialogue(qwen(), mode)
+        said = {**dialogue.turn(HI, reply=f"hm\n</think>\n\nI look.\n\n{XML}"), **changes}
+        messages = [HI, said, RESULT]
+        plain = ChatFormat(dialogue.chat.template, toy.chatml_tokenizer())
+        assert prepare(dialogue.chat, messages).text == prepare(plain, messages).text
+
+
+def test_other_arguments_are_not_replaced() -> None:
+    dialogue = Dialogue(qwen())
+    said = dialogue.turn(HI, reply=XML, enable_thinking=False)
+    call = {"type": "function", "function": {"name": "look_up", "arguments": {"city": "Rome", "days": 3}}}
+    dialogue.turn({**said, "tool_calls": [call]}, RESULT, reply="x")
+    assert dialogue.unbroken == [True, False]
+    assert "Rome" in prepare(dialogue.chat, dialogue.messages).text
+
+
+def test_the_same_call_twice_is_told_apart_by_what_comes_before() -> None:
+    for keep_ids in (True, False):
+        dialogue = Dialogue(qwen(), "full")
+        sent: list[Message] = []
+        for thought in ("one", "two", "three"):
+            said = dialogue.turn(*sent, HI if not sent else RESULT, reply=f"{thought}\n</think>\n\n{XML}")
+            del said["reasoning_content"]
+            sent = [said if keep_ids else rewritten(said)]
+        assert dialogue.unbroken == [True, True, True]
+
+
+def test_a_continued_message_is_remembered_with_its_beginning() -> None:
+    dialogue = Dialogue(toy.THINKING)
+    dialogue.messages = [HI, {"role": "assistant", "content": "We"}]
+    assert dialogue.turn(reply="ll  ")["content"] == "ll  "
+    whole = {"role": "assistant", "content": "Well"}
+    assert "Well  <|im_end|>" in prepare(dialogue.chat, [HI, whole, HI], tools=[TOOL]).text
+    assert prepare(dialogue.chat, [HI, whole], tools=[TOOL]).text.endswith(
+        "Well"
+    )  # it is being continued and stays as it is
+
+
+def test_replay_goes_on_under_a_message_that_is_continued() -> None:
+    dialogue = Dialogue(qwen())
+    said = dialogue.turn(HI, reply=f"hm\n</think>\n\n{XML}")
+    turn = prepare(dialogue.chat, [HI, said, RESULT, {"role": "assistant", "content": "It"}], tools=[TOOL])
+    assert turn.prompt.tokens[: len(dialogue.tokens)].tolist() == dialogue.tokens
+    assert turn.text.endswith("</think>\n\nIt")
+
+
+def test_tokens_that_say_something_else_are_not_kept() -> None:
+    dialogue = Dialogue(toy.CHATML)
+    said = dialogue.turn(HI, reply="Well", tokens=list(b"Well, STOP"))  # as after a stop string
+    turn = prepare(dialogue.chat, [HI, said, HI], tools=[TOOL])
+    assert turn.text.startswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nWell<|im_end|>\n")
+    assert turn.prompt.tokens.tolist() == dialogue.chat.prompt_from_text(turn.text).tokens.tolist()
+
+
+@pytest.mark.parametrize("template", [toy.MISTRAL, toy.PLAIN, toy.LLAMA3.replace("<|start_header_id|>", "")])
+def test_nothing_is_replaced_where_no_token_begins_the_message(template: str) -> None:
+    dialogue = Dialogue(template)
+    said = dialogue.turn({"role": "user", "content": "a\nb"}, reply="  Well")
+    messages = [{"role": "user", "content": "a\nc"}, said, HI]
+    plain = ChatFormat(dialogue.chat.template, toy.chatml_tokenizer())
+    assert prepare(dialogue.chat, messages).text == prepare(plain, messages).text
+
+
+def test_a_user_who_writes_a_mark_gets_nothing_replaced() -> None:
+    dialogue = Dialogue(toy.CHATML)
+    said = dialogue.turn(HI, reply="Well", tokens=[87, 101, 108, 108])
+    messages = [HI, said, {"role": "user", "content": "pyctl-said-before-4c9e-1;"}]
+    assert prepare(dialogue.chat, messages, tools=[TOOL]).rendered.parts == ()
+    assert prepare(dialogue.chat, [HI, said, HI], tools=[TOOL]).rendered.parts != ()
+
+
+def test_memory_is_bounded_and_the_longest_unused_goes_first() -> None:
+    replay = Replay("equal", max_bytes=5000)
+    said = [{"role": "assistant", "content": f"reply {i}"} for i in range(20)]
+    for message in said:
+        replay.remember(message, AT, "<|im_start|>assistant\n", message["content"], None)
+        assert replay.n_bytes <= 5000
+        assert replay.find(said[0], AT) is not None  # in use all the time
+    kept = [replay.find(message, AT) is not None for message in said]
+    assert kept[1:] == sorted(kept[1:])
+    assert 2 < sum(kept) < 19
+    before = replay.n_bytes
+    replay.remember(said[-1], AT, "<|im_start|>assistant\n", "reply 19", None)
+    assert replay.n_bytes == before
+
+
+PARTS = ["<think>", "</think>", XML, JSON, XML[:60], "<tool_call>", "</tool_call>", "\n", " ", "Well", "<|im_end|>"]
+
+
+@settings(max_examples=examples(120), deadline=None)
+@given(
+    replies=st.lists(st.lists(st.sampled_from(PARTS), max_size=6).map("".join), min_size=1, max_size=4),
+    thinks=st.booleans(),
+    asks=st.lists(st.booleans(), min_size=4, max_size=4),
+)
+def test_whatever_was_said_is_unbroken_when_it_is_returned(replies: list[str], thinks: bool, asks: list[bool]) -> None:
+    dialogue = Dialogue(qwen())
+    sent: list[Message] = [HI]
+    for reply, ask in zip(replies, asks, strict=False):
+        said = dialogue.turn(*sent, reply=reply, enable_thinking=thinks)
+        sent = [said, HI if ask else RESULT]
+    dialogue.turn(*sent, reply="")
+    assert all(dialogue.unbroken)
+
+
+def test_replies_outlive_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "replies"
+    replay = Replay(path=path)
+    message = {"role": "assistant", "content": "It rains.", "reasoning_content": "hm \ud800"}
+    replay.remember(message, AT, "head", "raw \ud800", as_tokens([5, 6]))
+    replay.remember({"role": "assistant", "content": "Bye."}, AT, "head", "raw", None)
+    again = Replay(path=path)
+    assert again.n_bytes == replay.n_bytes
+    found = again.find(message, AT)
+    assert found is not None
+    assert found.text == "raw \ud800"
+    assert found.tokens is not None
+    assert found.tokens.tolist() == [5, 6]
+    assert Replay("off", path=path).find(message, AT) is None
+
+
+@given(st.data())
+@settings(max_examples=examples(60), deadline=None)
+def test_a_damaged_file_loses_the_damaged_lines_only(data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "replies"
+        replay = Replay(path=path)
+        messages: list[Message] = [{"role": "assistant", "content": f"reply {i}"} for i in range(4)]
+        for message in messages:
+            replay.remember(message, AT, "head", "raw", None)
+        lines = path.read_bytes().splitlines(keepends=True)
+        hit = data.draw(st.integers(0, 3))
+        cut = data.draw(st.integers(0, len(lines[hit]) - 2))
+        junk = data.draw(st.binary(max_size=20)).replace(b"\n", b"")
+        path.write_bytes(b"".join(lines[:hit]) + lines[hit][:cut] + junk + b"\n" + b"".join(lines[hit + 1 :]))
+        again = Replay(path=path)
+        found = [again.find(message, AT) is not None for message in messages]
+        assert all(found[:hit] + found[hit + 1 :])
+        again.remember({"role": "assistant", "content": "new"}, AT, "head", "raw", None)
+        assert Replay(path=path).find({"role": "assistant", "content": "new"}, AT) is not None
+
+
+def test_a_line_that_was_cut_off_takes_no_other_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "replies"
+    path.write_bytes(b'{"key":"00')
+    Replay(path=path).remember(HI | {"role": "assistant"}, AT, "head", "raw", None)
+    assert Replay(path=path).find(HI | {"role": "assistant"}, AT) is not None
+
+
+def replied(number: int) -> Message:
+    return {"role": "assistant", "content": str(number)}
+
+
+def bytes_in(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.iterdir())
+
+
+def test_the_files_are_bounded_at_all_times_and_what_is_in_use_stays(tmp_path: Path) -> None:
+    path = tmp_path / "replies"
+    replay = Replay(max_bytes=20_000, path=path, max_file_bytes=10_000)
+    for number in range(400):
+        replay.remember(replied(number), AT, "head", "raw " * 20, None)
+        assert bytes_in(tmp_path) <= 10_000
+        assert replay.find(replied(0), AT) is not None
+    replay.remember(replied(400), AT, "head", "raw " * 4000, None)
+    assert bytes_in(tmp_path) <= 10_000, "one that is too long drives nothing out"
+    again = Replay(max_bytes=20_000, path=path, max_file_bytes=10_000)
+    kept = [number for number in range(400) if again.find(replied(number), AT) is not None]
+    assert kept[0] == 0, "in use all the time"
+    assert kept[1:] == list(range(kept[1], 400))
+    assert len(kept) > 10
+
+
+def test_files_of_a_larger_limit_are_cut_at_the_start(tmp_path: Path) -> None:
+    path = tmp_path / "replies"
+    replay = Replay(path=path)
+    for number in range(200):
+        replay.remember(replied(number), AT, "head", "raw " * 20, None)
+    before = bytes_in(tmp_path)
+    again = Replay(max_bytes=20_000, path=path)
+    assert bytes_in(tmp_path) < 20_000 < before
+    assert again.find(replied(199), AT) is not None
+    assert again.find(replied(0), AT) is None
+
+
+def remember_many(path: str, first: int) -> None:
+    replay = Replay(path=Path(path), max_file_bytes=20_000)
+    for number in range(first, first + 300):
+        replay.remember(replied(number), AT, "head", "raw", None)
+
+
+def test_several_processes_share_the_files(tmp_path: Path) -> None:
+    path = tmp_path / "replies"
+    spawn = multiprocessing.get_context("spawn")
+    children = [spawn.Process(target=remember_many, args=(str(path), first)) for first in (0, 1000)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(120)
+        assert child.exitcode == 0
+    lines = [json.loads(line) for each in tmp_path.iterdir() for line in each.read_bytes().splitlines()]
+    assert 60 < len(lines) < 600
+    assert bytes_in(tmp_path) <= 20_000
+
+
+def remember_for_ever(path: str, ready: object) -> None:
+    replay = Replay(path=Path(path), max_file_bytes=20_000)
+    for number in itertools.count():
+        replay.remember(replied(number), AT, "head", "raw", None)
+        if number == 200:
+            ready.set()  # type: ignore[attr-defined]
+
+
+def test_a_kill_loses_at_most_the_line_being_written(tmp_path: Path) -> None:
+    path = tmp_path / "replies"
+    spawn = multiprocessing.get_context("spawn")
+    for _ in range(3):
+        ready = spawn.Event()
+        child = spawn.Process(target=remember_for_ever, args=(str(path), ready), daemon=True)
+        child.start()
+        assert ready.wait(120)
+        child.kill()
+        child.join(120)
+        assert {each.name for each in tmp_path.iterdir()} <= {"replies", "replies.older"}
+        assert bytes_in(tmp_path) <= 20_000
+        lines = [line for each in tmp_path.iterdir() for line in each.read_bytes().splitlines()]
+        assert Replay(path=path, max_file_bytes=20_000).n_bytes > 0
+        assert sum(line.endswith(b"}") for line in lines) >= len(lines) - 1
+
+
+def test_a_reply_belongs_to_its_conversation_alone() -> None:
+    secret = {"role": "user", "content": "My PIN is 1234. Is it a good one?"}
+    for mode in ("equal", "full"):
+        dialogue = Dialogue(qwen(), mode)
+        said = dialogue.turn(secret, reply="The PIN 1234 is poor.\n</think>\n\nYes.")
+        for told in (said, {"role": "assistant", "content": said["content"]}):
+            for before in ([HI], [HI, secret], [{"role": "system", "content": "x"}, secret]):
+                messages = [*before, told, HI]
+                plain = ChatFormat(dialogue.chat.template, toy.chatml_tokenizer())
+                mine = prepare(dialogue.chat, messages, tools=[TOOL])
+                assert mine.rendered.parts == ()
+                assert mine.text == prepare(plain, messages, tools=[TOOL]).text
+        assert prepare(dialogue.chat, [secret, said, HI], tools=[TOOL]).rendered.parts
+        assert not prepare(dialogue.chat, [secret, said, HI]).rendered.parts, "with these tools only"
+
+
+def test_what_clients_write_anew_each_turn_is_still_the_same_conversation() -> None:
+    dialogue = Dialogue(qwen())
+    said = dialogue.turn({"role": "user", "content": "a\nb"}, reply=f"hm\n</think>\n\n{XML}")
+    result = {"role": "tool", "tool_call_id": "x", "content": [{"type": "text", "text": "rain"}]}
+    last = dialogue.turn(said, result, reply="fine\n</think>\n\nIt rains.")
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    again = [{"role": "user", "content": parts}, rewritten(said, content=None), {**RESULT, "tool_call_id": "y"}]
+    del again[1]["reasoning_content"]
+    assert "fine" in prepare(dialogue.chat, [*again, last, HI], tools=[TOOL]).text
+
+
+def test_lines_of_an_older_form_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "replies"
+    Replay(path=path).remember(replied(1), AT, "head", "raw", None)
+    line = json.loads(path.read_bytes())
+    del line["of"]
+    path.write_text(json.dumps({**line, "place": 1}) + "\n")
+    assert Replay(path=path).find(replied(1), AT) is None
+
+
+def test_replies_that_mean_the_same_are_bounded() -> None:
+    replay = Replay("full")
+    for number in range(100):
+        message = {"role": "assistant", "content": "Yes.", "reasoning_content": str(number)}
+        replay.remember(message, AT, "head", str(number), None)
+    found = replay.find({"role": "assistant", "content": "Yes."}, AT)
+    assert found is not None
+    assert found.text == "99"
+    assert replay.n_bytes < 10_000
+
+
+def test_a_slow_disk_holds_up_nobody_who_remembers_or_looks_up(tmp_path: Path) -> None:
+    waiting: list[Callable[[], None]] = []
+    path, place = tmp_path / "replies", AT
+    replay = Replay("equal", path=path, run_soon=waiting.append)
+    messages = [{"role": "assistant", "content": f"reply {number}"} for number in range(400)]
+    for message in messages:
+        replay.remember(message, place, "head\n", "text", None)
+        assert replay.find(message, place) is not None
+    assert not path.exists(), "nothing was written by who asked"
+    assert len(waiting) == 1
+    waiting.pop()()
+    again = Replay("equal", path=path)
+    found = [again.find(message, place) is not None for message in messages]
+    assert found == [False] * 144 + [True] * 256, "the oldest of those that waited were given up"
+    assert not waiting
+    replay.find(messages[-1], place)
+    assert not waiting, "what is in the file is not written again"
+
+
+def test_replies_beyond_the_day_s_bytes_are_not_written(tmp_path: Path) -> None:
+    spent: list[int] = []
+
+    def spend(n_bytes: int) -> bool:
+        spent.append(n_bytes)
+        return len(spent) <= 2
+
+    path, place = tmp_path / "replies", AT
+    replay = Replay("equal", path=path, spend=spend)
+    for number in range(4):
+        replay.remember({"role": "assistant", "content": f"reply {number}"}, place, "head\n", "text", None)
+    assert len(spent) == 4
+    assert path.stat().st_size == sum(spent[:2])
+    assert replay.find({"role": "assistant", "content": "reply 3"}, place) is not None

@@ -1,0 +1,217 @@
+"""Runs `pyctl serve` and `pyctl chat` on a fake model, and looks at what the parts of the program are given."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import cached_property
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyctl.cache.cache_stats import RequestStats
+from pyctl.cli import assemble, chat_command, main, serve_command
+from pyctl.engine import model_settings
+from pyctl.engine.admin import EngineAdmin
+from pyctl.engine.draft.draft_settings import MODEL_TYPES, DraftSettings
+from pyctl.engine.handle import RequestHandle
+from pyctl.engine.model_settings import ModelSettings
+from pyctl.engine.pool.pool_settings import PoolSettings
+from pyctl.engine.request import Done, Piece, Request, Timings
+from pyctl.engine.vision.vision_settings import VisionSettings
+from pyctl.engine.worker import Worker
+from pyctl.errors import ModelError
+from pyctl.llama import Loaded
+from pyctl.llama.params import ModelParams, context_params
+from pyctl.server.generate import respond
+from pyctl.server.lifecycle import LoadingApp
+from pyctl.server.request_pool import Afterwards
+from tests.fake import FakeBackend
+from tests.pictures import GridReader
+from tests.unit.chat.toy import CHATML_SPECIALS, ByteTokenizer
+from tests.unit.server.fake import INFO, Client
+
+TEMPLATE = """\
+{%- for m in messages -%}{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' -}}{%- endfor -%}
+{%- if flavour is defined -%}{{- flavour -}}{%- endif -%}
+{%- if enable_thinking is defined -%}{{- 'thinking: ' ~ enable_thinking -}}{%- endif -%}
+{%- if reasoning_effort is defined -%}{{- 'effort: ' ~ reasoning_effort -}}{%- endif -%}
+{%- if preserve_thinking is defined -%}{{- 'preserve: ' ~ preserve_thinking -}}{%- endif -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n<think>\\n' -}}{%- endif -%}
+"""
+HI = [{"role": "user", "content": "Hi"}]
+TOKENIZER_SPECIALS = (*CHATML_SPECIALS, "<|fim_pre|>", "<|fim_suf|>", "<|fim_mid|>")
+
+
+class Seen:
+    """What the parts of a running command were given; ``built`` are the arguments of what `assemble` makes, by name."""
+
+    def __init__(self) -> None:
+        self.model = ModelSettings()
+        self.drafts, self.pool = DraftSettings(), PoolSettings()
+        self.vision = VisionSettings()
+        self.images = GridReader()
+        self.images.rows = SimpleNamespace(limit=0)  # what is made of images may take so much
+        self.keep_vocabulary = False
+        self.built: dict[str, dict[str, Any]] = {}
+        self.log: dict[str, Any] = {}
+        self.requests: list[Request] = []
+        self.warmed: list[Request] = []
+        self.opened: list[str] = []
+        self.address: tuple[tuple[str, ...], int] = ((), 0)
+        self.served: Mapping[str, Any] = {}
+        self.gate: LoadingApp | None = None
+        self.pings: list[int] = []
+        self.chat: dict[str, Any] = {}
+        self.remote: tuple[Any, ...] = ()
+        self.hub: Any = None
+
+    @cached_property
+    def model_params(self) -> Any:
+        """llama.cpp's parameters for the model; what they point to lives as long as this."""
+        self._kept = ModelParams(self.model)
+        return self._kept.struct
+
+    @cached_property
+    def draft_params(self) -> tuple[Any, Any]:
+        """llama.cpp's parameters for the draft model and for its context."""
+        settings = self.drafts.of_file(self.model)
+        self._kept_for_drafts = ModelParams(settings)
+        return self._kept_for_drafts.struct, context_params(settings, 4096)
+
+    @property
+    def context_params(self) -> Any:
+        """llama.cpp's parameters for the context."""
+        return context_params(self.model, 4096)
+
+    @cached_property
+    def client(self) -> Client:
+        """Speaks with the server."""
+        assert self.gate is not None
+        return Client(self.gate)
+
+    @cached_property
+    def reply(self) -> tuple[str, str]:
+        """Reasoning and content of a reply, on whichever way the command gives one."""
+        if self.gate is not None:
+            message = self.client.post(self.prefix + "/v1/chat/completions", json={"messages": HI}).json()["choices"]
+            return message[0]["message"].get("reasoning_content") or "", message[0]["message"]["content"]
+        deltas = list(self.chat["backend"].stream(HI))
+        return "".join(delta.reasoning for delta in deltas), "".join(delta.content for delta in deltas)
+
+    prefix = ""
+
+    @cached_property
+    def request(self) -> Request:
+        """What the engine is asked for a reply to one short message."""
+        assert self.reply
+        return self.requests[-1]
+
+
+class _Backend(FakeBackend):
+    """What `load` gives a command: its memory restores to the same bits."""
+
+    memory_text = "rows of tokens"
+
+    def check_restoring(self) -> None:
+        """Nothing to try."""
+
+
+@contextlib.contextmanager
+def _nothing(seen: Seen, hosts: tuple[str, ...], port: int) -> Iterator[None]:
+    seen.address = (hosts, port)
+    yield
+
+
+def look(monkeypatch: pytest.MonkeyPatch, argv: list[str], at: Callable[[Seen], Any]) -> Any:
+    """What ``at`` finds while the command ``argv`` runs."""
+    seen, found = Seen(), []
+
+    def load(settings: ModelSettings, *given: Any, keep_vocabulary: bool, pool: PoolSettings) -> Any:
+        seen.model, seen.drafts, seen.keep_vocabulary, seen.pool = settings, given[2], keep_vocabulary, pool
+        seen.vision = given[3] if len(given) > 3 else VisionSettings()
+        if "gemma" in seen.vision.mmproj_path:
+            raise ModelError("images as gemma.gguf makes them are not supported")
+        pooling = "mean" if settings.embeddings else ""
+        info = replace(INFO, chat_template=TEMPLATE, n_vocab=300, pooling=pooling, vision=True)
+        tokenizer = ByteTokenizer(TOKENIZER_SPECIALS, eos="<|im_end|>")
+        by_model = [name for name in seen.drafts.ordered_types if name in MODEL_TYPES]
+        backend = _Backend(draft_type=by_model[0] if by_model else "")
+        return Loaded(backend, tokenizer, info, seen.images)  # type: ignore[arg-type]
+
+    def submit(_: Worker, request: Request) -> RequestHandle:
+        seen.requests.append(request)
+        handle = RequestHandle(request)
+        handle.put(Piece("deep\n</think>\n\nshown", tuple(b"deep\n</think>\n\nshown")))
+        handle.put(Done("eos", "", Timings(1, 1, 1.0, 1, 1.0, 1.0), RequestStats(1), 0))
+        return handle
+
+    def serve(gate: LoadingApp, _: None, *, on_ready: Callable[[str], None], **given: Any) -> None:
+        on_ready("http://0.0.0.0:1")
+        seen.gate, seen.served = gate, given
+        found.append(at(seen))
+
+    def run_chat(backend: Any, **given: Any) -> int:
+        seen.chat = {"backend": backend, **given}
+        found.append(at(seen))
+        return 0
+
+    def embed(*_: Any) -> Any:
+        future: Future[Any] = Future()
+        future.set_result(np.array([[3.0, 4.0]], np.float32))
+        return future
+
+    def ping(_: Any, send: Any, seconds: int) -> Any:
+        seen.pings.append(seconds)
+        return asyncio.sleep(0)
+
+    def recorded(patch: pytest.MonkeyPatch, name: str) -> None:
+        made = getattr(assemble, name)
+
+        def make(*args: Any, **given: Any) -> Any:
+            seen.built[name] = {**{str(i): value for i, value in enumerate(args)}, **given}
+            return made(*args, **given)
+
+        patch.setattr(assemble, name, make)
+
+    def remote(*given: Any) -> Any:
+        seen.remote = given
+        return SimpleNamespace(close=lambda: None)
+
+    def fetch(settings: Any) -> str:
+        seen.hub = settings
+        return "fetched.gguf"
+
+    with monkeypatch.context() as patch:
+        patch.setenv(model_settings.SPIN, "")  # what the command sets is gone afterwards
+        patch.setattr(model_settings, "_spin_is_given", False)  # as in a process that nobody started with it
+        for name in ("RamCache", "DiskStore", "DiskTier", "Replay", "ModelDrafts", "Speculation", "Engine", "Worker"):
+            recorded(patch, name)
+        patch.setattr(assemble, "load", load)
+        patch.setattr(serve_command, "open_in_browser", seen.opened.append)
+        patch.setattr(assemble, "gc", SimpleNamespace(collect=lambda: None, freeze=lambda: None))
+        patch.setattr(Worker, "submit", submit)
+        patch.setattr(Worker, "warm", lambda _, request: seen.warmed.append(request))
+        patch.setattr(Afterwards, "add", lambda _, function: function())
+        patch.setattr(EngineAdmin, "embed", embed)
+        patch.setattr(respond.ReplyResponse, "_ping", ping)
+        patch.setattr(serve_command, "bind", lambda hosts, port: _nothing(seen, hosts, port))
+        patch.setattr(serve_command, "serve", serve)
+        patch.setattr(serve_command, "leave", lambda code: code)
+        patch.setattr(chat_command, "run_chat", run_chat)
+        patch.setattr("pyctl.terminal.remote.RemoteBackend", remote)
+        patch.setattr("pyctl.models.hub.fetch", fetch)
+        eyes = "gemma.gguf" if "org/gemma" in argv else "eyes.gguf"
+        patch.setattr("pyctl.models.hub.fetch_companion", lambda *_: eyes)
+        patch.setattr(logging, "basicConfig", lambda **given: seen.log.update(given))
+        patch.setattr(logging.getLogger("pyctl"), "warning", lambda *args: seen.log.update(warning=args[-1]))
+        assert main(argv) == 0, argv
+    for handler in seen.log.get("handlers", ()):
+        handler.close()
+    return found[0]

@@ -1,0 +1,353 @@
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from pyctl.cache.cache_settings import CacheSettings, DiskSettings
+from pyctl.cache.persist import DiskPolicy
+from pyctl.chat.format_settings import FormatSettings, keep_reasoning
+from pyctl.chat.template import Template
+from pyctl.cli.arguments import FLAGS, OWNERS, parse_chat, parse_serve
+from pyctl.cli.logs import LogSettings
+from pyctl.cli.without_effect import IGNORED, NO_OP, REJECTED, REMOVED
+from pyctl.engine.engine_settings import EngineSettings
+from pyctl.engine.model_settings import ModelSettings
+from pyctl.engine.sampling import RANDOM_SEED, Sampling
+from pyctl.errors import ConfigError, RequestError
+from pyctl.llama.params import with_ubatch
+from pyctl.models import HubSettings
+from pyctl.server.server_settings import ListenSettings, ServerSettings
+from pyctl.setting import GENERAL
+from pyctl.terminal.terminal_settings import TerminalSettings
+from tests.unit.cli.given import PRESERVED, SERVE_FLAGS, WITHOUT_USE, chat, refused, serve
+
+
+def test_defaults_are_those_of_llama_server() -> None:
+    """But for a snapshot every 4,096 tokens instead of 8,192 (docs/decisions/001-batch-ends.md)."""
+    settings = parse_serve(["-m", "model.gguf"], {})
+    assert settings.model == ModelSettings(path="model.gguf", n_seqs=4)
+    assert settings.cache == CacheSettings(n_slots=0, ram_mib=8192)
+    assert settings.engine == EngineSettings(min_step=4096, exact=False, sleep_seconds=-1)
+    assert settings.disk == DiskSettings("", 16384, 512, 10240, "auto:30,spill", 131_072)
+    assert settings.server == ServerSettings(sampling=Sampling(), n_predict=-1, cache_prompt=True)
+    assert settings.request_fields == {}
+    assert settings.format == FormatSettings(template_kwargs=PRESERVED)
+    assert settings.listen == ListenSettings(hosts=("127.0.0.1",), port=8080)
+    assert settings.log == LogSettings(3)
+    assert settings.hub == HubSettings()
+    assert settings.action == "run"
+    assert settings.warnings == ()
+
+
+def test_chatml_can_be_named() -> None:
+    template = Template(serve("--chat-template", "chatml").format.chat_template)
+    said = [{"role": "user", "content": "Hi"}]
+    assert template.render(said) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_every_field_has_a_flag() -> None:
+    flagless = {
+        *(
+            ("Sampling", name)
+            for name in (
+                "min_keep",
+                "grammar_kind",
+                "grammar_lazy",
+                "grammar_triggers",
+                "grammar_hidden",
+                "grammar_prefill",
+            )
+        ),
+        *(("Sampling", name) for name in ("min_keep", "post_sampling_probs")),  # requests say these
+        ("EngineSettings", "min_batch"),
+        ("PoolSettings", "select"),  # settings of its own
+        ("VisionSettings", "is_optional"),  # -hf brings what nobody asked for
+        *(("ServerSettings", name) for name in ("disk_policy", "n_batch", "embeddings")),  # as their owners have them
+        *(("ServerSettings", name) for name in ("sampling", "cors", "slots_debug", "is_verbose")),
+    }
+    fields = [(owner.__name__, item) for owner in OWNERS for item in dataclasses.fields(owner)]
+    assert {(owner, item.name) for owner, item in fields if "flags" not in item.metadata} == flagless
+    names = [item.name for _, item in fields if "flags" in item.metadata]
+    assert len(names) == len(set(names)), "values are handed on by the name of the field"
+    assert {flag.dest for flags in FLAGS.values() for flag in flags} == set(names)
+
+
+def test_every_name_has_one_meaning() -> None:
+    spellings = [name for flag in (*SERVE_FLAGS, *FLAGS[GENERAL]) for name in flag.spellings()]
+    assert len(spellings) == len(set(spellings))
+    assert not set(spellings) & WITHOUT_USE.keys()
+    assert sum(map(len, (NO_OP, IGNORED, REJECTED, REMOVED))) == len(WITHOUT_USE)
+
+
+@pytest.mark.parametrize("text", ["top_k;top_p;temperature", "top-k;nucleus;temp", "TopK; topp ;temperature;"])
+def test_sampler_names(text: str) -> None:
+    assert serve("--samplers", text).server.sampling.samplers == ("top_k", "top_p", "temperature")
+
+
+def test_sampler_letters() -> None:
+    assert serve("--sampling-seq", "kpt").server.sampling.samplers == ("top_k", "top_p", "temperature")
+    assert serve("--sampler-seq", "edskypmxt").server.sampling == Sampling()
+
+
+def test_flags_know_every_sampler_that_a_request_may_name() -> None:
+    assert serve("--sampling-seq", "kia").server.sampling.samplers == ("top_k", "infill", "adaptive_p")
+    assert serve("--samplers", "adaptive-p").server.sampling.samplers == ("adaptive_p",)
+
+
+@pytest.mark.parametrize(
+    ("argv", "value"),
+    [(["auto"], -1), (["99"], 99), (["0"], 0), (["-1"], -1)],
+)
+def test_gpu_layers(argv: list[str], value: int) -> None:
+    assert serve("-ngl", *argv).model.n_gpu_layers == value
+
+
+def test_load_mode_from_older_flags() -> None:
+    assert serve("--no-mmap", "--mlock").model.load_mode == "mlock"
+    assert serve("--no-mmap", LLAMA_ARG_LOAD_MODE="dio").model.load_mode == "none"
+    assert serve("-lm", "dio", LLAMA_ARG_MLOCK="1").model.load_mode == "dio"
+    assert serve(LLAMA_ARG_MLOCK="1").model.load_mode == "mmap+mlock"
+    assert serve(LLAMA_ARG_NO_MMAP="").model.load_mode == "none"
+
+
+def test_seed_of_minus_one_is_random() -> None:
+    assert serve("-s", "-1").server.sampling.seed == RANDOM_SEED
+
+
+def test_negative_temperature_is_greedy() -> None:
+    assert serve("--temp", "-1").server.sampling.temperature == 0.0
+
+
+def test_verbosity() -> None:
+    assert (serve("-v").log.verbosity, serve("-v").server.is_verbose) == (10, True)
+    assert not serve("-lv", "5").server.is_verbose
+    assert serve("--log-disable").log.verbosity == -1
+    assert serve("-lv", "1").log.verbosity == 1
+    assert serve(LLAMA_ARG_LOG_VERBOSITY="2").log.verbosity == 2
+    assert serve("-v", LLAMA_ARG_LOG_VERBOSITY="2").log.verbosity == 10
+
+
+def test_four_replies_side_by_side_unless_told_otherwise() -> None:
+    assert [serve(*words).model.n_seqs for words in ((), ("-np", "-1"), ("-np", "2"))] == [4, 4, 2]
+    assert [chat(*words).model.n_seqs for words in ((), ("-np", "3"))] == [1, 3]
+
+
+def test_a_pool_is_for_one_reply_at_a_time() -> None:
+    assert serve().pool.n_pooled == 0
+    for text, n in (("auto", -1), ("off", 0), ("65536", 65_536)):
+        settings = serve("--kv-pool", text)
+        assert (settings.pool.n_pooled, settings.model.n_seqs) == (n, 1 if n else 4)
+    assert serve(PYCTL_KV_POOL="auto").model.n_seqs == 1
+    assert serve("--kv-pool", "auto", "-np", "1").pool.n_pooled == -1
+    assert refused("--kv-pool", "auto", "-np", "2") == "--kv-pool needs one reply at a time, not --parallel 2"
+    assert refused("--kv-pool", "9", "-fa", "off").endswith("needs flash attention, which --flash-attn off forbids")
+    assert refused("--kv-pool", "9", "-nkvo").endswith("needs the KV cache on the GPU, which --no-kv-offload forbids")
+    assert "0 is too small" in refused("--kv-pool", "0")
+
+
+def test_to_select_takes_a_pool_and_is_never_exact() -> None:
+    settings = serve("--kv-select", "2048", "--kv-pin", "none")
+    assert settings.pool.is_wanted
+    assert (settings.pool.n_pooled, settings.model.n_seqs, settings.warnings) == (0, 1, ())
+    assert refused("--kv-select", "64", "-np", "2") == "--kv-select needs one reply at a time, not --parallel 2"
+    assert refused("--kv-select", "64", "-fa", "off").endswith("flash attention, which --flash-attn off forbids")
+    assert refused("--kv-select", "64", "--exact").startswith("--kv-select and --exact exclude each other")
+    assert not serve("--exact", "--kv-select", "0").pool.is_wanted
+    assert "none of head, none" in refused("--kv-select", "64", "--kv-pin", "all")
+    assert serve("--kv-sinks", "4", "--kv-pool", "auto", "--kv-tail", "5", "--kv-pin", "none").warnings == tuple(
+        f"{name} has no effect without --kv-select" for name in ("--kv-sinks", "--kv-tail", "--kv-pin")
+    )
+
+
+def test_an_empty_key_variable_starts_no_open_server() -> None:
+    with pytest.raises(ConfigError, match="LLAMA_API_KEY is set but empty"):
+        serve(LLAMA_API_KEY="")
+    with pytest.raises(ConfigError, match="there is no key in it"):
+        serve(LLAMA_API_KEY=" ")
+    assert serve("--api-key", "k", LLAMA_API_KEY="").server.api_keys == ("k",)
+    assert parse_chat(["--url", "h"], {"LLAMA_API_KEY": ""}).terminal.api_key == ""
+
+
+def test_values_from_files(tmp_path: Path) -> None:
+    (tmp_path / "template").write_text("{{ ü }}", encoding="utf-8")
+    (tmp_path / "keys").write_text("# comment\nkey1  \r\n \t\n\n\t key 2\n  # another\n")
+    (tmp_path / "grammar").write_text('root ::= "a"')
+    assert serve("--chat-template-file", str(tmp_path / "template")).format.chat_template == "{{ ü }}"
+    assert serve("--api-key", "k", "--api-key-file", str(tmp_path / "keys")).server.api_keys == ("k", "key1", "key 2")
+    assert serve("--grammar-file", str(tmp_path / "grammar")).server.sampling.grammar == 'root ::= "a"'
+    (tmp_path / "schema").write_text('{"type": "boolean"}')
+    for flags in (["-jf", str(tmp_path / "schema")], ["--json-schema", '{"type": "boolean"}']):
+        sampling = serve(*flags).server.sampling
+        assert (sampling.grammar_kind, "boolean" in sampling.grammar) == ("llguidance", True)
+    assert parse_chat(["-j", '{"type": "boolean"}'], {}).request_fields == {"json_schema": {"type": "boolean"}}
+    assert "unknown type" in refused("-j", '{"type": "wizard"}')
+    assert "not a JSON schema" in refused("-j", "{")
+    assert serve("--grammar", "root ::= [a-z]").server.sampling.grammar == "root ::= [a-z]"
+    settings = serve("--chat-template", "{{ x }}", LLAMA_ARG_CHAT_TEMPLATE_FILE=str(tmp_path / "template"))
+    assert settings.format.chat_template == "{{ x }}"
+
+
+def test_reasoning_joins_the_template_values() -> None:
+    settings = serve("--reasoning", "on", "--chat-template-kwargs", '{"effort": "low"}')
+    assert settings.format.template_kwargs == {**PRESERVED, "effort": "low", "enable_thinking": True}
+    assert serve("--reasoning", "auto").format.template_kwargs == PRESERVED
+    forgetting = keep_reasoning(False)
+    assert serve("--chat-template-kwargs", '{"preserve_reasoning": false}').format.template_kwargs == forgetting
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("off", "None", "disabled", "FULL", "full-prefix", "auto", "auto:1", "auto:1000000", "1", "1000000", "0900"),
+        *("", "core", "task", "auto:0", "auto:-1", "auto:", "auto:x", "auto: 3", "auto:1000001", "auto:auto:3"),
+        *("0", "-5", "+5", "1.5", "1000001", "99999999999", "off:3", "full:1", " off", "٣", "auto:٣"),
+        *("spill", "auto:8,spill", "FULL,Spill", "600,spill", "off,spill", "auto, spill", "spill,auto"),
+    ],
+)
+def test_the_flag_takes_the_policies_that_a_request_takes_and_the_spill(text: str) -> None:
+    try:
+        policy = DiskPolicy.of_server(text)
+    except RequestError:
+        assert refused("--disk-prefix-cache", text, "--kv-cache-min-tokens", "0")
+    else:
+        settings = serve("--disk-prefix-cache", text, "--kv-cache-min-tokens", "0")
+        assert DiskPolicy.of_server(settings.disk.disk_policy) == policy
+
+
+def test_flags_of_the_disk_without_a_directory() -> None:
+    assert serve("--disk-prefix-cache", "full", "--kv-cache-budget", "9", PYCTL_KV_CACHE_COLD_MAX="5").warnings == (
+        "--disk-prefix-cache has no effect without --kv-cache-dir",
+        "--kv-cache-budget has no effect without --kv-cache-dir",
+    )
+    assert serve("--disk-prefix-cache", "full", "--kv-cache-dir", "kv").warnings == ()
+    assert serve("--kv-cache-dir", "~/kv").disk.cache_dir == str(Path.home() / "kv")
+
+
+def test_tls_files() -> None:
+    server = serve("--ssl-key-file", "k", "--ssl-cert-file", "c").listen
+    assert (server.ssl_key_file, server.ssl_cert_file) == ("k", "c")
+
+
+def test_placements_keep_their_order_and_their_variables_add_up() -> None:
+    experts = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+    argv = ["-ot", r"blk\.0\.=CUDA0,attn=CPU", "-cmoe", "--n-cpu-moe", "2", "-ncffn", "1"]
+    assert serve(*argv).model.placements == (
+        (r"blk\.0\.", "CUDA0"),
+        ("attn", "CPU"),
+        (experts, "CPU"),
+        (r"blk\.0" + experts, "CPU"),
+        (r"blk\.1" + experts, "CPU"),
+        (r"blk\.0\.ffn_(up|down|gate)\.", "CPU"),
+    )
+    environ = {"LLAMA_ARG_OVERRIDE_TENSOR": "attn=CPU", "LLAMA_ARG_CPU_MOE": "1", "LLAMA_ARG_N_CPU_MOE": "1"}
+    made = parse_serve(["-m", "m"], environ).model.placements
+    assert made == (("attn", "CPU"), (experts, "CPU"), (r"blk\.0" + experts, "CPU"))
+
+
+def test_metadata_of_every_type() -> None:
+    text = "a=int:-5,b=float:0.5,c=bool:true,d=str:x:y=z"
+    assert serve("--override-kv", text, "--override-kv", "e=bool:false").model.metadata == (
+        ("a", -5),
+        ("b", 0.5),
+        ("c", True),
+        ("d", "x:y=z"),
+        ("e", False),
+    )
+
+
+def test_adapters() -> None:
+    argv = ["--lora", "a.gguf,b.gguf", "--lora-scaled", "c.gguf:0.5"]
+    assert serve(*argv).model.lora == (("a.gguf", 1.0), ("b.gguf", 1.0), ("c.gguf", 0.5))
+    assert [scale for _, scale in serve(*argv, "--lora-init-without-apply").model.lora] == [0.0] * 3
+
+
+def test_the_context_of_several_sequences() -> None:
+    assert serve("-np", "3", "--kv-unified-per-slot", "1024").model.n_ctx == 3072
+    assert serve("-np", "3", "--kv-unified-per-slot", "1024", "-c", "512").model.n_ctx == 512
+
+
+def test_models_from_the_network() -> None:
+    settings = parse_serve(["-hf", "a/b", "-hff", "x.gguf", "--offline"], {"HF_TOKEN": "t"})
+    assert settings.hub == HubSettings("a/b", "x.gguf", "t", "", True)
+    assert settings.model.path == ""
+    assert settings.warnings == ()
+
+
+def test_questions() -> None:
+    assert parse_serve(["--list-devices"], {}).action == "devices"
+    assert parse_serve(["-cl"], {}).action == "models"
+
+
+def test_two_templates_exclude_each_other(tmp_path: Path) -> None:
+    (tmp_path / "t").write_text("{{ x }}")
+    text = refused("--chat-template", "{{ x }}", "--chat-template-file", str(tmp_path / "t"))
+    assert text == "--chat-template and --chat-template-file exclude each other"
+
+
+def test_ubatch_is_cut_to_batch() -> None:
+    settings = serve("-b", "256")
+    assert (with_ubatch(settings.model).n_ubatch, settings.warnings) == (256, ())
+    settings = serve("-ub", "4096")
+    assert (settings.model.n_ubatch, settings.warnings) == (2048, ("--ubatch-size 4096 is cut to --batch-size 2048",))
+
+
+def test_without_a_model_the_built_in_one_is_meant() -> None:
+    for parse in (parse_serve, parse_chat):
+        assert parse([], {}).model.path == ""
+
+
+def test_chat_settings() -> None:
+    settings = chat("-p", "-hello", "-sys", "Be brief.", "--no-stats", "--temp", "0", "-c", "512")
+    assert settings.terminal == TerminalSettings(prompt="-hello", system_prompt="Be brief.", stats=False)
+    assert settings.server.sampling.temperature == 0.0
+    assert settings.model.n_ctx == 512
+    assert chat(PYCTL_STATS="off", PYCTL_SYSTEM_PROMPT="s").terminal == TerminalSettings(system_prompt="s", stats=False)
+
+
+def test_chat_takes_server_flags_without_effect() -> None:
+    settings = chat("--host", "0.0.0.0", "--port", "9", "--metrics", LLAMA_ARG_PORT="8081")
+    assert settings.warnings == ("without effect here: --host, --port, --metrics",)
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("http://localhost:8080/", "http://localhost:8080"),
+        ("localhost:8080", "http://localhost:8080"),
+        ("https://example.org/v1", "https://example.org/v1"),
+    ],
+)
+def test_chat_with_a_server(text: str, url: str) -> None:
+    terminal = parse_chat(["--url", text, "--api-key", "k"], {"LLAMA_ARG_MODEL": "m.gguf"}).terminal
+    assert (terminal.url, terminal.api_key) == (url, "k")
+    assert parse_chat([], {"PYCTL_URL": text}).terminal.url == url
+
+
+def test_chat_with_a_server_has_no_model_of_its_own() -> None:
+    with pytest.raises(ConfigError, match="--url and -m exclude each other"):
+        parse_chat(["--url", "localhost", "-m", "m.gguf"], {})
+    settings = parse_chat(["--url", "localhost", "-c", "8", "--exact"], {})
+    assert settings.warnings == ("-c has no effect with --url", "--exact has no effect with --url")
+    warned = parse_chat(["--url", "h", "--spec-type", "draft-mtp"], {}).warnings
+    assert warned == ("--spec-type has no effect with --url",)
+
+
+def test_chat_refuses_bad_addresses_and_empty_prompts() -> None:
+    for argv in (["--url", "ftp://x"], ["--url", "http://"], ["--url", "h", "--api-key", "ü"], ["-m", "m", "-p", ""]):
+        with pytest.raises(ConfigError):
+            parse_chat(argv, {})
+
+
+def test_only_what_was_asked_for_is_sent_to_a_server() -> None:
+    argv = ["--url", "h", "--temp", "0.5", "-s", "-1", "-n", "9", "-l", "1-inf", "-l", "2+1", "--samplers", "top_k"]
+    assert parse_chat(argv, {"LLAMA_ARG_TOP_K": "3"}).request_fields == {
+        "temperature": 0.5,
+        "seed": -1,
+        "max_tokens": 9,
+        "logit_bias": [[1, False], [2, 1.0]],
+        "samplers": ("top_k",),
+        "top_k": 3,
+    }
+    assert parse_chat(["--url", "h"], {}).request_fields == {}

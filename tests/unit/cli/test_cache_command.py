@@ -1,0 +1,124 @@
+"""`pyctl cache` on directories that hold made-up snapshots."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pyctl.cache.disk.file_format import RULES
+from pyctl.cache.disk.store import DiskStore
+from pyctl.cli.cache_command import run_cache
+from tests.unit.cache.disk.making import conversation
+
+LABEL = "<|im_start|>system\nYou are terse.<|im_end|>\n<|im_start|>user\n" + "What is a cache? " * 20
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Three snapshots of one model, the last used first: seeds 3, 2, 1."""
+    store = DiskStore(tmp_path, "model", None, min_tokens=1)
+    for seed in (1, 2, 3):
+        store.write(conversation(seed, turns=1, step=20 * seed)[0], LABEL)
+    store.close()
+    return tmp_path
+
+
+@pytest.fixture
+def run(directory: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    def command(*arguments: str) -> tuple[int, str, str]:
+        code = run_cache([*arguments, "--kv-cache-dir", str(directory)], {})
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return command
+
+
+def test_a_pipe_gets_whole_lines(run: Run) -> None:
+    code, out, _ = run("ls")
+    head, *lines, last = out.splitlines()
+    assert code == 0
+    assert head.split() == ["id", "tokens", "MiB", "age", "used", "hits", "marks", "text"]
+    assert sorted(int(line.split()[1]) for line in lines) == [20, 40, 60]
+    assert all(8 <= len(line.split()[0]) <= 12 for line in lines)
+    assert all(line.endswith("System: You are terse. You: " + ("What is a cache? " * 20).strip()) for line in lines)
+    assert last.startswith("3 snapshots of 1 model, ")
+
+
+def test_a_terminal_of_80_columns_shows_everything_and_a_part_of_the_text(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = run("ls")[1].splitlines()[1:-1]
+    assert all(len(line) <= 80 and line.endswith("…") and "System: You" in line for line in lines)
+
+
+def test_json_has_every_fact(run: Run) -> None:
+    entries = json.loads(run("ls", "--json")[1])
+    assert len(entries) == 3
+    assert all(
+        entry["fingerprint"] == "model" and entry["label"] == LABEL and not entry["is_older"] for entry in entries
+    )
+
+
+def test_the_beginning_of_an_id_is_enough(run: Run) -> None:
+    entries = json.loads(run("ls", "--json")[1])
+    digest = entries[0]["name"].partition("-")[2]
+    short = next(digest[:n] for n in range(1, 17) if sum(f"-{digest[:n]}" in each["name"] for each in entries) == 1)
+    assert run("pin", short)[0] == 0
+    assert [each["pinned"] for each in json.loads(run("ls", "--json")[1])] == [True, False, False]
+    assert run("unpin", entries[0]["name"])[0] == 0
+    assert run("rm", digest[:10])[0] == 0
+    assert len(json.loads(run("ls", "--json")[1])) == 2
+
+
+def test_an_ambiguous_id_changes_nothing_and_names_what_it_may_be(run: Run, directory: Path) -> None:
+    store = DiskStore(directory, "model", None, min_tokens=1)
+    for seed in range(10, 30):
+        store.write(conversation(seed, turns=1)[0])
+    store.close()
+    names = [each["name"] for each in json.loads(run("ls", "--json")[1])]
+    first = [name.partition("-")[2][0] for name in names]
+    letter = next(letter for letter in first if first.count(letter) > 1)
+    code, _, err = run("rm", letter)
+    assert code == 1
+    assert all(name in err for name in names if f"-{letter}" in name)
+    code, _, err = run("rm", "nothing", names[0])
+    assert (code, err) == (1, "no snapshot nothing\n")
+    assert len(json.loads(run("ls", "--json")[1])) == len(names)
+
+
+def test_what_was_made_under_older_rules_is_named_and_goes_first(run: Run, directory: Path) -> None:
+    store = DiskStore(directory, "before", None, min_tokens=1)
+    store.write(conversation(5, turns=1, step=60)[0])
+    store.close()
+    (directory / "before" / RULES).unlink()
+    (directory / "before" / "notes").write_text("mine")
+    assert run("ls")[1].count("  older\n") == 1
+    _, out, _ = run("verify")
+    assert "older rules: 1 model whose files" in out
+    assert "foreign: before/notes" in out
+    entries = json.loads(run("ls", "--json")[1])
+    assert entries[0]["is_older"], "the last used, and still the first to go"
+    store = DiskStore(directory, "model", None, min_tokens=1)
+    total = store.directory.n_bytes
+    assert store.directory.prune(total - 1) > 0
+    assert {entry.fingerprint for entry in store.directory.entries()} == {"model"}
+    assert len(store.directory.entries()) == 3
+    store.close()
+
+
+def test_unpinning_belongs_to_one_model(directory: Path) -> None:
+    """What is pinned under another fingerprint may be dropped here."""
+    other = DiskStore(directory, "other", None, min_tokens=1)
+    other.write(conversation(1, turns=1, step=20)[0])
+    name = other.directory.entries()[0].name
+    assert other.directory.pin(f"other/{name}", True)
+    pinned = {entry.fingerprint: entry.pinned for entry in other.directory.entries() if entry.name == name}
+    assert pinned == {"other": True, "model": False}
+    other.close()

@@ -1,0 +1,215 @@
+"""Whatever is drafted, by whom, beside whom, and wherever a reply ends: it is the reply without drafts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pyctl.cache.ram import RamCache
+from pyctl.engine.draft.pace import Pace
+from pyctl.engine.draft.speculation import ModelDrafts, Speculation
+from pyctl.engine.engine import Engine
+from pyctl.engine.engine_settings import EngineSettings
+from pyctl.engine.handle import RequestHandle
+from pyctl.engine.sampling import Sampling
+from pyctl.engine.stream import ReasoningLimit
+from pyctl.prompt import Prompt
+from tests.effort import examples
+from tests.unit.engine.draft.guesses import Guesses, RememberingBackend
+from tests.unit.engine.drive import Reply, ask, cold, collect
+from tests.unit.engine.test_company import check_at_rest, prompt_of, run, submit
+
+ENDLESS = Sampling(temperature=0.0, ignore_eos=True)
+ENDING = Sampling(temperature=0.0)
+BUDGET = ReasoningLimit(4, (7,), ((8,), (9, 11)), (21, 22, 23), read=(7,))
+N_CTX = 512
+PROMPTS = tuple(prompt_of(seed, 60 + 40 * seed, head=50 * (seed % 2)) for seed in range(6))
+
+
+@cache
+def without(number: int, n: int, kind: str, **fields: Any) -> Reply:
+    return cold(RememberingBackend(kind, n_ctx=N_CTX), PROMPTS[number], n, **fields)
+
+
+def known(kind: str, **fields: Any) -> dict[Prompt, list[int]]:
+    """What follows each prompt in a reply that goes on and on; an ending reply is known up to its end."""
+    return {prompt: without(i, -1, kind, **fields).tokens for i, prompt in enumerate(PROMPTS)}
+
+
+class Drafting:
+    """Which sources there are, and what the backend can take back."""
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        self.__dict__.update(data)
+
+    def engine(self, kind: str, n_seqs: int, replies: dict[Prompt, list[int]], **options: Any) -> Engine:
+        backend = RememberingBackend(
+            kind,
+            n_ctx=N_CTX,
+            n_cells=self.n_cells,
+            n_seqs=n_seqs,
+            n_planes=self.n_planes,
+            most_drafts=self.most_drafts,
+            n_outputs=self.n_outputs,
+            draft_type="draft-mtp" if self.n_model else "",
+        )
+        self.sources = [
+            Guesses(replies, longest, wrong, silent, self.seed + i, f"guesses-{i}")
+            for i, (longest, wrong, silent) in enumerate(self.guesses)
+        ]
+        model = ModelDrafts(backend, self.n_model) if self.n_model else None
+        width = min(self.n_model or 3, backend.n_rollback) if self.is_fixed else 0
+        pace = None if self.is_fixed else Pace(fixed=not self.is_paced)
+        speculation = Speculation(self.sources, model, pace=pace, n_free=backend.n_rollback, width=width)
+        return Engine(backend, RamCache(*self.cache), EngineSettings(**options), speculation=speculation)
+
+
+DRAFTING = st.fixed_dictionaries(
+    {
+        "n_planes": st.sampled_from([0, 1, 3, 3, 5]),
+        "most_drafts": st.sampled_from([0, 8, 48]),
+        "n_outputs": st.sampled_from([0, 4, 16]),
+        "n_model": st.sampled_from([0, 0, 1, 3, 4]),
+        "n_cells": st.sampled_from([N_CTX, N_CTX, 2 * N_CTX]),
+        "guesses": st.lists(
+            st.tuples(
+                st.sampled_from([1, 3, 6, 40]),
+                st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+                st.sampled_from([0.0, 0.3, 0.9]),
+            ),
+            max_size=2,
+        ),
+        "is_fixed": st.booleans(),
+        "is_paced": st.booleans(),
+        "cache": st.sampled_from([(32, None), (4, None), (0, None), (8, 20_000)]),
+        "seed": st.integers(0, 1000),
+    }
+).map(Drafting)
+
+FIELDS = st.fixed_dictionaries(
+    {
+        "sampling": st.sampled_from([ENDLESS, ENDING, replace(ENDLESS, post_sampling_probs=True)]),
+        "stop": st.sampled_from([(), ("ab",), ("q",)]),
+        "n_probs": st.sampled_from([0, 2]),
+        "reasoning": st.sampled_from([None, BUDGET]),
+    }
+)
+
+
+def check_reply(reply: Reply, expected: Reply) -> None:
+    assert reply.error is None
+    assert (reply.text, reply.tokens) == (expected.text, expected.tokens)
+    assert reply.done is not None
+    assert expected.done is not None
+    assert reply.done.stop_type == expected.done.stop_type
+    assert reply.done.stopping_word == expected.done.stopping_word
+    assert reply.done.timings.n_predicted == expected.done.timings.n_predicted
+
+
+@settings(max_examples=examples(120), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    kind=st.sampled_from(["hybrid", "hybrid", "attention", "opaque"]),
+    drafting=DRAFTING,
+    fields=FIELDS,
+    number=st.integers(0, 5),
+    n=st.sampled_from([1, 2, 7, 40, 90, -1]),
+)
+def test_a_reply_is_the_one_without_drafts(
+    kind: str, drafting: Drafting, fields: dict[str, Any], number: int, n: int
+) -> None:
+    expected = without(number, n, kind, **fields)
+    endless = {**fields, "stop": (), "n_probs": 0}
+    engine = drafting.engine(kind, 1, known(kind, **endless), exact=True)
+    backend = engine.backend
+    handle = submit(engine, PROMPTS[number], n, **fields)
+    run(engine)
+    reply = collect(handle)
+    check_reply(reply, expected)
+    check_at_rest(engine, backend)
+    (seq,) = engine.sequences
+    plain = RememberingBackend(kind, n_ctx=N_CTX)
+    ask(Engine(plain, RamCache(0, 0), EngineSettings(exact=True)), PROMPTS[number], n, **fields)
+    assert backend._seqs[0].rows == plain._seqs[0].rows[: seq.n]
+    assert seq.tokens.tolist() == [*PROMPTS[number].tokens, *reply.tokens][: seq.n]
+    if drafting.most_drafts <= drafting.n_planes or kind == "attention":
+        assert backend.digest(0) == plain.digest(0), "nothing but the last token is missing"
+    counts = handle.drafts
+    assert counts.n_accepted <= counts.n_drafted
+    assert counts.n_drafts == sum(source.n_learned for source in drafting.sources) or drafting.n_model
+
+    follow = Prompt.of([*PROMPTS[number].tokens, *reply.tokens, 7, 8, 9][: N_CTX - 20], [100])
+    engine.speculation = Speculation()
+    plain_follow = cold(RememberingBackend(kind, n_ctx=N_CTX), follow, options=EngineSettings(exact=True))
+    assert ask(engine, follow).tokens == plain_follow.tokens
+
+
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("ask"), st.integers(0, 5), st.sampled_from([1, 30, 150, -1, -1])),
+        st.tuples(st.just("ask"), st.integers(0, 3), st.just(-1)),
+        st.tuples(st.just("cancel"), st.integers(0, 30), st.just(0)),
+        st.tuples(st.just("park"), st.integers(0, 3), st.just(0)),
+        st.tuples(st.just("step"), st.sampled_from([1, 2, 7, 40, 200]), st.just(0)),
+    ),
+    min_size=8,
+    max_size=25,
+)
+
+
+@settings(max_examples=examples(120), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    kind=st.sampled_from(["hybrid", "hybrid", "attention", "opaque"]),
+    n_seqs=st.sampled_from([1, 2, 3, 4, 4]),
+    drafting=DRAFTING,
+    fields=FIELDS,
+    clear_idle=st.booleans(),
+    actions=ACTIONS,
+)
+def test_whoever_drafts_beside_whom_each_reply_is_the_one_alone(
+    kind: str,
+    n_seqs: int,
+    drafting: Drafting,
+    fields: dict[str, Any],
+    clear_idle: bool,
+    actions: list[tuple[str, int, int]],
+) -> None:
+    """Too few cells for all, so that requests are suspended; some are cancelled, at any step, or made to wait."""
+    endless = {**fields, "stop": (), "n_probs": 0}
+    engine = drafting.engine(kind, n_seqs, known(kind, **endless), exact=True, clear_idle=clear_idle)
+    asked: list[tuple[int, int, RequestHandle]] = []
+    for action, value, n in actions:
+        if action == "ask":
+            longest = N_CTX - len(PROMPTS[value])
+            n = longest if n < 0 else min(n, longest)
+            asked.append((value, n, submit(engine, PROMPTS[value], n, **fields)))
+        elif action == "cancel" and asked:
+            asked[value % len(asked)][2].cancel()
+        elif action == "park" and len(engine.running) > 1:
+            engine.company.suspend(engine.running[value % len(engine.running)])
+        elif action == "step":
+            for _ in range(value):
+                engine.step()
+                check_sequences(engine)
+    run(engine)
+    for number, n, handle in asked:
+        reply = collect(handle)
+        expected = without(number, n, kind, **fields)
+        assert reply.error is None
+        if reply.done is None:
+            assert handle.cancelled
+            assert reply.tokens == expected.tokens[: len(reply.tokens)]
+        else:
+            check_reply(reply, expected)
+    check_at_rest(engine, engine.backend)
+    assert not any(source.followed for source in drafting.sources)
+
+
+def check_sequences(engine: Engine) -> None:
+    """Between two steps each sequence holds what the engine says, and nothing of a draft."""
+    for held, seq in zip(engine.backend._seqs, engine.sequences, strict=True):
+        assert len(held.rows) == seq.n
+        assert engine.backend.kind == "attention" or held.at == seq.n or not seq.n

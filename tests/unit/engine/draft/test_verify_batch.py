@@ -1,0 +1,263 @@
+"""What is evaluated together: shares, widths, and what follows a mark."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+
+from pyctl.cache.ram import RamCache
+from pyctl.cache.sequence import LiveSequence
+from pyctl.engine.backend import SequenceTokens
+from pyctl.engine.decode import PendingTokens
+from pyctl.engine.draft.pace import Pace
+from pyctl.engine.draft.source import DraftJob
+from pyctl.engine.draft.speculation import ModelDrafts, Speculation
+from pyctl.engine.draft.verify_batch import BatchItem, verify_batches
+from pyctl.engine.engine import Engine
+from pyctl.engine.engine_settings import EngineSettings
+from pyctl.engine.handle import RequestHandle
+from pyctl.engine.sampling import Sampling
+from pyctl.engine.schedule.admission import ActiveRequest
+from pyctl.errors import EngineError, StateError
+from pyctl.prompt import Tokens, as_tokens
+from tests.fake import FakeBackend
+from tests.unit.engine.draft.guesses import Guesses
+from tests.unit.engine.drive import ask, request
+from tests.unit.engine.test_company import alone, prompt_of, run, submit
+
+ENDLESS = Sampling(temperature=0.0, ignore_eos=True)
+
+
+class Scripted:
+    """Proposes what it is told to, for each request; remembers what it might have proposed at most."""
+
+    name = "scripted"
+
+    def __init__(self, drafts: dict[int, tuple[int, ...]]) -> None:
+        self.drafts = drafts
+        self.most: dict[int, int] = {}
+
+    def begin(self, key: int, prompt: Tokens) -> None:
+        pass
+
+    def propose(self, jobs: Sequence[DraftJob]) -> list[tuple[int, ...]]:
+        self.most.update({job.key: job.most for job in jobs})
+        return [self.drafts.get(job.key, ()) for job in jobs]
+
+    def learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
+        pass
+
+    def end(self, key: int) -> None:
+        pass
+
+
+def waiting(key: int, n: int, sure: tuple[int, ...] = (5,)) -> ActiveRequest:
+    """A request whose sequence of the same number holds ``n`` tokens."""
+    seq = LiveSequence(key, 4096)
+    seq.append(as_tokens([1] * n), exact=True)
+    handle = RequestHandle(request(prompt_of(1, 60)))
+    return ActiveRequest(handle, id=key, seq=seq, pending=PendingTokens(sure, n))
+
+
+def batches_of(
+    backend: FakeBackend, requests: list[ActiveRequest], speculation: Speculation, n_free: int = 1000
+) -> list[list[BatchItem]]:
+    return verify_batches(requests, backend, speculation, n_free, lambda n: True)
+
+
+def widths(batches: list[list[BatchItem]]) -> list[list[int]]:
+    return [[len(item.tokens) for _, item, _ in batch] for batch in batches]
+
+
+def test_everybody_gets_the_same_share_of_what_there_is() -> None:
+    source = Scripted({})
+    speculation = Speculation([source])
+    backend = FakeBackend("attention", n_seqs=4, n_ctx=200, n_cells=1000, n_ubatch=64, n_outputs=24)
+    batches_of(backend, [waiting(0, 10)], speculation)
+    assert source.most == {0: 23}, "outputs: one is the next token's"
+    batches_of(backend, [waiting(key, 10) for key in range(4)], speculation)
+    assert source.most == dict.fromkeys(range(4), 5)
+    batches_of(backend, [waiting(key, 10) for key in range(4)], speculation, n_free=9)
+    assert source.most == dict.fromkeys(range(4), 2), "cells"
+    backend.n_outputs = 1000
+    batches_of(backend, [waiting(key, 10) for key in range(4)], speculation)
+    assert source.most == dict.fromkeys(range(4), 15), "tokens of one evaluation"
+    batches_of(backend, [waiting(0, 196)], speculation)
+    assert source.most[0] == 3, "the context's end"
+    backend = FakeBackend("hybrid", most_drafts=8, n_ubatch=64)
+    batches_of(backend, [waiting(0, 10)], speculation)
+    assert source.most[0] == 8, "what can be taken back"
+
+
+@pytest.mark.parametrize("n_free", [-3, 0])
+def test_without_room_nobody_is_asked(n_free: int) -> None:
+    source = Scripted({0: (1, 2, 3)})
+    (batch,) = batches_of(FakeBackend(), [waiting(0, 10)], Speculation([source]), n_free)
+    assert source.most == {}
+    assert batch[0].tokens == SequenceTokens(0, (5,), 10)
+
+
+def test_where_planes_count_all_have_as_many_tokens() -> None:
+    speculation = Speculation([Scripted({0: (1, 2, 3), 1: (4,), 3: (6,) * 20})])
+    requests = [waiting(0, 10), waiting(1, 20), waiting(2, 30), waiting(3, 40), waiting(4, 50, sure=(7, 8))]
+    hybrid = FakeBackend("hybrid", n_seqs=5, n_ubatch=256, n_planes=3)
+    batches = batches_of(hybrid, requests, speculation)
+    assert sorted(map(sorted, widths(batches))) == [[2, 21], [4, 4, 4]]
+    filled = {active.id: (item.tokens, draft.n_drafted) for batch in batches for active, item, draft in batch}
+    assert filled[0] == ((5, 1, 2, 3), 3)
+    assert filled[1] == ((5, 4, 5, 5), 1), "what fills up is no draft of anybody"
+    assert filled[2] == ((5, 5, 5, 5), 0)
+    attention = FakeBackend("attention", n_seqs=5, n_ubatch=256)
+    assert widths(batches_of(attention, requests, speculation)) == [[4, 2, 1, 21, 2]]
+
+
+def test_a_replay_beside_others_keeps_its_planes() -> None:
+    """What is evaluated again makes a batch wider than others, by less than the planes."""
+    backend = FakeBackend("hybrid", n_seqs=2, n_planes=3)
+    for seq in (0, 1):
+        backend.evaluate(seq, as_tokens([1] * 10), 0)
+    requests = [waiting(0, 10, sure=(7, 8)), waiting(1, 10)]
+    batches = batches_of(backend, requests, Speculation([Scripted({0: (1, 2, 3), 1: (4, 5, 6)})]))
+    assert widths(batches) == [[5], [4]]
+    for batch in batches:
+        backend.decode([item.tokens for item in batch])
+    assert backend.keep(0, 12) == 12
+    assert backend.keep(1, 11) == 11
+    together = FakeBackend("hybrid", n_seqs=2, n_planes=3)
+    for seq in (0, 1):
+        together.evaluate(seq, as_tokens([1] * 10), 0)
+    together.decode([item.tokens for batch in batches for item in batch])
+    with pytest.raises(StateError):
+        together.keep(0, 12)
+
+
+def test_more_tokens_than_one_evaluation_takes_are_several() -> None:
+    requests = [waiting(key, 100, sure=(1,) * 30) for key in range(5)]
+    backend = FakeBackend("hybrid", n_seqs=5, n_ubatch=64, n_planes=0)
+    assert widths(batches_of(backend, requests, Speculation([Scripted({})]))) == [[30, 30], [30, 30], [30]]
+
+
+@pytest.mark.parametrize("n_planes", [0, 3])
+def test_behind_a_mark_nobody_goes_back_there(n_planes: int) -> None:
+    """Drafts that are always long and always wrong: what is evaluated again is evaluated once."""
+    backend = FakeBackend("hybrid", n_planes=n_planes, n_ctx=1024)
+    prompt = prompt_of(1, 150)
+    known = alone(prompt, 320, sampling=ENDLESS).tokens
+    engine = Engine(
+        backend,
+        RamCache(8, None),
+        EngineSettings(),
+        speculation=Speculation([Guesses({prompt: known}, longest=40, wrong=0.1)]),
+    )
+    seen: list[SequenceTokens] = []
+    decode = backend.decode
+
+    def spied(items: Sequence[SequenceTokens]) -> None:
+        seen.extend(items)
+        decode(items)
+
+    backend.decode = spied
+    assert ask(engine, prompt, 300, sampling=ENDLESS).tokens == known[:300]
+    replays = [item for item in seen if item.n_sure > 1]
+    assert replays
+    assert all(item.n_drafts <= n_planes for item in replays)
+    for before, after in itertools.pairwise(seen):
+        assert after.position + after.n_sure > before.position + before.n_sure, "each step adds a token"
+        assert before.n_sure == 1 or after.position >= before.position + before.n_sure
+
+
+def test_one_source_that_fails_costs_drafts_only(caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(FakeBackend):
+        def draft(self, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
+            raise EngineError("the draft model failed")
+
+    backend = Failing(n_ctx=1024, n_seqs=2, draft_type="draft-mtp")
+    engine = Engine(
+        backend, RamCache(8, None), EngineSettings(), speculation=Speculation(model=ModelDrafts(backend, 3))
+    )
+    handles = [submit(engine, prompt_of(seed, 150), 20, sampling=ENDLESS) for seed in (1, 2)]
+    run(engine)
+    for seed, handle in zip((1, 2), handles, strict=True):
+        tokens = [token for event in handle.drain() for token in getattr(event, "tokens", ())]
+        assert tokens == alone(prompt_of(seed, 150), 20, sampling=ENDLESS).tokens
+    assert "no drafts of draft-mtp" in caplog.text
+
+
+@pytest.mark.parametrize(("n_max", "kind"), [(3, "hybrid"), (4, "hybrid"), (2, "attention")])
+def test_a_model_drafts_for_all_at_once_or_for_nobody(n_max: int, kind: str) -> None:
+    asked: list[tuple[int, int]] = []
+
+    class Counting(FakeBackend):
+        def draft(self, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
+            asked.append((len(items), n))
+            return super().draft(items, n)
+
+    backend = Counting(kind, n_ctx=1024, n_seqs=3, n_planes=3, draft_type="draft-mtp")
+    speculation = Speculation(model=ModelDrafts(backend, n_max))
+    engine = Engine(backend, RamCache(8, None), EngineSettings(), speculation=speculation)
+    handles = [submit(engine, prompt_of(seed, 150), 40, sampling=ENDLESS) for seed in (1, 2, 3)]
+    run(engine)
+    assert {n for _, n in asked} == {n_max, min(n_max, backend.n_rollback)}, "fewer behind a mark"
+    assert max(n for n, _ in asked) == 3
+    assert all(handle.drafts.n_accepted > 10 for handle in handles)
+
+
+def test_with_a_width_all_batches_have_it() -> None:
+    """Whether anybody drafts, or much or little: what is computed is the same."""
+    prompt = prompt_of(1, 150)
+    known = alone(prompt, 320, sampling=ENDLESS).tokens
+    for longest, silent in ((1, 0.5), (40, 0.5), (3, 0.0), (3, 1.0)):
+        backend = FakeBackend(n_ctx=1024)
+        source = Guesses({prompt: known}, longest, 0.2, silent)
+        engine = Engine(
+            backend, RamCache(8, None), EngineSettings(exact=True), speculation=Speculation([source], width=3)
+        )
+        seen: list[int] = []
+        decode = backend.decode
+
+        def spied(items: Sequence[SequenceTokens], decode=decode, seen=seen) -> None:  # type: ignore[no-untyped-def]
+            seen.extend(len(item.tokens) for item in items)
+            decode(items)
+
+        backend.decode = spied
+        handle = submit(engine, prompt, 100, sampling=ENDLESS)
+        run(engine)
+        assert set(seen) == {4}
+        assert (handle.drafts.n_drafted == 0) == (silent == 1.0)
+
+
+def test_a_model_is_asked_for_as_many_as_pay() -> None:
+    asked: list[int] = []
+
+    class Counting(FakeBackend):
+        def draft(self, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
+            asked.append(n)
+            return super().draft(items, n)
+
+    class Choosing(Pace):
+        def most(self, key: int, source: str, limit: int, *args: object, **fields: object) -> int:
+            return min(key, limit)
+
+    backend = Counting("hybrid", n_seqs=4, n_planes=5, draft_type="draft-mtp")
+    for seq in range(4):
+        backend.evaluate(seq, as_tokens([1] * 10), 0)
+    speculation = Speculation(model=ModelDrafts(backend, 5), pace=Choosing())
+    assert widths(batches_of(backend, [waiting(key, 10) for key in (0, 1)], speculation)) == [[2, 2]]
+    assert widths(batches_of(backend, [waiting(key, 10) for key in (0, 3, 2)], speculation)) == [[4, 4, 4]]
+    assert widths(batches_of(backend, [waiting(0, 10)], speculation)) == [[1]]
+    assert asked == [1, 3]
+
+
+@pytest.mark.parametrize(("n_min", "expected"), [(0, [0, 1, 2, 3]), (2, [0, 0, 2, 3]), (4, [0, 0, 0, 0])])
+def test_drafts_of_a_model_that_are_too_short_are_none(n_min: int, expected: list[int]) -> None:
+    class Unsure(FakeBackend):
+        def draft(self, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
+            return [(7,) * min(item.seq, n) for item in items]
+
+    jobs = [DraftJob(key, LiveSequence(key, 4096), (5,), 3) for key in range(4)]
+    source = ModelDrafts(Unsure(draft_type="draft-mtp"), 3, n_min)
+    assert [len(draft) for draft in source.propose(jobs)] == expected
+    if n_min <= 3:
+        assert [len(draft) for draft in source.propose(jobs, 1)] == [0, 1, 1, 1], "no more were wanted"

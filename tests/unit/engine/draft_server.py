@@ -1,0 +1,113 @@
+"""A server that drafts with its draft model, driven without a thread, and what may happen to it between requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from pyctl.cache.device_tier import block_sizes
+from pyctl.cache.disk.store import DiskStore
+from pyctl.cache.disk_tier import DiskTier
+from pyctl.cache.persist import DiskPolicy
+from pyctl.cache.ram import RamCache
+from pyctl.engine.backend import Backend, SequenceTokens
+from pyctl.engine.draft.source import DraftJob
+from pyctl.engine.draft.speculation import Speculation
+from pyctl.engine.engine import Engine
+from pyctl.engine.engine_settings import EngineSettings
+from pyctl.engine.sampling import Sampling
+from pyctl.errors import UnavailableError
+from pyctl.prompt import Prompt, Tokens
+from tests.unit.cache.checks import check_invariants
+from tests.unit.engine.drive import ask
+
+ENDLESS = Sampling(temperature=0.0, ignore_eos=True)
+
+
+class ModelDrafts:
+    """Three drafts of the draft model each time; remembers them by request and position."""
+
+    name = "draft-mtp"
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.drafts: dict[int, dict[int, tuple[int, ...]]] = {}
+
+    def begin(self, key: int, prompt: Tokens) -> None:
+        self.drafts[key] = {}
+
+    def propose(self, jobs: Sequence[DraftJob]) -> list[tuple[int, ...]]:
+        items = [SequenceTokens(job.seq.id, job.sure, job.seq.n, len(job.sure)) for job in jobs]
+        found = self.backend.draft(items, 3)
+        for job, draft in zip(jobs, found, strict=True):
+            self.drafts[job.key][job.seq.n] = draft
+        return found
+
+    def learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
+        pass
+
+    def end(self, key: int) -> None:
+        pass
+
+
+class Turn(NamedTuple):
+    """What one request got, and the drafts by the positions that they followed."""
+
+    tokens: list[int]
+    drafts: dict[int, tuple[int, ...]]
+
+
+class DraftServer:
+    """An engine on ``backend``, with a cache in RAM and on disk; ``other`` is somebody else's prompt."""
+
+    def __init__(self, backend: Backend, directory: Path, other: Prompt, *, exact: bool = True) -> None:
+        self.backend, self.directory, self.other, self.exact = backend, directory, other, exact
+        self.start()
+
+    def start(self) -> None:
+        for seq in range(self.backend.n_seqs):
+            self.backend.clear(seq)
+        store = DiskStore(self.directory, "model", None, min_tokens=32, sizes=block_sizes(self.backend))
+        self.tier = DiskTier(store, DiskPolicy.parse("full"), cold_max=10240, close_seconds=60)
+        self.source = ModelDrafts(self.backend)
+        speculation = Speculation([self.source] if self.backend.draft_type else [])
+        options = EngineSettings(exact=self.exact)
+        self.engine = Engine(self.backend, RamCache(32, None), options, self.tier, speculation)
+
+    def ask(self, prompt: Prompt, n: int = 24) -> Turn:
+        reply = ask(self.engine, prompt, n, sampling=ENDLESS)
+        assert reply.error is None
+        assert reply.done is not None
+        self.restored, self.n_cached = reply.done.stats.source, reply.done.stats.n_cached
+        check_invariants(self.engine.prefix_cache.cache)
+        return Turn(reply.tokens, self.source.drafts[max(self.source.drafts)] if self.source.drafts else {})
+
+    def go_on(self) -> None:
+        """Nothing happens to the conversation: it is still there."""
+
+    def leave(self) -> None:
+        """Another conversation takes the only sequence."""
+        self.ask(self.other)
+
+    def sleep(self) -> None:
+        self.engine.sleep()
+        self.engine.wake()
+
+    def close(self) -> None:
+        self.engine.sleep()  # what was generated goes to the cache, too
+        self.engine.close(UnavailableError("the end"))
+        self.backend.load()
+
+    def restart(self) -> None:
+        """Leave nothing but what is on disk."""
+        self.close()
+        self.start()
+
+
+WAYS = {
+    "live": DraftServer.go_on,
+    "ram": DraftServer.leave,
+    "sleep": DraftServer.sleep,
+    "disk": DraftServer.restart,
+}

@@ -1,0 +1,128 @@
+"""Who begins when: order, passing, the bound of the queue, whose batch is next, and what is refused at the head."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from pyctl.cache.plan import batch_ends
+from pyctl.cache.ram import RamCache
+from pyctl.engine.engine import Engine
+from pyctl.engine.engine_settings import EngineSettings
+from pyctl.engine.request import Failed, Piece, Progress
+from pyctl.engine.schedule import company
+from pyctl.engine.worker import Worker
+from pyctl.errors import BusyError, RequestError
+from tests.fake import FakeBackend
+from tests.unit.engine.drive import ask, collect, request
+from tests.unit.engine.test_company import ENDLESS, engine_of, prompt_of, run, submit
+from tests.unit.server.fake import INFO
+
+
+def test_a_big_request_is_passed_by_some_small_ones_but_not_for_ever() -> None:
+    backend = FakeBackend(n_ctx=1024, n_seqs=4)
+    engine = engine_of(backend)
+    small = [submit(engine, prompt_of(1, 200), 20, sampling=ENDLESS)]
+    engine.step()
+    big = submit(engine, prompt_of(2, 900), 4)
+    passed = 0
+    for seed in range(3, 60):
+        small.append(submit(engine, prompt_of(seed, 200), 20, sampling=ENDLESS))
+        for _ in range(8):
+            engine.step()
+        if collect(big).done is not None:
+            break
+        passed += 1
+    assert 1 <= passed < 40
+    run(engine)
+    assert all(collect(handle).error is None for handle in small)
+
+
+def test_requests_begin_in_the_order_in_which_they_came() -> None:
+    backend = FakeBackend(n_ctx=1024, n_seqs=2)
+    engine = engine_of(backend)
+    handles = [submit(engine, prompt_of(seed, 500), 4) for seed in range(6)]
+    order: list[int] = []
+    while engine.step():
+        order += [number for number, handle in enumerate(handles) if any(handle.drain()) and number not in order]
+    assert order == sorted(order)
+
+
+def test_a_short_prompt_does_not_wait_for_all_of_a_long_one() -> None:
+    engine = engine_of(FakeBackend(n_ctx=8192, n_seqs=4))
+    long = submit(engine, prompt_of(1, 64 * 50), 4)
+    engine.step()
+    short = submit(engine, prompt_of(2, 40), 4, sampling=ENDLESS)
+    steps = 0
+    while not any(isinstance(event, Piece) for event in short.drain()):
+        engine.step()
+        steps += 1
+    assert steps <= 3
+    assert not any(isinstance(event, Piece) for event in long.drain())
+
+
+def test_a_long_prompt_gets_every_second_batch_whatever_comes_beside_it() -> None:
+    engine = engine_of(FakeBackend(n_ctx=8192, n_seqs=4))
+    prompt = prompt_of(1, 64 * 20)
+    long = submit(engine, prompt, 1)
+    steps, seed = 0, 2
+    while not any(isinstance(event, Piece) for event in long.drain()):
+        submit(engine, prompt_of(seed, 40), 1)
+        engine.step()
+        steps, seed = steps + 1, seed + 1
+    assert steps <= 2 * (len(batch_ends(prompt, 64)) + 2)
+
+
+def test_a_long_queue_is_not_walked_for_each_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(company, "LOOK_SECONDS", float("inf"))
+    engine = engine_of(FakeBackend(n_ctx=1024))
+    for seed in range(50):
+        submit(engine, prompt_of(seed, 30), 30, sampling=ENDLESS)
+    looks: list[int] = []
+    take_next = engine.waiting.take_next
+    engine.waiting.take_next = lambda *args: (looks.append(1), take_next(*args))[1]
+    n_steps = run(engine)
+    assert n_steps > 50 * 28
+    assert len(looks) <= 50 * 4
+
+
+def test_the_queue_is_bounded() -> None:
+    backend = FakeBackend(n_ctx=1024)
+    engine = Engine(backend, RamCache(4, None), EngineSettings(n_queue=2))
+    worker = Worker(engine, INFO)
+    try:
+        gate, begun = threading.Event(), threading.Event()
+        blocked = worker.call(lambda: (begun.set(), gate.wait(60)))
+        assert begun.wait(60)
+        handles = [worker.submit(request(prompt_of(seed, 30), 4)) for seed in range(3)]
+        with pytest.raises(BusyError, match="3 requests are waiting"):
+            worker.submit(request(prompt_of(9, 30)))
+        gate.set()
+        blocked.result(60)
+        for handle in handles:
+            assert not any(isinstance(event, Failed) for event in handle)
+        assert [event for event in worker.submit(request(prompt_of(9, 30), 4)) if isinstance(event, Failed)] == []
+    finally:
+        worker.close()
+
+
+def test_a_bad_grammar_is_refused_before_anything_is_evaluated_or_lost() -> None:
+    backend = FakeBackend(n_ctx=1024)
+    engine = engine_of(backend)
+    conversation = prompt_of(1, 300)
+    ask(engine, conversation)
+    sampler, before = backend.sampler, backend.n_evaluated
+
+    def refuse(*args: object) -> None:
+        raise RequestError("failed to parse grammar")
+
+    backend.sampler = refuse
+    handle = submit(engine, prompt_of(2, 300), return_progress=True)
+    run(engine)
+    (event,) = handle.drain()
+    assert isinstance(event, Failed), "nothing before it, so that a stream has not begun"
+    assert not isinstance(event, Progress)
+    assert backend.n_evaluated == before
+    backend.sampler = sampler
+    assert ask(engine, conversation).done.stats.source == "live"

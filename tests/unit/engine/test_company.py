@@ -1,0 +1,441 @@
+"""Several sequences in one pool of cells: who waits, who gives way, and that nobody's reply changes by it."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyctl.cache.costs import Costs
+from pyctl.cache.disk.readers import Readers, Reading, Reads, finished
+from pyctl.cache.ram import RamCache
+from pyctl.cache.restore import CacheLookup
+from pyctl.cache.sequence import LiveSequence
+from pyctl.engine.admin import EngineAdmin
+from pyctl.engine.draft.speculation import Speculation
+from pyctl.engine.engine import Engine
+from pyctl.engine.engine_settings import EngineSettings
+from pyctl.engine.handle import RequestHandle
+from pyctl.engine.request import Failed
+from pyctl.engine.sampling import Sampling
+from pyctl.engine.worker import Worker
+from pyctl.errors import OutOfCellsError, RequestError, StateError
+from pyctl.prompt import Prompt
+from tests.fake import FakeBackend
+from tests.unit.cache.checks import check_invariants
+from tests.unit.engine.drive import Reply, ask, cold, collect, request
+from tests.unit.engine.test_decode import Foresight
+from tests.unit.server.fake import INFO
+
+ENDLESS = Sampling(temperature=0.0, ignore_eos=True)
+KINDS = ("hybrid", "attention", "opaque")
+
+
+def prompt_of(seed: int, n: int, head: int = 0) -> Prompt:
+    """``n`` tokens, of which the first ``head`` are those of every other prompt."""
+    parts = [np.random.default_rng(100).integers(1, 60, head), np.random.default_rng(seed).integers(1, 60, n - head)]
+    tokens = np.concatenate(parts)
+    return Prompt.of(tokens, [end for end in (head, n // 2, n - 4) if 0 < end < n])
+
+
+def engine_of(backend: FakeBackend, n_slots: int = 32, budget: int | None = None, **options: object) -> Engine:
+    return Engine(backend, RamCache(n_slots, budget), EngineSettings(**options))
+
+
+def submit(engine: Engine, prompt: Prompt, n: int = 8, **fields: object) -> RequestHandle:
+    handle = RequestHandle(request(prompt, n, **fields))
+    engine.submit(handle)
+    return handle
+
+
+def run(engine: Engine, most: int = 20_000) -> int:
+    """To the end; how many steps that took."""
+    for steps in range(most):
+        if not engine.step():
+            return steps
+    raise AssertionError("it never ends")
+
+
+def check_at_rest(engine: Engine, backend: FakeBackend) -> None:
+    """Nobody is left, and nobody's bytes."""
+    cache = engine.prefix_cache.cache
+    assert not engine.running
+    assert not engine.waiting
+    assert cache.retained == []
+    assert not any(seq.busy or seq.left_over for seq in engine.sequences)
+    assert [seq.id for seq in engine.sequences] == list(range(backend.n_seqs))
+    assert [len(held.rows) for held in backend._seqs] == [seq.n for seq in engine.sequences]
+    check_held(engine, backend)
+
+
+def check_held(engine: Engine, backend: FakeBackend) -> None:
+    """The cache's bytes and rows are counted, and what the device holds is what the cache has."""
+    cache = engine.prefix_cache.cache
+    check_invariants(cache)
+    held = [segment.held for segment in cache.segments() if segment.held is not None]
+    assert set(held) == set(backend._cells._held), "rows are held for the cache alone"
+    for segment in cache.segments():
+        assert segment.held is not None or segment.rows.size or backend.kind == "opaque", "rows that are nowhere"
+        assert segment.held is None or segment.held.n_cells == segment.tokens.size
+    assert engine.cells.n_used + backend.n_held <= backend.n_cells
+
+
+def alone(prompt: Prompt, n: int, kind: str = "hybrid", n_ctx: int = 1024, **fields: object) -> Reply:
+    return cold(FakeBackend(kind, n_ctx=n_ctx), prompt, n, **fields)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("budget", [0, None])
+def test_what_nobody_uses_makes_room_for_others(kind: str, budget: int | None) -> None:
+    """Nothing here is concurrent."""
+    backend = FakeBackend(kind, n_ctx=1024, n_seqs=2)
+    engine = engine_of(backend, budget=budget, clear_idle=False)
+    prompts = [prompt_of(seed, 600) for seed in (1, 2)]
+    for prompt in prompts * 4:
+        reply = ask(engine, prompt)
+        assert reply.error is None
+        assert reply.tokens == alone(prompt, 8, kind).tokens
+        check_at_rest(engine, backend)
+    if budget is None:
+        assert reply.done is not None
+        assert reply.done.stats.source == "ram", "it was kept when it had to leave"
+
+
+def test_the_least_recently_used_leaves_first_and_no_more_than_needed() -> None:
+    backend = FakeBackend(n_ctx=1024, n_seqs=4)
+    engine = engine_of(backend, clear_idle=False)
+    for seed in (1, 2, 3):
+        ask(engine, prompt_of(seed, 300))
+    ask(engine, prompt_of(4, 400))
+    held = {seq.n >= 300 for seq in engine.sequences}
+    assert held == {True, False}
+    assert ask(engine, prompt_of(3, 300)).done.stats.source == "live"
+    assert ask(engine, prompt_of(1, 300)).done.stats.source == "ram"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_that_do_not_fit_side_by_side_come_one_after_the_other(kind: str) -> None:
+    backend = FakeBackend(kind, n_ctx=1024, n_seqs=2)
+    engine = engine_of(backend)
+    prompts = [prompt_of(seed, 600) for seed in (1, 2)]
+    handles = [submit(engine, prompt, 40) for prompt in prompts]
+    run(engine)
+    for prompt, handle in zip(prompts, handles, strict=True):
+        assert collect(handle).tokens == alone(prompt, 40, kind).tokens
+    check_at_rest(engine, backend)
+    assert engine.counters.n_suspended == 0, "it was known before"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_replies_that_outgrow_the_context_wait_and_go_on_unchanged(kind: str) -> None:
+    backend = FakeBackend(kind, n_ctx=1024, n_seqs=3)
+    engine = engine_of(backend, exact=True)
+    prompts = [prompt_of(seed, 150, head=80) for seed in (1, 2, 3)]
+    handles = [submit(engine, prompt, -1, sampling=ENDLESS) for prompt in prompts]
+    run(engine)
+    assert engine.counters.n_suspended > 0
+    for prompt, handle in zip(prompts, handles, strict=True):
+        reply = collect(handle)
+        assert reply.error is None
+        expected = alone(prompt, -1, kind, sampling=ENDLESS)
+        assert len(expected.tokens) == 1024 - 150
+        assert reply.tokens == expected.tokens
+        assert reply.text == expected.text
+    check_at_rest(engine, backend)
+
+
+def test_the_oldest_reply_never_waits() -> None:
+    backend = FakeBackend(n_ctx=1024, n_seqs=3)
+    engine = engine_of(backend)
+    first = submit(engine, prompt_of(1, 100), -1, sampling=ENDLESS)
+    engine.step()
+    for seed in (2, 3):
+        submit(engine, prompt_of(seed, 100), -1, sampling=ENDLESS)
+    n_steps = 1
+    while not first.drain()[-1:] or engine.running[0].handle is first:
+        assert any(active.handle is first for active in engine.running)
+        engine.step()
+        n_steps += 1
+        if not any(active.handle is first for active in engine.running):
+            break
+    assert engine.counters.n_suspended > 0
+    run(engine)
+
+
+def test_a_prefill_that_gives_way_is_continued_where_it_was() -> None:
+    backend = FakeBackend(n_ctx=1024, n_seqs=2)
+    engine = engine_of(backend)
+    old = submit(engine, prompt_of(1, 300), 400, sampling=ENDLESS)
+    while not engine.counters.n_calls > 10:
+        engine.step()
+    # It fits beside the first and its reserve, but not beside all that the first will say while it is being read.
+    young_prompt = prompt_of(2, 64 * 6)
+    young = submit(engine, young_prompt, 8)
+    engine.step()
+    (active,) = (active for active in engine.running if active.handle is young)
+    assert active.stats is not None
+    engine.company.suspend(active)
+    assert engine.waiting.suspended == [active]
+    before = backend.n_evaluated
+    run(engine)
+    assert collect(young).tokens == alone(young_prompt, 8).tokens
+    assert collect(old).tokens == alone(prompt_of(1, 300), 400, sampling=ENDLESS).tokens
+    assert backend.n_evaluated - before < 400 + 384 + 8, "no batch was evaluated twice"
+    check_at_rest(engine, backend)
+
+
+def test_no_room_is_no_bad_snapshot() -> None:
+    """Even when the count of cells and the context disagree, nothing is dropped and nothing fails."""
+    backend = FakeBackend(n_ctx=1024, n_seqs=2)
+    engine = engine_of(backend)
+    first, second = prompt_of(1, 500), prompt_of(2, 500)
+    ask(engine, first)
+    ask(engine, second)
+    kept = engine.prefix_cache.cache.snapshots()
+    load_rows, refused = backend.load_rows, []
+
+    def full(*args: object) -> None:
+        refused.append(args)
+        raise OutOfCellsError
+
+    backend.load_rows = full
+    reply = ask(engine, first)
+    assert refused
+    assert reply.tokens == alone(first, 8).tokens
+    assert set(kept) <= set(engine.prefix_cache.cache.snapshots())
+    assert engine.prefix_cache.totals.failed_restores == 0
+    backend.load_rows = load_rows
+    check_at_rest(engine, backend)
+
+
+@pytest.mark.parametrize("missing", [100, 300, 500])
+def test_a_context_with_fewer_cells_than_it_says_still_serves(missing: int) -> None:
+    backend = FakeBackend(n_ctx=1024, n_seqs=3)
+    engine = engine_of(backend, clear_idle=False)
+    backend.n_cells -= missing
+    prompts = [prompt_of(seed, 200) for seed in (1, 2, 3)]
+    handles = [submit(engine, prompt, 100, sampling=ENDLESS) for prompt in prompts]
+    run(engine)
+    for prompt, handle in zip(prompts, handles, strict=True):
+        reply = collect(handle)
+        assert reply.error is None
+        assert reply.tokens == alone(prompt, 100, sampling=ENDLESS).tokens
+    check_at_rest(engine, backend)
+
+
+def test_a_suspended_reply_that_is_cancelled_frees_everything() -> None:
+    backend = FakeBackend(n_ctx=1024, n_seqs=2)
+    engine = engine_of(backend)
+    handles = [submit(engine, prompt_of(seed, 100), -1, sampling=ENDLESS) for seed in (1, 2)]
+    while not engine.waiting.suspended:
+        assert engine.step()
+    cache = engine.prefix_cache.cache
+    check_invariants(cache)
+    assert cache.retained
+    closed: list[object] = []
+    sampler = engine.waiting.suspended[0].steps.gi_frame.f_locals["reply"]._sampler
+    sampler.close = lambda: closed.append(sampler)
+    handles[1].cancel()
+    engine.company._look_again = 0.0
+    engine.step()
+    assert (cache.retained, engine.waiting.suspended, closed) == ([], [], [sampler])
+    handles[0].cancel()
+    run(engine)
+    check_at_rest(engine, backend)
+
+
+def test_closing_ends_suspended_replies_too() -> None:
+    backend = FakeBackend(n_ctx=1024, n_seqs=2)
+    engine = engine_of(backend)
+    handles = [submit(engine, prompt_of(seed, 100), -1, sampling=ENDLESS) for seed in (1, 2)]
+    while not engine.waiting.suspended:
+        engine.step()
+    engine.close(RequestError("bye"))
+    assert [str(collect(handle).error) for handle in handles] == ["bye", "bye"]
+    assert engine.prefix_cache.cache.retained == []
+    assert not engine.step()
+
+
+def test_a_suspended_reply_keeps_its_rows_whatever_the_cache_evicts() -> None:
+    backend = FakeBackend(n_ctx=1024, n_seqs=2)
+    engine = engine_of(backend, n_slots=2, budget=30_000)
+    handles = [submit(engine, prompt_of(seed, 120), -1, sampling=ENDLESS) for seed in (1, 2)]
+    while not engine.waiting.suspended:
+        engine.step()
+    engine.prefix_cache.cache.clear()
+    check_invariants(engine.prefix_cache.cache)
+    run(engine)
+    for seed, handle in enumerate(handles, 1):
+        assert collect(handle).tokens == alone(prompt_of(seed, 120), -1, sampling=ENDLESS).tokens
+    check_at_rest(engine, backend)
+
+
+def test_a_state_that_cannot_be_given_back_fails_its_reply_only() -> None:
+    backend = FakeBackend(n_ctx=1024, n_seqs=2)
+    engine = engine_of(backend)
+    handles = [submit(engine, prompt_of(seed, 100), -1, sampling=ENDLESS) for seed in (1, 2)]
+    while not engine.waiting.suspended:
+        engine.step()
+    backend.fail_loads = 1
+    run(engine)
+    assert collect(handles[0]).tokens == alone(prompt_of(1, 100), -1, sampling=ENDLESS).tokens
+    assert isinstance(collect(handles[1]).error, StateError)
+    check_at_rest(engine, backend)
+
+
+@pytest.mark.parametrize("kind", ["hybrid", "attention"])
+def test_drafts_survive_a_suspension(kind: str) -> None:
+    backend = FakeBackend(kind, n_ctx=512, n_seqs=2)
+    prompts = [Prompt.of(np.random.default_rng(seed).integers(1, 60, 150), [100, 146]) for seed in (5, 6)]
+    known = [alone(prompt, 320, kind, sampling=ENDLESS).tokens for prompt in prompts]
+
+    source = Foresight(dict(zip(prompts, known, strict=True)), 3, lambda i: i % 5 == 0)
+    engine = Engine(backend, RamCache(8, None), EngineSettings(), speculation=Speculation([source]))
+    handles = [submit(engine, prompt, 300, sampling=ENDLESS) for prompt in prompts]
+    run(engine)
+    assert engine.counters.n_suspended > 0
+    assert [collect(handle).tokens for handle in handles] == [reply[:300] for reply in known]
+    check_at_rest(engine, backend)
+
+
+def test_who_is_served_alone_has_the_context_to_itself() -> None:
+    """What a model computes depends on where in the context its rows lie, and on what lies beside them."""
+    backend = FakeBackend(n_ctx=1024, n_seqs=4)
+    engine = engine_of(backend, exact=True)
+    seen: list[int] = []
+    evaluate = backend.evaluate
+
+    def spied(seq: int, *args: object, **kwargs: object) -> None:
+        seen.append(sum(len(held.rows) for number, held in enumerate(backend._seqs) if number != seq))
+        evaluate(seq, *args, **kwargs)
+
+    backend.evaluate = spied
+    for seed in (1, 2, 3, 1, 2, 3):
+        ask(engine, prompt_of(seed, 200))
+    assert set(seen) == {0}
+
+
+def test_a_conversation_finds_its_live_sequence_among_four() -> None:
+    engine = engine_of(FakeBackend(n_ctx=4096, n_seqs=4))
+    prompt = prompt_of(1, 300)
+    for turn in range(4):
+        reply = ask(engine, prompt, 20, sampling=ENDLESS)
+        assert reply.done is not None
+        assert (reply.done.stats.source == "live") == (turn > 0)
+        prompt = Prompt.of([*prompt.tokens, *reply.tokens, *range(1, 40)], prompt.boundaries)
+
+
+def test_sequences_that_clients_call_by_number_stay_as_long_as_there_is_room() -> None:
+    engine = engine_of(FakeBackend(n_ctx=1024, n_seqs=2))
+    ask(engine, prompt_of(1, 30), seq=1)
+    ask(engine, prompt_of(2, 30), seq=0)
+    assert [seq.n > 30 for seq in engine.sequences] == [True, True]
+    ask(engine, prompt_of(3, 1000), seq=0)
+    assert engine.sequences[1].n == 0
+
+
+def test_a_share_for_each_lets_all_run_side_by_side() -> None:
+    backend = FakeBackend(n_ctx=256, n_cells=1024, n_seqs=4)
+    engine = engine_of(backend)
+    handles = [submit(engine, prompt_of(seed, 200), -1, sampling=ENDLESS) for seed in range(4)]
+    engine.step()
+    assert len(engine.running) == 4
+    run(engine)
+    assert engine.counters.n_suspended == 0
+    for seed, handle in enumerate(handles):
+        assert collect(handle).tokens == alone(prompt_of(seed, 200), -1, n_ctx=256, sampling=ENDLESS).tokens
+
+
+def test_saving_a_sequence_after_its_request_was_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number counts when it is done, not the object that had the number when it was asked."""
+    monkeypatch.setattr("pyctl.engine.worker.IDLE_SECONDS", 3600.0)  # nothing changes behind the last step
+    backend = FakeBackend(n_ctx=1024, n_seqs=2)
+    engine = engine_of(backend)
+    worker = Worker(engine, INFO)
+    try:
+        admin = EngineAdmin(worker, engine)
+        asked = threading.Event()
+        worker.call(lambda: asked.wait(60))
+        handles = [worker.submit(request(prompt_of(seed, 100), -1, sampling=ENDLESS)) for seed in (1, 2)]
+        begun = worker.call(lambda: (engine.step(), len(engine.running))[1])
+        erased = [admin.erase(seq) for seq in (0, 1)]
+        asked.set()
+        assert begun.result(60) == 2
+        for handle in handles:
+            assert not any(isinstance(event, Failed) for event in handle)
+        assert all(future.result(60) >= 0 for future in erased)
+        stats = admin.stats().result(60)
+        assert stats.total.n_suspended > 0
+        assert (stats.n_suspended, stats.suspended_bytes) == (0, 0)
+        assert (stats.n_cells, stats.n_cells_used) == (1024, sum(seq.n for seq in engine.sequences))
+        assert (stats.n_cells_held, stats.device) == (backend.n_held, engine.prefix_cache.device.counts)
+        assert stats.device.kept > 0
+    finally:
+        worker.close()
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_restore_that_waits_for_the_disk_gives_way_and_begins_again(begun: bool) -> None:
+    """Half of its rows may be there already: nothing of that may be taken for the whole."""
+    backend = FakeBackend(n_ctx=1024, n_seqs=2)
+    engine = engine_of(backend, exact=True)
+    old = submit(engine, prompt_of(1, 300), 500, sampling=ENDLESS)
+    engine.step()
+    restore, readers = engine.prefix_cache.restore, Readers(1, "test")
+    disk: Future[None] = Future()
+
+    def slow(lookup: CacheLookup, seq: LiveSequence, *args: Any) -> Reading[Any]:
+        if not disk.done():
+            try:
+                if begun:
+                    engine.prefix_cache.forget(seq)
+                    backend.evaluate(seq.id, lookup.match.tokens[:60], 0)
+                    seq.n_expected = 400
+                yield from finished(Reads([disk], readers, float("inf")))
+            except GeneratorExit:
+                seq.n_expected = 0
+                engine.prefix_cache.forget(seq)
+                raise
+        return (yield from restore(lookup, seq, *args))
+
+    engine.prefix_cache.restore = slow  # type: ignore[assignment]
+    young = submit(engine, prompt_of(2, 400), 30)
+    while not engine.waiting.queue or len(engine.running) == 2:
+        assert engine.step()
+    assert [active.handle for active in engine.running] == [old], "it gave its cells to the older one"
+    assert [len(held.rows) for held in backend._seqs] == [seq.n for seq in engine.sequences]
+    disk.set_result(None)
+    run(engine)
+    assert collect(old).tokens == alone(prompt_of(1, 300), 500, sampling=ENDLESS).tokens
+    assert collect(young).tokens == alone(prompt_of(2, 400), 30).tokens
+    check_at_rest(engine, backend)
+
+
+class NotedCosts(Costs):
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted: list[tuple[int, int]] = []
+
+    def note_evaluated(self, first: int, last: int, seconds: float) -> None:
+        super().note_evaluated(first, last, seconds)
+        self.noted.append((first, last))
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_only_prompts_that_are_evaluated_alone_say_what_tokens_cost(is_async: bool) -> None:
+    backend = FakeBackend(n_ctx=4096, n_seqs=2, n_ubatch=64)
+    backend.is_async = is_async
+    engine = engine_of(backend)
+    costs = engine.prefix_cache.cache.costs = NotedCosts()
+    first, *others = (prompt_of(seed, 300) for seed in (1, 2, 3))
+    ask(engine, first)
+    assert [0 < last <= 300 for _, last in costs.noted] == [True]
+    assert costs.noted[0][0] == 0
+    assert (costs.noted[0][1] == 300) == (not is_async), "a device is still at work on the last batch"
+    for prompt in others:
+        submit(engine, prompt)
+    run(engine)
+    assert len(costs.noted) == 1

@@ -1,0 +1,303 @@
+"""The disk tier under the engine, on the fake backend: what a restart finds, and what a broken disk costs."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyctl.cache import device_tier
+from pyctl.cache.disk.index import Index
+from pyctl.cache.disk.store import DiskStore
+from pyctl.cache.disk.write_queue import Reason, RowsOf
+from pyctl.cache.disk_tier import DiskTier
+from pyctl.cache.persist import DiskPolicy
+from pyctl.cache.ram import RamCache
+from pyctl.cache.snapshot import Snapshot
+from pyctl.engine.engine import Engine
+from pyctl.engine.engine_settings import EngineSettings
+from pyctl.engine.worker import Worker
+from pyctl.prompt import Prompt
+from tests.fake import FakeBackend
+from tests.unit.cache.checks import check_invariants
+from tests.unit.engine.drive import ask, cold
+from tests.unit.engine.test_engine import KINDS, chat
+from tests.unit.server.fake import INFO
+
+
+def engine_on(directory: Path, kind: str, policy: str = "full", n_slots: int = 32, **store: object) -> Engine:
+    """A fresh engine and backend, as after a restart, on a cache directory."""
+    tier = DiskTier(
+        DiskStore(directory, "fake", None, min_tokens=100, **store),
+        DiskPolicy.parse(policy),
+        cold_max=10240,
+        close_seconds=60,
+    )
+    return Engine(FakeBackend(kind), RamCache(n_slots, None), EngineSettings(exact=True), tier)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("policy", ["full", "auto", "auto:2"])
+def test_each_turn_after_a_restart_goes_on_where_the_last_ended(tmp_path: Path, kind: str, policy: str) -> None:
+    messages = [(1, 300)]
+    deepest = 0
+    for turn in range(5):
+        messages += [(100 + turn, 100), (200 + turn, 40)]
+        prompt = chat(*messages)
+        engine = engine_on(tmp_path, kind, policy)
+        reply = ask(engine, prompt)
+        stats = reply.done.stats
+        assert reply.tokens == cold(FakeBackend(kind), prompt).tokens
+        assert stats.n_cached == deepest
+        assert stats.source == ("disk" if turn else "none")
+        check_invariants(engine.prefix_cache.cache)
+        deepest = prompt.end
+        engine.prefix_cache.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_policy_full_writes_a_prompt_without_messages_while_the_server_runs(tmp_path: Path, kind: str) -> None:
+    prompt = Prompt.of(np.random.default_rng(7).integers(1, 60, 900))
+    killed = engine_on(tmp_path, kind, "full")
+    expected = ask(killed, prompt).tokens
+    assert killed.prefix_cache.disk.flush(60)
+    engine = engine_on(tmp_path, kind, "full")
+    reply = ask(engine, prompt)
+    assert reply.tokens == expected
+    assert (reply.done.stats.source, reply.done.stats.n_cached) == ("disk", 896)
+    for each in (engine, killed):
+        each.prefix_cache.close()
+
+
+def test_the_deeper_tier_wins_and_ram_wins_a_tie(tmp_path: Path) -> None:
+    engine = engine_on(tmp_path, "hybrid")
+    long = chat((1, 300), (2, 240), (3, 240))
+    ask(engine, long)
+    assert engine.prefix_cache.disk.flush(60)
+    ask(engine, chat((9, 300)))
+    assert ask(engine, long).done.stats.source == "ram"
+    engine.prefix_cache.cache.clear()
+    ask(engine, chat((8, 300)))
+    stats = ask(engine, long).done.stats
+    assert (stats.source, stats.n_cached) == ("disk", 780)
+    ask(engine, chat((7, 300)))
+    assert ask(engine, long).done.stats.source == "ram", "what came from disk is in RAM now"
+    check_invariants(engine.prefix_cache.cache)
+    engine.prefix_cache.close()
+
+
+def test_files_that_vanish_are_a_miss(tmp_path: Path) -> None:
+    prompt = chat((1, 300), (2, 240))
+    engine = engine_on(tmp_path, "hybrid")
+    expected = ask(engine, prompt).tokens
+    engine.prefix_cache.close()
+    for path in tmp_path.rglob("*.rows"):
+        path.unlink()
+    engine = engine_on(tmp_path, "hybrid")
+    reply = ask(engine, prompt)
+    assert reply.tokens == expected
+    assert reply.done.stats.n_cached == 0
+    assert engine.prefix_cache.disk.flush(60)  # what was found to be gone is forgotten, too
+    engine.prefix_cache.close()
+    engine = engine_on(tmp_path, "hybrid")
+    assert ask(engine, prompt).done.stats.source == "disk", "it was written again"
+    engine.prefix_cache.close()
+    shutil.rmtree(tmp_path / "fake")
+    engine = engine_on(tmp_path, "hybrid")
+    assert ask(engine, prompt).tokens == expected
+    engine.prefix_cache.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_snapshot_that_reads_but_does_not_load_is_a_miss(tmp_path: Path, kind: str) -> None:
+    prompt = chat((1, 300), (2, 240))
+    engine = engine_on(tmp_path, kind)
+    expected = ask(engine, prompt).tokens
+    engine.prefix_cache.close()
+    engine = engine_on(tmp_path, kind)
+    engine.backend.fail_loads = 1
+    reply = ask(engine, prompt)
+    assert reply.tokens == expected
+    assert reply.error is None
+    check_invariants(engine.prefix_cache.cache)
+    engine.prefix_cache.close()
+
+
+def test_a_request_can_stay_off_the_disk(tmp_path: Path) -> None:
+    engine = engine_on(tmp_path, "hybrid")
+    ask(engine, chat((1, 300)), disk_policy=DiskPolicy("off"))
+    assert engine.prefix_cache.disk.flush(60)
+    assert engine.prefix_cache.disk.store.lengths() == set()
+    engine.prefix_cache.close()
+
+
+def test_off_reads_nothing_either(tmp_path: Path) -> None:
+    prompt = chat((1, 300), (2, 240))
+    engine = engine_on(tmp_path, "hybrid")
+    ask(engine, prompt)
+    engine.prefix_cache.close()
+    engine = engine_on(tmp_path, "hybrid")
+    assert ask(engine, prompt, disk_policy=DiskPolicy("off")).done.stats.source == "none"
+    engine.prefix_cache.close()
+    engine = engine_on(tmp_path, "hybrid", "off")
+    assert ask(engine, prompt).done.stats.source == "none"
+    engine.prefix_cache.close()
+
+
+def test_random_branches_over_many_restarts(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    conversations = [[(i % 2, 300)] for i in range(4)]
+    for _ in range(12):
+        engine = engine_on(tmp_path, "hybrid", "auto:8", n_slots=int(rng.integers(1, 6)), daily_bytes=None)
+        for _ in range(4):
+            conversation = conversations[rng.integers(4)]
+            if len(conversation) > 6:
+                del conversation[2:]
+            conversation.append((int(rng.integers(1000)), int(rng.choice([40, 100, 170]))))
+            prompt = chat(*conversation)
+            assert ask(engine, prompt, 4).tokens == cold(FakeBackend("hybrid"), prompt, 4).tokens
+            check_invariants(engine.prefix_cache.cache)
+        engine.prefix_cache.close()
+
+
+def test_the_engine_asks_neither_the_index_nor_a_thread_that_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The index is only touched by other threads, and turns go on while the one that writes is stuck."""
+    engine = engine_on(tmp_path, "hybrid", "auto")
+    tier, stuck = engine.prefix_cache.disk, threading.Event()
+    tier._recovery.join(60)
+    me, touched = threading.get_ident(), []
+
+    def guarded(name: str) -> None:
+        real = getattr(Index, name)
+
+        @contextmanager
+        def entered(index: Index) -> Iterator[object]:
+            touched.append(threading.get_ident())
+            with real(index) as connection:
+                yield connection
+
+        monkeypatch.setattr(Index, name, entered)
+
+    guarded("reading")
+    guarded("writing")
+    prompts = [chat((1, 300), (seed, 240)) for seed in range(2, 8)]
+    for prompt in prompts:
+        ask(engine, prompt)
+    assert tier.flush(60)
+    head = min(tmp_path.rglob("*.rows"), key=lambda path: int(path.name.split("-")[0]))
+    engine.prefix_cache.cache.clear()
+    ask(engine, chat((99, 300)))
+    assert ask(engine, prompts[0]).done.stats.source == "disk"
+
+    def hang() -> None:
+        with tier.store.directory._looking:
+            stuck.wait(60)
+
+    tier.queue.run_soon(hang)
+    tier._refreshed = 0.0
+    for prompt in prompts[1:]:
+        ask(engine, prompt)
+    head.write_bytes(b"")
+    engine.prefix_cache.cache.clear()
+    ask(engine, chat((98, 300)))
+    for prompt in prompts:
+        ask(engine, prompt)
+    assert tier.view().waiting > 0
+    assert not stuck.is_set()
+    assert touched
+    assert me not in touched
+    stuck.set()
+    assert tier.flush(60)
+    assert tier.view().damaged == 1
+    engine.prefix_cache.close()
+
+
+def test_closing_waits_as_long_as_the_disk_may_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyctl.engine.worker.STEP_SECONDS", 0.1)
+    engine = engine_on(tmp_path, "hybrid")
+    engine.prefix_cache.disk.close_seconds = 60.0
+    ask(engine, chat((1, 300), (2, 240)))
+    assert engine.prefix_cache.disk.flush(60)
+    gate = threading.Event()
+    engine.prefix_cache.disk.queue.run_soon(lambda: gate.wait(60))
+    ask(engine, chat((3, 300), (4, 240)))
+    worker = Worker(engine, INFO)
+    threading.Timer(0.6, gate.set).start()
+    worker.close()
+    assert gate.is_set()
+    assert not worker._thread.is_alive()
+    assert len(list(tmp_path.rglob("*.state"))) >= 2
+
+
+def test_a_disk_that_hangs_holds_up_nobody_for_ever(tmp_path: Path) -> None:
+    engine = engine_on(tmp_path, "hybrid")
+    engine.prefix_cache.disk.close_seconds = 0.2
+    gate = threading.Event()
+    engine.prefix_cache.disk.queue.run_soon(lambda: gate.wait(60))
+    engine.prefix_cache.close()
+    assert not gate.is_set()
+    gate.set()
+
+
+def test_the_last_used_conversations_are_written_when_there_are_too_many(tmp_path: Path) -> None:
+    engine = engine_on(tmp_path, "hybrid", "600", n_slots=64)
+    prompts = [chat((seed, 300)) for seed in range(12)]
+    for prompt in prompts:
+        ask(engine, prompt)
+    ask(engine, chat((98, 300)))  # which parks the last of them
+    gate = threading.Event()
+    engine.prefix_cache.disk.queue.run_soon(lambda: gate.wait(60))
+    threading.Timer(0.3, gate.set).start()
+    engine.prefix_cache.close()
+    engine = engine_on(tmp_path, "hybrid", "600")
+    assert ask(engine, prompts[11]).done.stats.source == "disk"
+    engine.prefix_cache.close()
+
+
+def test_a_slow_disk_does_not_hold_the_memory_of_what_was_evicted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most, budget = 8_000, 15_000
+    monkeypatch.setattr(device_tier, "MOST_BEHIND_BYTES", most)
+    engine = engine_on(tmp_path, "hybrid")
+    engine.prefix_cache.cache.budget = budget
+    writing, go_on = threading.Event(), threading.Event()
+
+    def write(snapshot: Snapshot, reason: Reason, rows_of: RowsOf | None) -> int:
+        writing.set()
+        assert go_on.wait(60)
+        return 0
+
+    engine.prefix_cache.disk.queue._write_one = write
+    backend, largest = engine.backend, 0
+    for seed in range(30):
+        assert ask(engine, chat((seed, 300))).error is None
+        assert writing.wait(60)
+        sizes = (s.n_bytes + backend.rows_size(0, s.n) for s in engine.prefix_cache.cache.snapshots())
+        largest = max(largest, *sizes)
+        held = backend.block_bytes()
+        assert held.used - held.in_flight - engine.prefix_cache.cache.n_bytes <= most + largest
+    assert engine.prefix_cache.disk.view().waiting > 0, "what there is room for waits on"
+    go_on.set()
+    engine.prefix_cache.close()
+
+
+def test_memory_for_what_will_wait_for_the_disk_beyond_the_budget_is_made_ready_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most, budget = 1_000, 20_000
+    monkeypatch.setattr(device_tier, "MOST_BEHIND_BYTES", most)
+    monkeypatch.setattr(device_tier, "BEHIND_PART", budget)
+    for kept, n, expected in ((True, 100, 0), (True, 3000, most), (False, 3000, 0)):
+        engine = engine_on(tmp_path / f"{kept} {n}", "hybrid", "full" if kept else "off")
+        engine.prefix_cache.cache.budget = budget
+        assert ask(engine, chat((n, n))).error is None
+        assert engine.backend.n_expected == expected
+        engine.prefix_cache.close()

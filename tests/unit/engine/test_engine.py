@@ -1,0 +1,286 @@
+"""The way of a request, on the fake backend: what is restored, what is saved, what a failure leaves behind."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pyctl.cache.ram import RamCache
+from pyctl.cache.sequence import LiveSequence
+from pyctl.engine.engine import Engine
+from pyctl.engine.engine_settings import EngineSettings
+from pyctl.engine.handle import RequestHandle
+from pyctl.engine.request import Progress
+from pyctl.errors import EngineError, UnavailableError
+from pyctl.prompt import Prompt, Tokens, as_tokens
+from tests.fake import FakeBackend
+from tests.unit.cache.checks import check_invariants
+from tests.unit.engine.drive import ask, cold, collect, request
+
+KINDS = ("hybrid", "attention", "opaque")
+
+
+def chat(*messages: tuple[int, int]) -> Prompt:
+    """A prompt of messages (seed, length), ended by a generation header of 4 tokens.
+
+    Lengths in these tests leave 32 to 63 tokens in the last batch of 64, so that every boundary ends a batch.
+    """
+    parts = [np.random.default_rng(seed).integers(1, 60, length) for seed, length in (*messages, (999, 4))]
+    return Prompt.of(np.concatenate(parts), np.cumsum([part.size for part in parts])[:-1])
+
+
+def engine_of(backend: FakeBackend, n_slots: int = 32, budget: int | None = None, **options: object) -> Engine:
+    return Engine(backend, RamCache(n_slots, budget), EngineSettings(**options))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_growing_conversation_evaluates_only_what_is_new(kind: str) -> None:
+    engine = engine_of(FakeBackend(kind), exact=True)
+    messages = [(1, 300)]
+    boundary = 0
+    for turn in range(6):
+        messages += [(100 + turn, 100), (200 + turn, 40)]
+        prompt = chat(*messages)
+        reply = ask(engine, prompt)
+        assert reply.tokens == cold(FakeBackend(kind), prompt).tokens
+        stats = reply.done.stats
+        assert stats.n_cached == boundary, f"turn {turn} must resume at the last generation header"
+        assert stats.n_cached + stats.n_evaluated == stats.n_prompt == len(prompt)
+        boundary = len(prompt) - 4
+        check_invariants(engine.prefix_cache.cache)
+
+
+def test_generated_text_is_reused_unless_exact() -> None:
+    for exact in (False, True):
+        engine = engine_of(FakeBackend(), exact=exact)
+        prompt = chat((1, 300))
+        reply = ask(engine, prompt, n=10)
+        follow = Prompt.of([*prompt.tokens, *reply.tokens, *range(1, 40)], prompt.boundaries)
+        stats = ask(engine, follow).done.stats
+        evaluated = len(prompt) + len(reply.tokens) - (1 if reply.done.stop_type == "limit" else 0)
+        assert stats.n_cached == (300 if exact else evaluated), exact
+        assert stats.source == "live"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_alternating_conversations_on_one_head(kind: str) -> None:
+    engine = engine_of(FakeBackend(kind), exact=True)
+    head = (1, 500)
+    for turn in range(4):
+        for conversation in (10, 20, 30):
+            prompt = chat(head, *((conversation + i, 40) for i in range(turn + 1)))
+            reply = ask(engine, prompt)
+            assert reply.tokens == cold(FakeBackend(kind), prompt).tokens
+            new = 4 + 40 if turn or conversation > 10 else len(prompt)
+            assert reply.done.stats.n_evaluated == new, (turn, conversation)
+    check_invariants(engine.prefix_cache.cache)
+
+
+def test_a_rewind_moves_no_rows_and_an_extension_only_what_is_missing() -> None:
+    backend = FakeBackend()
+    loaded: list[tuple[int, int]] = []
+    original = backend.load_rows
+    backend.load_rows = lambda seq, first, spans: (loaded.append((first, spans[-1][2])), original(seq, first, spans))[1]
+    engine = engine_of(backend, exact=True)
+    long, short = chat((1, 300), (2, 240), (3, 240)), chat((1, 300), (4, 60))
+    ask(engine, long)
+    ask(engine, short)
+    assert loaded == [], "the head is still there"
+    stats = ask(engine, long).done.stats
+    assert stats.source == "ram"
+    assert stats.n_cached == 784
+    assert loaded == [(300, 784)], "the head is live, only the rest is copied"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fail", [1, 2, 3, 50])
+def test_a_snapshot_that_cannot_be_restored_is_a_miss(kind: str, fail: int) -> None:
+    backend = FakeBackend(kind)
+    engine = engine_of(backend, exact=True)
+    first, second = chat((1, 300), (2, 240)), chat((7, 420))
+    ask(engine, first)
+    ask(engine, second)
+    backend.fail_loads = fail
+    reply = ask(engine, first)
+    assert reply.tokens == cold(FakeBackend(kind), first).tokens
+    assert reply.error is None
+    backend.fail_loads = 0
+    assert ask(engine, second).tokens == cold(FakeBackend(kind), second).tokens
+    check_invariants(engine.prefix_cache.cache)
+
+
+@pytest.mark.parametrize("step", range(1, 14))
+def test_a_cancelled_prefill_is_continued_by_the_retry(step: int) -> None:
+    prompt, other = chat((1, 300), (2, 300)), chat((3, 240))
+    for between in (False, True):
+        backend = FakeBackend()
+        engine = engine_of(backend, exact=True)
+        ask(engine, prompt, cancel_after=step)
+        if between:
+            ask(engine, other)
+        before = backend.n_evaluated
+        reply = ask(engine, prompt)
+        assert reply.tokens == cold(FakeBackend(), prompt).tokens
+        # One batch at most is evaluated again: the live sequence was parked where it stood.
+        done = min(step, 11) * 64 - 64
+        assert backend.n_evaluated - before <= max(len(prompt) - done + 64, 4 + 8 + 64)
+        check_invariants(engine.prefix_cache.cache)
+
+
+def test_an_evaluation_that_fails_ends_the_request_and_nothing_else() -> None:
+    backend = FakeBackend(n_ctx=600)
+    engine = engine_of(backend)
+    good = chat((1, 300))
+    expected = ask(engine, good).tokens
+    original = backend.evaluate
+    backend.evaluate = lambda seq, tokens, start, output: (_ for _ in ()).throw(EngineError("boom"))
+    reply = ask(engine, chat((1, 300), (2, 100)))
+    assert str(reply.error) == "boom"
+    backend.evaluate = original
+    assert ask(engine, good).tokens == expected
+    check_invariants(engine.prefix_cache.cache)
+
+
+@pytest.mark.parametrize(("n_slots", "budget", "most"), [(0, 20_000, 124), (8, None, 2 * 124)])
+def test_side_requests_do_not_push_the_conversation_out(n_slots: int, budget: int | None, most: int) -> None:
+    engine = engine_of(FakeBackend(n_ctx=16384), n_slots=n_slots, budget=budget, exact=True)
+    messages = [(1, 620)]
+    for turn in range(30):
+        messages.append((100 + turn, 120))
+        stats = ask(engine, chat(*messages)).done.stats
+        assert not turn or stats.n_evaluated <= most
+        ask(engine, chat((5000 + turn, 240)))  # a title request with a head of its own
+
+
+def test_progress_counts_what_is_done() -> None:
+    engine = engine_of(FakeBackend())
+    handle = RequestHandle(request(chat((1, 300)), return_progress=True))
+    engine.submit(handle)
+    while engine.step():
+        pass
+    seen = [event for event in handle.drain() if isinstance(event, Progress)]
+    assert [event.n_processed for event in seen] == [0, 64, 128, 192, 256, 300, 304]
+    assert {event.n_prompt for event in seen} == {304}
+
+
+def test_limits_and_ends() -> None:
+    backend = FakeBackend(n_ctx=320)
+    engine = engine_of(backend)
+    reply = ask(engine, chat((1, 300)), n=-1)
+    assert reply.done.stop_type in ("limit", "eos")
+    assert len(reply.tokens) <= 320 - 304
+    assert ask(engine, chat((1, 300)), n=0).done.timings.n_predicted == 0
+    word = ask(engine, chat((1, 250)), n=20).text[3:5]
+    stopped = ask(engine, chat((1, 250)), n=20, stop=(word,))
+    assert stopped.done.stop_type == "word"
+    assert stopped.done.stopping_word == word
+    assert word not in stopped.text
+
+
+def test_two_sequences_decode_side_by_side() -> None:
+    backend = FakeBackend(n_seqs=2)
+    engine = engine_of(backend, exact=True)
+    prompts = [chat((1, 300), (2, 100)), chat((1, 300), (3, 150)), chat((4, 200))]
+    handles = [RequestHandle(request(prompt, 20)) for prompt in prompts]
+    for handle in handles:
+        engine.submit(handle)
+    while engine.step():
+        assert len(engine.running) <= 2
+    for prompt, handle in zip(prompts, handles, strict=True):
+        assert collect(handle).tokens == cold(FakeBackend(), prompt, 20).tokens
+    check_invariants(engine.prefix_cache.cache)
+
+
+def test_closing_ends_every_request() -> None:
+    engine = engine_of(FakeBackend())
+    handles = [RequestHandle(request(chat((seed, 300)))) for seed in range(3)]
+    for handle in handles:
+        engine.submit(handle)
+    engine.step()
+    engine.close(UnavailableError("bye"))
+    assert [str(collect(handle).error) for handle in handles] == ["bye"] * 3
+    assert not engine.step()
+
+
+def test_cache_prompt_false_reads_and_writes_nothing() -> None:
+    engine = engine_of(FakeBackend())
+    prompt = chat((1, 300))
+    for _ in range(2):
+        stats = ask(engine, prompt, cache_prompt=False).done.stats
+        assert (stats.n_cached, stats.source, stats.n_saved) == (0, "none", 0)
+
+
+def test_a_miss_names_the_first_differing_token() -> None:
+    engine = engine_of(FakeBackend(), exact=True)
+    prompt = chat((1, 300), (2, 240))
+    ask(engine, prompt)
+    edited: Tokens = prompt.tokens.copy()
+    edited[420] = 59 - edited[420]
+    stats = ask(engine, Prompt.of(edited, prompt.boundaries)).done.stats
+    assert stats.miss is not None
+    assert (stats.miss.position, stats.miss.nearest) == (420, 300)
+
+
+def test_behind_a_reply_batches_end_at_every_message_whatever_they_cost() -> None:
+    def random(seed: int, n: int) -> list[int]:
+        return np.random.default_rng(seed).integers(1, 60, n).tolist()
+
+    def prompt_of(tokens: list[int], *starts: int) -> Prompt:
+        return Prompt(as_tokens(tokens), starts, headers=starts[1::2])
+
+    def cached(engine: Engine, prompt: Prompt) -> int:
+        reply = ask(engine, prompt, 3)
+        assert reply.done is not None
+        said[:] = [*prompt.tokens.tolist(), *reply.tokens]
+        return reply.done.stats.n_cached
+
+    said: list[int] = []
+    grown, opened = (engine_of(FakeBackend("hybrid", n_ubatch=256, batch_cost=200)) for _ in range(2))
+    assert cached(grown, prompt_of(random(0, 364), 300, 360)) == 0
+    n = len(said)
+    starts = 300, 360, n + 40, n + 100
+    asked = [*said, *random(1, 104)]
+    edited = [*asked[: n + 40], *random(2, 64)]
+    assert cached(grown, prompt_of(asked, *starts)) == n - 1
+    assert cached(grown, prompt_of(edited, *starts)) == n + 40
+    # A cold run stops where replies begin.
+    assert cached(opened, prompt_of(asked, *starts)) == 0
+    assert cached(opened, prompt_of(edited, *starts)) == 360
+
+
+def test_a_live_sequence_is_compared_once_until_it_changes() -> None:
+    seq = LiveSequence(0, 100)
+    seq.reset(as_tokens([1, 2, 3]))
+    prompt = as_tokens([1, 2, 9, 4])
+    assert [seq.shared(prompt), seq.shared(prompt)] == [2, 2]
+    assert seq.shared(as_tokens([1, 9])) == 1
+    seq.truncate(2)
+    seq.append_one(9)
+    assert seq.shared(prompt) == 3
+    seq.append_one(4)
+    assert seq.shared(prompt) == 4
+    seq.reset(as_tokens([1, 7, 9, 4]))
+    assert seq.shared(prompt) == 1
+
+
+@pytest.mark.parametrize("budget", [16_000, None])
+@pytest.mark.parametrize("kind", ["hybrid", "attention"])
+def test_what_leaves_the_device_for_a_restore_is_no_row_that_it_counts_on(
+    kind: str, budget: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Three conversations in turn, larger than the context; idle moments copy rows to RAM that stay on the device."""
+    rng = np.random.default_rng(5 if budget else 6)
+    engine = engine_of(FakeBackend(kind, n_ctx=1024), n_slots=0, budget=budget)
+    conversations = [[(i, 200)] for i in range(3)]
+    n_loaded = 0
+    for step in range(40):
+        messages = conversations[int(rng.integers(3))]
+        messages.append((1000 + step, int(rng.integers(20, 80))))
+        if sum(length for _, length in messages) > 700:
+            del messages[1:]
+        n_loaded += ask(engine, chat(*messages)).done.stats.n_loaded
+        while engine.prefix_cache.device.copy_one():
+            pass
+    assert n_loaded > 1000
+    assert not [record for record in caplog.records if "no room for the snapshot" in record.message]
+    check_invariants(engine.prefix_cache.cache)

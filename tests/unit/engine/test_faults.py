@@ -1,0 +1,250 @@
+"""What goes wrong on the engine's thread: whoever waits is told, and the thread goes on or says that it cannot."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from pyctl.cache.ram import RamCache
+from pyctl.engine.admin import EngineAdmin
+from pyctl.engine.engine import Engine
+from pyctl.engine.engine_settings import EngineSettings
+from pyctl.engine.handle import RequestHandle
+from pyctl.engine.request import Done, Failed, Piece
+from pyctl.engine.worker import Worker
+from pyctl.errors import EngineError, UnavailableError
+from pyctl.prompt import Prompt
+from tests.fake import FakeBackend
+from tests.unit.engine.drive import request
+from tests.unit.engine.test_worker import ENDLESS, PROMPT, result
+from tests.unit.server.fake import INFO
+
+
+class Faulty(FakeBackend):
+    """Raises ``fault`` in as many evaluations as ``n_faults`` says, behind ``n_good`` of one token; waits for
+    ``release`` while ``held``."""
+
+    fault: BaseException = MemoryError("no memory left")
+    n_faults = n_good = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.held = False
+        self.release = threading.Event()
+        self.waits = threading.Event()
+
+    def evaluate(self, seq: int, tokens: Any, start: int, *, output: bool = True) -> None:
+        self._maybe()
+        super().evaluate(seq, tokens, start, output=output)
+
+    def decode(self, items: Any) -> None:
+        if self.n_good:
+            self.n_good -= 1
+        else:
+            self._maybe()
+        super().decode(items)
+
+    def _maybe(self) -> None:
+        if self.held:
+            self.waits.set()
+            while not self.release.wait(0.01) and not self.interrupted.is_set():
+                pass
+            if self.interrupted.is_set():
+                raise UnavailableError("the evaluation was stopped")
+        if self.n_faults and not self.n_good:
+            self.n_faults -= 1
+            raise self.fault
+
+
+@pytest.fixture
+def faulty() -> Iterator[Callable[..., tuple[Faulty, Worker]]]:
+    made: list[tuple[Faulty, Worker]] = []
+
+    def make(n_seqs: int = 1, stall_seconds: float = 0) -> tuple[Faulty, Worker]:
+        backend = Faulty("hybrid", n_seqs=n_seqs)
+        engine = Engine(backend, RamCache(8, None), EngineSettings())
+        made.append((backend, Worker(engine, INFO, stall_seconds=stall_seconds)))
+        return made[-1]
+
+    yield make
+    for backend, worker in made:
+        backend.release.set()
+        worker.close(5)
+
+
+def ends(handle: RequestHandle) -> list[Any]:
+    """The last event of each reply, waiting a minute at most."""
+    found: list[Any] = []
+    reader = threading.Thread(target=lambda: found.extend(handle), daemon=True)
+    reader.start()
+    reader.join(60)
+    assert not reader.is_alive(), "the request waits for ever"
+    return found[-1:]
+
+
+def test_running_out_of_memory_in_decode_fails_that_reply_and_no_other(faulty: Any) -> None:
+    backend, worker = faulty()
+    (clean,) = ends(worker.submit(request(PROMPT)))
+    backend.n_good, backend.n_faults = 20, 1
+    handle = worker.submit(request(PROMPT, 3000, sampling=ENDLESS))
+    assert isinstance(next(handle), Piece)
+    (failed,) = ends(handle)
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, EngineError)
+    assert "no memory left" in str(failed.error)
+    (again,) = ends(worker.submit(request(PROMPT)))
+    assert isinstance(clean, Done)
+    assert isinstance(again, Done)
+    assert worker.trouble is None
+
+
+def test_a_step_that_breaks_off_anywhere_fails_all_requests_and_the_engine_goes_on(
+    faulty: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, worker = faulty()
+    backend.held = True
+    handles = [worker.submit(request(PROMPT)) for _ in range(3)]
+    assert backend.waits.wait(60)
+    whole, broken = worker._engine.step, []
+
+    def step() -> bool:
+        if not broken:
+            broken.append(1)
+            raise MemoryError
+        return bool(whole())
+
+    monkeypatch.setattr(worker._engine, "step", step)
+    backend.held = False
+    backend.release.set()
+    for handle in handles:
+        (event,) = ends(handle)
+        assert isinstance(event, Failed)
+        assert "MemoryError" in str(event.error)
+    (event,) = ends(worker.submit(request(PROMPT)))
+    assert isinstance(event, Done)
+
+
+def test_a_thread_that_ends_fails_everything_now_and_later(faulty: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, worker = faulty()
+    backend.held = True
+    running, waiting = worker.submit(request(PROMPT)), worker.submit(request(PROMPT))
+    admin = EngineAdmin(worker, worker._engine)
+    assert backend.waits.wait(60)
+    erased, viewed = admin.erase(0), admin.view()
+    backend.fault, backend.n_faults, backend.held = SystemExit("gone"), 1, False
+    backend.release.set()
+    for handle in (running, waiting):
+        (event,) = ends(handle)
+        assert isinstance(event, Failed)
+        assert "gone" in str(event.error)
+    for future in (erased, viewed, admin.stats()):
+        with pytest.raises(EngineError, match="gone"):
+            result(future)
+    with pytest.raises(UnavailableError, match="gone"):
+        worker.submit(request(PROMPT))
+    with pytest.raises(EngineError, match="gone"):
+        worker.watch()
+    assert not worker.close()
+
+
+def test_steps_that_fail_again_and_again_end_the_thread(faulty: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, worker = faulty()
+
+    def step() -> bool:
+        raise RuntimeError("broken for good")
+
+    monkeypatch.setattr(worker._engine, "step", step)
+    (event,) = ends(worker.submit(request(PROMPT)))
+    assert isinstance(event, Failed)
+    with pytest.raises(EngineError, match="broken for good"):
+        worker.watch()
+
+
+def test_an_evaluation_that_hangs_is_noticed_and_everything_fails(faulty: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyctl.engine.worker.WATCH_SECONDS", 0.02)
+    for name in ("FINISH_SECONDS", "STEP_SECONDS"):  # longer than this test may take
+        monkeypatch.setattr(f"pyctl.engine.worker.{name}", 3600.0)
+    backend, worker = faulty(stall_seconds=0.3)
+    backend.held = True
+    handles = [worker.submit(request(PROMPT)) for _ in range(2)]
+    with pytest.raises(EngineError, match="does not answer"):
+        worker.watch()
+    for handle in handles:
+        (event,) = ends(handle)
+        assert isinstance(event, Failed)
+    assert not worker.close(), "a hanging thread is not waited for"
+
+
+def test_a_long_evaluation_that_makes_progress_is_left_alone(faulty: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyctl.engine.worker.WATCH_SECONDS", 0.02)
+    backend, worker = faulty(stall_seconds=0.3)
+    looks: list[int] = []
+    is_idle = threading.Event()
+    n_beats = property(lambda _: looks.append(1) or (1 if is_idle.is_set() else len(looks)))
+    monkeypatch.setattr(Faulty, "n_beats", n_beats, raising=False)
+    watched: list[object] = []
+
+    def watch() -> None:
+        try:
+            watched.append(worker.watch())
+        except EngineError as error:
+            watched.append(error)
+
+    watching = threading.Thread(target=watch, daemon=True)
+    watching.start()
+
+    def look(n: int) -> None:
+        """Wait until it was looked at ``n`` times, each time a fiftieth of a second later at least."""
+        until = len(looks) + n
+        while len(looks) < until:
+            assert watching.is_alive()
+            time.sleep(0.01)
+
+    backend.held = True
+    handle = worker.submit(request(PROMPT))
+    assert backend.waits.wait(60)
+    look(50)  # at each there is something new
+    backend.held = False
+    backend.release.set()
+    (event,) = ends(handle)
+    assert isinstance(event, Done)
+    while worker._working:
+        look(1)
+    is_idle.set()
+    look(50)  # idle is no stall
+    worker.close()
+    watching.join(60)
+    assert watched == [None]
+
+
+def test_closing_in_a_long_evaluation_interrupts_it_and_still_closes_the_engine(
+    faulty: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyctl.engine.worker.FINISH_SECONDS", 0.1)
+    backend, worker = faulty(n_seqs=2)
+    (event,) = ends(worker.submit(request(PROMPT)))
+    assert isinstance(event, Done)
+    backend.held = True
+    handle = worker.submit(request(Prompt.of([5] * 200)))
+    assert backend.waits.wait(60)
+    assert worker.close()
+    (event,) = ends(handle)
+    assert isinstance(event, Failed)
+    assert isinstance(event.error, UnavailableError)
+    assert backend.closed
+
+
+def test_what_does_not_stop_is_told(faulty: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, worker = faulty()
+    monkeypatch.setattr(backend, "interrupt", lambda: None)  # a device that cannot
+    monkeypatch.setattr("pyctl.engine.worker.FINISH_SECONDS", 0.1)
+    backend.held = True
+    handle = worker.submit(request(PROMPT))
+    assert backend.waits.wait(60)
+    assert not worker.close(0.3)
+    (event,) = ends(handle)
+    assert isinstance(event, Failed), "nobody waits for the evaluation"

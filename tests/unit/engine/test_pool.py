@@ -1,0 +1,212 @@
+"""The engine on a backend whose rows lie in a pool: each has its place, everything else is as ever."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+
+from pyctl.cache import device_tier
+from pyctl.cache.disk.store import DiskStore
+from pyctl.cache.disk_tier import DiskTier
+from pyctl.cache.persist import DiskPolicy
+from pyctl.cache.prefix_cache import PARK_MIN
+from pyctl.cache.ram import RamCache
+from pyctl.cache.snapshot import Span
+from pyctl.engine.admin import EngineAdmin
+from pyctl.engine.engine import Engine
+from pyctl.engine.engine_settings import EngineSettings
+from pyctl.engine.pool.pool_plan import PoolPlan, StreamCounts
+from pyctl.engine.pool.selection import SelectSettings
+from pyctl.engine.worker import Worker
+from pyctl.errors import NotSupportedError, RequestError
+from pyctl.prompt import Prompt
+from tests.fake import FakeBackend
+from tests.unit.engine.drive import ask, cold, request
+from tests.unit.engine.test_company import check_held
+from tests.unit.engine.test_engine import chat
+from tests.unit.engine.test_worker import INFO
+
+LONG = 32_768
+POOL = PoolPlan.of(11, LONG + 8192, 16, 1_000_000)
+
+
+def turns(*lengths: int) -> Prompt:
+    """A conversation of messages with random tokens."""
+    tokens = [[63, *np.random.default_rng(i).integers(1, 60, n - 1)] for i, n in enumerate(lengths)]
+    starts = np.cumsum([0, *lengths])[:-1]
+    return Prompt.of(np.concatenate([*tokens, [63, 61, 62]]), [*starts, sum(lengths)])
+
+
+def test_a_long_conversation_is_evaluated_once() -> None:
+    """Three turns behind a long one, with another conversation in between: only what is new is evaluated."""
+    backend = FakeBackend("hybrid", n_ctx=POOL.n_rows, n_ubatch=8192, pool=POOL)
+    engine = Engine(backend, RamCache(64, None), EngineSettings(exact=True))
+    first, second, third = turns(300, LONG), turns(300, LONG, 90, 50), turns(300, LONG, 90, 50, 70, 40)
+    stats = {}
+    for name, prompt in (
+        ("first", first),
+        ("second", second),
+        ("other", chat((7, 400))),
+        ("third", third),
+    ):
+        reply = ask(engine, prompt, 1)
+        stats[name] = reply.done.stats
+    assert reply.tokens == cold(FakeBackend("hybrid", n_ctx=POOL.n_rows, n_ubatch=8192), third, 1).tokens
+    assert stats["first"].n_evaluated == len(first)
+    assert (stats["second"].source, stats["second"].n_loaded) == ("live", 0), "its rows are where they were"
+    assert stats["second"].n_evaluated == len(second) - first.end
+    assert (stats["third"].source, stats["third"].n_loaded) == ("ram", second.end)
+    assert stats["third"].n_evaluated == len(third) - second.end
+
+
+@pytest.mark.parametrize("kind", ["attention", "hybrid"])
+@pytest.mark.parametrize("pools", [(POOL, None), (None, POOL)])
+def test_files_do_not_depend_on_it(tmp_path: Path, kind: str, pools: Sequence[PoolPlan | None]) -> None:
+    prompt, replies = turns(300, 700), []
+    for pool in pools:
+        backend = FakeBackend(kind, pool=pool)
+        store = DiskStore(tmp_path, "fake", None, min_tokens=100)
+        tier = DiskTier(store, DiskPolicy.parse("full"), cold_max=10240, close_seconds=60)
+        engine = Engine(backend, RamCache(32, None), EngineSettings(exact=True), tier)
+        replies.append(ask(engine, prompt))
+        engine.prefix_cache.close()
+    written, read = replies
+    assert read.tokens == written.tokens == cold(FakeBackend(kind), prompt).tokens
+    assert (read.done.stats.source, read.done.stats.n_cached) == ("disk", prompt.end)
+    assert read.done.stats.n_loaded == prompt.end
+
+
+def test_a_reply_knows_what_was_read_for_it() -> None:
+    backend = FakeBackend("hybrid", n_ubatch=64, pool=PoolPlan.of(2, 4096, 4, 4096 * 10))
+    engine = Engine(backend, RamCache(32, None), EngineSettings(exact=True))
+    first = ask(engine, turns(100, 28), 1).done.timings
+    assert first.streamed == StreamCounts(n_bytes=40 * (64 + 100)), "batches behind 0, 64 and 100 tokens"
+    again = ask(engine, turns(100, 28), 3).done.timings
+    assert again.streamed == StreamCounts(n_bytes=40 * (131 + 132)), "two tokens"
+    assert backend.streamed == StreamCounts(first.streamed.n_bytes + again.streamed.n_bytes, 0.0)
+    plain = ask(Engine(FakeBackend("hybrid"), RamCache(32, None), EngineSettings()), turns(100, 28), 1)
+    assert plain.done.timings.streamed is None
+
+
+def test_a_slot_is_no_file_and_stays_as_it_is(tmp_path: Path) -> None:
+    engine = Engine(FakeBackend("hybrid", pool=POOL), RamCache(32, None), EngineSettings(exact=True))
+    worker = Worker(engine, INFO)
+    admin, prompt = EngineAdmin(worker, engine), turns(300, 2 * PARK_MIN)
+    try:
+        list(worker.submit(request(prompt, 1)))
+        before = worker.call(engine.prefix_cache.cache.snapshots).result(60)
+        for call in (admin.save, admin.restore):
+            with pytest.raises(NotSupportedError, match="with --kv-pool a slot cannot be saved or restored as a file"):
+                call(0, tmp_path / "file").result(60)
+        assert worker.call(lambda: engine.sequences[0].n).result(60) == len(prompt), "it was not put away for this"
+        assert worker.call(engine.prefix_cache.cache.snapshots).result(60) == before
+        assert not list(tmp_path.iterdir())
+    finally:
+        worker.close()
+
+
+def test_a_conversation_that_is_left_has_gone_to_ram_before() -> None:
+    backend = FakeBackend("hybrid", pool=POOL)
+    engine = Engine(backend, RamCache(32, None), EngineSettings(exact=True))
+    ask(engine, turns(300, 2 * PARK_MIN))
+    ask(engine, chat((9, 400)))
+    snapshots = engine.prefix_cache.cache.snapshots()
+    assert len(snapshots) > 3
+    assert all(segment.rows.size for snapshot in snapshots for segment in snapshot.chain)
+
+
+@pytest.mark.parametrize("kind", ["hybrid", "attention"])
+def test_a_short_request_leaves_the_rest_of_a_long_conversation_where_it_is(
+    monkeypatch: pytest.MonkeyPatch, kind: Literal["hybrid", "attention"]
+) -> None:
+    """Though RAM has room for a half of it: only what is overwritten goes there, and comes back."""
+    monkeypatch.setattr(device_tier, "PIECE_BYTES", 3_000)
+    backend = FakeBackend(kind, pool=POOL)
+    engine = Engine(backend, RamCache(64, 24_000), EngineSettings(exact=True))
+    messages = [(seed, 300) for seed in range(10)]
+    ask(engine, chat(*messages))
+    loaded: list[int] = []
+    real = backend.load_rows
+
+    def load_rows(seq: int, first: int, spans: Sequence[Span]) -> None:
+        loaded.extend(last - at for rows, at, last in spans if isinstance(rows, np.ndarray))
+        real(seq, first, spans)
+
+    monkeypatch.setattr(backend, "load_rows", load_rows)
+    for turn in range(3):
+        short = chat((50 + turn, 100))
+        assert ask(engine, short).tokens == cold(FakeBackend(kind), short).tokens
+        assert engine.prefix_cache.device.n_cells > 2_500
+        end = chat(*messages).end
+        messages.append((70 + turn, 40))
+        reply = ask(engine, chat(*messages))
+        assert reply.tokens == cold(FakeBackend(kind), chat(*messages)).tokens
+        assert reply.done.stats.n_cached == end
+        check_held(engine, backend)
+    assert 0 < sum(loaded) < 1_000
+    other = chat(*((seed, 300) for seed in range(90, 101)))
+    assert ask(engine, other).tokens == cold(FakeBackend(kind), other).tokens, "who needs all of it takes it"
+    check_held(engine, backend)
+
+
+def selecting(n: int, **fields: object) -> FakeBackend:
+    """A backend whose generated tokens attend to a part of the rows."""
+    plan = PoolPlan.of(4, 4096, 4, 4096 * 10)
+    return FakeBackend("hybrid", pool=replace(plan, select=SelectSettings(n, 64, 64), n_selecting=2), **fields)
+
+
+def test_generated_tokens_select_and_prompts_do_not() -> None:
+    prompt, longer = turns(100, 228), turns(100, 228, 90)
+    exact, chosen = cold(FakeBackend("hybrid"), prompt).tokens, cold(selecting(128), prompt).tokens
+    assert exact[0] == chosen[0], "the first token comes of the prompt"
+    assert exact != chosen
+    assert cold(selecting(4096), prompt).tokens == exact, "all are among them"
+    engine = Engine(selecting(128), RamCache(32, None), EngineSettings(exact=True))
+    reply = ask(engine, prompt)
+    assert reply.tokens == chosen
+    counts = reply.done.timings.streamed
+    assert (counts.n_selected, counts.n_fetched) == (7 * 4 * 2, 7)
+    assert ask(engine, longer).tokens == cold(selecting(128), longer).tokens, (
+        "nothing that was generated is resumed from"
+    )
+    ends = {snapshot.n: snapshot.exact for snapshot in engine.prefix_cache.cache.snapshots()}
+    assert ends
+    assert all(ends.values())
+
+
+def test_a_snapshot_of_generated_rows_is_none_of_exact_ones() -> None:
+    engine = Engine(selecting(128), RamCache(32, None), EngineSettings())
+    ask(engine, turns(100, 228), 2 * PARK_MIN)
+    ask(engine, chat((9, 400)))
+    exact = {each.n: each.exact for each in engine.prefix_cache.cache.snapshots()}
+    assert exact[328] is True
+    assert exact[max(exact)] is False
+    assert max(exact) > len(turns(100, 228)) + PARK_MIN
+
+
+def test_pins_change_what_is_seen() -> None:
+    engine = Engine(selecting(128), RamCache(32, None), EngineSettings(exact=True))
+    plain, pinned, again = (ask(engine, turns(100, 228), pins=pins).tokens for pins in ((), ((128, 192),), ()))
+    assert plain == again != pinned
+
+
+def test_what_is_pinned_leaves_room() -> None:
+    select, prompt = SelectSettings(512, 10, 256), turns(1000, 3000)
+    assert select.pins(prompt) == ((64, 320),), "half of them for the head"
+    assert select.pins(turns(100, 3000)) == ((64, 128),)
+    assert select.pins(Prompt.of(prompt.tokens)) == (), "nobody knows where there is one"
+    assert select.pins(prompt, [(2000, 2001), (1990, 2000)]) == ((64, 320), (1984, 2048))
+    assert select.pins(prompt, [(3000, 3384)]) == ((2944, 3392),), "what was asked for goes first"
+    assert select.pins(prompt, [(0, 30), (3990, 99_999)])[1:] == ((3968, 4032),), "sinks need no pin"
+    with pytest.raises(RequestError, match="'kv_pin' has 512 tokens in whole chunks of 64: there is room for 448"):
+        select.pins(prompt, [(1000, 1450)])
+    for n in (1, 64):
+        assert SelectSettings(n).pins(prompt) == ()
+        with pytest.raises(RequestError, match="there is room for 0"):
+            SelectSettings(n).pins(prompt, [(500, 501)])
+    assert SelectSettings(512, pinned="none").pins(prompt) == ()

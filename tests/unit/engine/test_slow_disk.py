@@ -1,0 +1,179 @@
+"""A disk that reads slowly, or never answers again: whoever waits for it waits alone, and not for ever."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyctl.cache.disk.store import DiskStore
+from pyctl.cache.disk_tier import DiskTier
+from pyctl.cache.persist import DiskPolicy
+from pyctl.cache.ram import RamCache
+from pyctl.engine.engine import Engine
+from pyctl.engine.engine_settings import EngineSettings
+from pyctl.engine.handle import RequestHandle
+from tests.fake import FakeBackend
+from tests.unit.cache.checks import check_invariants
+from tests.unit.engine.drive import Reply, ask, cold, collect, request, until
+from tests.unit.engine.test_engine import KINDS, chat
+
+STORED = chat((1, 300), (2, 240))
+OTHER = chat((3, 200))
+
+
+class Drive:
+    """Reads of ``hung`` ("pread": headers, "preadv": chunks) wait for ``gate`` once `hang` was called."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.gate, self.waiting = threading.Event(), threading.Event()
+        self._patch = patch
+
+    def hang(self, call: str) -> None:
+        real: Callable[..., Any] = getattr(os, call)
+
+        def slow(*args: Any) -> Any:
+            self.waiting.set()
+            assert self.gate.wait(120)
+            return real(*args)
+
+        self._patch.setattr(os, call, slow)
+
+    def answer(self, tier: DiskTier) -> None:
+        """Answer everything from now on."""
+        self._patch.undo()
+        self.gate.set()
+        until(lambda: not (tier.store.directory.readers.is_busy or tier.store._lookups.is_busy))
+
+
+@pytest.fixture
+def drive(monkeypatch: pytest.MonkeyPatch) -> Iterator[Drive]:
+    drive = Drive(monkeypatch)
+    yield drive
+    drive.gate.set()
+
+
+def engine_on(directory: Path, kind: str = "hybrid") -> Engine:
+    store = DiskStore(directory, "fake", None, min_tokens=100)
+    tier = DiskTier(store, DiskPolicy("full"), cold_max=0, close_seconds=60)
+    return Engine(FakeBackend(kind, n_seqs=2), RamCache(16, None), EngineSettings(exact=True), tier)
+
+
+def stored(directory: Path, kind: str = "hybrid") -> Engine:
+    """An engine after a restart, whose cache directory has STORED."""
+    engine = engine_on(directory, kind)
+    ask(engine, STORED)
+    assert engine.prefix_cache.disk.flush(60)
+    engine.prefix_cache.close()
+    return engine_on(directory, kind)
+
+
+def within(seconds: float, work: Callable[[], Any]) -> Any:
+    """What ``work`` returns, which is to be done by then."""
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(work()), daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert results, f"still at work after {seconds} s"
+    return results[0]
+
+
+def step_until(engine: Engine, handle: RequestHandle) -> Reply:
+    reply = Reply("", [], None, None)
+    while reply.done is None and reply.error is None:
+        engine.step()
+        more = collect(handle)
+        reply = Reply(reply.text + more.text, reply.tokens + more.tokens, more.done, more.error)
+    return reply
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("call", ["pread", "preadv"])
+def test_others_are_served_while_one_waits_for_the_disk(tmp_path: Path, drive: Drive, kind: str, call: str) -> None:
+    engine = stored(tmp_path, kind)
+    drive.hang(call)
+    slow, quick = RequestHandle(request(STORED)), RequestHandle(request(OTHER))
+    engine.submit(slow)
+    within(60, engine.step)
+    assert drive.waiting.wait(60)
+    engine.submit(quick)
+    reply = within(60, lambda: step_until(engine, quick))
+    assert reply.tokens == cold(FakeBackend(kind), OTHER).tokens
+    assert not drive.gate.is_set()
+    drive.answer(engine.prefix_cache.disk)
+    reply = within(60, lambda: step_until(engine, slow))
+    assert reply.tokens == cold(FakeBackend(kind), STORED).tokens
+    assert reply.done is not None
+    assert reply.done.stats.source == "disk"
+    check_invariants(engine.prefix_cache.cache)
+    engine.prefix_cache.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("call", ["pread", "preadv"])
+def test_a_read_that_never_returns_is_a_miss_and_the_disk_rests_until_it_does(
+    tmp_path: Path, drive: Drive, monkeypatch: pytest.MonkeyPatch, kind: str, call: str
+) -> None:
+    engine = stored(tmp_path, kind)
+    tier, expected = engine.prefix_cache.disk, cold(FakeBackend(kind), STORED).tokens
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pyctl.cache.disk.readers.STALL_SECONDS", 0.2)
+        drive.hang(call)
+        reply = within(60, lambda: ask(engine, STORED))
+        assert (reply.tokens, reply.done.stats.source) == (expected, "none")
+    assert tier.store.hangs
+    engine.prefix_cache.cache.clear()
+    within(60, lambda: ask(engine, OTHER))
+    assert within(60, lambda: ask(engine, STORED)).tokens == expected, "nobody waits a second time"
+    assert tier.store.damaged == 0
+    drive.answer(tier)
+    assert not tier.store.hangs
+    engine.prefix_cache.cache.clear()
+    for seed in (4, 5):
+        ask(engine, chat((seed, 200)))
+    reply = ask(engine, STORED)
+    assert (reply.tokens, reply.done.stats.source) == (expected, "disk")
+    check_invariants(engine.prefix_cache.cache)
+    engine.prefix_cache.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_request_that_is_cancelled_while_it_waits_leaves_an_empty_sequence(
+    tmp_path: Path, drive: Drive, kind: str
+) -> None:
+    engine = stored(tmp_path, kind)
+    drive.hang("preadv")
+    handle = RequestHandle(request(STORED))
+    engine.submit(handle)
+    within(60, engine.step)
+    assert drive.waiting.wait(60)
+    handle.cancel()
+    assert within(60, engine.step) is False
+    drive.answer(engine.prefix_cache.disk)
+    assert all(seq.n == 0 for seq in engine.sequences)
+    reply = ask(engine, STORED)
+    assert reply.tokens == cold(FakeBackend(kind), STORED).tokens
+    engine.prefix_cache.close()
+
+
+def test_closing_does_not_wait_for_a_read_that_hangs(tmp_path: Path, drive: Drive) -> None:
+    engine = stored(tmp_path)
+    drive.hang("preadv")
+    engine.submit(RequestHandle(request(STORED)))
+    within(60, engine.step)
+    assert drive.waiting.wait(60)
+    within(60, engine.prefix_cache.close)
+    assert not drive.gate.is_set()
+
+
+def test_a_state_that_the_model_refuses_is_no_longer_on_disk(tmp_path: Path) -> None:
+    engine = stored(tmp_path)
+    engine.backend.fail_loads = 1
+    assert ask(engine, STORED).tokens == cold(FakeBackend("hybrid"), STORED).tokens
+    assert engine.prefix_cache.disk.flush(60)
+    assert engine.prefix_cache.disk.store.damaged == 1
+    engine.prefix_cache.close()

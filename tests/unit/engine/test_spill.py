@@ -1,0 +1,345 @@
+"""What leaves RAM goes to disk and comes back, whatever the disk does; prompts resume from where that is quickest."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyctl.cache import device_tier
+from pyctl.cache.costs import Costs
+from pyctl.cache.disk.store import DiskStore
+from pyctl.cache.disk_tier import DiskTier
+from pyctl.cache.persist import DiskPolicy
+from pyctl.cache.ram import RamCache
+from pyctl.cache.snapshot import Block, Held, Snapshot
+from pyctl.engine.engine import Engine
+from pyctl.engine.engine_settings import EngineSettings
+from pyctl.engine.pool.pool_plan import PoolPlan
+from pyctl.errors import StateError
+from pyctl.prompt import Prompt
+from tests.fake import FakeBackend
+from tests.unit.cache.checks import check_invariants
+from tests.unit.engine.drive import ask, cold
+from tests.unit.engine.test_engine import KINDS, chat
+
+
+class Steady(Costs):
+    """The costs of a large model on a good drive, whatever the fake one takes."""
+
+    def note_evaluated(self, first: int, last: int, seconds: float) -> None:
+        pass
+
+    def note_read(self, n_bytes: int, seconds: float) -> None:
+        pass
+
+
+def engine_on(
+    directory: Path,
+    kind: str = "hybrid",
+    policy: str = "spill",
+    *,
+    ram: int | None = 30_000,
+    budget: int | None = None,
+    daily: int | None = None,
+    costs: Costs | None = None,
+    n_cells: int = 0,
+    pool: PoolPlan | None = None,
+) -> Engine:
+    """Rows are held on the device if it has ``n_cells``, or in a ``pool``."""
+    store = DiskStore(directory, "fake", budget, min_tokens=100, daily_bytes=daily)
+    tier = DiskTier(store, DiskPolicy.of_server(policy), cold_max=10240, close_seconds=60)
+    backend = FakeBackend(kind, n_ctx=n_cells or 4096, can_hold=n_cells > 0, pool=pool)
+    return Engine(backend, RamCache(64, ram, costs or Steady()), EngineSettings(exact=True), tier)
+
+
+def tier_of(engine: Engine) -> DiskTier:
+    assert engine.prefix_cache.disk is not None
+    return engine.prefix_cache.disk
+
+
+def flushed(engine: Engine) -> DiskTier:
+    """The disk tier once everything that left RAM is written."""
+    tier = tier_of(engine)
+    engine.prefix_cache.memory.synchronize()
+    tier.queue.settle()
+    assert tier.flush(60)
+    return tier
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody pulls a plug here."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+CONVERSATIONS = [chat((seed, 300), (seed + 50, 240)) for seed in range(1, 9)]
+
+
+@pytest.mark.parametrize("n_cells", [0, 1200])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_left_ram_comes_back_from_disk_also_after_a_restart(tmp_path: Path, kind: str, n_cells: int) -> None:
+    engine = engine_on(tmp_path, kind, n_cells=n_cells)
+    expected = [ask(engine, prompt).tokens for prompt in CONVERSATIONS]
+    assert engine.prefix_cache.cache.n_evicted > 0
+    view = flushed(engine).view()
+    assert view.spilled > 0
+    assert view.spilled_bytes == view.written
+    gone = [n for n, prompt in enumerate(CONVERSATIONS) if ask_source(engine, prompt, expected[n]) == "disk"]
+    assert gone, "nothing came back from disk"
+    check_invariants(engine.prefix_cache.cache)
+    tier_of(engine).close()
+    again = engine_on(tmp_path, kind)
+    assert any(ask_source(again, CONVERSATIONS[n], expected[n]) == "disk" for n in gone)
+    again.prefix_cache.close()
+
+
+def ask_source(engine: Engine, prompt: Prompt, expected: list[int]) -> str:
+    reply = ask(engine, prompt)
+    assert reply.tokens == expected
+    assert reply.done is not None
+    return reply.done.stats.source
+
+
+def test_without_the_word_nothing_is_spilled(tmp_path: Path) -> None:
+    engine = engine_on(tmp_path, policy="auto")
+    for prompt in CONVERSATIONS:
+        ask(engine, prompt)
+    assert engine.prefix_cache.cache.n_evicted > 0
+    assert flushed(engine).view().spilled == 0
+    engine.prefix_cache.close()
+
+
+def test_a_request_that_wants_nothing_on_disk_leaves_nothing_there(tmp_path: Path) -> None:
+    """Neither when it leaves RAM nor when the server ends."""
+    engine = engine_on(tmp_path)
+    for prompt in CONVERSATIONS:
+        ask(engine, prompt, disk_policy=DiskPolicy("off"))
+    assert engine.prefix_cache.cache.n_evicted > 0
+    ask(engine, chat((99, 300), (98, 200)), disk_policy=DiskPolicy("off"))
+    assert flushed(engine).store.lengths() == set()
+    engine.prefix_cache.close()
+    assert not list(tmp_path.rglob("*.state"))
+    assert not list(tmp_path.rglob("*.rows"))
+
+
+def test_what_another_request_wants_on_disk_goes_there(tmp_path: Path) -> None:
+    engine = engine_on(tmp_path, ram=None)
+    ask(engine, CONVERSATIONS[0], disk_policy=DiskPolicy("off"))
+    ask(engine, CONVERSATIONS[0])
+    ask(engine, CONVERSATIONS[1], disk_policy=DiskPolicy("off"))
+    engine.prefix_cache.close()
+    engine = engine_on(tmp_path)
+    assert ask(engine, CONVERSATIONS[1]).done.stats.source == "none"
+    assert ask(engine, CONVERSATIONS[0]).done.stats.source == "disk"
+    engine.prefix_cache.close()
+
+
+def test_what_takes_longer_to_read_than_it_saves_is_not_written(tmp_path: Path) -> None:
+    costs = Steady()
+    costs.read = lambda n_bytes: 1e12  # type: ignore[method-assign]
+    engine = engine_on(tmp_path, costs=costs)
+    for prompt in CONVERSATIONS:
+        ask(engine, prompt)
+    assert engine.prefix_cache.cache.n_evicted > 0
+    assert flushed(engine).view().spilled == 0
+    engine.prefix_cache.close()
+
+
+@pytest.mark.parametrize(("seconds", "source"), [(0.01, "disk"), (0.1, "disk"), (5.0, "live")])
+def test_a_prompt_resumes_from_where_it_is_ready_first(tmp_path: Path, seconds: float, source: str) -> None:
+    """At 1 ms a token: 240 more of them from disk, against those in memory."""
+    prompt = CONVERSATIONS[0]
+    engine = engine_on(tmp_path, policy="full", ram=None)
+    expected = ask(engine, prompt).tokens
+    engine.prefix_cache.close()
+    costs = Steady()
+    engine = engine_on(tmp_path, policy="full", ram=None, costs=costs)
+    ask(engine, chat((1, 300)), disk_policy=DiskPolicy("off"))
+    costs.read = lambda n_bytes: seconds  # type: ignore[method-assign]
+    stats = ask(engine, prompt).done.stats
+    assert stats.source in (source, "ram" if source == "live" else source)
+    assert stats.n_cached == (540 if source == "disk" else 300)
+    assert ask(engine, prompt).tokens == expected
+    engine.prefix_cache.close()
+
+
+@pytest.mark.parametrize("kind", ["hybrid", "attention"])
+def test_of_a_snapshot_whose_rows_are_in_memory_only_the_state_is_read(tmp_path: Path, kind: str) -> None:
+    inner, prompt = chat((1, 300), (2, 240)), chat((1, 300), (2, 240), (3, 100), (4, 40))
+    engine = engine_on(tmp_path, kind, policy="full", ram=None)
+    expected = ask(engine, prompt).tokens, ask(engine, inner).tokens
+    engine.prefix_cache.close()
+    engine = engine_on(tmp_path, kind, policy="full", ram=None)
+    assert ask(engine, prompt, disk_policy=DiskPolicy("off")).tokens == expected[0]
+    cache, read = engine.prefix_cache.cache, []
+    for snapshot in cache.snapshots():
+        if snapshot.n < prompt.end:
+            cache.drop(snapshot)
+    ask(engine, chat((77, 300)), disk_policy=DiskPolicy("off"))
+    tier_of(engine).store.note_read = lambda n_bytes, seconds: read.append(n_bytes)
+    reply = ask(engine, inner)
+    assert reply.tokens == expected[1]
+    if kind == "hybrid":  # rows alone suffice where there is no state
+        assert (reply.done.stats.source, reply.done.stats.n_cached) == ("disk", 540)
+        assert read == [engine.backend.state_size(0)]
+    check_invariants(cache)
+    engine.prefix_cache.close()
+
+
+class Drive:
+    """Refuses some writes, and loses others' files."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, choice: random.Random) -> None:
+        self.choice, self.share = choice, 0.0
+        real = DiskStore.write
+
+        def write(store: DiskStore, snapshot: Snapshot, label: str = "", *, spilled: bool = False) -> int:
+            if self.choice.random() < self.share:
+                raise OSError(errno.ENOSPC, "full")
+            return real(store, snapshot, label, spilled=spilled)
+
+        patch.setattr(DiskStore, "write", write)
+        patch.setattr("pyctl.cache.disk.write_queue.RETRY_SECONDS", 0.02)
+
+
+@contextmanager
+def stalled(tier: DiskTier) -> Iterator[None]:
+    """A drive that takes nothing meanwhile."""
+    with tier.queue._changed:
+        tier.queue._resume_at = time.monotonic() + 3600
+    try:
+        yield
+    finally:
+        tier.queue.retry()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(2))
+def test_any_order_on_any_disk_gives_right_replies_within_all_budgets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, seed: int
+) -> None:
+    choice = random.Random(f"{kind}{seed}")
+    budget, daily = choice.choice([20_000, 60_000]), choice.choice([None, 100_000])
+    drive = Drive(monkeypatch, random.Random(seed))  # of its own: another thread asks it
+    expected: dict[bytes, list[int]] = {}
+    conversations = [[(number % 3, 300)] for number in range(5)]
+    written = 0
+    for _ in range(4):
+        policy = choice.choice(["spill", "auto,spill", "full,spill"])
+        ram, n_cells = choice.choice([15_000, 40_000]), choice.choice([0, 1600, 4096])
+        engine = engine_on(tmp_path, kind, policy, ram=ram, budget=budget, daily=daily, n_cells=n_cells)
+        tier = tier_of(engine)
+        tier._recovery.join(60)
+        for _ in range(8):
+            drive.share = choice.choice([0.0, 0.0, 0.5, 1.0])
+            talk = choice.choice(conversations)
+            if len(talk) > 5:
+                del talk[choice.randint(1, 5) :]
+            talk.append((choice.randrange(1000), choice.choice([40, 100, 170])))
+            prompt = chat(*talk)
+            key = prompt.tokens.tobytes()
+            if key not in expected:
+                expected[key] = cold(FakeBackend(kind), prompt, 4).tokens
+            if choice.random() < 0.3:
+                with stalled(tier):
+                    reply = ask(engine, prompt, 4)
+            else:
+                reply = ask(engine, prompt, 4)
+            assert reply.error is None
+            assert reply.tokens == expected[key]
+            check_invariants(engine.prefix_cache.cache)
+            if choice.random() < 0.2:
+                for path in [*sorted(tmp_path.rglob("*.rows")), *sorted(tmp_path.rglob("*.state"))][:1]:
+                    path.unlink(missing_ok=True)  # the thread that writes may have been first
+            assert tier.store.directory.n_bytes <= budget
+        drive.share = 0.0
+        engine.prefix_cache.close()
+        assert tier.view().waiting == 0
+        written += tier.view().written
+        assert sum(path.stat().st_size for path in tmp_path.rglob("fake/*.*")) <= budget
+    assert daily is None or written <= daily
+    fresh = engine_on(tmp_path, kind, "full", budget=budget)
+    report = tier_of(fresh).store.directory.verify(fix=True)
+    assert all(np.isfinite(entry.used) for entry in tier_of(fresh).store.directory.entries())
+    assert report.n_bytes <= budget
+    fresh.prefix_cache.close()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_rows_that_only_the_device_has_are_fetched_before_they_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """And where that fails nobody notices but the log."""
+    engine = engine_on(tmp_path, ram=1_500, n_cells=1_200)
+    fetched: list[int] = []
+    real = engine.backend.fetch
+
+    def fetch(held: Held, first: int, last: int) -> Block:
+        fetched.append(last - first)
+        if fails:
+            raise StateError("the device is away")
+        return real(held, first, last)
+
+    monkeypatch.setattr(engine.backend, "fetch", fetch)
+    expected = [ask(engine, prompt).tokens for prompt in CONVERSATIONS]
+    view = flushed(engine).view()
+    assert fetched
+    assert (view.spilled > 0) is not fails
+    sources = [ask_source(engine, prompt, tokens) for prompt, tokens in zip(CONVERSATIONS, expected, strict=True)]
+    assert ("disk" in sources) is not fails
+    check_invariants(engine.prefix_cache.cache)
+    assert flushed(engine).store.directory.verify().sound
+    engine.prefix_cache.close()
+
+
+@pytest.mark.parametrize("ram", [None, 60_000], ids=["no limit", "room for some rows"])
+def test_a_conversation_larger_than_what_may_wait_survives_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ram: int | None
+) -> None:
+    """Its rows are on the device alone, and more of them than may wait for the disk uncounted."""
+    monkeypatch.setattr(device_tier, "MOST_BEHIND_BYTES", 20_000)
+    prompt = chat(*((seed, 300) for seed in range(10)))
+    engine = engine_on(tmp_path, policy="full", ram=ram, n_cells=8192)
+    assert ask(engine, prompt).error is None
+    tier = flushed(engine)
+    assert tier.view().written > 30_000
+    restarted = engine_on(tmp_path, policy="full", ram=ram, n_cells=8192)
+    again = ask(restarted, prompt).done
+    assert again.stats.source == "disk"
+    assert again.stats.n_cached > len(prompt) - 400
+    for each in (engine, restarted):
+        check_invariants(each.prefix_cache.cache)
+        each.prefix_cache.close()
+
+
+def test_rows_for_which_there_is_no_room_are_not_copied_for_the_disk_all_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_tier, "MOST_BEHIND_BYTES", 100)
+    monkeypatch.setattr(device_tier, "PIECE_BYTES", 3_000)
+    engine = engine_on(tmp_path, policy="full", ram=24_000, n_cells=8192)
+    fetched: list[Held] = []
+    fetch = engine.backend.fetch
+
+    def count(held: Held, first: int, last: int) -> Block:
+        fetched.append(held)
+        return fetch(held, first, last)
+
+    monkeypatch.setattr(engine.backend, "fetch", count)
+    prompt = chat(*((seed, 300) for seed in range(10)))
+    for _ in range(3):
+        assert ask(engine, prompt).error is None
+    assert tier_of(engine).view().waiting == 1
+    assert engine.prefix_cache.cache.snapshots()
+    assert sum(held.n_bytes for held in fetched) < 24_000
+    assert not flushed(engine).view().written
+    assert engine.prefix_cache.close()
+    assert tier_of(engine).view().written > 30_000

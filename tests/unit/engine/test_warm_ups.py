@@ -1,0 +1,453 @@
+"""Prompts that are evaluated before anybody asks: what they cost others, what they leave behind, how they end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyctl.cache.persist import DiskPolicy
+from pyctl.cache.ram import RamCache
+from pyctl.engine.engine import Engine
+from pyctl.engine.engine_settings import EngineSettings
+from pyctl.engine.handle import RequestHandle
+from pyctl.engine.request import Done, Failed, Request
+from pyctl.engine.sampling import Sampling
+from pyctl.engine.schedule import warm_ups
+from pyctl.engine.worker import Worker
+from pyctl.errors import UnavailableError
+from pyctl.prompt import Prompt, as_tokens
+from tests.fake import FakeBackend
+from tests.unit.cache.checks import check_invariants
+from tests.unit.engine.drive import ManualClock, ask, collect, request, until
+from tests.unit.engine.drive import cold as run_cold
+from tests.unit.engine.test_disk import engine_on
+from tests.unit.server.fake import INFO
+
+KINDS = ("hybrid", "attention", "opaque")
+HEADER = [61, 62, 61, 62]
+MESSAGE = 104
+"""Lengths leave 32 to 63 tokens in the last batch of 64, so that every boundary ends a batch."""
+
+ENDLESS = Sampling(temperature=0.0, ignore_eos=True)
+
+
+def cold(backend: FakeBackend, prompt: Prompt, n: int) -> Any:
+    return run_cold(backend, prompt, n, sampling=ENDLESS)
+
+
+def said(seed: int, n: int) -> list[int]:
+    return np.random.default_rng(seed).integers(1, 60, n).tolist()
+
+
+class Talk:
+    """A conversation on ``engine``: messages of tokens, generation headers in between, replies as they are kept."""
+
+    def __init__(self, engine: Engine, *, strips: bool = True, n: int = 100, head: int = 240) -> None:
+        self.engine, self._strips, self._n = engine, strips, n
+        self._parts = [said(head, head)]
+
+    def prompt(self, *more: list[int]) -> Prompt:
+        parts = [*self._parts, *more]
+        begins = np.cumsum([len(part) for part in parts]).tolist()[:-1]
+        headers = tuple(at for at, part in zip(begins, parts[1:], strict=True) if part[: len(HEADER)] == HEADER)
+        return Prompt(as_tokens(np.concatenate(parts)), tuple(begins), headers=headers)
+
+    def turn(self, seed: int, n_message: int = MESSAGE, **fields: Any) -> tuple[Request, Any]:
+        """Ask; the reply goes into the conversation, without its first half if that is stripped."""
+        self._parts.append(said(seed, n_message))
+        asked = request(self.prompt(HEADER), self._n, sampling=ENDLESS, **fields)
+        handle = RequestHandle(asked)
+        self.engine.submit(handle)
+        while not handle.is_over:
+            self.engine.step()
+        reply = collect(handle)
+        assert reply.error is None
+        kept = reply.tokens[len(reply.tokens) // 2 :] if self._strips else reply.tokens
+        self._parts.append([*HEADER, *kept, 60])
+        return asked, reply
+
+    def next_turn(self, after: Request) -> RequestHandle:
+        """A background request for what is certain of the next prompt."""
+        policy = after.disk_policy
+        handle = RequestHandle(
+            Request(self.prompt([63]), max_tokens=0, disk_policy=policy, background=True, after=after)
+        )
+        self.engine.submit(handle)
+        return handle
+
+
+def engine_of(backend: FakeBackend, budget: int | None = None, **options: object) -> Engine:
+    return Engine(backend, RamCache(64, budget), EngineSettings(**options))
+
+
+def settle(engine: Engine) -> int:
+    """Step until nothing is left to be done now; returns how often."""
+    for steps in range(1000):
+        if not engine.step():
+            return steps
+    raise AssertionError("no end")
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm_ups, "AT_ONCE_SECONDS", 0.0)
+    monkeypatch.setattr(warm_ups, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(warm_ups, "QUIET_BATCHES", 0)
+
+
+@pytest.mark.parametrize("strips", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_next_turn_evaluates_only_the_new_message_and_is_exact(kind: str, strips: bool) -> None:
+    talk = Talk(engine_of(FakeBackend(kind)), strips=strips)
+    for turn in range(4):
+        asked, reply = talk.turn(turn)
+        assert reply.tokens == cold(FakeBackend(kind), asked.prompt, 100).tokens
+        stats = reply.done.stats
+        if turn:
+            assert stats.n_evaluated == MESSAGE + len(HEADER)
+            assert stats.n_warmed >= 50
+        before = talk.engine.prefix_cache.totals.n_evaluated
+        warm = collect_done(talk.next_turn(asked), talk.engine)
+        assert warm.stats.n_evaluated >= 50
+        assert talk.engine.prefix_cache.totals.n_evaluated == before, "counted apart"
+        check_invariants(talk.engine.prefix_cache.cache)
+    totals = talk.engine.prefix_cache.totals
+    assert totals.n_warm_ups == 4
+    assert totals.n_warmed_used >= totals.n_warmed * 3 / 4
+    assert totals.requests == 4
+
+
+def collect_done(handle: RequestHandle, engine: Engine) -> Done:
+    settle(engine)
+    done = collect(handle).done
+    assert done is not None
+    return done
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_one_a_stripped_reply_is_evaluated_by_the_next_turn(kind: str) -> None:
+    talk = Talk(engine_of(FakeBackend(kind)))
+    talk.turn(1)
+    _, reply = talk.turn(2)
+    assert reply.done.stats.n_evaluated > MESSAGE + len(HEADER) + 40
+    assert reply.done.stats.n_warmed == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("after_steps", [0, 1, 2, 3])
+@pytest.mark.parametrize("strips", [True, False])
+def test_a_request_stops_it_within_one_batch_and_finds_its_own_live_end(
+    kind: str, after_steps: int, strips: bool
+) -> None:
+    backend = FakeBackend(kind)
+    talk = Talk(engine_of(backend), strips=strips, n=360)
+    asked, reply = talk.turn(1)
+    talk.next_turn(asked)
+    for _ in range(after_steps):
+        talk.engine.step()
+    # The client kept everything after all: what was live before is still there, however short the warm-up ran.
+    kept = Prompt.of([*asked.prompt.tokens, *reply.tokens, *said(5, 40)], asked.prompt.boundaries)
+    handle = RequestHandle(request(kept, 4))
+    talk.engine.submit(handle)
+    before = backend.n_evaluated
+    talk.engine.step()
+    assert handle.request in [active.handle.request for active in talk.engine.running], "it begins at once"
+    assert backend.n_evaluated - before <= 64
+    settle(talk.engine)
+    stats = collect(handle).done.stats
+    if strips or after_steps < 3:
+        assert stats.n_evaluated <= 41, "the end of what was live, and no less"
+    check_invariants(talk.engine.prefix_cache.cache)
+
+
+def test_who_stops_it_with_another_conversation_lets_it_go_on_later_and_nothing_is_done_twice() -> None:
+    backend = FakeBackend()
+    talk = Talk(engine_of(backend), n=360)
+    asked, _ = talk.turn(1)
+    handle = talk.next_turn(asked)
+    for _ in range(2):
+        talk.engine.step()
+    assert ask(talk.engine, Prompt.of(said(77, 90), [80]), 3).error is None
+    settle(talk.engine)
+    stats = collect(handle).done.stats
+    totals = talk.engine.prefix_cache.totals
+    assert totals.n_warmed == stats.n_evaluated == len(handle.request.prompt) - 1 - len(asked.prompt) + len(HEADER)
+    assert talk.turn(2)[1].done.stats.n_evaluated == MESSAGE + len(HEADER)
+
+
+def test_it_is_given_up_when_its_conversation_goes_on() -> None:
+    for submit_late in (False, True):
+        talk = Talk(engine_of(FakeBackend(), exact=True))
+        asked, _ = talk.turn(1)
+        handle = None if submit_late else talk.next_turn(asked)
+        if handle is not None:
+            talk.engine.step()
+        obsolete = talk.prompt([63])
+        talk.turn(2)
+        if handle is None:
+            handle = RequestHandle(Request(obsolete, max_tokens=0, background=True, after=asked))
+            talk.engine.submit(handle)
+        before = talk.engine.prefix_cache.totals.n_warmed
+        assert settle(talk.engine) <= 1
+        assert talk.engine.prefix_cache.totals.n_warmed == before
+        assert collect(handle).done is None
+
+
+def test_another_reply_to_the_same_prompt_makes_the_first_one_obsolete() -> None:
+    talk = Talk(engine_of(FakeBackend()))
+    asked, _ = talk.turn(1)
+    handle = talk.next_turn(asked)
+    again = request(asked.prompt, 3)
+    other = RequestHandle(again)
+    talk.engine.submit(other)
+    settle(talk.engine)
+    assert collect(other).done is not None
+    assert collect(handle).done is None
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_where_batches_are_costly_it_goes_on_to_the_next_message_unless_all_has_to_be_exact(exact: bool) -> None:
+    backend = FakeBackend(n_ubatch=256, batch_cost=250)
+    talk = Talk(engine_of(backend, exact=exact), n=2 * 96 - 10)
+    asked, _ = talk.turn(1)
+    n = len(talk.prompt([63])) - 1
+    done = collect_done(talk.next_turn(asked), talk.engine)
+    assert (done.stats.n_prompt == n) == (not exact), "the boundary of the next message is no batch end"
+    assert talk.engine.sequences[0].n_exact == len(asked.prompt) - len(HEADER)
+    _, reply = talk.turn(2)
+    assert reply.done.stats.n_evaluated == MESSAGE + len(HEADER) + exact * 96
+    assert reply.done.stats.n_warmed == (not exact) * 96
+
+
+def test_nothing_where_the_live_end_is_as_good() -> None:
+    """A reply that comes back whole, and ends at no batch end: the next turn goes on from it, exact or not."""
+    for exact, n_warmed in ((False, 0), (True, 64)):
+        talk = Talk(engine_of(FakeBackend(), exact=exact), strips=False, n=64 + 15)
+        asked, _ = talk.turn(1)
+        talk.next_turn(asked)
+        settle(talk.engine)
+        assert talk.engine.prefix_cache.totals.n_warmed == n_warmed
+
+
+def test_what_is_forgotten_is_not_made_ready() -> None:
+    backend = FakeBackend()
+    talk = Talk(engine_of(backend))
+    asked, _ = talk.turn(1)
+    for n_steps in (0, 1):
+        handle = talk.next_turn(asked)
+        for _ in range(n_steps):
+            talk.engine.step()
+        talk.engine.warm_ups.forget()
+        settle(talk.engine)
+        assert collect(handle).done is None
+
+
+def test_what_is_there_is_not_evaluated_again() -> None:
+    backend = FakeBackend()
+    talk = Talk(engine_of(backend))
+    asked, _ = talk.turn(1)
+    talk.next_turn(asked)
+    settle(talk.engine)
+    before, live = backend.n_evaluated, talk.engine.sequences[0].tokens.tolist()
+    handle = talk.next_turn(asked)
+    settle(talk.engine)
+    assert collect(handle).done.stats.n_evaluated == 0
+    assert backend.n_evaluated == before
+    assert talk.engine.sequences[0].tokens.tolist() == live
+
+
+def test_a_reply_within_the_last_batch_needs_none() -> None:
+    talk = Talk(engine_of(FakeBackend()), n=8)
+    asked, _ = talk.turn(1)
+    handle = talk.next_turn(asked)
+    settle(talk.engine)
+    assert collect(handle).done.stats.n_evaluated == 0
+
+
+def test_a_live_end_that_is_all_in_the_prompt_is_not_kept_twice() -> None:
+    for strips, n_inexact in ((False, 0), (True, 1)):
+        talk = Talk(engine_of(FakeBackend()), strips=strips)
+        asked, _ = talk.turn(1)
+        talk.next_turn(asked)
+        settle(talk.engine)
+        kept = talk.engine.prefix_cache.cache.snapshots()
+        assert sum(not snapshot.exact for snapshot in kept) == n_inexact
+
+
+def test_nothing_without_a_cache_to_park_the_live_end_in() -> None:
+    backend = FakeBackend()
+    talk = Talk(Engine(backend, RamCache(64, 0), EngineSettings()))
+    asked, _ = talk.turn(1)
+    before = backend.n_evaluated
+    talk.next_turn(asked)
+    assert settle(talk.engine) == 0
+    assert backend.n_evaluated == before
+
+
+def test_what_a_client_wants_to_be_ready_is_evaluated_with_all_it_takes() -> None:
+    engine = engine_of(FakeBackend())
+    prompt = Prompt.of(said(1, 500), [300, 490])
+    handle = RequestHandle(Request(prompt, max_tokens=0, background=True))
+    engine.submit(handle)
+    done = collect_done(handle, engine)
+    assert (done.stats.n_prompt, done.stats.n_cached, done.stats.n_evaluated) == (490, 0, 490)
+    reply = ask(engine, prompt)
+    assert (reply.done.stats.n_cached, reply.done.stats.n_warmed) == (490, 490)
+    assert reply.tokens == run_cold(FakeBackend(), prompt).tokens
+    assert len(engine.prefix_cache.recent) == 1
+
+
+def test_what_was_made_ready_survives_a_restart_unless_its_request_wants_nothing_on_disk(tmp_path: Path) -> None:
+    for policy in ("full", "off"):
+        directory = tmp_path / policy
+        talk = Talk(engine_on(directory, "hybrid"))
+        asked, _ = talk.turn(1, disk_policy=DiskPolicy.parse(policy))
+        talk.next_turn(asked)
+        settle(talk.engine)
+        assert talk.engine.prefix_cache.close()
+        talk.engine = engine_on(directory, "hybrid")
+        _, reply = talk.turn(2)
+        if policy == "off":
+            assert reply.done.stats.n_cached == 0
+        else:
+            assert (reply.done.stats.n_evaluated, reply.done.stats.source) == (MESSAGE + len(HEADER), "disk")
+        talk.engine.prefix_cache.close()
+
+
+def test_with_several_sequences_it_waits_until_all_are_served() -> None:
+    backend = FakeBackend(n_seqs=4, n_ctx=8192)
+    engine = engine_of(backend)
+    talks = [Talk(engine, head=240 + 64 * i) for i in range(3)]
+    asked = [talk.turn(i)[0] for i, talk in enumerate(talks)]
+    handles = [RequestHandle(request(Prompt.of(said(40 + i, 300), [290]), 40)) for i in range(2)]
+    for handle in handles:
+        engine.submit(handle)
+    warm = [talk.next_turn(each) for talk, each in zip(talks, asked, strict=True)]
+    while not all(handle.is_over for handle in handles):
+        engine.step()
+        assert engine.prefix_cache.totals.n_warmed == 0
+    settle(engine)
+    assert all(collect(handle).done is not None for handle in warm)
+    for i, talk in enumerate(talks):
+        asked_next, reply = talk.turn(90 + i)
+        assert reply.done.stats.n_evaluated == MESSAGE + len(HEADER)
+        assert reply.tokens == cold(FakeBackend(n_ctx=8192), asked_next.prompt, 100).tokens
+    check_invariants(engine.prefix_cache.cache)
+
+
+def test_the_line_is_bounded() -> None:
+    engine = engine_of(FakeBackend())
+    handles = [RequestHandle(Request(Prompt.of(said(i, 100), [90]), background=True)) for i in range(20)]
+    for handle in handles:
+        engine.submit(handle)
+    settle(engine)
+    ends = [collect(handle) for handle in handles]
+    assert [end.error is not None for end in ends] == [True] * 4 + [False] * 16
+
+
+def test_a_failure_in_it_is_nobody_elses() -> None:
+    backend = FakeBackend()
+    talk = Talk(engine_of(backend))
+    asked, _ = talk.turn(1)
+    handle = talk.next_turn(asked)
+    original, backend.evaluate = backend.evaluate, None  # type: ignore[method-assign, assignment]
+    settle(talk.engine)
+    assert collect(handle).error is not None
+    backend.evaluate = original  # type: ignore[method-assign]
+    assert talk.turn(2)[1].tokens == cold(FakeBackend(), talk.engine.company.last[0].handle.request.prompt, 100).tokens
+
+
+# -- on the engine's thread --------------------------------------------------------------------------------------------
+
+
+def served(sleep_seconds: float = -1) -> tuple[Worker, Engine, ManualClock]:
+    engine = Engine(FakeBackend(), RamCache(64, None), EngineSettings(), clock=ManualClock())
+    return Worker(engine, INFO, sleep_seconds), engine, engine.clock
+
+
+def test_it_is_quiet_when_nobody_asks_whoever_asked_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm_ups, "AT_ONCE_SECONDS", 0.05)
+    monkeypatch.setattr(warm_ups, "QUIET_SECONDS", 1.0)
+    clock = ManualClock()
+    engine = Engine(FakeBackend(), RamCache(64, None), EngineSettings(), clock=clock)
+    kept, stripped = Talk(engine, strips=False), Talk(engine, head=260)
+    kept.next_turn(kept.turn(1)[0])
+    clock.advance(0.9)
+    assert engine.warm_ups.seconds == pytest.approx(0.1)
+    asked, _ = stripped.turn(2)
+    stripped.next_turn(asked)
+    assert engine.warm_ups.seconds == pytest.approx(0.05), "a client may ask again at once"
+    totals = engine.prefix_cache.totals
+    settle(engine)
+    assert totals.n_warm_ups == 0
+    clock.advance(0.6)
+    settle(engine)
+    assert totals.n_warm_ups == 1
+    assert engine.warm_ups.seconds == pytest.approx(0.4), "since the other one was asked, too"
+    clock.advance(0.4)
+    settle(engine)
+    assert totals.n_warm_ups == 2
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_what_only_makes_the_next_turn_exact_waits_longer_though_somebody_else_came(
+    monkeypatch: pytest.MonkeyPatch, exact: bool
+) -> None:
+    monkeypatch.setattr(warm_ups, "AT_ONCE_SECONDS", 50_000.0)
+    monkeypatch.setattr(warm_ups, "QUIET_SECONDS", 1_000_000.0)
+    engine = engine_of(FakeBackend(n_seqs=1), exact=exact)
+    talk = Talk(engine, strips=False, n=4)
+    talk.turn(1)
+    asked, _ = talk.turn(2)
+    assert ask(engine, Prompt.of(said(77, 200), [80]), 3).error is None
+    talk.next_turn(asked)  # rendered only now, the sequence is another conversation's
+    assert engine.warm_ups.seconds == pytest.approx(50_000.0 if exact else 1_000_000.0, rel=0.2)
+
+
+def reply_to(worker: Worker, asked: Request) -> list[int]:
+    return [token for event in worker.submit(asked) if hasattr(event, "tokens") for token in event.tokens]
+
+
+def test_the_thread_begins_when_its_time_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm_ups, "QUIET_SECONDS", 50.0)
+    worker, engine, clock = served()
+    try:
+        asked = request(Prompt.of(said(1, 244), [240]), 100, sampling=ENDLESS)
+        tokens = reply_to(worker, asked)
+        follow = Prompt.of([*asked.prompt.tokens, *tokens, 60, 61], [240, 244 + len(tokens) + 1])
+        worker.warm(Request(follow, background=True, after=asked))
+        assert worker.call(lambda: engine.warm_ups.seconds).result(60) == 50.0
+        worker.call(lambda: clock.advance(50.0)).result(60)
+        until(lambda: engine.prefix_cache.totals.n_warm_ups)
+        assert engine.prefix_cache.totals.n_warmed == len(tokens) + 5
+    finally:
+        assert worker.close()
+
+
+def test_it_ends_with_the_server_and_sleeps_with_it() -> None:
+    worker, engine, clock = served(sleep_seconds=60.0)
+    prompt = Prompt.of(said(1, 3000), [2990])
+    assert reply_to(worker, request(Prompt.of(said(2, 100), [90]), 3))
+    worker.call(lambda: clock.advance(60.0)).result(60)
+    until(lambda: worker.is_sleeping)
+    worker.warm(Request(prompt, background=True))
+    worker.call(lambda: None).result(60)
+    assert worker.is_sleeping, "nobody waits for it, so it wakes nobody"
+    assert engine.prefix_cache.totals.n_warmed == 0
+    waited_for = worker.submit(Request(prompt, background=True))
+    assert isinstance(list(waited_for)[-1], Done), "a client that asks wakes the engine"
+
+    def while_one_waits() -> float | None:
+        engine.submit(RequestHandle(Request(Prompt.of(said(9, 100), [90]), background=True)))
+        engine.sleep()
+        engine.wake()
+        return engine.warm_ups.seconds
+
+    assert worker.call(while_one_waits).result(60) is None
+    last = worker.submit(Request(Prompt.of(said(3, 3500), [3400]), background=True))
+    worker.close()
+    end = list(last)[-1]
+    assert isinstance(end, Done) or (isinstance(end, Failed) and isinstance(end.error, UnavailableError))

@@ -1,0 +1,138 @@
+"""Ways to resume are found by looking at each segment once, however many snapshots hang on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyctl.cache.plan import last_common_end
+from pyctl.cache.ram import RamCache
+from pyctl.cache.restore import CommonBatches, candidates
+from pyctl.cache.sequence import LiveSequence
+from pyctl.cache.snapshot import NOTHING, Prefix, PromptMatch, Segment, Snapshot, State
+from pyctl.engine.engine import Engine
+from pyctl.engine.engine_settings import EngineSettings
+from pyctl.prompt import Tokens, as_tokens
+from tests.fake import FakeBackend
+from tests.unit.engine.drive import ask, chat
+
+N = 300
+
+
+@given(data=st.data())
+def test_batches_are_compared_as_lists_of_their_ends_are(data: st.DataObject) -> None:
+    """On a tree of segments whose ends are mostly, but not always, those of the prompt."""
+    places = st.sets(st.integers(1, 60), max_size=8)
+    ends = sorted(data.draw(places) | {60})
+    batches, segments = CommonBatches(ends), [Segment(0, as_tokens(range(20)), NOTHING, None, (5, 20))]
+    for _ in range(data.draw(st.integers(1, 8))):
+        parent = data.draw(st.sampled_from([each for each in segments if each.start < 59]))
+        start = data.draw(st.integers(parent.start + 1, min(parent.end, 59)))
+        stop = data.draw(st.integers(start + 1, 60))
+        known = ends if data.draw(st.booleans()) else sorted(data.draw(places))
+        own = tuple(end for end in known if start < end <= stop)
+        segments.append(Segment(start, as_tokens(range(start, stop)), NOTHING, parent, own))
+        segment = data.draw(st.sampled_from(segments))
+        n = data.draw(st.integers(segment.start + 1, segment.end))
+        snapshot = Snapshot(Prefix(b"", n), segment, State())
+        assert batches.reach(snapshot) == (last_common_end(ends, snapshot.ends, n) == n)
+
+
+def filled(tokens: Tokens, cache: RamCache | None = None) -> tuple[RamCache, list[int]]:
+    """One conversation with a snapshot every ten tokens, and where they are."""
+    cache, match, segment = cache or RamCache(0, None), PromptMatch(tokens), None
+    ends = list(range(10, N + 1, 10))
+    for end in ends:
+        segment = Segment(end - 10, as_tokens(tokens[end - 10 : end]), np.zeros(10, np.uint8), segment, (end,))
+        reservation = cache.prepare(match.prefix(end), 20)
+        assert reservation is not None
+        with reservation:
+            assert reservation.confirm(Snapshot(match.prefix(end), segment, State.of(np.zeros(8, np.uint8))))
+    return cache, ends
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_many_snapshots_of_one_conversation_cost_no_chain_each(exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = as_tokens(np.random.default_rng(1).integers(0, 250, N + 5))
+    cache, ends = filled(tokens)
+    links, match, real = [0], PromptMatch(tokens), Snapshot.links
+
+    def counted(snapshot: Snapshot):  # type: ignore[no-untyped-def]
+        for link in real(snapshot):
+            links[0] += 1
+            yield link
+
+    monkeypatch.setattr(Snapshot, "links", counted)
+    ways = candidates(match, [*ends, N + 5], LiveSequence(0, N + 5), cache, FakeBackend("hybrid"), exact=exact)
+    assert [way.n for way in ways] == ends[::-1]
+    found = [way.snapshot for way in ways if way.snapshot is not None]
+    assert len(match._hashed) == 1, "what is compared need not be hashed"
+    for snapshot in found:
+        snapshot.segment.held = FakeHeld()
+    with cache.locked(*found):
+        leaving = next(cache.leaving_device(lambda segment: 1), None)
+    assert leaving is not None, "RAM has it, too"
+    assert all("chain" not in vars(snapshot) for snapshot in found)
+    assert links[0] <= 4 * len(ends)
+
+
+def test_rows_that_a_restore_needs_leave_the_device_after_others_of_which_ram_has_a_copy() -> None:
+    older, newer = (as_tokens(np.random.default_rng(seed).integers(0, 250, N)) for seed in (1, 2))
+    cache, _ = filled(older)
+    wanted = cache.snapshots()
+    cache.turn += 10
+    filled(newer, cache)
+    for segment in cache.segments():
+        segment.held = FakeHeld()
+    left = []
+    with cache.locked(*wanted):
+        while (segment := next(cache.leaving_device(lambda segment: 1), None)) is not None:
+            segment.held = None
+            left.append(segment in {link for snapshot in wanted for link in snapshot.chain})
+    assert left == sorted(left)
+    assert len(left) == 2 * N // 10
+
+
+def test_of_many_conversations_only_those_that_begin_alike_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, compared, real = RamCache(0, None), [0], PromptMatch.shared
+    for seed in range(30):
+        tokens = as_tokens(np.random.default_rng(seed).integers(0, 250, N + 5))
+        _, ends = filled(tokens, cache)
+    assert len(cache.snapshots()) == 900
+
+    def counted(match: PromptMatch, snapshot: Snapshot) -> int:
+        compared[0] += 1
+        return real(match, snapshot)
+
+    monkeypatch.setattr(PromptMatch, "shared", counted)
+    assert [each.n for each in cache.lookup(PromptMatch(tokens), N)] == ends[::-1]
+    assert compared[0] < 30 + len(ends)
+
+
+def test_many_rows_that_leave_the_device_are_ranked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, ranked, real = FakeBackend(n_ctx=4096), [0], RamCache.leaving_device
+    engine = Engine(backend, RamCache(0, None), EngineSettings())
+    ask(engine, chat(*((seed, 100) for seed in range(30))), 1)
+    ask(engine, chat((99, 40)), 1)
+    n_segments = sum(each.held is not None for each in engine.prefix_cache.cache.segments())
+    assert n_segments >= 8
+
+    def counted(*arguments: Any) -> Iterator[Segment]:
+        ranked[0] += 1
+        return real(*arguments)
+
+    monkeypatch.setattr(RamCache, "leaving_device", counted)
+    assert engine.prefix_cache.device.shrink(0)
+    assert engine.prefix_cache.device.counts.to_ram > 2500
+    assert ranked[0] == 1
+
+
+class FakeHeld:
+    """Ten rows on the device."""
+
+    n_cells = n_bytes = 10

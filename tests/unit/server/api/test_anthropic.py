@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from pyctl.engine.request import Request
+from pyctl.errors import EngineError
+from pyctl.server.server_settings import ServerSettings
+from tests.unit.chat.toy import THINKING
+from tests.unit.server.fake import HI, Bench, Gate, Script, fail, play
+from tests.unit.server.parts import Caller, named_events, split_by_lines
+
+CALLS = ("r:h", "m\n", "c:I \n", "c:look\n", "k:0:t1:look\n", 'a:0:{"at":\n', "a:0:1}\n", "k:1:t2:wait\n")
+
+
+def ask(bench: Bench, **fields: Any) -> Any:
+    response = bench.post("/v1/messages", {"messages": HI, **fields})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def stream(bench: Bench, **fields: Any) -> list[dict[str, Any]]:
+    response = bench.post("/v1/messages", {"messages": HI, "stream": True, **fields})
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == "text/event-stream"
+    return named_events(response.content)
+
+
+def built(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """The message that the events of a stream make, in the order that Anthropic's API promises."""
+    start, *rest, delta, stop = events
+    assert (start["type"], delta["type"], stop) == ("message_start", "message_delta", {"type": "message_stop"})
+    message: dict[str, Any] = start["message"]
+    texts: list[str] = []
+    opened = False
+    for event in rest:
+        at = len(message["content"])
+        if event["type"] == "content_block_start":
+            assert not opened
+            assert event["index"] == at
+            message["content"].append(event["content_block"])
+            texts, opened = [], True
+            continue
+        assert opened
+        assert event["index"] == at - 1
+        block = message["content"][-1]
+        if event["type"] == "content_block_stop":
+            opened = False
+            if block["type"] == "tool_use":
+                block["input"] = msgspec.json.decode("".join(texts) or "{}")
+        elif event["delta"]["type"] == "input_json_delta":
+            assert block["type"] == "tool_use"
+            texts.append(event["delta"]["partial_json"])
+        elif event["delta"]["type"] == "signature_delta":
+            block["signature"] = event["delta"]["signature"]
+        else:
+            kind = event["delta"]["type"].removesuffix("_delta")
+            assert block["type"] == kind
+            block[kind] += event["delta"][kind]
+    assert not opened
+    return {**message, **delta["delta"], "usage": delta["usage"]}
+
+
+def test_a_whole_message() -> None:
+    bench = Bench(play("Hel", "lo", cached=5, source="ram"))
+    message = ask(bench, max_tokens=9, stop_sequences=["x"])
+    assert message.pop("id").startswith("chatcmpl-")
+    assert message == {
+        "type": "message",
+        "role": "assistant",
+        "content": [{"type": "text", "text": "Hello"}],
+        "model": "toy-1",
+        "stop_reason": "end_turn",
+        "stop_sequence": None,
+        "usage": {
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 5,
+            "input_tokens": 16,
+            "output_tokens": 3,
+        },
+    }
+    assert (bench.worker.requests[0].max_tokens, bench.worker.requests[0].stop) == (9, ("x",))
+
+
+def test_a_stream_opens_with_what_was_cached() -> None:
+    start, block, *_ = stream(Bench(play("Hel", "lo", cached=5, source="ram")))
+    assert start["message"]["usage"]["cache_read_input_tokens"] == 5
+    assert start["message"]["usage"]["output_tokens"] == 0
+    assert start["message"]["content"] == []
+    assert block == {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        play("Hel", "lo", cached=5),
+        play("<think>", "hm", "so", "</think>", "Yes"),
+        play(),
+        play("<think>", "endless", stop="limit"),
+        play("one", stop="word", word="STOP"),
+    ],
+)
+def test_a_stream_makes_the_same_message(script: Callable[[Request], Script]) -> None:
+    whole, streamed = ask(Bench(script)), built(stream(Bench(script)))
+    assert {**streamed, "id": ""} == {**whole, "id": ""}
+
+
+def test_blocks_come_in_the_order_of_the_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+    split_by_lines(monkeypatch)
+    script = play(*CALLS)
+    expected = [
+        {"type": "thinking", "thinking": "hm", "signature": ""},
+        {"type": "text", "text": "I look"},
+        {"type": "tool_use", "id": "t1", "name": "look", "input": {"at": 1}},
+        {"type": "tool_use", "id": "t2", "name": "wait", "input": {}},
+    ]
+    whole, streamed = ask(Bench(script)), built(stream(Bench(script)))
+    assert whole["content"] == streamed["content"] == expected
+    assert whole["stop_reason"] == streamed["stop_reason"] == "tool_use"
+
+
+def test_text_behind_a_call_is_a_block_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    split_by_lines(monkeypatch)
+    message = built(stream(Bench(play("c:a\n", "k:0:t:x\n", "c:b\n", "r:c\n", "r:d\n"))))
+    assert [block["type"] for block in message["content"]] == ["text", "tool_use", "text", "thinking"]
+
+
+@pytest.mark.parametrize("arguments", ["{", "[1]", ""])
+def test_arguments_that_are_no_object_make_an_empty_one(monkeypatch: pytest.MonkeyPatch, arguments: str) -> None:
+    split_by_lines(monkeypatch)
+    message = ask(Bench(play("k:0:t:x\n", f"a:0:{arguments}\n")))
+    assert message["content"] == [{"type": "tool_use", "id": "t", "name": "x", "input": {}}]
+
+
+def test_stop_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+    split_by_lines(monkeypatch)
+
+    def reason(*parts: str, **how: Any) -> tuple[str, str | None]:
+        message = ask(Bench(play(*parts, **how)))
+        return message["stop_reason"], message["stop_sequence"]
+
+    assert reason("c:a\n") == ("end_turn", None)
+    assert reason("c:a\n", stop="limit") == ("max_tokens", None)
+    assert reason("c:a\n", stop="word", word="END") == ("stop_sequence", "END")
+    assert reason("k:0:t:x\n") == ("tool_use", None)
+    assert reason("k:0:t:x\n", stop="limit") == ("max_tokens", None)
+
+
+def test_a_block_that_the_prompt_has_opened_is_thinking() -> None:
+    message = ask(Bench(play("hm", "</think>", "\n\nYes"), template=THINKING))
+    assert [block["type"] for block in message["content"]] == ["thinking", "text"]
+    message = ask(Bench(play("Yes"), template=THINKING), thinking={"type": "disabled"})
+    assert message["content"] == [{"type": "text", "text": "Yes"}]
+
+
+def test_tokens_are_counted_as_they_would_be_evaluated() -> None:
+    bench = Bench(play("x"))
+    body = {"messages": HI, "system": "Be kind.", "tools": [{"name": "look", "input_schema": {}}]}
+    counted = bench.post("/v1/messages/count_tokens", body)
+    usage = ask(bench, **body)["usage"]
+    assert counted.json() == {"input_tokens": usage["input_tokens"]}
+    assert len(bench.worker.requests) == 1
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+@pytest.mark.parametrize(("body", "said"), [({}, "'messages' is required"), ({"messages": [7]}, "must be an object")])
+def test_errors_have_anthropics_form(path: str, body: Any, said: str) -> None:
+    response = Bench(play("x")).post(path, body)
+    assert response.status_code == 400
+    answer = response.json()
+    assert (answer["type"], answer["error"]["type"], answer["error"]["code"]) == ("error", "invalid_request_error", 400)
+    assert said in answer["error"]["message"]
+
+
+def test_a_prompt_that_is_too_long_is_refused() -> None:
+    body = {"messages": [{"role": "user", "content": "x" * 5000}], "stream": True}
+    response = Bench(play("x")).post("/v1/messages", body)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["type"] == "exceed_context_size_error"
+    assert error["message"].startswith(f"prompt is too long: {error['n_prompt_tokens']} tokens > 4096 maximum; request")
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_failure_before_the_first_byte_is_a_response(streamed: bool) -> None:
+    response = Bench(fail(EngineError("broken"))).post("/v1/messages", {"messages": HI, "stream": streamed})
+    assert response.status_code == 500
+    assert response.json()["type"] == "error"
+    assert response.json()["error"]["message"] == "broken"
+
+
+def test_a_failure_after_the_first_byte_is_an_event() -> None:
+    events = stream(Bench(fail(EngineError("broken"), "a")))
+    assert events[0]["type"] == "message_start"
+    error = {"code": 500, "message": "broken", "type": "server_error"}
+    assert events[-1] == {"type": "error", "error": error}
+
+
+def test_a_silent_stream_sends_ping_events() -> None:
+    silence = Gate(threading.Event())
+
+    def script(request: Request) -> Script:
+        first, second, *rest = play("a")(request)
+        return [first, second, silence, *rest]
+
+    async def run() -> None:
+        caller = Caller(Bench(script), "/v1/messages", {"messages": HI, "stream": True, "sse_ping_interval": 1})
+        call = asyncio.ensure_future(caller.call())
+        await caller.until(lambda: b"event: ping" in b"".join(caller.bodies))
+        silence.opened.set()
+        await call
+        kinds = [event["type"] for event in named_events(b"".join(caller.bodies))]
+        assert [kind for kind, _ in itertools.groupby(kinds)][:3] == ["message_start", "ping", "content_block_start"]
+
+    asyncio.run(run())
+
+
+def test_keys_come_in_either_header() -> None:
+    bench = Bench(play("x"), settings=ServerSettings(api_keys=("secret",)))
+    for headers in ({"x-api-key": "secret"}, {"authorization": "Bearer secret"}):
+        assert bench.post("/v1/messages", {"messages": HI}, headers=headers).status_code == 200
+    assert bench.post("/v1/messages", {"messages": HI}, headers={"x-api-key": "wrong"}).status_code == 401

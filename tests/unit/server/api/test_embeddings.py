@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from pyctl.server.api import embeddings
+from pyctl.server.api.embeddings import normalised
+from pyctl.server.byte_account import MOST_LETTERS
+from pyctl.server.server_settings import ServerSettings
+from tests.unit.server.fake import Bench
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench(settings=ServerSettings(embeddings=True, embd_normalize=-1), pooling="mean")
+
+
+A, B, C = b"abc"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("abc", [[A + B + C, 3]]),
+        (["a", "bc"], [[A, 1], [B + C, 2]]),
+        ([1, 2], [[3, 2]]),
+        ([[1, 2], [4]], [[3, 2], [4, 1]]),
+        (["a", 5, "b"], [[A + 5 + B, 3]]),
+        (["a", [5, "b"]], [[A, 1], [5 + B, 2]]),
+        ({"prompt_string": "a"}, [[A, 1]]),
+        ([{"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, "c"], [[A + B, 2], [C, 1]]),
+    ],
+)
+def test_all_forms_of_input(bench: Bench, value: Any, expected: list[list[float]]) -> None:
+    native = bench.post("/embeddings", {"input": value}).json()
+    assert native == bench.post("/embedding", {"content": value}).json()
+    assert native == bench.post("/v1/embeddings", {"content": value}).json()
+    assert native == [{"index": i, "embedding": [row]} for i, row in enumerate(expected)]
+    body = bench.post("/v1/embeddings", {"input": value, "model": "m"}).json()
+    n = sum(int(row[1]) for row in expected)
+    assert body["usage"] == {"prompt_tokens": n, "total_tokens": n}
+    assert (body["object"], body["model"]) == ("list", "m")
+    assert body["data"] == [{"embedding": row, "index": i, "object": "embedding"} for i, row in enumerate(expected)]
+
+
+def test_base64_and_norms(bench: Bench) -> None:
+    body = bench.post("/v1/embeddings", {"input": [[3, 1]], "encoding_format": "base64", "embd_normalize": 2}).json()
+    (item,) = body["data"]
+    assert item["encoding_format"] == "base64"
+    vector = np.frombuffer(base64.b64decode(item["embedding"]), "<f4")
+    assert vector == pytest.approx([4 / 20**0.5, 2 / 20**0.5])
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({}, '"input" or "content" must be provided'),
+        ({"input": []}, '"input" must not be empty'),
+        ({"input": ""}, "Input content cannot be empty"),
+        ({"input": ["a", ""]}, "Input content cannot be empty"),
+        ({"input": 5}, "'input' must be"),
+        ({"input": [[10**9]]}, "'input' must hold"),
+        ({"input": "a", "encoding_format": "zip"}, "float or base64"),
+        ({"input": "a", "embd_normalize": -2}, "embd_normalize"),
+        ({"input": "x" * 65}, "too many tokens"),
+        ({"input": ["x"] * 2049}, "at most 2048 texts"),
+        ({"input": ["x", "x" * (MOST_LETTERS + 1)]}, "too long"),
+    ],
+)
+def test_bad_input(bench: Bench, body: Any, message: str) -> None:
+    for path in ("/embeddings", "/v1/embeddings"):
+        response = bench.post(path, body)
+        assert response.status_code == 400, response.text
+        assert message in response.json()["error"]["message"]
+
+
+def test_vectors_of_one_answer_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embeddings, "_MOST_VECTOR_BYTES", 100)
+    assert bench.post("/v1/embeddings", {"input": ["a"] * 12}).status_code == 200
+    response = bench.post("/v1/embeddings", {"input": ["a"] * 13})
+    assert (response.status_code, "more than 100 bytes" in response.text) == (400, True)
+
+
+def test_without_pooling_only_the_native_form() -> None:
+    bench = Bench(settings=ServerSettings(embeddings=True), pooling="none")
+    assert bench.post("/v1/embeddings", {"input": "a"}).status_code == 400
+    assert bench.post("/embeddings", {"input": "a"}).json() == [{"index": 0, "embedding": [[A, 1]]}]
+
+
+def test_only_with_the_flag() -> None:
+    bench = Bench()
+    for path in ("/embedding", "/embeddings", "/v1/embeddings"):
+        error = bench.post(path, {"input": "a"}).json()["error"]
+        assert (error["code"], error["type"]) == (501, "not_supported_error")
+
+
+@given(
+    arrays(np.float32, (3, 5), elements=st.floats(-1e3, 1e3, width=32)),
+    st.integers(1, 6),
+)
+def test_norms(rows: np.ndarray[Any, Any], p: int) -> None:
+    rows[np.abs(rows) < 1e-3] = 0
+    lengths = (np.abs(normalised(rows, p)).astype(float) ** p).sum(axis=1) ** (1 / p)
+    full = np.any(rows != 0, axis=1)
+    assert lengths[full] == pytest.approx(np.ones(full.sum()), rel=1e-4)
+    assert not lengths[~full].any()
+    largest = np.abs(normalised(rows, 0)).max(axis=1)
+    assert largest[full] == pytest.approx(np.full(full.sum(), 32760), rel=1e-4)
+    assert (normalised(rows, -1) == rows).all()

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from pyctl.cache.cache_stats import CacheStats, CacheView, SnapshotView
+from pyctl.cache.device_tier import DeviceCounts
+from pyctl.cache.snapshot import BlockBytes
+from pyctl.engine.engine_stats import EngineCounters, EngineMemory, EngineStats
+from pyctl.server.api.metrics import prometheus_text
+from pyctl.server.server_settings import ServerSettings
+from tests.unit.server.fake import Bench
+
+LLAMA = {
+    "prompt_tokens_total": 60,
+    "prompt_tokens_cached_total": 40,
+    "prompt_seconds_total": 0.5,
+    "tokens_predicted_total": 20,
+    "tokens_predicted_seconds_total": 0.25,
+    "n_decode_total": 10,
+    "n_tokens_max": 90,
+    "spec_decode_num_draft_tokens_total": 0,
+    "spec_decode_num_accepted_tokens_total": 0,
+    "spec_decode_num_drafts_total": 0,
+    "prompt_tokens_seconds": 120,
+    "predicted_tokens_seconds": 80,
+    "requests_processing": 1,
+    "requests_deferred": 2,
+    "n_busy_slots_per_decode": 1.2,
+}
+
+
+def values_of(text: str) -> dict[str, float]:
+    lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in lines}
+
+
+def test_numbers_for_prometheus() -> None:
+    total = EngineCounters(10, 12, 90, n_cached=40, n_evaluated=60, prompt_ms=500.0, n_predicted=20, predicted_ms=250.0)
+    snapshot = SnapshotView("100-aa", "", 100, 10, 20, 3, 1.5, 0.5, False, ())
+    view = CacheView(4, 3000, -1, 1, CacheStats(requests=7, hits={"live": 2, "ram": 3, "disk": 0}), (snapshot,) * 2)
+    memory = EngineMemory(3000, BlockBytes(0, 0, 0), 0)
+    text = prometheus_text(
+        EngineStats(total, total, 1, 2, 1, 4096, 1024, 300, 200, DeviceCounts(kept=9, lost=4), view, memory),
+        {"resident": 5, "arena": 4},
+    )
+    values = values_of(text)
+    assert {name: values[f"llamacpp:{name}"] for name in LLAMA} == LLAMA
+    assert values['pyctl:cache_hits_total{source="ram"}'] == 3
+    assert (values["pyctl:cache_requests_total"], values["pyctl:cache_snapshots"]) == (7, 2)
+    rows = {name: values[f'pyctl:device_rows_total{{event="{name}"}}'] for name in ("kept", "returned", "lost")}
+    assert (values["pyctl:cells_held"], rows) == (200, {"kept": 9, "returned": 0, "lost": 4})
+    assert (values["pyctl:cache_ram_bytes"], values["pyctl:cache_evictions_total"]) == (3000, 1)
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert families["llamacpp:prompt_tokens"].type == "counter"
+    assert families["llamacpp:requests_processing"].type == "gauge"
+    assert all(family.samples and family.documentation for family in families.values())
+
+
+def test_rates_are_those_since_the_last_scrape() -> None:
+    bench = Bench(settings=ServerSettings(show_metrics=True))
+    bench.post("/completion", {"prompt": "x" * 50, "n_predict": 20, "ignore_eos": True})
+    response = bench.client.get("/metrics")
+    assert response.headers["content-type"] == "text/plain; version=0.0.4"
+    assert int(response.headers["process-start-time-unix"]) > 1_600_000_000
+    values = values_of(response.text)
+    assert (values["llamacpp:prompt_tokens_total"], values["llamacpp:tokens_predicted_total"]) == (50, 20)
+    assert values["llamacpp:predicted_tokens_seconds"] > 0
+    again = bench.client.get("/metrics").text
+    assert "llamacpp:predicted_tokens_seconds 0\n" in again
+    assert "llamacpp:tokens_predicted_total 20\n" in again
+
+
+def test_only_with_the_flag() -> None:
+    response = Bench().client.get("/metrics")
+    assert response.status_code == 501
+    assert response.json()["error"]["type"] == "not_supported_error"
+    assert "--metrics" in response.json()["error"]["message"]
+
+
+def test_embedded_texts_count() -> None:
+    bench = Bench(settings=ServerSettings(show_metrics=True, embeddings=True), pooling="mean")
+    assert bench.post("/v1/embeddings", {"input": ["abc", "de"]}).status_code == 200
+    values = values_of(bench.client.get("/metrics").text)
+    assert (values["llamacpp:prompt_tokens_total"], values["llamacpp:n_decode_total"]) == (5, 2)
+    assert values["llamacpp:prompt_seconds_total"] > 0
+
+
+def test_resident_bytes_stand_beside_counted_ones() -> None:
+    # What is made ready after the reply would be counted in one answer and not in the other.
+    bench = Bench(settings=ServerSettings(show_metrics=True, warm_next=False))
+    bench.post("/completion", {"prompt": "x" * 200, "n_predict": 2})
+    bench.post("/v1/responses", {"model": "x", "input": "hello", "max_output_tokens": 2})
+    values = values_of(bench.client.get("/metrics").text)
+    counted = {name[len('pyctl:memory_bytes{part="') : -2]: n for name, n in values.items() if "memory_bytes" in name}
+    assert set(counted) == {
+        *("snapshots", "blocks", "in_flight", "arena"),
+        *("recent_prompts", "draft_texts", "images", "tokenizer", "replies", "responses"),
+    }
+    assert counted["snapshots"] == values["pyctl:cache_ram_bytes"] > 0
+    assert min(counted["recent_prompts"], counted["tokenizer"], counted["responses"]) > 0
+    assert values["pyctl:memory_resident_bytes"] > 20 * 2**20
+    shown = bench.client.get("/cache").json()["memory"]
+    assert {**shown, "resident": 0} == {**counted, "resident": 0}
+    assert shown["resident"] > 20 * 2**20
+    assert values["pyctl:cache_refused_total"] == 0

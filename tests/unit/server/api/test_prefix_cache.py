@@ -1,0 +1,412 @@
+"""The endpoints of the prefix cache."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import threading
+import weakref
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyctl.cache.disk import writer
+from pyctl.cache.disk.store import DiskStore
+from pyctl.cache.disk_tier import DiskTier
+from pyctl.cache.persist import DiskPolicy
+from pyctl.chat.cached_tokenizer import readable
+from pyctl.engine.engine_stats import MOST_REPLIES, RecentReplies
+from pyctl.engine.request import Timings
+from pyctl.server.server_settings import Cors, ServerSettings
+from tests.unit.chat.toy import chatml_tokenizer
+from tests.unit.server.fake import Bench, Client
+
+HEAD = "x" * 200
+
+
+def filled(**settings: object) -> Bench:
+    bench = Bench(settings=ServerSettings(**settings))  # type: ignore[arg-type]
+    for tail in ("", "y" * 200):
+        body = {"prompt": HEAD + tail, "n_predict": 2, "ignore_eos": True}
+        response = bench.post("/completion", body, headers={"X-Api-Key": "k"})
+        assert response.status_code == 200, response.text
+    return bench
+
+
+@pytest.fixture
+def bench() -> Bench:
+    """Holds a prefix and one that continues it."""
+    return filled(show_prompts=True)
+
+
+def test_the_tree_of_prefixes(bench: Bench) -> None:
+    body = bench.client.get("/cache").json()
+    view = bench.service.admin.view().result()
+    counts = {"capacity": 4, "in_use": len(view.snapshots), "evicted": view.n_evicted, "refused": 0, "prompt_ends": 2}
+    assert body["slots"] == counts
+    device_bytes = sum(snapshot.device_bytes for snapshot in view.snapshots)
+    assert body["bytes"] == {"resident": view.n_bytes, "budget": -1, "device": device_bytes}
+    assert body["totals"]["requests"] == 2
+    (head,) = body["prefixes"]
+    (first, second) = view.snapshots[:2]
+    assert (head["id"], head["n"], head["tail"]) == (first.id, first.n, "x" * len(first.tail))
+    assert [child["id"] for child in head["children"]] == [second.id]
+
+
+def test_pin_and_unpin(bench: Bench) -> None:
+    client = bench.client
+    name = client.get("/cache").json()["prefixes"][0]["id"]
+    n_snapshots = client.get("/cache").json()["slots"]["in_use"]
+    assert client.post("/cache/pin", json={"id": name}).json() == {"id": name, "pinned": True}
+    assert client.get("/cache").json()["prefixes"][0]["pinned"] is True
+    assert client.request("DELETE", "/cache").json() == {"dropped": n_snapshots - 1}
+    assert client.post("/cache/pin", json={"id": name, "pinned": False}).json()["pinned"] is False
+    assert client.request("DELETE", "/cache").json() == {"dropped": 1}
+
+
+def test_what_cannot_be_pinned(bench: Bench) -> None:
+    client = bench.client
+    name = client.get("/cache").json()["prefixes"][0]["id"]
+    for body, status in (({}, 400), ({"id": 5}, 400), ({"id": "nothing"}, 404), ({"id": name, "pinned": "x"}, 400)):
+        response = client.post("/cache/pin", json=body)
+        assert response.status_code == status
+        assert response.json()["error"]["code"] == status
+    assert client.request("PUT", "/cache").status_code == 404
+
+
+def test_what_ram_could_not_hold_is_not_pinned(bench: Bench) -> None:
+    """Its rows may lie on the device, which others need some time."""
+    name = bench.client.get("/cache").json()["prefixes"][0]["id"]
+    bench.engine.prefix_cache.cache.budget = 1
+    response = bench.client.post("/cache/pin", json={"id": name})
+    assert response.status_code == 400
+    assert "more memory" in response.json()["error"]["message"]
+    assert bench.client.get("/cache").json()["prefixes"][0]["pinned"] is False
+
+
+HERE, ELSEWHERE = "127.0.0.1", "192.168.1.20"
+
+
+@pytest.mark.parametrize(
+    ("settings", "client", "host", "headers", "shown"),
+    [
+        ({}, HERE, "localhost:8080", {}, True),
+        ({}, "::1", "[::1]:8080", {}, True),
+        ({}, ELSEWHERE, "192.168.1.7:8080", {}, False),
+        ({}, ELSEWHERE, "localhost:8080", {}, False),
+        # A proxy on this machine asks for somebody else.
+        ({}, HERE, "localhost:8080", {"X-Forwarded-For": ELSEWHERE}, False),
+        ({}, HERE, "localhost:8080", {"Forwarded": f"for={ELSEWHERE}"}, False),
+        ({}, HERE, "llm.lan", {}, False),
+        ({}, HERE, "[bad", {}, False),
+        # A page whose name its owner has pointed at this machine.
+        ({}, HERE, "rebound.example.com:8080", {}, False),
+        ({"api_keys": ("k",)}, ELSEWHERE, "llm.example.com", {}, True),
+        ({"show_prompts": True}, ELSEWHERE, "localhost:8080", {}, True),
+        ({"show_prompts": True}, ELSEWHERE, "192.168.1.7:8080", {}, True),
+        ({"show_prompts": True}, ELSEWHERE, "rebound.example.com:8080", {}, False),
+    ],
+)
+def test_words_of_prompts_are_shown_here_and_to_whom_a_key_or_a_flag_allows_it(
+    settings: dict[str, object], client: str, host: str, headers: dict[str, str], shown: bool
+) -> None:
+    bench = filled(**settings)
+    asking = Client(bench.app, client)
+    response = asking.get("/cache", headers={"X-Api-Key": "k", "Host": host, **headers})
+    (head,) = response.json()["prefixes"]
+    assert ("tail" in head, "head" in head, "xxxx" in response.text) == (shown, shown, shown)
+    assert ("tail" in response.json()["sequences"][0]) is shown
+    assert head["children"]
+    # The words of the prompt that this one parted from may be somebody else's.
+    body = {"prompt": HEAD[:100] + "z" * 300, "n_predict": 1, "return_cache": True}
+    answer = asking.post("/completion", json=body, headers={"X-Api-Key": "k", "Host": host, **headers})
+    cache = answer.json()["timings"]["cache"]
+    assert cache["miss"]["position"] == 100
+    assert ("was" in cache["miss"]) is shown
+
+
+@pytest.mark.parametrize(
+    ("headers", "cors", "shown"),
+    [
+        ({}, Cors(), True),
+        ({"Origin": "http://localhost:8080"}, Cors(), True),
+        ({"Origin": "http://evil.example"}, Cors(), False),
+        ({"Origin": "null"}, Cors(), False),
+        ({"Origin": "https://ui.example"}, Cors("https://ui.example"), True),
+    ],
+)
+@pytest.mark.parametrize("show_prompts", [False, True])
+def test_pages_of_other_origins_see_no_words_of_others_in_a_reply(
+    headers: dict[str, str], cors: Cors, shown: bool, show_prompts: bool
+) -> None:
+    bench = filled(cors=cors, show_prompts=show_prompts)
+    body = {"prompt": HEAD[:100] + "z" * 300, "n_predict": 1, "return_cache": True}
+    answer = bench.post("/completion", body, headers={"Host": "localhost:8080", **headers})
+    assert answer.status_code == 200
+    assert ("was" in answer.json()["timings"]["cache"]["miss"]) is shown
+
+
+def test_a_reply_names_the_snapshots_it_resumed_from_and_took(bench: Bench) -> None:
+    before = {each["id"] for each in nodes(bench)}
+    body = {"prompt": HEAD + "y" * 200 + "z" * 200, "n_predict": 2, "ignore_eos": True, "return_cache": True}
+    cache = bench.post("/completion", body).json()["timings"]["cache"]
+    after = {each["id"]: each for each in nodes(bench)}
+    assert cache["source"] in ("ram", "live")
+    assert cache["saved"]
+    assert set(cache["saved"]) <= after.keys() - before
+    again = bench.post("/completion", {**body, "prompt": HEAD + "w" * 200}).json()["timings"]["cache"]
+    assert again["restored"] in before
+    del body["return_cache"]
+    assert "cache" not in bench.post("/completion", body).json()["timings"]
+    messages = [{"role": "user", "content": "Hi"}]
+    chat = {"messages": messages, "return_cache": True, "stream": True, "max_tokens": 1}
+    last = bench.stream("/v1/chat/completions", chat)[-2]
+    assert last["timings"]["cache"]["source"] in ("none", "live", "ram")
+
+
+def nodes(bench: Bench) -> list[dict[str, Any]]:
+    """All prefixes of GET /cache."""
+    found, rest = [], bench.client.get("/cache").json()["prefixes"]
+    while rest:
+        found.append(rest.pop())
+        rest += found[-1]["children"]
+    return found
+
+
+def test_each_prefix_tells_how_its_part_begins_and_where_it_is(bench: Bench) -> None:
+    view = bench.service.admin.view().result()
+    (head,) = bench.client.get("/cache").json()["prefixes"]
+    first, child = view.snapshots[:2]
+    assert head["head"] == "x" * len(first.head)
+    assert head["children"][0]["head"] == bench.service.text_of(child.head)
+    for snapshot in view.snapshots:
+        assert ("device" in snapshot.tiers) == (snapshot.device_bytes > 0)
+        assert ("ram" in snapshot.tiers) == (snapshot.row_bytes > 0 or snapshot.state_bytes > 0)
+        assert snapshot.tiers
+    assert [(seq["id"], seq["busy"]) for seq in bench.client.get("/cache").json()["sequences"]] == [(0, False)]
+    (live,) = view.live
+    assert live.at in {snapshot.id for snapshot in view.snapshots}
+    assert live.n >= int(live.at.partition("-")[0])
+
+
+def test_where_branches_part_without_a_snapshot_is_told() -> None:
+    """Siblings tell which rows they share, and those that share most stand side by side."""
+    bench = Bench(n_slots=64)
+    for tail in ("z" * 200, "y" * 100 + "v" * 100, "y" * 100 + "w" * 100, "v" * 40):
+        bench.post("/completion", {"prompt": HEAD + tail, "n_predict": 2, "ignore_eos": True})
+    held = bench.worker.call(lambda: {s.prefix.name: s for s in bench.engine.prefix_cache.cache.snapshots()}).result()
+    for name in held:
+        if int(name.partition("-")[0]) <= 300:
+            assert bench.client.request("DELETE", f"/cache/{name}").status_code == 200
+    siblings = bench.client.get("/cache").json()["prefixes"]
+    for before, node in itertools.pairwise(siblings):
+        a, b = held[before["id"]].chain, held[node["id"]].chain
+        assert node["shared"] == max((min(a[segment], b[segment]) for segment in a if segment in b), default=0)
+    shared = [node["shared"] for node in siblings]
+    assert (shared[0], min(shared[1:]) >= 192, max(shared) >= 256) == (0, True, True)
+    for parent in nodes(bench):
+        assert all(child["shared"] >= parent["n"] for child in parent["children"])
+
+
+def test_a_view_keeps_nothing_alive_and_follows_changes(bench: Bench) -> None:
+    """What was found out for one view serves the next, unless a parent has come or gone; it holds no state."""
+    snapshots = bench.worker.call(
+        lambda: [weakref.ref(s) for s in bench.engine.prefix_cache.cache.snapshots()]
+    ).result()
+    before = nodes(bench)
+    assert nodes(bench)[0]["head"] == before[0]["head"]
+    (root,) = bench.client.get("/cache").json()["prefixes"]
+    bench.client.request("DELETE", f"/cache/{root['id']}")
+    (child,) = bench.client.get("/cache").json()["prefixes"]
+    assert (child["id"], child["head"]) == (root["children"][0]["id"], root["head"])
+    assert child["row_bytes"] + child["device_bytes"] >= root["children"][0]["row_bytes"]
+    bench.client.request("DELETE", "/cache")
+    bench.worker.call(gc.collect).result()
+    assert [reference() for reference in snapshots] == [None] * len(snapshots)
+
+
+def test_replies_of_the_last_hour_tell_what_they_took(bench: Bench) -> None:
+    replies = bench.client.get("/cache").json()["replies"]
+    assert [reply["predicted_n"] for reply in replies] == [2, 2]
+    totals = bench.client.get("/cache").json()["totals"]
+    assert sum(reply["prompt_n"] for reply in replies) == totals["evaluated"]
+    assert sum(reply["cache_n"] + reply["prompt_n"] for reply in replies) == totals["prompt"]
+    assert replies[0]["age"] >= replies[1]["age"] >= 0
+    assert all(reply["prompt_ms"] > 0 < reply["predicted_ms"] for reply in replies)
+    log = RecentReplies()
+    for n in range(MOST_REPLIES + 1):
+        log.add(Timings(0, n, 1.0, 1, 1.0, 1.0))
+    assert [timings.n_evaluated for _, timings in log.by_age()] == list(range(1, MOST_REPLIES + 1))
+
+
+def test_nothing_is_sent_again_until_something_has_changed(bench: Bench) -> None:
+    client = bench.client
+
+    def revision() -> int:
+        return int(client.get("/cache").json()["revision"])
+
+    known = revision()
+    assert client.get("/cache", params={"since": known}).json() == {"revision": known}
+    assert "prefixes" in client.get("/cache", params={"since": "other"}).json()
+    name = client.get("/cache").json()["prefixes"][0]["id"]
+    for change in (
+        lambda: client.post("/cache/pin", json={"id": name}),
+        lambda: client.post("/cache/pin", json={"id": name, "pinned": False}),
+        lambda: bench.post("/completion", {"prompt": "abc", "n_predict": 1}),
+        lambda: client.request("DELETE", f"/cache/{name}"),
+        lambda: client.request("DELETE", "/cache"),
+    ):
+        assert change().status_code == 200
+        body = client.get("/cache", params={"since": known}).json()
+        assert body["revision"] > known
+        assert "prefixes" in body
+        known = body["revision"]
+        assert client.get("/cache", params={"since": known}).json() == {"revision": known}
+
+
+def test_one_prefix_can_be_dropped(bench: Bench) -> None:
+    client = bench.client
+    (head,) = client.get("/cache").json()["prefixes"]
+    name, others = head["id"], {each["id"] for each in nodes(bench)} - {head["id"]}
+    client.post("/cache/pin", json={"id": name})
+    refused = client.request("DELETE", f"/cache/{name}")
+    assert (refused.status_code, "pinned" in refused.text) == (400, True)
+    client.post("/cache/pin", json={"id": name, "pinned": False})
+    assert client.request("DELETE", f"/cache/{name}").json() == {"dropped": 1}
+    assert {each["id"] for each in nodes(bench)} == others
+    assert client.request("DELETE", f"/cache/{name}").status_code == 404
+
+
+def test_what_the_disk_has_is_listed_and_dropped_with_the_rest(tmp_path: Path) -> None:
+    tokenizer = chatml_tokenizer()
+    store = DiskStore(tmp_path, "fake", None, min_tokens=100)
+    tier = DiskTier(store, DiskPolicy.parse("full"), cold_max=4096, text_of=partial(readable, tokenizer))
+    bench = Bench(settings=ServerSettings(disk_policy="full", show_prompts=True), disk=tier)
+    assert bench.post("/completion", {"prompt": HEAD + "y" * 400, "n_predict": 1}).status_code == 200
+    assert tier.flush(60)
+    both = [each for each in nodes(bench) if "disk" in each["tiers"]]
+    assert both
+    assert all(each["tiers"][-2:] == ["ram", "disk"] for each in both)
+    assert bench.client.get("/cache").json()["stored"] == []  # they are in the tree
+    known = bench.client.get("/cache").json()["revision"]
+    assert bench.client.request("DELETE", "/cache").status_code == 200
+    body = bench.client.get("/cache", params={"since": known}).json()
+    assert body["prefixes"] == []
+    stored = {each["id"]: each for each in body["stored"]}
+    assert stored.keys() == {each["id"] for each in both}
+    deepest = max(stored.values(), key=lambda each: each["n"])
+    assert deepest["label"].endswith("yyyy")
+    assert deepest["bytes"] > 0
+    rebound = bench.client.get("/cache", headers={"Host": "rebound.example.com"}).json()
+    assert all("label" not in each for each in rebound["stored"])
+    # Pinned by `pyctl cache`.
+    assert store.directory.pin(deepest["id"], True)
+    assert bench.client.request("DELETE", f"/cache/{deepest['id']}").status_code == 400
+    store.directory.pin(deepest["id"], False)
+    # In memory again, and pinned on disk: nothing of it goes.
+    assert bench.post("/completion", {"prompt": HEAD + "y" * 400, "n_predict": 1}).status_code == 200
+    in_memory = {each["id"] for each in nodes(bench)}
+    assert deepest["id"] in in_memory
+    assert store.directory.pin(deepest["id"], True)
+    assert bench.client.request("DELETE", f"/cache/{deepest['id']}").status_code == 400
+    assert {each["id"] for each in nodes(bench)} == in_memory
+    store.directory.pin(deepest["id"], False)
+    assert bench.client.request("DELETE", f"/cache/{deepest['id']}").json() == {"dropped": 1}
+    body = bench.client.get("/cache", params={"since": body["revision"]}).json()
+    assert deepest["id"] not in {each["id"] for each in body["stored"]}
+    assert bench.client.request("DELETE", f"/cache/{deepest['id']}").status_code == 404
+
+
+def test_a_pin_counts_for_the_model_it_was_set_for(tmp_path: Path) -> None:
+    """Two models that tokenise alike have snapshots of one name."""
+    benches = []
+    for fingerprint in ("one", "two"):
+        tier = DiskTier(DiskStore(tmp_path, fingerprint, None, min_tokens=100), DiskPolicy.parse("full"), cold_max=4096)
+        bench = Bench(settings=ServerSettings(disk_policy="full"), disk=tier)
+        assert bench.post("/completion", {"prompt": HEAD + "y" * 400, "n_predict": 1}).status_code == 200
+        assert tier.flush(60)
+        benches.append(bench)
+    directory = benches[0].engine.prefix_cache.disk.store.directory
+    ours, theirs = ({each.name for each in directory.entries() if each.fingerprint == f} for f in ("one", "two"))
+    name = max(ours & theirs, key=lambda each: int(each.partition("-")[0]))
+    assert directory.pin(f"one/{name}", True)
+    assert benches[0].client.request("DELETE", f"/cache/{name}").status_code == 400
+    assert benches[1].client.request("DELETE", f"/cache/{name}").status_code == 200
+    assert [each.fingerprint for each in directory.entries() if each.name == name] == ["one"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "cors", "keys", "allowed"),
+    [
+        ({}, Cors(), (), True),
+        ({"Origin": "http://evil.example"}, Cors(), (), False),
+        ({"Origin": "null"}, Cors(), (), False),
+        ({"Origin": "http://localhost:3000"}, Cors(), (), False),
+        ({"Origin": "http://localhost:8080"}, Cors(), (), True),
+        ({"Origin": "http://evil.example"}, Cors(), ("k",), False),
+        ({"Origin": "http://localhost:3000"}, Cors("localhost"), (), True),
+        ({"Origin": "https://ui.example"}, Cors("https://ui.example"), (), True),
+        ({"Origin": "https://evil.example"}, Cors("https://ui.example"), (), False),
+        # A page whose name its owner has pointed at this machine.
+        ({"Origin": "http://evil.example:8080", "Host": "evil.example:8080"}, Cors(), (), False),
+        ({"Origin": "http://evil.example:8080", "Host": "evil.example:8080"}, Cors(), ("k",), True),
+        ({"Origin": "http://box:8080", "Host": "box:8080"}, Cors(), (), True),
+        ({"Origin": "http://[::1]:8080", "Host": "[::1]:8080"}, Cors(), (), True),
+        ({"Origin": "http://box.lan", "Host": "box.lan"}, Cors(), (), True),
+        ({"Origin": "http://[bad", "Host": "[bad"}, Cors(), (), False),
+    ],
+)
+def test_pages_of_other_origins_neither_read_nor_change_what_belongs_to_all(
+    headers: dict[str, str], cors: Cors, keys: tuple[str, ...], allowed: bool
+) -> None:
+    client = filled(cors=cors, api_keys=keys, change_props=True, slots_debug=True).client
+    headers = {"Host": "localhost:8080", "X-Api-Key": "k", **headers}
+    for method, path, body in (
+        ("GET", "/cache", None),
+        ("HEAD", "/cache", None),
+        ("GET", "/slots", None),
+        ("POST", "/cache/pin", {"id": "x"}),
+        ("POST", "/props", {}),
+        ("POST", "/lora-adapters", []),
+        ("POST", "/slots/0?action=erase", None),
+        ("DELETE", "/cache/x", None),
+        ("DELETE", "/cache", None),
+    ):
+        status = client.request(method, path, json=body, headers=headers).status_code
+        assert (status != 403) is allowed, (method, path, status)
+    # Generating is as open as in llama-server.
+    assert client.post("/completion", json={"prompt": "x", "n_predict": 1}, headers=headers).status_code == 200
+    assert client.get("/props", headers=headers).status_code == 200
+
+
+def test_what_is_dropped_while_it_is_written_does_not_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, gate, real = threading.Event(), threading.Event(), writer.write_file
+
+    def slowly(*args: Any) -> None:
+        begun.set()
+        assert gate.wait(60)
+        real(*args)
+
+    monkeypatch.setattr(writer, "write_file", slowly)
+    store = DiskStore(tmp_path, "fake", None, min_tokens=100)
+    tier = DiskTier(store, DiskPolicy.parse("full"), cold_max=100)
+    bench = Bench(settings=ServerSettings(disk_policy="full"), disk=tier)
+    try:
+        for letter in "yz":
+            assert bench.post("/completion", {"prompt": HEAD + letter * 400, "n_predict": 1}).status_code == 200
+            assert begun.wait(60)  # the first is being written, the others wait
+        found = [each["id"] for each in nodes(bench) if each["n"] >= 100]
+        assert len(found) > 2
+        for name in found:
+            assert bench.client.request("DELETE", f"/cache/{name}").json() == {"dropped": 1}
+    finally:
+        gate.set()
+    assert tier.flush(60)
+    assert all(each["n"] < 100 for each in nodes(bench))
+    assert bench.client.get("/cache").json()["stored"] == []
+    assert not store.lengths()
+    assert list(tmp_path.rglob("*.state")) == []

@@ -1,0 +1,114 @@
+"""Ranks on a backend without a model, whose score is the sum of the tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from starlette.requests import ClientDisconnect
+
+from pyctl.server.byte_account import MOST_LETTERS
+from pyctl.server.server_settings import ServerSettings
+from tests.unit.server.fake import Bench
+from tests.unit.server.parts import Caller
+
+PATHS = ["/rerank", "/reranking", "/v1/rerank", "/v1/reranking"]
+DOCUMENTS = ["b", "d", "a", "c"]
+
+
+def ranker(**info: Any) -> Bench:
+    return Bench(settings=ServerSettings(embeddings=True), pooling="rank", **info)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_documents_come_back_in_order_of_their_scores(path: str) -> None:
+    body = ranker().post(path, {"query": "q", "documents": DOCUMENTS, "model": "m"}).json()
+    scores = {index: float(sum(f"q{text}".encode())) for index, text in enumerate(DOCUMENTS)}
+    expected = [{"index": index, "relevance_score": scores[index]} for index in (1, 3, 0, 2)]
+    usage = {"prompt_tokens": 8, "total_tokens": 8}
+    assert body == {"model": "m", "object": "list", "usage": usage, "results": expected}
+
+
+def test_the_other_form_is_a_list_with_texts_if_wanted() -> None:
+    results = ranker().post("/rerank", {"query": "q", "texts": DOCUMENTS, "return_text": True}).json()
+    assert [(item["index"], item["text"]) for item in results] == [(1, "d"), (3, "c"), (0, "b"), (2, "a")]
+    assert "text" not in ranker().post("/rerank", {"query": "q", "texts": DOCUMENTS}).json()[0]
+
+
+@pytest.mark.parametrize(("top_n", "n"), [(None, 4), (0, 0), (2, 2), (4, 4), (99, 4), (2**60, 4)])
+def test_only_the_best_are_told(top_n: int | None, n: int) -> None:
+    for name, results in (("documents", lambda body: body["results"]), ("texts", list)):
+        body = ranker().post("/rerank", {"query": "q", name: DOCUMENTS, "top_n": top_n}).json()
+        assert len(results(body)) == n
+
+
+def test_a_model_is_asked_in_its_own_words_or_with_its_marks() -> None:
+    body = {"query": "{document}", "documents": ["{query}"]}
+    template = ranker(rerank_template="q={query} d={document}").post("/rerank", body).json()
+    assert template["results"][0]["relevance_score"] == sum(b"q={document} d={query}")
+    marks = ranker(rerank_marks=((1,), (2, 4), (8,))).post("/rerank", body).json()
+    assert marks["results"][0]["relevance_score"] == sum(b"{document}{query}") + 15
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"documents": ["a"]}, '"query" must be provided'),
+        ({"query": 1, "documents": ["a"]}, '"query" must be a string'),
+        ({"query": None, "documents": ["a"]}, '"query" must be a string'),
+        ({"query": "q"}, '"documents" must be a non-empty string array'),
+        ({"query": "q", "documents": []}, '"documents" must be a non-empty string array'),
+        ({"query": "q", "documents": 123}, '"documents" must be a non-empty string array'),
+        ({"query": "q", "documents": [1, 2]}, '"documents" must be a non-empty string array'),
+        ({"query": "q", "texts": [""] * 1025}, "'documents' must have at most 1024"),
+        ({"query": "q", "documents": ["a"], "top_n": -1}, "'top_n' must be in"),
+        ({"query": "", "documents": ["a", ""]}, "Input content cannot be empty"),
+        ({"query": "q", "documents": ["x" * 64]}, "too many tokens"),
+        ({"query": "q" * (MOST_LETTERS + 1), "documents": ["a"]}, "too long"),
+        ({"query": "q", "documents": ["a", "x" * (MOST_LETTERS + 1)]}, "too long"),
+    ],
+)
+def test_what_cannot_be_ranked(body: dict[str, Any], message: str) -> None:
+    response = ranker().post("/rerank", body)
+    assert response.status_code == 400
+    assert message in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(("path", "name"), [("/rerank", "documents"), ("/v1/embeddings", "input")])
+def test_texts_are_read_one_at_a_time_and_no_more_once_the_client_has_left(path: str, name: str) -> None:
+    """Of a hundred texts, those are tokenised whose turn it was when the client left."""
+    bench = ranker() if name == "documents" else Bench(settings=ServerSettings(embeddings=True), pooling="mean")
+    caller = Caller(bench, path, {"query": "q", name: [f"{n}" for n in range(100)]})
+    embedded: list[int] = []
+    embed = bench.service.admin.embed
+
+    def leaving(tokens: Any) -> Any:
+        embedded.append(int(tokens.size))
+        if len(embedded) == 3:
+            caller.gone.set()
+        return embed(tokens)
+
+    bench.service.admin.embed = leaving  # type: ignore[method-assign]
+    tokenized: list[str] = []
+    tokenize = bench.tokenizer.tokenize
+
+    def noting(text: str, **flags: Any) -> Any:
+        tokenized.append(text)
+        return tokenize(text, **flags)
+
+    bench.tokenizer.tokenize = noting
+    with suppress(ClientDisconnect):
+        asyncio.run(caller.call())
+    assert 3 <= len(embedded) < 8
+    assert {text.lstrip("q") for text in tokenized} <= {"", *(f"{n}" for n in range(8))}
+    assert not any(message.get("body") for message in caller.sent)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_only_with_the_flag(path: str) -> None:
+    for bench in (Bench(pooling="rank"), Bench(settings=ServerSettings(embeddings=True), pooling="mean")):
+        error = bench.post(path, {"query": "q", "documents": ["a"]}).json()["error"]
+        assert (error["code"], error["type"]) == (501, "not_supported_error")
+        assert error["message"] == "This server does not support reranking. Start it with `--reranking`"

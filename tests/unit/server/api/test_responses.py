@@ -1,0 +1,314 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pyctl.engine.request import Request
+from pyctl.errors import EngineError
+from pyctl.server.api import responses, responses_request
+from tests.unit.server.fake import HI, Bench, Client, Gate, Script, fail, play
+from tests.unit.server.parts import Caller, named_events, split_by_lines
+
+CALLS = ("r:h", "m\n", "c:I \n", "c:look\n", "k:0:t1:look\n", 'a:0:{"at":\n', "a:0:1}\n", "k:1:t2:wait\n", "a:1:{}\n")
+
+
+def ask(bench: Bench, given: Any = "Hi", **fields: Any) -> Any:
+    response = bench.post("/v1/responses", {"input": given, **fields})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def stream(bench: Bench, **fields: Any) -> list[dict[str, Any]]:
+    response = bench.post("/v1/responses", {"input": "Hi", "stream": True, **fields})
+    assert response.status_code == 200, response.text
+    events = named_events(response.content)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    return events
+
+
+def prompt_of(bench: Bench) -> str:
+    return bench.tokenizer.detokenize(bench.worker.requests[-1].prompt.tokens.tolist()).decode()
+
+
+def anonymous(value: Any) -> Any:
+    """``value`` without what no two replies share."""
+    if isinstance(value, dict):
+        hidden = ("id", "created_at", "completed_at", "timings")
+        return {name: anonymous(member) for name, member in value.items() if name not in hidden}
+    return [anonymous(item) for item in value] if isinstance(value, list) else value
+
+
+def test_a_whole_response() -> None:
+    body = ask(Bench(play("Hel", "lo", cached=5)), max_output_tokens=9, temperature=0.5, metadata={"a": "b"})
+    assert body["id"].startswith("resp_")
+    assert (body["object"], body["status"], body["model"]) == ("response", "completed", "toy-1")
+    (message,) = body["output"]
+    assert message.pop("id").startswith("msg_")
+    content = [{"type": "output_text", "annotations": [], "logprobs": [], "text": "Hello"}]
+    assert message == {"content": content, "role": "assistant", "status": "completed", "type": "message"}
+    assert body["usage"] == {
+        "input_tokens": 21,
+        "output_tokens": 3,
+        "total_tokens": 24,
+        "input_tokens_details": {"cached_tokens": 5},
+        "output_tokens_details": {"reasoning_tokens": 0},
+    }
+    assert (body["temperature"], body["max_output_tokens"], body["metadata"]) == (0.5, 9, {"a": "b"})
+
+
+def test_a_stream_has_all_events_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    split_by_lines(monkeypatch)
+    events = stream(Bench(play(*CALLS)))
+    assert [event["type"].removeprefix("response.") for event in events] == [
+        "created",
+        "in_progress",
+        "output_item.added",
+        "reasoning_text.delta",
+        "reasoning_text.done",
+        "output_item.done",
+        "output_item.added",
+        "content_part.added",
+        "output_text.delta",
+        "output_text.delta",
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "output_item.added",
+        "function_call_arguments.delta",
+        "function_call_arguments.delta",
+        "function_call_arguments.done",
+        "output_item.done",
+        "output_item.added",
+        "function_call_arguments.delta",
+        "function_call_arguments.done",
+        "output_item.done",
+        "completed",
+    ]
+    final = events[-1]["response"]
+    items = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert final["output"] == items
+    assert [item["type"] for item in items] == ["reasoning", "message", "function_call", "function_call"]
+    assert items[2] == {
+        "id": "fc_t1",
+        "type": "function_call",
+        "status": "completed",
+        "arguments": '{"at":1}',
+        "call_id": "call_t1",
+        "name": "look",
+    }
+    place = -1
+    for event in events:
+        if event["type"] == "response.output_item.added":
+            place += 1
+            assert event["item"]["id"] == items[place]["id"]
+        if "output_index" in event:
+            assert event["output_index"] == place
+        if "item_id" in event:
+            assert event["item_id"] == items[place]["id"]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        play("Hel", "lo", cached=5),
+        play("<think>", "hm", "</think>", "Yes"),
+        play(),
+        play("<think>", "endless", stop="limit"),
+    ],
+)
+def test_a_stream_ends_with_the_same_response(script: Callable[[Request], Script]) -> None:
+    events = stream(Bench(script))
+    assert events[-1]["type"] == "response.completed"
+    assert events[-1]["timings"]["prompt_n"] > 0
+    assert anonymous(events[-1]["response"]) == anonymous(ask(Bench(script)))
+
+
+def test_a_reply_that_was_cut_off_says_so() -> None:
+    body = ask(Bench(play("and", stop="limit")))
+    assert (body["status"], body["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+
+
+def test_reasoning_is_an_item_and_counted() -> None:
+    body = ask(Bench(play("<think>", "h", "m", "</think>", "Yes")))
+    assert body["output"][0]["content"] == [{"type": "reasoning_text", "text": "hm"}]
+    assert body["output"][0]["encrypted_content"] == ""
+    assert body["usage"]["output_tokens_details"] == {"reasoning_tokens": 2}
+
+
+def test_reasoning_comes_back_from_clients_that_store_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    split_by_lines(monkeypatch)
+    bench = Bench(play("r:hm\n", "c:yes\n"))
+    item = ask(bench, include=["reasoning.encrypted_content"], store=False)["output"][0]
+    sent = {"type": "reasoning", "summary": [], "encrypted_content": item["encrypted_content"]}
+    asked: list[Any] = []
+    prepare = responses.prepare
+    monkeypatch.setattr(
+        responses, "prepare", lambda service, body, fetched: asked.append(body) or prepare(service, body)
+    )
+    ask(bench, [*HI, sent, {"role": "assistant", "content": "yes"}, *HI])
+    assert asked[0].conversation.messages[1] == {"role": "assistant", "reasoning_content": "hm", "content": "yes"}
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/input_tokens", "/v1/conversations"])
+def test_what_sealed_items_unpack_to_is_counted_for_all_of_them(path: str) -> None:
+    sealed = responses_request.seal("x" * (3 << 20))
+    assert len(sealed) < 5000
+    items = [{"type": "reasoning", "summary": [], "encrypted_content": sealed}] * 12
+    bench = Bench(play("x"))
+    tracemalloc.start()
+    answer = bench.post(path, {"items" if path == "/v1/conversations" else "input": items})
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert answer.status_code == 400
+    assert "unpacks to more than" in answer.json()["error"]["message"]
+    assert peak < 128 << 20
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_response_is_continued(monkeypatch: pytest.MonkeyPatch, streamed: bool) -> None:
+    split_by_lines(monkeypatch)
+    bench = Bench(play("c:I look\n", "k:0:t1:look\n", "a:0:{}\n"))
+    asked = {"instructions": "Be kind."}
+    first = stream(bench, **asked)[-1]["response"] if streamed else ask(bench, **asked)
+    output = {"type": "function_call_output", "call_id": first["output"][-1]["call_id"], "output": "sunny"}
+    second = ask(bench, [output], previous_response_id=first["id"])
+    assert second["previous_response_id"] == first["id"]
+    by_hand = [{"role": "user", "content": "Hi"}, *first["output"], output]
+    ask(bench, by_hand)
+    prompts = [request.prompt.tokens.tolist() for request in bench.worker.requests]
+    assert prompts[1] == prompts[2]
+    ask(bench, "And?", previous_response_id=second["id"], instructions="Be kind.")
+    assert prompt_of(bench).startswith("<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n")
+    assert prompt_of(bench).count("I look") == 2
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_conversation_is_kept_at_the_server(streamed: bool) -> None:
+    bench = Bench(play("one", "two"))
+    item = {"type": "message", "role": "user", "content": "Hello"}
+    made = bench.post("/v1/conversations", {"items": [item], "metadata": {"a": "b"}}).json()
+    address = f"/v1/conversations/{made['id']}"
+    assert (made["object"], made["metadata"]) == ("conversation", {"a": "b"})
+    for given in (made["id"], {"id": made["id"]}):
+        body = {"input": "Hi", "conversation": given, "stream": streamed, "store": False}
+        response = bench.post("/v1/responses", body)
+        assert response.status_code == 200
+        assert f'"conversation":{{"id":"{made["id"]}"}}' in response.text
+    first, second = (bench.worker.requests[n].prompt.tokens.size for n in range(2))
+    assert second > first, "it has the first question and its answer in it"
+    counted = bench.post("/v1/responses/input_tokens", {"input": "Hi", "conversation": made["id"]}).json()
+    assert counted["input_tokens"] > second
+    assert bench.post(address, {"metadata": {"c": "d"}}).json()["metadata"] == {"c": "d"}
+    assert bench.client.get(address).json() == {**made, "metadata": {"c": "d"}}
+    assert bench.client.request("DELETE", address).json()["deleted"] is True
+    gone = bench.post("/v1/responses", {"input": "Hi", "conversation": made["id"]})
+    assert gone.status_code == 404
+    assert "Conversation with id" in gone.json()["error"]["message"]
+    assert bench.client.get(address).status_code == bench.client.request("DELETE", address).status_code == 404
+
+
+def test_responses_are_read_and_deleted() -> None:
+    bench = Bench(play("x"))
+    body = ask(bench)
+    path = f"/v1/responses/{body['id']}"
+    assert bench.client.get(path).json() == body
+    deleted = bench.client.request("DELETE", path)
+    assert deleted.json() == {"id": body["id"], "object": "response", "deleted": True}
+    for response in (bench.client.get(path), bench.client.request("DELETE", path)):
+        assert response.status_code == 404
+        assert response.json()["error"]["type"] == "not_found_error"
+
+
+def test_clients_with_much_to_keep_push_out_nobody() -> None:
+    bench = Bench(play("x"))
+    store = bench.service.responses._stored
+    store.limit = 24_000
+    mine = ask(bench)["id"]
+    other = Client(bench.app, "192.168.1.20")
+    for _ in range(40):
+        assert other.post("/v1/responses", json={"input": "y" * 500}).status_code == 200
+    assert bench.client.get(f"/v1/responses/{mine}").status_code == 200
+    large = bench.post("/v1/responses", {"input": "z" * 3000})
+    assert large.status_code == 200
+    assert bench.client.get(f"/v1/responses/{large.json()['id']}").status_code == 404, "it exceeds its share"
+    assert bench.client.get(f"/v1/responses/{mine}").status_code == 200
+
+
+def test_what_is_not_to_be_stored_is_not() -> None:
+    bench = Bench(play("x"))
+    body = ask(bench, store=False)
+    assert bench.client.get(f"/v1/responses/{body['id']}").status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/input_tokens"])
+def test_an_unknown_previous_response_has_openais_error(path: str) -> None:
+    response = Bench(play("x")).post(path, {"input": "x", "previous_response_id": "resp_0"})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert (error["code"], error["param"]) == ("previous_response_not_found", "previous_response_id")
+
+
+@pytest.mark.parametrize("path", ["/responses", "/v1/responses", "/v1/responses/input_tokens"])
+def test_bad_requests_are_refused(path: str) -> None:
+    response = Bench(play("x")).post(path, {"input": 7})
+    assert response.status_code == 400
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_tokens_are_counted_as_they_would_be_evaluated() -> None:
+    bench = Bench(play("x"))
+    chat = bench.post("/v1/chat/completions/input_tokens", {"messages": HI})
+    asked = bench.post("/v1/responses/input_tokens", {"input": "Hi"})
+    expected = {"input_tokens": ask(bench)["usage"]["input_tokens"], "object": "response.input_tokens"}
+    assert chat.json() == asked.json() == expected
+    assert len(bench.worker.requests) == 1
+
+
+def test_progress_and_timings_for_those_who_want_them() -> None:
+    events = stream(Bench(play("a", "b", cached=5)), return_progress=True, timings_per_token=True)
+    progress = [event for event in events if "prompt_progress" in event]
+    assert [event["type"] for event in progress] == ["response.in_progress"] * 2
+    assert [event["prompt_progress"]["processed"] for event in progress] == [5, 21]
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    assert all(event["timings"]["cache_n"] == 5 for event in deltas)
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_failure_before_the_first_byte_is_a_response(streamed: bool) -> None:
+    response = Bench(fail(EngineError("broken"))).post("/v1/responses", {"input": "x", "stream": streamed})
+    assert response.status_code == 500
+    assert response.json()["error"]["message"] == "broken"
+
+
+def test_a_failure_after_the_first_byte_is_two_events() -> None:
+    bench = Bench(fail(EngineError("broken"), "a"))
+    *_, failed, error = stream(bench)
+    assert failed["type"] == "response.failed"
+    assert failed["response"]["status"] == "failed"
+    assert failed["response"]["error"] == {"code": "server_error", "message": "broken"}
+    assert (error["type"], error["message"], error["error"]["code"]) == ("error", "broken", 500)
+    assert bench.client.get(f"/v1/responses/{failed['response']['id']}").status_code == 404
+
+
+def test_a_silent_stream_repeats_that_it_goes_on() -> None:
+    silence = Gate(threading.Event())
+
+    def script(request: Request) -> Script:
+        first, second, *rest = play("a")(request)
+        return [first, second, silence, *rest]
+
+    async def run() -> None:
+        caller = Caller(Bench(script), "/v1/responses", {"input": "x", "stream": True, "sse_ping_interval": 1})
+        call = asyncio.ensure_future(caller.call())
+        await caller.until(lambda: b"".join(caller.bodies).count(b"event: response.in_progress") > 1)
+        silence.opened.set()
+        await call
+        kinds = [event["type"] for event in named_events(b"".join(caller.bodies))]
+        assert kinds[:3] == ["response.created", "response.in_progress", "response.in_progress"]
+
+    asyncio.run(run())

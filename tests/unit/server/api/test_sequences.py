@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyctl.engine.engine_stats import SequenceView
+from pyctl.engine.request import Request
+from pyctl.errors import RequestError
+from pyctl.prompt import Prompt
+from pyctl.server.api.sequences import _filename, sequence_json
+from pyctl.server.server_settings import ServerSettings
+from tests.unit.server.fake import N_CTX, Bench
+
+HERE = Path("/saved")
+
+PROMPT = {"prompt": "hello", "n_predict": 4, "ignore_eos": True}
+
+
+def test_what_each_slot_is_doing() -> None:
+    service = Bench().service
+    request = Request(Prompt.of(list(b"hello")), max_tokens=9)
+    busy = SequenceView(1, N_CTX, True, 7, request, 8, 2, 3, 4, tuple(b"hello"), tuple(b"a\nb"))
+    assert sequence_json(service, SequenceView(0, N_CTX, False)) == {
+        "id": 0,
+        "n_ctx": 4096,
+        "speculative": False,
+        "is_processing": False,
+    }
+    shown = sequence_json(service, busy)
+    params = shown.pop("params")
+    assert (params["n_predict"], params["speculative.types"], params["lora"]) == (9, "none", [])
+    assert "grammar" not in params
+    assert shown == {
+        "id": 1,
+        "n_ctx": 4096,
+        "speculative": False,
+        "is_processing": True,
+        "id_task": 7,
+        "n_prompt_tokens": 8,
+        "n_prompt_tokens_processed": 3,
+        "n_prompt_tokens_cache": 2,
+        "next_token": [{"has_next_token": True, "has_new_line": True, "n_remain": 5, "n_decoded": 4}],
+    }
+    debug = sequence_json(Bench(settings=ServerSettings(slots_debug=True)).service, busy)
+    assert (debug["prompt"], debug["generated"]) == ("hello", "a\nb")
+    assert debug["params"]["grammar"] == ""
+
+
+def test_slots_of_a_server_that_has_served() -> None:
+    bench = Bench(n_seqs=2)
+    assert [slot["is_processing"] for slot in bench.client.get("/slots").json()] == [False, False]
+    bench.post("/completion", {**PROMPT, "id_slot": 1})
+    first, second = bench.client.get("/slots").json()
+    assert "id_task" not in first
+    assert (second["id"], second["is_processing"], second["params"]["n_predict"]) == (1, False, 4)
+
+
+def test_no_slot_available() -> None:
+    bench = Bench()
+    assert bench.client.get("/slots?fail_on_no_slot=1").status_code == 200
+    bench.engine.sequences[0].busy = True
+    assert bench.client.get("/slots").status_code == 200
+    response = bench.client.get("/slots?fail_on_no_slot=1")
+    assert response.status_code == 503
+    assert response.json()["error"] == {"code": 503, "message": "no slot available", "type": "unavailable_error"}
+
+
+def test_slots_can_be_hidden() -> None:
+    error = Bench(settings=ServerSettings(show_slots=False)).client.get("/slots").json()["error"]
+    assert (error["code"], error["type"]) == (501, "not_supported_error")
+
+
+def test_save_restore_erase(tmp_path: Path) -> None:
+    bench = Bench(settings=ServerSettings(slot_save_path=tmp_path), n_seqs=2)
+    client, body = bench.client, {"filename": "a.bin"}
+    bench.post("/completion", {**PROMPT, "id_slot": 1})
+    n_tokens = len("hello") + 4 - 1  # the last token is not evaluated
+    saved = client.post("/slots/1?action=save", json=body).json()
+    assert saved.pop("timings")["save_ms"] >= 0
+    n_bytes = (tmp_path / "a.bin").stat().st_size
+    assert saved == {"id_slot": 1, "filename": "a.bin", "n_saved": n_tokens, "n_written": n_bytes}
+    read = client.post("/slots/0?action=restore", json=body).json()
+    assert read.pop("timings")["restore_ms"] >= 0
+    assert read == {"id_slot": 0, "filename": "a.bin", "n_restored": n_tokens, "n_read": n_bytes}
+    assert client.post("/slots/2?action=erase").json() == {"id_slot": 2, "n_erased": n_tokens}
+    missing = client.post("/slots/1?action=restore", json={"filename": "b.bin"}).json()["error"]
+    assert (missing["code"], missing["message"].partition(":")[0]) == (400, "Unable to restore slot")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("/slots/x?action=save", {"filename": "a"}, "Invalid slot ID"),
+        ("/slots/0?action=eat", {"filename": "a"}, "Invalid action"),
+        ("/slots/0", {"filename": "a"}, "Invalid action"),
+        ("/slots/0?action=save", {}, "Invalid filename"),
+        ("/slots/0?action=save", {"filename": 5}, "Invalid filename"),
+        ("/slots/0?action=restore", {"filename": "../a"}, "Invalid filename"),
+        ("/slots/0?action=restore", [], "the body must be a JSON object"),
+    ],
+)
+def test_bad_actions(path: str, body: object, message: str) -> None:
+    response = Bench(settings=ServerSettings(slot_save_path=HERE)).post(path, body)
+    assert response.status_code == 400
+    assert response.json()["error"] == {"code": 400, "message": message, "type": "invalid_request_error"}
+
+
+def test_without_a_directory_nothing_is_saved() -> None:
+    response = Bench().post("/slots/0?action=save", {"filename": "a"})
+    assert response.status_code == 501
+    assert "--slot-save-path" in response.json()["error"]["message"]
+
+
+@given(st.one_of(st.text(max_size=300), st.sampled_from([".", "..", "a/b", "a\\b", " a", "a.", "\ud800", "x" * 256])))
+def test_a_file_name_never_leaves_its_directory(name: str) -> None:
+    try:
+        kept = _filename(name)
+    except RequestError:
+        return
+    assert kept == name
+    assert (HERE / kept).parent == HERE
+    assert len(name.encode()) <= 255

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pyctl.server.byte_account import MOST_LETTERS
+from tests.unit.chat import toy
+from tests.unit.server.fake import HI, Bench, play
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench(play())
+
+
+@pytest.mark.parametrize(
+    ("fields", "tokens"),
+    [
+        ({"content": "ab"}, [97, 98]),
+        ({"content": "<|im_start|>"}, [256]),
+        ({"content": "<|im_start|>", "parse_special": False}, list(b"<|im_start|>")),
+        ({"content": "a", "add_special": True}, [257, 97]),
+        ({"content": [1, "a", 2], "add_special": True}, [1, 97, 2]),
+        ({"content": ["a", "b"], "add_special": True}, [257, 97, 98]),
+        ({"content": ""}, []),
+        ({}, []),
+    ],
+)
+def test_tokenize(bench: Bench, fields: dict[str, Any], tokens: list[int]) -> None:
+    bench.tokenizer.add_bos, bench.tokenizer.bos = True, 257
+    assert bench.post("/tokenize", fields).json() == {"tokens": tokens}
+
+
+def test_pieces_are_text_or_bytes(bench: Bench) -> None:
+    assert bench.post("/tokenize", {"content": "á<|im_end|>b", "with_pieces": True}).json()["tokens"] == [
+        {"id": 0xC3, "piece": [0xC3]},
+        {"id": 0xA1, "piece": [0xA1]},
+        {"id": 257, "piece": "<|im_end|>"},
+        {"id": 98, "piece": "b"},
+    ]
+
+
+def test_detokenize(bench: Bench) -> None:
+    assert bench.post("/detokenize", {"tokens": [256, 0xC3, 0xA1]}).json() == {"content": "<|im_start|>á"}
+    assert bench.post("/detokenize", {"tokens": [0xC3]}).json() == {"content": "\ufffd"}
+    assert bench.post("/detokenize", {}).json() == {"content": ""}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/tokenize", {"content": 3}),
+        ("/tokenize", {"content": [10**6]}),
+        ("/tokenize", {"content": "a", "with_pieces": 1}),
+        ("/tokenize", {"content": "x" * (MOST_LETTERS + 1)}),
+        ("/tokenize", {"content": [1, "x" * (MOST_LETTERS + 1)], "with_pieces": True}),
+        ("/detokenize", {"tokens": "ab"}),
+        ("/detokenize", {"tokens": ["ab"]}),
+        ("/detokenize", {"tokens": [-1]}),
+        ("/apply-template", {}),
+    ],
+)
+def test_bad_input(bench: Bench, path: str, fields: dict[str, Any]) -> None:
+    response = bench.post(path, fields)
+    assert response.status_code == 400
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_apply_template() -> None:
+    bench = Bench(play(), toy.THINKING)
+    head = "<|im_start|>user\nHi<|im_end|>\n"
+    prompt = bench.post("/apply-template", {"messages": HI}).json()
+    assert prompt == {"prompt": head + "<|im_start|>assistant\n<think>\n"}
+    fields = {"messages": HI, "add_generation_prompt": False}
+    assert bench.post("/apply-template", fields).json() == {"prompt": head}
+    assert not bench.worker.requests

@@ -1,0 +1,61 @@
+"""A server process without a model, for tests of signals: prints its address, serves, prints how it ended.
+
+Arguments: addresses, port, grace, how it loads, connections at most, constants of `connections` as NAME=VALUE.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+from pyctl.engine.request import Request
+from pyctl.errors import ConfigError
+from pyctl.server import connections, lifecycle
+from pyctl.server.app import create_loading_app
+from pyctl.server.connections import bind
+from pyctl.server.lifecycle import LoadingApp, serve
+from pyctl.server.server_settings import ServerSettings
+from tests.unit.server.fake import Bench, Pause, Script, play
+
+
+def endless(request: Request) -> Script:
+    yield from list(play("a")(request))[:-1]
+    yield Pause(None)
+
+
+def main() -> None:
+    bench = Bench(endless)
+    stopped = threading.Event()
+
+    def stop() -> None:
+        stopped.set()
+        bench.worker.close()
+
+    def begin(address: str) -> None:
+        if loading == "at once":
+            gate.open(bench.app)
+        print(address, flush=True)
+        while loading == "slowly" and not stopped.is_set():
+            time.sleep(0.01)
+        if loading == "failing":
+            raise ConfigError("the model is broken")
+
+    host, port, grace, loading = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
+    for constant in sys.argv[6:]:
+        name, _, value = constant.partition("=")
+        setattr(connections, name, float(value))
+    lifecycle.DRAIN_SECONDS = 20.0  # the machine may be busy
+    gate = LoadingApp(create_loading_app(ServerSettings()))
+    try:
+        with bind(host.split(","), port) as sockets:
+            most = int(sys.argv[5])
+            serve(gate, sockets, max_connections=most, grace_seconds=grace, on_ready=begin, on_stop=stop)
+    except ConfigError as error:
+        print(error, flush=True)
+        raise SystemExit(2) from None
+    print("ended in good order", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""Reasoning budgets: which fields and settings set them, and what the engine is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pyctl.engine.stream import ReasoningLimit
+from pyctl.server.server_settings import ServerSettings
+from tests.unit.chat.toy import chatml_tokenizer
+from tests.unit.server.fake import HI, Bench, play
+from tests.unit.server.parts import OPENED
+
+SPECIAL = chatml_tokenizer().special_tokens()
+THINK, END, CALL, LINE = SPECIAL["<think>"], SPECIAL["</think>"], SPECIAL["<tool_call>"], 10
+
+
+def limit_of(
+    settings: ServerSettings | None = None, path: str = "/v1/chat/completions", **fields: Any
+) -> ReasoningLimit | None:
+    bench = Bench(play("x"), template=OPENED, settings=settings)
+    response = bench.post(path, {"messages": HI, "prompt": "x", **fields})
+    assert response.status_code == 200, response.text
+    return bench.worker.requests[0].reasoning
+
+
+@pytest.mark.parametrize(
+    ("fields", "n_tokens"),
+    [
+        ({"reasoning_budget_tokens": 5}, 5),
+        ({"thinking_budget_tokens": 6}, 6),
+        ({"reasoning_budget_tokens": 0, "thinking_budget_tokens": 6}, 0),
+        ({"reasoning_budget_tokens": -1}, None),
+        ({"reasoning_control": True}, 2**31 - 1),
+        ({"reasoning_control": True, "reasoning_budget_tokens": 3}, 3),
+        ({}, None),
+    ],
+)
+def test_fields(fields: dict[str, Any], n_tokens: int | None) -> None:
+    limit = limit_of(**fields)
+    assert (None if limit is None else limit.n_tokens) == n_tokens
+
+
+def test_the_servers_own_budget_is_the_default() -> None:
+    settings = ServerSettings(reasoning_budget=9, reasoning_budget_message="So:")
+    limit = limit_of(settings)
+    assert limit == ReasoningLimit(9, (THINK,), ((END,), (CALL,)), (*b"So:", END), (THINK, LINE))
+    assert limit_of(settings, reasoning_budget_message="").forced == (END,)
+    assert limit_of(settings, reasoning_budget_tokens=2).n_tokens == 2
+    assert limit_of(settings, path="/completion") is None, "a raw prompt names no tags"
+
+
+def test_reasoning_that_goes_on_counts_what_is_there() -> None:
+    messages = [*HI, {"role": "assistant", "content": "", "reasoning_content": "hm"}]
+    bench = Bench(
+        play("x"), template=OPENED.replace("+ m.content", "+ '<think>\\n' + (m.reasoning_content or '') + m.content")
+    )
+    bench.chat(messages=messages, reasoning_budget_tokens=4)
+    limit = bench.worker.requests[0].reasoning
+    assert limit.read == (THINK, LINE, *b"hm")
+
+
+def test_a_raw_prompt_names_its_tags() -> None:
+    tags = {"reasoning_budget_start_tag": "<think>", "reasoning_budget_end_tag": "</think>"}
+    limit = limit_of(path="/completion", reasoning_budget_tokens=3, generation_prompt="<think>", **tags)
+    assert limit == ReasoningLimit(3, (THINK,), ((END,),), (END,), (THINK,))
+
+
+def test_qwens_newer_form_ends_on_a_line_of_its_own() -> None:
+    call = "{%- for call in m.tool_calls or [] -%}{{- '<tool_call><function=sample>' -}}"
+    call += "{%- for key, value in call.function.arguments.items() -%}"
+    call += "{{- '<parameter=' + key + '>' + value + '</parameter>' -}}{%- endfor -%}{%- endfor -%}{%- endfor -%}"
+    bench = Bench(play("x"), template=OPENED.replace("{%- endfor -%}", call, 1))
+    bench.chat(reasoning_budget_tokens=4)
+    limit = bench.worker.requests[0].reasoning
+    assert (limit.ends, limit.forced) == (((LINE, END), (END,), (CALL,)), (LINE, END))

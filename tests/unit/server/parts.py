@@ -1,0 +1,110 @@
+"""What several tests of the server need: a splitter that is told the parts of a reply, clients, a template."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from pyctl.chat.reasoning import CallDelta, ReplyDelta
+from pyctl.server.generate.prepare import PreparedReply
+from tests.unit.server.fake import Bench
+
+
+class PartSplitter:
+    """Takes lines: ``r:`` more reasoning, ``c:`` more content, ``k:0:id:name`` a call, ``a:0:`` more arguments."""
+
+    def __init__(self) -> None:
+        self._held = ""
+
+    def feed(self, text: str, tokens: Sequence[int] = ()) -> ReplyDelta:
+        *lines, self._held = (self._held + text).split("\n")
+        reasoning, content, calls = "", "", []
+        for line in lines:
+            kind, _, rest = line.partition(":")
+            if kind == "r":
+                reasoning += rest
+            elif kind == "c":
+                content += rest
+            else:
+                index, _, value = rest.partition(":")
+                name, _, function = value.partition(":")
+                call = CallDelta(int(index), arguments=value) if kind == "a" else CallDelta(int(index), name, function)
+                calls.append(call)
+        return ReplyDelta(reasoning, content, tuple(calls))
+
+    def finish(self) -> ReplyDelta:
+        return self.feed("\n") if self._held else ReplyDelta()
+
+
+def split_by_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let all replies be taken apart by a `PartSplitter`."""
+    monkeypatch.setattr(PreparedReply, "splitter", lambda prepared: PartSplitter())
+
+
+def named_events(body: bytes) -> list[dict[str, Any]]:
+    """Server-sent events whose names are their types; comments are left out."""
+    events = []
+    for frame in body.split(b"\n\n"):
+        if frame and frame != b":":
+            name, _, data = frame.partition(b"\n")
+            event = msgspec.json.decode(data.removeprefix(b"data: "))
+            assert name == b"event: " + event["type"].encode()
+            events.append(event)
+    return events
+
+
+class Caller:
+    """Calls an application as a server does, and hangs up when told to."""
+
+    def __init__(self, bench: Bench, path: str, body: dict[str, Any]) -> None:
+        self._app = bench.app
+        self._path = path
+        self._body = msgspec.json.encode(body)
+        self._asked = False
+        self.gone = asyncio.Event()
+        self.sent: list[dict[str, Any]] = []
+
+    async def call(self) -> None:
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": self._path,
+            "raw_path": self._path.encode(),
+            "query_string": b"",
+            "headers": [],
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+        }
+        await self._app(scope, self._receive, self._send)
+
+    async def _receive(self) -> dict[str, Any]:
+        if not self._asked:
+            self._asked = True
+            return {"type": "http.request", "body": self._body, "more_body": False}
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        for _ in range(10_000):
+            if condition():
+                return
+            await asyncio.sleep(0.005)
+        raise AssertionError("nothing happened")
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [message["body"] for message in self.sent if message["type"] == "http.response.body"]
+
+
+OPENED = """\
+{%- for m in messages -%}
+{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n<think>\\n' -}}{%- endif -%}
+"""

@@ -1,0 +1,209 @@
+"""What every request passes before an endpoint: keys, CORS, the limit of bodies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from pyctl.errors import PyctlError, TooLargeError
+from pyctl.server import middleware
+from pyctl.server.http import JsonResponse, error_response
+from pyctl.server.middleware import BodyLimitMiddleware
+from pyctl.server.server_settings import Cors, ServerSettings
+from tests.unit.server.fake import HI, Bench, Client, play
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench(play("x"), settings=ServerSettings(api_keys=("one", "zwö")))
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Authorization": "Bearer one"},
+        {"Authorization": "one"},
+        {"X-Api-Key": "one"},
+        {"Authorization": "Bearer zwö".encode()},
+    ],
+)
+def test_known_keys(bench: Bench, headers: dict[str, str | bytes]) -> None:
+    assert bench.post("/v1/chat/completions", {"messages": HI}, headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers", [{}, {"Authorization": "Bearer two"}, {"X-Api-Key": ""}, {"Authorization": "Bearer "}]
+)
+def test_unknown_keys(bench: Bench, headers: dict[str, str]) -> None:
+    for path in ("/v1/chat/completions", "/completion", "/no/such/path"):
+        response = bench.post(path, {"messages": HI, "prompt": "x"}, headers=headers)
+        assert response.status_code == 401
+        assert response.json() == {"error": {"code": 401, "message": "Invalid API Key", "type": "authentication_error"}}
+    assert not bench.worker.requests
+
+
+def test_health_is_public(bench: Bench) -> None:
+    assert bench.client.get("/health").status_code == 200
+    assert bench.client.get("/v1/health").status_code == 200
+    assert bench.client.get("/v1/models").status_code == 401
+
+
+def test_a_prefix_stands_before_every_path() -> None:
+    client = Bench(settings=ServerSettings(api_keys=("one",), api_prefix="/llm")).client
+    assert client.get("/llm/health").status_code == 200
+    assert client.get("/llm/props").status_code == 401
+    assert client.get("/llm/props", headers={"X-Api-Key": "one"}).status_code == 200
+    assert client.get("/props", headers={"X-Api-Key": "one"}).status_code == 404
+
+
+PAGE = "https://app.example"
+
+
+def client_of(cors: Cors | None = None) -> Client:
+    return Bench(play("x"), settings=ServerSettings(api_keys=("one",), cors=cors or Cors())).client
+
+
+def test_browsers_of_any_origin_may_ask() -> None:
+    client = client_of()
+    asked = {
+        "Origin": PAGE,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization,content-type",
+    }
+    response = client.options("/v1/chat/completions", headers=asked)  # without a key, as browsers do
+    assert response.status_code == 200
+    assert response.content == b""
+    assert response.headers["access-control-allow-origin"] == PAGE
+    assert response.headers["access-control-allow-credentials"] == "true"
+    assert response.headers["access-control-allow-methods"] == "GET, POST, DELETE, OPTIONS"
+    assert response.headers["access-control-allow-headers"] == "authorization,content-type"
+    for key, status in (("one", 200), ("two", 401)):
+        response = client.get("/v1/models", headers={"Origin": PAGE, "X-Api-Key": key})
+        assert response.status_code == status
+        assert response.headers["access-control-allow-origin"] == PAGE
+        assert response.headers["access-control-expose-headers"] == "x-pyctl-cache"
+
+
+def test_options_is_answered_on_any_path_without_an_origin() -> None:
+    response = client_of().options("/nowhere")
+    assert response.status_code == 200
+    assert response.headers["access-control-allow-headers"] == "*"
+    assert "access-control-allow-origin" not in response.headers
+
+
+@pytest.mark.parametrize(
+    ("cors", "origin", "allowed"),
+    [
+        (Cors(), PAGE, PAGE),
+        (Cors(credentials=False), PAGE, "*"),
+        (Cors("localhost"), "http://localhost:3000", "http://localhost:3000"),
+        (Cors("localhost"), "http://[::1]:3000", "http://[::1]:3000"),
+        (Cors("localhost"), PAGE, None),
+        (Cors("localhost"), "http://[bad", None),
+        (Cors(f"https://b.example, {PAGE}"), PAGE, PAGE),
+        (Cors(f"https://b.example, {PAGE}"), "https://app.example.evil", None),
+        (Cors("https://b.example"), "", None),
+    ],
+)
+def test_which_pages_may_ask(cors: Cors, origin: str, allowed: str | None) -> None:
+    response = client_of(cors).get("/health", headers={"Origin": origin} if origin else {})
+    assert response.status_code == 200
+    assert response.headers.get("access-control-allow-origin") == allowed
+
+
+def test_configured_methods_and_headers() -> None:
+    cors = Cors(methods="GET", headers="X-One", credentials=False)
+    response = client_of(cors).options("/props", headers={"Origin": PAGE, "Access-Control-Request-Headers": "x-two"})
+    assert response.headers["access-control-allow-methods"] == "GET"
+    assert response.headers["access-control-allow-headers"] == "X-One"
+    assert response.headers["access-control-allow-credentials"] == "false"
+
+
+LIMIT = 1000
+
+
+async def counting(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers with the size of the body."""
+    n_bytes, more = 0, True
+    try:
+        while more:
+            message = await receive()
+            n_bytes += len(message.get("body", b""))
+            more = message.get("more_body", False)
+    except TooLargeError as error:
+        return await error_response(error)(scope, receive, send)
+    await JsonResponse({"n": n_bytes})(scope, receive, send)
+
+
+async def chunks(n_bytes: int, size: int) -> AsyncIterator[bytes]:
+    for start in range(0, n_bytes, size):
+        yield b"x" * min(size, n_bytes - start)
+
+
+def post(n_bytes: int, size: int, headers: dict[str, str] | None = None) -> httpx.Response:
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(BodyLimitMiddleware(counting, LIMIT))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.post("/", content=chunks(n_bytes, size), headers=headers)
+
+    return asyncio.run(ask())
+
+
+@pytest.mark.parametrize("size", [1, 333, 5000])
+def test_a_body_of_the_limit_passes_and_one_byte_more_does_not(size: int) -> None:
+    assert post(LIMIT, size).json() == {"n": LIMIT}
+    response = post(LIMIT + 1, size)
+    assert response.status_code == 413
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_large_bodies_share_what_they_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that does not fit beside those that are still being answered comes again later; small ones always pass."""
+    monkeypatch.setattr(middleware, "MAX_BODY_BYTES", 100)
+    monkeypatch.setattr(middleware, "_MAX_TOGETHER_BYTES", 1000)
+    read, answered = asyncio.Event(), asyncio.Event()
+
+    async def waiting(scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        try:
+            body = await request.body()
+        except PyctlError as error:
+            return await error_response(error)(scope, receive, send)
+        if scope["path"] == "/slow":
+            read.set()
+            await answered.wait()
+        await JsonResponse({"n": len(body)})(scope, receive, send)
+
+    async def ask() -> list[int]:
+        transport = httpx.ASGITransport(BodyLimitMiddleware(waiting, 800))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            slow = asyncio.ensure_future(client.post("/slow", content=chunks(700, 50)))
+            await read.wait()
+            found = [(await client.post("/", content=chunks(n, 50))).status_code for n in (100, 300, 301)]
+            answered.set()
+            found.append((await slow).status_code)
+            return [*found, *[(await client.post("/", content=chunks(n, 50))).status_code for n in (800, 801)]]
+
+    assert asyncio.run(ask()) == [200, 200, 503, 200, 200, 413]
+
+
+def test_a_client_that_asks_before_it_sends_is_refused_unread() -> None:
+    sent: list[int] = []
+
+    async def scarce() -> AsyncIterator[bytes]:
+        sent.append(1)
+        yield b"x"
+
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(BodyLimitMiddleware(counting, LIMIT))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            headers = {"expect": "100-continue", "content-length": str(LIMIT + 1)}
+            return await client.post("/", content=scarce(), headers=headers)
+
+    assert asyncio.run(ask()).status_code == 413
+    assert not sent

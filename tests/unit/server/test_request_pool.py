@@ -1,0 +1,262 @@
+"""The threads that read requests: none can be taken for ever, and nobody waits for them in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Awaitable, Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+from starlette.requests import ClientDisconnect, Request
+
+from pyctl.errors import BusyError, RequestError, UnavailableError
+from pyctl.server import request_pool
+from pyctl.server.request_pool import Afterwards, RequestPool
+from tests.unit.server.fake import HI, Bench, play
+
+
+def request(left: asyncio.Event | None = None) -> Request:
+    """One whose client leaves with ``left``."""
+
+    async def receive() -> dict[str, str]:
+        await (left or asyncio.Event()).wait()
+        return {"type": "http.disconnect"}
+
+    return Request({"type": "http"}, receive)  # type: ignore[arg-type]
+
+
+def in_loop(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+    def run() -> None:
+        asyncio.run(asyncio.wait_for(test(), 60))
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+@in_loop
+async def test_as_many_run_at_once_as_there_are_threads() -> None:
+    """Also where one thread has nothing to do and two come at once: it takes one, and another thread the other."""
+    pool, together = RequestPool(2), threading.Barrier(2)
+    await pool.run(request(), lambda: None)
+    while not pool._n_idle:
+        await asyncio.sleep(0.01)
+    await asyncio.gather(*(pool.run(request(), together.wait, 50) for _ in range(2)))
+
+
+@in_loop
+async def test_results_and_errors_come_back() -> None:
+    pool = RequestPool()
+    assert await pool.run(request(), lambda a, b: a + b, 1, b=2) == 3
+    with pytest.raises(RequestError, match="no"):
+        await pool.run(request(), fails, RequestError("no"))
+
+
+def fails(error: Exception) -> None:
+    raise error
+
+
+@in_loop
+async def test_work_that_takes_too_long_is_given_up_and_replaced() -> None:
+    pool, end = RequestPool(1, max_seconds=0.2), threading.Event()
+    for _ in range(3):
+        with pytest.raises(UnavailableError, match="takes more than"):
+            await pool.run(request(), end.wait, 50)
+    pool._max_seconds = 60.0
+    assert await pool.run(request(), lambda: "served") == "served"
+    end.set()
+
+
+@in_loop
+async def test_who_has_heard_of_the_end_leaves_nothing_behind() -> None:
+    """The thread stops between telling the loop and what it does next, and the client leaves just then."""
+    pool, go_on = RequestPool(1), threading.Event()
+    tell = request_pool._Job.tell
+
+    def slow(job: Any, end: Any) -> None:
+        tell(job, end)
+        go_on.wait(50)
+
+    with mock.patch.object(request_pool._Job, "tell", slow):
+        assert await pool.run(request(), lambda: 1) == 1
+    gc.collect()
+    assert pool._n_abandoned == 0
+    go_on.set()
+
+
+@in_loop
+async def test_too_many_that_take_too_long_are_refused_until_some_are_done() -> None:
+    pool, end = RequestPool(2, max_seconds=0.05), threading.Event()
+    while pool._n_abandoned < 8:  # one whose thread has not begun yet leaves nothing behind
+        with pytest.raises(UnavailableError, match="takes more than"):
+            await pool.run(request(), end.wait, 50)
+    with pytest.raises(BusyError):
+        await pool.run(request(), end.wait, 50)
+    end.set()
+    pool._max_seconds = 60.0
+    while True:
+        try:
+            assert await pool.run(request(), lambda: 1) == 1
+            break
+        except BusyError:
+            await asyncio.sleep(0.01)
+
+
+@in_loop
+async def test_no_more_wait_than_may_wait() -> None:
+    pool, end = RequestPool(1, max_waiting=2), threading.Event()
+    running = [asyncio.ensure_future(pool.run(request(), end.wait, 50)) for _ in range(1)]
+    while pool._waiting or not pool._n_alive:
+        await asyncio.sleep(0.01)
+    running += [asyncio.ensure_future(pool.run(request(), end.wait, 50)) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(BusyError) as caught:
+        await pool.run(request(), lambda: 1)
+    assert caught.value.retry_seconds > 0
+    end.set()
+    assert await asyncio.gather(*running) == [True] * 3
+
+
+@in_loop
+async def test_who_hangs_up_leaves_his_place() -> None:
+    pool, end, left = RequestPool(1), threading.Event(), asyncio.Event()
+    done: list[int] = []
+    first = asyncio.ensure_future(pool.run(request(), end.wait, 50))
+    while pool._waiting or not pool._n_alive:
+        await asyncio.sleep(0.01)
+    waiting = [asyncio.ensure_future(pool.run(request(left), done.append, i)) for i in range(20)]
+    last = asyncio.ensure_future(pool.run(request(), lambda: "last"))
+    while len(pool._waiting) < 21:
+        await asyncio.sleep(0.01)
+    left.set()
+    for each in waiting:
+        with pytest.raises(ClientDisconnect):
+            await each
+    end.set()
+    assert (await first, await last) == (True, "last")
+    assert not done
+
+
+def test_the_process_ends_while_requests_are_read() -> None:
+    code = """
+import asyncio, time
+from tests.unit.server.test_request_pool import request
+from pyctl.server import request_pool
+from pyctl.server.request_pool import Afterwards, RequestPool
+async def main():
+    pool = RequestPool()
+    task = asyncio.ensure_future(pool.run(request(), time.sleep, 600))
+    while pool._waiting or not pool._n_alive:
+        await asyncio.sleep(0.01)
+    task.cancel()
+asyncio.run(main())
+print("ended")
+"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60).stdout == "ended\n"
+
+
+def test_a_full_pool_is_503_with_a_time_to_try_again() -> None:
+    bench = Bench(play("a"))
+    object.__setattr__(bench.service, "pool", RequestPool(max_waiting=0))
+    bodies: dict[str, Any] = {
+        "/v1/chat/completions": {"messages": HI},
+        "/completion": {"prompt": "a"},
+        "/v1/messages": {"messages": HI, "max_tokens": 3},
+        "/v1/messages/count_tokens": {"messages": HI},
+        "/v1/responses": {"input": "Hi"},
+        "/tokenize": {"content": "a"},
+        "/detokenize": {"tokens": [97]},
+        "/apply-template": {"messages": HI},
+    }
+    for path, body in bodies.items():
+        response = bench.post(path, body)
+        assert (response.status_code, response.headers.get("retry-after")) == (503, "5"), path
+
+
+def test_what_comes_afterwards_is_done_in_order_and_ends_before_the_vocabulary_goes(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyctl.server.request_pool._CLOSE_SECONDS", 60.0)
+    afterwards, done = Afterwards(), list[int]()
+    begun, go_on = threading.Event(), threading.Event()
+
+    def first() -> None:
+        begun.set()
+        go_on.wait(60)
+        done.append(0)
+        raise ValueError("broken")
+
+    afterwards.add(first)
+    assert begun.wait(60)
+    for number in range(1, 20):
+        afterwards.add(lambda number=number: done.append(number))  # type: ignore[misc]
+    go_on.set()
+    deadline = time.monotonic() + 60
+    while len(done) < 17:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    assert done == [0, *range(4, 20)], "the oldest that waited were left out"
+    assert "broken" in caplog.text
+
+    go_on.clear()
+    begun.clear()
+    afterwards.add(first)
+    afterwards.add(lambda: done.append(99))
+    assert begun.wait(60)
+
+    def let_it_go_on() -> None:
+        while not afterwards._is_closed:  # else what waits behind it would still begin
+            time.sleep(0.001)
+        go_on.set()
+
+    threading.Thread(target=let_it_go_on).start()
+    afterwards.close()
+    afterwards.add(lambda: done.append(99))
+    assert done[17:] == [0], "what ran has ended, and nothing else begins"
+
+
+def test_threads_end_when_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyctl.server.request_pool._IDLE_SECONDS", 0.05)
+    rests: list[int] = []
+    pool = RequestPool(3, on_rest=lambda: rests.append(pool._n_alive))
+
+    async def three_at_once() -> None:
+        together = threading.Barrier(3)
+        await asyncio.gather(*(pool.run(request(), together.wait, 60) for _ in range(3)))
+
+    asyncio.run(three_at_once())
+    end = time.monotonic() + 30
+    while not rests and time.monotonic() < end:
+        time.sleep(0.01)
+    assert rests == [0], "the last one says so"
+
+
+class Body:
+    """Something that can be seen to be gone."""
+
+
+@in_loop
+async def test_nothing_of_a_refused_request_stays() -> None:
+    body, pool = Body(), RequestPool(1)
+    seen = weakref.ref(body)
+
+    def refuse(body: Body) -> None:
+        raise RequestError(str(body))
+
+    gc.disable()
+    try:
+        with pytest.raises(RequestError):
+            await pool.run(request(), refuse, body)
+        del body
+        end = time.monotonic() + 30
+        while seen() is not None and time.monotonic() < end:
+            await asyncio.sleep(0.01)
+        assert seen() is None, "it waits for the collector, tens of megabytes each"
+    finally:
+        gc.enable()

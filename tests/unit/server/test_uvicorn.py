@@ -1,0 +1,74 @@
+"""The parts of uvicorn that are no interface of it, and that connections and lifecycle rely on.
+
+A release that changes them fails here first; then the upper bound in pyproject.toml can move.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import re
+from pathlib import Path
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+ROOT = Path(__file__).parents[3]
+
+
+async def app(scope: object, receive: object, send: object) -> None:
+    """Answers nothing."""
+
+
+def parameters(function: object) -> list[str]:
+    assert callable(function)
+    return list(inspect.signature(function).parameters)
+
+
+def test_a_connection_has_what_its_guard_reads_and_changes() -> None:
+    assert parameters(H11Protocol.__init__)[:4] == ["self", "config", "server_state", "app_state"]
+    for name, expected in (
+        ("connection_made", ["transport"]),
+        ("data_received", ["data"]),
+        ("connection_lost", ["exc"]),
+    ):
+        assert parameters(getattr(H11Protocol, name)) == ["self", *expected]
+    assert parameters(H11Protocol.on_response_complete) == ["self"]
+
+    async def look() -> None:
+        config, state = uvicorn.Config(app, log_config=None, lifespan="off"), ServerState()
+        config.load()
+        connection = H11Protocol(config, state, {})
+        assert connection.connections is state.connections
+        assert isinstance(connection.timeout_keep_alive, int)
+        assert isinstance(connection.conn, h11.Connection)
+        assert connection.conn.their_state is h11.IDLE
+        assert connection.conn.trailing_data == (b"", False)
+        assert connection.cycle is None
+        assert {"transport", "flow"} <= vars(connection).keys()
+
+    asyncio.run(look())
+    source = inspect.getsource(RequestResponseCycle.__init__)
+    assert {"self.response_started", "self.response_complete"} <= set(re.findall(r"self\.\w+", source))
+    assert "self.read_paused = False" in inspect.getsource(FlowControl.__init__)
+
+
+def test_a_server_has_what_its_end_relies_on() -> None:
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
+    assert (server.started, server.should_exit) == (False, False)
+    assert (server.server_state.tasks, server.server_state.connections) == (set(), set())
+    assert parameters(uvicorn.Server.startup) == ["self", "sockets"]
+    assert parameters(uvicorn.Server.shutdown) == ["self", "sockets"]
+    assert parameters(uvicorn.Server.on_tick) == ["self", "counter"]
+    assert parameters(uvicorn.Server.handle_exit) == ["self", "sig", "frame"]
+    assert "for server in self.servers" in inspect.getsource(uvicorn.Server.shutdown)
+    assert "self.on_tick(counter)" in inspect.getsource(uvicorn.Server.main_loop)
+
+
+def test_no_release_is_installed_that_was_not_looked_at() -> None:
+    found = re.search(r'"uvicorn>=[\d.]+,<(\d+)\.(\d+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert found is not None
+    assert tuple(map(int, uvicorn.__version__.split(".")[:2])) < (int(found[1]), int(found[2]))

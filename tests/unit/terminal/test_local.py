@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pyctl.cache.cache_stats import RequestStats
+from pyctl.engine.request import Done, DraftCounts, Event, Failed, Piece, Progress, Timings
+from pyctl.engine.sampling import Sampling
+from pyctl.errors import ContextSizeError, EngineError, UnavailableError
+from pyctl.server.server_settings import ServerSettings
+from pyctl.terminal.chat_backend import ChatDelta
+from pyctl.terminal.local import LocalBackend
+from tests.unit.server.fake import HI, N_CTX, Bench, Pause, close_workers
+
+TEMPLATE = """\
+{%- for message in messages %}
+{{- '<|im_start|>' ~ message.role ~ '\\n' ~ message.content ~ '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- '<|im_start|>assistant\\n<think>\\n' }}
+{%- endif %}"""
+DONE = Done("eos", "", Timings(12, 34, 5.0, 10, 250.0, 42.0, DraftCounts(2, 6, 4)), RequestStats(46, source="ram"), 0)
+
+
+@pytest.fixture(autouse=True)
+def workers() -> Iterator[None]:
+    yield
+    close_workers()
+
+
+def bench_of(*events: Event | Pause, **settings: Any) -> Bench:
+    """Answers every request with the same events."""
+    return Bench(lambda request: events, TEMPLATE, ServerSettings(**settings))
+
+
+def said(bench: Bench) -> list[ChatDelta]:
+    return list(LocalBackend(bench.service).stream(HI))
+
+
+def piece(text: str) -> Piece:
+    return Piece(text, (1,))
+
+
+def test_the_request_holds_the_rendered_messages() -> None:
+    bench = bench_of(DONE, sampling=Sampling(seed=1), n_predict=100, cache_prompt=False)
+    said(bench)
+    request = bench.worker.requests[0]
+    text = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n"
+    assert bench.tokenizer.detokenize(request.prompt.tokens.tolist()).decode() == text
+    start = bench.tokenizer.special_tokens()["<|im_start|>"]
+    assert [int(request.prompt.tokens[at]) for at in request.prompt.boundaries] == [start]
+    assert (request.sampling.seed, request.max_tokens, request.cache_prompt) == (1, 100, False)
+
+
+def test_reasoning_is_told_apart_from_content() -> None:
+    events = [
+        *(Progress(46, 12, 46, 1.0, "live"), piece("I th"), piece("ink</thi"), piece("nk>\n\nYes"), piece("."), DONE)
+    ]
+    deltas = said(bench_of(*events))
+    assert "".join(delta.reasoning for delta in deltas) == "I think"
+    assert "".join(delta.content for delta in deltas) == "Yes."
+    plain = said(bench_of(*events, reasoning_format="none"))
+    assert "".join(delta.content for delta in plain) == "<think>\nI think</think>\n\nYes."
+
+
+SETTINGS = {
+    "sampling": Sampling(temperature=0.3, top_k=7, seed=5),
+    "n_predict": 9,
+    "cache_prompt": False,
+    "reasoning_budget": 3,
+    "reasoning_budget_message": "So:",
+    "reasoning_format": "none",
+}
+
+
+@pytest.mark.parametrize("name", [*SETTINGS, ""])
+def test_what_is_set_for_the_server_holds_for_a_chat_in_this_process(name: str) -> None:
+    given = {key: value for key, value in SETTINGS.items() if name in ("", key)}
+    local, served = bench_of(DONE, **given), bench_of(DONE, **given)
+    said(local)
+    served.chat()
+    (asked,), (reference,) = local.worker.requests, served.worker.requests
+    assert asked.prompt.tokens.tolist() == reference.prompt.tokens.tolist()
+    for member in ("sampling", "max_tokens", "cache_prompt", "reasoning", "disk_policy", "stop", "n_probs"):
+        assert getattr(asked, member) == getattr(reference, member), member
+
+
+def test_a_reasoning_budget_reaches_the_engine() -> None:
+    bench = bench_of(DONE, reasoning_budget=0)
+    said(bench)
+    limit = bench.worker.requests[0].reasoning
+    assert limit is not None
+    assert limit.n_tokens == 0
+
+
+def test_the_last_delta_has_the_numbers() -> None:
+    *_, last = said(bench_of(piece("a"), DONE))
+    stats = last.stats
+    assert stats is not None
+    assert (stats.n_cached, stats.n_evaluated, stats.n_predicted, stats.source) == (12, 34, 10, "ram")
+    assert (stats.first_token_ms, stats.tokens_per_second, stats.truncated) == (42.0, 40.0, False)
+    assert (stats.n_drafted, stats.n_accepted) == (6, 4)
+
+
+def test_closing_cancels_the_work() -> None:
+    bench = bench_of(piece("a</think>b"), Pause(None))
+    stream = LocalBackend(bench.service).stream(HI)
+    assert next(stream) == ChatDelta("a", "b")
+    assert not bench.worker.handles[0].cancelled
+    stream.close()
+    assert bench.worker.handles[0].cancelled
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (UnavailableError("shutting down"), UnavailableError, "shutting down"),
+        (MemoryError(), EngineError, "MemoryError"),
+        (ValueError("odd"), EngineError, "odd"),
+    ],
+)
+def test_failures_are_our_own_errors(error: Exception, kind: type[Exception], text: str) -> None:
+    bench = bench_of(piece("a"), Failed(error))
+    with pytest.raises(kind, match=text):
+        said(bench)
+    assert bench.worker.handles[0].cancelled
+
+
+def test_a_prompt_that_does_not_fit() -> None:
+    backend = LocalBackend(bench_of().service)
+    with pytest.raises(ContextSizeError):
+        list(backend.stream([{"role": "user", "content": "x" * N_CTX}]))
+
+
+def test_name() -> None:
+    bench = bench_of()
+    assert LocalBackend(bench.service).name() == bench.service.model == "toy-1"

@@ -1,0 +1,97 @@
+"""Rules that a reader relies on: one name for one class, and a docstring on every public name."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[2] / "pyctl"
+FILES = sorted(PACKAGE.rglob("*.py"))
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+NAMES = [
+    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+    for path in FILES
+    if path.stem != "__main__"
+]
+
+
+def repeated(pairs: Iterator[tuple[str, Path]]) -> dict[str, list[str]]:
+    """The names that stand in more than one file, with these files."""
+    found = defaultdict(list)
+    for name, path in pairs:
+        found[name].append(str(path.relative_to(PACKAGE)))
+    return {name: paths for name, paths in found.items() if len(paths) > 1}
+
+
+def test_every_class_has_a_name_of_its_own() -> None:
+    def classes() -> Iterator[tuple[str, Path]]:
+        for path, tree in TREES.items():
+            for node in tree.body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    yield node.name, path
+
+    assert not repeated(classes())
+
+
+def test_a_slot_is_a_place_for_a_snapshot() -> None:
+    """llama-server calls its sequences slots; inside, only the names of its flags say so."""
+    of_llama_server = {"show_slots", "slot_save_path", "slots_debug"}
+    found = set()
+    for path, tree in TREES.items():
+        if "cache" not in path.relative_to(PACKAGE).parts:
+            names = {getattr(node, "id", getattr(node, "attr", getattr(node, "name", ""))) for node in ast.walk(tree)}
+            found |= {name for name in names if name and "slot" in name.lower()}
+    assert found - of_llama_server == {"n_slots"}
+
+
+def public_members(module: Any) -> Iterator[tuple[str, Any, str]]:
+    """(owner, object, name) of each public function, class and method that ``module`` defines."""
+    for name, value in vars(module).items():
+        if name.startswith("_") or getattr(value, "__module__", None) != module.__name__:
+            continue
+        if inspect.isfunction(value) or inspect.isclass(value):
+            yield "", value, name
+        if inspect.isclass(value):
+            for member, function in vars(value).items():
+                function = function.fget if isinstance(function, property) else function
+                # What overrides a method of a library is documented there.
+                public = not member.startswith("_") and not any(
+                    hasattr(base, member) for base in value.__bases__ if not base.__module__.startswith("pyctl")
+                )
+                if public and inspect.isfunction(inspect.unwrap(getattr(function, "__func__", function))):
+                    yield name, getattr(value, member), member
+
+
+def promised() -> set[str]:
+    """Names of methods that a protocol of the package explains; whoever implements it need not say it again."""
+    found = set()
+    for tree in TREES.values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and any("Protocol" in ast.unparse(base) for base in node.bases):
+                found |= {
+                    item.name for item in node.body if isinstance(item, ast.FunctionDef) and ast.get_docstring(item)
+                }
+    return found
+
+
+PROMISED = promised()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_public_names_are_documented(name: str) -> None:
+    module = importlib.import_module(name)
+    assert module.__doc__, f"{name} does not say what it is for"
+    bare = []
+    for owner, value, member in public_members(module):
+        # A dataclass without a docstring gets its signature for one.
+        documented = inspect.getdoc(value) and not (value.__doc__ or "").startswith(f"{member}(")
+        if not documented and member not in PROMISED:
+            bare.append(f"{owner}.{member}".lstrip("."))
+    assert not bare, f"{name}: {', '.join(bare)}"
