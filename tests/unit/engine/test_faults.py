@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,7 +18,7 @@ from pyctl.engine.worker import Worker
 from pyctl.errors import EngineError, UnavailableError
 from pyctl.prompt import Prompt
 from tests.fake import FakeBackend
-from tests.unit.engine.drive import request
+from tests.unit.engine.drive import request, until
 from tests.unit.engine.test_worker import ENDLESS, PROMPT, result
 from tests.unit.server.fake import INFO
 
@@ -199,10 +198,8 @@ def test_a_long_evaluation_that_makes_progress_is_left_alone(faulty: Any, monkey
 
     def look(n: int) -> None:
         """Wait until it was looked at ``n`` times, each time a fiftieth of a second later at least."""
-        until = len(looks) + n
-        while len(looks) < until:
-            assert watching.is_alive()
-            time.sleep(0.01)
+        seen = len(looks)
+        until(lambda: len(looks) >= seen + n)
 
     backend.held = True
     handle = worker.submit(request(PROMPT))
