@@ -1,5 +1,5 @@
 # make demo    from a fresh checkout to a conversation that resumes from the cache
-# make check   lint, types, unit tests, and two smoke tests on real models: 90 seconds on 2 cores
+# make check   lint, types, unit tests, and two smoke tests on real models: 3 minutes on 2 cores
 # make test    everything that is tested
 # make contract LLAMA_SERVER=/path/to/llama-server    the same 1,400 requests to both (docs/contract.md)
 # make lint | bench | build | clean
