@@ -11,11 +11,10 @@ from pyctl.cli.browser import open_in_browser, page_address
 from pyctl.cli.logs import start_log
 from pyctl.errors import EngineError, PyctlError
 from pyctl.server.app import create_app, create_loading_app
-from pyctl.server.connections import bind
-from pyctl.server.generate.prepare import prepare_warm_up
-from pyctl.server.generation_body import ChatBody
+from pyctl.server.body import ChatBody
 from pyctl.server.heaps import share_heaps
-from pyctl.server.lifecycle import LoadingApp, leave, serve
+from pyctl.server.lifecycle import LoadingApp, bind, leave, serve
+from pyctl.server.prepare import prepare_warm_up
 from pyctl.server.service import Service
 
 __all__ = ["run_serve"]

@@ -23,13 +23,10 @@ from pyctl.server.api import (
     metrics,
     page,
     prefix_cache,
-    rerank,
     responses,
     sequences,
     token_counts,
-    unsupported,
 )
-from pyctl.server.generate.respond import log_error
 from pyctl.server.http import error_response, http_exception
 from pyctl.server.middleware import (
     MAX_BODY_BYTES,
@@ -40,6 +37,7 @@ from pyctl.server.middleware import (
     check_origin,
     depth_error,
 )
+from pyctl.server.respond import log_error
 from pyctl.server.server_settings import ServerSettings
 from pyctl.server.service import Service
 
@@ -56,9 +54,9 @@ _GET: dict[str, Handler] = {
     "/metrics": metrics.show,
     "/slots": sequences.show,
     "/lora-adapters": info.adapters,
-    "/v1/stream": unsupported.resume_stream,
-    "/tools": unsupported.disabled,
-    "/cors-proxy": unsupported.disabled,
+    "/v1/stream": info.resume_stream,
+    "/tools": info.disabled,
+    "/cors-proxy": info.disabled,
     "/cache": prefix_cache.show,
     "/v1/responses/{id}": responses.retrieve,
     "/v1/conversations/{id}": responses.retrieve_conversation,
@@ -80,12 +78,12 @@ _POST: dict[str, Handler] = {
     "/embedding": embeddings.native,
     "/embeddings": embeddings.native,
     "/v1/embeddings": embeddings.openai,
-    **dict.fromkeys(("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"), rerank.rank),
-    **dict.fromkeys(("/audio/transcriptions", "/v1/audio/transcriptions"), unsupported.transcribe),
+    **dict.fromkeys(("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"), embeddings.rank),
+    **dict.fromkeys(("/audio/transcriptions", "/v1/audio/transcriptions"), info.transcribe),
     "/v1/chat/completions/control": completions.control,
-    "/v1/streams/lookup": unsupported.find_streams,
-    "/tools": unsupported.disabled,
-    "/cors-proxy": unsupported.disabled,
+    "/v1/streams/lookup": info.find_streams,
+    "/tools": info.disabled,
+    "/cors-proxy": info.disabled,
     "/cache/pin": prefix_cache.pin,
     "/page/markdown": page.render,
     "/cache/warm": prefix_cache.warm,
@@ -102,7 +100,7 @@ _POST: dict[str, Handler] = {
 }
 
 _DELETE: dict[str, Handler] = {
-    "/v1/stream": unsupported.end_stream,
+    "/v1/stream": info.end_stream,
     "/cache": prefix_cache.clear,
     "/cache/{id}": prefix_cache.drop,
     "/v1/responses/{id}": responses.delete,

@@ -14,11 +14,10 @@ from pyctl.engine.backend import EngineInfo
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.worker import Worker
 from pyctl.page.markdown_process import MarkdownProcess
-from pyctl.server.conversation_store import ConversationStore
 from pyctl.server.heaps import give_back
 from pyctl.server.request_pool import Afterwards, RequestPool
-from pyctl.server.response_store import ResponseStore
 from pyctl.server.server_settings import ServerSettings
+from pyctl.server.stores import ConversationStore, ResponseStore
 
 __all__ = ["Service"]
 

@@ -8,8 +8,8 @@ from typing import Any
 from pyctl.chat.reasoning import ReplyDelta
 from pyctl.engine.request import Done, Failed, Piece
 from pyctl.errors import EngineError, PyctlError
-from pyctl.server.generate.prepare import prepare
-from pyctl.server.generation_body import ChatBody
+from pyctl.server.body import ChatBody
+from pyctl.server.prepare import prepare
 from pyctl.server.service import Service
 from pyctl.terminal.chat_backend import ChatDelta, ReplyStats
 

@@ -35,7 +35,7 @@ for _layer in ("chat", "engine", "llama", "server", "terminal"):
 for _layer in ("models", "cache", "chat", "engine", "llama", "page", "server", "terminal"):
     LAYERS[_layer] |= {"convert", "setting", "limit"}
 
-REQUEST_PATH = ("pyctl.server.generate.", "pyctl.server.generation_body", "pyctl.server.service")
+REQUEST_PATH = ("pyctl.server.prepare", "pyctl.server.body", "pyctl.server.service")
 """What `terminal` may import of `server`, besides what is listed above: both ask the engine in one way."""
 
 CONCRETE = {"DiskStore", "DiskTier", "Engine", "EngineAdmin", "LlamaBackend", "RamCache", "Worker"}

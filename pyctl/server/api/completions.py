@@ -1,7 +1,8 @@
-"""The endpoints that generate: chat completions, text completions, and llama-server's own completion."""
+"""Chat and text completions in OpenAI's forms, and llama-server's own completion: endpoints and replies."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -9,20 +10,291 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pyctl.chat.reasoning import CallDelta, ReplyDelta
+from pyctl.chat.reply_splitter import ParsedReply
+from pyctl.engine.backend import TopTokens
+from pyctl.engine.request import Done, Piece, Progress
 from pyctl.errors import RequestError
-from pyctl.server.api.native import NativeReply
-from pyctl.server.api.openai import ChatReply, Identity, TextReply
-from pyctl.server.body import ControlBody
-from pyctl.server.generate.image_sources import with_images
-from pyctl.server.generate.prepare import PreparedReply, prepare
-from pyctl.server.generate.reply import Reply
-from pyctl.server.generate.respond import ReplyResponse, respond
-from pyctl.server.generation_body import ChatBody, CompletionBody, InfillBody
-from pyctl.server.http import JsonResponse
+from pyctl.server.body import ChatBody, CompletionBody, ControlBody, InfillBody
+from pyctl.server.http import JsonResponse, encode, frame
+from pyctl.server.images import with_images
 from pyctl.server.middleware import sees_texts
+from pyctl.server.prepare import PreparedReply, prepare
+from pyctl.server.reply import Reply, settings_json, usage_json
+from pyctl.server.respond import ReplyResponse, respond
 from pyctl.server.service import Service
+from pyctl.text import random_id
 
-__all__ = ["chat_completions", "completions", "control", "infill", "native_completion"]
+__all__ = [
+    "ChatReply",
+    "Identity",
+    "NativeReply",
+    "TextReply",
+    "chat_completions",
+    "completions",
+    "control",
+    "infill",
+    "native_completion",
+]
+
+
+class NativeReply(Reply):
+    """What /completion answers."""
+
+    def __init__(self, service: Service, prepared: PreparedReply) -> None:
+        super().__init__(service, prepared)
+        self._has_new_line = False
+
+    def progress_frames(self, progress: Progress) -> bytes:
+        return self._chunk(Piece("", ()), self.extras(progress))
+
+    def piece_frames(self, piece: Piece) -> bytes:
+        self._has_new_line = self._has_new_line or "\n" in piece.text
+        return self._chunk(piece, self.extras())
+
+    def ended(self, done: Done) -> bytes:
+        return frame(encode(self._chosen(self._final(done, "", [], self._has_new_line))))
+
+    def whole(self, done: Done) -> dict[str, Any]:
+        text = self.text()
+        tokens = self.tokens if self.options.return_tokens else []
+        body = self._final(done, text, tokens, "\n" in text)
+        if self.request.n_probs:
+            body["completion_probabilities"] = self.logprobs(self.kept_probs(done))["content"]
+        return self._chosen(body)
+
+    def _chunk(self, piece: Piece, extras: bytes) -> bytes:
+        body: dict[str, Any] = {
+            "index": self.index,
+            "content": piece.text,
+            "tokens": piece.tokens,
+            "stop": False,
+            "id_slot": self.progress.seq if self.progress is not None else 0,
+            "tokens_predicted": self.n_predicted,
+            "tokens_evaluated": len(self.request.prompt),
+        }
+        if piece.probs:
+            body["completion_probabilities"] = self.logprobs(list(piece.probs))["content"]
+        return frame(encode(body)[:-1] + extras + b"}")
+
+    def _final(self, done: Done, content: str, tokens: list[int], has_new_line: bool) -> dict[str, Any]:
+        n_prompt, n_predicted = done.stats.n_prompt, done.timings.n_predicted
+        return {
+            "index": self.index,
+            "content": content,
+            "tokens": tokens,
+            "id_slot": done.seq,
+            "stop": True,
+            "model": self.service.model,
+            "tokens_predicted": n_predicted,
+            "tokens_evaluated": n_prompt,
+            "generation_settings": settings_json(
+                *(self.request, self.options, self.service.info.draft_types), self._generation_prompt()
+            ),
+            "prompt": self.prepared.prompt_text,
+            "has_new_line": has_new_line,
+            "truncated": n_prompt + n_predicted >= self.service.info.n_ctx,
+            "stop_type": done.stop_type if n_prompt else "none",
+            "stopping_word": done.stopping_word,
+            "tokens_cached": n_prompt + max(n_predicted - 1, 0),
+            "timings": self.timings(done),
+        }
+
+    def _generation_prompt(self) -> str | None:
+        """What the prompt of a chat holds of the reply: all that follows its last boundary."""
+        prompt = self.request.prompt
+        if self.prepared.chat is None:
+            return None
+        return self.service.text_of(prompt.tokens[prompt.boundaries[-1] :].tolist()) if prompt.boundaries else ""
+
+    def _chosen(self, body: dict[str, Any]) -> dict[str, Any]:
+        return _pick(body, self.options.response_fields) if self.options.response_fields else body
+
+
+def _pick(body: dict[str, Any], paths: tuple[str, ...]) -> dict[str, Any]:
+    """The members at ``paths`` (``a/b`` is member b of a), each under its path; those that are missing are left out."""
+    picked: dict[str, Any] = {}
+    for path in paths:
+        value: Any = body
+        for name in path.split("/"):
+            if not isinstance(value, dict) or name not in value:
+                break
+            value = value[name]
+        else:
+            picked[path] = value
+    return picked
+
+
+class Identity:
+    """What all events of one answer share."""
+
+    def __init__(self, service: Service) -> None:
+        self.fields: dict[str, Any] = {
+            "created": int(time.time()),
+            "id": "chatcmpl-" + random_id(),
+            "model": service.model,
+            "system_fingerprint": service.info.build,
+        }
+
+    def tail(self, kind: str) -> bytes:
+        """The shared members as JSON, to follow ``{"choices":[...]``."""
+        return b"," + encode({**self.fields, "object": kind})[1:-1]
+
+
+class _OpenAIReply(Reply):
+    """The members that the two forms have in common."""
+
+    end = frame(b"[DONE]")
+    kind: str
+    chunk_kind: str
+
+    def __init__(self, service: Service, prepared: PreparedReply, identity: Identity) -> None:
+        super().__init__(service, prepared)
+        self._identity = identity
+        self.id = str(identity.fields["id"])
+        self._tail = identity.tail(self.chunk_kind)
+
+    def body(self, choice: dict[str, Any], done: Done) -> dict[str, Any]:
+        """The whole answer, with one choice."""
+        body = {"choices": [choice], **self._identity.fields, "object": self.kind, "usage": usage_json(done)}
+        body["timings"] = self.timings(done)
+        is_verbose = self.options.verbose
+        if self.service.settings.is_verbose if is_verbose is None else is_verbose:
+            native = NativeReply(self.service, self.prepared)
+            native.texts, native.tokens = self.texts, self.tokens
+            body["__verbose"] = native.whole(done)
+        return body
+
+
+class ChatReply(_OpenAIReply):
+    """A chat completion: the reply taken apart into reasoning, content and tool calls."""
+
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+
+    def __init__(self, service: Service, prepared: PreparedReply, identity: Identity) -> None:
+        super().__init__(service, prepared, identity)
+        self._splitter = prepared.splitter()
+        self._echo = prepared.echo
+        self._said_role = False
+        self._called = False
+        self._held_probs: list[TopTokens] = []
+        self._before = b'{"choices":[{"finish_reason":null,"index":%d,"delta":' % self.index
+        self._content_before = self._before + b'{"content":'
+        self._reasoning_before = self._before + b'{"reasoning_content":'
+        self._after = b"}}]" + self._tail + b"}"
+        self._plain = not self.options.timings_per_token and not self.request.n_probs
+
+    def progress_frames(self, progress: Progress) -> bytes:
+        return self._chunk(_ROLE, extras=self.extras(progress))
+
+    def piece_frames(self, piece: Piece) -> bytes:
+        frames = self._role()
+        self._held_probs += piece.probs
+        return frames + self._deltas(self._with_echo(self._splitter.feed(piece.text, piece.tokens)))
+
+    def ended(self, done: Done) -> bytes:
+        frames = self._role() + self._deltas(self._with_echo(self._splitter.finish()))
+        timings = b',"timings":' + encode(self.timings(done))
+        usage = b""
+        if self.options.stream_options.include_usage:
+            usage = frame(b'{"choices":[]' + self._tail + b',"usage":' + encode(usage_json(done)) + timings + b"}")
+        last = b'{"choices":[{"finish_reason":%s,"index":%d,"delta":{}}]' % (encode(self._finish(done)), self.index)
+        return frames + frame(last + self._tail + (b"" if usage else timings) + b"}") + usage
+
+    def whole(self, done: Done) -> dict[str, Any]:
+        reply = ParsedReply()
+        reply.add(self._splitter.feed(self.text(), self.tokens))
+        reply.add(self._splitter.finish())
+        message = reply.message(self.prepared.echo)
+        self._called = "tool_calls" in message
+        choice: dict[str, Any] = {"finish_reason": self._finish(done), "index": self.index, "message": message}
+        if self.request.n_probs:
+            choice["logprobs"] = self.logprobs(self.kept_probs(done))
+        return self.body(choice, done)
+
+    def _with_echo(self, delta: ReplyDelta) -> ReplyDelta:
+        """The first delta of a stream begins with what the prompt holds of the reply, unless the client knows that."""
+        echo, self._echo = self._echo, ReplyDelta()
+        if not self.prepared.streams_echo or not (echo.reasoning or echo.content):
+            return delta
+        return ReplyDelta(echo.reasoning + delta.reasoning, echo.content + delta.content, delta.calls)
+
+    def _finish(self, done: Done) -> str:
+        return "tool_calls" if self._called and done.stop_type != "limit" else _finish(done)
+
+    def _role(self) -> bytes:
+        if self._said_role:
+            return b""
+        self._said_role = True
+        return self._chunk(_ROLE)
+
+    def _deltas(self, delta: ReplyDelta) -> bytes:
+        if delta.calls:
+            self._called = True
+        if self._plain and not delta.calls:
+            frames = b""
+            if delta.reasoning:
+                frames = frame(self._reasoning_before + encode(delta.reasoning) + self._after)
+            if delta.content:
+                frames += frame(self._content_before + encode(delta.content) + self._after)
+            return frames
+        parts = []
+        if delta.reasoning:
+            parts.append(encode({"reasoning_content": delta.reasoning}))
+        if delta.content:
+            parts.append(encode({"content": delta.content}))
+        parts += [encode({"tool_calls": [_call_json(call)]}) for call in delta.calls]
+        frames = b"".join(self._chunk(part) for part in parts[:-1])
+        if not parts:
+            return frames
+        probs, self._held_probs = self._held_probs, []
+        logprobs = b',"logprobs":' + encode(self.logprobs(probs)) if probs else b""
+        return frames + self._chunk(parts[-1], logprobs, self.extras())
+
+    def _chunk(self, delta: bytes, logprobs: bytes = b"", extras: bytes = b"") -> bytes:
+        return frame(self._before + delta + logprobs + b"}]" + self._tail + extras + b"}")
+
+
+class TextReply(_OpenAIReply):
+    """A text completion."""
+
+    kind = "text_completion"
+    chunk_kind = "text_completion"
+
+    def progress_frames(self, progress: Progress) -> bytes:
+        return self._chunk("", [], self.extras(progress))
+
+    def piece_frames(self, piece: Piece) -> bytes:
+        return self._chunk(piece.text, list(piece.probs), self.extras())
+
+    def ended(self, done: Done) -> bytes:
+        choice = {"text": "", "index": self.index, "logprobs": None, "finish_reason": _finish(done)}
+        return frame(encode(self.body(choice, done)))
+
+    def whole(self, done: Done) -> dict[str, Any]:
+        logprobs = self.logprobs(self.kept_probs(done)) if self.request.n_probs else None
+        choice = {"text": self.text(), "index": self.index, "logprobs": logprobs, "finish_reason": _finish(done)}
+        return self.body(choice, done)
+
+    def _chunk(self, text: str, probs: list[TopTokens], extras: bytes) -> bytes:
+        logprobs = self.logprobs(probs) if probs else None
+        choice = {"text": text, "index": self.index, "logprobs": logprobs, "finish_reason": None}
+        return frame(b'{"choices":[' + encode(choice) + b"]" + self._tail + extras + b"}")
+
+
+_ROLE = b'{"role":"assistant","content":null}'
+
+
+def _call_json(call: CallDelta) -> dict[str, Any]:
+    if not call.name:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"index": call.index, "id": call.id, "type": "function", "function": function}
+
+
+def _finish(done: Done) -> str:
+    return "length" if done.stop_type == "limit" else "stop"
 
 
 async def chat_completions(service: Service, request: Request) -> ReplyResponse:

@@ -1,4 +1,4 @@
-"""The endpoints that only say what there is: health, models, properties, LoRA adapters."""
+"""Health, models, properties, LoRA adapters, and llama-server's endpoints for what pyctl does not have."""
 
 from __future__ import annotations
 
@@ -13,16 +13,27 @@ from pyctl.chat.images import MEDIA_MARKER
 from pyctl.engine.pool.pool_plan import PoolPlan
 from pyctl.engine.pool.selection import CHUNK, SelectSettings
 from pyctl.engine.request import Request as EngineRequest
-from pyctl.errors import NotSupportedError, RequestError, UnavailableError
+from pyctl.errors import NotFoundError, NotSupportedError, RequestError, UnavailableError
 from pyctl.prompt import Prompt
-from pyctl.server.body import parse_json
-from pyctl.server.generate.payload import settings_json, without_long
-from pyctl.server.generate.prepare import keep_scales
-from pyctl.server.generation_body import ReplyOptions, scales_of
+from pyctl.server.body import ReplyOptions, parse_json, parse_object, scales_of
 from pyctl.server.http import JsonResponse, error_response
+from pyctl.server.prepare import keep_scales
+from pyctl.server.reply import settings_json, without_long
 from pyctl.server.service import Service
 
-__all__ = ["adapters", "change_adapters", "change_props", "health", "models", "props"]
+__all__ = [
+    "adapters",
+    "change_adapters",
+    "change_props",
+    "disabled",
+    "end_stream",
+    "find_streams",
+    "health",
+    "models",
+    "props",
+    "resume_stream",
+    "transcribe",
+]
 
 
 async def health(service: Service, request: Request) -> Response:
@@ -187,3 +198,37 @@ async def change_adapters(service: Service, request: Request) -> Response:
     if service.info.lora:
         keep_scales(service.info, scales_of(entries))
     return JsonResponse({"success": True})
+
+
+async def transcribe(service: object, request: Request) -> Response:
+    """POST /audio/transcriptions"""
+    raise NotSupportedError("The current model does not support audio input.")
+
+
+async def disabled(service: object, request: Request) -> Response:
+    """/tools and /cors-proxy"""
+    error = {"message": "this feature is disabled", "type": "feature_disabled"}
+    return JsonResponse({"error": error}, status_code=403)
+
+
+async def resume_stream(service: object, request: Request) -> Response:
+    """GET /v1/stream: no stream outlives its connection."""
+    _conversation(request)
+    raise NotFoundError("File Not Found")
+
+
+async def end_stream(service: object, request: Request) -> Response:
+    """DELETE /v1/stream: none is left to end."""
+    _conversation(request)
+    return Response(status_code=204, media_type="application/json")
+
+
+async def find_streams(service: object, request: Request) -> Response:
+    """POST /v1/streams/lookup: no stream is kept for anyone."""
+    parse_object(await request.body())
+    return JsonResponse([])
+
+
+def _conversation(request: Request) -> None:
+    if not request.query_params.get("conv_id"):
+        raise RequestError("Missing conversation id in path")

@@ -14,13 +14,12 @@ from pyctl.cache import CacheStats, CacheView, Entry, LiveView
 from pyctl.engine.request import Done, Failed, Timings
 from pyctl.errors import EngineError, NotFoundError, RequestError
 from pyctl.limit import limit
-from pyctl.server.body import PinBody
-from pyctl.server.generate.image_sources import with_images
-from pyctl.server.generate.prepare import prepare_warm_up
-from pyctl.server.generation_body import ChatBody
+from pyctl.server.body import ChatBody, PinBody
 from pyctl.server.http import JsonResponse
+from pyctl.server.images import with_images
 from pyctl.server.memory_use import counted_bytes, resident_bytes
 from pyctl.server.middleware import sees_texts
+from pyctl.server.prepare import prepare_warm_up
 from pyctl.server.service import Service
 
 __all__ = ["clear", "drop", "pin", "show", "warm"]

@@ -1,28 +1,45 @@
-"""The endpoints of OpenAI's Responses API; responses_request and responses_reply say where llama-server differs."""
+"""OpenAI's Responses API: endpoints and replies; `responses_request` reads what they ask.
+
+Names and members are llama-server's, with what OpenAI's own clients read besides: sequence numbers, indices, the
+request's settings in the body, the ends of reasoning and of arguments. What differs from llama-server:
+
+* An item is done before the next one is added; llama-server ends all of them at the end.
+* The response opens with the prefill, and a silent stream repeats ``response.in_progress``: some clients do not count
+  comments as life.
+* A reply that was cut off has the status incomplete, with the reason; llama-server says completed. The event remains
+  ``response.completed``, which its clients wait for.
+* A failure is a ``response.failed`` and an ``error`` event; llama-server sends data without a name, which some
+  clients skip.
+* ``encrypted_content`` carries the reasoning to clients that ask for it with ``include``; llama-server leaves it empty.
+"""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from pyctl.chat.reasoning import CallDelta, ReplyDelta
+from pyctl.engine.request import Done, Progress
+from pyctl.engine.sampling import Sampling
 from pyctl.errors import NotFoundError
-from pyctl.server.api.responses_reply import ResponseReply
-from pyctl.server.api.responses_request import ResponseRequest, messages_of
+from pyctl.server.api.responses_request import ResponseRequest, ResponsesBody, messages_of, seal, spaced_name
 from pyctl.server.api.token_counts import count, counted
-from pyctl.server.body import NewConversationBody, parse_object
-from pyctl.server.byte_account import ByteAccount
-from pyctl.server.generate.image_sources import Fetched, with_images
-from pyctl.server.generate.prepare import prepare
-from pyctl.server.generate.respond import log_error, respond
-from pyctl.server.generation_body import ChatBody, ConversationBody
-from pyctl.server.http import JsonResponse, error_response
+from pyctl.server.body import ByteAccount, ChatBody, ConversationBody, NewConversationBody, parse_object
+from pyctl.server.http import JsonResponse, error_body, error_response, named_frames
+from pyctl.server.images import Fetched, with_images
+from pyctl.server.prepare import PreparedReply, parallel_calls, prepare
+from pyctl.server.reply import EventReply, progress_json, timings_json
+from pyctl.server.respond import log_error, respond
 from pyctl.server.service import Service
-from pyctl.server.shared_store import owner_of
+from pyctl.server.stores import owner_of
+from pyctl.text import random_id
 
 __all__ = [
+    "ResponseReply",
     "change_conversation",
     "create",
     "create_conversation",
@@ -32,6 +49,228 @@ __all__ = [
     "retrieve",
     "retrieve_conversation",
 ]
+
+_SEALED = "reasoning.encrypted_content"
+
+
+class ResponseReply(EventReply):
+    """A response: items of reasoning, message and function calls, in the order in which the model writes them."""
+
+    def __init__(self, service: Service, prepared: PreparedReply, asked: ResponseRequest, owner: str = "") -> None:
+        super().__init__(service, prepared)
+        self._asked = asked
+        self._owner = owner
+        self._seals = _SEALED in asked.body.include
+        self._settings = _settings(asked.body, prepared.request.sampling, service)
+        if asked.conversation is not None:
+            self._settings["conversation"] = {"id": asked.conversation}
+        self._items: list[dict[str, Any]] = []
+        self._texts: list[str] = []  # what the last item has been told
+        self._open = False
+        self._n_events = 0
+
+    def ping(self) -> bytes:
+        return named_frames([self._still()]) if self.begun else super().ping()
+
+    def error_event(self, error: Exception) -> bytes:
+        body = error_body(error)["error"]
+        code, message = body["type"], body["message"]
+        failure = {"error": {"code": code, "message": message}}
+        return named_frames(
+            [
+                self._lifecycle("failed", "failed", failure),
+                self._event("error", code=code, message=message, param=None, error=body),
+            ]
+        )
+
+    def begin(self) -> list[dict[str, Any]]:
+        return [self._lifecycle(name, "in_progress") for name in ("created", "in_progress")]
+
+    def reported(self, events: list[dict[str, Any]], progress: Progress) -> list[dict[str, Any]]:
+        events = events or [self._still()]
+        events[-1] |= {**self._timings(), "prompt_progress": progress_json(progress)}
+        return events
+
+    def frames(self, events: list[dict[str, Any]]) -> bytes:
+        if events:
+            events[-1] |= self._timings()
+        return named_frames(events)
+
+    def more(self, delta: ReplyDelta) -> list[dict[str, Any]]:
+        events = []
+        if delta.reasoning:
+            events += self._reason(delta.reasoning)
+        if delta.content:
+            events += self._say(delta.content)
+        for call in delta.calls:
+            events += self._call(call)
+        return events
+
+    def close(self, done: Done) -> list[dict[str, Any]]:
+        events = self._close_item()
+        completed = self._event("response.completed", response=self.body(done))
+        return [*events, {**completed, "timings": timings_json(done.timings, done.stats)}]
+
+    def body(self, done: Done) -> dict[str, Any]:
+        self._close_item()
+        cut = done.stop_type == "limit"
+        members = {
+            "completed_at": int(time.time()),
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "usage": self._usage(done),
+        }
+        body = self._body("incomplete" if cut else "completed", members)
+        messages = [*self._asked.added, *map(_message, self._items)]
+        if self._asked.body.store:
+            self.service.responses.put(body, [*self._asked.before, *messages], self._asked.previous, self._owner)
+        if self._asked.conversation is not None:
+            self.service.conversations.add(self._asked.conversation, messages)
+        return body
+
+    def _body(self, status: str, members: dict[str, Any]) -> dict[str, Any]:
+        return {**self._settings, "status": status, "output": list(self._items), **members}
+
+    def _event(self, kind: str, **members: Any) -> dict[str, Any]:
+        self._n_events += 1
+        return {"type": kind, "sequence_number": self._n_events - 1, **members}
+
+    def _lifecycle(self, name: str, status: str, members: dict[str, Any] | None = None) -> dict[str, Any]:
+        return self._event(f"response.{name}", response=self._body(status, members or {}))
+
+    def _still(self) -> dict[str, Any]:
+        """Said while nothing new can be; without what the first events have said."""
+        response = {"id": self._settings["id"], "object": "response", "status": "in_progress"}
+        return self._event("response.in_progress", response=response)
+
+    def _timings(self) -> dict[str, Any]:
+        return {"timings": timings_json(self._timings_so_far())} if self.options.timings_per_token else {}
+
+    def _place(self, *, part: bool = True) -> dict[str, Any]:
+        """Where an event belongs: the last item, and its only part."""
+        place = {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
+        return {**place, "content_index": 0} if part else place
+
+    def _reason(self, text: str) -> list[dict[str, Any]]:
+        events = []
+        if not self._is_open("reasoning"):
+            item = {
+                "id": "rs_" + random_id(),
+                "summary": [],
+                "type": "reasoning",
+                "content": [],
+                "encrypted_content": "",
+            }
+            events = self._add(item)
+        self._texts.append(text)
+        return [*events, self._event("response.reasoning_text.delta", **self._place(), delta=text)]
+
+    def _say(self, text: str) -> list[dict[str, Any]]:
+        events = []
+        if not self._is_open("message"):
+            events = self._add({"content": [], "id": "msg_" + random_id(), "role": "assistant", "type": "message"})
+            events.append(self._event("response.content_part.added", **self._place(), part=_text_part("")))
+        self._texts.append(text)
+        return [*events, self._event("response.output_text.delta", **self._place(), delta=text, logprobs=[])]
+
+    def _call(self, call: CallDelta) -> list[dict[str, Any]]:
+        events = []
+        if call.name:
+            name = call.id.removeprefix("call_")
+            item = {"id": f"fc_{name}", "arguments": "", "call_id": f"call_{name}", "name": call.name}
+            if call.name in self._asked.spaced:
+                item["namespace"], item["name"] = self._asked.spaced[call.name]
+            events = self._add({**item, "type": "function_call"})
+        if call.arguments:
+            self._texts.append(call.arguments)
+            place = self._place(part=False)
+            events.append(self._event("response.function_call_arguments.delta", **place, delta=call.arguments))
+        return events
+
+    def _is_open(self, kind: str) -> bool:
+        return self._open and self._items[-1]["type"] == kind
+
+    def _add(self, item: dict[str, Any]) -> list[dict[str, Any]]:
+        events = self._close_item()
+        item["status"] = "in_progress"
+        self._items.append(item)
+        self._open = True
+        added = self._event("response.output_item.added", output_index=len(self._items) - 1, item=dict(item))
+        return [*events, added]
+
+    def _close_item(self) -> list[dict[str, Any]]:
+        """Complete the last item, if it is still open."""
+        if not self._open:
+            return []
+        self._open = False
+        item, text = self._items[-1], "".join(self._texts)
+        self._texts.clear()
+        item["status"] = "completed"
+        if item["type"] == "reasoning":
+            item["content"] = [{"text": text, "type": "reasoning_text"}]
+            item["encrypted_content"] = seal(text) if self._seals else ""
+            events = [self._event("response.reasoning_text.done", **self._place(), text=text)]
+        elif item["type"] == "message":
+            item["content"] = [_text_part(text)]
+            events = [
+                self._event("response.output_text.done", **self._place(), text=text, logprobs=[]),
+                self._event("response.content_part.done", **self._place(), part=_text_part(text)),
+            ]
+        else:
+            item["arguments"] = text
+            place = self._place(part=False)
+            events = [
+                self._event("response.function_call_arguments.done", **place, name=item["name"], arguments=text),
+            ]
+        return [*events, self._event("response.output_item.done", output_index=len(self._items) - 1, item=dict(item))]
+
+    def _usage(self, done: Done) -> dict[str, Any]:
+        n_prompt, n_predicted = done.stats.n_prompt, done.timings.n_predicted
+        return {
+            "input_tokens": n_prompt,
+            "output_tokens": n_predicted,
+            "total_tokens": n_prompt + n_predicted,
+            "input_tokens_details": {"cached_tokens": done.timings.n_cached},
+            "output_tokens_details": {"reasoning_tokens": self.n_reasoned},
+        }
+
+
+def _settings(body: ResponsesBody, sampling: Sampling, service: Service) -> dict[str, Any]:
+    """What a response repeats of its request."""
+    return {
+        "created_at": int(time.time()),
+        "id": "resp_" + random_id(),
+        "model": service.model,
+        "object": "response",
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata,
+        "parallel_tool_calls": parallel_calls(service, body.parallel_tool_calls),
+        "previous_response_id": body.previous_response_id,
+        "reasoning": {name: body.reasoning.get(name) for name in ("effort", "summary")},
+        "store": body.store,
+        "temperature": sampling.temperature,
+        "text": {"format": body.text.format or {"type": "text"}},
+        "tool_choice": body.tool_choice or "auto",
+        "tools": body.tools or [],
+        "top_p": sampling.top_p,
+        "truncation": "disabled",
+    }
+
+
+def _message(item: dict[str, Any]) -> dict[str, Any]:
+    """An item of a response as (a part of) the assistant's message in a chat completion."""
+    if item["type"] == "reasoning":
+        return {"role": "assistant", "reasoning_content": item["content"][0]["text"]}
+    if item["type"] == "message":
+        return {"role": "assistant", "content": item["content"][0]["text"]}
+    function = {"name": spaced_name(item.get("namespace"), item["name"]), "arguments": item["arguments"]}
+    return {"role": "assistant", "tool_calls": [{"id": item["call_id"], "type": "function", "function": function}]}
+
+
+def _text_part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "annotations": [], "logprobs": [], "text": text}
 
 
 async def create(service: Service, request: Request) -> ASGIApp:

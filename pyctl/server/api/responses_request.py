@@ -30,11 +30,9 @@ from msgspec import field
 from pyctl.chat.messages import unreadable
 from pyctl.errors import RequestError
 from pyctl.limit import limit
-from pyctl.server.body import Body, Nested, others
-from pyctl.server.byte_account import ByteAccount
-from pyctl.server.conversation_store import ConversationStore
-from pyctl.server.generate.image_sources import ImagePart
-from pyctl.server.response_store import ResponseStore
+from pyctl.server.body import Body, ByteAccount, Nested, others
+from pyctl.server.images import ImagePart
+from pyctl.server.stores import ConversationStore, ResponseStore
 
 __all__ = ["ResponseRequest", "ResponsesBody", "messages_of", "seal", "spaced_name"]
 

@@ -12,10 +12,9 @@ from starlette.responses import Response
 
 from pyctl.engine.engine_stats import SequenceView
 from pyctl.errors import NotSupportedError, RequestError, UnavailableError
-from pyctl.server.body import SequenceFileBody
-from pyctl.server.generate.payload import settings_json, without_long
-from pyctl.server.generation_body import ReplyOptions
+from pyctl.server.body import ReplyOptions, SequenceFileBody
 from pyctl.server.http import JsonResponse
+from pyctl.server.reply import settings_json, without_long
 from pyctl.server.service import Service
 
 __all__ = ["act", "sequence_json", "show"]

@@ -8,13 +8,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pyctl.errors import RequestError
-from pyctl.server.body import DetokenizeBody, TokenizeBody
-from pyctl.server.byte_account import check_letters
-from pyctl.server.generate.image_sources import Fetched, with_images
-from pyctl.server.generate.prepare import prepare_chat
-from pyctl.server.generate.prompts import mixed
-from pyctl.server.generation_body import ConversationBody
+from pyctl.server.body import ConversationBody, DetokenizeBody, TokenizeBody, check_letters
 from pyctl.server.http import JsonResponse
+from pyctl.server.images import Fetched, with_images
+from pyctl.server.prepare import mixed, prepare_chat
 from pyctl.server.service import Service
 
 __all__ = ["apply_template", "chat_input_tokens", "count", "counted", "detokenize", "tokenize"]

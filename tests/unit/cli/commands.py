@@ -29,7 +29,7 @@ from pyctl.engine.worker import Worker
 from pyctl.errors import ModelError
 from pyctl.llama import Loaded
 from pyctl.llama.params import ModelParams, context_params
-from pyctl.server.generate import respond
+from pyctl.server import respond
 from pyctl.server.lifecycle import LoadingApp
 from pyctl.server.request_pool import Afterwards
 from tests.fake import FakeBackend

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from pyctl.chat.reasoning import CallDelta, ReplyDelta
-from pyctl.server.generate.prepare import PreparedReply
+from pyctl.server.prepare import PreparedReply
 from tests.unit.server.fake import Bench
 
 

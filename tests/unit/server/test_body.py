@@ -5,8 +5,19 @@ from typing import Annotated, Any
 import pytest
 
 from pyctl.errors import RequestError
-from pyctl.server.body import Body, Flattened, Integer, Names, Nested, others, parse_json
-from pyctl.server.generation_body import ChatBody, CompletionBody, ConversationBody, InfillBody
+from pyctl.server.body import (
+    Body,
+    ChatBody,
+    CompletionBody,
+    ConversationBody,
+    Flattened,
+    InfillBody,
+    Integer,
+    Names,
+    Nested,
+    others,
+    parse_json,
+)
 
 
 class Inner(Body, frozen=True):

@@ -11,7 +11,7 @@ from pyctl.chat.messages import fit_messages
 from pyctl.chat.template import TemplateCapabilities
 from pyctl.engine.stream import TextStream
 from pyctl.server.api.responses_request import ResponseRequest
-from pyctl.server.response_store import ResponseStore
+from pyctl.server.stores import ResponseStore
 from tests.unit.server.fake import HI, Bench, play
 
 CHAT, COMPLETION = "/v1/chat/completions", "/completion"

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pyctl.errors import NotFoundError, RequestError
-from pyctl.server.byte_account import ByteAccount
-from pyctl.server.conversation_store import ConversationStore
-from pyctl.server.shared_store import SHARE
+from pyctl.server.body import ByteAccount
+from pyctl.server.stores import SHARE, ConversationStore
 
 
 def said(store: ConversationStore, name: str) -> list[object]:

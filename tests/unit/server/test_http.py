@@ -20,8 +20,8 @@ from pyctl.errors import (
     UnavailableError,
 )
 from pyctl.prompt import Prompt
-from pyctl.server.generate.prepare import LETTERS_PER_TOKEN
 from pyctl.server.http import error_body
+from pyctl.server.prepare import LETTERS_PER_TOKEN
 from tests.unit.server.fake import HI, N_CTX, Bench, fail, play
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}

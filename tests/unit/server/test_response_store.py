@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyctl.errors import NotFoundError, RequestError
-from pyctl.server.byte_account import ByteAccount
+from pyctl.server.body import ByteAccount
 from pyctl.server.http import encode
-from pyctl.server.response_store import ResponseStore
-from pyctl.server.shared_store import SHARE
+from pyctl.server.stores import SHARE, ResponseStore
 
 ENTRY = 600
 """What a response costs beside its text."""

@@ -11,7 +11,7 @@ from hypothesis.extra.numpy import arrays
 
 from pyctl.server.api import embeddings
 from pyctl.server.api.embeddings import normalised
-from pyctl.server.byte_account import MOST_LETTERS
+from pyctl.server.body import MOST_LETTERS
 from pyctl.server.server_settings import ServerSettings
 from tests.unit.server.fake import Bench
 

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyctl.errors import RequestError
-from pyctl.server.generate import image_sources
 from tests.pictures import GridReader, image_bytes
 from tests.unit.server.fake import Bench, play
 
@@ -77,7 +76,7 @@ def test_any_body_is_answered_or_refused(path: str, sees: bool, monkeypatch: pyt
     def nowhere(url: str) -> bytes:
         raise RequestError(f"no network for {url}")
 
-    monkeypatch.setattr(image_sources, "fetch_image", nowhere)
+    monkeypatch.setattr("pyctl.server.images.fetch_image", nowhere)
     bench = Bench(play("a"), images=GridReader() if sees else None)
 
     @given(BODIES)

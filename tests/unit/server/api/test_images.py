@@ -11,7 +11,6 @@ import pytest
 
 from pyctl.chat.images import MEDIA_MARKER
 from pyctl.prompt import Prompt
-from pyctl.server.generate import image_sources
 from tests.pictures import GridReader, image_bytes
 from tests.unit.server.fake import HI, Bench, play
 
@@ -212,7 +211,7 @@ def test_an_address_is_fetched_beside_the_pool(bench: Bench, monkeypatch: pytest
         assert threading.current_thread()._target == bench.service.fetching._work  # type: ignore[attr-defined]
         return PNG
 
-    monkeypatch.setattr(image_sources, "fetch_image", fetch)
+    monkeypatch.setattr("pyctl.server.images.fetch_image", fetch)
     assert bench.service.fetching._n_alive == 0
     url = "http://host.example/a.png"
     expected = prompt_of(bench, "/v1/chat/completions", {"messages": [openai("a", URL)]}).tokens.tolist()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.requests import ClientDisconnect
 
-from pyctl.server.byte_account import MOST_LETTERS
+from pyctl.server.body import MOST_LETTERS
 from pyctl.server.server_settings import ServerSettings
 from tests.unit.server.fake import Bench
 from tests.unit.server.parts import Caller

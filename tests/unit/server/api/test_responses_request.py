@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from pyctl.errors import NotFoundError, RequestError
 from pyctl.server.api.responses_request import ResponseRequest, seal
-from pyctl.server.conversation_store import ConversationStore
-from pyctl.server.response_store import ResponseStore
+from pyctl.server.stores import ConversationStore, ResponseStore
 
 
 def converted(given: Any, store: ResponseStore | None = None, **fields: Any) -> dict[str, Any]:

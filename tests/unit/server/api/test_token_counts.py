@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pyctl.server.byte_account import MOST_LETTERS
+from pyctl.server.body import MOST_LETTERS
 from tests.unit.chat import toy
 from tests.unit.server.fake import HI, Bench, play
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from pyctl.errors import ContextSizeError, RequestError
 from pyctl.image_file import ImageFile
-from pyctl.server.generate import image_sources
-from pyctl.server.generate.image_sources import ImagePart, ImagesMissing, data_images, load_images
+from pyctl.server.images import ImagePart, ImagesMissing, data_images, load_images
 from pyctl.server.server_settings import ServerSettings
 from tests.effort import examples
 from tests.pictures import GridReader, image_bytes
@@ -72,7 +71,7 @@ def test_an_image_comes_from_the_request_or_from_the_folder(bench: Bench, url: s
 
 
 def test_long_base64_is_read_in_steps(monkeypatch: pytest.MonkeyPatch, bench: Bench) -> None:
-    monkeypatch.setattr(image_sources, "_STEP_LETTERS", 8)
+    monkeypatch.setattr("pyctl.server.images._STEP_LETTERS", 8)
     assert loaded(bench, part(BASE64))[0].data == PNG
 
 
@@ -150,7 +149,7 @@ def test_numbers_and_sizes_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyP
         loaded(bench, *[part(BASE64)] * 513)
     with pytest.raises(RequestError, match="at most 16 addresses"):
         loaded(bench, *(part(f"http://host/{i}") for i in range(17)))
-    monkeypatch.setattr(image_sources, "_MOST_BYTES", len(PNG) - 9)
+    monkeypatch.setattr("pyctl.server.images._MOST_BYTES", len(PNG) - 9)
     for url in (URL, "file://good.png"):
         with pytest.raises(RequestError, match="more than"):
             loaded(bench, part(url))
@@ -173,7 +172,7 @@ def test_no_image_is_decoded_where_not_all_can_be_seen(bench: Bench, monkeypatch
         loaded(bench, good, large, large, large, large)
     with pytest.raises(ImagesMissing):
         loaded(bench, good, part("http://a/"))
-    monkeypatch.setattr(image_sources, "_MOST_PIXELS", 1500)
+    monkeypatch.setattr("pyctl.server.images._MOST_PIXELS", 1500)
     with pytest.raises(RequestError, match="1500 pixels together"):
         loaded(bench, good, large)
     assert not decoded

@@ -9,9 +9,9 @@ from pyctl.engine.request import Request
 from pyctl.engine.sampling import DEFAULT_SAMPLERS, RANDOM_SEED, Sampling, range_of
 from pyctl.errors import RequestError
 from pyctl.prompt import Prompt
-from pyctl.server.generate.payload import settings_json
-from pyctl.server.generate.prepare import sampling_of
-from pyctl.server.generation_body import MOST_BIASES, GenerationBody, ReplyOptions
+from pyctl.server.body import MOST_BIASES, GenerationBody, ReplyOptions
+from pyctl.server.prepare import sampling_of
+from pyctl.server.reply import settings_json
 from tests.unit.chat.toy import chatml_tokenizer
 
 NEVER = -float("inf")

@@ -1,4 +1,4 @@
-"""One HTTP response made of the engine's events, streamed or whole, and its line in the log."""
+"""Sending replies: as streams of events or as one body, with their errors and their lines in the log."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pyctl.engine.handle import RequestHandle
 from pyctl.engine.pool.pool_plan import PoolPlan, StreamCounts
 from pyctl.engine.request import Done, DraftCounts, Event, Failed, Piece, Progress
 from pyctl.errors import EngineError, PyctlError
-from pyctl.server.generate.reply import Reply
 from pyctl.server.http import JsonResponse
+from pyctl.server.reply import Reply
 from pyctl.server.service import Service
 
 __all__ = [

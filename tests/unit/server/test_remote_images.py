@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from pyctl.errors import RequestError
-from pyctl.server.generate import remote_images
-from pyctl.server.generate.remote_images import fetch_image, is_public
+from pyctl.server.images import fetch_image, is_public
 from tests.pictures import image_bytes
 
 PNG = image_bytes()
@@ -61,8 +60,8 @@ def answer(body: bytes = PNG, status: int = 200, **headers: str) -> Callable[[Ba
 
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    monkeypatch.setattr(remote_images, "is_public", lambda address: str(address) == "127.0.0.1")
-    monkeypatch.setattr(remote_images, "_MOST_SECONDS", 60.0)
+    monkeypatch.setattr("pyctl.server.images.is_public", lambda address: str(address) == "127.0.0.1")
+    monkeypatch.setattr("pyctl.server.images._MOST_SECONDS", 60.0)
     site = Site()
     yield site
     site.close()
@@ -176,7 +175,7 @@ def test_answers_that_are_no_image(site: Site, monkeypatch: pytest.MonkeyPatch) 
         fetch_image(f"{site.url}/none")
     with pytest.raises(RequestError, match="not sent as it is"):
         fetch_image(f"{site.url}/packed")
-    monkeypatch.setattr(remote_images, "_MOST_BYTES", 1000)
+    monkeypatch.setattr("pyctl.server.images._MOST_FETCHED_BYTES", 1000)
     site.answers["/large"] = answer(bytes(2000))
     site.answers["/fits"] = answer(bytes(1000))
     with pytest.raises(RequestError, match="more than 1000 bytes"):
@@ -185,7 +184,7 @@ def test_answers_that_are_no_image(site: Site, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_server_that_says_no_end(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_images, "_MOST_BYTES", 100_000)
+    monkeypatch.setattr("pyctl.server.images._MOST_FETCHED_BYTES", 100_000)
 
     def endless(handler: BaseHTTPRequestHandler) -> None:
         handler.wfile.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")
@@ -213,7 +212,7 @@ def test_a_server_that_takes_its_time(
     site: Site, monkeypatch: pytest.MonkeyPatch, begins: bytes, goes_on: bytes
 ) -> None:
     """Nothing but the whole counts, however little comes at a time."""
-    monkeypatch.setattr(remote_images, "_MOST_SECONDS", 0.3)
+    monkeypatch.setattr("pyctl.server.images._MOST_SECONDS", 0.3)
     done = threading.Event()
 
     def slow(handler: BaseHTTPRequestHandler) -> None:
@@ -231,7 +230,7 @@ def test_a_server_that_takes_its_time(
 
 
 def test_nobody_at_home(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_images, "is_public", lambda _: True)
+    monkeypatch.setattr("pyctl.server.images.is_public", lambda _: True)
     with socket.socket() as taken:  # by somebody who does not listen, and by nobody else meanwhile
         taken.bind(("127.0.0.1", 0))
         with pytest.raises(RequestError, match="cannot be fetched"):
