@@ -27,7 +27,7 @@ from pyctl.engine.sampling import RANDOM_SEED, Sampling
 from pyctl.engine.vision.vision_settings import VisionSettings
 from pyctl.errors import ConfigError, RequestError
 from pyctl.models import HubSettings
-from pyctl.server.server_settings import Cors, ListenSettings, ServerSettings
+from pyctl.server.server_settings import Cors, ListenSettings, ReplySettings, ServerSettings
 from pyctl.setting import (
     CACHE,
     CHAT,
@@ -73,6 +73,7 @@ class CommandSettings:
     engine: EngineSettings
     format: FormatSettings
     server: ServerSettings
+    replies: ReplySettings
     listen: ListenSettings
     terminal: TerminalSettings
     log: LogSettings
@@ -82,7 +83,16 @@ class CommandSettings:
 
 
 OWNERS: tuple[type[Any], ...] = (
-    *(Questions, ListenSettings, FormatSettings, HubSettings, CacheSettings, ServerSettings, EngineSettings),
+    *(
+        Questions,
+        ListenSettings,
+        FormatSettings,
+        HubSettings,
+        CacheSettings,
+        ReplySettings,
+        ServerSettings,
+        EngineSettings,
+    ),
     *(DiskSettings, Sampling, Cors, LogSettings, TerminalSettings, ModelSettings, VisionSettings, PoolSettings),
     *(SelectSettings, DraftSettings, NgramSettings, SyntheticSettings, OtherForms),
 )
@@ -180,7 +190,8 @@ def _settings(given: Given, environ: Mapping[str, str], n_seqs: int, warnings: S
         disk=fill(DiskSettings, values),
         engine=fill(EngineSettings, values),
         format=fill(FormatSettings, values),
-        server=fill(ServerSettings, values, sampling=sampling, cors=cors, slots_debug=debug, is_verbose=is_verbose),
+        server=fill(ServerSettings, values, cors=cors, slots_debug=debug, is_verbose=is_verbose),
+        replies=fill(ReplySettings, values, sampling=sampling),
         listen=fill(ListenSettings, values),
         terminal=fill(TerminalSettings, values),
         log=fill(LogSettings, values),

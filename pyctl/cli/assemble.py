@@ -46,7 +46,7 @@ from pyctl.engine.worker import Worker
 from pyctl.errors import ConfigError, ModelError, PyctlError
 from pyctl.llama import Loaded, MemoryPlan, allocate, load, reserve_pinned
 from pyctl.models import HubSettings, builtin_model
-from pyctl.server.service import Service
+from pyctl.server.service import Service, Shared
 
 __all__ = ["assemble", "found"]
 
@@ -139,7 +139,7 @@ def assemble(settings: CommandSettings, go_on: Callable[[], bool] = lambda: True
     worker = Worker(engine, info, settings.engine.sleep_seconds, settings.engine.stall_seconds)
     if chat_format.capabilities.tools:
         threading.Thread(target=_prepare_vocabulary, args=(worker,), name="pyctl-vocabulary", daemon=True).start()
-    return Service(worker, chat_format, EngineAdmin(worker, engine), settings.server)
+    return Service(worker, chat_format, EngineAdmin(worker, engine), settings.replies, Shared(settings.server))
 
 
 def _load(settings: CommandSettings, budget: int | None, go_on: Callable[[], bool]) -> Loaded:

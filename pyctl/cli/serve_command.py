@@ -12,8 +12,8 @@ from pyctl.cli.logs import start_log
 from pyctl.errors import EngineError, PyctlError
 from pyctl.server.app import create_app, create_loading_app
 from pyctl.server.body import ChatBody
-from pyctl.server.heaps import share_heaps
 from pyctl.server.lifecycle import LoadingApp, bind, leave, serve
+from pyctl.server.memory import share_heaps
 from pyctl.server.prepare import prepare_warm_up
 from pyctl.server.service import Service
 
@@ -75,7 +75,7 @@ class _Serving:
             return
         service.worker.prepare()
         self.gate.open(create_app(service))
-        for body in self._settings.server.warm:
+        for body in self._settings.replies.warm:
             try:
                 service.worker.warm(prepare_warm_up(service, ChatBody.of(body)))
             except PyctlError as error:

@@ -124,7 +124,7 @@ _OWN_PAGES: frozenset[Handler] = frozenset(
 
 def create_app(service: Service) -> Starlette:
     """The ASGI application that answers with ``service``; it owns neither the worker nor its thread."""
-    settings = service.settings
+    settings = service.shared.settings
     routes: list[BaseRoute] = [
         Route(settings.api_prefix + path, _endpoint(service, handlers), methods=list(handlers))
         for path, handlers in _by_path({"GET": _GET, "POST": _POST, "DELETE": _DELETE}).items()
@@ -171,8 +171,8 @@ def _endpoint(service: Service, handlers: Mapping[str, Handler]) -> Callable[[Re
     async def endpoint(request: Request) -> ASGIApp:
         handler = handlers["GET" if request.method == "HEAD" else request.method]
         try:
-            if handler in _OWN_PAGES or (handler is sequences.show and service.settings.slots_debug):
-                check_origin(request.headers, service.settings)
+            if handler in _OWN_PAGES or (handler is sequences.show and service.shared.settings.slots_debug):
+                check_origin(request.headers, service.shared.settings)
             return await handler(service, request)
         except ClientDisconnect:
             return Response(status_code=400)

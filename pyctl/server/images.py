@@ -219,10 +219,10 @@ class ImagesMissing(RequestError):
 async def with_images(service: Service, request: Request, function: Callable[[Fetched], R]) -> R:
     """What ``function`` returns or raises, on a thread of the pool; it is called again when it said what is missing."""
     try:
-        return await service.pool.run(request, function, NOTHING)
+        return await service.shared.pool.run(request, function, NOTHING)
     except ImagesMissing as missing:
-        fetched = await service.fetching.run(request, _fetch_all, missing.addresses)
-    return await service.pool.run(request, function, fetched)
+        fetched = await service.shared.fetching.run(request, _fetch_all, missing.addresses)
+    return await service.shared.pool.run(request, function, fetched)
 
 
 def load_images(messages: Any, service: Service, fetched: Fetched) -> Any:
@@ -272,7 +272,7 @@ class _Sources:
     """The images of one request. None is decoded before all are known to fit into a prompt."""
 
     def __init__(self, service: Service, reader: ImageReader, fetched: Fetched) -> None:
-        self._media_path, self._n_ctx = service.settings.media_path, service.info.n_ctx
+        self._media_path, self._n_ctx = service.shared.settings.media_path, service.info.n_ctx
         self._reader, self._fetched = reader, fetched
         self._missing: dict[str, str] = {}
         self._found: list[tuple[ImageFile, str]] = []

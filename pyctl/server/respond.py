@@ -187,10 +187,12 @@ class ReplyResponse:
         self._replies = replies
         self._combine = combine
         self._text_of = service.text_of
-        self._running, self._pool = service.running, service.info.pool
+        self._running, self._pool = service.shared.running, service.info.pool
         options = replies[0].reply.options
         self._streams = options.stream
-        self._ping_seconds = service.settings.ping_seconds if options.ping_seconds is None else options.ping_seconds
+        self._ping_seconds = (
+            service.shared.settings.ping_seconds if options.ping_seconds is None else options.ping_seconds
+        )
         self._sending = asyncio.Lock()
         self._begun = False
         self._last_sent = 0.0

@@ -1,4 +1,4 @@
-"""Where and to whom the server answers, and what a request gets that does not say otherwise."""
+"""Settings of the server: where it listens, what clients may ask, and what replies are like by default."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pyctl.errors import ConfigError
 from pyctl.limit import SetLimit
 from pyctl.setting import CACHE, FORMAT, SAMPLING, SERVER
 
-__all__ = ["REASONING_FORMATS", "Cors", "ListenSettings", "ServerSettings"]
+__all__ = ["REASONING_FORMATS", "Cors", "ListenSettings", "ReplySettings", "ServerSettings"]
 
 REASONING_FORMATS: dict[str, Literal["auto", "deepseek", "none"]] = {
     "auto": "auto",
@@ -153,11 +153,58 @@ def _host(origin: str) -> str:
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """What a request gets that does not say otherwise, and whom and what the server answers.
+    """Clients of a process: who may ask, and what they may see and change.
 
-    No ``api_keys`` means that everybody may ask. ``n_batch`` bounds the text around the gap in /infill. ``slots_debug``
-    adds prompts to /slots, ``show_prompts`` their ends to /cache even if there are no keys;
-    with ``is_verbose``, OpenAI's replies hold llama-server's. ``disk_policy``, ``n_batch`` and ``embeddings`` are the
+    No ``api_keys`` means that every client may ask. ``slots_debug`` adds prompts to /slots, ``show_prompts`` their ends
+    to /cache even if there are no keys; with ``is_verbose``, OpenAI's replies hold llama-server's.
+    """
+
+    api_keys: tuple[str, ...] = SERVER.flag(
+        (), "--api-key", "keys that clients may use, comma-separated", keys, "LLAMA_API_KEY", "KEYS", many=True
+    )
+    ping_seconds: int = SERVER.flag(
+        30,
+        "--sse-ping-interval",
+        "seconds of silence before a stream sends a comment, -1 = never",
+        integer(-1),
+        "LLAMA_ARG_SSE_PING_INTERVAL",
+    )
+    api_prefix: str = SERVER.flag(
+        "", "--api-prefix", "path before all others", url_path, "LLAMA_ARG_API_PREFIX", "PATH"
+    )
+    show_page: bool = SERVER.flag(
+        True, "--ui --webui", "serve the page at /", None, "LLAMA_ARG_UI", off="--no-ui --no-webui"
+    )
+    static_path: str = SERVER.flag(
+        "", "--path", "directory of files to serve at /", existing, "LLAMA_ARG_STATIC_PATH", "DIR"
+    )
+    media_path: str = SERVER.flag(
+        "", "--media-path", "directory whose images clients may name as file://NAME", existing, metavar="DIR"
+    )
+    show_slots: bool = SERVER.flag(True, "--slots", "serve /slots", None, "LLAMA_ARG_ENDPOINT_SLOTS", off="--no-slots")
+    show_metrics: bool = SERVER.flag(False, "--metrics", "serve /metrics", None, "LLAMA_ARG_ENDPOINT_METRICS")
+    show_prompts: bool = SERVER.flag(
+        False, "--show-prompts", "GET /cache shows how prompts end, also without an API key", None, "PYCTL_SHOW_PROMPTS"
+    )
+    change_props: bool = SERVER.flag(False, "--props", "allow POST /props", None, "LLAMA_ARG_ENDPOINT_PROPS")
+    slot_save_path: Path | None = SERVER.flag(  # noqa: RUF009
+        None, "--slot-save-path", "directory for saved sequences", existing_or_new, metavar="DIR"
+    )
+    cors: Cors = field(default_factory=Cors)
+    slots_debug: bool = False
+    is_verbose: bool = False
+
+    @property
+    def has_page(self) -> bool:
+        """Whether the page is served; a directory of --path takes its place."""
+        return self.show_page and not self.static_path
+
+
+@dataclass(frozen=True)
+class ReplySettings:
+    """Replies of one model: what a request gets that does not say otherwise.
+
+    ``n_batch`` bounds the text around the gap in /infill. ``disk_policy``, ``n_batch`` and ``embeddings`` are the
     settings of these names of the disk and the model.
     """
 
@@ -212,52 +259,13 @@ class ServerSettings:
         "LLAMA_ARG_PREFILL_ASSISTANT",
         off="--no-prefill-assistant",
     )
-    api_keys: tuple[str, ...] = SERVER.flag(
-        (), "--api-key", "keys that clients may use, comma-separated", keys, "LLAMA_API_KEY", "KEYS", many=True
-    )
-    ping_seconds: int = SERVER.flag(
-        30,
-        "--sse-ping-interval",
-        "seconds of silence before a stream sends a comment, -1 = never",
-        integer(-1),
-        "LLAMA_ARG_SSE_PING_INTERVAL",
-    )
     spm_infill: bool = SERVER.flag(False, "--spm-infill", "/infill puts what comes after the gap first")
-    api_prefix: str = SERVER.flag(
-        "", "--api-prefix", "path before all others", url_path, "LLAMA_ARG_API_PREFIX", "PATH"
-    )
-    show_page: bool = SERVER.flag(
-        True, "--ui --webui", "serve the page at /", None, "LLAMA_ARG_UI", off="--no-ui --no-webui"
-    )
-    static_path: str = SERVER.flag(
-        "", "--path", "directory of files to serve at /", existing, "LLAMA_ARG_STATIC_PATH", "DIR"
-    )
-    media_path: str = SERVER.flag(
-        "", "--media-path", "directory whose images clients may name as file://NAME", existing, metavar="DIR"
-    )
-    show_slots: bool = SERVER.flag(True, "--slots", "serve /slots", None, "LLAMA_ARG_ENDPOINT_SLOTS", off="--no-slots")
-    show_metrics: bool = SERVER.flag(False, "--metrics", "serve /metrics", None, "LLAMA_ARG_ENDPOINT_METRICS")
-    show_prompts: bool = SERVER.flag(
-        False, "--show-prompts", "GET /cache shows how prompts end, also without an API key", None, "PYCTL_SHOW_PROMPTS"
-    )
-    change_props: bool = SERVER.flag(False, "--props", "allow POST /props", None, "LLAMA_ARG_ENDPOINT_PROPS")
-    slot_save_path: Path | None = SERVER.flag(  # noqa: RUF009
-        None, "--slot-save-path", "directory for saved sequences", existing_or_new, metavar="DIR"
-    )
     embd_normalize: int = SERVER.flag(
         2,
         "--embd-normalize",
         "norm of embeddings: -1 none, 0 int16 range, 1 taxicab, 2 Euclidean, p the p-norm",
         integer(-1),
     )
-    cors: Cors = field(default_factory=Cors)
     disk_policy: str = DiskSettings.disk_policy
     n_batch: int = ModelSettings.n_batch
     embeddings: bool = ModelSettings.embeddings
-    slots_debug: bool = False
-    is_verbose: bool = False
-
-    @property
-    def has_page(self) -> bool:
-        """Whether the page is served; a directory of --path takes its place."""
-        return self.show_page and not self.static_path

@@ -1,8 +1,8 @@
-"""What the endpoints share."""
+"""What endpoints work with: one `Service` for each model, and what all models of a process share."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -11,36 +11,45 @@ from pyctl.chat.cached_tokenizer import Tokenizer, readable
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.backend import EngineInfo
+from pyctl.engine.engine_stats import EngineMemory
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.worker import Worker
 from pyctl.page.markdown_process import MarkdownProcess
-from pyctl.server.heaps import give_back
+from pyctl.server.memory import give_back
 from pyctl.server.request_pool import Afterwards, RequestPool
-from pyctl.server.server_settings import ServerSettings
+from pyctl.server.server_settings import ReplySettings, ServerSettings
 from pyctl.server.stores import ConversationStore, ResponseStore
 
-__all__ = ["Service"]
+__all__ = ["Service", "Shared"]
 
 
 @dataclass(frozen=True)
-class Service:
-    """What the endpoints, and a chat in this process, share; whoever made the worker closes it.
+class Shared:
+    """What all models of a process share: settings of the server, kept responses, threads.
 
-    ``running`` are the handles of replies that are being sent, by their id, without those that may not be controlled.
-    The event loop's own.
+    ``running`` are the handles of replies that are being sent, by their id, without those that may not be controlled;
+    only the event loop uses it.
     """
 
-    worker: Worker
-    chat: ChatFormat
-    admin: EngineAdmin
-    settings: ServerSettings
+    settings: ServerSettings = field(default_factory=ServerSettings)
     responses: ResponseStore = field(default_factory=ResponseStore)
-    running: dict[str, tuple[RequestHandle, ...]] = field(default_factory=dict)
     conversations: ConversationStore = field(default_factory=ConversationStore)
+    running: dict[str, tuple[RequestHandle, ...]] = field(default_factory=dict)
     pool: RequestPool = field(default_factory=lambda: RequestPool(on_rest=give_back))
     fetching: RequestPool = field(default_factory=lambda: RequestPool(4, max_waiting=64))
     rendering: RequestPool = field(default_factory=lambda: RequestPool(1, max_waiting=16))
     markdown: MarkdownProcess = field(default_factory=MarkdownProcess)
+
+
+@dataclass(frozen=True)
+class Service:
+    """One model, as the endpoints and a chat in this process use it; the maker of the worker closes that."""
+
+    worker: Worker
+    chat: ChatFormat
+    admin: EngineAdmin
+    settings: ReplySettings = field(default_factory=ReplySettings)
+    shared: Shared = field(default_factory=Shared)
     afterwards: Afterwards = field(default_factory=Afterwards)
 
     def __post_init__(self) -> None:
@@ -69,3 +78,22 @@ class Service:
     def text_of(self, tokens: Sequence[int]) -> str:
         """The text of ``tokens`` for people."""
         return readable(self.tokenizer, tokens)
+
+    def counted_bytes(self, engine: EngineMemory) -> Mapping[str, int]:
+        """Bytes by what they are for; ``engine`` is what `EngineAdmin.memory` found.
+
+        ``snapshots`` are the prefix cache's. ``blocks`` are all saved rows and states: those of snapshots, those
+        ``in_flight`` to or from a device, those that wait for the disk. ``arena`` is memory taken from the system for
+        blocks, future ones included. The others are remembered between requests.
+        """
+        return {
+            "snapshots": engine.snapshots,
+            "blocks": engine.blocks.used,
+            "in_flight": engine.blocks.in_flight,
+            "arena": engine.blocks.held,
+            "recent_prompts": engine.recent_prompts,
+            "draft_texts": engine.draft_texts,
+            "images": engine.images,
+            **self.chat.n_bytes,
+            "responses": self.shared.responses.n_bytes + self.shared.conversations.n_bytes,
+        }

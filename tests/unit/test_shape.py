@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "pyctl"
 
 MOST_LINES, MOST_PARAMETERS, MOST_PUBLIC, MOST_FIELDS = 60, 6, 20, 12
 
-SETTINGS = {"CommandSettings", "ModelSettings", "Sampling", "ServerSettings"}
+SETTINGS = {"CommandSettings", "ModelSettings", "ReplySettings", "Sampling", "ServerSettings"}
 """Classes whose fields are flags, one each."""
 
 OVER = {

@@ -159,7 +159,7 @@ class _OpenAIReply(Reply):
         body = {"choices": [choice], **self._identity.fields, "object": self.kind, "usage": usage_json(done)}
         body["timings"] = self.timings(done)
         is_verbose = self.options.verbose
-        if self.service.settings.is_verbose if is_verbose is None else is_verbose:
+        if self.service.shared.settings.is_verbose if is_verbose is None else is_verbose:
             native = NativeReply(self.service, self.prepared)
             native.texts, native.tokens = self.texts, self.tokens
             body["__verbose"] = native.whole(done)
@@ -310,7 +310,7 @@ async def control(service: Service, request: Request) -> Response:
         raise RequestError("missing completion id")
     if body.action != "reasoning_end":
         raise RequestError("unknown control action")
-    handles = service.running.get(body.id)
+    handles = service.shared.running.get(body.id)
     if handles is None:
         return JsonResponse({"success": False, "message": "no active completion for this id"})
     if not handles:
@@ -343,7 +343,7 @@ async def _answer(
     prepared = await with_images(service, request, lambda fetched: prepare(service, kind.parse(body), fetched))
     replies = [form(each) for each in prepared]
     for reply in replies:
-        reply.sees_texts = sees_texts(request, service.settings)
+        reply.sees_texts = sees_texts(request, service.shared.settings)
     return respond(service, replies, _combine)
 
 

@@ -57,7 +57,7 @@ async def _answer(service: Service, request: Request, *, oai: bool) -> Response:
     vectors, n_tokens, account = [], 0, ByteAccount(_MOST_VECTOR_BYTES)
     for item in _items(body.content if body.input is None else body.input):
         # One at a time, when its turn has come: nothing is read for a client that has left.
-        tokens = await service.pool.run(request, _tokens, service, item)
+        tokens = await service.shared.pool.run(request, _tokens, service, item)
         n_tokens += int(tokens.size)
         vectors.append(await _embed(service, tokens, norm if pooled else -1))
         account.charge(vectors[-1].nbytes)
@@ -160,7 +160,7 @@ async def rank(service: Service, request: Request) -> Response:
     ranked: list[dict[str, Any]] = []
     for index, document in enumerate(documents):
         # One at a time, when its turn has come: nothing is read for a client that has left.
-        tokens = await service.pool.run(request, _prompt, service, body.query, document)
+        tokens = await service.shared.pool.run(request, _prompt, service, body.query, document)
         n_tokens += int(tokens.size)
         scores = await asyncio.wrap_future(service.admin.embed(tokens))
         text = {"text": documents[index]} if is_tei and body.return_text else {}

@@ -90,7 +90,7 @@ async def models(service: Service, request: Request) -> Response:
 
 async def props(service: Service, request: Request) -> Response:
     """GET /props"""
-    info, settings, chat = service.info, service.settings, service.chat
+    info, settings, chat, server = service.info, service.settings, service.chat, service.shared.settings
     defaults = EngineRequest(Prompt.of([]), settings.sampling, settings.n_predict, cache_prompt=settings.cache_prompt)
     capabilities = chat.capabilities
     options = ReplyOptions(reasoning_format="none")
@@ -106,10 +106,10 @@ async def props(service: Service, request: Request) -> Response:
         "model_memory": info.memory,
         "modalities": {"vision": info.vision, "video": False, "audio": False},
         "media_marker": MEDIA_MARKER,
-        "endpoint_slots": settings.show_slots,
-        "endpoint_props": settings.change_props,
-        "endpoint_metrics": settings.show_metrics,
-        "ui": settings.show_page,
+        "endpoint_slots": server.show_slots,
+        "endpoint_props": server.change_props,
+        "endpoint_metrics": server.show_metrics,
+        "ui": server.show_page,
         "ui_settings": {},
         "chat_template": chat.template.source,
         "chat_template_caps": {
@@ -175,7 +175,7 @@ def _select_json(select: SelectSettings) -> dict[str, Any]:
 
 async def change_props(service: Service, request: Request) -> Response:
     """POST /props: as in llama-server, nothing can be changed yet, and with --props that is a success."""
-    if not service.settings.change_props:
+    if not service.shared.settings.change_props:
         raise NotSupportedError("This server does not support changing global properties. Start it with `--props`")
     return JsonResponse({"success": True})
 

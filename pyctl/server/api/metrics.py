@@ -14,7 +14,7 @@ from starlette.responses import Response
 from pyctl.cache import CacheView
 from pyctl.engine.engine_stats import EngineStats
 from pyctl.errors import NotSupportedError
-from pyctl.server.memory_use import counted_bytes, resident_bytes
+from pyctl.server.memory import resident_bytes
 from pyctl.server.service import Service
 
 __all__ = ["prometheus_text", "show"]
@@ -33,11 +33,11 @@ class Metric(NamedTuple):
 
 async def show(service: Service, request: Request) -> Response:
     """GET /metrics in Prometheus' text format 0.0.4; rates are those since the scrape before."""
-    if not service.settings.show_metrics:
+    if not service.shared.settings.show_metrics:
         raise NotSupportedError("This server does not support metrics endpoint. Start it with `--metrics`")
     stats = await asyncio.wrap_future(service.admin.stats())
     headers = {"content-type": "text/plain; version=0.0.4", "process-start-time-unix": str(_STARTED)}
-    text = prometheus_text(stats, {"resident": resident_bytes(), **counted_bytes(service, stats.memory)})
+    text = prometheus_text(stats, {"resident": resident_bytes(), **service.counted_bytes(stats.memory)})
     return Response(text, headers=headers)
 
 

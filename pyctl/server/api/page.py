@@ -65,4 +65,4 @@ async def render(service: Service, request: Request) -> Response:
         raise RequestError("'texts' must be a list of strings")
     at_most(MOST_TEXTS, len(texts), "texts", "texts")
     # Threads of its own: what takes long here keeps no request from the engine.
-    return JsonResponse({"html": await service.rendering.run(request, service.markdown.render, texts)})
+    return JsonResponse({"html": await service.shared.rendering.run(request, service.shared.markdown.render, texts)})

@@ -17,7 +17,7 @@ from pyctl.limit import limit
 from pyctl.server.body import ChatBody, PinBody
 from pyctl.server.http import JsonResponse
 from pyctl.server.images import with_images
-from pyctl.server.memory_use import counted_bytes, resident_bytes
+from pyctl.server.memory import resident_bytes
 from pyctl.server.middleware import sees_texts
 from pyctl.server.prepare import prepare_warm_up
 from pyctl.server.service import Service
@@ -45,9 +45,9 @@ async def show(service: Service, request: Request) -> Response:
     memory = await asyncio.wrap_future(service.admin.memory())
     replies = [_reply(*each) for each in await asyncio.wrap_future(service.admin.replies())]
     entries = await asyncio.to_thread(_stored, service) if view.disk is not None and view.disk.in_use else []
-    body = _tree(service, view, entries, with_text=sees_texts(request, service.settings))
+    body = _tree(service, view, entries, with_text=sees_texts(request, service.shared.settings))
     body["replies"] = replies
-    return JsonResponse({**body, "memory": {"resident": resident_bytes(), **counted_bytes(service, memory)}})
+    return JsonResponse({**body, "memory": {"resident": resident_bytes(), **service.counted_bytes(memory)}})
 
 
 async def pin(service: Service, request: Request) -> Response:

@@ -122,9 +122,9 @@ class ResponseReply(EventReply):
         body = self._body("incomplete" if cut else "completed", members)
         messages = [*self._asked.added, *map(_message, self._items)]
         if self._asked.body.store:
-            self.service.responses.put(body, [*self._asked.before, *messages], self._asked.previous, self._owner)
+            self.service.shared.responses.put(body, [*self._asked.before, *messages], self._asked.previous, self._owner)
         if self._asked.conversation is not None:
-            self.service.conversations.add(self._asked.conversation, messages)
+            self.service.shared.conversations.add(self._asked.conversation, messages)
         return body
 
     def _body(self, status: str, members: dict[str, Any]) -> dict[str, Any]:
@@ -297,54 +297,54 @@ async def input_tokens(service: Service, request: Request) -> Response:
 
 async def retrieve(service: Service, request: Request) -> Response:
     """GET /v1/responses/{id}"""
-    return JsonResponse(service.responses.get(request.path_params["id"]))
+    return JsonResponse(service.shared.responses.get(request.path_params["id"]))
 
 
 async def delete(service: Service, request: Request) -> Response:
     """DELETE /v1/responses/{id}"""
     name = request.path_params["id"]
-    service.responses.delete(name)
+    service.shared.responses.delete(name)
     return JsonResponse({"id": name, "object": "response", "deleted": True})
 
 
 async def create_conversation(service: Service, request: Request) -> Response:
     """POST /v1/conversations {"items": [...], "metadata": {...}}; both may be absent."""
     raw = await request.body()
-    return JsonResponse(await service.pool.run(request, _conversation, service, raw, owner_of(request)))
+    return JsonResponse(await service.shared.pool.run(request, _conversation, service, raw, owner_of(request)))
 
 
 async def retrieve_conversation(service: Service, request: Request) -> Response:
     """GET /v1/conversations/{id}"""
-    return JsonResponse(service.conversations.get(request.path_params["id"]))
+    return JsonResponse(service.shared.conversations.get(request.path_params["id"]))
 
 
 async def change_conversation(service: Service, request: Request) -> Response:
     """POST /v1/conversations/{id} {"metadata": {...}}"""
     body = NewConversationBody.parse(await request.body())
-    return JsonResponse(service.conversations.change(request.path_params["id"], body.metadata))
+    return JsonResponse(service.shared.conversations.change(request.path_params["id"], body.metadata))
 
 
 async def delete_conversation(service: Service, request: Request) -> Response:
     """DELETE /v1/conversations/{id}; the responses in it stay."""
     name = request.path_params["id"]
-    service.conversations.delete(name)
+    service.shared.conversations.delete(name)
     return JsonResponse({"id": name, "object": "conversation.deleted", "deleted": True})
 
 
 def _conversation(service: Service, raw: bytes, owner: str) -> dict[str, Any]:
     body = NewConversationBody.parse(raw or b"{}")
     messages = [] if body.items is None else messages_of(body.items, "items", ByteAccount())
-    return service.conversations.create(messages, body.metadata, owner)
+    return service.shared.conversations.create(messages, body.metadata, owner)
 
 
 def _reply(service: Service, values: dict[str, Any], fetched: Fetched, owner: str) -> ResponseReply:
-    asked = ResponseRequest.of(values, service.responses, service.conversations)
+    asked = ResponseRequest.of(values, service.shared.responses, service.shared.conversations)
     (prepared,) = prepare(service, ChatBody.of(asked.chat), fetched)
     return ResponseReply(service, prepared, asked, owner)
 
 
 def _count(service: Service, values: dict[str, Any], fetched: Fetched) -> int:
-    asked = ResponseRequest.of(values, service.responses, service.conversations)
+    asked = ResponseRequest.of(values, service.shared.responses, service.shared.conversations)
     return count(service, ConversationBody.of(asked.chat), fetched)
 
 

@@ -25,7 +25,7 @@ _FORBIDDEN = frozenset('/\\:*?"<>|\uff0e\u2215\u2216\ufffd\ufeff')
 
 async def show(service: Service, request: Request) -> Response:
     """GET /slots; ``?fail_on_no_slot=1`` makes it 503 when all are busy."""
-    if not service.settings.show_slots:
+    if not service.shared.settings.show_slots:
         raise NotSupportedError("This server does not support slots endpoint. Start it with `--slots`")
     views = await asyncio.wrap_future(service.admin.sequences())
     if request.query_params.get("fail_on_no_slot") and all(view.busy for view in views):
@@ -35,7 +35,7 @@ async def show(service: Service, request: Request) -> Response:
 
 async def act(service: Service, request: Request) -> Response:
     """POST /slots/{id}?action=save|restore|erase; the first two take {"filename": ...}."""
-    directory = service.settings.slot_save_path
+    directory = service.shared.settings.slot_save_path
     if directory is None:
         raise NotSupportedError("This server does not support slots action. Start it with `--slot-save-path`")
     seq = _number(request.path_params["id"])
@@ -63,7 +63,7 @@ def sequence_json(service: Service, view: SequenceView) -> dict[str, Any]:
         shown["kv_pool"] = {"n_rows": view.n_tokens, "bytes_per_pass": pool.pass_bytes(view.n_tokens)}
     if view.request is None:
         return shown
-    debug = service.settings.slots_debug
+    debug = service.shared.settings.slots_debug
     params = settings_json(view.request, ReplyOptions(stream=view.request.return_progress), types)
     reply = service.text_of(view.reply)
     limit = view.request.max_tokens

@@ -20,13 +20,15 @@ __all__ = ["apply_template", "chat_input_tokens", "count", "counted", "detokeniz
 async def tokenize(service: Service, request: Request) -> Response:
     """POST /tokenize"""
     body = await request.body()
-    return JsonResponse(await service.pool.run(request, lambda: _tokenize(service, TokenizeBody.parse(body))))
+    return JsonResponse(await service.shared.pool.run(request, lambda: _tokenize(service, TokenizeBody.parse(body))))
 
 
 async def detokenize(service: Service, request: Request) -> Response:
     """POST /detokenize"""
     body = await request.body()
-    return JsonResponse(await service.pool.run(request, lambda: _detokenize(service, DetokenizeBody.parse(body))))
+    return JsonResponse(
+        await service.shared.pool.run(request, lambda: _detokenize(service, DetokenizeBody.parse(body)))
+    )
 
 
 async def apply_template(service: Service, request: Request) -> Response:

@@ -18,7 +18,7 @@ from pyctl.engine.sampling import RANDOM_SEED, Sampling
 from pyctl.errors import ConfigError, RequestError
 from pyctl.llama.params import with_ubatch
 from pyctl.models import HubSettings
-from pyctl.server.server_settings import ListenSettings, ServerSettings
+from pyctl.server.server_settings import ListenSettings, ReplySettings, ServerSettings
 from pyctl.setting import GENERAL
 from pyctl.terminal.terminal_settings import TerminalSettings
 from tests.unit.cli.given import PRESERVED, SERVE_FLAGS, WITHOUT_USE, chat, refused, serve
@@ -31,7 +31,8 @@ def test_defaults_are_those_of_llama_server() -> None:
     assert settings.cache == CacheSettings(n_slots=0, ram_mib=8192)
     assert settings.engine == EngineSettings(min_step=4096, exact=False, sleep_seconds=-1)
     assert settings.disk == DiskSettings("", 16384, 512, 10240, "auto:30,spill", 131_072)
-    assert settings.server == ServerSettings(sampling=Sampling(), n_predict=-1, cache_prompt=True)
+    assert settings.server == ServerSettings()
+    assert settings.replies == ReplySettings(sampling=Sampling(), n_predict=-1, cache_prompt=True)
     assert settings.request_fields == {}
     assert settings.format == FormatSettings(template_kwargs=PRESERVED)
     assert settings.listen == ListenSettings(hosts=("127.0.0.1",), port=8080)
@@ -64,8 +65,9 @@ def test_every_field_has_a_flag() -> None:
         ("EngineSettings", "min_batch"),
         ("PoolSettings", "select"),  # settings of its own
         ("VisionSettings", "is_optional"),  # -hf brings what nobody asked for
-        *(("ServerSettings", name) for name in ("disk_policy", "n_batch", "embeddings")),  # as their owners have them
-        *(("ServerSettings", name) for name in ("sampling", "cors", "slots_debug", "is_verbose")),
+        *(("ReplySettings", name) for name in ("disk_policy", "n_batch", "embeddings")),  # as their owners have them
+        ("ReplySettings", "sampling"),
+        *(("ServerSettings", name) for name in ("cors", "slots_debug", "is_verbose")),
     }
     fields = [(owner.__name__, item) for owner in OWNERS for item in dataclasses.fields(owner)]
     assert {(owner, item.name) for owner, item in fields if "flags" not in item.metadata} == flagless
@@ -83,17 +85,17 @@ def test_every_name_has_one_meaning() -> None:
 
 @pytest.mark.parametrize("text", ["top_k;top_p;temperature", "top-k;nucleus;temp", "TopK; topp ;temperature;"])
 def test_sampler_names(text: str) -> None:
-    assert serve("--samplers", text).server.sampling.samplers == ("top_k", "top_p", "temperature")
+    assert serve("--samplers", text).replies.sampling.samplers == ("top_k", "top_p", "temperature")
 
 
 def test_sampler_letters() -> None:
-    assert serve("--sampling-seq", "kpt").server.sampling.samplers == ("top_k", "top_p", "temperature")
-    assert serve("--sampler-seq", "edskypmxt").server.sampling == Sampling()
+    assert serve("--sampling-seq", "kpt").replies.sampling.samplers == ("top_k", "top_p", "temperature")
+    assert serve("--sampler-seq", "edskypmxt").replies.sampling == Sampling()
 
 
 def test_flags_know_every_sampler_that_a_request_may_name() -> None:
-    assert serve("--sampling-seq", "kia").server.sampling.samplers == ("top_k", "infill", "adaptive_p")
-    assert serve("--samplers", "adaptive-p").server.sampling.samplers == ("adaptive_p",)
+    assert serve("--sampling-seq", "kia").replies.sampling.samplers == ("top_k", "infill", "adaptive_p")
+    assert serve("--samplers", "adaptive-p").replies.sampling.samplers == ("adaptive_p",)
 
 
 @pytest.mark.parametrize(
@@ -113,11 +115,11 @@ def test_load_mode_from_older_flags() -> None:
 
 
 def test_seed_of_minus_one_is_random() -> None:
-    assert serve("-s", "-1").server.sampling.seed == RANDOM_SEED
+    assert serve("-s", "-1").replies.sampling.seed == RANDOM_SEED
 
 
 def test_negative_temperature_is_greedy() -> None:
-    assert serve("--temp", "-1").server.sampling.temperature == 0.0
+    assert serve("--temp", "-1").replies.sampling.temperature == 0.0
 
 
 def test_verbosity() -> None:
@@ -176,15 +178,15 @@ def test_values_from_files(tmp_path: Path) -> None:
     (tmp_path / "grammar").write_text('root ::= "a"')
     assert serve("--chat-template-file", str(tmp_path / "template")).format.chat_template == "{{ ü }}"
     assert serve("--api-key", "k", "--api-key-file", str(tmp_path / "keys")).server.api_keys == ("k", "key1", "key 2")
-    assert serve("--grammar-file", str(tmp_path / "grammar")).server.sampling.grammar == 'root ::= "a"'
+    assert serve("--grammar-file", str(tmp_path / "grammar")).replies.sampling.grammar == 'root ::= "a"'
     (tmp_path / "schema").write_text('{"type": "boolean"}')
     for flags in (["-jf", str(tmp_path / "schema")], ["--json-schema", '{"type": "boolean"}']):
-        sampling = serve(*flags).server.sampling
+        sampling = serve(*flags).replies.sampling
         assert (sampling.grammar_kind, "boolean" in sampling.grammar) == ("llguidance", True)
     assert parse_chat(["-j", '{"type": "boolean"}'], {}).request_fields == {"json_schema": {"type": "boolean"}}
     assert "unknown type" in refused("-j", '{"type": "wizard"}')
     assert "not a JSON schema" in refused("-j", "{")
-    assert serve("--grammar", "root ::= [a-z]").server.sampling.grammar == "root ::= [a-z]"
+    assert serve("--grammar", "root ::= [a-z]").replies.sampling.grammar == "root ::= [a-z]"
     settings = serve("--chat-template", "{{ x }}", LLAMA_ARG_CHAT_TEMPLATE_FILE=str(tmp_path / "template"))
     assert settings.format.chat_template == "{{ x }}"
 
@@ -301,7 +303,7 @@ def test_without_a_model_the_built_in_one_is_meant() -> None:
 def test_chat_settings() -> None:
     settings = chat("-p", "-hello", "-sys", "Be brief.", "--no-stats", "--temp", "0", "-c", "512")
     assert settings.terminal == TerminalSettings(prompt="-hello", system_prompt="Be brief.", stats=False)
-    assert settings.server.sampling.temperature == 0.0
+    assert settings.replies.sampling.temperature == 0.0
     assert settings.model.n_ctx == 512
     assert chat(PYCTL_STATS="off", PYCTL_SYSTEM_PROMPT="s").terminal == TerminalSettings(system_prompt="s", stats=False)
 

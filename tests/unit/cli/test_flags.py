@@ -75,10 +75,10 @@ ROUND_TRIPS: dict[str, tuple[str, str, Any]] = {
     "yarn_beta_fast": ("16", "model.yarn_beta_fast", 16.0),
     "n_slots": ("0", "cache.n_slots", 0),
     "ram_mib": ("-1", "cache.ram_mib", -1),
-    "cache_prompt": ("", "server.cache_prompt", True),
-    "warm_next": ("", "server.warm_next", True),
+    "cache_prompt": ("", "replies.cache_prompt", True),
+    "warm_next": ("", "replies.warm_next", True),
     "warm": ("", "", None),  # needs a file, below
-    "prefill_assistant": ("", "server.prefill_assistant", True),
+    "prefill_assistant": ("", "replies.prefill_assistant", True),
     "min_step": ("0", "engine.min_step", 0),
     "exact": ("", "engine.exact", True),
     "cache_dir": ("/var/cache/kv", "disk.cache_dir", "/var/cache/kv"),
@@ -87,11 +87,11 @@ ROUND_TRIPS: dict[str, tuple[str, str, Any]] = {
     "cold_max": ("0", "disk.cold_max", 0),
     "disk_policy": ("AUTO:8", "disk.disk_policy", "auto:8"),
     "daily_mib": ("20000", "disk.daily_mib", 20000),
-    "n_predict": ("64", "server.n_predict", 64),
-    "seed": ("42", "server.sampling.seed", 42),
+    "n_predict": ("64", "replies.n_predict", 64),
+    "seed": ("42", "replies.sampling.seed", 42),
     "samplers": ("", "", None),  # two flags, below
-    "ignore_eos": ("", "server.sampling.ignore_eos", True),
-    "temperature": ("0.6", "server.sampling.temperature", 0.6),
+    "ignore_eos": ("", "replies.sampling.ignore_eos", True),
+    "temperature": ("0.6", "replies.sampling.temperature", 0.6),
     "draft_types": ("", "", None),  # two flags, below
     "n_draft": ("5", "drafts.n_draft", 5),
     "n_draft_min": ("-1", "drafts.n_draft_min", -1),
@@ -114,41 +114,41 @@ ROUND_TRIPS: dict[str, tuple[str, str, Any]] = {
     "mod_max": ("60", "ngrams.mod_max", 60),
     "synth_length": ("2.5", "synthetic.synth_length", 2.5),
     "synth_rates": ("0.9,0.5", "synthetic.synth_rates", (0.9, 0.5)),
-    "dynatemp_range": ("0.2", "server.sampling.dynatemp_range", 0.2),
-    "dynatemp_exponent": ("2", "server.sampling.dynatemp_exponent", 2.0),
-    "top_k": ("20", "server.sampling.top_k", 20),
-    "top_p": ("0.8", "server.sampling.top_p", 0.8),
-    "min_p": ("0", "server.sampling.min_p", 0.0),
-    "top_n_sigma": ("1.5", "server.sampling.top_n_sigma", 1.5),
-    "typical_p": ("0.9", "server.sampling.typical_p", 0.9),
-    "xtc_probability": ("0.5", "server.sampling.xtc_probability", 0.5),
-    "xtc_threshold": ("0.2", "server.sampling.xtc_threshold", 0.2),
-    "repeat_last_n": ("128", "server.sampling.repeat_last_n", 128),
-    "repeat_penalty": ("1.1", "server.sampling.repeat_penalty", 1.1),
-    "presence_penalty": ("1.5", "server.sampling.presence_penalty", 1.5),
-    "frequency_penalty": ("-0.5", "server.sampling.frequency_penalty", -0.5),
-    "dry_multiplier": ("0.8", "server.sampling.dry_multiplier", 0.8),
-    "dry_base": ("2", "server.sampling.dry_base", 2.0),
-    "dry_allowed_length": ("3", "server.sampling.dry_allowed_length", 3),
-    "dry_penalty_last_n": ("0", "server.sampling.dry_penalty_last_n", 0),
-    "dry_sequence_breakers": (r"a\n\\", "server.sampling.dry_sequence_breakers", ("a\n\\",)),
-    "mirostat": ("2", "server.sampling.mirostat", 2),
-    "mirostat_eta": ("0.2", "server.sampling.mirostat_eta", 0.2),
-    "mirostat_tau": ("4", "server.sampling.mirostat_tau", 4.0),
-    "adaptive_target": ("0.5", "server.sampling.adaptive_target", 0.5),
-    "adaptive_decay": ("0.8", "server.sampling.adaptive_decay", 0.8),
-    "logit_bias": ("15043-1.5", "server.sampling.logit_bias", ((15043, -1.5),)),
+    "dynatemp_range": ("0.2", "replies.sampling.dynatemp_range", 0.2),
+    "dynatemp_exponent": ("2", "replies.sampling.dynatemp_exponent", 2.0),
+    "top_k": ("20", "replies.sampling.top_k", 20),
+    "top_p": ("0.8", "replies.sampling.top_p", 0.8),
+    "min_p": ("0", "replies.sampling.min_p", 0.0),
+    "top_n_sigma": ("1.5", "replies.sampling.top_n_sigma", 1.5),
+    "typical_p": ("0.9", "replies.sampling.typical_p", 0.9),
+    "xtc_probability": ("0.5", "replies.sampling.xtc_probability", 0.5),
+    "xtc_threshold": ("0.2", "replies.sampling.xtc_threshold", 0.2),
+    "repeat_last_n": ("128", "replies.sampling.repeat_last_n", 128),
+    "repeat_penalty": ("1.1", "replies.sampling.repeat_penalty", 1.1),
+    "presence_penalty": ("1.5", "replies.sampling.presence_penalty", 1.5),
+    "frequency_penalty": ("-0.5", "replies.sampling.frequency_penalty", -0.5),
+    "dry_multiplier": ("0.8", "replies.sampling.dry_multiplier", 0.8),
+    "dry_base": ("2", "replies.sampling.dry_base", 2.0),
+    "dry_allowed_length": ("3", "replies.sampling.dry_allowed_length", 3),
+    "dry_penalty_last_n": ("0", "replies.sampling.dry_penalty_last_n", 0),
+    "dry_sequence_breakers": (r"a\n\\", "replies.sampling.dry_sequence_breakers", ("a\n\\",)),
+    "mirostat": ("2", "replies.sampling.mirostat", 2),
+    "mirostat_eta": ("0.2", "replies.sampling.mirostat_eta", 0.2),
+    "mirostat_tau": ("4", "replies.sampling.mirostat_tau", 4.0),
+    "adaptive_target": ("0.5", "replies.sampling.adaptive_target", 0.5),
+    "adaptive_decay": ("0.8", "replies.sampling.adaptive_decay", 0.8),
+    "logit_bias": ("15043-1.5", "replies.sampling.logit_bias", ((15043, -1.5),)),
     "grammar": ("", "", None),  # four flags, below
     "chat_template": ("{{ messages }}", "format.chat_template", "{{ messages }}"),
     "template_file": ("", "", None),  # needs a file, below
     "template_kwargs": ('{"a": 1}', "format.template_kwargs", {**PRESERVED, "a": 1}),
     "reasoning": ("off", "format.template_kwargs", {**PRESERVED, "enable_thinking": False}),
-    "reasoning_format": ("deepseek", "server.reasoning_format", "deepseek"),
+    "reasoning_format": ("deepseek", "replies.reasoning_format", "deepseek"),
     "prompt_replay": ("full", "format.prompt_replay", "full"),
     "reasoning_effort": ("high", "format.template_kwargs", {**PRESERVED, "reasoning_effort": "high"}),
     "reasoning_preserve": ("", "format.template_kwargs", PRESERVED),
-    "reasoning_budget": ("64", "server.reasoning_budget", 64),
-    "reasoning_budget_message": ("Enough.", "server.reasoning_budget_message", "Enough."),
+    "reasoning_budget": ("64", "replies.reasoning_budget", 64),
+    "reasoning_budget_message": ("Enough.", "replies.reasoning_budget_message", "Enough."),
     "jinja": ("", "warnings", ()),
     "hosts": ("0.0.0.0,::1", "listen.hosts", ("0.0.0.0", "::1")),
     "max_connections": ("9", "listen.max_connections", 9),
@@ -186,8 +186,8 @@ ROUND_TRIPS: dict[str, tuple[str, str, Any]] = {
     "embeddings": ("", "model.embeddings", True),
     "pooling": ("mean", "model.pooling", "mean"),
     "rerank": ("", "model.pooling", "rank"),
-    "embd_normalize": ("-1", "server.embd_normalize", -1),
-    "spm_infill": ("", "server.spm_infill", True),
+    "embd_normalize": ("-1", "replies.embd_normalize", -1),
+    "spm_infill": ("", "replies.spm_infill", True),
     "verbosity": ("", "", None),  # three flags, below
     "log_file": ("x.log", "log.log_file", "x.log"),
     "timestamps": ("", "log.timestamps", True),
@@ -256,13 +256,13 @@ def test_where_tensors_of_a_draft_model_go() -> None:
 
 def test_the_last_of_several_wins() -> None:
     assert serve("-c", "1", "--ctx-size", "2").model.n_ctx == 2
-    assert serve("--no-cache-prompt", "--cache-prompt").server.cache_prompt
+    assert serve("--no-cache-prompt", "--cache-prompt").replies.cache_prompt
 
 
 def test_flags_that_add_up() -> None:
     settings = serve("-l", "1+2", "--logit-bias", "3-inf", "--dry-sequence-breaker", "none")
-    assert settings.server.sampling.logit_bias == ((1, 2.0), (3, -float("inf")))
-    assert settings.server.sampling.dry_sequence_breakers == ()
+    assert settings.replies.sampling.logit_bias == ((1, 2.0), (3, -float("inf")))
+    assert settings.replies.sampling.dry_sequence_breakers == ()
     assert serve("--api-key", "a", "--api-key", "b", LLAMA_API_KEY="c").server.api_keys == ("a", "b")
 
 
@@ -271,8 +271,8 @@ def test_prompts_to_be_made_ready_come_from_files(tmp_path: Path) -> None:
     one.write_text('{"messages": []}')
     more.write_text('[{"tools": []}, {"messages": ["x"]}]')
     bodies = ({"messages": []}, {"tools": []}, {"messages": ["x"]})
-    assert serve("--warm", str(one), "--warm", str(more)).server.warm == bodies
-    assert serve(PYCTL_WARM=str(one)).server.warm == bodies[:1]
+    assert serve("--warm", str(one), "--warm", str(more)).replies.warm == bodies
+    assert serve(PYCTL_WARM=str(one)).replies.warm == bodies[:1]
     for text in ("{", "5", "[1]", "[" * 5000, "[" + ",".join(["{}"] * 17) + "]"):
         wrong.write_text(text)
         with pytest.raises(ConfigError, match="--warm"):

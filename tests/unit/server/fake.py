@@ -30,8 +30,8 @@ from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Event, Failed, Piece, Progress, Request, StopType, Timings
 from pyctl.engine.worker import Worker
 from pyctl.server.app import create_app
-from pyctl.server.server_settings import ServerSettings
-from pyctl.server.service import Service
+from pyctl.server.server_settings import ReplySettings, ServerSettings
+from pyctl.server.service import Service, Shared
 from tests.fake import FakeBackend
 from tests.unit.chat.toy import CHATML, chatml_tokenizer
 
@@ -238,6 +238,7 @@ class Bench:
         settings: ServerSettings | None = None,
         replay: Replay | None = None,
         *,
+        replies: ReplySettings | None = None,
         tokenizer: Tokenizer | None = None,
         n_seqs: int = 1,
         n_slots: int = 4,
@@ -256,10 +257,10 @@ class Bench:
         self.worker = RecordingWorker(self.engine, known)
         chat = ChatFormat(Template(template, eos_token="<|im_end|>"), self.tokenizer, replay=replay, images=images)
         admin = EngineAdmin(self.worker, self.engine)
-        settings = settings or ServerSettings()
+        replies = replies or ReplySettings()
         # A script has no answer to what nobody asked for.
-        settings = replace(settings, warm_next=settings.warm_next and not played)
-        self.service = Service(self.worker, chat, admin, settings)
+        replies = replace(replies, warm_next=replies.warm_next and not played)
+        self.service = Service(self.worker, chat, admin, replies, Shared(settings or ServerSettings()))
         self.app = create_app(self.service)
         self.client = Client(self.app)
 

@@ -9,7 +9,7 @@ import pytest
 from pyctl.chat.constraint import json_constraint, reply_constraint
 from pyctl.chat.reasoning import THINK
 from pyctl.engine.sampling import Sampling
-from pyctl.server.server_settings import ServerSettings
+from pyctl.server.server_settings import ReplySettings
 from tests.unit.chat import toy
 from tests.unit.server.fake import HI, Bench, play
 from tests.unit.server.parts import OPENED
@@ -64,7 +64,7 @@ def test_grammars_bind_from_the_start() -> None:
 
 
 def test_a_grammar_of_the_server_is_replaced_by_the_requests_own_alone() -> None:
-    bench = Bench(play("x"), settings=ServerSettings(sampling=Sampling(grammar="root ::= [a-z]")))
+    bench = Bench(play("x"), replies=ReplySettings(sampling=Sampling(grammar="root ::= [a-z]")))
     tool = {"type": "function", "function": {"name": "f"}}
     for fields in ({}, {"tools": [tool], "tool_choice": "required"}, {"grammar": "root ::= [0-9]"}):
         bench.chat(**fields)

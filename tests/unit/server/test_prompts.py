@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pyctl.server.server_settings import ServerSettings
+from pyctl.server.server_settings import ReplySettings
 from tests.unit.chat.toy import CHATML_SPECIALS, ByteTokenizer
 from tests.unit.server.fake import N_CTX, Bench, play
 
@@ -22,7 +22,7 @@ class Tokenizer(ByteTokenizer):
 def ask(tokens: set[str], fields: dict[str, Any], **settings: Any) -> tuple[Any, str]:
     """The response, and the prompt's text."""
     tokenizer = Tokenizer([*CHATML_SPECIALS, *sorted(tokens)], eos="<|im_end|>")
-    bench = Bench(play("x"), tokenizer=tokenizer, settings=ServerSettings(**settings))
+    bench = Bench(play("x"), tokenizer=tokenizer, replies=ReplySettings(**settings))
     response = bench.post("/infill", fields)
     prompt = bench.worker.requests[0].prompt.tokens.tolist() if bench.worker.requests else []
     return response, tokenizer.detokenize(prompt).decode()

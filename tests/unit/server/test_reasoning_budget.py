@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pyctl.engine.stream import ReasoningLimit
-from pyctl.server.server_settings import ServerSettings
+from pyctl.server.server_settings import ReplySettings
 from tests.unit.chat.toy import chatml_tokenizer
 from tests.unit.server.fake import HI, Bench, play
 from tests.unit.server.parts import OPENED
@@ -17,9 +17,9 @@ THINK, END, CALL, LINE = SPECIAL["<think>"], SPECIAL["</think>"], SPECIAL["<tool
 
 
 def limit_of(
-    settings: ServerSettings | None = None, path: str = "/v1/chat/completions", **fields: Any
+    replies: ReplySettings | None = None, path: str = "/v1/chat/completions", **fields: Any
 ) -> ReasoningLimit | None:
-    bench = Bench(play("x"), template=OPENED, settings=settings)
+    bench = Bench(play("x"), template=OPENED, replies=replies)
     response = bench.post(path, {"messages": HI, "prompt": "x", **fields})
     assert response.status_code == 200, response.text
     return bench.worker.requests[0].reasoning
@@ -43,12 +43,12 @@ def test_fields(fields: dict[str, Any], n_tokens: int | None) -> None:
 
 
 def test_the_servers_own_budget_is_the_default() -> None:
-    settings = ServerSettings(reasoning_budget=9, reasoning_budget_message="So:")
-    limit = limit_of(settings)
+    replies = ReplySettings(reasoning_budget=9, reasoning_budget_message="So:")
+    limit = limit_of(replies)
     assert limit == ReasoningLimit(9, (THINK,), ((END,), (CALL,)), (*b"So:", END), (THINK, LINE))
-    assert limit_of(settings, reasoning_budget_message="").forced == (END,)
-    assert limit_of(settings, reasoning_budget_tokens=2).n_tokens == 2
-    assert limit_of(settings, path="/completion") is None, "a raw prompt names no tags"
+    assert limit_of(replies, reasoning_budget_message="").forced == (END,)
+    assert limit_of(replies, reasoning_budget_tokens=2).n_tokens == 2
+    assert limit_of(replies, path="/completion") is None, "a raw prompt names no tags"
 
 
 def test_reasoning_that_goes_on_counts_what_is_there() -> None:

@@ -163,7 +163,7 @@ print("ended")
 
 def test_a_full_pool_is_503_with_a_time_to_try_again() -> None:
     bench = Bench(play("a"))
-    object.__setattr__(bench.service, "pool", RequestPool(max_waiting=0))
+    object.__setattr__(bench.service.shared, "pool", RequestPool(max_waiting=0))
     bodies: dict[str, Any] = {
         "/v1/chat/completions": {"messages": HI},
         "/completion": {"prompt": "a"},

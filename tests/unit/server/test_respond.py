@@ -36,7 +36,7 @@ def test_a_client_who_leaves_stops_the_work(
         await caller.until(lambda: bool(bench.worker.handles))
         if stream and script is not silent:
             await caller.until(lambda: bool(caller.sent))
-        await caller.until(lambda: bool(bench.service.running))
+        await caller.until(lambda: bool(bench.service.shared.running))
         assert not bench.worker.handles[0].cancelled
         caller.gone.set()
         await asyncio.wait_for(call, 30)  # there is no end of these replies

@@ -23,8 +23,8 @@ from pyctl.engine.schedule import warm_ups
 from pyctl.engine.worker import Worker
 from pyctl.llama import load
 from pyctl.server.app import create_app
-from pyctl.server.server_settings import ServerSettings
-from pyctl.server.service import Service
+from pyctl.server.server_settings import ReplySettings, ServerSettings
+from pyctl.server.service import Service, Shared
 from pyctl.terminal.local import LocalBackend
 from tests.unit.server.fake import Client
 
@@ -77,8 +77,8 @@ class Served:
         engine = Engine(loaded.backend, RamCache(64, ram), EngineSettings(exact=exact))
         self.worker = Worker(engine, loaded.info)
         chat = ChatFormat(Template(STRIPS, eos_token="<|im_end|>"), loaded.tokenizer, replay=Replay())
-        chosen = ServerSettings(show_metrics=True, **settings)
-        self.service = Service(self.worker, chat, EngineAdmin(self.worker, engine), chosen)
+        shared = Shared(ServerSettings(show_metrics=True))
+        self.service = Service(self.worker, chat, EngineAdmin(self.worker, engine), ReplySettings(**settings), shared)
         self.client = Client(create_app(self.service))
 
     def post(self, path: str, body: Any) -> Any:

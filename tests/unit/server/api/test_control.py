@@ -36,7 +36,7 @@ def test_a_reply_that_nobody_knows_or_that_has_ended() -> None:
         answer = bench.client.post(PATH, json={"id": name, "action": "reasoning_end"})
         assert answer.status_code == 200
         assert answer.json() == {"success": False, "message": "no active completion for this id"}
-    assert not bench.service.running
+    assert not bench.service.shared.running
 
 
 @pytest.mark.parametrize("armed", [True, False])
@@ -49,9 +49,9 @@ def test_what_a_running_reply_is_told(armed: bool, n: int) -> None:
         async with httpx.AsyncClient(transport=transport, base_url="http://server", timeout=20) as client:
             body = {"messages": HI, "stream": True, "reasoning_control": armed, "n": n}
             reading = asyncio.ensure_future(client.post("/v1/chat/completions", json=body))
-            while not bench.service.running:
+            while not bench.service.shared.running:
                 await asyncio.sleep(0.01)
-            (name,) = bench.service.running
+            (name,) = bench.service.shared.running
             answer = (await client.post(PATH, json={"id": name, "action": "reasoning_end"})).json()
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
@@ -61,4 +61,4 @@ def test_what_a_running_reply_is_told(armed: bool, n: int) -> None:
     refusal = {"success": False, "message": "reasoning control not enabled for this completion"}
     assert answer == ({"success": True} if armed else refusal)
     assert [handle.ends_reasoning for handle in bench.worker.handles] == [armed] * n
-    assert not bench.service.running
+    assert not bench.service.shared.running

@@ -12,13 +12,13 @@ from hypothesis.extra.numpy import arrays
 from pyctl.server.api import embeddings
 from pyctl.server.api.embeddings import normalised
 from pyctl.server.body import MOST_LETTERS
-from pyctl.server.server_settings import ServerSettings
+from pyctl.server.server_settings import ReplySettings
 from tests.unit.server.fake import Bench
 
 
 @pytest.fixture
 def bench() -> Bench:
-    return Bench(settings=ServerSettings(embeddings=True, embd_normalize=-1), pooling="mean")
+    return Bench(replies=ReplySettings(embeddings=True, embd_normalize=-1), pooling="mean")
 
 
 A, B, C = b"abc"
@@ -88,7 +88,7 @@ def test_vectors_of_one_answer_are_bounded(bench: Bench, monkeypatch: pytest.Mon
 
 
 def test_without_pooling_only_the_native_form() -> None:
-    bench = Bench(settings=ServerSettings(embeddings=True), pooling="none")
+    bench = Bench(replies=ReplySettings(embeddings=True), pooling="none")
     assert bench.post("/v1/embeddings", {"input": "a"}).status_code == 400
     assert bench.post("/embeddings", {"input": "a"}).json() == [{"index": 0, "embedding": [[A, 1]]}]
 

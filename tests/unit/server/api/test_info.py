@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from pyctl.engine.sampling import Sampling
-from pyctl.server.server_settings import ServerSettings
+from pyctl.server.server_settings import ReplySettings
 from tests.unit.chat import toy
 from tests.unit.server.fake import N_CTX, Bench, play
 
@@ -32,8 +32,8 @@ def test_models() -> None:
 
 
 def test_props() -> None:
-    settings = ServerSettings(Sampling(temperature=0.25), n_predict=9)
-    body = Bench(template=toy.THINKING, settings=settings).client.get("/props").json()
+    replies = ReplySettings(Sampling(temperature=0.25), n_predict=9)
+    body = Bench(template=toy.THINKING, replies=replies).client.get("/props").json()
     defaults = body["default_generation_settings"]
     assert defaults["n_ctx"] == N_CTX
     assert (defaults["params"]["temperature"], defaults["params"]["n_predict"]) == (0.25, 9)

@@ -7,7 +7,7 @@ from pyctl.cache.device_tier import DeviceCounts
 from pyctl.cache.snapshot import BlockBytes
 from pyctl.engine.engine_stats import EngineCounters, EngineMemory, EngineStats
 from pyctl.server.api.metrics import prometheus_text
-from pyctl.server.server_settings import ServerSettings
+from pyctl.server.server_settings import ReplySettings, ServerSettings
 from tests.unit.server.fake import Bench
 
 LLAMA = {
@@ -78,7 +78,7 @@ def test_only_with_the_flag() -> None:
 
 
 def test_embedded_texts_count() -> None:
-    bench = Bench(settings=ServerSettings(show_metrics=True, embeddings=True), pooling="mean")
+    bench = Bench(settings=ServerSettings(show_metrics=True), replies=ReplySettings(embeddings=True), pooling="mean")
     assert bench.post("/v1/embeddings", {"input": ["abc", "de"]}).status_code == 200
     values = values_of(bench.client.get("/metrics").text)
     assert (values["llamacpp:prompt_tokens_total"], values["llamacpp:n_decode_total"]) == (5, 2)
@@ -87,7 +87,7 @@ def test_embedded_texts_count() -> None:
 
 def test_resident_bytes_stand_beside_counted_ones() -> None:
     # What is made ready after the reply would be counted in one answer and not in the other.
-    bench = Bench(settings=ServerSettings(show_metrics=True, warm_next=False))
+    bench = Bench(settings=ServerSettings(show_metrics=True), replies=ReplySettings(warm_next=False))
     bench.post("/completion", {"prompt": "x" * 200, "n_predict": 2})
     bench.post("/v1/responses", {"model": "x", "input": "hello", "max_output_tokens": 2})
     values = values_of(bench.client.get("/metrics").text)

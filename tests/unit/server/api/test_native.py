@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pyctl.server.server_settings import ServerSettings
+from pyctl.server.server_settings import ReplySettings
 from tests.unit.server.fake import INFO, N_CTX, Bench, play
 
 
@@ -166,7 +166,7 @@ def test_names_for_the_length(fields: dict[str, Any], expected: int) -> None:
 
 
 def test_what_the_server_was_started_with_is_the_default() -> None:
-    bench = Bench(play("x"), settings=ServerSettings(n_predict=11, cache_prompt=False))
+    bench = Bench(play("x"), replies=ReplySettings(n_predict=11, cache_prompt=False))
     bench.chat()
     bench.chat(n_predict=3, cache_prompt=True)
     assert [(r.max_tokens, r.cache_prompt) for r in bench.worker.requests] == [(11, False), (3, True)]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pyctl.server.server_settings import ServerSettings
+from pyctl.server.server_settings import ReplySettings, ServerSettings
 from tests.unit.chat import toy
 from tests.unit.server.fake import HI, Bench, play
 
@@ -140,7 +140,7 @@ def test_reasoning_formats() -> None:
         {"content": "Yes"},
     ]
     assert {"reasoning_content": "hm"} in deltas(bench.chat_stream(reasoning_format="deepseek-legacy"))
-    server = Bench(play("hm</think>", "Yes"), toy.THINKING, ServerSettings(reasoning_format="none"))
+    server = Bench(play("hm</think>", "Yes"), toy.THINKING, replies=ReplySettings(reasoning_format="none"))
     assert server.chat()["choices"][0]["message"] == inside
 
 
@@ -203,7 +203,7 @@ def test_a_reply_of_no_tokens_is_its_beginning() -> None:
 
 
 def test_the_last_reply_is_not_continued_where_the_server_is_told_so() -> None:
-    bench = Bench(play("Anew"), settings=ServerSettings(prefill_assistant=False))
+    bench = Bench(play("Anew"), replies=ReplySettings(prefill_assistant=False))
     body = bench.chat(messages=[*HI, {"role": "assistant", "content": "Hello"}])
     assert body["choices"][0]["message"]["content"] == "Anew"
     prompt = bench.worker.requests[0].prompt.tokens.tolist()

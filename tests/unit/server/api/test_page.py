@@ -157,7 +157,7 @@ def test_a_process_that_dies_is_replaced(process: MarkdownProcess) -> None:
 
 def test_the_endpoint() -> None:
     bench = Bench(play("x"))
-    bench.service.markdown._seconds, bench.service.markdown._all_seconds = 60.0, 600.0
+    bench.service.shared.markdown._seconds, bench.service.shared.markdown._all_seconds = 60.0, 600.0
     texts = ["**a**", "<script>", ""]
     try:
         answer = bench.post("/page/markdown", {"texts": texts})
@@ -165,7 +165,7 @@ def test_the_endpoint() -> None:
         for wrong in ({}, {"texts": "a"}, {"texts": [1]}, {"texts": ["a"] * 65}):
             assert bench.post("/page/markdown", wrong).status_code == 400
     finally:
-        bench.service.markdown.close()
+        bench.service.shared.markdown.close()
     assert Bench(play("x"), settings=ServerSettings(api_keys=("k",))).post("/page/markdown", {}).status_code == 401
 
 

@@ -19,7 +19,7 @@ from pyctl.cache.persist import DiskPolicy
 from pyctl.chat.cached_tokenizer import readable
 from pyctl.engine.engine_stats import MOST_REPLIES, RecentReplies
 from pyctl.engine.request import Timings
-from pyctl.server.server_settings import Cors, ServerSettings
+from pyctl.server.server_settings import Cors, ReplySettings, ServerSettings
 from tests.unit.chat.toy import chatml_tokenizer
 from tests.unit.server.fake import Bench, Client
 
@@ -283,7 +283,7 @@ def test_what_the_disk_has_is_listed_and_dropped_with_the_rest(tmp_path: Path) -
     tokenizer = chatml_tokenizer()
     store = DiskStore(tmp_path, "fake", None, min_tokens=100)
     tier = DiskTier(store, DiskPolicy.parse("full"), cold_max=4096, text_of=partial(readable, tokenizer))
-    bench = Bench(settings=ServerSettings(disk_policy="full", show_prompts=True), disk=tier)
+    bench = Bench(settings=ServerSettings(show_prompts=True), replies=ReplySettings(disk_policy="full"), disk=tier)
     assert bench.post("/completion", {"prompt": HEAD + "y" * 400, "n_predict": 1}).status_code == 200
     assert tier.flush(60)
     both = [each for each in nodes(bench) if "disk" in each["tiers"]]
@@ -324,7 +324,7 @@ def test_a_pin_counts_for_the_model_it_was_set_for(tmp_path: Path) -> None:
     benches = []
     for fingerprint in ("one", "two"):
         tier = DiskTier(DiskStore(tmp_path, fingerprint, None, min_tokens=100), DiskPolicy.parse("full"), cold_max=4096)
-        bench = Bench(settings=ServerSettings(disk_policy="full"), disk=tier)
+        bench = Bench(replies=ReplySettings(disk_policy="full"), disk=tier)
         assert bench.post("/completion", {"prompt": HEAD + "y" * 400, "n_predict": 1}).status_code == 200
         assert tier.flush(60)
         benches.append(bench)
@@ -394,7 +394,7 @@ def test_what_is_dropped_while_it_is_written_does_not_come_back(
     monkeypatch.setattr(writer, "write_file", slowly)
     store = DiskStore(tmp_path, "fake", None, min_tokens=100)
     tier = DiskTier(store, DiskPolicy.parse("full"), cold_max=100)
-    bench = Bench(settings=ServerSettings(disk_policy="full"), disk=tier)
+    bench = Bench(replies=ReplySettings(disk_policy="full"), disk=tier)
     try:
         for letter in "yz":
             assert bench.post("/completion", {"prompt": HEAD + letter * 400, "n_predict": 1}).status_code == 200

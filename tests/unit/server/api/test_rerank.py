@@ -10,7 +10,7 @@ import pytest
 from starlette.requests import ClientDisconnect
 
 from pyctl.server.body import MOST_LETTERS
-from pyctl.server.server_settings import ServerSettings
+from pyctl.server.server_settings import ReplySettings
 from tests.unit.server.fake import Bench
 from tests.unit.server.parts import Caller
 
@@ -19,7 +19,7 @@ DOCUMENTS = ["b", "d", "a", "c"]
 
 
 def ranker(**info: Any) -> Bench:
-    return Bench(settings=ServerSettings(embeddings=True), pooling="rank", **info)
+    return Bench(replies=ReplySettings(embeddings=True), pooling="rank", **info)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -79,7 +79,7 @@ def test_what_cannot_be_ranked(body: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(("path", "name"), [("/rerank", "documents"), ("/v1/embeddings", "input")])
 def test_texts_are_read_one_at_a_time_and_no_more_once_the_client_has_left(path: str, name: str) -> None:
     """Of a hundred texts, those are tokenised whose turn it was when the client left."""
-    bench = ranker() if name == "documents" else Bench(settings=ServerSettings(embeddings=True), pooling="mean")
+    bench = ranker() if name == "documents" else Bench(replies=ReplySettings(embeddings=True), pooling="mean")
     caller = Caller(bench, path, {"query": "q", name: [f"{n}" for n in range(100)]})
     embedded: list[int] = []
     embed = bench.service.admin.embed
@@ -108,7 +108,7 @@ def test_texts_are_read_one_at_a_time_and_no_more_once_the_client_has_left(path:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_only_with_the_flag(path: str) -> None:
-    for bench in (Bench(pooling="rank"), Bench(settings=ServerSettings(embeddings=True), pooling="mean")):
+    for bench in (Bench(pooling="rank"), Bench(replies=ReplySettings(embeddings=True), pooling="mean")):
         error = bench.post(path, {"query": "q", "documents": ["a"]}).json()["error"]
         assert (error["code"], error["type"]) == (501, "not_supported_error")
         assert error["message"] == "This server does not support reranking. Start it with `--reranking`"

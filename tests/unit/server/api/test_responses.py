@@ -226,7 +226,7 @@ def test_responses_are_read_and_deleted() -> None:
 
 def test_clients_with_much_to_keep_push_out_nobody() -> None:
     bench = Bench(play("x"))
-    store = bench.service.responses._stored
+    store = bench.service.shared.responses._stored
     store.limit = 24_000
     mine = ask(bench)["id"]
     other = Client(bench.app, "192.168.1.20")

@@ -1,15 +1,17 @@
-"""The heaps of the C library: how many there are, and when what was freed goes back to the system."""
+"""Memory of this process: the heaps of the C library, pages that go back to the system, and what is resident."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from pyctl.limit import limit
 
-__all__ = ["give_back", "share_heaps"]
+__all__ = ["give_back", "resident_bytes", "share_heaps"]
 
 _MOST_HEAPS = limit(2, "heaps of the C library (glibc)", "threads share them", "process")
 _ARENA_MAX = -8
@@ -38,3 +40,14 @@ def _of_glibc(name: str, *numbers: int) -> int:
     """What its function returns; 0 where the C library is another."""
     function: Callable[..., int] | None = getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
     return function(*numbers) if function is not None else 0
+
+
+def resident_bytes() -> int:
+    """Bytes of this process that are in memory now, freed ones that its heaps keep included; where the system does not
+    tell, the most there ever were.
+    """
+    try:
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most if sys.platform == "darwin" else most * 1024
