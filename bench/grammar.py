@@ -23,10 +23,9 @@ import numpy as np
 from llama_cpp import llama_cpp as api
 
 from bench.common import parse, parser_of, show
-from pyctl.chat.call_formats.hermes import HermesFormat
-from pyctl.chat.call_formats.qwen import QwenFormat
+from pyctl.chat.call_formats.qwen import HermesFormat, QwenFormat
 from pyctl.chat.constraint import Constraint, json_constraint
-from pyctl.chat.reasoning import THINK
+from pyctl.chat.reply import THINK
 from pyctl.chat.tools import Tools
 from pyctl.errors import RequestError
 from pyctl.llama.grammar import GrammarCompiler

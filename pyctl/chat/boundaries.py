@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from pyctl.chat.cached_tokenizer import Tokenizer
-from pyctl.chat.samples import SAMPLE_CALL_ID, SAMPLE_TOOL, sample_call, sample_message
-from pyctl.chat.template import Template, TemplateCapabilities
+from pyctl.chat.template import SAMPLE_CALL_ID, SAMPLE_TOOL, Template, TemplateCapabilities, sample_call, sample_message
 from pyctl.errors import RequestError
 from pyctl.prompt import Picture, Prompt, Tokens
 

@@ -12,15 +12,12 @@ import numpy as np
 
 from pyctl.chat.boundaries import MessageStarts
 from pyctl.chat.cached_tokenizer import CachedTokenizer, Tokenizer
-from pyctl.chat.call_formats.bound_calls import BoundCalls
-from pyctl.chat.call_formats.registry import find_call_format
+from pyctl.chat.call_formats import BoundCalls, find_call_format
 from pyctl.chat.constraint import Constraint, reply_constraint
 from pyctl.chat.images import ImageReader, shown, split_marked, split_marker
-from pyctl.chat.messages import unreadable
-from pyctl.chat.reasoning import ReasoningSplitter, ReasoningTokens, ReplyDelta, ReplyPart
-from pyctl.chat.rendering import Continue, RenderedChat, Renderer
+from pyctl.chat.rendering import Continue, RenderedChat, Renderer, unreadable
 from pyctl.chat.replay import Replay
-from pyctl.chat.reply_splitter import ParsedReply, ReplySplitter
+from pyctl.chat.reply import ParsedReply, ReasoningSplitter, ReasoningTokens, ReplyDelta, ReplyPart, ReplySplitter
 from pyctl.chat.template import Template, TemplateCapabilities
 from pyctl.chat.tools import Tools, read_tools, template_tools
 from pyctl.errors import RequestError

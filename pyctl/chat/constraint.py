@@ -15,7 +15,7 @@ from typing import Any, Literal
 import llguidance
 
 from pyctl.chat.json_schema import ready_schema
-from pyctl.chat.reasoning import ReasoningTags, ReplyPart
+from pyctl.chat.reply import ReasoningTags, ReplyPart
 from pyctl.errors import RequestError
 
 __all__ = ["Constraint", "GrammarBuilder", "json_constraint", "reasoned", "reply_constraint"]

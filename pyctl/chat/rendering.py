@@ -1,19 +1,217 @@
-"""Conversations as text: checked messages through the template, and where the reply goes on from there."""
+"""Conversations as text: messages checked, fitted to the template and rendered, and where the reply begins."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
-from pyctl.chat.messages import check_messages, fit_messages
-from pyctl.chat.reasoning import ReasoningTags, ReplyPart
+from pyctl.chat.images import joined_parts, mark_of
 from pyctl.chat.replay import Part, Replay, ReplayMarks
+from pyctl.chat.reply import ReasoningTags, ReplyPart
 from pyctl.chat.template import Template, TemplateCapabilities
 from pyctl.errors import RequestError
 from pyctl.image_file import ImageFile
+from pyctl.limit import limit
 
-__all__ = ["Continue", "RenderedChat", "Renderer"]
+__all__ = ["Continue", "RenderedChat", "Renderer", "check_messages", "fit_messages", "text_of", "unreadable"]
+
+Message = dict[str, Any]
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+
+_MAX_MESSAGES = limit(10_000, "`messages`", "400", "request")
+
+_ROLE = re.compile(r"[A-Za-z][\w-]*", re.ASCII)
+_MAX_ROLE = limit(64, "letters of a role that only the chat template knows", "400", "request")
+
+_BILLING = "x-anthropic-billing-header:"
+_STAMP = re.compile(r"\bcch=[^;\s]{1,16};")
+_VERSION = re.compile(_BILLING + r" ?cc_version=[0-9.]{1,24}\.(?=[0-9a-f]{3};)")
+
+
+def check_messages(messages: object, images: dict[str, ImageFile] | None = None) -> list[Message]:
+    """Messages with a role, which only the template may know, and content as a string or a list of strings, one a part.
+
+    A part may be an ImageFile: it becomes a mark in the text of its message, and goes into ``images`` by that.
+    Anything else raises RequestError, which names the message. Fields that no template reads are dropped. The stamps of
+    Claude Code, which would part a prompt from all before, are blotted out: one that it writes anew at the head of each
+    request, as llama-server does, and one that differs from conversation to conversation.
+    """
+    if not isinstance(messages, list) or not messages:
+        raise RequestError("'messages' must be a list with at least one message")
+    if len(messages) > _MAX_MESSAGES:
+        raise RequestError(f"'messages' must have at most {_MAX_MESSAGES} entries, not {len(messages)}")
+    found: dict[str, ImageFile] = {} if images is None else images
+    return [_check(message, f"messages[{index}]", found) for index, message in enumerate(messages)]
+
+
+def fit_messages(messages: Sequence[Message], capabilities: TemplateCapabilities) -> list[Message]:
+    """Checked messages as a template with ``capabilities`` takes them, in order, each in its place.
+
+    A system message where the template takes none becomes user text, and joins the user message beside it where the
+    template takes only one at a time. So text that was rendered for the first n messages mostly stays as it is. Where
+    the user has to say something and does not, an empty message of the user comes first.
+    """
+    fitted: list[Message] = []
+    joined: dict[int, list[str]] = {}  # texts that join the message with this index
+    for message in messages:
+        message = dict(message)
+        previous = fitted[-1] if fitted else None
+        if message["role"] == "system" and not capabilities.system_inside:
+            if previous is not None and previous["role"] == "system":
+                joined.setdefault(len(fitted) - 1, []).append(text_of(message))
+                continue
+            if previous is not None or not capabilities.system_first:
+                message["role"] = "user"
+        if previous is not None and message["role"] == previous["role"] == "user" and not capabilities.repeated_user:
+            joined.setdefault(len(fitted) - 1, []).append(text_of(message))
+            continue
+        fitted.append(message)
+    for index, texts in joined.items():
+        fitted[index]["content"] = "\n\n".join([text_of(fitted[index]), *texts])
+    if not capabilities.without_user and all(message["role"] != "user" for message in fitted):
+        first = next((at for at, message in enumerate(fitted) if message["role"] != "system"), len(fitted))
+        fitted.insert(first, {"role": "user", "content": ""})
+    return [_fit(message, capabilities) for message in fitted]
+
+
+def text_of(message: Message) -> str:
+    """The content of a checked message as one string."""
+    content = message["content"]
+    return content if isinstance(content, str) else "\n".join(content)
+
+
+def _check(message: object, at: str, images: dict[str, ImageFile]) -> Message:
+    if not isinstance(message, dict):
+        raise RequestError(f"{at} must be an object")
+    role = message.get("role")
+    if not isinstance(role, str) or not (role in _ROLES or (len(role) <= _MAX_ROLE and _ROLE.fullmatch(role))):
+        raise RequestError(f"{at}.role must be a word such as {', '.join(_ROLES)}, not {json.dumps(role)[:80]}")
+    calls = message.get("tool_calls")
+    if "content" not in message:
+        if role != "assistant":
+            raise RequestError(f"{at}.content is missing")
+        if not calls and not message.get("reasoning_content"):
+            raise RequestError(f"{at} has neither content nor tool_calls")
+    checked: Message = {
+        "role": _ROLES.get(role, role),
+        "content": _checked_content(message.get("content"), f"{at}.content", images),
+    }
+    if checked["role"] == "system":
+        content = checked["content"]
+        checked["content"] = _unstamped(content) if isinstance(content, str) else [_unstamped(text) for text in content]
+    for name in ("reasoning_content", "name", "tool_call_id"):
+        value = message.get(name)
+        if value is None:
+            continue
+        if not isinstance(value, str):
+            raise RequestError(f"{at}.{name} must be a string")
+        checked[name] = value
+    if calls is not None:
+        if not isinstance(calls, list):
+            raise RequestError(f"{at}.tool_calls must be a list")
+        if calls:
+            checked["tool_calls"] = [_checked_call(call, f"{at}.tool_calls[{i}]") for i, call in enumerate(calls)]
+    return checked
+
+
+def _unstamped(text: str) -> str:
+    """``text`` without its stamps, if it is a billing header:
+    ``x-anthropic-billing-header: cc_version=2.1.197.a5a; ...; cch=a5145;``
+
+    The one behind the version says how the conversation began, so that no two of them would share their system text.
+    """
+    if not text.startswith(_BILLING):
+        return text
+    if version := _VERSION.match(text):
+        text = f"{version[0]}fff{text[version.end() + 3 :]}"
+    line, end, rest = text.partition("\n")
+    return _STAMP.sub("cch=fffff;", line, count=1) + end + rest
+
+
+def _checked_content(content: object, at: str, images: dict[str, ImageFile]) -> str | list[str]:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise RequestError(f"{at} must be a string or a list of parts")
+    parts: list[str | ImageFile] = []
+    texts: list[str] = []
+    for index, part in enumerate(content):
+        if isinstance(part, ImageFile):
+            images[mark_of(part)] = part
+            parts.append(part)
+            continue
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text":
+            raise unreadable(f"{at}[{index}]", kind)
+        if not isinstance(part.get("text"), str):
+            raise RequestError(f"{at}[{index}].text must be a string")
+        parts.append(part["text"])
+        texts.append(part["text"])
+    return texts if len(texts) == len(parts) else joined_parts(parts)
+
+
+def unreadable(at: str, kind: object) -> RequestError:
+    """What to raise for a part of a request that no text can be made of, such as a sound."""
+    if kind in ("image_url", "image", "input_image", "multimodal_data"):
+        # The words of llama-server, which clients look for.
+        return RequestError(
+            f"{at}: image input is not supported - hint: if this is unexpected, you may need to provide the mmproj"
+        )
+    return RequestError(f"{at}: only parts of type text can be read, not {json.dumps(kind)[:80]}")
+
+
+def _checked_call(call: object, at: str) -> Message:
+    if not isinstance(call, dict) or call.get("type", "function") != "function":
+        raise RequestError(f"{at} must be an object of type function")
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise RequestError(f"{at}.function must be an object with a name")
+    arguments = function.get("arguments", "")
+    if not isinstance(arguments, str | dict):
+        raise RequestError(f"{at}.function.arguments must be a string or an object")
+    checked: Message = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
+    if isinstance(call.get("id"), str):
+        checked["id"] = call["id"]
+    return checked
+
+
+def _fit(message: Message, capabilities: TemplateCapabilities) -> Message:
+    message["content"] = _content(message["content"], capabilities)
+    if "tool_calls" in message:
+        calls = message["tool_calls"]
+        message["tool_calls"] = [{**call, "function": _function(call["function"], capabilities)} for call in calls]
+    if capabilities.reasoning_key != "reasoning_content" and message.get("reasoning_content"):
+        message[capabilities.reasoning_key] = message.pop("reasoning_content")
+        if "tool_calls" in message and not capabilities.content_beside_reasoning:
+            message["content"] = _content("", capabilities)
+    return message
+
+
+def _content(content: str | list[str], capabilities: TemplateCapabilities) -> str | list[dict[str, str]]:
+    if isinstance(content, list):
+        return [{"type": "text", "text": text} for text in content] if capabilities.parts else "\n".join(content)
+    return content if capabilities.text else [{"type": "text", "text": content}]
+
+
+def _function(function: Mapping[str, Any], capabilities: TemplateCapabilities) -> Message:
+    arguments = function["arguments"]
+    if capabilities.object_arguments and isinstance(arguments, str):
+        try:
+            parsed = json.loads(arguments or "{}")
+        except ValueError:
+            parsed = None
+        # Arguments that a model left unfinished stay text: a template may still take them, and if not, it says so.
+        arguments = parsed if isinstance(parsed, dict) else arguments
+    elif not capabilities.object_arguments and isinstance(arguments, dict):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return {"name": function["name"], "arguments": arguments}
+
 
 Continue: TypeAlias = Literal["auto", "content", "reasoning_content"]
 """What of a last assistant message the reply continues; ``auto``: the content, or the reasoning if that is all."""

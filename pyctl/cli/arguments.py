@@ -16,8 +16,7 @@ from pyctl.cache import CacheSettings, DiskSettings
 from pyctl.chat.format_settings import FormatSettings, keep_reasoning
 from pyctl.cli.flags import Given, help_text, read_flags
 from pyctl.cli.logs import VERBOSE, LogSettings
-from pyctl.cli.other_forms import FURTHER, BoundBySchema, OtherForms, Questions
-from pyctl.cli.without_effect import IGNORED, NO_OP, REJECTED, REMOVED
+from pyctl.cli.other_forms import FURTHER, IGNORED, NO_OP, REJECTED, REMOVED, BoundBySchema, OtherForms, Questions
 from pyctl.engine.draft.draft_settings import DraftSettings, NgramSettings, SyntheticSettings
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.model_settings import SERVED_SEQS, ModelSettings
@@ -46,7 +45,7 @@ from pyctl.setting import (
     fill,
     flags_of,
 )
-from pyctl.terminal.terminal_settings import TerminalSettings
+from pyctl.terminal import TerminalSettings
 
 __all__ = ["FLAGS", "OWNERS", "Action", "CommandSettings", "parse_chat", "parse_serve"]
 

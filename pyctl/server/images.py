@@ -22,7 +22,7 @@ import httpcore
 from starlette.requests import Request
 
 from pyctl.chat.images import ImageReader
-from pyctl.chat.messages import unreadable
+from pyctl.chat.rendering import unreadable
 from pyctl.errors import ContextSizeError, RequestError
 from pyctl.image_file import ImageFile
 from pyctl.limit import limit

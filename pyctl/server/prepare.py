@@ -13,9 +13,8 @@ from pyctl.cache import DiskPolicy
 from pyctl.chat.cached_tokenizer import Tokenizer
 from pyctl.chat.chat_format import ChatRequest, PreparedChat, ReasoningFormat
 from pyctl.chat.constraint import Constraint, json_constraint
-from pyctl.chat.reasoning import ReasoningSplitter, ReasoningTokens, ReplyDelta
 from pyctl.chat.rendering import Continue
-from pyctl.chat.reply_splitter import ReplySplitter
+from pyctl.chat.reply import ReasoningSplitter, ReasoningTokens, ReplyDelta, ReplySplitter
 from pyctl.engine.backend import EngineInfo
 from pyctl.engine.pool.selection import Pins
 from pyctl.engine.request import Request

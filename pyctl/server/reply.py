@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from pyctl.cache import RequestStats
 from pyctl.chat.cached_tokenizer import Tokenizer
-from pyctl.chat.reasoning import ReplyDelta
+from pyctl.chat.reply import ReplyDelta
 from pyctl.engine.backend import TopTokens
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, DraftCounts, Piece, Progress, Request, Timings

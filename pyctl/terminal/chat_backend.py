@@ -6,7 +6,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pyctl.chat.reasoning import CallDelta
+from pyctl.chat.reply import CallDelta
 
 __all__ = ["ChatBackend", "ChatDelta", "ReplyStats"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from pyctl.atomic_file import replacing
-from pyctl.chat.reasoning import CallDelta
+from pyctl.chat.reply import CallDelta
 from pyctl.errors import RequestError
 from pyctl.image_file import ImageFile
 from pyctl.limit import limit

@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 from rich.console import Console
 
-from pyctl.chat.reasoning import CallDelta
+from pyctl.chat.reply import CallDelta
 from pyctl.errors import PyctlError, RequestError
 from pyctl.terminal import conversation as transcript
 from pyctl.terminal.chat_backend import ChatBackend, ChatDelta, ReplyStats

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
-from pyctl.chat.reasoning import ReplyDelta
+from pyctl.chat.reply import ReplyDelta
 from pyctl.engine.request import Done, Failed, Piece
 from pyctl.errors import EngineError, PyctlError
 from pyctl.server.body import ChatBody

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from pyctl.chat.reasoning import CallDelta
+from pyctl.chat.reply import CallDelta
 from pyctl.errors import (
     AuthenticationError,
     EngineError,

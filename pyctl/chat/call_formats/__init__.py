@@ -1,3 +1,164 @@
-"""How models write tool calls: the only place that knows their tags."""
+"""Tool calls: the known formats, which of them a template writes, and constraints by the schemas of tools."""
 
 from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from pyctl.chat.call_formats.call_format import CallFormat
+from pyctl.chat.call_formats.gpt_oss import HarmonyFormat
+from pyctl.chat.call_formats.llama3 import LlamaFormat
+from pyctl.chat.call_formats.mistral import MistralFormat, MistralListFormat
+from pyctl.chat.call_formats.qwen import HermesFormat, QwenFormat
+from pyctl.chat.constraint import Constraint
+from pyctl.chat.reply import ReasoningTags, ReplyPart
+from pyctl.chat.template import (
+    SAMPLE_KEY,
+    SAMPLE_VALUE,
+    Template,
+    TemplateCapabilities,
+    sample_call,
+    sample_message,
+    sample_tool,
+)
+from pyctl.chat.tools import Tool, Tools
+from pyctl.errors import RequestError
+from pyctl.limit import limit
+
+__all__ = ["FALLBACK", "FORMATS", "BoundCalls", "find_call_format"]
+
+log = logging.getLogger(__name__)
+
+_MOST_KNOWN = 16
+_MOST_PROBES = limit(
+    200, "arguments looked at one by one where schemas of tools cannot be converted", "they may be any JSON", "request"
+)
+_ANYTHING = {"type": "object", "additionalProperties": True}
+
+
+class BoundCalls:
+    """Constraints on calls as ``form`` writes them, the last used few remembered: agents send the same tools again and
+    again. Thread-safe.
+    """
+
+    def __init__(self, form: CallFormat, tags: ReasoningTags, controls: Mapping[str, int]) -> None:
+        self._form, self._tags, self._controls = form, tags, controls
+        self._lock = threading.Lock()
+        self._known: OrderedDict[bytes, Constraint | None] = OrderedDict()
+
+    def constraint(self, tools: Tools, part: ReplyPart) -> Constraint | None:
+        """What binds the calls in a reply that begins in ``part``.
+
+        An argument whose schema cannot be converted may be any JSON, unless its tool is strict: then RequestError. None
+        if nothing that binds all these tools can be made, and none of them has to be called.
+        """
+        key = _key(tools, part)
+        with self._lock:
+            if key in self._known:
+                self._known.move_to_end(key)
+                return self._known[key]
+        made = self._make(tools, part)
+        if key:
+            with self._lock:
+                self._known[key] = made
+                while len(self._known) > _MOST_KNOWN:
+                    self._known.popitem(last=False)
+        return made
+
+    def _make(self, tools: Tools, part: ReplyPart) -> Constraint | None:
+        probes = iter(range(_MOST_PROBES))
+        error: RequestError | None = None
+        for loosen in (_as_it_is, self._loosened, _loose):
+            loosened = tuple(tool if tool.strict else loosen(tool, probes) for tool in tools.tools)
+            try:
+                return self._form.constraint(replace(tools, tools=loosened), self._tags, part, self._controls)
+            except RequestError as problem:
+                error = error or problem
+        if error is not None and (tools.forced or any(tool.strict for tool in tools.tools)):
+            raise error
+        log.warning("calls are not bound to the schemas of these tools: %s", error)
+        return None
+
+    def _loosened(self, tool: Tool, probes: Iterator[int]) -> Tool:
+        """``tool`` with any JSON for each argument of which no grammar can be made."""
+        if self._fits(tool.parameters, tool, probes):
+            return tool
+        beside = {key: tool.parameters[key] for key in ("$defs", "definitions") if key in tool.parameters}
+        properties = {
+            key: schema
+            if self._fits({"type": "object", "properties": {key: schema}, "required": [key], **beside}, tool, probes)
+            else {}
+            for key, schema in tool.properties.items()
+        }
+        loosened = {"type": "object", "properties": properties, "required": list(tool.required), **beside}
+        return replace(tool, parameters=loosened if properties and self._fits(loosened, tool, probes) else _ANYTHING)
+
+    def _fits(self, parameters: Mapping[str, Any], tool: Tool, probes: Iterator[int]) -> bool:
+        """Whether a grammar can be made of these parameters; False if there was too much to look at."""
+        if next(probes, None) is None:
+            return False
+        alone = Tools((replace(tool, parameters=parameters),), forced=True)
+        try:
+            self._form.constraint(alone, self._tags, "content", self._controls)
+        except RequestError:
+            return False
+        return True
+
+
+def _as_it_is(tool: Tool, probes: Iterator[int]) -> Tool:
+    return tool
+
+
+def _loose(tool: Tool, probes: Iterator[int]) -> Tool:
+    return replace(tool, parameters=_ANYTHING)
+
+
+def _key(tools: Tools, part: ReplyPart) -> bytes:
+    """The same for the same tools; empty if they cannot be told from others."""
+    try:
+        said = msgspec.json.encode((part, tools))
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        return b""
+    return hashlib.blake2b(said, digest_size=16).digest()
+
+
+FALLBACK: CallFormat = HermesFormat()
+"""For templates that write no calls, or in a form that none recognizes."""
+
+FORMATS: tuple[CallFormat, ...] = (
+    QwenFormat(),
+    FALLBACK,
+    LlamaFormat(),
+    MistralFormat(),
+    MistralListFormat(),
+    HarmonyFormat(),
+)
+"""In the order in which they are asked."""
+
+
+def find_call_format(template: Template, capabilities: TemplateCapabilities) -> CallFormat:
+    """The format in which ``template`` writes calls, told by how it renders a sample; the log says which it is."""
+    text, as_object = capabilities.text, capabilities.object_arguments
+    messages = [
+        sample_message("user", "a", as_text=text),
+        sample_call({SAMPLE_KEY: SAMPLE_VALUE}, as_text=text, as_object=as_object),
+    ]
+    try:
+        sample = template.render(messages, tools=[sample_tool(SAMPLE_KEY)])
+    except RequestError:
+        sample = ""
+    found = next((form for form in FORMATS if form.recognizes(sample)), None)
+    if found is not None:
+        log.info("tool calls are read and bound in the form of %s", found.name)
+    elif capabilities.tool_calls:
+        log.warning("the chat template writes tool calls in an unknown form: replies may hold calls as text")
+    elif capabilities.tools:
+        log.warning("the chat template tells of tools, but writes no calls: JSON between <tool_call> tags is one")
+    return found or FALLBACK

@@ -1,4 +1,4 @@
-"""What there is to know about a family's way of writing calls; one file each says it, and `registry` lists them."""
+"""What there is to know about a family's way of writing calls; one file each says it, and the package lists them."""
 
 from __future__ import annotations
 
@@ -6,27 +6,15 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from pyctl.chat.call_formats.scan import CallScanner
 from pyctl.chat.constraint import Constraint, GrammarBuilder, reasoned
-from pyctl.chat.reasoning import BRACKETS, SEED, THINK, ReasoningSplitter, ReasoningTags, ReplyDelta, ReplyPart
+from pyctl.chat.reply import BRACKETS, SEED, THINK, ReasoningSplitter, ReasoningTags, ReplyDelta, ReplyParser, ReplyPart
 from pyctl.chat.tools import Tool, Tools
 from pyctl.text import random_id
 
-__all__ = ["CallFormat", "ReplyParser", "TaggedFormat", "json_arguments"]
-
-
-class ReplyParser(Protocol):
-    """Feed it the pieces of one reply. However it is cut, the same comes out, and nothing raises."""
-
-    def feed(self, text: str) -> ReplyDelta:
-        """What became certain with ``text``."""
-        ...
-
-    def finish(self) -> ReplyDelta:
-        """What was still held back when the reply ended."""
-        ...
+__all__ = ["CallFormat", "TaggedFormat", "json_arguments"]
 
 
 class CallFormat(ABC):

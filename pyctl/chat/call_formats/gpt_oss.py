@@ -14,11 +14,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from pyctl.chat.call_formats.call_format import CallFormat, ReplyParser, json_arguments
+from pyctl.chat.call_formats.call_format import CallFormat, json_arguments
 from pyctl.chat.call_formats.scan import joined
 from pyctl.chat.constraint import GrammarBuilder
-from pyctl.chat.reasoning import CallDelta, ReasoningTags, ReplyDelta, ReplyPart
-from pyctl.chat.samples import SAMPLE_TOOL
+from pyctl.chat.reply import CallDelta, ReasoningTags, ReplyDelta, ReplyParser, ReplyPart
+from pyctl.chat.template import SAMPLE_TOOL
 from pyctl.chat.tools import Tool, Tools
 from pyctl.text import overlap, random_id
 

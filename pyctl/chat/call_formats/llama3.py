@@ -28,7 +28,7 @@ from pyctl.chat.call_formats.scan import (
     whole_call,
 )
 from pyctl.chat.constraint import GrammarBuilder
-from pyctl.chat.samples import SAMPLE_TOOL
+from pyctl.chat.template import SAMPLE_TOOL
 from pyctl.chat.tools import Tool, Tools
 from pyctl.text import random_id
 

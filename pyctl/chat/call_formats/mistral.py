@@ -27,8 +27,8 @@ from pyctl.chat.call_formats.scan import (
     whole_call,
 )
 from pyctl.chat.constraint import GrammarBuilder
-from pyctl.chat.reasoning import BRACKETS, SEED, THINK
-from pyctl.chat.samples import SAMPLE_TOOL
+from pyctl.chat.reply import BRACKETS, SEED, THINK
+from pyctl.chat.template import SAMPLE_TOOL
 from pyctl.chat.tools import Tool, Tools
 from pyctl.text import random_id
 

@@ -18,6 +18,8 @@ that it may speak of these tags.
 
 Bound by a grammar, values between tags are text up to the end tag where the schema allows a string, one of its words
 where it lists them, and JSON by their schema elsewhere; the required ones may come in any order.
+
+The form with JSON is Hermes', too: most models with no better form were taught it.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from pyctl.chat.call_formats.call_format import TaggedFormat
+from pyctl.chat.call_formats.call_format import TaggedFormat, json_arguments
 from pyctl.chat.call_formats.scan import (
     CallScanner,
     NeedMoreInput,
@@ -39,12 +41,12 @@ from pyctl.chat.call_formats.scan import (
     whole_call,
 )
 from pyctl.chat.constraint import GrammarBuilder
-from pyctl.chat.reasoning import BRACKETS, SEED, THINK
-from pyctl.chat.samples import SAMPLE_KEY, SAMPLE_TOOL, SAMPLE_VALUE
+from pyctl.chat.reply import BRACKETS, SEED, THINK
+from pyctl.chat.template import SAMPLE_KEY, SAMPLE_TOOL, SAMPLE_VALUE
 from pyctl.chat.tools import Tool, Tools
 from pyctl.text import overlap, random_id
 
-__all__ = ["CLOSE", "OPEN", "QwenFormat", "QwenParser"]
+__all__ = ["CLOSE", "OPEN", "HermesFormat", "QwenFormat", "QwenParser"]
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
@@ -258,3 +260,24 @@ def _any_order(grammar: GrammarBuilder, required: Sequence[str], between: str) -
 
 def _members(mask: int) -> list[int]:
     return [index for index in range(mask.bit_length()) if mask >> index & 1]
+
+
+class HermesFormat(TaggedFormat):
+    """Also what is looked for where a template writes calls in no form that is known."""
+
+    name = "Hermes (JSON between tags)"
+    reasoning = (replace(THINK, interrupts=(OPEN,)), replace(SEED, forced_close=f"\n{SEED.close}"), BRACKETS)
+    control_tokens = (OPEN, CLOSE)
+    trigger = f"({OPEN})"
+    _sample = re.compile(rf'{OPEN}\s*\{{"name": "{SAMPLE_TOOL}", "arguments": \{{')
+
+    def call_parser(self, tools: Tools, new_id: Callable[[], str] = random_id) -> CallScanner:
+        """Reads both of Qwen's forms."""
+        return QwenParser(tools, new_id)
+
+    def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
+        """A call with arguments by the schema as a whole."""
+        name = grammar.quoted(json.dumps(tool.name, ensure_ascii=False))
+        middle = grammar.text(', "arguments": ')
+        head, end = grammar.text(f'{OPEN}\n{{"name": '), grammar.text(f"}}\n{CLOSE}")
+        return f"{head} {name} {middle} {json_arguments(grammar, tool)} {end}"

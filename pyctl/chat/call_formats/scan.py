@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence, Set
 from itertools import groupby
 from typing import Any, NoReturn
 
-from pyctl.chat.reasoning import CallDelta, ReplyDelta
+from pyctl.chat.reply import CallDelta, ReplyDelta
 from pyctl.chat.tools import Tools
 from pyctl.text import random_id
 

@@ -33,7 +33,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from pyctl.chat.reasoning import ReplyDelta
+from pyctl.chat.reply import ReplyDelta
 from pyctl.engine.request import Done, Progress
 from pyctl.errors import ContextSizeError, RequestError
 from pyctl.server.api.completions import Identity

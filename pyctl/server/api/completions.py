@@ -10,8 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pyctl.chat.reasoning import CallDelta, ReplyDelta
-from pyctl.chat.reply_splitter import ParsedReply
+from pyctl.chat.reply import CallDelta, ParsedReply, ReplyDelta
 from pyctl.engine.backend import TopTokens
 from pyctl.engine.request import Done, Piece, Progress
 from pyctl.errors import RequestError

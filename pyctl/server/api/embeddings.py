@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pyctl.chat.messages import unreadable
+from pyctl.chat.rendering import unreadable
 from pyctl.errors import NotSupportedError, RequestError
 from pyctl.limit import limit
 from pyctl.prompt import Tokens, as_tokens

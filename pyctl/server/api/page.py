@@ -7,8 +7,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from pyctl.errors import NotFoundError, RequestError
-from pyctl.page import assets
-from pyctl.page.assets import Asset
+from pyctl.page import POLICY, Asset, asset, index, names
 from pyctl.page.markdown_process import MOST_TEXTS
 from pyctl.server.body import TextsBody, at_most
 from pyctl.server.http import JsonResponse, error_response
@@ -28,15 +27,15 @@ def routes(settings: ServerSettings) -> list[Route]:
 
 def files(settings: ServerSettings) -> frozenset[str]:
     """Names of the page's files; none with --no-ui or --path."""
-    return assets.names() if settings.has_page else frozenset()
+    return names() if settings.has_page else frozenset()
 
 
 async def _index(request: Request) -> Response:
-    return _answer(request, assets.index())
+    return _answer(request, index())
 
 
 async def _file(request: Request) -> Response:
-    return _answer(request, assets.asset(request.path_params["name"]))
+    return _answer(request, asset(request.path_params["name"]))
 
 
 def _answer(request: Request, found: Asset | None) -> Response:
@@ -44,7 +43,7 @@ def _answer(request: Request, found: Asset | None) -> Response:
         return error_response(NotFoundError("File Not Found"))
     headers = {
         "cache-control": "no-cache",  # asked for again, and mostly not sent
-        "content-security-policy": assets.POLICY,
+        "content-security-policy": POLICY,
         "etag": found.tag,
         "referrer-policy": "no-referrer",
         "vary": "Accept-Encoding",

@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from pyctl.chat.reasoning import CallDelta, ReplyDelta
+from pyctl.chat.reply import CallDelta, ReplyDelta
 from pyctl.engine.request import Done, Progress
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import NotFoundError

@@ -27,7 +27,7 @@ from typing import Annotated, Any
 
 from msgspec import field
 
-from pyctl.chat.messages import unreadable
+from pyctl.chat.rendering import unreadable
 from pyctl.errors import RequestError
 from pyctl.limit import limit
 from pyctl.server.body import Body, ByteAccount, Nested, others

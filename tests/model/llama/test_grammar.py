@@ -17,7 +17,7 @@ from llama_cpp import llama_cpp as api
 
 from pyctl.cache.ram import RamCache
 from pyctl.chat.constraint import Constraint, GrammarBuilder, json_constraint, reply_constraint
-from pyctl.chat.reasoning import THINK
+from pyctl.chat.reply import THINK
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle

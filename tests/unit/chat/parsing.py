@@ -6,8 +6,7 @@ from itertools import count
 from typing import Any
 
 from pyctl.chat.call_formats.call_format import CallFormat
-from pyctl.chat.reasoning import ReplyPart
-from pyctl.chat.reply_splitter import ParsedReply, ReplySplitter
+from pyctl.chat.reply import ParsedReply, ReplyPart, ReplySplitter
 from pyctl.chat.tools import Tools
 
 PROPERTIES: dict[str, Any] = {

@@ -12,16 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pyctl.chat.call_formats import FORMATS, find_call_format
 from pyctl.chat.call_formats.call_format import CallFormat
 from pyctl.chat.call_formats.gpt_oss import HarmonyFormat
-from pyctl.chat.call_formats.hermes import HermesFormat
 from pyctl.chat.call_formats.llama3 import LlamaFormat
 from pyctl.chat.call_formats.mistral import MistralFormat, MistralListFormat
-from pyctl.chat.call_formats.qwen import QwenFormat
-from pyctl.chat.call_formats.registry import FORMATS, find_call_format
+from pyctl.chat.call_formats.qwen import HermesFormat, QwenFormat
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.constraint import reply_constraint
-from pyctl.chat.reasoning import ReplyPart
+from pyctl.chat.reply import ReplyPart
 from pyctl.chat.template import Template, TemplateCapabilities
 from pyctl.chat.tools import Tools
 from tests.effort import examples

@@ -6,15 +6,13 @@ from typing import Any
 
 import pytest
 
-from pyctl.chat.call_formats.bound_calls import BoundCalls
+from pyctl.chat.call_formats import FALLBACK, BoundCalls, find_call_format
 from pyctl.chat.call_formats.call_format import CallFormat
-from pyctl.chat.call_formats.hermes import HermesFormat
-from pyctl.chat.call_formats.qwen import QwenFormat
-from pyctl.chat.call_formats.registry import FALLBACK, find_call_format
+from pyctl.chat.call_formats.qwen import HermesFormat, QwenFormat
 from pyctl.chat.chat_format import ChatFormat, ChatRequest
 from pyctl.chat.constraint import Constraint
-from pyctl.chat.reasoning import BRACKETS, THINK, ReplyPart
 from pyctl.chat.replay import Replay
+from pyctl.chat.reply import BRACKETS, THINK, ReplyPart
 from pyctl.chat.template import Template, TemplateCapabilities
 from pyctl.chat.tools import Tools
 from pyctl.errors import RequestError

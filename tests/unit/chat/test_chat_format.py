@@ -7,7 +7,7 @@ import pytest
 
 from pyctl.chat.cached_tokenizer import Tokenizer
 from pyctl.chat.chat_format import ChatFormat
-from pyctl.chat.reasoning import ReplyDelta
+from pyctl.chat.reply import ReplyDelta
 from pyctl.chat.template import Template
 from pyctl.errors import RequestError
 from tests.unit.chat import toy

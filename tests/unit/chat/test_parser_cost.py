@@ -12,7 +12,7 @@ import pytest
 from pyctl.chat.cached_tokenizer import CachedTokenizer
 from pyctl.chat.call_formats.scan import coerce_argument, from_python, whole_call
 from pyctl.chat.json_schema import ready_schema
-from pyctl.chat.messages import check_messages
+from pyctl.chat.rendering import check_messages
 from pyctl.engine.stream import LineLimits, TextStream
 from pyctl.errors import RequestError
 from pyctl.text import clean, one_line

@@ -6,7 +6,7 @@ import pytest
 
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.constraint import Constraint
-from pyctl.chat.reasoning import ReasoningTokens, ReplyDelta
+from pyctl.chat.reply import ReasoningTokens, ReplyDelta
 from pyctl.chat.template import Template
 from pyctl.errors import RequestError
 from tests.unit.chat import toy

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pyctl.chat.call_formats.qwen import QwenFormat
 from pyctl.chat.chat_format import ChatFormat
-from pyctl.chat.reasoning import ReplyPart
+from pyctl.chat.reply import ReplyPart
 from pyctl.chat.template import Template
 from pyctl.chat.tools import Tools
 from pyctl.text import random_id

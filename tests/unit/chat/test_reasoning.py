@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyctl.chat.call_formats.qwen import QwenFormat
-from pyctl.chat.reasoning import ReasoningSplitter, ReplyDelta, ReplyPart
+from pyctl.chat.reply import ReasoningSplitter, ReplyDelta, ReplyPart
 from tests.effort import examples
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pyctl.chat.cached_tokenizer import Tokenizer
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.replay import Replay
-from pyctl.chat.reply_splitter import ParsedReply
+from pyctl.chat.reply import ParsedReply
 from pyctl.chat.template import Template
 from pyctl.prompt import as_tokens
 from tests.effort import examples

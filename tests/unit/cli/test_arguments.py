@@ -11,7 +11,7 @@ from pyctl.chat.format_settings import FormatSettings, keep_reasoning
 from pyctl.chat.template import Template
 from pyctl.cli.arguments import FLAGS, OWNERS, parse_chat, parse_serve
 from pyctl.cli.logs import LogSettings
-from pyctl.cli.without_effect import IGNORED, NO_OP, REJECTED, REMOVED
+from pyctl.cli.other_forms import IGNORED, NO_OP, REJECTED, REMOVED
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.sampling import RANDOM_SEED, Sampling
@@ -20,7 +20,7 @@ from pyctl.llama.params import with_ubatch
 from pyctl.models import HubSettings
 from pyctl.server.server_settings import ListenSettings, ReplySettings, ServerSettings
 from pyctl.setting import GENERAL
-from pyctl.terminal.terminal_settings import TerminalSettings
+from pyctl.terminal import TerminalSettings
 from tests.unit.cli.given import PRESERVED, SERVE_FLAGS, WITHOUT_USE, chat, refused, serve
 
 

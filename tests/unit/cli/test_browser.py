@@ -8,7 +8,7 @@ import webbrowser
 
 import pytest
 
-from pyctl.cli.browser import open_in_browser, page_address
+from pyctl.cli.serve_command import open_in_browser, page_address
 
 
 @pytest.mark.parametrize(

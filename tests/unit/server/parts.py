@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pyctl.chat.reasoning import CallDelta, ReplyDelta
+from pyctl.chat.reply import CallDelta, ReplyDelta
 from pyctl.server.prepare import PreparedReply
 from tests.unit.server.fake import Bench
 

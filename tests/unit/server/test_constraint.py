@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pyctl.chat.constraint import json_constraint, reply_constraint
-from pyctl.chat.reasoning import THINK
+from pyctl.chat.reply import THINK
 from pyctl.engine.sampling import Sampling
 from pyctl.server.server_settings import ReplySettings
 from tests.unit.chat import toy

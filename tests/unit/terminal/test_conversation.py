@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyctl.chat.reasoning import CallDelta
+from pyctl.chat.reply import CallDelta
 from pyctl.errors import RequestError
 from pyctl.terminal.conversation import Call, Conversation, Message
 

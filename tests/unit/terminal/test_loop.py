@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pyctl.chat.reasoning import CallDelta
+from pyctl.chat.reply import CallDelta
 from pyctl.errors import EngineError
 from pyctl.terminal.chat_backend import ChatDelta, ReplyStats
 from pyctl.terminal.console import PipeReader

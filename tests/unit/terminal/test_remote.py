@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from pyctl.chat.reasoning import CallDelta
+from pyctl.chat.reply import CallDelta
 from pyctl.errors import (
     AuthenticationError,
     EngineError,

@@ -5,7 +5,7 @@ import re
 
 from rich.console import Console
 
-from pyctl.chat.reasoning import CallDelta
+from pyctl.chat.reply import CallDelta
 from pyctl.terminal.chat_backend import ChatDelta, ReplyStats
 from pyctl.terminal.console import PlainView, RichView, stats_line
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pyctl.chat.messages import check_messages
+from pyctl.chat.rendering import check_messages
 from pyctl.errors import RequestError
 from pyctl.server.api.anthropic import chat_fields
 

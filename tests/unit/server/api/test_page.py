@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyctl.page import assets
+from pyctl import page as assets
 from pyctl.page.markdown import html_of
 from pyctl.page.markdown_process import MOST_TEXT_BYTES, MarkdownProcess, plain_html
 from pyctl.server.server_settings import ServerSettings
