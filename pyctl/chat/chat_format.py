@@ -252,8 +252,7 @@ class PreparedChat:
         message = request.reasoning_budget_message
         return ReasoningTokens.of(self._chat.tokenizer, request.reasoning_budget, tags.open, tags.ends, message, read)
 
-    @cached_property
-    def echo(self) -> ReplyDelta:
+    def _echo(self) -> ReplyDelta:
         """What the prompt holds of the reply already, as it would have been read."""
         if not self.rendered.begun:
             return ReplyDelta()
@@ -289,35 +288,33 @@ class PreparedChat:
         is_last = request.messages[-1]["role"] == "assistant"
         return self.is_continued or (request.prefill_assistant and is_last)
 
-    def splitter(self, said: Callable[[dict[str, Any]], None] | None = None) -> ReplySplitter:
+    def splitter(self, on_reply: Callable[[dict[str, Any]], None] | None = None) -> ReplySplitter:
         """What takes one reply apart, and remembers it in the end; a new one at each call.
 
-        ``said`` is told the whole reply then, as an assistant message.
+        ``on_reply`` gets the whole reply then, as an assistant message.
         """
-        rendered = self.rendered
+        rendered, echo, opening = self.rendered, self._echo(), self.open_reasoning
         tags = None if self._request.reasoning_format == "none" else self._chat.tags
         parser = self._chat.call_format.parser(self._tools, tags, rendered.reply_part)
         if rendered.reply_part == "reasoning" and rendered.prefill.strip():
             parser.feed(rendered.prefill)
         marks = self._chat.marks
         header = marks.header(rendered.text, rendered.prefill)
-        if not header and said is None:
-            return ReplySplitter(parser)
+        if not header and on_reply is None:
+            return ReplySplitter(parser, echo, opening)
 
         def ended(text: str, tokens: list[int], reply: ParsedReply) -> None:
-            message = reply.message(self.echo)
-            if self.open_reasoning and text.startswith(
-                self.open_reasoning
-            ):  # it is part of the header, and of the echo
-                text = text.removeprefix(self.open_reasoning)
-                message["content"] = self.echo.content + reply.content.removeprefix(self.open_reasoning)
+            message = reply.message(echo)
+            if opening and text.startswith(opening):  # it is part of the header, and of the echo
+                text = text.removeprefix(opening)
+                message["content"] = echo.content + reply.content.removeprefix(opening)
             if header:
                 known = any(self._text_of(tokens, special) == text for special in (False, True))
                 marks.replay.remember(message, rendered.place, header, text, as_tokens(tokens) if known else None)
-            if said is not None:
-                said(message)
+            if on_reply is not None:
+                on_reply(message)
 
-        return ReplySplitter(parser, on_end=ended)
+        return ReplySplitter(parser, echo, opening, ended)
 
     def _begins(self) -> ReplyPart:
         """Where the reply begins: ``start`` only if the template leaves it a reasoning block to open."""

@@ -229,12 +229,20 @@ class ParsedReply:
 class ReplySplitter:
     """Feed it the pieces of one reply: text, and the tokens that it stands for where they are known.
 
-    ``on_end`` gets the whole reply in the end: its text, its tokens and its parts.
+    ``echo`` is the part of the reply that the prompt holds already, as it would have been read. ``opening`` is text of
+    the prompt with which the content of the reply begins. ``on_end`` gets the whole reply in the end: its text, its
+    tokens and its parts.
     """
 
     def __init__(
-        self, parser: ReplyParser, *, on_end: Callable[[str, list[int], ParsedReply], None] | None = None
+        self,
+        parser: ReplyParser,
+        echo: ReplyDelta = ReplyDelta(),  # noqa: B008 (a tuple)
+        opening: str = "",
+        on_end: Callable[[str, list[int], ParsedReply], None] | None = None,
     ) -> None:
+        self.echo = echo
+        self.opening = opening
         self._parser = parser
         self._on_end = on_end
         self._texts: list[str] = []

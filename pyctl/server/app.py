@@ -37,7 +37,7 @@ from pyctl.server.middleware import (
     check_origin,
     depth_error,
 )
-from pyctl.server.respond import log_error
+from pyctl.server.reply import log_error
 from pyctl.server.server_settings import ServerSettings
 from pyctl.server.service import Service
 

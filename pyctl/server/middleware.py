@@ -64,6 +64,18 @@ class KeyMiddleware:
 
 _EXPOSED = "x-pyctl-cache"
 
+_LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+def allowed_origin(cors: Cors, origin: str) -> str:
+    """The value of Access-Control-Allow-Origin for a page of ``origin``; empty for none."""
+    if cors.origins == "*":
+        # A star would shut out requests with credentials, so the origin is named.
+        return origin if cors.credentials else "*"
+    if cors.origins == "localhost":
+        return origin if _name_in(origin) in _LOCAL else ""
+    return origin if origin in {each.strip() for each in cors.origins.split(",")} else ""
+
 
 class CorsMiddleware:
     """Adds the headers of ``cors`` to every response and answers OPTIONS itself, since browsers send it without a key.
@@ -99,7 +111,7 @@ class CorsMiddleware:
         await self._app(scope, receive, with_headers)
 
     def _headers(self, asked: Headers) -> dict[str, str]:
-        allowed = self._cors.allowed(asked.get("origin", ""))
+        allowed = allowed_origin(self._cors, asked.get("origin", ""))
         if not allowed:
             return {}
         headers = {"access-control-allow-origin": allowed, "access-control-expose-headers": _EXPOSED}
@@ -136,7 +148,7 @@ def check_origin(headers: Headers, settings: ServerSettings) -> None:
     Everything but a browser's page has no origin. A page under a name that may be rebound has to have a key.
     """
     origin = headers.get("origin")
-    if origin is None or settings.cors.lists(origin):
+    if origin is None or (settings.cors.origins != "*" and allowed_origin(settings.cors, origin)):
         return
     host = headers.get("host", "")
     if not host or origin.partition("://")[2] != host:
@@ -165,14 +177,14 @@ def sees_texts(request: Request, settings: ServerSettings) -> bool:
     if may_be_rebound(host):
         return False
     is_passed_on = any(name in request.headers for name in _PASSED_ON)
-    is_here = request.client is not None and _is_loopback(request.client.host) and _is_loopback(_name_of(host))
+    is_here = request.client is not None and _is_loopback(request.client.host) and _is_loopback(_name_in(f"//{host}"))
     return settings.show_prompts or (is_here and not is_passed_on)
 
 
-def _name_of(host: str) -> str:
-    """The host name in a Host header, empty if there is none."""
+def _name_in(address: str) -> str:
+    """The host name in ``address``, empty if there is none."""
     try:
-        return urlsplit(f"//{host}").hostname or ""
+        return urlsplit(address).hostname or ""
     except ValueError:
         return ""
 

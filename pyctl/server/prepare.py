@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -14,7 +14,7 @@ from pyctl.chat.cached_tokenizer import Tokenizer
 from pyctl.chat.chat_format import ChatRequest, PreparedChat, ReasoningFormat
 from pyctl.chat.constraint import Constraint, json_constraint
 from pyctl.chat.rendering import Continue
-from pyctl.chat.reply import ReasoningSplitter, ReasoningTokens, ReplyDelta, ReplySplitter
+from pyctl.chat.reply import ReasoningSplitter, ReasoningTokens, ReplySplitter
 from pyctl.engine.backend import EngineInfo
 from pyctl.engine.pool.selection import Pins
 from pyctl.engine.request import Request
@@ -186,36 +186,16 @@ log = logging.getLogger(__name__)
 class PreparedReply:
     """Reply number ``index`` of a request: what the engine is asked, how the client wants it, and the prompt as text.
 
-    ``chat`` is the conversation that the reply continues, None for a raw prompt. ``said`` is told the whole reply.
+    ``splitter`` takes the reply apart; of a raw prompt's, everything is content. ``chat`` is the conversation that the
+    reply continues, None for a raw prompt.
     """
 
     request: Request
     options: ReplyOptions
     prompt_text: str
+    splitter: ReplySplitter
     index: int = 0
     chat: PreparedChat | None = None
-    said: Callable[[dict[str, Any]], None] | None = None
-
-    @property
-    def open_reasoning(self) -> str:
-        """Text of the prompt that the content begins with."""
-        return self.chat.open_reasoning if self.chat is not None else ""
-
-    @property
-    def echo(self) -> ReplyDelta:
-        """What of the reply is in the prompt."""
-        return self.chat.echo if self.chat is not None else ReplyDelta()
-
-    @property
-    def streams_echo(self) -> bool:
-        """Whether a stream begins with that, as it does unless the client asked to continue its message."""
-        return self.chat is None or self.options.echo or not self.chat.is_continued
-
-    def splitter(self) -> ReplySplitter:
-        """What takes the reply apart; of a raw prompt's, everything is content."""
-        if self.chat is None:
-            return ReplySplitter(ReasoningSplitter(None, "content"))
-        return self.chat.splitter(self.said)
 
 
 def prepare(service: Service, body: AnyBody, fetched: Fetched = NOTHING) -> list[PreparedReply]:
@@ -236,7 +216,7 @@ def prepare(service: Service, body: AnyBody, fetched: Fetched = NOTHING) -> list
             stop=tuple(word for word in body.stop if word),
             n_probs=max(body.n_probs, 0),
             cache_prompt=settings.cache_prompt if body.cache_prompt is None else body.cache_prompt,
-            disk_policy=DiskPolicy.of_request(body.prefix_cache, service.disk_policy),
+            disk_policy=_disk_policy(service, body),
             return_progress=body.options.stream,  # what a stream's headers wait for is the first of these
             reasoning=_limit(asked.reasoning),
             seq=body.seq % info.n_seqs if body.seq >= 0 else -1,
@@ -254,12 +234,8 @@ def prepare(service: Service, body: AnyBody, fetched: Fetched = NOTHING) -> list
             request = replace(request, sampling=sampling)
         for number in range(body.n):
             nth = _nth(request, number)
-            replies.append(PreparedReply(nth, body.options, asked.text, len(replies), asked.chat))
-    if settings.warm_next and len(replies) == 1:
-        (reply,) = replies
-        if reply.chat is not None and reply.request.cache_prompt and reply.request.max_tokens != 0:
-            said = partial(_make_next_turn_ready, service, reply.chat, reply.request)
-            replies = [replace(reply, said=lambda message: service.afterwards.add(lambda: said(message)))]
+            splitter = _splitter(service, asked.chat, nth, is_alone=body.n == 1)
+            replies.append(PreparedReply(nth, body.options, asked.text, splitter, len(replies), asked.chat))
     return replies
 
 
@@ -268,11 +244,20 @@ def prepare_warm_up(service: Service, body: ChatBody, fetched: Fetched = NOTHING
     prompt = service.chat.beginning(_chat_request(service, body.conversation, fetched))
     if len(prompt) >= service.info.n_ctx:
         raise ContextSizeError(len(prompt), service.info.n_ctx)
-    policy = DiskPolicy.of_request(body.prefix_cache, service.disk_policy)
+    policy = _disk_policy(service, body)
     return Request(prompt, max_tokens=0, disk_policy=policy, background=True)
 
 
-def _make_next_turn_ready(service: Service, chat: PreparedChat, request: Request, message: dict[str, Any]) -> None:
+def _splitter(service: Service, chat: PreparedChat | None, request: Request, *, is_alone: bool) -> ReplySplitter:
+    """Takes the reply apart; after the only reply of a chat, what is certain of the next prompt is evaluated."""
+    if chat is None:
+        return ReplySplitter(ReasoningSplitter(None, "content"))
+    if not (service.settings.warm_next and is_alone and request.cache_prompt and request.max_tokens != 0):
+        return chat.splitter()
+    return chat.splitter(lambda message: service.afterwards.add(partial(_prewarm, service, chat, request, message)))
+
+
+def _prewarm(service: Service, chat: PreparedChat, request: Request, message: dict[str, Any]) -> None:
     """Have the reply evaluated as the next prompt will have it: with what comes before, after and instead of it."""
     prompt = chat.next_prompt(message)
     if prompt is not None:
@@ -407,6 +392,11 @@ def _pins(service: Service, body: GenerationBody, prompt: Prompt) -> Pins:
     if body.kv_pin:
         log.info("kv_pin has no effect without --kv-select: replies attend to everything")
     return ()
+
+
+def _disk_policy(service: Service, body: GenerationBody) -> DiskPolicy:
+    default = service.disk_policy
+    return default if body.prefix_cache is None else DiskPolicy.of_request(body.prefix_cache, default)
 
 
 def _limit(reasoning: ReasoningTokens | None) -> ReasoningLimit | None:

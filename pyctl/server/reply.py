@@ -1,35 +1,51 @@
-"""Replies of all kinds: they get the engine's events and make the bytes that the client reads."""
+"""Replies of all kinds: the engine's events become the bytes that the client reads, streamed or as one body."""
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 import ctypes
+import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from pyctl.cache import RequestStats
 from pyctl.chat.cached_tokenizer import Tokenizer
 from pyctl.chat.reply import ReplyDelta
 from pyctl.engine.backend import TopTokens
 from pyctl.engine.handle import RequestHandle
-from pyctl.engine.request import Done, DraftCounts, Piece, Progress, Request, Timings
+from pyctl.engine.pool.pool_plan import PoolPlan, StreamCounts
+from pyctl.engine.request import Done, DraftCounts, Event, Failed, Piece, Progress, Request, Timings
 from pyctl.engine.sampling import Sampling
+from pyctl.errors import EngineError, PyctlError
 from pyctl.server.body import ReplyOptions
-from pyctl.server.http import PING, encode, error_event, error_response, named_frames
+from pyctl.server.http import PING, JsonResponse, encode, error_event, error_response, named_frames
 from pyctl.server.prepare import PreparedReply
+from pyctl.server.request_pool import client_left
 from pyctl.server.service import Service
 
 __all__ = [
+    "ActiveReply",
     "EventReply",
     "Reply",
+    "ReplyResponse",
+    "TextOf",
+    "cache_header",
     "cache_json",
+    "log_disconnect",
+    "log_done",
+    "log_error",
+    "merged",
     "probs_json",
     "progress_json",
+    "respond",
     "settings_json",
     "timings_json",
     "usage_json",
@@ -37,6 +53,7 @@ __all__ = [
 ]
 
 TextOf: TypeAlias = Callable[[Sequence[int]], str]
+"""The text of some tokens, for people."""
 
 _LOWEST = -3.4028234663852886e38
 
@@ -315,8 +332,8 @@ class EventReply(Reply):
         super().__init__(service, prepared)
         self.begun = False
         self.n_reasoned = 0  # tokens whose text is reasoning and nothing else
-        self._splitter = prepared.splitter()
-        self._open_reasoning = prepared.open_reasoning
+        self._splitter = prepared.splitter
+        self._open_reasoning = prepared.splitter.opening
 
     @abstractmethod
     def begin(self) -> list[dict[str, Any]]:
@@ -383,3 +400,301 @@ class EventReply(Reply):
         """What is said by nothing but the end; all that the prompt has opened, if the model said nothing."""
         events = self.more(self._splitter.feed(self._open_reasoning)) if self._open_reasoning else []
         return events + self.more(self._splitter.finish())
+
+
+log = logging.getLogger("pyctl.server")
+
+MIB = 2**20
+
+
+def cache_header(known: Done | Progress) -> dict[str, str]:
+    """``x-pyctl-cache``: where the prompt was restored from, and tokens restored and evaluated."""
+    if isinstance(known, Done):
+        source, cached, evaluated = known.stats.source, known.stats.n_cached, known.stats.n_evaluated
+    else:
+        source, cached, evaluated = known.source, known.n_cached, known.n_prompt - known.n_cached
+    return {"x-pyctl-cache": f"source={source}; cached={cached}; evaluated={evaluated}"}
+
+
+def log_done(path: str, done: Done, text_of: TextOf, pool: PoolPlan | None = None) -> None:
+    """Log a request that was served; on a miss, also where and how its prompt left the nearest recent one.
+
+    With a ``pool`` it says how many MiB of what was restored went to the device, and what was read from RAM.
+    """
+    report, timings = done.stats, done.timings
+    # A device may still be busy when the prefill has been handed to it; the first token waits for it.
+    prefill_ms = max(report.prefill_ms, timings.prompt_ms - report.lookup_ms - report.restore_ms)
+    warmed = f" ({report.n_warmed} of them made ready before)" if report.n_warmed else ""
+    moved = _moved(pool, report.n_loaded) if pool is not None and report.n_loaded else ""
+    restored = f"{report.n_cached} from {report.source}{warmed} in {_time(report.lookup_ms + report.restore_ms)}{moved}"
+    log.info(
+        "%s: %d prompt tokens, %s, %d evaluated in %s%s; %d predicted in %s%s%s, the first after %s%s; stop: %s",
+        path,
+        report.n_prompt,
+        restored if report.n_cached else "none cached",
+        report.n_evaluated,
+        _time(prefill_ms),
+        _speed(report.n_evaluated, prefill_ms),
+        timings.n_predicted,
+        _time(timings.predicted_ms),
+        _speed(timings.n_predicted - 1, timings.predicted_ms),
+        _drafts(timings.drafts),
+        _time(timings.first_token_ms),
+        _streamed(timings.streamed),
+        done.stop_type,
+    )
+    if report.miss is not None:
+        miss = report.miss
+        log.info(
+            "%s: token %d differs from a recent prompt; nearest snapshot at %d; was %r, is %r",
+            path,
+            miss.position,
+            miss.nearest,
+            text_of(miss.recent),
+            text_of(miss.given),
+        )
+
+
+def _moved(pool: PoolPlan, n: int) -> str:
+    row_bytes = pool.layer_bytes / pool.n_rows / MIB
+    up, kept = (n * row_bytes * n_layers for n_layers in (pool.n_resident, pool.n_streamed))
+    return f" ({up:.0f} MiB of K and V to the device, {kept:.0f} stayed in RAM)"
+
+
+def _streamed(counts: StreamCounts | None) -> str:
+    if counts is None:
+        return ""
+    read = f"; {counts.n_bytes / MIB:.0f} MiB read from RAM, waited {_time(counts.wait_ms)}" if counts.n_bytes else ""
+    chosen = f"; {counts.n_selected} chunks selected, {counts.n_fetched} of them from RAM" if counts.n_selected else ""
+    return read + chosen
+
+
+def log_error(path: str, error: Exception) -> None:
+    """Log a request that ended with an error, with a traceback if nobody raised it on purpose."""
+    if isinstance(error, PyctlError):
+        log.warning("%s: %s: %s", path, type(error).__name__, error)
+    else:
+        log.error("%s: unexpected error", path, exc_info=error)
+
+
+def log_disconnect(path: str, replies: Sequence[Reply]) -> None:
+    """Log a request whose client did not wait for the end."""
+    n_predicted = sum(max(reply.n_predicted, len(reply.tokens)) for reply in replies)
+    log.info("%s: cancelled, the client left after %d predicted tokens", path, n_predicted)
+
+
+def _time(ms: float) -> str:
+    return f"{ms:.1f} ms" if ms < 100 else f"{ms:.0f} ms" if ms < 1000 else f"{ms / 1e3:.1f} s"
+
+
+def _speed(n: int, ms: float) -> str:
+    return f" ({n * 1e3 / ms:.1f} tok/s)" if n > 0 and ms > 0 else ""
+
+
+def _drafts(drafts: DraftCounts) -> str:
+    """How many tokens of drafts were right, and how long those were that a step kept on average."""
+    if not drafts.n_drafts:
+        return ""
+    n_right, n_all = drafts.n_accepted, drafts.n_drafted
+    return f", {n_right} of {n_all} drafted accepted ({n_right / n_all:.0%}, {n_right / drafts.n_drafts:.2f} a draft)"
+
+
+async def merged(handles: Sequence[RequestHandle]) -> AsyncGenerator[tuple[int, list[Event]], None]:
+    """(number of the handle, events that waited together) until all handles have ended."""
+    if len(handles) == 1:  # by far the most common: nothing between the engine and the stream
+        async for event in handles[0]:
+            yield 0, [event, *handles[0].drain()]
+        return
+    found: asyncio.Queue[tuple[int, list[Event]] | Exception | None] = asyncio.Queue()
+
+    async def take(number: int, handle: RequestHandle) -> None:
+        try:
+            async for event in handle:
+                found.put_nowait((number, [event, *handle.drain()]))
+            found.put_nowait(None)
+        except Exception as error:
+            found.put_nowait(error)
+
+    tasks = [asyncio.ensure_future(take(number, handle)) for number, handle in enumerate(handles)]
+    n_running = len(tasks)
+    try:
+        while n_running:
+            item = await found.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                n_running -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@dataclass(frozen=True)
+class ActiveReply:
+    """A request on its way through the engine, and the reply that is made of its events."""
+
+    handle: RequestHandle
+    reply: Reply
+
+
+class ReplyResponse:
+    """An ASGI application that sends ``replies``; ``combine`` makes one body of whole ones, in their order.
+
+    When the client leaves, all work is cancelled. An error becomes a response of its own as long as nothing has been
+    sent, and an event after that. A stream begins with the first event, or after one ping interval without any.
+    """
+
+    def __init__(
+        self, service: Service, replies: Sequence[ActiveReply], combine: Callable[[list[dict[str, Any]]], Any]
+    ) -> None:
+        self._replies = replies
+        self._combine = combine
+        self._text_of = service.text_of
+        self._running, self._pool = service.shared.running, service.info.pool
+        options = replies[0].reply.options
+        self._streams = options.stream
+        self._ping_seconds = (
+            service.shared.settings.ping_seconds if options.ping_seconds is None else options.ping_seconds
+        )
+        self._sending = asyncio.Lock()
+        self._begun = False
+        self._last_sent = 0.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path: str = scope["path"]
+        reply = self._replies[0].reply
+        if reply.id:
+            is_armed = reply.options.reasoning_control
+            self._running[reply.id] = tuple(each.handle for each in self._replies) if is_armed else ()
+        make = self._stream if self._streams else self._whole
+        work = asyncio.ensure_future(make(path, scope, receive, send))
+        gone = asyncio.ensure_future(client_left(receive))
+        try:
+            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._running.pop(reply.id, None)
+            for each in self._replies:
+                each.handle.cancel()
+            if not work.done():
+                log_disconnect(path, [each.reply for each in self._replies])
+                work.cancel()
+            gone.cancel()
+            await asyncio.wait((work, gone))
+        if not work.cancelled():
+            work.result()
+
+    async def _whole(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            finals = [await _finished(each) for each in self._replies]
+            bodies = [each.reply.whole(done) for each, done in zip(self._replies, finals, strict=True)]
+            headers = cache_header(finals[0]) if len(finals) == 1 else {}
+            response: Response = JsonResponse(self._combine(bodies), headers=headers)
+            for done in finals:
+                log_done(path, done, self._text_of, self._pool)
+        except Exception as error:
+            log_error(path, error)
+            response = self._replies[-1].reply.error_response(error)
+        await response(scope, receive, send)
+
+    async def _stream(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        self._last_sent = asyncio.get_running_loop().time()
+        reply = self._replies[-1].reply
+        pinger = asyncio.ensure_future(self._ping(send, self._ping_seconds))
+        try:
+            async with aclosing(self._batches(path)) as batches:
+                async for batch in batches:
+                    await self._send(send, batch)
+            await self._send(send, reply.end)
+        except Exception as error:
+            pinger.cancel()
+            log_error(path, error)
+            if not self._begun:
+                return await reply.error_response(error)(scope, receive, send)
+            await self._send(send, reply.error_event(error))
+        finally:
+            pinger.cancel()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _batches(self, path: str) -> AsyncGenerator[bytes, None]:
+        """What can be sent, as it comes; events that wait together are sent together. Raises what a Failed holds."""
+        async with aclosing(merged([each.handle for each in self._replies])) as found:
+            async for number, events in found:
+                frames: list[bytes] = []
+                for event in events:
+                    if isinstance(event, Failed):
+                        if any(frames):
+                            yield b"".join(frames)
+                        raise event.error
+                    frames.append(_frames(self._replies[number].reply, event))
+                    if isinstance(event, Done):
+                        log_done(path, event, self._text_of, self._pool)
+                yield b"".join(frames)
+
+    async def _send(self, send: Send, body: bytes) -> None:
+        async with self._sending:
+            if not self._begun:
+                self._begun = True
+                await send({"type": "http.response.start", "status": 200, "headers": self._headers()})
+            if body:
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+        self._last_sent = asyncio.get_running_loop().time()
+
+    def _headers(self) -> list[tuple[bytes, bytes]]:
+        progress = self._replies[0].reply.progress if len(self._replies) == 1 else None
+        headers = {
+            "content-type": "text/event-stream",
+            "cache-control": "no-cache",
+            "x-accel-buffering": "no",
+            **(cache_header(progress) if progress is not None else {}),
+        }
+        return [(name.encode(), value.encode()) for name, value in headers.items()]
+
+    async def _ping(self, send: Send, seconds: int) -> None:
+        """Send a sign of life whenever the stream has been silent for ``seconds``; never if that is not above 0."""
+        loop = asyncio.get_running_loop()
+        while seconds > 0:
+            rest = self._last_sent + seconds - loop.time()
+            if rest > 0:
+                await asyncio.sleep(rest)
+            else:
+                await self._send(send, self._replies[-1].reply.ping())
+
+
+def _frames(reply: Reply, event: Progress | Piece | Done) -> bytes:
+    if isinstance(event, Piece):
+        return reply.continued(event)
+    return reply.progressed(event) if isinstance(event, Progress) else reply.ended(event)
+
+
+async def _finished(active: ActiveReply) -> Done:
+    """Take in all events; raises what a Failed holds."""
+    event: Event
+    async for event in active.handle:
+        if isinstance(event, Piece):
+            active.reply.keep(event)
+        elif isinstance(event, Failed):
+            raise event.error
+        elif isinstance(event, Done):
+            return event
+    raise EngineError("the reply ended without a result")
+
+
+def respond(
+    service: Service,
+    replies: Sequence[Reply],
+    combine: Callable[[list[dict[str, Any]]], Any] = lambda bodies: bodies[0],
+) -> ReplyResponse:
+    """Ask the engine for ``replies`` and answer with them. Raises ContextSizeError and UnavailableError."""
+    active: list[ActiveReply] = []
+    try:
+        for reply in replies:
+            reply.handle = service.worker.submit(reply.request)
+            active.append(ActiveReply(reply.handle, reply))
+    except Exception:
+        for each in active:
+            each.handle.cancel()
+        raise
+    return ReplyResponse(service, active, combine)

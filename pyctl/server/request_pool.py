@@ -13,11 +13,12 @@ from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive
 
 from pyctl.errors import BusyError, UnavailableError
 from pyctl.limit import limit
 
-__all__ = ["Afterwards", "RequestPool"]
+__all__ = ["Afterwards", "RequestPool", "client_left"]
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ class RequestPool:
         """
         job = _Job(lambda: function(*args, **kwargs), asyncio.get_running_loop())
         self._add(job)
-        done, leaving = job.done, asyncio.ensure_future(_left(request))
+        done, leaving = job.done, asyncio.ensure_future(client_left(request.receive))
         assert done is not None
         ends: set[asyncio.Future[Any]] = {done, leaving}
         try:
@@ -213,6 +214,7 @@ class _Job(Generic[R]):
             tell(self.done)
 
 
-async def _left(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
+async def client_left(receive: Receive) -> None:
+    """Return when the client of a request, whose body has been read, has gone."""
+    while (await receive())["type"] != "http.disconnect":
         pass

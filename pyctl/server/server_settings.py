@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from pyctl.cache import DiskSettings
 from pyctl.convert import choice, directory, file_text, integer, words
@@ -28,8 +27,6 @@ REASONING_FORMATS: dict[str, Literal["auto", "deepseek", "none"]] = {
     "deepseek-legacy": "deepseek",  # llama-server, too, treats both alike
 }
 """What users and requests may say, and what it means."""
-
-_LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def addresses(text: str) -> tuple[str, ...]:
@@ -129,26 +126,6 @@ class Cors:
     credentials: bool = SERVER.flag(
         True, "--cors-credentials", "with credentials", None, "LLAMA_ARG_CORS_CREDENTIALS", off="--no-cors-credentials"
     )
-
-    def allowed(self, origin: str) -> str:
-        """The value of Access-Control-Allow-Origin for a page of ``origin``; empty for none."""
-        if self.origins == "*":
-            # A star would shut out requests with credentials, so the origin is named.
-            return origin if self.credentials else "*"
-        if self.origins == "localhost":
-            return origin if _host(origin) in _LOCAL else ""
-        return origin if origin in {each.strip() for each in self.origins.split(",")} else ""
-
-    def lists(self, origin: str) -> bool:
-        """Whether pages of ``origin`` were named on purpose, not only because all may ask."""
-        return self.origins != "*" and bool(self.allowed(origin))
-
-
-def _host(origin: str) -> str:
-    try:
-        return urlsplit(origin).hostname or ""
-    except ValueError:
-        return ""
 
 
 @dataclass(frozen=True)

@@ -29,11 +29,11 @@ class LocalBackend:
     def stream(self, messages: Sequence[Mapping[str, Any]]) -> Generator[ChatDelta, None, None]:
         """The model's reply; closing the generator, or Ctrl-C within, stops the work at the next batch end or token."""
         (prepared,) = prepare(self._service, ChatBody.of({"messages": list(messages)}))
-        splitter = prepared.splitter()
+        splitter = prepared.splitter
         handle = self._service.worker.submit(prepared.request)
         try:
-            if prepared.open_reasoning:
-                yield _delta(splitter.feed(prepared.open_reasoning))
+            if splitter.opening:
+                yield _delta(splitter.feed(splitter.opening))
             for event in handle:
                 if isinstance(event, Piece):
                     yield _delta(splitter.feed(event.text, event.tokens))

@@ -42,8 +42,7 @@ from pyctl.server.body import Body, ChatBody, ConversationBody, Nested, items, j
 from pyctl.server.http import JsonResponse, encode, error_body, named_frames, retry_header
 from pyctl.server.images import ImagePart, with_images
 from pyctl.server.prepare import PreparedReply, prepare
-from pyctl.server.reply import EventReply
-from pyctl.server.respond import log_error, respond
+from pyctl.server.reply import EventReply, log_error, respond
 from pyctl.server.service import Service
 
 __all__ = ["MessageReply", "chat_fields", "count_tokens", "error_response", "messages"]

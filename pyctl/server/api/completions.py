@@ -19,8 +19,7 @@ from pyctl.server.http import JsonResponse, encode, frame
 from pyctl.server.images import with_images
 from pyctl.server.middleware import sees_texts
 from pyctl.server.prepare import PreparedReply, prepare
-from pyctl.server.reply import Reply, settings_json, usage_json
-from pyctl.server.respond import ReplyResponse, respond
+from pyctl.server.reply import Reply, ReplyResponse, respond, settings_json, usage_json
 from pyctl.server.service import Service
 from pyctl.text import random_id
 
@@ -173,8 +172,10 @@ class ChatReply(_OpenAIReply):
 
     def __init__(self, service: Service, prepared: PreparedReply, identity: Identity) -> None:
         super().__init__(service, prepared, identity)
-        self._splitter = prepared.splitter()
-        self._echo = prepared.echo
+        self._splitter = prepared.splitter
+        chat = prepared.chat
+        streams_echo = chat is None or self.options.echo or not chat.is_continued
+        self._echo = prepared.splitter.echo if streams_echo else ReplyDelta()
         self._said_role = False
         self._called = False
         self._held_probs: list[TopTokens] = []
@@ -205,7 +206,7 @@ class ChatReply(_OpenAIReply):
         reply = ParsedReply()
         reply.add(self._splitter.feed(self.text(), self.tokens))
         reply.add(self._splitter.finish())
-        message = reply.message(self.prepared.echo)
+        message = reply.message(self._splitter.echo)
         self._called = "tool_calls" in message
         choice: dict[str, Any] = {"finish_reason": self._finish(done), "index": self.index, "message": message}
         if self.request.n_probs:
@@ -215,7 +216,7 @@ class ChatReply(_OpenAIReply):
     def _with_echo(self, delta: ReplyDelta) -> ReplyDelta:
         """The first delta of a stream begins with what the prompt holds of the reply, unless the client knows that."""
         echo, self._echo = self._echo, ReplyDelta()
-        if not self.prepared.streams_echo or not (echo.reasoning or echo.content):
+        if not (echo.reasoning or echo.content):
             return delta
         return ReplyDelta(echo.reasoning + delta.reasoning, echo.content + delta.content, delta.calls)
 
@@ -341,8 +342,10 @@ async def _answer(
     body = await request.body()
     prepared = await with_images(service, request, lambda fetched: prepare(service, kind.parse(body), fetched))
     replies = [form(each) for each in prepared]
-    for reply in replies:
-        reply.sees_texts = sees_texts(request, service.shared.settings)
+    if replies[0].options.return_cache:
+        may_see = sees_texts(request, service.shared.settings)
+        for reply in replies:
+            reply.sees_texts = may_see
     return respond(service, replies, _combine)
 
 

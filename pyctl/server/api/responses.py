@@ -32,8 +32,7 @@ from pyctl.server.body import ByteAccount, ChatBody, ConversationBody, NewConver
 from pyctl.server.http import JsonResponse, error_body, error_response, named_frames
 from pyctl.server.images import Fetched, with_images
 from pyctl.server.prepare import PreparedReply, parallel_calls, prepare
-from pyctl.server.reply import EventReply, progress_json, timings_json
-from pyctl.server.respond import log_error, respond
+from pyctl.server.reply import EventReply, log_error, progress_json, respond, timings_json
 from pyctl.server.service import Service
 from pyctl.server.stores import owner_of
 from pyctl.text import random_id

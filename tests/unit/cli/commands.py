@@ -29,8 +29,8 @@ from pyctl.engine.worker import Worker
 from pyctl.errors import ModelError
 from pyctl.llama import Loaded
 from pyctl.llama.params import ModelParams, context_params
-from pyctl.server import respond
 from pyctl.server.lifecycle import LoadingApp
+from pyctl.server.reply import ReplyResponse
 from pyctl.server.request_pool import Afterwards
 from tests.fake import FakeBackend
 from tests.pictures import GridReader
@@ -200,7 +200,7 @@ def look(monkeypatch: pytest.MonkeyPatch, argv: list[str], at: Callable[[Seen], 
         patch.setattr(Worker, "warm", lambda _, request: seen.warmed.append(request))
         patch.setattr(Afterwards, "add", lambda _, function: function())
         patch.setattr(EngineAdmin, "embed", embed)
-        patch.setattr(respond.ReplyResponse, "_ping", ping)
+        patch.setattr(ReplyResponse, "_ping", ping)
         patch.setattr(serve_command, "bind", lambda hosts, port: _nothing(seen, hosts, port))
         patch.setattr(serve_command, "serve", serve)
         patch.setattr(serve_command, "leave", lambda code: code)

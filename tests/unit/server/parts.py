@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
 
-from pyctl.chat.reply import CallDelta, ReplyDelta
-from pyctl.server.prepare import PreparedReply
+from pyctl.chat.chat_format import PreparedChat
+from pyctl.chat.reply import CallDelta, ReplyDelta, ReplySplitter
 from tests.unit.server.fake import Bench
 
 
@@ -20,7 +20,7 @@ class PartSplitter:
     def __init__(self) -> None:
         self._held = ""
 
-    def feed(self, text: str, tokens: Sequence[int] = ()) -> ReplyDelta:
+    def feed(self, text: str) -> ReplyDelta:
         *lines, self._held = (self._held + text).split("\n")
         reasoning, content, calls = "", "", []
         for line in lines:
@@ -42,7 +42,7 @@ class PartSplitter:
 
 def split_by_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let all replies be taken apart by a `PartSplitter`."""
-    monkeypatch.setattr(PreparedReply, "splitter", lambda prepared: PartSplitter())
+    monkeypatch.setattr(PreparedChat, "splitter", lambda *_: ReplySplitter(PartSplitter()))
 
 
 def named_events(body: bytes) -> list[dict[str, Any]]:
