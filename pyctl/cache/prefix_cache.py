@@ -126,7 +126,7 @@ class PrefixCache:
         """Where to take snapshots of what is still to be evaluated, and what of the prompt belongs on disk."""
         recent, ends, prompt = lookup.recent, lookup.ends, lookup.request.prompt
         if recent is None:
-            return CachePlan(lookup.match)
+            return CachePlan(lookup.match, restored=restored)
         common = nearest.common if (nearest := recent.nearest()) is not None else 0
         branch = last_end(ends, common)
         # Between here and the branch point the rows may be in the cache, only without a state to resume from.

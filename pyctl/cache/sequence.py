@@ -22,12 +22,10 @@ class LiveSequence:
 
     ``ends`` are the batch ends of the exact part: batches that a cold run would evaluate. ``n_prompt`` is how many
     arrived as a prompt, with these ``facts``; the rest was generated. ``segment`` holds rows up to ``n_saved``; up to
-    ``n_overlap`` some other snapshot may. ``busy`` says that a request owns the sequence, ``left_over`` that it has not
-    begun, so that the tokens are those of the one before; ``used`` counts up with each request. ``named`` says that a
-    client called the sequence by its number, so that it may come back to it.
-    A restore that is under way takes up to ``n_expected`` tokens. ``in_picture`` says that it ends inside an image,
-    where it can go on but where nothing else can resume. ``shares`` says that other sequences take cells, too, where
-    that counts (`Company.note_shared`): no batch is one of a cold run then, and loaded rows lie elsewhere.
+    ``n_overlap`` some other snapshot may. A restore that is under way takes up to ``n_expected`` tokens.
+    ``in_picture`` says that it ends inside an image, where it can go on but where nothing else can resume. ``shares``
+    says that other sequences take cells, too, where that counts (`Scheduler.note_shared`): no batch is one of a cold
+    run then, and loaded rows lie elsewhere.
     """
 
     id: int
@@ -39,14 +37,9 @@ class LiveSequence:
     segment: Segment | None = None
     n_saved: int = 0
     n_overlap: int = 0
-    busy: bool = False
-    left_over: bool = False
-    named: bool = False
     n_expected: int = 0
     in_picture: bool = False
     shares: bool = False
-    used: int = 0
-    _compared: tuple[Tokens | None, int, int] = field(default=(None, 0, 0), init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._buffer: Tokens = np.empty(self.capacity, np.int32)
@@ -62,12 +55,8 @@ class LiveSequence:
         return self._buffer[: self.n]
 
     def shared(self, tokens: Tokens) -> int:
-        """How many leading tokens it shares with ``tokens``, which a request asks several times."""
-        asked, n, shared = self._compared
-        if asked is not tokens or n != self.n:
-            shared = common_prefix(self.tokens, tokens)
-            self._compared = tokens, self.n, shared
-        return shared
+        """How many leading tokens it shares with ``tokens``."""
+        return common_prefix(self.tokens, tokens)
 
     def append(self, tokens: Tokens, *, exact: bool) -> None:
         """Record that ``tokens`` of a prompt were evaluated at the end; ``exact`` if as a batch of a cold run."""
@@ -87,7 +76,6 @@ class LiveSequence:
         self.ends = list(ends_within(self.ends, 0, n))
         self.in_picture = self.in_picture and n == self.n
         self.n = n
-        self._compared = None, 0, 0
         self.n_prompt = min(self.n_prompt, n)
         self.n_saved = min(self.n_saved, n)
 
@@ -101,7 +89,6 @@ class LiveSequence:
         self._buffer[: tokens.size] = tokens
         self.in_picture = False
         self.n = int(tokens.size)
-        self._compared = None, 0, 0
         self.ends = [] if self.shares else list(ends)
         self.n_prompt = self.n
         self.keep(segment, n_saved)

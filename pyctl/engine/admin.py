@@ -171,7 +171,10 @@ class EngineAdmin:
     def _live(self, seq: LiveSequence) -> LiveView:
         found = self._engine.prefix_cache.cache.lookup(PromptMatch(seq.tokens), seq.n)
         at = found[0].prefix.name if found else ""
-        return LiveView(seq.id, seq.n, seq.busy, at, tuple(seq.tokens[-SHOWN:].tolist()))
+        return LiveView(seq.id, seq.n, self._is_busy(seq), at, tuple(seq.tokens[-SHOWN:].tolist()))
+
+    def _is_busy(self, seq: LiveSequence) -> bool:
+        return self._engine.scheduler.occupancy.owner(seq) is not None
 
     def _revise(self) -> int:
         """Count up if anything has changed since the last call."""
@@ -180,7 +183,7 @@ class EngineAdmin:
         seen = [
             *(self._n_changes, cache.turn, cache.n_bytes, cache.n_evicted, cache.n_shed, cache.n_lost),
             *(totals.requests, totals.n_saved, engine.counters.n_calls, len(engine.running)),
-            *((seq.n, seq.busy) for seq in engine.sequences),
+            *((seq.n, self._is_busy(seq)) for seq in engine.sequences),
         ]
         contents = disk.contents if disk is not None else None  # another object after each change
         if seen != self._seen or contents is not self._contents:
@@ -233,12 +236,12 @@ class EngineAdmin:
         return EngineMemory(prefix_cache.cache.n_bytes, backend.block_bytes(), prefix_cache.recent.n_bytes, *remembered)
 
     def _sequence(self, seq: LiveSequence) -> SequenceView:
-        active = self._engine.company.last.get(seq.id)
+        active, is_busy = self._engine.scheduler.occupancy.last.get(seq.id), self._is_busy(seq)
         if active is None:
-            return SequenceView(seq.id, seq.capacity, seq.busy)
+            return SequenceView(seq.id, seq.capacity, is_busy)
         request, stats = active.handle.request, active.stats
-        view = SequenceView(seq.id, seq.capacity, seq.busy, active.id, request, seq.n)
-        if not seq.busy or stats is None:
+        view = SequenceView(seq.id, seq.capacity, is_busy, active.id, request, seq.n)
+        if not is_busy or stats is None:
             return view
         n_prompt = len(request.prompt)
         return SequenceView(
@@ -275,14 +278,14 @@ class EngineAdmin:
             engine.prefix_cache.forget(seq)
             raise RequestError(f"Unable to restore slot: {error}") from error
         seq.reset(saved.tokens, ends=saved.ends)
-        engine.company.note_shared()
+        engine.scheduler.note_shared()
         if seq.shares:
             seq.ends = []  # its rows lie behind those of others
         disk = engine.prefix_cache.disk
         for_disk = disk is not None and disk.policy.kind != "off"
         turn = engine.prefix_cache.cache.turn
         seq.facts = PromptFacts(turn, for_disk=for_disk, n_header=seq.n)
-        seq.named = True
+        engine.scheduler.occupancy.named.add(seq.id)
         return SequenceFile(seq.n, saved.n_bytes, (time.perf_counter() - began) * 1e3)
 
     def _check_files(self) -> None:

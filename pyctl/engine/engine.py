@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Generator
+from dataclasses import replace
 
-from pyctl.cache import DiskTier, LiveSequence, PrefixCache, RamCache, Reads, RequestStats
+from pyctl.cache import CacheLookup, CachePlan, DiskTier, LiveSequence, PrefixCache, RamCache, RequestStats
 from pyctl.engine.backend import Backend
 from pyctl.engine.decode import Generation, Verify
 from pyctl.engine.draft.speculation import Speculation
@@ -13,11 +15,10 @@ from pyctl.engine.draft.verify_batch import BatchItem, verify_batches
 from pyctl.engine.engine_settings import Clock, EngineSettings
 from pyctl.engine.engine_stats import EngineCounters, RecentReplies
 from pyctl.engine.handle import RequestHandle
-from pyctl.engine.prefill import Prefill, PrefillTurns
+from pyctl.engine.prefill import Prefill
 from pyctl.engine.request import Done
-from pyctl.engine.schedule.admission import ActiveRequest, IdleTask, Steps
-from pyctl.engine.schedule.company import Company
-from pyctl.engine.schedule.warm_ups import WarmUps
+from pyctl.engine.schedule.admission import ActiveRequest, IdleTask, Step, Steps
+from pyctl.engine.schedule.scheduler import Scheduler
 from pyctl.errors import OutOfCellsError, PyctlError
 
 __all__ = ["Engine", "EngineSettings", "IdleTask"]
@@ -48,34 +49,26 @@ class Engine:
         self.settings = settings
         self.prefix_cache = PrefixCache(backend, cache, settings, disk)
         self.counters = EngineCounters()
-        self.replies = RecentReplies()
-        self.company = Company(backend, settings, self.prefix_cache, self.counters)
-        self.cells = self.company.cells
-        self.sequences = self.company.sequences
-        self.running = self.company.running
-        self.waiting = self.company.waiting
-        self.idle_tasks: list[IdleTask] = []
-        self.asleep = False
-        self._turns = PrefillTurns(backend.n_ubatch)
-        self._prefill = Prefill(backend, self.cells, self.prefix_cache, self.counters, self.running)
-        self.warm_ups = WarmUps(self.prefix_cache, self._prefill, backend.n_ubatch, clock)
-        self.company.on_end = self.warm_ups.ended
+        self.replies = RecentReplies(clock)
+        self.scheduler = Scheduler(backend, settings, self.prefix_cache, self.counters, clock)
+        self.sequences = self.scheduler.occupancy.sequences
+        self.cells = self.scheduler.cells
+        self.running = self.scheduler.running
+        self.waiting = self.scheduler.waiting
+        self.warm_ups = self.scheduler.warm_ups
         self.speculation = speculation or Speculation()
-
-    # -- scheduling --------------------------------------------------------------------------------------------------
+        self.asleep = False
+        self._prefill = Prefill(backend, self.cells, self.prefix_cache, self.counters)
 
     def submit(self, handle: RequestHandle) -> None:
         """Queue a request."""
-        if handle.request.background:
-            self.warm_ups.put(handle, self.sequences)
-            return
-        self.warm_ups.arrived(handle.request)
-        self.backend.break_off(False)  # it is here
-        self.company.arrive(handle)
+        self.scheduler.add(handle)
+        if not handle.request.background:
+            self.backend.break_off(False)  # it is here
 
     def when_idle(self, task: IdleTask) -> None:
         """Have ``task`` done when its sequence is free, before the next request gets it."""
-        self.idle_tasks.append(task)
+        self.scheduler.idle_tasks.append(task)
 
     @property
     def n_waiting(self) -> int:
@@ -88,43 +81,19 @@ class Engine:
         return self.settings.n_queue + max(self.backend.n_seqs - len(self.running), 0)
 
     def step(self) -> bool:
-        """Advance everybody once: one batch for one request in prefill, one token for all that decode.
-
-        Returns whether work is left that need not wait for its time.
-        """
-        if self.waiting or self.idle_tasks:
-            self._stop_warm_up()
-        self._run_idle_tasks()
-        self.company.admit(self._begin)
-        has_work = self.running or self.waiting or self.idle_tasks
-        if not has_work and (warm_up := self.warm_ups.take()) is not None:
-            self._begin(warm_up)
-        ready: list[ActiveRequest] = []
-        decoding: list[ActiveRequest] = []
-        for active in tuple(self.running):
-            if active.handle.cancelled:
-                self.company.end(active)
-            elif active.pending is not None:
-                decoding.append(active)
-            elif active.reads is None or active.reads.ready():
-                ready.append(active)
-        prefilling = self._turns.next(ready)
-        if prefilling is not None:
+        """Schedule, run, deliver: a batch of one prompt, a token of all replies. Whether work is left that is due."""
+        prefill, decode = self.scheduler.schedule()
+        if prefill is not None:
             self.tell()
-            self._resume(prefilling, None)
-            if self._prefill.is_short:
-                self._prefill.is_short = False
-                youngest = self.company.suspend_youngest()
-                decoding = [active for active in decoding if active is not youngest]
-            if prefilling.pending is not None and prefilling in self.running:
-                decoding.append(prefilling)
-        if decoding:
-            self._decode(decoding, is_timed=prefilling is None)
-        elif prefilling is None:
+            self._resume(prefill)
+            decode = [active for active in (*decode, prefill) if active.pending is not None and active in self.running]
+        if decode:
+            self._decode(decode, is_timed=prefill is None)
+        elif prefill is None:
             self.tell()
             if reads := [active.reads for active in self.running if active.reads is not None]:
                 reads[0].wait(WAIT_SECONDS)
-        return bool(self.running or self.waiting or self.idle_tasks) or self.warm_ups.seconds == 0
+        return self.scheduler.has_work or self.warm_ups.seconds == 0
 
     def tell(self) -> None:
         """Let clients have what the last steps gave: while a device evaluates, not while it waits for the next step."""
@@ -133,10 +102,8 @@ class Engine:
 
     def recover(self, error: PyctlError) -> None:
         """A step broke off, nobody knows where: fail all requests with ``error``, forget what the sequences hold."""
-        self.company.end_all(self.warm_ups.clear(), error)
-        self._prefill.is_short = False
+        self.scheduler.end_all(error)
         for seq in self.sequences:
-            seq.busy = seq.left_over = False
             self.prefix_cache.forget(seq)
 
     def sleep(self) -> None:
@@ -170,42 +137,26 @@ class Engine:
 
     def close(self, reason: PyctlError) -> bool:
         """End all requests with ``reason``; whether everything is on disk then that was to be there."""
-        self.company.end_all(self.warm_ups.clear(), reason)
-        for task in self.idle_tasks:
+        self.scheduler.end_all(reason)
+        for task in self.scheduler.idle_tasks:
             task.fail(reason)
         return self.prefix_cache.close()
 
-    def _run_idle_tasks(self) -> None:
-        ready = [task for task in self.idle_tasks if not self.sequences[task.seq].busy]
-        self.idle_tasks = [task for task in self.idle_tasks if task not in ready]
-        for task in ready:
-            task.run()
-
-    def _begin(self, active: ActiveRequest) -> None:
-        seq = self.company.begin(active)
-        if active.handle.request.background:
-            active.steps = self.warm_ups.serve(active, seq, self.company.give_all_cells, self.cells.make_room)
-        else:
-            active.steps = self._serve(active, seq)
-
-    def _stop_warm_up(self) -> None:
-        for active in [each for each in self.running if each.handle.request.background]:
-            self.company.end(active)
-            self.warm_ups.put_back(active)
-
-    def _resume(self, active: ActiveRequest, verify: Verify | None) -> None:
-        assert active.steps is not None
+    def _resume(self, active: ActiveRequest, verify: Verify | None = None) -> None:
+        """Let a request go on to its next batch or token, and note what it waits for then."""
+        if active.steps is None:
+            active.steps = self._serve(active)
         try:
-            step = next(active.steps) if verify is None else active.steps.send(verify)
-            active.reads = step if isinstance(step, Reads) else None
-            active.pending = None if isinstance(step, Reads) else step
+            step = active.step = next(active.steps) if verify is None else active.steps.send(verify)
         except StopIteration:
-            self.company.end(active)
+            return self.scheduler.end(active)
         except Exception as error:
-            self.company.fail(active, error)
+            return self.scheduler.fail(active, error)
+        if isinstance(step, OutOfCellsError):
+            self.scheduler.make_way(step)
 
     def _decode(self, requests: list[ActiveRequest], *, is_timed: bool) -> None:
-        requests, n_free = self.company.with_room(requests)
+        requests, n_free = self.scheduler.with_room(requests)
         batches = verify_batches(requests, self.backend, self.speculation, n_free, self.cells.make_room)
         began = time.perf_counter()
         # What finds no cells is tried again by the next step.
@@ -222,14 +173,11 @@ class Engine:
             self.tell()
         except OutOfCellsError as error:
             if not self.cells.empty():
-                if len(self.running) == 1:
-                    self.company.fail(self.running[0], error)
-                else:
-                    self.company.suspend_youngest()
+                self.scheduler.make_way(error)
             return False
         except Exception as error:
             for active, _, _ in batch:
-                self.company.fail(active, error)
+                self.scheduler.fail(active, error)
             return True
         self.counters.count_call(len(batch), max(item.position + len(item.tokens) for _, item, _ in batch))
         output = 0
@@ -240,29 +188,66 @@ class Engine:
 
     # -- one request -------------------------------------------------------------------------------------------------
 
-    def _serve(self, active: ActiveRequest, seq: LiveSequence) -> Steps:
-        """The whole way of a request."""
-        prefix_cache, request, handle = self.prefix_cache, active.handle.request, active.handle
-        started = active.started = time.perf_counter()
+    def _serve(self, active: ActiveRequest) -> Steps:
+        """The whole way of a request; a background one has no reply."""
+        handle, request, seq, cache = active.handle, active.handle.request, active.seq, self.prefix_cache
+        assert seq is not None
+        active.started = time.perf_counter()
+        ends, goal = self._prefill.ends(request.prompt), len(request.prompt)
+        if request.background:
+            ends, goal = self.warm_ups.aim(request, ends)
         with Generation(self.backend, handle, seq) as reply:
-            stats = active.stats = RequestStats(n_prompt=len(request.prompt))
-            seq.left_over = False
-            lookup = prefix_cache.lookup(request, self._prefill.ends(request.prompt), seq, stats)
-            prefix_cache.leave(seq, lookup, stats)
-            self.company.give_all_cells(lookup)
-            restored = yield from prefix_cache.restore(lookup, seq, stats, self.cells.make_room)
+            stats = active.stats = RequestStats(n_prompt=goal)
+            lookup = cache.lookup(request, ends, seq, stats)
+            if request.background:
+                yield from self._make_ready(active, seq, lookup, stats)
+            else:
+                lookup, plan = yield from self._evaluate_prompt(active, seq, lookup, stats)
+                reply.first()
+                n_alike = self.waiting.n_alike(active, self.running)
+                cache.save_end(seq, lookup, stats, self.backend.output, n_alike)
+                cache.persist(plan)
+                with self.speculation.following(active.id, request.prompt.tokens, request.sampling.seed) as learn:
+                    yield from reply.rest(learn)
+        timings = reply.timings(stats, active.submitted, active.started)
+        if not request.background:
+            cache.totals.add(stats, reply.n_predicted)
+            self.counters.count_reply(timings)
+            self.replies.add(timings)
+        handle.put(Done(reply.stop_type, reply.stopping_word, timings, stats, seq.id))
+
+    def _evaluate_prompt(
+        self, active: ActiveRequest, seq: LiveSequence, lookup: CacheLookup, stats: RequestStats
+    ) -> Generator[Step, Verify, tuple[CacheLookup, CachePlan]]:
+        """Restore what the cache has of a prompt and evaluate the rest, with snapshots on the way."""
+        cache, is_background = self.prefix_cache, active.handle.request.background
+        cache.leave(seq, lookup, stats)
+        self.scheduler.give_all_cells(lookup)
+        restored = yield from cache.restore(lookup, seq, stats, self.cells.make_room)
+        if not is_background:
             stats.n_warmed = self.warm_ups.used(lookup.match, stats.n_cached)
             lookup = self._prefill.behind(seq, lookup)
-            plan = prefix_cache.plan(lookup, restored, seq, stats)
+        plan = cache.plan(lookup, restored, seq, stats)
+        if is_background:
+            plan = replace(plan, cuts=(*plan.cuts, *lookup.ends[-1:], stats.n_prompt))
+        try:
             yield from self._prefill.run(active, seq, lookup.ends, plan, stats)
-            reply.first()
-            prefix_cache.save_end(seq, lookup, stats, self.backend.output, self.waiting.n_alike(active, self.running))
-            prefix_cache.persist(plan)
-            with self.speculation.following(active.id, request.prompt.tokens, request.sampling.seed) as learn:
-                yield from reply.rest(learn)
+        finally:
+            if is_background:
+                self.warm_ups.note(active, lookup.match, stats.n_cached, seq.n)
+        return lookup, plan
 
-        timings = reply.timings(stats, active.submitted, started)
-        prefix_cache.totals.add(stats, reply.n_predicted)
-        self.counters.count_reply(timings)
-        self.replies.add(timings)
-        handle.put(Done(reply.stop_type, reply.stopping_word, timings, stats, seq.id))
+    def _make_ready(self, active: ActiveRequest, seq: LiveSequence, lookup: CacheLookup, stats: RequestStats) -> Steps:
+        """Evaluate a prompt ahead, if that is worth it, and count all that was evaluated, however often it stopped."""
+        began = time.perf_counter()
+        if self.warm_ups.is_worth_it(lookup, seq, stats.n_prompt):
+            replaced = self.warm_ups.replaced_end(lookup, seq)
+            _, plan = yield from self._evaluate_prompt(active, seq, lookup, stats)
+            self.prefix_cache.persist(plan)
+            self.warm_ups.evaluated(lookup, replaced)
+        stats.n_evaluated, n_prompt = active.n_warmed, stats.n_prompt
+        stats.n_cached = max(n_prompt - active.n_warmed, 0)
+        if active.n_warmed:
+            self.prefix_cache.totals.n_warm_ups += 1
+            ms = (time.perf_counter() - began) * 1e3
+            log.info("made ready: a prompt of %d tokens, %d evaluated in %.0f ms", n_prompt, active.n_warmed, ms)

@@ -8,6 +8,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from pyctl.cache import BlockBytes, CacheView, DeviceCounts
+from pyctl.engine.engine_settings import Clock
 from pyctl.engine.pool.pool_plan import StreamCounts
 from pyctl.engine.request import DraftCounts, Request, Timings
 from pyctl.limit import limit
@@ -75,16 +76,17 @@ _HOUR = 3600.0
 class RecentReplies:
     """What the last replies of the last hour took."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._replies: deque[tuple[float, Timings]] = deque(maxlen=MOST_REPLIES)
 
     def add(self, timings: Timings) -> None:
         """A request ended with a reply."""
-        self._replies.append((time.monotonic(), timings))
+        self._replies.append((self._clock(), timings))
 
     def by_age(self) -> list[tuple[float, Timings]]:
         """Each with its age in seconds, the oldest first."""
-        now = time.monotonic()
+        now = self._clock()
         return [(now - at, timings) for at, timings in self._replies if now - at < _HOUR]
 
 

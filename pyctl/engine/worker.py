@@ -382,7 +382,7 @@ class Worker:
         self._fail_inbox(reason)
         if (current := self._current) is not None:
             current.fail(reason)
-        for task in tuple(self._engine.idle_tasks):
+        for task in tuple(self._engine.scheduler.idle_tasks):
             with contextlib.suppress(Exception):
                 task.fail(reason)
 

@@ -27,7 +27,6 @@ OVER = {
     "EngineStats fields": 13,
     "Evaluator public": 34,
     "GenerationBody fields": 17,
-    "LiveSequence fields": 17,
     "LlamaBackend public": 34,
     "LlamaBackend.__init__ parameters": 11,
     "LlamaSampler.__init__ parameters": 7,

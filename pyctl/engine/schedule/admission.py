@@ -14,10 +14,10 @@ from typing import TypeAlias
 from pyctl.cache import LiveSequence, Reads, RequestStats, Snapshot
 from pyctl.engine.decode import PendingTokens, Verify
 from pyctl.engine.handle import RequestHandle
-from pyctl.errors import PyctlError
+from pyctl.errors import OutOfCellsError, PyctlError
 from pyctl.limit import limit
 
-__all__ = ["ActiveRequest", "Admission", "IdleTask", "Steps"]
+__all__ = ["ActiveRequest", "Admission", "IdleTask", "Occupancy", "Step", "Steps"]
 
 MOST_PASSED = limit(
     8, "younger requests that may pass one for whose cells there is no room yet", "they wait behind it", "request"
@@ -26,18 +26,21 @@ MOST_PASSED = limit(
 MOST_RESERVE = 2048
 """Tokens of a reply, or an eighth of the context if that is less, for which there is room when it begins."""
 
-Steps: TypeAlias = Generator[PendingTokens | Reads | None, Verify, None]
-"""None after a prefill batch, PendingTokens while decoding, which Verify answers, Reads while the disk is read."""
+Step: TypeAlias = PendingTokens | Reads | OutOfCellsError | None
+Steps: TypeAlias = Generator[Step, Verify, None]
+"""None after a prefill batch, PendingTokens while decoding, which Verify answers, Reads while the disk is read, and
+the error where a batch has to wait until another request makes way."""
 
 
 @dataclass(eq=False)
 class ActiveRequest:
     """A request on its way, the sequence that serves it, and the generator that does.
 
-    ``arrived`` counts requests as they come, ``id`` as they begin; ``stats`` is there as soon as the work has begun.
-    ``submitted`` and ``started`` are seconds of the performance counter. A suspended one has ``kept`` what its sequence
-    held. ``passed`` is how many younger ones began while there was no room for it. A background request begins when
-    nobody has asked for ``quiet`` seconds, and has evaluated ``n_warmed`` tokens, whenever it ran.
+    ``step`` is what it waits for. ``arrived`` counts requests as they come, ``id`` as they begin; ``stats`` is there
+    when the work has begun. ``submitted`` and ``started`` are seconds of the performance counter. A suspended one has
+    ``kept`` what its sequence held. ``passed`` is how many younger ones began while there was no room for it,
+    ``in_company`` says that others ran beside it. A background request begins after ``quiet`` seconds without a
+    client's request, and has evaluated ``n_warmed`` tokens, whenever it ran.
     """
 
     handle: RequestHandle
@@ -47,11 +50,11 @@ class ActiveRequest:
     submitted: float = field(default_factory=time.perf_counter)
     seq: LiveSequence | None = None
     steps: Steps | None = None
-    pending: PendingTokens | None = None
-    reads: Reads | None = None
+    step: Step = None
     started: float = 0.0
     kept: Snapshot | None = None
     passed: int = 0
+    in_company: bool = False
     quiet: float = 0.0
     n_warmed: int = 0
 
@@ -60,6 +63,16 @@ class ActiveRequest:
         """Cells that it holds, with those for all of its prompt."""
         n_prompt = len(self.handle.request.prompt)
         return n_prompt if self.seq is None or self.stats is None else max(self.seq.n, n_prompt)
+
+    @property
+    def pending(self) -> PendingTokens | None:
+        """Tokens of its reply that wait to be evaluated; None while its prompt is."""
+        return self.step if isinstance(self.step, PendingTokens) else None
+
+    @property
+    def reads(self) -> Reads | None:
+        """What it reads from disk; None if it does not."""
+        return self.step if isinstance(self.step, Reads) else None
 
     @property
     def n_pending(self) -> int:
@@ -72,9 +85,11 @@ class ActiveRequest:
         n_prompt = len(self.handle.request.prompt)
         return n_prompt if self.seq is None or self.stats is None else n_prompt - self.seq.n
 
-    def may_use(self, seq: LiveSequence) -> bool:
-        """Whether ``seq`` is free and not another one than the request asks for."""
-        return not seq.busy and self.handle.request.seq in (-1, seq.id)
+    def unbegin(self) -> None:
+        """Let nothing be begun of it."""
+        if self.steps is not None:
+            self.steps.close()
+        self.seq, self.steps, self.stats, self.step = None, None, None, None
 
 
 @dataclass(eq=False)
@@ -84,6 +99,37 @@ class IdleTask:
     seq: int
     run: Callable[[], None]
     fail: Callable[[PyctlError], None]
+
+
+class Occupancy:
+    """Which of the ``running`` requests owns which of ``sequences``, and which one each served ``last``.
+
+    ``named`` are the ids of sequences that clients called by number, so that they may come back to them.
+    """
+
+    def __init__(self, sequences: list[LiveSequence]) -> None:
+        self.sequences = sequences
+        self.running: list[ActiveRequest] = []
+        self.last: dict[int, ActiveRequest] = {}
+        self.named: set[int] = set()
+
+    def owner(self, seq: LiveSequence) -> ActiveRequest | None:
+        """The request that owns ``seq``; None if it is free."""
+        return next((active for active in self.running if active.seq is seq), None)
+
+    def used(self, seq: LiveSequence) -> int:
+        """The number of the request that ``seq`` served last, -1 for none."""
+        return self.last[seq.id].id if seq.id in self.last else -1
+
+    def free_for(self, active: ActiveRequest) -> list[LiveSequence]:
+        """The free sequences that ``active`` may have: all, or the one that it asks for."""
+        asked = active.handle.request.seq
+        return [seq for seq in self.sequences if asked in (-1, seq.id) and self.owner(seq) is None]
+
+    def to_park(self) -> list[LiveSequence]:
+        """The sequences with tokens of a request that is over: free ones, and those whose owner has not begun."""
+        owned = {active.seq.id for active in self.running if active.seq is not None and active.stats is not None}
+        return [seq for seq in self.sequences if seq.n and seq.id not in owned]
 
 
 class Admission:
@@ -128,12 +174,13 @@ class Admission:
             self._take(active)
         return found
 
-    def take_next(self, running: Sequence[ActiveRequest], sequences: Sequence[LiveSequence]) -> ActiveRequest | None:
+    def take_next(self, occupancy: Occupancy) -> ActiveRequest | None:
         """The one that begins or goes on now, out of the line then; None if there is none."""
+        running, n_seqs = occupancy.running, len(occupancy.sequences)
         claimed = sum(map(self._claim, running))
         blocked: list[ActiveRequest] = []
-        for active in self if not all(seq.busy for seq in sequences) else ():
-            if not any(map(active.may_use, sequences)):
+        for active in self if len(running) < n_seqs else ():
+            if not occupancy.free_for(active):
                 continue
             if not running or claimed + self._claim(active) <= self._n_cells:
                 for older in blocked:
@@ -142,7 +189,7 @@ class Admission:
                 return active
             blocked.append(active)
             # What is suspended takes memory, so no more is begun that may have to be.
-            if active.passed >= MOST_PASSED or len(self.suspended) >= len(sequences):
+            if active.passed >= MOST_PASSED or len(self.suspended) >= n_seqs:
                 break
         return None
 

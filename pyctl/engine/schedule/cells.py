@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 
 from pyctl.cache import LiveSequence, PrefixCache, RamCache, SequenceMemory
+from pyctl.engine.schedule.admission import Occupancy
 from pyctl.prompt import Prompt
 
 __all__ = ["CellPool", "SequenceWorth"]
@@ -20,8 +21,8 @@ class SequenceWorth:
     if that takes less or nothing of them is kept.
     """
 
-    def __init__(self, memory: SequenceMemory, cache: RamCache) -> None:
-        self._memory, self._cache = memory, cache
+    def __init__(self, memory: SequenceMemory, cache: RamCache, occupancy: Occupancy) -> None:
+        self._memory, self._cache, self._occupancy = memory, cache, occupancy
 
     def likely(self, seq: LiveSequence) -> float:
         """How many prompts to expect that resume in ``seq``."""
@@ -46,8 +47,12 @@ class SequenceWorth:
 
         def rank(seq: LiveSequence) -> tuple[float, int, int]:
             shared = seq.shared(prompt.tokens)
-            is_lost = shared < seq.facts.n_header and (seq.named or not clears)
-            return self._gained(seq, prompt, shared) - is_lost * self.left(seq, shared), shared, -seq.used
+            is_lost = shared < seq.facts.n_header and (seq.id in self._occupancy.named or not clears)
+            return (
+                self._gained(seq, prompt, shared) - is_lost * self.left(seq, shared),
+                shared,
+                -self._occupancy.used(seq),
+            )
 
         return max(idle, key=rank)
 
@@ -56,10 +61,11 @@ class SequenceWorth:
 
         Those that a request is about to have go last.
         """
-        free = [seq for seq in idle if not seq.busy] or idle
+        used = self._occupancy.used
+        free = [seq for seq in idle if self._occupancy.owner(seq) is None] or idle
         if enough := [seq for seq in free if seq.n >= n]:
-            return min(enough, key=lambda seq: (self.left(seq), seq.used))
-        return min(free, key=lambda seq: (self.left(seq) / seq.n, seq.used))
+            return min(enough, key=lambda seq: (self.left(seq), used(seq)))
+        return min(free, key=lambda seq: (self.left(seq) / seq.n, used(seq)))
 
     def _gained(self, seq: LiveSequence, prompt: Prompt, shared: int) -> float:
         """Seconds by which ``prompt`` is ready sooner than in an empty sequence.
@@ -83,20 +89,20 @@ class SequenceWorth:
 
 
 class CellPool:
-    """``n_cells`` cells, of which each token of each of ``sequences`` takes one, and held rows some of the others.
+    """``n_cells`` cells, of which each token of each sequence takes one, and held rows some of the others.
 
     Who makes way is parked: in the cache is what is worth it.
     """
 
-    def __init__(self, sequences: Sequence[LiveSequence], n_cells: int, prefix_cache: PrefixCache) -> None:
+    def __init__(self, occupancy: Occupancy, n_cells: int, prefix_cache: PrefixCache) -> None:
         self.n_cells = n_cells
-        self.worth = SequenceWorth(prefix_cache.memory, prefix_cache.cache)
-        self._sequences, self._park, self._device = sequences, prefix_cache.park, prefix_cache.device
+        self.worth = SequenceWorth(prefix_cache.memory, prefix_cache.cache, occupancy)
+        self._occupancy, self._park, self._device = occupancy, prefix_cache.park, prefix_cache.device
 
     @property
     def n_used(self) -> int:
         """Cells that sequences take, or are taking by a restore."""
-        return sum(max(seq.n, seq.n_expected) for seq in self._sequences)
+        return sum(max(seq.n, seq.n_expected) for seq in self._occupancy.sequences)
 
     def make_room(self, n: int, n_ready: int = 0) -> bool:
         """Have ``n`` cells free for a sequence, or held for it in ``n_ready`` of them already.
@@ -109,16 +115,17 @@ class CellPool:
             self._device.vacate(self.n_used, self.n_used + n)
             return self.n_used + n <= self.n_cells
         # A batch of several sequences may be taken apart, and each part looks for its cells anew.
-        beside = min(n, LEAST_FREE) if len(self._sequences) > 1 else 0
+        beside = min(n, LEAST_FREE) if len(self._occupancy.sequences) > 1 else 0
         while True:
-            idle, most = self._idle(), self.n_cells - self.n_used - n
+            idle, most = self._occupancy.to_park(), self.n_cells - self.n_used - n
             if most < 0:
                 if not idle:
                     return False
                 self._park(self.worth.leaving(idle, -most))
                 continue
             most = max(most + n_ready - beside, 0)
-            least = min((seq for seq in idle if not seq.busy), key=self.worth.likely, default=None)
+            free = (seq for seq in idle if self._occupancy.owner(seq) is None)
+            least = min(free, key=self.worth.likely, default=None)
             if least is None or self._device.can_shrink(most, self.worth.likely(least)):
                 return self._device.shrink(most)
             self._park(least)
@@ -134,10 +141,7 @@ class CellPool:
 
         Returns whether one of them held anything.
         """
-        idle = [seq for seq in self._idle() if named or not seq.named]
+        idle = [seq for seq in self._occupancy.to_park() if named or seq.id not in self._occupancy.named]
         for seq in idle:
             self._park(seq)
         return bool(idle)
-
-    def _idle(self) -> list[LiveSequence]:
-        return [seq for seq in self._sequences if seq.n and (not seq.busy or seq.left_over)]

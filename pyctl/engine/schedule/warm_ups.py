@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
-import logging
 import math
-import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from weakref import ref
 
 from pyctl.cache import (
     MIN_BATCH,
     CacheLookup,
-    CachePlan,
     CacheRequest,
     LiveSequence,
-    MakeRoom,
     Prefix,
     PrefixCache,
     PromptMatch,
-    RequestStats,
     ends_within,
     last_end,
 )
 from pyctl.engine.engine_settings import MOST_WARM_UPS, Clock
 from pyctl.engine.handle import RequestHandle
-from pyctl.engine.prefill import Prefill
-from pyctl.engine.request import Done, Failed, Request, Timings
-from pyctl.engine.schedule.admission import ActiveRequest, Steps
+from pyctl.engine.request import Failed, Request
+from pyctl.engine.schedule.admission import ActiveRequest
 from pyctl.errors import BusyError
 from pyctl.prompt import Tokens, common_prefix
 
 __all__ = ["WarmUps"]
-
-log = logging.getLogger(__name__)
 
 AT_ONCE_SECONDS = 0.05
 """So long after a reply a client may ask again at once, and is not to wait for a batch of a warm-up then."""
@@ -65,9 +56,9 @@ class WarmUps:
     one: unless everything has to be exact, what is left up to there is evaluated as well.
     """
 
-    def __init__(self, prefix_cache: PrefixCache, prefill: Prefill, n_ubatch: int, clock: Clock) -> None:
+    def __init__(self, prefix_cache: PrefixCache, n_ubatch: int, clock: Clock) -> None:
         self._clock = clock
-        self._prefix_cache, self._prefill, self._n_ubatch = prefix_cache, prefill, n_ubatch
+        self._prefix_cache, self._n_ubatch = prefix_cache, n_ubatch
         self._queue: list[ActiveRequest] = []
         # Those of clients, as they came: their tokens, and none of their images' files, which are large.
         self._lately: deque[tuple[ref[Request], Tokens]] = deque(maxlen=MOST_WARM_UPS)
@@ -130,7 +121,7 @@ class WarmUps:
 
     def put_back(self, active: ActiveRequest) -> None:
         """Let one that was stopped go on when there is time again."""
-        active.seq, active.steps, active.stats, active.reads = None, None, None, None
+        active.unbegin()
         if not active.handle.cancelled:
             self._queue.insert(0, active)
 
@@ -154,47 +145,44 @@ class WarmUps:
 
     # -- the work ----------------------------------------------------------------------------------------------------
 
-    def serve(
-        self, active: ActiveRequest, seq: LiveSequence, alone: Callable[[CacheLookup], None], make_room: MakeRoom
-    ) -> Steps:
-        """The whole way of a background request; ``alone`` gives it all cells, as whoever is served alone gets them."""
-        request, prefix_cache = active.handle.request, self._prefix_cache
-        tokens = request.prompt.tokens
-        began = active.started = time.perf_counter()
-        stats = active.stats = RequestStats(n_prompt=len(request.prompt))
-        ends = self._prefill.ends(request.prompt)
-        last = last_end(prefix_cache.places(request.prompt, ends), len(request.prompt))
-        ends = list(ends_within(ends, 0, last))  # those inside of images, too
-        seq.left_over = False
-        lookup = prefix_cache.lookup(request, ends, seq, stats)
-        goal = max(last, self._rest(request, last))
-        if self._is_worth_it(lookup, seq, last, goal):
-            generated = lookup.match.prefix(seq.n) if 0 < seq.n == seq.shared(tokens) < last else None
-            prefix_cache.leave(seq, lookup, stats)
-            alone(lookup)
-            restored = yield from prefix_cache.restore(lookup, seq, stats, make_room)
-            plan = CachePlan(lookup.match, restored=restored)
-            if request.after is None:
-                plan = prefix_cache.plan(lookup, restored, seq, stats)
-            plan = replace(plan, cuts=(*plan.cuts, last, goal))
-            try:
-                yield from self._prefill.run(active, seq, ends, plan, stats)
-                yield from self._prefill.run(active, seq, [goal], plan, stats, exact=False)
-            finally:
-                self._note(lookup.match, stats.n_cached, seq.n)
-                active.n_warmed += seq.n - stats.n_cached
-            prefix_cache.persist(plan)
-            if generated is not None:
-                self._forget(generated)
-            self._n_unused += request.after is not None
-        ms = (time.perf_counter() - began) * 1e3
-        stats.n_prompt, stats.n_cached, stats.n_evaluated = goal, max(goal - active.n_warmed, 0), active.n_warmed
-        if active.n_warmed:
-            prefix_cache.totals.n_warm_ups += 1
-            log.info("made ready: a prompt of %d tokens, %d evaluated in %.0f ms", goal, active.n_warmed, ms)
-        waited = (began - active.submitted) * 1e3
-        timings = Timings(stats.n_cached, stats.n_evaluated, ms, 0, 0.0, waited + ms)
-        active.handle.put(Done("limit", "", timings, stats, seq.id))
+    def aim(self, request: Request, ends: Sequence[int]) -> tuple[list[int], int]:
+        """Those of the batch ``ends`` that a background request is evaluated to, and its own end, there or behind."""
+        last = last_end(self._prefix_cache.places(request.prompt, ends), len(request.prompt))
+        return list(ends_within(ends, 0, last)), max(last, self._rest(request, last))  # those inside of images, too
+
+    def is_worth_it(self, lookup: CacheLookup, seq: LiveSequence, goal: int) -> bool:
+        """Whether more is ready afterwards than now, without what only a small cache makes necessary."""
+        request, nearest, last = lookup.request, lookup.ways[0].n if lookup.ways else 0, max(lookup.ends, default=0)
+        if nearest >= last and (goal == last or lookup.match.prefix(goal) in self._prefix_cache.cache):
+            return False
+        if request.after is None:
+            return True
+        # The live end is as good, unless every batch has to be one of a cold run.
+        is_live = last <= seq.n == seq.shared(request.prompt.tokens) and not self._prefix_cache.settings.exact
+        return not is_live and nearest >= _shared(request.after, request) - MOST_AGAIN
+
+    def replaced_end(self, lookup: CacheLookup, seq: LiveSequence) -> Prefix | None:
+        """The live end of ``seq`` if all of its tokens are evaluated anew, in the batches of a cold run."""
+        n = seq.shared(lookup.match.tokens)
+        return lookup.match.prefix(seq.n) if 0 < seq.n == n < max(lookup.ends, default=0) else None
+
+    def note(self, active: ActiveRequest, match: PromptMatch, first: int, n: int) -> None:
+        """A background request has evaluated its prompt from ``first`` up to ``n``, where it ended or was stopped."""
+        if n <= first:
+            return
+        before = self._ready.pop(match.prefix(first), 0) if first else 0
+        self._ready[match.prefix(n)] = before + n - first
+        if len(self._ready) > MOST_READY:
+            self._ready.popitem(last=False)
+        active.n_warmed += n - first
+        self._prefix_cache.totals.n_warmed += n - first
+
+    def evaluated(self, lookup: CacheLookup, replaced: Prefix | None) -> None:
+        """A prompt is ready: the live end that it ``replaced`` is given up, if it was parked before."""
+        snapshot = self._prefix_cache.cache.get(replaced) if replaced is not None else None
+        if snapshot is not None and not snapshot.exact and not snapshot.hits:
+            self._prefix_cache.cache.drop(snapshot)
+        self._n_unused += lookup.request.after is not None
 
     def _rest(self, request: Request, last: int) -> int:
         """Up to where the prompt is evaluated behind its ``last`` batch end: to the message after the reply, or 0."""
@@ -203,17 +191,6 @@ class WarmUps:
             return 0
         is_behind = next_message > _shared(request.after, request) and next_message - last >= MIN_BATCH
         return next_message if is_behind and self._prefix_cache.memory.places.allow(next_message) else 0
-
-    def _is_worth_it(self, lookup: CacheLookup, seq: LiveSequence, last: int, goal: int) -> bool:
-        """Whether more is ready afterwards than now, without what only a small cache makes necessary."""
-        request, nearest = lookup.request, lookup.ways[0].n if lookup.ways else 0
-        if nearest >= last and (goal == last or lookup.match.prefix(goal) in self._prefix_cache.cache):
-            return False
-        if request.after is None:
-            return True
-        # The live end is as good, unless every batch has to be one of a cold run.
-        is_live = last <= seq.n == seq.shared(request.prompt.tokens) and not self._prefix_cache.settings.exact
-        return not is_live and nearest >= _shared(request.after, request) - MOST_AGAIN
 
     def used(self, match: PromptMatch, n: int) -> int:
         """How many of the ``n`` tokens that a request did not have to evaluate had been made ready for it; each counts
@@ -224,22 +201,6 @@ class WarmUps:
             self._n_unused = 0
             self._prefix_cache.totals.n_warmed_used += found
         return found
-
-    def _note(self, match: PromptMatch, first: int, n: int) -> None:
-        """The tokens [first, n) of a prompt are evaluated."""
-        if n <= first:
-            return
-        before = self._ready.pop(match.prefix(first), 0) if first else 0
-        self._ready[match.prefix(n)] = before + n - first
-        if len(self._ready) > MOST_READY:
-            self._ready.popitem(last=False)
-        self._prefix_cache.totals.n_warmed += n - first
-
-    def _forget(self, prefix: Prefix) -> None:
-        """Give up a live end that was parked before: its tokens are all evaluated in the batches of a cold run now."""
-        snapshot = self._prefix_cache.cache.get(prefix)
-        if snapshot is not None and not snapshot.exact and not snapshot.hits:
-            self._prefix_cache.cache.drop(snapshot)
 
 
 def _shared(one: CacheRequest, other: CacheRequest) -> int:

@@ -24,7 +24,7 @@ from pyctl.prompt import Prompt
 from tests.unit.engine.draft.guesses import Guesses
 from tests.unit.engine.drive import request
 from tests.unit.engine.single_precision import F32_ROWS
-from tests.unit.engine.test_company import run
+from tests.unit.engine.test_scheduler import run
 
 N_MAX = 3
 GRAMMAR = 'root ::= "[" item ("," item)* "]"\nitem ::= [a-z]+ | [0-9]+ | "{" item ":" item "}"'

@@ -214,7 +214,7 @@ def test_a_reply_that_is_suspended_after_every_step_drafts_as_the_cold_run(
     while engine.step():
         for active in list(engine.running):
             if active.pending is not None:
-                engine.company.suspend(active)
+                engine.scheduler.suspend(active)
     assert engine.counters.n_suspended > 10
     assert Turn(collect(handle).tokens, server.source.drafts[1]) == expected
     check_invariants(engine.prefix_cache.cache)

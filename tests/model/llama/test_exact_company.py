@@ -157,7 +157,7 @@ def test_a_sequence_from_a_file(backend_of: Callable[..., LlamaBackend], shape: 
     asked(engine, FIRST, seq=0)
     admin._save(engine.sequences[0], tmp_path / "alone")
     other = beside(engine)
-    (seq,) = [each for each in engine.sequences if not each.busy]
+    (seq,) = [each for each in engine.sequences if engine.scheduler.occupancy.owner(each) is None]
     admin._restore(seq, tmp_path / "alone")
     leave(engine, other)
     check_alone(engine, NEXT)

@@ -18,7 +18,7 @@ from pyctl.llama import LlamaBackend, Loaded, load
 from pyctl.prompt import Prompt, as_tokens
 from tests.unit.cache.checks import check_invariants
 from tests.unit.engine.drive import Reply, ask, cold, collect
-from tests.unit.engine.test_company import run, submit
+from tests.unit.engine.test_scheduler import run, submit
 
 ENDLESS = Sampling(temperature=0.0, ignore_eos=True)
 
@@ -81,9 +81,9 @@ def test_a_suspended_sequence_comes_back_to_the_byte(open_model: Callable[..., L
     assert active.seq is not None
     n = active.seq.n
     before = (backend.save_rows(0, 0, n).tobytes(), backend.save_state(0, n).recurrent.tobytes())
-    engine.company.suspend(active)
+    engine.scheduler.suspend(active)
     assert engine.sequences[0].n == 0
-    engine.company.admit(engine._begin)
+    engine.scheduler._admit()
     assert (engine.running, active.kept) == ([active], None)
     seq = active.seq.id
     assert (backend.save_rows(seq, 0, n).tobytes(), backend.save_state(seq, n).recurrent.tobytes()) == before

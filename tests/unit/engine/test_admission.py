@@ -11,12 +11,12 @@ from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.request import Failed, Piece, Progress
-from pyctl.engine.schedule import company
+from pyctl.engine.schedule import scheduler
 from pyctl.engine.worker import Worker
 from pyctl.errors import BusyError, RequestError
 from tests.fake import FakeBackend
 from tests.unit.engine.drive import ask, collect, request
-from tests.unit.engine.test_company import ENDLESS, engine_of, prompt_of, run, submit
+from tests.unit.engine.test_scheduler import ENDLESS, engine_of, prompt_of, run, submit
 from tests.unit.server.fake import INFO
 
 
@@ -75,7 +75,7 @@ def test_a_long_prompt_gets_every_second_batch_whatever_comes_beside_it() -> Non
 
 
 def test_a_long_queue_is_not_walked_for_each_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(company, "LOOK_SECONDS", float("inf"))
+    monkeypatch.setattr(scheduler, "LOOK_SECONDS", float("inf"))
     engine = engine_of(FakeBackend(n_ctx=1024))
     for seed in range(50):
         submit(engine, prompt_of(seed, 30), 30, sampling=ENDLESS)

@@ -224,7 +224,7 @@ def test_a_reply_that_is_cancelled_or_waits_tells_what_it_has() -> None:
         engine.step()
     n_given = [engine.sequences[i].n - len(PROMPT) + 1 for i in range(2)]
     assert min(n_given) > 1
-    engine.company.suspend(engine.running[1])
+    engine.scheduler.suspend(engine.running[1])
     handles[0].cancel()
     engine.step()
     assert [len(collect(handle).tokens) for handle in handles] == n_given

@@ -31,7 +31,7 @@ from tests.effort import examples
 from tests.fake import FakeBackend
 from tests.unit.cache.checks import tokens_of
 from tests.unit.engine.drive import ask, cold, collect, request
-from tests.unit.engine.test_company import check_held
+from tests.unit.engine.test_scheduler import check_held
 
 N_CTX = 4096
 

@@ -16,7 +16,7 @@ from pyctl.prompt import Prompt
 from tests.effort import examples
 from tests.fake import FakeBackend
 from tests.unit.engine.drive import Reply, ask, chat, collect
-from tests.unit.engine.test_company import ENDLESS, KINDS, alone, check_at_rest, run, submit
+from tests.unit.engine.test_scheduler import ENDLESS, KINDS, alone, check_at_rest, run, submit
 
 HEAD = (1, 224)
 

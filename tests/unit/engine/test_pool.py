@@ -27,8 +27,8 @@ from pyctl.errors import NotSupportedError, RequestError
 from pyctl.prompt import Prompt
 from tests.fake import FakeBackend
 from tests.unit.engine.drive import ask, cold, request
-from tests.unit.engine.test_company import check_held
 from tests.unit.engine.test_engine import chat
+from tests.unit.engine.test_scheduler import check_held
 from tests.unit.engine.test_worker import INFO
 
 LONG = 32_768

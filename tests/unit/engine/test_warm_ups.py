@@ -357,7 +357,10 @@ def test_a_failure_in_it_is_nobody_elses() -> None:
     settle(talk.engine)
     assert collect(handle).error is not None
     backend.evaluate = original  # type: ignore[method-assign]
-    assert talk.turn(2)[1].tokens == cold(FakeBackend(), talk.engine.company.last[0].handle.request.prompt, 100).tokens
+    assert (
+        talk.turn(2)[1].tokens
+        == cold(FakeBackend(), talk.engine.scheduler.occupancy.last[0].handle.request.prompt, 100).tokens
+    )
 
 
 # -- on the engine's thread --------------------------------------------------------------------------------------------

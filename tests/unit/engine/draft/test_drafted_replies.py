@@ -21,7 +21,7 @@ from pyctl.prompt import Prompt
 from tests.effort import examples
 from tests.unit.engine.draft.guesses import Guesses, RememberingBackend
 from tests.unit.engine.drive import Reply, ask, cold, collect
-from tests.unit.engine.test_company import check_at_rest, prompt_of, run, submit
+from tests.unit.engine.test_scheduler import check_at_rest, prompt_of, run, submit
 
 ENDLESS = Sampling(temperature=0.0, ignore_eos=True)
 ENDING = Sampling(temperature=0.0)
@@ -189,7 +189,7 @@ def test_whoever_drafts_beside_whom_each_reply_is_the_one_alone(
         elif action == "cancel" and asked:
             asked[value % len(asked)][2].cancel()
         elif action == "park" and len(engine.running) > 1:
-            engine.company.suspend(engine.running[value % len(engine.running)])
+            engine.scheduler.suspend(engine.running[value % len(engine.running)])
         elif action == "step":
             for _ in range(value):
                 engine.step()

@@ -25,7 +25,7 @@ from pyctl.prompt import Tokens, as_tokens
 from tests.fake import FakeBackend
 from tests.unit.engine.draft.guesses import Guesses
 from tests.unit.engine.drive import ask, request
-from tests.unit.engine.test_company import alone, prompt_of, run, submit
+from tests.unit.engine.test_scheduler import alone, prompt_of, run, submit
 
 ENDLESS = Sampling(temperature=0.0, ignore_eos=True)
 
@@ -58,7 +58,7 @@ def waiting(key: int, n: int, sure: tuple[int, ...] = (5,)) -> ActiveRequest:
     seq = LiveSequence(key, 4096)
     seq.append(as_tokens([1] * n), exact=True)
     handle = RequestHandle(request(prompt_of(1, 60)))
-    return ActiveRequest(handle, id=key, seq=seq, pending=PendingTokens(sure, n))
+    return ActiveRequest(handle, id=key, seq=seq, step=PendingTokens(sure, n))
 
 
 def batches_of(

@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyctl.engine.engine_stats import SequenceView
+from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Request
+from pyctl.engine.schedule.admission import ActiveRequest
 from pyctl.errors import RequestError
 from pyctl.prompt import Prompt
 from pyctl.server.api.sequences import _filename, sequence_json
@@ -61,7 +63,8 @@ def test_slots_of_a_server_that_has_served() -> None:
 def test_no_slot_available() -> None:
     bench = Bench()
     assert bench.client.get("/slots?fail_on_no_slot=1").status_code == 200
-    bench.engine.sequences[0].busy = True
+    serving = ActiveRequest(RequestHandle(Request(Prompt.of([1]))), seq=bench.engine.sequences[0])
+    bench.engine.running.append(serving)
     assert bench.client.get("/slots").status_code == 200
     response = bench.client.get("/slots?fail_on_no_slot=1")
     assert response.status_code == 503

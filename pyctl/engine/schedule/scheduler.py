@@ -1,99 +1,158 @@
-"""Requests that are served side by side: who has which sequence, who waits for cells, who goes on."""
+"""Who runs: requests that begin, go on, make way and end, and what the next step evaluates for them."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from pyctl.cache import CacheLookup, LiveSequence, PrefixCache
 from pyctl.engine.backend import Backend
-from pyctl.engine.engine_settings import EngineSettings
+from pyctl.engine.engine_settings import Clock, EngineSettings
 from pyctl.engine.engine_stats import EngineCounters
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Failed, told
-from pyctl.engine.schedule.admission import ActiveRequest, Admission
+from pyctl.engine.schedule.admission import ActiveRequest, Admission, IdleTask, Occupancy
 from pyctl.engine.schedule.cells import CellPool
+from pyctl.engine.schedule.warm_ups import WarmUps
 from pyctl.errors import EngineError, OutOfCellsError, PyctlError
 
-__all__ = ["Company"]
+__all__ = ["Decision", "Scheduler"]
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.05
-"""Who waits is looked at when something has changed, and this often for those that nobody waits for any more."""
+"""Waiting requests are looked at when something has changed, and this often for those that were cancelled."""
 
 
-class Company:
-    """Those that are ``running``, each on one of ``sequences``, and those that are ``waiting`` to begin or to go on.
+class Decision(NamedTuple):
+    """What a step runs: the next batch of one request's ``prefill``, if any, and a token of all that ``decode``."""
+
+    prefill: ActiveRequest | None
+    decode: list[ActiveRequest]
+
+
+class Scheduler:
+    """Requests that are ``running``, each on a sequence, and those that are ``waiting`` to begin or to go on.
 
     All share ``cells``. Where they are short, the youngest is suspended: it waits as it is, with all that its sequence
-    held. ``last`` is, of each sequence, the request that it serves or served. ``on_end`` is called when a client's
-    request is over, to be set by who needs it.
+    held. Background requests run alone, one at a time, and begin anew after they made way.
     """
 
     def __init__(
-        self, backend: Backend, settings: EngineSettings, prefix_cache: PrefixCache, counters: EngineCounters
+        self,
+        backend: Backend,
+        settings: EngineSettings,
+        prefix_cache: PrefixCache,
+        counters: EngineCounters,
+        clock: Clock,
     ) -> None:
-        self.sequences = [LiveSequence(i, backend.n_ctx) for i in range(backend.n_seqs)]
-        self.cells = CellPool(self.sequences, backend.n_cells, prefix_cache)
+        self.occupancy = Occupancy([LiveSequence(i, backend.n_ctx) for i in range(backend.n_seqs)])
+        self.running = self.occupancy.running
+        self.cells = CellPool(self.occupancy, backend.n_cells, prefix_cache)
         self.waiting = Admission(backend.n_cells, backend.n_ctx)
-        self.running: list[ActiveRequest] = []
-        self.last: dict[int, ActiveRequest] = {}
-        self.on_end: Callable[[], None] = lambda: None
-        self._backend, self._settings = backend, settings
+        self.warm_ups = WarmUps(prefix_cache, backend.n_ubatch, clock)
+        self.idle_tasks: list[IdleTask] = []
+        self._backend, self._settings, self._clock = backend, settings, clock
         self._prefix_cache = prefix_cache
         self._counters = counters
         self._n_arrived = 0
         self._n_begun = 0
         self._look_again = 0.0  # when to look at who waits, unless something changes before
-        self._overrun = False  # the context had fewer cells than were counted: nobody begins until somebody ends
+        self._is_over_committed = False  # the context had fewer cells than were counted: nobody begins until one ends
+        self._has_passed = False  # the last prefill was a short one that passed others
 
-    # -- who begins --------------------------------------------------------------------------------------------------
+    @property
+    def has_work(self) -> bool:
+        """Whether a request or a task is there, running or waiting; background requests count once they run."""
+        return bool(self.running or self.waiting or self.idle_tasks)
 
-    def arrive(self, handle: RequestHandle) -> None:
+    def add(self, handle: RequestHandle) -> None:
         """Let a request wait for its turn."""
+        if handle.request.background:
+            return self.warm_ups.put(handle, self.occupancy.sequences)
+        self.warm_ups.arrived(handle.request)
         self._n_arrived += 1
         self.waiting.put_back(ActiveRequest(handle, self._n_arrived))
         self._look_again = 0.0
 
-    def admit(self, begin: Callable[[ActiveRequest], None]) -> None:
-        """Let those go on, or ``begin``, whose turn it is; looks only if something has changed or some time passed."""
-        if not self.waiting or (self.running and time.monotonic() < self._look_again):
+    def schedule(self) -> Decision:
+        """Let requests go on or begin whose turn it is, end the cancelled ones, and choose what to run of all."""
+        if self.waiting or self.idle_tasks:
+            self._stop_warm_up()
+        self._run_idle_tasks()
+        self._admit()
+        if not self.has_work and (warm_up := self.warm_ups.take()) is not None:
+            self._begin(warm_up)
+        for active in tuple(self.running):
+            active.in_company = active.in_company or len(self.running) > 1
+            if active.handle.cancelled:
+                self.end(active)
+        decode = [active for active in self.running if active.pending is not None]
+        ready = (active for active in self.running if active.pending is None)
+        return Decision(
+            self._next_prefill([each for each in ready if each.reads is None or each.reads.ready()]), decode
+        )
+
+    def _next_prefill(self, ready: Sequence[ActiveRequest]) -> ActiveRequest | None:
+        """The first of ``ready``, but one that needs a single batch waits for one of another request at most.
+
+        So a title or a completion does not wait for the whole of a long prompt, and that gets every second batch.
+        """
+        short = [each for each in ready[1:] if each.n_missing <= self._backend.n_ubatch and not self._has_passed]
+        self._has_passed = bool(short)
+        return next(iter(short or ready), None)
+
+    def _run_idle_tasks(self) -> None:
+        free = {seq.id for seq in self.occupancy.sequences if self.occupancy.owner(seq) is None}
+        ready = [task for task in self.idle_tasks if task.seq in free]
+        self.idle_tasks = [task for task in self.idle_tasks if task.seq not in free]
+        for task in ready:
+            task.run()
+
+    def _stop_warm_up(self) -> None:
+        for active in [each for each in self.running if each.handle.request.background]:
+            self.end(active)
+            self.warm_ups.put_back(active)
+
+    # -- who begins --------------------------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        """Let waiting requests go on or begin; looks only if something has changed or some time has passed."""
+        now = self._clock()
+        if not self.waiting or (self.running and now < self._look_again):
             return
-        self._look_again = time.monotonic() + LOOK_SECONDS
+        self._look_again = now + LOOK_SECONDS
         for active in self.waiting.take_cancelled():
             self.end(active)
-        while not (self._overrun and self.running):
-            found = self.waiting.take_next(self.running, self.sequences)
+        while not (self._is_over_committed and self.running):
+            found = self.waiting.take_next(self.occupancy)
             if found is None:
                 return
             if found.kept is not None:
                 self._go_on(found)
             else:
-                begin(found)
+                self._begin(found)
             self.note_shared()
 
-    def begin(self, active: ActiveRequest) -> LiveSequence:
+    def _begin(self, active: ActiveRequest) -> None:
         """Let a request run on the free sequence where that gains most."""
-        idle = filter(active.may_use, self.sequences)
+        free, asked = self.occupancy.free_for(active), active.handle.request
         clears = self._clears and not self.running
-        seq = active.seq = self.cells.worth.best(idle, active.handle.request.prompt, clears=clears)
+        seq = active.seq = self.cells.worth.best(free, asked.prompt, clears=clears)
         self._n_begun += 1
-        seq.busy = seq.left_over = True
-        seq.used = active.id = self._n_begun
-        seq.named = active.handle.request.seq >= 0
-        self.last[seq.id] = active
+        active.id, active.in_company = self._n_begun, False
+        (self.occupancy.named.add if asked.seq >= 0 else self.occupancy.named.discard)(seq.id)
+        self.occupancy.last[seq.id] = active
         self.running.append(active)
-        return seq
 
     def give_all_cells(self, lookup: CacheLookup) -> None:
         """A request that is served alone gets all cells: it then costs and yields what it does alone."""
         if len(self.running) == 1 and self._clears:
             with self._prefix_cache.cache.locked(*lookup.snapshots):
                 self.cells.clear_idle(named=self._settings.exact)
-            for seq in self.sequences:
+            for seq in self.occupancy.sequences:
                 seq.shares = False
 
     def note_shared(self) -> None:
@@ -101,7 +160,7 @@ class Company:
 
         Attention sums in the order of cells. So bits depend on which cells others take, even between two batches.
         """
-        holding = [seq for seq in self.sequences if seq.n or seq.busy]
+        holding = [seq for seq in self.occupancy.sequences if seq.n or self.occupancy.owner(seq) is not None]
         if self._settings.exact and len(holding) > 1:
             for seq in holding:
                 seq.shares = True
@@ -128,11 +187,14 @@ class Company:
             staying = [active for active in staying if active is not youngest]
             self.suspend(youngest)
 
-    def suspend_youngest(self) -> ActiveRequest:
-        """There were fewer cells than were counted: let the youngest wait, and nobody begin until somebody ends."""
-        self._overrun = True
-        self.suspend(youngest := self._youngest())
-        return youngest
+    def make_way(self, error: OutOfCellsError) -> None:
+        """There were fewer cells than were counted: let the youngest wait, and no other begin until one ends.
+
+        A request that runs alone ends with ``error``."""
+        if len(self.running) == 1:
+            return self.fail(self.running[0], error)
+        self._is_over_committed = True
+        self.suspend(self._youngest())
 
     def suspend(self, active: ActiveRequest) -> None:
         """Let a running request wait as it is: what its sequence holds goes to RAM, its generator stays."""
@@ -141,10 +203,7 @@ class Company:
         assert seq is not None
         if active.stats is None or active.reads is not None or not seq.n:  # nothing of it is evaluated yet
             self.running.remove(active)
-            if active.steps is not None:
-                active.steps.close()
-            active.seq, active.steps, active.stats, active.reads = None, None, None, None
-            seq.busy = seq.left_over = False
+            active.unbegin()
             self.waiting.put_back(active)
             return
         try:
@@ -162,8 +221,8 @@ class Company:
     def _detach(self, active: ActiveRequest, seq: LiveSequence) -> None:
         """Let a request that has ``kept`` everything wait; its ``seq`` stays with it, an empty one takes the place."""
         self.running.remove(active)
-        self.sequences[seq.id] = LiveSequence(seq.id, seq.capacity, used=seq.used)
-        self.last.pop(seq.id, None)
+        self.occupancy.sequences[seq.id] = LiveSequence(seq.id, seq.capacity)
+        self.occupancy.last.pop(seq.id, None)
         self.waiting.put_back(active)
 
     def _go_on(self, active: ActiveRequest) -> None:
@@ -171,11 +230,11 @@ class Company:
         seq, kept = active.seq, active.kept
         assert seq is not None
         assert kept is not None
-        idle = filter(active.may_use, self.sequences)
-        free = min(idle, key=lambda seq: (self.cells.worth.left(seq), seq.used))
+        occupancy = self.occupancy
+        free = min(occupancy.free_for(active), key=lambda seq: (self.cells.worth.left(seq), occupancy.used(seq)))
         self._prefix_cache.park(free)
         self.cells.make_room(seq.n)
-        seq.id, self.sequences[free.id], self.last[free.id] = free.id, seq, active
+        seq.id, occupancy.sequences[free.id], occupancy.last[free.id] = free.id, seq, active
         self.running.append(active)
         try:
             self._prefix_cache.resume(seq, kept)
@@ -186,7 +245,7 @@ class Company:
             elif len(self.running) == 1:
                 self.fail(active, error)
             else:
-                self._overrun = True
+                self._is_over_committed = True
                 self._detach(active, seq)
         except Exception as error:
             self.fail(active, error)
@@ -206,14 +265,12 @@ class Company:
         if active.kept is not None:
             self._prefix_cache.release(active.kept)
             active.kept = None
-        if active.seq is not None:
-            active.seq.busy = active.seq.left_over = False
         if active in self.running:
             self.running.remove(active)
         if not active.handle.request.background:
-            self.on_end()
+            self.warm_ups.ended()
         self._look_again = 0.0
-        self._overrun = False
+        self._is_over_committed = False
 
     def fail(self, active: ActiveRequest, error: Exception) -> None:
         """End a request with ``error``, and forget what its sequence holds, which nobody knows."""
@@ -222,9 +279,9 @@ class Company:
         self.end(active)
         active.handle.put(Failed(told(error)))
 
-    def end_all(self, others: Sequence[ActiveRequest], error: PyctlError) -> None:
-        """End all, and ``others`` that are neither running nor waiting, with ``error``."""
-        for active in [*self.running, *self.waiting, *others]:
+    def end_all(self, error: PyctlError) -> None:
+        """End all requests with ``error``."""
+        for active in [*self.running, *self.waiting, *self.warm_ups.clear()]:
             with contextlib.suppress(Exception):
                 self.end(active)
             active.handle.put(Failed(error))

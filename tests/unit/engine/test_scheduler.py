@@ -65,7 +65,6 @@ def check_at_rest(engine: Engine, backend: FakeBackend) -> None:
     assert not engine.running
     assert not engine.waiting
     assert cache.retained == []
-    assert not any(seq.busy or seq.left_over for seq in engine.sequences)
     assert [seq.id for seq in engine.sequences] == list(range(backend.n_seqs))
     assert [len(held.rows) for held in backend._seqs] == [seq.n for seq in engine.sequences]
     check_held(engine, backend)
@@ -177,7 +176,7 @@ def test_a_prefill_that_gives_way_is_continued_where_it_was() -> None:
     engine.step()
     (active,) = (active for active in engine.running if active.handle is young)
     assert active.stats is not None
-    engine.company.suspend(active)
+    engine.scheduler.suspend(active)
     assert engine.waiting.suspended == [active]
     before = backend.n_evaluated
     run(engine)
@@ -239,7 +238,7 @@ def test_a_suspended_reply_that_is_cancelled_frees_everything() -> None:
     sampler = engine.waiting.suspended[0].steps.gi_frame.f_locals["reply"]._sampler
     sampler.close = lambda: closed.append(sampler)
     handles[1].cancel()
-    engine.company._look_again = 0.0
+    engine.scheduler._look_again = 0.0
     engine.step()
     assert (cache.retained, engine.waiting.suspended, closed) == ([], [], [sampler])
     handles[0].cancel()
