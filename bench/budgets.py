@@ -21,7 +21,6 @@ from bench.oracle import least_evaluated
 from bench.sessions import AGENTS, BUDGETED, WORKLOADS
 from bench.simulated import Simulation, SizedBackend, Turn
 from pyctl.cache.eviction import Likelihoods
-from pyctl.cache.plan import GPU_BATCH_COST
 from pyctl.chat.format_settings import CHATML
 from pyctl.chat.template import Template
 from tools.generator import QWEN36_27B
@@ -35,7 +34,7 @@ SCALE = 256
 
 ROW_BYTES, STATE_BYTES = QWEN36_27B.row_bytes() // SCALE, QWEN36_27B.state_bytes // SCALE
 
-N_CELLS, N_SEQS = 65_536, 4
+N_CELLS, N_SEQS, N_UBATCH = 65_536, 4, 1024
 
 
 def is_late(turn: Turn) -> bool:
@@ -52,7 +51,7 @@ def simulated(name: str, gib: float | None, n_slots: int = 0, *, likelihoods: Li
     plain = name in WORKLOADS or not TEMPLATE.is_file()
     template = Template(CHATML if plain else TEMPLATE.read_text(encoding="utf-8"), eos_token="<|im_end|>")
     sizes = N_CELLS, N_SEQS, ROW_BYTES, STATE_BYTES
-    backend = SizedBackend(*sizes, n_ubatch=1024, batch_cost=GPU_BATCH_COST, scale=SCALE)
+    backend = SizedBackend(*sizes, n_ubatch=N_UBATCH, batch_cost=N_UBATCH // 2, scale=SCALE)
     budget = None if gib is None else int(gib * 2**30 / SCALE)
     simulation = Simulation(template, backend, budget, n_slots)
     if likelihoods is not None:

@@ -103,7 +103,6 @@ class SizedBackend:
     n_beats = 0
     can_break = False
     streamed = None
-    far_batch = 0
     places = ANYWHERE
 
     def __init__(

@@ -30,13 +30,10 @@ if TYPE_CHECKING:
     from pyctl.cache.places import ANYWHERE, NOWHERE, ResumePlaces
     from pyctl.cache.plan import (
         DEFAULT_STEP,
-        GPU_BATCH_COST,
-        GPU_FAR_BATCH,
         MIN_BATCH,
         RULES,
         batch_ends,
         ends_within,
-        full_batch,
         last_end,
     )
     from pyctl.cache.ports import CacheRequest, SavedSequence, SequenceMemory
@@ -87,8 +84,6 @@ __all__ = [
     "AGAIN_SECONDS",
     "ANYWHERE",
     "DEFAULT_STEP",
-    "GPU_BATCH_COST",
-    "GPU_FAR_BATCH",
     "INDEX",
     "MIN_BATCH",
     "NOTHING",
@@ -136,7 +131,6 @@ __all__ = [
     "batch_ends",
     "block_sizes",
     "ends_within",
-    "full_batch",
     "last_end",
     "most_behind",
     "view_of",

@@ -10,15 +10,12 @@ if TYPE_CHECKING:
     from pyctl.prompt import Prompt
 
 __all__ = [
-    "DEEP",
     "DEFAULT_STEP",
-    "FAR",
     "MIN_BATCH",
     "RULES",
     "batch_ends",
     "choose_cuts",
     "ends_within",
-    "full_batch",
     "inner_ends",
     "last_common_end",
     "last_end",
@@ -43,33 +40,17 @@ GRID_PARTS = 4
 MIN_BATCH = 32
 """A boundary ends a batch only this many tokens after the last batch end; smaller batches waste the device."""
 
-GPU_BATCH_COST = 480
-"""The least tokens that a batch has on average, on a GPU, where it ends at places that are only sometimes of use. With
-so many a prompt is evaluated as fast as in full batches of 512 (bench/results/gpu-batches.md)."""
-
-DEEP = 32768
-"""Behind more tokens than these a batch has as many times more on average: it reads all rows before it, and nobody
-comes back to most of so long a history (bench/results/gpu-long.md)."""
-
-FAR = 81_920
-"""Behind more tokens than these a GPU attends to twice 512 tokens sooner than to 1,024 (bench/results/gpu-long.md)."""
-
-GPU_FAR_BATCH = 512
-"""The largest batch there, if the model has no experts: these read weights of their own for each batch."""
-
 RAW_PART = 8
 """In raw text, a batch ends at a line end once this part of the tokens before it is new."""
 
-RULES = (MIN_BATCH, DEEP, FAR, RAW_PART)
+RULES = (MIN_BATCH, RAW_PART)
 """What batch ends follow from, besides the tokens and what is given to `batch_ends`."""
 
 
-def batch_ends(
-    prompt: Prompt, n_ubatch: int, min_batch: int = MIN_BATCH, batch_cost: int = 0, far_batch: int = 0
-) -> list[int]:
+def batch_ends(prompt: Prompt, n_ubatch: int, min_batch: int = MIN_BATCH, batch_cost: int = 0) -> list[int]:
     """Token counts at which evaluation stops, ascending; the last is len(prompt).
 
-    Batches are as full as `full_batch` allows. They also end where later prompts may part: always where the assistant
+    Batches have ``n_ubatch`` tokens at most. They also end where later prompts may part: always where the assistant
     begins, at the first boundary and at the edges of images; at other boundaries, and half a batch into the prompt, if
     batches have ``batch_cost`` tokens on average then; in raw text at line ends a RAW_PART apart. A batch has at least
     ``min_batch`` tokens, next to an image one. Nothing else enters, so a prompt that extends another has the same ends
@@ -84,32 +65,18 @@ def batch_ends(
     for stop in sorted({*boundaries, *lines, *edges, *sure, *half}):
         if prompt.is_inside(stop):
             continue
-        while last + (n_new := full_batch(last, n_ubatch, far_batch)) <= stop:
-            spare = _spare(spare, n_new, _cost(batch_cost, last))
-            last += n_new
+        while last + n_ubatch <= stop:
+            last += n_ubatch
+            spare = max(spare + n_ubatch - batch_cost, -batch_cost)  # what is missing is forgotten beyond one batch
             ends.append(last)
-        n_new, cost = stop - last, _cost(batch_cost, last)
+        n_new = stop - last
         is_raw = stop in lines and RAW_PART * n_new >= last
-        pays = n_new >= min_batch and (is_raw or stop in sure or (stop not in lines and spare + n_new >= cost))
+        pays = n_new >= min_batch and (is_raw or stop in sure or (stop not in lines and spare + n_new >= batch_cost))
         if pays or (n_new > 0 and stop in edges):
-            spare = _spare(spare, n_new, cost)
+            spare = max(spare + n_new - batch_cost, -batch_cost)
             last = stop
             ends.append(last)
     return ends if last == n else [*ends, n]
-
-
-def full_batch(n_before: int, n_ubatch: int, far_batch: int = 0) -> int:
-    """The most tokens of a batch behind ``n_before``: ``n_ubatch``, or ``far_batch`` behind FAR tokens, if not 0."""
-    return min(far_batch or n_ubatch, n_ubatch) if n_before > FAR else n_ubatch
-
-
-def _cost(batch_cost: int, n_before: int) -> int:
-    return batch_cost * max(n_before, DEEP) // DEEP
-
-
-def _spare(spare: int, n_new: int, cost: int) -> int:
-    """What is to spare behind a batch of ``n_new`` tokens; what is missing is forgotten beyond one batch."""
-    return max(spare + n_new - cost, -cost)
 
 
 def last_end(ends: Sequence[int], limit: int) -> int:

@@ -142,10 +142,6 @@ class Evaluator(Protocol):
         """How many tokens a batch should have on average, so that it costs little beside them; see `batch_ends`."""
 
     @property
-    def far_batch(self) -> int:
-        """The most tokens of an evaluation behind very many, 0 for ``n_ubatch``; see `full_batch`."""
-
-    @property
     def is_async(self) -> bool:
         """Whether a device evaluates on its own: `decode` returns when that has begun."""
 

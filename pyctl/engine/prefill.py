@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pyctl.cache import CacheLookup, CachePlan, LiveSequence, PrefixCache, RequestStats, State, batch_ends, full_batch
+from pyctl.cache import CacheLookup, CachePlan, LiveSequence, PrefixCache, RequestStats, State, batch_ends
 from pyctl.engine.backend import Backend
 from pyctl.engine.engine_stats import EngineCounters, PrefillLog
 from pyctl.engine.request import Progress
@@ -31,7 +31,7 @@ class Prefill:
     def ends(self, prompt: Prompt, *, free: bool = False) -> list[int]:
         """Where batches of ``prompt`` end; ``free``: as if a batch cost nothing."""
         backend, min_batch = self._backend, self._prefix_cache.settings.min_batch
-        ends = batch_ends(prompt, backend.n_ubatch, min_batch, 0 if free else backend.batch_cost, backend.far_batch)
+        ends = batch_ends(prompt, backend.n_ubatch, min_batch, 0 if free else backend.batch_cost)
         return backend.places.added_to(ends)
 
     def behind(self, seq: LiveSequence, lookup: CacheLookup) -> CacheLookup:
@@ -65,8 +65,7 @@ class Prefill:
                 yield refused if isinstance(refused, OutOfCellsError) else None
             last = seq.n if self._backend.is_async else end  # what a device has begun takes its time later
             # The very end of a prompt is a batch end of longer prompts only if it fills its batch.
-            n_full = full_batch(previous, self._backend.n_ubatch, self._backend.far_batch)
-            is_cold = end <= n_exact and (end < len(prompt) or end - previous == n_full)
+            is_cold = end <= n_exact and (end < len(prompt) or end - previous == self._backend.n_ubatch)
             seq.append(prompt.tokens[seq.n : end], exact=is_cold)
             seq.in_picture = picture is not None and end < picture.end
             shown.reached(end)

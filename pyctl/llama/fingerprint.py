@@ -85,7 +85,7 @@ def _facts(
         # The layout says nothing of a state that is llama.cpp's own.
         yield settings.type_k, settings.type_v, settings.flash_attn, settings.swa_full, backend.n_seqs
     # Where batches end: rows and states of the same tokens in other batches differ by a rounding.
-    yield backend.n_ubatch, RULES, batch_cost(settings), backend.far_batch
+    yield backend.n_ubatch, RULES, batch_cost(settings)
     yield tuple(getattr(settings, name) for name in (*ROPE_FIELDS, *YARN_FIELDS)), rope_factors
     yield settings.metadata
     for adapter, scale in settings.lora:

@@ -72,14 +72,13 @@ class LlamaBackend(ContextMemory):
         marks: bool = False,
         pool: PoolPlan | None = None,
         batch_cost: int = 0,
-        far_batch: int = 0,
         encoder: ImageEncoder | None = None,
     ) -> None:
         self._make, self._identify, self._make_embedder = make, identify, embedder
         self._most_tokens, self._n_outputs, self._make_drafts = most_tokens, n_outputs, make_drafts
         self._drafts, self._marks, self._pool = Follower(None, 0), marks, pool
         self.embedder: Embedder | None = None
-        self.encoder, self.identity, self.batch_cost, self.far_batch = encoder, "", batch_cost, far_batch
+        self.encoder, self.identity, self.batch_cost = encoder, "", batch_cost
         self._keeps_vocabulary = self._may_break = False
         self._streamed_before, self._pulse = StreamCounts(), Pulse()
         self._places: ResumePlaces | None = None  # known from the first load on

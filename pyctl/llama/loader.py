@@ -37,7 +37,6 @@ from pyctl.llama.params import (
     check_head,
     context_params,
     draft_cells,
-    far_batch,
     finds,
     head_params,
     layer_bytes,
@@ -110,7 +109,6 @@ def load(
         marks=finds(drafts),
         pool=plan.pool,
         batch_cost=batch_cost(settings),
-        far_batch=far_batch(settings, streams=plan.pool is not None),
         encoder=encoder,
     )
     if plan.pool is not None and plan.gpus and (rate := backend.copy_rate()):

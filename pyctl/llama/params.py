@@ -12,7 +12,6 @@ from typing import Any
 import gguf
 from llama_cpp import llama_cpp as api
 
-from pyctl.cache import GPU_BATCH_COST, GPU_FAR_BATCH
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.model_settings import (
     FLASH_MODES,
@@ -25,13 +24,12 @@ from pyctl.engine.model_settings import (
 )
 from pyctl.errors import ModelError
 from pyctl.limit import limit
-from pyctl.llama.devices import Device, devices, tensor_bytes
+from pyctl.llama.devices import Device, devices
 
 __all__ = [
     "ModelParams",
     "batch_cost",
     "context_params",
-    "far_batch",
     "gpus",
     "most_outputs",
     "most_selecting",
@@ -162,17 +160,9 @@ def with_ubatch(settings: ModelSettings) -> ModelSettings:
 
 
 def batch_cost(settings: ModelSettings) -> int:
-    """How many tokens a batch should have on average; see `Backend.batch_cost`."""
-    return GPU_BATCH_COST if gpus(settings) else 0
-
-
-def far_batch(settings: ModelSettings, *, streams: bool) -> int:
-    """The most tokens of a batch behind very many; see `Backend.far_batch`. 0 where each batch reads experts, or
-    ``streams`` rows of a pool, which costs more than small ones save.
-    """
-    if streams or not gpus(settings) or any("_exps." in name for name in tensor_bytes(Path(settings.path))):
-        return 0
-    return GPU_FAR_BATCH
+    """How many tokens a batch should have on average, see `batch_ends`: half of a full one, which a GPU evaluates as
+    fast (bench/results/gpu-batches.md, gpu-long.md); 0 without a GPU, where batches cost little."""
+    return settings.n_ubatch // 2 if gpus(settings) else 0
 
 
 def layer_bytes(model: Any) -> int:

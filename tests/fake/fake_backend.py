@@ -45,7 +45,6 @@ class FakeBackend(FakeMemory):
         n_seqs: int = 1,
         n_ubatch: int = 64,
         batch_cost: int = 0,
-        far_batch: int = 0,
         n_vocab: int = 64,
         n_cells: int = 0,
         n_outputs: int = 0,
@@ -58,7 +57,7 @@ class FakeBackend(FakeMemory):
         super().__init__(kind, n_seqs, n_cells or n_ctx, draft_type, can_hold, pool is not None)
         self.pool, self.streamed = pool, None if pool is None else StreamCounts()
         self.n_ctx, self.n_ubatch, self.n_vocab = n_ctx, n_ubatch, n_vocab
-        self.batch_cost, self.far_batch = batch_cost, far_batch
+        self.batch_cost = batch_cost
         self.n_outputs = n_outputs or n_ubatch
         self.n_rollback = {"attention": n_ctx, "hybrid": n_planes, "opaque": 0}[kind]
         self.most_drafts = {"attention": n_ctx, "hybrid": max(most_drafts, n_planes), "opaque": 0}[kind]

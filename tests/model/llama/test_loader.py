@@ -11,10 +11,9 @@ import pytest
 from gguf import GGUFWriter
 from numpy.typing import NDArray
 
-from pyctl.cache.plan import GPU_FAR_BATCH
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.errors import ModelError
-from pyctl.llama import Loaded, MemoryPlan, load, loader, params
+from pyctl.llama import Loaded, MemoryPlan, load, loader
 from pyctl.llama.dry_runs import dry_run
 from pyctl.llama.memory import Place, Usage
 from pyctl.prompt import as_tokens
@@ -52,16 +51,6 @@ def adapter(path: Path, *, seed: int = 0) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
-
-
-def test_only_dense_models_whose_rows_are_on_a_gpu_have_smaller_batches_far_in_a_prompt(
-    model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dense, experts = (ModelSettings(path=str(model_path(name))) for name in ("tiny-hybrid", "tiny-moe"))
-    assert params.far_batch(dense, streams=False) == 0, "there is no GPU"
-    monkeypatch.setattr(params, "gpus", lambda settings: ["a GPU"])
-    assert params.far_batch(dense, streams=False) == GPU_FAR_BATCH
-    assert params.far_batch(dense, streams=True) == params.far_batch(experts, streams=False) == 0
 
 
 def test_adapters_change_the_model_and_its_fingerprint(opened: Callable[..., Loaded], tmp_path: Path) -> None:
