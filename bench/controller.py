@@ -24,7 +24,7 @@ from llama_cpp import llama_cpp as api
 from bench.common import answered, parse, parser_of, show, tell
 from bench.compare import add_comparison, compare
 from pyctl.cache.ram import RamCache
-from pyctl.cache.snapshot import Block, State
+from pyctl.cache.snapshot import Rows, State
 from pyctl.chat.chat_format import ChatFormat, ChatRequest
 from pyctl.chat.template import Template
 from pyctl.engine.engine import Engine
@@ -54,16 +54,13 @@ class NullBackend(FakeBackend):
     def evaluate(self, seq: int, tokens: Tokens, start: int, *, output: bool = True) -> None:
         self._outputs = [b"\1" * 16]
 
-    def save_rows(self, seq: int, first: int, last: int) -> Block:
-        return EMPTY
+    def save_rows(self, seq: int, first: int, last: int, *, hold: bool = False) -> Rows:
+        return Rows(EMPTY)
 
     def save_state(self, seq: int, n: int) -> State:
         return State.of(EMPTY)
 
-    def load_rows(self, seq: int, first: int, spans: object) -> None:
-        pass
-
-    def load_state(self, seq: int, n: int, state: State) -> None:
+    def restore(self, seq: int, first: int, spans: object, state: State | None = None) -> None:
         pass
 
     def rewind(self, seq: int, n: int) -> None:

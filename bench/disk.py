@@ -110,7 +110,7 @@ def written(loaded: Loaded, n: int) -> list[list[object]]:
             engine.prefix_cache.disk.flush(60)
             total = sum(path.stat().st_size for path in Path(name).rglob("*") if path.suffix in (".rows", ".state"))
             backend = loaded.backend
-            theory = backend.rows_size(before, prompt.end) + backend.state_size(0)
+            theory = backend.shape.sizes.rows(before, prompt.end) + backend.state_size(0)
             rows.append(
                 [
                     n,

@@ -64,7 +64,7 @@ def measure(loaded: Loaded, prompt: Prompt) -> list[float]:
     for cut in cuts:
         run(backend, tokens, [end for end in ends if end <= cut], start)
         rows = backend.save_rows(0, start, cut)
-        segments.append(Segment(start, tokens[start:cut], rows, segments[-1] if segments else None))
+        segments.append(Segment(start, tokens[start:cut], rows.block, segments[-1] if segments else None))
         states[cut] = backend.save_state(0, cut)
         start = cut
     backend.synchronize()
@@ -75,9 +75,7 @@ def measure(loaded: Loaded, prompt: Prompt) -> list[float]:
     def resumed(snapshot: Snapshot, keep: int) -> float:
         """From ``snapshot`` on, with ``keep`` of the live rows."""
         backend.rewind(0, keep)
-        backend.load_rows(0, keep, snapshot.spans(keep, snapshot.n))
-        if backend.kind == "hybrid":
-            backend.load_state(0, snapshot.n, snapshot.state)
+        backend.restore(0, keep, snapshot.spans(keep, snapshot.n), snapshot.state)
         return difference(run(backend, tokens, ends, snapshot.n), cold)
 
     # Rewound in place, restored from nothing, and from within a batch on.

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.common import add_model, parse, parser_of, show, tell
-from pyctl.cache.snapshot import Block, Held, State
+from pyctl.cache.snapshot import Block, Held, Rows, State
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.llama import LlamaBackend, load, reserve_pinned
 from pyctl.prompt import Tokens, as_tokens
@@ -45,7 +45,7 @@ def returns(backend: LlamaBackend, n: int) -> Returns:
     backend.clear(0)
     for start in range(0, n, backend.n_ubatch):
         backend.evaluate(0, tokens[start : min(start + backend.n_ubatch, n)], start)
-    rows = backend.save_rows(0, 0, n)
+    rows = backend.save_rows(0, 0, n).block
     state = backend.save_state(0, n) if backend.kind == "hybrid" else None
     held: list[Held] = [backend.hold(0, 0, n)]
     backend.synchronize()
@@ -73,7 +73,7 @@ def returns(backend: LlamaBackend, n: int) -> Returns:
             times.setdefault(name, []).append((time.perf_counter() - began) * 1e3)
             backend.rewind(0, n)
             if state is not None:
-                backend.load_state(0, n, state)
+                backend.restore(0, n, (), state)
     for each in held:
         backend.release(each)
     append, on_device, ram = (statistics.median(times[name][1:]) for name, _ in ways)
@@ -81,10 +81,7 @@ def returns(backend: LlamaBackend, n: int) -> Returns:
 
 
 def go_to(backend: LlamaBackend, n: int, state: State | None, source: Block | Held) -> None:
-    if state is not None:
-        backend.load_prefix(0, 0, n, [(source, 0, n)], [], state)
-    else:
-        backend.load_rows(0, 0, [(source, 0, n)])
+    backend.restore(0, 0, [(Rows(source), 0, n)], state)
 
 
 def answer(backend: LlamaBackend, n: int, message: Tokens) -> np.ndarray:

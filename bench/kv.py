@@ -18,7 +18,7 @@ import numpy as np
 
 from bench.common import WIDE_DENSE, add_model, median_seconds, parse, parser_of, show, tell
 from bench.cuda import open_device
-from pyctl.cache.snapshot import State
+from pyctl.cache.snapshot import Rows, Span
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.llama import LlamaBackend, load, reserve_pinned
 from pyctl.prompt import as_tokens
@@ -37,8 +37,8 @@ def rates(backend: LlamaBackend, n: int) -> list[Rate]:
     found: list[Rate] = []
     step = n // 32
     for label, edges in (("rows", [0, n]), ("rows, 32 segments", list(range(0, n + 1, step)))):
-        blocks = [backend.save_rows(0, a, b) for a, b in itertools.pairwise(edges)]
-        spans = [(block, a, b) for block, a, b in zip(blocks, edges, edges[1:], strict=False)]
+        blocks = [backend.save_rows(0, a, b).block for a, b in itertools.pairwise(edges)]
+        spans = [(Rows(block), a, b) for block, a, b in zip(blocks, edges, edges[1:], strict=False)]
         state = backend.save_state(0, n) if backend.kind == "hybrid" else None
 
         def out(blocks: list[np.ndarray] = blocks, edges: list[int] = edges) -> None:
@@ -46,14 +46,14 @@ def rates(backend: LlamaBackend, n: int) -> list[Rate]:
                 memory.save_rows(0, a, b, block)
             memory.finish()
 
-        def back(spans: list[tuple[np.ndarray, int, int]] = spans, state: State | None = state) -> None:
+        def back(spans: list[Span] = spans) -> None:
             backend.rewind(0, 0)
-            backend.load_rows(0, 0, spans)
+            backend.restore(0, 0, spans)
             memory.finish()
 
         found.append(rate(label, n, sum(block.nbytes for block in blocks), out, back))
         if state is not None:
-            backend.load_state(0, n, state)
+            backend.restore(0, n, (), state)
     if backend.kind == "hybrid":
         block = backend.save_state(0, n).recurrent
 

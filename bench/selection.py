@@ -17,7 +17,7 @@ from random import Random
 import numpy as np
 
 from bench.common import parse, parser_of, show
-from pyctl.cache.snapshot import Block, State
+from pyctl.cache.snapshot import Block, Rows, State
 from pyctl.chat.template import Template
 from pyctl.engine.backend import SequenceTokens
 from pyctl.engine.model_settings import ModelSettings
@@ -116,11 +116,11 @@ class Examination:
         """Hold ``text``, which is evaluated once for all examinations: prompts attend to everything."""
         if text in self._prefixes:
             self._n, rows, state = self._prefixes[text]
-            self._backend.load_rows(0, 0, [(rows, 0, self._n)])
-            self._backend.load_state(0, self._n, state)
+            self._backend.restore(0, 0, [(Rows(rows), 0, self._n)])
+            self._backend.restore(0, self._n, (), state)
         else:
             self._read(text)
-            rows, state = self._backend.save_rows(0, 0, self._n), self._backend.save_state(0, self._n)
+            rows, state = self._backend.save_rows(0, 0, self._n).block, self._backend.save_state(0, self._n)
         self._backend.synchronize()
         return self._prefixes.setdefault(text, (self._n, rows, state))
 
@@ -129,7 +129,7 @@ class Examination:
 
     def _back(self, n: int, state: State) -> None:
         self._backend.rewind(0, n)
-        self._backend.load_state(0, n, state)
+        self._backend.restore(0, n, (), state)
         self._n = n
 
     def _read(self, text: str) -> None:

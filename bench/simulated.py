@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +18,11 @@ from bench.common import answered
 from bench.gpu_seconds import DEVICES, Device
 from bench.sessions import PLAIN, Message, Reply, text
 from pyctl.cache.cache_stats import RequestStats
+from pyctl.cache.disk.file_format import BlockSizes
 from pyctl.cache.places import ANYWHERE
+from pyctl.cache.ports import MemoryShape
 from pyctl.cache.ram import RamCache
-from pyctl.cache.snapshot import NOTHING, Block, BlockBytes, Held, Span, State
+from pyctl.cache.snapshot import Block, BlockBytes, Held, Rows, Span, State
 from pyctl.chat.boundaries import headers, last_turn
 from pyctl.chat.template import Template
 from pyctl.engine.backend import Backend, SequenceTokens
@@ -95,15 +97,12 @@ class SizedBackend:
     times as many bytes are copied.
     """
 
-    kind: Literal["attention", "hybrid", "opaque"] = "hybrid"
     is_async = False
-    can_hold = True
-    is_pool = False
+    has_planes = True
     n_rollback, most_drafts, draft_type = 3, 3, ""
     n_beats = 0
     can_break = False
     streamed = None
-    places = ANYWHERE
 
     def __init__(
         self,
@@ -188,31 +187,25 @@ class SizedBackend:
     def piece(self, token: int) -> bytes:
         return bytes([token]) if token < 256 else b""
 
-    def rows_size(self, first: int, last: int) -> int:
-        return (last - first) * self.row_bytes
+    @property
+    def shape(self) -> MemoryShape:
+        return MemoryShape(ANYWHERE, BlockSizes(0, self.row_bytes, self.state_bytes), can_hold=True)
 
     def state_size(self, seq: int) -> int:
         return self.state_bytes
 
-    def draft_rows_size(self, first: int, last: int) -> int:
-        return 0
-
-    def draft_state_size(self) -> int:
-        return 0
-
-    def save_rows(self, seq: int, first: int, last: int) -> Block:
+    def save_rows(self, seq: int, first: int, last: int, *, hold: bool = False) -> Rows:
+        if hold:
+            return Rows(self.hold(seq, first, last))
         if not first < last <= self._seqs[seq].cells.size:
             raise StateError(f"rows [{first}, {last}) are not there")
-        return _block(self.rows_size(first, last))
+        return Rows(_block((last - first) * self.row_bytes))
 
     def save_state(self, seq: int, n: int) -> State:
         if self._seqs[seq].at != n:
             raise StateError(f"the state stands at {self._seqs[seq].at}, not {n}")
         self._copy(self.state_bytes)
         return State.of(_block(self.state_bytes))
-
-    def save_draft_rows(self, seq: int, first: int, last: int) -> Block:
-        return NOTHING
 
     def synchronize(self) -> None:
         pass
@@ -253,7 +246,7 @@ class SizedBackend:
 
     def fetch(self, held: Held, first: int, last: int) -> Block:
         self._within(held, first, last)
-        return _block(self.rows_size(first, last))
+        return _block((last - first) * self.row_bytes)
 
     def n_own(self, held: Held, first: int, last: int) -> int:
         cells = self._within(held, first, last)
@@ -264,12 +257,18 @@ class SizedBackend:
             raise StateError("these rows are held no longer")
         return held.cells[first - held.first : last - held.first]
 
-    def load_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
+    def restore(self, seq: int, first: int, spans: Sequence[Span], state: State | None = None) -> None:
+        if spans:
+            self._load_rows(seq, first, spans)
+        if state is not None:
+            self._load_state(seq, spans[-1][2] if spans else first, state)
+
+    def _load_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
         at = self._seqs[seq]
         if at.cells.size != first or spans[0][1] != first:
             raise StateError(f"rows end at {at.cells.size}, not {first}")
         sources = [
-            np.full(last - start, -1) if isinstance(rows, np.ndarray) else self._within(rows, start, last)
+            np.full(last - start, -1) if rows.held is None else self._within(rows.held, start, last)
             for rows, start, last in spans
         ]
         cells = np.concatenate(sources)
@@ -283,20 +282,11 @@ class SizedBackend:
         self._copy(self.row_bytes * int(np.count_nonzero(copied)))
         at.cells = np.concatenate([at.cells, cells])
 
-    def load_draft_rows(self, seq: int, first: int, spans: object) -> None:
-        pass
-
-    def load_state(self, seq: int, n: int, state: State) -> None:
+    def _load_state(self, seq: int, n: int, state: State) -> None:
         if self._seqs[seq].cells.size != n or state.recurrent.nbytes != self.state_bytes:
             raise StateError("a state of another position")
         self._copy(self.state_bytes)
         self._seqs[seq].at = n
-
-    def load_prefix(
-        self, seq: int, first: int, n: int, spans: Sequence[Span], draft_spans: object, state: State
-    ) -> None:
-        self.load_rows(seq, first, spans)
-        self.load_state(seq, n, state)
 
     def rewind(self, seq: int, n: int) -> None:
         held = self._seqs[seq]

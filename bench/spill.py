@@ -29,13 +29,13 @@ from bench.sessions import AGENTS, BUDGETED, WORKLOADS
 from bench.simulated import Simulation, SizedBackend
 from pyctl.cache.cache_settings import DiskSettings
 from pyctl.cache.costs import Costs
-from pyctl.cache.disk.file_format import Sizes
+from pyctl.cache.disk.file_format import BlockSizes
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk.writer import SPILLED_PER_DAY
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
-from pyctl.cache.snapshot import Block, Held, State
+from pyctl.cache.snapshot import Block, Held, Rows, State
 from pyctl.chat.format_settings import CHATML
 from pyctl.chat.template import Template
 from pyctl.engine.backend import Backend
@@ -70,8 +70,9 @@ class NoisyBackend(SizedBackend):
 
     _noise = np.random.default_rng(0)
 
-    def save_rows(self, seq: int, first: int, last: int) -> Block:
-        return self._noisy(super().save_rows(seq, first, last))
+    def save_rows(self, seq: int, first: int, last: int, *, hold: bool = False) -> Rows:
+        rows = super().save_rows(seq, first, last, hold=hold)
+        return rows if hold else Rows(self._noisy(rows.block))
 
     def save_state(self, seq: int, n: int) -> State:
         return State.of(self._noisy(super().save_state(seq, n).recurrent))
@@ -91,7 +92,7 @@ class Spilling(Simulation):
     ) -> None:
         super().__init__(template, backend, budget, 0)
         defaults = DiskSettings()
-        sizes = Sizes(0, ROW_BYTES, STATE_BYTES)
+        sizes = BlockSizes(0, ROW_BYTES, STATE_BYTES)
         store = DiskStore(directory, "27B", int(disk * 2**30 / SCALE), sizes=sizes)
         self.tier = DiskTier(store, DiskPolicy.of_server(policy), cold_max=defaults.cold_max)
         self._cache = RamCache(0, budget, ScaledCosts())

@@ -24,7 +24,7 @@ from llama_cpp import llama_cpp as api
 from numpy.typing import NDArray
 
 from bench.gpu.machine import describe
-from pyctl.cache.snapshot import State
+from pyctl.cache.snapshot import Rows, State
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.llama import LlamaBackend, load, reserve_pinned
 from pyctl.prompt import Tokens, as_tokens
@@ -77,7 +77,7 @@ class Case:
         backend.clear(0)
         ram_ms, warm = self._timed(lambda: self._back(blocks[:k], states[k - 1], prompts[0]))
         backend.clear(0)
-        held = self._held(prompts) if backend.can_hold else "- | - | -"
+        held = self._held(prompts) if backend.shape.can_hold else "- | - | -"
         empty_ms, is_clean = self._emptied(prompts[0], cold[0])
         cells = [
             *(self.shape, self.mode, f"{backend.kind}{', async' if backend.is_async else ''}", f"{cold_ms:,.0f}"),
@@ -98,15 +98,15 @@ class Case:
             self.backend.evaluate(0, prompt[i : i + BATCH], i)
             found.append(self.backend.logits(0))
             if blocks is not None and states is not None:
-                blocks.append(self.backend.save_rows(0, i, i + BATCH))
+                blocks.append(self.backend.save_rows(0, i, i + BATCH).block)
                 states.append(self.backend.save_state(0, i + BATCH))
         return found
 
     def _back(self, blocks: list[NDArray[np.uint8]], state: State, prompt: Tokens) -> Logits:
         if self.backend.kind != "opaque":
-            self.backend.load_rows(0, 0, [(rows, i * BATCH, (i + 1) * BATCH) for i, rows in enumerate(blocks)])
+            self.backend.restore(0, 0, [(Rows(rows), i * BATCH, (i + 1) * BATCH) for i, rows in enumerate(blocks)])
         if self.backend.kind != "attention":
-            self.backend.load_state(0, self.n, state)
+            self.backend.restore(0, self.n, (), state)
         return self._run(prompt, self.n)
 
     def _held(self, prompts: list[Tokens]) -> str:
@@ -125,9 +125,9 @@ class Case:
             return backend.logits(0)
 
         def back(turn: int) -> NDArray[np.float32]:
-            backend.load_rows(0, 0, [(held[turn], 0, n)])
+            backend.restore(0, 0, [(Rows(held[turn]), 0, n)])
             if backend.kind == "hybrid":
-                backend.load_state(0, n, states[turn])
+                backend.restore(0, n, (), states[turn])
             return on(turn)
 
         times, appended, is_same = [], [], True
@@ -135,7 +135,7 @@ class Case:
             ms, logits = self._timed(lambda turn=turn: back(turn))  # type: ignore[misc]
             backend.rewind(0, n)
             if backend.kind == "hybrid":
-                backend.load_state(0, n, states[turn])
+                backend.restore(0, n, (), states[turn])
             append_ms, more = self._timed(lambda turn=turn: on(turn))  # type: ignore[misc]
             is_same = is_same and equal([logits, more], [cold[turn]] * 2)
             times.append(ms)
@@ -153,7 +153,7 @@ class Case:
                 self.backend.synchronize()
                 floats = state.recurrent[64 + (state.recurrent.size - 64) % 4 :].view("<f4")
                 floats[:] = np.nan
-                self.backend.load_state(0, BATCH, state)
+                self.backend.restore(0, BATCH, (), state)
             self._settle()
             began = time.perf_counter()
             self.backend.clear(0)

@@ -32,12 +32,11 @@ from llama_cpp import llama_cpp as api
 from numpy.typing import NDArray
 
 from bench.gpu.machine import describe, evict, vram_mib
-from pyctl.cache.device_tier import block_sizes
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
-from pyctl.cache.snapshot import State
+from pyctl.cache.snapshot import Rows, State
 from pyctl.engine.backend import SequenceTokens
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
@@ -167,7 +166,7 @@ class Bench:
         told = ""
         with tempfile.TemporaryDirectory(dir=self.options.work) as place:
             for way in ("RAM", "disk", "files in memory"):
-                sizes, policy = block_sizes(self.backend), DiskPolicy.parse("full")
+                sizes, policy = self.backend.shape.sizes, DiskPolicy.parse("full")
                 store = DiskStore(Path(place), self.loaded.info.fingerprint, None, min_tokens=512, sizes=sizes)
                 engine = Engine(
                     self.backend,
@@ -230,7 +229,7 @@ class Bench:
         n = self.options.ubatch
         for start in (0, n):
             self.backend.evaluate(0, tokens_of(start, n), start)
-        block, state = self.backend.save_rows(0, 0, 2 * n), self.backend.save_state(0, 2 * n)
+        block, state = self.backend.save_rows(0, 0, 2 * n).block, self.backend.save_state(0, 2 * n)
         self.backend.synchronize()
         self.backend.clear(0)
         return block, state
@@ -245,14 +244,14 @@ class Bench:
             if has_cells:
                 cells = self._block[HEADER_BYTES : HEADER_BYTES + CELL_BYTES * step].view(np.int32).reshape(step, 3)
                 cells[:, :2] += at - cells[0, 0]
-            self.backend.load_rows(0, at, [(self._block, at, n)])
+            self.backend.restore(0, at, [(Rows(self._block), at, n)])
             self.backend.synchronize()
         self._set_state(last)
 
     def _set_state(self, n: int) -> None:
         if self.backend.kind == "hybrid":
             self._state.recurrent[LAST] = np.frombuffer(np.int64(n).tobytes(), np.uint8)
-            self.backend.load_state(0, n, self._state)
+            self.backend.restore(0, n, (), self._state)
             self.backend.synchronize()
 
     def _back(self, n: int) -> None:
@@ -260,7 +259,7 @@ class Bench:
         self._set_state(n)
 
     def _row_bytes(self) -> int:
-        return self.backend.rows_size(0, 2) - self.backend.rows_size(0, 1)
+        return self.backend.shape.sizes.rows(0, 2) - self.backend.shape.sizes.rows(0, 1)
 
     def _single(self, n: int) -> None:
         self.backend.decode([SequenceTokens(0, (n % 190 + 5,), n)])

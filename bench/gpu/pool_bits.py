@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from bench.gpu.machine import describe
 from bench.gpu.pool import model_file, tokens_of
-from pyctl.cache.snapshot import Block, State
+from pyctl.cache.snapshot import Block, Rows, State
 from pyctl.engine.backend import SequenceTokens
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.pool.pool_settings import PoolSettings
@@ -65,7 +65,7 @@ class Text:
                 begin = end
                 if end == self.cut:
                     state = backend.save_state(0, end) if backend.kind == "hybrid" else None
-                    saved = Saved(end, backend.save_rows(0, 0, end), state)
+                    saved = Saved(end, backend.save_rows(0, 0, end).block, state)
                     backend.synchronize()
         return found, saved
 
@@ -103,9 +103,9 @@ def compare(options: argparse.Namespace, shape: str, kv: str) -> None:
         if options.select and resident == options.resident[0]:
             wanted[-N_SINGLE:] = found[-N_SINGLE:]
         backend.clear(0)
-        backend.load_rows(0, 0, [(saved.rows, 0, saved.n)])
+        backend.restore(0, 0, [(Rows(saved.rows), 0, saved.n)])
         if saved.state is not None:
-            backend.load_state(0, saved.n, saved.state)
+            backend.restore(0, saved.n, (), saved.state)
         resumed, _ = text.run(backend, saved.n)
         read = backend.streamed
         cells = [

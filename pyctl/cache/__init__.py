@@ -19,9 +19,9 @@ if TYPE_CHECKING:
         RequestStats,
         view_of,
     )
-    from pyctl.cache.device_tier import DeviceCounts, block_sizes, most_behind
+    from pyctl.cache.device_tier import DeviceCounts, most_behind
     from pyctl.cache.disk.directory import CacheDirectory, Contents, Entry
-    from pyctl.cache.disk.file_format import INDEX, REPLIES
+    from pyctl.cache.disk.file_format import INDEX, REPLIES, BlockSizes
     from pyctl.cache.disk.readers import Reads
     from pyctl.cache.disk.store import DiskStore
     from pyctl.cache.disk.write_queue import AGAIN_SECONDS
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         ends_within,
         last_end,
     )
-    from pyctl.cache.ports import CacheRequest, SavedSequence, SequenceMemory
+    from pyctl.cache.ports import CacheRequest, MemoryShape, SavedSequence, SequenceMemory
     from pyctl.cache.prefix_cache import PrefixCache
     from pyctl.cache.ram import RamCache
     from pyctl.cache.recent import RecentPrompts
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
         NOTHING,
         Block,
         BlockBytes,
-        BlockSpan,
         Held,
         Prefix,
         PromptFacts,
         PromptMatch,
+        Rows,
         Snapshot,
         Source,
         Span,
@@ -93,7 +93,7 @@ __all__ = [
     "SHOWN",
     "Block",
     "BlockBytes",
-    "BlockSpan",
+    "BlockSizes",
     "CacheDirectory",
     "CacheLookup",
     "CachePlan",
@@ -113,6 +113,7 @@ __all__ = [
     "LiveSequence",
     "LiveView",
     "MakeRoom",
+    "MemoryShape",
     "Prefix",
     "PrefixCache",
     "PromptFacts",
@@ -122,6 +123,7 @@ __all__ = [
     "RecentPrompts",
     "RequestStats",
     "ResumePlaces",
+    "Rows",
     "SavedSequence",
     "SequenceMemory",
     "Snapshot",
@@ -129,7 +131,6 @@ __all__ = [
     "Span",
     "State",
     "batch_ends",
-    "block_sizes",
     "ends_within",
     "last_end",
     "most_behind",

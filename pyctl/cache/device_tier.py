@@ -9,9 +9,6 @@ import weakref
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
-from pyctl.cache.disk.file_format import Sizes
 from pyctl.cache.disk.write_queue import MOST_BEHIND_BYTES, Reason
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.plan import ends_within, last_end
@@ -23,7 +20,7 @@ from pyctl.errors import StateError
 from pyctl.limit import limit
 from pyctl.prompt import as_tokens
 
-__all__ = ["DeviceCounts", "DeviceTier", "block_sizes", "most_behind"]
+__all__ = ["DeviceCounts", "DeviceTier", "most_behind"]
 
 log = logging.getLogger(__name__)
 
@@ -39,15 +36,6 @@ is ready a state takes a hundred milliseconds to be saved instead of six (bench/
 PIECE_BYTES = limit(
     2**28, "rows that leave the device at once", "a segment of more is two or more segments", "memory", "bytes"
 )
-
-
-def block_sizes(memory: SequenceMemory) -> Sizes:
-    """What the blocks of ``memory`` measure."""
-    one, two = memory.rows_size(0, 1), memory.rows_size(0, 2)
-    state = memory.state_size(0) if memory.kind != "opaque" else -1
-    draft_one, draft_two = memory.draft_rows_size(0, 1), memory.draft_rows_size(0, 2)
-    drafts = 2 * draft_one - draft_two, draft_two - draft_one, memory.draft_state_size()
-    return Sizes(2 * one - two, two - one, state, *drafts)
 
 
 def most_behind(budget: int | None) -> int:
@@ -86,18 +74,19 @@ class DeviceTier:
     @property
     def is_pool(self) -> bool:
         """Whether what needs a cell needs a certain one: `vacate` is for this, `shrink` for all others."""
-        return self._memory.is_pool
+        return self._memory.shape.is_pool
 
     @property
     def n_cells(self) -> int:
         """Cells that nothing but these rows takes."""
-        return self._memory.n_held if self._memory.can_hold else 0
+        return self._memory.n_held if self._memory.shape.can_hold else 0
 
     # -- keeping -----------------------------------------------------------------------------------------------------
 
     def rows_size(self, first: int, last: int) -> int:
         """Bytes of RAM that a new segment of rows [first, last) takes."""
-        return 0 if self._memory.can_hold else self._memory.rows_size(first, last)
+        shape = self._memory.shape
+        return shape.sizes.draft_rows(first, last) + (0 if shape.can_hold else shape.sizes.rows(first, last))
 
     def segment(self, seq: LiveSequence, first: int, parent: Segment | None) -> Segment:
         """The rows of ``seq`` from ``first`` on: the deepest segment, if they are more than should leave the device at
@@ -113,21 +102,17 @@ class DeviceTier:
         return made[-1]
 
     def _segment(self, seq: LiveSequence, first: int, last: int, parent: Segment | None) -> Segment:
-        memory = self._memory
         tokens, ends = as_tokens(seq.tokens[first:last]), ends_within(seq.ends, first, last)
-        rows = memory.save_rows(seq.id, first, last) if not memory.can_hold else NOTHING
-        draft_rows = memory.save_draft_rows(seq.id, first, last)
-        segment = Segment(first, tokens, rows, parent, ends, draft_rows=draft_rows)
-        if memory.can_hold:
-            segment.held = memory.hold(seq.id, first, last)
-            self.counts.kept += segment.held.n_cells
-        return segment
+        rows = self._memory.save_rows(seq.id, first, last, hold=self._memory.shape.can_hold)
+        if rows.held is not None:
+            self.counts.kept += rows.held.n_cells
+        return Segment(first, tokens, rows.block, parent, ends, draft_rows=rows.draft, held=rows.held)
 
     def _pieces(self, seq: LiveSequence, first: int) -> Iterator[tuple[int, int]]:
         """The rows of ``seq`` from ``first`` on in parts of PIECE_BYTES at most, which end at batch ends if they can.
 
         Rows that cannot be held are in RAM in any case."""
-        n_bytes = self._memory.rows_size(first, seq.n) if self._memory.can_hold else 0
+        n_bytes = self._memory.shape.sizes.rows(first, seq.n) if self._memory.shape.can_hold else 0
         most = seq.n if n_bytes <= PIECE_BYTES else max((seq.n - first) * PIECE_BYTES // n_bytes, 1)
         while seq.n - first > most:
             end = last_end(seq.ends, first + most)
@@ -138,7 +123,7 @@ class DeviceTier:
 
     def hold(self, snapshot: Snapshot, seq: LiveSequence) -> None:
         """Let rows of ``snapshot``, all of which ``seq`` holds, stay where it has them; RAM may have them, too."""
-        for segment, last in snapshot.chain.items() if self._memory.can_hold else ():
+        for segment, last in snapshot.chain.items() if self._memory.shape.can_hold else ():
             if segment.held is None and not segment.dropped and last == segment.end:
                 with contextlib.suppress(StateError):
                     segment.held = self._memory.hold(seq.id, segment.start, last)
@@ -162,7 +147,7 @@ class DeviceTier:
     def n_ready(self, snapshot: Snapshot, first: int, last: int) -> int:
         """How many rows [first, last) of ``snapshot`` lie in cells that nobody else has, and need no further ones."""
         spans = snapshot.spans(first, last)
-        return sum(self._memory.n_own(rows, *span) for rows, *span in spans if not isinstance(rows, np.ndarray))
+        return sum(self._memory.n_own(rows.held, *span) for rows, *span in spans if rows.held is not None)
 
     def release(self, segment: Segment) -> None:
         """Let its rows go from the device."""
@@ -248,7 +233,8 @@ class DeviceTier:
     @property
     def most_read(self) -> int | None:
         """Bytes of a snapshot from disk that may be in RAM at a time before the device has them; None: no bound."""
-        return most_behind(self._cache.budget) if self._memory.can_hold and self._cache.budget is not None else None
+        is_bounded = self._memory.shape.can_hold and self._cache.budget is not None
+        return most_behind(self._cache.budget) if is_bounded else None
 
     def is_behind(self, n_more: int = 0) -> bool:
         """Whether more bytes than may wait for the disk are neither counted by the cache nor on their way."""
@@ -260,13 +246,13 @@ class DeviceTier:
         is to wait beside it."""
         if n <= seq.n or not self._cache.budget:
             return
-        n_bytes = self._memory.rows_size(seq.n, n) + n_states * self._memory.state_size(seq.id)
+        n_bytes = self._memory.shape.sizes.rows(seq.n, n) + n_states * self._memory.state_size(seq.id)
         if (over := self._cache.n_bytes + n_bytes - self._cache.budget) > 0:
             self._memory.expect_blocks(min(over, most_behind(self._cache.budget)))
 
     def copy_one(self) -> bool:
         """Copy the most valuable rows that RAM has not got and has room to spare for; False if there are none."""
-        for segment in self._cache.held_by_value() if self._memory.can_hold else ():
+        for segment in self._cache.held_by_value() if self._memory.shape.can_hold else ():
             try:
                 if self._copy_if_spare(segment):
                     return True

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
+from pyctl.cache.disk.file_format import BlockSizes
 from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.places import ResumePlaces
-from pyctl.cache.snapshot import Block, BlockBytes, BlockSpan, Held, Span, State
+from pyctl.cache.snapshot import Block, BlockBytes, Held, Rows, Span, State
 from pyctl.prompt import Prompt, Tokens
 
-__all__ = ["CacheOptions", "CacheRequest", "SavedSequence", "SequenceMemory"]
+__all__ = ["CacheOptions", "CacheRequest", "MemoryShape", "SavedSequence", "SequenceMemory"]
 
 
 class CacheRequest(Protocol):
@@ -64,52 +65,67 @@ class SavedSequence:
     n_bytes: int
 
 
+@dataclass(frozen=True)
+class MemoryShape:
+    """Facts of a memory that do not change while its model is loaded.
+
+    A sequence may be saved at ``places``, because it comes back to the same bits from there. ``sizes`` are those of
+    saved blocks. With ``cut_anywhere`` rows are all that a sequence holds; else it also needs the state where it was
+    cut. Without ``has_rows`` the state is everything: nothing of a sequence can stay when another state is loaded.
+    With ``can_hold`` the device holds rows for the cache, and with ``is_pool`` the rows of the one sequence have a
+    place each.
+    """
+
+    places: ResumePlaces
+    sizes: BlockSizes
+    cut_anywhere: bool = False
+    has_rows: bool = True
+    can_hold: bool = False
+    is_pool: bool = False
+
+    def kept(self, n: int) -> int:
+        """How many of the first ``n`` tokens of a sequence can stay where further rows or a state are loaded."""
+        return n if self.has_rows else 0
+
+
 class SequenceMemory(Protocol):
     """Moves what sequences hold: rows, which can be cut anywhere, and the state at the end.
 
-    An ``attention`` model has only rows, a ``hybrid`` both, and of an ``opaque`` one everything is the state. Rows or a
-    state that do not fit raise StateError before the sequence is changed, and OutOfCellsError where only the room for
-    them is missing.
+    Rows and states have parts: the model's own, and those of a draft model that follows it. Only drafts depend on the
+    latter: where they are empty, or another draft model's, it goes on without them, and nothing raises. What the model
+    itself does not have is empty, too: the rows of one without rows, the state of one that needs none.
+
+    Rows or a state that do not fit raise StateError before the sequence is changed, and OutOfCellsError where only the
+    room for them is missing.
 
     Rows can be *held*: they stay on the device whatever becomes of their sequence, in cells that sequences do not see.
     What needs such a cell has its rows moved to another one first, and is refused with OutOfCellsError if there is
     none, so held rows are never lost by themselves. A cell that a sequence has and that is held counts once, as does
     one that is held twice. In a pool nothing moves: a position has one cell, refused until what is held is released.
-
-    A draft model beside it has rows of its own, and may have a part of the state (`State.draft`). Only drafts depend on
-    these: where they are empty, or another draft model's, it goes on without them, and nothing raises.
     """
 
     @property
-    def kind(self) -> Literal["attention", "hybrid", "opaque"]:
-        """Rows alone, rows and a state, or a state of the whole sequence that nobody can look into."""
-
-    @property
-    def places(self) -> ResumePlaces:
-        """At which token counts a sequence may be saved, because it comes back to the same bits from there."""
-
-    def rows_size(self, first: int, last: int) -> int:
-        """Bytes of the block that holds rows [first, last); 0 if empty or for kind ``opaque``.
-
-        Exactly so many a block must have to be loaded; StateError if no sequence can have such positions."""
+    def shape(self) -> MemoryShape:
+        """What it can do, and where."""
 
     def state_size(self, seq: int) -> int:
-        """Bytes of the model's own part of the state at the end of ``seq``; 0 for kind ``attention``."""
+        """Bytes of all parts of a state at the end of ``seq``."""
 
-    def save_rows(self, seq: int, first: int, last: int) -> Block:
-        """Rows [first, last) of ``seq``; empty for kind ``opaque``. The bytes are there after `synchronize`."""
+    def save_rows(self, seq: int, first: int, last: int, *, hold: bool = False) -> Rows:
+        """All parts of rows [first, last) of ``seq``, the own ones as `hold` gives them if it is wanted.
+
+        The bytes are there after `synchronize`."""
 
     def save_state(self, seq: int, n: int) -> State:
-        """That of ``seq``, which ends at ``n``: of ``attention`` the draft model's part. There after `synchronize`."""
+        """All parts of that of ``seq``, which ends at ``n``. There after `synchronize`."""
 
-    def draft_rows_size(self, first: int, last: int) -> int:
-        """Bytes of the draft model's rows [first, last), as `rows_size`; 0 without one."""
+    def restore(self, seq: int, first: int, spans: Sequence[Span], state: State | None = None) -> None:
+        """Append rows to ``seq``, which ends at ``first``, and replace its state by ``state``, saved where they end.
 
-    def draft_state_size(self) -> int:
-        """Bytes of the draft model's part of a state, 0 if it has none."""
-
-    def save_draft_rows(self, seq: int, first: int, last: int) -> Block:
-        """The draft model's rows [first, last) of ``seq``; empty if there are none. There after `synchronize`."""
+        Held rows that no other sequence has lie in the cells of this one afterwards, and take no further ones. Rows
+        that find no cells leave ``seq`` empty if there is a state. Rows without a state need it loaded next, unless
+        they are enough.
+        """
 
     def synchronize(self) -> None:
         """Wait until every block that was saved is complete. What loads blocks need not wait."""
@@ -120,16 +136,8 @@ class SequenceMemory(Protocol):
     def expect_blocks(self, n_bytes: int) -> None:
         """Let memory for so much that will be saved soon be made ready meanwhile."""
 
-    @property
-    def can_hold(self) -> bool:
-        """Whether rows can be held; without, `hold` raises StateError."""
-
-    @property
-    def is_pool(self) -> bool:
-        """Whether the rows of the one sequence have a place each."""
-
     def hold(self, seq: int, first: int, last: int) -> Held:
-        """Have rows [first, last) of ``seq``, which has them (StateError), stay on the device until `release`."""
+        """Have rows [first, last) of ``seq``, which has them, stay on the device until `release`; else StateError."""
 
     def release(self, held: Held) -> None:
         """Let held rows go; twice is harmless."""
@@ -138,8 +146,7 @@ class SequenceMemory(Protocol):
         """Let all held rows go: they belong to one cache, and another one begins."""
 
     def fetch(self, held: Held, first: int, last: int) -> Block:
-        """A copy of held rows [first, last), as `save_rows` makes it, there after `synchronize`; they may be released
-        before that."""
+        """A copy of held rows [first, last), there after `synchronize`; they may be released before that."""
 
     def n_own(self, held: Held, first: int, last: int) -> int:
         """Cells of held rows [first, last) that neither a sequence nor other held rows have: what `release` frees."""
@@ -148,26 +155,8 @@ class SequenceMemory(Protocol):
     def n_held(self) -> int:
         """Cells that held rows alone take."""
 
-    def load_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
-        """Append rows to ``seq``, which ends at ``first``.
-
-        Held ones that no other sequence has lie in the cells of this one afterwards, and take no further ones.
-        """
-
-    def load_draft_rows(self, seq: int, first: int, spans: Sequence[BlockSpan]) -> None:
-        """Append the draft model's rows to ``seq``, whose own were loaded; blocks may be empty."""
-
-    def load_state(self, seq: int, n: int, state: State) -> None:
-        """Replace the state of ``seq`` by one saved at ``n``; of kind ``attention``, the draft model's alone."""
-
-    def load_prefix(
-        self, seq: int, first: int, n: int, spans: Sequence[Span], draft_spans: Sequence[BlockSpan], state: State
-    ) -> None:
-        """Rows [``first``, ``n``) and the state there, as `load_rows`, `load_draft_rows` and `load_state` would, but at
-        the same time where that is possible. Not of kind ``opaque``. Rows that find no cells leave ``seq`` empty."""
-
     def rewind(self, seq: int, n: int) -> None:
-        """Drop rows from ``n`` on; a hybrid needs its state at ``n`` loaded next."""
+        """Drop rows from ``n`` on, at 0 as `clear`; unless rows are enough, it needs the state at ``n`` next."""
 
     def clear(self, seq: int) -> None:
         """Drop everything ``seq`` holds."""

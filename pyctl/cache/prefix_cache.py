@@ -143,14 +143,14 @@ class PrefixCache:
 
     def places(self, prompt: Prompt, ends: Sequence[int]) -> list[int]:
         """The batch ends of ``prompt`` at which a snapshot is of use and comes back to the same bits."""
-        return self.memory.places.among(inner_ends(prompt, ends))
+        return self.memory.shape.places.among(inner_ends(prompt, ends))
 
     def save(self, seq: LiveSequence, plan: CachePlan, stats: RequestStats) -> None:
         """Take a snapshot at the end of ``seq``, with whose tokens ``plan.match`` begins.
 
         It takes the rows since the last one, and the state.
         """
-        if self.memory.places.allow(seq.n) and (seq.n_exact == seq.n or not self.settings.exact):
+        if self.memory.shape.places.allow(seq.n) and (seq.n_exact == seq.n or not self.settings.exact):
             with self.cache.locked(*plan.restored):
                 self._save(seq, plan, stats)
 
@@ -159,7 +159,6 @@ class PrefixCache:
         parent, covered = saved_rows(seq, plan.match, self.cache)
         prefix = plan.match.prefix(seq.n)
         n_bytes = self.device.rows_size(covered, seq.n) + seq.tokens[covered:].nbytes + memory.state_size(seq.id)
-        n_bytes += memory.draft_rows_size(covered, seq.n) + memory.draft_state_size()
         reservation = self.cache.prepare(prefix, n_bytes, parent)
         if reservation is None:
             return
@@ -170,7 +169,7 @@ class PrefixCache:
                 if reservation.confirm(snapshot):
                     seq.keep(snapshot.segment, seq.n)
                     stats.count_saved(prefix.name)
-                    if memory.is_pool or (self.disk is not None and seq.facts.for_disk):
+                    if memory.shape.is_pool or (self.disk is not None and seq.facts.for_disk):
                         # Beside the next batch, not all of it at the end, or when the next prompt goes there.
                         self.device.copy_spare(*(each for each in snapshot.chain if each.start >= covered))
                 self.device.give_back(snapshot)
@@ -192,10 +191,10 @@ class PrefixCache:
         exact = seq.n_exact in (before, n) and not seq.shares
         if recent is None or not stats.n_evaluated or not self.cache.enabled or (self.settings.exact and not exact):
             return
-        if not self.memory.places.allow(n):
+        if not self.memory.shape.places.allow(n):
             return
         is_wanted = n_alike > 0 or n - before >= END_MIN or recent.has_whole
-        n_bytes = self.memory.state_size(seq.id) + self.memory.draft_state_size()
+        n_bytes = self.memory.state_size(seq.id)
         if not self.cache.ends.may_add(n_bytes, is_wanted=is_wanted):
             return
         try:
@@ -248,11 +247,7 @@ class PrefixCache:
 
     def resume(self, seq: LiveSequence, kept: Snapshot) -> None:
         """Give back what ``seq`` held; it may have another id. Raises StateError or OutOfCellsError, and keeps it."""
-        if self.memory.kind != "opaque":
-            self.memory.load_rows(seq.id, 0, kept.spans(0, kept.n))
-        self.memory.load_draft_rows(seq.id, 0, kept.draft_spans(0, kept.n))
-        if self.memory.kind != "attention" or kept.state.parts:
-            self.memory.load_state(seq.id, kept.n, kept.state)
+        self.memory.restore(seq.id, 0, kept.spans(0, kept.n), kept.state)
         seq.keep(kept.segment, kept.n)
         self.cache.release(kept)
 

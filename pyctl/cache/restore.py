@@ -127,7 +127,7 @@ def candidates(
 
     if 0 < live.n == shared <= limit and (not exact or same == live.n):
         found.append(Candidate("live", live.n, live.n))
-    elif memory.kind == "attention":
+    elif memory.shape.cut_anywhere:
         n = last_common_end(ends, live.ends, min(shared, limit)) if exact else min(shared, limit)
         found.append(Candidate("live", n, n))
 
@@ -136,7 +136,7 @@ def candidates(
         candidate = from_snapshot("ram", snapshot, batches, same, memory, exact=exact)
         if candidate is not None:
             found.append(candidate)
-    if memory.kind == "attention":
+    if memory.shape.cut_anywhere:
         found += _inside(prompt, ends, same, cache, exact=exact)
     if may_end and len(cache.ends) and (end := cache.ends.get(prompt.prefix(n_prompt))) is not None:
         found += _end(end, prompt, ends, live, same, memory, exact=exact)
@@ -184,11 +184,11 @@ def from_snapshot(
     The live sequence holds the first ``same`` tokens as a cold run would, a batch end of both.
     """
     n = snapshot.n
-    if not memory.places.allow(n):
+    if not memory.shape.places.allow(n):
         return None  # of a server whose ring had another size
     if exact and not (snapshot.exact and batches.reach(snapshot)):
         return None  # generated text, or batches of another prompt that end where this one's would not
-    keep = 0 if memory.kind == "opaque" else last_end(batches.ends, min(same, n))
+    keep = memory.shape.kept(last_end(batches.ends, min(same, n)))
     return Candidate("live" if keep == n else source, n, keep, snapshot, arrival)
 
 
@@ -219,7 +219,7 @@ def _end(
     if prompt.shared(end) == end.n and (is_same or not exact):
         # The batch at the very end was the same, too, if the live sequence had this prompt and no other.
         is_own = same == last_end(ends, end.n - 1) and live.n_prompt == live.shared(prompt.tokens) == end.n
-        keep = 0 if memory.kind == "opaque" else end.n if is_own else last_end(ends, min(same, end.n))
+        keep = memory.shape.kept(end.n if is_own else last_end(ends, min(same, end.n)))
         yield Candidate("live" if keep == end.n else "ram", end.n, keep, end)
 
 
@@ -293,12 +293,9 @@ def quickest(
 
 def cut(live: LiveSequence, n: int, memory: SequenceMemory) -> None:
     """Leave ``live`` the rows before ``n``, so that cells of the others are free; it needs the state at ``n`` next."""
-    if memory.kind == "opaque":
-        memory.clear(live.id)
-        n = 0
-    elif n < live.n:
+    if n < live.n:
         memory.rewind(live.id, n)
-    live.truncate(min(n, live.n))
+        live.truncate(n)
 
 
 def make_room_for(
@@ -343,17 +340,10 @@ def restore(
                 memory.rewind(live.id, n)
         else:
             cut(live, keep, memory)
-            has_state = memory.kind != "attention" or candidate.has_state
-            if keep < n and has_state and candidate.arrival is None and memory.kind != "opaque":
-                spans = snapshot.spans(keep, n), snapshot.draft_spans(keep, n)
-                memory.load_prefix(live.id, keep, n, *spans, snapshot.state)
+            if candidate.arrival is not None:
+                yield from _load_arriving(candidate.arrival, snapshot, keep, live, memory)
             else:
-                if keep < n:
-                    yield from _load_rows(candidate, snapshot, live, memory)
-                if has_state:
-                    if candidate.arrival is not None:
-                        yield from candidate.arrival.state()
-                    memory.load_state(live.id, n, snapshot.state)
+                memory.restore(live.id, keep, snapshot.spans(keep, n), snapshot.state if n == snapshot.n else None)
     except StateError as error:
         log.warning("snapshot at %d could not be restored, evaluating instead: %s", n, error)
         memory.clear(live.id)
@@ -371,27 +361,26 @@ def restore(
     return True
 
 
-def _load_rows(candidate: Candidate, snapshot: Snapshot, live: LiveSequence, memory: SequenceMemory) -> Reading[None]:
-    """Append the rows [keep, n); those from disk go to the device segment by segment while the next are being read."""
-    at, n, arrival = candidate.keep, candidate.n, candidate.arrival
-    if arrival is not None and arrival.is_large:
+def _load_arriving(
+    arrival: PendingSnapshot, snapshot: Snapshot, at: int, live: LiveSequence, memory: SequenceMemory
+) -> Reading[None]:
+    """Append the rows from ``at`` on, segment by segment while the next are being read, and load the state."""
+    if arrival.is_large:
         for segment, last in snapshot.chain.items():
             if last <= at:  # which is here, and need not be read, if it is not under way
                 if arrival.has_begun(segment):
                     yield from arrival.rows(segment)
                 _leave(arrival, segment, live, last, memory)
-    while at < n:
-        last = n
-        if arrival is not None:
-            segment = snapshot.segment_at(at + 1)
-            yield from arrival.rows(segment)
-            last = min(snapshot.chain[segment], n)
-        if memory.kind != "opaque":
-            memory.load_rows(live.id, at, snapshot.spans(at, last))
-        memory.load_draft_rows(live.id, at, snapshot.draft_spans(at, last))
-        if arrival is not None and arrival.is_large:
+    while at < snapshot.n:
+        segment = snapshot.segment_at(at + 1)
+        yield from arrival.rows(segment)
+        last = snapshot.chain[segment]
+        memory.restore(live.id, at, snapshot.spans(at, last))
+        if arrival.is_large:
             _leave(arrival, segment, live, last, memory)
         at = last
+    yield from arrival.state()
+    memory.restore(live.id, snapshot.n, (), snapshot.state)
 
 
 def _leave(arrival: PendingSnapshot, segment: Segment, live: LiveSequence, last: int, memory: SequenceMemory) -> None:

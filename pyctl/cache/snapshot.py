@@ -22,12 +22,12 @@ __all__ = [
     "RECURRENT",
     "Block",
     "BlockBytes",
-    "BlockSpan",
     "FileMark",
     "Held",
     "Prefix",
     "PromptFacts",
     "PromptMatch",
+    "Rows",
     "Segment",
     "Snapshot",
     "Source",
@@ -86,13 +86,29 @@ class Held(Protocol):
         """Bytes of a block that holds them."""
 
 
-BlockSpan: TypeAlias = tuple[Block, int, int]
+class Rows(NamedTuple):
+    """Rows in parts: the model's ``own``, in a block or held by the device, and a block of its draft model.
 
-"""Positions [first, last) out of a block of rows."""
+    ``own`` is empty for a model without rows of its own, ``draft`` where no draft model has followed.
+    """
 
-Span: TypeAlias = tuple[Block | Held, int, int]
+    own: Block | Held
+    draft: Block = NOTHING
 
-"""Positions [first, last) out of a block of rows, or out of held rows."""
+    @property
+    def held(self) -> Held | None:
+        """What the device holds, None for a block."""
+        return None if isinstance(self.own, np.ndarray) else self.own
+
+    @property
+    def block(self) -> Block:
+        """The model's own rows in RAM, empty where the device holds them."""
+        return self.own if isinstance(self.own, np.ndarray) else NOTHING
+
+
+Span: TypeAlias = tuple[Rows, int, int]
+
+"""Positions [first, last) out of saved rows."""
 
 
 @dataclass(eq=False)
@@ -136,6 +152,11 @@ class Segment:
     def n_bytes(self) -> int:
         """Bytes in RAM of all rows and tokens, without the parent's."""
         return int(self.rows.nbytes) + int(self.draft_rows.nbytes) + int(self.tokens.nbytes)
+
+    @property
+    def parts(self) -> Rows:
+        """Its rows as a memory loads them: from the device, where that has them."""
+        return Rows(self.rows if self.held is None else self.held, self.draft_rows)
 
     @property
     def only_held_bytes(self) -> int:
@@ -301,19 +322,8 @@ class Snapshot:
 
     def spans(self, first: int, last: int) -> list[Span]:
         """The rows [first, last) of the chain, in order; where they are on the device, from there."""
-        return [
-            (segment.rows if segment.held is None else segment.held, *span)
-            for segment, span in self._within(first, last)
-        ]
-
-    def draft_spans(self, first: int, last: int) -> list[BlockSpan]:
-        """The same of the draft model's rows; the blocks of segments that have none are empty."""
-        return [(segment.draft_rows, *span) for segment, span in self._within(first, last)]
-
-    def _within(self, first: int, last: int) -> list[tuple[Segment, tuple[int, int]]]:
-        """Which positions of [first, last) each segment of the chain has, the first segment first."""
-        found = [(each, (max(first, each.start), min(stop, last))) for each, stop in self.chain.items()]
-        return [(segment, span) for segment, span in reversed(found) if span[0] < span[1]]
+        found = [(each.parts, max(first, each.start), min(stop, last)) for each, stop in self.chain.items()]
+        return [span for span in reversed(found) if span[1] < span[2]]
 
 
 def needed_by(snapshots: Iterable[Snapshot]) -> set[Segment]:

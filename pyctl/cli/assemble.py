@@ -22,7 +22,6 @@ from pyctl.cache import (
     DiskStore,
     DiskTier,
     RamCache,
-    block_sizes,
     most_behind,
 )
 from pyctl.chat.cached_tokenizer import readable
@@ -175,7 +174,7 @@ def _load(settings: CommandSettings, budget: int | None, go_on: Callable[[], boo
         # Other servers write what they evaluated beside other sequences, too.
         mixed = hashlib.blake2b(f"{info.fingerprint} exact".encode(), digest_size=16).hexdigest()
         loaded = replace(loaded, info=replace(info, fingerprint=mixed))
-    level = logging.INFO if backend.places == ANYWHERE else logging.WARNING
+    level = logging.INFO if backend.shape.places == ANYWHERE else logging.WARNING
     log.log(level, "memory of the model: %s", loaded.info.memory)
     return loaded
 
@@ -250,7 +249,7 @@ def _disk_tier(settings: DiskSettings, loaded: Loaded) -> DiskTier | None:
             settings.disk_mib * MIB or None,
             min_tokens=settings.min_tokens,
             daily_bytes=settings.daily_mib * MIB or None,
-            sizes=block_sizes(loaded.backend),
+            sizes=loaded.backend.shape.sizes,
             space=allocate,
         )
     except OSError as error:

@@ -151,8 +151,11 @@ class Evaluator(Protocol):
 
     @property
     def n_rollback(self) -> int:
-        """The most drafts of a sequence that `keep` takes back for nothing; where a state is kept, only out of a
-        `decode` whose items all have as many tokens."""
+        """The most drafts of a sequence that `keep` takes back for nothing; see `has_planes`."""
+
+    @property
+    def has_planes(self) -> bool:
+        """Whether ``n_rollback`` counts only for sequences that had as many tokens as all others of their `decode`."""
 
     @property
     def most_drafts(self) -> int:

@@ -32,7 +32,7 @@ class Prefill:
         """Where batches of ``prompt`` end; ``free``: as if a batch cost nothing."""
         backend, min_batch = self._backend, self._prefix_cache.settings.min_batch
         ends = batch_ends(prompt, backend.n_ubatch, min_batch, 0 if free else backend.batch_cost)
-        return backend.places.added_to(ends)
+        return backend.shape.places.added_to(ends)
 
     def behind(self, seq: LiveSequence, lookup: CacheLookup) -> CacheLookup:
         """``lookup`` with the batch ends for what is to follow in ``seq``.
@@ -121,7 +121,7 @@ class Prefill:
 
     def _before(self, seq: LiveSequence) -> State | None:
         """What the sequence needs to be where it is again, beside its rows; None where that is not all."""
-        if self._backend.kind == "opaque":
+        if not self._backend.shape.has_rows:
             return None
         try:
             return self._backend.save_state(seq.id, seq.n) if seq.n else State()
@@ -133,8 +133,7 @@ class Prefill:
         if not seq.n:
             return self._backend.clear(seq.id)
         self._backend.rewind(seq.id, seq.n)
-        if before.parts:
-            self._backend.load_state(seq.id, seq.n, before)
+        self._backend.restore(seq.id, seq.n, (), before)
 
 
 def _tell_progress(active: ActiveRequest, seq: LiveSequence, stats: RequestStats) -> None:

@@ -7,9 +7,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
-from pyctl.cache import NOTHING, NOWHERE, Block, BlockBytes, BlockSpan, Held, ResumePlaces, SavedSequence, Span, State
+from pyctl.cache import (
+    NOTHING,
+    NOWHERE,
+    Block,
+    BlockBytes,
+    BlockSizes,
+    Held,
+    MemoryShape,
+    ResumePlaces,
+    Rows,
+    SavedSequence,
+    Span,
+    State,
+)
 from pyctl.engine.pool.pool_plan import PoolPlan
 from pyctl.errors import OutOfCellsError, StateError
 from pyctl.llama.draft.draft_model import Follower
@@ -46,9 +57,11 @@ class ContextMemory:
     _least: dict[int, tuple[int, int]]
     _handles: set[int]  # of what is held
     _pool: PoolPlan | None
+    _sizes: BlockSizes
 
     @property
     def kind(self) -> Literal["attention", "hybrid", "opaque"]:
+        """Rows alone, rows and a state, or a state of the whole sequence that is llama.cpp's own."""
         kind: Literal["attention", "hybrid", "opaque"] = self._memory.kind
         return kind
 
@@ -62,11 +75,30 @@ class ContextMemory:
         """What rows and states look like, as text."""
         return str(self._memory.layout)
 
-    def rows_size(self, first: int, last: int) -> int:
-        return 0 if self.kind == "opaque" or first >= last else int(checked(self._memory.rows_size, first, last))
+    @property
+    def shape(self) -> MemoryShape:
+        kind = self.kind
+        return MemoryShape(
+            self.places,
+            self._sizes,
+            kind == "attention",
+            kind != "opaque",
+            self._memory.can_hold,
+            self._pool is not None,
+        )
+
+    def _measured(self) -> BlockSizes:
+        """What the blocks of the memory and of what drafts measure."""
+        one, two = (self._memory.rows_size(0, n) if self.kind != "opaque" else 0 for n in (1, 2))
+        state = self._memory.state_size(0) if self.kind != "opaque" else -1
+        if (drafts := self._drafts.model) is None:
+            return BlockSizes(2 * one - two, two - one, state)
+        draft_one, draft_two = drafts.rows_size(0, 1), drafts.rows_size(0, 2)
+        draft_sizes = 2 * draft_one - draft_two, draft_two - draft_one, drafts.state_size(0)
+        return BlockSizes(2 * one - two, two - one, state, *draft_sizes)
 
     def state_size(self, seq: int) -> int:
-        return int(self._memory.state_size(seq))
+        return int(self._memory.state_size(seq)) + self._sizes.draft_state
 
     def synchronize(self) -> None:
         if self._ctx is not None:
@@ -82,12 +114,15 @@ class ContextMemory:
     def expect_blocks(self, n_bytes: int) -> None:
         HostBuffer.reserve(n_bytes)
 
-    def save_rows(self, seq: int, first: int, last: int) -> Block:
+    def save_rows(self, seq: int, first: int, last: int, *, hold: bool = False) -> Rows:
+        draft = self._drafts.save_rows(seq, first, last)
+        if hold:
+            return Rows(self.hold(seq, first, last), draft)
         if self.kind == "opaque":
-            return NOTHING
+            return Rows(NOTHING, draft)
         block = allocate(self._memory.rows_size(first, last))
         checked(self._memory.save_rows, seq, first, last, block)
-        return block
+        return Rows(block, draft)
 
     def save_state(self, seq: int, n: int) -> State:
         draft = self._drafts.save_state(seq, n)
@@ -100,16 +135,8 @@ class ContextMemory:
 
     # -- rows that stay on the device --------------------------------------------------------------------------------
 
-    @property
-    def can_hold(self) -> bool:
-        return bool(self._memory.can_hold)
-
-    @property
-    def is_pool(self) -> bool:
-        return self._pool is not None
-
     def hold(self, seq: int, first: int, last: int) -> HeldRows:
-        held = HeldRows(checked(self._memory.hold, seq, first, last), last - first, self.rows_size(first, last))
+        held = HeldRows(checked(self._memory.hold, seq, first, last), last - first, self._sizes.rows(first, last))
         self._handles.add(held.handle)
         return held
 
@@ -123,7 +150,7 @@ class ContextMemory:
             self._memory.release(self._handles.pop())
 
     def fetch(self, held: Held, first: int, last: int) -> Block:
-        block = allocate(self.rows_size(first, last))
+        block = allocate(self._sizes.rows(first, last))
         checked(self._memory.fetch, _handle(held), first, last, block)
         return block
 
@@ -132,12 +159,12 @@ class ContextMemory:
 
     @property
     def n_held(self) -> int:
-        return int(self._memory.n_held) if self.can_hold else 0
+        return int(self._memory.n_held) if self._memory.can_hold else 0
 
     @property
     def n_free(self) -> int:
         """Cells that neither a sequence nor held rows take."""
-        if self.can_hold:
+        if self._memory.can_hold:
             return int(self._memory.n_free)
         return self.n_cells - sum(map(self._n_held, range(self.n_seqs)))
 
@@ -151,43 +178,32 @@ class ContextMemory:
 
     # -- back into sequences -----------------------------------------------------------------------------------------
 
-    def load_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
-        checked(self._memory.load_rows, seq, first, _sources(spans))
+    def restore(self, seq: int, first: int, spans: Sequence[Span], state: State | None = None) -> None:
+        n = spans[-1][2] if spans else first
+        if self.kind == "attention" and state is not None and not state.parts:
+            state = None
+        self._load_own(seq, first, n, spans, state)
+        if drafts := self._drafts.settled():
+            if spans:
+                drafts.load_rows(seq, first, [(rows.draft, at, last) for rows, at, last in spans])
+            if state is not None:
+                drafts.load_state(seq, n, state.draft)
+
+    def _load_own(self, seq: int, first: int, n: int, spans: Sequence[Span], state: State | None) -> None:
+        """The model's own parts: rows [``first``, ``n``), and the state there."""
         self._least.pop(seq, None)
-
-    def draft_rows_size(self, first: int, last: int) -> int:
-        return self._drafts.model.rows_size(first, last) if self._drafts.model is not None else 0
-
-    def draft_state_size(self) -> int:
-        return self._drafts.model.state_size(0) if self._drafts.model is not None else 0
-
-    def save_draft_rows(self, seq: int, first: int, last: int) -> Block:
-        return self._drafts.save_rows(seq, first, last)
-
-    def load_draft_rows(self, seq: int, first: int, spans: Sequence[BlockSpan]) -> None:
-        if drafts := self._drafts.settled():
-            drafts.load_rows(seq, first, spans)
-
-    def load_state(self, seq: int, n: int, state: State) -> None:
-        if self.kind == "opaque" and n - self._n_held(seq) > self.n_free:
-            raise OutOfCellsError  # the state holds everything; llama.cpp would only say that it failed
-        if self.kind != "attention":
-            self._least.pop(seq, None)
-            checked(self._memory.load_state, seq, n, state.recurrent)
-        if drafts := self._drafts.settled():
-            drafts.load_state(seq, n, state.draft)
-
-    def load_prefix(
-        self, seq: int, first: int, n: int, spans: Sequence[Span], draft_spans: Sequence[BlockSpan], state: State
-    ) -> None:
-        if self.kind == "hybrid":
-            self._least.pop(seq, None)
-            checked(self._memory.load_prefix, seq, first, _sources(spans), n, state.recurrent)
-        else:
-            self.load_rows(seq, first, spans)
-        self.load_draft_rows(seq, first, draft_spans)
-        if drafts := self._drafts.settled():
-            drafts.load_state(seq, n, state.draft)
+        block = state.recurrent if state is not None and self.kind != "attention" else None
+        if self.kind == "opaque":
+            if block is not None and n - self._n_held(seq) > self.n_free:
+                raise OutOfCellsError  # the state holds everything; llama.cpp would only say that it failed
+            spans = ()
+        sources = [(rows.block if rows.held is None else _handle(rows.held), at, last) for rows, at, last in spans]
+        if sources and block is not None:
+            checked(self._memory.load_prefix, seq, first, sources, n, block)
+        elif sources:
+            checked(self._memory.load_rows, seq, first, sources)
+        elif block is not None:
+            checked(self._memory.load_state, seq, n, block)
 
     def _n_held(self, seq: int) -> int:
         return int(self._memory.n_tokens(seq))
@@ -237,10 +253,6 @@ class ContextMemory:
         if n and self.kind == "hybrid":
             self.save_state(seq, n)
             self._memory.finish()
-
-
-def _sources(spans: Sequence[Span]) -> list[tuple[Block | int, int, int]]:
-    return [(rows if isinstance(rows, np.ndarray) else _handle(rows), at, end) for rows, at, end in spans]
 
 
 def _handle(held: Held) -> int:

@@ -124,6 +124,7 @@ class LlamaBackend(ContextMemory):
         self.identity = identity
         if self._make_drafts is not None:
             self._drafts = Follower(self._make_drafts(self.model, ctx, self._pulse.attach), address)
+        self._sizes = self._measured()
         self.embedder = self._make_embedder(self.model) if self._make_embedder is not None else None
         if self.encoder is not None:
             if self.kind == "opaque":
@@ -191,6 +192,10 @@ class LlamaBackend(ContextMemory):
     @property
     def n_rollback(self) -> int:
         return self.n_ctx if self.kind == "attention" else self._n_planes if self.kind == "hybrid" else 0
+
+    @property
+    def has_planes(self) -> bool:
+        return self.kind == "hybrid"
 
     @property
     def most_drafts(self) -> int:

@@ -91,10 +91,7 @@ def restores(backend: Backend, n: int, n_vocab: int, n_rest: int = TRIAL_REST) -
     _evaluate(backend, tokens[::-1], 0)
     backend.clear(0)
     try:
-        if rows.size:
-            backend.load_rows(0, 0, [(rows, 0, n)])
-        if state.parts:
-            backend.load_state(0, n, state)
+        backend.restore(0, 0, [(rows, 0, n)], state)
         return same_bits(expected, _evaluate(backend, tokens[n:], n))
     except StateError:
         return False

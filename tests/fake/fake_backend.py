@@ -61,6 +61,7 @@ class FakeBackend(FakeMemory):
         self.n_outputs = n_outputs or n_ubatch
         self.n_rollback = {"attention": n_ctx, "hybrid": n_planes, "opaque": 0}[kind]
         self.most_drafts = {"attention": n_ctx, "hybrid": max(most_drafts, n_planes), "opaque": 0}[kind]
+        self.has_planes = kind == "hybrid"
         self.is_async = False
         self.n_evaluated = 0
         self.n_beats = self.image_bytes = 0

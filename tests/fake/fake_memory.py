@@ -12,9 +12,10 @@ from typing import Literal
 
 import numpy as np
 
+from pyctl.cache.disk.file_format import BlockSizes
 from pyctl.cache.places import ANYWHERE
-from pyctl.cache.ports import SavedSequence
-from pyctl.cache.snapshot import NOTHING, Block, BlockBytes, BlockSpan, Held, Span, State
+from pyctl.cache.ports import MemoryShape, SavedSequence
+from pyctl.cache.snapshot import NOTHING, Block, BlockBytes, Held, Rows, Span, State
 from pyctl.errors import OutOfCellsError, StateError
 from pyctl.prompt import Tokens
 from tests.fake.fake_cells import HEADER, ROW, FakeCells, FakeHeld
@@ -102,20 +103,29 @@ class FakeMemory:
         held = self._seqs[seq]
         return hash_of(*held.draft_rows, held.hidden)
 
-    def rows_size(self, first: int, last: int) -> int:
-        return 0 if self.kind == "opaque" or first >= last else HEADER.size + (last - first) * ROW
+    @property
+    def shape(self) -> MemoryShape:
+        has_rows, state = self.kind != "opaque", {"attention": 0, "hybrid": HEADER.size + ROW, "opaque": -1}[self.kind]
+        rows = (HEADER.size, ROW) if has_rows else (0, 0)
+        drafts = (HEADER.size + ROW, ROW, HEADER.size + 2 * ROW) if self.draft_type else (0, 0, 0)
+        sizes = BlockSizes(*rows, state, *drafts)
+        return MemoryShape(self.places, sizes, self.kind == "attention", has_rows, self.can_hold, self.is_pool)
 
     def state_size(self, seq: int) -> int:
         rows = len(self._seqs[seq].cells) * ROW if self.kind == "opaque" else 0
-        return 0 if self.kind == "attention" else HEADER.size + ROW + rows
+        own = 0 if self.kind == "attention" else HEADER.size + ROW + rows
+        return own + self.shape.sizes.draft_state
 
-    def save_rows(self, seq: int, first: int, last: int) -> Block:
+    def save_rows(self, seq: int, first: int, last: int, *, hold: bool = False) -> Rows:
+        draft = self._save_drafts(seq, first, last)
+        if hold:
+            return Rows(self.hold(seq, first, last), draft)
         if self.kind == "opaque":
-            return NOTHING
+            return Rows(NOTHING, draft)
         rows = self._seqs[seq].rows[first:last]
         if len(rows) != last - first:
             raise StateError(f"rows [{first}, {last}) are not there")
-        return self._later(HEADER.pack(b"ROWS", first, last) + b"".join(rows))
+        return Rows(self._later(HEADER.pack(b"ROWS", first, last) + b"".join(rows)), draft)
 
     @property
     def n_free(self) -> int:
@@ -161,24 +171,26 @@ class FakeMemory:
     def _author(self) -> bytes:
         return hash_of(self.draft_type.encode())
 
-    def draft_rows_size(self, first: int, last: int) -> int:
-        return HEADER.size + ROW + (last - first) * ROW if self.draft_type and first < last else 0
-
-    def draft_state_size(self) -> int:
-        return HEADER.size + 2 * ROW if self.draft_type else 0
-
-    def save_draft_rows(self, seq: int, first: int, last: int) -> Block:
+    def _save_drafts(self, seq: int, first: int, last: int) -> Block:
         rows = self._seqs[seq].draft_rows[first:last]
         if not self.draft_type or not all(rows):
             return NOTHING
         return self._later(HEADER.pack(b"DRFT", first, last) + self._author + b"".join(rows))
 
-    def load_draft_rows(self, seq: int, first: int, spans: Sequence[BlockSpan]) -> None:
+    def restore(self, seq: int, first: int, spans: Sequence[Span], state: State | None = None) -> None:
         self.synchronize()
+        if spans and self.kind != "opaque":
+            self._load_rows(seq, first, spans)
+        if spans:
+            self._load_drafts(seq, first, spans)
+        if state is not None and (state.parts or self.kind != "attention"):
+            self._load_state(seq, spans[-1][2] if spans else first, state)
+
+    def _load_drafts(self, seq: int, first: int, spans: Sequence[Span]) -> None:
         held = self._seqs[seq]
         held.cut_drafts(first)
-        for block, start, stop in spans:
-            data = block.tobytes()
+        for saved, start, stop in spans:
+            data = saved.draft.tobytes()
             rows = [b""] * (stop - start)
             if data[HEADER.size :][:ROW] == self._author:
                 magic, p0, p1 = HEADER.unpack(data[: HEADER.size])
@@ -199,8 +211,7 @@ class FakeMemory:
     def expect_blocks(self, n_bytes: int) -> None:
         self.n_expected = n_bytes
 
-    def load_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
-        self.synchronize()
+    def _load_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
         self._maybe_fail()
         held = self._seqs[seq]
         if len(held.cells) != first:
@@ -209,15 +220,14 @@ class FakeMemory:
         for rows, start, stop in spans:
             if start != first + len(sources):
                 raise StateError(f"rows [{start}, {stop}) do not continue at {first + len(sources)}")
-            if isinstance(rows, np.ndarray):
-                sources += _rows_of(rows, start, stop)
+            if rows.held is None:
+                sources += _rows_of(rows.block, start, stop)
             else:
-                self._cells.check(_own(rows))
-                sources += _own(rows).within(start, stop)
+                self._cells.check(_own(rows.held))
+                sources += _own(rows.held).within(start, stop)
         held.cells += self._cells.load(sources)
 
-    def load_state(self, seq: int, n: int, state: State) -> None:
-        self.synchronize()
+    def _load_state(self, seq: int, n: int, state: State) -> None:
         self._maybe_fail()
         held, block, draft = self._seqs[seq], state.recurrent, state.draft.tobytes()
         is_own = draft[HEADER.size :][:ROW] == self._author
@@ -237,13 +247,6 @@ class FakeMemory:
         if self.kind == "opaque":
             held.cut(0)
             held.cells = self._cells.take([data[i : i + ROW] for i in range(ROW, len(data), ROW)])
-
-    def load_prefix(
-        self, seq: int, first: int, n: int, spans: Sequence[Span], draft_spans: Sequence[BlockSpan], state: State
-    ) -> None:
-        self.load_rows(seq, first, spans)
-        self.load_draft_rows(seq, first, draft_spans)
-        self.load_state(seq, n, state)
 
     def rewind(self, seq: int, n: int) -> None:
         if self.kind == "opaque" and n:

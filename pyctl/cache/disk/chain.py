@@ -12,7 +12,15 @@ from pathlib import Path
 import numpy as np
 from isal.isal_zlib import crc32
 
-from pyctl.cache.disk.file_format import TAG_BYTES, CorruptFileError, Header, PartKind, SegmentName, Sizes, StateName
+from pyctl.cache.disk.file_format import (
+    TAG_BYTES,
+    BlockSizes,
+    CorruptFileError,
+    Header,
+    PartKind,
+    SegmentName,
+    StateName,
+)
 from pyctl.cache.disk.readers import Reading, Reads, finished
 from pyctl.cache.disk.segment_files import read_header, read_jobs
 from pyctl.cache.snapshot import DIGEST_BYTES, NOTHING, Block, FileMark, Segment, Snapshot, State
@@ -211,7 +219,7 @@ class StoredFile:
         """The exact batch ends in the segment, once they are read."""
         return tuple(int(end) for end in self.outs[PartKind.ENDS].view("<u4"))
 
-    def make_space(self, space: Callable[[int], Block], sizes: Sizes | None) -> list[Callable[[], None]]:
+    def make_space(self, space: Callable[[int], Block], sizes: BlockSizes | None) -> list[Callable[[], None]]:
         """Take memory for what is large, and return the jobs that fill it.
 
         What a draft model left is read if it can be that of the model with ``sizes``, and passed over if not.
@@ -233,7 +241,9 @@ class StoredFile:
         mark = FileMark(self.name, self.header.parent, True)
         return Segment(self.start, tokens, rows, parent, self.ends, draft_rows=draft_rows, file=mark)
 
-    def fill(self, segment: Segment, space: Callable[[int], Block], sizes: Sizes | None) -> list[Callable[[], None]]:
+    def fill(
+        self, segment: Segment, space: Callable[[int], Block], sizes: BlockSizes | None
+    ) -> list[Callable[[], None]]:
         """`make_space` for a ``segment`` that was made before."""
         jobs = self.make_space(space, sizes)
         segment.rows, segment.draft_rows = self.outs.pop(PartKind.ROWS), self.outs.pop(PartKind.DRAFT_ROWS, NOTHING)
@@ -249,7 +259,7 @@ class StoredFile:
         return State.of(self.outs[PartKind.STATE], self.outs.get(PartKind.DRAFT_STATE, NOTHING))
 
 
-def open_chain(directory: Path, state: StateName, sizes: Sizes | None) -> tuple[StoredFile, list[StoredFile]]:
+def open_chain(directory: Path, state: StateName, sizes: BlockSizes | None) -> tuple[StoredFile, list[StoredFile]]:
     """The headers of a state and of its chain over [0, n), the segment at 0 first; FileNotFoundError or Damage."""
     header = read_header(directory / str(state), sizes)
     top = StoredFile(directory / str(state), header, state.n, _space(header))

@@ -27,6 +27,7 @@ __all__ = [
     "RULES",
     "SIZES",
     "TAG_BYTES",
+    "BlockSizes",
     "CorruptFileError",
     "Header",
     "Name",
@@ -34,7 +35,6 @@ __all__ = [
     "PartKind",
     "PromptName",
     "SegmentName",
-    "Sizes",
     "StateName",
     "check_fingerprint",
     "header_size",
@@ -238,7 +238,7 @@ MOST_UNKNOWN, MOST_RATIO = 2**26, 1000
 
 
 @dataclass(frozen=True)
-class Sizes:
+class BlockSizes:
     """What the blocks of a model have: n rows ``base`` + n * ``row`` bytes, a state ``state``; -1 if that differs.
 
     Those of the draft model have the same with ``draft_`` before it, 0 without one. As text the model's alone: whoever
@@ -252,8 +252,16 @@ class Sizes:
     draft_row: int = 0
     draft_state: int = 0
 
+    def rows(self, first: int, last: int) -> int:
+        """Bytes of the model's own rows [first, last) in RAM; 0 if it has none."""
+        return self.base + (last - first) * self.row if self.row and first < last else 0
+
+    def draft_rows(self, first: int, last: int) -> int:
+        """Bytes of the draft model's rows [first, last)."""
+        return self.draft_base + (last - first) * self.draft_row if self.draft_row and first < last else 0
+
     @classmethod
-    def parse(cls, text: str) -> Sizes | None:
+    def parse(cls, text: str) -> BlockSizes | None:
         """What `str` gave; None for anything else."""
         found = _SIZES.fullmatch(text)
         return cls(*map(int, found.groups())) if found else None

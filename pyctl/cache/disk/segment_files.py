@@ -15,7 +15,7 @@ import numpy as np
 from isal.isal_zlib import crc32
 
 from pyctl.cache.disk.codec import Codec, Data, choose, chunks, decode, encode
-from pyctl.cache.disk.file_format import CorruptFileError, Header, Part, PartKind, Sizes, header_size, pack, unpack
+from pyctl.cache.disk.file_format import BlockSizes, CorruptFileError, Header, Part, PartKind, header_size, pack, unpack
 from pyctl.cache.snapshot import Block
 
 __all__ = ["check_jobs", "parts_of", "read_header", "read_jobs", "remove_file", "write_file"]
@@ -55,7 +55,7 @@ def write_file(path: Path, header: Header, blocks: dict[PartKind, Block], pool: 
         os.close(descriptor)
 
 
-def read_header(path: Path, sizes: Sizes | None = None) -> Header:
+def read_header(path: Path, sizes: BlockSizes | None = None) -> Header:
     """The header of the file at ``path``, whose fingerprint is that of the directory; FileNotFoundError or Damage.
 
     With ``sizes`` its parts have those, so that nobody takes more memory for it.

@@ -25,11 +25,11 @@ from pyctl.cache.disk.directory import CacheDirectory, is_older
 from pyctl.cache.disk.file_format import (
     RULES,
     SIZES,
+    BlockSizes,
     CorruptFileError,
     Name,
     PartKind,
     SegmentName,
-    Sizes,
     StateName,
     check_fingerprint,
     parse,
@@ -93,7 +93,7 @@ class DiskStore:
         *,
         min_tokens: int = 512,
         daily_bytes: int | None = None,
-        sizes: Sizes | None = None,
+        sizes: BlockSizes | None = None,
         space: Callable[[int], Block] = lambda size: np.empty(size, np.uint8),
     ) -> None:
         self.fingerprint = check_fingerprint(fingerprint)

@@ -18,11 +18,11 @@ from pyctl.cache.disk.file_format import (
     REPLIES,
     RULES,
     SIZES,
+    BlockSizes,
     CorruptFileError,
     Header,
     PartKind,
     PromptName,
-    Sizes,
     StateName,
     is_fingerprint,
     is_obsolete,
@@ -97,16 +97,16 @@ def verify(directory: Path, index: Index, run: Runner | None, fix: bool) -> Veri
     return report
 
 
-def read_sizes(home: Path) -> Sizes | None:
+def read_sizes(home: Path) -> BlockSizes | None:
     """What the parts of the files in ``home`` measure; None if nobody has said so."""
     try:
-        return Sizes.parse((home / SIZES).read_text(encoding="ascii"))
+        return BlockSizes.parse((home / SIZES).read_text(encoding="ascii"))
     except (OSError, ValueError):
         return None
 
 
 def _broken_chains(
-    directory: Path, whole: dict[Key, Record], sizes: Callable[[Path], Sizes | None], run: Runner
+    directory: Path, whole: dict[Key, Record], sizes: Callable[[Path], BlockSizes | None], run: Runner
 ) -> list[Key]:
     """Takes out of ``whole`` the files whose tokens or ends are not those of their names, and returns them."""
     broken = []

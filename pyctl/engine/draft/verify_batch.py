@@ -36,7 +36,7 @@ def verify_batches(
         return [[_item(active, NO_DRAFT) for active in requests]] if requests else []
     jobs = _jobs(requests, backend, n_free)
     drafts = speculation.propose(jobs)
-    counts_planes = backend.kind == "hybrid"
+    counts_planes = backend.has_planes
     if counts_planes and len(jobs) > 1:
         drafts = _widened(jobs, drafts, backend.n_rollback)
     make_room(sum(len(job.sure) + len(draft.tokens) for job, draft in zip(jobs, drafts, strict=True)))

@@ -32,7 +32,7 @@ class SequenceWorth:
         """What is lost when it makes way and only its first ``n`` tokens stay."""
         if n >= seq.n:
             return 0.0
-        seconds = self._cache.costs.evaluate(n if self._memory.kind == "attention" else 0, seq.n)
+        seconds = self._cache.costs.evaluate(n if self._memory.shape.cut_anywhere else 0, seq.n)
         if self._cache.enabled and seq.facts.cached:
             seconds = min(seconds, self._load(seq, n, seq.n))
         return self.likely(seq) * seconds
@@ -77,15 +77,18 @@ class SequenceWorth:
             return 0.0
         _, n_saved = seq.saved()
         goes_on = shared == seq.n
-        n_only = max(shared - n_saved, 0) if goes_on or self._memory.kind == "attention" else 0
+        n_only = max(shared - n_saved, 0) if goes_on or self._memory.shape.cut_anywhere else 0
         seconds = self._cache.costs.evaluate(shared - n_only, shared)
         in_common = prompt.boundaries[1] if len(prompt.boundaries) > 1 else seq.n // 2
         if goes_on:
             return seconds + self._load(seq, 0, shared)
-        return seconds + (self._cache.costs.load(self._memory.rows_size(0, shared)) if shared >= in_common else 0.0)
+        return seconds + (
+            self._cache.costs.load(self._memory.shape.sizes.rows(0, shared)) if shared >= in_common else 0.0
+        )
 
     def _load(self, seq: LiveSequence, first: int, last: int) -> float:
-        return self._cache.costs.load(self._memory.rows_size(first, last) + self._memory.state_size(seq.id))
+        n_bytes = self._memory.shape.sizes.rows(first, last) + self._memory.state_size(seq.id)
+        return self._cache.costs.load(n_bytes)
 
 
 class CellPool:

@@ -5,19 +5,23 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pyctl.cache import NOTHING, Block, BlockSpan
+from pyctl.cache import NOTHING, Block
 from pyctl.engine.backend import SequenceTokens
 from pyctl.llama.library import HiddenRows, allocate
 
-__all__ = ["SIGNATURE_BYTES", "DraftModel", "Follower", "MakeDraftModel", "is_signed", "signature"]
+__all__ = ["SIGNATURE_BYTES", "BlockSpan", "DraftModel", "Follower", "MakeDraftModel", "is_signed", "signature"]
 
 SIGNATURE_BYTES = 64
 """Bytes at the head of each saved block of a draft model that say who wrote it; what follows stays aligned."""
+
+
+BlockSpan: TypeAlias = tuple[Block, int, int]
+"""Positions [first, last) out of a block of the draft model's rows."""
 
 
 class DraftModel(Protocol):

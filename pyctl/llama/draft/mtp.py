@@ -12,11 +12,11 @@ import numpy as np
 from llama_cpp import llama_cpp as api
 from numpy.typing import NDArray
 
-from pyctl.cache import NOTHING, Block, BlockSpan
+from pyctl.cache import NOTHING, Block
 from pyctl.engine.backend import SequenceTokens
 from pyctl.errors import ModelError
 from pyctl.limit import limit
-from pyctl.llama.draft.draft_model import SIGNATURE_BYTES, is_signed, signature
+from pyctl.llama.draft.draft_model import SIGNATURE_BYTES, BlockSpan, is_signed, signature
 from pyctl.llama.library import KVState, NextnHead, allocate
 
 __all__ = ["MtpHead"]

@@ -38,7 +38,7 @@ def test_fifty_turns_in_four_branches(open_model: Callable[..., Loaded]) -> None
             digest = hash((digest, token))
             positions.add(digest)
     n_snapshots = len(engine.prefix_cache.cache.snapshots())
-    row_bytes = backend.rows_size(0, 2) - backend.rows_size(0, 1)
+    row_bytes = backend.shape.sizes.rows(0, 2) - backend.shape.sizes.rows(0, 1)
     state_bytes = backend.state_size(0)
     assert n_snapshots > 50
     theoretical = len(positions) * row_bytes + n_snapshots * state_bytes

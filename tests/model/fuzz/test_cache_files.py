@@ -19,7 +19,6 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from pyctl.cache.device_tier import block_sizes
 from pyctl.cache.disk.file_format import INDEX, parse
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk_tier import DiskTier
@@ -132,7 +131,7 @@ class Bench:
     def engine(self, recovers: bool = True) -> Engine:
         """As after a restart. The thread that looks through the directory may come late, so that lies are read."""
         store = DiskStore(
-            self.directory, self.loaded.info.fingerprint, None, min_tokens=16, sizes=block_sizes(self.loaded.backend)
+            self.directory, self.loaded.info.fingerprint, None, min_tokens=16, sizes=self.loaded.backend.shape.sizes
         )
         with pytest.MonkeyPatch.context() as patch:
             if not recovers:

@@ -135,14 +135,12 @@ def test_rows_of_another_file_are_nothing(opened: Open) -> None:
     tokens = as_tokens(TEXT[:60])
     first.evaluate(0, tokens, 0)
     first.synchronize()
-    rows, drafts, state = first.save_rows(0, 0, 60), first.save_draft_rows(0, 0, 60), first.save_state(0, 60)
+    rows, state = first.save_rows(0, 0, 60), first.save_state(0, 60)
     first.synchronize()
-    assert drafts.size == first.draft_rows_size(0, 60) > 0
-    assert state.draft.size == first.draft_state_size() > 0
+    assert rows.draft.size == first.shape.sizes.draft_rows(0, 60) > 0
+    assert state.draft.size == first.shape.sizes.draft_state > 0
     for backend, is_known in ((same, True), (other, False)):
-        backend.load_rows(0, 0, [(rows, 0, 60)])
-        backend.load_draft_rows(0, 0, [(drafts, 0, 60)])
-        backend.load_state(0, 60, state)
+        backend.restore(0, 0, [(rows, 0, 60)], state)
         items = [SequenceTokens(0, (80,), 60)]
         assert (backend.draft(items, 3) == first.draft(items, 3)) == is_known
 

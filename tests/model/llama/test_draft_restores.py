@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pyctl.cache.snapshot import State
+from pyctl.cache.snapshot import NOTHING, Span, State
 from pyctl.engine.backend import Backend
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.handle import RequestHandle
@@ -59,7 +59,7 @@ def conversation() -> list[Prompt]:
 def kept(server: DraftServer) -> tuple[bytes, bytes]:
     """What the head has of the conversation that is there: its rows, and the hidden row for the next one."""
     backend, n = server.backend, server.engine.sequences[0].n
-    rows, hidden = backend.save_draft_rows(0, 0, n), backend.save_state(0, n).draft
+    rows, hidden = backend.save_rows(0, 0, n).draft, backend.save_state(0, n).draft
     backend.synchronize()
     return rows.tobytes(), hidden.tobytes()
 
@@ -139,7 +139,7 @@ def test_a_draft_model_of_its_own_drafts_what_it_drafts_cold(
                 assert server.restored == {"disk": "disk"}.get(way, server.restored) != "none"
             rows = kept(server)[0]
             n = server.engine.sequences[0].n
-            assert len(rows) == backend.draft_rows_size(0, n), f"{way}: it has followed from the first token on"
+            assert len(rows) == backend.shape.sizes.draft_rows(0, n), f"{way}: it has followed from the first token on"
         server.close()
 
 
@@ -151,12 +151,16 @@ def test_what_is_not_restored_shows_in_the_drafts(
     expected, rows = put_away(backend, tmp_path / "whole")
     assert put_away(backend, tmp_path / "again") == (expected, rows)
     assert isinstance(backend, LlamaBackend)
-    if what == "rows":
-        monkeypatch.setattr(backend, "load_draft_rows", lambda seq, first, spans: None)
-    else:
-        for name in ("load_state", "load_prefix"):  # the state is their last argument
-            load = getattr(backend, name)
-            monkeypatch.setattr(backend, name, lambda *to, load=load: load(*to[:-1], State.of(to[-1].recurrent)))
+    restore = backend.restore
+
+    def less(seq: int, first: int, spans: Sequence[Span], state: State | None = None) -> None:
+        if what == "rows":
+            spans = [(rows._replace(draft=NOTHING), at, last) for rows, at, last in spans]
+        elif state is not None:
+            state = State.of(state.recurrent)
+        restore(seq, first, spans, state)
+
+    monkeypatch.setattr(backend, "restore", less)
     found, other_rows = put_away(backend, tmp_path / "less")
     assert [turn.tokens for turn in found] == [turn.tokens for turn in expected], "drafts choose nothing"
     assert found[0] == expected[0]
@@ -275,10 +279,10 @@ def test_what_follows_a_prompt_from_before_the_head_is_remembered(
         turns.append(server.ask(prompts[2], 40))
         assert server.n_cached > first + 50
         n = server.engine.sequences[0].n
-        rows = backend.save_draft_rows(0, first, n)
+        rows = backend.save_rows(0, first, n).draft
         backend.synchronize()
-        assert rows.size == backend.draft_rows_size(first, n)
-        assert not backend.save_draft_rows(0, first - 1, n).size
+        assert rows.size == backend.shape.sizes.draft_rows(first, n)
+        assert not backend.save_rows(0, first - 1, n).draft.size
         found[way] = turns, rows.tobytes()
         server.close()
     assert found["ram"] == found["sleep"] == found["disk"] == found["live"]

@@ -14,6 +14,7 @@ from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.places import ANYWHERE, NOWHERE, ResumePlaces
 from pyctl.cache.ram import RamCache
+from pyctl.cache.snapshot import Rows
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
@@ -110,7 +111,7 @@ def test_replies_are_those_of_a_cold_run(name: str, open_family: Callable[..., L
     loaded = open_family(name)
     backend, family = loaded.backend, FAMILIES[name]
     assert backend._memory.type == family.memory
-    assert backend.places == PLACES.get(name, ANYWHERE)
+    assert backend.shape.places == PLACES.get(name, ANYWHERE)
     expected = cold_replies(backend)
     assert len({str(reply) for reply in expected.values()}) == len(expected) - 2, "two prompts are asked twice"
     shares = []
@@ -135,7 +136,7 @@ def test_a_memory_with_a_further_cache_is_no_plain_hybrid(name: str, open_family
 def test_a_window_says_where_it_is_resumed(open_family: Callable[..., Loaded]) -> None:
     text = open_family("tiny-gemma3").info.memory
     assert text.endswith("with a sliding window: resumed within 64 tokens, then every 256")
-    assert open_family("tiny-gemma3", swa_full=True).backend.places == ResumePlaces(WINDOW, memory_check.TILE)
+    assert open_family("tiny-gemma3", swa_full=True).backend.shape.places == ResumePlaces(WINDOW, memory_check.TILE)
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-lfm2", "tiny-mamba2", "tiny-gemma3"])
@@ -143,7 +144,7 @@ def test_a_memory_that_is_not_on_the_list_is_tried(
     name: str, open_family: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory_check, "TESTED", frozenset())
-    assert open_family(name).backend.places == PLACES.get(name, ANYWHERE)
+    assert open_family(name).backend.shape.places == PLACES.get(name, ANYWHERE)
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-lfm2", "tiny-mamba2"])
@@ -155,7 +156,7 @@ def test_a_memory_that_does_not_come_back_is_not_cached(
     for part in ("save_rows", "save_state"):
         monkeypatch.setattr(LlamaBackend, part, losing_a_bit(getattr(LlamaBackend, part)))
     backend = open_family(name, n_seqs=2).backend
-    assert backend.places == NOWHERE
+    assert backend.shape.places == NOWHERE
     assert backend.n_ctx == 1024, "each of two sequences has its share, so that none has to make way"
     assert backend.memory_text.startswith("not cached: llama_")
     with pytest.raises(StateError, match="same bits"):
@@ -176,7 +177,7 @@ def losing_a_bit(save: Callable[..., Any]) -> Callable[..., Any]:
     def damaged(*given: Any) -> Any:
         saved = save(*given)
         given[0].synchronize()
-        block = saved if isinstance(saved, np.ndarray) else saved.recurrent
+        block = saved.block if isinstance(saved, Rows) else saved.recurrent
         block[-2:] ^= 64
         return saved
 

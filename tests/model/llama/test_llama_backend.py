@@ -125,7 +125,7 @@ def test_a_memory_without_movable_rows_is_saved_whole(model_path: Callable[[str]
     params.kv_unified = False  # one stream of cells per sequence, which the extension does not take apart
     backend = LlamaBackend(lambda: (model, api.llama_init_from_model(model, params)))
     assert backend.kind == "opaque"
-    assert backend.rows_size(0, 10) == 0
+    assert backend.shape.sizes.rows(0, 10) == 0
     with pytest.raises(ValueError, match="no rows that could be moved"):
         backend._memory.rows_size(0, 10)
     rng = np.random.default_rng(0)

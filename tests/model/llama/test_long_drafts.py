@@ -279,8 +279,7 @@ class Conversations:
             case "load" if self.saved is not None:
                 seq, (held, rows, state) = int(self.rng.integers(2)), self.saved
                 self.backend.clear(seq)
-                self.backend.load_rows(seq, 0, [(rows, 0, len(held))])
-                self.backend.load_state(seq, len(held), state)
+                self.backend.restore(seq, 0, [(rows, 0, len(held))], state)
                 self.held[seq], self.owed[seq] = list(held), []
             case _:
                 if self.rng.random() < 0.2:

@@ -15,7 +15,7 @@ from llama_cpp import llama_cpp as api
 from llama_cpp import llama_cpp_ext as ext
 from numpy.typing import NDArray
 
-from pyctl.cache.snapshot import NOTHING
+from pyctl.cache.snapshot import NOTHING, Rows
 from pyctl.engine.backend import SequenceTokens
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.model_settings import ModelSettings
@@ -212,24 +212,20 @@ def test_a_restored_sequence_drafts_what_it_would_have(
     reply, _, cold = greedy(backend, tokens, 40, head_of(backend))
     backend.clear(0)
     prefill(backend, tokens)
-    rows, draft_rows, state = (
-        backend.save_rows(0, 0, 200),
-        backend.save_draft_rows(0, 0, 200),
-        backend.save_state(0, 200),
-    )
+    rows, state = backend.save_rows(0, 0, 200), backend.save_state(0, 200)
     backend.synchronize()
-    assert draft_rows.size == backend.draft_rows_size(0, 200)
-    assert state.draft.size == backend.draft_state_size()
+    draft_rows = rows.draft
+    assert draft_rows.size == backend.shape.sizes.draft_rows(0, 200)
+    assert state.draft.size == backend.shape.sizes.draft_state
 
     def resumed(seq: int, *, with_rows: bool, with_state: bool) -> list[tuple[int, tuple[int, ...]]]:
         for other in range(3):
             backend.clear(other)
         prefill(backend, prompt(200, seed=7), seq)  # something else was there
         backend.clear(seq)
-        backend.load_rows(seq, 0, [(rows, 0, 90), (rows, 90, 200)])
-        held = draft_rows if with_rows else NOTHING
-        backend.load_draft_rows(seq, 0, [(held, 0, 90), (held, 90, 200)])
-        backend.load_state(seq, 200, state if with_state else type(state).of(state.recurrent))
+        held = Rows(rows.own, draft_rows if with_rows else NOTHING)
+        loaded = state if with_state else type(state).of(state.recurrent)
+        backend.restore(seq, 0, [(held, 0, 90), (held, 90, 200)], loaded)
         drafts, end, said = [], 200, 1
         while said < 30:
             draft = backend.draft([SequenceTokens(seq, (reply[said - 1],), end)], 3)[0]
@@ -332,13 +328,13 @@ def test_what_was_loaded_or_moved_is_not_taken_back(opened: Callable[..., LlamaB
     tokens = ready(backend, [(11, 12, 13, 14)])
     n = 104
     if what == "state":
-        backend.load_state(0, n, backend.save_state(0, n))
+        backend.restore(0, n, (), backend.save_state(0, n))
     elif what == "rows":
-        backend.load_rows(0, n, [])
+        backend.restore(0, n, [])
     elif what == "rewound":
         state = backend.save_state(0, n)
         backend.rewind(0, n)
-        backend.load_state(0, n, state)
+        backend.restore(0, n, (), state)
     else:
         backend.evaluate(1, as_tokens(tokens[:20]), 0)  # may move the cell without its planes
     with pytest.raises(StateError):
@@ -410,7 +406,7 @@ def test_a_missing_part_costs_drafts_only(opened: Callable[..., LlamaBackend]) -
     prefill(backend, tokens)
     backend._drafts.settled().clear(0)  # type: ignore[union-attr]
     assert len(backend.draft([SequenceTokens(0, (4,), 128)], 3)[0]) == 3
-    assert backend.save_draft_rows(0, 0, 128).size == 0
+    assert backend.save_rows(0, 0, 128).draft.size == 0
     backend.decode([SequenceTokens(0, (4, 5, 6, 7), 128)])
     backend.keep(0, 130)
     assert len(backend.draft([SequenceTokens(0, (4,), 130)], 3)[0]) == 3
@@ -463,7 +459,7 @@ def test_a_sequence_that_went_back_is_emptied_like_any(opened: Callable[..., Lla
     state = backend.save_state(0, 100)
     backend.synchronize()
     state.recurrent[64:].view(np.float32)[:] = np.nan
-    backend.load_state(0, 100, state)
+    backend.restore(0, 100, (), state)
     backend.decode([SequenceTokens(0, (1, 2, 3, 4), 100)])
     assert np.isnan(backend.logits(0)).all()
     backend.keep(0, 102)
@@ -522,8 +518,7 @@ class Walk:
     def resume(self) -> None:
         """Saved, and loaded in two parts; the first of them may still be there."""
         n = len(self.tokens)
-        rows, draft_rows = self.backend.save_rows(0, 0, n), self.backend.save_draft_rows(0, 0, n)
-        state = self.backend.save_state(0, n)
+        rows, state = self.backend.save_rows(0, 0, n), self.backend.save_state(0, n)
         self.backend.synchronize()
         first = self.random.randrange(n)
         if self.random.random() < 0.5 or first == 0:
@@ -534,9 +529,8 @@ class Walk:
         at = self.random.randrange(first, n + 1)
         for begin, end in ((first, at), (at, n)):
             if begin < end:
-                self.backend.load_rows(0, begin, [(rows, begin, end)])
-                self.backend.load_draft_rows(0, begin, [(draft_rows, begin, end)])
-        self.backend.load_state(0, n, state)
+                self.backend.restore(0, begin, [(rows, begin, end)])
+        self.backend.restore(0, n, (), state)
 
     def waste(self) -> None:
         """A draft whose tokens never come to be evaluated."""
@@ -563,9 +557,9 @@ def test_rows_are_those_of_the_tokens_whatever_has_happened(
     n = len(walk.tokens)
 
     def rows() -> NDArray[np.float32]:
-        block = backend.save_draft_rows(0, 0, n)
+        block = backend.save_rows(0, 0, n).draft
         backend.synchronize()
-        assert block.size == backend.draft_rows_size(0, n)
+        assert block.size == backend.shape.sizes.draft_rows(0, n)
         return block[128:].view(np.float16).astype(np.float32)
 
     found, state = rows(), backend.save_state(0, n).draft
@@ -583,15 +577,13 @@ def test_rows_are_those_of_the_tokens_whatever_has_happened(
 def test_what_is_saved_means_the_same_with_and_without_a_head(opened: Callable[..., LlamaBackend]) -> None:
     drafting, plain = opened(), opened(types=())
     assert drafting.identity == plain.identity
-    assert (plain.draft_type, plain.draft_rows_size(0, 9), plain.n_rollback) == ("", 0, 0)
+    assert (plain.draft_type, plain.shape.sizes.draft_rows(0, 9), plain.n_rollback) == ("", 0, 0)
     tokens = prompt(90)
     for one, other in ((drafting, plain), (plain, drafting)):
         prefill(one, tokens)
-        rows, draft_rows, state = one.save_rows(0, 0, 90), one.save_draft_rows(0, 0, 90), one.save_state(0, 90)
+        rows, state = one.save_rows(0, 0, 90), one.save_state(0, 90)
         one.synchronize()
-        other.load_rows(0, 0, [(rows, 0, 90)])
-        other.load_draft_rows(0, 0, [(draft_rows, 0, 90)])
-        other.load_state(0, 90, state)
+        other.restore(0, 0, [(rows, 0, 90)], state)
         other.decode([SequenceTokens(0, (4,), 90)])
         one.decode([SequenceTokens(0, (4,), 90)])
         assert np.array_equal(one.logits(0), other.logits(0))
@@ -604,19 +596,13 @@ def test_rows_may_be_loaded_behind_a_draft_that_came_to_nothing(opened: Callable
     backend = opened()
     tokens = prompt(120)
     prefill(backend, tokens)
-    rows, draft_rows, state = (
-        backend.save_rows(0, 0, 120),
-        backend.save_draft_rows(0, 0, 120),
-        backend.save_state(0, 120),
-    )
+    rows, state = backend.save_rows(0, 0, 120), backend.save_state(0, 120)
     cold = backend.draft([SequenceTokens(0, (4,), 120)], 3)
     backend.clear(0)
     prefill(backend, tokens[:64])
     backend.draft([SequenceTokens(0, (9,), 64)], 3)
-    backend.load_rows(0, 64, [(rows, 64, 120)])
-    backend.load_draft_rows(0, 64, [(draft_rows, 64, 120)])
-    backend.load_state(0, 120, state)
-    assert backend.save_draft_rows(0, 0, 120).size == draft_rows.size
+    backend.restore(0, 64, [(rows, 64, 120)], state)
+    assert backend.save_rows(0, 0, 120).draft.size == rows.draft.size
     assert backend.draft([SequenceTokens(0, (4,), 120)], 3) == cold
 
 
@@ -663,7 +649,7 @@ def test_a_cut_does_not_wait_for_the_head(opened: Callable[..., LlamaBackend], m
     for first, last in ((0, 64), (64, 128), (128, 160)):
         backend.evaluate(0, as_tokens(tokens[first:last]), first)
         asked.clear()
-        blocks.append((backend.save_draft_rows(0, first, last), backend.save_state(0, last).draft))
+        blocks.append((backend.save_rows(0, first, last).draft, backend.save_state(0, last).draft))
         assert asked == []
     backend.synchronize()
     assert asked == ["follow", "save_rows", "save_state"]
@@ -672,18 +658,18 @@ def test_a_cut_does_not_wait_for_the_head(opened: Callable[..., LlamaBackend], m
     plain = opened()
     for (first, last), (rows, state) in zip(((0, 64), (64, 128), (128, 160)), late, strict=True):
         plain.evaluate(0, as_tokens(tokens[first:last]), first)
-        assert np.array_equal(plain.save_draft_rows(0, first, last), rows)
+        assert np.array_equal(plain.save_rows(0, first, last).draft, rows)
         assert np.array_equal(plain.save_state(0, last).draft, state)
 
 
 def test_what_is_being_saved_outlives_its_sequence(opened: Callable[..., LlamaBackend]) -> None:
     backend, tokens = opened(as_on_gpu=True), prompt(64)
     prefill(backend, tokens)
-    rows, state = backend.save_draft_rows(0, 0, 64), backend.save_state(0, 64).draft
+    rows, state = backend.save_rows(0, 0, 64).draft, backend.save_state(0, 64).draft
     backend.clear(0)
     backend.synchronize()
     prefill(backend, tokens)
-    again = backend.save_draft_rows(0, 0, 64)
+    again = backend.save_rows(0, 0, 64).draft
     backend.synchronize()
     assert np.array_equal(rows, again)
     assert state[:64].any()
@@ -697,7 +683,7 @@ def test_an_interrupted_head_holds_up_nothing(model_path: Callable[[str], Path])
     prefill(backend, tokens)
     backend._drafts._hidden = LateRows(backend._drafts._hidden)  # type: ignore[assignment, arg-type]
     backend.evaluate(0, as_tokens([5, 6, 7]), 100)
-    state, rows = backend.save_state(0, 103), backend.save_draft_rows(0, 0, 103)
+    state, rows = backend.save_state(0, 103), backend.save_rows(0, 0, 103).draft
     backend.interrupt()
     backend.synchronize()
     assert state.recurrent.size > 0

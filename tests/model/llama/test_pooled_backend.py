@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pyctl.cache import device_tier
-from pyctl.cache.device_tier import block_sizes
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
@@ -132,7 +131,7 @@ def test_files_go_from_one_kind_of_server_to_the_other(opened: Opened, tmp_path:
     expected = [cold(opened("tiny-hybrid", 0).backend, each).tokens for each in (prompt, longer)]
     for n_tokens, asked in zip(sizes, (prompt, longer), strict=True):
         loaded = opened("tiny-hybrid", n_tokens)
-        store = DiskStore(tmp_path, loaded.info.fingerprint, None, min_tokens=100, sizes=block_sizes(loaded.backend))
+        store = DiskStore(tmp_path, loaded.info.fingerprint, None, min_tokens=100, sizes=loaded.backend.shape.sizes)
         tier = DiskTier(store, DiskPolicy.parse("full"), cold_max=10240)
         engine = Engine(loaded.backend, RamCache(32, None), EngineSettings(exact=True), tier)
         replies.append(ask(engine, asked))
@@ -253,7 +252,7 @@ def test_a_batch_that_is_broken_off_leaves_nothing(opened: Opened, n_beats: int)
 
     def again() -> bytes:
         backend.rewind(0, 64)
-        backend.load_state(0, 64, state)
+        backend.restore(0, 64, (), state)
         backend.evaluate(0, tokens[64:], 64)
         return backend.logits(0).tobytes()
 

@@ -73,7 +73,7 @@ def test_bits_are_those_of_a_cold_run_when_device_and_ram_are_full(
     backend = open_model(shape, n_ctx=1024, n_seqs=2, **options).backend
     choice = random.Random(f"{shape}{budget}")
     talks = [[seed] for seed in range(6)]
-    row_bytes = backend.rows_size(0, 2) - backend.rows_size(0, 1)
+    row_bytes = backend.shape.sizes.rows(0, 2) - backend.shape.sizes.rows(0, 1)
     n_bytes = int(budget * (4096 * row_bytes + 40 * backend.state_size(0))) if budget is not None else None
     engine = Engine(backend, RamCache(0, n_bytes), EngineSettings(exact=True))
     asked: list[tuple[Prompt, NDArray[np.float32]]] = []

@@ -80,13 +80,13 @@ def test_a_suspended_sequence_comes_back_to_the_byte(open_model: Callable[..., L
     (active,) = engine.running
     assert active.seq is not None
     n = active.seq.n
-    before = (backend.save_rows(0, 0, n).tobytes(), backend.save_state(0, n).recurrent.tobytes())
+    before = (backend.save_rows(0, 0, n).block.tobytes(), backend.save_state(0, n).recurrent.tobytes())
     engine.scheduler.suspend(active)
     assert engine.sequences[0].n == 0
     engine.scheduler._admit()
     assert (engine.running, active.kept) == ([active], None)
     seq = active.seq.id
-    assert (backend.save_rows(seq, 0, n).tobytes(), backend.save_state(seq, n).recurrent.tobytes()) == before
+    assert (backend.save_rows(seq, 0, n).block.tobytes(), backend.save_state(seq, n).recurrent.tobytes()) == before
     run(engine)
     assert collect(handle).tokens == cold(backend, prompt, 60, sampling=ENDLESS).tokens
 
@@ -106,12 +106,12 @@ def test_no_room_has_an_error_of_its_own_and_changes_nothing(open_model: Callabl
     backend.clear(0)
     backend.evaluate(1, tokens[192:256], 192)
     with pytest.raises(OutOfCellsError):
-        backend.load_rows(0, 0, [(rows, 0, 320)])
-    backend.load_rows(0, 0, [(rows, 0, 256)])
+        backend.restore(0, 0, [(rows, 0, 320)])
+    backend.restore(0, 0, [(rows, 0, 256)])
     backend.clear(1)
     backend.clear(0)
-    backend.load_rows(0, 0, [(rows, 0, 320)])
-    backend.load_state(0, 320, state)
+    backend.restore(0, 0, [(rows, 0, 320)])
+    backend.restore(0, 320, (), state)
     backend.clear(0)
 
 

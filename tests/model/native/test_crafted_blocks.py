@@ -13,11 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from llama_cpp import llama_cpp as api
 
-from pyctl.cache.snapshot import Block, State
+from pyctl.cache.snapshot import Block, Rows, State
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.pool.pool_settings import PoolSettings
 from pyctl.errors import OutOfCellsError, StateError
 from pyctl.llama import LlamaBackend, Loaded, load
+from pyctl.llama.library import checked
 from pyctl.prompt import as_tokens
 from tests.effort import examples
 
@@ -70,7 +71,7 @@ def filled(backend: LlamaBackend) -> None:
 
 
 def saved_rows(backend: LlamaBackend) -> Block:
-    rows = backend.save_rows(0, 0, N)
+    rows = backend.save_rows(0, 0, N).block
     backend.synchronize()
     return rows
 
@@ -117,16 +118,17 @@ def test_a_claim_whose_size_wraps_around_is_refused(hybrid: LlamaBackend) -> Non
     assert (N + step) * row_bytes % 2**64 == N * row_bytes
     hybrid.clear(0)
     with pytest.raises(StateError, match="claims positions"):
-        hybrid.load_rows(0, 0, [(claiming(rows, 0, N + step), 0, N)])
+        hybrid.restore(0, 0, [(Rows(claiming(rows, 0, N + step)), 0, N)])
     goes_on(hybrid)
 
 
 def test_sizes_are_told_of_ranges_that_can_be(hybrid: LlamaBackend) -> None:
-    row_bytes = hybrid.rows_size(0, 2) - hybrid.rows_size(0, 1)
-    assert hybrid.rows_size(5, 2**31 - 1) == 64 + (2**31 - 6) * row_bytes
+    row_bytes = hybrid.shape.sizes.rows(0, 2) - hybrid.shape.sizes.rows(0, 1)
+    assert hybrid.shape.sizes.rows(5, 2**31 - 1) == 64 + (2**31 - 6) * row_bytes
+    assert hybrid._memory.rows_size(5, 2**31 - 1) == 64 + (2**31 - 6) * row_bytes
     for first, last in ((0, 2**31), (0, 2**62), (-1, 5), (2**62, 2**63 - 1)):
         with pytest.raises(StateError, match="not a range"):
-            hybrid.rows_size(first, last)
+            checked(hybrid._memory.rows_size, first, last)
 
 
 @pytest.mark.parametrize("where", ["hybrid", "pooled"])
@@ -144,9 +146,9 @@ def test_crafted_rows_are_refused_or_loaded(where: str, request: pytest.FixtureR
         if crafted.size >= 64 and data.draw(st.booleans()):
             crafted = claiming(crafted, data.draw(numbers), data.draw(numbers))
         first, last = data.draw(st.one_of(st.just((0, N)), st.tuples(numbers, numbers)))
-        spans.append((crafted, first, last))
+        spans.append((Rows(crafted), first, last))
     with suppress(StateError, OutOfCellsError):
-        backend.load_rows(0, 0, spans)
+        backend.restore(0, 0, spans)
     goes_on(backend)
 
 
@@ -157,7 +159,7 @@ def test_a_crafted_state_is_refused_or_loaded(hybrid: LlamaBackend, data: st.Dat
     state = mutated(saved_state(hybrid), data)
     n = data.draw(st.one_of(st.just(N), st.sampled_from(ODD)))
     with suppress(StateError, OutOfCellsError, OverflowError):
-        hybrid.load_state(0, n, State.of(state))
+        hybrid.restore(0, n, (), State.of(state))
     goes_on(hybrid)
 
 
@@ -168,7 +170,7 @@ def test_a_crafted_state_of_the_library_itself_is_refused_or_loaded(opaque: Llam
     state = mutated(saved_state(opaque), data)
     opaque.clear(0)
     with suppress(StateError, OutOfCellsError):
-        opaque.load_state(0, N, State.of(state))
+        opaque.restore(0, N, (), State.of(state))
     goes_on(opaque)
 
 
@@ -185,7 +187,7 @@ def test_a_state_that_is_no_number_does_not_outlive_its_sequence(kind: str, requ
     backend.clear(0)
     if kind == "hybrid":
         backend.evaluate(0, as_tokens(range(N)), 0)
-    backend.load_state(0, N, State.of(state))
+    backend.restore(0, N, (), State.of(state))
     backend.evaluate(0, as_tokens([5]), N)
     assert np.isnan(backend.logits(0)).any(), "the state was of no consequence"
     goes_on(backend)

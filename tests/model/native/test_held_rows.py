@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pyctl.cache.snapshot import Block, State
+from pyctl.cache.snapshot import Block, Rows, State
 from pyctl.engine.backend import SequenceTokens
 from pyctl.errors import OutOfCellsError, StateError, UnavailableError
 from pyctl.llama import LlamaBackend, Loaded
@@ -61,14 +61,14 @@ def held_block(backend: LlamaBackend, held: HeldRows, first: int, last: int) -> 
 
 
 def saved_block(backend: LlamaBackend, seq: int, first: int, last: int) -> Block:
-    block = backend.save_rows(seq, first, last)
+    block = backend.save_rows(seq, first, last).block
     backend.synchronize()
     return block
 
 
 def put_state(backend: LlamaBackend, seq: int, n: int, state: State) -> None:
     if backend.kind == "hybrid":
-        backend.load_state(seq, n, state)
+        backend.restore(seq, n, (), state)
 
 
 @each_layout
@@ -87,7 +87,7 @@ def test_two_conversations_in_turn_equal_cold_runs(backend: LlamaBackend) -> Non
         backend.clear(0)
     assert backend.n_free == N_CELLS - 2 * n
     for turn in (0, 1, 1, 0):
-        backend.load_rows(0, 0, [(held[turn], 0, n)])
+        backend.restore(0, 0, [(Rows(held[turn]), 0, n)])
         put_state(backend, 0, n, states[turn])
         assert backend.n_free == N_CELLS - 2 * n
         warm = run(backend, prompts[turn], n)
@@ -120,7 +120,7 @@ def test_places_change_where_no_cell_is_free(backend: LlamaBackend, short: int) 
     assert backend.n_free == 0
     for turn in (1, 0, 1, 0, 0):
         n = sizes[turn]
-        backend.load_rows(0, 0, [(held[turn], 0, n)])
+        backend.restore(0, 0, [(Rows(held[turn]), 0, n)])
         assert (saved_block(backend, 0, 0, n) == blocks[turn]).all()
         for rows, block, size in zip(held, blocks, sizes, strict=True):
             assert (held_block(backend, rows, 0, size) == block).all()
@@ -154,7 +154,7 @@ def test_a_conversation_takes_over_the_cells_of_another(backend: LlamaBackend) -
             before = backend.n_free
             backend.rewind(0, fork)
             assert backend.n_free == before + n_other - fork
-            backend.load_rows(0, fork, [(source, fork, end)])
+            backend.restore(0, fork, [(Rows(source), fork, end)])
             put_state(backend, 0, end, state)
             assert (saved_block(backend, 0, 0, end) == rows).all()
             assert (library_state(backend) == cold[1]).all(), "the cells differ from those of a cold run"
@@ -174,13 +174,13 @@ def test_a_few_free_cells_are_enough(backend: LlamaBackend) -> None:
     run(backend, tokens_of(2, N_CELLS - n))
     block, held = saved_block(backend, 0, 0, N_CELLS - n), backend.hold(0, 0, N_CELLS - n)
     backend.clear(0)
-    backend.load_rows(0, 0, [(small, 0, n)])
+    backend.restore(0, 0, [(Rows(small), 0, n)])
     assert backend.n_free == 0
     assert (saved_block(backend, 0, 0, n) == small).all()
     assert (held_block(backend, held, 0, N_CELLS - n) == block).all()
     backend.clear(0)
     # Some from RAM and some that are held: there are free cells, and cells that are left.
-    backend.load_rows(0, 0, [(small, 0, n), (held, n, 2 * n)])
+    backend.restore(0, 0, [(Rows(small), 0, n), (Rows(held), n, 2 * n)])
     assert backend.n_free == 0
     assert (held_block(backend, held, 0, N_CELLS - n) == block).all()
     backend.release(held)
@@ -229,7 +229,7 @@ def test_rows_that_are_not_there_cannot_be_held(backend: LlamaBackend) -> None:
         with pytest.raises(StateError):
             backend.fetch(held, first, last)
         with pytest.raises(StateError):
-            backend.load_rows(1, first, [(held, first, last)])
+            backend.restore(1, first, [(Rows(held), first, last)])
     backend.release(held)
     assert backend.n_own(held, 10, 20) == 0
 
@@ -355,9 +355,9 @@ class Machine:
             source, n_needed = held, sum(row in self.model.live for row in wanted)
         if n_needed > self.model.n_free:
             with pytest.raises(OutOfCellsError):
-                self.backend.load_rows(seq, start, [(source, start, last)])
+                self.backend.restore(seq, start, [(Rows(source), start, last)])
             return
-        self.backend.load_rows(seq, start, [(source, start, last)])
+        self.backend.restore(seq, start, [(Rows(source), start, last)])
         if from_ram:
             copies = self.model.new(len(wanted))
             self.model.bytes.update(zip(copies, (self.model.bytes[row] for row in wanted), strict=True))
@@ -385,7 +385,7 @@ def block_of(backend: LlamaBackend, first: int, last: int, seed: int) -> Block:
     """A block of these rows of sequence 0, which has one at least, with any bytes (csrc/core/block.h)."""
     header = saved_block(backend, 0, 0, 1)[:HEADER].copy()
     header[16:32].view(np.int64)[:] = first, last
-    rest = np.random.default_rng(seed).integers(0, 256, backend.rows_size(first, last) - HEADER, np.uint8)
+    rest = np.random.default_rng(seed).integers(0, 256, backend.shape.sizes.rows(first, last) - HEADER, np.uint8)
     return np.concatenate([header, rest])
 
 
@@ -400,14 +400,14 @@ def test_rows_from_ram_find_the_cells_that_later_rows_leave(open_model: Callable
         block_of(backend, first, first + n, seed) for seed, first in enumerate((0, n, n, 0))
     )
     backend.clear(0)
-    backend.load_rows(0, 0, [(others, 0, n), (rest, n, 2 * n)])
+    backend.restore(0, 0, [(Rows(others), 0, n), (Rows(rest), n, 2 * n)])
     held_rest = backend.hold(0, n, 2 * n)
     backend.rewind(0, n)
-    backend.load_rows(0, n, [(between, n, 2 * n)])  # in the cells of what is held, which moves up
+    backend.restore(0, n, [(Rows(between), n, 2 * n)])  # in the cells of what is held, which moves up
     held_others = backend.hold(0, 0, n)
     backend.rewind(0, 0)
     assert backend.n_free == n
-    backend.load_rows(0, 0, [(wanted, 0, n), (held_rest, n, 2 * n)])
+    backend.restore(0, 0, [(Rows(wanted), 0, n), (Rows(held_rest), n, 2 * n)])
     assert backend.n_free == 0
     assert (saved_block(backend, 0, 0, n) == wanted).all()
     assert (saved_block(backend, 0, n, 2 * n) == rest).all()

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from pyctl.cache.snapshot import Rows
 from pyctl.engine.backend import SequenceTokens
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.model_settings import ModelSettings
@@ -135,7 +136,7 @@ def test_continued_rewound_and_restored_equal_cold(backend: LlamaBackend, data: 
     for cut in cuts:
         talk.run(backend, [end for end in ends if end <= cut], start)
         assert backend._memory.n_tokens(0) == cut
-        chain.append((backend.save_rows(0, start, cut), start, cut))
+        chain.append((backend.save_rows(0, start, cut).block, start, cut))
         states[cut] = backend.save_state(0, cut).recurrent
         whole[cut] = library_state(backend)
         start = cut
@@ -155,7 +156,7 @@ def test_continued_rewound_and_restored_equal_cold(backend: LlamaBackend, data: 
     keep = data.draw(st.sampled_from([0, *(each for each in [*edges, *cuts] if each <= n)]), label="kept")
     backend.rewind(0, 0 if talk.is_inside(keep) else keep)
     keep = 0 if talk.is_inside(keep) else keep
-    backend.load_rows(0, keep, [(rows, max(a, keep), b) for rows, a, b in chain if keep < b <= n])
+    backend.restore(0, keep, [(Rows(rows), max(a, keep), b) for rows, a, b in chain if keep < b <= n])
     put_state(backend, n, states)
     assert (library_state(backend) == whole[n]).all()
     assert_same(talk.run(backend, ends, n), cold)
@@ -171,8 +172,8 @@ def test_rows_taken_a_few_at_a_time_equal_one_whole(backend: LlamaBackend) -> No
     state = backend.save_state(0, talk.n)
     backend.clear(0)
     for piece in pieces:
-        backend.load_rows(0, piece[1], [piece])
-    backend.load_state(0, talk.n, state)
+        backend.restore(0, piece[1], [piece])
+    backend.restore(0, talk.n, (), state)
     assert (library_state(backend) == whole).all()
 
 
@@ -208,7 +209,7 @@ def test_held_rows_come_back_beside_others(backend: LlamaBackend) -> None:
         talk.run(backend, [end for end in talk.ends() if end <= n])
         helds.append(backend.hold(0, 0, n))
         states.append(backend.save_state(0, n))
-        saved, fetched = backend.save_rows(0, 0, n), backend.fetch(helds[-1], 0, n)
+        saved, fetched = backend.save_rows(0, 0, n).block, backend.fetch(helds[-1], 0, n)
         part = backend.fetch(helds[-1], 50, 60)
         backend.synchronize()
         assert (saved == fetched).all()
@@ -217,15 +218,15 @@ def test_held_rows_come_back_beside_others(backend: LlamaBackend) -> None:
     for turn in (0, 1, 1, 0):
         other = Talk(7, 30, (6, 5), 30)
         other.run(backend, other.ends(), seq=1)
-        backend.load_rows(0, 0, [(helds[turn], 0, n)])
-        backend.load_state(0, n, states[turn])
+        backend.restore(0, 0, [(Rows(helds[turn]), 0, n)])
+        backend.restore(0, n, (), states[turn])
         warm = talks[turn].run(backend, talks[turn].ends(), n)
         backend.clear(1)
         # Beside another conversation, cells and so the order of sums differ.
         assert np.abs(warm[talks[turn].n] - colds[turn][talks[turn].n]).max() < 1e-2
         backend.clear(0)
-        backend.load_rows(0, 0, [(helds[turn], 0, n)])
-        backend.load_state(0, n, states[turn])
+        backend.restore(0, 0, [(Rows(helds[turn]), 0, n)])
+        backend.restore(0, n, (), states[turn])
         assert_same(talks[turn].run(backend, talks[turn].ends(), n), colds[turn])
         backend.clear(0)
 
@@ -246,18 +247,18 @@ def test_two_sequences_in_cells_of_each_others(backend: LlamaBackend) -> None:
             stops = [end for end in ends[seq] if end > done[seq]][:2]
             talk.run(backend, stops, done[seq], seq)
             done[seq] = stops[-1] if stops else done[seq]
-    saved = [(backend.save_rows(seq, 0, talk.n), backend.save_state(seq, talk.n)) for seq, talk in enumerate(talks)]
+    saved = [(backend.save_rows(i, 0, talk.n), backend.save_state(i, talk.n)) for i, talk in enumerate(talks)]
     backend.synchronize()
     for seq in (0, 1):
         backend.clear(seq)
     for seq, talk in enumerate(talks):
-        backend.load_rows(0, 0, [(saved[seq][0], 0, talk.n)])
-        backend.load_state(0, talk.n, saved[seq][1])
-        rows = backend.save_rows(0, 0, talk.n)
-        assert (rows == saved[seq][0]).all()
+        backend.restore(0, 0, [(saved[seq][0], 0, talk.n)])
+        backend.restore(0, talk.n, (), saved[seq][1])
+        rows = backend.save_rows(0, 0, talk.n).block
+        assert (rows == saved[seq][0].block).all()
         backend.clear(0)
         talk.run(backend, ends[seq])
-        cold = backend.save_rows(0, 0, talk.n)
+        cold = backend.save_rows(0, 0, talk.n).block
         backend.synchronize()
         assert (cold[HEADER : HEADER + talk.n * EXT] == rows[HEADER : HEADER + talk.n * EXT]).all()
         backend.clear(0)
@@ -268,14 +269,14 @@ def test_cells_of_what_was_dropped_are_taken_over(backend: LlamaBackend) -> None
     """What is loaded into a sequence that was just emptied lies where it would have lain otherwise."""
     before, talk = talk_of(5), Talk(6, 60, (5, 5), 40)
     talk.run(backend, talk.ends())
-    saved, state, whole = backend.save_rows(0, 0, talk.n), backend.save_state(0, talk.n), library_state(backend)
+    saved, state, whole = backend.save_rows(0, 0, talk.n).block, backend.save_state(0, talk.n), library_state(backend)
     for old in (before, talk, Talk(7, 200)):
         backend.clear(0)
         library_state(backend)
         old.run(backend, old.ends())
         backend.clear(0)  # llama.cpp does not know of it yet
-        backend.load_rows(0, 0, [(saved, 0, talk.n)])
-        backend.load_state(0, talk.n, state)
+        backend.restore(0, 0, [(Rows(saved), 0, talk.n)])
+        backend.restore(0, talk.n, (), state)
         assert (library_state(backend) == whole).all()
 
 
@@ -314,7 +315,7 @@ def test_drafts_behind_an_image_are_taken_back(drafting: LlamaBackend) -> None:
 def test_blocks_that_cannot_follow_are_refused(backend: LlamaBackend) -> None:
     talk = Talk(9, 20, (5, 4), 20)
     talk.run(backend, talk.ends())
-    rows = backend.save_rows(0, 0, talk.n)
+    rows = backend.save_rows(0, 0, talk.n).block
     backend.synchronize()
     exts = rows[HEADER : HEADER + talk.n * EXT].view(np.int32).reshape(talk.n, 3)
     backend.clear(0)
@@ -330,27 +331,27 @@ def test_blocks_that_cannot_follow_are_refused(backend: LlamaBackend) -> None:
         before = exts[row].copy()
         exts[row, field] = value
         with pytest.raises(StateError, match="cannot follow"):
-            backend.load_rows(0, 0, [(rows, 0, talk.n)])
+            backend.restore(0, 0, [(Rows(rows), 0, talk.n)])
         assert backend._memory.n_tokens(0) == 0
         exts[row] = before
     # Text that says it is of an image is no such change: --image-min-tokens 1 makes images of one row, which have the
     # position of text. What is loaded is what was saved.
     before, exts[5, 2] = exts[5, 2], -1
-    backend.load_rows(0, 0, [(rows, 0, talk.n)])
-    again = backend.save_rows(0, 0, talk.n)
+    backend.restore(0, 0, [(Rows(rows), 0, talk.n)])
+    again = backend.save_rows(0, 0, talk.n).block
     backend.synchronize()
     assert (again == rows).all()
     assert [backend._memory.position(0, n) for n in (5, 6, 20, 40)] == [5, 6, 20, 25]
     backend.clear(0)
     exts[5, 2] = before
-    backend.load_rows(0, 0, [(rows, 0, 30)])
+    backend.restore(0, 0, [(Rows(rows), 0, 30)])
     other = Talk(10, 60)
     other.run(backend, other.ends(), seq=1)
-    text = backend.save_rows(1, 0, 60)
+    text = backend.save_rows(1, 0, 60).block
     backend.synchronize()
     with pytest.raises(StateError, match="cannot follow"):  # inside the image
-        backend.load_rows(0, 30, [(text, 30, 60)])
-    backend.load_rows(0, 30, [(rows, 30, talk.n)])
+        backend.restore(0, 30, [(Rows(text), 30, 60)])
+    backend.restore(0, 30, [(Rows(rows), 30, talk.n)])
     assert backend._memory.n_tokens(0) == talk.n
 
 

@@ -16,6 +16,7 @@ from llama_cpp import llama_cpp as api
 
 from pyctl import _core
 from pyctl.cache.ram import RamCache
+from pyctl.cache.snapshot import Rows
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.model_settings import ModelSettings
@@ -82,7 +83,7 @@ def test_what_was_evicted_is_freed_while_copies_run_beside_the_computation(open_
 def test_a_device_that_never_catches_up_is_waited_for(open_lagging: Opened) -> None:
     backend = open_lagging(10**6)
     before = live_bytes()
-    size = backend.rows_size(0, 10)
+    size = backend.shape.sizes.rows(0, 10)
     backend.evaluate(0, as_tokens(range(50)), 0)
     for _ in range(2 * MOST_CALLS):
         backend.save_rows(0, 0, 10)  # and nobody keeps it
@@ -94,10 +95,10 @@ def test_nothing_is_held_after_a_wait(open_lagging: Opened) -> None:
     backend = open_lagging(10**6)
     before = live_bytes()
     backend.evaluate(0, as_tokens(range(50)), 0)
-    rows, state = backend.save_rows(0, 0, 50), backend.save_state(0, 50)
+    rows, state = backend.save_rows(0, 0, 50).block, backend.save_state(0, 50)
     backend.rewind(0, 20)
-    backend.load_rows(0, 20, [(rows, 20, 50)])
-    backend.load_state(0, 50, state)
+    backend.restore(0, 20, [(Rows(rows), 20, 50)])
+    backend.restore(0, 50, (), state)
     assert backend._memory.in_flight_bytes == 2 * (rows.nbytes + state.n_bytes), "each is written and read"
     del rows, state
     assert live_bytes() > before
@@ -113,6 +114,6 @@ def test_what_was_refused_is_not_held(open_lagging: Opened) -> None:
     with pytest.raises(StateError):
         backend.save_rows(0, 0, 51)
     with pytest.raises(StateError):
-        backend.load_rows(0, 50, [(np.zeros(100, np.uint8), 50, 51)])
+        backend.restore(0, 50, [(Rows(np.zeros(100, np.uint8)), 50, 51)])
     assert backend._memory.in_flight_bytes == 0
     assert live_bytes() == before

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from llama_cpp import llama_cpp as api
 
 from pyctl._core import KVState
-from pyctl.cache.snapshot import State
+from pyctl.cache.snapshot import Rows, State
 from pyctl.engine.model_settings import SPLIT_MODES
 from pyctl.errors import OutOfCellsError, StateError
 from pyctl.llama import LlamaBackend, Loaded
 from pyctl.llama.devices import devices
-from pyctl.llama.library import captured_log
+from pyctl.llama.library import captured_log, checked
 from pyctl.prompt import Tokens, as_tokens
 from tests.effort import examples
 
@@ -95,7 +95,7 @@ def library_state(backend: LlamaBackend) -> np.ndarray:
 
 def put_state(backend: LlamaBackend, n: int, states: dict[int, np.ndarray]) -> None:
     if backend.kind == "hybrid":
-        backend.load_state(0, n, State.of(states[n]))
+        backend.restore(0, n, (), State.of(states[n]))
 
 
 @each_layout
@@ -114,7 +114,7 @@ def test_continued_rewound_and_restored_equal_cold(backend: LlamaBackend, data: 
     for cut in cuts:
         before = [end for end in ends if start < end <= cut]
         assert_same(run(backend, tokens, before, start), cold)
-        chain.append((backend.save_rows(0, start, cut), start, cut))
+        chain.append((backend.save_rows(0, start, cut).block, start, cut))
         states[cut] = backend.save_state(0, cut).recurrent
         whole[cut] = library_state(backend)
         start = cut
@@ -130,7 +130,7 @@ def test_continued_rewound_and_restored_equal_cold(backend: LlamaBackend, data: 
     n = data.draw(st.sampled_from(cuts), label="restored to")
     keep = data.draw(st.integers(0, n), label="kept")
     backend.rewind(0, keep)
-    backend.load_rows(0, keep, [(rows, max(a, keep), b) for rows, a, b in chain if keep < b <= n])
+    backend.restore(0, keep, [(Rows(rows), max(a, keep), b) for rows, a, b in chain if keep < b <= n])
     put_state(backend, n, states)
     assert (library_state(backend) == whole[n]).all()
     assert_same(run(backend, tokens, ends, n), cold)
@@ -140,14 +140,14 @@ def test_continued_rewound_and_restored_equal_cold(backend: LlamaBackend, data: 
 def test_a_chain_of_many_segments_equals_one_whole(backend: LlamaBackend) -> None:
     tokens = tokens_of(1)
     run(backend, tokens, ends_of([]))
-    whole = backend.save_rows(0, 0, N)
+    whole = backend.save_rows(0, 0, N).block
     pieces = [(backend.save_rows(0, a, min(a + 7, N)), a, min(a + 7, N)) for a in range(0, N, 7)]
     backend.rewind(0, 0)
-    backend.load_rows(0, 0, pieces)
-    assert (backend.save_rows(0, 0, N) == whole).all()
+    backend.restore(0, 0, pieces)
+    assert (backend.save_rows(0, 0, N).block == whole).all()
     backend.rewind(0, 0)
-    backend.load_rows(0, 0, [(whole, 0, 300), (whole, 300, N)])
-    assert (backend.save_rows(0, 0, N) == whole).all()
+    backend.restore(0, 0, [(Rows(whole), 0, 300), (Rows(whole), 300, N)])
+    assert (backend.save_rows(0, 0, N).block == whole).all()
 
 
 HEADER = struct.Struct("<4sIQqq32s")
@@ -172,9 +172,9 @@ def test_blocks_have_the_bytes_that_files_hold(backend: LlamaBackend) -> None:
     assert layout[3] == ("1" if any(n_runs > 1 for _, n_runs in tensors) else "0")
 
     first, last = 10, 30
-    n, block = last - first, backend.save_rows(0, first, last)
+    n, block = last - first, backend.save_rows(0, first, last).block
     assert HEADER.unpack(block[:64].tobytes()) == (b"ROWS", 1, fnv1a(backend.layout), first, last, bytes(32))
-    single, at = backend.save_rows(0, 13, 14)[64:], 64
+    single, at = backend.save_rows(0, 13, 14).block[64:], 64
     further_positions = [(12, 1)] if layout[2] == "1" else []
     for row, n_runs in further_positions + tensors:
         runs = block[at : at + n_runs * n * row].reshape(n_runs, n, row)
@@ -199,12 +199,12 @@ def test_two_prompts_do_not_mix(backend: LlamaBackend) -> None:
         cold[tokens.tobytes()] = run(backend, tokens, ends)
     backend.clear(0)
     run(backend, first, [end for end in ends if end <= 350])
-    rows, state = backend.save_rows(0, 0, 350), backend.save_state(0, 350)
+    rows, state = backend.save_rows(0, 0, 350).block, backend.save_state(0, 350)
     backend.clear(0)
     run(backend, second, ends)
     backend.rewind(0, 0)
-    backend.load_rows(0, 0, [(rows, 0, 350)])
-    backend.load_state(0, 350, state)
+    backend.restore(0, 0, [(Rows(rows), 0, 350)])
+    backend.restore(0, 350, (), state)
     assert_same(run(backend, first, ends, 350), cold[first.tobytes()])
 
 
@@ -215,12 +215,12 @@ def test_a_prefix_is_its_rows_and_its_state(backend: LlamaBackend, keep: int) ->
     cold = run(backend, tokens, ends)
     backend.clear(0)
     run(backend, tokens, [end for end in ends if end <= 350])
-    rows, state, cells = backend.save_rows(0, 0, 350), backend.save_state(0, 350), library_state(backend)
+    rows, state, cells = backend.save_rows(0, 0, 350).block, backend.save_state(0, 350), library_state(backend)
     if not keep:
         backend.clear(0)
         run(backend, tokens_of(9), ends)
     backend.rewind(0, keep)
-    backend.load_prefix(0, keep, 350, [(rows, keep, 350)], [], state)
+    backend.restore(0, keep, [(Rows(rows), keep, 350)], state)
     assert (library_state(backend) == cells).all()
     assert_same(run(backend, tokens, ends, 350), cold)
 
@@ -230,16 +230,16 @@ def test_a_prefix_without_cells_leaves_nothing(open_model: Callable[..., Loaded]
     tokens = tokens_of(5, 200)
     large.clear(0)
     cold = run(large, tokens, ends_of([], 200))
-    rows, state = large.save_rows(0, 0, 200), large.save_state(0, 200)
+    rows, state = large.save_rows(0, 0, 200).block, large.save_state(0, 200)
     small = open_model("tiny-hybrid", n_ctx=256, n_seqs=2).backend
     run(small, tokens, [64])
     for start in (0, 64):
         small.evaluate(1, tokens[start : start + 64], start)
     with pytest.raises(OutOfCellsError):
-        small.load_prefix(0, 64, 200, [(rows, 64, 200)], [], state)
+        small.restore(0, 64, [(Rows(rows), 64, 200)], state)
     assert (small._n_held(0), small._n_held(1)) == (0, 128)
     small.clear(1)
-    small.load_prefix(0, 0, 200, [(rows, 0, 200)], [], state)
+    small.restore(0, 0, [(Rows(rows), 0, 200)], state)
     small.clear(0)
     assert_same(run(small, tokens, ends_of([], 200)), cold)
 
@@ -265,11 +265,11 @@ class TestRefusals:
         with pytest.raises(ValueError, match="the state needs a buffer of"):
             memory.save_state(0, 300, bytearray(5))
         with pytest.raises(StateError, match="shorter than its header"):
-            ready[0].load_rows(0, 300, [(np.zeros(8, np.uint8), 300, 301)])
+            ready[0].restore(0, 300, [(Rows(np.zeros(8, np.uint8)), 300, 301)])
         with pytest.raises(StateError, match=r"has \d+ bytes, not"):
-            ready[0].load_rows(0, 300, [(ready[0].save_rows(0, 0, 300)[:-1], 0, 300)])
+            ready[0].restore(0, 300, [(Rows(ready[0].save_rows(0, 0, 300).block[:-1]), 0, 300)])
         with pytest.raises(StateError, match=r"a state has \d+ bytes"):
-            ready[0].load_state(0, 300, State.of(ready[0].save_state(0, 300).recurrent[:-4]))
+            ready[0].restore(0, 300, (), State.of(ready[0].save_state(0, 300).recurrent[:-4]))
 
     def test_readonly_and_strided_buffers(self, ready: Ready) -> None:
         memory = ready[0]._memory
@@ -286,17 +286,17 @@ class TestRefusals:
 
     def test_wrong_positions(self, ready: Ready) -> None:
         backend = ready[0]
-        rows, state = backend.save_rows(0, 100, 300), backend.save_state(0, 300)
+        rows, state = backend.save_rows(0, 100, 300).block, backend.save_state(0, 300)
         with pytest.raises(StateError, match="cannot be saved"):
             backend.save_state(0, 299)
         with pytest.raises(StateError, match="belongs to position 300"):
-            backend.load_state(0, 200, state)
+            backend.restore(0, 200, (), state)
         with pytest.raises(StateError, match="ends at 300"):
-            backend.load_rows(0, 100, [(rows, 100, 300)])
+            backend.restore(0, 100, [(Rows(rows), 100, 300)])
         with pytest.raises(StateError, match="do not follow"):
-            backend.load_rows(0, 300, [(rows, 301, 302)])
+            backend.restore(0, 300, [(Rows(rows), 301, 302)])
         with pytest.raises(StateError, match="not inside the block"):
-            backend.load_rows(0, 300, [(rows, 300, 310)])
+            backend.restore(0, 300, [(Rows(rows), 300, 310)])
         with pytest.raises(StateError, match="cannot be rewound"):
             backend.rewind(0, 301)
         with pytest.raises(StateError, match="sequence 1 is not in"):
@@ -304,24 +304,24 @@ class TestRefusals:
 
     def test_prefixes(self, ready: Ready) -> None:
         backend = ready[0]
-        rows, state = backend.save_rows(0, 0, 300), backend.save_state(0, 300)
+        rows, state = backend.save_rows(0, 0, 300).block, backend.save_state(0, 300)
         with pytest.raises(StateError, match="belongs to position 300"):
-            backend.load_prefix(0, 300, 200, [(rows, 0, 200)], [], state)
+            backend.restore(0, 300, [(Rows(rows), 0, 200)], state)
         for spans in ([], [(rows, 0, 200)]):
             with pytest.raises(StateError, match="does not belong behind these rows"):
-                backend.load_prefix(0, 0, 300, spans, [], state)
+                checked(backend._memory.load_prefix, 0, 0, spans, 300, state.recurrent)
         with pytest.raises(StateError, match="ends at 300"):
-            backend.load_prefix(0, 100, 300, [(rows, 100, 300)], [], state)
+            backend.restore(0, 100, [(Rows(rows), 100, 300)], state)
         with pytest.raises(StateError, match="not a block of kind"):
-            backend.load_prefix(0, 300, 300, [(rows, 300, 300)], [], State.of(rows))
+            backend.restore(0, 300, [(Rows(rows), 300, 300)], State.of(rows))
 
     def test_states_for_rows_and_noise(self, ready: Ready) -> None:
         backend = ready[0]
         with pytest.raises(StateError, match="not a block of kind"):
-            backend.load_state(0, 300, State.of(backend.save_rows(0, 0, 300)))
+            backend.restore(0, 300, (), State.of(backend.save_rows(0, 0, 300).block))
         noise = np.random.default_rng(0).integers(0, 256, 4096).astype(np.uint8)
         with pytest.raises(StateError, match="not a block of kind"):
-            backend.load_rows(0, 300, [(noise, 300, 310)])
+            backend.restore(0, 300, [(Rows(noise), 300, 310)])
 
     def test_foreign_layout(self, ready: Ready, open_model: Callable[..., Loaded]) -> None:
         for name, options in (("tiny-hybrid", {"type_k": "q8_0", "type_v": "q8_0"}), ("tiny-dense", {})):
@@ -329,7 +329,7 @@ class TestRefusals:
             other.clear(0)
             run(other, ready[1], [64])
             with pytest.raises(StateError, match="another layout"):
-                ready[0].load_rows(0, 300, [(other.save_rows(0, 0, 64), 300, 310)])
+                ready[0].restore(0, 300, [(other.save_rows(0, 0, 64), 300, 310)])
             assert other.layout != ready[0].layout
 
 
@@ -339,9 +339,9 @@ def test_rows_that_do_not_fit_the_context(open_model: Callable[..., Loaded]) -> 
     tokens = tokens_of(5)
     large.clear(0)
     run(large, tokens, ends_of([]))
-    rows = large.save_rows(0, 0, N)
+    rows = large.save_rows(0, 0, N).block
     with pytest.raises(OutOfCellsError):
-        small.load_rows(0, 0, [(rows, 0, N)])
+        small.restore(0, 0, [(Rows(rows), 0, N)])
 
 
 def test_more_rows_than_take_their_cells_at_a_time(open_model: Callable[..., Loaded]) -> None:
@@ -351,17 +351,17 @@ def test_more_rows_than_take_their_cells_at_a_time(open_model: Callable[..., Loa
     backend.clear(0)
     for start in range(0, n, backend.n_ubatch):
         backend.evaluate(0, tokens[start : start + backend.n_ubatch], start, output=False)
-    parts = [(backend.save_rows(0, 0, cut), 0, cut), (backend.save_rows(0, cut, n), cut, n)]
-    whole, state, cells = backend.save_rows(0, 0, n), backend.save_state(0, n), library_state(backend)
+    parts = [(backend.save_rows(0, 0, cut).block, 0, cut), (backend.save_rows(0, cut, n).block, cut, n)]
+    whole, state, cells = backend.save_rows(0, 0, n).block, backend.save_state(0, n), library_state(backend)
     backend.evaluate(0, tokens[:64], n)
     cold = backend.logits(0)
     for keep in (0, 100):
         backend.rewind(0, keep)
-        spans = [(block, max(first, keep), last) for block, first, last in parts]
-        backend.load_rows(0, keep, spans)
-        backend.load_state(0, n, state)
+        spans = [(Rows(block), max(first, keep), last) for block, first, last in parts]
+        backend.restore(0, keep, spans)
+        backend.restore(0, n, (), state)
         assert (library_state(backend) == cells).all()
-        assert (backend.save_rows(0, 0, n) == whole).all()
+        assert (backend.save_rows(0, 0, n).block == whole).all()
         backend.evaluate(0, tokens[:64], n)
         assert (backend.logits(0) == cold).all()
     backend.clear(0)
@@ -374,13 +374,13 @@ def test_sequences_of_a_unified_cache_move_rows_independently(open_model: Callab
     for seq, tokens in enumerate(prompts):
         for start in range(0, 200, 50):
             backend.evaluate(seq, tokens[start : start + 50], start)
-        saved.append((backend.save_rows(seq, 0, 200), backend.save_state(seq, 200)))
+        saved.append((backend.save_rows(seq, 0, 200).block, backend.save_state(seq, 200)))
     for seq in (2, 0, 1):
         rows, state = saved[seq]
         backend.rewind(seq, 60)
-        backend.load_rows(seq, 60, [(rows, 60, 200)])
-        backend.load_state(seq, 200, state)
-        assert (backend.save_rows(seq, 0, 200) == rows).all()
+        backend.restore(seq, 60, [(Rows(rows), 60, 200)])
+        backend.restore(seq, 200, (), state)
+        assert (backend.save_rows(seq, 0, 200).block == rows).all()
         assert (backend.save_state(seq, 200).recurrent == state.recurrent).all()
     for seq in range(3):
         backend.clear(seq)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pyctl.cache.snapshot import Rows
 from pyctl.engine.backend import SequenceTokens
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.model_settings import ModelSettings
@@ -126,17 +127,17 @@ def test_there_is_no_way_back_over_a_change(backend: LlamaBackend, change: str) 
     memory = backend._memory
     prompt(backend, 0, 1)
     state = backend.save_state(0, N)
-    rows = backend.save_rows(0, 0, N)
+    rows = backend.save_rows(0, 0, N).block
     memory.mark(0, N)
     if change == "rewind":
         backend.rewind(0, N - 10)
     elif change == "load_state":
-        backend.load_state(0, N, state)
+        backend.restore(0, N, (), state)
     else:
         backend.clear(0)
     if change == "load_rows":
-        backend.load_rows(0, 0, [(rows, 0, N)])
-        backend.load_state(0, N, state)
+        backend.restore(0, 0, [(Rows(rows), 0, N)])
+        backend.restore(0, N, (), state)
     with pytest.raises(ValueError, match="no mark"):
         memory.reset(0)
 
@@ -210,12 +211,12 @@ def test_drafts_and_marks_leave_what_is_held_and_are_no_different_beside_it(back
     for start in range(0, n, 64):
         backend.evaluate(1, tokens(9, n)[start : start + 64], start)
     other, own_end = backend.hold(1, 0, n), N
-    before = backend.save_rows(1, 0, n)
+    before = backend.save_rows(1, 0, n).block
     backend.synchronize()
     backend.clear(1)
     prompt(backend, 0, 1)
     own = backend.hold(0, 0, own_end)
-    mine = backend.save_rows(0, 0, own_end)
+    mine = backend.save_rows(0, 0, own_end).block
     backend.synchronize()
 
     def look() -> None:
@@ -228,10 +229,10 @@ def test_drafts_and_marks_leave_what_is_held_and_are_no_different_beside_it(back
     assert backend._n_held(0) == ends
     assert backend.n_held == n, "its own rows lie where the sequence has them"
     state = backend.save_state(0, ends)
-    last = backend.save_rows(0, own_end, ends)
+    last = backend.save_rows(0, own_end, ends).block
     backend.synchronize()
     backend.clear(0)
-    backend.load_rows(0, 0, [(own, 0, own_end), (last, own_end, ends)])
-    backend.load_state(0, ends, state)
+    backend.restore(0, 0, [(Rows(own), 0, own_end), (Rows(last), own_end, ends)])
+    backend.restore(0, ends, (), state)
     look()
     backend.release_all()

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pyctl.cache.device_tier import block_sizes
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
@@ -68,7 +67,7 @@ class DraftServer:
     def start(self) -> None:
         for seq in range(self.backend.n_seqs):
             self.backend.clear(seq)
-        store = DiskStore(self.directory, "model", None, min_tokens=32, sizes=block_sizes(self.backend))
+        store = DiskStore(self.directory, "model", None, min_tokens=32, sizes=self.backend.shape.sizes)
         self.tier = DiskTier(store, DiskPolicy.parse("full"), cold_max=10240, close_seconds=60)
         self.source = ModelDrafts(self.backend)
         speculation = Speculation([self.source] if self.backend.draft_type else [])

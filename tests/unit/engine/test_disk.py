@@ -280,7 +280,7 @@ def test_a_slow_disk_does_not_hold_the_memory_of_what_was_evicted(
     for seed in range(30):
         assert ask(engine, chat((seed, 300))).error is None
         assert writing.wait(60)
-        sizes = (s.n_bytes + backend.rows_size(0, s.n) for s in engine.prefix_cache.cache.snapshots())
+        sizes = (s.n_bytes + backend.shape.sizes.rows(0, s.n) for s in engine.prefix_cache.cache.snapshots())
         largest = max(largest, *sizes)
         held = backend.block_bytes()
         assert held.used - held.in_flight - engine.prefix_cache.cache.n_bytes <= most + largest

@@ -168,7 +168,7 @@ Change = Callable[[pytest.MonkeyPatch], None]
 
 
 def no_rows(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(FakeBackend, "load_draft_rows", lambda self, seq, first, spans: None)
+    patch.setattr(FakeBackend, "_load_drafts", lambda self, seq, first, spans: None)
 
 
 def rows_of_others(patch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
 from pyctl.cache.ram import RamCache
 from pyctl.cache.sequence import LiveSequence
+from pyctl.cache.snapshot import Span
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
@@ -79,8 +82,13 @@ def test_alternating_conversations_on_one_head(kind: str) -> None:
 def test_a_rewind_moves_no_rows_and_an_extension_only_what_is_missing() -> None:
     backend = FakeBackend()
     loaded: list[tuple[int, int]] = []
-    original = backend.load_rows
-    backend.load_rows = lambda seq, first, spans: (loaded.append((first, spans[-1][2])), original(seq, first, spans))[1]
+    original = backend._load_rows
+
+    def load_rows(seq: int, first: int, spans: Sequence[Span]) -> None:
+        loaded.append((first, spans[-1][2]))
+        original(seq, first, spans)
+
+    backend._load_rows = load_rows
     engine = engine_of(backend, exact=True)
     long, short = chat((1, 300), (2, 240), (3, 240)), chat((1, 300), (4, 60))
     ask(engine, long)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyctl.cache.snapshot import Block, Held
+from pyctl.cache.snapshot import Block, Held, Rows
 from pyctl.errors import OutOfCellsError, StateError
 from pyctl.prompt import as_tokens
 from tests.effort import examples
@@ -77,7 +77,7 @@ def test_held_rows_are_there_until_they_are_released(actions: list[tuple[str, in
             if len(own) == first:
                 n_free, n_new = backend.n_free, last - first - backend.n_own(source, first, last)
                 try:
-                    backend.load_rows(seq, first, [(source, first, last)])
+                    backend.restore(seq, first, [(Rows(source), first, last)])
                 except OutOfCellsError:
                     assert n_new > n_free
                 else:
@@ -107,7 +107,7 @@ def test_a_sequence_has_the_lowest_cells_whatever_is_held() -> None:
     backend.evaluate(0, as_tokens(range(24)), 0)
     assert backend._seqs[0].cells == list(range(24))
     backend.clear(0)
-    backend.load_rows(0, 0, [(held, 0, 40)])
+    backend.restore(0, 0, [(Rows(held), 0, 40)])
     assert backend._seqs[0].cells == list(range(40))
     assert rows_of(backend, 0) == before
 

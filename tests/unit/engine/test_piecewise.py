@@ -347,13 +347,13 @@ def test_a_large_restore_that_fails_leaves_no_cells_held(tmp_path: Path, how: st
     if how == "cancelled":
         ask(engine, LONG, cancel_after=2)
     elif how == "refused":
-        real = backend.load_state
+        real = backend._load_state
 
         def load_state(seq: int, n: int, state: State) -> None:
-            backend.load_state = real
+            backend._load_state = real
             raise StateError("not this one")
 
-        backend.load_state = load_state
+        backend._load_state = load_state
     if how != "cancelled":
         assert ask(engine, LONG).tokens == expected
     check_invariants(engine.prefix_cache.cache)

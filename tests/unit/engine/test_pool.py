@@ -131,13 +131,13 @@ def test_a_short_request_leaves_the_rest_of_a_long_conversation_where_it_is(
     messages = [(seed, 300) for seed in range(10)]
     ask(engine, chat(*messages))
     loaded: list[int] = []
-    real = backend.load_rows
+    real = backend._load_rows
 
     def load_rows(seq: int, first: int, spans: Sequence[Span]) -> None:
-        loaded.extend(last - at for rows, at, last in spans if isinstance(rows, np.ndarray))
+        loaded.extend(last - at for rows, at, last in spans if rows.held is None)
         real(seq, first, spans)
 
-    monkeypatch.setattr(backend, "load_rows", load_rows)
+    monkeypatch.setattr(backend, "_load_rows", load_rows)
     for turn in range(3):
         short = chat((50 + turn, 100))
         assert ask(engine, short).tokens == cold(FakeBackend(kind), short).tokens

@@ -194,19 +194,19 @@ def test_no_room_is_no_bad_snapshot() -> None:
     ask(engine, first)
     ask(engine, second)
     kept = engine.prefix_cache.cache.snapshots()
-    load_rows, refused = backend.load_rows, []
+    restore, refused = backend.restore, []
 
     def full(*args: object) -> None:
         refused.append(args)
         raise OutOfCellsError
 
-    backend.load_rows = full
+    backend.restore = full
     reply = ask(engine, first)
     assert refused
     assert reply.tokens == alone(first, 8).tokens
     assert set(kept) <= set(engine.prefix_cache.cache.snapshots())
     assert engine.prefix_cache.totals.failed_restores == 0
-    backend.load_rows = load_rows
+    backend.restore = restore
     check_at_rest(engine, backend)
 
 

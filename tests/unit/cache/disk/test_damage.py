@@ -17,7 +17,7 @@ import pytest
 import zstandard
 
 from pyctl.atomic_file import temp_name, temp_path
-from pyctl.cache.disk.file_format import INDEX, PROMPTS, Sizes, header_size
+from pyctl.cache.disk.file_format import INDEX, PROMPTS, BlockSizes, header_size
 from pyctl.cache.disk.segment_files import read_header
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.recent import RecentFiles, RecentPrompts
@@ -198,7 +198,7 @@ LIES = [odd_ends, falling_ends, ends_of_others, many_ends, other_tokens, fewer_r
 def test_right_checksums_over_wrong_numbers_are_a_miss_that_verify_finds(
     open_store: Opener, made: list[Snapshot], lie: Callable[[RawFile], None]
 ) -> None:
-    store = open_store(sizes=Sizes(0, ROW, 500))
+    store = open_store(sizes=BlockSizes(0, ROW, 500))
     for each in made:
         store.write(each)
     path = file_of(store, "40-60", ".rows")
@@ -210,7 +210,7 @@ def test_right_checksums_over_wrong_numbers_are_a_miss_that_verify_finds(
 
 
 def test_a_state_of_another_size_is_a_miss_that_verify_finds(open_store: Opener, made: list[Snapshot]) -> None:
-    store = open_store(sizes=Sizes(0, ROW, 500))
+    store = open_store(sizes=BlockSizes(0, ROW, 500))
     for each in made:
         store.write(each)
     path = file_of(store, "60", ".state")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pyctl.cache.disk.file_format import PartKind, Sizes
+from pyctl.cache.disk.file_format import BlockSizes, PartKind
 from pyctl.cache.disk.segment_files import read_header
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.snapshot import NOTHING, Block, Segment, Snapshot
@@ -32,11 +32,11 @@ from tests.unit.cache.disk.making import (
 
 Opener = Callable[..., DiskStore]
 
-PLAIN = Sizes(0, ROW, 500)
+PLAIN = BlockSizes(0, ROW, 500)
 
-DRAFTS = Sizes(0, ROW, 500, DRAFT_BASE, DRAFT_ROW, DRAFT_STATE)
+DRAFTS = BlockSizes(0, ROW, 500, DRAFT_BASE, DRAFT_ROW, DRAFT_STATE)
 
-OTHERS = Sizes(0, ROW, 500, DRAFT_BASE, DRAFT_ROW + 2, DRAFT_STATE + 4)
+OTHERS = BlockSizes(0, ROW, 500, DRAFT_BASE, DRAFT_ROW + 2, DRAFT_STATE + 4)
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_a_model_of_rows_alone_has_a_state_of_its_draft_model_alone(open_store: 
 
 @pytest.mark.parametrize("sizes", [PLAIN, OTHERS])
 def test_who_has_no_use_for_them_takes_the_rest_and_reads_nothing_of_them(
-    open_store: Opener, plain: list[Snapshot], made: list[Snapshot], sizes: Sizes
+    open_store: Opener, plain: list[Snapshot], made: list[Snapshot], sizes: BlockSizes
 ) -> None:
     write(open_store(sizes=DRAFTS), made)
     taken: list[int] = []
@@ -144,10 +144,9 @@ def test_a_conversation_goes_on_in_the_same_files_with_and_without(open_store: O
     check_directory(store)
     found = open_store(sizes=DRAFTS).read(end.prefix, tokens_of(end))
     assert found is not None
-    sizes = [(block.size, first, last) for block, first, last in found.draft_spans(0, 70)]
+    sizes = [(saved.draft.size, first, last) for saved, first, last in found.spans(0, 70)]
     assert sizes == [(DRAFT_BASE + 20 * DRAFT_ROW, 0, 20), (0, 20, 60), (rows.size, 60, 70)]
-    assert [(first, last) for _, first, last in found.spans(0, 70)] == [(0, 20), (20, 60), (60, 70)]
-    assert (found.draft_spans(65, 70)[0][0] == rows).all()
+    assert (found.spans(65, 70)[0][0].draft == rows).all()
 
 
 @pytest.mark.parametrize("what", [PartKind.DRAFT_ROWS, PartKind.DRAFT_STATE])

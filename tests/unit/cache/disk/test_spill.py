@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pyctl.cache.disk.file_format import SegmentName, Sizes
+from pyctl.cache.disk.file_format import BlockSizes, SegmentName
 from pyctl.cache.disk.readers import finish
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk.write_queue import copy_of
@@ -164,8 +164,8 @@ def test_a_day_has_room_for_some_only(open_store: Opener, monkeypatch: pytest.Mo
 
 def test_reading_is_estimated_from_sizes(open_store: Opener) -> None:
     assert open_store().read_bytes(100, 40) == 0, "unknown"
-    assert open_store(sizes=Sizes(64, 10, 500)).read_bytes(100, 40) == 1100
-    assert open_store(sizes=Sizes(0, 0, -1)).read_bytes(100, 40) == 0, "a state of no certain size"
+    assert open_store(sizes=BlockSizes(64, 10, 500)).read_bytes(100, 40) == 1100
+    assert open_store(sizes=BlockSizes(0, 0, -1)).read_bytes(100, 40) == 0, "a state of no certain size"
 
 
 def test_a_dropped_segment_is_not_written_as_empty(open_store: Opener) -> None:
