@@ -24,11 +24,11 @@ from pyctl.cache import (
     PromptMatch,
     view_of,
 )
-from pyctl.engine.engine import Engine, IdleTask
+from pyctl.engine.engine import Engine
 from pyctl.engine.engine_stats import EngineCounters, EngineMemory, EngineStats, SequenceFile, SequenceView
 from pyctl.engine.request import Timings
 from pyctl.engine.worker import Worker
-from pyctl.errors import NotSupportedError, OutOfCellsError, PyctlError, RequestError, StateError
+from pyctl.errors import NotSupportedError, OutOfCellsError, RequestError, StateError
 from pyctl.prompt import Tokens
 
 __all__ = ["EngineAdmin"]
@@ -301,27 +301,5 @@ class EngineAdmin:
         return n
 
     def _when_idle(self, seq: int, function: Callable[[LiveSequence], R]) -> Future[R]:
-        future: Future[R] = Future()
         number = seq % len(self._engine.sequences)
-
-        def run() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                future.set_result(function(self._engine.sequences[number]))
-            except Exception as error:
-                future.set_exception(error)
-
-        def fail(error: PyctlError) -> None:
-            if future.set_running_or_notify_cancel():
-                future.set_exception(error)
-
-        def unless_begun(call: Future[None]) -> None:
-            if call.cancelled():
-                future.cancel()
-            elif isinstance(error := call.exception(), PyctlError):
-                fail(error)
-
-        task = IdleTask(number, run, fail)
-        self._worker.call(lambda: self._engine.when_idle(task), needs_model=True).add_done_callback(unless_begun)
-        return future
+        return self._worker.call(lambda: function(self._engine.sequences[number]), needs_model=True, seq=number)

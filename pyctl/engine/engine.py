@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Generator
 from dataclasses import replace
+from typing import Any
 
 from pyctl.cache import CacheLookup, CachePlan, DiskTier, LiveSequence, PrefixCache, RamCache, RequestStats
 from pyctl.engine.backend import Backend
@@ -17,11 +18,11 @@ from pyctl.engine.engine_stats import EngineCounters, RecentReplies
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.prefill import Prefill
 from pyctl.engine.request import Done
-from pyctl.engine.schedule.admission import ActiveRequest, IdleTask, Step, Steps
+from pyctl.engine.schedule.admission import ActiveRequest, Job, Step, Steps
 from pyctl.engine.schedule.scheduler import Scheduler
 from pyctl.errors import OutOfCellsError, PyctlError
 
-__all__ = ["Engine", "EngineSettings", "IdleTask"]
+__all__ = ["Engine", "EngineSettings"]
 
 log = logging.getLogger(__name__)
 
@@ -66,9 +67,9 @@ class Engine:
         if not handle.request.background:
             self.backend.break_off(False)  # it is here
 
-    def when_idle(self, task: IdleTask) -> None:
-        """Have ``task`` done when its sequence is free, before the next request gets it."""
-        self.scheduler.idle_tasks.append(task)
+    def when_idle(self, job: Job[Any]) -> None:
+        """Have ``job`` done when its sequence is free, before the next request gets it."""
+        self.scheduler.idle_jobs.append(job)
 
     @property
     def n_waiting(self) -> int:
@@ -138,8 +139,8 @@ class Engine:
     def close(self, reason: PyctlError) -> bool:
         """End all requests with ``reason``; whether everything is on disk then that was to be there."""
         self.scheduler.end_all(reason)
-        for task in self.scheduler.idle_tasks:
-            task.fail(reason)
+        for job in self.scheduler.idle_jobs:
+            job.fail(reason)
         return self.prefix_cache.close()
 
     def _resume(self, active: ActiveRequest, verify: Verify | None = None) -> None:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from pyctl.cache import AGAIN_SECONDS, RequestStats
 from pyctl.engine.backend import EngineInfo
@@ -18,6 +18,7 @@ from pyctl.engine.engine import Engine
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Failed, Request, Timings, told
 from pyctl.engine.sampling import Sampling
+from pyctl.engine.schedule.admission import Job
 from pyctl.errors import BusyError, ContextSizeError, EngineError, PyctlError, RequestError, UnavailableError
 from pyctl.limit import limit
 
@@ -42,12 +43,6 @@ and those that have no room there to the disk, before prompts that are evaluated
 
 WATCH_SECONDS = 1.0
 """Between two looks at the engine's thread."""
-
-
-class _Call(NamedTuple):
-    run: Callable[[], None]
-    fail: Callable[[Exception | None], None]
-    needs_model: bool
 
 
 class IdleJobs:
@@ -115,10 +110,10 @@ class Worker:
         self._info = info
         self._stall_seconds = stall_seconds
         self._idle = IdleJobs(engine, sleep_seconds)
-        self._inbox: queue.SimpleQueue[RequestHandle | _Call | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[RequestHandle | Job[Any] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards what is open, and whether more may come
         self._open: set[RequestHandle] = set()
-        self._current: _Call | None = None
+        self._current: Job[Any] | None = None
         self._closing = False
         self._unloads = True
         self._ended = False
@@ -198,41 +193,22 @@ class Worker:
         """Do at once what the first grammar would have to wait for."""
         self._engine.backend.prepare()
 
-    def call(self, function: Callable[[], R], *, needs_model: bool = False) -> Future[R]:
+    def call(self, function: Callable[[], R], *, needs_model: bool = False, seq: int = -1) -> Future[R]:
         """Run ``function`` on the engine's thread, between two steps; cancelled if the worker closes first.
 
-        With ``needs_model`` it is work: a sleeping engine is woken for it. Otherwise the engine may be asleep.
+        With ``needs_model`` it is work: a sleeping engine is woken for it. Otherwise the engine may be asleep. With
+        ``seq`` it waits until no request owns that sequence.
         """
-        future: Future[R] = Future()
-
-        def run() -> None:
-            if future.set_running_or_notify_cancel():
-                try:
-                    result = function()
-                except BaseException as error:
-                    with contextlib.suppress(Exception):  # it has failed already if the thread was given up
-                        future.set_exception(error)
-                else:
-                    with contextlib.suppress(Exception):
-                        future.set_result(result)
-
-        def fail(error: Exception | None) -> None:
-            with contextlib.suppress(Exception):
-                if error is None:
-                    future.cancel()
-                elif future.running() or future.set_running_or_notify_cancel():
-                    future.set_exception(error)
-
-        item = _Call(run, fail, needs_model)
+        job = Job(function, needs_model=needs_model, seq=seq)
         with self._lock:
             refused = self._ended
             if not refused:
-                self._inbox.put(item)
+                self._inbox.put(job)
         if needs_model:
             self._engine.backend.break_off()
         if refused:
-            fail(self._trouble)
-        return future
+            job.fail(self._trouble)
+        return job.future
 
     def close(self, timeout: float | None = None, *, unload: bool = True) -> bool:
         """End all requests with UnavailableError and stop after the current step; a long one is interrupted.
@@ -340,9 +316,9 @@ class Worker:
         self._n_steps += 1
         return busy
 
-    def _take(self, item: RequestHandle | _Call) -> bool:
+    def _take(self, item: RequestHandle | Job[Any]) -> bool:
         """Begin with ``item``; returns whether the engine has work to do."""
-        if isinstance(item, _Call) and not item.needs_model:
+        if isinstance(item, Job) and not item.needs_model:
             self._do(item)
             return False
         try:
@@ -355,7 +331,7 @@ class Worker:
             else:
                 item.fail(reason)
             return False
-        if isinstance(item, _Call):
+        if isinstance(item, Job):
             self._idle.is_ahead = False
             self._do(item)
             return True
@@ -366,7 +342,9 @@ class Worker:
             item.put(Failed(told(error)))
         return True
 
-    def _do(self, item: _Call) -> None:
+    def _do(self, item: Job[Any]) -> None:
+        if item.seq >= 0:
+            return self._engine.when_idle(item)
         self._working, self._current = True, item
         self._engine.tell()  # it may take long
         item.run()
@@ -382,9 +360,8 @@ class Worker:
         self._fail_inbox(reason)
         if (current := self._current) is not None:
             current.fail(reason)
-        for task in tuple(self._engine.scheduler.idle_tasks):
-            with contextlib.suppress(Exception):
-                task.fail(reason)
+        for job in tuple(self._engine.scheduler.idle_jobs):
+            job.fail(reason)
 
     def _fail_open(self, reason: PyctlError) -> None:
         with self._lock:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import time
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
 from pyctl.cache import LiveSequence, Reads, RequestStats, Snapshot
 from pyctl.engine.decode import PendingTokens, Verify
 from pyctl.engine.handle import RequestHandle
-from pyctl.errors import OutOfCellsError, PyctlError
+from pyctl.errors import OutOfCellsError
 from pyctl.limit import limit
 
-__all__ = ["ActiveRequest", "Admission", "IdleTask", "Occupancy", "Step", "Steps"]
+__all__ = ["ActiveRequest", "Admission", "Job", "Occupancy", "Step", "Steps"]
+
+R = TypeVar("R")
 
 MOST_PASSED = limit(
     8, "younger requests that may pass one for whose cells there is no room yet", "they wait behind it", "request"
@@ -92,13 +96,36 @@ class ActiveRequest:
         self.seq, self.steps, self.stats, self.step = None, None, None, None
 
 
-@dataclass(eq=False)
-class IdleTask:
-    """Something to do with sequence ``seq`` as soon as no request owns it; ``fail`` is called if that never comes."""
+class Job(Generic[R]):
+    """A function to be called between two steps, as soon as no request owns sequence ``seq``, and its result.
 
-    seq: int
-    run: Callable[[], None]
-    fail: Callable[[PyctlError], None]
+    ``seq`` -1 is none. With ``needs_model`` a model that is freed is loaded for it.
+    """
+
+    def __init__(self, function: Callable[[], R], *, needs_model: bool = False, seq: int = -1) -> None:
+        self.future: Future[R] = Future()
+        self.needs_model, self.seq = needs_model, seq
+        self._function = function
+
+    def run(self) -> None:
+        """Call the function, unless the future was cancelled."""
+        if self.future.set_running_or_notify_cancel():
+            try:
+                result = self._function()
+            except BaseException as error:
+                with contextlib.suppress(Exception):  # it has failed already if the thread was given up
+                    self.future.set_exception(error)
+            else:
+                with contextlib.suppress(Exception):
+                    self.future.set_result(result)
+
+    def fail(self, error: Exception | None) -> None:
+        """Say that it will never be called, or not end: with ``error``, or as cancelled."""
+        with contextlib.suppress(Exception):
+            if error is None:
+                self.future.cancel()
+            elif self.future.running() or self.future.set_running_or_notify_cancel():
+                self.future.set_exception(error)
 
 
 class Occupancy:

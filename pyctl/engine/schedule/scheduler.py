@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pyctl.cache import CacheLookup, LiveSequence, PrefixCache
 from pyctl.engine.backend import Backend
@@ -13,7 +13,7 @@ from pyctl.engine.engine_settings import Clock, EngineSettings
 from pyctl.engine.engine_stats import EngineCounters
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Failed, told
-from pyctl.engine.schedule.admission import ActiveRequest, Admission, IdleTask, Occupancy
+from pyctl.engine.schedule.admission import ActiveRequest, Admission, Job, Occupancy
 from pyctl.engine.schedule.cells import CellPool
 from pyctl.engine.schedule.warm_ups import WarmUps
 from pyctl.errors import EngineError, OutOfCellsError, PyctlError
@@ -53,7 +53,7 @@ class Scheduler:
         self.cells = CellPool(self.occupancy, backend.n_cells, prefix_cache)
         self.waiting = Admission(backend.n_cells, backend.n_ctx)
         self.warm_ups = WarmUps(prefix_cache, backend.n_ubatch, clock)
-        self.idle_tasks: list[IdleTask] = []
+        self.idle_jobs: list[Job[Any]] = []
         self._backend, self._settings, self._clock = backend, settings, clock
         self._prefix_cache = prefix_cache
         self._counters = counters
@@ -65,8 +65,8 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether a request or a task is there, running or waiting; background requests count once they run."""
-        return bool(self.running or self.waiting or self.idle_tasks)
+        """Whether a request or a job is there, running or waiting; background requests count once they run."""
+        return bool(self.running or self.waiting or self.idle_jobs)
 
     def add(self, handle: RequestHandle) -> None:
         """Let a request wait for its turn."""
@@ -79,9 +79,9 @@ class Scheduler:
 
     def schedule(self) -> Decision:
         """Let requests go on or begin whose turn it is, end the cancelled ones, and choose what to run of all."""
-        if self.waiting or self.idle_tasks:
+        if self.waiting or self.idle_jobs:
             self._stop_warm_up()
-        self._run_idle_tasks()
+        self._run_idle_jobs()
         self._admit()
         if not self.has_work and (warm_up := self.warm_ups.take()) is not None:
             self._begin(warm_up)
@@ -104,12 +104,12 @@ class Scheduler:
         self._has_passed = bool(short)
         return next(iter(short or ready), None)
 
-    def _run_idle_tasks(self) -> None:
+    def _run_idle_jobs(self) -> None:
         free = {seq.id for seq in self.occupancy.sequences if self.occupancy.owner(seq) is None}
-        ready = [task for task in self.idle_tasks if task.seq in free]
-        self.idle_tasks = [task for task in self.idle_tasks if task.seq not in free]
-        for task in ready:
-            task.run()
+        ready = [job for job in self.idle_jobs if job.seq in free]
+        self.idle_jobs = [job for job in self.idle_jobs if job.seq not in free]
+        for job in ready:
+            job.run()
 
     def _stop_warm_up(self) -> None:
         for active in [each for each in self.running if each.handle.request.background]:
