@@ -1,6 +1,6 @@
 """Files that appear whole or not at all: written under a temp name, synced, renamed. Only their owner may read them.
 
-Whoever writes a temp file holds a lock on it, so that what a killed process left behind is told from what a living one
+The writer of a temp file holds a lock on it, which tells files that a killed process left from those that a living one
 is writing, in whatever container that runs.
 """
 
@@ -31,10 +31,10 @@ __all__ = [
 ]
 
 ABANDONED_SECONDS = 600.0
-"""Where there are no locks, a temp file not written to for so long belongs to nobody."""
+"""Where there are no locks, a temp file not written to for so long is abandoned."""
 
 PRIVATE = 0o600
-"""The mode of whatever may hold what somebody said: texts, tokens, and what a model made of them."""
+"""The mode of files that may hold prompts: texts, tokens, rows and states."""
 
 _TEMP = re.compile(r"\.(\d{1,10})-[0-9a-f]{16}\.tmp")
 
@@ -95,14 +95,14 @@ def _locked_temp(directory: Path) -> tuple[Path, int]:
         descriptor = open_private(path, os.O_RDWR | os.O_EXCL)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # somebody looks whether it is abandoned
+        except BlockingIOError:  # another process looks whether it is abandoned
             _give_up(path, descriptor)
             continue
         except OSError:
             return path, descriptor  # no locks there
         if os.fstat(descriptor).st_nlink:
             return path, descriptor
-        os.close(descriptor)  # somebody thought so
+        os.close(descriptor)  # another process took it for abandoned
 
 
 def _give_up(path: Path, descriptor: int) -> None:
@@ -146,7 +146,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def is_abandoned(path: Path) -> bool:
-    """Whether ``path`` is a temp file that nobody writes to any more."""
+    """Whether ``path`` is a temp file without a living writer."""
     if temp_pid(path.name) is None:
         return False
     try:

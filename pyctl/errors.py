@@ -79,7 +79,7 @@ class AuthenticationError(RequestError):
 
 
 class ForbiddenError(RequestError):
-    """Whoever asks may not have this, with or without a key."""
+    """The request is forbidden, with or without a key."""
 
 
 class NotFoundError(RequestError):
@@ -112,7 +112,7 @@ class EngineError(PyctlError):
 
 
 class BrokenOffError(EngineError):
-    """An evaluation ended early for somebody who waits; only whoever began it knows what the sequence held before."""
+    """An evaluation ended early for a request that waits; its caller knows what the sequence held before."""
 
 
 class StateError(EngineError):

@@ -26,7 +26,7 @@ _MOST_SEGMENTS = limit(65_536, "parts of an image file before its pixels", "400"
 _MOST_SCANNED = limit(1_000_000_000, "pixels of a JPEG, times its scans", "400", "request")
 
 _SLACK_BYTES = 1 << 20
-"""What a PNG may hold behind its pixels; some do."""
+"""What a PNG may hold after its pixels; some do."""
 _STEP_BYTES = 1 << 20
 
 _OTHERS = {
@@ -46,7 +46,7 @@ class ImageFile:
 
     @classmethod
     def of(cls, data: bytes) -> ImageFile:
-        """The image whose file has the bytes ``data``. RequestError for what is no image, none that can be read here,
+        """The image whose file has the bytes ``data``. RequestError for other bytes, images that cannot be read here,
         too large, or cut off; a file may be broken in other ways that only its decoding shows.
         """
         found = next(((kind, read) for magic, kind, read in _READERS if data.startswith(magic)), None)
@@ -79,7 +79,7 @@ class ImageFile:
         most = expected + _SLACK_BYTES
         n_bytes = 0
         inflater = zlib.decompressobj(-zlib.MAX_WBITS)
-        skip = 2  # the header of the zlib stream; its checksum counts for nobody
+        skip = 2  # the header of the zlib stream; its checksum is not looked at
         try:
             for part in _png_pixels(self.data):
                 part, skip = part[skip:], max(skip - len(part), 0)

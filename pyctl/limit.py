@@ -1,4 +1,4 @@
-"""What is bounded, declared where it is enforced; docs/limits.md is made from it (`python -m tools.limits`).
+"""Bounds, declared where they are enforced; docs/limits.md is made from it (`python -m tools.limits`).
 
     MAX_STOPS = limit(256, "stop strings of a request", "400", "request")
 
@@ -15,7 +15,7 @@ __all__ = ["LIMITS", "Limit", "LimitKind", "SetLimit", "limit"]
 N = TypeVar("N", int, float)
 
 LimitKind = Literal["request", "reply", "connection", "memory", "disk", "process"]
-"""What is bounded: a request, a reply, connections, what stays in memory, what lies on disk, the process itself."""
+"""The kinds of bounds: a request, a reply, connections, what stays in memory, what lies on disk, the process itself."""
 
 
 @dataclass(frozen=True)

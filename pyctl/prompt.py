@@ -72,7 +72,7 @@ class Picture:
 
     @property
     def end(self) -> int:
-        """The token count behind it."""
+        """The token count after it."""
         return self.start + self.n_tokens
 
     @cached_property
@@ -126,7 +126,7 @@ class Prompt:
 
     @property
     def opening(self) -> int:
-        """Where the first reply begins, behind a head and a message; 0 where nobody can tell.
+        """Where the first reply begins, after a head and a message; 0 if unknown.
 
         A task in one message alone has none: it grows within.
         """

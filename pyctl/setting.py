@@ -4,7 +4,7 @@
     class ServerSettings:
         port: int = SERVER.flag(8080, "--port", "port to listen on", integer(0, 65535), "LLAMA_ARG_PORT")
 
-Every class of settings stands beside what reads it, and that is all: the command line finds the flags through the
+Every class of settings stands next to its reader, and that is all: the command line finds the flags through the
 fields (`flags_of`) and fills the class with what was given (`fill`).
 """
 

@@ -56,11 +56,11 @@ class EngineAdmin:
     # -- the engine --------------------------------------------------------------------------------------------------
 
     def stats(self) -> Future[EngineStats]:
-        """The numbers of now; wakes nobody."""
+        """The counters as they are now; a sleeping engine sleeps on."""
         return self._worker.call(self._stats)
 
     def memory(self) -> Future[EngineMemory]:
-        """What the engine keeps in memory beside the model; wakes nobody."""
+        """What the engine keeps in memory in addition to the model; a sleeping engine sleeps on."""
         return self._worker.call(self._memory)
 
     def embed(self, tokens: Tokens) -> Future[NDArray[np.float32]]:
@@ -280,7 +280,7 @@ class EngineAdmin:
         seq.reset(saved.tokens, ends=saved.ends)
         engine.scheduler.note_shared()
         if seq.shares:
-            seq.ends = []  # its rows lie behind those of others
+            seq.ends = []  # its rows lie after those of other sequences
         disk = engine.prefix_cache.disk
         for_disk = disk is not None and disk.policy.kind != "off"
         turn = engine.prefix_cache.cache.turn
@@ -289,7 +289,7 @@ class EngineAdmin:
         return SequenceFile(seq.n, saved.n_bytes, (time.perf_counter() - began) * 1e3)
 
     def _check_files(self) -> None:
-        """With a pool llama.cpp, who reads and writes these files, knows one row."""
+        """With a pool llama.cpp, which reads and writes these files, knows one row."""
         if self._engine.backend.streamed is not None:
             raise NotSupportedError(
                 "with --kv-pool a slot cannot be saved or restored as a file; --kv-cache-dir keeps prefixes"

@@ -108,7 +108,7 @@ class Generation:
     def rest(self, learn: Callable[[int, int], None]) -> Generator[PendingTokens, Verify, None]:
         """Evaluate and sample until the reply ends; the sequence then holds all tokens but the last, or fewer.
 
-        ``learn`` is told after each step with drafts how many were verified and how many of these were right.
+        After each step with drafts, ``learn`` gets how many were verified and how many of these were right.
         """
         seq = self._seq
         sure: tuple[int, ...] = (self._token,)
@@ -127,7 +127,7 @@ class Generation:
     def _match(self, verify: Verify, learn: Callable[[int, int], None]) -> tuple[int, ...]:
         """Sample for as long as what comes was drafted, and have the other drafts taken back.
 
-        Returns what is to be evaluated next.
+        Returns the tokens to evaluate next.
         """
         output, drafts, n_drafted, n_taken = verify
         seq, n_right, is_right = self._seq, 0, True
@@ -157,7 +157,7 @@ class Generation:
         return (*again, token)
 
     def _next(self, index: int, taken: int | None = None) -> int:
-        """Sample from output ``index``, send what is final, and note whether the reply has ended.
+        """Sample from output ``index``, send the final text, and note whether the reply has ended.
 
         A token that is ``taken`` is not sampled, and never ends the reply by itself.
         """

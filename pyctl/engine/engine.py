@@ -78,7 +78,7 @@ class Engine:
 
     @property
     def most_waiting(self) -> int:
-        """How many may, with those whom a free sequence expects. Any thread may ask."""
+        """How many may wait, including those for which a sequence is free. Any thread may ask."""
         return self.settings.n_queue + max(self.backend.n_seqs - len(self.running), 0)
 
     def step(self) -> bool:
@@ -97,12 +97,12 @@ class Engine:
         return self.scheduler.has_work or self.warm_ups.seconds == 0
 
     def tell(self) -> None:
-        """Let clients have what the last steps gave: while a device evaluates, not while it waits for the next step."""
+        """Deliver the events of the last steps: while the device evaluates, not while it waits for the next step."""
         for active in self.running:
             active.handle.release()
 
     def recover(self, error: PyctlError) -> None:
-        """A step broke off, nobody knows where: fail all requests with ``error``, forget what the sequences hold."""
+        """A step failed at an unknown point: fail all requests with ``error``, and empty all sequences."""
         self.scheduler.end_all(error)
         for seq in self.sequences:
             self.prefix_cache.forget(seq)
@@ -144,7 +144,7 @@ class Engine:
         return self.prefix_cache.close()
 
     def _resume(self, active: ActiveRequest, verify: Verify | None = None) -> None:
-        """Let a request go on to its next batch or token, and note what it waits for then."""
+        """Run a request up to its next batch or token, and note what it waits for then."""
         if active.steps is None:
             active.steps = self._serve(active)
         try:
@@ -227,7 +227,7 @@ class Engine:
         restored = yield from cache.restore(lookup, seq, stats, self.cells.make_room)
         if not is_background:
             stats.n_warmed = self.warm_ups.used(lookup.match, stats.n_cached)
-            lookup = self._prefill.behind(seq, lookup)
+            lookup = self._prefill.after_reply(seq, lookup)
         plan = cache.plan(lookup, restored, seq, stats)
         if is_background:
             plan = replace(plan, cuts=(*plan.cuts, *lookup.ends[-1:], stats.n_prompt))

@@ -16,9 +16,7 @@ __all__ = ["MOST_WARM_UPS", "Clock", "EngineSettings"]
 Clock: TypeAlias = Callable[[], float]
 """Seconds that only grow: `time.monotonic`, or in tests a clock that they move."""
 
-MOST_WARM_UPS = limit(
-    16, "prompts that wait to be evaluated before anybody asks for them", "the oldest are given up", "process"
-)
+MOST_WARM_UPS = limit(16, "background requests that wait", "the oldest are given up", "process")
 
 
 def idle_seconds(text: str) -> int:

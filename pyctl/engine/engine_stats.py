@@ -103,7 +103,7 @@ class EngineMemory:
 
 @dataclass(frozen=True)
 class EngineStats:
-    """What was done since the start, and ``recent``ly, since it was asked for last; who is served and who waits now.
+    """What was done since the start, and ``recent``ly, since it was asked for last; how many requests run and wait now.
 
     Of those that wait, ``n_suspended`` replies have begun and hold ``suspended_bytes`` of RAM, part of the cache's.
     ``n_cells`` of the context are there, ``n_cells_used`` taken by sequences and ``n_cells_held`` by rows of snapshots

@@ -1,4 +1,4 @@
-"""The way back: the events of one request, from the engine's thread to whoever waits, in a thread or in asyncio."""
+"""The events of one request, from the engine's thread to its consumer, in a thread or in asyncio."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["RequestHandle"]
 
 MOST_UNREAD = limit(
     2**16,
-    "tokens of a reply, and of `n_probs`, that wait for a client who does not read",
+    "tokens of a reply, and of `n_probs`, that wait for a client that does not read",
     "the reply ends with an error",
     "memory",
 )
@@ -33,10 +33,10 @@ SIGNAL_SECONDS = 0.2
 class RequestHandle:
     """One consumer iterates, blocking or async, until a Done or Failed event has been delivered.
 
-    ``drafts`` are counted by the engine's thread, for anyone to read, as the reply goes on.
+    ``drafts`` are counted by the engine's thread during the reply; any thread may read them.
     `hold`, `release` and `put` are called by the engine's thread, except for an end that comes from elsewhere, `cancel`
-    and `end_reasoning` by anyone. ``is_over`` says that an end was put: nobody sees what comes after it. A consumer who
-    leaves too much unread gets an error behind it, and the work stops.
+    and `end_reasoning` by any thread. ``is_over`` says that an end was put: later events are not delivered. A consumer
+    that leaves too much unread gets an error after it, and the work stops.
     """
 
     def __init__(self, request: Request) -> None:
@@ -61,7 +61,7 @@ class RequestHandle:
         self.ends_reasoning = True
 
     def hold(self, piece: Piece) -> None:
-        """Deliver ``piece`` with the next `release` or `put`: whoever waits is not woken yet, since that takes the
+        """Deliver ``piece`` with the next `release` or `put`: the consumer is not woken yet, since that takes the
         interpreter from the engine while the device has nothing to do."""
         if self.is_over:
             return
@@ -79,7 +79,7 @@ class RequestHandle:
             self._wake_up()
 
     def put(self, event: Event) -> None:
-        """Deliver an event, behind all that was held."""
+        """Deliver an event, after all that was held."""
         if isinstance(event, Piece):
             self.hold(event)
             return self.release()

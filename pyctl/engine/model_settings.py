@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 SERVED_SEQS = 4
-"""Sequences of a server that was told no number, as in llama-server."""
+"""Sequences of a server without ``--parallel``, as in llama-server."""
 
 MOST_SEQS = 255
 """llama.cpp's 256 without the one by which rows are restored."""
@@ -93,7 +93,7 @@ def scaled(text: str) -> tuple[tuple[str, float], ...]:
 
 SPIN = "GOMP_SPINCOUNT"
 SPIN_PER_LEVEL = 40
-"""A level of 50 is about a tenth of a millisecond: no slower where nobody else wants the cores."""
+"""A level of 50 is about a tenth of a millisecond: no slower where no other process wants the cores."""
 
 SPIN_OF_LIBGOMP = 300_000
 

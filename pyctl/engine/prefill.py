@@ -34,11 +34,11 @@ class Prefill:
         ends = batch_ends(prompt, backend.n_ubatch, min_batch, 0 if free else backend.batch_cost)
         return backend.shape.places.added_to(ends)
 
-    def behind(self, seq: LiveSequence, lookup: CacheLookup) -> CacheLookup:
-        """``lookup`` with the batch ends for what is to follow in ``seq``.
+    def after_reply(self, seq: LiveSequence, lookup: CacheLookup) -> CacheLookup:
+        """``lookup`` with the batch ends for the tokens to follow in ``seq``.
 
-        Behind generated text no batch is one of a cold run, so batches may end wherever a client may come back to: at
-        every boundary. One turn has few of them, whatever they cost.
+        After generated text no batch is one of a cold run, so batches may end wherever a client may resume: at every
+        boundary. One turn has few of them, whatever they cost.
         """
         if seq.n_exact == seq.n or not self._backend.batch_cost:
             return lookup
@@ -49,7 +49,7 @@ class Prefill:
     ) -> Steps:
         """Append what is missing of the prompt up to each of ``ends``, and to ``stats.n_prompt``, as there is room.
 
-        Output 0 is that of the prompt's end then. Behind ``ends`` a batch is another one than a cold run's."""
+        Output 0 is that of the prompt's end then. After ``ends`` a batch is another one than a cold run's."""
         prompt = active.handle.request.prompt
         began, save_before = time.perf_counter(), stats.save_ms
         first, last, n_exact = seq.n, seq.n, max(ends, default=0)
@@ -120,7 +120,7 @@ class Prefill:
         return gave or self._cells.empty()
 
     def _before(self, seq: LiveSequence) -> State | None:
-        """What the sequence needs to be where it is again, beside its rows; None where that is not all."""
+        """The state to which the sequence can return, rows apart; None where rows and state are not all."""
         if not self._backend.shape.has_rows:
             return None
         try:

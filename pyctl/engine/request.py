@@ -16,7 +16,18 @@ from pyctl.engine.stream import ReasoningLimit
 from pyctl.errors import EngineError, PyctlError
 from pyctl.prompt import Prompt
 
-__all__ = ["Done", "DraftCounts", "Event", "Failed", "Piece", "Progress", "Request", "StopType", "Timings", "told"]
+__all__ = [
+    "Done",
+    "DraftCounts",
+    "Event",
+    "Failed",
+    "Piece",
+    "Progress",
+    "Request",
+    "StopType",
+    "Timings",
+    "as_client_error",
+]
 
 log = logging.getLogger(__name__)
 
@@ -28,13 +39,13 @@ class Request:
     """What to generate after ``prompt``.
 
     ``max_tokens`` -1 means until the context is full, 0 means prefill only. ``stop`` are strings that end the reply and
-    are not part of it. ``n_probs`` asks for that many most likely tokens beside each sampled one. ``disk_policy``
+    are not part of it. ``n_probs`` asks for that many most likely tokens with each sampled one. ``disk_policy``
     replaces the server's for this prompt. ``seq`` asks for that sequence, -1 for any. Two more limits, 0 for none: a
     line with less than ``n_indent`` blanks at its start, and a line end later than ``max_ms`` after the first token.
     ``pins`` are tokens that the reply attends to whatever else is chosen, where it does not attend to all.
     ``control_texts`` are control tokens that belong to the reply's text, and as what; others leave no trace in it.
     A ``background`` request only has its prompt evaluated, up to the last batch end in it, while nothing else is to be
-    done. With ``after`` nobody asked for it: it is the beginning of what may follow the reply to that request.
+    done. With ``after`` no client asked for it: it is the beginning of what may follow the reply to that request.
     """
 
     prompt: Prompt
@@ -147,8 +158,8 @@ class Failed:
     error: Exception
 
 
-def told(error: Exception) -> PyctlError:
-    """What a request that ``error`` ended is told; one that nobody raised on purpose is logged."""
+def as_client_error(error: Exception) -> PyctlError:
+    """The error for the client of a request that ``error`` ended; one that is not ours is logged."""
     if isinstance(error, PyctlError):
         return error
     log.error("unexpected error", exc_info=error)

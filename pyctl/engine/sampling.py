@@ -141,9 +141,9 @@ class Sampling:
     stack. A ``grammar_lazy`` grammar binds nothing until the reply's text, special tokens included, holds a match of
     one of ``grammar_triggers`` (regular expressions); then it binds from the match's first group that took part, or
     from the match. Where the reply begins with ``grammar_hidden`` (an opening, empty if the prompt has it, and a
-    closing), only what comes behind that counts. Any other grammar has read ``grammar_prefill`` before the reply
+    closing), only the text after that counts. Any other grammar has read ``grammar_prefill`` before the reply
     begins. ``post_sampling_probs`` asks for probabilities as they are after all samplers, not the model's own. A
-    number's range is declared beside it and holds for requests; values that nothing can be made of raise RequestError.
+    number's range is declared with it and holds for requests; values that nothing can be made of raise RequestError.
     """
 
     seed: int = SAMPLING.flag(RANDOM_SEED, "-s --seed", "-1 = random", as_seed, metavar="SEED", shown="-1")

@@ -16,7 +16,7 @@ from pyctl.cache import AGAIN_SECONDS, RequestStats
 from pyctl.engine.backend import EngineInfo
 from pyctl.engine.engine import Engine
 from pyctl.engine.handle import RequestHandle
-from pyctl.engine.request import Done, Failed, Request, Timings, told
+from pyctl.engine.request import Done, Failed, Request, Timings, as_client_error
 from pyctl.engine.sampling import Sampling
 from pyctl.engine.schedule.admission import Job
 from pyctl.errors import BusyError, ContextSizeError, EngineError, PyctlError, RequestError, UnavailableError
@@ -101,7 +101,7 @@ class Worker:
     """Runs ``engine`` on a thread of its own.
 
     After ``sleep_seconds`` without work, below 0 never, the model is freed until there is work again. What fails ends
-    the requests that it was for, and the thread goes on; if it cannot, or makes no progress for ``stall_seconds``
+    the requests that it was for, and the thread continues; if it cannot, or makes no progress for ``stall_seconds``
     (0: however long), everything that waits for it fails at once and `trouble` says why. Any thread may call anything.
     """
 
@@ -176,13 +176,13 @@ class Worker:
         return handle
 
     def warm(self, request: Request) -> None:
-        """Queue a background request that nobody waits for; never wakes a sleeping engine."""
+        """Queue a background request without a consumer; a sleeping engine sleeps on."""
         handle = RequestHandle(request)
         if len(request.prompt) < self._info.n_ctx:
             self.call(lambda: None if self._engine.asleep else self._engine.submit(handle))
 
     def before_close(self, function: Callable[[], None]) -> None:
-        """Have ``function`` called by `close` before anything else; it ends who else may use the model's vocabulary."""
+        """Have `close` call ``function`` first; it ends other threads that may use the model's vocabulary."""
         self._before_close.append(function)
 
     def check(self, sampling: Sampling) -> None:
@@ -302,13 +302,13 @@ class Worker:
             self._n_steps += 1
 
     def _step(self) -> bool:
-        """Let everybody go on; returns whether work is left."""
+        """Run one step of the engine; returns whether work is left."""
         self._working = True
         try:
             busy = self._engine.step()
         except Exception as error:
             self._n_failed += 1
-            self._engine.recover(told(error))
+            self._engine.recover(as_client_error(error))
             if self._n_failed >= MAX_FAILED_STEPS:
                 raise
             return True
@@ -339,7 +339,7 @@ class Worker:
         try:
             self._engine.submit(item)
         except Exception as error:
-            item.put(Failed(told(error)))
+            item.put(Failed(as_client_error(error)))
         return True
 
     def _do(self, item: Job[Any]) -> None:

@@ -1,1 +1,1 @@
-"""Who is served when, on which sequence and with which cells."""
+"""The scheduler: which request runs, on which sequence, with which cells."""

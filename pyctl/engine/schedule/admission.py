@@ -1,4 +1,4 @@
-"""Who may run: requests that wait for a sequence and for cells, in the order in which they came."""
+"""Requests that wait for a sequence and for cells, in the order in which they came."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["ActiveRequest", "Admission", "Job", "Occupancy", "Step", "Steps"]
 R = TypeVar("R")
 
 MOST_PASSED = limit(
-    8, "younger requests that may pass one for whose cells there is no room yet", "they wait behind it", "request"
+    8, "younger requests that may pass one for whose cells there is no room yet", "they wait for it", "request"
 )
 
 MOST_RESERVE = 2048
@@ -43,7 +43,7 @@ class ActiveRequest:
     ``step`` is what it waits for. ``arrived`` counts requests as they come, ``id`` as they begin; ``stats`` is there
     when the work has begun. ``submitted`` and ``started`` are seconds of the performance counter. A suspended one has
     ``kept`` what its sequence held. ``passed`` is how many younger ones began while there was no room for it,
-    ``in_company`` says that others ran beside it. A background request begins after ``quiet`` seconds without a
+    ``in_company`` says that others ran at the same time. A background request begins after ``quiet`` seconds without a
     client's request, and has evaluated ``n_warmed`` tokens, whenever it ran.
     """
 
@@ -160,9 +160,9 @@ class Occupancy:
 
 
 class Admission:
-    """Lets a request begin, or a suspended one go on, when its prompt and a reserve for its reply fit.
+    """Lets a request begin, or a suspended one resume, when its prompt and a reserve for its reply fit.
 
-    They have to fit into ``n_cells`` beside what the running ones hold and may still take; a request alone, of at most
+    They have to fit into ``n_cells`` in addition to the cells of the running ones; a request alone, of at most
     ``n_ctx`` tokens, always does. First come, first served: what does not fit is passed by younger ones that do, but
     not for ever. ``queue`` and ``suspended`` are ordered by arrival.
     """
@@ -195,14 +195,14 @@ class Admission:
         self.suspended.clear()
 
     def take_cancelled(self) -> list[ActiveRequest]:
-        """Those that nobody waits for any more; they are out of the line then."""
+        """The cancelled ones; they are out of the queue then."""
         found = [active for active in self if active.handle.cancelled]
         for active in found:
             self._take(active)
         return found
 
     def take_next(self, occupancy: Occupancy) -> ActiveRequest | None:
-        """The one that begins or goes on now, out of the line then; None if there is none."""
+        """The one that begins or resumes now, out of the queue then; None if there is none."""
         running, n_seqs = occupancy.running, len(occupancy.sequences)
         claimed = sum(map(self._claim, running))
         blocked: list[ActiveRequest] = []
@@ -215,7 +215,7 @@ class Admission:
                 self._take(active)
                 return active
             blocked.append(active)
-            # What is suspended takes memory, so no more is begun that may have to be.
+            # Suspended requests take memory, so no more begin that may have to be suspended.
             if active.passed >= MOST_PASSED or len(self.suspended) >= n_seqs:
                 break
         return None

@@ -1,4 +1,4 @@
-"""The cells of the context, which all sequences share, and who has to leave when they run out."""
+"""The cells of the context, which all sequences share, and which sequence is parked when they run out."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pyctl.prompt import Prompt
 __all__ = ["CellPool", "SequenceWorth"]
 
 LEAST_FREE = 256
-"""Cells that held rows leave free beside those that are needed, at most, for batches that are taken apart."""
+"""Cells that held rows leave free in addition to those that are needed, for batches that are divided."""
 
 
 class SequenceWorth:
-    """What sequences that nobody uses are good for, in expected seconds, as the policy of ``cache`` sees it.
+    """The worth of idle sequences in expected seconds, by the policy of ``cache``.
 
-    Who goes on where one stands has its tokens at once. Without it they come from RAM, rows and state, or are evaluated
-    if that takes less or nothing of them is kept.
+    A prompt that continues a live sequence has its tokens at once. Otherwise rows and state come from RAM, or are
+    evaluated if that takes less or RAM does not have them.
     """
 
     def __init__(self, memory: SequenceMemory, cache: RamCache, occupancy: Occupancy) -> None:
@@ -29,7 +29,7 @@ class SequenceWorth:
         return self._cache.policy.likely_within(seq.facts.asked)
 
     def left(self, seq: LiveSequence, n: int = 0) -> float:
-        """What is lost when it makes way and only its first ``n`` tokens stay."""
+        """The seconds that are lost when only its first ``n`` tokens stay."""
         if n >= seq.n:
             return 0.0
         seconds = self._cache.costs.evaluate(n if self._memory.shape.cut_anywhere else 0, seq.n)
@@ -38,9 +38,9 @@ class SequenceWorth:
         return self.likely(seq) * seconds
 
     def best(self, idle: Iterable[LiveSequence], prompt: Prompt, *, clears: bool) -> LiveSequence:
-        """Which one of ``idle`` is for ``prompt``: what that gains, less what is lost with what was there.
+        """The sequence of ``idle`` for ``prompt``: the highest gain, less the worth of the tokens that it replaces.
 
-        Nothing is lost where the conversation goes on behind its last prompt, however it is written now. Where all are
+        Nothing is lost where the conversation continues after its last prompt, however it is written now. Where all are
         as good, it is the one that shares most, then the one that was not used for longest. With ``clears`` all make
         way anyway but those that clients call by number.
         """
@@ -70,8 +70,7 @@ class SequenceWorth:
     def _gained(self, seq: LiveSequence, prompt: Prompt, shared: int) -> float:
         """Seconds by which ``prompt`` is ready sooner than in an empty sequence.
 
-        Rows that only many conversations have in common are kept for all of them, and nobody's sequence is taken for
-        these.
+        Rows that many conversations share are kept for all of them: no sequence is taken for these alone.
         """
         if not shared:
             return 0.0
@@ -94,7 +93,7 @@ class SequenceWorth:
 class CellPool:
     """``n_cells`` cells, of which each token of each sequence takes one, and held rows some of the others.
 
-    Who makes way is parked: in the cache is what is worth it.
+    A sequence that makes room is parked: the cache keeps it if it is worth it.
     """
 
     def __init__(self, occupancy: Occupancy, n_cells: int, prefix_cache: PrefixCache) -> None:
@@ -110,15 +109,15 @@ class CellPool:
     def make_room(self, n: int, n_ready: int = 0) -> bool:
         """Have ``n`` cells free for a sequence, or held for it in ``n_ready`` of them already.
 
-        Held rows leave the device for it, and sequences that nobody uses are parked where those are not enough, or
-        likelier to be of use. False if those that are in use, and what only the device has of locked snapshots, leave
+        Held rows leave the device for it. Idle sequences are parked where held rows are not enough, or are likelier to
+        be of use. False if those that are in use, and what only the device has of locked snapshots, leave
         too few.
         """
         if self._device.is_pool:
             self._device.vacate(self.n_used, self.n_used + n)
             return self.n_used + n <= self.n_cells
         # A batch of several sequences may be taken apart, and each part looks for its cells anew.
-        beside = min(n, LEAST_FREE) if len(self._occupancy.sequences) > 1 else 0
+        extra = min(n, LEAST_FREE) if len(self._occupancy.sequences) > 1 else 0
         while True:
             idle, most = self._occupancy.to_park(), self.n_cells - self.n_used - n
             if most < 0:
@@ -126,7 +125,7 @@ class CellPool:
                     return False
                 self._park(self.worth.leaving(idle, -most))
                 continue
-            most = max(most + n_ready - beside, 0)
+            most = max(most + n_ready - extra, 0)
             free = (seq for seq in idle if self._occupancy.owner(seq) is None)
             least = min(free, key=self.worth.likely, default=None)
             if least is None or self._device.can_shrink(most, self.worth.likely(least)):
@@ -140,7 +139,7 @@ class CellPool:
         return parked or self._device.n_cells < n_held
 
     def clear_idle(self, *, named: bool = True) -> bool:
-        """Park all sequences that nobody uses, those that clients call by number only with ``named``.
+        """Park all idle sequences, those that clients call by number only with ``named``.
 
         Returns whether one of them held anything.
         """

@@ -1,4 +1,4 @@
-"""Who runs: requests that begin, go on, make way and end, and what the next step evaluates for them."""
+"""The scheduler: lets requests begin, suspends, resumes and ends them, and decides what each step evaluates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyctl.engine.backend import Backend
 from pyctl.engine.engine_settings import Clock, EngineSettings
 from pyctl.engine.engine_stats import EngineCounters
 from pyctl.engine.handle import RequestHandle
-from pyctl.engine.request import Failed, told
+from pyctl.engine.request import Failed, as_client_error
 from pyctl.engine.schedule.admission import ActiveRequest, Admission, Job, Occupancy
 from pyctl.engine.schedule.cells import CellPool
 from pyctl.engine.schedule.warm_ups import WarmUps
@@ -34,7 +34,7 @@ class Decision(NamedTuple):
 
 
 class Scheduler:
-    """Requests that are ``running``, each on a sequence, and those that are ``waiting`` to begin or to go on.
+    """Requests that are ``running``, each on a sequence, and those that are ``waiting`` to begin or to resume.
 
     All share ``cells``. Where they are short, the youngest is suspended: it waits as it is, with all that its sequence
     held. Background requests run alone, one at a time, and begin anew after they made way.
@@ -59,8 +59,8 @@ class Scheduler:
         self._counters = counters
         self._n_arrived = 0
         self._n_begun = 0
-        self._look_again = 0.0  # when to look at who waits, unless something changes before
-        self._is_over_committed = False  # the context had fewer cells than were counted: nobody begins until one ends
+        self._look_again = 0.0  # when to look at waiting requests, unless something changes before
+        self._is_over_committed = False  # the context had fewer cells than were counted: none begins until one ends
         self._has_passed = False  # the last prefill was a short one that passed others
 
     @property
@@ -78,7 +78,7 @@ class Scheduler:
         self._look_again = 0.0
 
     def schedule(self) -> Decision:
-        """Let requests go on or begin whose turn it is, end the cancelled ones, and choose what to run of all."""
+        """Resume or begin the requests whose turn it is, end the cancelled ones, and choose what to run."""
         if self.waiting or self.idle_jobs:
             self._stop_warm_up()
         self._run_idle_jobs()
@@ -116,10 +116,10 @@ class Scheduler:
             self.end(active)
             self.warm_ups.put_back(active)
 
-    # -- who begins --------------------------------------------------------------------------------------------------
+    # -- begin -------------------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Let waiting requests go on or begin; looks only if something has changed or some time has passed."""
+        """Let waiting requests resume or begin; looks only if something has changed or some time has passed."""
         now = self._clock()
         if not self.waiting or (self.running and now < self._look_again):
             return
@@ -131,7 +131,7 @@ class Scheduler:
             if found is None:
                 return
             if found.kept is not None:
-                self._go_on(found)
+                self._resume(found)
             else:
                 self._begin(found)
             self.note_shared()
@@ -169,10 +169,10 @@ class Scheduler:
     def _clears(self) -> bool:
         return self._settings.exact or (self._settings.clear_idle and self._prefix_cache.cache.enabled)
 
-    # -- who makes way -----------------------------------------------------------------------------------------------
+    # -- suspend and resume -------------------------------------------------------------------------------------------
 
     def with_room(self, decoding: Sequence[ActiveRequest]) -> tuple[list[ActiveRequest], int]:
-        """Those of ``decoding`` for whose tokens there are cells beside all prompts, and how many are left for drafts.
+        """Those of ``decoding`` whose tokens fit in addition to all prompts, and the cells that are left for drafts.
 
         The youngest have to wait.
         """
@@ -215,7 +215,7 @@ class Scheduler:
         if seq.shares:
             seq.ends = []  # it will come back to other cells
         self._counters.n_suspended += 1
-        log.info("request %d waits with %d tokens, others need the cells", active.id, seq.n)
+        log.info("request %d suspended with %d tokens: the context is full", active.id, seq.n)
         self._detach(active, seq)
 
     def _detach(self, active: ActiveRequest, seq: LiveSequence) -> None:
@@ -225,7 +225,7 @@ class Scheduler:
         self.occupancy.last.pop(seq.id, None)
         self.waiting.put_back(active)
 
-    def _go_on(self, active: ActiveRequest) -> None:
+    def _resume(self, active: ActiveRequest) -> None:
         """Give a suspended request a sequence again."""
         seq, kept = active.seq, active.kept
         assert seq is not None
@@ -255,10 +255,10 @@ class Scheduler:
     def _youngest(self) -> ActiveRequest:
         return max(self.running, key=lambda active: active.arrived)
 
-    # -- who ends ----------------------------------------------------------------------------------------------------
+    # -- end ---------------------------------------------------------------------------------------------------------
 
     def end(self, active: ActiveRequest) -> None:
-        """Let nothing of a request go on; its sequence is free."""
+        """End a request at once; its sequence is free."""
         active.handle.release()
         if active.steps is not None:
             active.steps.close()
@@ -273,11 +273,11 @@ class Scheduler:
         self._is_over_committed = False
 
     def fail(self, active: ActiveRequest, error: Exception) -> None:
-        """End a request with ``error``, and forget what its sequence holds, which nobody knows."""
+        """End a request with ``error``, and empty its sequence, whose content is unknown."""
         if active.stats is not None and active.seq is not None:
             self._prefix_cache.forget(active.seq)
         self.end(active)
-        active.handle.put(Failed(told(error)))
+        active.handle.put(Failed(as_client_error(error)))
 
     def end_all(self, error: PyctlError) -> None:
         """End all requests with ``error``."""

@@ -1,4 +1,4 @@
-"""Prompts that are evaluated before anybody asks for them."""
+"""Background requests: prompts that are evaluated before a client asks for them."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ AT_ONCE_SECONDS = 0.05
 """So long after a reply a client may ask again at once, and is not to wait for a batch of a warm-up then."""
 
 QUIET_SECONDS = 1.0
-"""So long nobody must have asked before a warm-up begins by which the next turn hardly becomes faster."""
+"""So long no client must have asked before a warm-up begins that hardly makes the next turn faster."""
 
 QUIET_BATCHES = 1
-"""And so many batches as long as one takes, by which somebody who comes then may have to wait."""
+"""And as long as so many batches take, for which a request that comes then may have to wait."""
 
 MOST_UNUSED = 4
 """After so many warm-ups in a row that no request has used, each waits that long."""
@@ -47,13 +47,13 @@ MOST_AGAIN = 2048
 
 
 class WarmUps:
-    """Prompts that are evaluated before anybody asks for them, one at a time, while nothing else is to be done.
+    """Prompts that are evaluated before a client asks for them, one at a time, while there is no other work.
 
     They are background requests: prompts that a client wants to be ready, and the beginnings of next turns, as far as
-    they are certain when a reply has ended. A request stops what runs between two batches. What is evaluated by then
-    stays, the rest follows later, unless the conversation has gone on by itself. All is evaluated in the batches of a
+    they are certain when a reply has ended. A request stops them between two batches. The evaluated part
+    stays, the rest follows later, unless the conversation has continued by itself. All is evaluated in the batches of a
     cold run, up to the last batch end within the prompt. Where batches are costly, the next message need not begin at
-    one: unless everything has to be exact, what is left up to there is evaluated as well.
+    one: unless everything has to be exact, the tokens up to there are evaluated as well.
     """
 
     def __init__(self, prefix_cache: PrefixCache, n_ubatch: int, clock: Clock) -> None:
@@ -64,7 +64,9 @@ class WarmUps:
         self._lately: deque[tuple[ref[Request], Tokens]] = deque(maxlen=MOST_WARM_UPS)
         self._now: ActiveRequest | None = None
         self._quiet_since = -math.inf  # monotonic seconds
-        self._ready: OrderedDict[Prefix, int] = OrderedDict()  # tokens that were evaluated for those who resume there
+        self._ready: OrderedDict[Prefix, int] = (
+            OrderedDict()
+        )  # tokens that were evaluated for a prompt that resumes there
         self._n_unused = 0
 
     # -- the line ----------------------------------------------------------------------------------------------------
@@ -82,7 +84,7 @@ class WarmUps:
                 return
             tokens, exact = request.prompt.tokens, self._prefix_cache.settings.exact
             active.quiet = AT_ONCE_SECONDS
-            # The next turn goes on from there just as well, only not in the batches of a cold run.
+            # The next turn resumes there just as well, only not in the batches of a cold run.
             is_near = not exact and (
                 any(0 < seq.n == seq.shared(tokens) for seq in sequences) or self._is_kept(request)
             )
@@ -94,7 +96,7 @@ class WarmUps:
             self._queue.pop(0).handle.put(Failed(BusyError(MOST_WARM_UPS)))
 
     def _is_kept(self, request: Request) -> bool:
-        """Whether some snapshot, exact or not, has all but a little of the prompt: somebody else's came in between."""
+        """Whether some snapshot, exact or not, has all but a little of the prompt: another one came in between."""
         match, least = PromptMatch(request.prompt.tokens), len(request.prompt) - MIN_BATCH
         return any(each.n >= least for each in self._prefix_cache.cache.lookup(match, len(request.prompt)))
 
@@ -111,7 +113,7 @@ class WarmUps:
         self._quiet_since = self._clock()
 
     def take(self) -> ActiveRequest | None:
-        """The next one whose time has come, out of the line then. Nobody else is to be served now."""
+        """The next one that is due, out of the queue then. No other request may wait now."""
         self._queue = [each for each in self._queue if not each.handle.cancelled]
         now = self._clock()
         self._now = next((each for each in self._queue if self._quiet_since + each.quiet <= now), None)
@@ -120,7 +122,7 @@ class WarmUps:
         return self._now
 
     def put_back(self, active: ActiveRequest) -> None:
-        """Let one that was stopped go on when there is time again."""
+        """Let one that was stopped begin anew when there is time."""
         active.unbegin()
         if not active.handle.cancelled:
             self._queue.insert(0, active)
@@ -137,7 +139,7 @@ class WarmUps:
         return waiting
 
     def forget(self) -> None:
-        """Give up what nobody waits for, and remember no prompt any more."""
+        """Drop the requests without a client, and forget all prompts."""
         if self._now is not None and self._now.handle.request.after is not None:
             self._now.handle.cancel()
         self._queue = [each for each in self._queue if each.handle.request.after is None]
@@ -146,7 +148,7 @@ class WarmUps:
     # -- the work ----------------------------------------------------------------------------------------------------
 
     def aim(self, request: Request, ends: Sequence[int]) -> tuple[list[int], int]:
-        """Those of the batch ``ends`` that a background request is evaluated to, and its own end, there or behind."""
+        """Those of the batch ``ends`` that a background request gets, and its own end, there or after them."""
         last = last_end(self._prefix_cache.places(request.prompt, ends), len(request.prompt))
         return list(ends_within(ends, 0, last)), max(last, self._rest(request, last))  # those inside of images, too
 
@@ -185,7 +187,7 @@ class WarmUps:
         self._n_unused += lookup.request.after is not None
 
     def _rest(self, request: Request, last: int) -> int:
-        """Up to where the prompt is evaluated behind its ``last`` batch end: to the message after the reply, or 0."""
+        """Up to where the prompt is evaluated after its ``last`` batch end: to the message after the reply, or 0."""
         next_message = request.prompt.boundaries[-1] if request.prompt.boundaries else 0
         if request.after is None or self._prefix_cache.settings.exact:
             return 0
@@ -210,7 +212,7 @@ def _shared(one: CacheRequest, other: CacheRequest) -> int:
 def _goes_on(tokens: Tokens, warm_up: Request) -> bool:
     """Whether a request with these has all that ``warm_up`` shares with the one before it, whose conversation went on.
 
-    What a client wants to be ready goes on with nobody's conversation.
+    A prompt that a client sent to be made ready continues no conversation.
     """
     before = warm_up.after
     n_common = common_prefix(tokens, warm_up.prompt.tokens)

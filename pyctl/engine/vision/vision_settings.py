@@ -22,7 +22,7 @@ def one_device(text: str) -> str:
 class VisionSettings:
     """``mmproj_path`` is the vision encoder of the model, empty for none. It is on a GPU if ``mmproj_offload``: on
     ``mmproj_device``, empty for the model's first; "none" is none. ``image_min_tokens`` and ``image_max_tokens`` bound
-    what an image is resized to; -1 is the encoder's own bound. Where it ``is_optional``, nobody asked for it.
+    what an image is resized to; -1 is the encoder's own bound. ``is_optional``: no flag asked for it.
     """
 
     mmproj_path: str = MODEL.flag(
