@@ -77,7 +77,7 @@ def headers(tokens: Tokens, boundaries: Sequence[int], start: Sequence[int]) -> 
 def last_turn(tokens: Tokens, boundaries: Sequence[int], headers: Sequence[int], result: Sequence[int]) -> int:
     """The last of ``headers`` that follows no result of a tool, which begins with the tokens ``result``; 0 without one.
 
-    So far a history stays as it is when the user speaks again: many templates strip the reasoning behind it then.
+    So far a history stays as it is when the user speaks again: many templates strip the reasoning after it then.
     """
     for header in reversed(headers):
         before = bisect.bisect_left(boundaries, header)

@@ -1,4 +1,4 @@
-"""What chat needs of a tokenizer, and one that remembers the tokens of every piece of text it has seen."""
+"""The tokenizer that chat needs, and one that remembers the tokens of every piece of text it has seen."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ DEFAULT_MEMO_BYTES = limit(
 
 _ENTRY_BYTES = 200
 
-"""What the containers around one remembered piece take, roughly."""
+"""Size of the containers around one remembered piece, roughly."""
 
 
 def readable(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
@@ -95,7 +95,7 @@ class CachedTokenizer:
 
     @property
     def n_bytes(self) -> int:
-        """What is remembered takes this many bytes."""
+        """Bytes of all remembered pieces."""
         return self._n_bytes
 
     def tokenize(self, text: str) -> Tokens:
@@ -140,7 +140,7 @@ def _separators(tokenizer: Tokenizer, specials: Mapping[str, int]) -> dict[str, 
     """The special tokens at which text can be split without changing a token.
 
     llama.cpp looks for special tokens one after the other, so one that overlaps with another cannot be judged alone.
-    Some vocabularies also let a token swallow the blanks beside it. Both kinds stay inside the pieces.
+    Some vocabularies also let a token swallow the blanks next to it. Both kinds stay inside the pieces.
     """
     overlapping = _overlapping(specials)
     blanks = {side: tokenizer.tokenize(side) for side in ("a \n", " \n a")}

@@ -30,17 +30,17 @@ ReasoningFormat: TypeAlias = Literal["auto", "deepseek", "none"]
 """``none`` leaves the reasoning in the content, with its tags; the others take it out."""
 
 _NEXT_TEXTS = "0", "x"
-"""What the next message may begin with: nothing that both have in common."""
+"""Two beginnings of the next message that have nothing in common."""
 
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """What a client asks for. ``messages``, ``tools`` and ``tool_choice`` are as it sent them, in OpenAI's form.
+    """A chat request. ``messages``, ``tools`` and ``tool_choice`` are as it sent them, in OpenAI's form.
 
     ``template_kwargs`` are variables of the template. With ``continue_final_message`` the reply continues the last
     message; with ``prefill_assistant`` it does so whenever that is the assistant's. At most one of ``schema`` (JSON
     schema of the content) and ``grammar`` (GBNF of the whole reply) binds the reply; None for neither. The reasoning
-    is ended after ``reasoning_budget`` tokens, None for no limit, behind ``reasoning_budget_message``.
+    is ended after ``reasoning_budget`` tokens, None for no limit, after ``reasoning_budget_message``.
     """
 
     messages: object
@@ -129,7 +129,7 @@ class ChatFormat:
         return PreparedChat(self, request, rendered, callables)
 
     def beginning(self, request: ChatRequest) -> Prompt:
-        """What the next prompt of a conversation certainly begins with, whoever speaks next and whatever is said.
+        """The beginning of the next prompt of a conversation that is certain, for any next role and text.
 
         After a message of the user, or the result of a tool, it is all of the prompt. ``messages`` may be empty.
         """
@@ -180,10 +180,10 @@ class ChatFormat:
             elif self.images is None:
                 raise unreadable("the prompt", "image")
             else:
-                before, behind = self.images.around
+                before, after = self.images.around
                 yield before
                 yield self.images.picture(piece)
-                yield behind
+                yield after
 
     def _prompt(self, parts: Sequence[Tokens | Picture]) -> Prompt:
         pictures: list[Picture] = []
@@ -227,7 +227,7 @@ class PreparedChat:
 
     @cached_property
     def constraint(self) -> Constraint | None:
-        """What the reply has to follow. RequestError for a schema that cannot be converted."""
+        """The constraint on the reply. RequestError for a schema that cannot be converted."""
         request, rendered = self._request, self.rendered
         if request.grammar and request.schema is not None:
             raise RequestError("Cannot use both json_schema and grammar")
@@ -253,7 +253,7 @@ class PreparedChat:
         return ReasoningTokens.of(self._chat.tokenizer, request.reasoning_budget, tags.open, tags.ends, message, read)
 
     def _echo(self) -> ReplyDelta:
-        """What the prompt holds of the reply already, as it would have been read."""
+        """The part of the reply that the prompt holds already, as it would have been read."""
         if not self.rendered.begun:
             return ReplyDelta()
         if self._request.reasoning_format == "none":
@@ -264,7 +264,7 @@ class PreparedChat:
         return ReplyDelta(first.reasoning + last.reasoning, content)
 
     def next_prompt(self, message: Mapping[str, Any]) -> Prompt | None:
-        """What the next prompt certainly begins with if the client returns the reply as ``message``; None if the
+        """The beginning of the next prompt that is certain if the client returns the reply as ``message``; None if the
         template has no place for it.
 
         Without its reasoning, unless the conversation has some already: where a client returns it, the next prompt
@@ -289,7 +289,7 @@ class PreparedChat:
         return self.is_continued or (request.prefill_assistant and is_last)
 
     def splitter(self, on_reply: Callable[[dict[str, Any]], None] | None = None) -> ReplySplitter:
-        """What takes one reply apart, and remembers it in the end; a new one at each call.
+        """A new splitter, which takes one reply apart and remembers it in the end.
 
         ``on_reply`` gets the whole reply then, as an assistant message.
         """
@@ -325,7 +325,7 @@ class PreparedChat:
         return "content" if closed else "start"
 
     def _call_constraint(self) -> Constraint | None:
-        """What binds the calls in the reply: all of it if one is forced, else from the first one on, if there is one.
+        """The constraint on calls: on all of the reply if one is forced, else from its first call on.
 
         Until then it sleeps, which costs nothing.
         """
@@ -337,7 +337,7 @@ class PreparedChat:
 
 
 def _next(last: Mapping[str, Any], text: str) -> list[dict[str, Any]]:
-    """What may follow a message: results of its calls, or a message of the user."""
+    """Messages that may follow: results of calls, or a message of the user."""
     calls = last.get("tool_calls")
     if not isinstance(calls, list) or not calls:
         return [{"role": "user", "content": text}]
@@ -345,7 +345,7 @@ def _next(last: Mapping[str, Any], text: str) -> list[dict[str, Any]]:
 
 
 def _of_call(call: Any) -> dict[str, Any]:
-    """What the result of ``call`` says about it."""
+    """Members of a result that name its ``call``."""
     call = call if isinstance(call, dict) else {}
     function = call.get("function")
     known = {"tool_call_id": call.get("id"), "name": function.get("name") if isinstance(function, dict) else None}

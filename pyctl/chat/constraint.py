@@ -1,4 +1,4 @@
-"""What binds a reply: a grammar of the client's own (GBNF), or one made here of texts and JSON schemas for llguidance.
+"""Constraints on a reply: GBNF of the client, or a grammar for llguidance made of texts and JSON schemas.
 
 Whatever is made here has been compiled once without a vocabulary, within limits, when its `Constraint` comes out: what
 is wrong with a schema shows before anything is evaluated.
@@ -38,11 +38,11 @@ _MAX_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Constraint:
-    """``grammar`` binds the whole reply, which goes on from ``prefill``; its ``kind`` says who reads it.
+    """``grammar`` binds the whole reply, which goes on from ``prefill``; its ``kind`` is its language.
 
     With ``triggers`` (regular expressions) it binds nothing until the reply matches one of them, and from there on;
     where the reply begins with what is ``hidden`` (an opening, empty if the prompt has it, and a closing), only what
-    comes behind that counts.
+    comes after that counts.
     """
 
     grammar: str
@@ -129,9 +129,9 @@ def json_constraint(schema: Any) -> Constraint:
 def reply_constraint(
     schema: Any, tags: ReasoningTags, part: ReplyPart, prefill: str = "", controls: Mapping[str, int] | None = None
 ) -> Constraint:
-    """The content of the reply is JSON that ``schema`` accepts, behind a reasoning block if there is one.
+    """The content of the reply is JSON that ``schema`` accepts, after a reasoning block if there is one.
 
-    ``part`` says where the reply begins: inside of the block, behind it, or where one may be opened.
+    ``part`` says where the reply begins: inside of the block, after it, or where one may be opened.
     """
     grammar = GrammarBuilder(controls)
     content = grammar.json(schema)
@@ -141,7 +141,7 @@ def reply_constraint(
 
 
 def reasoned(grammar: GrammarBuilder, content: str, tags: ReasoningTags, part: ReplyPart, gap: str = "") -> str:
-    """``content`` behind a reasoning block and ``gap``, as ``part`` says."""
+    """``content`` after a reasoning block and ``gap``, as ``part`` says."""
     if part == "content":
         return content
     block = f"{grammar.until(tags.close)} {grammar.text(tags.next_message)} {gap}"

@@ -1,6 +1,6 @@
 """Images within text: each is a mark in it, from a message to the tokens of the prompt.
 
-Templates see text only. A mark names its image and cannot be guessed, so nothing that anybody writes is ever taken for
+Templates see text only. A mark names its image and cannot be guessed, so no text of a client is ever taken for
 an image; what text is told of it is `MEDIA_MARKER`, as llama-server has it.
 """
 
@@ -18,18 +18,18 @@ from pyctl.prompt import Picture, Tokens
 __all__ = ["MEDIA_MARKER", "ImageReader", "joined_parts", "lasting", "mark_of", "shown", "split_marked", "split_marker"]
 
 MEDIA_MARKER = os.environ.get("LLAMA_MEDIA_MARKER") or f"<__media_{secrets.token_urlsafe(24)}__>"
-"""What stands for an image in the prompt of a completion, and in prompts as text."""
+"""The text in place of an image in the prompt of a completion, and in prompts as text."""
 
 _BEGIN, _END = f"<__image_{secrets.token_hex(16)}_", "__>"
 _DIGITS = 32
 
 
 class ImageReader(Protocol):
-    """What makes images a part of prompts. Thread-safe."""
+    """Turns images into parts of prompts. Thread-safe."""
 
     @property
     def around(self) -> tuple[Tokens, Tokens]:
-        """The tokens before and behind each image."""
+        """The tokens before and after each image."""
         ...
 
     def n_tokens(self, image: ImageFile) -> int:
@@ -42,7 +42,7 @@ class ImageReader(Protocol):
 
 
 def mark_of(image: ImageFile) -> str:
-    """What stands for ``image`` in text, in this process; the same for the same bytes."""
+    """The mark of ``image`` in text, in this process; the same for the same bytes."""
     return f"{_BEGIN}{image.digest.hex()}{_END}"
 
 

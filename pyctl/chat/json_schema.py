@@ -55,7 +55,7 @@ def ready_schema(schema: Any, root: Any = None) -> dict[str, Any]:
 
 
 def resolve(reference: Any, root: Any) -> Any:
-    """What ``reference``, a JSON pointer (RFC 6901) behind a number sign, points at in ``root``; else RequestError."""
+    """The value at ``reference``, a JSON pointer (RFC 6901) after a number sign, in ``root``; else RequestError."""
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         raise RequestError(
             f"unsupported $ref {_shown(reference)}: only references into the same document are supported"
@@ -316,7 +316,7 @@ def _properties(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _additional(schema: Mapping[str, Any]) -> Any:
-    """What properties may be that have no name in ``schema``."""
+    """The schema of properties that ``schema`` does not name."""
     more = schema.get("additionalProperties", "properties" not in schema)
     if not isinstance(more, bool | dict):
         raise RequestError("'additionalProperties' in a JSON schema must be true, false or a schema")

@@ -51,7 +51,7 @@ def check_messages(messages: object, images: dict[str, ImageFile] | None = None)
 def fit_messages(messages: Sequence[Message], capabilities: TemplateCapabilities) -> list[Message]:
     """Checked messages as a template with ``capabilities`` takes them, in order, each in its place.
 
-    A system message where the template takes none becomes user text, and joins the user message beside it where the
+    A system message where the template takes none becomes user text, and joins the user message next to it where the
     template takes only one at a time. So text that was rendered for the first n messages mostly stays as it is. Where
     the user has to say something and does not, an empty message of the user comes first.
     """
@@ -122,7 +122,7 @@ def _unstamped(text: str) -> str:
     """``text`` without its stamps, if it is a billing header:
     ``x-anthropic-billing-header: cc_version=2.1.197.a5a; ...; cch=a5145;``
 
-    The one behind the version says how the conversation began, so that no two of them would share their system text.
+    The one after the version says how the conversation began, so that no two of them would share their system text.
     """
     if not text.startswith(_BILLING):
         return text
@@ -157,7 +157,7 @@ def _checked_content(content: object, at: str, images: dict[str, ImageFile]) -> 
 
 
 def unreadable(at: str, kind: object) -> RequestError:
-    """What to raise for a part of a request that no text can be made of, such as a sound."""
+    """The error for a part of a request that no text can be made of, such as a sound."""
     if kind in ("image_url", "image", "input_image", "multimodal_data"):
         # The words of llama-server, which clients look for.
         return RequestError(
@@ -214,7 +214,7 @@ def _function(function: Mapping[str, Any], capabilities: TemplateCapabilities) -
 
 
 Continue: TypeAlias = Literal["auto", "content", "reasoning_content"]
-"""What of a last assistant message the reply continues; ``auto``: the content, or the reasoning if that is all."""
+"""The part of a last assistant message that is continued; ``auto``: the content, or the reasoning if that is all."""
 
 _GAP = "pyctl-goes-on-here-7e1b"
 _RESERVED = frozenset({"self", "messages", "tools", "add_generation_prompt"})

@@ -43,7 +43,7 @@ class SampledReply:
 
 
 class ReplayLog:
-    """Replies in the file at ``path`` and one of older replies beside it, together never more than ``max_bytes``.
+    """Replies in the file at ``path`` and in one of older replies next to it, together never more than ``max_bytes``.
 
     A file that is half of that becomes the older one, whose place it takes: nothing has to be rewritten, and what was
     not used since the last time is forgotten. ``spend`` is asked before bytes are written, and says no when there were
@@ -207,15 +207,15 @@ _MOST_UNWRITTEN = limit(256, "replies that wait to be written to disk", "the old
 
 _ENTRY_BYTES = 600
 
-"""What the containers around one reply take, roughly."""
+"""Size of the containers around one reply, roughly."""
 
 
 class Replay:
     """Remembers replies, the last used of together ``max_bytes``; ``mode`` is off, equal or full. Thread-safe.
 
-    With a ``path`` they are also in that file and the older one beside it, together at most ``max_file_bytes``, by
-    default ``max_bytes``; those in them are remembered from the beginning. ``run_soon`` has a thread write them for
-    which nobody waits, as far as ``spend`` lets it.
+    With a ``path`` they are also in that file and the older one next to it, together at most ``max_file_bytes``, by
+    default ``max_bytes``; those in them are remembered from the beginning. ``run_soon`` has a thread write them in
+    the background, as far as ``spend`` lets it.
     """
 
     def __init__(
@@ -245,7 +245,7 @@ class Replay:
 
     @property
     def n_bytes(self) -> int:
-        """What is remembered takes this many bytes."""
+        """Bytes of all remembered replies."""
         return self._n_bytes
 
     def remember(self, message: dict[str, Any], place: bytes, header: str, text: str, tokens: Tokens | None) -> None:
@@ -281,7 +281,7 @@ class Replay:
         return best
 
     def _queue(self, key: bytes, reply: SampledReply) -> bool:
-        """Have it written; True if somebody has to be asked for that."""
+        """Queue it to be written; True if the writer has to be started."""
         if self._log is None or self._log.has(reply) or any(reply is other for _, other in self._unwritten):
             return False
         self._unwritten.append((key, reply))
@@ -311,7 +311,7 @@ class Replay:
 
 
 def _charge(replies: Sequence[SampledReply]) -> int:
-    """What they take in memory, roughly."""
+    """Bytes of replies in memory, roughly."""
     return sum(
         getsizeof(each.header)
         + getsizeof(each.text)
@@ -338,7 +338,7 @@ def _ids(message: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _meaning(message: dict[str, Any]) -> bytes:
-    """The same for messages of the same content and calls."""
+    """A digest that is the same for messages of the same content and calls."""
     content = lasting(message["content"] if isinstance(message["content"], str) else "\n".join(message["content"]))
     calls = [
         (call["function"]["name"], _value(call["function"]["arguments"])) for call in message.get("tool_calls") or ()
@@ -362,7 +362,7 @@ def places(messages: Sequence[dict[str, Any]], tools: object = None) -> list[byt
 
 
 def _value(arguments: Any) -> Any:
-    """What arguments mean; those that are no JSON mean themselves."""
+    """The value of arguments; those that are no JSON mean themselves."""
     if not isinstance(arguments, str):
         return arguments
     try:
@@ -419,8 +419,8 @@ class ReplayMarks:
         return (*parts, text[done:])
 
     def header(self, text: str, prefill: str) -> str:
-        """What the prompt ``text`` has of the message that the reply goes on with, ``prefill`` included; empty if it
-        cannot be told.
+        """The part of the prompt ``text`` that belongs to the message of the reply, ``prefill`` included; empty if
+        unknown.
         """
         if self.replay.mode == "off" or any(start in prefill for start in self._starts):
             return ""

@@ -48,7 +48,7 @@ class ReplyDelta(NamedTuple):
 
 ReplyPart: TypeAlias = Literal["start", "reasoning", "content"]
 
-"""Where a reply begins: at its very start, inside a reasoning block that the prompt has opened, or behind one."""
+"""Where a reply begins: at its very start, inside a reasoning block that the prompt has opened, or after one."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class ReasoningTags:
     """``open`` and ``close`` enclose the reasoning; what ``interrupts`` ends it, too, but belongs to the content.
 
     Reasoning that is cut short ends with ``forced_close``, which is ``close`` unless the model writes more than that.
-    Where a reply consists of messages, ``next_message`` begins another one behind the reasoning, and ``content_open``
+    Where a reply consists of messages, ``next_message`` begins another one after the reasoning, and ``content_open``
     comes before the content. ``is_known`` unless the template does not have these tags.
     """
 
@@ -120,7 +120,7 @@ class ReasoningSplitter:
         self._end_letters = {end[0] for end in self._ends}
 
     def feed(self, text: str) -> ReplyDelta:
-        """What became certain with ``text``."""
+        """The parts that became certain with ``text``."""
         if self._tags is None:
             if self._trim:
                 text = text.lstrip()
@@ -130,7 +130,7 @@ class ReasoningSplitter:
         return self._reason(self._tags) if self._inside else self._begin(self._tags)
 
     def finish(self) -> ReplyDelta:
-        """What was still held back when the reply ended."""
+        """The parts that were held back until the end of the reply."""
         held, self._held = self._held, ""
         if self._inside:
             return ReplyDelta(reasoning=held)
@@ -168,11 +168,11 @@ class ReplyParser(Protocol):
     """Feed it the pieces of one reply. However it is cut, the same comes out, and nothing raises."""
 
     def feed(self, text: str) -> ReplyDelta:
-        """What became certain with ``text``."""
+        """The parts that became certain with ``text``."""
         ...
 
     def finish(self) -> ReplyDelta:
-        """What was still held back when the reply ended."""
+        """The parts that were held back until the end of the reply."""
         ...
 
 
@@ -197,12 +197,12 @@ class ParsedReply:
 
     @property
     def reasoning(self) -> str:
-        """What the model thought."""
+        """The reasoning."""
         return "".join(self._reasoning)
 
     @property
     def content(self) -> str:
-        """What it said."""
+        """The content."""
         return "".join(self._content)
 
     @property
@@ -250,7 +250,7 @@ class ReplySplitter:
         self._reply = ParsedReply()
 
     def feed(self, text: str, tokens: Sequence[int] = ()) -> ReplyDelta:
-        """What became certain with ``text``."""
+        """The parts that became certain with ``text``."""
         delta = self._parser.feed(text)
         if self._on_end is not None:
             self._texts.append(text)
@@ -259,7 +259,7 @@ class ReplySplitter:
         return delta
 
     def finish(self) -> ReplyDelta:
-        """What was still held back when the reply ended."""
+        """The parts that were held back until the end of the reply."""
         delta = self._parser.finish()
         if self._on_end is not None:
             on_end, self._on_end = self._on_end, None

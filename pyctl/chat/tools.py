@@ -48,7 +48,7 @@ class Tool:
 
 @dataclass(frozen=True)
 class Tools:
-    """What the model may call, and how: ``parallel`` for several calls in one reply, ``forced`` for at least one."""
+    """Tools that the model may call: ``parallel`` for several calls in one reply, ``forced`` for at least one."""
 
     tools: tuple[Tool, ...]
     parallel: bool = True
@@ -185,7 +185,7 @@ def _type_of(value: object) -> str:
 
 
 def _target(reference: str, root: Mapping[str, Any]) -> Any:
-    """What a reference stands for; None, which says nothing, if it leads nowhere."""
+    """The schema that a reference points at; None if it leads nowhere."""
     try:
         return resolve(reference, root)
     except RequestError:

@@ -27,7 +27,7 @@ SWITCH_SECONDS = 0.0005
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code: 0, 1 after a failure, 2 when it cannot start as asked."""
     argv = sys.argv[1:] if argv is None else argv
-    # The engine's thread asks for the interpreter several times a token; nobody may keep it waiting for 5 ms.
+    # The engine's thread asks for the interpreter several times a token; no thread may keep it waiting for 5 ms.
     sys.setswitchinterval(SWITCH_SECONDS)
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:
         if argv[0] not in COMMANDS:
-            what = "flags come behind a command, not before it" if argv[0].startswith("-") else "unknown command"
+            what = "flags come after a command, not before it" if argv[0].startswith("-") else "unknown command"
             raise ConfigError(f"{what}: {argv[0]!r}; commands are {', '.join(COMMANDS)}")
         return _run(argv[0], argv[1:])
     except ConfigError as error:

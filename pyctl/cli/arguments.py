@@ -50,7 +50,7 @@ from pyctl.terminal import TerminalSettings
 __all__ = ["FLAGS", "OWNERS", "Action", "CommandSettings", "parse_chat", "parse_serve"]
 
 Action: TypeAlias = Literal["run", "devices", "models"]
-"""What the user asked for: to run, or to list devices or fetched models."""
+"""The user's aim: to run, or to list devices or fetched models."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def parse_serve(argv: Sequence[str], environ: Mapping[str, str] = os.environ) ->
     sections = {section: flags for section, flags in FLAGS.items() if section is not CHAT}
     given = _read("serve [-m FILE | -hf REPO] [flags]", argv, environ, sections)
     if environ.get("LLAMA_API_KEY") == "" and not {"api_keys", "key_file"} & given.values.keys():
-        raise ConfigError("LLAMA_API_KEY is set but empty: unset it to let everybody ask")
+        raise ConfigError("LLAMA_API_KEY is set but empty: unset it to let every client ask")
     return _settings(given, environ, SERVED_SEQS)
 
 
@@ -134,7 +134,7 @@ def parse_chat(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
         warnings += [f"{name} has no effect with --url" for dest, name in given.typed.items() if dest in idle]
     if given.values.get("prompt") == "":
         raise ConfigError("--prompt is empty")
-    # Information belongs to the log of a server; in a conversation only those see it who ask for it.
+    # Information belongs to the log of a server; a conversation shows it on demand only.
     return _settings(replace(given, values={"verbosity": 2, **given.values}), environ, 1, warnings)
 
 
@@ -249,7 +249,7 @@ def _resolve(given: Given) -> tuple[dict[str, Any], tuple[str, ...]]:
     values["template_kwargs"] = {**keep_reasoning(preserve), **kwargs}
     if values.get("path") and (download := [given.typed[x] for x in ("hf_repo", "model_url") if x in given.typed]):
         # As in llama-server, the file is where that model was to be kept; here it is the model.
-        warnings.append(f"{download[0]} has no effect beside {given.typed.get('path', 'LLAMA_ARG_MODEL')}")
+        warnings.append(f"{download[0]} has no effect with {given.typed.get('path', 'LLAMA_ARG_MODEL')}")
     if values.get("cache_dir"):
         if values.get("ram_mib") == 0:
             raise ConfigError("--kv-cache-dir needs the prefix cache, which --cache-ram 0 turns off")
@@ -280,7 +280,7 @@ def _pools(values: Mapping[str, Any]) -> bool:
 
 
 def _check_pool(values: Mapping[str, Any]) -> None:
-    """ConfigError for what cannot be beside a pool."""
+    """ConfigError for what cannot be combined with a pool."""
     name = "--kv-pool" if values.get("n_pooled") else "--kv-select"
     if values.get("n_selected") and values.get("exact"):
         raise ConfigError("--kv-select and --exact exclude each other: replies are then approximate")

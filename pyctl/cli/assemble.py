@@ -61,7 +61,7 @@ def found(settings: CommandSettings) -> CommandSettings:
     """With the paths of the models that ``settings.hub`` names, which are fetched if need be.
 
     A model that has a path is not fetched; of a repository for drafts, the path is that of the file in it. A model
-    from a repository comes with the vision encoder beside it, unless another is named.
+    from a repository comes with the vision encoder in its repository, unless another is named.
     """
     model, drafts, vision, hub = settings.model, settings.drafts, settings.vision, settings.hub
     is_fetched = not model.path and bool(hub.hf_repo or hub.model_url)
@@ -90,7 +90,7 @@ def found(settings: CommandSettings) -> CommandSettings:
 def assemble(settings: CommandSettings, go_on: Callable[[], bool] = lambda: True) -> Service:
     """Load the model and start the engine on it; UnavailableError when ``go_on`` said no meanwhile.
 
-    Whoever gets the service closes its worker.
+    The caller closes the worker of the service.
     """
     model, disk, chat, drafts = settings.model, settings.disk, settings.format, settings.drafts
     if not model.path:
@@ -107,7 +107,7 @@ def assemble(settings: CommandSettings, go_on: Callable[[], bool] = lambda: True
             chat.chat_template or loaded.info.chat_template, loaded.info.bos_token, loaded.info.eos_token
         )
         tier = _disk_tier(disk, loaded)
-        # Beside the snapshots: the prompts of both must be the same after a restart.
+        # With the snapshots: the prompts of both must be the same after a restart.
         replay = Replay(chat.prompt_replay)
         if tier is not None:
             limit = tier.store.limit_beside(DEFAULT_REPLAY_BYTES)
@@ -149,8 +149,8 @@ def _load(settings: CommandSettings, budget: int | None, go_on: Callable[[], boo
         _announce(plan, budget)
         if settings.model.n_gpu_layers != 0:
             # While the model loads; what a restart will bring back goes into memory that is ready for it.
-            initial, behind = (_stored_bytes(disk), most_behind(budget)) if disk.cache_dir else (0, 0)
-            reserve_pinned(budget, initial, behind)
+            initial, waiting = (_stored_bytes(disk), most_behind(budget)) if disk.cache_dir else (0, 0)
+            reserve_pinned(budget, initial, waiting)
 
     with LoadProgress(settings.model.path) as progress:
 
@@ -171,7 +171,7 @@ def _load(settings: CommandSettings, budget: int | None, go_on: Callable[[], boo
     if settings.engine.exact:
         backend.check_restoring()
         info = replace(loaded.info, n_ctx=backend.n_ctx, memory=backend.memory_text)
-        # Other servers write what they evaluated beside other sequences, too.
+        # Other servers write what they evaluated together with other sequences, too.
         mixed = hashlib.blake2b(f"{info.fingerprint} exact".encode(), digest_size=16).hexdigest()
         loaded = replace(loaded, info=replace(info, fingerprint=mixed))
     level = logging.INFO if backend.shape.places == ANYWHERE else logging.WARNING
@@ -180,7 +180,7 @@ def _load(settings: CommandSettings, budget: int | None, go_on: Callable[[], boo
 
 
 def _speculation(settings: CommandSettings, loaded: Loaded, remembered: CacheDrafts | None) -> Speculation:
-    """What proposes drafts: nothing unless somebody asked for it, or where a memory takes nothing back."""
+    """The sources of drafts: none unless a flag asks for it, or where a memory takes nothing back."""
     backend, drafts = loaded.backend, settings.drafts
     ngrams = ngram_sources(drafts.ordered_types, settings.ngrams)
     sources: list[DraftSource] = [*ngrams, remembered] if remembered is not None else [*ngrams]
@@ -230,7 +230,7 @@ def _announce(plan: MemoryPlan, budget: int | None) -> None:
 
 
 def _stored_bytes(settings: DiskSettings) -> int:
-    """What the cache directory holds; 0 for one that cannot be read, which `_disk_tier` will complain about."""
+    """Bytes of the cache directory; 0 for one that cannot be read, which `_disk_tier` will complain about."""
     try:
         with closing(CacheDirectory(Path(settings.cache_dir).expanduser())) as directory:
             return directory.n_bytes

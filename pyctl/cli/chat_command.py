@@ -25,7 +25,7 @@ def chat(settings: CommandSettings) -> int:
 
 @contextmanager
 def chat_backend(settings: CommandSettings) -> Iterator[ChatBackend]:
-    """Who answers, for the time of the block."""
+    """The backend that answers, for the time of the block."""
     terminal = settings.terminal
     if terminal.url:
         from pyctl.terminal.remote import RemoteBackend

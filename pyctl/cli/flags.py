@@ -20,7 +20,7 @@ __all__ = ["Given", "help_text", "read_flags"]
 
 @dataclass(frozen=True)
 class Given:
-    """What was asked for: values by destination, the name typed for each, and names that were taken without effect."""
+    """The given flags: values by destination, the name typed for each, and names that were taken without effect."""
 
     values: Mapping[str, Any]
     typed: Mapping[str, str]

@@ -90,7 +90,7 @@ class _LogFile(logging.FileHandler):
 
 
 class _LineFormatter(logging.Formatter):
-    """Lets nobody write into the log but us: what a message is about is shown with escapes, in one line.
+    """Keeps text from elsewhere from forging lines of the log: it is shown with escapes, in one line.
 
     That holds for the arguments of a message. What else has more lines (a table, a traceback) has them indented, so
     that none looks like a message.
@@ -128,7 +128,7 @@ LINE_SECONDS = 5.0
 
 
 class LoadProgress:
-    """Shows fractions from 0 to 1 of loading ``path``: the bar within a ``with`` block, behind it lines only."""
+    """Shows fractions from 0 to 1 of loading ``path``: the bar within a ``with`` block, after it lines only."""
 
     def __init__(self, path: str) -> None:
         # Only now: --help shows no bar.

@@ -49,13 +49,13 @@ def bound_by_schema(text: str) -> BoundBySchema:
 
 
 def bound_by_schema_file(text: str) -> BoundBySchema:
-    """The same of a file."""
+    """A JSON schema in a file."""
     return bound_by_schema(file_text(text))
 
 
 @dataclass(frozen=True)
 class Questions:
-    """What is answered instead of running."""
+    """Questions that are answered instead of running."""
 
     help: bool = GENERAL.flag(False, "-h --help --usage", "show this and exit")
     version: bool = GENERAL.flag(False, "--version", "show the version and exit")
@@ -156,7 +156,7 @@ NO_OP: Mapping[str, int] = _names(
 """,
 )
 
-"""What asks for the way pyctl works anyway, or for something that nobody can see: no word about it."""
+"""Flags for the way pyctl works anyway, or without a visible difference: taken without a warning."""
 
 IGNORED: Mapping[str, int] = _names(
     """
@@ -188,7 +188,7 @@ IGNORED: Mapping[str, int] = _names(
 """,
 )
 
-"""What is taken with a warning."""
+"""Flags that are taken with a warning."""
 
 REJECTED: Mapping[str, int] = _names(
     """
@@ -199,7 +199,7 @@ REJECTED: Mapping[str, int] = _names(
 """,
 )
 
-"""What would end llama-server after an answer that pyctl does not have, or fetch a model from where pyctl cannot."""
+"""Flags that ask for an answer that pyctl does not have, or for a model from where it cannot fetch."""
 
 REMOVED: Mapping[str, str] = {
     **dict.fromkeys(("--draft", "--draft-n", "--draft-max"), "--spec-draft-n-max or --spec-ngram-mod-n-max"),
@@ -209,4 +209,4 @@ REMOVED: Mapping[str, str] = {
     "--spec-ngram-min-hits": "the respective --spec-ngram-*-min-hits",
 }
 
-"""What ends llama-server with a word about what is there instead."""
+"""Flags that llama-server has removed, with their replacements."""

@@ -56,7 +56,7 @@ def run_serve(settings: CommandSettings) -> int:
     start_log(settings.log, settings.warnings)
     listen, code = settings.listen, 0
     with bind(listen.hosts, listen.port) as sockets:
-        # Here and not behind the address: Ctrl-C must end a download.
+        # Before requests are taken: Ctrl-C must end a download.
         serving = _Serving(found(settings))
         try:
             serve(
@@ -78,7 +78,7 @@ def run_serve(settings: CommandSettings) -> int:
 
 
 class _Serving:
-    """What answers at the address: a gate at once, behind it the application as soon as the model is loaded."""
+    """Answers at the address: a gate at once, and the application as soon as the model is loaded."""
 
     def __init__(self, settings: CommandSettings) -> None:
         self._settings = settings

@@ -20,7 +20,7 @@ MOST_PARTS = limit(512, "files of a split model", "the program ends", "process")
 
 
 def hub_name(text: str) -> str:
-    """``USER/MODEL``, with ``:QUANT`` behind it or not."""
+    """``USER/MODEL``, with or without ``:QUANT``."""
     if not re.fullmatch(r"[\w.-]+/[\w.-]+(:[\w.-]+)?", text, re.ASCII):
         raise ValueError(f"{text!r} is not of the form USER/MODEL or USER/MODEL:QUANT")
     return text
@@ -31,8 +31,8 @@ class HubSettings:
     """A model on huggingface.co, or at an address; ``hf_repo`` is USER/MODEL or USER/MODEL:QUANT.
 
     ``hf_file`` wins over the quant; ``draft_repo`` is the same for a draft model. With ``mmproj_auto``, the vision
-    encoder beside the model comes, too; ``mmproj_url`` is the address of one. ``offline`` takes only what has been
-    fetched before.
+    encoder in the same repository comes, too; ``mmproj_url`` is the address of one. ``offline`` takes only files that
+    were fetched before.
     """
 
     hf_repo: str = HUB.flag(
@@ -63,7 +63,7 @@ class HubSettings:
     mmproj_auto: bool = HUB.flag(
         True,
         "--mmproj-auto",
-        "-hf also fetches the vision encoder beside the model, if there is one",
+        "-hf also fetches the vision encoder in the repository, if there is one",
         None,
         "LLAMA_ARG_MMPROJ_AUTO",
         off="--no-mmproj --no-mmproj-auto",

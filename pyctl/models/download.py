@@ -50,7 +50,7 @@ class _Broken(Exception):
 
 
 def fetch_url(address: str, offline: bool) -> Path:
-    """The file at ``address``, under the user's cache directory; parts of a split model lie beside the first.
+    """The file at ``address``, under the user's cache directory; parts of a split model lie in the same directory.
 
     A place of its own for each scheme, host, port, folder and query. Raises ConfigError.
     """
@@ -86,7 +86,7 @@ def download(
 ) -> None:
     """Fetch ``url`` to ``target``, which appears when it is whole. Another process that fetches it is waited for.
 
-    What came of a file stays beside ``target`` and is gone on with, now or at the next call, as long as the server says
+    What came of a file stays next to ``target`` and is continued, now or at the next call, as long as the server says
     that it is still the same file. Raises ConfigError, and OSError if the disk refuses.
     """
     columns = ("{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
@@ -169,7 +169,7 @@ def _continues(headers: httpx.Headers, part: _Part) -> bool:
 
 
 def _validator(headers: httpx.Headers) -> str:
-    """What says that a file is still the same to the byte; empty if nothing does."""
+    """The server's tag of the bytes of a file; empty without one."""
     tag = str(headers.get("ETag", ""))
     return tag if tag and not tag.startswith("W/") else str(headers.get("Last-Modified", ""))
 
@@ -180,7 +180,7 @@ def _check_space(url: httpx.URL, part: _Part, needed: int) -> None:
         wanted = f"{needed / 2**20:,.0f} MiB more" if needed else "more room"
         raise ConfigError(
             f"{_shown(url)} needs {wanted}; {max(free, 0) / 2**20:,.0f} MiB are free in {part.path.parent} "
-            f"beside {SPARE_BYTES / 2**20:.0f} MiB that stay free"
+            f"in addition to {SPARE_BYTES / 2**20:.0f} MiB that stay free"
         )
 
 
@@ -252,7 +252,7 @@ class _Part:
 
 
 def _locked(path: Path) -> FileIO:
-    """The file at ``path``, opened for appending; nobody else has it, and it still has that name."""
+    """The file at ``path``, opened for appending; locked for this process, and still under that name."""
     while True:
         file = path.open("ab+", 0)
         try:
@@ -263,7 +263,7 @@ def _locked(path: Path) -> FileIO:
         except BaseException:
             file.close()
             raise
-        file.close()  # whoever had it has finished it, or given it up
+        file.close()  # another process had it, and has finished or given up
 
 
 def _refusal(url: httpx.URL, error: Exception) -> ConfigError:

@@ -58,7 +58,7 @@ def fetch(settings: HubSettings) -> Path:
 
 
 def fetch_companion(settings: HubSettings, model: Path) -> Path | None:
-    """The vision encoder beside ``model``, which `fetch` has found for the same ``settings``; None if there is none.
+    """The vision encoder next to ``model``, which `fetch` has found for the same ``settings``; None if there is none.
 
     Of several, that in the nearest folder and then with the most similar quant, as in llama-server. Raises ConfigError.
     """
@@ -88,7 +88,7 @@ def _cached_companion(repo: str, model: Path) -> Path | None:
 
 
 def _name_in(repo: str, model: Path, names: Sequence[str]) -> str:
-    """What the file ``model`` is called in its repository."""
+    """The name of the file ``model`` in its repository."""
     return max((name for name in names if f"/{model}".endswith(f"/{name}")), key=len, default=model.name)
 
 
@@ -112,7 +112,7 @@ def _bits(name: str) -> int:
 
 
 def cached_models() -> list[str]:
-    """What `fetch` finds without a network, as ``USER/MODEL:QUANT`` where the name says the quant."""
+    """The models that `fetch` finds without a network, as ``USER/MODEL:QUANT`` where the name says the quant."""
     found = set()
     for repo, revision in _revisions():
         for file in revision.files:
@@ -147,11 +147,11 @@ def _check_magic(path: Path, repo: str) -> None:
 
 @contextmanager
 def _refusals(repo: str) -> Iterator[None]:
-    """What the hub answers but does not give becomes a ConfigError."""
+    """Turn refusals of the hub into ConfigError."""
     try:
         yield
     except GatedRepoError as error:
-        raise ConfigError(f"{repo} is open only to those who accepted its terms; then pass --hf-token") from error
+        raise ConfigError(f"{repo} is open only to users that accepted its terms; then pass --hf-token") from error
     except RepositoryNotFoundError as error:
         raise ConfigError(f"there is no model {repo} at {constants.ENDPOINT}, or it needs --hf-token") from error
     except LocalEntryNotFoundError:

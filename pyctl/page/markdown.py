@@ -1,6 +1,6 @@
 """Markdown to HTML that a page can show as it is: no script, no request, no style of its own.
 
-What a text says is somebody's idea of an attack until shown otherwise, and neither parsing nor highlighting is bounded
+Every text is an attack until shown otherwise, and neither parsing nor highlighting is bounded
 in time. So a server does not call this; it asks a `MarkdownProcess`, which can be killed.
 """
 

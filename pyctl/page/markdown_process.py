@@ -1,4 +1,4 @@
-"""A process that renders Markdown, so that a text that takes forever takes nobody else's time and can be ended."""
+"""A process that renders Markdown, so that a text that takes forever delays no request and can be ended."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _read(pipe: IO[bytes], size: int, end: float) -> bytes:
 
 
 def _main() -> None:
-    """Answer until nobody asks any more."""
+    """Answer until no text has come for some time."""
     import resource
 
     from pyctl.page.markdown import html_of
@@ -138,7 +138,7 @@ def _main() -> None:
         if len(head) < _SIZE.size:
             return
         text = source.read(_SIZE.unpack(head)[0]).decode()
-        signal.alarm(int(_SECONDS) + 2)  # in case that nobody is left to end this
+        signal.alarm(int(_SECONDS) + 2)  # in case the server is gone
         try:
             body = html_of(text).encode("utf-8", "replace")
         except Exception:

@@ -119,7 +119,7 @@ _OWN_PAGES: frozenset[Handler] = frozenset(
         info.change_adapters,
     )
 )
-"""What pages of other origins may not ask for, though they may generate: it shows or changes what belongs to all."""
+"""Endpoints that pages of other origins may not use, though they may generate: these show or change shared state."""
 
 
 def create_app(service: Service) -> Starlette:
@@ -144,7 +144,7 @@ def create_app(service: Service) -> Starlette:
 
 
 def create_loading_app(settings: ServerSettings) -> Starlette:
-    """What answers until there is a model: the page, which waits for it, and 503 to everything else."""
+    """The application until the model is loaded: the page, which waits for it, and 503 to everything else."""
 
     async def loading(request: Request, error: Exception) -> Response:
         return error_response(UnavailableError("Loading model"))

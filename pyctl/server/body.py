@@ -1,6 +1,6 @@
 """Typed request bodies, read with llama-server's tolerance: null is absent, unknown names are ignored.
 
-A body declares its fields with their types; what a type does not say (a range, other names) stands beside the field:
+A body declares its fields with their types; what a type does not say (a range, other names) is annotated:
 
     class Greeting(Body):
         loud: bool = False
@@ -95,7 +95,7 @@ class ByteAccount:
         self._left -= n_bytes
 
     def inflate(self, packed: bytes) -> bytes:
-        """What zlib made ``packed`` of, which is charged; zlib.error if it did not."""
+        """The bytes that zlib packed, which are charged; zlib.error if it did not."""
         unpacker = zlib.decompressobj()
         data = unpacker.decompress(packed, self._left + 1)
         self.charge(len(data))
@@ -113,7 +113,7 @@ INT32_MAX = 2**31 - 1
 
 _MAX_SIGNS = {
     (b",",): (limit(1_500_000, "commas of a body, which part its values", "400", "request"), "commas"),
-    (b":",): (limit(150_000, "colons of a body, which stand behind its keys", "400", "request"), "colons"),
+    (b":",): (limit(150_000, "colons of a body, which follow its keys", "400", "request"), "colons"),
     (b"[", b"{"): (limit(300_000, "brackets that a body opens", "400", "request"), "brackets"),
 }
 """A value of two bytes takes a hundred in memory, and nothing else runs while the library reads them."""
@@ -125,7 +125,7 @@ B = TypeVar("B", bound="Body")
 
 
 class Names(tuple[str, ...]):
-    """What a field is called in JSON, if not as in Python; of several, the first that is present counts."""
+    """The names of a field in JSON, if not that in Python; of several, the first that is present counts."""
 
     def __new__(cls, *names: str) -> Names:
         return super().__new__(cls, names)
@@ -169,7 +169,7 @@ class Flattened:
 
 
 def out_of_range(name: str, value: object, low: object, high: object) -> RequestError:
-    """What to raise for a number that may not be."""
+    """The error for a number outside of its range."""
     return RequestError(f"'{name}' must be in [{low}, {high}], not {value}")
 
 
@@ -266,7 +266,7 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def parse(cls: type[B], body: bytes) -> B:
-        """The same of JSON text."""
+        """The body that JSON text says. Raises RequestError."""
         return cls.of(parse_object(body))
 
     @classmethod
@@ -297,7 +297,7 @@ def _field(name: str, hint: Any) -> _Field:
 
 
 _BOM = b"\xef\xbb\xbf"
-"""What .NET and PowerShell write before UTF-8."""
+"""The byte order mark that .NET and PowerShell write before UTF-8."""
 
 
 def parse_json(body: bytes) -> Any:
@@ -314,7 +314,7 @@ def parse_json(body: bytes) -> Any:
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """The same, which must be an object."""
+    """The object that ``body`` is the JSON text of. Raises RequestError."""
     values = parse_json(body)
     if not isinstance(values, dict):
         raise RequestError("the body must be a JSON object")
@@ -322,7 +322,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
 
 
 def others(values: Mapping[str, Any], body: type[Body], ignored: frozenset[str]) -> dict[str, Any]:
-    """What of ``values`` is neither a field of ``body`` nor ``ignored``, to be passed on to another body."""
+    """The ``values`` that are neither a field of ``body`` nor ``ignored``, for another body."""
     own = body.names() | ignored
     return {name: value for name, value in values.items() if name not in own}
 
@@ -571,7 +571,7 @@ class _ResponseFormat(Body, frozen=True):
 
 
 class GenerationBody(Body, frozen=True):
-    """What every request that generates may say. ``max_tokens`` None means the server's own, -1 until the context is
+    """Fields of every request that generates. ``max_tokens`` None means the server's own, -1 until the context is
     full; ``n`` is replies per prompt; ``sampling`` holds members of `Sampling`.
     """
 
@@ -638,7 +638,7 @@ class InfillBody(CompletionBody, frozen=True):
 
 
 class ConversationBody(Body, frozen=True):
-    """What of a chat request becomes its prompt. ``parallel_tool_calls`` None: as the template can."""
+    """The fields of a chat request that become its prompt. ``parallel_tool_calls`` None: as the template can."""
 
     messages: Any = None
     tools: Any = None

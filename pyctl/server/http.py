@@ -76,7 +76,7 @@ _KINDS: dict[type[BaseException], tuple[int, str]] = {
 
 
 def error_body(error: BaseException) -> dict[str, Any]:
-    """``{"error": {"code", "message", "type"}}``; an error that nobody raised on purpose keeps its text to itself."""
+    """``{"error": {"code", "message", "type"}}``; the text of an unexpected error is not shown."""
     code, kind = next(_KINDS[base] for base in type(error).__mro__ if base in _KINDS)
     message = str(error) if isinstance(error, PyctlError) else "internal error"
     body: dict[str, Any] = {"code": code, "message": message, "type": kind}

@@ -103,7 +103,7 @@ def _fetch_one(url: str, end: float) -> bytes | str:
 
 
 def _host(url: str) -> str:
-    """What a server is asked for by name. RequestError for what is no address of a web server."""
+    """The parts of an address. RequestError if it is not one of a web server."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port
@@ -151,7 +151,7 @@ class _PublicNetwork(httpcore.NetworkBackend):
 
 
 class _TimedStream(httpcore.NetworkStream):
-    """What is sent and comes until ``end``, however slowly."""
+    """A stream that ends at ``end``, however slow it is."""
 
     def __init__(self, stream: httpcore.NetworkStream, end: float) -> None:
         self._stream, self._end = stream, end
@@ -197,7 +197,7 @@ _MOST_BYTES = limit(32 * 2**20, "an image in a request or in a file", "400", "re
 _MOST_PIXELS = limit(1_000_000_000, "pixels of all images of a request", "400", "request")
 
 _STEP_LETTERS = 1 << 20
-"""Base64 that is read at a time: whoever else wants the interpreter gets it in between."""
+"""Base64 that is decoded at a time: other threads get the interpreter in between."""
 
 
 class ImagePart(dict[str, Any]):
@@ -217,7 +217,7 @@ class ImagesMissing(RequestError):
 
 
 async def with_images(service: Service, request: Request, function: Callable[[Fetched], R]) -> R:
-    """What ``function`` returns or raises, on a thread of the pool; it is called again when it said what is missing."""
+    """Call ``function`` on a thread of the pool; again, with the fetched files, if it raised ImagesMissing."""
     try:
         return await service.shared.pool.run(request, function, NOTHING)
     except ImagesMissing as missing:
@@ -228,7 +228,7 @@ async def with_images(service: Service, request: Request, function: Callable[[Fe
 def load_images(messages: Any, service: Service, fetched: Fetched) -> Any:
     """``messages`` with an ImageFile in the place of each part that has an image; as they are where none can be seen.
 
-    Raises RequestError, which says what is wrong with which image.
+    Raises RequestError, which names the image and what is wrong with it.
     """
     if service.chat.images is None or not isinstance(messages, list):
         return messages
@@ -329,7 +329,7 @@ _MOST_HEAD = 1000
 
 
 def _decoded(text: str) -> bytes:
-    """What ``text`` says in base64."""
+    """The bytes of ``text`` in base64."""
     if len(text) // 4 * 3 > _MOST_BYTES + 2:
         raise RequestError(f"the image has more than {_MOST_BYTES} bytes")
     if any(blank in text for blank in " \n\r\t"):
@@ -354,7 +354,7 @@ def _file(name: str, media_path: str) -> bytes:
         path = (base / name.lstrip("/")).resolve()
         if not path.is_relative_to(base):
             raise RequestError(f"file path is not allowed: {name[:200]}")
-        # Without waiting: a pipe would keep the thread until somebody writes into it.
+        # Without waiting: a pipe would keep the thread until it is written to.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:
             facts = os.fstat(descriptor)

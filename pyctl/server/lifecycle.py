@@ -50,7 +50,7 @@ log = logging.getLogger("pyctl")
 def bind(hosts: Sequence[str] = ("127.0.0.1",), port: int = 8080) -> Iterator[list[socket.socket]]:
     """Take the addresses ``hosts`` (UNIX sockets where they end in .sock) and ``port``, for the time of the block.
 
-    Port 0 is any free one, the same for all. Clients are refused until somebody listens, at UNIX sockets they wait.
+    Port 0 is any free one, the same for all. Until the server listens, clients are refused; at UNIX sockets they wait.
     Raises ConfigError if an address cannot be had.
     """
     sockets: list[socket.socket] = []
@@ -94,9 +94,9 @@ def _bind_unix(path: str) -> socket.socket:
                 raise OSError(errno.EEXIST, "a file of that name exists")
             if _is_alive(path):
                 raise OSError(errno.EADDRINUSE, "another server listens there")
-            os.unlink(path)  # left behind by a server that was killed
+            os.unlink(path)  # left by a server that was killed
         sock.bind(path)
-        sock.listen()  # at once: whoever does not listen looks as if it had been killed
+        sock.listen()  # at once: a server that does not listen looks as if it had been killed
     except BaseException:
         sock.close()
         raise
@@ -104,7 +104,7 @@ def _bind_unix(path: str) -> socket.socket:
 
 
 def _is_alive(path: str) -> bool:
-    """Whether somebody listens at the socket ``path``."""
+    """Whether a server listens at the socket ``path``."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.setblocking(False)
         try:
@@ -131,7 +131,7 @@ def _unlink(path: str, identity: tuple[int, int]) -> None:
 
 
 def address_of(sockets: Sequence[socket.socket], scheme: str) -> str:
-    """What to tell people: the addresses of ``sockets``, separated by commas."""
+    """For people: the addresses of ``sockets``, separated by commas."""
     return ", ".join(_address(sock, scheme) for sock in sockets)
 
 
@@ -153,7 +153,7 @@ KEPT_SECONDS = limit(75.0, "a connection without a request after a reply", "clos
 """Longer than clients keep one (httpx 5 s, aiohttp 15, nginx 60): whose end closes first must not matter to a request
 that is on its way."""
 
-BODY_SECONDS = limit(60.0, "sending a body, beside what its bytes may take", "closed, 408", "connection", "s")
+BODY_SECONDS = limit(60.0, "sending a body, in addition to what its bytes may take", "closed, 408", "connection", "s")
 
 BODY_RATE = limit(4096, "speed of a body, at least, after that", "closed, 408", "connection", "bytes a second")
 
@@ -237,7 +237,7 @@ class ConnectionGuard:
         log.warning(text + "%s", *args, more)
 
     def failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """The event loop's handler of exceptions that nobody waits for: a refused connection is one thin line."""
+        """The event loop's handler of exceptions that no task waits for: a refused connection is one thin line."""
         error = context.get("exception")
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
             self.say("a connection cannot be taken: %s", error.strerror)
@@ -308,7 +308,7 @@ class GuardedProtocol(H11Protocol):
             self.transport.abort()
 
     def _note(self) -> None:
-        """What is awaited now."""
+        """Note the phase that the connection is in now."""
         phase = self.conn.their_state
         if phase is self._phase:
             return
@@ -351,7 +351,7 @@ class LoadingApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await self._app(scope, receive, send)
-        except asyncio.CancelledError:  # only at the very end: nobody else cancels a request
+        except asyncio.CancelledError:  # only at the very end: requests are not cancelled before
             log.warning("%s: given up, the server ends", scope.get("path", ""))
 
 
@@ -464,7 +464,7 @@ class _Server(uvicorn.Server):
         self.timer.daemon = True
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        # Unlike asyncio.run it waits for no thread of a pool, which may be at work on what nobody wants any more.
+        # Unlike asyncio.run it waits for no thread of a pool, which may still be at work.
         loop = asyncio.new_event_loop()
         loop.set_exception_handler(self._guard.failed)
         try:
@@ -564,7 +564,7 @@ def _too_late() -> None:
 
 
 def _on_thread(function: Callable[[], object]) -> asyncio.Future[None]:
-    """Have ``function`` called on a thread that nobody has to wait for."""
+    """Have ``function`` called on a daemon thread."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
 

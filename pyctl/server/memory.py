@@ -37,7 +37,7 @@ def give_back() -> bool:
 
 
 def _of_glibc(name: str, *numbers: int) -> int:
-    """What its function returns; 0 where the C library is another."""
+    """Call a function of glibc; 0 where the C library is another."""
     function: Callable[..., int] | None = getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
     return function(*numbers) if function is not None else 0
 

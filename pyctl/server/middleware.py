@@ -1,4 +1,4 @@
-"""What every request passes before an endpoint: keys, CORS by llama-server's rules, the size of bodies."""
+"""Checks of every request before an endpoint: keys, CORS by llama-server's rules, the size of bodies."""
 
 from __future__ import annotations
 
@@ -123,11 +123,11 @@ class CorsMiddleware:
 
 
 _OWN_NAMES = (".localhost", ".local", ".internal", ".lan", ".home.arpa")
-"""Nobody can buy names that end so."""
+"""Endings of names that no registrar sells."""
 
 
 def may_be_rebound(host: str) -> bool:
-    """Whether the Host header ``host`` is a name that somebody may have pointed at this machine behind its back.
+    """Whether the Host header ``host`` is a public name, which its owner may have pointed at this machine.
 
     That makes their pages pages of this server, as far as a browser can see (DNS rebinding). It takes a public name:
     addresses, names without a dot and names of local networks are none.
@@ -162,7 +162,7 @@ _PASSED_ON = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forw
 
 
 def sees_texts(request: Request, settings: ServerSettings) -> bool:
-    """Whether whoever asks may read what others have said: with a key, from this machine, or with --show-prompts.
+    """Whether the client may read texts of other clients: with a key, from this machine, or with --show-prompts.
 
     What a proxy passes on is not from this machine, and a page under a name that may be rebound needs a key. Pages of
     other origins may generate, but see no words of others.
@@ -199,7 +199,7 @@ MAX_BODY_BYTES = limit(32 * 2**20, "body of a request", "413", "request", "bytes
 """About three times what a prompt of a million tokens takes as JSON, with every character escaped."""
 
 MAX_IMAGES_BODY_BYTES = limit(256 * 2**20, "body of a request where images can be seen", "413", "request", "bytes")
-"""What a long conversation with many screenshots takes, all of which come again with each message."""
+"""Room for a long conversation with many screenshots, all of which come again with each message."""
 
 _MAX_TOGETHER_BYTES = limit(
     512 * 2**20, "bodies of more than the first of these, together", "503 with Retry-After", "process", "bytes"
@@ -210,7 +210,7 @@ _DRAIN_BYTES = 8 * MAX_BODY_BYTES
 
 class BodyLimitMiddleware:
     """Reading a body of more than ``limit`` bytes raises TooLargeError in the application, and one that does not fit
-    beside other large ones, which are not answered yet, BusyError.
+    in addition to other large ones, which are not answered yet, BusyError.
 
     The rest of the body is read and dropped before, since most clients look for an answer only after they have sent
     everything; a client that asks first (Expect: 100-continue) gets the answer at once.
@@ -256,5 +256,5 @@ class BodyLimitMiddleware:
 
 
 def depth_error() -> RequestError:
-    """What a RecursionError while reading a request means to the client."""
+    """The client's error for a RecursionError while reading a request."""
     return RequestError("the body is nested too deeply")

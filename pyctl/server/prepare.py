@@ -94,7 +94,7 @@ def _prompt(value: Any, service: Service, fetched: Fetched) -> tuple[Prompt, str
     if isinstance(value, str):
         return service.chat.prompt_from_text(value, images), value
     if images:
-        raise RequestError("'prompt_string' must be a string beside 'multimodal_data'")
+        raise RequestError("'prompt_string' must be a string with 'multimodal_data'")
     return service.chat.prompt_from_mixed(mixed(value, "prompt", service.info.n_vocab)), None
 
 
@@ -240,7 +240,7 @@ def prepare(service: Service, body: AnyBody, fetched: Fetched = NOTHING) -> list
 
 
 def prepare_warm_up(service: Service, body: ChatBody, fetched: Fetched = NOTHING) -> Request:
-    """What has the engine evaluate the prompt of ``body``, as far as it is certain what it begins with."""
+    """A request that evaluates the prompt of ``body``, as far as its beginning is certain."""
     prompt = service.chat.beginning(_chat_request(service, body.conversation, fetched))
     if len(prompt) >= service.info.n_ctx:
         raise ContextSizeError(len(prompt), service.info.n_ctx)

@@ -122,7 +122,7 @@ def _cache_times(report: RequestStats) -> dict[str, Any]:
 def cache_json(report: RequestStats, text_of: TextOf | None) -> dict[str, Any]:
     """Where the prompt was restored from, the ids of the snapshots in GET /cache, and where it left a recent prompt.
 
-    ``text_of`` shows the words there, which may be somebody else's; None keeps them back.
+    ``text_of`` shows the words there, which may be another client's; None leaves them out.
     """
     body: dict[str, Any] = {
         "source": report.source,
@@ -207,7 +207,7 @@ def _shown(value: Any) -> Any:
 
 
 def without_long(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What /props and /slots show of the ``settings``: all but what may be long."""
+    """The ``settings`` in /props and /slots: all but those that may be long."""
     return {key: value for key, value in settings.items() if key not in _LONG}
 
 
@@ -219,7 +219,7 @@ class Reply(ABC):
     """
 
     end: bytes = b""
-    """What ends a stream after the last reply."""
+    """The end of a stream after the last reply."""
 
     id: str = ""
     """By what clients may control it while it runs; empty for nothing."""
@@ -293,7 +293,7 @@ class Reply(ABC):
         return body
 
     def text(self) -> str:
-        """What `keep` has seen."""
+        """The text that `keep` got."""
         return "".join(self.texts)
 
     def logprobs(self, probs: list[TopTokens]) -> dict[str, Any]:
@@ -397,7 +397,7 @@ class EventReply(Reply):
         return self.more(delta)
 
     def _rest(self) -> list[dict[str, Any]]:
-        """What is said by nothing but the end; all that the prompt has opened, if the model said nothing."""
+        """Events of the text that was held back until the end; all that the prompt has opened, if no token came."""
         events = self.more(self._splitter.feed(self._open_reasoning)) if self._open_reasoning else []
         return events + self.more(self._splitter.finish())
 
@@ -470,7 +470,7 @@ def _streamed(counts: StreamCounts | None) -> str:
 
 
 def log_error(path: str, error: Exception) -> None:
-    """Log a request that ended with an error, with a traceback if nobody raised it on purpose."""
+    """Log a request that ended with an error, with a traceback if it is unexpected."""
     if isinstance(error, PyctlError):
         log.warning("%s: %s: %s", path, type(error).__name__, error)
     else:
@@ -619,7 +619,7 @@ class ReplyResponse:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _batches(self, path: str) -> AsyncGenerator[bytes, None]:
-        """What can be sent, as it comes; events that wait together are sent together. Raises what a Failed holds."""
+        """Frames as they come; those of events that wait together are joined. Raises the error of a Failed."""
         async with aclosing(merged([each.handle for each in self._replies])) as found:
             async for number, events in found:
                 frames: list[bytes] = []

@@ -34,7 +34,7 @@ _CLOSE_SECONDS = 2.0
 
 
 class RequestPool:
-    """Runs functions on threads that nobody waits for when the process ends.
+    """Runs functions on daemon threads, for which the end of the process does not wait.
 
     A function that takes too long is given up: its client gets an answer, and another thread takes its place, up to a
     number of such. A client that leaves before its turn leaves its place.
@@ -58,7 +58,7 @@ class RequestPool:
         self._n_alive = self._n_idle = self._n_abandoned = 0
 
     async def run(self, request: Request, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """What ``function`` returns or raises.
+        """Call ``function`` on a thread of the pool.
 
         Raises BusyError if too many wait, UnavailableError if it takes too long, ClientDisconnect if the client of
         ``request``, whose body has been read, has left.
@@ -99,7 +99,7 @@ class RequestPool:
                 self._changed.notify()
 
     def _forget(self, job: _Job[R]) -> None:
-        """Nobody waits for ``job`` any more."""
+        """The request of ``job`` does not wait for it any more."""
         with self._changed:
             if job.state == "waiting":
                 job.state = "over"
@@ -144,7 +144,7 @@ class RequestPool:
 
 
 class Afterwards:
-    """Runs functions for which nobody waits, one after the other, on a thread that is there as long as they are.
+    """Runs functions without results, one after the other, on a thread that ends with the last of them.
 
     Of many that wait the oldest are left out. What they raise is logged.
     """
@@ -193,7 +193,7 @@ class _Job(Generic[R]):
     def __init__(self, function: Callable[[], R], loop: asyncio.AbstractEventLoop) -> None:
         self.state = "waiting"
         self.done: asyncio.Future[R] | None = loop.create_future()
-        """None when nobody waits for it any more."""
+        """None when the request does not wait for it any more."""
         self._function, self._loop = function, loop
 
     def run(self) -> Callable[[asyncio.Future[R]], None]:

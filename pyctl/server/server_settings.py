@@ -26,7 +26,7 @@ REASONING_FORMATS: dict[str, Literal["auto", "deepseek", "none"]] = {
     "deepseek": "deepseek",
     "deepseek-legacy": "deepseek",  # llama-server, too, treats both alike
 }
-"""What users and requests may say, and what it means."""
+"""Names that users and requests may use, with their meaning."""
 
 
 def addresses(text: str) -> tuple[str, ...]:
@@ -37,9 +37,9 @@ def addresses(text: str) -> tuple[str, ...]:
 
 
 def keys(text: str) -> tuple[str, ...]:
-    """One key or several; an empty text is a variable that somebody forgot to set, and no open server."""
+    """One key or several; an empty text is an error: it must not open the server."""
     if not (found := words(text)):
-        raise ValueError("there is no key in it; leave it out to let everybody ask")
+        raise ValueError("there is no key in it; leave it out to let every client ask")
     return found
 
 
@@ -130,7 +130,7 @@ class Cors:
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """Clients of a process: who may ask, and what they may see and change.
+    """Clients of a process: which may ask, and what they may see and change.
 
     No ``api_keys`` means that every client may ask. ``slots_debug`` adds prompts to /slots, ``show_prompts`` their ends
     to /cache even if there are no keys; with ``is_verbose``, OpenAI's replies hold llama-server's.
@@ -195,7 +195,7 @@ class ReplySettings:
     warm_next: bool = CACHE.flag(
         True,
         "--warm-next",
-        "evaluate replies as the next prompt will have them, while nobody asks for anything",
+        "evaluate replies as the next prompt will have them, while the engine is idle",
         None,
         "PYCTL_WARM_NEXT",
         off="--no-warm-next",

@@ -1,4 +1,4 @@
-"""What endpoints work with: one `Service` for each model, and what all models of a process share."""
+"""The objects that endpoints use: a `Service` for each model, and `Shared` for all models of a process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["Service", "Shared"]
 
 @dataclass(frozen=True)
 class Shared:
-    """What all models of a process share: settings of the server, kept responses, threads.
+    """Shared by all models of a process: settings of the server, stored responses, threads.
 
     ``running`` are the handles of replies that are being sent, by their id, without those that may not be controlled;
     only the event loop uses it.
@@ -72,7 +72,7 @@ class Service:
 
     @cached_property
     def disk_policy(self) -> DiskPolicy:
-        """What goes to disk where a request does not say."""
+        """The disk policy of requests that do not say."""
         return DiskPolicy.of_server(self.settings.disk_policy)
 
     def text_of(self, tokens: Sequence[int]) -> str:

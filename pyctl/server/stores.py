@@ -1,4 +1,4 @@
-"""What the Responses API keeps between requests: responses and conversations, bounded for each client."""
+"""Responses and conversations of the Responses API, kept between requests and bounded for each client."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SHARE = 8
 
 
 def owner_of(request: Request) -> str:
-    """Whose entries a request makes: those of its API key, or else of its address."""
+    """The owner of the entries that a request makes: its API key, or else its address."""
     key = request.headers.get("authorization") or request.headers.get("x-api-key")
     return f"key {key}" if key else f"address {request.client.host if request.client is not None else ''}"
 
@@ -79,7 +79,7 @@ class SharedStore(Generic[V]):
         return self._entries[name].value
 
     def owner(self, name: str) -> str:
-        """Whose entry it is. KeyError."""
+        """The owner of an entry. KeyError."""
         return self._entries[name].owner
 
     def values(self) -> list[V]:
@@ -107,7 +107,7 @@ _MOST_EACH = limit(_MOST_BYTES // SHARE, "one conversation of /v1/responses", "4
 _MOST_METADATA = limit(16 << 10, "`metadata` of a conversation, as JSON", "400", "request", "bytes")
 
 _ENTRY_BYTES = 600
-"""What the containers around one response or conversation take, roughly."""
+"""Size of the containers around one response or conversation, roughly."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class ConversationStore:
 
     @property
     def n_bytes(self) -> int:
-        """What is kept takes this many bytes."""
+        """Bytes of all entries."""
         return self._kept.n_bytes
 
     def create(self, messages: list[Any], metadata: dict[str, Any], owner: str = "") -> dict[str, Any]:
@@ -161,7 +161,7 @@ class ConversationStore:
         return _body(name, metadata, kept.created_at)
 
     def messages(self, name: str, account: ByteAccount) -> list[Any]:
-        """What was said in the conversation ``name``, charged to ``account``. Raises NotFoundError, and RequestError if
+        """The messages of the conversation ``name``, charged to ``account``. Raises NotFoundError, and RequestError if
         not all of it was kept."""
         with self._kept.lock:
             kept = self._used(name)
@@ -245,7 +245,7 @@ class ResponseStore:
 
     @property
     def n_bytes(self) -> int:
-        """What is kept takes this many bytes."""
+        """Bytes of all entries."""
         return self._stored.n_bytes
 
     def __len__(self) -> int:
@@ -312,5 +312,5 @@ class ResponseStore:
 
 
 def _json(value: Any) -> bytes:
-    # A copy: what the encoder returns has room for more behind its end.
+    # A copy: what the encoder returns has spare room at its end.
     return bytes(memoryview(encode(value)))

@@ -17,7 +17,7 @@ class ReplyStats:
 
     Of ``n_drafted`` tokens of drafts the reply has ``n_accepted``. ``streamed_bytes`` of K and V were read from RAM,
     and ``selected_chunks`` are what its tokens attended to instead of everything.
-    ``source`` says where the cached tokens came from, empty when nobody said; ``truncated`` that the reply met a limit.
+    ``source`` says where the cached tokens came from, empty when unknown; ``truncated`` that the reply met a limit.
     """
 
     n_cached: int | None = None
@@ -52,7 +52,7 @@ class ChatBackend(Protocol):
     """Anything that continues a conversation. Used from one thread."""
 
     def name(self) -> str:
-        """What answers, for people to read. Raises PyctlError when it cannot be reached."""
+        """The name of the model, for people. Raises PyctlError when it cannot be reached."""
 
     def stream(self, messages: Sequence[Mapping[str, Any]]) -> Generator[ChatDelta, None, None]:
         """The reply to ``messages`` (OpenAI's form). Closing the generator stops the work; raises PyctlError."""

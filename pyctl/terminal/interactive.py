@@ -294,12 +294,12 @@ def run_chat(backend: ChatBackend, *, prompt: str | None = None, system: str = "
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Whoever read us has left; without this, the interpreter complains while it flushes.
+        # The reader of the output has left; without this, the interpreter complains while it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
 
 def _on_error(file: TextIO, handler: str) -> None:
-    """What happens to characters that ``file`` cannot hold."""
+    """The error handler for characters that ``file`` cannot hold."""
     if isinstance(file, io.TextIOWrapper):
         file.reconfigure(errors=handler)

@@ -105,7 +105,7 @@ class RemoteBackend:
 
 
 class _Reply:
-    """What the chunks of one reply have said so far; times are seconds since the request."""
+    """The chunks of one reply so far; times are seconds since the request."""
 
     def __init__(self, source: str) -> None:
         self.finished = False

@@ -56,7 +56,7 @@ def test_a_model_that_cannot_be_loaded(damaged: dict[str, Path], command: str, k
         (["serve", "-ctv", "q8_0", "-fa", "off"], "needs flash attention"),
         (["serve", "-c", "-5"], "-c: -5 is too small"),
         (["dance"], "unknown command: 'dance'; commands are"),
-        (["-m", "x.gguf"], "flags come behind a command, not before it: '-m'"),
+        (["-m", "x.gguf"], "flags come after a command, not before it: '-m'"),
         (["cache", "ls", "x"], "unexpected argument 'x'; a directory is named by --kv-cache-dir"),
         (["chat", "--url", "http://127.0.0.1:1", "-m", "x.gguf"], "exclude each other"),
     ],

@@ -54,7 +54,7 @@ class BoundCalls:
         self._known: OrderedDict[bytes, Constraint | None] = OrderedDict()
 
     def constraint(self, tools: Tools, part: ReplyPart) -> Constraint | None:
-        """What binds the calls in a reply that begins in ``part``.
+        """The constraint on calls in a reply that begins in ``part``.
 
         An argument whose schema cannot be converted may be any JSON, unless its tool is strict: then RequestError. None
         if nothing that binds all these tools can be made, and none of them has to be called.
@@ -90,14 +90,14 @@ class BoundCalls:
         """``tool`` with any JSON for each argument of which no grammar can be made."""
         if self._fits(tool.parameters, tool, probes):
             return tool
-        beside = {key: tool.parameters[key] for key in ("$defs", "definitions") if key in tool.parameters}
+        shared = {key: tool.parameters[key] for key in ("$defs", "definitions") if key in tool.parameters}
         properties = {
             key: schema
-            if self._fits({"type": "object", "properties": {key: schema}, "required": [key], **beside}, tool, probes)
+            if self._fits({"type": "object", "properties": {key: schema}, "required": [key], **shared}, tool, probes)
             else {}
             for key, schema in tool.properties.items()
         }
-        loosened = {"type": "object", "properties": properties, "required": list(tool.required), **beside}
+        loosened = {"type": "object", "properties": properties, "required": list(tool.required), **shared}
         return replace(tool, parameters=loosened if properties and self._fits(loosened, tool, probes) else _ANYTHING)
 
     def _fits(self, parameters: Mapping[str, Any], tool: Tool, probes: Iterator[int]) -> bool:
@@ -121,7 +121,7 @@ def _loose(tool: Tool, probes: Iterator[int]) -> Tool:
 
 
 def _key(tools: Tools, part: ReplyPart) -> bytes:
-    """The same for the same tools; empty if they cannot be told from others."""
+    """A key that is the same for the same tools; empty if they cannot be told from others."""
     try:
         said = msgspec.json.encode((part, tools))
     except (ValueError, TypeError, OverflowError, RecursionError):

@@ -1,4 +1,4 @@
-"""What there is to know about a family's way of writing calls; one file each says it, and the package lists them."""
+"""How a family of models writes calls; each family has a file, and the package lists them."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ class CallFormat(ABC):
 
     @abstractmethod
     def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
-        """What one call of ``tool`` is in ``grammar``; RequestError for a schema that is none."""
+        """One call of ``tool`` in ``grammar``; RequestError for a schema that is none."""
 
     def calls(self, grammar: GrammarBuilder, call: str, parallel: bool) -> str:
-        """What one call is, or several if ``parallel``, each of which is ``call``."""
+        """One ``call``, or several if ``parallel``."""
         calls = rf"/\n{{1,2}}/? {call}"
         return f"({calls})+" if parallel else calls
 
@@ -68,9 +68,9 @@ class CallFormat(ABC):
         reply_part: ReplyPart,
         controls: Mapping[str, int] | None = None,
     ) -> Constraint:
-        """What binds the calls in a reply that begins in ``reply_part``: all of it to a call, or to several where
+        """The constraint on calls in a reply that begins in ``reply_part``: all of it to a call, or to several where
         ``tools`` allow it, if they are forced; else only what comes from the first call on, which is one where the
-        parser takes it for one: behind the reasoning, or within if a call interrupts that.
+        parser takes it for one: after the reasoning, or within if a call interrupts that.
 
         ``controls`` are the control tokens of the vocabulary. RequestError for a schema that is none.
         """

@@ -100,7 +100,7 @@ class _Parser:
     # Each state takes from what is held and says whether the next one should try.
 
     def _head(self, final: bool) -> bool:
-        """Before the text of a message: who it is for, and the channel. Whatever is no head is content."""
+        """Before the text of a message: its recipient, and the channel. What is no head is content."""
         begins = any(head.startswith(self._held[: len(head)]) for head in _HEADS)
         at = self._held.find(_MESSAGE)
         if begins and at < 0 and len(self._held) < _MAX_HEAD + len(_MESSAGE) and not final:
@@ -142,12 +142,12 @@ class _Parser:
         return True
 
     def _between(self, final: bool) -> bool:
-        """Behind a message, where the next one begins."""
+        """After a message, where the next one begins."""
         if not final and len(self._held) < len(_ROLE) and _ROLE.startswith(self._held):
             return False
         if self._held.startswith(_ROLE):
             self._held, self._state = self._held[len(_ROLE) :], self._head
-        elif self._held.startswith(_START) or _ROLE.startswith(self._held):  # somebody else's, or a broken one
+        elif self._held.startswith(_START) or _ROLE.startswith(self._held):  # another role's, or a broken one
             size = len(_START)
             self._content.append(self._held[:size])
             self._held, self._state, self._kind = self._held[size:], self._body, "content"

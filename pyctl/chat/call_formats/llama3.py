@@ -1,4 +1,4 @@
-"""Llama 3's calls: JSON that is the whole message, or a call as in Python behind a control token::
+"""Llama 3's calls: JSON that is the whole message, or a call as in Python after a control token::
 
     {"name": "look_up", "parameters": {"city": "Paris"}}
 

@@ -129,7 +129,7 @@ class _Parser(CallScanner):
         return True
 
     def _json_done(self, final: bool) -> bool:
-        if self._in_list:  # the members behind the arguments, which is the id
+        if self._in_list:  # the members after the arguments, which is the id
             rest = self._held.lstrip()
             try:
                 end = json_end(f"{{{rest}", 0, _MAX_CALL) if not rest or rest[0] in ",}" else -1

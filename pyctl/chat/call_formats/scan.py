@@ -2,8 +2,8 @@
 
 `CallScanner` is what the parsers of all formats share: text that is no call is content, byte for byte; from the head of
 a call on it is a call, come what may: what cannot belong to it ends it and is content, and a reply that ends within
-leaves its arguments unfinished, so that nobody takes them for whole. Blanks between calls and after the last belong to
-nothing.
+leaves its arguments unfinished, so that no client takes them for whole. Blanks between calls and after the last belong
+to nothing.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ class CallScanner(ABC):
         self._n_calls = 0
 
     def feed(self, text: str) -> ReplyDelta:
-        """What became certain with ``text``."""
+        """The parts that became certain with ``text``."""
         self._held += text
         return self._run(final=False)
 
     def finish(self) -> ReplyDelta:
-        """What was still held back when the reply ended."""
+        """The parts that were held back until the end of the reply."""
         delta = self._run(final=True)
         return delta if self._n_calls else delta._replace(content=delta.content + self._blanks)
 
@@ -94,7 +94,7 @@ class CallScanner(ABC):
 
     @abstractmethod
     def _tail(self, final: bool) -> bool:
-        """Behind the members or arguments of a call, where its end tag may come; back to `_text`."""
+        """After the members or arguments of a call, where its end tag may come; back to `_text`."""
 
     def _run(self, final: bool) -> ReplyDelta:
         while self._state(final):
@@ -157,7 +157,7 @@ class CallScanner(ABC):
         return False
 
     def _json_done(self, final: bool) -> bool:
-        """The brace around the members of a call as JSON, behind its arguments."""
+        """The brace around the members of a call as JSON, after its arguments."""
         rest = self._held.lstrip()
         if not rest and not final:
             return False

@@ -59,7 +59,7 @@ async function change(conversation) {
   const system = el("textarea", { name: "system", rows: 5, spellcheck: "false" });
   system.value = conversation.system ?? settings.systemPrompt();
   const fields = el("div", { class: "settings" }, el("label", {}, el("span", {}, "Title"), title),
-    el("label", {}, el("span", {}, "System prompt; the next reply reads everything behind it anew"), system));
+    el("label", {}, el("span", {}, "System prompt; the next reply reads everything after it anew"), system));
   const buttons = [["Rename", "save", "primary"], ["Cancel", ""], ["Export this one", "export"]];
   const answer = await ask("Conversation", fields, ...buttons);
   if (answer === "export") return download([conversation], "conversation.json");

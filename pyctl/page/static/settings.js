@@ -1,4 +1,4 @@
-// What a request says besides its messages: presets of system prompt and sampling, the theme, the key.
+// What a request says in addition to its messages: presets of system prompt and sampling, the theme, the key.
 
 import { $, ask, el } from "./dom.js";
 import * as api from "./api.js";

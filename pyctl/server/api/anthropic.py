@@ -14,7 +14,7 @@ Names and members of replies are llama-server's. What differs, after Anthropic's
 What Anthropic's API does not know (seed, min_p, cache_prompt, prefix_cache, ...) is passed on. The conversion is
 llama-server's, so that both render the same prompt, but for these:
 
-* Text that follows a tool result in one message stays behind it; llama-server moves it before the result.
+* Text that follows a tool result in one message stays after it; llama-server moves it before the result.
 * The text blocks of an assistant turn are one text again, as the model wrote it, whatever the template makes of parts.
 * ``tool_choice`` none and a named tool, ``disable_parallel_tool_use`` and ``thinking`` disabled are obeyed;
   llama-server ignores the wish or widens it.

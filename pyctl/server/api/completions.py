@@ -37,7 +37,7 @@ __all__ = [
 
 
 class NativeReply(Reply):
-    """What /completion answers."""
+    """The reply of /completion."""
 
     def __init__(self, service: Service, prepared: PreparedReply) -> None:
         super().__init__(service, prepared)
@@ -99,7 +99,7 @@ class NativeReply(Reply):
         }
 
     def _generation_prompt(self) -> str | None:
-        """What the prompt of a chat holds of the reply: all that follows its last boundary."""
+        """The part of a chat's prompt that belongs to the reply: all that follows its last boundary."""
         prompt = self.request.prompt
         if self.prepared.chat is None:
             return None
@@ -124,7 +124,7 @@ def _pick(body: dict[str, Any], paths: tuple[str, ...]) -> dict[str, Any]:
 
 
 class Identity:
-    """What all events of one answer share."""
+    """Members that all events of one answer share."""
 
     def __init__(self, service: Service) -> None:
         self.fields: dict[str, Any] = {

@@ -100,7 +100,7 @@ def normalised(rows: NDArray[np.float32], norm: int) -> NDArray[np.float32]:
 
 
 def _items(value: Any) -> list[Any]:
-    """What is to be embedded: a text, token ids, both mixed, or a list of these."""
+    """The inputs to embed: a text, token ids, both mixed, or a list of these."""
     many = isinstance(value, list) and not any(isinstance(item, int) for item in value)
     items = value if many else [value]
     if not items:

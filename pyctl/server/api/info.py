@@ -44,7 +44,7 @@ async def health(service: Service, request: Request) -> Response:
 
 
 async def models(service: Service, request: Request) -> Response:
-    """GET /v1/models: OpenAI's list, and Ollama's beside it as llama-server has it."""
+    """GET /v1/models: OpenAI's list and Ollama's, as llama-server has them."""
     info = service.info
     details = {
         "parent_model": "",

@@ -127,10 +127,10 @@ def _cache(view: CacheView) -> Iterator[Metric]:
     yield Metric("pyctl:cache_restored_tokens_total", "counter", "Prompt tokens restored, by source", restored)
     yield Metric("pyctl:cache_evaluated_tokens_total", "counter", "Prompt tokens evaluated", evaluated)
     warmed = {"": totals.n_warmed}
-    yield Metric("pyctl:warmed_tokens_total", "counter", "Tokens evaluated before anybody asked for them", warmed)
+    yield Metric("pyctl:warmed_tokens_total", "counter", "Tokens evaluated before a request needed them", warmed)
     used = {"": totals.n_warmed_used}
     yield Metric("pyctl:warmed_tokens_used_total", "counter", "Such tokens that a request then resumed from", used)
-    yield Metric("pyctl:warm_ups_total", "counter", "Prompts made ready before anybody asked", {"": totals.n_warm_ups})
+    yield Metric("pyctl:warm_ups_total", "counter", "Prompts evaluated before a request came", {"": totals.n_warm_ups})
     yield Metric("pyctl:cache_saves_total", "counter", "Snapshots taken", {"": totals.n_saved})
     yield Metric("pyctl:cache_evictions_total", "counter", "Snapshots evicted from RAM", {"": view.n_evicted})
     refused = {"": view.n_refused}
@@ -162,7 +162,9 @@ def _memory(memory: Mapping[str, int]) -> Iterator[Metric]:
     resident = {"": memory["resident"]}
     yield Metric("pyctl:memory_resident_bytes", "gauge", "Bytes of this process in the machine's memory", resident)
     counted = {f'{{part="{part}"}}': n for part, n in memory.items() if part != "resident"}
-    yield Metric("pyctl:memory_bytes", "gauge", "Bytes by what they are for; blocks are in arena or beside it", counted)
+    yield Metric(
+        "pyctl:memory_bytes", "gauge", "Bytes by what they are for; blocks are in arena or in addition to it", counted
+    )
 
 
 def _rate(count: float, ms: float) -> float:

@@ -1,4 +1,4 @@
-"""The page, and what it asks for besides the APIs: Markdown as HTML."""
+"""The page and its files, and Markdown as HTML, for which the page asks in addition to the APIs."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ async def pin(service: Service, request: Request) -> Response:
 
 
 async def warm(service: Service, request: Request) -> Response:
-    """POST /cache/warm: evaluates the prompt of a chat request, as far as it is certain, while nobody else asks.
+    """POST /cache/warm: evaluates the prompt of a chat request, as far as it is certain, while the engine is idle.
 
     Answers with its tokens when they are ready; a client that does not wait changes nothing.
     """

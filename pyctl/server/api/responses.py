@@ -1,6 +1,6 @@
 """OpenAI's Responses API: endpoints and replies; `responses_request` reads what they ask.
 
-Names and members are llama-server's, with what OpenAI's own clients read besides: sequence numbers, indices, the
+Names and members are llama-server's, with what OpenAI's own clients read in addition: sequence numbers, indices, the
 request's settings in the body, the ends of reasoning and of arguments. What differs from llama-server:
 
 * An item is done before the next one is added; llama-server ends all of them at the end.
@@ -234,7 +234,7 @@ class ResponseReply(EventReply):
 
 
 def _settings(body: ResponsesBody, sampling: Sampling, service: Service) -> dict[str, Any]:
-    """What a response repeats of its request."""
+    """The settings of its request that a response repeats."""
     return {
         "created_at": int(time.time()),
         "id": "resp_" + random_id(),

@@ -137,7 +137,7 @@ def _conversation(value: Any) -> str | None:
 
 
 def spaced_name(space: str | None, name: Any) -> Any:
-    """What a function of the namespace ``space`` is called in a chat, which knows none."""
+    """The name in a chat, which knows no namespaces, of a function of ``space``."""
     return f"{space}__{name}" if space else name
 
 
@@ -147,7 +147,7 @@ def seal(reasoning: str) -> str:
 
 
 def _unseal(text: str, account: ByteAccount) -> str:
-    """What `seal` was given; empty if ``text`` is from somewhere else."""
+    """The text that `seal` was given; empty if ``text`` is from somewhere else."""
     try:
         return account.inflate(base64.b64decode(text.removeprefix(_SEAL), validate=True)).decode()
     except (binascii.Error, zlib.error, ValueError):

@@ -20,7 +20,7 @@ from pyctl.server.service import Service
 __all__ = ["act", "sequence_json", "show"]
 
 _FORBIDDEN = frozenset('/\\:*?"<>|\uff0e\u2215\u2216\ufffd\ufeff')
-"""What some system takes for a separator, a wildcard or a full stop, or strips."""
+"""Characters that some system takes for a separator, a wildcard or a full stop, or strips."""
 
 
 async def show(service: Service, request: Request) -> Response:
@@ -55,7 +55,7 @@ async def act(service: Service, request: Request) -> Response:
 
 
 def sequence_json(service: Service, view: SequenceView) -> dict[str, Any]:
-    """What GET /slots says of one sequence."""
+    """One sequence in the answer to GET /slots."""
     types = service.info.draft_types
     shown: dict[str, Any] = {"id": view.id, "n_ctx": view.n_ctx, "speculative": bool(types)}
     shown["is_processing"] = view.busy

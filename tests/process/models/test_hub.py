@@ -236,7 +236,7 @@ def test_what_the_hub_does_not_have(run: Run, hub: str) -> None:
         "no file x.gguf in org/model-GGUF; there are model-BF16-00001-of-00002.gguf, model-Q4_K_M.gguf,"
         " model-Q8_0.gguf",
         "no GGUF file in org/none; there are none",
-        "org/secret is open only to those who accepted its terms; then pass --hf-token",
+        "org/secret is open only to users that accepted its terms; then pass --hf-token",
         "org/model-GGUF has not been fetched before, and --offline is given",
         [],
     ]

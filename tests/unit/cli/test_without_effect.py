@@ -35,7 +35,7 @@ COPIED = [
         " --mmproj-auto --mmproj p.gguf --lora l.gguf --rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 32768",
         (
             "without effect here: --control-vector-layer-range, --prio, --prio-draft",
-            "-hf has no effect beside -m",
+            "-hf has no effect with -m",
         ),
     ),
 ]

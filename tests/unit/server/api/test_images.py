@@ -186,7 +186,7 @@ def test_sources_that_are_none(bench: Bench, source: Any, said: str) -> None:
 def test_markers_and_images_are_as_many(bench: Bench) -> None:
     prompt = {"prompt_string": f"{MEDIA_MARKER}", "multimodal_data": [URL, URL]}
     assert "1 times the media_marker of /props for 2 images" in refusal(bench, "/completion", {"prompt": prompt})
-    assert "beside 'multimodal_data'" in refusal(bench, "/completion", {"prompt": {"multimodal_data": [URL]}})
+    assert "with 'multimodal_data'" in refusal(bench, "/completion", {"prompt": {"multimodal_data": [URL]}})
 
 
 def test_a_response_with_an_image_is_continued(bench: Bench) -> None:
